@@ -68,7 +68,7 @@ pub async fn check(fixture: &impl BackendFixture) {
     removing_takes_all_names_and_can_be_repeated(&fixture.empty().await, names).await;
     calls_may_overlap(Arc::new(fixture.empty().await), names).await;
     filesystems_are_named(&fixture.empty().await).await;
-    use_is_told(fixture, names).await;
+    uses_are_reported(fixture, names).await;
 }
 
 async fn info_names_what_answers(backend: &impl Backend) {
@@ -192,7 +192,7 @@ async fn filesystems_are_named(backend: &impl Backend) {
     assert!(first.mountpoint.is_absolute(), "a mountpoint is an absolute path: {first:?}");
 }
 
-async fn use_is_told(fixture: &impl BackendFixture, names: &FixtureImages) {
+async fn uses_are_reported(fixture: &impl BackendFixture, names: &FixtureImages) {
     let backend = fixture.empty().await;
     let id = pull(&backend, &names.image).await.expect("a pull");
     let runs = fixture.run_container(id.as_str()).await;

@@ -14,7 +14,11 @@ const USUAL: &str = "/var/lib/larder/collect/runtimes";
 #[track_caller]
 pub fn assert_private(socket: &Path) {
     let usual = usual_state(socket);
-    assert!(std::thread::panicking() || !usual.exists(), "name a folder with --state: {}", usual.display());
+    assert!(
+        std::thread::panicking() || !usual.exists(),
+        "name a directory with --state: {}",
+        usual.display()
+    );
 }
 
 fn usual_state(socket: &Path) -> PathBuf {
@@ -27,8 +31,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_usual_folder_is_named_after_the_socket() {
-        let folder = usual_state(Path::new("/tmp/fake-cri-1/cri.sock"));
-        assert_eq!(folder, Path::new("/var/lib/larder/collect/runtimes/tmp-fake-cri-1-cri.sock"));
+    fn the_default_directory_is_named_after_the_socket() {
+        let dir = usual_state(Path::new("/tmp/fake-cri-1/cri.sock"));
+        assert_eq!(dir, Path::new("/var/lib/larder/collect/runtimes/tmp-fake-cri-1-cri.sock"));
     }
 }

@@ -1,11 +1,11 @@
-//! Work that must not be left in the middle when nobody waits for it any more.
+//! Work that must complete even if its caller is cancelled.
 
 use std::future;
 use std::panic;
 
 use tracing::Instrument as _;
 
-/// Runs on a task of its own and waits for it: whoever stops waiting does not stop the work.
+/// Runs the work on a task of its own and waits for it: cancelling the caller does not cancel the work.
 pub async fn run_to_completion<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     match tokio::spawn(work.in_current_span()).await {
         Ok(done) => done,

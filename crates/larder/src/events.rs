@@ -1,4 +1,4 @@
-//! What happened to an image, in kubelet's words: type, reason and message are what `kubectl get events` shows.
+//! Kubelet's image events: type, reason and message as in `kubectl get events`.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::pod::ObjectRef;
 use crate::pull::EnsureError;
 
-/// Whether an event tells of trouble.
+/// The type of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventType {
     /// All is well.
@@ -32,35 +32,35 @@ impl fmt::Display for EventType {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EventReason {
-    /// A pull is wanted; it may still have to wait for its turn.
+    /// A pull is requested; it may still wait in the queue.
     Pulling,
     /// The image is present, freshly pulled or not.
     Pulled,
     /// A pull failed.
     Failed,
-    /// No pull is tried, because the last one failed not long ago.
+    /// No pull is tried, because the last failed one is in back-off.
     BackOff,
-    /// The runtime could not say whether the image is present, or the name is bad.
+    /// The runtime could not determine whether the image is present, or the name is invalid.
     InspectFailed,
     /// The image is not present and must not be pulled.
     ErrImageNeverPull,
-    /// Collection removed what it could, and that was not enough.
+    /// Garbage collection could not free enough.
     FreeDiskSpaceFailed,
-    /// The image file system reports no size.
+    /// The image filesystem reports no size.
     InvalidDiskCapacity,
-    /// An image has no id, and is left alone.
+    /// An image has no ID and is skipped.
     InvalidImageId,
     /// Collection failed at least twice in a row.
     ImageGcFailed,
-    /// The backend stopped answering. Larder's own, as all that follow.
+    /// The backend stopped answering. This and all following reasons are larder's own.
     BackendDown,
     /// The backend answers again.
     BackendUp,
-    /// An image came out of an archive.
+    /// An image was loaded from an archive.
     Loaded,
-    /// Other settings are in force.
+    /// New settings are in force.
     Reloaded,
-    /// The settings cannot be used, and the old ones stay.
+    /// The new settings are invalid; the old ones remain in force.
     ReloadFailed,
 }
 
@@ -120,7 +120,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// What kubelet says after any ensure that failed, beside what the manager said of it.
+    /// Kubelet's event after a failed ensure, in addition to the manager's.
     pub fn failed(object: ObjectRef, error: &EnsureError) -> Event {
         let message = format!("Error: {}", error.reason);
         Event {
@@ -133,9 +133,9 @@ impl Event {
     }
 }
 
-/// Takes events. Called in the middle of things: it must be quick and must not fail.
+/// A sink of events. Called on the hot path: must be quick and must not fail.
 pub trait EventSink: Send + Sync {
-    /// Takes one event.
+    /// Records one event.
     fn record(&self, event: Event);
 }
 
@@ -146,7 +146,7 @@ pub struct LogSink;
 impl EventSink for LogSink {
     fn record(&self, event: Event) {
         let Event { event_type, reason, object, message, .. } = event;
-        // A field that is empty says nothing, and neither does the namespace of nobody.
+        // Empty fields are omitted, and so is the namespace of an object without a name.
         let said = |text: String| (!text.is_empty()).then_some(text);
         let (name, field_path) = (said(object.name), said(object.field_path));
         let namespace = name.as_ref().and(said(object.namespace));
@@ -158,7 +158,7 @@ impl EventSink for LogSink {
     }
 }
 
-/// Keeps the latest events in memory, and lets others follow them.
+/// Keeps the latest events in memory for followers.
 #[derive(Debug)]
 pub struct RingSink {
     capacity: usize,
@@ -182,7 +182,7 @@ impl EventRing {
 }
 
 impl RingSink {
-    /// Keeps at most `capacity` events; the oldest go first.
+    /// Keeps at most `capacity` events; drops the oldest first.
     pub fn new(capacity: usize) -> Self {
         RingSink { capacity, ring: Mutex::default(), next: watch::Sender::new(0) }
     }
@@ -193,7 +193,7 @@ impl RingSink {
     }
 
     /// Follows events from this number on, those that are kept first. Events count from 0, and again from 0 after a
-    /// restart: who asks from a number that is not reached yet knows them from before, and gets all.
+    /// restart: a number that is not reached yet comes from before the restart, and gets all events.
     pub fn follow(self: &Arc<Self>, from: u64) -> EventFollower {
         let from = if from > self.ring().next { 0 } else { from };
         EventFollower { next: from, news: self.next.subscribe(), ring: Arc::clone(self) }
@@ -222,12 +222,12 @@ impl EventSink for RingSink {
             }
             ring.next
         };
-        // Out of the lock: who wakes up takes it.
+        // Outside of the lock, which woken followers take.
         self.next.send_modify(|known| *known = next.max(*known));
     }
 }
 
-/// Events in their order, for one reader. A reader that is slow holds nothing up and misses the oldest.
+/// Events in their order, for one reader. A slow reader blocks nothing and misses the oldest events.
 #[derive(Debug)]
 pub struct EventFollower {
     ring: Arc<RingSink>,
@@ -235,17 +235,17 @@ pub struct EventFollower {
     news: watch::Receiver<u64>,
 }
 
-/// What a reader of events is told.
+/// An item of the event stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventStreamItem {
     /// The event of this number.
     Event(u64, Event),
-    /// So many events are gone: they were not kept long enough.
+    /// This many events were dropped before they were read.
     Missed(u64),
 }
 
 impl EventFollower {
-    /// The next thing to tell, if it is there already.
+    /// The next item, if available.
     pub fn try_next(&mut self) -> Option<EventStreamItem> {
         let ring = self.ring.ring();
         let first = ring.first();
@@ -259,7 +259,7 @@ impl EventFollower {
         Some(EventStreamItem::Event(self.next - 1, event))
     }
 
-    /// Waits for the next thing to tell.
+    /// Waits for the next item.
     pub async fn next(&mut self) -> EventStreamItem {
         loop {
             self.news.mark_unchanged();

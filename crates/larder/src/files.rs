@@ -1,10 +1,10 @@
-//! Files that are replaced as a whole.
+//! Atomic replacement of files.
 
 use std::io::{self, Write as _};
 use std::path::Path;
 
-/// Replaces a file: readers, and who comes after a power cut, have the old content or the new one. Durable when it
-/// returns. The new file is written beside it first, as `NAME.new`. May block.
+/// Replaces a file: readers find the old or the new content, also after a power failure. Durable when it returns. The
+/// new file is written beside it first, as `NAME.new`. May block.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
@@ -12,6 +12,6 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     file.write_all(content)?;
     file.sync_all()?;
     fs_err::rename(&new, path)?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs_err::File::open(folder)?.sync_all()
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs_err::File::open(dir)?.sync_all()
 }

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_errors_are_told_once() {
+    fn equal_errors_are_printed_once() {
         assert_eq!(aggregate(["a"]), "a");
         assert_eq!(aggregate(["a", "a"]), "a");
         assert_eq!(aggregate(["a", "b", "a"]), "[a, b]");

@@ -65,7 +65,7 @@ pub struct ImageStats {
     pub total_storage_bytes: u64,
 }
 
-/// The file system that holds images: usage from the runtime, statistics from the system.
+/// The filesystem that holds images: usage from the runtime, statistics from the system.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageFilesystem {
     /// What the runtime reports.
@@ -74,7 +74,7 @@ pub struct ImageFilesystem {
     pub disk: Option<FsStats>,
 }
 
-/// A local file system.
+/// A local filesystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FsStats {
     /// Size in bytes.
@@ -151,7 +151,7 @@ impl ImageService {
         Ok(ImageStats { total_storage_bytes })
     }
 
-    /// The file system that holds images: the first one the runtime reports, measured with `disk`
+    /// The filesystem that holds images: the first one the runtime reports, measured with `disk`
     /// ([`local_disk`] but in tests; `None` for a mountpoint that does not exist here), on a thread that may block.
     pub async fn image_filesystem(
         &self,
@@ -166,14 +166,14 @@ impl ImageService {
     }
 }
 
-/// Why the image file system could not be read. The texts are kubelet's.
+/// Why the image filesystem could not be read. The texts are kubelet's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FilesystemError {
     /// The runtime returned an error.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The runtime reported no file system.
+    /// The runtime reported no filesystem.
     #[error("imageFs information is unavailable")]
     NoImageFilesystem,
     /// The system returned an error.
@@ -181,8 +181,8 @@ pub enum FilesystemError {
     Local(String),
 }
 
-/// Measures the file system that holds a path; `None` when there is no such path.
-/// Blocks for as long as the file system does not answer.
+/// Measures the filesystem that holds a path; `None` when there is no such path.
+/// Blocks for as long as the filesystem does not answer.
 pub fn local_disk(path: &Path) -> io::Result<Option<FsStats>> {
     match rustix::fs::statvfs(path) {
         Ok(found) => Ok(Some(FsStats {

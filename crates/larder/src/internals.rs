@@ -57,8 +57,8 @@ pub fn flight_key(image: &str, token: &Secret, annotations: &BTreeMap<String, St
 }
 
 /// The program of a provider, in this directory.
-pub fn provider_program(config: &ProviderConfig, folder: impl Into<PathBuf>) -> impl PluginExecutor {
-    exec::ProviderProgram::new(config, folder)
+pub fn provider_program(config: &ProviderConfig, dir: impl Into<PathBuf>) -> impl PluginExecutor {
+    exec::ProviderProgram::new(config, dir)
 }
 
 /// The reason and the message of a failed pull.

@@ -453,7 +453,7 @@ async fn a_watcher_sees_the_turn_the_bytes_and_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_serial_puller_tells_apart_the_queue_and_the_wait_to_enter_it() {
+async fn the_serial_puller_reports_the_queue_and_the_wait_to_enter_it_separately() {
     let node = node(PullConfig { serialize_image_pulls: true, ..PullConfig::default() });
     node.backend.hold_pulls();
     let mut tasks = Vec::new();

@@ -294,7 +294,7 @@ async fn callers_wait_for_their_turn_with_the_pods_and_show_on_the_board() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_told_that_an_image_is_present_has_time_to_use_it() {
+async fn an_image_reported_as_present_is_leased() {
     let node = node(PullConfig::default());
     for (name, id) in [("a:1", "sha256:a"), ("b:1", "sha256:b")] {
         node.backend.add_image(name, image(id, 7));
@@ -400,7 +400,7 @@ async fn removals_of_one_image_wait_for_each_other_and_all_succeed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn somebody_who_asks_for_a_removal_gets_it_whatever_is_leased() {
+async fn an_explicit_removal_ignores_leases() {
     let node = node(PullConfig::default());
     node.backend.offer(APP, image("sha256:app", 7));
     node.pull(APP, None).await.await.unwrap().expect("pulled");
@@ -429,10 +429,10 @@ async fn one_removal_at_a_time_has_the_gate() {
 }
 
 #[tokio::test]
-async fn an_image_that_came_with_a_credential_of_nobody_known_is_for_who_shows_one() {
-    let folder = tempfile::tempdir().unwrap();
+async fn an_image_pulled_with_a_credential_of_unknown_owner_requires_authentication() {
+    let dir = tempfile::tempdir().unwrap();
     let records =
-        Arc::new(PullRecordStore::open(folder.path(), Verification::of_unconfigured_kubelet()).unwrap());
+        Arc::new(PullRecordStore::open(dir.path(), Verification::of_unconfigured_kubelet()).unwrap());
     let backend = FakeBackend::new();
     backend.on_pull_of(APP, ScriptedPull::ok("sha256:app", 7));
     let manager = ImageManager::builder(Arc::new(backend.clone())).records(records.clone()).build();

@@ -119,8 +119,8 @@ fn passwords_do_not_stay_in_memory() {
         });
     }
     assert_wiped("a config file", || {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
         fs_err::write(&path, document(SOUND)).unwrap();
         read_config_file(&path, DockerConfigFormat::ConfigJson, TokenPolicy::Keep).unwrap();
     });

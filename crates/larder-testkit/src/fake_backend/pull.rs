@@ -75,7 +75,7 @@ impl ScriptedPull {
 pub struct PullHold(oneshot::Sender<()>);
 
 impl PullHold {
-    /// Lets it go on. Nothing happens if the pull was cancelled meanwhile.
+    /// Lets it go on. Nothing happens if the pull was cancelled in between.
     pub fn release(self) {
         let _ = self.0.send(());
     }

@@ -7,11 +7,11 @@ use crate::reference;
 pub enum AllowlistPattern {
     /// This repository, compared as it is written.
     Exact(String),
-    /// All that begin so; the text ends with a slash.
+    /// All repositories below this prefix, which ends with a slash.
     Prefix(String),
 }
 
-/// Why a text is no such pattern. The texts are kubelet's.
+/// Why a pattern is invalid. The texts are kubelet's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PatternError {
@@ -21,13 +21,13 @@ pub enum PatternError {
     /// It is empty.
     #[error("the supplied pattern is too short: {0}")]
     Empty(String),
-    /// A star stands elsewhere than at the end, behind a slash.
+    /// A star is not at the end after a slash.
     #[error("not a valid wildcard pattern, only patterns ending with '/*' are allowed: {0}")]
     Wildcard(String),
-    /// It is nothing but the wildcard.
+    /// It is only the wildcard.
     #[error("at least registry hostname is required")]
     NoRegistry,
-    /// It is no name of an image.
+    /// It is not an image name.
     #[error("failed to parse as an image name: {0}")]
     Name(String),
     /// It has a tag or a digest.
@@ -55,8 +55,7 @@ impl AllowlistPattern {
         }
     }
 
-    /// Whether it means a name, given without tag and digest. The text is compared as it is: no default registry is
-    /// added.
+    /// Whether it matches a name without tag and digest. The text is compared as it is: no default registry is added.
     pub(crate) fn matches(&self, name: &str) -> bool {
         match self {
             AllowlistPattern::Exact(exact) => exact == name,
@@ -78,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_prefixes_are_told_apart() {
+    fn names_and_prefixes_are_distinguished() {
         let exact = AllowlistPattern::parse("registry.example/app").unwrap();
         assert!(exact.matches("registry.example/app") && !exact.matches("registry.example/app2"));
         let prefix = AllowlistPattern::parse("registry.example/team/*").unwrap();

@@ -1,4 +1,4 @@
-//! What the settings mean when some of them are not written.
+//! Kubelet's defaults for settings that are not set.
 
 use super::{FeatureGates, GoDuration, KubeletImageConfig};
 
@@ -13,21 +13,21 @@ pub struct ImageSettings {
     pub serialize_image_pulls: bool,
     /// How many pulls may run at once; `None`, the default, is no bound.
     pub max_parallel_image_pulls: Option<i32>,
-    /// An image seen for a shorter time is not removed for room. Default 2 min, also for 0.
+    /// An image first seen more recently is not removed for space. Default 2 min, also for 0.
     pub image_minimum_gc_age: GoDuration,
-    /// An image unused for longer is removed although there is room; 0 is never, and the default.
+    /// An image unused for longer is removed even if no space is needed. Default 0: never.
     pub image_maximum_gc_age: GoDuration,
-    /// Collect when so many percent of the file system are in use. Default 85.
+    /// Start garbage collection when this percentage of the filesystem is used. Default 85.
     pub image_gc_high_threshold_percent: i32,
-    /// Free until so many percent are in use. Default 80.
+    /// Free until this percentage is used. Default 80.
     pub image_gc_low_threshold_percent: i32,
     /// How many images the node's status lists; -1 is all. Default 50.
     pub node_status_max_images: i32,
-    /// How long a call to the runtime may take; pulls are not meant. Default 2 min, also for 0.
+    /// Time limit of a call to the runtime, except pulls. Default 2 min, also for 0.
     pub runtime_request_timeout: GoDuration,
-    /// Where the container runtime is. Default `unix:///run/containerd/containerd.sock`, also where it is empty.
+    /// Endpoint of the container runtime. Default `unix:///run/containerd/containerd.sock`, also where it is empty.
     pub container_runtime_endpoint: String,
-    /// Where images are; empty, the default, is where the runtime is.
+    /// Endpoint of the image service. Default empty: the runtime's.
     pub image_service_endpoint: String,
     /// Which present images a pod may use only with credentials: the name of a [`VerificationPolicy`]. Default
     /// `NeverVerifyPreloadedImages`, or empty without the gate.
@@ -50,7 +50,7 @@ pub enum VerificationPolicy {
 }
 
 impl VerificationPolicy {
-    /// All of them, in the order of kubelet's message.
+    /// All policies, in the order of kubelet's message.
     pub const ALL: [VerificationPolicy; 4] = [
         VerificationPolicy::NeverVerify,
         VerificationPolicy::NeverVerifyPreloadedImages,
@@ -58,7 +58,7 @@ impl VerificationPolicy {
         VerificationPolicy::AlwaysVerify,
     ];
 
-    /// The one of this name, in this very case.
+    /// The policy of this name; case-sensitive.
     pub fn of(name: &str) -> Option<VerificationPolicy> {
         VerificationPolicy::ALL.into_iter().find(|policy| policy.name() == name)
     }
@@ -78,7 +78,7 @@ const TWO_MINUTES: GoDuration = GoDuration::from_secs(120);
 const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
 
 impl KubeletImageConfig {
-    /// What is written, with kubelet's defaults for the rest.
+    /// These settings with kubelet's defaults for the rest.
     pub fn defaulted(&self, gates: FeatureGates) -> ImageSettings {
         let written = self.clone();
         let or_two_minutes = |time: Option<GoDuration>| match time {

@@ -1,4 +1,4 @@
-//! Durations as Go writes them, with a sign: kubelet reads negative ones and then refuses them by name.
+//! Signed durations in Go's notation: kubelet parses negative ones and rejects them in validation.
 
 use std::fmt;
 use std::time::Duration;
@@ -26,14 +26,14 @@ pub struct GoDuration {
     nanos: i64,
 }
 
-/// A text is no duration.
+/// Why a duration is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DurationError {
     /// Not numbers with units.
     #[error("not a duration; use a form like 90s, 5m or 1h30m")]
     Form,
-    /// Beyond what kubelet can count.
+    /// Beyond kubelet's range.
     #[error("too long; the maximum is about 292 years")]
     TooLong,
 }
@@ -42,7 +42,7 @@ impl GoDuration {
     /// Nothing.
     pub(crate) const ZERO: GoDuration = GoDuration { nanos: 0 };
 
-    /// So many seconds.
+    /// This many seconds.
     pub(crate) const fn from_secs(seconds: u32) -> GoDuration {
         GoDuration { nanos: seconds as i64 * 1_000_000_000 }
     }

@@ -1,11 +1,11 @@
-//! Kubelet's settings about images: as they are written, what they mean, and what is wrong with them. Pure.
+//! Kubelet's image settings: as written, with defaults, and validated. Pure.
 //!
 //! ```text
 //! KubeletImageConfig (as written) --defaulted--> ImageConfig (what it means) --problems--> kubelet's messages
 //! ```
 //!
-//! Names, defaults, messages and their order are those of `kubelet.config.k8s.io/v1beta1`, v1.36. No format is read
-//! here: who reads a file fills in the fields that it finds.
+//! Names, defaults, messages and their order are those of `kubelet.config.k8s.io/v1beta1`, v1.36. This module parses no
+//! format; the caller sets the fields.
 
 mod allowlist;
 mod defaults;
@@ -28,31 +28,31 @@ pub struct KubeletImageConfig {
     /// Pulls started per second, on average.
     #[serde(rename = "registryPullQPS")]
     pub registry_pull_qps: Option<i32>,
-    /// Pulls started at once before that limit bites.
+    /// Pulls started at once before that limit applies.
     pub registry_burst: Option<i32>,
     /// One pull at a time.
     pub serialize_image_pulls: Option<bool>,
     /// How many pulls may run at once.
     pub max_parallel_image_pulls: Option<i32>,
-    /// An image seen for a shorter time is not removed for room.
+    /// An image first seen more recently is not removed for space.
     #[serde(rename = "imageMinimumGCAge")]
     pub image_minimum_gc_age: Option<GoDuration>,
-    /// An image unused for longer is removed although there is room.
+    /// An image unused for longer is removed even if no space is needed.
     #[serde(rename = "imageMaximumGCAge")]
     pub image_maximum_gc_age: Option<GoDuration>,
-    /// Collect when so many percent of the file system are in use.
+    /// Start garbage collection when this percentage of the filesystem is used.
     #[serde(rename = "imageGCHighThresholdPercent")]
     pub image_gc_high_threshold_percent: Option<i32>,
-    /// Free until so many percent are in use.
+    /// Free until this percentage is used.
     #[serde(rename = "imageGCLowThresholdPercent")]
     pub image_gc_low_threshold_percent: Option<i32>,
     /// How many images the node's status lists.
     pub node_status_max_images: Option<i32>,
-    /// How long a call to the runtime may take; pulls are not meant.
+    /// Time limit of a call to the runtime, except pulls.
     pub runtime_request_timeout: Option<GoDuration>,
-    /// Where the container runtime is.
+    /// Endpoint of the container runtime.
     pub container_runtime_endpoint: Option<String>,
-    /// Where images are, if elsewhere.
+    /// Endpoint of the image service, if another.
     pub image_service_endpoint: Option<String>,
     /// Which present images a pod may use only with credentials.
     pub image_pull_credentials_verification_policy: Option<String>,

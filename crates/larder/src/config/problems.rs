@@ -1,4 +1,4 @@
-//! What is wrong with the settings, in kubelet's words and order.
+//! Validation of the settings, with kubelet's messages in kubelet's order.
 
 use std::fmt;
 
@@ -68,11 +68,11 @@ impl fmt::Display for FieldWithFlag {
     }
 }
 
-/// One thing that is wrong. It prints kubelet's message.
+/// One validation error. It prints kubelet's message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigProblem {
-    /// No percentage.
+    /// Not a percentage.
     #[error("invalid configuration: {} {percent} must be between 0 and 100, inclusive", field.with_flag())]
     NoPercentage {
         /// Which threshold.
@@ -80,7 +80,7 @@ pub enum ConfigProblem {
         /// As written.
         percent: i32,
     },
-    /// The thresholds are equal, or the wrong way round.
+    /// The low threshold is not below the high threshold.
     #[error(
         "invalid configuration: {} {low} must be less than {} {high}",
         ConfigField::ImageGcLowThresholdPercent.with_flag(),
@@ -100,7 +100,7 @@ pub enum ConfigProblem {
         /// As written.
         age: GoDuration,
     },
-    /// Images would be removed for their age before they may be removed at all.
+    /// The maximum age is not above the minimum age.
     #[error(
         "invalid configuration: imageMaximumGCAge {maximum} must be greater than imageMinimumGCAge {minimum}"
     )]
@@ -110,7 +110,7 @@ pub enum ConfigProblem {
         /// As written.
         minimum: GoDuration,
     },
-    /// Fewer than none, and not all.
+    /// Below -1.
     #[error("invalid configuration: {} {number} must be -1 or greater", ConfigField::NodeStatusMaxImages.with_flag())]
     StatusImages {
         /// As written.
@@ -140,22 +140,22 @@ pub enum ConfigProblem {
         policies()
     )]
     UnknownPolicy(String),
-    /// The policy has no use for the list.
+    /// The policy does not use the list.
     #[error(
         "invalid configuration: can't set `preloadedImagesVerificationAllowlist` if \
          `imagePullCredentialsVertificationPolicy` is not \"NeverVerifyAllowlistedImages\""
     )]
     ListWithoutPolicy,
-    /// A pattern of the list that means nothing.
+    /// An invalid pattern of the list.
     #[error("invalid configuration: invalid image pattern in `preloadedImagesVerificationAllowlist`: {0}")]
     Pattern(PatternError),
-    /// Something is written that only the gate gives a meaning.
+    /// A setting that requires the feature gate.
     #[error(
         "invalid configuration: `{}` must not be set if KubeletEnsureSecretPulledImages feature gate is not enabled",
         .0.name()
     )]
     GateOff(ConfigField),
-    /// There is no runtime.
+    /// No runtime endpoint is set.
     #[error("invalid configuration: the containerRuntimeEndpoint was not specified or empty")]
     NoRuntime,
 }
@@ -200,7 +200,7 @@ impl ConfigProblem {
 }
 
 impl ImageSettings {
-    /// All that is wrong with it, in kubelet's order.
+    /// All validation errors, in kubelet's order.
     pub fn problems(&self, gates: FeatureGates) -> Vec<ConfigProblem> {
         let mut problems = Vec::new();
         self.check_collection(&mut problems);

@@ -10,14 +10,14 @@ pub struct Verification {
     allowlist: Vec<AllowlistPattern>,
 }
 
-/// Why there is no such policy. The texts are kubelet's.
+/// Why a policy is invalid. The texts are kubelet's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerificationError {
     /// No policy has this name.
     #[error("unknown image pull credential verification policy: {0}")]
     Policy(String),
-    /// An entry of the list is no pattern.
+    /// An entry of the list is not a pattern.
     #[error(transparent)]
     Pattern(#[from] PatternError),
 }
@@ -44,13 +44,13 @@ impl Verification {
         Ok(Verification { policy, allowlist })
     }
 
-    /// Whether it matters who pulled the image.
+    /// Whether the policy requires pull records.
     pub(crate) fn requires_pull_records(&self) -> bool {
         self.policy == VerificationPolicy::NeverVerifyPreloadedImages
     }
 
-    /// Whether a pod needs credentials for a present image, named as the pod does. `pulled_here`: a pull of ours brought
-    /// it, or may have.
+    /// Whether a pod needs credentials for a present image, named as the pod does. `pulled_here`: larder pulled it, or
+    /// may have.
     pub fn required(&self, image: &ImageName, pulled_here: bool) -> bool {
         match self.policy {
             VerificationPolicy::NeverVerify => false,

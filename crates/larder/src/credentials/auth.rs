@@ -17,7 +17,7 @@ const fn engine(padding: DecodePaddingMode) -> GeneralPurpose {
 const PADDED: GeneralPurpose = engine(DecodePaddingMode::RequireCanonical);
 const UNPADDED: GeneralPurpose = engine(DecodePaddingMode::RequireNone);
 
-/// Why an `auth` field cannot be read. Says nothing of what it holds.
+/// Why an `auth` field cannot be decoded. Never quotes the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     /// Not base64, or padded wrongly, or with white space inside.

@@ -1,4 +1,4 @@
-//! Reading one docker config file: bounded, and never from anything but a file.
+//! Reads one docker config file: bounded, and only a regular file.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _};
@@ -21,21 +21,21 @@ pub enum DockerConfigFormat {
     Dockercfg,
 }
 
-/// Why a config file could not be used. Names the file and, for a mistake inside, the place; never the content.
+/// Why a config file could not be used. Names the file and the position of an error in it; never the content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {problem}", .path.display())]
 pub struct ConfigFileError {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The error.
     pub problem: ConfigFileProblem,
 }
 
-/// What is wrong with a config file.
+/// An error of a config file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigFileProblem {
-    /// There is no such file.
+    /// The file does not exist.
     #[error("file not found")]
     Missing,
     /// It is a directory, as a container's bind mount of a missing file makes one.
@@ -56,7 +56,7 @@ pub enum ConfigFileProblem {
 }
 
 impl ConfigFileProblem {
-    /// What the reader could try next.
+    /// The next step.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             ConfigFileProblem::Missing | ConfigFileProblem::NotAFile | ConfigFileProblem::TooLarge => {
@@ -69,7 +69,7 @@ impl ConfigFileProblem {
     }
 }
 
-/// Reads and parses one file, at once and blocking. Everything but a sound file is an error.
+/// Reads and parses one file, at once and blocking. Anything but a valid file is an error.
 pub fn read_config_file(
     path: &Path,
     format: DockerConfigFormat,
@@ -84,7 +84,7 @@ pub fn read_config_file(
 }
 
 fn read_bounded(path: &Path) -> Result<Zeroizing<Vec<u8>>, ConfigFileProblem> {
-    // Without NONBLOCK, opening a pipe would wait for somebody to write to it.
+    // Without NONBLOCK, opening a pipe would wait for a writer.
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file =
         OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| problem(&error))?;
@@ -95,7 +95,7 @@ fn read_bounded(path: &Path) -> Result<Zeroizing<Vec<u8>>, ConfigFileProblem> {
     if !metadata.is_file() {
         return Err(ConfigFileProblem::NotAFile);
     }
-    // Room for all of it: a vector that grows leaves copies behind that nobody overwrites.
+    // Allocated in full: a vector that grows leaves copies that are not overwritten.
     let room = usize::try_from(metadata.len().min(MAX_CONFIG_BYTES)).unwrap_or_default() + 64;
     let mut bytes = Zeroizing::new(Vec::with_capacity(room));
     file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(|error| problem(&error))?;
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn what_is_not_a_sound_file_is_named() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("config.json");
         assert_eq!(problem_of(&path), ConfigFileProblem::Missing);
         assert_eq!(problem_of(&path.join("below")), ConfigFileProblem::Missing);
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_pipe_does_not_hang_the_reader() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("config.json");
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_file_is_read_up_to_the_limit() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("config.json");
         let limit = usize::try_from(MAX_CONFIG_BYTES).expect("fits");
         fs_err::write(&path, format!("{{}}{}", " ".repeat(limit - 2))).expect("written");

@@ -1,4 +1,4 @@
-//! What is shown to a registry, and whose it is.
+//! A credential for a registry, with its owner.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use super::docker_config::DockerConfigEntry;
 use super::hash::hash;
 use super::secret::Secret;
 
-/// What to show to a registry.
+/// A credential for a registry.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Credential {
     /// User name; may be empty.
@@ -19,19 +19,19 @@ pub struct Credential {
     pub identity_token: Secret,
     /// Token sent to the registry as it is; empty if none.
     pub registry_token: Secret,
-    /// Whose it is; `None` when it belongs to the node and every pod on it.
+    /// Its owner; `None` when it belongs to the node and every pod on it.
     pub source: Option<CredentialSource>,
-    /// Hash of what it holds, lower-case hex.
+    /// Hash of its content, lower-case hex.
     pub hash: String,
     /// Where it was found.
     pub origin: CredentialLocation,
 }
 
-/// Where a credential was found. Whose it is, is another matter: see [`CredentialSource`].
+/// Where a credential was found. Its owner is [`CredentialSource`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum CredentialLocation {
-    /// The caller brought it along.
+    /// Given by the caller.
     #[default]
     Caller,
     /// A pull secret of the pod.
@@ -45,7 +45,7 @@ pub enum CredentialLocation {
 }
 
 impl CredentialLocation {
-    /// Whether a program gave it, which may give another one each time.
+    /// Whether a program returned it, which may return another one each time.
     pub(crate) fn is_program(&self) -> bool {
         matches!(self, CredentialLocation::Helper(_) | CredentialLocation::Provider(_))
     }
@@ -72,7 +72,7 @@ impl Credential {
     }
 }
 
-/// Leaves out the hash as well: short passwords can be guessed from it.
+/// Omits the hash as well: short passwords can be guessed from it.
 impl fmt::Debug for Credential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credential")
@@ -83,7 +83,7 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// Whose credential it is.
+/// The owner of a credential.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum CredentialSource {
     /// A pull secret.

@@ -13,12 +13,12 @@ use super::matching;
 use super::secret::Secret;
 use crate::{go_format, reference};
 
-/// What a docker config holds, as far as it concerns pulling.
+/// A docker config, with the fields that concern pulls.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct DockerConfig {
     /// Credentials by location: a registry with or without scheme, path and wildcards, as written.
     pub entries: BTreeMap<String, DockerConfigEntry>,
-    /// `credsStore`: the helper program that holds the credentials of all registries.
+    /// `credsStore`: the helper program for all registries.
     pub creds_store: Option<String>,
     /// `credHelpers`: helper programs by registry.
     pub cred_helpers: BTreeMap<String, String>,
@@ -30,13 +30,13 @@ impl DockerConfig {
         DockerConfig { entries: BTreeMap::from([(location.into(), entry)]), ..DockerConfig::default() }
     }
 
-    /// How many entries are never used, because their location is not a URL. Which ones is not told: a location may
-    /// hold a password.
+    /// Number of entries that are ignored because their location is not a URL. The locations are not reported, because
+    /// they may contain a password.
     pub fn unusable_entries(&self) -> usize {
         self.entries.keys().filter(|location| matching::key_of(location).is_err()).count()
     }
 
-    /// Whether some credentials are with helper programs, which this file only names.
+    /// Whether it refers to helper programs.
     pub(crate) fn uses_helpers(&self) -> bool {
         self.creds_store.is_some() || !self.cred_helpers.is_empty()
     }
@@ -67,7 +67,7 @@ pub struct DockerConfigEntry {
     pub registry_token: Secret,
 }
 
-/// What to do with the identity and registry tokens of an entry.
+/// How identity and registry tokens of an entry are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TokenPolicy {
     /// Keep them and make them part of the hash. The default.
@@ -77,21 +77,21 @@ pub enum TokenPolicy {
     Ignore,
 }
 
-/// Why a text is no docker config. Names the place and the registry, never what is there.
+/// Why a docker config is invalid. Names the position and the registry, never the content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     /// Line of the mistake, from 1.
     pub line: usize,
     /// Column of the mistake in characters, from 1.
     pub column: usize,
-    /// The registry of the entry it is in, where there is one that can be shown.
+    /// The registry of the entry, if it can be shown.
     pub registry: Option<String>,
-    /// What is wrong.
+    /// The error.
     pub problem: String,
 }
 
 impl ConfigError {
-    /// What kubelet says of every broken config file.
+    /// Kubelet's text for every broken config file.
     pub const KUBELET_TEXT: &str = "error occurred while trying to unmarshal json";
 
     fn new(text: &str, registry: Option<String>, JsonSyntaxError { at, problem }: JsonSyntaxError) -> Self {
@@ -152,7 +152,7 @@ pub fn encode_entry(entry: &DockerConfigEntry) -> Secret {
         ("identitytoken", entry.identity_token.reveal()),
         ("registrytoken", entry.registry_token.reveal()),
     ];
-    // Room for all of it, escaped: a text that grows leaves copies behind that nobody overwrites.
+    // Allocated in full, with escapes: a string that grows leaves copies that are not overwritten.
     let room = fields.iter().map(|(name, value)| name.len() + 6 * value.len() + 8).sum::<usize>();
     let mut text = String::with_capacity(room);
     text.push('{');
@@ -240,7 +240,7 @@ fn read_fields(
         if *field == "auth" {
             *auth_at = reader.position();
         }
-        // As in Go, a later `null` leaves what an earlier duplicate said.
+        // As in Go, a later `null` does not reset an earlier duplicate.
         if let Some(text) = reader.string(&go_format::quote(field))? {
             slot.zeroize();
             **slot = text;
@@ -250,7 +250,7 @@ fn read_fields(
     has_object.map(drop)
 }
 
-/// An object whose values are all strings, which nobody needs.
+/// Checks an object whose values must be strings, and drops them.
 fn check_texts(reader: &mut JsonScanner<'_>, what: &str) -> Result<(), JsonSyntaxError> {
     let has_object = reader.object(what, |reader, _| {
         let text = reader.string(&format!("each value of {what}"))?;
@@ -277,7 +277,7 @@ fn read_helpers(reader: &mut JsonScanner<'_>) -> Result<BTreeMap<String, String>
     Ok(helpers)
 }
 
-/// The host of a location, if it is surely one. Whatever else was put there could be a password.
+/// The host of a location, if it is certainly one. Anything else could be a password.
 fn shown_registry(location: &str) -> Option<String> {
     let bare =
         location.strip_prefix("https://").or_else(|| location.strip_prefix("http://")).unwrap_or(location);

@@ -1,4 +1,4 @@
-//! The hash by which pull records tell one credential from another.
+//! The hash that identifies a credential in pull records.
 
 use super::docker_config::DockerConfigEntry;
 use super::json;
@@ -10,7 +10,7 @@ pub fn hash(entry: &DockerConfigEntry) -> String {
     Digest::sha256(hashed_text(entry).reveal()).hex().to_owned()
 }
 
-/// What is hashed: a JSON object of the fields that are not empty, in this order, escaped as Go does. Without tokens
+/// The hashed text: a JSON object of the fields that are not empty, in this order, escaped as Go does. Without tokens
 /// it is kubelet's; with them the tokens follow, so that two tokens never look equal.
 pub(crate) fn hashed_text(entry: &DockerConfigEntry) -> Secret {
     let mut text = String::from("{");

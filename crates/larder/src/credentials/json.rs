@@ -1,8 +1,8 @@
 //! JSON as Go reads and writes it, for files and secrets that kubelet reads too.
 //!
 //! A field's name matches without regard to case; a later duplicate overwrites an earlier one; `null` is accepted
-//! anywhere; strings that are not proper Unicode get U+FFFD. The syntax is strict otherwise, and text after the
-//! value is an error. Errors say where, and never quote what is there: it may be a password.
+//! anywhere; strings that are not proper Unicode get U+FFFD. The syntax is strict otherwise, and text after the value
+//! is an error. Errors state the position and never quote the content, which may be a password.
 
 use std::fmt::Write as _;
 
@@ -11,12 +11,12 @@ use zeroize::Zeroizing;
 /// How deep values may be nested, as in Go.
 const MAX_DEPTH: usize = 10_000;
 
-/// What is wrong with a text, and where.
+/// A syntax error and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct JsonSyntaxError {
     /// Byte offset.
     pub(super) at: usize,
-    /// What is wrong; says nothing of the content.
+    /// The error, without content.
     pub(super) problem: String,
 }
 
@@ -162,7 +162,7 @@ impl<'a> JsonScanner<'a> {
 
     fn quoted(&mut self) -> Result<String, JsonSyntaxError> {
         self.at += 1;
-        // Dropped on a mistake it is wiped, and it never grows: what is unescaped is shorter.
+        // Wiped when dropped on an error, and never grows: unescaped text is shorter.
         let mut string = Zeroizing::new(String::with_capacity(self.length_of_string()));
         loop {
             let rest = &self.text[self.at..];
@@ -303,7 +303,7 @@ impl<'a> JsonScanner<'a> {
 pub(super) fn text_of(bytes: &[u8]) -> Zeroizing<String> {
     let replaced = |chunk: &[u8]| chunk.len() * char::REPLACEMENT_CHARACTER.len_utf8();
     let room = bytes.utf8_chunks().map(|chunk| chunk.valid().len() + replaced(chunk.invalid())).sum();
-    // Room for all of it: a text that grows leaves copies behind that nobody overwrites.
+    // Allocated in full: a string that grows leaves copies that are not overwritten.
     let mut text = Zeroizing::new(String::with_capacity(room));
     for chunk in bytes.utf8_chunks() {
         text.push_str(chunk.valid());

@@ -7,7 +7,7 @@ use super::credential::{Credential, CredentialLocation, CredentialSource};
 use super::docker_config::DockerConfig;
 use super::matching::{self, RegistryLocation};
 
-/// Where many files keep the hub's credentials.
+/// The key of Docker Hub's credentials in many files.
 const HUB_KEY: &str = "index.docker.io";
 
 /// Credentials of any number of docker configs.
@@ -18,14 +18,14 @@ pub struct Keyring {
 
 #[derive(Clone)]
 struct RegistryCredentials {
-    /// `None` if the key, put together from decoded parts, is no URL any more: it then covers nothing.
+    /// `None` if the key, built from decoded parts, is not a URL: it then matches nothing.
     location: Option<RegistryLocation>,
     credentials: Vec<Credential>,
 }
 
 impl Keyring {
-    /// Adds all entries of a config, found at `origin`, for `source`. An entry whose location is no URL is left out; whoever reads a config
-    /// says so, once ([`DockerConfig::unusable_entries`]), since keyrings are made for each lookup.
+    /// Adds all entries of a config, found at `origin`, for `source`. Ignores entries whose location is not a URL; the
+    /// reader of a config reports them once ([`DockerConfig::unusable_entries`]), because each lookup builds a keyring.
     /// Entries of one key are looked up in the order in which their configs were added.
     pub fn add(
         &mut self,
@@ -50,7 +50,7 @@ impl Keyring {
     }
 
     /// The credentials for a normalised repository, in the order to try them. Every key that covers it contributes;
-    /// only if none does, an image of the hub gets what is under `index.docker.io`.
+    /// only if none does, an image of Docker Hub gets the credentials of `index.docker.io`.
     pub fn lookup(&self, repository: &str) -> Vec<Credential> {
         let target = RegistryLocation::parse(repository).ok();
         let covers = |slot: &RegistryCredentials| match (&slot.location, &target) {

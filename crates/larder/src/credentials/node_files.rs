@@ -12,7 +12,7 @@ use super::helpers::HelperNames;
 use super::keyring::Keyring;
 use super::search::SearchPath;
 
-/// How long what was read is used before the files are read again.
+/// How long a read config is used before the files are read again.
 const READ_AGAIN_AFTER: Duration = Duration::from_secs(5 * 60);
 
 /// The node's docker config: none, a fixed one, or the first sound file of a search.
@@ -31,7 +31,7 @@ enum NodeConfigLocation {
     },
 }
 
-/// What a docker config of the node comes to.
+/// A parsed docker config of the node.
 #[derive(Debug, Default)]
 pub(super) struct ParsedNodeConfig {
     pub(super) keyring: Keyring,
@@ -51,17 +51,17 @@ impl NodeDockerConfig {
         NodeDockerConfig(NodeConfigLocation::None)
     }
 
-    /// One config, for good.
+    /// One fixed config.
     pub fn fixed(config: &DockerConfig) -> Self {
         NodeDockerConfig(NodeConfigLocation::Fixed(Arc::new(ParsedNodeConfig::of(config))))
     }
 
-    /// What a search finds, searched again after a while. Files that cannot be used are logged.
+    /// The result of a search, repeated every five minutes. Unusable files are logged.
     pub fn search(path: SearchPath) -> Self {
         NodeDockerConfig(NodeConfigLocation::Search { path, cache: Mutex::new(None) })
     }
 
-    /// What is in force now.
+    /// The current config.
     pub(super) async fn config(&self, tokens: TokenPolicy) -> Arc<ParsedNodeConfig> {
         match &self.0 {
             NodeConfigLocation::None => Arc::default(),
@@ -107,7 +107,7 @@ impl ParsedNodeConfig {
         }
         let mut keyring = Keyring::default();
         if config.uses_helpers() {
-            // Where a helper holds the password, docker leaves an entry with nothing in it.
+            // If a helper stores the password, Docker leaves an empty entry.
             let mut filled = config.clone();
             filled.entries.retain(|_, entry| *entry != DockerConfigEntry::default());
             keyring.add(&filled, None, &CredentialLocation::ConfigFile);
@@ -130,7 +130,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn files_are_read_again_after_five_minutes() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("config.json");
         let write = |user: &str| {
             let text = format!(r#"{{"auths": {{"r.example": {{"username": "{user}"}}}}}}"#);

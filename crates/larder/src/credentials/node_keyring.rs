@@ -13,7 +13,7 @@ use super::pull_secrets::{self, PullSecret, SecretError};
 use crate::pod::Pod;
 use crate::reference::{ImageName, ReferenceError};
 
-/// Why credentials could not be looked up. The text is what the pod's status shows; it holds no secret.
+/// Why credentials could not be looked up. The text appears in the pod's status and contains no secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CredentialsError {
@@ -26,7 +26,7 @@ pub enum CredentialsError {
 }
 
 impl CredentialsError {
-    /// What the reader could try next.
+    /// The next step.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             CredentialsError::Secret(_) => {
@@ -40,23 +40,24 @@ impl CredentialsError {
 /// A source of credentials outside of docker config files: an exec plugin, a credential helper.
 #[async_trait]
 pub trait CredentialProvider: Send + Sync {
-    /// Credentials for a normalised repository, in the order to try them. Trouble is logged and means none.
+    /// Credentials for a normalised repository, in the order to try them. An error is logged and counts as no
+    /// credentials.
     async fn provide(&self, repository: &str, pod: &Pod) -> Vec<Credential>;
 
     /// The programs that it runs, one description each, without secrets. Two providers that run the same have the same.
     fn programs(&self) -> Vec<String>;
 }
 
-/// Where credentials come from, besides the pull secrets that each pod brings along.
-/// The default knows no node files and no providers.
+/// The node's sources of credentials, in addition to each pod's pull secrets. The default has no node files and no
+/// providers.
 #[derive(Default)]
 pub struct NodeKeyring {
     node: NodeDockerConfig,
-    /// Runs the helpers that the node's files name; without it they are not asked.
+    /// Runs the helpers in the node's files; `None` disables them.
     helpers: Option<CredentialHelpers>,
     providers: Vec<Arc<dyn CredentialProvider>>,
     tokens: TokenPolicy,
-    /// Whose the node's files are, and what the helpers in them give; `None`: the node's.
+    /// The owner of the credentials in the node's files and helpers; `None`: the node.
     owner: Option<CredentialSource>,
 }
 
@@ -83,22 +84,22 @@ impl NodeKeyring {
         NodeKeyring::new(NodeDockerConfig::fixed(config), Vec::new())
     }
 
-    /// Says that the node's files are not the node's, nor what the helpers in them give: an image that they bring is for
-    /// those who hold the same, and not for every pod.
+    /// Sets another owner than the node for the credentials in the node's files and helpers: an image pulled with them
+    /// is accessible to callers with the same credentials, not to every pod.
     #[must_use]
     pub fn owned_by(mut self, owner: CredentialSource) -> Self {
         self.owner = Some(owner);
         self
     }
 
-    /// Asks the credential helpers that the node's files name, which kubelet does not.
+    /// Enables the credential helpers in the node's files, which kubelet ignores.
     #[must_use]
     pub fn with_helpers(mut self, helpers: CredentialHelpers) -> Self {
         self.helpers = Some(helpers);
         self
     }
 
-    /// Asks these as well, after those that are asked already.
+    /// Adds providers after the existing ones.
     #[must_use]
     pub fn with_provider(mut self, provider: Arc<dyn CredentialProvider>) -> Self {
         self.providers.push(provider);
@@ -155,7 +156,7 @@ impl NodeKeyring {
     }
 }
 
-/// A lookup that is made at most once, and only if somebody asks.
+/// A lookup that is made at most once, on demand.
 pub struct LazyCredentialLookup<'a> {
     sources: &'a NodeKeyring,
     image: &'a ImageName,

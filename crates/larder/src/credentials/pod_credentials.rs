@@ -1,18 +1,18 @@
-//! What the check of the pull records wants to know of a lookup.
+//! The part of a credential lookup that the pull records check.
 
 use super::credential::{Credential, CredentialSource, SecretCoordinates, ServiceAccountCoordinates};
 
-/// The credentials of a lookup that belong to the pod. Those of the node do not count for the records.
+/// The credentials of a lookup that belong to the pod. The node's do not count for the records.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodCredentials {
-    /// Secrets with the hash of what they hold, in lookup order. One secret may be there twice.
+    /// Secrets with the hash of their content, in lookup order. A secret may occur twice.
     pub secrets: Vec<(SecretCoordinates, String)>,
     /// The first service account.
     pub service_account: Option<ServiceAccountCoordinates>,
 }
 
 impl PodCredentials {
-    /// Picks them out of a lookup's answer.
+    /// Selects them from the result of a lookup.
     pub fn from_lookup(found: &[Credential]) -> Self {
         let mut pod = PodCredentials::default();
         for credential in found {

@@ -1,17 +1,17 @@
-//! What the programs that were asked for credentials answered: for whoever explains why a registry refused.
+//! Results of credential programs, to explain why a registry refused access.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::credential::CredentialLocation;
 
-/// How a program answered. Says nothing of what it wrote.
+/// The result of a program, without its output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProgramResult {
-    /// It gave a credential.
+    /// It returned a credential.
     Found,
     /// It has none.
     None,
-    /// It gave no answer; why.
+    /// It failed; the error.
     Failed(String),
 }
 
@@ -27,7 +27,7 @@ struct ProgramResultEntry {
 }
 
 impl ProgramResultLog {
-    /// What the programs answered for a normalised repository, in the order in which they were first asked.
+    /// The results for a normalised repository, in the order of the first requests.
     pub fn results_for(&self, repository: &str) -> Vec<(CredentialLocation, ProgramResult)> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let of_it = all.iter().filter(|noted| noted.repository == repository);

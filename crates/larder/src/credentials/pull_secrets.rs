@@ -1,4 +1,4 @@
-//! Pull secrets of a pod: which of them count, and what they hold.
+//! Pull secrets of a pod.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use super::docker_config::{ConfigError, DockerConfig, TokenPolicy, parse_config_
 use super::keyring::Keyring;
 use super::node_keyring::CredentialsError;
 
-/// A Kubernetes secret, as far as it concerns pulling. Its data is overwritten when it is dropped.
+/// A Kubernetes secret, with the fields that concern pulls. Its data is overwritten when it is dropped.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct PullSecret {
     /// `type`.
@@ -50,7 +50,7 @@ impl PullSecret {
     }
 }
 
-/// A secret of the right type with a broken value. Names the place, never the content.
+/// A secret of the right type with an invalid value. Names the position, never the content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("secret {secret}: key {key}: {cause}")]
 pub struct SecretError {
@@ -58,7 +58,7 @@ pub struct SecretError {
     pub secret: SecretCoordinates,
     /// The key in its data.
     pub key: &'static str,
-    /// What is wrong with the value.
+    /// The error.
     pub cause: ConfigError,
 }
 

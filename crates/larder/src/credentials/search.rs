@@ -1,4 +1,4 @@
-//! Where docker config files are looked for, and which of them wins.
+//! Search paths of docker config files.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 use super::config_file::{ConfigFileError, ConfigFileProblem, DockerConfigFormat, read_config_file};
 use super::docker_config::{DockerConfig, TokenPolicy};
 
-/// Files to try, in order. The first that is sound wins, even if it is empty; they are not merged.
+/// Files to try, in order. The first valid one is used, even if it is empty; files are not merged.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SearchPath {
     files: Vec<(PathBuf, DockerConfigFormat)>,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ConfigSearchResult {
-    /// The file that won; `None` if there was none.
+    /// The file that is used; `None` if there is none.
     pub path: Option<PathBuf>,
-    /// What is in it; empty if there was none.
+    /// Its content; empty if there is none.
     pub config: DockerConfig,
     /// The files that exist and could not be used, in the order in which they were tried.
     pub skipped: Vec<ConfigFileError>,
@@ -75,7 +75,7 @@ impl SearchPath {
         SearchPath::new(files.into_iter().flatten().map(|path| (path, DockerConfigFormat::ConfigJson)))
     }
 
-    /// Reads the files until one is sound, at once and blocking.
+    /// Reads the files until one is valid. Blocking.
     pub fn find(&self, tokens: TokenPolicy) -> ConfigSearchResult {
         let mut skipped = Vec::new();
         for (path, format) in &self.files {
@@ -147,10 +147,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_skipped_is_told_and_what_is_missing_is_not() {
-        let dir = tempfile::tempdir().expect("a folder");
+    fn skipped_files_are_reported_and_missing_ones_are_not() {
+        let dir = tempfile::tempdir().expect("a directory");
         let file = |name: &str| (dir.path().join(name), DockerConfigFormat::ConfigJson);
-        fs_err::create_dir(dir.path().join("directory")).expect("a folder");
+        fs_err::create_dir(dir.path().join("directory")).expect("a directory");
         fs_err::write(dir.path().join("broken"), "{\"auths\": 1}").expect("written");
         fs_err::write(dir.path().join("sound"), "{}").expect("written");
         fs_err::write(dir.path().join("later"), "{\"auths\": {\"r.example\": {}}}").expect("written");

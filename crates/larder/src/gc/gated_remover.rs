@@ -51,7 +51,7 @@ impl<'a> GatedRemover<'a> {
 
     /// The keep rule that was added after the plan and retains this image. A new rule is in force at once, even while a
     /// round runs.
-    fn kept_meanwhile(&self, image: &PlannedRemoval) -> Option<KeepRule> {
+    fn new_keep_rule(&self, image: &PlannedRemoval) -> Option<KeepRule> {
         let policy = self.collector.policy();
         let new: Vec<KeepRule> =
             policy.keep.iter().filter(|rule| !self.policy.keep.contains(rule)).cloned().collect();
@@ -78,7 +78,7 @@ impl ImageRemover for GatedRemover<'_> {
             },
             None => None,
         };
-        if let Some(rule) = self.kept_meanwhile(removal) {
+        if let Some(rule) = self.new_keep_rule(removal) {
             return Ok(RemovalOutcome::Kept(rule.to_string()));
         }
         let recheck = (self.policy.accounting == Accounting::Exact).then_some(self.policy.uses);

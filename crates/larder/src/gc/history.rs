@@ -148,8 +148,8 @@ mod tests {
 
     #[test]
     fn what_was_recorded_is_read_in_order() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = HistoryFile::new(folder.path().join("history"));
+        let dir = tempfile::tempdir().unwrap();
+        let file = HistoryFile::new(dir.path().join("history"));
         assert_eq!(ids(&file), (vec![], 0));
         file.record(&entry("a")).unwrap();
         file.record(&entry("b")).unwrap();
@@ -159,8 +159,8 @@ mod tests {
 
     #[test]
     fn a_torn_last_line_costs_that_line_only() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("history");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("history");
         let file = HistoryFile::new(&path);
         file.record(&entry("a")).unwrap();
         file.record(&entry("torn")).unwrap();
@@ -172,8 +172,8 @@ mod tests {
 
     #[test]
     fn the_journal_is_bounded_and_keeps_the_latest() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = HistoryFile::bounded(folder.path().join("history"), 1000);
+        let dir = tempfile::tempdir().unwrap();
+        let file = HistoryFile::bounded(dir.path().join("history"), 1000);
         for n in 0..100 {
             file.record(&entry(&format!("i{n}"))).unwrap();
         }
@@ -181,8 +181,7 @@ mod tests {
         assert_eq!(unreadable, 0);
         assert_eq!(ids.last().unwrap(), "i99");
         assert!((4..20).contains(&ids.len()), "{}", ids.len());
-        let sizes =
-            fs_err::read_dir(folder.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
+        let sizes = fs_err::read_dir(dir.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
         assert!(sizes.into_iter().all(|size| size <= 1000));
     }
 }

@@ -22,7 +22,7 @@ const CALLS_AT_ONCE: usize = 8;
 /// Calls [`Backend::inspect`] once for each image.
 pub struct InspectLayerSource {
     backend: Arc<dyn Backend>,
-    told: Option<Arc<dyn LayerSource>>,
+    size_source: Option<Arc<dyn LayerSource>>,
     known: Mutex<HashMap<ImageId, Arc<VerboseImageSpec>>>,
 }
 
@@ -55,18 +55,18 @@ struct VerboseImageInfo {
 impl InspectLayerSource {
     /// Reads layers from this backend.
     pub fn new(backend: Arc<dyn Backend>) -> InspectLayerSource {
-        InspectLayerSource { backend, told: None, known: Mutex::default() }
+        InspectLayerSource { backend, size_source: None, known: Mutex::default() }
     }
 
     /// Reads layer sizes from this source first. If it fails or lacks an image, all sizes are estimated.
     #[must_use]
     pub fn with_sizes_from(mut self, source: Arc<dyn LayerSource>) -> InspectLayerSource {
-        self.told = Some(source);
+        self.size_source = Some(source);
         self
     }
 
-    async fn told(&self, images: &[Image]) -> Option<LayerUsageIndex> {
-        let layers = match self.told.as_ref()?.layers(images).await {
+    async fn reported_sizes(&self, images: &[Image]) -> Option<LayerUsageIndex> {
+        let layers = match self.size_source.as_ref()?.layers(images).await {
             Ok(layers) => layers,
             Err(error) => {
                 tracing::debug!("estimating layer sizes: {error}");
@@ -126,7 +126,7 @@ impl LayerSource for InspectLayerSource {
         }
         let present: Vec<(&Image, Arc<VerboseImageSpec>)> =
             images.iter().filter_map(|image| Some((image, known.get(&image.id)?.clone()))).collect();
-        let mut layers = if let Some(layers) = self.told(images).await {
+        let mut layers = if let Some(layers) = self.reported_sizes(images).await {
             layers
         } else {
             let stacks: Vec<(&Image, &[LayerId])> =

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_as_long_as_told_finds_a_token() {
+    fn waiting_for_the_returned_time_finds_a_token() {
         let mut now = Instant::now();
         for qps in [1, 3, 7, 1000] {
             let mut bucket = TokenBucket::new(qps, 1, now);

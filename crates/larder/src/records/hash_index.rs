@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_with_one_hash_are_told_apart() {
+    fn texts_with_the_same_hash_are_distinguished() {
         let texts = ["a", "b", "c", "b"];
         let mut index = HashIndex::default();
         for (number, text) in (0..).zip(texts) {

@@ -75,8 +75,8 @@ mod tests {
 
     #[test]
     fn a_lock_that_stays_is_given_up_after_a_minute_and_its_holder_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("lock");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
         let (held, ours) = (create(&path), create(&path));
         flock(&held, FlockOperation::LockExclusive).unwrap();
         let mut slept = Duration::ZERO;
@@ -90,8 +90,8 @@ mod tests {
 
     #[test]
     fn a_lock_that_goes_is_had() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("lock");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
         let (held, ours) = (create(&path), create(&path));
         flock(&held, FlockOperation::LockExclusive).unwrap();
         let (mut held, mut waits) = (Some(held), 0);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_who_has_a_file() {
+    fn the_lock_owner_is_read_from_proc_locks() {
         let locks = "1: POSIX  ADVISORY  WRITE 7 08:01:42 0 EOF\n2: -> FLOCK  ADVISORY  WRITE 8 08:01:42 0 EOF\n\
                      3: FLOCK  ADVISORY  WRITE 9 08:01:43 0 EOF\n4: FLOCK  ADVISORY  WRITE 0 08:01:42 0 EOF\n\
                      5: FLOCK  ADVISORY  WRITE 10 08:01:42 0 EOF\nrubbish";

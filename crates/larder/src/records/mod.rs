@@ -5,8 +5,8 @@
 //! gate off.
 //!
 //! ```text
-//! check:  memory -> (before a no) folder -> known -> verification -> yes, or pull
-//! change: writer -> merge -> folder (durable) -> memory
+//! check:  memory -> (before a no) directory -> known -> verification -> yes, or pull
+//! change: writer -> merge -> directory (durable) -> memory
 //! ```
 //!
 //! [`PullRecordStore`] keeps them in a directory in kubelet's own format: kubelet can take over the directory, and the

@@ -86,10 +86,10 @@ mod tests {
     use super::*;
 
     fn two() -> (tempfile::TempDir, PullLockFile, PullLockFile) {
-        let folder = tempfile::tempdir().unwrap();
-        let holds = || PullLockFile::new(folder.path().join("alive"));
+        let dir = tempfile::tempdir().unwrap();
+        let holds = || PullLockFile::new(dir.path().join("alive"));
         let (one, other) = (holds(), holds());
-        (folder, one, other)
+        (dir, one, other)
     }
 
     #[test]
@@ -114,9 +114,9 @@ mod tests {
 
     #[test]
     fn what_is_held_after_the_file_was_removed_is_seen() {
-        let (folder, one, other) = two();
+        let (dir, one, other) = two();
         let before = one.hold("a/b:1").unwrap();
-        fs_err::remove_file(folder.path().join("alive")).unwrap();
+        fs_err::remove_file(dir.path().join("alive")).unwrap();
         let after = one.hold("a/b:2").unwrap();
         assert!(other.is_locked_by_other_process("a/b:2").unwrap());
         drop(before);

@@ -28,9 +28,9 @@ use crate::threads::blocking;
 
 /// Why the record directory cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot open pull records in {}: {cause}", .folder.display())]
+#[error("cannot open pull records in {}: {cause}", .dir.display())]
 pub struct RecordDirError {
-    folder: PathBuf,
+    dir: PathBuf,
     #[source]
     cause: io::Error,
 }
@@ -48,7 +48,7 @@ impl RecordDirError {
 /// Pull records in a directory. Processes may share it; each sees the changes of the others. Dropping the store waits
 /// until all changes are on disk.
 pub struct PullRecordStore {
-    folder: Arc<RecordDir>,
+    dir: Arc<RecordDir>,
     memory: Arc<RecordCache>,
     in_flight: Arc<RunningPulls>,
     verification: RwLock<Arc<Verification>>,
@@ -126,32 +126,32 @@ enum RecordCheck {
 impl PullRecordStore {
     /// Opens the records of a directory in kubelet's layout, and creates it if missing. Blocks on the disk. Kubelet's
     /// own is `/var/lib/kubelet/image_manager`.
-    pub fn open(folder: &Path, verification: Verification) -> Result<PullRecordStore, RecordDirError> {
-        PullRecordStore::watched(folder, verification, None)
+    pub fn open(dir: &Path, verification: Verification) -> Result<PullRecordStore, RecordDirError> {
+        PullRecordStore::watched(dir, verification, None)
     }
 
     /// Like `open`; the hook is called before each step on the disk, and can fail it.
     pub fn watched(
-        folder: &Path,
+        dir: &Path,
         verification: Verification,
         witness: Option<StepHook>,
     ) -> Result<PullRecordStore, RecordDirError> {
         let open = || {
-            let opened = Arc::new(RecordDir::open(folder, witness)?);
+            let opened = Arc::new(RecordDir::open(dir, witness)?);
             let (memory, in_flight) =
                 (Arc::new(RecordCache::new(MEMORY_BYTES)), Arc::new(RunningPulls::default()));
             let desk = WriterContext {
-                folder: Arc::clone(&opened),
+                dir: Arc::clone(&opened),
                 memory: Arc::clone(&memory),
                 in_flight: Arc::clone(&in_flight),
             };
             Ok((opened, memory, in_flight, PullRecordWriter::start(desk)?))
         };
         let (opened, memory, in_flight, writer) =
-            open().map_err(|cause| RecordDirError { folder: folder.to_owned(), cause })?;
+            open().map_err(|cause| RecordDirError { dir: dir.to_owned(), cause })?;
         let verification = RwLock::new(Arc::new(verification));
         Ok(PullRecordStore {
-            folder: opened,
+            dir: opened,
             memory,
             in_flight,
             verification,
@@ -182,8 +182,8 @@ impl PullRecordStore {
         if let Err(error) = self.writer.submit_and_wait(RecordChange::Migrate).await {
             tracing::warn!("cannot migrate pull records of older versions: {error}");
         }
-        let folder = Arc::clone(&self.folder);
-        let recovered = match blocking(move || folder.count(RecordDirKind::Pulling)).await {
+        let dir = Arc::clone(&self.dir);
+        let recovered = match blocking(move || dir.count(RecordDirKind::Pulling)).await {
             Ok(0) => Ok(()),
             _ => match backend.list().await {
                 Ok(images) => self.recover_from(images).await,
@@ -257,13 +257,13 @@ impl PullRecordStore {
 
     /// How many intents and records are on disk. Blocks on the disk.
     pub fn on_disk(&self) -> io::Result<(usize, usize)> {
-        Ok((self.folder.count(RecordDirKind::Pulling)?, self.folder.count(RecordDirKind::Pulled)?))
+        Ok((self.dir.count(RecordDirKind::Pulling)?, self.dir.count(RecordDirKind::Pulled)?))
     }
 
     /// The record on disk of an image ID; `None` if no pull of it is recorded.
     pub async fn record(&self, image_ref: &ImageId) -> Result<Option<ImagePulledRecord>, RecordsError> {
-        let (folder, image_ref) = (Arc::clone(&self.folder), image_ref.clone());
-        Ok(blocking(move || folder.record(&image_ref)).await?)
+        let (dir, image_ref) = (Arc::clone(&self.dir), image_ref.clone());
+        Ok(blocking(move || dir.record(&image_ref)).await?)
     }
 
     /// Whether a pod must authenticate at the registry to use a present image, and the error if that could not be
@@ -376,9 +376,9 @@ impl PullRecordStore {
         if self.in_flight.any(|pulled| may_name_same_image(pulled, image)) {
             return true;
         }
-        let (folder, image) = (Arc::clone(&self.folder), image.clone());
+        let (dir, image) = (Arc::clone(&self.dir), image.clone());
         let is_it = move |pulled: &ImageName| unrecovered || may_name_same_image(pulled, &image);
-        blocking(move || folder.has_intent_like(is_it)).await.unwrap_or_else(|error| {
+        blocking(move || dir.has_intent_like(is_it)).await.unwrap_or_else(|error| {
             tracing::warn!("cannot check for interrupted pulls: {error}");
             true
         })

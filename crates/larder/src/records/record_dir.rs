@@ -35,7 +35,7 @@ pub enum RecordDirStep {
     /// A file is renamed to its final name.
     Move,
     /// A directory is synced.
-    SyncFolder,
+    SyncDir,
     /// A file is removed.
     Remove,
 }
@@ -70,8 +70,8 @@ pub(super) enum RecordReadCause {
 
 pub(super) struct RecordDir {
     root: PathBuf,
-    witness: Option<StepHook>,
-    holds: PullLockFile,
+    hook: Option<StepHook>,
+    pull_locks: PullLockFile,
 }
 
 /// The lock of this process on the directory; released when dropped.
@@ -82,10 +82,10 @@ pub(super) struct RecordDirLock {
 
 impl RecordDir {
     /// Creates missing directories, if there is space.
-    pub(super) fn open(root: &Path, witness: Option<StepHook>) -> io::Result<RecordDir> {
-        let folder =
-            RecordDir { root: root.to_owned(), witness, holds: PullLockFile::new(root.join("alive")) };
-        match folder.lock().and_then(|turn| folder.tidy(&turn)) {
+    pub(super) fn open(root: &Path, hook: Option<StepHook>) -> io::Result<RecordDir> {
+        let dir =
+            RecordDir { root: root.to_owned(), hook, pull_locks: PullLockFile::new(root.join("alive")) };
+        match dir.lock().and_then(|turn| dir.tidy(&turn)) {
             // Garbage collection must be able to start on a full disk. Until there is space, nothing is pulled, and
             // present images without a record are accessible to no pod.
             Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
@@ -93,11 +93,12 @@ impl RecordDir {
             }
             tidied => tidied?,
         }
-        Ok(folder)
+        Ok(dir)
     }
 
     fn make(&self) -> io::Result<()> {
-        for path in [self.root.clone(), self.shelf(RecordDirKind::Pulling), self.shelf(RecordDirKind::Pulled)]
+        for path in
+            [self.root.clone(), self.path_of(RecordDirKind::Pulling), self.path_of(RecordDirKind::Pulled)]
         {
             DirBuilder::new()
                 .recursive(true)
@@ -146,7 +147,7 @@ impl RecordDir {
     /// Whether any intent matches. An unreadable intent matches.
     pub(super) fn has_intent_like(&self, is_it: impl Fn(&ImageName) -> bool) -> io::Result<bool> {
         for name in self.names(RecordDirKind::Pulling)? {
-            let path = self.shelf(RecordDirKind::Pulling).join(name);
+            let path = self.path_of(RecordDirKind::Pulling).join(name);
             match read(&path, ImagePullIntent::decode) {
                 Ok(Some(found)) if is_it(&found.document.image) => return Ok(true),
                 Ok(_) => {}
@@ -199,9 +200,9 @@ impl RecordDir {
         }
         for kind in [RecordDirKind::Pulling, RecordDirKind::Pulled] {
             if files.iter().any(|(of, ..)| *of == kind) {
-                let folder = self.shelf(kind);
-                self.step(RecordDirStep::SyncFolder, &folder)?;
-                fs_err::File::open(&folder)?.sync_all()?;
+                let dir = self.path_of(kind);
+                self.step(RecordDirStep::SyncDir, &dir)?;
+                fs_err::File::open(&dir)?.sync_all()?;
             }
         }
         Ok(())
@@ -222,19 +223,19 @@ impl RecordDir {
         let path = self.path(RecordDirKind::Pulling, image.as_str());
         self.step(RecordDirStep::Sync, &path)?;
         fs_err::File::open(&path)?.sync_all()?;
-        let folder = self.shelf(RecordDirKind::Pulling);
-        self.step(RecordDirStep::SyncFolder, &folder)?;
-        fs_err::File::open(&folder)?.sync_all()
+        let dir = self.path_of(RecordDirKind::Pulling);
+        self.step(RecordDirStep::SyncDir, &dir)?;
+        fs_err::File::open(&dir)?.sync_all()
     }
 
     /// Locks the pull of an image until the result is dropped.
     pub(super) fn hold(&self, image: &ImageName) -> io::Result<PullLock> {
-        self.holds.hold(image.as_str())
+        self.pull_locks.hold(image.as_str())
     }
 
     /// Whether another live process pulls the image; true if that cannot be determined. Requires the lock.
     pub(super) fn is_pulled_by_other_process(&self, image: &ImageName) -> bool {
-        self.holds.is_locked_by_other_process(image.as_str()).unwrap_or_else(|error| {
+        self.pull_locks.is_locked_by_other_process(image.as_str()).unwrap_or_else(|error| {
             tracing::warn!("cannot determine whether another process pulls {image}: {error}");
             true
         })
@@ -243,7 +244,7 @@ impl RecordDir {
     /// Removes temporary files of dead writers. Requires the lock.
     fn tidy(&self, _turn: &RecordDirLock) -> io::Result<()> {
         for kind in [RecordDirKind::Pulling, RecordDirKind::Pulled] {
-            for entry in fs_err::read_dir(self.shelf(kind))? {
+            for entry in fs_err::read_dir(self.path_of(kind))? {
                 let entry = entry?;
                 let name = entry.file_name();
                 let name = name.to_string_lossy();
@@ -263,7 +264,7 @@ impl RecordDir {
     ) -> io::Result<Vec<Decoded<T>>> {
         let mut found = Vec::new();
         for name in self.names(kind)? {
-            let path = self.shelf(kind).join(&name);
+            let path = self.path_of(kind).join(&name);
             match read(&path, decode) {
                 Ok(None) => {}
                 Ok(Some(decoded)) if file_name(key(&decoded.document)) == name => found.push(decoded),
@@ -278,7 +279,7 @@ impl RecordDir {
 
     fn names(&self, kind: RecordDirKind) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
-        for entry in fs_err::read_dir(self.shelf(kind))? {
+        for entry in fs_err::read_dir(self.path_of(kind))? {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
             if name.starts_with(PREFIX) && !name.ends_with(SUFFIX) && !entry.file_type()?.is_dir() {
@@ -290,10 +291,10 @@ impl RecordDir {
     }
 
     fn path(&self, kind: RecordDirKind, key: &str) -> PathBuf {
-        self.shelf(kind).join(file_name(key))
+        self.path_of(kind).join(file_name(key))
     }
 
-    fn shelf(&self, kind: RecordDirKind) -> PathBuf {
+    fn path_of(&self, kind: RecordDirKind) -> PathBuf {
         self.root.join(match kind {
             RecordDirKind::Pulling => "pulling",
             RecordDirKind::Pulled => "pulled",
@@ -301,7 +302,7 @@ impl RecordDir {
     }
 
     fn step(&self, step: RecordDirStep, path: &Path) -> io::Result<()> {
-        self.witness.as_ref().map_or(Ok(()), |witness| witness(step, path))
+        self.hook.as_ref().map_or(Ok(()), |hook| hook(step, path))
     }
 }
 

@@ -64,7 +64,7 @@ struct ProcessIntent {
 
 /// The state that changes operate on.
 pub(super) struct WriterContext {
-    pub(super) folder: Arc<RecordDir>,
+    pub(super) dir: Arc<RecordDir>,
     pub(super) memory: Arc<RecordCache>,
     pub(super) in_flight: Arc<RunningPulls>,
 }
@@ -76,9 +76,9 @@ pub(super) struct PullRecordWriter {
 }
 
 impl PullRecordWriter {
-    pub(super) fn start(desk: WriterContext) -> io::Result<PullRecordWriter> {
+    pub(super) fn start(context: WriterContext) -> io::Result<PullRecordWriter> {
         let (orders, ordered) = mpsc::channel();
-        let thread = Builder::new().name("records".into()).spawn(move || work(&desk, &ordered))?;
+        let thread = Builder::new().name("records".into()).spawn(move || work(&context, &ordered))?;
         Ok(PullRecordWriter { orders: Mutex::new(Some(orders)), thread: Some(thread) })
     }
 
@@ -115,16 +115,16 @@ impl Drop for PullRecordWriter {
     }
 }
 
-fn work(desk: &WriterContext, ordered: &Receiver<ChangeRequest>) {
+fn work(context: &WriterContext, ordered: &Receiver<ChangeRequest>) {
     let mut held = ProcessIntents::new();
     while let Ok(first) = ordered.recv() {
         let batch: Vec<_> = std::iter::once(first).chain(ordered.try_iter().take(BATCH - 1)).collect();
         let changes: Vec<_> = batch.iter().map(|(change, _)| change).collect();
-        let together = desk.make(&changes, &mut held);
+        let together = context.make(&changes, &mut held);
         let alone = together.is_err() && batch.len() > 1;
         for (change, answer) in batch {
             // One failing change must not fail the others.
-            let made = if alone { desk.make(&[&change], &mut held) } else { together.clone() };
+            let made = if alone { context.make(&[&change], &mut held) } else { together.clone() };
             if let (Err(error), None) = (&made, &answer) {
                 tracing::warn!("pull records: {error}");
             }
@@ -136,20 +136,20 @@ fn work(desk: &WriterContext, ordered: &Receiver<ChangeRequest>) {
 impl WriterContext {
     /// Applies these changes, all or none.
     fn make(&self, changes: &[&RecordChange], held: &mut ProcessIntents) -> Result<(), RecordsError> {
-        let mut draft = ChangeBatch::new(self);
-        let made = self.folder.lock().and_then(|_turn| {
+        let mut batch = ChangeBatch::new(self);
+        let made = self.dir.lock().and_then(|_turn| {
             for change in changes {
-                draft.take(change, held)?;
+                batch.take(change, held)?;
             }
-            draft.write(held)
+            batch.write(held)
         });
         made.map_err(RecordsError::from)
     }
 
     fn remove(&self, files: impl Iterator<Item = (RecordDirKind, String)>) {
-        for (shelf, key) in files {
+        for (kind, key) in files {
             // A leftover file requires authentication once more, and grants no access.
-            if let Err(error) = self.folder.remove(shelf, &key) {
+            if let Err(error) = self.dir.remove(kind, &key) {
                 tracing::warn!("cannot remove a pull record: {error}");
             }
         }
@@ -158,7 +158,7 @@ impl WriterContext {
 
 /// The combined effect of several changes.
 struct ChangeBatch<'a> {
-    desk: &'a WriterContext,
+    context: &'a WriterContext,
     intents: BTreeSet<ImageName>,
     records: BTreeMap<ImageId, ImagePulledRecord>,
     /// Intents to remove.
@@ -173,9 +173,9 @@ struct ChangeBatch<'a> {
 }
 
 impl<'a> ChangeBatch<'a> {
-    fn new(desk: &'a WriterContext) -> Self {
+    fn new(context: &'a WriterContext) -> Self {
         ChangeBatch {
-            desk,
+            context,
             intents: BTreeSet::new(),
             records: BTreeMap::new(),
             closed: BTreeSet::new(),
@@ -198,7 +198,7 @@ impl<'a> ChangeBatch<'a> {
             RecordChange::Failed { image, absent } => {
                 if *absent || !self.is_found(image, held) {
                     self.intent_goes(image);
-                } else if self.desk.in_flight.count(image) == 0 {
+                } else if self.context.in_flight.count(image) == 0 {
                     self.intents.remove(image);
                     self.released_locks.push(image.clone());
                 }
@@ -220,7 +220,7 @@ impl<'a> ChangeBatch<'a> {
     }
 
     fn prune(&mut self, kept: &HashSet<ImageId>, before: Rfc3339Time) -> io::Result<()> {
-        for record in self.desk.folder.records()? {
+        for record in self.context.dir.records()? {
             let ImagePulledRecord { image_ref, last_updated, .. } = record.document;
             let updated = self.records.get(&image_ref).map_or(last_updated, |new| new.last_updated);
             if !kept.contains(&image_ref) && updated < Some(before) {
@@ -233,9 +233,9 @@ impl<'a> ChangeBatch<'a> {
 
     /// Rewrites documents of older versions.
     fn renew_documents(&mut self) -> io::Result<()> {
-        let intents = self.desk.folder.intents()?.into_iter().filter(|of| !of.current_version);
+        let intents = self.context.dir.intents()?.into_iter().filter(|of| !of.current_version);
         self.renewed.extend(intents.map(|of| of.document));
-        let records = self.desk.folder.records()?.into_iter().filter(|of| !of.current_version);
+        let records = self.context.dir.records()?.into_iter().filter(|of| !of.current_version);
         for record in records.map(|of| of.document) {
             self.records.entry(record.image_ref.clone()).or_insert(record);
         }
@@ -246,12 +246,12 @@ impl<'a> ChangeBatch<'a> {
     fn is_found(&self, image: &ImageName, held: &ProcessIntents) -> bool {
         match held.get(image) {
             Some(own) => own.found,
-            None => self.desk.folder.has_intent(image).unwrap_or(true),
+            None => self.context.dir.has_intent(image).unwrap_or(true),
         }
     }
 
     fn intent_goes(&mut self, image: &ImageName) {
-        if self.desk.in_flight.count(image) == 0 {
+        if self.context.in_flight.count(image) == 0 {
             self.intents.remove(image);
             self.closed.insert(image.clone());
         }
@@ -265,7 +265,7 @@ impl<'a> ChangeBatch<'a> {
         if self.gone.contains(image_ref) {
             return None;
         }
-        self.desk.folder.record(image_ref).unwrap_or_else(|error| {
+        self.context.dir.record(image_ref).unwrap_or_else(|error| {
             tracing::warn!("replacing an unreadable pull record: {error}");
             None
         })
@@ -300,10 +300,10 @@ impl<'a> ChangeBatch<'a> {
 
     /// An image that was pulled but not recorded is accessible to no pod before it authenticates.
     fn recover(&mut self, images: &[Image], now: Rfc3339Time, held: &ProcessIntents) -> io::Result<()> {
-        for intent in self.desk.folder.intents()? {
+        for intent in self.context.dir.intents()? {
             let ImagePullIntent { image } = intent.document;
             let Some(present) = images.iter().find(|present| has_name(present, &image)) else { continue };
-            if held.contains_key(&image) || self.desk.folder.is_pulled_by_other_process(&image) {
+            if held.contains_key(&image) || self.context.dir.is_pulled_by_other_process(&image) {
                 continue;
             }
             let id = present.id.clone();
@@ -314,7 +314,7 @@ impl<'a> ChangeBatch<'a> {
     }
 
     fn write(self, held: &mut ProcessIntents) -> io::Result<()> {
-        let ChangeBatch { desk, intents, records, closed, gone, renewed, ended, released_locks: let_go } =
+        let ChangeBatch { context, intents, records, closed, gone, renewed, ended, released_locks: let_go } =
             self;
         let intent =
             |intent: ImagePullIntent| (RecordDirKind::Pulling, intent.image.to_string(), intent.encode());
@@ -323,35 +323,35 @@ impl<'a> ChangeBatch<'a> {
         };
         // Existing files are kept: another process may use them.
         let (there, missing): (Vec<_>, Vec<_>) =
-            intents.iter().partition(|image| desk.folder.has_intent(image).unwrap_or(false));
+            intents.iter().partition(|image| context.dir.has_intent(image).unwrap_or(false));
         let missing = missing.into_iter().map(|image| ImagePullIntent { image: image.clone() });
         let files: Vec<_> = missing.chain(renewed).map(intent).chain(records.iter().map(record)).collect();
-        desk.folder.write(&files)?;
+        context.dir.write(&files)?;
         for image in &there {
-            desk.folder.settle_intent(image)?;
-            desk.in_flight.mark_ambiguous(image);
+            context.dir.settle_intent(image)?;
+            context.in_flight.mark_ambiguous(image);
         }
         for image in &intents {
-            let own = ProcessIntent { _hold: desk.folder.hold(image)?, found: there.contains(&image) };
+            let own = ProcessIntent { _hold: context.dir.hold(image)?, found: there.contains(&image) };
             held.insert(image.clone(), own);
         }
         for image in let_go {
             held.remove(&image);
         }
         for (image_ref, record) in &records {
-            desk.memory.put(image_ref, Arc::new(IndexedRecord::new(record)));
+            context.memory.put(image_ref, Arc::new(IndexedRecord::new(record)));
         }
-        let ended: Vec<_> = ended.into_iter().filter(|image| desk.in_flight.end(image)).collect();
+        let ended: Vec<_> = ended.into_iter().filter(|image| context.in_flight.end(image)).collect();
         let closed = closed.into_iter().chain(ended).filter(|image| {
             held.remove(image);
-            !desk.folder.is_pulled_by_other_process(image)
+            !context.dir.is_pulled_by_other_process(image)
         });
         let closed: Vec<_> = closed.map(|image| (RecordDirKind::Pulling, String::from(image))).collect();
         let gone = gone.into_iter().map(|image_ref| {
-            desk.memory.forget(&image_ref);
+            context.memory.forget(&image_ref);
             (RecordDirKind::Pulled, String::from(image_ref))
         });
-        desk.remove(closed.into_iter().chain(gone));
+        context.remove(closed.into_iter().chain(gone));
         Ok(())
     }
 }

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upper_case_name_is_told_from_a_broken_one() {
+    fn an_upper_case_name_is_distinguished_from_a_broken_one() {
         assert_eq!(parse("reg/App"), Err(ReferenceErrorKind::Uppercase));
         // Lower case of the Kelvin sign and of the dotted capital I is ASCII, as it is in Go.
         assert_eq!(parse("\u{212a}\u{130}"), Err(ReferenceErrorKind::Uppercase));

@@ -22,8 +22,8 @@ fn sighting(name: &str, at: i64, what: ActivityKind) -> ImageActivity {
 
 #[tokio::test(start_paused = true)]
 async fn a_use_between_two_looks_counts_and_an_older_one_takes_nothing_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("images.json");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("images.json");
     let world = world();
     let collector = || world.collector().records(Arc::new(UsageRecordFileStore::new(&path))).build();
     let used =
@@ -64,7 +64,7 @@ async fn an_image_is_first_seen_when_it_came_and_that_does_not_change() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_too_old_before_somebody_has_looked_for_that_long() {
+async fn nothing_is_too_old_before_it_was_observed_for_that_long() {
     let world = world();
     world.state().sightings = Some(vec![sighting("a", 300 * DAY, ActivityKind::Added)]);
     let maximum_age = Duration::from_secs(10 * 86_400);

@@ -133,7 +133,7 @@ async fn a_round_that_could_not_ask_the_runtime_does_not_put_off_the_next_for_lo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_disk_that_cannot_be_helped_is_told_once_at_the_start() {
+async fn a_full_disk_without_candidates_is_reported_once_at_the_start() {
     let world = world();
     world.state().other = 900;
     let events = Arc::new(RingSink::new(100));

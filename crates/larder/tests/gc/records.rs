@@ -20,8 +20,8 @@ fn collector(world: &FakeNode, path: &std::path::Path) -> Collector {
 
 #[tokio::test(start_paused = true)]
 async fn a_restart_keeps_ages_and_order() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("images.json");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("images.json");
     let world = world();
     let first = collector(&world, &path);
     world.state().containers.insert("c".into(), "a".into());
@@ -34,7 +34,7 @@ async fn a_restart_keeps_ages_and_order() {
     first.detect().await.unwrap();
     let before = first.records();
     // Nothing is said at the end: this is a kill. What a save left half done is in its way.
-    fs_err::write(folder.path().join("images.json.new"), "{\"version\":1,\"ima").unwrap();
+    fs_err::write(dir.path().join("images.json.new"), "{\"version\":1,\"ima").unwrap();
     let again = collector(&world, &path);
     assert_eq!(again.notice(), None);
     assert_eq!(again.records(), before);
@@ -58,13 +58,13 @@ async fn records_that_cannot_be_read_are_set_aside_and_remove_nothing() {
         &long_ago[..long_ago.len() - 1],
     ];
     for (n, text) in broken.iter().enumerate() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("images.json");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("images.json");
         fs_err::write(&path, text).unwrap();
         let world = world();
         let first = collector(&world, &path);
         let notice = first.notice().expect("it is said").to_owned();
-        let aside = folder.path().join("images.json.broken-1");
+        let aside = dir.path().join("images.json.broken-1");
         assert!(notice.contains(aside.to_str().unwrap()), "{n}: {notice}");
         assert_eq!(fs_err::read_to_string(&aside).unwrap(), *text);
         let _not_enough = first.collect().await.unwrap_err();
@@ -74,8 +74,8 @@ async fn records_that_cannot_be_read_are_set_aside_and_remove_nothing() {
         assert_eq!(second.notice(), None);
         assert_eq!(second.records().iter().count(), 1);
     }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("images.json");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("images.json");
     fs_err::write(&path, long_ago).unwrap();
     let world = world();
     let sound = collector(&world, &path);
@@ -84,10 +84,10 @@ async fn records_that_cannot_be_read_are_set_aside_and_remove_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_folder_that_cannot_be_written_stops_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+async fn an_unwritable_directory_does_not_stop_rounds() {
+    let dir = tempfile::tempdir().unwrap();
     let world = world();
-    let collector = collector(&world, &folder.path().join("missing/images.json"));
+    let collector = collector(&world, &dir.path().join("missing/images.json"));
     collector.detect().await.unwrap();
     assert_eq!(collector.records().iter().count(), 1);
 }
@@ -103,7 +103,7 @@ impl PostImageGcHook for HookCalls {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_round_tells_what_stays_and_kubelets_only_one_for_room() {
+async fn every_round_reports_retained_images_and_kubelets_only_after_a_space_pass() {
     for (policy, told) in [(GcPolicy::default(), 1), (GcPolicy::kubelet(), 0)] {
         let (world, hook) = (world(), Arc::new(HookCalls::default()));
         world.state().capacity = 10_000;

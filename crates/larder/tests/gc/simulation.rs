@@ -144,8 +144,8 @@ impl SimulatedNode {
 }
 
 async fn weeks(seed: u64) {
-    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
-    let path = folder.path().join("images.json");
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
+    let path = dir.path().join("images.json");
     let mut node = SimulatedNode::new(seed);
     let mut running = collector(&node.world, &path);
     for _ in 0..14 * 24 * 6 {

@@ -33,16 +33,16 @@ fn world() -> FakeNode {
     world
 }
 
-fn collector(world: &FakeNode, folder: &Path) -> Collector {
+fn collector(world: &FakeNode, dir: &Path) -> Collector {
     let builder = world.collector().policy(policy()).gate(Arc::new(RemovalGate::default()));
-    let builder = builder.records(Arc::new(UsageRecordFileStore::new(folder.join("images.json"))));
-    builder.history(Arc::new(HistoryFile::new(folder.join("history")))).build()
+    let builder = builder.records(Arc::new(UsageRecordFileStore::new(dir.join("images.json"))));
+    builder.history(Arc::new(HistoryFile::new(dir.join("history")))).build()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_removal_that_hangs_keeps_nothing_waiting_but_the_next_round() {
-    let (world, folder) = (world(), tempfile::tempdir().unwrap());
-    let collector = Arc::new(collector(&world, folder.path()));
+    let (world, dir) = (world(), tempfile::tempdir().unwrap());
+    let collector = Arc::new(collector(&world, dir.path()));
     world.advance(1000);
     world.removes_slowly(SLOW);
     let began = Instant::now();
@@ -86,8 +86,8 @@ async fn abandon_after<T>(turns: usize, work: impl Future<Output = T>) -> Option
 #[tokio::test(start_paused = true)]
 async fn whenever_a_round_is_abandoned_records_and_journal_agree_with_what_is_there() {
     for turns in 0.. {
-        let (world, folder) = (world(), tempfile::tempdir().unwrap());
-        let first = collector(&world, folder.path());
+        let (world, dir) = (world(), tempfile::tempdir().unwrap());
+        let first = collector(&world, dir.path());
         first.detect().await.unwrap();
         let seen = first.records();
         world.advance(60_000);
@@ -97,7 +97,7 @@ async fn whenever_a_round_is_abandoned_records_and_journal_agree_with_what_is_th
         // What has begun goes on.
         sleep(Duration::from_secs(1)).await;
         drop(first);
-        let again = collector(&world, folder.path());
+        let again = collector(&world, dir.path());
         assert_eq!(again.notice(), None);
         again.detect().await.unwrap();
         for known in again.records().iter() {
@@ -105,7 +105,7 @@ async fn whenever_a_round_is_abandoned_records_and_journal_agree_with_what_is_th
             assert_eq!(known.first_seen, before.first_seen, "{turns}: the age is what it was");
         }
         assert_eq!(again.records().iter().count(), world.state().present.len(), "{turns}");
-        let (entries, unreadable) = HistoryFile::new(folder.path().join("history")).entries().unwrap();
+        let (entries, unreadable) = HistoryFile::new(dir.path().join("history")).entries().unwrap();
         let removed: Vec<_> = entries.iter().map(|entry| entry.names[0].clone()).collect();
         assert_eq!((removed, unreadable), (world.removals(), 0), "{turns}: each once, and no other");
         if ended {

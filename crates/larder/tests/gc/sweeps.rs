@@ -94,7 +94,7 @@ async fn where_inodes_are_short_they_are_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn inodes_that_nobody_wants_are_not_waited_for() {
+async fn inodes_outside_of_the_goal_are_not_waited_for() {
     let world = ten();
     world.state().inodes = 10_000;
     world.state().frees_inodes_after = Duration::from_secs(60);
@@ -107,7 +107,7 @@ async fn inodes_that_nobody_wants_are_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_others_may_have_written_meanwhile_is_not_waited_for() {
+async fn a_shortfall_from_other_writers_is_not_waited_for() {
     let world = ten();
     world.frees_after(Duration::from_secs(60));
     let patience = ReclaimWait { tolerance: DiskSpace { bytes: 90, inodes: 0 }, ..ReclaimWait::default() };
@@ -181,7 +181,7 @@ async fn an_image_used_since_the_plan_is_spared_and_another_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn room_of_what_somebody_else_removes_is_waited_for_as_well() {
+async fn space_of_images_removed_by_other_processes_is_waited_for() {
     let world = ten();
     let other = world.clone();
     let act = move || other.removed_by_another("i0", Duration::from_millis(700));
@@ -212,7 +212,7 @@ async fn room_that_was_free_before_the_first_measure_is_not_taken_from_what_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_somebody_else_removes_during_a_round_is_not_booked_as_removed_or_freed_by_it() {
+async fn images_removed_by_other_processes_do_not_count_as_removed_or_freed_by_the_round() {
     let world = ten();
     let other = world.clone();
     let act = move || assert!(other.state().present.remove("i1"));
@@ -256,7 +256,7 @@ impl ImageUseSource for FailingUseSource {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_goes_while_nobody_can_say_whether_it_is_used() {
+async fn nothing_is_removed_while_uses_are_unknown() {
     let world = ten();
     let collector =
         world.collector().policy(policy()).use_source(Arc::new(FailingUseSource(Mutex::default()))).build();

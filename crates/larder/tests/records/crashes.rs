@@ -13,13 +13,13 @@ fn present() -> FakeBackend {
 }
 
 #[tokio::test]
-async fn whatever_dies_nobody_is_granted_what_he_did_not_prove() {
+async fn after_any_crash_access_requires_authentication() {
     let mut died = 0;
     for steps in 0.. {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let (witness, _) = dying_after(steps);
         let records =
-            PullRecordStore::watched(folder.path(), Verification::of_unconfigured_kubelet(), Some(witness))
+            PullRecordStore::watched(dir.path(), Verification::of_unconfigured_kubelet(), Some(witness))
                 .unwrap();
         let began = records.record_pull_intent(&image()).await.is_ok();
         // The pull happens only after the intent is there.
@@ -29,7 +29,7 @@ async fn whatever_dies_nobody_is_granted_what_he_did_not_prove() {
         let dead = !recorded || records.flush().await.is_err() || records.on_disk().unwrap().0 > 0;
         drop(records);
 
-        let again = open(folder.path());
+        let again = open(dir.path());
         again.recover(&backend).await;
         if began {
             // Also where nobody heard of the record: a did show its secret.
@@ -47,8 +47,8 @@ async fn whatever_dies_nobody_is_granted_what_he_did_not_prove() {
 
 #[tokio::test]
 async fn a_pull_that_was_cut_off_is_remembered_without_a_restart_too() {
-    let folder = tempfile::tempdir().unwrap();
-    let records = open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let records = open(dir.path());
     assert!(may_use(&records, "").await, "nobody of us pulled it");
     records.record_pull_intent(&image()).await.unwrap();
     assert!(!may_use(&records, "").await);
@@ -59,8 +59,8 @@ async fn a_pull_that_was_cut_off_is_remembered_without_a_restart_too() {
 
 #[tokio::test]
 async fn a_pull_that_its_caller_gave_up_leaves_no_intent() {
-    let folder = tempfile::tempdir().unwrap();
-    let (records, image) = (open(folder.path()), image());
+    let dir = tempfile::tempdir().unwrap();
+    let (records, image) = (open(dir.path()), image());
     tokio::select! {
         biased;
         written = records.record_pull_intent(&image) => {
@@ -76,14 +76,14 @@ async fn a_pull_that_its_caller_gave_up_leaves_no_intent() {
 
 #[tokio::test]
 async fn an_intent_is_recovered_also_by_a_short_name() {
-    let folder = tempfile::tempdir().unwrap();
-    let records = open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let records = open(dir.path());
     records.record_pull_intent(&"busybox".into()).await.unwrap();
     drop(records);
     let backend = FakeBackend::new();
     let tag = "docker.io/library/busybox:latest".to_owned();
     backend.set_images(vec![Image { id: ID.into(), repo_tags: vec![tag], ..Image::default() }]);
-    let again = open(folder.path());
+    let again = open(dir.path());
     again.recover(&backend).await;
     assert_eq!(again.on_disk().unwrap(), (0, 1));
 }

@@ -15,8 +15,8 @@ use crate::world::{ID, IMAGE, id, image, may_use, open, secret};
 const NOW: Rfc3339Time = Rfc3339Time(1_800_000_000);
 const LONG: Duration = Duration::from_secs(3600);
 
-fn asking(folder: &Path) -> (PullRecordStore, FakeBackend) {
-    let (records, backend) = (open(folder), FakeBackend::new());
+fn asking(dir: &Path) -> (PullRecordStore, FakeBackend) {
+    let (records, backend) = (open(dir), FakeBackend::new());
     records.resolve_interrupted_with(Arc::new(backend.clone()));
     (records, backend)
 }
@@ -31,9 +31,9 @@ async fn on_disk(records: &PullRecordStore) -> (usize, usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_pull_whose_image_is_there_makes_it_nobodys() {
-    let folder = tempfile::tempdir().unwrap();
-    let (records, backend) = asking(folder.path());
+async fn a_failed_pull_whose_image_is_present_gives_no_access() {
+    let dir = tempfile::tempdir().unwrap();
+    let (records, backend) = asking(dir.path());
     records.record_pull_intent(&image()).await.unwrap();
     comes(&backend, ID);
     assert!(records.record_image_pull_ended(&image()).await);
@@ -43,8 +43,8 @@ async fn a_failed_pull_whose_image_is_there_makes_it_nobodys() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_pull_that_brought_nothing_leaves_a_preloaded_image_as_it_was() {
-    let folder = tempfile::tempdir().unwrap();
-    let (records, backend) = asking(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let (records, backend) = asking(dir.path());
     for there in [false, true] {
         if there {
             comes(&backend, ID);
@@ -62,10 +62,10 @@ async fn a_failed_pull_that_brought_nothing_leaves_a_preloaded_image_as_it_was()
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_that_comes_after_its_caller_left_is_nobodys_before_and_after() {
+async fn an_image_pulled_after_its_caller_was_cancelled_gives_no_access() {
     for delay in [0, 5, 100] {
-        let folder = tempfile::tempdir().unwrap();
-        let (records, backend) = asking(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let (records, backend) = asking(dir.path());
         records.record_pull_intent(&image()).await.unwrap();
         records.record_image_pull_interrupted(&image());
         tokio::time::sleep(Duration::from_secs(delay)).await;
@@ -79,8 +79,8 @@ async fn an_image_that_comes_after_its_caller_left_is_nobodys_before_and_after()
 
 #[tokio::test(start_paused = true)]
 async fn an_intent_goes_only_when_the_backend_says_that_nothing_came() {
-    let folder = tempfile::tempdir().unwrap();
-    let (records, backend) = asking(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let (records, backend) = asking(dir.path());
     records.record_pull_intent(&image()).await.unwrap();
     backend.set_down(Some(larder_testkit::fake_backend::error("the runtime is gone")));
     assert!(!records.record_image_pull_ended(&image()).await);
@@ -94,8 +94,8 @@ async fn an_intent_goes_only_when_the_backend_says_that_nothing_came() {
 
 #[tokio::test(start_paused = true)]
 async fn who_leaves_again_and_again_is_watched_by_one_and_as_long_as_the_last() {
-    let folder = tempfile::tempdir().unwrap();
-    let (records, backend) = asking(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let (records, backend) = asking(dir.path());
     for _ in 0..5 {
         records.record_pull_intent(&image()).await.unwrap();
         records.record_image_pull_interrupted(&image());
@@ -110,9 +110,9 @@ async fn who_leaves_again_and_again_is_watched_by_one_and_as_long_as_the_last() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pull_that_succeeds_meanwhile_keeps_its_record() {
-    let folder = tempfile::tempdir().unwrap();
-    let (records, backend) = asking(folder.path());
+async fn a_concurrent_pull_that_succeeds_keeps_its_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let (records, backend) = asking(dir.path());
     records.record_pull_intent(&image()).await.unwrap();
     records.record_pull_intent(&image()).await.unwrap();
     records.record_image_pull_interrupted(&image());
@@ -125,9 +125,9 @@ async fn a_pull_that_succeeds_meanwhile_keeps_its_record() {
 
 #[tokio::test(start_paused = true)]
 async fn the_intent_of_a_dead_process_outlives_a_pull_that_did_not_start() {
-    let folder = tempfile::tempdir().unwrap();
-    open(folder.path()).record_pull_intent(&image()).await.unwrap();
-    let (records, backend) = asking(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path()).record_pull_intent(&image()).await.unwrap();
+    let (records, backend) = asking(dir.path());
     comes(&backend, ID);
     records.record_pull_intent(&image()).await.unwrap();
     records.record_image_pull_failed(&image());
@@ -142,15 +142,15 @@ async fn the_intent_of_a_dead_process_outlives_a_pull_that_did_not_start() {
 
 #[tokio::test]
 async fn the_way_a_pod_spells_the_image_makes_no_difference_while_it_is_pulled() {
-    let folder = tempfile::tempdir().unwrap();
-    let records = open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let records = open(dir.path());
     records.record_pull_intent(&"registry.example/team/app".into()).await.unwrap();
     let digest = format!("registry.example/team/app@sha256:{}", "a".repeat(64));
     let spellings = ["registry.example/team/app", "registry.example/team/app:latest", &digest];
     let ours = async |records: &PullRecordStore, image: &str| {
         records.check(&image.into(), &id(), &mut crate::world::PodWithSecret("")).await.0.unwrap().must_pull()
     };
-    let again = open(folder.path());
+    let again = open(dir.path());
     for spelling in spellings {
         assert!(ours(&records, spelling).await && ours(&again, spelling).await, "{spelling}");
     }
@@ -160,10 +160,10 @@ async fn the_way_a_pod_spells_the_image_makes_no_difference_while_it_is_pulled()
 }
 
 #[tokio::test]
-async fn until_the_pulls_of_the_dead_are_looked_at_nobody_is_granted_what_has_no_record() {
-    let folder = tempfile::tempdir().unwrap();
-    open(folder.path()).record_pull_intent(&"registry.example/other:v1".into()).await.unwrap();
-    let (records, backend) = asking(folder.path());
+async fn before_recovery_images_without_a_record_give_no_access() {
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path()).record_pull_intent(&"registry.example/other:v1".into()).await.unwrap();
+    let (records, backend) = asking(dir.path());
     assert!(may_use(&records, "").await, "preloaded, if there was nothing to recover");
     records.await_recovery();
     assert!(!may_use(&records, "").await);
@@ -177,8 +177,8 @@ async fn until_the_pulls_of_the_dead_are_looked_at_nobody_is_granted_what_has_no
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_leaves_a_pull_leaves_its_intent() {
-    let folder = tempfile::tempdir().unwrap();
-    let (records, backend) = asking(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let (records, backend) = asking(dir.path());
     let records = Arc::new(records);
     let (pull, _never) = larder_testkit::fake_backend::ScriptedPull::ok(ID, 7).held();
     backend.on_pull_of(IMAGE, pull);

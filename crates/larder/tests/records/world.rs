@@ -1,4 +1,4 @@
-//! Pods, secrets and a folder.
+//! Pods, secrets and a directory.
 
 use std::io;
 use std::path::Path;
@@ -44,8 +44,8 @@ pub(crate) fn secret(name: &str) -> ImagePullCredentials {
     ImagePullCredentials { secrets: vec![secret], ..ImagePullCredentials::default() }
 }
 
-pub(crate) fn open(folder: &Path) -> PullRecordStore {
-    PullRecordStore::open(folder, Verification::of_unconfigured_kubelet()).unwrap()
+pub(crate) fn open(dir: &Path) -> PullRecordStore {
+    PullRecordStore::open(dir, Verification::of_unconfigured_kubelet()).unwrap()
 }
 
 /// Whether a pod with this secret may use the image.

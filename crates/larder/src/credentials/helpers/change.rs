@@ -1,4 +1,4 @@
-//! Gives a helper a password to keep, and has one forgotten.
+//! Stores and erases credentials in a helper.
 
 use zeroize::Zeroizing;
 
@@ -9,7 +9,7 @@ use crate::credentials::program::{self, ProgramCommand};
 use crate::credentials::secret::Secret;
 
 impl CredentialHelpers {
-    /// Gives the helper this login to keep.
+    /// Stores this login in the helper.
     pub async fn store(
         &self,
         at: &HelperRequest,
@@ -17,7 +17,7 @@ impl CredentialHelpers {
         secret: &Secret,
     ) -> Result<(), HelperError> {
         let fields = [("ServerURL", at.server.as_str()), ("Username", username), ("Secret", secret.reveal())];
-        // Room for all of it, escaped: a text that grows leaves copies behind that nobody overwrites.
+        // Allocated in full, with escapes: a string that grows leaves copies that are not overwritten.
         let room = fields.iter().map(|(name, value)| name.len() + 6 * value.len() + 8).sum::<usize>();
         let mut text = Zeroizing::new(String::with_capacity(room));
         text.push('{');
@@ -26,7 +26,7 @@ impl CredentialHelpers {
         self.change("store", at, Zeroizing::new(text.as_bytes().to_vec())).await
     }
 
-    /// Has the helper forget what it has for a server. It is no error if that is nothing.
+    /// Erases the helper's credential for a server. Succeeds if there is none.
     pub async fn erase(&self, at: &HelperRequest) -> Result<(), HelperError> {
         self.change("erase", at, Zeroizing::new(at.server.as_bytes().to_vec())).await
     }
@@ -38,7 +38,7 @@ impl CredentialHelpers {
         input: Zeroizing<Vec<u8>>,
     ) -> Result<(), HelperError> {
         let HelperRequest { helper: name, server } = at.clone();
-        let path = super::found(self.folders.clone(), &name).await?;
+        let path = super::found(self.dirs.clone(), &name).await?;
         let args = [verb.to_owned()];
         let run = ProgramCommand { path: &path, args: &args, env: Vec::new(), input };
         let ended = program::run(run).await;

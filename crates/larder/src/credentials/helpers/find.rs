@@ -12,10 +12,10 @@ pub enum HelperNotRunnable {
     /// Its name could mean another program.
     #[error("invalid credential helper name {}: use only letters, digits, '.', '_' and '-'", quote(.0))]
     Name(String),
-    /// No folder has it.
+    /// It is in no directory of `PATH`.
     #[error("docker-credential-{0} not found in PATH: install it, or remove it from the docker config")]
     Absent(String),
-    /// It is there, and is not to be trusted.
+    /// It is not trusted.
     #[error("docker-credential-{name} is not trusted: {why}")]
     NotTrusted {
         /// The helper.
@@ -25,15 +25,15 @@ pub enum HelperNotRunnable {
     },
 }
 
-/// The first in these folders that only root and this user can replace.
-pub(super) fn find(folders: &[PathBuf], name: &str) -> Result<PathBuf, HelperNotRunnable> {
+/// The first one in these directories that only root and this user can replace.
+pub(super) fn find(dirs: &[PathBuf], name: &str) -> Result<PathBuf, HelperNotRunnable> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if name.is_empty() || name.len() > 100 || !name.chars().all(is_plain) {
         return Err(HelperNotRunnable::Name(name.chars().take(100).collect()));
     }
     let mut refused = None;
-    for folder in folders {
-        match check_program(&folder.join(Path::new(&format!("docker-credential-{name}")))) {
+    for dir in dirs {
+        match check_program(&dir.join(Path::new(&format!("docker-credential-{name}")))) {
             Ok(path) => return Ok(path),
             Err(TrustError::Absent { .. }) => {}
             Err(error) => {

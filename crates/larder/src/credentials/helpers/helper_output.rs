@@ -1,4 +1,4 @@
-//! What a helper answers to `get`. Pure.
+//! Decodes a helper's answer to `get`. Pure.
 
 use crate::credentials::docker_config::DockerConfigEntry;
 use crate::credentials::json::{self, JsonScanner};
@@ -6,16 +6,16 @@ use crate::credentials::secret::Secret;
 
 /// The user name of an answer whose secret is an identity token.
 const TOKEN_USER: &str = "<token>";
-/// What helpers say when they have nothing, by the protocol.
+/// The protocol's messages for a missing credential.
 const NONE: [&str; 2] = ["credentials not found in native keychain", "credentials not found"];
 
-/// Whether a helper that failed says that it has no credentials for this server.
+/// Whether a failed helper reports that it has no credentials for this server.
 pub(super) fn is_not_found(stdout: &[u8]) -> bool {
     let text = String::from_utf8_lossy(stdout);
     NONE.contains(&text.trim())
 }
 
-/// The credential in an answer; `None` if it is none.
+/// The credential in an answer; `None` if it is invalid.
 pub(super) fn decode(stdout: &[u8]) -> Option<DockerConfigEntry> {
     let text = json::text_of(stdout);
     let mut reader = JsonScanner::new(&text);
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passwords_and_identity_tokens_are_told_apart() {
+    fn passwords_and_identity_tokens_are_distinguished() {
         let entry = decode(br#"{"ServerURL": "r", "Username": "bob", "Secret": "hunter2"}"#).unwrap();
         assert_eq!((entry.username.as_str(), entry.password.reveal()), ("bob", "hunter2"));
         let entry = decode(br#"{"Username": "<token>", "Secret": "it"}"#).unwrap();

@@ -1,11 +1,11 @@
-//! Which helper is asked, and for what. Pure.
+//! Selects the helper of a repository. Pure.
 
 use std::collections::BTreeMap;
 
 use crate::credentials::docker_config::DockerConfig;
 use crate::credentials::matching;
 
-/// Under which name docker keeps the hub's credentials.
+/// The name of Docker Hub's credentials in helpers.
 const HUB_SERVER: &str = "https://index.docker.io/v1/";
 const HUB: &str = "docker.io";
 const HUB_HOSTS: [&str; 3] = ["index.docker.io", "docker.io", "registry-1.docker.io"];
@@ -17,12 +17,12 @@ pub struct HelperNames {
     by_host: BTreeMap<String, String>,
 }
 
-/// One question to one helper.
+/// One request to one helper.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HelperRequest {
     /// The name behind `docker-credential-`.
     pub helper: String,
-    /// Whose credentials are wanted, as docker names it.
+    /// The server, as Docker names it.
     pub server: String,
 }
 
@@ -46,7 +46,7 @@ impl HelperNames {
         by_host.chain(self.store.iter().map(named))
     }
 
-    /// What to ask for a normalised repository: the helper of its registry, else the store.
+    /// The request for a normalised repository: the helper of its registry, else the store.
     pub fn request_for(&self, repository: &str) -> Option<HelperRequest> {
         let host = repository.split('/').next().unwrap_or_default();
         let (names, server): (&[&str], _) =

@@ -1,12 +1,11 @@
-//! Docker's credential helpers: programs named `docker-credential-NAME` that keep the passwords which a docker config
-//! only points to.
+//! Docker's credential helpers: programs named `docker-credential-NAME` that store the passwords of a docker config.
 //!
 //! ```text
 //! credHelpers (by registry), else credsStore -> choose -> find (PATH) -> run `get` -> answer -> one credential, or none
 //! ```
 //!
-//! Promises: an answer is used for the one lookup that asked and is kept nowhere; lookups of one moment share a run; a
-//! program that others can replace is not run; nothing that a helper wrote is shown. Trouble is logged and means none.
+//! Promises: an answer is used for one lookup and not cached; concurrent lookups share a run; a program that other
+//! users can replace is not run; a helper's output is never shown. An error is logged and counts as no credentials.
 
 mod change;
 mod find;
@@ -32,11 +31,11 @@ use super::program::{self, ProgramCommand};
 use super::program_results::{ProgramResult, ProgramResultLog};
 use crate::threads::blocking;
 
-/// Why a helper gave nothing, in words without anything that it wrote.
+/// Why a helper returned no credential. Never quotes its output.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HelperError {
-    /// It is not there, or is not run.
+    /// It was not found, or is not trusted.
     #[error(transparent)]
     Find(#[from] HelperNotRunnable),
     /// It could not be run to its end.
@@ -56,10 +55,10 @@ pub enum HelperError {
         name: String,
         /// Such as `exit status: 1`.
         status: String,
-        /// What it was asked for.
+        /// The requested server.
         server: String,
     },
-    /// It did not keep a credential, or did not forget one.
+    /// It failed to store or erase a credential.
     #[error(
         "docker-credential-{name} {verb} failed for {server} ({status}); output is not shown because it may contain the password"
     )]
@@ -68,46 +67,45 @@ pub enum HelperError {
         name: String,
         /// `store` or `erase`.
         verb: &'static str,
-        /// Whose credential it is.
+        /// The server of the credential.
         server: String,
         /// Such as `exit status: 1`.
         status: String,
     },
-    /// Its answer is no credential.
+    /// Its answer is not a valid credential.
     #[error("docker-credential-{0} returned no valid credential")]
     Answer(String),
 }
 
 type HelperLookup = BoxFuture<'static, Result<Option<Arc<DockerConfigEntry>>, HelperError>>;
 
-/// Runs the helpers that are found in some folders.
+/// Runs the helpers in some directories.
 pub struct CredentialHelpers {
-    folders: Vec<PathBuf>,
+    dirs: Vec<PathBuf>,
     answers: Option<ProgramResultLog>,
     runs: Mutex<HashMap<HelperRequest, WeakShared<HelperLookup>>>,
 }
 
 impl fmt::Debug for CredentialHelpers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Helpers").field("folders", &self.folders).finish_non_exhaustive()
+        f.debug_struct("Helpers").field("dirs", &self.dirs).finish_non_exhaustive()
     }
 }
 
 impl CredentialHelpers {
-    /// Those in the folders of a `PATH`. What is not an absolute path in it is left out.
+    /// The helpers in the directories of a `PATH`. Relative paths are ignored.
     pub fn on_path(path: &OsStr) -> CredentialHelpers {
-        let folders = std::env::split_paths(path).filter(|folder| folder.is_absolute()).collect();
-        CredentialHelpers { folders, answers: None, runs: Mutex::default() }
+        let dirs = std::env::split_paths(path).filter(|dir| dir.is_absolute()).collect();
+        CredentialHelpers { dirs, answers: None, runs: Mutex::default() }
     }
 
-    /// The same, with what they answer to lookups noted.
+    /// Records the results of lookups.
     #[must_use]
     pub fn with_result_log(self, answers: ProgramResultLog) -> CredentialHelpers {
         CredentialHelpers { answers: Some(answers), ..self }
     }
 
-    /// What a helper has for a normalised repository: a credential of the node, none if the helper has none, or if none
-    /// is asked.
+    /// A helper's credential for a normalised repository; none if the helper has none, or if no helper is configured.
     pub(crate) async fn get(
         &self,
         names: &HelperNames,
@@ -119,7 +117,7 @@ impl CredentialHelpers {
         Ok(entry.map(|entry| Credential::of(&entry, None, &origin)))
     }
 
-    /// The same, with trouble in the log.
+    /// Like `get`, but logs errors.
     pub(super) async fn lookup(&self, names: &HelperNames, repository: &str) -> Option<Credential> {
         let asked = names.request_for(repository)?;
         let got = self.get(names, repository).await;
@@ -139,29 +137,29 @@ impl CredentialHelpers {
 
     fn run(&self, asked: HelperRequest) -> Shared<HelperLookup> {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
-        // Answers go with the last who waits for them.
+        // An answer is dropped with its last waiter.
         runs.retain(|_, run| run.upgrade().is_some_and(|run| run.peek().is_none()));
         if let Some(run) = runs.get(&asked).and_then(WeakShared::upgrade) {
             return run;
         }
-        let run = ask(self.folders.clone(), asked.clone()).boxed().shared();
+        let run = ask(self.dirs.clone(), asked.clone()).boxed().shared();
         runs.extend(run.downgrade().map(|weak| (asked, weak)));
         run
     }
 }
 
-/// The program of a helper, looked for on a thread that may block.
-async fn found(folders: Vec<PathBuf>, name: &str) -> Result<PathBuf, HelperNotRunnable> {
+/// The program of a helper, searched on a blocking thread.
+async fn found(dirs: Vec<PathBuf>, name: &str) -> Result<PathBuf, HelperNotRunnable> {
     let name = name.to_owned();
-    blocking(move || find::find(&folders, &name)).await
+    blocking(move || find::find(&dirs, &name)).await
 }
 
 async fn ask(
-    folders: Vec<PathBuf>,
+    dirs: Vec<PathBuf>,
     asked: HelperRequest,
 ) -> Result<Option<Arc<DockerConfigEntry>>, HelperError> {
     let HelperRequest { helper: name, server } = asked;
-    let path = found(folders, &name).await?;
+    let path = found(dirs, &name).await?;
     let args = ["get".to_owned()];
     let input = Zeroizing::new(server.as_bytes().to_vec());
     let run = ProgramCommand { path: &path, args: &args, env: Vec::new(), input };

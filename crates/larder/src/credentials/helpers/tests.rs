@@ -4,15 +4,15 @@ use std::path::Path;
 use super::*;
 use crate::credentials::docker_config::DockerConfig;
 
-/// A folder with one helper, a shell script.
+/// A directory with one helper, a shell script.
 fn helper(name: &str, script: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    put(folder.path(), name, script, 0o755);
-    folder
+    let dir = tempfile::tempdir().unwrap();
+    put(dir.path(), name, script, 0o755);
+    dir
 }
 
-fn put(folder: &Path, name: &str, script: &str, mode: u32) {
-    let path = folder.join(format!("docker-credential-{name}"));
+fn put(dir: &Path, name: &str, script: &str, mode: u32) {
+    let path = dir.join(format!("docker-credential-{name}"));
     fs_err::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
     fs_err::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
@@ -22,8 +22,8 @@ fn store(name: &str) -> HelperNames {
 }
 
 async fn got(script: &str) -> Result<Option<Credential>, HelperError> {
-    let folder = helper("test", script);
-    CredentialHelpers::on_path(folder.path().as_os_str()).get(&store("test"), "r.example:5000/team/app").await
+    let dir = helper("test", script);
+    CredentialHelpers::on_path(dir.path().as_os_str()).get(&store("test"), "r.example:5000/team/app").await
 }
 
 #[tokio::test]
@@ -57,10 +57,10 @@ async fn what_a_helper_writes_is_in_no_error() {
 }
 
 #[tokio::test]
-async fn missing_untrusted_and_misnamed_helpers_are_told_apart() {
-    let folder = helper("mine", "true");
-    put(folder.path(), "open", "true", 0o777);
-    let helpers = CredentialHelpers::on_path(folder.path().as_os_str());
+async fn missing_untrusted_and_misnamed_helpers_have_different_errors() {
+    let dir = helper("mine", "true");
+    put(dir.path(), "open", "true", 0o777);
+    let helpers = CredentialHelpers::on_path(dir.path().as_os_str());
     let error = async |name: &str| helpers.get(&store(name), "r.example/app").await.unwrap_err();
     assert!(matches!(error("absent").await, HelperError::Find(HelperNotRunnable::Absent(_))));
     assert!(matches!(error("open").await, HelperError::Find(HelperNotRunnable::NotTrusted { .. })));
@@ -70,16 +70,16 @@ async fn missing_untrusted_and_misnamed_helpers_are_told_apart() {
 #[tokio::test]
 async fn a_path_that_is_not_absolute_is_not_searched() {
     let helpers = CredentialHelpers::on_path(OsStr::new("::.:bin"));
-    assert!(helpers.folders.is_empty());
+    assert!(helpers.dirs.is_empty());
 }
 
 #[tokio::test]
 async fn lookups_of_one_moment_share_a_run_and_later_ones_do_not() {
-    let folder = tempfile::tempdir().unwrap();
-    let runs = folder.path().join("runs");
+    let dir = tempfile::tempdir().unwrap();
+    let runs = dir.path().join("runs");
     let script = format!("echo x >> {}; echo '{{\"Username\": \"u\", \"Secret\": \"s\"}}'", runs.display());
-    put(folder.path(), "test", &script, 0o755);
-    let helpers = CredentialHelpers::on_path(folder.path().as_os_str());
+    put(dir.path(), "test", &script, 0o755);
+    let helpers = CredentialHelpers::on_path(dir.path().as_os_str());
     let names = store("test");
     let get = || helpers.get(&names, "r.example/app");
     let (a, b) = tokio::join!(get(), get());

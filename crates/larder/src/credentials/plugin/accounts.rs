@@ -1,4 +1,4 @@
-//! Service accounts and their tokens: from whoever can ask the cluster.
+//! Service accounts and their tokens, from a cluster client.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use crate::credentials::{Secret, ServiceAccountCoordinates};
 
-/// A service account, as far as providers care.
+/// A service account, with the fields that concern providers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ServiceAccount {
     /// Where it is.
@@ -15,12 +15,12 @@ pub struct ServiceAccount {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// A token to be asked for.
+/// A token request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ServiceAccountTokenRequest {
     /// Of this account.
     pub account: ServiceAccountCoordinates,
-    /// Whom it is for.
+    /// The audience.
     pub audience: String,
     /// The pod that it is bound to.
     pub pod_name: String,
@@ -28,7 +28,7 @@ pub struct ServiceAccountTokenRequest {
     pub pod_uid: String,
 }
 
-/// Knows the service accounts of a cluster. Errors hold no tokens.
+/// A client for the service accounts of a cluster. Errors contain no tokens.
 #[async_trait]
 pub trait ServiceAccountClient: Send + Sync {
     /// The account of this name.
@@ -37,7 +37,7 @@ pub trait ServiceAccountClient: Send + Sync {
     async fn token(&self, request: &ServiceAccountTokenRequest) -> Result<Secret, String>;
 }
 
-/// Where nobody can ask a cluster.
+/// A client without a cluster: every call fails.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoServiceAccountClient;
 

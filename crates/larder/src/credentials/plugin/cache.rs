@@ -1,4 +1,4 @@
-//! Answers that still count.
+//! Cache of provider answers.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use tokio::time::Instant;
 
 use crate::credentials::DockerConfig;
 
-/// How often answers that count no more and that nobody asks for are dropped.
+/// How often expired answers are dropped.
 const PURGE: Duration = Duration::from_secs(15 * 60);
-/// Longer is not counted.
+/// The longest cache duration.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(super) struct PluginCache {
 #[derive(Debug)]
 struct CachedAuth {
     auth: DockerConfig,
-    /// Counts until then, this moment included.
+    /// Valid up to and including this instant.
     until: Instant,
 }
 

@@ -1,4 +1,4 @@
-//! What a `CredentialProviderConfig` says. Read from a file, or from the files of a folder.
+//! Reads a `CredentialProviderConfig` from a file, or from the files of a directory.
 
 use std::fmt::Write as _;
 use std::io::{self, Read as _};
@@ -20,11 +20,11 @@ const ENDINGS: [&str; 3] = [".json", ".yaml", ".yml"];
 /// One program that gives credentials, as configured. Not checked yet: see [`problems`](super::problems).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProviderConfig {
-    /// Its file name in the folder of programs.
+    /// Its file name in the directory of programs.
     pub name: String,
     /// Images that it is asked for: host with wildcards, port, path prefix.
     pub match_images: Vec<String>,
-    /// How long an answer counts that does not say it itself; 0 is not at all.
+    /// Cache duration of answers that have none; 0 disables the cache.
     pub default_cache_duration: Option<GoDuration>,
     /// The version of the protocol that it speaks.
     pub api_version: String,
@@ -40,17 +40,17 @@ pub struct ProviderConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct TokenAttributes {
-    /// Whom the tokens are for.
+    /// The audience of the tokens.
     #[serde(rename = "serviceAccountTokenAudience")]
     pub audience: String,
-    /// What an answer is kept for: `ServiceAccount` or `Token`.
+    /// The cache key of answers: `ServiceAccount` or `Token`.
     pub cache_type: String,
-    /// Whether pods without a service account are passed over.
+    /// Whether pods without a service account are skipped.
     pub require_service_account: Option<bool>,
-    /// Annotations without which an account is passed over.
+    /// Required annotations: accounts without them are skipped.
     #[serde(rename = "requiredServiceAccountAnnotationKeys")]
     pub required_annotation_keys: Vec<String>,
-    /// Annotations that are sent along where they are.
+    /// Optional annotations that are sent if present.
     #[serde(rename = "optionalServiceAccountAnnotationKeys")]
     pub optional_annotation_keys: Vec<String>,
 }
@@ -92,7 +92,7 @@ struct EnvEntry {
     value: String,
 }
 
-/// Reads the text of a file, YAML or JSON. The error says where and what, and nothing of the values.
+/// Reads the text of a file, YAML or JSON. The error states position and cause, never values.
 pub type ProviderConfigDecoder<'a> = &'a dyn Fn(&str) -> Result<CredentialProviderConfig, String>;
 
 /// All providers, in the order in which they are asked.
@@ -108,10 +108,10 @@ pub struct LoadedProviders {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProviderConfigError {
-    /// A file or folder cannot be read.
+    /// A file or directory cannot be read.
     #[error("cannot read the credential provider configuration: {0}")]
     Unreadable(io::Error),
-    /// A folder has no files that count.
+    /// A directory has no configuration files.
     #[error("no configuration files found in directory {}", go_format::quote(&.0.display().to_string()))]
     Empty(PathBuf),
     /// A file is wrong.
@@ -127,7 +127,7 @@ pub enum ProviderConfigError {
     Duplicate(String),
 }
 
-/// Reads a file, or all files of a folder (not of folders in it) that end in `.json`, `.yaml` or `.yml`, by their names.
+/// Reads a file, or all files of a directory (not of directories in it) that end in `.json`, `.yaml` or `.yml`, by their names.
 /// Blocks on the disk.
 pub fn load(path: &Path, decode: ProviderConfigDecoder<'_>) -> Result<LoadedProviders, ProviderConfigError> {
     let found = fs_err::metadata(path).map_err(ProviderConfigError::Unreadable)?;
@@ -159,9 +159,9 @@ pub fn load(path: &Path, decode: ProviderConfigDecoder<'_>) -> Result<LoadedProv
     Ok(LoadedProviders { providers, hash: text })
 }
 
-fn files_of(folder: &Path) -> io::Result<Vec<PathBuf>> {
+fn files_of(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for entry in fs_err::read_dir(folder)? {
+    for entry in fs_err::read_dir(dir)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if ENDINGS.iter().any(|ending| name.ends_with(ending)) && !path.is_dir() {

@@ -17,7 +17,7 @@ use crate::credentials::Secret;
 use crate::credentials::program::{self, ProgramCommand};
 use crate::threads::blocking;
 
-/// Answers a request: a program, or in tests something that plays one.
+/// Executes a request: a program, or a fake in tests.
 #[async_trait]
 pub trait PluginExecutor: Send + Sync {
     /// One answer. Dropping the future ends the run.
@@ -27,13 +27,13 @@ pub trait PluginExecutor: Send + Sync {
     ) -> Result<CredentialProviderResponse, PluginExecError>;
 }
 
-/// Hears of each run of a provider. Called in the middle of things: it must be quick.
+/// Observes runs of providers. Called on the hot path: must be quick.
 pub trait PluginRunObserver: Send + Sync {
-    /// A run ended, well or not.
+    /// A run ended, with success or failure.
     fn plugin_finished(&self, provider: &str, took: Duration, failed: bool);
 }
 
-/// A program whose runs are told.
+/// A program whose runs are observed.
 pub(super) struct ObservedPlugin {
     pub(super) name: String,
     pub(super) program: Arc<dyn PluginExecutor>,
@@ -53,11 +53,11 @@ impl PluginExecutor for ObservedPlugin {
     }
 }
 
-/// Why a run gave no credentials. What the program wrote is not shown: it may be a password.
+/// Why a run returned no credentials. The output is not shown because it may contain a password.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PluginExecError {
-    /// It ended with another code than 0.
+    /// Its exit code was not 0.
     #[error(
         "error execing credential provider plugin {name} for image {image}: {status}; standard error is not shown because it may contain a password"
     )]
@@ -81,16 +81,16 @@ pub enum PluginExecError {
         /// What went wrong.
         problem: String,
     },
-    /// Its answer is none.
+    /// Its answer is invalid.
     #[error(transparent)]
     Response(#[from] PluginResponseError),
-    /// Another trouble, in its own words.
+    /// Another error.
     #[error("{0}")]
     Other(String),
 }
 
 impl PluginExecError {
-    /// The text that kubelet logs, which holds what the program wrote.
+    /// The text that kubelet logs, which contains the program's output.
     pub fn kubelet_text(&self) -> Secret {
         match self {
             PluginExecError::Exit { name, image, status, stderr } => Secret::new(format!(
@@ -105,7 +105,7 @@ impl PluginExecError {
     }
 }
 
-/// A program in the folder of providers.
+/// A program in the directory of providers.
 #[derive(Debug)]
 pub(crate) struct ProviderProgram {
     name: String,
@@ -116,18 +116,18 @@ pub(crate) struct ProviderProgram {
 }
 
 impl ProviderProgram {
-    /// That of a provider, in this folder.
-    pub(crate) fn new(config: &ProviderConfig, folder: impl Into<PathBuf>) -> ProviderProgram {
+    /// That of a provider, in this directory.
+    pub(crate) fn new(config: &ProviderConfig, dir: impl Into<PathBuf>) -> ProviderProgram {
         ProviderProgram {
             name: config.name.clone(),
-            path: folder.into().join(&config.name),
+            path: dir.into().join(&config.name),
             args: config.args.clone(),
             env: config.env.clone(),
             api_version: config.api_version.clone(),
         }
     }
 
-    /// Whether it is there and only root and this user can replace it.
+    /// Whether it exists and only root and this user can replace it.
     pub(crate) fn check(&self) -> Result<(), program::TrustError> {
         program::check_program(&self.path).map(drop)
     }
@@ -144,7 +144,7 @@ impl PluginExecutor for ProviderProgram {
             image: request.image.clone(),
             problem,
         };
-        // Looked at before each run: it may have been replaced.
+        // Checked before each run: it may have been replaced.
         let path = self.path.clone();
         let path = blocking(move || program::check_program(&path)).await;
         let path = path.map_err(|error| failed(format!("is not trusted: {error}")))?;

@@ -1,11 +1,11 @@
-//! The keys of kept answers and of runs under way: byte strings, as kubelet builds them. Pure.
+//! The keys of cached answers and of runs in progress: byte strings, as kubelet builds them. Pure.
 
 use std::collections::BTreeMap;
 
 use crate::credentials::{Secret, ServiceAccountCoordinates};
 use crate::reference::Digest;
 
-/// The base of an answer that is good for every image.
+/// The base of an answer for every image.
 pub(super) const GLOBAL: &str = "<global>";
 
 /// The host, with its port, of an image.
@@ -21,7 +21,7 @@ pub(crate) fn token_hash(token: &Secret) -> String {
     Digest::sha256(token.reveal()).into()
 }
 
-/// Whose an answer is: of a service account, and where it is kept for each token, of that.
+/// The part of a cache key that identifies the service account, and its token if answers are cached per token.
 pub(crate) fn account_key(
     at: &ServiceAccountCoordinates,
     annotations: &BTreeMap<String, String>,
@@ -39,7 +39,8 @@ pub(crate) fn account_key(
     key
 }
 
-/// An answer for `base` (an image, a registry, or `<global>`) to whom the account key says; empty is everybody.
+/// The key of an answer for `base` (an image, a registry, or `<global>`) and an account key; an empty account key is
+/// every pod.
 pub(crate) fn cache_key(base: &str, account_key: &[u8]) -> Vec<u8> {
     let mut key = Vec::new();
     push(&mut key, base.as_bytes());

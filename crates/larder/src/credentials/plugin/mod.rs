@@ -4,9 +4,9 @@
 //! load -> problems -> Plugins -> Plugin::provide -> cache, or one run of the program -> keyring
 //! ```
 //!
-//! Configuration, protocol, cache and messages are kubelet's (v1.36). Unlike kubelet, larder asks all providers of an
-//! image at once, reads a bounded answer, refuses a program that others can replace, and logs nothing that a program
-//! wrote.
+//! Configuration, protocol, cache and messages are kubelet's (v1.36). Unlike kubelet, larder runs all providers of an
+//! image concurrently, reads a bounded answer, refuses a program that other users can replace, and never logs a
+//! program's output.
 
 mod accounts;
 mod cache;
@@ -44,33 +44,33 @@ use super::program_results::{ProgramResult, ProgramResultLog};
 use crate::go_format;
 use crate::pod::Pod;
 
-/// Why providers cannot be used. Every problem is told.
+/// Why providers cannot be used, with every error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PluginsError {
     /// The configuration cannot be read.
     #[error(transparent)]
     Load(#[from] ProviderConfigError),
-    /// It says something that it must not.
+    /// The configuration is invalid.
     #[error("invalid credential provider configuration in {}: {}", .path.display(), go_format::aggregate(.problems.iter().map(String::as_str)))]
     Invalid {
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
-        /// What is wrong, in kubelet's words.
+        /// The errors, in kubelet's words.
         problems: Vec<String>,
     },
-    /// The program of a provider is not there, or not only ours.
+    /// The program of a provider is missing or not trusted.
     #[error("credential provider {name}: {cause}")]
     Program {
         /// The provider.
         name: String,
-        /// Why it is not run.
+        /// Why it is not trusted.
         cause: TrustError,
     },
 }
 
 impl PluginsError {
-    /// What the reader could try next.
+    /// The next step.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             PluginsError::Program { cause, .. } => Some(cause.hint()),
@@ -83,8 +83,8 @@ impl PluginsError {
 pub struct Plugins {
     all: Vec<Plugin>,
     config_hash: String,
-    /// The folder of the programs.
-    folder: PathBuf,
+    /// The directory of the programs.
+    dir: PathBuf,
     answers: Option<ProgramResultLog>,
 }
 
@@ -107,22 +107,22 @@ impl Plugins {
             Ok(Plugin::new(provider, Arc::new(program), Arc::clone(accounts)))
         };
         let plugins = loaded.providers.iter().map(plugin).collect::<Result<_, PluginsError>>()?;
-        Ok(Plugins { all: plugins, config_hash: loaded.hash, folder: programs.to_owned(), answers: None })
+        Ok(Plugins { all: plugins, config_hash: loaded.hash, dir: programs.to_owned(), answers: None })
     }
 
-    /// These, in the order in which their credentials count.
+    /// Providers, in the order of their credentials.
     pub fn new(plugins: Vec<Plugin>) -> Plugins {
-        Plugins { all: plugins, config_hash: String::new(), folder: PathBuf::new(), answers: None }
+        Plugins { all: plugins, config_hash: String::new(), dir: PathBuf::new(), answers: None }
     }
 
-    /// The same, with each run told.
+    /// Reports each run to the observer.
     #[must_use]
     pub fn with_run_observer(mut self, runs: &Arc<dyn PluginRunObserver>) -> Plugins {
-        self.all = self.all.into_iter().map(|plugin| plugin.told(runs)).collect();
+        self.all = self.all.into_iter().map(|plugin| plugin.observed_by(runs)).collect();
         self
     }
 
-    /// The same, with what they answer noted.
+    /// Records the results of lookups.
     #[must_use]
     pub fn with_result_log(self, answers: ProgramResultLog) -> Plugins {
         Plugins { answers: Some(answers), ..self }
@@ -139,7 +139,7 @@ impl Plugins {
         &self.config_hash
     }
 
-    /// The names of those that are asked for a repository.
+    /// The names of the providers of a repository.
     pub fn for_image<'a>(&'a self, repository: &'a str) -> impl Iterator<Item = &'a str> {
         self.all.iter().filter(move |plugin| plugin.matches(repository)).map(Plugin::name)
     }
@@ -170,7 +170,7 @@ impl CredentialProvider for Plugins {
 
     fn programs(&self) -> Vec<String> {
         let described = |plugin: &Plugin| {
-            format!("{} (configuration {})", self.folder.join(plugin.name()).display(), self.config_hash)
+            format!("{} (configuration {})", self.dir.join(plugin.name()).display(), self.config_hash)
         };
         self.all.iter().map(described).collect()
     }

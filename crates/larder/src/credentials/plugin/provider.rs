@@ -1,4 +1,4 @@
-//! One provider: asked from memory, or run. Read [`Plugin::provide`].
+//! One provider: answers from the cache or runs. Read [`Plugin::provide`] first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use crate::config::GoDuration;
 use crate::credentials::{DockerConfig, Secret, ServiceAccountCoordinates, matching};
 use crate::pod::Pod;
 
-/// One provider, with the answers of it that still count.
+/// One provider with its cached answers.
 pub struct Plugin {
     name: String,
     match_images: Vec<String>,
@@ -32,20 +32,20 @@ pub struct Plugin {
 
 type PluginRun = BoxFuture<'static, Result<Arc<CredentialProviderResponse>, PluginExecError>>;
 
-/// What a provider gives for an image.
+/// A provider's credentials for an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProvidedCredentials {
     /// Credentials by pattern.
     pub auth: DockerConfig,
-    /// Whose they are; `None` is the node.
+    /// Their owner; `None` is the node.
     pub account: Option<ServiceAccountCoordinates>,
 }
 
-/// Why a provider gives nothing. The texts are kubelet's, without what the program wrote.
+/// Why a provider returned no credentials. The texts are kubelet's, without the program's output.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProvideError {
-    /// The service account is not known.
+    /// The service account is unknown.
     #[error("failed to get service account: {0}")]
     Account(String),
     /// It has no token.
@@ -54,12 +54,12 @@ pub enum ProvideError {
     /// The program gave no answer.
     #[error("failed to get credential from external registry credential provider: {0}")]
     Exec(#[from] PluginExecError),
-    /// It gave the token back as a password, and the answer would be shown for other tokens.
+    /// It returned the token as the password, and the answer would be cached for other tokens.
     #[error(
         "credential provider plugin returned the service account token as the password which is not allowed when service account cache type is not set to 'Token'"
     )]
     TokenEcho,
-    /// It does not say what the answer is good for.
+    /// The answer has no valid cache key type.
     #[error(
         "credential provider plugin did not return a valid cacheKeyType: it must be Image, Registry or Global"
     )]
@@ -67,7 +67,7 @@ pub enum ProvideError {
 }
 
 impl ProvideError {
-    /// The text that kubelet logs, which holds what the program wrote.
+    /// The text that kubelet logs, which contains the program's output.
     pub fn kubelet_text(&self) -> Secret {
         match self {
             ProvideError::CacheKeyType(given) => Secret::new(format!(
@@ -79,7 +79,7 @@ impl ProvideError {
     }
 }
 
-/// For whom a provider is asked.
+/// The pod of a request.
 #[derive(Default)]
 struct PluginIdentity {
     account: Option<ServiceAccountCoordinates>,
@@ -108,9 +108,9 @@ impl Plugin {
         }
     }
 
-    /// The same, with its runs told.
+    /// Reports its runs to the observer.
     #[must_use]
-    pub(super) fn told(self, runs: &Arc<dyn PluginRunObserver>) -> Plugin {
+    pub(super) fn observed_by(self, runs: &Arc<dyn PluginRunObserver>) -> Plugin {
         let (name, runs) = (self.name.clone(), Arc::clone(runs));
         Plugin { program: Arc::new(ObservedPlugin { name, program: self.program, runs }), ..self }
     }
@@ -120,12 +120,12 @@ impl Plugin {
         &self.name
     }
 
-    /// Whether it is asked for an image at all.
+    /// Whether it is configured for an image.
     pub fn matches(&self, image: &str) -> bool {
         self.match_images.iter().any(|pattern| matching::url_match(pattern, image).unwrap_or(false))
     }
 
-    /// Credentials for a normalised repository. Callers with one question share a run.
+    /// Credentials for a normalised repository. Callers with the same request share a run.
     pub async fn provide(&self, image: &str, pod: &Pod) -> Result<ProvidedCredentials, ProvideError> {
         if !self.matches(image) {
             return Ok(ProvidedCredentials::default());
@@ -145,14 +145,14 @@ impl Plugin {
         Ok(ProvidedCredentials { auth: response.auth.clone(), account: asker.account })
     }
 
-    /// The keys of the answers that are kept, sorted.
+    /// The keys of the cached answers, sorted.
     #[cfg(feature = "internals")]
     #[doc(hidden)]
     pub fn cached_keys(&self) -> Vec<Vec<u8>> {
         self.lock_cache().keys()
     }
 
-    /// `None`: this pod is passed over.
+    /// `None`: this pod is skipped.
     async fn asker(
         &self,
         attributes: &TokenAttributes,
@@ -190,7 +190,7 @@ impl Plugin {
             .find_map(|base| cache.get(&keys::cache_key(base, &asker.key), now))
     }
 
-    /// Runs the program, or waits for a run with the same question that is under way.
+    /// Runs the program, or waits for a run with the same request.
     async fn run(
         &self,
         image: &str,
@@ -222,7 +222,7 @@ impl Plugin {
         async move { program.execute(&request).await.map(Arc::new) }.boxed().shared()
     }
 
-    /// Keeps an answer for as long and for whatever it says, if it may be kept.
+    /// Caches an answer with its own duration and key type, if allowed.
     fn keep(
         &self,
         image: &str,

@@ -1,4 +1,4 @@
-//! What is wrong with configured providers, in kubelet's words and order. Pure.
+//! Validates configured providers, with kubelet's messages in kubelet's order. Pure.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use super::wire::{V1, VERSIONS};
 use crate::credentials::matching::RegistryLocation;
 use crate::go_format::quote;
 
-/// Everything that is wrong with these; empty if nothing is. `token_gate` is kubelet's
+/// All errors; empty if the providers are valid. `token_gate` is kubelet's
 /// `KubeletServiceAccountTokenForCredentialProviders`.
 pub fn problems(providers: &[ProviderConfig], token_gate: bool) -> Vec<String> {
     if providers.is_empty() {

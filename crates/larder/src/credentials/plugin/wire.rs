@@ -1,4 +1,4 @@
-//! What is said to a provider and what it answers: one JSON document each way. Pure.
+//! The request to a provider and its response: one JSON document each. Pure.
 
 use std::collections::BTreeMap;
 
@@ -15,40 +15,40 @@ pub(super) const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
 pub(super) const VERSIONS: [&str; 3] =
     [V1, "credentialprovider.kubelet.k8s.io/v1alpha1", "credentialprovider.kubelet.k8s.io/v1beta1"];
 
-/// What a provider is asked.
+/// A request to a provider.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CredentialProviderRequest {
     /// The repository, normalised, without tag and digest.
     pub image: String,
     /// A token of the pod's service account; empty without.
     pub token: Secret,
-    /// Annotations of the service account that the provider asks for.
+    /// Annotations of the service account that the provider requires.
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What it answers.
+/// A provider's response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CredentialProviderResponse {
-    /// What the answer is good for: `Image`, `Registry` or `Global`; not checked yet.
+    /// The cache key type: `Image`, `Registry` or `Global`; not validated.
     pub cache_key_type: String,
-    /// How long; `None` leaves it to the configuration.
+    /// The cache duration; `None` uses the configuration.
     pub cache_duration: Option<GoDuration>,
     /// The credentials, by pattern.
     pub auth: DockerConfig,
 }
 
-/// Why an answer is none. Says nothing of what is in it.
+/// Why a response is invalid. Never quotes the content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PluginResponseError {
-    /// It is of another version than was asked for.
+    /// It has another version than the request.
     #[error("apiVersion from credential plugin response did not match expected apiVersion:{expected}")]
     Version {
         /// The configured one.
         expected: String,
-        /// The one in the answer. Whatever was put there could be a password.
+        /// The version in the response, which could be a password.
         actual: Secret,
     },
-    /// It cannot be read.
+    /// It cannot be decoded.
     #[error("error decoding credential provider plugin response from stdout")]
     Decode,
 }
@@ -84,7 +84,7 @@ impl CredentialProviderRequest {
 }
 
 impl CredentialProviderResponse {
-    /// Reads what a provider of this version wrote to its standard output. Strict: an unknown field is an error.
+    /// Decodes the standard output of a provider of this version. Strict: an unknown field is an error.
     pub fn decode(
         stdout: &[u8],
         api_version: &str,
@@ -142,7 +142,7 @@ struct AuthText {
     password: Option<Secret>,
 }
 
-/// Wiped, also where the answer turns out to be none further on.
+/// Wiped, even if a later part of the response is invalid.
 fn hidden<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Secret>, D::Error> {
     Ok(Option::<String>::deserialize(from)?.map(Secret::new))
 }

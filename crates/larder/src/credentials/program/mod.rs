@@ -1,7 +1,7 @@
-//! Programs that give credentials: found where nobody else can put one, run for a bounded time, read up to a bound.
+//! Credential programs: trusted by file permissions, with bounded run time and output.
 //!
-//! Promises: what a program writes is never shown, since it may be a password; its memory is overwritten after use; a
-//! program that is not waited for any more is killed, with all that it started and left in its process group.
+//! Promises: a program's output is never shown, because it may be a password; its memory is overwritten after use; when
+//! the caller is cancelled, the program's process group is killed.
 
 mod run;
 mod trust;

@@ -15,19 +15,19 @@ use zeroize::Zeroizing;
 
 use crate::go_format;
 
-/// How long a program may take.
+/// Time limit of a program.
 pub(in super::super) const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// From when on it is told that a program is waited for.
+/// Wait after which a slow program is logged.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
-/// The most that a program may answer, in bytes.
+/// The largest output, in bytes.
 const MAX_ANSWER: usize = 1 << 20;
-/// So much of what it says about itself is kept, in bytes; the rest is read and dropped.
+/// Bytes of standard error that are kept; the rest is read and dropped.
 const MAX_WORDS: usize = 4096;
-/// Once a program has ended, its output may be held open by what it started for so long.
+/// How long child processes may keep the output open after a program has ended.
 const LINGER: Duration = Duration::from_secs(1);
-/// A file that is being written cannot be run. Tried so often, after so long.
+/// A file that is open for writing cannot be run: number of retries and the delay between them.
 const BUSY: (u32, Duration) = (5, Duration::from_millis(20));
-/// The programs that larder runs, one within the other: each process is told those above it.
+/// Environment variable with the chain of running programs, to detect cycles.
 const RUNNING: &str = "LARDER_CREDENTIAL_PROGRAMS";
 
 /// What to run.
@@ -49,7 +49,7 @@ pub(in super::super) struct ProgramOutput {
     pub(in super::super) stderr: Zeroizing<Vec<u8>>,
 }
 
-/// Why a program gave no answer. Says nothing of what it wrote.
+/// Why a program returned no output. Never quotes it.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum ProgramError {
     #[error("could not be started: {0}")]
@@ -73,7 +73,7 @@ pub(in super::super) async fn run(program: ProgramCommand<'_>) -> Result<Program
     let talk = async {
         let feed = async {
             if let Some(mut stdin) = stdin {
-                // Who does not want to know is free not to read.
+                // A program may ignore its standard input.
                 let _ = stdin.write_all(&program.input).await;
             }
             Ok(())
@@ -111,7 +111,7 @@ fn command_for(
     Ok(command)
 }
 
-/// Talks with the program until it has ended. `group` is left to be killed if something of it may still run.
+/// Serves the program's pipes until it has ended. `group` remains set, to be killed, if a child may still run.
 async fn ended(
     path: &Path,
     child: &mut Child,
@@ -123,7 +123,7 @@ async fn ended(
         biased;
         talked = &mut talk => {
             talked?;
-            // Who has said all may still run, and is killed with what it started when the time is over.
+            // A program that closed its output may still run; the time limit kills it with its children.
             let status = child.wait().await;
             group.0 = None;
             status.map_err(ProgramError::Pipe)
@@ -133,7 +133,7 @@ async fn ended(
                 talked?;
                 group.0 = None;
             } else {
-                // Something that it started still holds the pipes.
+                // A child process still has the pipes open.
                 tracing::debug!("{} left a child process running", path.display());
             }
             status.map_err(ProgramError::Pipe)
@@ -141,7 +141,7 @@ async fn ended(
     }
 }
 
-/// Tells, once, when it takes long.
+/// Logs once if the work is slow.
 async fn log_if_slow<T>(mut work: Pin<Box<impl Future<Output = T>>>, tell: impl FnOnce()) -> T {
     if let Ok(done) = time::timeout(REPORT_AFTER, &mut work).await {
         return done;
@@ -150,7 +150,7 @@ async fn log_if_slow<T>(mut work: Pin<Box<impl Future<Output = T>>>, tell: impl 
     work.await
 }
 
-/// The programs above and this one; `None` if it is above itself.
+/// The chain with this program; `None` if it is already in the chain.
 fn chained(running: &OsString, path: &Path) -> Option<OsString> {
     let mut chain: Vec<_> = std::env::split_paths(running).collect();
     if chain.iter().any(|above| above == path) {
@@ -176,7 +176,7 @@ async fn started(command: &mut Command) -> Result<Child, ProgramError> {
 
 async fn read_answer(from: Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) -> Result<(), ProgramError> {
     let Some(from) = from else { return Ok(()) };
-    // Room for all of it: a vector that grows leaves copies behind that nobody overwrites.
+    // Allocated in full: a vector that grows leaves copies that are not overwritten.
     into.reserve_exact(64 << 10);
     let mut from = from.take(MAX_ANSWER as u64 + 1);
     loop {
@@ -225,8 +225,8 @@ mod tests {
     use super::*;
 
     async fn script(text: &str) -> Result<(i32, usize, usize), ProgramError> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("p");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p");
         fs_err::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
         fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         let program = ProgramCommand {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_takes_a_few_seconds_is_told_once_and_goes_on() {
+    async fn a_slow_program_is_logged_once_and_continues() {
         for (seconds, times) in [(4, 0), (6, 1), (59, 1)] {
             let told = std::cell::Cell::new(0);
             let work = Box::pin(time::sleep(Duration::from_secs(seconds)));
@@ -271,8 +271,8 @@ mod tests {
 
     /// `first`: what it does before it starts something and hangs.
     async fn assert_killed_with_what_it_started(first: &str) {
-        let folder = tempfile::tempdir().unwrap();
-        let pid = folder.path().join("pid");
+        let dir = tempfile::tempdir().unwrap();
+        let pid = dir.path().join("pid");
         let text = format!("{first}sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", pid.display());
         let before = std::time::SystemTime::now();
         let hung = async {

@@ -1,4 +1,4 @@
-//! Whether nobody but root and this user decides what a program is.
+//! Checks that only root and this user can replace a program.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -14,7 +14,7 @@ const EXECUTABLE: u32 = 0o111;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrustError {
-    /// It is not there, or cannot be looked at.
+    /// It does not exist or cannot be inspected.
     #[error("{}: {cause}", .path.display())]
     Absent {
         /// The program.
@@ -22,13 +22,13 @@ pub enum TrustError {
         /// Why.
         cause: io::Error,
     },
-    /// It is no program.
+    /// It is not an executable file.
     #[error("{} is not an executable file", .0.display())]
     NotExecutable(PathBuf),
-    /// Others can write to it, or to a folder that leads to it, and so decide what is run.
+    /// Other users can write to it, or to a directory on its path.
     #[error("{} is writable by users other than root and this user (mode {mode:o}, owner {owner})", .path.display())]
     Writable {
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
@@ -38,7 +38,7 @@ pub enum TrustError {
 }
 
 impl TrustError {
-    /// What the reader could try next.
+    /// The next step.
     pub(crate) fn hint(&self) -> &'static str {
         match self {
             TrustError::Absent { .. } => "install it or correct its name",
@@ -48,11 +48,11 @@ impl TrustError {
     }
 }
 
-/// How many links may be on the way to a program, as in Linux.
+/// Maximum number of symbolic links on the path of a program, as in Linux.
 const MAX_LINKS: usize = 40;
 
-/// The real path of a program that only root and this user can replace: file, all folders that lead to it, and all links on
-/// the way with theirs. A folder with the sticky bit, as `/tmp`, may lead there, but not hold it.
+/// The real path of a program that only root and this user can replace: file, all directories that lead to it, and all links on
+/// the way with theirs. A directory with the sticky bit, as `/tmp`, may lead there, but not hold it.
 pub(in super::super) fn check_program(path: &Path) -> Result<PathBuf, TrustError> {
     let absent = |cause| TrustError::Absent { path: path.to_owned(), cause };
     // Not fs_err: its text would repeat the path.
@@ -68,11 +68,11 @@ pub(in super::super) fn check_program(path: &Path) -> Result<PathBuf, TrustError
     Ok(real)
 }
 
-/// A link on the way to a program.
+/// A symbolic link on the path of a program.
 struct SymlinkHop {
     /// Where it is, without links.
     place: PathBuf,
-    /// Whether it stands for the program itself, and not for a folder.
+    /// Whether it refers to the program itself, not to a directory.
     is_program: bool,
 }
 
@@ -128,8 +128,8 @@ mod tests {
 
     #[test]
     fn what_others_can_write_to_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let (bin, program) = (folder.path().join("bin"), folder.path().join("bin/p"));
+        let dir = tempfile::tempdir().unwrap();
+        let (bin, program) = (dir.path().join("bin"), dir.path().join("bin/p"));
         fs_err::create_dir_all(&bin).unwrap();
         assert!(matches!(check_program(&program), Err(TrustError::Absent { .. })));
         fs_err::write(&program, "#!/bin/sh\n").unwrap();
@@ -146,13 +146,13 @@ mod tests {
             assert!(matches!(check_program(&program), Err(TrustError::Writable { .. })), "{open:o}");
         }
         mode(&bin, 0o755);
-        mode(folder.path(), 0o777);
+        mode(dir.path(), 0o777);
         assert!(matches!(check_program(&program), Err(TrustError::Writable { .. })), "bin can be swapped");
     }
     #[test]
     fn a_link_that_others_can_replace_is_refused_wherever_it_is_on_the_way() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
         for name in ["good", "open"] {
             fs_err::create_dir(at(name)).unwrap();
         }
@@ -162,18 +162,18 @@ mod tests {
         let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, at(name)).unwrap();
         link("../good/p", "open/p");
         link("../open/p", "good/by-open");
-        link("../good", "open/folder");
-        link("good", "folder");
+        link("../good", "open/dir");
+        link("good", "dir");
         let real = std::fs::canonicalize(at("good/p")).unwrap();
         for (open, name, trusted) in [
             (0o777, "good/p", true),
-            (0o777, "folder/p", true),
+            (0o777, "dir/p", true),
             (0o777, "open/p", false),
             (0o777, "good/by-open", false),
-            (0o777, "open/folder/p", false),
-            (0o777, "open/folder/../good/p", false),
+            (0o777, "open/dir/p", false),
+            (0o777, "open/dir/../good/p", false),
             (0o1777, "open/p", false),
-            (0o1777, "open/folder/p", true),
+            (0o1777, "open/dir/p", true),
             (0o755, "good/by-open", true),
         ] {
             mode(&at("open"), open);

@@ -137,7 +137,7 @@ fn what_a_rule_cannot_judge_is_kept_and_takes_no_part_of_its_budget() {
 }
 
 #[test]
-fn a_rule_tells_which_name_of_an_image_it_means() {
+fn a_rule_returns_the_name_that_it_matches() {
     let names = ["api:2", "docker.io/library/keepme:1", "web@sha256:1"].map(str::to_owned);
     let newest = |repository: &str| Selector::Newest { repository: repository.into(), count: 1 };
     for (select, meant) in [

@@ -1,4 +1,4 @@
-//! What lies in the folder, and who else writes there.
+//! What lies in the directory, and who else writes there.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -15,9 +15,9 @@ use crate::world::{ID, IMAGE, PodWithSecret, dying_after, id, image, may_use, op
 const NOW: Rfc3339Time = Rfc3339Time(1_800_000_000);
 
 #[tokio::test]
-async fn two_processes_of_one_folder_know_what_the_other_records() {
-    let folder = tempfile::tempdir().unwrap();
-    let (one, other) = (open(folder.path()), open(folder.path()));
+async fn two_processes_that_share_a_directory_see_each_others_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (open(dir.path()), open(dir.path()));
     one.pulled(&image(), &id(), Some(secret("a")), NOW).await.unwrap();
     assert!(may_use(&other, "a").await && !may_use(&other, "b").await);
     // In memory of the other now, and more comes.
@@ -26,14 +26,14 @@ async fn two_processes_of_one_folder_know_what_the_other_records() {
     other.pulled(&image(), &id(), Some(secret("c")), NOW).await.unwrap();
     one.pulled(&image(), &id(), Some(secret("d")), NOW).await.unwrap();
     for holder in ["a", "b", "c", "d"] {
-        assert!(may_use(&open(folder.path()), holder).await, "{holder} was lost");
+        assert!(may_use(&open(dir.path()), holder).await, "{holder} was lost");
     }
 }
 
 #[tokio::test]
 async fn a_failed_pull_of_one_process_leaves_the_intent_of_another() {
-    let folder = tempfile::tempdir().unwrap();
-    let (one, other) = (open(folder.path()), open(folder.path()));
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (open(dir.path()), open(dir.path()));
     one.record_pull_intent(&image()).await.unwrap();
     other.record_pull_intent(&image()).await.unwrap();
     other.record_image_pull_failed(&image());
@@ -41,7 +41,7 @@ async fn a_failed_pull_of_one_process_leaves_the_intent_of_another() {
     assert_eq!(one.on_disk().unwrap().0, 1);
     let backend = FakeBackend::new();
     backend.set_images(vec![Image { id: ID.into(), repo_tags: vec![IMAGE.into()], ..Image::default() }]);
-    open(folder.path()).recover(&backend).await;
+    open(dir.path()).recover(&backend).await;
     assert_eq!(one.on_disk().unwrap(), (1, 0), "it is not dead");
     one.record_image_pull_failed(&image());
     one.flush().await.unwrap();
@@ -50,11 +50,10 @@ async fn a_failed_pull_of_one_process_leaves_the_intent_of_another() {
 
 #[tokio::test]
 async fn many_intents_share_a_sync_and_one_image_has_one_file() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let (witness, steps) = dying_after(usize::MAX);
     let records =
-        PullRecordStore::watched(folder.path(), Verification::of_unconfigured_kubelet(), Some(witness))
-            .unwrap();
+        PullRecordStore::watched(dir.path(), Verification::of_unconfigured_kubelet(), Some(witness)).unwrap();
     let images: Vec<_> =
         (0..200).map(|n| ImageName::from(format!("registry.example/{}:v1", n % 100))).collect();
     let intents = images.iter().map(|image| records.record_pull_intent(image));
@@ -67,7 +66,7 @@ async fn many_intents_share_a_sync_and_one_image_has_one_file() {
 }
 
 #[tokio::test]
-async fn broken_foreign_and_future_records_serve_nobody_and_are_replaced_by_a_pull() {
+async fn broken_foreign_and_future_records_give_no_access_and_are_replaced_by_a_pull() {
     let right = ImagePulledRecord {
         last_updated: Some(NOW),
         image_ref: ID.into(),
@@ -83,10 +82,10 @@ async fn broken_foreign_and_future_records_serve_nobody_and_are_replaced_by_a_pu
         format!("{text}{text}"),
         "\u{0}".repeat(5000),
     ] {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let always = Verification::parse("AlwaysVerify", []).unwrap();
-        let records = PullRecordStore::open(folder.path(), always).unwrap();
-        let file = folder.path().join("pulled").join(file_name(ID));
+        let records = PullRecordStore::open(dir.path(), always).unwrap();
+        let file = dir.path().join("pulled").join(file_name(ID));
         fs_err::write(&file, &broken).unwrap();
         assert!(!may_use(&records, "a").await, "{broken}");
         records.recover(&FakeBackend::new()).await;
@@ -98,9 +97,9 @@ async fn broken_foreign_and_future_records_serve_nobody_and_are_replaced_by_a_pu
 
 #[tokio::test]
 async fn what_is_no_file_is_not_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let records = open(folder.path());
-    let file = folder.path().join("pulled").join(file_name(ID));
+    let dir = tempfile::tempdir().unwrap();
+    let records = open(dir.path());
+    let file = dir.path().join("pulled").join(file_name(ID));
     rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
     let (result, _) = records.check(&image(), &id(), &mut PodWithSecret("a")).await;
     assert_eq!(result, Some(MustPullCheckResult::Error));
@@ -108,9 +107,9 @@ async fn what_is_no_file_is_not_read() {
 }
 
 #[tokio::test]
-async fn the_folder_is_for_its_owner_alone_and_a_place_that_is_none_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().join("image_manager");
+async fn the_directory_is_private_and_an_unusable_path_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("image_manager");
     fs_err::create_dir_all(root.join("pulled")).unwrap();
     let records = open(&root);
     records.pulled(&image(), &id(), None, NOW).await.unwrap();
@@ -118,7 +117,7 @@ async fn the_folder_is_for_its_owner_alone_and_a_place_that_is_none_is_named() {
     assert_eq!([mode(&root), mode(&root.join("pulled")), mode(&root.join("pulling"))], [0o700; 3]);
     assert_eq!(mode(&root.join("pulled").join(file_name(ID))), 0o600);
 
-    let taken = folder.path().join("file");
+    let taken = dir.path().join("file");
     fs_err::write(&taken, "").unwrap();
     let error = PullRecordStore::open(&taken, Verification::of_unconfigured_kubelet()).err().unwrap();
     assert!(error.to_string().contains(&taken.display().to_string()), "{error}");
@@ -126,8 +125,8 @@ async fn the_folder_is_for_its_owner_alone_and_a_place_that_is_none_is_named() {
 
 #[tokio::test]
 async fn records_go_with_their_images_and_those_of_the_moment_stay() {
-    let folder = tempfile::tempdir().unwrap();
-    let records = open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let records = open(dir.path());
     for (id, time) in [(ID, 100), ("sha256:old", 100), ("sha256:new", 300)] {
         records.pulled(&image(), &id.into(), Some(secret("a")), Rfc3339Time(time)).await.unwrap();
     }
@@ -140,8 +139,8 @@ async fn records_go_with_their_images_and_those_of_the_moment_stay() {
 
 #[tokio::test]
 async fn an_image_that_was_pulled_again_during_a_round_keeps_its_record() {
-    let folder = tempfile::tempdir().unwrap();
-    let records = open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let records = open(dir.path());
     let pulled =
         async |time| records.pulled(&image(), &id(), Some(secret("a")), Rfc3339Time(time)).await.unwrap();
     pulled(100).await;
