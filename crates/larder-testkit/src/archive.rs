@@ -1,4 +1,4 @@
-//! Tar archives made entry by entry, with full control: also those that no sane program writes.
+//! Builds tar archives entry by entry, including invalid ones.
 //!
 //! ```
 //! use larder_testkit::archive::{Archive, Entry};
@@ -14,7 +14,7 @@ pub struct TarBuilder {
     bytes: Vec<u8>,
 }
 
-/// One entry. All fields are open, so that a test can say anything.
+/// One entry. All fields are public, so that a test can write anything.
 #[derive(Debug, Clone)]
 pub struct TarBuilderEntry {
     /// The name, as written.
@@ -37,7 +37,7 @@ pub struct TarBuilderEntry {
     pub device: (u32, u32),
     /// Records of the extended header before it: key and value.
     pub pax: Vec<(String, Vec<u8>)>,
-    /// What the header says instead of the content's length.
+    /// The size in the header, instead of the content's length.
     pub size: Option<u64>,
     /// Long names as GNU tar writes them, and its magic.
     pub gnu: bool,
@@ -123,7 +123,7 @@ impl TarBuilderEntry {
         self.pax(format!("SCHILY.xattr.{name}"), value)
     }
 
-    /// Lies about the size.
+    /// Sets a wrong size.
     #[must_use]
     pub fn with_false_size(self, size: u64) -> TarBuilderEntry {
         TarBuilderEntry { size: Some(size), ..self }
@@ -252,8 +252,8 @@ impl TarBuilder {
     }
 }
 
-/// Two layers, the lower one first, that have everything in them that layers are known to get wrong: whiteouts, opaque
-/// directories, links, attributes, set-id bits, holes, long names, a file replaced by a directory, and back.
+/// Two layers, the lower one first, with everything that is hard to unpack: whiteouts, opaque directories, links,
+/// attributes, set-id bits, holes, long names, a file replaced by a directory, and back.
 pub fn edge_case_layers() -> [Vec<u8>; 2] {
     let deep = format!("{}/file", ["deep"; 30].join("/"));
     let long = format!("var/{}", "n".repeat(200));

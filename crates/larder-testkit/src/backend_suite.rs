@@ -1,8 +1,8 @@
-//! The contract of [`Backend`], checked.
+//! Checks the contract of [`Backend`].
 //!
-//! [`check`] runs every check on a backend of its own, which a [`BackendFixture`] makes. It holds for a fake, for a fake
-//! runtime behind a real socket, and for a real containerd (`larder_testkit_peers::fixtures`): nothing here knows more
-//! of a backend than the trait says. Each failed check panics and says which promise is broken.
+//! [`check`] runs every check on a backend of its own, which a [`BackendFixture`] makes. It holds for a fake, for a
+//! fake runtime behind a real socket, and for a real containerd (`larder_testkit_peers::fixtures`): nothing here
+//! depends on more than the trait. Each failed check panics with the broken promise.
 
 #![allow(async_fn_in_trait, reason = "fixtures are used on one thread, by tests")]
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use larder::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec, ProgressReporter};
 use larder::reference::ImageId;
 
-/// A world with a backend in it, and what of it the checks must move from outside.
+/// A backend under test, and the controls of its environment that the checks need.
 pub trait BackendFixture {
     /// What is checked.
     type Backend: Backend + 'static;
@@ -19,20 +19,21 @@ pub trait BackendFixture {
     /// What the registry has.
     fn names(&self) -> &FixtureImages;
 
-    /// A backend without the images of [`names`](BackendFixture::names). The other methods are about the last one made.
+    /// Creates a backend without the images of [`names`](BackendFixture::names). The other methods apply to the last
+    /// one created.
     async fn empty(&self) -> Self::Backend;
 
-    /// Lets the next pull stop in its middle.
+    /// Makes the next pull hang in its middle.
     async fn hold_next_pull(&self);
 
-    /// Done when a pull stands still in its middle, so that it surely has begun.
+    /// Waits until a pull hangs in its middle, so that it has certainly begun.
     async fn pull_held(&self);
 
-    /// Lets pulls run to their end again.
+    /// Lets pulls complete again.
     async fn release_pulls(&self);
 
-    /// Has a container run the image of this id, and mount it as a volume. False where nothing can be run: then only
-    /// the shape of what is in use is checked.
+    /// Starts a container that runs the image of this ID and mounts it as a volume. False if containers are not
+    /// supported: then only the form of the inventory is checked.
     async fn run_container(&self, image_id: &str) -> bool;
 
     /// Whether containers here can mount images.
@@ -41,15 +42,15 @@ pub trait BackendFixture {
     }
 }
 
-/// What the registry has, as far as the backend can reach it. Names with tags are spelled as the backend spells them in
-/// its lists: `registry.example/app:v1`, not a short name.
+/// Images of the registry that the backend can reach. Names with tags are spelled as the backend spells them in its
+/// lists: `registry.example/app:v1`, not a short name.
 #[derive(Debug, Clone)]
 pub struct FixtureImages {
     /// An image that can be pulled without credentials, and is not present in a fresh backend.
     pub image: String,
     /// Another name of the very same image.
     pub alias: String,
-    /// Another image, of which no backend of the fixture has ever seen a byte.
+    /// Another image, which no backend of the fixture has ever fetched.
     pub untouched: String,
     /// A name that the registry does not have.
     pub unknown: String,

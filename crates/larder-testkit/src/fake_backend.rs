@@ -1,7 +1,7 @@
-//! A [`Backend`] in memory that does as the test says.
+//! A scripted [`Backend`] in memory.
 //!
 //! Clones share everything: a test keeps one and hands the other to the code under test. What a pull does is a
-//! [`ScriptedPull`], made of steps, queued for the next pull of any image or of one image. Nothing here looks at the wall
+//! [`ScriptedPull`], made of steps, queued for the next pull of any image or of one image. Nothing here reads the wall
 //! clock, so that a test under tokio's paused clock decides when each pull ends.
 
 mod call;
@@ -36,7 +36,7 @@ pub fn image(id: impl Into<ImageId>, size: u64) -> Image {
     Image { id: id.into(), size, ..Image::default() }
 }
 
-/// How many pulls there are and were.
+/// Counts of pulls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PullCounts {
     /// Begun.
@@ -109,7 +109,7 @@ impl FakeBackend {
         self.state().add(name, image);
     }
 
-    /// Takes a name away, and its image with it if that was the last name.
+    /// Removes a name, and the image with its last name.
     pub fn forget(&self, name: &str) {
         let mut state = self.state();
         if let Some(id) = state.names.remove(name)
@@ -164,7 +164,7 @@ impl FakeBackend {
         state.held.iter().map(|(image, _)| image.clone()).collect()
     }
 
-    /// Lets the oldest held pull go on with this script, and says which image it was for; `None` when none waits.
+    /// Continues the oldest held pull with this script, and returns its image; `None` when none waits.
     pub fn finish_pull(&self, pull: ScriptedPull) -> Option<String> {
         let mut state = self.state();
         state.held.retain(|(_, end)| !end.is_closed());
@@ -185,7 +185,7 @@ impl FakeBackend {
         end.send(pull).is_ok()
     }
 
-    /// From now on a removal takes so long before it does anything.
+    /// From now on a removal waits this long before it does anything.
     pub fn remove_slowly(&self, time: Duration) {
         self.state().removes_for = time;
     }
@@ -230,7 +230,7 @@ impl FakeBackend {
         self.state().log.drain(..).map(|request| request.call).collect()
     }
 
-    /// How many pulls there are and were.
+    /// Counts of pulls.
     pub fn counts(&self) -> PullCounts {
         *self.counts.borrow()
     }
@@ -248,7 +248,7 @@ impl FakeBackend {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a call; an error if it is to fail.
+    /// Records a call; returns the error if it is to fail.
     fn begin(
         &self,
         op: BackendOp,
@@ -265,7 +265,7 @@ impl FakeBackend {
         Ok(state)
     }
 
-    /// What this pull has to do: its script, what it is told while it is held, or what is on offer.
+    /// The script of this pull: its own, the one given while it is held, or the offered image.
     async fn script(&self, image: &str) -> ScriptedPull {
         let told = {
             let mut state = self.state();

@@ -1,16 +1,16 @@
-//! Tests leave nothing in the places of the machine they run on.
+//! Checks that tests leave nothing in the machine's default state directories.
 
 use std::path::{Path, PathBuf};
 
-/// Where larder keeps the state of runtimes when root runs it and nobody says where.
+/// Default directory of runtime state when larder runs as root.
 const USUAL: &str = "/var/lib/larder/collect/runtimes";
 
-/// To be called at the end of a test that runs larder on a runtime.
+/// Call it at the end of a test that runs larder on a runtime.
 ///
 /// # Panics
 ///
-/// If the state of the runtime with this socket was kept in the machine's usual place. A test that has failed already
-/// is left at that.
+/// If the state of the runtime with this socket is in the machine's default directory, unless the test is already
+/// panicking.
 #[track_caller]
 pub fn assert_private(socket: &Path) {
     let usual = usual_state(socket);

@@ -263,8 +263,8 @@ impl EventFollower {
     pub async fn next(&mut self) -> EventStreamItem {
         loop {
             self.news.mark_unchanged();
-            if let Some(told) = self.try_next() {
-                return told;
+            if let Some(item) = self.try_next() {
+                return item;
             }
             // The ring, and with it the sender, lives as long as this reader.
             let _ = self.news.changed().await;
@@ -297,8 +297,8 @@ mod tests {
         }
     }
 
-    fn said(told: EventStreamItem) -> String {
-        match told {
+    fn said(item: EventStreamItem) -> String {
+        match item {
             EventStreamItem::Event(number, event) => format!("{number} {}", event.message),
             EventStreamItem::Missed(count) => format!("missed {count}"),
         }
@@ -315,8 +315,8 @@ mod tests {
         assert_eq!(said(early.next().await), "1 b");
         let mut late = ring.follow(ring.next_number());
         assert_eq!(late.try_next(), None);
-        let (told, ()) = tokio::join!(late.next(), async { ring.record(event("d")) });
-        assert_eq!(said(told), "3 d");
+        let (item, ()) = tokio::join!(late.next(), async { ring.record(event("d")) });
+        assert_eq!(said(item), "3 d");
         assert_eq!(said(early.next().await), "2 c");
         assert_eq!(said(early.next().await), "3 d");
         assert_eq!(early.try_next(), None);

@@ -1,4 +1,4 @@
-//! `ImageManager::ensure` beyond kubelet: one flight per image, callers that come and go, waiting, and what can be watched.
+//! `ImageManager::ensure` beyond kubelet: one in-flight pull per image, cancelled callers, waiting and status.
 //! Kubelet's own rules are covered by the vectors. Time is simulated throughout.
 
 use std::num::NonZeroU32;
@@ -36,7 +36,7 @@ fn node(config: PullConfig) -> EnsureFixture {
 }
 
 impl EnsureFixture {
-    /// Starts to ensure an image and lets it run as far as it gets.
+    /// Starts an ensure and polls it until it waits.
     async fn start(&self, request: EnsureRequest) -> JoinHandle<Result<EnsuredImage, EnsureError>> {
         let manager = self.manager.clone();
         let task = tokio::spawn(async move { manager.ensure(&request).await });
@@ -149,7 +149,7 @@ async fn one_caller_leaving_does_not_cancel_the_others() {
     let node = node(PullConfig::default());
     node.backend.hold_pulls();
     let (first, second) = (node.start(wants("a", APP)).await, node.start(wants("b", APP)).await);
-    // The one that started the flight goes; the other keeps it going.
+    // The caller that started the pull is cancelled; the other one keeps it running.
     first.abort();
     settle().await;
     assert_eq!(node.backend.counts().cancelled, 0);
@@ -172,7 +172,7 @@ async fn the_last_caller_leaving_cancels_the_pull_and_frees_its_slot() {
     assert_eq!((counts.cancelled, counts.running, counts.started), (1, 1, 2));
     node.backend.finish_pull(ScriptedPull::ok("sha256:other", 7)).expect("the next in line pulls");
     other.await.unwrap().expect("pulled");
-    // The cancelled image can be wanted again.
+    // The image can be requested again after the cancellation.
     let again = node.start(wants("a", APP)).await;
     node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("a new flight");
     again.await.unwrap().expect("pulled");
@@ -201,7 +201,7 @@ async fn a_pod_with_other_credentials_does_not_ride_on_a_private_pull() {
     assert_eq!(node.pulls(), 1);
     node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("the owner's pull");
     settle().await;
-    // Ann's credential served both who hold it; the stranger must ask the registry for himself.
+    // Ann's credential serves both callers with it; the third caller needs a pull of its own.
     owner.await.unwrap().expect("pulled");
     friend.await.unwrap().expect("pulled");
     assert_eq!(node.pulls(), 2);
@@ -215,7 +215,7 @@ async fn a_pod_with_other_credentials_does_not_ride_on_a_private_pull() {
     assert_eq!(users.collect::<Vec<_>>(), [Some("ann".to_owned()), None]);
 }
 
-/// Records that only note what was pulled with which credentials.
+/// Pull records that only store which images were pulled with which credentials.
 #[derive(Default)]
 struct CredentialRecorder(std::sync::Mutex<Vec<RecordedCredentials>>);
 
@@ -489,7 +489,7 @@ async fn short_names_stay_short_towards_the_runtime() {
     );
 }
 
-/// A small generator of random numbers: a fixed seed makes each run the same.
+/// A small deterministic random number generator.
 struct Dice(u64);
 
 impl Dice {
@@ -499,7 +499,7 @@ impl Dice {
     }
 }
 
-/// Random callers come, go, succeed and fail, in every mode; what must always hold is checked after each step.
+/// Random callers start, are cancelled, succeed and fail, in every mode; the invariants are checked after each step.
 #[tokio::test(start_paused = true)]
 async fn whatever_callers_do_the_rules_hold() {
     for seed in 0..60 {
@@ -557,7 +557,7 @@ async fn whatever_callers_do_the_rules_hold() {
                 );
             }
         }
-        // Nobody is forgotten: once pulls end, every caller gets an answer.
+        // Once pulls end, every caller gets an answer.
         while tasks.iter().any(|task| !task.is_finished()) {
             node.backend.finish_pull(ScriptedPull::ok("sha256:x", 1));
             tokio::time::sleep(Duration::from_secs(1)).await;

@@ -1,4 +1,4 @@
-//! Back-off, and a pod that comes with other credentials than those that were refused. Time is simulated.
+//! Back-off, and a pod with other credentials than the rejected ones. Time is simulated.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
@@ -38,7 +38,7 @@ fn pod(password: &str) -> EnsureRequest {
     EnsureRequest { secrets: vec![secret], ..EnsureRequest::new(APP, PullPolicy::Always, pod) }
 }
 
-/// How it failed, and in how many seconds it may be tried again.
+/// The failure, and the seconds until the next try.
 async fn fails(manager: &ImageManager, request: &EnsureRequest) -> (EnsureReason, u64) {
     let error = manager.ensure(request).await.unwrap_err();
     (error.reason, error.retry_in.unwrap_or_default().as_secs())
@@ -78,7 +78,7 @@ async fn kubelets_way_is_to_wait() {
     assert_eq!(backend.counts().started, 2);
 }
 
-/// Gives another token each time.
+/// Returns another token each time.
 #[derive(Default)]
 struct RotatingTokenProvider(AtomicUsize);
 

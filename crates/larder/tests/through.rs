@@ -1,5 +1,5 @@
-//! Callers with a policy of their own beside `ImageManager::ensure`: what they share with it, and what they do not. Time is
-//! simulated throughout.
+//! `ImageManager::pull_directly`: what it shares with `ImageManager::ensure`, and what it does not. Time is simulated
+//! throughout.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -79,7 +79,7 @@ fn login(user: &str) -> Credential {
     Credential { username: user.into(), password: Secret::new(format!("pw-{user}")), ..Credential::default() }
 }
 
-/// A pod that wants the image, with a pull secret of this user if there is one.
+/// A pod's request for the image, with a pull secret of this user if given.
 fn pod(user: Option<&str>) -> EnsureRequest {
     let pod = Pod { uid: "u".into(), namespace: "ns".into(), name: "web".into(), ..Pod::default() };
     let secret = |user: &str| {
@@ -102,7 +102,7 @@ fn pod(user: Option<&str>) -> EnsureRequest {
 type PullHandle = JoinHandle<Result<ImageId, BackendError>>;
 
 impl DirectPullFixture {
-    /// Starts to pull and lets it run as far as it gets.
+    /// Starts a pull and polls it until it waits.
     async fn pull(&self, name: &'static str, credential: Option<Credential>) -> PullHandle {
         let managed = self.managed.clone();
         let pulling = tokio::spawn(async move {
@@ -210,7 +210,7 @@ async fn what_a_callers_credential_brought_serves_only_who_holds_it() {
     for served in [owner, friend] {
         assert_eq!(served.await.unwrap(), Ok("sha256:app".into()));
     }
-    // Each of the others asks the registry for himself, those without a credential together.
+    // Each other caller starts its own pull; those without a credential share one.
     for _ in 0..2 {
         settle().await;
         node.backend.finish_pull(ScriptedPull::fails("denied")).expect("another pull");

@@ -1,4 +1,4 @@
-//! What held a password is overwritten: after use, this process's memory is searched for it.
+//! Memory that contained a password is overwritten: after use, this process's memory is searched for it.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 

@@ -145,7 +145,7 @@ fn what_is_wrong_with_providers_is_told_before_anything_is_pulled() {
     let text = fs_err::read_to_string(&config).unwrap();
     for (from, to, said) in [
         ("  args", "  arguments", "line 8"),
-        ("config.k8s.io/v1", "config.k8s.io/v9", "is not CredentialProviderConfig"),
+        ("config.k8s.io/v1", "config.k8s.io/v9", "expected CredentialProviderConfig"),
         ("kubelet.k8s.io/v1", "kubelet.k8s.io/v9", "providers.apiVersion: Unsupported value"),
         ("name: test", "name: a/b", "provider name cannot contain '/'"),
     ] {

@@ -1,4 +1,4 @@
-//! What reached the fake.
+//! Calls of the fake.
 
 use larder::backend::ImageSpec;
 use larder::credentials::Credential;

@@ -1,4 +1,4 @@
-//! What one pull of the fake does, step by step.
+//! Scripts of the fake's pulls.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::{error, image};
 
-/// What one pull does.
+/// The script of one pull.
 #[derive(Debug)]
 pub struct ScriptedPull {
     pub(super) steps: VecDeque<PullStepScript>,
@@ -54,7 +54,7 @@ impl ScriptedPull {
         self
     }
 
-    /// Waits for the handle before it goes on. A handle that is dropped unused leaves the pull hanging for good.
+    /// Waits for the handle before it continues. A handle that is dropped unused leaves the pull hanging.
     #[must_use]
     pub fn held(mut self) -> (ScriptedPull, PullHold) {
         let (sender, receiver) = oneshot::channel();
@@ -70,12 +70,12 @@ impl ScriptedPull {
     }
 }
 
-/// Lets one held pull go on.
+/// Continues one held pull.
 #[derive(Debug)]
 pub struct PullHold(oneshot::Sender<()>);
 
 impl PullHold {
-    /// Lets it go on. Nothing happens if the pull was cancelled in between.
+    /// Continues the pull. No effect if the pull was cancelled in between.
     pub fn release(self) {
         let _ = self.0.send(());
     }

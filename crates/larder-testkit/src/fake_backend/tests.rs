@@ -1,4 +1,4 @@
-//! The fake does as it was told.
+//! The fake follows its script.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Who may read, and the token server at `/token`.
+//! Authentication, and the token server at `/token`.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::http::{PlannedResponse, RequestHead};
 
-/// What a registry asks for.
+/// The authentication that a registry requires.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum FaultRegistryAuth {
     /// Nothing.
@@ -23,13 +23,13 @@ pub enum FaultRegistryAuth {
     Token {
         /// Where clients are sent for tokens; empty is its own `/token`.
         realm: String,
-        /// The user and password, or the identity token (`("", token)`), that tokens are given for; `None` gives them
-        /// to everybody.
+        /// The user and password, or the identity token (`("", token)`), that tokens require; `None` issues them to
+        /// every client.
         login: Option<(String, String)>,
         /// `expires_in` of each token, in seconds.
         expires_in: u64,
     },
-    /// This token, which the registry did not give out itself.
+    /// This token, which the registry did not issue itself.
     Fixed(String),
 }
 
@@ -50,7 +50,7 @@ impl IssuedTokens {
         self.expired = self.given;
     }
 
-    /// The refusal of a request that does not show what it must.
+    /// The response to an unauthenticated request.
     pub(super) fn check(&self, head: &RequestHead, own: &str) -> Option<PlannedResponse> {
         let shown = head.field("authorization").unwrap_or_default();
         let (good, challenge) = match &self.auth {

@@ -1,9 +1,9 @@
-//! What can go wrong, and for which requests.
+//! Faults, and the requests that they apply to.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// How an answer goes wrong.
+/// A fault of a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResponseFault {
     /// Another status, with these header fields and this body.

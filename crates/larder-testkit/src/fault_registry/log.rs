@@ -1,4 +1,4 @@
-//! What was asked, and what was answered.
+//! The request log.
 
 /// A request and its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -37,7 +37,7 @@ pub struct FaultRegistry {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the server's tasks and the test look at together.
+/// State shared by the server's tasks and the test.
 #[derive(Debug, Default)]
 struct SharedContents {
     state: Mutex<RegistryContents>,
@@ -196,7 +196,7 @@ impl FaultRegistry {
         self.shared.lock().faults.clear();
     }
 
-    /// From now on, only those may read who show what `auth` asks for.
+    /// From now on, requests must authenticate as `auth` requires.
     pub fn require(&self, auth: FaultRegistryAuth) {
         self.shared.lock().auth.require(auth);
     }
@@ -206,8 +206,8 @@ impl FaultRegistry {
         self.shared.lock().auth.expire();
     }
 
-    /// What was asked since the start or since [`forget_requests`](Self::forget_requests), in the order of arrival.
-    /// Bytes of answers that are still under way count as far as they were sent.
+    /// The requests since the start or since [`forget_requests`](Self::forget_requests), in the order of arrival. Bytes
+    /// of answers that are still under way count as far as they were sent.
     pub fn requests(&self) -> Vec<LoggedRequest> {
         let state = self.shared.lock();
         state.log[state.page..].to_vec()

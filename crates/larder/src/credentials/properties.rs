@@ -69,7 +69,7 @@ proptest! {
         locations in proptest::collection::btree_set(location(), 0..12),
         target in "[a-c]{1,2}(\\.[a-c]{1,2}){0,2}(:[0-9])?/[ab/]{1,6}",
     ) {
-        // The user of each entry is its key, so that the answer tells which keys it came from.
+        // The user of each entry is its key, so that the answer shows its keys.
         let mut keyring = Keyring::default();
         for location in &locations {
             let Ok(key) = matching::key_of(location) else { continue };

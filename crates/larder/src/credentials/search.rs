@@ -162,7 +162,7 @@ mod tests {
         let problems: Vec<_> = found.skipped.iter().map(|error| error.problem.to_string()).collect();
         assert_eq!(
             problems,
-            ["this is a directory, not a file", "line 1, column 11: \"auths\" must be an object"]
+            ["is a directory, not a file", "line 1, column 11: \"auths\" must be an object"]
         );
     }
 }

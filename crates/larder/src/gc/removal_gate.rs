@@ -226,7 +226,7 @@ mod tests {
         let gate = Arc::new(RemovalGate::default());
         let remembered = || gate.state().ended.len();
         drop(gate.try_begin_removal("a"));
-        assert_eq!(remembered(), 0, "nobody looks");
+        assert_eq!(remembered(), 0, "no open check");
         let hung = gate.begin_presence_check();
         for _ in 0..100 {
             drop(gate.try_begin_removal("a"));

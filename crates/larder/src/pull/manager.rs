@@ -207,9 +207,9 @@ impl ImageManager {
         let key = backoff_key(request);
         let (left, last_failure) = {
             let mut backoff = self.lock_backoff();
-            let anew = self.retry_on_new_credentials.load(Ordering::Relaxed)
+            let new_credentials = self.retry_on_new_credentials.load(Ordering::Relaxed)
                 && backoff.has_new_credentials(&key, shown);
-            let Some(left) = backoff.remaining(&key, Instant::now()).filter(|_| !anew) else {
+            let Some(left) = backoff.remaining(&key, Instant::now()).filter(|_| !new_credentials) else {
                 backoff.forget(&key);
                 return Ok(());
             };

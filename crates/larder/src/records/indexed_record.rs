@@ -284,6 +284,6 @@ mod tests {
             }
         }
         assert!(names(&["r.example"]).credentials_for(&"r.example:5000/app".into()).unwrap().is_none());
-        assert!(names(&[""]).credentials_for(&":v1".into()).is_err(), "a name that is none serves nobody");
+        assert!(names(&[""]).credentials_for(&":v1".into()).is_err(), "an invalid name gives no access");
     }
 }

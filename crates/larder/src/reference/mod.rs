@@ -180,7 +180,7 @@ mod tests {
     fn errors_suggest_what_to_change() {
         for (image, word) in [
             ("https://reg.example/app", "scheme"),
-            ("busybox ", "white space"),
+            ("busybox ", "whitespace"),
             ("", "name an image"),
             ("Reg/App", "lower case"),
             ("app@sha256:abcd", "digest"),

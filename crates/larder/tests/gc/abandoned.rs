@@ -1,4 +1,4 @@
-//! Removals whose caller goes away: they go on to their end, the gate stays closed until then, and they are written down.
+//! Removals whose caller is cancelled: they complete, the gate remains closed until then, and they are recorded.
 
 use std::future::poll_fn;
 use std::io;
@@ -34,7 +34,7 @@ fn world() -> FakeNode {
     world
 }
 
-/// Polls a future until something happens, and lets it go.
+/// Polls a future until a condition holds, and drops it.
 async fn abandon<T>(work: impl Future<Output = T>, until: impl Fn() -> bool) {
     let mut work = pin!(work);
     poll_fn(|context| {
@@ -58,7 +58,7 @@ async fn a_collection_that_is_abandoned_ends_the_removal_it_began() {
         let manager = ImageManager::builder(Arc::new(world.clone())).lease(gate, LEASE).build();
         world.advance(1000);
         if slow.is_zero() {
-            // It is gone already, and its room is waited for.
+            // The image is removed, and the sweep waits for its space.
             world.frees_after(SLOW);
             abandon(collector.delete_unused(), || !world.removals().is_empty()).await;
         } else {

@@ -18,7 +18,7 @@ fn world() -> FakeNode {
     world
 }
 
-/// Removes what was unused for more than 10 days, and is asked to free all.
+/// Removes images unused for more than 10 days, with the goal to free everything.
 fn policy() -> GcPolicy {
     GcPolicy { maximum_age: Duration::from_secs(10 * 86400), ..GcPolicy::default() }
 }

@@ -1,4 +1,4 @@
-//! What happened between two looks, as a backend with events tells it.
+//! Image activity between two observations, from a backend with events.
 
 use std::sync::Arc;
 use std::time::Duration;

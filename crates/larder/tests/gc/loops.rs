@@ -1,4 +1,4 @@
-//! The loops: when rounds run, and what is told of them.
+//! The loops: when rounds run, and their events.
 
 use std::sync::Arc;
 use std::time::Duration;

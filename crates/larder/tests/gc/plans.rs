@@ -1,4 +1,4 @@
-//! Plans against brute force: small graphs of images and layers, where every set of removals can be looked at.
+//! Plans against brute force: small graphs of images and layers, where every set of removals can be enumerated.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const MINIMUM_AGE: i64 = 1_000;
 
 #[derive(Debug, Clone)]
 struct PlanCase {
-    /// Bytes and inodes of each layer, and whether something else holds it.
+    /// Bytes and inodes of each layer, and whether something else references it.
     layers: Vec<(u64, u64, bool)>,
     images: Vec<GeneratedImage>,
     /// Percent of all bytes, and of all inodes, that images take and that have to be free.
@@ -146,7 +146,7 @@ impl PlanCase {
                 failed: None,
             });
         }
-        // Nothing is free, and thresholds are such that the need is what must be.
+        // Nothing is free, and the thresholds require exactly the need.
         let disk = FsStats {
             capacity: 1_000_000,
             available: 0,
@@ -218,7 +218,7 @@ proptest! {
             let mut without = gone.clone();
             without.remove(&at(last.id.as_str()));
             prop_assert!(case.misses(&without), "the last removal was not needed");
-            // No image goes while older ones alone would do.
+            // No image is removed if older ones alone free enough.
             let youngest = gone.iter().map(|&image| case.rank(image)).max().expect("something goes");
             let older = removable.iter().copied().filter(|&image| case.rank(image) < youngest).collect();
             prop_assert!(case.misses(&older), "older images would have been enough");

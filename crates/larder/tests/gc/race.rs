@@ -1,5 +1,5 @@
-//! An ensure and a collection at the same time, in many orders: an image that an ensure answered with is there, and
-//! stays until its lease ends.
+//! A concurrent ensure and collection, in many orders: an image that an ensure returned is present until its lease
+//! expires.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use crate::world::{FakeNode, SeededRandom};
 
 const LEASE: Duration = Duration::from_secs(60);
 
-/// Until when each image was promised.
+/// When each lease expires.
 type PromisedUntil = Arc<Mutex<HashMap<String, Instant>>>;
 
 fn check(world: &FakeNode, promises: &PromisedUntil, seed: u64) {
@@ -59,7 +59,7 @@ async fn one_order(seed: u64) {
     let mut dice = SeededRandom::new(seed);
     world.interleaved(SeededRandom::new(seed + 1_000_000));
     let gate = Arc::new(RemovalGate::default());
-    // Kubelet does not look again before it removes; then the gate alone must do.
+    // Kubelet does not recheck before a removal, so only the gate protects the image.
     let policy = if seed.is_multiple_of(2) { GcPolicy::default() } else { GcPolicy::kubelet() };
     let policy = GcPolicy { minimum_age: Duration::ZERO, ..policy };
     let collector = Arc::new(world.collector().policy(policy).gate(gate.clone()).build());

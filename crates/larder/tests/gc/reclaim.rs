@@ -1,4 +1,4 @@
-//! Room that something else than images gives back first.
+//! Space that is reclaimed from something other than images first.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use larder::gc::SpaceReclaimer;
 
 use crate::world::{FakeNode, failure};
 
-/// Other data on the disk that is a cache: all of it, or none.
+/// A cache on the disk, which is dropped completely or not at all.
 struct FakeBuildCache {
     world: FakeNode,
     goes: bool,
@@ -25,7 +25,7 @@ impl SpaceReclaimer for FakeBuildCache {
     }
 }
 
-/// The names of the images that a round removes, on a disk with 500 of 1000 in an image and so much in a cache.
+/// The names of the images that a round removes, on a disk of 1000 with an image of 500 and this much in a cache.
 async fn removed(cached: u64, goes: bool) -> (Vec<String>, u64) {
     let world = FakeNode::new(1000);
     world.state().other = cached;

@@ -1,4 +1,4 @@
-//! Records on disk: ages and order outlast the process, and nothing that lies there does harm.
+//! Usage records on disk: ages and order survive a restart, and broken files do no harm.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,7 +33,7 @@ async fn a_restart_keeps_ages_and_order() {
     world.advance(60_000);
     first.detect().await.unwrap();
     let before = first.records();
-    // Nothing is said at the end: this is a kill. What a save left half done is in its way.
+    // The process is killed without a shutdown, and a partial save remains.
     fs_err::write(dir.path().join("images.json.new"), "{\"version\":1,\"ima").unwrap();
     let again = collector(&world, &path);
     assert_eq!(again.notice(), None);
@@ -69,7 +69,7 @@ async fn records_that_cannot_be_read_are_set_aside_and_remove_nothing() {
         assert_eq!(fs_err::read_to_string(&aside).unwrap(), *text);
         let _not_enough = first.collect().await.unwrap_err();
         assert!(world.removals().is_empty(), "{n}: first seen now, so too young to go");
-        // It is said once, and rebuilt.
+        // It is reported once, and rebuilt.
         let second = collector(&world, &path);
         assert_eq!(second.notice(), None);
         assert_eq!(second.records().iter().count(), 1);
@@ -92,7 +92,7 @@ async fn an_unwritable_directory_does_not_stop_rounds() {
     assert_eq!(collector.records().iter().count(), 1);
 }
 
-/// What each round tells of the images that it leaves.
+/// What each round reports of the images that it retains.
 #[derive(Default)]
 struct HookCalls(Mutex<Vec<Vec<ImageId>>>);
 

@@ -1,5 +1,5 @@
-//! Weeks of a node: pods come and go, images are pulled, larder restarts, the machine boots, the clock is set. Whatever
-//! happens, what is removed was unused and old enough, and a round frees what it must and no more.
+//! Weeks of a node: pods come and go, images are pulled, larder restarts, the machine boots, the clock is set. Removed
+//! images were always unused and old enough, and a round frees what it must and no more.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ const CAPACITY: u64 = 100_000;
 struct SimulatedNode {
     world: FakeNode,
     dice: SeededRandom,
-    /// True time, that no clock shows.
+    /// True time, independent of the clocks.
     now: i64,
     /// For each image when it was truly last pulled, and last used.
     wanted: BTreeMap<String, i64>,
@@ -85,12 +85,12 @@ impl SimulatedNode {
             state.other = most.min(10_000 + self.dice.roll(60_000));
         }
         if self.dice.chance(3) {
-            // Somebody sets the clock.
+            // The clock is set.
             let days = i64::try_from(self.dice.roll(60)).expect("small") - 30;
             state.wall += days * DAY + 1234;
         }
         if self.dice.chance(2) {
-            // The machine boots, and a bad battery may have lost some time.
+            // The machine boots, and its clock may have lost some time.
             state.boot += 1;
             state.since_boot = 1000;
             if self.dice.chance(50) {

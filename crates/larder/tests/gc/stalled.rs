@@ -1,5 +1,4 @@
-//! A removal or a disk that hangs: nothing but the next round waits for it, and what was known and done is kept whenever
-//! a round is abandoned.
+//! A removal or a disk that hangs: only the next round waits for it, and an abandoned round loses no state.
 
 use std::future::poll_fn;
 use std::path::Path;
@@ -24,7 +23,7 @@ fn policy() -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }
 }
 
-/// Three images that nothing uses.
+/// Three unused images.
 fn world() -> FakeNode {
     let world = FakeNode::new(100);
     for (name, layer) in [("a:1", "l"), ("b:1", "m"), ("c:1", "n")] {
@@ -73,7 +72,7 @@ async fn a_removal_that_hangs_keeps_nothing_waiting_but_the_next_round() {
     assert_eq!(world.removals(), ["a:1", "c:1"]);
 }
 
-/// Awaits this for so many turns, and drops it then unless it has ended.
+/// Polls this for this many turns, and drops it then unless it has ended.
 async fn abandon_after<T>(turns: usize, work: impl Future<Output = T>) -> Option<T> {
     let (mut work, mut taken) = (pin!(work), 0);
     poll_fn(|context| {
@@ -94,7 +93,7 @@ async fn whenever_a_round_is_abandoned_records_and_journal_agree_with_what_is_th
         world.frees_after(Duration::from_secs(1));
         world.interleaved(SeededRandom::new(turns as u64));
         let ended = abandon_after(turns, first.delete_unused()).await.is_some();
-        // What has begun goes on.
+        // A removal that has begun continues.
         sleep(Duration::from_secs(1)).await;
         drop(first);
         let again = collector(&world, dir.path());

@@ -1,4 +1,4 @@
-//! Sweeps: what happens between a plan and the world.
+//! Sweeps: the execution of plans.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ fn policy() -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }
 }
 
-/// Ten images of 90 on a disk of 1000, none of them in use; the low mark is at 800, so two must go.
+/// Ten images of 90 on a disk of 1000, none of them in use; the low threshold is at 800, so two must be removed.
 fn ten() -> FakeNode {
     let world = FakeNode::new(1000);
     for n in 0..10 {
@@ -130,7 +130,7 @@ async fn it_stops_as_soon_as_enough_is_really_free() {
     assert_eq!(world.removals().len(), 2, "somebody else freed the rest");
 }
 
-/// After the first removal somebody deletes what else is on the disk.
+/// After the first removal another process deletes the other data on the disk.
 struct ConcurrentDeletion(FakeNode);
 
 impl RemovalHistory for ConcurrentDeletion {
@@ -155,7 +155,7 @@ async fn errors_do_not_stop_it_and_others_go_instead() {
     );
 }
 
-/// Uses an image from the second time on that it is asked.
+/// Reports an image as used from the second query on.
 struct LateUseSource(&'static str, Mutex<usize>);
 
 #[async_trait]
@@ -199,7 +199,7 @@ async fn space_of_images_removed_by_other_processes_is_waited_for() {
 async fn room_that_was_free_before_the_first_measure_is_not_taken_from_what_the_round_freed() {
     let world = ten();
     let other = world.clone();
-    // Between the look at the images and the first measure.
+    // Between the observation of the images and the first measurement.
     let act = move || other.removed_by_another("i0", Duration::ZERO);
     let disk = RunOnFirstMeasure { world: world.clone(), before: true, act: Mutex::new(Some(act)) };
     let collector = world.collector().disk(Arc::new(disk)).policy(policy()).build();
@@ -232,7 +232,7 @@ async fn images_removed_by_other_processes_do_not_count_as_removed_or_freed_by_t
     assert_eq!(written.0.lock().unwrap().as_slice(), [id("i0"), id("i2")]);
 }
 
-/// Ids of what is said to be removed.
+/// IDs of the images reported as removed.
 #[derive(Default)]
 struct RemovalLog(Mutex<Vec<ImageId>>);
 
@@ -243,7 +243,7 @@ impl RemovalHistory for RemovalLog {
     }
 }
 
-/// Answers once, and never again.
+/// Answers once, and then hangs.
 struct FailingUseSource(Mutex<usize>);
 
 #[async_trait]
@@ -299,7 +299,7 @@ async fn what_cannot_be_enough_is_said_with_an_event() {
     assert!(event.message.contains("(freed 900 bytes)"), "{}", event.message);
 }
 
-/// A disk that runs a piece of code when it is looked at for the first time, before or after it is measured.
+/// A disk that runs a callback at its first measurement, before or after it is measured.
 struct RunOnFirstMeasure<F> {
     world: FakeNode,
     before: bool,
@@ -317,7 +317,7 @@ impl<F: FnOnce() + Send> FsStatsProvider for RunOnFirstMeasure<F> {
     }
 }
 
-/// A disk that runs a piece of code when it is looked at for the second time: after the first removal.
+/// A disk that runs a callback at its second measurement: after the first removal.
 struct RunOnSecondMeasure<F>(FakeNode, Mutex<(usize, Option<F>)>);
 
 #[async_trait]

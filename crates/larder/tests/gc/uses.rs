@@ -1,4 +1,4 @@
-//! Who uses what, by kubelet's rule and by ours.
+//! Uses of images, by kubelet's rule and by larder's.
 
 use std::sync::Arc;
 

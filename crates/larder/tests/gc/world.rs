@@ -1,4 +1,4 @@
-//! A node in memory: images made of layers, a disk that they fill, containers, and clocks. Nothing looks at the wall
+//! A node in memory: images made of layers, a disk that they fill, containers, and clocks. Nothing reads the wall
 //! clock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -20,7 +20,7 @@ use larder::pod::SandboxConfig;
 use larder::reference::ImageId;
 use tokio::time::Instant;
 
-/// Numbers that look random and are the same in each run of a seed.
+/// Deterministic random numbers from a seed.
 #[derive(Debug, Clone)]
 pub(crate) struct SeededRandom(u64);
 
@@ -50,14 +50,14 @@ pub(crate) struct FakeNodeState {
     /// Names of images that are present.
     pub(crate) present: BTreeSet<String>,
     pub(crate) pinned: BTreeSet<String>,
-    /// Images that have no name any more.
+    /// Images that lost their last name.
     pub(crate) nameless: BTreeSet<String>,
-    /// What a feed tells when it is asked; `None` where there is none.
+    /// The activity that a feed reports; `None` without a feed.
     pub(crate) sightings: Option<Vec<ImageActivity>>,
     /// Container id to image name.
     pub(crate) containers: BTreeMap<String, String>,
     pub(crate) capacity: u64,
-    /// Bytes on the disk that are no images.
+    /// Bytes on the disk that are not images.
     pub(crate) other: u64,
     pub(crate) wall: i64,
     pub(crate) since_boot: i64,
@@ -68,13 +68,13 @@ pub(crate) struct FakeNodeState {
     pub(crate) uses_fail: bool,
     /// Inodes of the disk; each byte of a layer takes one as well. 0 where they are not counted.
     pub(crate) inodes: u64,
-    /// Room that comes free only later, and when.
+    /// Space that is freed later, and when.
     later: Vec<(Instant, u64)>,
     frees_after: Duration,
     /// The same for inodes alone.
     inodes_later: Vec<(Instant, u64)>,
     pub(crate) frees_inodes_after: Duration,
-    /// Whether somebody removes now.
+    /// Whether a removal runs now.
     pub(crate) removing: bool,
     removes_slowly: Duration,
     yields: Option<SeededRandom>,
@@ -139,7 +139,7 @@ impl FakeNode {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts an image with these layers into the registry.
+    /// Adds an image with these layers to the registry.
     pub(crate) fn publish(&self, name: &str, layers: &[(&str, u64)]) {
         let mut state = self.state();
         for (layer, size) in layers {
@@ -161,12 +161,12 @@ impl FakeNode {
         state.since_boot += millis;
     }
 
-    /// Room comes free only so long after a removal.
+    /// Frees space this long after a removal.
     pub(crate) fn frees_after(&self, time: Duration) {
         self.state().frees_after = time;
     }
 
-    /// Somebody else removes the image, and its room comes free so long after that.
+    /// Another process removes the image, and its space is freed this long after that.
     pub(crate) fn removed_by_another(&self, name: &str, after: Duration) {
         let mut state = self.state();
         let before = state.image_bytes();
@@ -175,12 +175,12 @@ impl FakeNode {
         state.later.push((Instant::now() + after, freed));
     }
 
-    /// A removal takes so long, and like that of a store it goes on when its caller goes away.
+    /// A removal takes this long and, like the store's, continues when its caller is cancelled.
     pub(crate) fn removes_slowly(&self, time: Duration) {
         self.state().removes_slowly = time;
     }
 
-    /// Every call gives others their turn, as often as the dice say.
+    /// Every call yields a random number of times.
     pub(crate) fn interleaved(&self, dice: SeededRandom) {
         self.state().yields = Some(dice);
     }

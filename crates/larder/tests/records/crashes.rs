@@ -32,7 +32,7 @@ async fn after_any_crash_access_requires_authentication() {
         let again = open(dir.path());
         again.recover(&backend).await;
         if began {
-            // Also where nobody heard of the record: a did show its secret.
+            // Also if the caller never got the answer: pod a did authenticate.
             assert!(!recorded || may_use(&again, "a").await, "step {steps}: a is forgotten");
             assert!(!may_use(&again, "b").await, "step {steps}: b never showed anything");
             assert!(!may_use(&again, "").await, "step {steps}");
@@ -64,7 +64,7 @@ async fn a_pull_that_its_caller_gave_up_leaves_no_intent() {
     tokio::select! {
         biased;
         written = records.record_pull_intent(&image) => {
-            // The disk was quicker than the caller.
+            // The write was faster than the cancellation.
             written.unwrap();
             records.record_image_pull_failed(&image);
         }

@@ -1,4 +1,4 @@
-//! Pulls that did not tell their caller of an image: what the backend says decides.
+//! Interrupted and failed pulls: the backend's answer decides.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -133,7 +133,7 @@ async fn the_intent_of_a_dead_process_outlives_a_pull_that_did_not_start() {
     records.record_image_pull_failed(&image());
     assert_eq!(on_disk(&records).await, (1, 0));
     assert!(!may_use(&records, "").await);
-    // One that failed is asked about, and what is there may be of the dead.
+    // The failed pull is checked, and the present image may be from a dead process.
     records.record_pull_intent(&image()).await.unwrap();
     records.record_image_pull_ended(&image()).await;
     assert_eq!(on_disk(&records).await, (0, 1));

@@ -1,4 +1,4 @@
-//! What lies in the directory, and who else writes there.
+//! Files in the directory, and other processes that write there.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -20,7 +20,7 @@ async fn two_processes_that_share_a_directory_see_each_others_records() {
     let (one, other) = (open(dir.path()), open(dir.path()));
     one.pulled(&image(), &id(), Some(secret("a")), NOW).await.unwrap();
     assert!(may_use(&other, "a").await && !may_use(&other, "b").await);
-    // In memory of the other now, and more comes.
+    // Now in memory of the other store; then another record is added.
     one.pulled(&image(), &id(), Some(secret("b")), NOW).await.unwrap();
     assert!(may_use(&other, "b").await);
     other.pulled(&image(), &id(), Some(secret("c")), NOW).await.unwrap();
@@ -144,7 +144,7 @@ async fn an_image_that_was_pulled_again_during_a_round_keeps_its_record() {
     let pulled =
         async |time| records.pulled(&image(), &id(), Some(secret("a")), Rfc3339Time(time)).await.unwrap();
     pulled(100).await;
-    // The round began at 200, when the image was away; nobody new may use it, so its record does not change.
+    // The round began at 200, when the image was absent; no access was added, so its record does not change.
     pulled(200).await;
     records.prune([], Rfc3339Time(200)).await.unwrap();
     assert!(may_use(&records, "a").await && !may_use(&records, "").await);

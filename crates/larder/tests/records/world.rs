@@ -23,7 +23,7 @@ pub(crate) fn id() -> ImageId {
     ID.into()
 }
 
-/// A pod that holds one pull secret.
+/// A pod with one pull secret.
 pub(crate) struct PodWithSecret(pub(crate) &'static str);
 
 #[async_trait::async_trait]
@@ -55,7 +55,7 @@ pub(crate) async fn may_use(records: &PullRecordStore, holder: &'static str) -> 
     !result.is_none_or(MustPullCheckResult::must_pull)
 }
 
-/// Lets so many steps on the disk happen, and then none.
+/// Allows this many steps on the disk, and then fails.
 pub(crate) fn dying_after(steps: usize) -> (StepHook, Arc<Mutex<Vec<RecordDirStep>>>) {
     let (left, done) = (AtomicUsize::new(steps), Arc::new(Mutex::new(Vec::new())));
     let seen = Arc::clone(&done);

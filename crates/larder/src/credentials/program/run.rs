@@ -142,11 +142,11 @@ async fn ended(
 }
 
 /// Logs once if the work is slow.
-async fn log_if_slow<T>(mut work: Pin<Box<impl Future<Output = T>>>, tell: impl FnOnce()) -> T {
+async fn log_if_slow<T>(mut work: Pin<Box<impl Future<Output = T>>>, log: impl FnOnce()) -> T {
     if let Ok(done) = time::timeout(REPORT_AFTER, &mut work).await {
         return done;
     }
-    tell();
+    log();
     work.await
 }
 
@@ -248,10 +248,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_program_is_logged_once_and_continues() {
         for (seconds, times) in [(4, 0), (6, 1), (59, 1)] {
-            let told = std::cell::Cell::new(0);
+            let logged = std::cell::Cell::new(0);
             let work = Box::pin(time::sleep(Duration::from_secs(seconds)));
-            log_if_slow(work, || told.set(told.get() + 1)).await;
-            assert_eq!(told.get(), times, "{seconds} s");
+            log_if_slow(work, || logged.set(logged.get() + 1)).await;
+            assert_eq!(logged.get(), times, "{seconds} s");
         }
     }
 
