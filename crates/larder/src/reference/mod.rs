@@ -181,7 +181,7 @@ mod tests {
         for (image, word) in [
             ("https://reg.example/app", "scheme"),
             ("busybox ", "whitespace"),
-            ("", "name an image"),
+            ("", "enter an image name"),
             ("Reg/App", "lower case"),
             ("app@sha256:abcd", "digest"),
             ("app:", "after the colon"),
