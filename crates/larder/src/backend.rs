@@ -310,13 +310,13 @@ impl EndpointFailure {
         const SOCKET: &str = "unix:///path/to.sock";
         let text = match self {
             EndpointFailure::Missing => {
-                return Hint::from("start the runtime, or set its socket with ").setting("backend", SOCKET);
+                return Hint::from("start the runtime, or name its socket with ").setting("backend", SOCKET);
             }
             EndpointFailure::NotASocket => {
-                return Hint::from("set the runtime's socket with ").setting("backend", SOCKET);
+                return Hint::from("name the runtime's socket with ").setting("backend", SOCKET);
             }
             EndpointFailure::NotGrpc { .. } => {
-                return Hint::from("another service owns this socket; set the runtime's socket with ")
+                return Hint::from("another service owns this socket; name the runtime's socket with ")
                     .setting("backend", "");
             }
             EndpointFailure::Reported { hint, .. } => return hint.clone(),
@@ -324,7 +324,7 @@ impl EndpointFailure {
             EndpointFailure::Denied => "run as root or as a member of the group that owns the socket",
             EndpointFailure::Silent { .. } => "the runtime does not respond; see its log or restart it",
             EndpointFailure::NotCri { .. } => {
-                "enable the CRI plugin (containerd: remove \"cri\" from disabled_plugins), or set another socket"
+                "enable the CRI plugin (containerd: remove \"cri\" from disabled_plugins), or name another socket"
             }
             EndpointFailure::ConnectionLost { .. } => "see the runtime's log",
         };
