@@ -464,7 +464,7 @@ async fn the_serial_puller_reports_the_queue_and_the_wait_to_enter_it_separately
         node.manager.pulls().into_iter().map(|pull| pull.waiting.unwrap_or("nothing".into())).collect();
     assert_eq!(waiting.iter().filter(|what| **what == "nothing").count(), 1);
     assert_eq!(waiting.iter().filter(|what| what.contains("serializeImagePulls")).count(), 10);
-    assert_eq!(waiting.iter().filter(|what| what.contains("room in the queue")).count(), 2);
+    assert_eq!(waiting.iter().filter(|what| what.contains("a slot in the pull queue")).count(), 2);
     for task in &tasks {
         task.abort();
     }
