@@ -217,7 +217,7 @@ async fn what_a_refusal_hints_at_reaches_who_asked_for_the_image() {
     let full = backend(&store, StorePullConfig { reserve, ..StorePullConfig::default() });
     let manager = ImageManager::builder(Arc::new(full)).build();
     let request = EnsureRequest::new(registry.image("shop/web:1"), PullPolicy::Always, Pod::default());
-    let hint = Hint::new().command(["df"]).text(" shows what holds the disk");
+    let hint = Hint::new().command(["df"]).text(" shows disk usage");
     for reason in [EnsureReason::ErrImagePull, EnsureReason::ImagePullBackOff] {
         let error = manager.ensure(&request).await.unwrap_err();
         assert_eq!(error.reason, reason);
@@ -234,7 +234,7 @@ async fn what_a_refusal_hints_at_reaches_who_asked_for_the_image() {
 
 /// Whether a refusal offers so many bytes of layers, and no more than a few blocks beside them.
 fn holds_about(error: &str, layers: u32) -> bool {
-    let offer = error.rsplit("; ").next().and_then(|offer| offer.strip_suffix("MB could be reclaimed"));
+    let offer = error.rsplit("; ").next().and_then(|offer| offer.strip_suffix("MB reclaimable"));
     let megabytes: f64 = offer.and_then(|number| number.parse().ok()).unwrap_or(-1.0);
     let layers = f64::from(layers) / 1e6;
     (layers - 0.005..layers + 0.1).contains(&megabytes)
@@ -248,7 +248,7 @@ async fn a_refusal_says_what_could_be_reclaimed_each_layer_once() {
     put(&registry, "shop/other", &[a, c]);
     let web = registry.image("shop/web:1");
     let error = refused(&store, &web).await;
-    assert!(error.ends_with("; 0B could be reclaimed"), "nothing is here: {error}");
+    assert!(error.ends_with("; 0B reclaimable"), "nothing is here: {error}");
 
     let roomy = backend(&store, StorePullConfig::default());
     for name in ["shop/app:1", "shop/other:1"] {

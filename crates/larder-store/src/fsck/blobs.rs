@@ -53,14 +53,14 @@ impl OpenStore {
             return Ok(None);
         }
         if repair {
-            self.discard(&path).context("take a damaged manifest away")?;
+            self.discard(&path).context("remove a damaged manifest or config")?;
         }
         Ok(Some(StoreDamage::BlobDamaged { digest, image }))
     }
 
     /// Notes that an image lacks something.
     fn hide_image(&self, id: &Digest) -> Result<(), StoreError> {
-        self.db.write("note that an image is incomplete", |writer| {
+        self.db.write("record an incomplete image", |writer| {
             if let Some(mut image) = writer.get::<ImageRecord>(IMAGES, id.as_str())? {
                 image.complete = false;
                 put_image(writer, &image)?;

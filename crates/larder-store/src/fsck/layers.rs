@@ -52,7 +52,7 @@ impl OpenStore {
     }
 
     fn note_damaged(&self, key: &LayerKey, damaged: bool) -> Result<(), StoreError> {
-        self.db.write("note that a layer is damaged", |writer| {
+        self.db.write("record a damaged layer", |writer| {
             if let Some(mut layer) = writer.get::<LayerRecord>(LAYERS, key.as_str())? {
                 layer.damaged = damaged;
                 writer.put(LAYERS, key.as_str(), &layer)?;
@@ -91,7 +91,7 @@ impl OpenStore {
         repair: bool,
         report: &mut FsckReport,
     ) -> Result<(), StoreError> {
-        let doing = "look at a damaged layer again";
+        let doing = "recheck a damaged layer";
         let gate = self.gate();
         let record = self.db.read(doing, |reader| reader.get::<LayerRecord>(LAYERS, key.as_str()))?;
         if !record.is_some_and(|record| record.present) {

@@ -32,7 +32,7 @@ impl OpenStore {
         }
         for path in leftovers {
             if repair {
-                self.discard(&path).context("take a leftover away")?;
+                self.discard(&path).context("remove a leftover")?;
             }
             report.add(StoreDamage::Leftover { path }, repair);
         }

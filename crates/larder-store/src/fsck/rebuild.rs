@@ -31,7 +31,7 @@ pub struct RebuildReport {
     pub incomplete: u64,
     /// Layers that are whole.
     pub layers: u64,
-    /// What was left out, and why: `layers/abc...: usr/bin/tool: another content`.
+    /// What was left out, and why: `layers/abc...: usr/bin/tool: content differs`.
     pub left_out: Vec<String>,
     /// Where the old database lies now, if there was one.
     pub old: Option<PathBuf>,
@@ -115,12 +115,12 @@ fn find_layers(
 }
 
 fn whole_layer(layout: &StoreLayout, name: &str, check: &dyn LayerChecker) -> Result<LayerRecord, String> {
-    let key = LayerKey::parse(name).ok_or("not the name of a layer")?;
+    let key = LayerKey::parse(name).ok_or("not a layer key")?;
     let path = layout.layer(&key);
     let copy = fs_err::read(path.join(RECORD)).map_err(|error| error.to_string())?;
     let mut layer: LayerRecord = decode(name, &copy).map_err(|error| error.to_string())?;
     if layer.key != key {
-        return Err(format!("its record is that of {}", layer.key));
+        return Err(format!("its record belongs to {}", layer.key));
     }
     let mut first = None;
     let checked = check.check(&path, true, &mut |damage| {
@@ -156,7 +156,7 @@ fn whole_image(layout: &StoreLayout, name: &str) -> Result<ImageRecord, String> 
     let copy = fs_err::read(layout.images().join(name)).map_err(|error| error.to_string())?;
     let image: ImageRecord = decode(name, &copy).map_err(|error| error.to_string())?;
     if layout.image(&image.id) != layout.images().join(name) {
-        return Err(format!("its record is that of {}", image.id));
+        return Err(format!("its record belongs to {}", image.id));
     }
     for digest in image.blobs() {
         whole_blob(layout, digest)?;

@@ -56,7 +56,7 @@ impl fmt::Display for FsckProblem {
 #[non_exhaustive]
 pub enum StoreDamage {
     /// A record of the database cannot be read.
-    #[error("the record of {key} is damaged: {reason}")]
+    #[error("damaged record {key}: {reason}")]
     Record {
         /// Its key.
         key: String,
@@ -64,13 +64,13 @@ pub enum StoreDamage {
         reason: String,
     },
     /// The indexes of the database do not agree with its images.
-    #[error("the names and uses in the database do not agree with its images: {detail}")]
+    #[error("the database index does not match its images: {detail}")]
     Index {
         /// The first difference.
         detail: String,
     },
     /// A manifest or config is gone.
-    #[error("{digest} of image {image} is missing")]
+    #[error("missing blob {digest} of image {image}")]
     BlobMissing {
         /// Digest of the blob.
         digest: Digest,
@@ -78,7 +78,7 @@ pub enum StoreDamage {
         image: Digest,
     },
     /// A manifest or config has other bytes.
-    #[error("{digest} of image {image} is damaged")]
+    #[error("damaged blob {digest} of image {image}")]
     BlobDamaged {
         /// Digest of the blob.
         digest: Digest,
@@ -86,23 +86,23 @@ pub enum StoreDamage {
         image: Digest,
     },
     /// A layer is gone.
-    #[error("layer {key} is missing")]
+    #[error("missing layer {key}")]
     LayerMissing {
         /// The layer.
         key: LayerKey,
     },
     /// A layer is not as it was unpacked.
-    #[error("layer {key} is damaged: {}", shown(first, *count))]
+    #[error("damaged layer {key}: {}", shown(first, *count))]
     LayerDamaged {
         /// The layer.
         key: LayerKey,
-        /// The first things that are wrong: `usr/bin/tool: another content`.
+        /// The first things that are wrong: `usr/bin/tool: content differs`.
         first: Vec<String>,
         /// How many are wrong in all.
         count: u64,
     },
     /// A layer is damaged, and cannot be taken away while it is used.
-    #[error("layer {key} is damaged and in use, so it stays: {}", shown(first, *count))]
+    #[error("damaged layer {key}, not repaired while in use: {}", shown(first, *count))]
     LayerDamagedInUse {
         /// The layer.
         key: LayerKey,
@@ -112,7 +112,7 @@ pub enum StoreDamage {
         count: u64,
     },
     /// A layer could not be checked.
-    #[error("layer {key} could not be checked: {reason}")]
+    #[error("could not check layer {key}: {reason}")]
     LayerUnchecked {
         /// The layer.
         key: LayerKey,
@@ -120,7 +120,7 @@ pub enum StoreDamage {
         reason: String,
     },
     /// Something is there that nothing needs.
-    #[error("nothing needs {}", path.display())]
+    #[error("leftover {}", path.display())]
     Leftover {
         /// What it is.
         path: PathBuf,
@@ -132,10 +132,10 @@ impl StoreDamage {
     pub fn hint(&self) -> Hint {
         match self {
             StoreDamage::LayerDamagedInUse { .. } => {
-                Hint::from("unmount the images that use it, then run ").command(["fsck", "--repair"])
+                Hint::from("unmount the images that use the layer, then run ").command(["fsck", "--repair"])
             }
-            StoreDamage::LayerUnchecked { .. } => "see the reason; as root everything can be read".into(),
-            _ => Hint::new().command(["fsck", "--repair"]).text(" puts it right"),
+            StoreDamage::LayerUnchecked { .. } => "if permission is denied, run as root".into(),
+            _ => Hint::new().command(["fsck", "--repair"]).text(" repairs it"),
         }
     }
 }

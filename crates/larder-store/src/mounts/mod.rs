@@ -77,9 +77,7 @@ impl Store {
         }
         record.mounted = true;
         let kept = record.clone();
-        self.0
-            .db
-            .write("note that an image is mounted", |writer| Ok(writer.put(MOUNTS, &kept.id, &kept)?))?;
+        self.0.db.write("record a mount", |writer| Ok(writer.put(MOUNTS, &kept.id, &kept)?))?;
         Ok(record)
     }
 
@@ -129,7 +127,7 @@ impl Store {
 impl OpenStore {
     /// Notes a mount that will be made, under an id that nobody has.
     fn record_mount(&self, mut record: MountRecord) -> Result<MountRecord, MountError> {
-        let doing = "note a mount";
+        let doing = "record a mount";
         let folders = names_in(&self.layout.mounts()).context(doing)?;
         let record = self.db.write(doing, |writer| {
             let mut taken = folders;
@@ -144,7 +142,7 @@ impl OpenStore {
 
     /// Drops a mount's record and folder, and the layers that only it needed.
     pub(crate) fn forget_mount(&self, id: &str) -> Result<(), StoreError> {
-        let doing = "forget a mount";
+        let doing = "remove the record of a mount";
         self.db.write(doing, |writer| Ok(writer.delete(MOUNTS, id)?))?;
         self.discard(&self.layout.mount(id)).context(doing)?;
         self.trash.kick();
@@ -152,7 +150,7 @@ impl OpenStore {
     }
 
     fn make_overlay(&self, record: &MountRecord, layers: &[LayerHandle]) -> Result<(), MountError> {
-        let doing = "make the folders of a mount";
+        let doing = "create the directories of a mount";
         let folder = self.layout.mount(&record.id);
         let make = |name: &str| -> Result<PathBuf, StoreError> {
             let path = folder.join(name);

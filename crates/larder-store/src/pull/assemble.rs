@@ -95,7 +95,7 @@ impl StorePuller {
     ) -> Result<Vec<LayerHandle>, PullError> {
         let write_behind = worker.write_behind().clone();
         let layers = self.acquire_layers(from, plan, claims, worker).await?;
-        blocking(move || write_behind.finish()).await?.context("write layers to the disk")?;
+        blocking(move || write_behind.finish()).await?.context("sync layers to disk")?;
         Ok(layers)
     }
 

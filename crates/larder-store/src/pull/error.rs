@@ -42,7 +42,7 @@ pub enum PullError {
     #[error(transparent)]
     Store(StoreError),
     /// The program is about to end.
-    #[error("the pull was abandoned")]
+    #[error("pull canceled: the process is shutting down")]
     Abandoned,
 }
 

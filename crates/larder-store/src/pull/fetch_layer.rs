@@ -222,7 +222,7 @@ struct StopIngestOnDrop {
 impl Drop for StopIngestOnDrop {
     fn drop(&mut self) {
         self.progress.cancel();
-        self.ingest.stop(GIVEN_UP, "nobody waits for the image any more");
+        self.ingest.stop(GIVEN_UP, "the pull was canceled");
     }
 }
 

@@ -136,14 +136,14 @@ impl InsufficientSpace {
     /// What the reader could try next.
     pub fn hint(&self) -> Hint {
         if self.fits_after_gc() {
-            Hint::new().command(["gc"]).text(" makes room by removing images that nobody uses")
+            Hint::new().command(["gc"]).text(" removes unused images")
         } else {
-            Hint::new().command(["df"]).text(" shows what holds the disk")
+            Hint::new().command(["df"]).text(" shows disk usage")
         }
     }
 }
 
-/// `needs about 3.2GB, 1.1GB free, of which 67.1MB are kept in reserve; 0B could be reclaimed`
+/// `insufficient space: needs about 3.2GB, 1.1GB free (67.1MB reserved); 0B reclaimable`
 impl fmt::Display for InsufficientSpace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let show: fn(&DiskSpace) -> String = if self.lacks_inodes_only() {
@@ -151,11 +151,11 @@ impl fmt::Display for InsufficientSpace {
         } else {
             |amount| go_format::bytes(amount.bytes)
         };
-        write!(f, "needs about {}, {} free", show(&self.need.likely), show(&self.free))?;
+        write!(f, "insufficient space: needs about {}, {} free", show(&self.need.likely), show(&self.free))?;
         if self.reserve != DiskSpace::default() {
-            write!(f, ", of which {} are kept in reserve", show(&self.reserve))?;
+            write!(f, " ({} reserved)", show(&self.reserve))?;
         }
-        write!(f, "; {} could be reclaimed", show(&self.reclaimable))
+        write!(f, "; {} reclaimable", show(&self.reclaimable))
     }
 }
 
@@ -180,7 +180,7 @@ mod tests {
         let error = admit(just(3 * GIB, 10), of(2 * GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "needs about 3.22GB, 2.15GB free, of which 537MB are kept in reserve; 1.07GB could be reclaimed"
+            "insufficient space: needs about 3.22GB, 2.15GB free (537MB reserved); 1.07GB reclaimable"
         );
         assert!(!error.fits_after_gc());
         let error = admit(just(GIB, 10), of(GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
@@ -200,7 +200,10 @@ mod tests {
     #[test]
     fn inodes_are_room_too() {
         let error = admit(just(1, 1000), of(GIB, 10), of(0, 0), of(0, 5)).unwrap_err();
-        assert_eq!(error.to_string(), "needs about 1000 inodes, 10 inodes free; 5 inodes could be reclaimed");
+        assert_eq!(
+            error.to_string(),
+            "insufficient space: needs about 1000 inodes, 10 inodes free; 5 inodes reclaimable"
+        );
     }
 
     #[test]
@@ -230,7 +233,10 @@ mod tests {
         assert!(need.likely.bytes > 700_000_000, "{need:?}");
         assert_eq!(admit(need, of(350_000_000, 100_000), of(0, 0), of(0, 0)), Ok(()));
         let error = admit(need, of(250_000_000, 100_000), of(0, 0), of(0, 0)).unwrap_err();
-        assert!(error.to_string().starts_with("needs about 723MB, 250MB free"), "{error}");
+        assert!(
+            error.to_string().starts_with("insufficient space: needs about 723MB, 250MB free"),
+            "{error}"
+        );
         // What is fetched must fit in any case.
         let dense = estimate(UnpackRatio { bytes: 0.1, inodes: 0.0 }, &layers).least;
         assert_eq!(dense.bytes, 160_000_000 + 77_000_000);

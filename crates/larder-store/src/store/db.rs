@@ -53,7 +53,7 @@ pub enum DbError {
     #[error(transparent)]
     Storage(Box<redb::Error>),
     /// A record cannot be read.
-    #[error("the record {key:?} is damaged")]
+    #[error("damaged record {key:?}")]
     Record {
         /// Its key.
         key: String,
@@ -62,7 +62,7 @@ pub enum DbError {
         cause: serde_json::Error,
     },
     /// A later larder wrote this record.
-    #[error("the record {key:?} has version {found:?}, this larder knows {VERSION}")]
+    #[error("record {key:?} has version {found:?}: this version of larder supports {VERSION}")]
     Newer {
         /// Its key.
         key: String,
@@ -80,7 +80,7 @@ impl DbError {
                 _ => Some(super::error::rebuild()),
             },
             DbError::Record { .. } => Some(super::error::rebuild()),
-            DbError::Newer { .. } => Some("use the larder that wrote it, or a later one".into()),
+            DbError::Newer { .. } => Some("use the version of larder that wrote it, or a later one".into()),
         }
     }
 

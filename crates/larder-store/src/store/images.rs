@@ -123,14 +123,14 @@ impl OpenStore {
                 .map_err(std::io::Error::other)
                 .and_then(|bytes| replace(&*self.disk, &self.layout.new_staging(), &path, &bytes));
             if let Err(error) = noted {
-                tracing::warn!(image = %image.id, %error, "could not note an image for rebuilding the database");
+                tracing::warn!(image = %image.id, %error, "could not save a record for rebuilding the database");
             }
         }
     }
 
     /// Makes the copies of records be those of the images that are there.
     pub(crate) fn note_missing_images(&self) -> Result<(), StoreError> {
-        let doing = "note images for rebuilding the database";
+        let doing = "save records for rebuilding the database";
         let mut noted = HashSet::new();
         for name in names_in(&self.layout.images()).context(doing)? {
             match name.strip_suffix(".json").and_then(digest_of_name) {

@@ -69,7 +69,7 @@ struct IngestExtents {
 impl Store {
     /// Begins to fetch a blob of `size` bytes, or goes on where it was left. `Busy` while somebody else has it.
     pub fn ingest(&self, digest: &Digest, size: u64) -> Result<IngestFile, StoreError> {
-        let doing = "make a file for a blob";
+        let doing = "create a file for a blob";
         let inner = &self.0;
         let hold = inner
             .holds
@@ -177,7 +177,7 @@ impl IngestFile {
 
     /// Forgets all bytes, because they turned out to be wrong.
     pub fn forget(&self) -> Result<(), StoreError> {
-        let doing = "drop the bytes of a blob";
+        let doing = "free the space of a blob";
         {
             let mut state = self.0.state();
             state.present = ByteRanges::default();
@@ -219,7 +219,7 @@ impl IngestFile {
         self.0.store.discard(&self.0.folder).context("remove a fetched blob")?;
         // Now, not when the trash comes to it: else the sync of a commit may write all of it to the disk.
         if let Err(error) = data.and_then(|data| data.set_len(0)) {
-            tracing::debug!(digest = %self.0.digest, %error, "a removed blob keeps its room until it is deleted");
+            tracing::debug!(digest = %self.0.digest, %error, "could not truncate a removed blob; its space is freed when it is deleted");
         }
         self.0.store.trash.kick();
         Ok(())
@@ -292,7 +292,7 @@ impl Drop for IngestInner {
         if self.state().unnoted > 0
             && let Err(error) = self.note(false)
         {
-            tracing::debug!(digest = %self.digest, %error, "some bytes of a blob will be fetched again");
+            tracing::debug!(digest = %self.digest, %error, "could not save the progress of a blob; some bytes will be fetched again");
         }
     }
 }
@@ -384,7 +384,7 @@ impl OpenStore {
 
     /// Throws away half-fetched blobs that nobody came back for.
     pub(super) fn sweep_ingests(&self, now: SystemTime) -> Result<(), StoreError> {
-        let doing = "clean up what was being fetched";
+        let doing = "clean up interrupted fetches";
         let leased = self.leased_archives()?;
         for name in names_in(&self.layout.ingests()).context(doing)? {
             let Some(digest) = digest_of_name(&name) else { continue };

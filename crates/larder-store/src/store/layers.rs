@@ -77,7 +77,7 @@ impl Drop for LayerHandleInner {
         if self.uncommitted.load(Ordering::Acquire)
             && let Err(error) = self.store.abandon(self)
         {
-            tracing::warn!(layer = %self.record.key, %error, "could not remove a layer that nobody wants");
+            tracing::warn!(layer = %self.record.key, %error, "could not remove an unused layer");
         }
     }
 }
@@ -204,7 +204,7 @@ impl LayerStaging {
     }
 
     fn write_record(&self, record: &LayerRecord) -> Result<(), StoreError> {
-        let doing = "note what a layer is";
+        let doing = "record a layer";
         let note = LayerRecordFile { record: record.clone(), boot: self.store.disk.boot_id() };
         let bytes = encode(record.key.as_str(), &note).context(doing)?;
         let file = self.store.disk.open(&self.dir.join(RECORD), FileOpenMode::Create).context(doing)?;
@@ -287,7 +287,7 @@ impl Store {
     /// A new folder to unpack a layer into.
     pub fn begin_layer(&self) -> Result<LayerStaging, StoreError> {
         let dir = self.0.layout.new_staging();
-        self.0.disk.create_dir(&dir).context("make a folder for a layer")?;
+        self.0.disk.create_dir(&dir).context("create a directory for a layer")?;
         Ok(LayerStaging { store: self.0.clone(), dir, finished: false })
     }
 }
@@ -306,7 +306,7 @@ impl OpenStore {
 
     /// Moves a finished layer to its place; what was there gives way if it is damaged, or not in the database.
     fn place(self: &Arc<Self>, dir: &Path, record: LayerRecord) -> Result<LayerHandle, StoreError> {
-        let doing = "move a layer to its place";
+        let doing = "move a layer into the store";
         let key = record.key.clone();
         let waiting; // outlives the gate: the last handle of a layer needs it to go
         let _gate = self.gate();
@@ -330,7 +330,8 @@ impl OpenStore {
 
     /// Whether a layer is mounted, or held by anybody. The gate is the caller's.
     pub(crate) fn is_used(&self, key: &LayerKey) -> Result<bool, StoreError> {
-        let mounts: Vec<MountRecord> = self.db.read("look who uses a layer", |reader| reader.all(MOUNTS))?;
+        let mounts: Vec<MountRecord> =
+            self.db.read("look up the users of a layer", |reader| reader.all(MOUNTS))?;
         Ok(mounts.iter().any(|mount| mount.layers.contains(key))
             || self.holds.has(&ReferencedItem::Layer(key.clone())))
     }

@@ -10,7 +10,7 @@ use super::records::LeaseRecord;
 impl Store {
     /// Takes a lease, or replaces the one of this id. Durable when it returns.
     pub fn lease(&self, lease: &LeaseRecord) -> Result<(), StoreError> {
-        self.0.db.write("take a lease", |writer| Ok(writer.put(LEASES, &lease.id, lease)?))
+        self.0.db.write("create a lease", |writer| Ok(writer.put(LEASES, &lease.id, lease)?))
     }
 
     /// Ends a lease; succeeds when it has ended already.

@@ -101,7 +101,7 @@ impl LockedStoreDir {
         match format {
             None => create(&*disk, &layout)?,
             // Folders that somebody removed are made again: what they had is then found missing, and can be fetched.
-            Some(FORMAT) => layout.create(&*disk).map_err(failed("put in order"))?,
+            Some(FORMAT) => layout.create(&*disk).map_err(failed("prepare"))?,
             // There is no earlier format that would have to be brought up to date.
             Some(found) => {
                 return Err(StoreOpenError::Newer { root: root.clone(), found, known: FORMAT });

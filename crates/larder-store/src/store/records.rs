@@ -45,7 +45,7 @@ impl TryFrom<String> for LayerKey {
     type Error = String;
 
     fn try_from(text: String) -> Result<LayerKey, String> {
-        LayerKey::parse(&text).ok_or_else(|| format!("{text:?} is no layer key"))
+        LayerKey::parse(&text).ok_or_else(|| format!("{text:?} is not a layer key"))
     }
 }
 

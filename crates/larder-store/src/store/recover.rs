@@ -14,7 +14,7 @@ use super::records::{LayerKey, LayerRecord};
 
 impl OpenStore {
     pub(super) fn recover(&self) -> Result<(), StoreError> {
-        let doing = "put the store in order";
+        let doing = "recover the store";
         self.layout.skip_names_in_use().context(doing)?;
         self.recover_staging()?;
         self.recover_layers()?;
@@ -31,7 +31,7 @@ impl OpenStore {
 
     /// Layers that were being unpacked, and files that were being written.
     fn recover_staging(&self) -> Result<(), StoreError> {
-        let doing = "clean up what was being unpacked";
+        let doing = "clean up interrupted unpacks";
         let folder = self.layout.staging();
         for name in names_in(&folder).context(doing)? {
             self.discard(&folder.join(name)).context(doing)?;
@@ -62,7 +62,7 @@ impl OpenStore {
         if gone.is_empty() {
             return Ok(());
         }
-        self.db.write("note that layers are missing", |writer| {
+        self.db.write("record missing layers", |writer| {
             for key in gone {
                 let Some(mut layer) = writer.get::<LayerRecord>(LAYERS, key.as_str())? else { continue };
                 if layer.present {
@@ -97,7 +97,7 @@ impl OpenStore {
 
     /// What is in the folder of half-fetched blobs and is none.
     fn recover_ingests(&self) -> Result<(), StoreError> {
-        let doing = "clean up what was being fetched";
+        let doing = "clean up interrupted fetches";
         let folder = self.layout.ingests();
         for name in names_in(&folder).context(doing)? {
             if digest_of_name(&name).is_none() {

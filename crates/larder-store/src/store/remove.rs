@@ -67,7 +67,7 @@ impl Store {
 
     /// Deletes now what was removed. Returns when the room is free.
     pub fn empty_trash(&self) -> Result<(), StoreError> {
-        self.0.trash.empty().context("delete what was removed")
+        self.0.trash.empty().context("empty the trash")
     }
 }
 
@@ -104,7 +104,7 @@ impl OpenStore {
 
     /// Removes layers that no image, lease, mount or pull needs.
     pub(crate) fn sweep(&self) -> Result<(), StoreError> {
-        let doing = "remove layers that nothing needs";
+        let doing = "remove unused layers";
         // A look first: a write costs a sync.
         let layers = self.db.read(doing, |reader| unused(reader, &self.holds))?;
         if layers.is_empty() {

@@ -29,7 +29,7 @@ impl OpenStore {
     pub(super) fn leased_archives(&self) -> Result<HashSet<Digest>, StoreError> {
         let mut leased = HashSet::new();
         let note = |lease: LeaseRecord| leased.extend(lease.leased.ingests);
-        self.db.read("look up what pulls want", |reader| reader.for_each(LEASES, note))?;
+        self.db.read("look up the leases of pulls", |reader| reader.for_each(LEASES, note))?;
         Ok(leased)
     }
 
@@ -46,7 +46,7 @@ impl OpenStore {
         let _gate = self.gate();
         let chosen = self.arrivals.kept.keys(choose);
         for key in &chosen {
-            self.discard_layer(key).context("take away a layer that was kept")?;
+            self.discard_layer(key).context("remove a resumable layer")?;
             self.trash.kick();
         }
         Ok(!chosen.is_empty())

@@ -71,7 +71,7 @@ impl Trash {
                 state.working = true;
                 state.worker = Some(worker);
             }
-            Err(error) => tracing::warn!(%error, "removed layers wait for the next removal to be deleted"),
+            Err(error) => tracing::warn!(%error, "could not delete removed layers; the next removal retries"),
         }
     }
 
@@ -119,7 +119,7 @@ impl TrashDir {
                 && error.kind() != io::ErrorKind::Interrupted
             {
                 let folder = self.folder.display();
-                tracing::warn!(%error, %folder, "could not delete what was removed; the next removal tries again");
+                tracing::warn!(%error, %folder, "could not delete removed files; the next removal retries");
             }
         }
     }

@@ -246,7 +246,7 @@ impl Store {
     pub fn free(&self) -> Result<DiskSpace, StoreError> {
         let stat = rustix::fs::statvfs(self.0.layout.root())
             .map_err(std::io::Error::from)
-            .context("look at the store's file system")?;
+            .context("inspect the store's filesystem")?;
         // Some file systems make inodes as they go and report none.
         let inodes = if stat.f_files == 0 { u64::MAX } else { stat.f_favail };
         Ok(DiskSpace { bytes: stat.f_bavail.saturating_mul(stat.f_frsize), inodes })
@@ -254,7 +254,7 @@ impl Store {
 
     /// What a fetched byte becomes on disk, as learned on this node.
     pub fn ratio(&self) -> Result<UnpackRatio, StoreError> {
-        let doing = "look up what images became on disk";
+        let doing = "look up the unpack ratio";
         let ratio = self.0.db.read(doing, |reader| reader.get::<UnpackRatio>(META, RATIO))?;
         Ok(ratio.unwrap_or_default())
     }

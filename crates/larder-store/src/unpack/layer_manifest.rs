@@ -113,13 +113,13 @@ pub struct UnpackMode {
 #[non_exhaustive]
 pub enum LayerManifestError {
     /// The file cannot be read or written.
-    #[error("the file cannot be used")]
+    #[error("could not read or write the file")]
     Io(#[from] io::Error),
     /// Another file, or from a later release.
-    #[error("it is not a layer manifest of a version that this release knows")]
+    #[error("unsupported version, or not a layer manifest")]
     Version,
     /// Changed or cut.
-    #[error("it is damaged at byte {0}")]
+    #[error("damaged at byte {0}")]
     Damaged(u64),
 }
 

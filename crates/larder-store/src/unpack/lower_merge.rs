@@ -125,7 +125,7 @@ impl LowerMerge {
 
     /// Gives an implied directory the looks of the one below, if there is one.
     fn directory(&mut self, record: &ManifestRecord) -> Result<(), UnpackError> {
-        let fail = |errno: Errno| UnpackError::file("settle the directory", path_of(&record.path), errno);
+        let fail = |errno: Errno| UnpackError::file("finish the directory", path_of(&record.path), errno);
         let Some(below) =
             self.lowers.find(&record.path, true).map_err(fail)?.filter(LowerEntry::is_directory)
         else {
@@ -164,7 +164,7 @@ impl LowerMerge {
             return Ok(());
         }
         let refuse = |reason| UnpackError::refused(&record.path, reason);
-        let fail = |errno: Errno| UnpackError::file("make the hard link", path_of(&record.path), errno);
+        let fail = |errno: Errno| UnpackError::file("create the hard link", path_of(&record.path), errno);
         let shown = self.merged.find(target, false).map_err(fail)?;
         let (found, hidden) = match shown {
             Some(found) => (found, false),

@@ -225,7 +225,7 @@ impl DirTree {
         };
         for dir in closed.into_iter().rev() {
             let opened = openat(fd.as_fd(), path_of(&self.node(dir).name), DIRECTORY, Mode::empty())
-                .map_err(|errno| PathError::System("open the directory of", errno))?;
+                .map_err(|errno| PathError::System("open the parent directory of", errno))?;
             fd = Arc::new(opened);
             self.keep(dir, fd.clone());
         }
@@ -276,7 +276,7 @@ impl DirTree {
                 Ok(target) => walk.follow(target.as_bytes())?,
                 Err(Errno::NOENT) => return Ok(PathWalkResult::Missing(part)),
                 Err(Errno::INVAL) => return Ok(PathWalkResult::Blocked(part)),
-                Err(errno) => return Err(PathError::System("look at a parent of", errno)),
+                Err(errno) => return Err(PathError::System("inspect a parent directory of", errno)),
             }
         }
         Ok(PathWalkResult::There)
@@ -287,7 +287,7 @@ impl DirTree {
         self.path_len(parent, name)?;
         let here = self.open(parent)?;
         mkdirat(here.as_fd(), path_of(name), Mode::RWXU)
-            .map_err(|errno| PathError::System("make the directory of", errno))?;
+            .map_err(|errno| PathError::System("create the parent directory of", errno))?;
         self.insert(parent, name)
     }
 

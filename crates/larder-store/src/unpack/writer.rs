@@ -257,7 +257,10 @@ impl<'a> LayerWriter<'a> {
         self.bookkeeping += bytes + 64;
         if self.bookkeeping > self.options.limits.max_bookkeeping {
             let limit = self.options.limits.max_bookkeeping as u64;
-            return Err(UnpackError::Limit { what: "bytes of paths that replace or precede others", limit });
+            return Err(UnpackError::Limit {
+                what: "bytes of paths that replace or precede other entries",
+                limit,
+            });
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ impl LayerChecker for NameLayerChecker {
         if layer.file_name().and_then(|folder| folder.to_str()) != Some(key(&name).as_str()) {
             found(format!("etc/name: it says {name:?}"));
         } else if fs_err::read_to_string(fs.join(&name)).unwrap_or_default() != name.repeat(2000) {
-            found(format!("{name}: another content"));
+            found(format!("{name}: content differs"));
         }
         Ok(())
     }

@@ -85,7 +85,7 @@ impl Drop for LayerReferences {
         }
         self.layers.clear();
         if let Err(error) = self.store.0.sweep() {
-            tracing::warn!(%error, "could not remove the layers that an import held");
+            tracing::warn!(%error, "could not remove the layers of an import");
         }
     }
 }
@@ -169,7 +169,7 @@ impl ImportEntries {
         });
         while let Some(entry) = walk.next()? {
             if entry.at.saturating_add(entry.size) > size {
-                let reason = "it ends in the middle of a file".to_owned();
+                let reason = "unexpected end of archive in a file".to_owned();
                 return Err(ImportError::Archive { at: size, reason });
             }
             let place = EntryLocation::Part { at: entry.at, size: entry.size };

@@ -29,7 +29,7 @@ pub(super) struct Spool {
 impl Spool {
     pub(super) fn new(store: &Store, reserve: DiskSpace) -> Result<Spool, ImportError> {
         let folder = store.0.layout.new_staging();
-        store.0.disk.create_dir(&folder).context("make a folder for the archive")?;
+        store.0.disk.create_dir(&folder).context("create a directory for the archive")?;
         Ok(Spool { store: store.clone(), folder, reserve, files: 0, since_look: 0 })
     }
 
@@ -39,7 +39,7 @@ impl Spool {
         walk: &mut TarScanner<R>,
         size: u64,
     ) -> Result<PathBuf, ImportError> {
-        const DOING: &str = "keep a part of the archive";
+        const DOING: &str = "store a part of the archive";
         self.files += 1;
         self.take(FILE, DiskSpace { bytes: size, inodes: 1 })?;
         let path = self.folder.join(self.files.to_string());
