@@ -33,8 +33,8 @@ async fn turn(store: &Store, layer: &Digest) -> LayerClaim {
 
 #[tokio::test]
 async fn a_pull_that_waits_out_of_order_gives_back_what_it_holds() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&folder.path().join("store"), StoreConfig::default()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
     let registry = FaultRegistry::start();
     let layer = |name: &str| TarBuilder::new().with(TarBuilderEntry::file(name, vec![7; 100_000])).finish();
     let image = registry.put_image("app", "1", PLAIN, &[layer("lower"), layer("upper")], &[]);

@@ -2,7 +2,7 @@
 //!
 //! What goes through it: the database, blobs, files being fetched, and the steps that make things appear and vanish
 //! (create, rename, remove, sync). What goes past it: reading, and the unpacking of layers, which is bulk work in
-//! folders that nobody sees before a step through this door names them.
+//! directories that nobody sees before a step through this door names them.
 //!
 //! [`RealDisk`] is the one that is used; `larder_testkit_peers::faulty_disk` has one that fails, or loses power, at any
 //! step. All errors name the path.

@@ -28,7 +28,7 @@ impl Default for FsckOptions<'static> {
     }
 }
 
-/// Compares a layer's folder with what was noted when it was unpacked.
+/// Compares a layer's directory with what was noted when it was unpacked.
 pub trait LayerChecker: fmt::Debug + Sync {
     /// Says to `found` what is wrong: `usr/bin/tool: content differs`. An error means that it cannot be told.
     fn check(

@@ -36,7 +36,7 @@ use crate::store::{ImageRecord, LayerHandle, LayerKey, MountRecord, OpenStore, S
 /// How to mount an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MountOptions {
-    /// Take writes, into a folder of the mount's own that goes with `umount`.
+    /// Take writes, into a directory of the mount's own that goes with `umount`.
     pub writable: bool,
 }
 
@@ -128,9 +128,9 @@ impl OpenStore {
     /// Notes a mount that will be made, under an id that nobody has.
     fn record_mount(&self, mut record: MountRecord) -> Result<MountRecord, MountError> {
         let doing = "record a mount";
-        let folders = names_in(&self.layout.mounts()).context(doing)?;
+        let dirs = names_in(&self.layout.mounts()).context(doing)?;
         let record = self.db.write(doing, |writer| {
-            let mut taken = folders;
+            let mut taken = dirs;
             taken.extend(writer.endings(MOUNTS, "")?);
             let next = taken.iter().filter_map(|id| id.parse::<u64>().ok()).max().unwrap_or(0) + 1;
             record.id = format!("{next:06}");
@@ -140,7 +140,7 @@ impl OpenStore {
         Ok(record)
     }
 
-    /// Drops a mount's record and folder, and the layers that only it needed.
+    /// Drops a mount's record and directory, and the layers that only it needed.
     pub(crate) fn forget_mount(&self, id: &str) -> Result<(), StoreError> {
         let doing = "remove the record of a mount";
         self.db.write(doing, |writer| Ok(writer.delete(MOUNTS, id)?))?;
@@ -151,13 +151,13 @@ impl OpenStore {
 
     fn make_overlay(&self, record: &MountRecord, layers: &[LayerHandle]) -> Result<(), MountError> {
         let doing = "create the directories of a mount";
-        let folder = self.layout.mount(&record.id);
+        let dir = self.layout.mount(&record.id);
         let make = |name: &str| -> Result<PathBuf, StoreError> {
-            let path = folder.join(name);
+            let path = dir.join(name);
             ensure_dir(&*self.disk, &path).context(doing)?;
             Ok(path)
         };
-        ensure_dir(&*self.disk, &folder).context(doing)?;
+        ensure_dir(&*self.disk, &dir).context(doing)?;
         let mut lower: Vec<PathBuf> = layers.iter().rev().map(LayerHandle::fs).collect();
         let upper = if record.writable { Some((make("upper")?, make("work")?)) } else { None };
         if let Some((upper, _)) = &upper {
@@ -170,7 +170,7 @@ impl OpenStore {
             like(&empty, None).context(doing)?;
             lower.push(empty);
         }
-        OverlaySpec { folder: &folder, lower: &lower, upper: upper.as_ref() }.mount(&record.target)
+        OverlaySpec { dir: &dir, lower: &lower, upper: upper.as_ref() }.mount(&record.target)
     }
 }
 
@@ -180,7 +180,7 @@ pub fn is_seen_at(target: &Path) -> Result<bool, MountError> {
     Ok(MountTable::read()?.has_target(target))
 }
 
-/// Where overlays are mounted whose folders lie in `mounts`.
+/// Where overlays are mounted whose directories lie in `mounts`.
 pub(crate) fn mounted_of(mounts: &Path) -> io::Result<Vec<String>> {
     let table = match MountTable::read() {
         Ok(table) => table,

@@ -25,16 +25,16 @@ pub(super) enum MountLocation {
     Unknown,
 }
 
-/// Looks for the overlay with this folder in all mount namespaces.
-pub(super) fn find_mount(folder: &Path) -> MountLocation {
+/// Looks for the overlay with this directory in all mount namespaces.
+pub(super) fn find_mount(dir: &Path) -> MountLocation {
     let all = fs_err::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new(ALL_PROCESSES));
     if !all {
         return MountLocation::Unknown;
     }
-    search(folder).unwrap_or(MountLocation::Unknown)
+    search(dir).unwrap_or(MountLocation::Unknown)
 }
 
-fn search(folder: &Path) -> io::Result<MountLocation> {
+fn search(dir: &Path) -> io::Result<MountLocation> {
     // Namespaces that a process is in, and those that something holds open.
     let (mut seen, mut held) = (HashSet::new(), HashSet::new());
     let mut blind = false;
@@ -46,7 +46,7 @@ fn search(folder: &Path) -> io::Result<MountLocation> {
             if !seen.contains(&namespace) {
                 // A task that ends here has left an empty table; another one may be in the same namespace.
                 let Some(table) = alive(fs_err::read(task.join("mountinfo")), &mut blind)? else { continue };
-                if MountTable::parse(&table).has_folder(folder) {
+                if MountTable::parse(&table).has_dir(dir) {
                     return Ok(MountLocation::Process(pid));
                 }
                 held.extend(pinned(&table));
@@ -62,10 +62,10 @@ fn search(folder: &Path) -> io::Result<MountLocation> {
     Ok(if !blind && held.is_subset(&seen) { MountLocation::Nowhere } else { MountLocation::Unknown })
 }
 
-/// The entries of a folder whose names are numbers.
-fn numbered(folder: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
+/// The entries of a directory whose names are numbers.
+fn numbered(dir: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
     let mut found = Vec::new();
-    for entry in fs_err::read_dir(folder)? {
+    for entry in fs_err::read_dir(dir)? {
         let entry = entry?;
         if let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
             found.push((number, entry.path()));

@@ -300,7 +300,7 @@ impl StorePuller {
         let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
         let (digest, lowers) = (wanted.descriptor.digest.clone(), lowers(below));
         let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
-        // The folder goes with the thread, as when it was unpacked.
+        // The directory goes with the thread, as when it was unpacked.
         let settling = worker.blocking(move || {
             let settled = if unpacked.pending.is_empty() {
                 LowerMergeReport::default()

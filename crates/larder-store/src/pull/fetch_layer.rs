@@ -1,4 +1,4 @@
-//! One layer from the registry into a staging folder: fetched and unpacked at the same time.
+//! One layer from the registry into a staging directory: fetched and unpacked at the same time.
 //!
 //! The fetch writes into an ingest file, in ranges side by side; a thread reads that file in order as far as it is
 //! whole, and verifies, inflates and unpacks. What the file has survives a failure, a drop and a restart.
@@ -128,7 +128,7 @@ async fn attempt(
         Ok(_) => outcome(unpacking.await, &wanted.descriptor.digest),
         Err(error) => {
             ingest.stop(GIVEN_UP, "the fetch failed");
-            let _ = unpacking.await; // it ends at once, and takes its folder away
+            let _ = unpacking.await; // it ends at once, and takes its directory away
             Err(error.into())
         }
     }
@@ -154,7 +154,7 @@ fn start_unpacking(
 /// How an unpacking ended.
 type UnpackThreadResult = Result<Result<(LayerStaging, UnpackedLayer), UnpackThreadError>, PullError>;
 
-/// Unpacks a layer into a new staging folder. The folder belongs to the thread that works in it: whatever happens to
+/// Unpacks a layer into a new staging directory. The directory belongs to the thread that works in it: whatever happens to
 /// those who wait, it goes only after the last file was written.
 fn unpack(
     store: &Store,

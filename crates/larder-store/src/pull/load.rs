@@ -28,7 +28,7 @@ pub struct LoadedImage {
 }
 
 impl StorePuller {
-    /// Makes the images of `from` present: an OCI layout in a folder or an archive, or what `docker save` writes. An
+    /// Makes the images of `from` present: an OCI layout in a directory or an archive, or what `docker save` writes. An
     /// image whose names are but tags, or that has none, is one of the repository `base_name`; with a tag, it is the name
     /// itself. Images before one that fails stay.
     pub async fn load(

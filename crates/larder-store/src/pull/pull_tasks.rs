@@ -1,7 +1,7 @@
 //! Who works for a pull, so that whoever tells its outcome can wait until they have let go of everything.
 //!
 //! A pull that fails, or that nobody wants any more, has tasks and threads at work: they notice it at their next step.
-//! Until then they keep files open, and folders that nobody will use; on a full disk that is room which the next pull
+//! Until then they keep files open, and directories that nobody will use; on a full disk that is room which the next pull
 //! wants. So a pull that fails tells it after they have ended. A pull that is dropped cannot wait: those who need the room
 //! wait for its workers instead ([`AbandonedPulls`]).
 

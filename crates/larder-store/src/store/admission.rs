@@ -77,7 +77,7 @@ fn scaled(ratio: UnpackRatio, by: f64) -> UnpackRatio {
     UnpackRatio { bytes: ratio.bytes * by, inodes: ratio.inodes * by }
 }
 
-/// What a layer becomes. It has a few folders and files of the store's own.
+/// What a layer becomes. It has a few directories and files of the store's own.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -88,8 +88,8 @@ impl OpenStore {
         if read_blob(&path).context(doing)?.is_some_and(|present| present == bytes) {
             return Ok(());
         }
-        if let Some(folder) = path.parent() {
-            ensure_dir(&*self.disk, folder).context(doing)?;
+        if let Some(dir) = path.parent() {
+            ensure_dir(&*self.disk, dir).context(doing)?;
         }
         replace(&*self.disk, &self.layout.new_staging(), &path, bytes).context(doing)
     }

@@ -185,7 +185,7 @@ impl Db {
         writer.0.commit()?;
         drop(database);
         file.sync_data().and_then(|()| disk.rename(&new, path)).map_err(failed)?;
-        path.parent().map_or(Ok(()), |folder| disk.sync_dir(folder)).map_err(failed)
+        path.parent().map_or(Ok(()), |dir| disk.sync_dir(dir)).map_err(failed)
     }
 
     fn open_file(&self) -> DbResult<Database> {
@@ -456,8 +456,8 @@ mod tests {
     use super::*;
     use crate::disk::RealDisk;
 
-    fn open(folder: &Path) -> Db {
-        let (disk, path): (Arc<dyn Disk>, _) = (Arc::new(RealDisk), folder.join("db"));
+    fn open(dir: &Path) -> Db {
+        let (disk, path): (Arc<dyn Disk>, _) = (Arc::new(RealDisk), dir.join("db"));
         if !path.exists() {
             Db::create(&*disk, &path, |_| Ok(())).unwrap();
         }
@@ -466,17 +466,17 @@ mod tests {
 
     #[test]
     fn what_was_written_is_there_after_opening_again() {
-        let folder = tempfile::tempdir().unwrap();
-        open(folder.path()).write("test", |writer| Ok(writer.put(META, "a", &7)?)).unwrap();
-        let db = open(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        open(dir.path()).write("test", |writer| Ok(writer.put(META, "a", &7)?)).unwrap();
+        let db = open(dir.path());
         assert_eq!(db.read("test", |reader| reader.get::<u32>(META, "a")).unwrap(), Some(7));
         assert_eq!(db.read("test", |reader| reader.get::<u32>(META, "b")).unwrap(), None);
     }
 
     #[test]
     fn a_failed_write_leaves_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let db = open(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let db = open(dir.path());
         let failed: Result<(), StoreError> = db.write("test", |writer| {
             writer.put(META, "a", &7)?;
             Ok(decode::<()>("x", b"2 null")?)
@@ -487,8 +487,8 @@ mod tests {
 
     #[test]
     fn a_read_sees_one_moment() {
-        let folder = tempfile::tempdir().unwrap();
-        let db = open(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let db = open(dir.path());
         db.read("test", |reader| {
             std::thread::scope(|scope| {
                 scope.spawn(|| db.write("test", |writer| Ok(writer.put(META, "a", &7)?)).unwrap());
@@ -510,8 +510,8 @@ mod tests {
 
     #[test]
     fn prefixes_end_where_they_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let db = open(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let db = open(dir.path());
         db.write("test", |writer| {
             ["a/1", "a/2", "a0", "b/1"].iter().try_for_each(|key| writer.put_raw(USES, key, b""))?;
             Ok(())

@@ -17,33 +17,33 @@ pub enum StoreOpenError {
     /// Another process has it open.
     #[error("the store {} is in use by {holder}", root.display())]
     InUse {
-        /// The store's folder.
+        /// The store's directory.
         root: PathBuf,
         /// `process 4711 (larder)`, or `another process` where it cannot be told.
         holder: String,
     },
-    /// The folder has things in it that are not a store's.
+    /// The directory has things in it that are not a store's.
     #[error("{} is not an image store and not empty", root.display())]
     NotAStore {
-        /// The folder.
+        /// The directory.
         root: PathBuf,
     },
-    /// There is no store in the folder, or no folder, and none was to be made.
+    /// There is no store in the directory, or no directory, and none was to be made.
     #[error("no image store in {}", root.display())]
     NoStore {
-        /// The folder.
+        /// The directory.
         root: PathBuf,
     },
     /// The root is a file.
     #[error("{} is not a directory", root.display())]
-    NotAFolder {
+    NotADirectory {
         /// As given.
         root: PathBuf,
     },
     /// A later larder made this store.
     #[error("the store {} has format {found}: this version of larder supports formats up to {known}", root.display())]
     Newer {
-        /// The store's folder.
+        /// The store's directory.
         root: PathBuf,
         /// The format on disk.
         found: u32,
@@ -68,7 +68,7 @@ pub enum StoreOpenError {
     /// The database cannot be made anew while images are mounted.
     #[error("cannot rebuild the database of the store {}: images are mounted at {}", root.display(), mounted.join(", "))]
     Mounted {
-        /// The store's folder.
+        /// The store's directory.
         root: PathBuf,
         /// Where.
         mounted: Vec<String>,
@@ -78,7 +78,7 @@ pub enum StoreOpenError {
     Io {
         /// Such as `create` or `recover`.
         doing: &'static str,
-        /// The store's folder.
+        /// The store's directory.
         root: PathBuf,
         /// What the disk said, with the path.
         #[source]
@@ -87,7 +87,7 @@ pub enum StoreOpenError {
     /// What a dead process left could not be put in order.
     #[error("could not recover the store {}", root.display())]
     Recovery {
-        /// The store's folder.
+        /// The store's directory.
         root: PathBuf,
         /// Why not.
         #[source]
@@ -105,7 +105,7 @@ impl StoreOpenError {
                     .text(" until it is stopped")
             }
             StoreOpenError::Mounted { .. } => "unmount them first: umount DIR".into(),
-            StoreOpenError::NotAStore { .. } | StoreOpenError::NotAFolder { .. } => {
+            StoreOpenError::NotAStore { .. } | StoreOpenError::NotADirectory { .. } => {
                 named_root("to use the directory of a store, an empty or a new directory, pass ")
             }
             StoreOpenError::NoStore { .. } => named_root("to use the directory of a store, pass ")

@@ -40,7 +40,7 @@ impl OpenStore {
 }
 
 impl Store {
-    /// The store's folder.
+    /// The store's directory.
     pub fn root(&self) -> &Path {
         self.0.layout.root()
     }

@@ -42,7 +42,7 @@ struct IngestInner {
     store: Arc<OpenStore>,
     digest: Digest,
     size: u64,
-    folder: PathBuf,
+    dir: PathBuf,
     /// `None` while it is closed.
     data: Mutex<Option<Arc<dyn DiskFile>>>,
     boot: String,
@@ -75,11 +75,11 @@ impl Store {
             .holds
             .hold_alone(ReferencedItem::Ingest(digest.clone()))
             .ok_or_else(|| StoreError::Busy { digest: digest.clone() })?;
-        let folder = inner.layout.ingest(digest);
+        let dir = inner.layout.ingest(digest);
         let boot = inner.disk.boot_id();
-        let (mut durable, mut present) = inner.ingested(&folder, size, &boot).context(doing)?;
-        ensure_dir(&*inner.disk, &folder).context(doing)?;
-        let (data, kept) = open_data(&*inner.disk, &folder, size).context(doing)?;
+        let (mut durable, mut present) = inner.ingested(&dir, size, &boot).context(doing)?;
+        ensure_dir(&*inner.disk, &dir).context(doing)?;
+        let (data, kept) = open_data(&*inner.disk, &dir, size).context(doing)?;
         if !kept {
             (durable, present) = (ByteRanges::default(), ByteRanges::default());
         }
@@ -96,7 +96,7 @@ impl Store {
             store: inner.clone(),
             digest: digest.clone(),
             size,
-            folder,
+            dir,
             data: Mutex::new(Some(data)),
             boot,
             state: Mutex::new(state),
@@ -109,8 +109,8 @@ impl Store {
 }
 
 /// Opens the file for the bytes of a blob, `size` long. Says whether the bytes in it are those of before.
-fn open_data(disk: &dyn Disk, folder: &Path, size: u64) -> io::Result<(Arc<dyn DiskFile>, bool)> {
-    let data = disk.open(&folder.join(DATA), FileOpenMode::Create)?;
+fn open_data(disk: &dyn Disk, dir: &Path, size: u64) -> io::Result<(Arc<dyn DiskFile>, bool)> {
+    let data = disk.open(&dir.join(DATA), FileOpenMode::Create)?;
     let length = data.len()?;
     if length != size {
         // Not a new file: ext4 takes one that is cut to nothing for one that is replaced, and writes it to the disk when
@@ -216,7 +216,7 @@ impl IngestFile {
     pub fn discard(&self) -> Result<(), StoreError> {
         let data = self.0.data();
         self.0.state().discarded = true;
-        self.0.store.discard(&self.0.folder).context("remove a fetched blob")?;
+        self.0.store.discard(&self.0.dir).context("remove a fetched blob")?;
         // Now, not when the trash comes to it: else the sync of a commit may write all of it to the disk.
         if let Err(error) = data.and_then(|data| data.set_len(0)) {
             tracing::debug!(digest = %self.0.digest, %error, "could not truncate a removed blob; its space is freed when it is deleted");
@@ -240,7 +240,7 @@ impl IngestInner {
         if let Some(data) = &*open {
             return Ok(data.clone());
         }
-        let data = self.store.disk.open(&self.folder.join(DATA), FileOpenMode::Existing)?;
+        let data = self.store.disk.open(&self.dir.join(DATA), FileOpenMode::Existing)?;
         Ok(open.insert(data).clone())
     }
 
@@ -276,11 +276,11 @@ impl IngestInner {
         };
         // Under the lock, or an older note could replace a newer one.
         let (disk, text) = (&*self.store.disk, noted.to_text());
-        replace(disk, &self.folder.join("extents.new"), &self.folder.join(EXTENTS), text.as_bytes())?;
+        replace(disk, &self.dir.join("extents.new"), &self.dir.join(EXTENTS), text.as_bytes())?;
         state.unnoted = 0;
         if durably {
-            disk.open(&self.folder.join(EXTENTS), FileOpenMode::Existing)?.sync_data()?;
-            disk.sync_dir(&self.folder)?;
+            disk.open(&self.dir.join(EXTENTS), FileOpenMode::Existing)?.sync_data()?;
+            disk.sync_dir(&self.dir)?;
             disk.sync_dir(&self.store.layout.ingests())?;
         }
         Ok(())
@@ -297,9 +297,9 @@ impl Drop for IngestInner {
     }
 }
 
-/// The note in this folder, if it is whole and about a blob of this size.
-fn read_note(folder: &Path, size: u64) -> io::Result<Option<SavedExtents>> {
-    let path = folder.join(EXTENTS);
+/// The note in this directory, if it is whole and about a blob of this size.
+fn read_note(dir: &Path, size: u64) -> io::Result<Option<SavedExtents>> {
+    let path = dir.join(EXTENTS);
     let text = match fs_err::metadata(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
@@ -357,13 +357,13 @@ impl io::Read for IngestReader {
 }
 
 impl OpenStore {
-    /// What an earlier fetch left in a folder: what is durable, and what can be relied on.
-    fn ingested(&self, folder: &Path, size: u64, boot: &str) -> io::Result<(ByteRanges, ByteRanges)> {
-        if folder.is_dir() {
-            if let Some(noted) = read_note(folder, size)? {
+    /// What an earlier fetch left in a directory: what is durable, and what can be relied on.
+    fn ingested(&self, dir: &Path, size: u64, boot: &str) -> io::Result<(ByteRanges, ByteRanges)> {
+        if dir.is_dir() {
+            if let Some(noted) = read_note(dir, size)? {
                 return Ok((noted.durable.clone(), noted.trusted(boot)));
             }
-            self.discard(folder)?;
+            self.discard(dir)?;
         }
         Ok((ByteRanges::default(), ByteRanges::default()))
     }
@@ -371,11 +371,11 @@ impl OpenStore {
     /// Throws away what was fetched for the layers of an image that is committed now.
     pub(super) fn discard_ingests(&self, image: &ImageRecord) {
         for layer in &image.layers {
-            let folder = self.layout.ingest(&layer.digest);
-            if self.holds.has(&ReferencedItem::Ingest(layer.digest.clone())) || !folder.exists() {
+            let dir = self.layout.ingest(&layer.digest);
+            if self.holds.has(&ReferencedItem::Ingest(layer.digest.clone())) || !dir.exists() {
                 continue;
             }
-            if let Err(error) = self.discard(&folder) {
+            if let Err(error) = self.discard(&dir) {
                 tracing::warn!(digest = %layer.digest, %error, "could not remove a fetched blob");
             }
             self.trash.kick();
@@ -390,19 +390,19 @@ impl OpenStore {
             let Some(digest) = digest_of_name(&name) else { continue };
             // Nobody begins to fetch it in between.
             let Some(_hold) = self.holds.hold_alone(ReferencedItem::Ingest(digest.clone())) else { continue };
-            let folder = self.layout.ingest(&digest);
-            if leased.contains(&digest) || touched_within(&folder, now, self.config.ingest_keep) {
+            let dir = self.layout.ingest(&digest);
+            if leased.contains(&digest) || touched_within(&dir, now, self.config.ingest_keep) {
                 continue;
             }
-            self.discard(&folder).context(doing)?;
+            self.discard(&dir).context(doing)?;
             self.trash.kick();
         }
         Ok(())
     }
 }
 
-/// Whether a note was written to this folder less than `keep` ago.
-fn touched_within(folder: &Path, now: SystemTime, keep: Duration) -> bool {
-    let modified = fs_err::metadata(folder).and_then(|metadata| metadata.modified());
+/// Whether a note was written to this directory less than `keep` ago.
+fn touched_within(dir: &Path, now: SystemTime, keep: Duration) -> bool {
+    let modified = fs_err::metadata(dir).and_then(|metadata| metadata.modified());
     modified.is_ok_and(|modified| seconds(now).saturating_sub(seconds(modified)) < keep.as_secs())
 }

@@ -20,9 +20,9 @@ use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers};
 use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
 
-/// Name of the folder with the unpacked files, inside of a layer's folder.
+/// Name of the directory with the unpacked files, inside of a layer's directory.
 pub const FS: &str = "fs";
-/// Name of the manifest of the unpacked files, inside of a layer's folder.
+/// Name of the manifest of the unpacked files, inside of a layer's directory.
 pub const FILES: &str = "files.v1";
 /// Name of the copy of a layer's record, for rebuilding the database.
 pub(crate) const RECORD: &str = "layer.json";
@@ -42,7 +42,7 @@ struct LayerHandleInner {
 }
 
 impl LayerHandle {
-    /// Names its folder.
+    /// Names its directory.
     pub fn key(&self) -> &LayerKey {
         &self.0.record.key
     }
@@ -52,7 +52,7 @@ impl LayerHandle {
         &self.0.record
     }
 
-    /// Its folder. It does not move.
+    /// Its directory. It does not move.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
@@ -165,7 +165,7 @@ impl LayerWait {
     }
 }
 
-/// A folder in which a layer is unpacked. It goes to the trash unless it is [finished](LayerStaging::finish).
+/// A directory in which a layer is unpacked. It goes to the trash unless it is [finished](LayerStaging::finish).
 #[derive(Debug)]
 pub struct LayerStaging {
     store: Arc<OpenStore>,
@@ -174,7 +174,7 @@ pub struct LayerStaging {
 }
 
 impl LayerStaging {
-    /// The folder; it is empty. The files go into [`FS`] below it, what is known of them beside that.
+    /// The directory; it is empty. The files go into [`FS`] below it, what is known of them beside that.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -284,7 +284,7 @@ impl Store {
         Ok(record.map(|record| LayerHandle(Arc::new(self.0.inside(record, hold, false)))))
     }
 
-    /// A new folder to unpack a layer into.
+    /// A new directory to unpack a layer into.
     pub fn begin_layer(&self) -> Result<LayerStaging, StoreError> {
         let dir = self.0.layout.new_staging();
         self.0.disk.create_dir(&dir).context("create a directory for a layer")?;

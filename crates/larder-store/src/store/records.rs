@@ -14,7 +14,7 @@ use crate::disk::DiskSpace;
 /// Version of all records.
 pub(crate) const VERSION: u32 = 1;
 
-/// Names the folder of an unpacked layer: the hex digits of its diff id or, where what was unpacked depends on the
+/// Names the directory of an unpacked layer: the hex digits of its diff id or, where what was unpacked depends on the
 /// layers below, of its chain id.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -150,12 +150,12 @@ pub struct LayerMetadata {
 /// An unpacked layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerRecord {
-    /// Names its folder.
+    /// Names its directory.
     pub key: LayerKey,
     /// What came out of unpacking it.
     #[serde(flatten)]
     pub facts: LayerMetadata,
-    /// What its folder takes on disk.
+    /// What its directory takes on disk.
     #[serde(flatten)]
     pub usage: DiskSpace,
     /// Whether it is there. False once it was found missing.
@@ -217,7 +217,7 @@ pub struct LeaseRecord {
 /// A mounted image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountRecord {
-    /// Names its folder in `mounts`.
+    /// Names its directory in `mounts`.
     pub id: String,
     /// Id of the image.
     pub image: Digest,
@@ -225,7 +225,7 @@ pub struct MountRecord {
     pub name: ImageName,
     /// Where it is mounted, absolute.
     pub target: PathBuf,
-    /// Whether it takes writes, into a folder of its own.
+    /// Whether it takes writes, into a directory of its own.
     pub writable: bool,
     /// Its layers, lowest first, kept as long as the mount is.
     pub layers: Vec<LayerKey>,
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_layer_key_cannot_leave_its_folder() {
+    fn a_layer_key_cannot_leave_its_directory() {
         assert!(LayerKey::parse(&"a1".repeat(32)).is_some());
         for bad in ["", "..", &"A1".repeat(32), &format!("../{}", "a".repeat(61)), &"a".repeat(63)] {
             assert_eq!(LayerKey::parse(bad), None, "{bad}");

@@ -32,9 +32,9 @@ impl OpenStore {
     /// Layers that were being unpacked, and files that were being written.
     fn recover_staging(&self) -> Result<(), StoreError> {
         let doing = "clean up interrupted unpacks";
-        let folder = self.layout.staging();
-        for name in names_in(&folder).context(doing)? {
-            self.discard(&folder.join(name)).context(doing)?;
+        let dir = self.layout.staging();
+        for name in names_in(&dir).context(doing)? {
+            self.discard(&dir.join(name)).context(doing)?;
         }
         for name in ["format.new", "larder.redb.new"] {
             self.disk.remove_file(&self.layout.root().join(name)).context(doing)?;
@@ -81,27 +81,27 @@ impl OpenStore {
         let used = self.db.read(doing, |reader| reader.endings(USES, "blob/"))?;
         let used: HashSet<&str> = used.iter().filter_map(|key| key.split('/').next()).collect();
         for algorithm in names_in(&self.layout.blobs()).context(doing)? {
-            let folder = self.layout.blobs().join(&algorithm);
-            if !folder.is_dir() {
-                self.discard(&folder).context(doing)?;
+            let dir = self.layout.blobs().join(&algorithm);
+            if !dir.is_dir() {
+                self.discard(&dir).context(doing)?;
                 continue;
             }
-            for hex in names_in(&folder).context(doing)? {
+            for hex in names_in(&dir).context(doing)? {
                 if !used.contains(format!("{algorithm}:{hex}").as_str()) {
-                    self.discard(&folder.join(hex)).context(doing)?;
+                    self.discard(&dir.join(hex)).context(doing)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// What is in the folder of half-fetched blobs and is none.
+    /// What is in the directory of half-fetched blobs and is none.
     fn recover_ingests(&self) -> Result<(), StoreError> {
         let doing = "clean up interrupted fetches";
-        let folder = self.layout.ingests();
-        for name in names_in(&folder).context(doing)? {
+        let dir = self.layout.ingests();
+        for name in names_in(&dir).context(doing)? {
             if digest_of_name(&name).is_none() {
-                self.discard(&folder.join(name)).context(doing)?;
+                self.discard(&dir.join(name)).context(doing)?;
             }
         }
         Ok(())

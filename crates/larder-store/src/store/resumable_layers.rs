@@ -52,7 +52,7 @@ impl OpenStore {
         Ok(!chosen.is_empty())
     }
 
-    /// Moves a layer's folder to the trash, whoever it was kept for.
+    /// Moves a layer's directory to the trash, whoever it was kept for.
     pub(crate) fn discard_layer(&self, key: &LayerKey) -> io::Result<()> {
         let kept = self.arrivals.kept.take(key);
         self.discard(&self.layout.layer(key)).inspect_err(|_| {

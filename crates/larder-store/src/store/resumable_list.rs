@@ -31,7 +31,7 @@ impl ResumableLayers {
         self.layers().insert(layer.key.clone(), layer);
     }
 
-    /// Takes it off the list; its folder is the caller's affair now.
+    /// Takes it off the list; its directory is the caller's affair now.
     pub(super) fn take(&self, key: &LayerKey) -> Option<LayerRecord> {
         self.layers().remove(key)
     }

@@ -31,7 +31,7 @@ pub struct StoreUsage {
     pub trash: DiskSpace,
     /// What was written to writable mounts.
     pub mounts: DiskSpace,
-    /// The database, and the store's own folders.
+    /// The database, and the store's own directories.
     pub database: DiskSpace,
 }
 

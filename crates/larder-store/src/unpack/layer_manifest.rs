@@ -533,8 +533,8 @@ mod tests {
         ]
     }
 
-    fn written(folder: &Path) -> std::path::PathBuf {
-        let path = folder.join("files.v1");
+    fn written(dir: &Path) -> std::path::PathBuf {
+        let path = dir.join("files.v1");
         let mut writer = LayerManifestWriter::create(
             &path,
             UnpackMode { owners: OwnerMode::Record, overlay: OverlayForm::User },
@@ -549,17 +549,17 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let reader = LayerManifestReader::open(&written(folder.path())).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let reader = LayerManifestReader::open(&written(dir.path())).unwrap();
         assert_eq!(reader.form(), UnpackMode { owners: OwnerMode::Record, overlay: OverlayForm::User });
         assert_eq!(reader.collect::<Result<Vec<_>, _>>().unwrap(), records());
     }
 
     #[test]
     fn every_cut_and_every_changed_byte_is_noticed() {
-        let folder = tempfile::tempdir().unwrap();
-        let sound = fs_err::read(written(folder.path())).unwrap();
-        let path = folder.path().join("bad");
+        let dir = tempfile::tempdir().unwrap();
+        let sound = fs_err::read(written(dir.path())).unwrap();
+        let path = dir.path().join("bad");
         let is_bad = |bytes: &[u8]| {
             fs_err::write(&path, bytes).unwrap();
             LayerManifestReader::open(&path).map_or(true, |mut reader| reader.any(|record| record.is_err()))

@@ -71,8 +71,8 @@ impl DiskFile for SetLenRecorderFile {
 /// ext4 writes a file that was cut to nothing when it is closed.
 #[test]
 fn a_new_file_is_not_cut_to_nothing() {
-    let (folder, disk) = (tempfile::tempdir().unwrap(), SetLenRecorder::default());
-    let store = Store::open_on(Arc::new(disk.clone()), &folder.path().join("store"), config()).unwrap();
+    let (dir, disk) = (tempfile::tempdir().unwrap(), SetLenRecorder::default());
+    let store = Store::open_on(Arc::new(disk.clone()), &dir.path().join("store"), config()).unwrap();
     disk.lengths();
     store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
     assert_eq!(disk.lengths(), [100]);

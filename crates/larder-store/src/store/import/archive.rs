@@ -7,7 +7,7 @@ use tar_core::parse::{Limits, ParseEvent, ParsedEntry, Parser};
 
 use super::error::{ImportError, read};
 
-/// Most entries that an archive, or a folder's listing, may have.
+/// Most entries that an archive, or a directory's listing, may have.
 pub(crate) const MAX_ENTRIES: usize = 100_000;
 
 /// Longest path that an entry may have, in bytes.
@@ -25,7 +25,7 @@ pub(super) enum TarEntryKind {
     Symlink(String),
     /// A link to another entry, from the archive's root.
     HardLink(String),
-    /// A folder, or something that no archive of images needs.
+    /// A directory, or something that no archive of images needs.
     Other,
 }
 

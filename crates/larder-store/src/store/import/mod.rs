@@ -1,12 +1,12 @@
-//! Images from files: an OCI layout in a folder or an archive, or what `docker save` writes.
+//! Images from files: an OCI layout in a directory or an archive, or what `docker save` writes.
 //!
 //! ```text
-//! folder | file | stream -> entries by name -> images: manifests, configs, where each layer's bytes are
+//! directory | file | stream -> entries by name -> images: manifests, configs, where each layer's bytes are
 //! ```
 //!
 //! Read [`Store::read_import`] first. It reads small documents and leaves the layers where they are; whoever unpacks
 //! them asks for their bytes with [`Import::open`]. A stream, or a compressed file, cannot be read twice: what it holds
-//! goes to the store's `staging` folder meanwhile, but for layers that the store has already. Those alone are held while the import lasts.
+//! goes to the store's `staging` directory meanwhile, but for layers that the store has already. Those alone are held while the import lasts.
 //!
 //! Promises: no document is larger in memory than [`larder_registry::manifest::MAX_BYTES`], no archive has more than
 //! 100,000 entries; names of entries are only ever looked up among those of the archive, or below the directory that was
