@@ -1,4 +1,4 @@
-//! The store as a [`Backend`]: what containerd is to kubelet, without a daemon.
+//! The store as a [`Backend`], in the role that containerd has for kubelet, without a daemon.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::pull::{PullError, StorePuller};
 use crate::store::{RemoveOptions, Store, StoreError};
 use larder_registry::FetchErrorKind;
 
-/// Pulls into a store and tells what is in it.
+/// Pulls into a store and lists its images.
 #[derive(Clone)]
 pub struct StoreBackend {
     puller: Arc<StorePuller>,

@@ -1,4 +1,4 @@
-//! A pull that tells an error has let go of everything: its threads, its directories, its open files.
+//! A pull that returned an error has released everything: its threads, directories and open files.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -25,7 +25,7 @@ fn open_below(dir: &Path) -> Vec<PathBuf> {
     files.iter().filter_map(|fd| fs_err::read_link(fd).ok()).filter(|file| file.starts_with(dir)).collect()
 }
 
-/// On one thread, so that nothing that was told to end can do so by itself before the error is told.
+/// On one thread, so that no stopped task can end by itself before the error is returned.
 #[tokio::test]
 async fn a_pull_that_fails_has_let_go_of_everything_when_it_tells_so() {
     let dir = tempfile::tempdir().unwrap();
@@ -60,5 +60,5 @@ async fn a_pull_that_fails_has_let_go_of_everything_when_it_tells_so() {
         assert_eq!(open_below(&root.join(place)), nothing, "open below {place}");
     }
     let digest = Digest::parse(&stalls).unwrap();
-    store.ingest(&digest, layers[0].len() as u64).expect("nobody has the file that was being fetched");
+    store.ingest(&digest, layers[0].len() as u64).expect("the ingest file is not in use");
 }

@@ -228,7 +228,7 @@ fn fill_up(
     for left in rounds {
         let what = format!("{how:?} with {left:?} left");
         disk.fill(left);
-        // A full disk keeps nobody from looking.
+        // A full disk does not prevent reads.
         let store = open(disk);
         let before = disk.free();
         let brought = source.bring(&store, how, "app");

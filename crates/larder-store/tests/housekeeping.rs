@@ -1,4 +1,4 @@
-//! What a pull tells while it runs, what it clears away before, and what it says when there is no room.
+//! Progress of a pull, its cleanup before the fetch, and its error when disk space is insufficient.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -104,7 +104,7 @@ async fn a_layer_that_the_registry_asks_to_wait_for_says_so() {
 }
 
 /// Its bytes are put there by hand: a pull that is dropped keeps what was written in whole batches by then, which is
-/// chance, and tells of each batch when it writes the next.
+/// chance, and reports each batch when it writes the next.
 #[tokio::test]
 async fn a_layer_that_goes_on_where_it_was_left_shows_what_is_here() {
     let (_dir, store, registry) = node();

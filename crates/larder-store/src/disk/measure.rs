@@ -1,4 +1,4 @@
-//! What a directory takes on its file system, counted as `du` counts it.
+//! Disk usage of a directory, counted as `du` counts it.
 
 use std::collections::HashSet;
 use std::fs::Metadata;

@@ -71,7 +71,7 @@ fn empty(dir: &OwnedFd, top: &OwnedFd, depth: usize, steps: &mut TreeRemoval<'_>
         drop(inner);
         match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
             Ok(()) => steps.removed += 1,
-            // A file system may leave out entries of a directory that changes meanwhile: the next round has them.
+            // A file system may leave out entries of a directory that changes while it is read: the next round finds them.
             Err(Errno::NOTEMPTY) => {}
             Err(error) => return Err(error.into()),
         }
@@ -87,7 +87,7 @@ fn open_dir(parent: impl AsFd, name: impl rustix::path::Arg + Copy) -> io::Resul
         if error != Errno::ACCESS {
             return Err(error);
         }
-        // Only who is not root comes here. The entry is a directory, as unlink said, and nobody else writes here.
+        // Only without root. The entry is a directory, as unlink reported, and no other process writes here.
         rustix::fs::chmodat(parent, name, Mode::RWXU, AtFlags::empty())?;
         rustix::fs::openat(parent, name, flags, Mode::empty())
     })?;
@@ -98,7 +98,7 @@ fn open_dir(parent: impl AsFd, name: impl rustix::path::Arg + Copy) -> io::Resul
     Ok(opened)
 }
 
-/// Moves a directory to the top under a name that nobody has.
+/// Moves a directory to the top under an unused name.
 fn move_up(dir: &OwnedFd, name: &CStr, top: &OwnedFd, steps: &mut TreeRemoval<'_>) -> io::Result<()> {
     loop {
         steps.moved += 1;
@@ -164,7 +164,7 @@ mod tests {
         let doomed = scratch.path().join("doomed");
         fs_err::create_dir(&doomed).unwrap();
         fs_err::write(doomed.join("file"), "x").unwrap();
-        let error = tree(&doomed, &|| false).expect_err("it was told to stop");
+        let error = tree(&doomed, &|| false).expect_err("the removal was stopped");
         assert_eq!(error.kind(), io::ErrorKind::Interrupted);
         assert!(doomed.join("file").exists());
     }

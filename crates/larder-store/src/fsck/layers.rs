@@ -1,4 +1,4 @@
-//! Layers: every file against the manifest that was written when it was unpacked.
+//! Checks layers: every file against the manifest written during unpacking.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -82,8 +82,8 @@ impl OpenStore {
         }
     }
 
-    /// Notes that a layer is damaged or missing, unless it was removed or brought back meanwhile, or is in use. One that
-    /// is damaged stays until a pull has brought another: nobody knows yet whether one can.
+    /// Records that a layer is damaged or missing, unless it was removed or replaced since, or is in use. A damaged layer
+    /// is retained until a pull has fetched another: it is unknown whether one can.
     fn judge_layer(
         &self,
         key: &LayerKey,

@@ -1,4 +1,4 @@
-//! What lies in the store and nothing needs.
+//! Finds files in the store that no record refers to.
 
 use std::collections::HashSet;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! The database's own agreement: records that can be read, names and uses that are those of the images.
+//! Checks the database: records must be readable, names and references must match the images.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,7 +60,7 @@ impl OpenStore {
         })
     }
 
-    /// Names and uses that do not agree with the images. They are written anew from the images.
+    /// Checks that names and references match the images. A repair rebuilds them from the images.
     pub(super) fn check_names(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
         let doing = "check the database's names";
         let Some(detail) = self.db.read(doing, first_difference)? else { return Ok(()) };
@@ -126,7 +126,7 @@ fn first_difference(source: &impl DbRead) -> DbResult<Option<String>> {
     Ok(difference)
 }
 
-/// Writes names and uses anew. Of several images that claim a name, the one that was pulled last has it.
+/// Rebuilds names and references. If several images claim a name, the one pulled last gets it.
 pub(super) fn write_names(writer: &DbTransaction) -> DbResult<()> {
     writer.clear(NAMES)?;
     writer.clear(USES)?;

@@ -1,4 +1,4 @@
-//! What a check of a store finds.
+//! The findings of a check.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,23 +9,23 @@ use larder::reference::Digest;
 use crate::disk::DiskSpace;
 use crate::store::LayerKey;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FsckReport {
     /// Images that were checked.
     pub images: u64,
     /// Layers that were checked.
     pub layers: u64,
-    /// What is wrong.
+    /// The problems found.
     pub problems: Vec<FsckProblem>,
-    /// What a pull must bring back, for the images that lack it to be whole: each thing once.
+    /// Content that a pull must fetch to complete images, each item once.
     pub refetch: Vec<IncompleteImage>,
-    /// What was removed and waits to be deleted. This is no problem.
+    /// Removed files that wait to be deleted. Not a problem.
     pub trash: DiskSpace,
 }
 
 impl FsckReport {
-    /// Whether nothing is wrong, or nothing is wrong any more but for what must be fetched.
+    /// Whether the store has no unrepaired problem and nothing must be fetched.
     pub fn is_sound(&self) -> bool {
         self.refetch.is_empty() && self.problems.iter().all(|problem| problem.repaired)
     }
@@ -35,12 +35,12 @@ impl FsckReport {
     }
 }
 
-/// One thing that is wrong.
+/// A problem and its repair state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FsckProblem {
     /// What it is.
     pub found: StoreDamage,
-    /// Whether it was put right, or noted so that a pull puts it right.
+    /// Whether it was repaired, or recorded so that a pull repairs it.
     pub repaired: bool,
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for FsckProblem {
     }
 }
 
-/// What can be wrong.
+/// The kinds of damage.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreDamage {
@@ -101,7 +101,7 @@ pub enum StoreDamage {
         /// How many are wrong in all.
         count: u64,
     },
-    /// A layer is damaged, and cannot be taken away while it is used.
+    /// A layer is damaged and cannot be removed while it is in use.
     #[error("damaged layer {key}, not repaired while in use: {}", shown(first, *count))]
     LayerDamagedInUse {
         /// The layer.
@@ -119,7 +119,7 @@ pub enum StoreDamage {
         /// Why not.
         reason: String,
     },
-    /// Something is there that nothing needs.
+    /// A file or directory that no record refers to.
     #[error("leftover {}", path.display())]
     Leftover {
         /// What it is.
@@ -146,7 +146,7 @@ fn shown(first: &[String], count: u64) -> String {
     if more == 0 { list } else { format!("{list}, and {more} more") }
 }
 
-/// What a pull must bring back.
+/// Content that a pull must fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncompleteImage {
     /// Id of an image that lacks it.
@@ -157,7 +157,7 @@ pub struct IncompleteImage {
     pub lacks: MissingContent,
 }
 
-/// Something that an image lacks.
+/// The missing content of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MissingContent {
     /// A manifest or the config.

@@ -11,7 +11,7 @@ use crate::store::StoreError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountError {
-    /// The store did not do its part.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The target is no directory.
@@ -24,11 +24,11 @@ pub enum MountError {
         cause: io::Error,
     },
     /// The kernel refused the overlay.
-    #[error("the kernel refused to mount an overlay at {}{}", target.display(), said(messages))]
+    #[error("the kernel refused to mount an overlay at {}{}", target.display(), kernel_messages(messages))]
     Refused {
         /// Where it was to be.
         target: PathBuf,
-        /// What the kernel said beside the error, if anything.
+        /// Further messages of the kernel; may be empty.
         messages: String,
         /// The error.
         #[source]
@@ -63,10 +63,10 @@ pub enum MountError {
     },
     /// The mount is in another mount namespace, where this process cannot see it.
     #[error("the mount at {} is in another mount namespace{}", target.display(), of_process(*process))]
-    Elsewhere {
+    OtherNamespace {
         /// As given.
         target: PathBuf,
-        /// A process in that namespace, where it can be told.
+        /// A process in that namespace, if known.
         process: Option<u32>,
     },
     /// An image is mounted there already.
@@ -105,7 +105,7 @@ impl MountError {
                 format!("stop the processes that use it: fuser -vm {}", target.display()).into()
             }
             MountError::NotOurs { .. } => Hint::new().command(["mounts"]).text(" lists the mounts of this store"),
-            MountError::Elsewhere { target, process } => {
+            MountError::OtherNamespace { target, process } => {
                 let target = target.display().to_string();
                 let process = process.map_or_else(|| "PROCESS".to_owned(), |process| process.to_string());
                 Hint::from(format!(
@@ -129,6 +129,6 @@ fn of_process(process: Option<u32>) -> String {
     process.map_or_else(String::new, |pid| format!(" (process {pid})"))
 }
 
-fn said(messages: &str) -> String {
+fn kernel_messages(messages: &str) -> String {
     if messages.is_empty() { String::new() } else { format!(" ({messages})") }
 }

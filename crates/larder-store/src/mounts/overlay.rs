@@ -1,7 +1,7 @@
-//! Asking the kernel for an overlay.
+//! Mounts overlays through the kernel.
 //!
-//! Linux 6.5 and later takes each layer's path by itself, up to 500. Earlier ones take one page with all paths; there
-//! the layers are named through short links, which is enough for some two hundred.
+//! Linux 6.5 and later takes each layer's path separately, up to 500. Earlier kernels take one page with all paths; there
+//! the layers are named through short links, which is enough for about 200.
 
 use std::ffi::CString;
 use std::io;
@@ -199,7 +199,7 @@ fn short_number(number: usize) -> String {
 
 /// Whether this process's user is not the machine's root, whatever its id here.
 fn in_user_namespace() -> bool {
-    // If it cannot be told, the kernel will say.
+    // If unknown, the kernel decides.
     let map = fs_err::read_to_string("/proc/self/uid_map").unwrap_or_default();
     !map.is_empty() && map.split_whitespace().ne(["0", "0", "4294967295"])
 }
@@ -207,7 +207,7 @@ fn in_user_namespace() -> bool {
 /// Unmounts what is on top at `target`.
 pub(super) fn unmount(target: &Path) -> Result<(), MountError> {
     match rustix::mount::unmount(target, UnmountFlags::NOFOLLOW) {
-        // Somebody else was quicker.
+        // Already unmounted by another process.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(Errno::BUSY) => Err(MountError::Busy { target: target.to_owned() }),
         Err(cause) => Err(MountError::Unmount { target: target.to_owned(), cause: cause.into() }),

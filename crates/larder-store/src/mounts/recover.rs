@@ -1,4 +1,4 @@
-//! Comparing what is recorded with the kernel's mount table, when the store is opened.
+//! Compares the recorded mounts with the kernel's mount table when the store is opened.
 
 use super::table::{self, MountTable};
 use crate::store::db::{DbRead as _, MOUNTS};
@@ -27,7 +27,7 @@ struct MountEvidence {
     in_table: bool,
     /// It was made in the mount namespace that the table is of.
     same_place: bool,
-    /// The machine was not started anew since.
+    /// The machine was not rebooted since.
     same_boot: bool,
     /// Something was written to it.
     written: bool,

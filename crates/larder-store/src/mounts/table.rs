@@ -1,4 +1,4 @@
-//! The kernel's mount table, as far as it concerns our overlays.
+//! The kernel's mount table, limited to larder's overlays.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -8,7 +8,7 @@ use super::MountError;
 use crate::disk::Disk;
 use crate::store::MountRecord;
 
-/// What overlays of ours have as their source, before the path of the mount's directory.
+/// Prefix of the source of larder's overlays, before the path of the mount's directory.
 const SOURCE: &str = "larder:";
 
 /// Overlays in this process's mount namespace that are ours: directory and target.
@@ -69,7 +69,7 @@ pub(super) fn namespace_id(disk: &dyn Disk) -> String {
     format!("{} {}", disk.boot_id(), namespace.display())
 }
 
-/// Whether the machine was not started anew since this was mounted.
+/// Whether the machine was not rebooted since this was mounted.
 pub(super) fn same_boot(disk: &dyn Disk, mount: &MountRecord) -> bool {
     mount.seen_from.split(' ').next() == Some(&disk.boot_id())
 }

@@ -1,12 +1,11 @@
-//! Is there room for this pull? Pure: sizes in, a yes or a reason out.
+//! Admission: is there enough disk space for a pull? Pure: sizes in, a verdict out.
 //!
-//! A manifest says how much will be fetched, not what it becomes on disk. That is estimated with a [`UnpackRatio`] learned
-//! from what was pulled on this node before. While a layer is unpacked its fetched bytes are still on disk, so both
-//! count.
+//! A manifest declares compressed sizes, not the size on disk. That is estimated with a [`UnpackRatio`] learned from
+//! earlier pulls on this node. While a layer is unpacked its compressed bytes are still on disk, so both count.
 //!
-//! Images differ: some grow to twice what is fetched, some to five times. A pull is refused only where the [least](SpaceEstimate)
-//! that it could take does not fit. One that grows more than that finds the disk full in its middle, and leaves nothing
-//! behind; one that is refused although it would fit cannot be had at all.
+//! Images differ: some grow to twice their compressed size, some to five times. A pull is refused only if the
+//! [least](SpaceEstimate) that it could take does not fit. One that grows more than that fails when the disk is full, and
+//! leaves nothing behind; refusing one that would fit would make the image unavailable.
 
 use std::fmt;
 
@@ -109,16 +108,16 @@ fn fits(need: u64, free: u64, reserve: u64) -> bool {
     need == 0 || need <= free.saturating_sub(reserve)
 }
 
-/// There is no room for a pull.
+/// Not enough disk space for a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InsufficientSpace {
     /// What the pull is estimated to take.
     pub need: SpaceEstimate,
     /// What is free.
     pub free: DiskSpace,
-    /// What of it must stay free.
+    /// The part of it that must remain free.
     pub reserve: DiskSpace,
-    /// What removing images that nobody uses would free.
+    /// What removing all unused images would free.
     pub reclaimable: DiskSpace,
 }
 

@@ -1,4 +1,4 @@
-//! Manifests and configs: small files named for their digest.
+//! Manifests and configs: small files named after their digest.
 
 use std::io::{self, Read as _};
 use std::path::Path;

@@ -1,11 +1,11 @@
-//! Making an image visible.
+//! Makes an image visible.
 //!
 //! ```text
-//! layers in place, blobs in place -> one sync of the file system -> one transaction
+//! layers and blobs in the store -> one sync of the filesystem -> one transaction
 //! ```
 //!
-//! Promises: before the transaction nobody sees anything, after it everything behind the image is durable. What is
-//! left behind by a commit that did not come to its end is cleaned when the store is opened.
+//! Guarantees: before the transaction, no reader sees any of it; after it, everything that the image needs is durable. The
+//! leftovers of an interrupted commit are removed when the store is opened.
 
 use std::time::SystemTime;
 
@@ -70,7 +70,7 @@ impl Store {
         self.0.commit(image, now)
     }
 
-    /// Makes layers durable without an image, so that a pull that failed elsewhere, or a repair, need not fetch them
+    /// Makes layers durable without an image, so that a retry after another failure, or a repair, need not fetch them
     /// again. Unless an image or a lease has them they go with the next [`sweep`](Store::sweep).
     pub fn commit_layers(
         &self,
@@ -171,7 +171,7 @@ impl OpenStore {
         Ok((record, others))
     }
 
-    /// What a manifest from before cannot be measured by is its absence, which fsck tells.
+    /// A missing manifest cannot be measured; fsck reports it.
     fn blob_bytes(&self, record: &ImageRecord) -> u64 {
         let found = record.blobs().filter_map(|digest| fs_err::metadata(self.layout.blob(digest)).ok());
         found.map(|metadata| metadata.len()).sum()

@@ -1,10 +1,10 @@
-//! The database: the only room that knows redb.
+//! The database: the only module that uses redb.
 //!
-//! Tables map text to a record, written as its version, a space, and JSON. Reads see the state of the moment in which
-//! they began and never wait for writes. A write is durable when it returns, or it did not happen.
+//! Tables map text to a record, written as its version, a space, and JSON. Reads see a snapshot of the moment in which they
+//! began and never wait for writes. A write is durable when it returns, or it did not happen.
 //!
-//! redb refuses to go on after the disk failed it once, since it cannot know what is on disk. Then the database is
-//! opened again, which repairs it: one refused write, as on a full disk, does not end the daemon.
+//! redb refuses all operations after an I/O error, since it cannot know what is on disk. The database is then reopened,
+//! which repairs it: one failed write, as on a full disk, does not end the daemon.
 
 use std::io;
 use std::ops::Bound;
@@ -45,7 +45,7 @@ pub(crate) const META: RedbTable = TableDefinition::new("meta");
 
 const TABLES: [RedbTable; 8] = [IMAGES, LISTED, NAMES, LAYERS, USES, LEASES, MOUNTS, META];
 
-/// Why the database did not answer.
+/// Why a database operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DbError {
@@ -193,7 +193,7 @@ impl Db {
         Ok(redb::Builder::new().set_cache_size(self.cache_bytes).create_with_backend(RedbFile(file))?)
     }
 
-    /// Closes the database and opens it again, once nobody is in it.
+    /// Closes the database and reopens it, once no operation uses it.
     fn reopen(&self) -> DbResult<()> {
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
         // Closed first: two of them on one file would each think that they know what is free.

@@ -1,4 +1,4 @@
-//! Why the store did not do as asked.
+//! Why an operation of the store failed.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,16 +19,16 @@ pub enum StoreOpenError {
     InUse {
         /// The store's directory.
         root: PathBuf,
-        /// `process 4711 (larder)`, or `another process` where it cannot be told.
+        /// `process 4711 (larder)`, or `another process` if unknown.
         holder: String,
     },
-    /// The directory has things in it that are not a store's.
+    /// The directory has content that does not belong to a store.
     #[error("{} is not an image store and not empty", root.display())]
     NotAStore {
         /// The directory.
         root: PathBuf,
     },
-    /// There is no store in the directory, or no directory, and none was to be made.
+    /// The directory has no store or does not exist, and the caller did not ask to create one.
     #[error("no image store in {}", root.display())]
     NoStore {
         /// The directory.
@@ -65,7 +65,7 @@ pub enum StoreOpenError {
         #[source]
         cause: DbError,
     },
-    /// The database cannot be made anew while images are mounted.
+    /// The database cannot be rebuilt while images are mounted.
     #[error("cannot rebuild the database of the store {}: images are mounted at {}", root.display(), mounted.join(", "))]
     Mounted {
         /// The store's directory.
@@ -84,7 +84,7 @@ pub enum StoreOpenError {
         #[source]
         cause: io::Error,
     },
-    /// What a dead process left could not be put in order.
+    /// Cleaning up after a dead process failed.
     #[error("could not recover the store {}", root.display())]
     Recovery {
         /// The store's directory.
@@ -124,7 +124,7 @@ impl StoreOpenError {
     }
 }
 
-/// Why the store did not do as asked. What was visible before is visible still.
+/// Why an operation of the store failed. The visible state has not changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -191,19 +191,19 @@ pub enum StoreError {
         #[source]
         cause: Box<ManifestError>,
     },
-    /// A layer that was thought to be there is gone, or damaged.
+    /// A layer that was expected to be present is missing or damaged.
     #[error("layer {key} not found in the store")]
     NoLayer {
         /// The layer's key.
         key: LayerKey,
     },
-    /// Somebody in this process fetches this blob already.
+    /// Another pull of this process fetches this blob.
     #[error("{digest} is already being fetched")]
     Busy {
         /// Digest of the blob.
         digest: Digest,
     },
-    /// More bytes came than were declared.
+    /// More bytes were written than declared.
     #[error("{digest}: a write ends at byte {end}, beyond its declared size of {size} bytes")]
     TooLong {
         /// Digest of the blob.
@@ -253,7 +253,7 @@ impl StoreError {
     }
 }
 
-/// Names what was being done when the disk refused.
+/// Adds the failed operation to an error of the disk or database.
 pub(crate) trait StoreErrorContext<T> {
     /// `could not {operation}`.
     fn context(self, doing: &'static str) -> Result<T, StoreError>;
@@ -271,7 +271,7 @@ impl<T> StoreErrorContext<T> for Result<T, DbError> {
     }
 }
 
-/// Whether this says that no room is left.
+/// Whether the error means that no disk space or quota is left.
 pub(crate) fn is_no_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

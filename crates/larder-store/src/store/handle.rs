@@ -1,4 +1,4 @@
-//! The store itself: what its clones share.
+//! The store's shared state, which all clones of the handle use.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

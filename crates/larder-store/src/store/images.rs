@@ -1,4 +1,4 @@
-//! Looking at images: by name, by id, all of them.
+//! Looks up images: by name, by ID, or all of them.
 
 use std::collections::HashSet;
 

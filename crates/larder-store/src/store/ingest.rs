@@ -1,10 +1,10 @@
-//! Blobs being fetched: a sparse file each, and a note of what of it is there, so that a fetch resumes.
+//! Blobs being fetched: a sparse file each, and a record of the extents on disk, so that a fetch resumes.
 //!
-//! Writers put bytes at any offset; one reader follows from the start, up to where the bytes are contiguous. Nothing
-//! is kept in memory but the ranges.
+//! Writers put bytes at any offset; one reader follows from the start, up to where the bytes are contiguous. Only the
+//! extents are in memory.
 //!
-//! The note may lag behind the file, never the other way round: after the death of the process what it says is there,
-//! and after a power cut what it says is durable is. Digests are checked by whoever reads.
+//! The record may lag behind the file, but never the other way round: after a crash of the process the recorded extents
+//! are in the file, and after a power loss those recorded as durable are. The reader verifies digests.
 
 use std::io;
 use std::ops::Range;
@@ -67,7 +67,7 @@ struct IngestExtents {
 }
 
 impl Store {
-    /// Begins to fetch a blob of `size` bytes, or goes on where it was left. `Busy` while somebody else has it.
+    /// Starts or resumes the fetch of a blob of `size` bytes. `Busy` while another pull of this process fetches it.
     pub fn ingest(&self, digest: &Digest, size: u64) -> Result<IngestFile, StoreError> {
         let doing = "create a file for a blob";
         let inner = &self.0;
@@ -251,7 +251,7 @@ impl IngestInner {
             if state.synced.elapsed() < self.store.config.ingest_sync {
                 return Ok(false);
             }
-            state.synced = Instant::now(); // others that come meanwhile go on
+            state.synced = Instant::now(); // writers during the sync continue
             (state.present.clone(), state.round)
         };
         self.data()?.sync_data()?;
@@ -382,13 +382,13 @@ impl OpenStore {
         }
     }
 
-    /// Throws away half-fetched blobs that nobody came back for.
+    /// Removes partially fetched blobs that no pull resumed.
     pub(super) fn sweep_ingests(&self, now: SystemTime) -> Result<(), StoreError> {
         let doing = "clean up interrupted fetches";
         let leased = self.leased_archives()?;
         for name in names_in(&self.layout.ingests()).context(doing)? {
             let Some(digest) = digest_of_name(&name) else { continue };
-            // Nobody begins to fetch it in between.
+            // No fetch of it can start in between.
             let Some(_hold) = self.holds.hold_alone(ReferencedItem::Ingest(digest.clone())) else { continue };
             let dir = self.layout.ingest(&digest);
             if leased.contains(&digest) || touched_within(&dir, now, self.config.ingest_keep) {

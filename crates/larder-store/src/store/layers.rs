@@ -1,7 +1,7 @@
-//! Layers on their way in: unpacked in `staging`, moved to their place, made visible by a commit.
+//! The life of a layer: unpacked in `staging`, moved into `layers`, made visible by a commit.
 //!
-//! A [`LayerHandle`] is a layer that is here, and stays as long as the handle lives. One that no image was committed with
-//! goes away with its last handle, unless it is kept for a pull that may come back (`kept.rs`).
+//! A [`LayerHandle`] keeps its layer in the store as long as the handle lives. A layer that no image was committed with is
+//! removed with its last handle, unless it is resumable by a later pull (`resumable_layers.rs`).
 
 use std::collections::HashMap;
 use std::io;
@@ -89,7 +89,7 @@ pub(crate) struct PendingLayers {
     claims: Mutex<HashMap<Digest, watch::Receiver<Option<LayerHandle>>>>,
     /// Layers in their place that no commit has named.
     fresh: Mutex<HashMap<LayerKey, Weak<LayerHandleInner>>>,
-    /// Those of them that nobody has a handle of.
+    /// Those of them without a handle.
     pub(super) kept: ResumableLayers,
 }
 
@@ -122,11 +122,11 @@ pub enum ClaimOutcome {
     Present(LayerHandle),
     /// It is the caller's to fetch.
     Fetch(LayerClaim),
-    /// Somebody else in this process fetches it.
+    /// Another pull of this process fetches it.
     Wait(LayerWait),
 }
 
-/// The right to fetch a layer. Whoever drops it without [`done`](LayerClaim::done) leaves the turn to the next.
+/// The right to fetch a layer. If it is dropped without [`done`](LayerClaim::done), the next waiter gets it.
 #[derive(Debug)]
 pub struct LayerClaim {
     store: Arc<OpenStore>,
@@ -147,7 +147,7 @@ impl Drop for LayerClaim {
     }
 }
 
-/// A layer that somebody else fetches.
+/// A layer that another pull fetches.
 #[derive(Debug)]
 pub struct LayerWait {
     outcome: watch::Receiver<Option<LayerHandle>>,
@@ -155,7 +155,7 @@ pub struct LayerWait {
 }
 
 impl LayerWait {
-    /// Waits until it is there. `None` when whoever fetched it gave up, or it cannot serve here: claim it again.
+    /// Waits until it is present. `None` if the other pull gave up, or the layer does not fit here: claim it again.
     pub async fn wait(mut self) -> Option<LayerHandle> {
         let layer = match self.outcome.wait_for(Option::is_some).await {
             Ok(layer) => layer.clone(),
@@ -353,7 +353,7 @@ impl OpenStore {
         }
         fresh.remove(&layer.record.key);
         drop(fresh);
-        // A commit that reported an error may have come through all the same: only the database can tell. When it
+        // A commit that reported an error may have succeeded nevertheless: only the database knows. When it
         // cannot, the next start will.
         let key = layer.record.key.as_str();
         let get = |reader: &DbSnapshot| reader.get::<LayerRecord>(LAYERS, key);

@@ -1,4 +1,4 @@
-//! Where everything lies. `docs/store-format.md` says what each file holds.
+//! Paths in the store. `docs/store-format.md` describes each file.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -98,12 +98,12 @@ impl StoreLayout {
         self.root.join("trash")
     }
 
-    /// A path in `staging` that nobody else gets.
+    /// A unique path in `staging`.
     pub(crate) fn new_staging(&self) -> PathBuf {
         self.staging().join(self.next_name())
     }
 
-    /// A path in `trash` that nobody else gets.
+    /// A unique path in `trash`.
     pub(crate) fn new_trash(&self) -> PathBuf {
         self.trash().join(self.next_name())
     }

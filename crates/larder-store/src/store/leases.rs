@@ -1,4 +1,4 @@
-//! Leases: what is kept until a time although nothing seems to need it, also across restarts.
+//! Leases: content that is retained until a time although no image uses it, also across restarts.
 
 use std::time::SystemTime;
 
@@ -36,7 +36,7 @@ impl OpenStore {
             return Ok(());
         }
         self.db.write(doing, |writer| {
-            // Read again: one may have been renewed meanwhile.
+            // Read again: a lease may have been renewed since.
             for lease in writer.all::<LeaseRecord>(LEASES)?.iter().filter(|lease| over(lease)) {
                 writer.delete(LEASES, &lease.id)?;
             }

@@ -102,7 +102,7 @@ impl LockedStoreDir {
         })?;
         match format {
             None => create(&*disk, &layout)?,
-            // Directories that somebody removed are made again: what they had is then found missing, and can be fetched.
+            // Removed directories are created again: their content is then found missing, and can be fetched.
             Some(FORMAT) => layout.create(&*disk).map_err(failed("prepare"))?,
             // There is no earlier format that would have to be brought up to date.
             Some(found) => {

@@ -1,7 +1,6 @@
-//! What the database keeps: one record for each image, layer, lease and mount, as JSON with a version.
+//! The records of the database: one for each image, layer, lease and mount, as JSON with a version.
 //!
-//! A reader skips fields that it does not know and refuses versions that it does not know. Times are seconds since
-//! 1970, sizes are bytes.
+//! A reader skips unknown fields and refuses unknown versions. Times are seconds since 1970, sizes are bytes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -203,7 +202,7 @@ pub enum LeaseKind {
 /// Keeps things in the store until a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
-    /// Chosen by whoever took it: `pull/...`, `ensured/...`. Taking a lease under an id that exists replaces it.
+    /// Chosen by the caller: `pull/...`, `ensured/...`. Taking a lease under an id that exists replaces it.
     pub id: String,
     /// Why.
     pub kind: LeaseKind,

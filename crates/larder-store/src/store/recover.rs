@@ -1,8 +1,7 @@
-//! Putting in order what a dead process left. Runs when the store is opened, before anybody else sees it.
+//! Cleans up after a process that died. Runs when the store is opened, before any other access.
 //!
-//! The database is the truth. What it does not know goes to the trash; what it knows and is not there is noted as
-//! missing, so that a pull brings it back. Only half-fetched blobs stay, and layers that a pull finished and may come
-//! back for: they resume.
+//! The database is authoritative. Files that it does not know are moved to the trash; recorded content without files is
+//! marked as missing, so that a pull fetches it again. Only partially fetched blobs and resumable layers are retained.
 
 use std::collections::HashSet;
 

@@ -1,7 +1,7 @@
-//! Removing images, and what nobody needs any more.
+//! Removes images, and the layers and blobs that no image uses after that.
 //!
-//! An image is gone from lists in one transaction. Its layers and blobs that nothing else needs leave the database in
-//! the same transaction and go to the trash right after it; who looks at images never waits for that.
+//! An image disappears from lists in one transaction. Its unused layers and blobs leave the database in the same
+//! transaction and are moved to the trash right after it; readers never wait for that.
 
 use std::collections::HashSet;
 use std::time::SystemTime;

@@ -1,8 +1,8 @@
-//! Layers that a pull finished and that no image was committed with: kept for the next try.
+//! Layers that a pull finished but no image was committed with: retained for the next attempt.
 //!
-//! They are in their place, and not in the database. Two things bound them. Nothing of them was synced, so they are
-//! believed only in the run of the machine in which they were unpacked: their note says in which. And they are kept
-//! only while a lease names their archive, as that of a pull does which may come back.
+//! They are in `layers` but not in the database. Two conditions bound them. They were not synced, so they are trusted
+//! only until the machine reboots: their record has the boot ID. And they are retained only while a lease names their
+//! archive, such as the lease of an interrupted pull.
 
 use std::collections::HashSet;
 use std::io;
@@ -52,7 +52,7 @@ impl OpenStore {
         Ok(!chosen.is_empty())
     }
 
-    /// Moves a layer's directory to the trash, whoever it was kept for.
+    /// Moves a layer's directory to the trash, whichever pull it was retained for.
     pub(crate) fn discard_layer(&self, key: &LayerKey) -> io::Result<()> {
         let kept = self.arrivals.kept.take(key);
         self.discard(&self.layout.layer(key)).inspect_err(|_| {

@@ -1,4 +1,4 @@
-//! Which image has which layers, and what each takes: what collection plans by.
+//! Which images use which layers, and the size of each: the input of GC.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
-//! Getting rid of things: renamed into `trash` at once, deleted by a thread of its own soon after.
+//! Deletion: files are renamed into `trash` at once and deleted by a separate thread soon after.
 //!
-//! The thread lives as long as there is work, so an idle store has none. When the store is closed it stops within one
-//! entry, and the next start goes on; or it finishes first, if the configuration says so.
+//! The thread exits when there is no work, so an idle store has none. When the store is closed, the thread stops within
+//! one entry and the next start continues; or it finishes first, if the configuration asks for it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -124,7 +124,7 @@ impl TrashDir {
         }
     }
 
-    /// Every entry is tried; the first error is told.
+    /// Every entry is tried; the first error is returned.
     fn empty(&self) -> io::Result<()> {
         // Two at once would take files from under each other.
         let _alone = self.emptying.lock().unwrap_or_else(PoisonError::into_inner);

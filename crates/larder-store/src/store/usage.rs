@@ -1,4 +1,4 @@
-//! What holds the disk. Layers are counted once, when they arrive; everything else is small and counted on demand.
+//! Disk usage of the store. Layers are measured once, when they are added; everything else is small and measured on demand.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -156,7 +156,7 @@ fn each_users(source: &impl DbRead, prefix: &str, mut visit: impl FnMut(&str, &[
 
 impl OpenStore {
     /// What each image takes beside its layers, in whole blocks: config, manifests, the copy of its record. A blob that
-    /// several images have is nobody's own. What cannot be looked at counts nothing, so that nobody promises it.
+    /// several images have is private to none of them. What cannot be measured counts 0, so that it is not promised.
     pub(super) fn own_files(&self, source: &impl DbRead) -> DbResult<HashMap<String, DiskSpace>> {
         let mut own: HashMap<String, DiskSpace> = HashMap::new();
         each_users(source, "blob/", |blob, users| {
@@ -183,7 +183,7 @@ impl Store {
     pub fn usage(&self) -> Result<StoreUsage, StoreError> {
         let doing = "measure the store";
         let layout = &self.0.layout;
-        // In this order: what is committed meanwhile is counted in one of the two, at worst in both.
+        // In this order: what is committed between the two is counted at least once.
         let fresh = self.0.arrivals.usage();
         let (layers, shared_layers) = self.0.db.read(doing, |reader| {
             let layers = layers(reader)?;

@@ -1,9 +1,9 @@
-//! The one place that knows tar: turns plain bytes into [`LayerEntry`]s and their contents.
+//! Parses tar archives: the only module that knows the format. Turns uncompressed bytes into [`LayerEntry`]s and content.
 //!
-//! It reads archives as Go's `archive/tar` does, whose reading decides what an image means to the container runtimes:
-//! entries without content by their type have none, whatever their size says; a name that ends in `/` is a
-//! directory in old archives; global headers are skipped; the end of the bytes between two entries is an end.
-//! Headers are parsed where they lie; only one that is cut by the end of a buffer is put together first.
+//! It reads archives as Go's `archive/tar` does, since the container runtimes interpret images with it: entries whose
+//! type has no content have none, whatever their size field; a name that ends in `/` is a directory in old archives;
+//! global headers are skipped; an end of input between two entries ends the archive. Headers are parsed in place; only
+//! one that spans two buffers is copied first.
 
 use tar_core::parse::{Limits as TarLimits, ParseError, ParseEvent, ParsedEntry, Parser};
 use tar_core::{EntryType, HEADER_SIZE};

@@ -14,10 +14,10 @@ use super::layer_manifest::LayerManifestError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnpackError {
-    /// The bytes could not be had: the network, or the ingest file.
+    /// The compressed bytes could not be read, from the network or the ingest file.
     #[error("could not read the compressed layer")]
     Read(#[source] io::Error),
-    /// The bytes are not the ones that were named.
+    /// The bytes do not have the expected digest.
     #[error("layer digest mismatch ({stage}): expected {expected}, got {found}")]
     Digest {
         /// Which bytes.
@@ -44,7 +44,7 @@ pub enum UnpackError {
         compression: DetectedCompression,
         /// Compressed bytes that were read.
         at: u64,
-        /// What the decompressor says.
+        /// The decompressor's error.
         #[source]
         cause: io::Error,
     },
@@ -59,7 +59,7 @@ pub enum UnpackError {
         /// What is wrong.
         problem: String,
     },
-    /// An entry that means harm, or nothing.
+    /// A malicious or invalid entry.
     #[error("rejected layer entry {path:?}: {reason}")]
     Refused {
         /// The entry, as the archive names it.
@@ -72,17 +72,17 @@ pub enum UnpackError {
     Limit {
         /// What there is too much of.
         what: &'static str,
-        /// The ceiling.
+        /// The limit.
         limit: u64,
     },
-    /// The local file system failed: no room, no permission, an I/O error.
+    /// The local file system failed: no space, no permission, an I/O error.
     #[error("could not {doing} {}", path.display())]
     File {
         /// What was tried.
         doing: &'static str,
         /// With what.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         cause: io::Error,
     },
@@ -138,7 +138,7 @@ pub enum EntryRefusal {
     /// A file where a directory must be.
     #[error("its parent is not a directory")]
     ParentNotDirectory,
-    /// Symbolic links that go around in circles.
+    /// A loop of symbolic links.
     #[error("too many symbolic links in its path")]
     TooManyLinks,
     /// Only a directory can be the root.
@@ -191,7 +191,7 @@ impl UnpackError {
             cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
     }
 
-    /// Whether the bytes are at fault, so that fetching them again, from elsewhere, may help.
+    /// Whether the bytes are at fault, so that fetching them again, from another host, may help.
     pub fn is_wrong_bytes(&self) -> bool {
         match self {
             UnpackError::Digest { stage: LayerEncoding::Compressed, .. } | UnpackError::Size { .. } => true,
@@ -209,7 +209,7 @@ impl UnpackError {
         }
     }
 
-    /// This machine's trouble or somebody's wish, not the layer's bytes: reading on would change nothing.
+    /// A local failure or a cancellation, not the layer's bytes: reading on would not change the outcome.
     pub(super) fn is_local(&self) -> bool {
         matches!(self, UnpackError::File { .. } | UnpackError::Cancelled | UnpackError::Manifest { .. })
     }

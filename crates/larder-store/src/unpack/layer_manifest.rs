@@ -1,8 +1,8 @@
-//! The layer manifest, `files.v1`: what a layer's directory must hold, so that any damage can be found.
+//! The layer manifest, `files.v1`: the expected content of a layer's directory, so that any damage can be found.
 //!
-//! One record for each path, written while the layer is unpacked; `docs/layer-manifest.md` has the format byte by
-//! byte. Reading is streaming: a manifest is never in memory as a whole. A manifest that was cut or changed is an
-//! error, not a shorter list: it ends with a count and a checksum of itself.
+//! One record per path, written while the layer is unpacked; `docs/layer-manifest.md` has the byte format. Reading is
+//! streaming: a manifest is never in memory as a whole. A truncated or modified manifest is an error, not a shorter
+//! list: it ends with a count and a checksum of itself.
 
 use std::ffi::OsStr;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -290,7 +290,7 @@ fn head_of(record: &ManifestRecord) -> u8 {
     kind | flag(record.xattrs.is_some(), FLAG_XATTRS) | flag(flag_a, FLAG_A) | flag(flag_b, FLAG_B)
 }
 
-/// Writes a manifest anew: each record as `keep` returns it, called with its number, then `more`. The old file stays
+/// Rewrites a manifest: each record as `keep` returns it, called with its number, then `more`. The old file stays
 /// until the new one is complete.
 pub(super) fn rewrite(
     path: &Path,

@@ -1,6 +1,6 @@
-//! Compares a layer's directory with its manifest, at the speed of the disk.
+//! Compares a layer's directory with its manifest, at disk speed.
 //!
-//! Memory: one buffer, and eight bytes for each path, to find those that should not be there.
+//! Memory: one buffer, and eight bytes per path to find files that are not part of the layer.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

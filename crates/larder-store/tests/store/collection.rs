@@ -1,4 +1,4 @@
-//! What collection is told of the store, and that its plans promise what removals then free.
+//! GC's view of the store; the bytes that its plans promise are those that removals free.
 
 use std::time::Duration;
 

@@ -228,7 +228,7 @@ fn a_damaged_layer_in_use_stays() {
     drop(held);
     assert!(repair(&scratch.store).problems[0].repaired);
 
-    // Somebody uses it again before another is here: it is not taken from under them.
+    // It is in use again before its replacement is fetched: it is not removed.
     let held = scratch.store.layer(&key).unwrap();
     let again = || unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     again();
@@ -246,7 +246,7 @@ fn a_damaged_layer_is_brought_again_by_who_pulls_and_stays_over_a_restart() {
     let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
     fs_err::write(layer_dir(&scratch.store, "app").join("fs/bin/tool"), "something else").unwrap();
     let claimed = |store: &Store| store.claim(&layer.diff_id, &layer.diff_id).unwrap();
-    assert!(matches!(claimed(&scratch.store), ClaimOutcome::Present(_)), "nobody knows");
+    assert!(matches!(claimed(&scratch.store), ClaimOutcome::Present(_)), "the damage is unknown");
     repair(&scratch.store);
     let scratch = scratch.reopen();
     assert!(matches!(claimed(&scratch.store), ClaimOutcome::Fetch(_)));

@@ -258,7 +258,7 @@ fn a_bare_tag_needs_to_be_told_of_what() {
     let dir = write_dir(&scratch, &files);
     assert_image(&read(&scratch.store, ImportSource::Path(dir.clone())).unwrap(), &[], &["a"]);
     let import = read(&scratch.store, ImportSource::Path(dir.clone())).unwrap();
-    assert_eq!(import.images[0].bare_tags, ["v1"], "so that it can be told");
+    assert_eq!(import.images[0].bare_tags, ["v1"], "reported to the caller");
     for (base, name) in [
         ("registry.example/app", APP),
         ("registry.example/app:v9", "registry.example/app:v9"),
@@ -382,7 +382,7 @@ fn what_is_missing_is_named_before_anything_is_unpacked() {
         let mut files = files.clone();
         let (name, _) = files.remove(missing);
         match read(&scratch.store, stream(tar_of(&files))) {
-            Err(ImportError::Missing { name: told }) => assert_eq!(told, name),
+            Err(ImportError::Missing { name: missing }) => assert_eq!(missing, name),
             Err(ImportError::NoImages) => assert_eq!(name, "index.json"),
             Ok(_) => assert_eq!(name, "oci-layout"),
             Err(other) => panic!("{name}: {other}"),

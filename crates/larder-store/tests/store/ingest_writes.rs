@@ -92,6 +92,6 @@ fn a_discarded_blob_takes_no_room_while_it_waits_to_be_deleted() {
     let name = format!("sha256-{}", digest("blob").hex());
     let data = fs_err::File::open(scratch.root().join("ingest").join(name).join("data")).unwrap();
     file.discard().unwrap();
-    assert_eq!(entries(&scratch.root().join("trash")).len(), 1, "nobody has emptied it");
+    assert_eq!(entries(&scratch.root().join("trash")).len(), 1, "it was not emptied");
     assert_eq!(data.metadata().unwrap().len(), 0);
 }

@@ -179,7 +179,7 @@ impl StoreWithModel {
                 self.held = None;
                 self.model.held.clear();
                 self.scratch = self.scratch.reopen();
-                // Opening drops what nothing needs; leases end only when somebody says what time it is.
+                // Opening removes unused content; leases expire only when an operation passes the time.
                 self.model.drop_unneeded(&(0..LAYERS.len()).collect());
             }
         }

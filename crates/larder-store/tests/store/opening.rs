@@ -79,7 +79,7 @@ fn where_there_is_no_store_none_is_made_unless_wanted() {
     open(dir.path());
     Store::open_existing(dir.path(), config()).unwrap();
     fs_err::remove_file(dir.path().join("format")).unwrap();
-    Store::open_existing(dir.path(), config()).expect_err("nobody says which format it has");
+    Store::open_existing(dir.path(), config()).expect_err("its format is unknown");
     Store::rebuild(dir.path(), config(), &ManifestLayerChecker).expect("from what is there");
     let file = dir.path().join("lock");
     let error = Store::open(&file, config()).expect_err("a file");

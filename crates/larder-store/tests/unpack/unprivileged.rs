@@ -1,4 +1,4 @@
-//! What somebody without root gets. Root runs this as another user; anybody else runs it as is.
+//! Unpacking without root. Root runs this as another user; other users run it as is.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Walking through an archive of images: names, kinds, and where the contents lie. Contents are passed on as they come.
+//! Iterates over an archive of images: names, kinds and offsets of the entries. Contents are streamed.
 
 use std::io::{self, Read};
 

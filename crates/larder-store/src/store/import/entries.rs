@@ -1,4 +1,4 @@
-//! Everything in a directory or archive, by name.
+//! The entries of a directory or archive, by name.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -58,7 +58,7 @@ impl PresentLayers {
         let Some(digest) = digest_of_blob(name) else { return Ok(None) };
         let Some(key) = self.0.get(&digest) else { return Ok(None) };
         let layer = store.layer(key)?;
-        // Another may have taken its place meanwhile, made of other bytes.
+        // It may have been replaced since, with other bytes.
         Ok(layer.filter(|layer| is_known(layer.record()) && layer.record().facts.digest == digest))
     }
 }
@@ -71,7 +71,7 @@ fn own_key(record: &LayerRecord) -> LayerKey {
     LayerKey::from(&record.facts.diff_id)
 }
 
-/// Layers whose bytes were left out; they stay as long as this does. What nobody needs by then goes.
+/// References to layers whose bytes were not spooled. On drop, those that are unused by then are removed.
 #[derive(Debug)]
 struct LayerReferences {
     store: Store,

@@ -14,10 +14,10 @@ use larder_registry::manifest::ManifestError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// The store did not do its part.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The disk is too full for what has to be kept of a stream.
+    /// The disk has not enough space to spool the stream.
     #[error(transparent)]
     NoRoom(#[from] InsufficientSpace),
     /// What was given cannot be read.
@@ -37,7 +37,7 @@ pub enum ImportError {
         /// What is wrong there.
         reason: String,
     },
-    /// It goes on and on.
+    /// The archive has too many entries.
     #[error("the archive has more than {} entries", super::archive::MAX_ENTRIES)]
     TooManyEntries,
     /// There is neither an OCI layout nor a docker archive in it.
@@ -91,7 +91,7 @@ pub enum ImportError {
         /// Those that there are.
         offered: Vec<String>,
     },
-    /// An image in it has a name that is none.
+    /// An image in it has an invalid name.
     #[error("invalid image name {name:?}")]
     Name {
         /// As written.
@@ -100,7 +100,7 @@ pub enum ImportError {
         #[source]
         cause: larder::reference::ReferenceError,
     },
-    /// A name that was given for one image would have to be that of several.
+    /// One name was given for several images without a name.
     #[error("cannot give the name {name} to several images")]
     OneName {
         /// As given.
@@ -108,7 +108,7 @@ pub enum ImportError {
     },
 }
 
-/// What to do about an archive that is not whole.
+/// Hint for a truncated archive.
 const WRITE_AGAIN: &str = "create the archive again: it may be truncated or modified";
 
 impl ImportError {
@@ -145,7 +145,7 @@ impl ImportError {
     }
 }
 
-/// How far the archive was understood.
+/// Whether the input is no archive at all, or damaged at an offset.
 fn damaged(at: u64) -> String {
     match at {
         0 => "not an image archive: ".to_owned(),

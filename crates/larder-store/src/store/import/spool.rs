@@ -1,4 +1,4 @@
-//! Where the entries of a stream wait in the store's `staging` directory, as far as the disk has room beside the reserve.
+//! Spools entries of a stream in the store's `staging` directory, as far as free disk space minus the reserve allows.
 
 use std::io::{Read, Write as _};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Makes files, links, devices, whiteouts and directories at their places.
+//! Creates files, links, devices, whiteouts and directories.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -187,7 +187,7 @@ impl LayerWriter<'_> {
     /// Notes what an entry says about its directory; attributes are set at once.
     pub(super) fn describe_directory(&mut self, dir: DirId, entry: &LayerEntry) -> Result<(), UnpackError> {
         if !entry.xattrs.is_empty() {
-            // A file made meanwhile must not inherit a default ACL.
+            // Files created before the directory is finished must not inherit a default ACL.
             self.drain()?;
         }
         let had_xattrs = self.tree.node(dir).xattrs.is_some();
