@@ -88,7 +88,7 @@ impl LayerSource for StoreLayerSource {
                     Some(labels) => labels.clone(),
                     None => config_of(&store, &id)?.map(|config| config.labels),
                 };
-                // An image whose config cannot be read has labels that are not known, and rules about labels spare it.
+                // The labels of an image with an unreadable config are unknown, and rules about labels retain it.
                 if let Some(labels) = labels.clone() {
                     layers.set_labels(&id, labels);
                 }

@@ -91,8 +91,8 @@ impl MountError {
             MountError::Target { .. } => "the mount point must be a directory".into(),
             MountError::Refused { cause, .. } | MountError::Unmount { cause, .. } => match cause.kind() {
                 io::ErrorKind::PermissionDenied => Hint::from(
-                    "mounting requires root; as another user, run unshare --user --map-root-user --mount, then, on a store that this \
-                     user owns, ",
+                    "mounting requires root; as another user, run unshare --user --map-root-user --mount, then, on a store \
+                     that this user owns, ",
                 )
                 .command(["mount"]),
                 io::ErrorKind::Unsupported | io::ErrorKind::NotFound => {

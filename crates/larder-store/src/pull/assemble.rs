@@ -155,7 +155,7 @@ impl StorePuller {
         Ok(Some(layer))
     }
 
-    /// Starts to bring what was claimed.
+    /// Starts to fetch the claimed layers.
     fn begin(&self, from: &LayerOrigin, plan: &PullPlan, own: &mut LayerFetches) {
         let mut fetches: Vec<_> = own.claims.keys().map(|at| (*at, plan.layers[*at].clone())).collect();
         // The largest first, or the last one to begin keeps the others waiting.
@@ -300,7 +300,7 @@ impl StorePuller {
         let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
         let (digest, lowers) = (wanted.descriptor.digest.clone(), lowers(below));
         let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
-        // The directory goes with the thread, as when it was unpacked.
+        // The thread owns the directory, as during unpacking.
         let settling = worker.blocking(move || {
             let settled = if unpacked.pending.is_empty() {
                 LowerMergeReport::default()

@@ -30,7 +30,7 @@ pub struct LoadedImage {
 impl StorePuller {
     /// Makes the images of `from` present: an OCI layout in a directory or an archive, or the output of `docker save`. An
     /// image whose names are but tags, or that has none, is one of the repository `base_name`; with a tag, it is the name
-    /// itself. Images before one that fails stay.
+    /// itself. Images before one that fails remain.
     pub async fn load(
         &self,
         from: ImportSource,

@@ -17,7 +17,7 @@ use crate::disk::Disk;
 #[derive(Debug, Clone)]
 pub struct Store(pub(crate) Arc<OpenStore>);
 
-/// Fields are dropped in this order: the trash stops, the database closes, and the lock goes last.
+/// Fields are dropped in this order: the trash stops, the database closes, and the lock is released last.
 #[derive(Debug)]
 pub(crate) struct OpenStore {
     pub(crate) trash: Trash,

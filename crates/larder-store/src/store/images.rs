@@ -17,15 +17,14 @@ use crate::disk::replace;
 const SHORTEST_ID: usize = 4;
 
 impl Store {
-    /// The image that is meant: a name as anybody writes it, an id, or the first digits of one that no other has.
-    /// `None` when there is none, or one that lacks a layer.
+    /// Finds an image by name, ID, or unique ID prefix. `None` if there is none or it is incomplete.
     pub fn image(&self, image: impl Into<ImageName>) -> Result<Option<ImageRecord>, StoreError> {
         let image = image.into();
         let found = self.0.db.read("look up an image", |reader| find(reader, &image))?;
         Ok(found.filter(|image| image.complete))
     }
 
-    /// All images, in the order of their ids. Those that lack a layer are left out.
+    /// All complete images, ordered by ID.
     pub fn images(&self) -> Result<Vec<ImageRecord>, StoreError> {
         let mut images = self.0.db.read("list images", |reader| reader.all::<ImageRecord>(IMAGES))?;
         images.retain(|image| image.complete);
@@ -62,7 +61,7 @@ impl Store {
         })
     }
 
-    /// The bytes of a manifest or config of an image; `None` when it is not there.
+    /// The bytes of a manifest or config of an image; `None` if missing.
     pub fn blob(&self, digest: &Digest) -> Result<Option<Vec<u8>>, StoreError> {
         super::blobs::read_blob(&self.0.layout.blob(digest)).context("read a manifest or config")
     }

@@ -47,7 +47,7 @@ struct IngestInner {
     data: Mutex<Option<Arc<dyn DiskFile>>>,
     boot: String,
     state: Mutex<IngestExtents>,
-    /// Bytes came, or the fetch was given up.
+    /// Bytes were written, or the fetch was stopped.
     news: Condvar,
     _hold: ItemReference,
 }
@@ -108,7 +108,7 @@ impl Store {
     }
 }
 
-/// Opens the file for the bytes of a blob, `size` long. Says whether the bytes in it are those of before.
+/// Opens the file for the bytes of a blob, `size` long. Returns whether it has the bytes of an earlier fetch.
 fn open_data(disk: &dyn Disk, dir: &Path, size: u64) -> io::Result<(Arc<dyn DiskFile>, bool)> {
     let data = disk.open(&dir.join(DATA), FileOpenMode::Create)?;
     let length = data.len()?;
@@ -155,17 +155,17 @@ impl IngestFile {
         Ok(())
     }
 
-    /// Which bytes are there, in order.
+    /// The extents that were written, in order.
     pub fn present(&self) -> Vec<Range<u64>> {
         self.0.state().present.ranges().collect()
     }
 
-    /// Which bytes are missing, in order.
+    /// The missing extents, in order.
     pub fn missing(&self) -> Vec<Range<u64>> {
         self.0.state().present.missing(0..self.0.size)
     }
 
-    /// How many bytes are there.
+    /// Number of bytes written.
     pub fn done(&self) -> u64 {
         self.0.state().present.bytes()
     }
@@ -190,14 +190,14 @@ impl IngestFile {
         data.set_len(0).and_then(|()| data.set_len(self.0.size)).context(doing)
     }
 
-    /// Says that no more bytes will come, and why: readers that wait for them get this error.
+    /// Ends the fetch with an error, which waiting readers get.
     /// Its kind must not be `Interrupted`, upon which readers try again.
     pub fn stop(&self, kind: io::ErrorKind, reason: impl Into<String>) {
         self.0.state().stopped.get_or_insert_with(|| (kind, reason.into()));
         self.0.news.notify_all();
     }
 
-    /// Takes back [`stop`](IngestFile::stop), for another try.
+    /// Reverts [`stop`](IngestFile::stop), for another attempt.
     pub fn resume(&self) {
         self.0.state().stopped = None;
     }
@@ -212,14 +212,14 @@ impl IngestFile {
         IngestReader { file: self.clone(), at: 0 }
     }
 
-    /// Throws the file away: its layer is unpacked.
+    /// Removes the file: its layer is unpacked.
     pub fn discard(&self) -> Result<(), StoreError> {
         let data = self.0.data();
         self.0.state().discarded = true;
         self.0.store.discard(&self.0.dir).context("remove a fetched blob")?;
         // Now, not when the trash comes to it: else the sync of a commit may write all of it to the disk.
         if let Err(error) = data.and_then(|data| data.set_len(0)) {
-            tracing::debug!(digest = %self.0.digest, %error, "could not truncate a removed blob; its space is freed when it is deleted");
+            tracing::debug!(digest = %self.0.digest, %error, "could not truncate a removed blob; its deletion frees the space");
         }
         self.0.store.trash.kick();
         Ok(())
@@ -244,7 +244,7 @@ impl IngestInner {
         Ok(open.insert(data).clone())
     }
 
-    /// Makes durable what came, if that was not done for a while; says whether it did.
+    /// Syncs written bytes if the last sync is old enough; returns whether it did.
     fn sync_if_due(&self) -> io::Result<bool> {
         let (present, round) = {
             let mut state = self.state();
@@ -292,7 +292,7 @@ impl Drop for IngestInner {
         if self.state().unnoted > 0
             && let Err(error) = self.note(false)
         {
-            tracing::debug!(digest = %self.digest, %error, "could not save the progress of a blob; some bytes will be fetched again");
+            tracing::debug!(digest = %self.digest, %error, "could not save the progress of a blob; a resume fetches more bytes");
         }
     }
 }
@@ -368,7 +368,7 @@ impl OpenStore {
         Ok((ByteRanges::default(), ByteRanges::default()))
     }
 
-    /// Throws away what was fetched for the layers of an image that is committed now.
+    /// Removes the fetched blobs of a committed image.
     pub(super) fn discard_ingests(&self, image: &ImageRecord) {
         for layer in &image.layers {
             let dir = self.layout.ingest(&layer.digest);

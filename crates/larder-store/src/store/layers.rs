@@ -27,7 +27,7 @@ pub const FILES: &str = "files.v1";
 /// Name of the copy of a layer's record, for rebuilding the database.
 pub(crate) const RECORD: &str = "layer.json";
 
-/// A layer that is here. It stays as long as any clone of this lives.
+/// A layer in the store. It is not removed while a clone of this handle exists.
 #[derive(Debug, Clone)]
 pub struct LayerHandle(Arc<LayerHandleInner>);
 
@@ -82,10 +82,10 @@ impl Drop for LayerHandleInner {
     }
 }
 
-/// The layers under way.
+/// Layers being fetched, and layers without a commit.
 #[derive(Debug, Default)]
 pub(crate) struct PendingLayers {
-    /// Fetches under way, by diff id.
+    /// In-flight fetches, by diff ID.
     claims: Mutex<HashMap<Digest, watch::Receiver<Option<LayerHandle>>>>,
     /// Layers in their place that no commit has named.
     fresh: Mutex<HashMap<LayerKey, Weak<LayerHandleInner>>>,
@@ -118,9 +118,9 @@ impl PendingLayers {
 /// Answer to [`Store::claim`].
 #[derive(Debug)]
 pub enum ClaimOutcome {
-    /// The layer is here.
+    /// The layer is present.
     Present(LayerHandle),
-    /// It is the caller's to fetch.
+    /// The caller must fetch it.
     Fetch(LayerClaim),
     /// Another pull of this process fetches it.
     Wait(LayerWait),
@@ -135,7 +135,7 @@ pub struct LayerClaim {
 }
 
 impl LayerClaim {
-    /// Hands the layer to all who wait for it.
+    /// Passes the layer to all waiters.
     pub fn done(self, layer: &LayerHandle) {
         self.outcome.send_replace(Some(layer.clone()));
     }
@@ -165,7 +165,7 @@ impl LayerWait {
     }
 }
 
-/// A directory in which a layer is unpacked. It goes to the trash unless it is [finished](LayerStaging::finish).
+/// A directory in which a layer is unpacked. It is moved to the trash unless it is [finished](LayerStaging::finish).
 #[derive(Debug)]
 pub struct LayerStaging {
     store: Arc<OpenStore>,
@@ -174,12 +174,12 @@ pub struct LayerStaging {
 }
 
 impl LayerStaging {
-    /// The directory; it is empty. The files go into [`FS`] below it, what is known of them beside that.
+    /// The directory; it is empty. Files belong in [`FS`] below it, their manifest in [`FILES`].
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Moves the layer to its place. It is visible, and durable, only once an image was committed with it.
+    /// Moves the layer into the store. It is visible and durable only after an image was committed with it.
     ///
     /// `usage` is what [`FS`] takes on disk; `None` to have it counted.
     pub fn finish(
@@ -237,7 +237,7 @@ impl Drop for LayerStaging {
 }
 
 impl Store {
-    /// Finds a layer, or says whose turn it is to fetch it, so that a layer wanted by several pulls is fetched once.
+    /// Finds a layer, or claims its fetch for one caller, so that a layer needed by several pulls is fetched once.
     ///
     /// `chain_id` is that of the layers up to this one; it names the layer where its content depends on them.
     pub fn claim(&self, diff_id: &Digest, chain_id: &Digest) -> Result<ClaimOutcome, StoreError> {
@@ -328,7 +328,7 @@ impl OpenStore {
         Ok(self.fresh(record, hold))
     }
 
-    /// Whether a layer is mounted, or held by anybody. The gate is the caller's.
+    /// Whether a layer is mounted or referenced. The caller must hold the gate.
     pub(crate) fn is_used(&self, key: &LayerKey) -> Result<bool, StoreError> {
         let mounts: Vec<MountRecord> =
             self.db.read("look up the users of a layer", |reader| reader.all(MOUNTS))?;
@@ -343,7 +343,7 @@ impl OpenStore {
         LayerHandle(layer)
     }
 
-    /// Keeps a layer that no commit has named if a pull may come back for it, and takes it away if not.
+    /// Retains an uncommitted layer if a pull may resume with it, and removes it otherwise.
     fn abandon(&self, layer: &LayerHandleInner) -> io::Result<()> {
         let _gate = self.gate();
         let mut fresh = self.arrivals.fresh();

@@ -8,17 +8,17 @@ use super::handle::{OpenStore, Store, seconds};
 use super::records::LeaseRecord;
 
 impl Store {
-    /// Takes a lease, or replaces the one of this id. Durable when it returns.
+    /// Creates a lease, or replaces the one with this ID. Durable when it returns.
     pub fn lease(&self, lease: &LeaseRecord) -> Result<(), StoreError> {
         self.0.db.write("create a lease", |writer| Ok(writer.put(LEASES, &lease.id, lease)?))
     }
 
-    /// Ends a lease; succeeds when it has ended already.
+    /// Ends a lease; succeeds if it has already ended.
     pub fn end_lease(&self, id: &str) -> Result<(), StoreError> {
         self.0.db.write("end a lease", |writer| Ok(writer.delete(LEASES, id)?))
     }
 
-    /// The leases that have not ended by `now`.
+    /// The leases that have not expired at `now`.
     pub fn leases(&self, now: SystemTime) -> Result<Vec<LeaseRecord>, StoreError> {
         let mut leases: Vec<LeaseRecord> = self.0.db.read("list leases", |reader| reader.all(LEASES))?;
         leases.retain(|lease| lease.ends_at > seconds(now));

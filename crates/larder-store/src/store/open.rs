@@ -17,8 +17,8 @@ use crate::disk::{Disk, FileOpenMode, RealDisk};
 const TITLE: &str = "larder image store";
 
 impl Store {
-    /// Opens the store in the directory `root`, or makes one there if the directory is empty or new. Puts in order what a
-    /// dead process left.
+    /// Opens the store in the directory `root`, or creates one if the directory is empty or new. Cleans up after a
+    /// process that died.
     pub fn open(root: &Path, config: StoreConfig) -> Result<Store, StoreOpenError> {
         Store::open_on(Arc::new(RealDisk), root, config)
     }
@@ -28,7 +28,7 @@ impl Store {
         Store::open_begun(LockedStoreDir::begin(disk, root, MissingStoreAction::Make)?, config)
     }
 
-    /// Opens the store in the directory `root`. Where there is none, nothing is made: [`StoreOpenError::NoStore`].
+    /// Opens the store in the directory `root`. Never creates one: fails with [`StoreOpenError::NoStore`].
     pub fn open_existing(root: &Path, config: StoreConfig) -> Result<Store, StoreOpenError> {
         Store::open_begun(
             LockedStoreDir::begin(Arc::new(RealDisk), root, MissingStoreAction::Refuse)?,

@@ -86,7 +86,7 @@ pub struct ImageRecord {
     pub created: String,
     /// When it was last pulled or loaded.
     pub pulled_at: u64,
-    /// Whether all its layers are there. What lacks one is not listed, until a pull brings the layer back.
+    /// Whether all its layers are there. An incomplete image is not listed until a pull fetches the layer.
     #[serde(default = "yes")]
     pub complete: bool,
 }
@@ -96,7 +96,7 @@ pub struct ImageRecord {
 pub struct ImageLayer {
     /// Digest of the plain archive.
     pub diff_id: Digest,
-    /// Where it lies unpacked.
+    /// Key of the unpacked layer.
     pub key: LayerKey,
     /// Digest of the archive as it is fetched, usually compressed.
     pub digest: Digest,
@@ -160,13 +160,13 @@ pub struct LayerRecord {
     /// Whether it is there. False once it was found missing.
     #[serde(default = "yes")]
     pub present: bool,
-    /// `fsck` found it damaged. It stays as it is until the next pull or load of an image with it brings another.
+    /// `fsck` found it damaged. It is retained until the next pull or load of an image with it replaces it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub damaged: bool,
 }
 
 impl LayerRecord {
-    /// Whether it need not be brought.
+    /// Whether it need not be fetched.
     pub(crate) fn is_whole(&self) -> bool {
         self.present && !self.damaged
     }
@@ -175,7 +175,7 @@ impl LayerRecord {
 /// What a lease protects.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LeaseResources {
-    /// Ids of images, spared by collection.
+    /// IDs of images that GC must not remove.
     #[serde(default)]
     pub images: Vec<Digest>,
     /// Layers, kept even when no image has them.
