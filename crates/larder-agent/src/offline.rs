@@ -76,7 +76,7 @@ fn unchecked(root: &Path, error: &StoreError) -> Error {
     let root = root.display();
     Error::failed(format!("could not check the store in {root}: {}", error_chain(error))).hint(
         error.hint().unwrap_or_else(|| {
-            Hint::new().command(["fsck", "--rebuild"]).text(" makes the database anew from what is on disk")
+            Hint::new().command(["fsck", "--rebuild"]).text(" rebuilds the database from the images on disk")
         }),
     )
 }

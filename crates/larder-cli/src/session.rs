@@ -228,9 +228,7 @@ impl CommandSession {
             let (_, config) = self.config(&ImageAccess::read().of_store())?;
             if *config.origin("root") == SettingOrigin::Default {
                 let root = config.root.display();
-                self.out.info(format_args!(
-                    "note: nothing has been pulled yet: there is no image store in {root}"
-                ));
+                self.out.info(format_args!("note: nothing has been pulled yet: no image store in {root}"));
                 return Ok(None);
             }
         }

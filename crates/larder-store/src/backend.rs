@@ -1,4 +1,4 @@
-//! The store as a [`Backend`]: what containerd is to kubelet, without a daemon.
+//! The store as a [`Backend`], in the role that containerd has for kubelet, without a daemon.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::pull::{PullError, StorePuller};
 use crate::store::{RemoveOptions, Store, StoreError};
 use larder_registry::FetchErrorKind;
 
-/// Pulls into a store and tells what is in it.
+/// Pulls into a store and lists its images.
 #[derive(Clone)]
 pub struct StoreBackend {
     puller: Arc<StorePuller>,
@@ -39,8 +39,8 @@ impl StoreBackend {
         &self.puller
     }
 
-    /// Removes an image under all its names, also if it is mounted: what is mounted stays as it is, and its layers go
-    /// when it is unmounted. Succeeds when it is already gone.
+    /// Removes an image under all its names, even if it is mounted: the mount is not affected, and its layers are
+    /// removed on unmount. Succeeds if the image is already removed.
     pub async fn remove_mounted(&self, image: &ImageName) -> Result<(), BackendError> {
         self.remove_with(image, RemoveOptions { force: true, ..RemoveOptions::default() }).await
     }

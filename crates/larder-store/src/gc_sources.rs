@@ -1,4 +1,4 @@
-//! What collection asks the store: the layers and labels of its images, its leases, and how full its disk is.
+//! GC's inputs from the store: the layers and labels of its images, its leases, and disk usage.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +27,7 @@ impl LayerSource for StoreBackend {
     }
 }
 
-/// The leases on images. Mounts are told by [`Backend::container_inventory`](larder::backend::Backend::container_inventory).
+/// The leases on images. Mounts are reported by [`Backend::container_inventory`](larder::backend::Backend::container_inventory).
 #[async_trait]
 impl ImageUseSource for StoreBackend {
     async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
@@ -88,7 +88,7 @@ impl LayerSource for StoreLayerSource {
                     Some(labels) => labels.clone(),
                     None => config_of(&store, &id)?.map(|config| config.labels),
                 };
-                // An image whose config cannot be read has labels that are not known, and rules about labels spare it.
+                // The labels of an image with an unreadable config are unknown, and rules about labels retain it.
                 if let Some(labels) = labels.clone() {
                     layers.set_labels(&id, labels);
                 }

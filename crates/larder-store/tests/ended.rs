@@ -1,4 +1,4 @@
-//! A pull that tells an error has let go of everything: its threads, its folders, its open files.
+//! A pull that returned an error has released everything: its threads, directories and open files.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -15,21 +15,21 @@ use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault}
 
 const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
 
-fn entries(folder: &Path) -> Vec<PathBuf> {
-    fs_err::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// What this process has open below a folder.
-fn open_below(folder: &Path) -> Vec<PathBuf> {
+/// What this process has open below a directory.
+fn open_below(dir: &Path) -> Vec<PathBuf> {
     let files = entries(Path::new("/proc/self/fd"));
-    files.iter().filter_map(|fd| fs_err::read_link(fd).ok()).filter(|file| file.starts_with(folder)).collect()
+    files.iter().filter_map(|fd| fs_err::read_link(fd).ok()).filter(|file| file.starts_with(dir)).collect()
 }
 
-/// On one thread, so that nothing that was told to end can do so by itself before the error is told.
+/// On one thread, so that no stopped task can end by itself before the error is returned.
 #[tokio::test]
 async fn a_pull_that_fails_has_let_go_of_everything_when_it_tells_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().join("store");
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("store");
     let store =
         Store::open(&root, StoreConfig { background_deletion: false, ..StoreConfig::default() }).unwrap();
     let registry = FaultRegistry::start();
@@ -55,10 +55,10 @@ async fn a_pull_that_fails_has_let_go_of_everything_when_it_tells_so() {
     pull.as_mut().await.unwrap_err();
 
     let nothing: &[PathBuf] = &[];
-    assert_eq!(entries(&staging), nothing, "no folder is left in which a layer was unpacked");
+    assert_eq!(entries(&staging), nothing, "no directory is left in which a layer was unpacked");
     for place in ["staging", "trash", "ingest"] {
         assert_eq!(open_below(&root.join(place)), nothing, "open below {place}");
     }
     let digest = Digest::parse(&stalls).unwrap();
-    store.ingest(&digest, layers[0].len() as u64).expect("nobody has the file that was being fetched");
+    store.ingest(&digest, layers[0].len() as u64).expect("the ingest file is not in use");
 }

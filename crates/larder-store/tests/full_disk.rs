@@ -27,7 +27,7 @@ use tempfile::TempDir;
 
 /// A file system in a file, mounted as long as this lives.
 struct SmallDisk {
-    folder: TempDir,
+    dir: TempDir,
 }
 
 impl SmallDisk {
@@ -38,8 +38,8 @@ impl SmallDisk {
             eprintln!("==== SKIPPED, NOT TESTED: a full disk needs root and mkfs.ext4 ====");
             return None;
         }
-        let disk = SmallDisk { folder: tempfile::tempdir().unwrap() };
-        let image = disk.folder.path().join("image");
+        let disk = SmallDisk { dir: tempfile::tempdir().unwrap() };
+        let image = disk.dir.path().join("image");
         fs_err::File::create(&image).unwrap().set_len(mib << 20).unwrap();
         let inodes = inodes.to_string();
         run(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0", "-N", &inodes]).arg(&image));
@@ -49,7 +49,7 @@ impl SmallDisk {
     }
 
     fn path(&self) -> PathBuf {
-        self.folder.path().join("disk")
+        self.dir.path().join("disk")
     }
 
     /// What is free; what was deleted or written a moment ago counts.
@@ -102,12 +102,12 @@ enum ImportMethod {
 /// An image in a registry and in a layout.
 struct SmallDiskImage {
     registry: FaultRegistry,
-    folder: TempDir,
+    dir: TempDir,
 }
 
 impl SmallDiskImage {
     fn new() -> SmallDiskImage {
-        SmallDiskImage { registry: FaultRegistry::start(), folder: tempfile::tempdir().unwrap() }
+        SmallDiskImage { registry: FaultRegistry::start(), dir: tempfile::tempdir().unwrap() }
     }
 
     /// The digests of its blobs, the config first.
@@ -126,7 +126,7 @@ impl SmallDiskImage {
     }
 
     fn layout(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.dir.path().join(name)
     }
 
     /// Brings an image, and returns when all threads that worked at it have ended.
@@ -228,7 +228,7 @@ fn fill_up(
     for left in rounds {
         let what = format!("{how:?} with {left:?} left");
         disk.fill(left);
-        // A full disk keeps nobody from looking.
+        // A full disk does not prevent reads.
         let store = open(disk);
         let before = disk.free();
         let brought = source.bring(&store, how, "app");
@@ -266,7 +266,7 @@ fn fill_up(
         drop(store);
         disk.make_room();
         let store = open(disk);
-        assert_mountable(&store, &id, &disk.folder.path().join("mnt"));
+        assert_mountable(&store, &id, &disk.dir.path().join("mnt"));
         source.bring(&store, how, "app").unwrap_or_else(|error| panic!("{what}: again: {}", chain(&error)));
         assert_eq!(sound_images(&store, &what).len(), 2, "{what}");
         let app = store.images().unwrap().into_iter().find(|image| image.id.to_string() != id).unwrap();

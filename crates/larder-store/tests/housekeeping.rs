@@ -1,4 +1,4 @@
-//! What a pull tells while it runs, what it clears away before, and what it says when there is no room.
+//! Progress of a pull, its cleanup before the fetch, and its error when disk space is insufficient.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -46,11 +46,11 @@ fn put(registry: &FaultRegistry, repository: &str, files: &[(&str, usize)]) -> P
 
 /// A new store, and a registry with an image `shop/web:1` of one layer.
 fn node() -> (TempDir, Store, FaultRegistry) {
-    let folder = tempfile::tempdir().unwrap();
-    let store = open(&folder.path().join("store"));
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("store"));
     let registry = FaultRegistry::start();
     put(&registry, "shop/web", &[("web", 300_000)]);
-    (folder, store, registry)
+    (dir, store, registry)
 }
 
 /// What is seen of the pull once `enough` of it is.
@@ -84,7 +84,7 @@ async fn seen_with(
 
 #[tokio::test]
 async fn a_layer_that_the_registry_asks_to_wait_for_says_so() {
-    let (_folder, store, registry) = node();
+    let (_dir, store, registry) = node();
     let image = put(&registry, "shop/web", &[("web", 300_000), ("more", 5000)]);
     registry.fault(FaultTrigger::path(&image.layers[1]), ResponseFault::RetryAfter(429, "40".into()));
     // One after the other, the larger first: a registry that asks to wait asks all who come later.
@@ -104,10 +104,10 @@ async fn a_layer_that_the_registry_asks_to_wait_for_says_so() {
 }
 
 /// Its bytes are put there by hand: a pull that is dropped keeps what was written in whole batches by then, which is
-/// chance, and tells of each batch when it writes the next.
+/// chance, and reports each batch when it writes the next.
 #[tokio::test]
 async fn a_layer_that_goes_on_where_it_was_left_shows_what_is_here() {
-    let (_folder, store, registry) = node();
+    let (_dir, store, registry) = node();
     let layer = TarBuilder::new().with(TarBuilderEntry::file("web", vec![7; 300_000])).finish();
     let image = registry.put_image("shop/web", "1", PLAIN, std::slice::from_ref(&layer), &[]);
     let digest = Digest::parse(&image.layers[0]).unwrap();
@@ -122,7 +122,7 @@ async fn a_layer_that_goes_on_where_it_was_left_shows_what_is_here() {
 
 #[tokio::test]
 async fn a_manifest_that_the_registry_asks_to_wait_for_says_so() {
-    let (_folder, store, registry) = node();
+    let (_dir, store, registry) = node();
     registry.fault(FaultTrigger::path("/manifests/"), ResponseFault::RetryAfter(429, "40".into()));
     let detail = seen(&registry, &store, |detail| detail.waiting.is_some()).await;
     assert_eq!((detail.step, detail.layers.len()), (PullStep::Resolving, 0));
@@ -130,7 +130,7 @@ async fn a_manifest_that_the_registry_asks_to_wait_for_says_so() {
 
 #[tokio::test]
 async fn layers_beyond_the_bound_wait_for_their_turn() {
-    let (_folder, store, registry) = node();
+    let (_dir, store, registry) = node();
     let files: Vec<String> = (0..6).map(|number| format!("file-{number}")).collect();
     let files: Vec<(&str, usize)> = files.iter().map(|name| (name.as_str(), 400_000)).collect();
     let image = put(&registry, "shop/web", &files);
@@ -146,7 +146,7 @@ async fn layers_beyond_the_bound_wait_for_their_turn() {
 
 #[tokio::test]
 async fn a_layer_that_an_image_has_twice_is_not_fetched_by_another_pull() {
-    let (_folder, store, registry) = node();
+    let (_dir, store, registry) = node();
     let image = put(&registry, "shop/web", &[("web", 300_000), ("more", 5000), ("web", 300_000)]);
     assert_eq!(image.layers[0], image.layers[2]);
     registry.fault(FaultTrigger::path(&image.layers[0]), ResponseFault::StallAfter(100_000));
@@ -159,8 +159,8 @@ async fn a_layer_that_an_image_has_twice_is_not_fetched_by_another_pull() {
 
 #[tokio::test]
 async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
-    let (folder, store, registry) = node();
-    let root = folder.path().join("store");
+    let (dir, store, registry) = node();
+    let root = dir.path().join("store");
     let [stale, kept] = ["a", "b"].map(|c| Digest::parse(&format!("sha256:{}", c.repeat(64))).unwrap());
     let two_days_ago = SystemTime::now() - Duration::from_secs(2 * 24 * 3600);
     for digest in [&stale, &kept] {
@@ -212,12 +212,12 @@ async fn refused(store: &Store, image: &str) -> String {
 
 #[tokio::test]
 async fn what_a_refusal_hints_at_reaches_who_asked_for_the_image() {
-    let (_folder, store, registry) = node();
+    let (_dir, store, registry) = node();
     let reserve = DiskSpace { bytes: 1 << 62, inodes: 0 };
     let full = backend(&store, StorePullConfig { reserve, ..StorePullConfig::default() });
     let manager = ImageManager::builder(Arc::new(full)).build();
     let request = EnsureRequest::new(registry.image("shop/web:1"), PullPolicy::Always, Pod::default());
-    let hint = Hint::new().command(["df"]).text(" shows what holds the disk");
+    let hint = Hint::new().command(["df"]).text(" shows disk usage");
     for reason in [EnsureReason::ErrImagePull, EnsureReason::ImagePullBackOff] {
         let error = manager.ensure(&request).await.unwrap_err();
         assert_eq!(error.reason, reason);
@@ -234,7 +234,7 @@ async fn what_a_refusal_hints_at_reaches_who_asked_for_the_image() {
 
 /// Whether a refusal offers so many bytes of layers, and no more than a few blocks beside them.
 fn holds_about(error: &str, layers: u32) -> bool {
-    let offer = error.rsplit("; ").next().and_then(|offer| offer.strip_suffix("MB could be reclaimed"));
+    let offer = error.rsplit("; ").next().and_then(|offer| offer.strip_suffix("MB reclaimable"));
     let megabytes: f64 = offer.and_then(|number| number.parse().ok()).unwrap_or(-1.0);
     let layers = f64::from(layers) / 1e6;
     (layers - 0.005..layers + 0.1).contains(&megabytes)
@@ -242,13 +242,13 @@ fn holds_about(error: &str, layers: u32) -> bool {
 
 #[tokio::test]
 async fn a_refusal_says_what_could_be_reclaimed_each_layer_once() {
-    let (folder, store, registry) = node();
+    let (dir, store, registry) = node();
     let (a, b, c) = (("base", 3 << 20), ("app", 1 << 20), ("other", 2 << 20));
     put(&registry, "shop/app", &[a, b]);
     put(&registry, "shop/other", &[a, c]);
     let web = registry.image("shop/web:1");
     let error = refused(&store, &web).await;
-    assert!(error.ends_with("; 0B could be reclaimed"), "nothing is here: {error}");
+    assert!(error.ends_with("; 0B reclaimable"), "nothing is here: {error}");
 
     let roomy = backend(&store, StorePullConfig::default());
     for name in ["shop/app:1", "shop/other:1"] {
@@ -263,7 +263,7 @@ async fn a_refusal_says_what_could_be_reclaimed_each_layer_once() {
         eprintln!("==== SKIPPED, NOT TESTED: what is mounted is not reclaimed; mounting needs root ====");
         return;
     }
-    let target = folder.path().join("mnt");
+    let target = dir.path().join("mnt");
     fs_err::create_dir(&target).unwrap();
     store.mount(registry.image("shop/app:1"), &target, MountOptions::default(), SystemTime::now()).unwrap();
     let error = refused(&store, &web).await;

@@ -41,20 +41,20 @@ fn open(root: &Path) -> (Store, StorePuller) {
     (store.clone(), StorePuller::new(store, RegistryClient::new(config), StorePullConfig::default()))
 }
 
-fn entries(folder: &Path) -> Vec<PathBuf> {
-    fs_err::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// How many files this process has open below a folder.
-fn open_below(folder: &Path) -> usize {
+/// How many files this process has open below a directory.
+fn open_below(dir: &Path) -> usize {
     let files = entries(Path::new("/proc/self/fd"));
-    files.iter().filter(|fd| fs_err::read_link(fd).is_ok_and(|file| file.starts_with(folder))).count()
+    files.iter().filter(|fd| fs_err::read_link(fd).is_ok_and(|file| file.starts_with(dir))).count()
 }
 
 #[tokio::test]
 async fn layers_that_wait_for_the_one_below_keep_no_file_open() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().join("store");
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("store");
     let registry = FaultRegistry::start();
     let layers: Vec<Vec<u8>> = (0..40).map(|layer| small(&layer.to_string(), 1)).collect();
     let image = registry.put_image("app", "1", PLAIN, &layers, &[]);
@@ -82,7 +82,7 @@ async fn layers_that_wait_for_the_one_below_keep_no_file_open() {
 async fn ten_pulls_at_once_stay_within_256_open_files() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: Some(256), maximum }).unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let registry = FaultRegistry::start();
     // Layers of ten images, settled on up to thirty others each, many of their directories made at once.
     for image in 0..IMAGES {
@@ -92,7 +92,7 @@ async fn ten_pulls_at_once_stay_within_256_open_files() {
         layers.push(if image % 2 == 0 { scattered(&image.to_string()) } else { large(&image.to_string()) });
         registry.put_image(&format!("app-{image}"), "1", PLAIN, &layers, &[]);
     }
-    let (store, puller) = open(&folder.path().join("store"));
+    let (store, puller) = open(&dir.path().join("store"));
     let pulls = (0..IMAGES).map(|image| {
         let name = Reference::parse(&registry.image(&format!("app-{image}:1"))).unwrap();
         let puller = puller.clone();

@@ -21,14 +21,14 @@ use larder_testkit_peers::{
 };
 use tempfile::TempDir;
 
-/// A store in a new folder, and a registry; `None` where no registry can be had.
+/// A store in a new directory, and a registry; `None` where no registry can be had.
 fn node() -> Option<(TempDir, StoreBackend, RegistryProcess)> {
     if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
         return None;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let backend = backend(&folder.path().join("store"));
-    Some((folder, backend, RegistryProcess::start(RegistryOptions::default()).unwrap()))
+    let dir = tempfile::tempdir().unwrap();
+    let backend = backend(&dir.path().join("store"));
+    Some((dir, backend, RegistryProcess::start(RegistryOptions::default()).unwrap()))
 }
 
 fn backend(root: &Path) -> StoreBackend {
@@ -63,7 +63,7 @@ fn most_served(registry: &RegistryProcess) -> usize {
 struct StoreFixture {
     names: FixtureImages,
     gate: Arc<HoldingProxy>,
-    folder: TempDir,
+    dir: TempDir,
     stores: AtomicUsize,
 }
 
@@ -76,7 +76,7 @@ impl BackendFixture for StoreFixture {
 
     async fn empty(&self) -> StoreBackend {
         let number = self.stores.fetch_add(1, Ordering::Relaxed);
-        backend(&self.folder.path().join(format!("store-{number}")))
+        backend(&self.dir.path().join(format!("store-{number}")))
     }
 
     async fn hold_next_pull(&self) {
@@ -101,7 +101,7 @@ impl BackendFixture for StoreFixture {
 
 #[tokio::test]
 async fn the_store_keeps_the_contract() {
-    let Some((folder, _, registry)) = node() else { return };
+    let Some((dir, _, registry)) = node() else { return };
     for name in ["contract/app:v1", "contract/app:stable"] {
         ImageBuilder::small(1, 200_000).push(&registry, name).unwrap();
     }
@@ -113,13 +113,13 @@ async fn the_store_keeps_the_contract() {
         untouched: gate.image("contract/other:v1"),
         unknown: gate.image("contract/nothing:v1"),
     };
-    backend_suite::check(&StoreFixture { names, gate: Arc::new(gate), folder, stores: AtomicUsize::new(0) })
+    backend_suite::check(&StoreFixture { names, gate: Arc::new(gate), dir, stores: AtomicUsize::new(0) })
         .await;
 }
 
 #[tokio::test]
 async fn ten_pulls_that_share_a_base_fetch_each_blob_once() {
-    let Some((_folder, backend, registry)) = node() else { return };
+    let Some((_dir, backend, registry)) = node() else { return };
     for i in 0..10 {
         let image =
             ImageBuilder::small(1, 500_000).layer(LayerFiles::new().noise("srv/own", 50_000, 100 + i));
@@ -135,12 +135,12 @@ async fn ten_pulls_that_share_a_base_fetch_each_blob_once() {
 
 #[tokio::test]
 async fn what_is_pulled_lies_unpacked_and_goes_when_removed() {
-    let Some((folder, backend, registry)) = node() else { return };
+    let Some((dir, backend, registry)) = node() else { return };
     let layout = ImageBuilder::small(3, 100_000).push(&registry, "shop/web:1").unwrap();
     let name = registry.image("shop/web:1");
     assert_eq!(pull(&backend, &name).await, layout.image_id);
     let record = backend.store().image(&name).unwrap().expect("it is here");
-    let fs = folder.path().join("store/layers").join(record.layers[0].key.as_str()).join("fs");
+    let fs = dir.path().join("store/layers").join(record.layers[0].key.as_str()).join("fs");
     assert_eq!(fs_err::metadata(fs.join("srv/data")).unwrap().len(), 100_000);
     assert!(record.tags.contains(&Reference::parse(&name).unwrap().to_string()));
     backend.remove(&ImageSpec::named(&name)).await.unwrap();
@@ -151,7 +151,7 @@ async fn what_is_pulled_lies_unpacked_and_goes_when_removed() {
 
 #[tokio::test]
 async fn an_image_that_does_not_exist_is_not_found_and_leaves_nothing() {
-    let Some((_folder, backend, registry)) = node() else { return };
+    let Some((_dir, backend, registry)) = node() else { return };
     let image = ImageSpec::named(registry.image("no/such:v1"));
     let error = backend.pull(&image, None, None, &ProgressReporter::unwatched()).await.unwrap_err();
     assert!(error.to_string().contains("no/such"), "{error}");
@@ -160,7 +160,7 @@ async fn an_image_that_does_not_exist_is_not_found_and_leaves_nothing() {
 
 #[tokio::test]
 async fn a_layer_looks_on_each_base_as_that_base_says() {
-    let Some((folder, backend, registry)) = node() else { return };
+    let Some((dir, backend, registry)) = node() else { return };
     // Two bases that differ in the mode of a directory, and one layer that puts a file there without naming it.
     let shared = LayerFiles::archive(TarBuilder::new().with(TarBuilderEntry::file("srv/x", "x")).finish());
     for (name, mode) in [("bases/open:v1", 0o755), ("bases/closed:v1", 0o700), ("bases/shut:v1", 0o500)] {
@@ -178,7 +178,7 @@ async fn a_layer_looks_on_each_base_as_that_base_says() {
     join_all(names.iter().map(|name| pull(&backend, name))).await;
     for (name, mode) in names.iter().zip([0o755, 0o700, 0o500]) {
         let record = backend.store().image(name).unwrap().expect("it is here");
-        let top = folder.path().join("store/layers").join(record.layers[1].key.as_str()).join("fs/srv");
+        let top = dir.path().join("store/layers").join(record.layers[1].key.as_str()).join("fs/srv");
         let found = fs_err::metadata(&top).unwrap().permissions().mode() & 0o7777;
         // Without root, directories keep rwx for their owner; the layer manifest has the true mode.
         let expected = if rustix::process::geteuid().is_root() { mode } else { mode | 0o700 };

@@ -1,4 +1,4 @@
-//! Pulls that want the same layers in another order, and one that gives up: nobody waits for ever.
+//! Pulls of the same layers in different orders, and one that gives up: no pull waits forever.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -24,7 +24,7 @@ fn claim(store: &Store, layer: &Digest) -> Option<LayerClaim> {
     }
 }
 
-/// Waits for the turn to fetch a layer that somebody else has.
+/// Waits for the claim of a layer that another pull has.
 async fn turn(store: &Store, layer: &Digest) -> LayerClaim {
     let (store, layer) = (store.clone(), layer.clone());
     let wait = move || poll(Duration::from_secs(20), || claim(&store, &layer));
@@ -33,8 +33,8 @@ async fn turn(store: &Store, layer: &Digest) -> LayerClaim {
 
 #[tokio::test]
 async fn a_pull_that_waits_out_of_order_gives_back_what_it_holds() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&folder.path().join("store"), StoreConfig::default()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
     let registry = FaultRegistry::start();
     let layer = |name: &str| TarBuilder::new().with(TarBuilderEntry::file(name, vec![7; 100_000])).finish();
     let image = registry.put_image("app", "1", PLAIN, &[layer("lower"), layer("upper")], &[]);
@@ -58,5 +58,5 @@ async fn a_pull_that_waits_out_of_order_gives_back_what_it_holds() {
     let lower = claim(&store, &lower).expect("this thread is the first");
     let upper = turn(&store, &upper).await;
     drop((lower, upper));
-    pulling.await.unwrap().expect("the pull goes on once nobody else wants them");
+    pulling.await.unwrap().expect("the pull goes on once no other pull has a claim");
 }

@@ -40,7 +40,7 @@ const NO_ROOM: [&str; 2] = ["no space left on device", "disk quota exceeded"];
 
 /// What to do about a full disk.
 fn make_room() -> Hint {
-    Hint::from("free disk space and retry: ").command(["df"]).text(" shows what holds the disk")
+    Hint::from("free disk space and retry: ").command(["df"]).text(" shows disk usage")
 }
 
 /// What to do about a name that the registry does not know.

@@ -49,9 +49,9 @@ fn a_mistyped_root_does_not_become_a_store() {
     fs_err::create_dir(home.path().join("empty")).unwrap();
     fs_err::write(home.path().join("file"), "").unwrap();
     for (root, said) in [
-        ("nowhere", "there is no image store in nowhere"),
-        ("empty", "there is no image store in empty"),
-        ("file", "file is no folder"),
+        ("nowhere", "no image store in nowhere"),
+        ("empty", "no image store in empty"),
+        ("file", "file is not a directory"),
     ] {
         for arguments in LOOKING {
             let run = larder(home.path()).args(["--root", root]).args(arguments).output().unwrap();
@@ -63,7 +63,7 @@ fn a_mistyped_root_does_not_become_a_store() {
     assert!(!home.path().join("nowhere").exists());
     assert_eq!(fs_err::read_dir(home.path().join("empty")).unwrap().count(), 0);
     let run = larder(home.path()).args(["--root", "file", "pull", "127.0.0.1:1/no:1"]).output().unwrap();
-    assert!(CliOutput::of(run).expect(3).stderr.contains("file is no folder"));
+    assert!(CliOutput::of(run).expect(3).stderr.contains("file is not a directory"));
 }
 
 #[test]

@@ -129,7 +129,7 @@ fn a_damaged_file_is_found_and_only_its_layer_is_fetched_again() {
     fs_err::write(&damaged, &bytes).unwrap();
 
     let run = machine.larder(&["fsck"]).expect(1);
-    assert_eq!(run.lines_with(&["is damaged", "srv/data"]), 1, "{run:?}");
+    assert_eq!(run.lines_with(&["damaged layer", "srv/data"]), 1, "{run:?}");
     let database = machine.root().join("larder.redb");
     let index = fs_err::read(&database).unwrap();
     fs_err::write(&database, vec![7; 100_000]).unwrap();
@@ -254,7 +254,7 @@ fn archives_and_layouts_are_loaded_and_known_layers_skipped() {
     fs_err::write(machine.home.path().join("bad.tar"), "not an archive").unwrap();
     let run = machine.larder(&["load", &at("bad.tar"), &at("missing.tar")]).expect(2);
     assert!(run.stderr.contains("bad.tar") && run.stderr.contains("missing.tar"), "{run:?}");
-    assert!(run.stderr.contains("this is no archive of images: "), "{run:?}");
+    assert!(run.stderr.contains("not an image archive: "), "{run:?}");
 
     // A layer with other bytes, and an archive that was cut.
     let largest = |file: &PathBuf| fs_err::metadata(file).unwrap().len();

@@ -1,4 +1,4 @@
-//! What a folder takes on its file system, counted as `du` counts it.
+//! Disk usage of a directory, counted as `du` counts it.
 
 use std::collections::HashSet;
 use std::fs::Metadata;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 pub use larder::gc::DiskSpace;
 
-/// What a file takes, or a folder without what is in it; nothing there takes nothing. Follows no links.
+/// What a file takes, or a directory without what is in it; nothing there takes nothing. Follows no links.
 pub(crate) fn measure_one(path: &Path) -> io::Result<DiskSpace> {
     match fs_err::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(DiskSpace::ZERO),

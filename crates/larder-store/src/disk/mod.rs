@@ -1,11 +1,11 @@
-//! The store's one door to the disk for everything that a crash could tear.
+//! Disk access for every operation that a crash could interrupt.
 //!
-//! What goes through it: the database, blobs, files being fetched, and the steps that make things appear and vanish
-//! (create, rename, remove, sync). What goes past it: reading, and the unpacking of layers, which is bulk work in
-//! folders that nobody sees before a step through this door names them.
+//! Included: the database, blobs, files being fetched, and the operations that make files appear and disappear (create,
+//! rename, remove, sync). Not included: reading, and unpacking of layers, which writes in bulk into directories that are
+//! not visible until an operation of this module renames them.
 //!
-//! [`RealDisk`] is the one that is used; `larder_testkit_peers::faulty_disk` has one that fails, or loses power, at any
-//! step. All errors name the path.
+//! [`RealDisk`] is the one in use; `larder_testkit_peers::faulty_disk` has one that fails, or loses power, at any step.
+//! All errors name the path.
 
 mod measure;
 mod real;
@@ -55,7 +55,7 @@ pub trait Disk: fmt::Debug + Send + Sync + 'static {
     /// Returns once everything written so far to the file system that holds `path` is durable.
     fn sync_all(&self, path: &Path) -> io::Result<()>;
 
-    /// Tells one run of the machine from the next: what was written without a sync is sure to be there only while
+    /// Boot ID of the machine: what was written without a sync is guaranteed to exist only while
     /// this stays the same.
     fn boot_id(&self) -> String;
 }
@@ -116,7 +116,7 @@ pub fn replace(disk: &dyn Disk, temporary: &Path, path: &Path, bytes: &[u8]) -> 
     drop(file);
     let renamed = written.and_then(|()| disk.rename(temporary, path));
     if renamed.is_err() {
-        // The first error is the one to tell; a leftover is cleaned when the store opens.
+        // The first error is reported; a leftover is cleaned when the store opens.
         let _ = disk.remove_file(temporary);
     }
     renamed

@@ -50,8 +50,8 @@ impl Disk for RealDisk {
     }
 
     fn sync_all(&self, path: &Path) -> io::Result<()> {
-        let folder = fs_err::File::open(path)?;
-        rustix::fs::syncfs(&folder).map_err(|error| explain("sync the file system of", path, &error.into()))
+        let dir = fs_err::File::open(path)?;
+        rustix::fs::syncfs(&dir).map_err(|error| explain("sync the file system of", path, &error.into()))
     }
 
     fn boot_id(&self) -> String {

@@ -8,7 +8,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-/// Deepest nesting that is removed in place. What lies deeper is moved up first, so that the number of open folders
+/// Deepest nesting that is removed in place. What lies deeper is moved up first, so that the number of open directories
 /// stays small whatever an image holds.
 const DEEPEST: usize = 64;
 
@@ -22,8 +22,8 @@ pub(super) fn tree(path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<()> {
     let mut steps = TreeRemoval { go_on, removed: 0, moved: 0 };
     loop {
         let before = (steps.removed, steps.moved);
-        let folder = open_folder(CWD, path)?;
-        empty(&folder, &folder, 1, &mut steps)?;
+        let dir = open_dir(CWD, path)?;
+        empty(&dir, &dir, 1, &mut steps)?;
         // What was moved up is left for the next round.
         match rustix::fs::unlinkat(CWD, path, AtFlags::REMOVEDIR) {
             Ok(()) => return Ok(()),
@@ -40,9 +40,9 @@ struct TreeRemoval<'a> {
     moved: u64,
 }
 
-/// Removes what is in `folder`. Folders nested too deep go to `top` under new names.
-fn empty(folder: &OwnedFd, top: &OwnedFd, depth: usize, steps: &mut TreeRemoval<'_>) -> io::Result<()> {
-    for entry in Dir::read_from(folder)? {
+/// Removes what is in `dir`. Directories nested too deep go to `top` under new names.
+fn empty(dir: &OwnedFd, top: &OwnedFd, depth: usize, steps: &mut TreeRemoval<'_>) -> io::Result<()> {
+    for entry in Dir::read_from(dir)? {
         let entry = entry?;
         let name = entry.file_name();
         if name == c"." || name == c".." {
@@ -52,26 +52,26 @@ fn empty(folder: &OwnedFd, top: &OwnedFd, depth: usize, steps: &mut TreeRemoval<
             return Err(io::ErrorKind::Interrupted.into());
         }
         if entry.file_type() != FileType::Directory {
-            match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
+            match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
                 Ok(()) => {
                     steps.removed += 1;
                     continue;
                 }
-                // The type was not known, and it is a folder after all.
+                // The type was not known, and it is a directory after all.
                 Err(Errno::ISDIR | Errno::PERM) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         if depth == DEEPEST {
-            move_up(folder, name, top, steps)?;
+            move_up(dir, name, top, steps)?;
             continue;
         }
-        let inner = open_folder(folder, name)?;
+        let inner = open_dir(dir, name)?;
         empty(&inner, top, depth + 1, steps)?;
         drop(inner);
-        match rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR) {
+        match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
             Ok(()) => steps.removed += 1,
-            // A file system may leave out entries of a folder that changes meanwhile: the next round has them.
+            // A file system may leave out entries of a directory that changes while it is read: the next round finds them.
             Err(Errno::NOTEMPTY) => {}
             Err(error) => return Err(error.into()),
         }
@@ -79,15 +79,15 @@ fn empty(folder: &OwnedFd, top: &OwnedFd, depth: usize, steps: &mut TreeRemoval<
     Ok(())
 }
 
-/// Opens a folder to be emptied, after making sure that its owner may.
-fn open_folder(parent: impl AsFd, name: impl rustix::path::Arg + Copy) -> io::Result<OwnedFd> {
+/// Opens a directory to be emptied, after making sure that its owner may.
+fn open_dir(parent: impl AsFd, name: impl rustix::path::Arg + Copy) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let parent = parent.as_fd();
     let opened = rustix::fs::openat(parent, name, flags, Mode::empty()).or_else(|error| {
         if error != Errno::ACCESS {
             return Err(error);
         }
-        // Only who is not root comes here. The entry is a folder, as unlink said, and nobody else writes here.
+        // Only without root. The entry is a directory, as unlink reported, and no other process writes here.
         rustix::fs::chmodat(parent, name, Mode::RWXU, AtFlags::empty())?;
         rustix::fs::openat(parent, name, flags, Mode::empty())
     })?;
@@ -98,12 +98,12 @@ fn open_folder(parent: impl AsFd, name: impl rustix::path::Arg + Copy) -> io::Re
     Ok(opened)
 }
 
-/// Moves a folder to the top under a name that nobody has.
-fn move_up(folder: &OwnedFd, name: &CStr, top: &OwnedFd, steps: &mut TreeRemoval<'_>) -> io::Result<()> {
+/// Moves a directory to the top under an unused name.
+fn move_up(dir: &OwnedFd, name: &CStr, top: &OwnedFd, steps: &mut TreeRemoval<'_>) -> io::Result<()> {
     loop {
         steps.moved += 1;
         let up = format!(".larder-deep-{}", steps.moved);
-        match rustix::fs::renameat_with(folder, name, top, &up, RenameFlags::NOREPLACE) {
+        match rustix::fs::renameat_with(dir, name, top, &up, RenameFlags::NOREPLACE) {
             Ok(()) => return Ok(()),
             Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
@@ -148,12 +148,12 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let doomed = scratch.path().join("doomed");
         fs_err::create_dir(&doomed).unwrap();
-        let mut folder = open_folder(CWD, doomed.as_path()).unwrap();
+        let mut dir = open_dir(CWD, doomed.as_path()).unwrap();
         for _ in 0..2000 {
-            rustix::fs::mkdirat(&folder, "deep", Mode::RWXU).unwrap();
-            folder = open_folder(&folder, "deep").unwrap();
+            rustix::fs::mkdirat(&dir, "deep", Mode::RWXU).unwrap();
+            dir = open_dir(&dir, "deep").unwrap();
         }
-        drop(folder);
+        drop(dir);
         tree(&doomed, &|| true).unwrap();
         assert!(!doomed.exists());
     }
@@ -164,7 +164,7 @@ mod tests {
         let doomed = scratch.path().join("doomed");
         fs_err::create_dir(&doomed).unwrap();
         fs_err::write(doomed.join("file"), "x").unwrap();
-        let error = tree(&doomed, &|| false).expect_err("it was told to stop");
+        let error = tree(&doomed, &|| false).expect_err("the removal was stopped");
         assert_eq!(error.kind(), io::ErrorKind::Interrupted);
         assert!(doomed.join("file").exists());
     }

@@ -1,4 +1,4 @@
-//! Manifests and configs: every byte, by their digests.
+//! Checks manifests and configs: every byte, against their digests.
 
 use larder::reference::Digest;
 
@@ -42,7 +42,7 @@ impl OpenStore {
         let _gate = self.gate();
         let present = self.db.read(doing, |reader| reader.get::<ImageRecord>(IMAGES, image.id.as_str()))?;
         if !present.is_some_and(|present| present.blobs().any(|blob| blob == digest)) {
-            return Ok(None); // removed meanwhile
+            return Ok(None); // removed since
         }
         let path = self.layout.blob(digest);
         let (digest, image) = (digest.clone(), image.id.clone());
@@ -53,14 +53,14 @@ impl OpenStore {
             return Ok(None);
         }
         if repair {
-            self.discard(&path).context("take a damaged manifest away")?;
+            self.discard(&path).context("remove a damaged manifest or config")?;
         }
         Ok(Some(StoreDamage::BlobDamaged { digest, image }))
     }
 
-    /// Notes that an image lacks something.
+    /// Marks an image as incomplete.
     fn hide_image(&self, id: &Digest) -> Result<(), StoreError> {
-        self.db.write("note that an image is incomplete", |writer| {
+        self.db.write("record an incomplete image", |writer| {
             if let Some(mut image) = writer.get::<ImageRecord>(IMAGES, id.as_str())? {
                 image.complete = false;
                 put_image(writer, &image)?;

@@ -1,4 +1,4 @@
-//! Layers: every file against the manifest that was written when it was unpacked.
+//! Checks layers: every file against the manifest written during unpacking.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -52,7 +52,7 @@ impl OpenStore {
     }
 
     fn note_damaged(&self, key: &LayerKey, damaged: bool) -> Result<(), StoreError> {
-        self.db.write("note that a layer is damaged", |writer| {
+        self.db.write("record a damaged layer", |writer| {
             if let Some(mut layer) = writer.get::<LayerRecord>(LAYERS, key.as_str())? {
                 layer.damaged = damaged;
                 writer.put(LAYERS, key.as_str(), &layer)?;
@@ -82,8 +82,8 @@ impl OpenStore {
         }
     }
 
-    /// Notes that a layer is damaged or missing, unless it was removed or brought back meanwhile, or is in use. One that
-    /// is damaged stays until a pull has brought another: nobody knows yet whether one can.
+    /// Records that a layer is damaged or missing, unless it was removed or replaced since, or is in use. A damaged layer
+    /// is retained until a pull has fetched another: it is unknown whether one can.
     fn judge_layer(
         &self,
         key: &LayerKey,
@@ -91,7 +91,7 @@ impl OpenStore {
         repair: bool,
         report: &mut FsckReport,
     ) -> Result<(), StoreError> {
-        let doing = "look at a damaged layer again";
+        let doing = "recheck a damaged layer";
         let gate = self.gate();
         let record = self.db.read(doing, |reader| reader.get::<LayerRecord>(LAYERS, key.as_str()))?;
         if !record.is_some_and(|record| record.present) {

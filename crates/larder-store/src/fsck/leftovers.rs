@@ -1,4 +1,4 @@
-//! What lies in the store and nothing needs.
+//! Finds files in the store that no record refers to.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ impl OpenStore {
         }
         for path in leftovers {
             if repair {
-                self.discard(&path).context("take a leftover away")?;
+                self.discard(&path).context("remove a leftover")?;
             }
             report.add(StoreDamage::Leftover { path }, repair);
         }
@@ -59,17 +59,17 @@ impl OpenStore {
         let used: HashSet<&str> = used.iter().filter_map(|key| key.split('/').next()).collect();
         let mut leftovers = Vec::new();
         for algorithm in names_in(&self.layout.blobs()).context(doing)? {
-            let folder = self.layout.blobs().join(&algorithm);
-            if !folder.is_dir() {
-                leftovers.push(folder);
+            let dir = self.layout.blobs().join(&algorithm);
+            if !dir.is_dir() {
+                leftovers.push(dir);
                 continue;
             }
-            for hex in names_in(&folder).context(doing)? {
+            for hex in names_in(&dir).context(doing)? {
                 let digest = format!("{algorithm}:{hex}");
                 let held =
                     Digest::parse(&digest).is_ok_and(|digest| self.holds.has(&ReferencedItem::Blob(digest)));
                 if !used.contains(digest.as_str()) && !held {
-                    leftovers.push(folder.join(hex));
+                    leftovers.push(dir.join(hex));
                 }
             }
         }

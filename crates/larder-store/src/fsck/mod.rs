@@ -1,14 +1,13 @@
-//! Finding what is damaged, and putting right what can be.
+//! Finds damage in a store and repairs it.
 //!
 //! ```text
 //! records -> blobs -> layers (all files, at disk speed) -> leftovers
 //! ```
 //!
-//! Nothing is changed without `repair`. Repairing never guesses content: the [`IncompleteImage`] list says what a pull brings
-//! back. A damaged layer stays as it is until then, and so do the images with it, since nobody knows whether another can
-//! be had; a damaged manifest or config goes to the trash. Images that lack something are hidden, and those that are whole
-//! stay as they are. The store may be in use meanwhile: each finding is looked at again, while nothing
-//! moves, before it counts.
+//! Nothing is changed without `repair`. A repair never guesses content: the [`IncompleteImage`] list names what a pull must
+//! fetch. A damaged layer and its images are retained until then, since it is unknown whether the content is still
+//! available; a damaged manifest or config is moved to the trash. Incomplete images are hidden, complete ones are not
+//! touched. The store may be in use during the check: each finding is rechecked under the lock before it counts.
 
 mod blobs;
 mod layers;
@@ -47,7 +46,7 @@ impl Store {
         Ok(report)
     }
 
-    /// What images lack, or have damaged, so that a pull can bring it back. Empty unless something was damaged.
+    /// Missing or damaged content of images, for a pull to fetch. Empty unless something was damaged.
     pub fn missing(&self) -> Result<Vec<IncompleteImage>, StoreError> {
         let images: Vec<ImageRecord> = self.0.db.read("look for incomplete images", |reader| {
             let layers: Vec<LayerRecord> = reader.all(LAYERS)?;
@@ -55,7 +54,7 @@ impl Store {
                 layers.into_iter().filter(|layer| layer.damaged).map(|layer| layer.key).collect();
             let mut images: Vec<ImageRecord> = reader.all(IMAGES)?;
             images.retain(|image| !image.complete || image.keys().iter().any(|key| damaged.contains(*key)));
-            // What several lack is told of one that a registry has, if there is one.
+            // Shared missing content is listed for an image with a registry digest, if there is one.
             images.sort_by_key(|image| image.digests.is_empty());
             Ok(images)
         })?;

@@ -1,4 +1,4 @@
-//! The database's own agreement: records that can be read, names and uses that are those of the images.
+//! Checks the database: records must be readable, names and references must match the images.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ impl OpenStore {
         for (table, error) in bad {
             let (key, reason) = match &error {
                 DbError::Record { key, cause } => (key.clone(), cause.to_string()),
-                DbError::Newer { key, found } => (key.clone(), format!("it has version {found:?}")),
+                DbError::Newer { key, found } => (key.clone(), format!("unsupported version {found:?}")),
                 DbError::Storage(_) => continue, // it would have ended the read
             };
             // A later larder can read what is merely newer.
@@ -60,12 +60,12 @@ impl OpenStore {
         })
     }
 
-    /// Names and uses that do not agree with the images. They are written anew from the images.
+    /// Checks that names and references match the images. A repair rebuilds them from the images.
     pub(super) fn check_names(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
         let doing = "check the database's names";
         let Some(detail) = self.db.read(doing, first_difference)? else { return Ok(()) };
         if repair {
-            self.db.write("write the database's names anew", |writer| Ok(write_names(writer)?))?;
+            self.db.write("rebuild the database's names", |writer| Ok(write_names(writer)?))?;
         }
         report.add(StoreDamage::Index { detail }, repair);
         Ok(())
@@ -99,34 +99,34 @@ fn first_difference(source: &impl DbRead) -> DbResult<Option<String>> {
         for name in image.names() {
             let id = names.remove(name);
             if id.as_deref() != Some(image.id.as_str()) {
-                difference.get_or_insert_with(|| format!("{name} is not {}", image.id));
+                difference.get_or_insert_with(|| format!("the name {name} does not point to {}", image.id));
             }
         }
         listed.remove(image.id.as_str());
         let shown = source.value(LISTED, image.id.as_str())?.and_then(|value| decode("", &value).ok());
         if shown != Some(ImageListing::of(source, &image)?) {
-            difference.get_or_insert_with(|| format!("lists show {} as it is not", image.id));
+            difference.get_or_insert_with(|| format!("the listing of {} is out of date", image.id));
         }
         for_uses(&image, |key| {
             if !uses.remove(key) {
-                difference.get_or_insert_with(|| format!("the use {key} is not noted"));
+                difference.get_or_insert_with(|| format!("the reference {key} is missing"));
             }
             Ok(())
         })?;
     }
     if let Some((name, id)) = names.pop_first() {
-        difference.get_or_insert_with(|| format!("{name} is said to be {id}"));
+        difference.get_or_insert_with(|| format!("the name {name} points to {id}, which does not have it"));
     }
     if let Some(id) = listed.pop_first() {
-        difference.get_or_insert_with(|| format!("lists show {id}, which is not there"));
+        difference.get_or_insert_with(|| format!("the listing of {id} has no image"));
     }
     if let Some(key) = uses.pop_first() {
-        difference.get_or_insert_with(|| format!("the use {key} is nobody's"));
+        difference.get_or_insert_with(|| format!("the reference {key} has no image"));
     }
     Ok(difference)
 }
 
-/// Writes names and uses anew. Of several images that claim a name, the one that was pulled last has it.
+/// Rebuilds names and references. If several images claim a name, the one pulled last gets it.
 pub(super) fn write_names(writer: &DbTransaction) -> DbResult<()> {
     writer.clear(NAMES)?;
     writer.clear(USES)?;

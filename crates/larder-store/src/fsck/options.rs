@@ -1,4 +1,4 @@
-//! How a store is checked, and what compares a layer with its manifest.
+//! Options of a check, and the comparison of a layer with its manifest.
 
 use std::error::Error;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::unpack::{CheckDepth, verify};
 pub struct FsckOptions<'a> {
     /// Read every byte of every file. When false only names, sizes, modes and the like are compared.
     pub contents: bool,
-    /// Put right what can be.
+    /// Repair what can be repaired.
     pub repair: bool,
     /// Layers that are checked at once; at least 1.
     pub threads: usize,
@@ -28,9 +28,9 @@ impl Default for FsckOptions<'static> {
     }
 }
 
-/// Compares a layer's folder with what was noted when it was unpacked.
+/// Compares a layer's directory with the manifest written when it was unpacked.
 pub trait LayerChecker: fmt::Debug + Sync {
-    /// Says to `found` what is wrong: `usr/bin/tool: another content`. An error means that it cannot be told.
+    /// Reports each mismatch to `found`: `usr/bin/tool: content differs`. An error means that the check could not be done.
     fn check(
         &self,
         layer: &Path,

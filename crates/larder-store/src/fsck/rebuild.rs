@@ -1,9 +1,9 @@
-//! A new database from what lies on disk, when the old one is lost.
+//! Rebuilds a lost or damaged database from the files on disk.
 //!
-//! Each layer has a copy of its record beside its files, each image one in `images`. Only what is whole is taken: a
-//! layer that agrees with its manifest byte for byte, a manifest and config that have their digests. An image that
-//! lacks a layer is noted as incomplete, so that a pull brings back just that. What is lost: leases, and what was
-//! learned for estimates.
+//! Each layer has a copy of its record beside its files, each image has one in `images`. Only intact content is used: a
+//! layer that matches its manifest byte for byte, a manifest and config that match their digests. An image without all
+//! of its layers is recorded as incomplete, so that a pull fetches just those. Leases and the learned unpack ratio are
+//! lost.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,20 +25,20 @@ use crate::store::{ImageRecord, LayerKey, LayerRecord, Store, StoreConfig, Store
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RebuildReport {
-    /// Images that are whole.
+    /// Complete images.
     pub images: u64,
-    /// Images that lack something, which a pull brings back.
+    /// Incomplete images; a pull completes them.
     pub incomplete: u64,
-    /// Layers that are whole.
+    /// Intact layers.
     pub layers: u64,
-    /// What was left out, and why: `layers/abc...: usr/bin/tool: another content`.
+    /// What was left out, and why: `layers/abc...: usr/bin/tool: content differs`.
     pub left_out: Vec<String>,
-    /// Where the old database lies now, if there was one.
+    /// Path of the old database, if there was one.
     pub old: Option<PathBuf>,
 }
 
 impl Store {
-    /// Makes the database of a store anew from its blobs and layers, and opens it. The old one is kept beside it.
+    /// Rebuilds the database of a store from its blobs and layers, and opens it. The old one is renamed, not removed.
     pub fn rebuild(
         root: &Path,
         config: StoreConfig,
@@ -57,7 +57,7 @@ impl Store {
         let opening = LockedStoreDir::begin(disk, root, MissingStoreAction::Rebuild)?;
         let root = opening.layout.root().to_owned();
         let failed = |cause| StoreOpenError::Io { doing: "rebuild", root: root.clone(), cause };
-        // A mount's record cannot be made anew, and without it the layers would not be protected.
+        // A mount's record cannot be rebuilt, and without it the layers would not be protected.
         let mounted = mounted_of(&opening.layout.mounts()).map_err(failed)?;
         if !mounted.is_empty() {
             return Err(StoreOpenError::Mounted { root, mounted });
@@ -115,12 +115,12 @@ fn find_layers(
 }
 
 fn whole_layer(layout: &StoreLayout, name: &str, check: &dyn LayerChecker) -> Result<LayerRecord, String> {
-    let key = LayerKey::parse(name).ok_or("not the name of a layer")?;
+    let key = LayerKey::parse(name).ok_or("not a layer key")?;
     let path = layout.layer(&key);
     let copy = fs_err::read(path.join(RECORD)).map_err(|error| error.to_string())?;
     let mut layer: LayerRecord = decode(name, &copy).map_err(|error| error.to_string())?;
     if layer.key != key {
-        return Err(format!("its record is that of {}", layer.key));
+        return Err(format!("its record belongs to {}", layer.key));
     }
     let mut first = None;
     let checked = check.check(&path, true, &mut |damage| {
@@ -156,7 +156,7 @@ fn whole_image(layout: &StoreLayout, name: &str) -> Result<ImageRecord, String> 
     let copy = fs_err::read(layout.images().join(name)).map_err(|error| error.to_string())?;
     let image: ImageRecord = decode(name, &copy).map_err(|error| error.to_string())?;
     if layout.image(&image.id) != layout.images().join(name) {
-        return Err(format!("its record is that of {}", image.id));
+        return Err(format!("its record belongs to {}", image.id));
     }
     for digest in image.blobs() {
         whole_blob(layout, digest)?;

@@ -1,4 +1,4 @@
-//! What a check of a store finds.
+//! The findings of a check.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,23 +9,23 @@ use larder::reference::Digest;
 use crate::disk::DiskSpace;
 use crate::store::LayerKey;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FsckReport {
     /// Images that were checked.
     pub images: u64,
     /// Layers that were checked.
     pub layers: u64,
-    /// What is wrong.
+    /// The problems found.
     pub problems: Vec<FsckProblem>,
-    /// What a pull must bring back, for the images that lack it to be whole: each thing once.
+    /// Content that a pull must fetch to complete images, each item once.
     pub refetch: Vec<IncompleteImage>,
-    /// What was removed and waits to be deleted. This is no problem.
+    /// Removed files that wait to be deleted. Not a problem.
     pub trash: DiskSpace,
 }
 
 impl FsckReport {
-    /// Whether nothing is wrong, or nothing is wrong any more but for what must be fetched.
+    /// Whether the store has no unrepaired problem and nothing must be fetched.
     pub fn is_sound(&self) -> bool {
         self.refetch.is_empty() && self.problems.iter().all(|problem| problem.repaired)
     }
@@ -35,12 +35,12 @@ impl FsckReport {
     }
 }
 
-/// One thing that is wrong.
+/// A problem and its repair state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FsckProblem {
     /// What it is.
     pub found: StoreDamage,
-    /// Whether it was put right, or noted so that a pull puts it right.
+    /// Whether it was repaired, or recorded so that a pull repairs it.
     pub repaired: bool,
 }
 
@@ -51,12 +51,12 @@ impl fmt::Display for FsckProblem {
     }
 }
 
-/// What can be wrong.
+/// The kinds of damage.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreDamage {
     /// A record of the database cannot be read.
-    #[error("the record of {key} is damaged: {reason}")]
+    #[error("damaged record {key}: {reason}")]
     Record {
         /// Its key.
         key: String,
@@ -64,13 +64,13 @@ pub enum StoreDamage {
         reason: String,
     },
     /// The indexes of the database do not agree with its images.
-    #[error("the names and uses in the database do not agree with its images: {detail}")]
+    #[error("the database index does not match its images: {detail}")]
     Index {
         /// The first difference.
         detail: String,
     },
     /// A manifest or config is gone.
-    #[error("{digest} of image {image} is missing")]
+    #[error("missing blob {digest} of image {image}")]
     BlobMissing {
         /// Digest of the blob.
         digest: Digest,
@@ -78,7 +78,7 @@ pub enum StoreDamage {
         image: Digest,
     },
     /// A manifest or config has other bytes.
-    #[error("{digest} of image {image} is damaged")]
+    #[error("damaged blob {digest} of image {image}")]
     BlobDamaged {
         /// Digest of the blob.
         digest: Digest,
@@ -86,23 +86,23 @@ pub enum StoreDamage {
         image: Digest,
     },
     /// A layer is gone.
-    #[error("layer {key} is missing")]
+    #[error("missing layer {key}")]
     LayerMissing {
         /// The layer.
         key: LayerKey,
     },
     /// A layer is not as it was unpacked.
-    #[error("layer {key} is damaged: {}", shown(first, *count))]
+    #[error("damaged layer {key}: {}", shown(first, *count))]
     LayerDamaged {
         /// The layer.
         key: LayerKey,
-        /// The first things that are wrong: `usr/bin/tool: another content`.
+        /// The first things that are wrong: `usr/bin/tool: content differs`.
         first: Vec<String>,
         /// How many are wrong in all.
         count: u64,
     },
-    /// A layer is damaged, and cannot be taken away while it is used.
-    #[error("layer {key} is damaged and in use, so it stays: {}", shown(first, *count))]
+    /// A layer is damaged and cannot be removed while it is in use.
+    #[error("damaged layer {key}, not repaired while in use: {}", shown(first, *count))]
     LayerDamagedInUse {
         /// The layer.
         key: LayerKey,
@@ -112,15 +112,15 @@ pub enum StoreDamage {
         count: u64,
     },
     /// A layer could not be checked.
-    #[error("layer {key} could not be checked: {reason}")]
+    #[error("could not check layer {key}: {reason}")]
     LayerUnchecked {
         /// The layer.
         key: LayerKey,
         /// Why not.
         reason: String,
     },
-    /// Something is there that nothing needs.
-    #[error("nothing needs {}", path.display())]
+    /// A file or directory that no record refers to.
+    #[error("leftover {}", path.display())]
     Leftover {
         /// What it is.
         path: PathBuf,
@@ -132,10 +132,10 @@ impl StoreDamage {
     pub fn hint(&self) -> Hint {
         match self {
             StoreDamage::LayerDamagedInUse { .. } => {
-                Hint::from("unmount the images that use it, then run ").command(["fsck", "--repair"])
+                Hint::from("unmount the images that use the layer, then run ").command(["fsck", "--repair"])
             }
-            StoreDamage::LayerUnchecked { .. } => "see the reason; as root everything can be read".into(),
-            _ => Hint::new().command(["fsck", "--repair"]).text(" puts it right"),
+            StoreDamage::LayerUnchecked { .. } => "if permission is denied, run as root".into(),
+            _ => Hint::new().command(["fsck", "--repair"]).text(" repairs it"),
         }
     }
 }
@@ -146,7 +146,7 @@ fn shown(first: &[String], count: u64) -> String {
     if more == 0 { list } else { format!("{list}, and {more} more") }
 }
 
-/// What a pull must bring back.
+/// Content that a pull must fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncompleteImage {
     /// Id of an image that lacks it.
@@ -157,7 +157,7 @@ pub struct IncompleteImage {
     pub lacks: MissingContent,
 }
 
-/// Something that an image lacks.
+/// The missing content of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MissingContent {
     /// A manifest or the config.

@@ -11,7 +11,7 @@ use crate::store::StoreError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountError {
-    /// The store did not do its part.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The target is no directory.
@@ -24,18 +24,18 @@ pub enum MountError {
         cause: io::Error,
     },
     /// The kernel refused the overlay.
-    #[error("the kernel refused to mount an overlay at {}{}", target.display(), said(messages))]
+    #[error("the kernel refused to mount an overlay at {}{}", target.display(), kernel_messages(messages))]
     Refused {
         /// Where it was to be.
         target: PathBuf,
-        /// What the kernel said beside the error, if anything.
+        /// Further messages of the kernel; may be empty.
         messages: String,
         /// The error.
         #[source]
         cause: io::Error,
     },
     /// An old kernel takes all paths in one page of memory.
-    #[error("{layers} layers are too many for this kernel")]
+    #[error("cannot mount {layers} layers: the kernel's limit is lower")]
     TooManyLayers {
         /// How many there are.
         layers: usize,
@@ -62,15 +62,15 @@ pub enum MountError {
         target: PathBuf,
     },
     /// The mount is in another mount namespace, where this process cannot see it.
-    #[error("the mount at {} was made in another mount namespace{}", target.display(), of_process(*process))]
-    Elsewhere {
+    #[error("the mount at {} is in another mount namespace{}", target.display(), of_process(*process))]
+    OtherNamespace {
         /// As given.
         target: PathBuf,
-        /// A process in that namespace, where it can be told.
+        /// A process in that namespace, if known.
         process: Option<u32>,
     },
     /// An image is mounted there already.
-    #[error("an image is mounted at {} already", target.display())]
+    #[error("an image is already mounted at {}", target.display())]
     Taken {
         /// As given.
         target: PathBuf,
@@ -88,47 +88,47 @@ impl MountError {
             MountError::Target { target, cause } if cause.kind() == io::ErrorKind::NotFound => {
                 format!("create the directory: mkdir -p {}", target.display()).into()
             }
-            MountError::Target { .. } => "name a directory".into(),
+            MountError::Target { .. } => "the mount point must be a directory".into(),
             MountError::Refused { cause, .. } | MountError::Unmount { cause, .. } => match cause.kind() {
                 io::ErrorKind::PermissionDenied => Hint::from(
-                    "mounting requires root; as another user, run unshare --user --map-root-user --mount, and in it, on a store \
-                     of this user's, ",
+                    "mounting requires root; as another user, run unshare --user --map-root-user --mount, then, on a store \
+                     that this user owns, ",
                 )
                 .command(["mount"]),
                 io::ErrorKind::Unsupported | io::ErrorKind::NotFound => {
                     "the kernel needs overlayfs: modprobe overlay".into()
                 }
-                _ => "see the kernel's log: dmesg".into(),
+                _ => "check the kernel log: dmesg".into(),
             },
-            MountError::TooManyLayers { .. } => "Linux 6.5 and later takes up to 500 layers".into(),
+            MountError::TooManyLayers { .. } => "Linux 6.5 and later supports up to 500 layers".into(),
             MountError::Busy { target } => {
                 format!("stop the processes that use it: fuser -vm {}", target.display()).into()
             }
-            MountError::NotOurs { .. } => Hint::new().command(["mounts"]).text(" lists what is mounted"),
-            MountError::Elsewhere { target, process } => {
+            MountError::NotOurs { .. } => Hint::new().command(["mounts"]).text(" lists the mounts of this store"),
+            MountError::OtherNamespace { target, process } => {
                 let target = target.display().to_string();
                 let process = process.map_or_else(|| "PROCESS".to_owned(), |process| process.to_string());
                 Hint::from(format!(
-                    "unmount it where it was made: nsenter --target {process} --mount umount {target}; once no process is left \
-                     there, "
+                    "unmount it in its namespace: nsenter --target {process} --mount umount {target}; if no process is left \
+                     there, run as root "
                 ))
                 .command(["umount".to_owned(), target])
-                .text(" as root forgets it, or with ")
+                .text(" to drop its record; add ")
                 .setting("force", "")
-                .text(" where that cannot be seen")
+                .text(" if the namespace cannot be inspected")
             }
             MountError::Taken { target } => Hint::new()
                 .command(["umount".to_owned(), target.display().to_string()])
                 .text(" first, or mount at another directory"),
-            MountError::Table(_) => "is /proc mounted?".into(),
+            MountError::Table(_) => "check that /proc is mounted".into(),
         })
     }
 }
 
 fn of_process(process: Option<u32>) -> String {
-    process.map_or_else(String::new, |pid| format!(", that of process {pid}"))
+    process.map_or_else(String::new, |pid| format!(" (process {pid})"))
 }
 
-fn said(messages: &str) -> String {
+fn kernel_messages(messages: &str) -> String {
     if messages.is_empty() { String::new() } else { format!(" ({messages})") }
 }

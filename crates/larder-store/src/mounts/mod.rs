@@ -1,13 +1,13 @@
-//! Mounted images: an overlay of an image's layers, for whoever wants its root file system.
+//! Mounts the root filesystem of an image: an overlay of its layers.
 //!
 //! ```text
-//! record the use -> make the overlay -> record that it is there        umount -> forget the use
+//! record the mount -> mount the overlay -> mark it as mounted        umount -> remove the record
 //! ```
 //!
-//! Promises: a mount is known before it exists, so nothing takes its layers away; after a restart what is recorded is
-//! compared with the kernel's mount table; a mount of another mount namespace is a use until no namespace has it, which
-//! `umount` finds out; files written to a writable mount are kept until `umount`, also when the
-//! mount itself went with a reboot.
+//! Guarantees: a mount is recorded before it exists, so its layers are not removed; when the store is opened, the records
+//! are compared with the kernel's mount table; a mount in another mount namespace counts as in use until `umount` finds
+//! that no namespace has it; files written to a writable mount are retained until `umount`, also if a reboot ended the
+//! mount.
 
 mod error;
 mod other_namespaces;
@@ -36,7 +36,7 @@ use crate::store::{ImageRecord, LayerHandle, LayerKey, MountRecord, OpenStore, S
 /// How to mount an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MountOptions {
-    /// Take writes, into a folder of the mount's own that goes with `umount`.
+    /// Make the mount writable. Its files are in a separate directory, which `umount` removes.
     pub writable: bool,
 }
 
@@ -50,7 +50,7 @@ impl Store {
         now: SystemTime,
     ) -> Result<MountRecord, MountError> {
         let (image, target) = (image.into(), directory(target)?);
-        // What is below would be out of sight, and who unmounts would not get it back.
+        // The new mount would hide the old one, and umount would not restore it.
         if MountTable::read()?.has_target(&target) {
             return Err(MountError::Taken { target });
         }
@@ -77,9 +77,7 @@ impl Store {
         }
         record.mounted = true;
         let kept = record.clone();
-        self.0
-            .db
-            .write("note that an image is mounted", |writer| Ok(writer.put(MOUNTS, &kept.id, &kept)?))?;
+        self.0.db.write("record a mount", |writer| Ok(writer.put(MOUNTS, &kept.id, &kept)?))?;
         Ok(record)
     }
 
@@ -88,19 +86,19 @@ impl Store {
         image.layers.iter().map(|found| layer(&found.key)).collect()
     }
 
-    /// What is mounted, in the order of ids; writable mounts that a reboot ended are in it, with `mounted` false.
+    /// The mounts, ordered by ID, including writable mounts that a reboot ended (`mounted` is false).
     pub fn mounts(&self) -> Result<Vec<MountRecord>, StoreError> {
         self.0.db.read("list mounts", |reader| reader.all(MOUNTS))
     }
 
-    /// Unmounts what is mounted at `target` and drops what was written to it. One that was made in another mount
-    /// namespace is forgotten once no namespace has it; until then it is [`MountError::Elsewhere`].
+    /// Unmounts the image at `target` and removes the files written to it. The record of a mount made in another mount
+    /// namespace is removed if no namespace has it; otherwise this fails with [`MountError::OtherNamespace`].
     pub fn umount(&self, target: &Path) -> Result<MountRecord, MountError> {
         self.umount_with(target, false)
     }
 
-    /// Like [`umount`](Store::umount). With `forget`, a mount of another mount namespace is forgotten also where it
-    /// cannot be told whether one has it: the caller knows that none does. If one does, it may lose its files.
+    /// Like [`umount`](Store::umount). With `forget`, the record is also removed if it is unknown whether another mount
+    /// namespace has the mount: the caller must know that none does, or that mount may lose its files.
     pub fn umount_with(&self, target: &Path, forget: bool) -> Result<MountRecord, MountError> {
         let target = fs_err::canonicalize(target).unwrap_or_else(|_| target.to_owned());
         // The latest one: a reboot may have ended one before it, whose files are kept.
@@ -116,9 +114,9 @@ impl Store {
                 MountLocation::Nowhere => {}
                 MountLocation::Unknown if forget => {}
                 MountLocation::Process(pid) => {
-                    return Err(MountError::Elsewhere { target, process: Some(pid) });
+                    return Err(MountError::OtherNamespace { target, process: Some(pid) });
                 }
-                MountLocation::Unknown => return Err(MountError::Elsewhere { target, process: None }),
+                MountLocation::Unknown => return Err(MountError::OtherNamespace { target, process: None }),
             }
         }
         self.0.forget_mount(&record.id)?;
@@ -127,12 +125,12 @@ impl Store {
 }
 
 impl OpenStore {
-    /// Notes a mount that will be made, under an id that nobody has.
+    /// Records a mount before it is made, under an unused ID.
     fn record_mount(&self, mut record: MountRecord) -> Result<MountRecord, MountError> {
-        let doing = "note a mount";
-        let folders = names_in(&self.layout.mounts()).context(doing)?;
+        let doing = "record a mount";
+        let dirs = names_in(&self.layout.mounts()).context(doing)?;
         let record = self.db.write(doing, |writer| {
-            let mut taken = folders;
+            let mut taken = dirs;
             taken.extend(writer.endings(MOUNTS, "")?);
             let next = taken.iter().filter_map(|id| id.parse::<u64>().ok()).max().unwrap_or(0) + 1;
             record.id = format!("{next:06}");
@@ -142,9 +140,9 @@ impl OpenStore {
         Ok(record)
     }
 
-    /// Drops a mount's record and folder, and the layers that only it needed.
+    /// Drops a mount's record and directory, and the layers that only it needed.
     pub(crate) fn forget_mount(&self, id: &str) -> Result<(), StoreError> {
-        let doing = "forget a mount";
+        let doing = "remove the record of a mount";
         self.db.write(doing, |writer| Ok(writer.delete(MOUNTS, id)?))?;
         self.discard(&self.layout.mount(id)).context(doing)?;
         self.trash.kick();
@@ -152,14 +150,14 @@ impl OpenStore {
     }
 
     fn make_overlay(&self, record: &MountRecord, layers: &[LayerHandle]) -> Result<(), MountError> {
-        let doing = "make the folders of a mount";
-        let folder = self.layout.mount(&record.id);
+        let doing = "create the directories of a mount";
+        let dir = self.layout.mount(&record.id);
         let make = |name: &str| -> Result<PathBuf, StoreError> {
-            let path = folder.join(name);
+            let path = dir.join(name);
             ensure_dir(&*self.disk, &path).context(doing)?;
             Ok(path)
         };
-        ensure_dir(&*self.disk, &folder).context(doing)?;
+        ensure_dir(&*self.disk, &dir).context(doing)?;
         let mut lower: Vec<PathBuf> = layers.iter().rev().map(LayerHandle::fs).collect();
         let upper = if record.writable { Some((make("upper")?, make("work")?)) } else { None };
         if let Some((upper, _)) = &upper {
@@ -172,17 +170,17 @@ impl OpenStore {
             like(&empty, None).context(doing)?;
             lower.push(empty);
         }
-        OverlaySpec { folder: &folder, lower: &lower, upper: upper.as_ref() }.mount(&record.target)
+        OverlaySpec { dir: &dir, lower: &lower, upper: upper.as_ref() }.mount(&record.target)
     }
 }
 
 /// Whether this process sees an image of any store mounted at `target`. One that another process mounted may be in a mount
-/// namespace from which nothing comes here.
+/// namespace that does not propagate here.
 pub fn is_seen_at(target: &Path) -> Result<bool, MountError> {
     Ok(MountTable::read()?.has_target(target))
 }
 
-/// Where overlays are mounted whose folders lie in `mounts`.
+/// Targets of the overlays whose directories are in `mounts`.
 pub(crate) fn mounted_of(mounts: &Path) -> io::Result<Vec<String>> {
     let table = match MountTable::read() {
         Ok(table) => table,

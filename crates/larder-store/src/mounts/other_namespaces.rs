@@ -1,9 +1,9 @@
-//! Whether a mount that this mount namespace does not have lives on in another.
+//! Whether a mount that is not in this mount namespace still exists in another one.
 //!
-//! The kernel tells the mounts of a namespace only through a process in it. So every process is asked, with its threads.
-//! A namespace without a process lives on where somebody holds it open: as a bind mount, or as an open file. Then it
-//! cannot be looked into, and the mount counts as alive. The same holds where not all processes can be seen: without
-//! root, or inside of a process namespace.
+//! The kernel shows the mounts of a namespace only through a process in it, so all processes and their threads are
+//! inspected. A namespace without a process exists as long as a bind mount or an open file refers to it. It cannot be
+//! inspected, so the mount counts as present. The same applies where not all processes are visible: without root, or
+//! inside a PID namespace.
 
 use std::collections::HashSet;
 use std::io;
@@ -14,27 +14,27 @@ use super::table::MountTable;
 /// The first process namespace of a machine; the kernel gives it this number.
 const ALL_PROCESSES: &str = "pid:[4026531836]";
 
-/// Where a mount lives on.
+/// Where a mount still exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MountLocation {
     /// Nowhere.
     Nowhere,
     /// In the mount namespace of this process.
     Process(u32),
-    /// This cannot be told from here.
+    /// Unknown: not all processes can be inspected.
     Unknown,
 }
 
-/// Looks for the overlay with this folder in all mount namespaces.
-pub(super) fn find_mount(folder: &Path) -> MountLocation {
+/// Looks for the overlay with this directory in all mount namespaces.
+pub(super) fn find_mount(dir: &Path) -> MountLocation {
     let all = fs_err::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new(ALL_PROCESSES));
     if !all {
         return MountLocation::Unknown;
     }
-    search(folder).unwrap_or(MountLocation::Unknown)
+    search(dir).unwrap_or(MountLocation::Unknown)
 }
 
-fn search(folder: &Path) -> io::Result<MountLocation> {
+fn search(dir: &Path) -> io::Result<MountLocation> {
     // Namespaces that a process is in, and those that something holds open.
     let (mut seen, mut held) = (HashSet::new(), HashSet::new());
     let mut blind = false;
@@ -46,7 +46,7 @@ fn search(folder: &Path) -> io::Result<MountLocation> {
             if !seen.contains(&namespace) {
                 // A task that ends here has left an empty table; another one may be in the same namespace.
                 let Some(table) = alive(fs_err::read(task.join("mountinfo")), &mut blind)? else { continue };
-                if MountTable::parse(&table).has_folder(folder) {
+                if MountTable::parse(&table).has_dir(dir) {
                     return Ok(MountLocation::Process(pid));
                 }
                 held.extend(pinned(&table));
@@ -62,10 +62,10 @@ fn search(folder: &Path) -> io::Result<MountLocation> {
     Ok(if !blind && held.is_subset(&seen) { MountLocation::Nowhere } else { MountLocation::Unknown })
 }
 
-/// The entries of a folder whose names are numbers.
-fn numbered(folder: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
+/// The entries of a directory whose names are numbers.
+fn numbered(dir: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
     let mut found = Vec::new();
-    for entry in fs_err::read_dir(folder)? {
+    for entry in fs_err::read_dir(dir)? {
         let entry = entry?;
         if let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
             found.push((number, entry.path()));
@@ -74,7 +74,7 @@ fn numbered(folder: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
     Ok(found)
 }
 
-/// `None` where the process has ended meanwhile, or does not let itself be looked at; then `blind` is set.
+/// `None` if the process has ended or cannot be inspected; in the second case `blind` is set.
 fn alive<T>(read: io::Result<T>, blind: &mut bool) -> io::Result<Option<T>> {
     const ESRCH: i32 = 3;
     const EINVAL: i32 = 22; // what the mount table of a task says that is about to end

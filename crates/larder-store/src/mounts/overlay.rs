@@ -1,7 +1,7 @@
-//! Asking the kernel for an overlay.
+//! Mounts overlays through the kernel.
 //!
-//! Linux 6.5 and later takes each layer's path by itself, up to 500. Earlier ones take one page with all paths; there
-//! the layers are named through short links, which is enough for some two hundred.
+//! Linux 6.5 and later takes each layer's path separately, up to 500. Earlier kernels take one page with all paths; there
+//! the layers are named through short links, which is enough for about 200.
 
 use std::ffi::CString;
 use std::io;
@@ -29,8 +29,8 @@ const PAGE: usize = 4096;
 
 /// An overlay to be made.
 pub(super) struct OverlaySpec<'a> {
-    /// The mount's own folder.
-    pub(super) folder: &'a Path,
+    /// The mount's own directory.
+    pub(super) dir: &'a Path,
     /// Lower directories, topmost first.
     pub(super) lower: &'a [PathBuf],
     /// Upper and work directory of a writable one.
@@ -60,7 +60,7 @@ impl OverlaySpec<'_> {
     }
 
     fn configure(&self, fs: &OwnedFd, names: &mut OverlayPaths) -> Result<(), Errno> {
-        let source = table::source(self.folder);
+        let source = table::source(self.dir);
         if source.len() <= LONGEST_VALUE {
             fsconfig_set_string(fs, "source", source.as_slice())?;
         } else {
@@ -91,7 +91,7 @@ impl OverlaySpec<'_> {
         };
         let mut all = self.lower.to_vec();
         all.extend(self.upper.iter().flat_map(|(upper, work)| [upper.clone(), work.clone()]));
-        let links = ShortLinkDir::make(&self.folder.join("l"), &all).map_err(failed)?;
+        let links = ShortLinkDir::make(&self.dir.join("l"), &all).map_err(failed)?;
         let names: Vec<String> = (0..all.len()).map(|number| links.name(number)).collect();
         let mut options = format!("lowerdir={}", names[..self.lower.len()].join(":"));
         if let [upper, work] = &names[self.lower.len()..] {
@@ -107,7 +107,7 @@ impl OverlaySpec<'_> {
             return Err(MountError::TooManyLayers { layers: self.lower.len() });
         }
         let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|error| failed(error.into()));
-        let (source, options) = (text(table::source(self.folder))?, text(options.into_bytes())?);
+        let (source, options) = (text(table::source(self.dir))?, text(options.into_bytes())?);
         let flags = if self.upper.is_some() { MountFlags::empty() } else { MountFlags::RDONLY };
         rustix::mount::mount(source.as_c_str(), target, "overlay", flags, Some(options.as_c_str()))
             .map_err(|cause| refused(target, cause, String::new()))
@@ -154,21 +154,20 @@ impl OverlayPaths {
         if path.as_os_str().len() <= LONGEST_VALUE {
             return Ok(path.as_os_str().as_bytes().to_vec());
         }
-        let folder =
-            rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let name = through(&folder);
-        self.0.push(folder);
+        let dir = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let name = through(&dir);
+        self.0.push(dir);
         Ok(name.into_bytes())
     }
 }
 
-fn through(folder: &impl AsFd) -> String {
-    format!("/proc/self/fd/{}", folder.as_fd().as_raw_fd())
+fn through(dir: &impl AsFd) -> String {
+    format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd())
 }
 
-/// A folder of short links to long paths.
+/// A directory of short links to long paths.
 struct ShortLinkDir {
-    folder: OwnedFd,
+    dir: OwnedFd,
 }
 
 impl ShortLinkDir {
@@ -179,13 +178,12 @@ impl ShortLinkDir {
             let _ = fs_err::remove_file(&link); // of an earlier attempt
             fs_err::os::unix::fs::symlink(target, link)?;
         }
-        let folder =
-            rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(ShortLinkDir { folder })
+        let dir = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(ShortLinkDir { dir })
     }
 
     fn name(&self, number: usize) -> String {
-        format!("{}/{}", through(&self.folder), short_number(number))
+        format!("{}/{}", through(&self.dir), short_number(number))
     }
 }
 
@@ -201,7 +199,7 @@ fn short_number(number: usize) -> String {
 
 /// Whether this process's user is not the machine's root, whatever its id here.
 fn in_user_namespace() -> bool {
-    // If it cannot be told, the kernel will say.
+    // If unknown, the kernel decides.
     let map = fs_err::read_to_string("/proc/self/uid_map").unwrap_or_default();
     !map.is_empty() && map.split_whitespace().ne(["0", "0", "4294967295"])
 }
@@ -209,7 +207,7 @@ fn in_user_namespace() -> bool {
 /// Unmounts what is on top at `target`.
 pub(super) fn unmount(target: &Path) -> Result<(), MountError> {
     match rustix::mount::unmount(target, UnmountFlags::NOFOLLOW) {
-        // Somebody else was quicker.
+        // Already unmounted by another process.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(Errno::BUSY) => Err(MountError::Busy { target: target.to_owned() }),
         Err(cause) => Err(MountError::Unmount { target: target.to_owned(), cause: cause.into() }),
@@ -237,26 +235,26 @@ mod tests {
         }
         let scratch = tempfile::tempdir().unwrap();
         let make = |name: String| {
-            let path = scratch.path().join("a-rather-long-name-of-a-folder-with-all-layers").join(name);
+            let path = scratch.path().join("a-rather-long-name-of-a-directory-with-all-layers").join(name);
             fs_err::create_dir_all(&path).unwrap();
             path
         };
         let lower: Vec<PathBuf> = (0..200).map(|number| make(format!("{number:064}"))).collect();
-        for folder in &lower {
-            fs_err::write(folder.join(folder.file_name().unwrap()), "").unwrap();
+        for dir in &lower {
+            fs_err::write(dir.join(dir.file_name().unwrap()), "").unwrap();
         }
         for upper in [None, Some((make("upper".into()), make("work".into())))] {
-            let folder = make("mount".into());
+            let dir = make("mount".into());
             let target = make("target".into());
-            let overlay = OverlaySpec { folder: &folder, lower: &lower, upper: upper.as_ref() };
+            let overlay = OverlaySpec { dir: &dir, lower: &lower, upper: upper.as_ref() };
             overlay.mount_at_once(&target).unwrap();
             let seen = fs_err::read_dir(&target).unwrap().count();
-            let known = table::MountTable::read().unwrap().has(&folder, &target);
+            let known = table::MountTable::read().unwrap().has(&dir, &target);
             unmount(&target).unwrap();
             assert_eq!((seen, known), (200, true));
         }
         let many: Vec<PathBuf> = lower.iter().cycle().take(300).cloned().collect();
-        let overlay = OverlaySpec { folder: &make("m".into()), lower: &many, upper: None };
+        let overlay = OverlaySpec { dir: &make("m".into()), lower: &many, upper: None };
         let error = overlay.mount_at_once(&make("t".into())).expect_err("more than fit on a page");
         assert!(matches!(error, MountError::TooManyLayers { layers: 300 }), "{error}");
     }

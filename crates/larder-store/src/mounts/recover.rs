@@ -1,4 +1,4 @@
-//! Comparing what is recorded with the kernel's mount table, when the store is opened.
+//! Compares the recorded mounts with the kernel's mount table when the store is opened.
 
 use super::table::{self, MountTable};
 use crate::store::db::{DbRead as _, MOUNTS};
@@ -27,7 +27,7 @@ struct MountEvidence {
     in_table: bool,
     /// It was made in the mount namespace that the table is of.
     same_place: bool,
-    /// The machine was not started anew since.
+    /// The machine was not rebooted since.
     same_boot: bool,
     /// Something was written to it.
     written: bool,
@@ -50,21 +50,21 @@ impl OpenStore {
     pub(crate) fn recover_mounts(&self) -> Result<(), StoreError> {
         let doing = "compare mounts with the mount table";
         let recorded: Vec<MountRecord> = self.db.read(doing, |reader| reader.all(MOUNTS))?;
-        let folders = names_in(&self.layout.mounts()).context(doing)?;
-        if recorded.is_empty() && folders.is_empty() {
+        let dirs = names_in(&self.layout.mounts()).context(doing)?;
+        if recorded.is_empty() && dirs.is_empty() {
             return Ok(());
         }
         let Ok(table) = MountTable::read() else {
-            tracing::warn!("the mount table cannot be read, so all recorded mounts count as uses");
+            tracing::warn!("could not read the mount table; all recorded mounts count as in use");
             return Ok(());
         };
         for mut mount in recorded.iter().cloned() {
-            let folder = self.layout.mount(&mount.id);
+            let dir = self.layout.mount(&mount.id);
             let seen = MountEvidence {
-                in_table: table.has(&folder, &mount.target),
+                in_table: table.has(&dir, &mount.target),
                 same_place: mount.seen_from == table::namespace_id(&*self.disk),
                 same_boot: table::same_boot(&*self.disk, &mount),
-                written: names_in(&folder.join("upper")).is_ok_and(|names| !names.is_empty()),
+                written: names_in(&dir.join("upper")).is_ok_and(|names| !names.is_empty()),
             };
             match decide_recovery(mount.mounted, seen) {
                 MountRecovery::Retain => {}
@@ -75,10 +75,10 @@ impl OpenStore {
                 }
             }
         }
-        for id in folders {
-            let folder = self.layout.mounts().join(&id);
-            if !recorded.iter().any(|mount| mount.id == id) && !table.has_folder(&folder) {
-                self.discard(&folder).context(doing)?;
+        for id in dirs {
+            let dir = self.layout.mounts().join(&id);
+            if !recorded.iter().any(|mount| mount.id == id) && !table.has_dir(&dir) {
+                self.discard(&dir).context(doing)?;
             }
         }
         Ok(())

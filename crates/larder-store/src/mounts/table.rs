@@ -1,4 +1,4 @@
-//! The kernel's mount table, as far as it concerns our overlays.
+//! The kernel's mount table, limited to larder's overlays.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -8,10 +8,10 @@ use super::MountError;
 use crate::disk::Disk;
 use crate::store::MountRecord;
 
-/// What overlays of ours have as their source, before the path of the mount's folder.
+/// Prefix of the source of larder's overlays, before the path of the mount's directory.
 const SOURCE: &str = "larder:";
 
-/// Overlays in this process's mount namespace that are ours: folder and target.
+/// Overlays in this process's mount namespace that are ours: directory and target.
 #[derive(Debug, Default)]
 pub(super) struct MountTable(Vec<(PathBuf, PathBuf)>);
 
@@ -29,15 +29,15 @@ impl MountTable {
             words.find(|word| word == b"-")?;
             let kind = words.next()?;
             let source = unescape(words.next()?);
-            let folder = source.strip_prefix(SOURCE.as_bytes())?;
-            (kind == b"overlay").then(|| (path(folder.to_vec()), path(unescape(target))))
+            let dir = source.strip_prefix(SOURCE.as_bytes())?;
+            (kind == b"overlay").then(|| (path(dir.to_vec()), path(unescape(target))))
         };
         MountTable(text.split(|b| *b == b'\n').filter_map(entry).collect())
     }
 
-    /// Whether the mount with this folder is at `target`.
-    pub(super) fn has(&self, folder: &Path, target: &Path) -> bool {
-        self.0.iter().any(|(known, at)| known == folder && at == target)
+    /// Whether the mount with this directory is at `target`.
+    pub(super) fn has(&self, dir: &Path, target: &Path) -> bool {
+        self.0.iter().any(|(known, at)| known == dir && at == target)
     }
 
     /// Whether any of ours is at `target`.
@@ -45,21 +45,21 @@ impl MountTable {
         self.0.iter().any(|(_, at)| at == target)
     }
 
-    /// Where the mounts are whose folders lie in `mounts`.
+    /// Where the mounts are whose directories lie in `mounts`.
     pub(super) fn targets_in(&self, mounts: &Path) -> Vec<String> {
-        let ours = self.0.iter().filter(|(folder, _)| folder.parent() == Some(mounts));
+        let ours = self.0.iter().filter(|(dir, _)| dir.parent() == Some(mounts));
         ours.map(|(_, target)| target.display().to_string()).collect()
     }
 
-    /// Whether the mount with this folder is anywhere.
-    pub(super) fn has_folder(&self, folder: &Path) -> bool {
-        self.0.iter().any(|(known, _)| known == folder)
+    /// Whether the mount with this directory is anywhere.
+    pub(super) fn has_dir(&self, dir: &Path) -> bool {
+        self.0.iter().any(|(known, _)| known == dir)
     }
 }
 
-/// The source of the overlay with this folder.
-pub(super) fn source(folder: &Path) -> Vec<u8> {
-    [SOURCE.as_bytes(), folder.as_os_str().as_bytes()].concat()
+/// The source of the overlay with this directory.
+pub(super) fn source(dir: &Path) -> Vec<u8> {
+    [SOURCE.as_bytes(), dir.as_os_str().as_bytes()].concat()
 }
 
 /// The mount namespace and run of the machine in which this process is.
@@ -69,7 +69,7 @@ pub(super) fn namespace_id(disk: &dyn Disk) -> String {
     format!("{} {}", disk.boot_id(), namespace.display())
 }
 
-/// Whether the machine was not started anew since this was mounted.
+/// Whether the machine was not rebooted since this was mounted.
 pub(super) fn same_boot(disk: &dyn Disk, mount: &MountRecord) -> bool {
     mount.seen_from.split(' ').next() == Some(&disk.boot_id())
 }
@@ -112,7 +112,7 @@ mod tests {
         );
         assert!(table.has(Path::new("/x y/mounts/1"), Path::new("/mnt/a b")));
         assert!(!table.has(Path::new("/x y/mounts/1"), Path::new("/mnt/c")));
-        assert!(table.has_folder(Path::new("/x y/mounts/1")));
+        assert!(table.has_dir(Path::new("/x y/mounts/1")));
         assert_eq!(table.0.len(), 1);
     }
 

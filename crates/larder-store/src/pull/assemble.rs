@@ -1,4 +1,4 @@
-//! Brings the layers of an image and settles them from the bottom up.
+//! Fetches or unpacks the layers of an image, and finishes them from the bottom up.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -29,18 +29,18 @@ use crate::unpack::{
     LowerMergeMode, LowerMergeReport, UnpackError, UnpackTarget, UnpackedLayer, merge_lowers,
 };
 
-/// How soon a blob is tried again that another image of this process is fetching for itself.
+/// Retry interval for a blob that another pull of this process is fetching.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
 
-/// How a layer of the plan comes.
+/// The source of a layer of the plan.
 enum LayerAcquisition {
     Present(LayerHandle),
     Waiting(LayerWait),
-    /// It is this pull's own to bring.
+    /// This pull fetches it.
     Own,
 }
 
-/// The layers that are this pull's to bring, by their place in the plan, until they are settled.
+/// The layers that this pull fetches, by their index in the plan, until they are finished.
 struct LayerFetches {
     worker: PullTaskHandle,
     claims: HashMap<usize, LayerClaim>,
@@ -54,13 +54,13 @@ impl LayerFetches {
         LayerFetches { worker, claims, under_way, staged }
     }
 
-    /// Waits until one more is brought. `None` when nothing is under way.
+    /// Waits for the next fetched layer. `None` if no fetch is running.
     async fn next(&mut self) -> Option<Result<(), PullError>> {
         let (at, brought) = self.under_way.next().await?;
         Some(brought.map(|staged| drop(self.staged.insert(at, staged))))
     }
 
-    /// Waits until the layer at this place of the plan is brought.
+    /// Waits until the layer at this index of the plan is fetched.
     async fn staged(&mut self, at: usize) -> Result<StagedLayer, PullError> {
         while !self.staged.contains_key(&at)
             && let Some(brought) = self.next().await
@@ -70,8 +70,8 @@ impl LayerFetches {
         self.staged.remove(&at).ok_or(PullError::Abandoned)
     }
 
-    /// Lets others have all of them: whoever waits out of the order of claims must not hold what somebody may wait for.
-    /// What was fetched stays in the ingest files.
+    /// Releases all claims: a pull that waits out of claim order must not hold claims that others wait for. Fetched bytes
+    /// remain in the ingest files.
     fn release_claims(&mut self) {
         *self = LayerFetches::new(self.worker.clone());
     }
@@ -95,7 +95,7 @@ impl StorePuller {
     ) -> Result<Vec<LayerHandle>, PullError> {
         let write_behind = worker.write_behind().clone();
         let layers = self.acquire_layers(from, plan, claims, worker).await?;
-        blocking(move || write_behind.finish()).await?.context("write layers to the disk")?;
+        blocking(move || write_behind.finish()).await?.context("sync layers to disk")?;
         Ok(layers)
     }
 
@@ -155,7 +155,7 @@ impl StorePuller {
         Ok(Some(layer))
     }
 
-    /// Starts to bring what was claimed.
+    /// Starts to fetch the claimed layers.
     fn begin(&self, from: &LayerOrigin, plan: &PullPlan, own: &mut LayerFetches) {
         let mut fetches: Vec<_> = own.claims.keys().map(|at| (*at, plan.layers[*at].clone())).collect();
         // The largest first, or the last one to begin keeps the others waiting.
@@ -196,14 +196,14 @@ impl StorePuller {
             }
             LayerOrigin::Registry { session, tally } => (session, tally),
         };
-        let (told, digest) = (Arc::clone(&tally), wanted.descriptor.digest.clone());
-        let tell: FetchObserver = Arc::new(move |notice| told.notice_of(&digest, &notice));
+        let (observed, digest) = (Arc::clone(&tally), wanted.descriptor.digest.clone());
+        let observer: FetchObserver = Arc::new(move |notice| observed.notice_of(&digest, &notice));
         loop {
-            let (session, tell) = (session.clone(), Arc::clone(&tell));
-            match fetch_layer(self.store.clone(), session, wanted.clone(), options.clone(), tell, &worker)
+            let (session, observer) = (session.clone(), Arc::clone(&observer));
+            match fetch_layer(self.store.clone(), session, wanted.clone(), options.clone(), observer, &worker)
                 .await
             {
-                // The same bytes under another diff id: rare, and soon over. Whoever has them may need the slot.
+                // The same bytes under another diff ID: rare and short. The pull that fetches them may need the slot.
                 Err(PullError::Store(StoreError::Busy { .. })) => {
                     slot.take();
                     tokio::time::sleep(BUSY_RETRY).await;
@@ -219,7 +219,7 @@ impl StorePuller {
         }
     }
 
-    /// A layer that somebody else gave up.
+    /// A layer whose fetch another pull gave up.
     async fn again(
         &self,
         from: &LayerOrigin,
@@ -262,8 +262,8 @@ impl StorePuller {
         }
     }
 
-    /// Claims a layer, and fetches it or waits for whoever does. Says whether it was fetched here, and so fits; `None`
-    /// when whoever fetched it gave up.
+    /// Claims a layer, and fetches it or waits for the pull that does. Returns whether it was fetched here, and so fits;
+    /// `None` if the other pull gave up.
     async fn turn(
         &self,
         from: &LayerOrigin,
@@ -300,7 +300,7 @@ impl StorePuller {
         let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
         let (digest, lowers) = (wanted.descriptor.digest.clone(), lowers(below));
         let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
-        // The folder goes with the thread, as when it was unpacked.
+        // The thread owns the directory, as during unpacking.
         let settling = worker.blocking(move || {
             let settled = if unpacked.pending.is_empty() {
                 LowerMergeReport::default()
@@ -362,8 +362,8 @@ fn unpacking(wanted: &PlannedLayer, cause: UnpackError) -> PullError {
     PullError::Unpack { digest: wanted.descriptor.digest.clone(), cause }
 }
 
-/// Waits for a layer that another pull brings; `None` when it gave up. What this pull brings meanwhile may fail, and then
-/// there is nothing to wait for.
+/// Waits for a layer that another pull fetches; `None` if it gave up. Ends early if a fetch of this pull fails during the
+/// wait.
 async fn await_other(waiting: LayerWait, own: &mut LayerFetches) -> Result<Option<LayerHandle>, PullError> {
     let wait = waiting.wait();
     tokio::pin!(wait);

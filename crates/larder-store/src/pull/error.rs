@@ -13,36 +13,36 @@ use crate::store::import::ImportError;
 use crate::unpack::UnpackError;
 use larder_registry::{BlobError, FetchError};
 
-/// Why an image could not be pulled. What was there before is untouched; what was fetched is kept for the next try.
+/// Why an image could not be pulled. Existing images are not changed; fetched bytes are retained for a retry.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
-    /// The registry did not give the image's documents.
+    /// The image's manifest or config could not be fetched.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// A layer's bytes could not be had, or not be kept.
+    /// A layer could not be fetched or written.
     #[error(transparent)]
     Blob(#[from] BlobError),
     /// A layer could not be unpacked.
     #[error("could not unpack layer {digest}")]
     Unpack {
-        /// The layer, as the manifest names it.
+        /// Digest of the layer in the manifest.
         digest: Digest,
         /// Why not.
         #[source]
         cause: UnpackError,
     },
-    /// What was to be loaded cannot be read.
+    /// The archive or layout to load cannot be read.
     #[error(transparent)]
     Import(#[from] ImportError),
-    /// The disk is too full for this image.
+    /// The disk has not enough space for this image.
     #[error(transparent)]
     InsufficientSpace(#[from] InsufficientSpace),
-    /// The store could not do its part.
+    /// The store failed.
     #[error(transparent)]
     Store(StoreError),
-    /// The program is about to end.
-    #[error("the pull was abandoned")]
+    /// The process is shutting down.
+    #[error("pull canceled: the process is shutting down")]
     Abandoned,
 }
 
@@ -61,7 +61,7 @@ impl PullError {
         }
     }
 
-    /// What the disk refused is the cause, wherever it was met.
+    /// The first I/O error in the chain of causes, mapped by `what`.
     fn of_disk<T>(&self, what: impl Fn(&io::Error) -> Option<T>) -> Option<T> {
         let mut cause = self.source();
         while let Some(error) = cause {

@@ -1,7 +1,7 @@
-//! One layer from the registry into a staging folder: fetched and unpacked at the same time.
+//! Fetches one layer from the registry and unpacks it into a staging directory at the same time.
 //!
-//! The fetch writes into an ingest file, in ranges side by side; a thread reads that file in order as far as it is
-//! whole, and verifies, inflates and unpacks. What the file has survives a failure, a drop and a restart.
+//! The fetch writes parallel ranges into an ingest file; a thread reads the contiguous part of that file in order, and
+//! verifies, decompresses and unpacks it. The bytes in the ingest file survive a failure, a drop and a restart.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +22,7 @@ use larder_registry::{BlobSink, ByteRanges, FetchNotice, RepositorySession, fetc
 /// What a reader gets when no more bytes will come. Not `Interrupted`: that means to read again, for ever.
 const GIVEN_UP: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 
-/// A layer that is unpacked but does not know yet what lies below it.
+/// A layer that is unpacked but not yet merged with the layers below it.
 pub(super) struct StagedLayer {
     pub(super) staging: LayerStaging,
     pub(super) unpacked: UnpackedLayer,
@@ -30,19 +30,19 @@ pub(super) struct StagedLayer {
     pub(super) ingest: Option<IngestFile>,
 }
 
-/// Is told what the fetch of a layer does.
+/// Receives the notices of a layer's fetch.
 pub(super) type FetchObserver = Arc<dyn Fn(FetchNotice) + Send + Sync>;
 
-/// Notes which hosts served something, and passes on what a fetch tells.
+/// Records which hosts served content, and forwards the notices of the fetch.
 fn noting_hosts(
     hosts: Arc<Mutex<Vec<String>>>,
-    tell: FetchObserver,
+    observer: FetchObserver,
 ) -> impl Fn(FetchNotice) + Send + Sync + 'static {
     move |notice| {
         if let FetchNotice::Host(host) = &notice {
             hosts.lock().unwrap_or_else(PoisonError::into_inner).push(host.clone());
         }
-        tell(notice);
+        observer(notice);
     }
 }
 
@@ -53,7 +53,7 @@ pub(super) async fn fetch_layer(
     session: RepositorySession,
     wanted: PlannedLayer,
     options: UnpackOptions,
-    tell: FetchObserver,
+    observer: FetchObserver,
     worker: &PullTaskHandle,
 ) -> Result<StagedLayer, PullError> {
     let ingest = ingest_of(&store, &wanted, worker).await?;
@@ -61,10 +61,10 @@ pub(super) async fn fetch_layer(
     let mut again = true;
     loop {
         // Bytes of an earlier pull count as come; those that were forgotten do not any more.
-        tell(FetchNotice::Present(ingest.done()));
+        observer(FetchNotice::Present(ingest.done()));
         let options = UnpackOptions { progress: Arc::default(), ..options.clone() };
         let served = Arc::new(Mutex::new(Vec::new()));
-        let watched = session.with_watcher(noting_hosts(served.clone(), tell.clone()));
+        let watched = session.with_watcher(noting_hosts(served.clone(), observer.clone()));
         match attempt(&store, &watched, &wanted, &ingest, options, worker).await {
             Err(PullError::Unpack { cause, .. }) if cause.is_wrong_bytes() && again => {
                 again = false;
@@ -128,7 +128,7 @@ async fn attempt(
         Ok(_) => outcome(unpacking.await, &wanted.descriptor.digest),
         Err(error) => {
             ingest.stop(GIVEN_UP, "the fetch failed");
-            let _ = unpacking.await; // it ends at once, and takes its folder away
+            let _ = unpacking.await; // it ends at once and removes its directory
             Err(error.into())
         }
     }
@@ -154,8 +154,8 @@ fn start_unpacking(
 /// How an unpacking ended.
 type UnpackThreadResult = Result<Result<(LayerStaging, UnpackedLayer), UnpackThreadError>, PullError>;
 
-/// Unpacks a layer into a new staging folder. The folder belongs to the thread that works in it: whatever happens to
-/// those who wait, it goes only after the last file was written.
+/// Unpacks a layer into a new staging directory. The directory belongs to the unpacking thread: it is
+/// removed only after the last file was written, even if the pull was dropped.
 fn unpack(
     store: &Store,
     compressed: impl io::Read + Send,
@@ -197,7 +197,7 @@ pub(super) async fn take(
     Ok(StagedLayer { staging, unpacked, ingest: None })
 }
 
-/// Ends an unpacking that nobody waits for any more.
+/// Cancels the unpacking when the pull is dropped.
 struct CancelUnpackOnDrop(Arc<UnpackProgress>);
 
 impl Drop for CancelUnpackOnDrop {
@@ -213,7 +213,7 @@ fn outcome(ended: UnpackThreadResult, digest: &Digest) -> Result<(LayerStaging, 
     })
 }
 
-/// Ends the unpacking thread when the pull is dropped: it may wait for bytes that nobody fetches any more.
+/// Ends the unpacking thread when the pull is dropped: it may wait for bytes that are no longer fetched.
 struct StopIngestOnDrop {
     ingest: IngestFile,
     progress: Arc<UnpackProgress>,
@@ -222,7 +222,7 @@ struct StopIngestOnDrop {
 impl Drop for StopIngestOnDrop {
     fn drop(&mut self) {
         self.progress.cancel();
-        self.ingest.stop(GIVEN_UP, "nobody waits for the image any more");
+        self.ingest.stop(GIVEN_UP, "the pull was canceled");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Images from an archive or a layout into the store. Layers that are here are skipped.
+//! Loads images from an archive or a layout into the store. Layers that the store has are skipped.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -28,9 +28,9 @@ pub struct LoadedImage {
 }
 
 impl StorePuller {
-    /// Makes the images of `from` present: an OCI layout in a folder or an archive, or what `docker save` writes. An
+    /// Makes the images of `from` present: an OCI layout in a directory or an archive, or the output of `docker save`. An
     /// image whose names are but tags, or that has none, is one of the repository `base_name`; with a tag, it is the name
-    /// itself. Images before one that fails stay.
+    /// itself. Images before one that fails remain.
     pub async fn load(
         &self,
         from: ImportSource,
@@ -45,7 +45,7 @@ impl StorePuller {
         let import = self.reclaim_if_full(read.await?).await?;
         let import = Arc::new(import);
         let loaded = self.load_images(&import).await;
-        // What it held may be nobody's by now, and what it kept of a stream is deleted: work for the disk.
+        // Dropping the import may remove unused layers and spooled files: blocking disk work.
         blocking(move || drop(import)).await?;
         loaded
     }
@@ -90,7 +90,7 @@ impl StorePuller {
     }
 }
 
-/// Says of a disk without room what could be reclaimed on it.
+/// Adds the reclaimable space to an error of a full disk.
 fn with_reclaimable(error: ImportError, store: &Store) -> PullError {
     match error {
         ImportError::NoRoom(full) => reclaimable(store)

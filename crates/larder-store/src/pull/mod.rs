@@ -1,16 +1,16 @@
-//! From a name to a visible image: fetch, unpack and commit, each layer once.
+//! Pulls an image into the store: fetches, unpacks and commits it, each layer once.
 //!
 //! ```text
-//! session.documents -> plan -> admission -> claim each layer -> bring (fetch | unpack) -> settle -> commit
+//! session.documents -> plan -> admission -> claim each layer -> fetch and unpack -> merge lowers -> commit
 //! ```
 //!
-//! Read [`StorePuller::pull`] first. Layers are brought side by side: `bring.rs` writes what the network gives into an
-//! ingest file while a thread behind it hashes, inflates and unpacks. They are settled one after another from the
-//! bottom up (`assemble.rs`), since what a layer leaves out comes from those below it.
+//! Read [`StorePuller::pull`] first. Layers are fetched in parallel: `fetch_layer.rs` writes the received bytes into
+//! an ingest file while a thread behind it hashes, decompresses and unpacks. They are finished one after another from
+//! the bottom up (`assemble.rs`), since content that a layer omits comes from the layers below it.
 //!
-//! Promises: an image is visible only after all its bytes were verified and are durable; a layer wanted by several
-//! pulls is fetched once; a pull that fails, is dropped, or dies with its process leaves what was fetched and the
-//! layers that are finished to the next one, unless the disk is full; memory does not depend on the image.
+//! Guarantees: an image is visible only after all its bytes are verified and durable; a layer needed by several
+//! pulls is fetched once; a pull that fails, is dropped, or dies with its process leaves its fetched bytes and finished
+//! layers to the next one, unless the disk is full; memory does not depend on the image.
 
 mod assemble;
 mod error;
@@ -53,19 +53,19 @@ use pull_tasks::{AbandonedPulls, PullTaskHandle, PullTasks, blocking};
 /// How images are pulled into the store.
 #[derive(Debug, Clone)]
 pub struct StorePullConfig {
-    /// The platform that is chosen from an index. Default: this machine's.
+    /// The platform to select from an index. Default: the platform of this machine.
     pub platform: PlatformMatcher,
-    /// Layers that are fetched and unpacked at once, over all pulls. Default 4. Each takes up to 3 MiB of memory.
+    /// Maximum of layers fetched and unpacked at the same time, over all pulls. Default 4. Each takes up to 3 MiB of memory.
     pub layers_at_once: usize,
-    /// What must stay free on the store's file system. A pull or load is refused where even the least that it could take
-    /// does not fit beside it; one that takes more than that may use it up. Default 64 MiB and 1,000 inodes.
+    /// Space to leave free on the store's filesystem. A pull or load is refused if even its least estimate does not fit
+    /// beside the reserve; one that takes more than that may use it up. Default 64 MiB and 1,000 inodes.
     pub reserve: DiskSpace,
     /// Files that all pulls together keep open, but for a few of each pull. Default three quarters of this process's
     /// limit, and no more than 4,096. Below 200, pulls get slower.
     pub open_files: usize,
-    /// Ceilings against hostile layers.
+    /// Limits against hostile layers.
     pub limits: UnpackLimits,
-    /// How long a pulled image is spared by collection although nothing uses it yet. Default 10 minutes.
+    /// Duration of the lease that protects a pulled, still unused image from GC. Default 10 minutes.
     pub ensured_lease: Duration,
 }
 
@@ -82,7 +82,7 @@ impl Default for StorePullConfig {
     }
 }
 
-/// How long a pull that did not end well keeps what it fetched and finished from being swept, unless it comes back.
+/// How long the fetched bytes and finished layers of a failed pull are retained for a retry.
 const PULL_LEASE: Duration = Duration::from_secs(24 * 3600);
 
 /// Layers of at least so many compressed bytes are unpacked on several threads.
@@ -96,14 +96,14 @@ pub struct StorePuller {
     config: Arc<StorePullConfig>,
     slots: Arc<Semaphore>,
     files: OpenFileBudget,
-    /// Layers that may be open for others to be settled on them.
+    /// Bounds the layers that are open as lowers of others.
     lowers: Arc<Semaphore>,
     syncer: BackgroundSyncer,
     leaving: AbandonedPulls,
 }
 
 impl StorePuller {
-    /// Pulls into `store` from what `client` reaches.
+    /// Pulls into `store` through `client`.
     pub fn new(store: Store, client: RegistryClient, config: StorePullConfig) -> Self {
         let slots = Arc::new(Semaphore::new(config.layers_at_once.max(1)));
         let files = OpenFileBudget::of(config.open_files, config.layers_at_once);
@@ -117,13 +117,13 @@ impl StorePuller {
         &self.store
     }
 
-    /// What it fetches with.
+    /// The registry client.
     pub fn client(&self) -> &RegistryClient {
         &self.client
     }
 
-    /// Makes the image that `name` stands for now present under that name, and says which it is. When it tells an error,
-    /// nothing works at the image any more, and what was unpacked of it takes no room.
+    /// Resolves `name`, makes that image present under the name, and returns it. When this returns an error, no worker of
+    /// the pull is left, and partially unpacked layers take no disk space.
     pub async fn pull(
         &self,
         name: &Reference,
@@ -165,7 +165,7 @@ impl StorePuller {
         Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
     }
 
-    /// Refuses a pull that would fill the disk, after what dead processes left for too long has gone from it.
+    /// Refuses a pull that would fill the disk, after expired leftovers of dead processes are removed.
     async fn admit(&self, missing: &[(usize, u64)]) -> Result<(), PullError> {
         if missing.is_empty() {
             return Ok(());
@@ -181,7 +181,7 @@ impl StorePuller {
         if fits {
             return Ok(());
         }
-        // What pulls that were dropped still have goes first, then what is kept for them.
+        // First remove what dropped pulls still use, then what is retained for a retry.
         self.leaving.wait().await;
         let store = self.store.clone();
         blocking(move || {
@@ -192,20 +192,20 @@ impl StorePuller {
         .await?
     }
 
-    /// Layers that are kept for another try must not keep the disk full, nor what a failed pull has thrown away.
+    /// Neither resumable layers nor the trash of a failed pull may keep the disk full.
     async fn reclaim_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
         if ended.as_ref().is_err_and(PullError::is_no_space) {
             let store = self.store.clone();
             let make_room = move || store.discard_resumable_layers().and_then(|_| store.empty_trash());
             if let Err(error) = blocking(make_room).await? {
-                tracing::warn!(%error, "could not take away the layers of pulls that failed");
+                tracing::warn!(%error, "could not remove the layers of failed pulls");
             }
         }
         ended
     }
 
-    /// Keeps what is fetched and finished for the next try, also when this process dies, until the image is there;
-    /// the id of the lease. Layers that others bring count as well: theirs may be the pull that fails.
+    /// Takes a lease on fetched bytes and finished layers until the image is committed, so that a retry can use them even
+    /// if this process dies. Returns the lease ID. Includes layers that other pulls fetch, since those may fail.
     async fn lease_of(&self, plan: &PullPlan, claims: &[ClaimOutcome]) -> Result<String, PullError> {
         let id = format!("pull/{}", plan.config.0);
         if plan.is_present(claims) {
@@ -249,12 +249,12 @@ impl StorePuller {
         }
     }
 
-    /// Spares an image that somebody was just told is present, as one that was just pulled.
+    /// Leases an image that was just reported as present, as if it was just pulled.
     pub fn lease_ensured(&self, id: &Digest) -> Result<(), StoreError> {
         self.store.lease(&self.ensured(id.clone()))
     }
 
-    /// Spares an image that was just made present until something uses it, or a time passes.
+    /// Leases an image that was just made present, until it is in use or the lease expires.
     fn ensured(&self, id: Digest) -> LeaseRecord {
         LeaseRecord {
             id: format!("ensured/{id}"),
@@ -282,7 +282,7 @@ impl StorePuller {
     }
 }
 
-/// What the layers take that no mount uses: what removing all unused images would free.
+/// Disk usage of the layers that no mount uses: what removing all unused images would free.
 fn reclaimable(store: &Store) -> Result<DiskSpace, StoreError> {
     let mounted: HashSet<_> = store.mounts()?.into_iter().flat_map(|mount| mount.layers).collect();
     let mut layers = HashMap::new();

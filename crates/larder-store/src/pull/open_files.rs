@@ -1,4 +1,4 @@
-//! How many files pulls keep open: a bound over all of them, shared out among what needs many.
+//! Bound on the files that all pulls together keep open, divided among the parts that need many.
 
 use rustix::process::{Resource, getrlimit};
 
@@ -24,8 +24,8 @@ impl OpenFileBudget {
     }
 }
 
-/// What pulls take when nobody says: three quarters of what this process may have, which leaves the rest to connections,
-/// the database, and whatever else the program does.
+/// Default bound: three quarters of the process's limit, which leaves the rest to connections, the database and the
+/// embedding program.
 pub(super) fn usual() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit / 4 * 3).unwrap_or(usize::MAX).min(4096)

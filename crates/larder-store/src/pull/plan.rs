@@ -1,4 +1,4 @@
-//! What a pull is going to do, from the image's documents alone. Pure.
+//! The plan of a pull, computed from the image's documents alone. Pure.
 
 use larder::reference::Digest;
 

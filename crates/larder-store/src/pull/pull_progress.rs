@@ -1,4 +1,4 @@
-//! What a pull and each of its layers do, counted as it happens and described when somebody asks.
+//! Progress of a pull and of each of its layers: counted as it happens, rendered on request.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -56,7 +56,7 @@ impl PullProgress {
             meter: RateMeter::default(),
             committing: AtomicBool::new(false),
         });
-        // Whoever keeps the progress must not keep the pull's tally, which has the progress.
+        // A weak reference: the tally owns the progress.
         let described = Arc::downgrade(&tally);
         progress.describe_by(move || {
             described.upgrade().map_or_else(PullDetail::default, |tally| tally.detail(Instant::now()))
@@ -69,7 +69,7 @@ impl PullProgress {
         self.waits.notice(notice);
     }
 
-    /// Says which layers are missing, and who brings them.
+    /// Sets which layers are missing, and whether this pull fetches them.
     pub(super) fn layers(&self, plan: &PullPlan, claims: &[ClaimOutcome]) {
         let ours = |digest: &Digest| {
             let mut layers = plan.layers.iter().zip(claims);
@@ -112,7 +112,7 @@ impl PullProgress {
         }
     }
 
-    /// What the fetch of a layer tells.
+    /// Applies a notice of a layer's fetch.
     pub(super) fn notice_of(&self, layer: &Digest, notice: &FetchNotice) {
         let Some(layer) = self.fetched(layer) else { return };
         layer.waits.notice(notice);
@@ -139,8 +139,8 @@ impl PullProgress {
         layers.filter(move |layer| layer.digest == *digest && *layer.phase() != LayerPhase::Done)
     }
 
-    /// The layer of this digest that is being fetched: one that this pull set out to fetch, else one that somebody gave
-    /// up, or that does not fit where it is. Of several with one digest only one is fetched at a time.
+    /// The layer of this digest that is being fetched: one that this pull planned to fetch, else one that another
+    /// pull gave up, or whose existing copy does not fit. Of several with one digest only one is fetched at a time.
     fn fetched(&self, digest: &Digest) -> Option<&LayerPullProgress> {
         let ours = self.unsettled(digest).find(|layer| layer.size.is_some());
         ours.or_else(|| self.unsettled(digest).next())

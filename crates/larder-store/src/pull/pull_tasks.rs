@@ -1,9 +1,9 @@
-//! Who works for a pull, so that whoever tells its outcome can wait until they have let go of everything.
+//! The tasks and threads of a pull, so that its outcome is reported only after all of them have ended.
 //!
-//! A pull that fails, or that nobody wants any more, has tasks and threads at work: they notice it at their next step.
-//! Until then they keep files open, and folders that nobody will use; on a full disk that is room which the next pull
-//! wants. So a pull that fails tells it after they have ended. A pull that is dropped cannot wait: those who need the room
-//! wait for its workers instead ([`AbandonedPulls`]).
+//! A pull that fails or is canceled still has tasks and threads running, which notice it at their next step. Until then
+//! they keep files open and unpack into directories that no pull will use; on a full disk, the next pull needs that space.
+//! A failed pull therefore reports its error after they have ended. A dropped pull cannot wait: the pull that needs the
+//! space waits for its workers instead ([`AbandonedPulls`]).
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,14 +14,14 @@ use tracing::{Instrument as _, Span};
 use super::error::PullError;
 use crate::unpack::WriteBehind;
 
-/// Those who work for one pull.
+/// The workers of one pull.
 pub(super) struct PullTasks {
     worker: PullTaskHandle,
     ended: Option<PullTasksDone>,
     leaving: AbandonedPulls,
 }
 
-/// One who works for a pull: the pull has not ended before this is dropped.
+/// A worker of a pull: the pull has not ended before this is dropped.
 #[derive(Clone)]
 pub(super) struct PullTaskHandle {
     write_behind: WriteBehind,
@@ -40,7 +40,7 @@ struct PullTasksDone {
 pub(super) struct AbandonedPulls(Arc<Mutex<Vec<PullTasksDone>>>);
 
 impl PullTasks {
-    /// Nobody yet. Should the pull be dropped, whoever works for it then is `leaving`.
+    /// A pull without workers. If the pull is dropped, its remaining workers are added to `leaving`.
     pub(super) fn new(write_behind: WriteBehind, leaving: &AbandonedPulls) -> PullTasks {
         let (sender, alive) = mpsc::channel(1);
         let ended = PullTasksDone { alive, write_behind: write_behind.clone() };
@@ -52,7 +52,7 @@ impl PullTasks {
         self.worker.clone()
     }
 
-    /// Waits until all of them have ended, after the tasks were told to.
+    /// Waits until all workers have ended, after the tasks were stopped.
     pub(super) async fn end(mut self) {
         let ended = self.ended.take();
         drop(self);
@@ -78,20 +78,20 @@ impl PullTaskHandle {
     }
 
     /// Runs what blocks on a thread where it may. The pull does not end before it, nor before what it returned is
-    /// dropped if nobody waits for that any more.
+    /// dropped if the caller no longer waits for it.
     pub(super) fn blocking<T, W>(&self, work: W) -> impl Future<Output = Result<T, PullError>> + use<T, W>
     where
         T: Send + 'static,
         W: FnOnce() -> T + Send + 'static,
     {
         let worker = self.clone();
-        // The order matters: a result that nobody takes is dropped before the worker.
+        // The order matters: an unused result is dropped before the worker.
         let work = in_current_span(work);
         let working = tokio::task::spawn_blocking(move || (work(), worker));
         async { working.await.map(|(done, _worker)| done).map_err(|_| PullError::Abandoned) }
     }
 
-    /// Starts a task that ends with whoever waits for it, and works for the pull until then.
+    /// Starts a task that is aborted when its handle is dropped; it is a worker of the pull until then.
     pub(super) fn task<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, PullError>> + Send + 'static,
@@ -101,7 +101,7 @@ impl PullTaskHandle {
     }
 }
 
-/// A task that ends with whoever waits for it.
+/// A task that is aborted when this handle is dropped.
 pub(super) struct PullTask<T>(JoinHandle<(Result<T, PullError>, PullTaskHandle)>);
 
 impl<T> PullTask<T> {

@@ -1,12 +1,11 @@
-//! Is there room for this pull? Pure: sizes in, a yes or a reason out.
+//! Admission: is there enough disk space for a pull? Pure: sizes in, a verdict out.
 //!
-//! A manifest says how much will be fetched, not what it becomes on disk. That is estimated with a [`UnpackRatio`] learned
-//! from what was pulled on this node before. While a layer is unpacked its fetched bytes are still on disk, so both
-//! count.
+//! A manifest declares compressed sizes, not the size on disk. That is estimated with a [`UnpackRatio`] learned from
+//! earlier pulls on this node. While a layer is unpacked its compressed bytes are still on disk, so both count.
 //!
-//! Images differ: some grow to twice what is fetched, some to five times. A pull is refused only where the [least](SpaceEstimate)
-//! that it could take does not fit. One that grows more than that finds the disk full in its middle, and leaves nothing
-//! behind; one that is refused although it would fit cannot be had at all.
+//! Images differ: some grow to twice their compressed size, some to five times. A pull is refused only if the
+//! [least](SpaceEstimate) that it could take does not fit. One that grows more than that fails when the disk is full, and
+//! leaves nothing behind; refusing one that would fit would make the image unavailable.
 
 use std::fmt;
 
@@ -77,7 +76,7 @@ fn scaled(ratio: UnpackRatio, by: f64) -> UnpackRatio {
     UnpackRatio { bytes: ratio.bytes * by, inodes: ratio.inodes * by }
 }
 
-/// What a layer becomes. It has a few folders and files of the store's own.
+/// What a layer becomes. It has a few directories and files of the store's own.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -109,16 +108,16 @@ fn fits(need: u64, free: u64, reserve: u64) -> bool {
     need == 0 || need <= free.saturating_sub(reserve)
 }
 
-/// There is no room for a pull.
+/// Not enough disk space for a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InsufficientSpace {
     /// What the pull is estimated to take.
     pub need: SpaceEstimate,
     /// What is free.
     pub free: DiskSpace,
-    /// What of it must stay free.
+    /// The part of it that must remain free.
     pub reserve: DiskSpace,
-    /// What removing images that nobody uses would free.
+    /// What removing all unused images would free.
     pub reclaimable: DiskSpace,
 }
 
@@ -136,14 +135,14 @@ impl InsufficientSpace {
     /// What the reader could try next.
     pub fn hint(&self) -> Hint {
         if self.fits_after_gc() {
-            Hint::new().command(["gc"]).text(" makes room by removing images that nobody uses")
+            Hint::new().command(["gc"]).text(" removes unused images")
         } else {
-            Hint::new().command(["df"]).text(" shows what holds the disk")
+            Hint::new().command(["df"]).text(" shows disk usage")
         }
     }
 }
 
-/// `needs about 3.2GB, 1.1GB free, of which 67.1MB are kept in reserve; 0B could be reclaimed`
+/// `insufficient space: needs about 3.2GB, 1.1GB free (67.1MB reserved); 0B reclaimable`
 impl fmt::Display for InsufficientSpace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let show: fn(&DiskSpace) -> String = if self.lacks_inodes_only() {
@@ -151,11 +150,11 @@ impl fmt::Display for InsufficientSpace {
         } else {
             |amount| go_format::bytes(amount.bytes)
         };
-        write!(f, "needs about {}, {} free", show(&self.need.likely), show(&self.free))?;
+        write!(f, "insufficient space: needs about {}, {} free", show(&self.need.likely), show(&self.free))?;
         if self.reserve != DiskSpace::default() {
-            write!(f, ", of which {} are kept in reserve", show(&self.reserve))?;
+            write!(f, " ({} reserved)", show(&self.reserve))?;
         }
-        write!(f, "; {} could be reclaimed", show(&self.reclaimable))
+        write!(f, "; {} reclaimable", show(&self.reclaimable))
     }
 }
 
@@ -180,7 +179,7 @@ mod tests {
         let error = admit(just(3 * GIB, 10), of(2 * GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "needs about 3.22GB, 2.15GB free, of which 537MB are kept in reserve; 1.07GB could be reclaimed"
+            "insufficient space: needs about 3.22GB, 2.15GB free (537MB reserved); 1.07GB reclaimable"
         );
         assert!(!error.fits_after_gc());
         let error = admit(just(GIB, 10), of(GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
@@ -200,7 +199,10 @@ mod tests {
     #[test]
     fn inodes_are_room_too() {
         let error = admit(just(1, 1000), of(GIB, 10), of(0, 0), of(0, 5)).unwrap_err();
-        assert_eq!(error.to_string(), "needs about 1000 inodes, 10 inodes free; 5 inodes could be reclaimed");
+        assert_eq!(
+            error.to_string(),
+            "insufficient space: needs about 1000 inodes, 10 inodes free; 5 inodes reclaimable"
+        );
     }
 
     #[test]
@@ -230,7 +232,10 @@ mod tests {
         assert!(need.likely.bytes > 700_000_000, "{need:?}");
         assert_eq!(admit(need, of(350_000_000, 100_000), of(0, 0), of(0, 0)), Ok(()));
         let error = admit(need, of(250_000_000, 100_000), of(0, 0), of(0, 0)).unwrap_err();
-        assert!(error.to_string().starts_with("needs about 723MB, 250MB free"), "{error}");
+        assert!(
+            error.to_string().starts_with("insufficient space: needs about 723MB, 250MB free"),
+            "{error}"
+        );
         // What is fetched must fit in any case.
         let dense = estimate(UnpackRatio { bytes: 0.1, inodes: 0.0 }, &layers).least;
         assert_eq!(dense.bytes, 160_000_000 + 77_000_000);

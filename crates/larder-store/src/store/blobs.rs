@@ -1,4 +1,4 @@
-//! Manifests and configs: small files named for their digest.
+//! Manifests and configs: small files named after their digest.
 
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -88,8 +88,8 @@ impl OpenStore {
         if read_blob(&path).context(doing)?.is_some_and(|present| present == bytes) {
             return Ok(());
         }
-        if let Some(folder) = path.parent() {
-            ensure_dir(&*self.disk, folder).context(doing)?;
+        if let Some(dir) = path.parent() {
+            ensure_dir(&*self.disk, dir).context(doing)?;
         }
         replace(&*self.disk, &self.layout.new_staging(), &path, bytes).context(doing)
     }

@@ -1,11 +1,11 @@
-//! Making an image visible.
+//! Makes an image visible.
 //!
 //! ```text
-//! layers in place, blobs in place -> one sync of the file system -> one transaction
+//! layers and blobs in the store -> one sync of the filesystem -> one transaction
 //! ```
 //!
-//! Promises: before the transaction nobody sees anything, after it everything behind the image is durable. What is
-//! left behind by a commit that did not come to its end is cleaned when the store is opened.
+//! Guarantees: before the transaction, no reader sees any of it; after it, everything that the image needs is durable. The
+//! leftovers of an interrupted commit are removed when the store is opened.
 
 use std::time::SystemTime;
 
@@ -26,13 +26,13 @@ use larder_registry::manifest::{ImageConfig, ManifestError};
 /// Key of the learned [`UnpackRatio`] in the table of what is known of the store as a whole.
 pub(super) const RATIO: &str = "ratio";
 
-/// Most manifests that are kept of one image: who pulls it again and again under new ones does not fill the disk.
+/// Maximum of manifests stored per image, so that repeated pulls with new manifests do not fill the disk.
 const MAX_MANIFESTS: usize = 32;
 
-/// An image whose layers are all here.
+/// An image to commit, with all layers present.
 #[derive(Debug, Clone)]
 pub struct ImageCommit {
-    /// What it is to be called. A name with a digest gives no tag, even if it has one.
+    /// The image's names. A name with a digest adds no tag, even if it has one.
     pub names: Vec<Reference>,
     /// Digest of the config, and its bytes.
     pub config: (Digest, Vec<u8>),
@@ -43,11 +43,11 @@ pub struct ImageCommit {
     pub has_digest: bool,
     /// Its layers, lowest first.
     pub layers: Vec<CommitLayer>,
-    /// Never to be collected.
+    /// Pinned: never removed by GC.
     pub pinned: bool,
-    /// A lease to take in the same step, so that collection does not come between.
+    /// A lease to create in the same transaction, so that GC cannot remove the image in between.
     pub lease: Option<LeaseRecord>,
-    /// A lease to end in the same step: that of the pull.
+    /// A lease to end in the same transaction: that of the pull.
     pub end_lease: Option<String>,
 }
 
@@ -70,8 +70,8 @@ impl Store {
         self.0.commit(image, now)
     }
 
-    /// Makes layers durable without an image, so that a pull that failed elsewhere, or a repair, need not fetch them
-    /// again. Unless an image or a lease has them they go with the next [`sweep`](Store::sweep).
+    /// Makes layers durable without an image, so that a retry after another failure, or a repair, need not fetch them
+    /// again. Unless an image or a lease references them, they are removed by the next [`sweep`](Store::sweep).
     pub fn commit_layers(
         &self,
         layers: &[LayerHandle],
@@ -171,7 +171,7 @@ impl OpenStore {
         Ok((record, others))
     }
 
-    /// What a manifest from before cannot be measured by is its absence, which fsck tells.
+    /// A missing manifest cannot be measured; fsck reports it.
     fn blob_bytes(&self, record: &ImageRecord) -> u64 {
         let found = record.blobs().filter_map(|digest| fs_err::metadata(self.layout.blob(digest)).ok());
         found.map(|metadata| metadata.len()).sum()

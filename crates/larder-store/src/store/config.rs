@@ -11,15 +11,15 @@ pub struct StoreConfig {
     ///
     /// [`Store::empty_trash`]: super::Store::empty_trash
     pub background_deletion: bool,
-    /// Whether closing the store waits until everything that was removed is deleted. Default false: what is left goes
-    /// on when the store is opened again. A process that lives only for one command that removes something may never
-    /// come to it otherwise; [`Store::finish_deletion`] says so later.
+    /// Whether closing the store waits until everything that was removed is deleted. Default false: the rest is
+    /// deleted after the store is opened again. A process that runs only one command may end before the deletion;
+    /// [`Store::finish_deletion`] enables the wait later.
     ///
     /// [`Store::finish_deletion`]: super::Store::finish_deletion
     pub finish_deletion: bool,
-    /// How long a half-fetched blob is kept for resuming after the last byte came. Default one day.
+    /// How long a partially fetched blob is retained for a resume after its last byte was received. Default one day.
     pub ingest_keep: Duration,
-    /// How long bytes of a blob being fetched may wait until they are made durable; a power cut costs no more of a
+    /// How long bytes of a blob being fetched may wait until they are made durable; a power loss costs no more of a
     /// download than this. Default 30 seconds, when the kernel would have written them anyway.
     pub ingest_sync: Duration,
 }

@@ -1,10 +1,10 @@
-//! The database: the only room that knows redb.
+//! The database: the only module that uses redb.
 //!
-//! Tables map text to a record, written as its version, a space, and JSON. Reads see the state of the moment in which
-//! they began and never wait for writes. A write is durable when it returns, or it did not happen.
+//! Tables map text to a record, written as its version, a space, and JSON. Reads see a snapshot of the moment in which they
+//! began and never wait for writes. A write is durable when it returns, or it did not happen.
 //!
-//! redb refuses to go on after the disk failed it once, since it cannot know what is on disk. Then the database is
-//! opened again, which repairs it: one refused write, as on a full disk, does not end the daemon.
+//! redb refuses all operations after an I/O error, since it cannot know what is on disk. The database is then reopened,
+//! which repairs it: one failed write, as on a full disk, does not end the daemon.
 
 use std::io;
 use std::ops::Bound;
@@ -45,7 +45,7 @@ pub(crate) const META: RedbTable = TableDefinition::new("meta");
 
 const TABLES: [RedbTable; 8] = [IMAGES, LISTED, NAMES, LAYERS, USES, LEASES, MOUNTS, META];
 
-/// Why the database did not answer.
+/// Why a database operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DbError {
@@ -53,7 +53,7 @@ pub enum DbError {
     #[error(transparent)]
     Storage(Box<redb::Error>),
     /// A record cannot be read.
-    #[error("the record {key:?} is damaged")]
+    #[error("damaged record {key:?}")]
     Record {
         /// Its key.
         key: String,
@@ -62,7 +62,7 @@ pub enum DbError {
         cause: serde_json::Error,
     },
     /// A later larder wrote this record.
-    #[error("the record {key:?} has version {found:?}, this larder knows {VERSION}")]
+    #[error("record {key:?} has version {found:?}: this version of larder supports {VERSION}")]
     Newer {
         /// Its key.
         key: String,
@@ -80,7 +80,7 @@ impl DbError {
                 _ => Some(super::error::rebuild()),
             },
             DbError::Record { .. } => Some(super::error::rebuild()),
-            DbError::Newer { .. } => Some("use the larder that wrote it, or a later one".into()),
+            DbError::Newer { .. } => Some("use the version of larder that wrote it, or a later one".into()),
         }
     }
 
@@ -185,7 +185,7 @@ impl Db {
         writer.0.commit()?;
         drop(database);
         file.sync_data().and_then(|()| disk.rename(&new, path)).map_err(failed)?;
-        path.parent().map_or(Ok(()), |folder| disk.sync_dir(folder)).map_err(failed)
+        path.parent().map_or(Ok(()), |dir| disk.sync_dir(dir)).map_err(failed)
     }
 
     fn open_file(&self) -> DbResult<Database> {
@@ -193,7 +193,7 @@ impl Db {
         Ok(redb::Builder::new().set_cache_size(self.cache_bytes).create_with_backend(RedbFile(file))?)
     }
 
-    /// Closes the database and opens it again, once nobody is in it.
+    /// Closes the database and reopens it, once no operation uses it.
     fn reopen(&self) -> DbResult<()> {
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
         // Closed first: two of them on one file would each think that they know what is free.
@@ -456,8 +456,8 @@ mod tests {
     use super::*;
     use crate::disk::RealDisk;
 
-    fn open(folder: &Path) -> Db {
-        let (disk, path): (Arc<dyn Disk>, _) = (Arc::new(RealDisk), folder.join("db"));
+    fn open(dir: &Path) -> Db {
+        let (disk, path): (Arc<dyn Disk>, _) = (Arc::new(RealDisk), dir.join("db"));
         if !path.exists() {
             Db::create(&*disk, &path, |_| Ok(())).unwrap();
         }
@@ -466,17 +466,17 @@ mod tests {
 
     #[test]
     fn what_was_written_is_there_after_opening_again() {
-        let folder = tempfile::tempdir().unwrap();
-        open(folder.path()).write("test", |writer| Ok(writer.put(META, "a", &7)?)).unwrap();
-        let db = open(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        open(dir.path()).write("test", |writer| Ok(writer.put(META, "a", &7)?)).unwrap();
+        let db = open(dir.path());
         assert_eq!(db.read("test", |reader| reader.get::<u32>(META, "a")).unwrap(), Some(7));
         assert_eq!(db.read("test", |reader| reader.get::<u32>(META, "b")).unwrap(), None);
     }
 
     #[test]
     fn a_failed_write_leaves_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let db = open(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let db = open(dir.path());
         let failed: Result<(), StoreError> = db.write("test", |writer| {
             writer.put(META, "a", &7)?;
             Ok(decode::<()>("x", b"2 null")?)
@@ -487,8 +487,8 @@ mod tests {
 
     #[test]
     fn a_read_sees_one_moment() {
-        let folder = tempfile::tempdir().unwrap();
-        let db = open(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let db = open(dir.path());
         db.read("test", |reader| {
             std::thread::scope(|scope| {
                 scope.spawn(|| db.write("test", |writer| Ok(writer.put(META, "a", &7)?)).unwrap());
@@ -510,8 +510,8 @@ mod tests {
 
     #[test]
     fn prefixes_end_where_they_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let db = open(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let db = open(dir.path());
         db.write("test", |writer| {
             ["a/1", "a/2", "a0", "b/1"].iter().try_for_each(|key| writer.put_raw(USES, key, b""))?;
             Ok(())

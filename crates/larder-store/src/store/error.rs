@@ -1,4 +1,4 @@
-//! Why the store did not do as asked.
+//! Why an operation of the store failed.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,33 +17,33 @@ pub enum StoreOpenError {
     /// Another process has it open.
     #[error("the store {} is in use by {holder}", root.display())]
     InUse {
-        /// The store's folder.
+        /// The store's directory.
         root: PathBuf,
-        /// `process 4711 (larder)`, or `another process` where it cannot be told.
+        /// `process 4711 (larder)`, or `another process` if unknown.
         holder: String,
     },
-    /// The folder has things in it that are not a store's.
-    #[error("{} is not an image store, and not empty", root.display())]
+    /// The directory has content that does not belong to a store.
+    #[error("{} is not an image store and not empty", root.display())]
     NotAStore {
-        /// The folder.
+        /// The directory.
         root: PathBuf,
     },
-    /// There is no store in the folder, or no folder, and none was to be made.
-    #[error("there is no image store in {}", root.display())]
+    /// The directory has no store or does not exist, and the caller did not ask to create one.
+    #[error("no image store in {}", root.display())]
     NoStore {
-        /// The folder.
+        /// The directory.
         root: PathBuf,
     },
     /// The root is a file.
-    #[error("{} is no folder", root.display())]
-    NotAFolder {
+    #[error("{} is not a directory", root.display())]
+    NotADirectory {
         /// As given.
         root: PathBuf,
     },
     /// A later larder made this store.
-    #[error("the store {} has format {found}; this larder knows formats up to {known}", root.display())]
+    #[error("the store {} has format {found}: this version of larder supports formats up to {known}", root.display())]
     Newer {
-        /// The store's folder.
+        /// The store's directory.
         root: PathBuf,
         /// The format on disk.
         found: u32,
@@ -51,7 +51,7 @@ pub enum StoreOpenError {
         known: u32,
     },
     /// The file that names the format cannot be understood.
-    #[error("{} does not say which format the store has", path.display())]
+    #[error("cannot determine the store's format from {}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
@@ -65,10 +65,10 @@ pub enum StoreOpenError {
         #[source]
         cause: DbError,
     },
-    /// The database cannot be made anew while images are mounted.
-    #[error("images of the store {} are mounted at {}", root.display(), mounted.join(", "))]
+    /// The database cannot be rebuilt while images are mounted.
+    #[error("cannot rebuild the database of the store {}: images are mounted at {}", root.display(), mounted.join(", "))]
     Mounted {
-        /// The store's folder.
+        /// The store's directory.
         root: PathBuf,
         /// Where.
         mounted: Vec<String>,
@@ -78,16 +78,16 @@ pub enum StoreOpenError {
     Io {
         /// Such as `create` or `recover`.
         doing: &'static str,
-        /// The store's folder.
+        /// The store's directory.
         root: PathBuf,
         /// What the disk said, with the path.
         #[source]
         cause: io::Error,
     },
-    /// What a dead process left could not be put in order.
+    /// Cleaning up after a dead process failed.
     #[error("could not recover the store {}", root.display())]
     Recovery {
-        /// The store's folder.
+        /// The store's directory.
         root: PathBuf,
         /// Why not.
         #[source]
@@ -100,28 +100,31 @@ impl StoreOpenError {
     pub fn hint(&self) -> Option<Hint> {
         Some(match self {
             StoreOpenError::InUse { .. } => {
-                Hint::from("one process has a store at a time: a command until it is done, ")
+                Hint::from("only one process can use a store: a command until it exits, ")
                     .command(["serve"])
                     .text(" until it is stopped")
             }
             StoreOpenError::Mounted { .. } => "unmount them first: umount DIR".into(),
-            StoreOpenError::NotAStore { .. } | StoreOpenError::NotAFolder { .. } => {
-                named_root("name the folder of a store, an empty one, or a new one with ")
+            StoreOpenError::NotAStore { .. } | StoreOpenError::NotADirectory { .. } => {
+                named_root("to use the directory of a store, an empty or a new directory, pass ")
             }
-            StoreOpenError::NoStore { .. } => named_root("name the folder of a store with ")
+            StoreOpenError::NoStore { .. } => named_root("to use the directory of a store, pass ")
                 .text("; ")
                 .command(["pull"])
-                .text(", ensure or load make a new one"),
-            StoreOpenError::Newer { .. } => "use the larder that made it, or a later one".into(),
+                .text(", ensure and load create a store"),
+            StoreOpenError::Newer { .. } => {
+                "use the version of larder that created it, or a later one".into()
+            }
             StoreOpenError::Format { .. } | StoreOpenError::Database { .. } => rebuild(),
-            StoreOpenError::Io { cause, .. } => hint_of_io(cause)
-                .unwrap_or_else(|| named_root("run as the owner of the folder, or name another with ")),
+            StoreOpenError::Io { cause, .. } => hint_of_io(cause).unwrap_or_else(|| {
+                named_root("run as the owner of the directory, or use another directory with ")
+            }),
             StoreOpenError::Recovery { cause, .. } => return cause.hint(),
         })
     }
 }
 
-/// Why the store did not do as asked. What was visible before is visible still.
+/// Why an operation of the store failed. The visible state has not changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -135,7 +138,7 @@ pub enum StoreError {
         cause: io::Error,
     },
     /// The database refused a step.
-    #[error("could not {operation}: the store's database failed")]
+    #[error("could not {operation}: database error")]
     Database {
         /// Such as `list images`.
         operation: &'static str,
@@ -144,7 +147,7 @@ pub enum StoreError {
         cause: DbError,
     },
     /// There is no such image.
-    #[error("there is no image {image} in the store")]
+    #[error("image {image} not found in the store")]
     NoImage {
         /// As asked.
         image: ImageName,
@@ -166,7 +169,7 @@ pub enum StoreError {
         leases: Vec<String>,
     },
     /// A blob given to be stored is not what its digest says.
-    #[error("these bytes have the digest {found}, not {wanted}")]
+    #[error("digest mismatch: expected {wanted}, got {found}")]
     WrongDigest {
         /// The digest that was promised.
         wanted: Digest,
@@ -174,13 +177,13 @@ pub enum StoreError {
         found: Digest,
     },
     /// The layers given for an image are not those that its config lists.
-    #[error("the config of image {id} lists other layers than were given")]
+    #[error("the config of image {id} does not match its layers")]
     WrongLayers {
         /// Digest of the config.
         id: Digest,
     },
     /// The config of an image cannot be read.
-    #[error("the config of image {id} is no image config")]
+    #[error("invalid config of image {id}")]
     Config {
         /// Digest of the config.
         id: Digest,
@@ -188,20 +191,20 @@ pub enum StoreError {
         #[source]
         cause: Box<ManifestError>,
     },
-    /// A layer that was thought to be there is gone, or damaged.
-    #[error("layer {key} is not in the store")]
+    /// A layer that was expected to be present is missing or damaged.
+    #[error("layer {key} not found in the store")]
     NoLayer {
         /// The layer's key.
         key: LayerKey,
     },
-    /// Somebody in this process fetches this blob already.
-    #[error("{digest} is being fetched already")]
+    /// Another pull of this process fetches this blob.
+    #[error("{digest} is already being fetched")]
     Busy {
         /// Digest of the blob.
         digest: Digest,
     },
-    /// More bytes came than were declared.
-    #[error("{digest} has {size} bytes, and something was written at {end}")]
+    /// More bytes were written than declared.
+    #[error("{digest}: a write ends at byte {end}, beyond its declared size of {size} bytes")]
     TooLong {
         /// Digest of the blob.
         digest: Digest,
@@ -218,16 +221,20 @@ impl StoreError {
         Some(match self {
             StoreError::Io { cause, .. } => return hint_of_io(cause),
             StoreError::Database { cause, .. } => return cause.hint(),
-            StoreError::NoImage { .. } => Hint::new().command(["images"]).text(" lists what is there"),
+            StoreError::NoImage { .. } => {
+                Hint::new().command(["images"]).text(" lists the images in the store")
+            }
             StoreError::Mounted { .. } => Hint::new()
                 .command(["umount", "DIR"])
                 .text(" first; or ")
                 .command(["rm", "--force"])
-                .text(", and what is mounted stays until then"),
-            StoreError::Leased { .. } => "wait until the lease ends".into(),
-            StoreError::WrongDigest { .. } => "fetch it again; if it stays so, ask who serves it".into(),
+                .text(", which keeps the mounted layers until umount"),
+            StoreError::Leased { .. } => "wait until the lease expires".into(),
+            StoreError::WrongDigest { .. } => {
+                "retry; if the digest still differs, report it to the registry's operator".into()
+            }
             StoreError::NoLayer { .. } => {
-                Hint::from("pull the image again; ").command(["fsck"]).text(" finds what else is damaged")
+                Hint::from("pull the image again; ").command(["fsck"]).text(" finds other damage")
             }
             StoreError::WrongLayers { .. }
             | StoreError::Config { .. }
@@ -246,7 +253,7 @@ impl StoreError {
     }
 }
 
-/// Names what was being done when the disk refused.
+/// Adds the failed operation to an error of the disk or database.
 pub(crate) trait StoreErrorContext<T> {
     /// `could not {operation}`.
     fn context(self, doing: &'static str) -> Result<T, StoreError>;
@@ -264,7 +271,7 @@ impl<T> StoreErrorContext<T> for Result<T, DbError> {
     }
 }
 
-/// Whether this says that no room is left.
+/// Whether the error means that no disk space or quota is left.
 pub(crate) fn is_no_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
@@ -272,15 +279,15 @@ pub(crate) fn is_no_space(error: &io::Error) -> bool {
 pub(crate) fn hint_of_io(error: &io::Error) -> Option<Hint> {
     Some(match error.kind() {
         io::ErrorKind::StorageFull => {
-            Hint::from("make room: ").command(["df"]).text(" shows what holds the disk (bytes and inodes)")
+            Hint::from("free disk space: ").command(["df"]).text(" shows disk usage (bytes and inodes)")
         }
         io::ErrorKind::QuotaExceeded => {
-            Hint::from("this user's disk quota is used up; ").command(["df"]).text(" shows what holds it")
+            Hint::from("the user's disk quota is exceeded: ").command(["df"]).text(" shows disk usage")
         }
         io::ErrorKind::PermissionDenied => "run as the user who owns the store, or as root".into(),
         io::ErrorKind::ReadOnlyFilesystem => {
-            named_root("the file system is read-only: mount it for writing, or name a folder elsewhere with ")
-                .text("; the system's log tells if an error made it so")
+            named_root("the filesystem is read-only: mount it for writing, or use another directory with ")
+                .text("; the kernel log shows whether an error caused this")
         }
         _ => return None,
     })
@@ -292,5 +299,5 @@ fn named_root(text: &'static str) -> Hint {
 
 /// What to do where the database cannot be read.
 pub(crate) fn rebuild() -> Hint {
-    Hint::new().command(["fsck", "--rebuild"]).text(" makes the database anew from the images that are there")
+    Hint::new().command(["fsck", "--rebuild"]).text(" rebuilds the database from the images on disk")
 }

@@ -1,4 +1,4 @@
-//! Which bytes of a blob are on disk: the text that keeps them.
+//! Which bytes of a blob are on disk, and the text file that records them.
 
 use std::fmt::Write as _;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The store itself: what its clones share.
+//! The store's shared state, which all clones of the handle use.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use crate::disk::Disk;
 #[derive(Debug, Clone)]
 pub struct Store(pub(crate) Arc<OpenStore>);
 
-/// Fields are dropped in this order: the trash stops, the database closes, and the lock goes last.
+/// Fields are dropped in this order: the trash stops, the database closes, and the lock is released last.
 #[derive(Debug)]
 pub(crate) struct OpenStore {
     pub(crate) trash: Trash,
@@ -40,7 +40,7 @@ impl OpenStore {
 }
 
 impl Store {
-    /// The store's folder.
+    /// The store's directory.
     pub fn root(&self) -> &Path {
         self.0.layout.root()
     }

@@ -1,4 +1,4 @@
-//! Looking at images: by name, by id, all of them.
+//! Looks up images: by name, by ID, or all of them.
 
 use std::collections::HashSet;
 
@@ -17,15 +17,14 @@ use crate::disk::replace;
 const SHORTEST_ID: usize = 4;
 
 impl Store {
-    /// The image that is meant: a name as anybody writes it, an id, or the first digits of one that no other has.
-    /// `None` when there is none, or one that lacks a layer.
+    /// Finds an image by name, ID, or unique ID prefix. `None` if there is none or it is incomplete.
     pub fn image(&self, image: impl Into<ImageName>) -> Result<Option<ImageRecord>, StoreError> {
         let image = image.into();
         let found = self.0.db.read("look up an image", |reader| find(reader, &image))?;
         Ok(found.filter(|image| image.complete))
     }
 
-    /// All images, in the order of their ids. Those that lack a layer are left out.
+    /// All complete images, ordered by ID.
     pub fn images(&self) -> Result<Vec<ImageRecord>, StoreError> {
         let mut images = self.0.db.read("list images", |reader| reader.all::<ImageRecord>(IMAGES))?;
         images.retain(|image| image.complete);
@@ -62,7 +61,7 @@ impl Store {
         })
     }
 
-    /// The bytes of a manifest or config of an image; `None` when it is not there.
+    /// The bytes of a manifest or config of an image; `None` if missing.
     pub fn blob(&self, digest: &Digest) -> Result<Option<Vec<u8>>, StoreError> {
         super::blobs::read_blob(&self.0.layout.blob(digest)).context("read a manifest or config")
     }
@@ -123,14 +122,14 @@ impl OpenStore {
                 .map_err(std::io::Error::other)
                 .and_then(|bytes| replace(&*self.disk, &self.layout.new_staging(), &path, &bytes));
             if let Err(error) = noted {
-                tracing::warn!(image = %image.id, %error, "could not note an image for rebuilding the database");
+                tracing::warn!(image = %image.id, %error, "could not save a record for rebuilding the database");
             }
         }
     }
 
     /// Makes the copies of records be those of the images that are there.
     pub(crate) fn note_missing_images(&self) -> Result<(), StoreError> {
-        let doing = "note images for rebuilding the database";
+        let doing = "save records for rebuilding the database";
         let mut noted = HashSet::new();
         for name in names_in(&self.layout.images()).context(doing)? {
             match name.strip_suffix(".json").and_then(digest_of_name) {

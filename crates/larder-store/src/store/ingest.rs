@@ -1,10 +1,10 @@
-//! Blobs being fetched: a sparse file each, and a note of what of it is there, so that a fetch resumes.
+//! Blobs being fetched: a sparse file each, and a record of the extents on disk, so that a fetch resumes.
 //!
-//! Writers put bytes at any offset; one reader follows from the start, up to where the bytes are contiguous. Nothing
-//! is kept in memory but the ranges.
+//! Writers put bytes at any offset; one reader follows from the start, up to where the bytes are contiguous. Only the
+//! extents are in memory.
 //!
-//! The note may lag behind the file, never the other way round: after the death of the process what it says is there,
-//! and after a power cut what it says is durable is. Digests are checked by whoever reads.
+//! The record may lag behind the file, but never the other way round: after a crash of the process the recorded extents
+//! are in the file, and after a power loss those recorded as durable are. The reader verifies digests.
 
 use std::io;
 use std::ops::Range;
@@ -42,12 +42,12 @@ struct IngestInner {
     store: Arc<OpenStore>,
     digest: Digest,
     size: u64,
-    folder: PathBuf,
+    dir: PathBuf,
     /// `None` while it is closed.
     data: Mutex<Option<Arc<dyn DiskFile>>>,
     boot: String,
     state: Mutex<IngestExtents>,
-    /// Bytes came, or the fetch was given up.
+    /// Bytes were written, or the fetch was stopped.
     news: Condvar,
     _hold: ItemReference,
 }
@@ -67,19 +67,19 @@ struct IngestExtents {
 }
 
 impl Store {
-    /// Begins to fetch a blob of `size` bytes, or goes on where it was left. `Busy` while somebody else has it.
+    /// Starts or resumes the fetch of a blob of `size` bytes. `Busy` while another pull of this process fetches it.
     pub fn ingest(&self, digest: &Digest, size: u64) -> Result<IngestFile, StoreError> {
-        let doing = "make a file for a blob";
+        let doing = "create a file for a blob";
         let inner = &self.0;
         let hold = inner
             .holds
             .hold_alone(ReferencedItem::Ingest(digest.clone()))
             .ok_or_else(|| StoreError::Busy { digest: digest.clone() })?;
-        let folder = inner.layout.ingest(digest);
+        let dir = inner.layout.ingest(digest);
         let boot = inner.disk.boot_id();
-        let (mut durable, mut present) = inner.ingested(&folder, size, &boot).context(doing)?;
-        ensure_dir(&*inner.disk, &folder).context(doing)?;
-        let (data, kept) = open_data(&*inner.disk, &folder, size).context(doing)?;
+        let (mut durable, mut present) = inner.ingested(&dir, size, &boot).context(doing)?;
+        ensure_dir(&*inner.disk, &dir).context(doing)?;
+        let (data, kept) = open_data(&*inner.disk, &dir, size).context(doing)?;
         if !kept {
             (durable, present) = (ByteRanges::default(), ByteRanges::default());
         }
@@ -96,7 +96,7 @@ impl Store {
             store: inner.clone(),
             digest: digest.clone(),
             size,
-            folder,
+            dir,
             data: Mutex::new(Some(data)),
             boot,
             state: Mutex::new(state),
@@ -108,9 +108,9 @@ impl Store {
     }
 }
 
-/// Opens the file for the bytes of a blob, `size` long. Says whether the bytes in it are those of before.
-fn open_data(disk: &dyn Disk, folder: &Path, size: u64) -> io::Result<(Arc<dyn DiskFile>, bool)> {
-    let data = disk.open(&folder.join(DATA), FileOpenMode::Create)?;
+/// Opens the file for the bytes of a blob, `size` long. Returns whether it has the bytes of an earlier fetch.
+fn open_data(disk: &dyn Disk, dir: &Path, size: u64) -> io::Result<(Arc<dyn DiskFile>, bool)> {
+    let data = disk.open(&dir.join(DATA), FileOpenMode::Create)?;
     let length = data.len()?;
     if length != size {
         // Not a new file: ext4 takes one that is cut to nothing for one that is replaced, and writes it to the disk when
@@ -155,17 +155,17 @@ impl IngestFile {
         Ok(())
     }
 
-    /// Which bytes are there, in order.
+    /// The extents that were written, in order.
     pub fn present(&self) -> Vec<Range<u64>> {
         self.0.state().present.ranges().collect()
     }
 
-    /// Which bytes are missing, in order.
+    /// The missing extents, in order.
     pub fn missing(&self) -> Vec<Range<u64>> {
         self.0.state().present.missing(0..self.0.size)
     }
 
-    /// How many bytes are there.
+    /// Number of bytes written.
     pub fn done(&self) -> u64 {
         self.0.state().present.bytes()
     }
@@ -177,7 +177,7 @@ impl IngestFile {
 
     /// Forgets all bytes, because they turned out to be wrong.
     pub fn forget(&self) -> Result<(), StoreError> {
-        let doing = "drop the bytes of a blob";
+        let doing = "free the space of a blob";
         {
             let mut state = self.0.state();
             state.present = ByteRanges::default();
@@ -190,14 +190,14 @@ impl IngestFile {
         data.set_len(0).and_then(|()| data.set_len(self.0.size)).context(doing)
     }
 
-    /// Says that no more bytes will come, and why: readers that wait for them get this error.
+    /// Ends the fetch with an error, which waiting readers get.
     /// Its kind must not be `Interrupted`, upon which readers try again.
     pub fn stop(&self, kind: io::ErrorKind, reason: impl Into<String>) {
         self.0.state().stopped.get_or_insert_with(|| (kind, reason.into()));
         self.0.news.notify_all();
     }
 
-    /// Takes back [`stop`](IngestFile::stop), for another try.
+    /// Reverts [`stop`](IngestFile::stop), for another attempt.
     pub fn resume(&self) {
         self.0.state().stopped = None;
     }
@@ -212,14 +212,14 @@ impl IngestFile {
         IngestReader { file: self.clone(), at: 0 }
     }
 
-    /// Throws the file away: its layer is unpacked.
+    /// Removes the file: its layer is unpacked.
     pub fn discard(&self) -> Result<(), StoreError> {
         let data = self.0.data();
         self.0.state().discarded = true;
-        self.0.store.discard(&self.0.folder).context("remove a fetched blob")?;
+        self.0.store.discard(&self.0.dir).context("remove a fetched blob")?;
         // Now, not when the trash comes to it: else the sync of a commit may write all of it to the disk.
         if let Err(error) = data.and_then(|data| data.set_len(0)) {
-            tracing::debug!(digest = %self.0.digest, %error, "a removed blob keeps its room until it is deleted");
+            tracing::debug!(digest = %self.0.digest, %error, "could not truncate a removed blob; its deletion frees the space");
         }
         self.0.store.trash.kick();
         Ok(())
@@ -240,18 +240,18 @@ impl IngestInner {
         if let Some(data) = &*open {
             return Ok(data.clone());
         }
-        let data = self.store.disk.open(&self.folder.join(DATA), FileOpenMode::Existing)?;
+        let data = self.store.disk.open(&self.dir.join(DATA), FileOpenMode::Existing)?;
         Ok(open.insert(data).clone())
     }
 
-    /// Makes durable what came, if that was not done for a while; says whether it did.
+    /// Syncs written bytes if the last sync is old enough; returns whether it did.
     fn sync_if_due(&self) -> io::Result<bool> {
         let (present, round) = {
             let mut state = self.state();
             if state.synced.elapsed() < self.store.config.ingest_sync {
                 return Ok(false);
             }
-            state.synced = Instant::now(); // others that come meanwhile go on
+            state.synced = Instant::now(); // writers during the sync continue
             (state.present.clone(), state.round)
         };
         self.data()?.sync_data()?;
@@ -276,11 +276,11 @@ impl IngestInner {
         };
         // Under the lock, or an older note could replace a newer one.
         let (disk, text) = (&*self.store.disk, noted.to_text());
-        replace(disk, &self.folder.join("extents.new"), &self.folder.join(EXTENTS), text.as_bytes())?;
+        replace(disk, &self.dir.join("extents.new"), &self.dir.join(EXTENTS), text.as_bytes())?;
         state.unnoted = 0;
         if durably {
-            disk.open(&self.folder.join(EXTENTS), FileOpenMode::Existing)?.sync_data()?;
-            disk.sync_dir(&self.folder)?;
+            disk.open(&self.dir.join(EXTENTS), FileOpenMode::Existing)?.sync_data()?;
+            disk.sync_dir(&self.dir)?;
             disk.sync_dir(&self.store.layout.ingests())?;
         }
         Ok(())
@@ -292,14 +292,14 @@ impl Drop for IngestInner {
         if self.state().unnoted > 0
             && let Err(error) = self.note(false)
         {
-            tracing::debug!(digest = %self.digest, %error, "some bytes of a blob will be fetched again");
+            tracing::debug!(digest = %self.digest, %error, "could not save the progress of a blob; a resume fetches more bytes");
         }
     }
 }
 
-/// The note in this folder, if it is whole and about a blob of this size.
-fn read_note(folder: &Path, size: u64) -> io::Result<Option<SavedExtents>> {
-    let path = folder.join(EXTENTS);
+/// The note in this directory, if it is whole and about a blob of this size.
+fn read_note(dir: &Path, size: u64) -> io::Result<Option<SavedExtents>> {
+    let path = dir.join(EXTENTS);
     let text = match fs_err::metadata(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
@@ -357,52 +357,52 @@ impl io::Read for IngestReader {
 }
 
 impl OpenStore {
-    /// What an earlier fetch left in a folder: what is durable, and what can be relied on.
-    fn ingested(&self, folder: &Path, size: u64, boot: &str) -> io::Result<(ByteRanges, ByteRanges)> {
-        if folder.is_dir() {
-            if let Some(noted) = read_note(folder, size)? {
+    /// What an earlier fetch left in a directory: what is durable, and what can be relied on.
+    fn ingested(&self, dir: &Path, size: u64, boot: &str) -> io::Result<(ByteRanges, ByteRanges)> {
+        if dir.is_dir() {
+            if let Some(noted) = read_note(dir, size)? {
                 return Ok((noted.durable.clone(), noted.trusted(boot)));
             }
-            self.discard(folder)?;
+            self.discard(dir)?;
         }
         Ok((ByteRanges::default(), ByteRanges::default()))
     }
 
-    /// Throws away what was fetched for the layers of an image that is committed now.
+    /// Removes the fetched blobs of a committed image.
     pub(super) fn discard_ingests(&self, image: &ImageRecord) {
         for layer in &image.layers {
-            let folder = self.layout.ingest(&layer.digest);
-            if self.holds.has(&ReferencedItem::Ingest(layer.digest.clone())) || !folder.exists() {
+            let dir = self.layout.ingest(&layer.digest);
+            if self.holds.has(&ReferencedItem::Ingest(layer.digest.clone())) || !dir.exists() {
                 continue;
             }
-            if let Err(error) = self.discard(&folder) {
+            if let Err(error) = self.discard(&dir) {
                 tracing::warn!(digest = %layer.digest, %error, "could not remove a fetched blob");
             }
             self.trash.kick();
         }
     }
 
-    /// Throws away half-fetched blobs that nobody came back for.
+    /// Removes partially fetched blobs that no pull resumed.
     pub(super) fn sweep_ingests(&self, now: SystemTime) -> Result<(), StoreError> {
-        let doing = "clean up what was being fetched";
+        let doing = "clean up interrupted fetches";
         let leased = self.leased_archives()?;
         for name in names_in(&self.layout.ingests()).context(doing)? {
             let Some(digest) = digest_of_name(&name) else { continue };
-            // Nobody begins to fetch it in between.
+            // No fetch of it can start in between.
             let Some(_hold) = self.holds.hold_alone(ReferencedItem::Ingest(digest.clone())) else { continue };
-            let folder = self.layout.ingest(&digest);
-            if leased.contains(&digest) || touched_within(&folder, now, self.config.ingest_keep) {
+            let dir = self.layout.ingest(&digest);
+            if leased.contains(&digest) || touched_within(&dir, now, self.config.ingest_keep) {
                 continue;
             }
-            self.discard(&folder).context(doing)?;
+            self.discard(&dir).context(doing)?;
             self.trash.kick();
         }
         Ok(())
     }
 }
 
-/// Whether a note was written to this folder less than `keep` ago.
-fn touched_within(folder: &Path, now: SystemTime, keep: Duration) -> bool {
-    let modified = fs_err::metadata(folder).and_then(|metadata| metadata.modified());
+/// Whether a note was written to this directory less than `keep` ago.
+fn touched_within(dir: &Path, now: SystemTime, keep: Duration) -> bool {
+    let modified = fs_err::metadata(dir).and_then(|metadata| metadata.modified());
     modified.is_ok_and(|modified| seconds(now).saturating_sub(seconds(modified)) < keep.as_secs())
 }

@@ -1,7 +1,7 @@
-//! Layers on their way in: unpacked in `staging`, moved to their place, made visible by a commit.
+//! The life of a layer: unpacked in `staging`, moved into `layers`, made visible by a commit.
 //!
-//! A [`LayerHandle`] is a layer that is here, and stays as long as the handle lives. One that no image was committed with
-//! goes away with its last handle, unless it is kept for a pull that may come back (`kept.rs`).
+//! A [`LayerHandle`] keeps its layer in the store as long as the handle lives. A layer that no image was committed with is
+//! removed with its last handle, unless it is resumable by a later pull (`resumable_layers.rs`).
 
 use std::collections::HashMap;
 use std::io;
@@ -20,14 +20,14 @@ use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers};
 use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
 
-/// Name of the folder with the unpacked files, inside of a layer's folder.
+/// Name of the directory with the unpacked files, inside of a layer's directory.
 pub const FS: &str = "fs";
-/// Name of the manifest of the unpacked files, inside of a layer's folder.
+/// Name of the manifest of the unpacked files, inside of a layer's directory.
 pub const FILES: &str = "files.v1";
 /// Name of the copy of a layer's record, for rebuilding the database.
 pub(crate) const RECORD: &str = "layer.json";
 
-/// A layer that is here. It stays as long as any clone of this lives.
+/// A layer in the store. It is not removed while a clone of this handle exists.
 #[derive(Debug, Clone)]
 pub struct LayerHandle(Arc<LayerHandleInner>);
 
@@ -42,7 +42,7 @@ struct LayerHandleInner {
 }
 
 impl LayerHandle {
-    /// Names its folder.
+    /// Names its directory.
     pub fn key(&self) -> &LayerKey {
         &self.0.record.key
     }
@@ -52,7 +52,7 @@ impl LayerHandle {
         &self.0.record
     }
 
-    /// Its folder. It does not move.
+    /// Its directory. It does not move.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
@@ -77,19 +77,19 @@ impl Drop for LayerHandleInner {
         if self.uncommitted.load(Ordering::Acquire)
             && let Err(error) = self.store.abandon(self)
         {
-            tracing::warn!(layer = %self.record.key, %error, "could not remove a layer that nobody wants");
+            tracing::warn!(layer = %self.record.key, %error, "could not remove an unused layer");
         }
     }
 }
 
-/// The layers under way.
+/// Layers being fetched, and layers without a commit.
 #[derive(Debug, Default)]
 pub(crate) struct PendingLayers {
-    /// Fetches under way, by diff id.
+    /// In-flight fetches, by diff ID.
     claims: Mutex<HashMap<Digest, watch::Receiver<Option<LayerHandle>>>>,
     /// Layers in their place that no commit has named.
     fresh: Mutex<HashMap<LayerKey, Weak<LayerHandleInner>>>,
-    /// Those of them that nobody has a handle of.
+    /// Those of them without a handle.
     pub(super) kept: ResumableLayers,
 }
 
@@ -118,15 +118,15 @@ impl PendingLayers {
 /// Answer to [`Store::claim`].
 #[derive(Debug)]
 pub enum ClaimOutcome {
-    /// The layer is here.
+    /// The layer is present.
     Present(LayerHandle),
-    /// It is the caller's to fetch.
+    /// The caller must fetch it.
     Fetch(LayerClaim),
-    /// Somebody else in this process fetches it.
+    /// Another pull of this process fetches it.
     Wait(LayerWait),
 }
 
-/// The right to fetch a layer. Whoever drops it without [`done`](LayerClaim::done) leaves the turn to the next.
+/// The right to fetch a layer. If it is dropped without [`done`](LayerClaim::done), the next waiter gets it.
 #[derive(Debug)]
 pub struct LayerClaim {
     store: Arc<OpenStore>,
@@ -135,7 +135,7 @@ pub struct LayerClaim {
 }
 
 impl LayerClaim {
-    /// Hands the layer to all who wait for it.
+    /// Passes the layer to all waiters.
     pub fn done(self, layer: &LayerHandle) {
         self.outcome.send_replace(Some(layer.clone()));
     }
@@ -147,7 +147,7 @@ impl Drop for LayerClaim {
     }
 }
 
-/// A layer that somebody else fetches.
+/// A layer that another pull fetches.
 #[derive(Debug)]
 pub struct LayerWait {
     outcome: watch::Receiver<Option<LayerHandle>>,
@@ -155,7 +155,7 @@ pub struct LayerWait {
 }
 
 impl LayerWait {
-    /// Waits until it is there. `None` when whoever fetched it gave up, or it cannot serve here: claim it again.
+    /// Waits until it is present. `None` if the other pull gave up, or the layer does not fit here: claim it again.
     pub async fn wait(mut self) -> Option<LayerHandle> {
         let layer = match self.outcome.wait_for(Option::is_some).await {
             Ok(layer) => layer.clone(),
@@ -165,7 +165,7 @@ impl LayerWait {
     }
 }
 
-/// A folder in which a layer is unpacked. It goes to the trash unless it is [finished](LayerStaging::finish).
+/// A directory in which a layer is unpacked. It is moved to the trash unless it is [finished](LayerStaging::finish).
 #[derive(Debug)]
 pub struct LayerStaging {
     store: Arc<OpenStore>,
@@ -174,12 +174,12 @@ pub struct LayerStaging {
 }
 
 impl LayerStaging {
-    /// The folder; it is empty. The files go into [`FS`] below it, what is known of them beside that.
+    /// The directory; it is empty. Files belong in [`FS`] below it, their manifest in [`FILES`].
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Moves the layer to its place. It is visible, and durable, only once an image was committed with it.
+    /// Moves the layer into the store. It is visible and durable only after an image was committed with it.
     ///
     /// `usage` is what [`FS`] takes on disk; `None` to have it counted.
     pub fn finish(
@@ -204,7 +204,7 @@ impl LayerStaging {
     }
 
     fn write_record(&self, record: &LayerRecord) -> Result<(), StoreError> {
-        let doing = "note what a layer is";
+        let doing = "record a layer";
         let note = LayerRecordFile { record: record.clone(), boot: self.store.disk.boot_id() };
         let bytes = encode(record.key.as_str(), &note).context(doing)?;
         let file = self.store.disk.open(&self.dir.join(RECORD), FileOpenMode::Create).context(doing)?;
@@ -237,7 +237,7 @@ impl Drop for LayerStaging {
 }
 
 impl Store {
-    /// Finds a layer, or says whose turn it is to fetch it, so that a layer wanted by several pulls is fetched once.
+    /// Finds a layer, or claims its fetch for one caller, so that a layer needed by several pulls is fetched once.
     ///
     /// `chain_id` is that of the layers up to this one; it names the layer where its content depends on them.
     pub fn claim(&self, diff_id: &Digest, chain_id: &Digest) -> Result<ClaimOutcome, StoreError> {
@@ -284,10 +284,10 @@ impl Store {
         Ok(record.map(|record| LayerHandle(Arc::new(self.0.inside(record, hold, false)))))
     }
 
-    /// A new folder to unpack a layer into.
+    /// A new directory to unpack a layer into.
     pub fn begin_layer(&self) -> Result<LayerStaging, StoreError> {
         let dir = self.0.layout.new_staging();
-        self.0.disk.create_dir(&dir).context("make a folder for a layer")?;
+        self.0.disk.create_dir(&dir).context("create a directory for a layer")?;
         Ok(LayerStaging { store: self.0.clone(), dir, finished: false })
     }
 }
@@ -306,7 +306,7 @@ impl OpenStore {
 
     /// Moves a finished layer to its place; what was there gives way if it is damaged, or not in the database.
     fn place(self: &Arc<Self>, dir: &Path, record: LayerRecord) -> Result<LayerHandle, StoreError> {
-        let doing = "move a layer to its place";
+        let doing = "move a layer into the store";
         let key = record.key.clone();
         let waiting; // outlives the gate: the last handle of a layer needs it to go
         let _gate = self.gate();
@@ -328,9 +328,10 @@ impl OpenStore {
         Ok(self.fresh(record, hold))
     }
 
-    /// Whether a layer is mounted, or held by anybody. The gate is the caller's.
+    /// Whether a layer is mounted or referenced. The caller must hold the gate.
     pub(crate) fn is_used(&self, key: &LayerKey) -> Result<bool, StoreError> {
-        let mounts: Vec<MountRecord> = self.db.read("look who uses a layer", |reader| reader.all(MOUNTS))?;
+        let mounts: Vec<MountRecord> =
+            self.db.read("look up the users of a layer", |reader| reader.all(MOUNTS))?;
         Ok(mounts.iter().any(|mount| mount.layers.contains(key))
             || self.holds.has(&ReferencedItem::Layer(key.clone())))
     }
@@ -342,7 +343,7 @@ impl OpenStore {
         LayerHandle(layer)
     }
 
-    /// Keeps a layer that no commit has named if a pull may come back for it, and takes it away if not.
+    /// Retains an uncommitted layer if a pull may resume with it, and removes it otherwise.
     fn abandon(&self, layer: &LayerHandleInner) -> io::Result<()> {
         let _gate = self.gate();
         let mut fresh = self.arrivals.fresh();
@@ -352,7 +353,7 @@ impl OpenStore {
         }
         fresh.remove(&layer.record.key);
         drop(fresh);
-        // A commit that reported an error may have come through all the same: only the database can tell. When it
+        // A commit that reported an error may have succeeded nevertheless: only the database knows. When it
         // cannot, the next start will.
         let key = layer.record.key.as_str();
         let get = |reader: &DbSnapshot| reader.get::<LayerRecord>(LAYERS, key);

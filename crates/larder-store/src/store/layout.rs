@@ -1,4 +1,4 @@
-//! Where everything lies. `docs/store-format.md` says what each file holds.
+//! Paths in the store. `docs/store-format.md` describes each file.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ pub(crate) struct StoreLayout {
     next: AtomicU64,
 }
 
-/// The folders right below the root, made when the store is created.
-const FOLDERS: [&str; 8] =
+/// The directories right below the root, made when the store is created.
+const DIRECTORIES: [&str; 8] =
     ["blobs", "images", "ingest", "layers", "mounts", "staging", "trash", "blobs/sha256"];
 
 impl StoreLayout {
@@ -27,8 +27,8 @@ impl StoreLayout {
     }
 
     pub(crate) fn create(&self, disk: &dyn Disk) -> io::Result<()> {
-        for folder in FOLDERS {
-            ensure_dir(disk, &self.root.join(folder))?;
+        for dir in DIRECTORIES {
+            ensure_dir(disk, &self.root.join(dir))?;
         }
         Ok(())
     }
@@ -98,12 +98,12 @@ impl StoreLayout {
         self.root.join("trash")
     }
 
-    /// A path in `staging` that nobody else gets.
+    /// A unique path in `staging`.
     pub(crate) fn new_staging(&self) -> PathBuf {
         self.staging().join(self.next_name())
     }
 
-    /// A path in `trash` that nobody else gets.
+    /// A unique path in `trash`.
     pub(crate) fn new_trash(&self) -> PathBuf {
         self.trash().join(self.next_name())
     }
@@ -114,8 +114,8 @@ impl StoreLayout {
 
     /// Makes sure that new names differ from those that an earlier process left.
     pub(crate) fn skip_names_in_use(&self) -> io::Result<()> {
-        for folder in [self.staging(), self.trash()] {
-            for name in names_in(&folder)? {
+        for dir in [self.staging(), self.trash()] {
+            for name in names_in(&dir)? {
                 if let Ok(number) = name.parse::<u64>() {
                     self.next.fetch_max(number.saturating_add(1), Ordering::Relaxed);
                 }
@@ -125,21 +125,21 @@ impl StoreLayout {
     }
 }
 
-/// Name of the folder in `ingest` for the blob of this digest.
+/// Name of the directory in `ingest` for the blob of this digest.
 pub(crate) fn ingest_name(digest: &Digest) -> String {
     format!("{}-{}", digest.algorithm(), digest.hex())
 }
 
-/// The digest that a folder in `ingest`, or a file in `images` without its ending, is named for.
+/// The digest that a directory in `ingest`, or a file in `images` without its ending, is named for.
 pub(crate) fn digest_of_name(name: &str) -> Option<Digest> {
     let (algorithm, hex) = name.split_once('-')?;
     Digest::parse(&format!("{algorithm}:{hex}")).ok()
 }
 
-/// Names of the entries of a folder, in order; those that are not UTF-8 are not ours, and shown as close as it goes.
-pub(crate) fn names_in(folder: &Path) -> io::Result<Vec<String>> {
+/// Names of the entries of a directory, in order; those that are not UTF-8 are not ours, and shown as close as it goes.
+pub(crate) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
-    for entry in fs_err::read_dir(folder)? {
+    for entry in fs_err::read_dir(dir)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());
     }
     names.sort_unstable();

@@ -1,4 +1,4 @@
-//! Leases: what is kept until a time although nothing seems to need it, also across restarts.
+//! Leases: content that is retained until a time although no image uses it, also across restarts.
 
 use std::time::SystemTime;
 
@@ -8,17 +8,17 @@ use super::handle::{OpenStore, Store, seconds};
 use super::records::LeaseRecord;
 
 impl Store {
-    /// Takes a lease, or replaces the one of this id. Durable when it returns.
+    /// Creates a lease, or replaces the one with this ID. Durable when it returns.
     pub fn lease(&self, lease: &LeaseRecord) -> Result<(), StoreError> {
-        self.0.db.write("take a lease", |writer| Ok(writer.put(LEASES, &lease.id, lease)?))
+        self.0.db.write("create a lease", |writer| Ok(writer.put(LEASES, &lease.id, lease)?))
     }
 
-    /// Ends a lease; succeeds when it has ended already.
+    /// Ends a lease; succeeds if it has already ended.
     pub fn end_lease(&self, id: &str) -> Result<(), StoreError> {
         self.0.db.write("end a lease", |writer| Ok(writer.delete(LEASES, id)?))
     }
 
-    /// The leases that have not ended by `now`.
+    /// The leases that have not expired at `now`.
     pub fn leases(&self, now: SystemTime) -> Result<Vec<LeaseRecord>, StoreError> {
         let mut leases: Vec<LeaseRecord> = self.0.db.read("list leases", |reader| reader.all(LEASES))?;
         leases.retain(|lease| lease.ends_at > seconds(now));
@@ -36,7 +36,7 @@ impl OpenStore {
             return Ok(());
         }
         self.db.write(doing, |writer| {
-            // Read again: one may have been renewed meanwhile.
+            // Read again: a lease may have been renewed since.
             for lease in writer.all::<LeaseRecord>(LEASES)?.iter().filter(|lease| over(lease)) {
                 writer.delete(LEASES, &lease.id)?;
             }

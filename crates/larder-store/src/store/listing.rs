@@ -1,4 +1,4 @@
-//! What lists show of each image, kept by itself: a list of ten thousand images must not read all that is known of them.
+//! The listing of each image, stored separately: a list of 10,000 images must not read their full records.
 
 use larder::backend;
 use larder::reference::Digest;
@@ -62,7 +62,7 @@ impl ImageListing {
     }
 }
 
-/// The user of a config as CRI tells it: a number, or else a name.
+/// The user of a config as CRI reports it: a number, or else a name.
 pub(crate) fn uid_and_name(user: &str) -> (Option<i64>, &str) {
     let user = user.split(':').next().unwrap_or_default();
     match user.parse() {

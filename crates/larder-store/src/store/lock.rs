@@ -1,4 +1,4 @@
-//! One process at a time: an exclusive lock on the file `lock`, which ends with the process whatever happens to it.
+//! One process at a time: an exclusive lock on the file `lock`, which the kernel releases when the process ends.
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use std::io::{self, Write as _};
@@ -14,7 +14,7 @@ pub(crate) struct StoreLock {
 
 /// Why there is no lock.
 pub(crate) enum StoreLockError {
-    /// Somebody holds it.
+    /// Another process holds it.
     Held(String),
     Io(io::Error),
 }
@@ -37,7 +37,7 @@ impl StoreLock {
     }
 }
 
-/// Who holds the lock, as far as can be told.
+/// The process that holds the lock, if known.
 fn holder(path: &Path) -> String {
     let noted = fs_err::read_to_string(path).unwrap_or_default();
     let Ok(pid) = noted.trim().parse::<u32>() else {

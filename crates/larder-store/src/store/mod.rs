@@ -1,14 +1,14 @@
-//! Images on disk: what is here, who needs it, and how it appears and vanishes as a whole.
+//! Images on disk: layers, blobs and records, and the transactions that add and remove them.
 //!
 //! ```text
 //! claim -> ingest -> begin_layer -> finish -> commit        remove -> trash
 //! ```
 //!
-//! Read [`Store::commit`] first. `docs/store-format.md` says what lies where.
+//! Read [`Store::commit`] first. `docs/store-format.md` describes the files.
 //!
-//! Promises: an image is visible only when everything behind it is durable; a removed one is gone at once; a process
-//! that dies at any instruction leaves nothing that the next [`Store::open`] does not put in order; looking never waits
-//! for writing; one process has the store at a time.
+//! Guarantees: an image is visible only when everything it needs is durable; a removed image is invisible at once; a
+//! process that dies at any instruction leaves nothing that the next [`Store::open`] does not clean up; readers never
+//! wait for writers; one process at a time has the store open.
 //!
 //! Methods block on the disk: async callers use `spawn_blocking`. Clones share the store.
 

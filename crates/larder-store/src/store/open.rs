@@ -17,8 +17,8 @@ use crate::disk::{Disk, FileOpenMode, RealDisk};
 const TITLE: &str = "larder image store";
 
 impl Store {
-    /// Opens the store in the folder `root`, or makes one there if the folder is empty or new. Puts in order what a
-    /// dead process left.
+    /// Opens the store in the directory `root`, or creates one if the directory is empty or new. Cleans up after a
+    /// process that died.
     pub fn open(root: &Path, config: StoreConfig) -> Result<Store, StoreOpenError> {
         Store::open_on(Arc::new(RealDisk), root, config)
     }
@@ -28,7 +28,7 @@ impl Store {
         Store::open_begun(LockedStoreDir::begin(disk, root, MissingStoreAction::Make)?, config)
     }
 
-    /// Opens the store in the folder `root`. Where there is none, nothing is made: [`StoreOpenError::NoStore`].
+    /// Opens the store in the directory `root`. Never creates one: fails with [`StoreOpenError::NoStore`].
     pub fn open_existing(root: &Path, config: StoreConfig) -> Result<Store, StoreOpenError> {
         Store::open_begun(
             LockedStoreDir::begin(Arc::new(RealDisk), root, MissingStoreAction::Refuse)?,
@@ -49,13 +49,13 @@ impl Store {
 pub(crate) enum MissingStoreAction {
     /// Make one.
     Make,
-    /// Leave it so, unless the folder has remains of one.
+    /// Leave it so, unless the directory has remains of one.
     Rebuild,
     /// Leave it so.
     Refuse,
 }
 
-/// A store whose folder is locked and understood.
+/// A store whose directory is locked and understood.
 pub(crate) struct LockedStoreDir {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) layout: StoreLayout,
@@ -71,7 +71,9 @@ impl LockedStoreDir {
         let failed = |doing| move |cause| StoreOpenError::Io { doing, root: root.to_owned(), cause };
         let no_store = || StoreOpenError::NoStore { root: root.to_owned() };
         match fs_err::metadata(root) {
-            Ok(found) if !found.is_dir() => return Err(StoreOpenError::NotAFolder { root: root.to_owned() }),
+            Ok(found) if !found.is_dir() => {
+                return Err(StoreOpenError::NotADirectory { root: root.to_owned() });
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound && absent != MissingStoreAction::Make => {
                 return Err(no_store());
             }
@@ -100,8 +102,8 @@ impl LockedStoreDir {
         })?;
         match format {
             None => create(&*disk, &layout)?,
-            // Folders that somebody removed are made again: what they had is then found missing, and can be fetched.
-            Some(FORMAT) => layout.create(&*disk).map_err(failed("put in order"))?,
+            // Removed directories are created again: their content is then found missing, and can be fetched.
+            Some(FORMAT) => layout.create(&*disk).map_err(failed("prepare"))?,
             // There is no earlier format that would have to be brought up to date.
             Some(found) => {
                 return Err(StoreOpenError::Newer { root: root.clone(), found, known: FORMAT });
@@ -144,7 +146,7 @@ fn read_format(layout: &StoreLayout) -> Result<Option<u32>, StoreOpenError> {
     version.filter(|version| *version > 0).map(Some).ok_or(StoreOpenError::Format { path })
 }
 
-/// Whether a folder without a format may be made a store: it is empty, or an earlier attempt did not come to its end.
+/// Whether a directory without a format may be made a store: it is empty, or an earlier attempt did not come to its end.
 fn may_become_a_store(root: &Path) -> io::Result<bool> {
     let ours = [
         "blobs",

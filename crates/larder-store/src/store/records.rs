@@ -1,7 +1,6 @@
-//! What the database keeps: one record for each image, layer, lease and mount, as JSON with a version.
+//! The records of the database: one for each image, layer, lease and mount, as JSON with a version.
 //!
-//! A reader skips fields that it does not know and refuses versions that it does not know. Times are seconds since
-//! 1970, sizes are bytes.
+//! A reader skips unknown fields and refuses unknown versions. Times are seconds since 1970, sizes are bytes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,7 +13,7 @@ use crate::disk::DiskSpace;
 /// Version of all records.
 pub(crate) const VERSION: u32 = 1;
 
-/// Names the folder of an unpacked layer: the hex digits of its diff id or, where what was unpacked depends on the
+/// Names the directory of an unpacked layer: the hex digits of its diff id or, where what was unpacked depends on the
 /// layers below, of its chain id.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -45,7 +44,7 @@ impl TryFrom<String> for LayerKey {
     type Error = String;
 
     fn try_from(text: String) -> Result<LayerKey, String> {
-        LayerKey::parse(&text).ok_or_else(|| format!("{text:?} is no layer key"))
+        LayerKey::parse(&text).ok_or_else(|| format!("{text:?} is not a layer key"))
     }
 }
 
@@ -87,7 +86,7 @@ pub struct ImageRecord {
     pub created: String,
     /// When it was last pulled or loaded.
     pub pulled_at: u64,
-    /// Whether all its layers are there. What lacks one is not listed, until a pull brings the layer back.
+    /// Whether all its layers are there. An incomplete image is not listed until a pull fetches the layer.
     #[serde(default = "yes")]
     pub complete: bool,
 }
@@ -97,7 +96,7 @@ pub struct ImageRecord {
 pub struct ImageLayer {
     /// Digest of the plain archive.
     pub diff_id: Digest,
-    /// Where it lies unpacked.
+    /// Key of the unpacked layer.
     pub key: LayerKey,
     /// Digest of the archive as it is fetched, usually compressed.
     pub digest: Digest,
@@ -150,24 +149,24 @@ pub struct LayerMetadata {
 /// An unpacked layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerRecord {
-    /// Names its folder.
+    /// Names its directory.
     pub key: LayerKey,
     /// What came out of unpacking it.
     #[serde(flatten)]
     pub facts: LayerMetadata,
-    /// What its folder takes on disk.
+    /// What its directory takes on disk.
     #[serde(flatten)]
     pub usage: DiskSpace,
     /// Whether it is there. False once it was found missing.
     #[serde(default = "yes")]
     pub present: bool,
-    /// `fsck` found it damaged. It stays as it is until the next pull or load of an image with it brings another.
+    /// `fsck` found it damaged. It is retained until the next pull or load of an image with it replaces it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub damaged: bool,
 }
 
 impl LayerRecord {
-    /// Whether it need not be brought.
+    /// Whether it need not be fetched.
     pub(crate) fn is_whole(&self) -> bool {
         self.present && !self.damaged
     }
@@ -176,7 +175,7 @@ impl LayerRecord {
 /// What a lease protects.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LeaseResources {
-    /// Ids of images, spared by collection.
+    /// IDs of images that GC must not remove.
     #[serde(default)]
     pub images: Vec<Digest>,
     /// Layers, kept even when no image has them.
@@ -203,7 +202,7 @@ pub enum LeaseKind {
 /// Keeps things in the store until a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
-    /// Chosen by whoever took it: `pull/...`, `ensured/...`. Taking a lease under an id that exists replaces it.
+    /// Chosen by the caller: `pull/...`, `ensured/...`. Taking a lease under an id that exists replaces it.
     pub id: String,
     /// Why.
     pub kind: LeaseKind,
@@ -217,7 +216,7 @@ pub struct LeaseRecord {
 /// A mounted image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountRecord {
-    /// Names its folder in `mounts`.
+    /// Names its directory in `mounts`.
     pub id: String,
     /// Id of the image.
     pub image: Digest,
@@ -225,7 +224,7 @@ pub struct MountRecord {
     pub name: ImageName,
     /// Where it is mounted, absolute.
     pub target: PathBuf,
-    /// Whether it takes writes, into a folder of its own.
+    /// Whether it takes writes, into a directory of its own.
     pub writable: bool,
     /// Its layers, lowest first, kept as long as the mount is.
     pub layers: Vec<LayerKey>,
@@ -256,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_layer_key_cannot_leave_its_folder() {
+    fn a_layer_key_cannot_leave_its_directory() {
         assert!(LayerKey::parse(&"a1".repeat(32)).is_some());
         for bad in ["", "..", &"A1".repeat(32), &format!("../{}", "a".repeat(61)), &"a".repeat(63)] {
             assert_eq!(LayerKey::parse(bad), None, "{bad}");

@@ -1,8 +1,7 @@
-//! Putting in order what a dead process left. Runs when the store is opened, before anybody else sees it.
+//! Cleans up after a process that died. Runs when the store is opened, before any other access.
 //!
-//! The database is the truth. What it does not know goes to the trash; what it knows and is not there is noted as
-//! missing, so that a pull brings it back. Only half-fetched blobs stay, and layers that a pull finished and may come
-//! back for: they resume.
+//! The database is authoritative. Files that it does not know are moved to the trash; recorded content without files is
+//! marked as missing, so that a pull fetches it again. Only partially fetched blobs and resumable layers are retained.
 
 use std::collections::HashSet;
 
@@ -14,7 +13,7 @@ use super::records::{LayerKey, LayerRecord};
 
 impl OpenStore {
     pub(super) fn recover(&self) -> Result<(), StoreError> {
-        let doing = "put the store in order";
+        let doing = "recover the store";
         self.layout.skip_names_in_use().context(doing)?;
         self.recover_staging()?;
         self.recover_layers()?;
@@ -31,10 +30,10 @@ impl OpenStore {
 
     /// Layers that were being unpacked, and files that were being written.
     fn recover_staging(&self) -> Result<(), StoreError> {
-        let doing = "clean up what was being unpacked";
-        let folder = self.layout.staging();
-        for name in names_in(&folder).context(doing)? {
-            self.discard(&folder.join(name)).context(doing)?;
+        let doing = "clean up interrupted unpacks";
+        let dir = self.layout.staging();
+        for name in names_in(&dir).context(doing)? {
+            self.discard(&dir.join(name)).context(doing)?;
         }
         for name in ["format.new", "larder.redb.new"] {
             self.disk.remove_file(&self.layout.root().join(name)).context(doing)?;
@@ -62,7 +61,7 @@ impl OpenStore {
         if gone.is_empty() {
             return Ok(());
         }
-        self.db.write("note that layers are missing", |writer| {
+        self.db.write("record missing layers", |writer| {
             for key in gone {
                 let Some(mut layer) = writer.get::<LayerRecord>(LAYERS, key.as_str())? else { continue };
                 if layer.present {
@@ -81,27 +80,27 @@ impl OpenStore {
         let used = self.db.read(doing, |reader| reader.endings(USES, "blob/"))?;
         let used: HashSet<&str> = used.iter().filter_map(|key| key.split('/').next()).collect();
         for algorithm in names_in(&self.layout.blobs()).context(doing)? {
-            let folder = self.layout.blobs().join(&algorithm);
-            if !folder.is_dir() {
-                self.discard(&folder).context(doing)?;
+            let dir = self.layout.blobs().join(&algorithm);
+            if !dir.is_dir() {
+                self.discard(&dir).context(doing)?;
                 continue;
             }
-            for hex in names_in(&folder).context(doing)? {
+            for hex in names_in(&dir).context(doing)? {
                 if !used.contains(format!("{algorithm}:{hex}").as_str()) {
-                    self.discard(&folder.join(hex)).context(doing)?;
+                    self.discard(&dir.join(hex)).context(doing)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// What is in the folder of half-fetched blobs and is none.
+    /// What is in the directory of half-fetched blobs and is none.
     fn recover_ingests(&self) -> Result<(), StoreError> {
-        let doing = "clean up what was being fetched";
-        let folder = self.layout.ingests();
-        for name in names_in(&folder).context(doing)? {
+        let doing = "clean up interrupted fetches";
+        let dir = self.layout.ingests();
+        for name in names_in(&dir).context(doing)? {
             if digest_of_name(&name).is_none() {
-                self.discard(&folder.join(name)).context(doing)?;
+                self.discard(&dir.join(name)).context(doing)?;
             }
         }
         Ok(())

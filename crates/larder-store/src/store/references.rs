@@ -1,6 +1,6 @@
-//! What this process is working with and must not be removed under its hands: layers and blobs of pulls under way.
+//! Layers and blobs in use by this process, which must not be removed: those of in-flight pulls.
 //!
-//! Holds live in memory: they end with the process, as the work does. What must outlast it is a lease.
+//! References live in memory and end with the process, as the pulls do. What must outlive the process is a lease.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ impl ReferenceCounts {
         ItemReference { holds: self.clone(), item }
     }
 
-    /// Holds it if nobody does.
+    /// References it unless it is referenced already.
     pub(crate) fn hold_alone(self: &Arc<Self>, item: ReferencedItem) -> Option<ItemReference> {
         let mut counts = self.counts();
         let count = counts.entry(item.clone()).or_default();

@@ -1,7 +1,7 @@
-//! Removing images, and what nobody needs any more.
+//! Removes images, and the layers and blobs that no image uses after that.
 //!
-//! An image is gone from lists in one transaction. Its layers and blobs that nothing else needs leave the database in
-//! the same transaction and go to the trash right after it; who looks at images never waits for that.
+//! An image disappears from lists in one transaction. Its unused layers and blobs leave the database in the same
+//! transaction and are moved to the trash right after it; readers never wait for that.
 
 use std::collections::HashSet;
 use std::time::SystemTime;
@@ -19,29 +19,28 @@ use super::references::{ReferenceCounts, ReferencedItem};
 use super::usage::taken;
 use crate::disk::DiskSpace;
 
-/// How careful a removal is.
+/// Conditions of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RemoveOptions {
-    /// Remove it even if it is mounted; its layers stay until it is not.
+    /// Remove it even if it is mounted; its layers are retained until it is unmounted.
     pub force: bool,
-    /// Refuse when a lease on it has not ended by then. Collection asks for this; a person who names an image does
-    /// not.
+    /// Refuse if a lease on it has not expired at this time. GC sets this; a removal by name does not.
     pub spare_leased_at: Option<SystemTime>,
 }
 
 /// An image that was removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreRemoval {
-    /// What it was.
+    /// The image's record.
     pub image: ImageRecord,
-    /// Layers that went with it, because nothing else needed them.
+    /// Layers that were removed with it, because nothing else references them.
     pub layers: Vec<LayerKey>,
-    /// What that frees, once it is deleted in the background.
+    /// Space that this frees once the files are deleted in the background.
     pub freed: DiskSpace,
 }
 
 impl Store {
-    /// Removes an image under all its names. `None` when it is not there.
+    /// Removes an image under all its names. `None` if it is not found.
     pub fn remove(
         &self,
         image: impl Into<ImageName>,
@@ -50,7 +49,7 @@ impl Store {
         self.0.remove(&image.into(), options)
     }
 
-    /// Drops leases that have ended, layers that nothing needs, and half-fetched blobs that were not touched
+    /// Removes expired leases, unused layers, and partially fetched blobs that were not written
     /// for [`ingest_keep`](super::StoreConfig::ingest_keep). Cheap when there is nothing to do.
     pub fn sweep(&self, now: SystemTime) -> Result<(), StoreError> {
         self.0.end_leases(now)?;
@@ -60,14 +59,14 @@ impl Store {
     }
 
     /// Lets the closing of this store wait until everything that was removed is deleted, as
-    /// [`finish_deletion`](super::StoreConfig::finish_deletion) does. For who removes, and only then closes it.
+    /// [`finish_deletion`](super::StoreConfig::finish_deletion) does. For a caller that removes an image and then closes the store.
     pub fn finish_deletion(&self) {
         self.0.trash.finish();
     }
 
-    /// Deletes now what was removed. Returns when the room is free.
+    /// Deletes removed files now. Returns when the space is free.
     pub fn empty_trash(&self) -> Result<(), StoreError> {
-        self.0.trash.empty().context("delete what was removed")
+        self.0.trash.empty().context("empty the trash")
     }
 }
 
@@ -104,7 +103,7 @@ impl OpenStore {
 
     /// Removes layers that no image, lease, mount or pull needs.
     pub(crate) fn sweep(&self) -> Result<(), StoreError> {
-        let doing = "remove layers that nothing needs";
+        let doing = "remove unused layers";
         // A look first: a write costs a sync.
         let layers = self.db.read(doing, |reader| unused(reader, &self.holds))?;
         if layers.is_empty() {

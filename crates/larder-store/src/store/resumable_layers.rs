@@ -1,8 +1,8 @@
-//! Layers that a pull finished and that no image was committed with: kept for the next try.
+//! Layers that a pull finished but no image was committed with: retained for the next attempt.
 //!
-//! They are in their place, and not in the database. Two things bound them. Nothing of them was synced, so they are
-//! believed only in the run of the machine in which they were unpacked: their note says in which. And they are kept
-//! only while a lease names their archive, as that of a pull does which may come back.
+//! They are in `layers` but not in the database. Two conditions bound them. They were not synced, so they are trusted
+//! only until the machine reboots: their record has the boot ID. And they are retained only while a lease names their
+//! archive, such as the lease of an interrupted pull.
 
 use std::collections::HashSet;
 use std::io;
@@ -29,7 +29,7 @@ impl OpenStore {
     pub(super) fn leased_archives(&self) -> Result<HashSet<Digest>, StoreError> {
         let mut leased = HashSet::new();
         let note = |lease: LeaseRecord| leased.extend(lease.leased.ingests);
-        self.db.read("look up what pulls want", |reader| reader.for_each(LEASES, note))?;
+        self.db.read("look up the leases of pulls", |reader| reader.for_each(LEASES, note))?;
         Ok(leased)
     }
 
@@ -46,13 +46,13 @@ impl OpenStore {
         let _gate = self.gate();
         let chosen = self.arrivals.kept.keys(choose);
         for key in &chosen {
-            self.discard_layer(key).context("take away a layer that was kept")?;
+            self.discard_layer(key).context("remove a resumable layer")?;
             self.trash.kick();
         }
         Ok(!chosen.is_empty())
     }
 
-    /// Moves a layer's folder to the trash, whoever it was kept for.
+    /// Moves a layer's directory to the trash, whichever pull it was retained for.
     pub(crate) fn discard_layer(&self, key: &LayerKey) -> io::Result<()> {
         let kept = self.arrivals.kept.take(key);
         self.discard(&self.layout.layer(key)).inspect_err(|_| {

@@ -1,4 +1,4 @@
-//! The list of layers that are kept for the next try of a pull; `kept.rs` decides which.
+//! The list of layers that are retained for the next attempt of a pull; `resumable_layers.rs` decides which.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ pub(super) struct LayerRecordFile {
     pub(super) boot: String,
 }
 
-/// Layers that are kept, and that nobody has a handle of.
+/// Retained layers without a handle.
 #[derive(Debug, Default)]
 pub(super) struct ResumableLayers(Mutex<HashMap<LayerKey, LayerRecord>>);
 
@@ -31,7 +31,7 @@ impl ResumableLayers {
         self.layers().insert(layer.key.clone(), layer);
     }
 
-    /// Takes it off the list; its folder is the caller's affair now.
+    /// Takes it off the list; its directory is the caller's affair now.
     pub(super) fn take(&self, key: &LayerKey) -> Option<LayerRecord> {
         self.layers().remove(key)
     }

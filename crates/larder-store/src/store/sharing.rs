@@ -1,4 +1,4 @@
-//! Which image has which layers, and what each takes: what collection plans by.
+//! Which images use which layers, and the size of each: the input of GC.
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ impl Store {
             for layer in layers(reader)? {
                 let pulled = || {
                     let pulling = self.0.holds.has(&ReferencedItem::Layer(layer.key.clone()));
-                    pulling.then(|| "a pull under way".to_owned())
+                    pulling.then(|| "an in-flight pull".to_owned())
                 };
                 let held_by = held.remove(&layer.key).or_else(pulled);
                 let id = layer.key.as_str().into();

@@ -1,7 +1,7 @@
-//! Getting rid of things: renamed into `trash` at once, deleted by a thread of its own soon after.
+//! Deletion: files are renamed into `trash` at once and deleted by a separate thread soon after.
 //!
-//! The thread lives as long as there is work, so an idle store has none. When the store is closed it stops within one
-//! entry, and the next start goes on; or it finishes first, if the configuration says so.
+//! The thread exits when there is no work, so an idle store has none. When the store is closed, the thread stops within
+//! one entry and the next start continues; or it finishes first, if the configuration asks for it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::StoreConfig;
 use super::layout::names_in;
 use crate::disk::Disk;
 
-/// Deletes what is in one folder.
+/// Deletes what is in one directory.
 #[derive(Debug)]
 pub(crate) struct Trash {
     shared: Arc<TrashDir>,
@@ -24,10 +24,10 @@ pub(crate) struct Trash {
 #[derive(Debug)]
 struct TrashDir {
     disk: Arc<dyn Disk>,
-    folder: PathBuf,
+    dir: PathBuf,
     state: Mutex<TrashWorkerState>,
     stop: AtomicBool,
-    /// Held while the folder is being emptied.
+    /// Held while the directory is being emptied.
     emptying: Mutex<()>,
 }
 
@@ -40,9 +40,9 @@ struct TrashWorkerState {
 }
 
 impl Trash {
-    pub(crate) fn new(disk: Arc<dyn Disk>, folder: PathBuf, config: &StoreConfig) -> Trash {
+    pub(crate) fn new(disk: Arc<dyn Disk>, dir: PathBuf, config: &StoreConfig) -> Trash {
         let (state, stop, emptying) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
-        let shared = TrashDir { disk, folder, state, stop, emptying };
+        let shared = TrashDir { disk, dir, state, stop, emptying };
         Trash {
             shared: Arc::new(shared),
             background: config.background_deletion,
@@ -50,7 +50,7 @@ impl Trash {
         }
     }
 
-    /// Says that something is in the folder.
+    /// Says that something is in the directory.
     pub(crate) fn kick(&self) {
         if !self.background {
             return;
@@ -71,7 +71,7 @@ impl Trash {
                 state.working = true;
                 state.worker = Some(worker);
             }
-            Err(error) => tracing::warn!(%error, "removed layers wait for the next removal to be deleted"),
+            Err(error) => tracing::warn!(%error, "could not delete removed layers; the next removal retries"),
         }
     }
 
@@ -80,7 +80,7 @@ impl Trash {
         self.finish.store(true, Ordering::Relaxed);
     }
 
-    /// Deletes everything that is in the folder now.
+    /// Deletes everything that is in the directory now.
     pub(crate) fn empty(&self) -> io::Result<()> {
         self.shared.empty()
     }
@@ -118,23 +118,23 @@ impl TrashDir {
             if let Err(error) = self.empty()
                 && error.kind() != io::ErrorKind::Interrupted
             {
-                let folder = self.folder.display();
-                tracing::warn!(%error, %folder, "could not delete what was removed; the next removal tries again");
+                let dir = self.dir.display();
+                tracing::warn!(%error, %dir, "could not delete removed files; the next removal retries");
             }
         }
     }
 
-    /// Every entry is tried; the first error is told.
+    /// Every entry is tried; the first error is returned.
     fn empty(&self) -> io::Result<()> {
         // Two at once would take files from under each other.
         let _alone = self.emptying.lock().unwrap_or_else(PoisonError::into_inner);
         let go_on = || !self.stop.load(Ordering::Relaxed);
         let mut first = Ok(());
-        for name in names_in(&self.folder)? {
+        for name in names_in(&self.dir)? {
             if !go_on() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            let done = self.disk.remove_tree(&self.folder.join(name), &go_on);
+            let done = self.disk.remove_tree(&self.dir.join(name), &go_on);
             if first.is_ok() {
                 first = done;
             }

@@ -1,4 +1,4 @@
-//! What holds the disk. Layers are counted once, when they arrive; everything else is small and counted on demand.
+//! Disk usage of the store. Layers are measured once, when they are added; everything else is small and measured on demand.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,35 +14,35 @@ use super::listing::ImageListing;
 use super::records::{LayerKey, UnpackRatio};
 use crate::disk::{DiskSpace, measure, measure_one};
 
-/// What holds the disk: `larder df`.
+/// Disk usage of the store by category, as `larder df` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StoreUsage {
     /// Unpacked layers, each once.
     pub layers: DiskSpace,
-    /// Of these, layers that several images have.
+    /// Of these, layers shared by several images.
     pub shared_layers: DiskSpace,
     /// Manifests and configs, and the copies of image records.
     pub blobs: DiskSpace,
-    /// Blobs being fetched, or half fetched.
+    /// Blobs being fetched, or partially fetched.
     pub ingest: DiskSpace,
     /// Layers being unpacked.
     pub staging: DiskSpace,
-    /// What was removed and waits to be deleted.
+    /// Removed files that wait to be deleted.
     pub trash: DiskSpace,
-    /// What was written to writable mounts.
+    /// Files written to writable mounts.
     pub mounts: DiskSpace,
-    /// The database, and the store's own folders.
+    /// The database, and the store's own directories.
     pub database: DiskSpace,
 }
 
 impl StoreUsage {
-    /// The sum: what `du` says of the store.
+    /// The sum, equal to `du` of the store.
     pub fn total(&self) -> DiskSpace {
         self.layers + self.blobs + self.ingest + self.staging + self.trash + self.mounts + self.database
     }
 }
 
-/// What one image takes.
+/// Disk usage of one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageUsage {
     /// The image's id.
@@ -57,13 +57,13 @@ pub struct ImageUsage {
     pub pulled_at: u64,
     /// Config, manifests and the copy of its record, in whole blocks.
     pub own: DiskSpace,
-    /// What it takes by itself: the sum of the two below.
+    /// Total disk usage: the sum of the two below.
     pub total: DiskSpace,
-    /// Of it, layers that other images have as well.
+    /// Of it, layers shared with other images.
     pub shared: DiskSpace,
     /// Of it, what removing just this image frees.
     pub unique: DiskSpace,
-    /// Bytes to fetch it all.
+    /// Compressed bytes of all layers.
     pub compressed_bytes: u64,
 }
 
@@ -156,7 +156,7 @@ fn each_users(source: &impl DbRead, prefix: &str, mut visit: impl FnMut(&str, &[
 
 impl OpenStore {
     /// What each image takes beside its layers, in whole blocks: config, manifests, the copy of its record. A blob that
-    /// several images have is nobody's own. What cannot be looked at counts nothing, so that nobody promises it.
+    /// several images have is private to none of them. What cannot be measured counts 0, so that it is not promised.
     pub(super) fn own_files(&self, source: &impl DbRead) -> DbResult<HashMap<String, DiskSpace>> {
         let mut own: HashMap<String, DiskSpace> = HashMap::new();
         each_users(source, "blob/", |blob, users| {
@@ -179,11 +179,11 @@ pub(super) fn taken(path: &Path) -> DiskSpace {
 }
 
 impl Store {
-    /// What holds the disk.
+    /// Measures the disk usage of the store.
     pub fn usage(&self) -> Result<StoreUsage, StoreError> {
         let doing = "measure the store";
         let layout = &self.0.layout;
-        // In this order: what is committed meanwhile is counted in one of the two, at worst in both.
+        // In this order: what is committed between the two is counted at least once.
         let fresh = self.0.arrivals.usage();
         let (layers, shared_layers) = self.0.db.read(doing, |reader| {
             let layers = layers(reader)?;
@@ -214,7 +214,7 @@ impl Store {
         })
     }
 
-    /// What each image takes, in the order of their ids; images that lack a layer are in it as well.
+    /// Disk usage of each image, ordered by ID, including incomplete images.
     pub fn image_usages(&self) -> Result<Vec<ImageUsage>, StoreError> {
         self.0.db.read("measure images", |reader| {
             let layers = layers(reader)?;
@@ -242,11 +242,11 @@ impl Store {
         })
     }
 
-    /// What is free on the store's file system, for unprivileged users.
+    /// Free space of the store's filesystem, for unprivileged users.
     pub fn free(&self) -> Result<DiskSpace, StoreError> {
         let stat = rustix::fs::statvfs(self.0.layout.root())
             .map_err(std::io::Error::from)
-            .context("look at the store's file system")?;
+            .context("inspect the store's filesystem")?;
         // Some file systems make inodes as they go and report none.
         let inodes = if stat.f_files == 0 { u64::MAX } else { stat.f_favail };
         Ok(DiskSpace { bytes: stat.f_bavail.saturating_mul(stat.f_frsize), inodes })
@@ -254,7 +254,7 @@ impl Store {
 
     /// What a fetched byte becomes on disk, as learned on this node.
     pub fn ratio(&self) -> Result<UnpackRatio, StoreError> {
-        let doing = "look up what images became on disk";
+        let doing = "look up the unpack ratio";
         let ratio = self.0.db.read(doing, |reader| reader.get::<UnpackRatio>(META, RATIO))?;
         Ok(ratio.unwrap_or_default())
     }

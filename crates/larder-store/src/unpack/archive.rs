@@ -1,9 +1,9 @@
-//! The one place that knows tar: turns plain bytes into [`LayerEntry`]s and their contents.
+//! Parses tar archives: the only module that knows the format. Turns uncompressed bytes into [`LayerEntry`]s and content.
 //!
-//! It reads archives as Go's `archive/tar` does, whose reading decides what an image means to the container runtimes:
-//! entries without content by their type have none, whatever their size says; a name that ends in `/` is a
-//! directory in old archives; global headers are skipped; the end of the bytes between two entries is an end.
-//! Headers are parsed where they lie; only one that is cut by the end of a buffer is put together first.
+//! It reads archives as Go's `archive/tar` does, since the container runtimes interpret images with it: entries whose
+//! type has no content have none, whatever their size field; a name that ends in `/` is a directory in old archives;
+//! global headers are skipped; an end of input between two entries ends the archive. Headers are parsed in place; only
+//! one that spans two buffers is copied first.
 
 use tar_core::parse::{Limits as TarLimits, ParseError, ParseEvent, ParsedEntry, Parser};
 use tar_core::{EntryType, HEADER_SIZE};
@@ -151,7 +151,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
             return Ok(&[]);
         }
         if self.fill()?.is_empty() {
-            return Err(self.damaged("it ends in the middle of a file"));
+            return Err(self.damaged("unexpected end of archive in a file"));
         }
         let wanted = usize::try_from(self.content).unwrap_or(usize::MAX);
         let piece = self.fill()?;
@@ -193,7 +193,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
             Ok(ParseEvent::NeedData { min_bytes }) if min_bytes > input.len() => {
                 TarParseStep::More(min_bytes)
             }
-            Ok(ParseEvent::NeedData { .. }) => return Err(archive_error(at, "a sparse map without an end")),
+            Ok(ParseEvent::NeedData { .. }) => return Err(archive_error(at, "unterminated sparse map")),
             Ok(ParseEvent::End { consumed }) => TarParseStep::End(consumed),
             Ok(ParseEvent::GlobalExtensions { consumed, .. }) => TarParseStep::Skip(consumed),
             Ok(ParseEvent::Entry { consumed, entry }) => {
@@ -246,7 +246,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
             self.ended = true;
             return Ok(());
         }
-        Err(self.damaged("it ends in the middle of a header"))
+        Err(self.damaged("unexpected end of archive in a header"))
     }
 
     /// Unread bytes: those put aside first.
@@ -273,7 +273,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         self.check_entries()?;
         self.total_size = self.total_size.saturating_add(entry.size);
         if self.total_size > self.max_size {
-            return Err(UnpackError::Limit { what: "bytes in its files", limit: self.max_size });
+            return Err(UnpackError::Limit { what: "bytes of file content", limit: self.max_size });
         }
         if self.options.progress.is_cancelled() {
             return Err(UnpackError::Cancelled);
@@ -309,14 +309,14 @@ fn parse_error(at: u64, error: &ParseError, options: &UnpackOptions) -> UnpackEr
             }
         }
         ParseError::TooManySparseEntries { limit, .. } => {
-            UnpackError::Limit { what: "parts in a sparse file", limit: *limit as u64 }
+            UnpackError::Limit { what: "segments in a sparse file", limit: *limit as u64 }
         }
         other => archive_error(at, other.to_string()),
     }
 }
 
 fn malformed(at: u64) -> UnpackError {
-    archive_error(at, "a malformed extended header")
+    archive_error(at, "malformed extended header")
 }
 
 fn padding(content: u64) -> u64 {

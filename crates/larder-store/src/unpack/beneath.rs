@@ -71,12 +71,12 @@ mod tests {
 
     #[test]
     fn both_ways_open_files_and_refuse_links_on_the_way() {
-        let folder = tempfile::tempdir().unwrap();
-        fs_err::create_dir_all(folder.path().join("a/b")).unwrap();
-        fs_err::write(folder.path().join("a/b/file"), "x").unwrap();
-        fs_err::os::unix::fs::symlink("b", folder.path().join("a/link")).unwrap();
-        fs_err::os::unix::fs::symlink("/etc/passwd", folder.path().join("a/b/out")).unwrap();
-        let root = fs_err::File::open(folder.path()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        fs_err::create_dir_all(dir.path().join("a/b")).unwrap();
+        fs_err::write(dir.path().join("a/b/file"), "x").unwrap();
+        fs_err::os::unix::fs::symlink("b", dir.path().join("a/link")).unwrap();
+        fs_err::os::unix::fs::symlink("/etc/passwd", dir.path().join("a/b/out")).unwrap();
+        let root = fs_err::File::open(dir.path()).unwrap();
         for open in [open, walk] {
             let mut text = String::new();
             let file = open(root.as_fd(), b"a/b/file", OFlags::RDONLY | OFlags::NOFOLLOW).unwrap();

@@ -82,7 +82,7 @@ impl<R: Read> LayerDecoder<R> {
     /// Ends the reading: returns the compressed size once size and digest are as declared.
     ///
     /// After an error in the bytes it reads the rest, without inflating it: a wrong digest explains the error.
-    /// `skip_rest` says that nobody wants to know any more.
+    /// `skip_rest` reports that no reader needs the rest.
     pub(super) fn finish(self, skip_rest: bool) -> Result<u64, UnpackError> {
         let LayerDecoder { form, failed } = self;
         let source = match form {

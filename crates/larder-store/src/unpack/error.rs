@@ -14,11 +14,11 @@ use super::layer_manifest::LayerManifestError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnpackError {
-    /// The bytes could not be had: the network, or the ingest file.
-    #[error("could not read the layer's compressed bytes")]
+    /// The compressed bytes could not be read, from the network or the ingest file.
+    #[error("could not read the compressed layer")]
     Read(#[source] io::Error),
-    /// The bytes are not the ones that were named.
-    #[error("the layer's {stage} bytes have the digest {found}, not {expected}")]
+    /// The bytes do not have the expected digest.
+    #[error("layer digest mismatch ({stage}): expected {expected}, got {found}")]
     Digest {
         /// Which bytes.
         stage: LayerEncoding,
@@ -28,7 +28,7 @@ pub enum UnpackError {
         found: String,
     },
     /// More or fewer compressed bytes than declared.
-    #[error("the layer has {} {found} compressed bytes; its manifest declares {expected}", if *.more { "at least" } else { "only" })]
+    #[error("layer size mismatch: expected {expected} compressed bytes, got {}{found}", if *.more { "at least " } else { "" })]
     Size {
         /// What the manifest says.
         expected: u64,
@@ -38,29 +38,29 @@ pub enum UnpackError {
         more: bool,
     },
     /// The compressed stream is damaged, ends early, or goes on after its end.
-    #[error("the layer's {compression} stream is damaged after {at} compressed bytes")]
+    #[error("the layer's {compression} stream is damaged at compressed byte {at}")]
     Decompress {
         /// What it looks like from its first bytes.
         compression: DetectedCompression,
         /// Compressed bytes that were read.
         at: u64,
-        /// What the decompressor says.
+        /// The decompressor's error.
         #[source]
         cause: io::Error,
     },
     /// Compressed in a way that no image layer may be.
-    #[error("the layer is compressed with {0}; image layers are gzip, zstd or plain tar")]
+    #[error("unsupported layer compression {0}: layers must be gzip, zstd or uncompressed tar")]
     ForeignCompression(&'static str),
     /// Not a tar archive, or a damaged one.
-    #[error("the layer's archive is damaged at byte {at}: {problem}")]
+    #[error("the layer's tar archive is damaged at byte {at}: {problem}")]
     Archive {
         /// Plain bytes before the entry.
         at: u64,
         /// What is wrong.
         problem: String,
     },
-    /// An entry that means harm, or nothing.
-    #[error("the layer's entry {path:?} is refused: {reason}")]
+    /// A malicious or invalid entry.
+    #[error("rejected layer entry {path:?}: {reason}")]
     Refused {
         /// The entry, as the archive names it.
         path: PathBuf,
@@ -68,26 +68,26 @@ pub enum UnpackError {
         reason: EntryRefusal,
     },
     /// Over one of [`super::UnpackLimits`].
-    #[error("the layer has more than {limit} {what}")]
+    #[error("layer limit exceeded: more than {limit} {what}")]
     Limit {
         /// What there is too much of.
         what: &'static str,
-        /// The ceiling.
+        /// The limit.
         limit: u64,
     },
-    /// The local file system failed: no room, no permission, an I/O error.
+    /// The local file system failed: no space, no permission, an I/O error.
     #[error("could not {doing} {}", path.display())]
     File {
         /// What was tried.
         doing: &'static str,
         /// With what.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         cause: io::Error,
     },
     /// The layer manifest on disk cannot be used.
-    #[error("the layer manifest {} cannot be used", path.display())]
+    #[error("could not read the layer manifest {}", path.display())]
     Manifest {
         /// The file.
         path: PathBuf,
@@ -96,11 +96,11 @@ pub enum UnpackError {
         cause: LayerManifestError,
     },
     /// [`super::UnpackProgress::cancel`] was called.
-    #[error("unpacking was cancelled")]
+    #[error("unpacking was canceled")]
     Cancelled,
     /// The half that reads the layer ended early; its own error is the one that is reported.
     #[doc(hidden)]
-    #[error("the layer's bytes ended early")]
+    #[error("the layer ended early")]
     Hangup,
 }
 
@@ -127,18 +127,18 @@ impl fmt::Display for LayerEncoding {
 #[non_exhaustive]
 pub enum EntryRefusal {
     /// A zero byte in a path or link.
-    #[error("a zero byte in its name or link")]
+    #[error("its path or link target contains a zero byte")]
     ZeroByte,
     /// A part of the path is over 255 bytes.
-    #[error("a part of its path is longer than 255 bytes")]
+    #[error("a component of its path is longer than 255 bytes")]
     NameTooLong,
     /// The path with all links resolved is over the limit.
-    #[error("its path is too long once links are resolved")]
+    #[error("its path is too long after symbolic links are resolved")]
     PathTooLong,
     /// A file where a directory must be.
     #[error("its parent is not a directory")]
     ParentNotDirectory,
-    /// Symbolic links that go around in circles.
+    /// A loop of symbolic links.
     #[error("too many symbolic links in its path")]
     TooManyLinks,
     /// Only a directory can be the root.
@@ -148,7 +148,7 @@ pub enum EntryRefusal {
     #[error("a whiteout without a name")]
     Whiteout,
     /// A symbolic link to nothing.
-    #[error("a link without a target")]
+    #[error("a symbolic link without a target")]
     EmptyLink,
     /// A hard link to a directory.
     #[error("a hard link to a directory")]
@@ -160,19 +160,19 @@ pub enum EntryRefusal {
     #[error("a hard link to a file that does not exist")]
     LinkTarget,
     /// Hard links to hard links that only come later, too deep.
-    #[error("too long a chain of hard links")]
+    #[error("the chain of hard links is too long")]
     LinkChain,
     /// A type that images do not have.
     #[error("unknown entry type {0:#04x}")]
     Type(u8),
     /// The map of a sparse file contradicts itself.
-    #[error("its sparse map is not in order or does not fit its size")]
+    #[error("its sparse map is not sorted or exceeds its size")]
     SparseMap,
     /// A user or group number that no system has.
     #[error("its owner is not a 32-bit number")]
     Owner,
     /// A negative or immense size.
-    #[error("its size is not a number that a file can have")]
+    #[error("its size is not a valid file size")]
     Size,
 }
 
@@ -191,7 +191,7 @@ impl UnpackError {
             cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
     }
 
-    /// Whether the bytes are at fault, so that fetching them again, from elsewhere, may help.
+    /// Whether the bytes are at fault, so that fetching them again, from another host, may help.
     pub fn is_wrong_bytes(&self) -> bool {
         match self {
             UnpackError::Digest { stage: LayerEncoding::Compressed, .. } | UnpackError::Size { .. } => true,
@@ -209,7 +209,7 @@ impl UnpackError {
         }
     }
 
-    /// This machine's trouble or somebody's wish, not the layer's bytes: reading on would change nothing.
+    /// A local failure or a cancellation, not the layer's bytes: reading on would not change the outcome.
     pub(super) fn is_local(&self) -> bool {
         matches!(self, UnpackError::File { .. } | UnpackError::Cancelled | UnpackError::Manifest { .. })
     }
@@ -218,21 +218,21 @@ impl UnpackError {
     pub fn hint(&self) -> Option<Hint> {
         let text = match self {
             UnpackError::Digest { stage: LayerEncoding::Compressed, .. } | UnpackError::Size { .. } => {
-                "the registry or a proxy sent other bytes than the manifest names; try again or another mirror"
+                "the registry or a proxy sent content that does not match the manifest; retry, or use another mirror"
             }
             UnpackError::Digest { stage: LayerEncoding::Plain, .. } => {
-                "the image's config does not fit its layers; it has to be built or pushed again"
+                "the image's config does not match its layers; rebuild or push the image again"
             }
             UnpackError::Decompress { .. }
             | UnpackError::Archive { .. }
             | UnpackError::ForeignCompression(_) => {
-                "the bytes are those that the manifest names, so the image itself is broken; build it again"
+                "the content matches the manifest, so the image itself is broken; rebuild the image"
             }
-            UnpackError::Refused { .. } => "do not trust this image, or ask who built it",
-            UnpackError::Limit { .. } => "raise the limit in the configuration if you trust this image",
-            UnpackError::File { .. } if self.is_no_space() => "free some space or inodes and try again",
+            UnpackError::Refused { .. } => "do not trust this image; report it to its publisher",
+            UnpackError::Limit { .. } => "if you trust this image, raise the limit in the configuration",
+            UnpackError::File { .. } if self.is_no_space() => "free space or inodes, then retry",
             UnpackError::Manifest { .. } => {
-                return Some(Hint::from("fetch the layer again: ").command(["fsck", "--repair"]));
+                return Some(Hint::from("to fetch the layer again, run ").command(["fsck", "--repair"]));
             }
             UnpackError::Read(_)
             | UnpackError::File { .. }

@@ -11,7 +11,7 @@ use super::compression::DetectedCompression;
 pub struct ExpectedLayer<'a> {
     /// Digest of the compressed bytes; `None` when the caller checks it.
     pub digest: Option<&'a Digest>,
-    /// Number of compressed bytes, as the manifest declares it; `None` when nobody said.
+    /// Number of compressed bytes, as the manifest declares it; `None` if unknown.
     pub size: Option<u64>,
     /// Digest of the plain bytes, from the image's config.
     pub diff_id: &'a Digest,
@@ -20,7 +20,7 @@ pub struct ExpectedLayer<'a> {
 /// Where a layer goes.
 #[derive(Debug, Clone, Copy)]
 pub struct UnpackTarget<'a> {
-    /// The layer's directory: exists, is empty, and is reached by nobody else.
+    /// The layer's directory: exists, is empty, and no other process uses it.
     pub root: &'a Path,
     /// The layer manifest to write (see [`super::layer_manifest`]): a path outside of `root` that does not exist yet.
     pub files: &'a Path,

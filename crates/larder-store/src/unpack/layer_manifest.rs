@@ -1,8 +1,8 @@
-//! The layer manifest, `files.v1`: what a layer's directory must hold, so that any damage can be found.
+//! The layer manifest, `files.v1`: the expected content of a layer's directory, so that any damage can be found.
 //!
-//! One record for each path, written while the layer is unpacked; `docs/layer-manifest.md` has the format byte by
-//! byte. Reading is streaming: a manifest is never in memory as a whole. A manifest that was cut or changed is an
-//! error, not a shorter list: it ends with a count and a checksum of itself.
+//! One record per path, written while the layer is unpacked; `docs/layer-manifest.md` has the byte format. Reading is
+//! streaming: a manifest is never in memory as a whole. A truncated or modified manifest is an error, not a shorter
+//! list: it ends with a count and a checksum of itself.
 
 use std::ffi::OsStr;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -113,13 +113,13 @@ pub struct UnpackMode {
 #[non_exhaustive]
 pub enum LayerManifestError {
     /// The file cannot be read or written.
-    #[error("the file cannot be used")]
+    #[error("could not read or write the file")]
     Io(#[from] io::Error),
     /// Another file, or from a later release.
-    #[error("it is not a layer manifest of a version that this release knows")]
+    #[error("unsupported version, or not a layer manifest")]
     Version,
     /// Changed or cut.
-    #[error("it is damaged at byte {0}")]
+    #[error("damaged at byte {0}")]
     Damaged(u64),
 }
 
@@ -290,7 +290,7 @@ fn head_of(record: &ManifestRecord) -> u8 {
     kind | flag(record.xattrs.is_some(), FLAG_XATTRS) | flag(flag_a, FLAG_A) | flag(flag_b, FLAG_B)
 }
 
-/// Writes a manifest anew: each record as `keep` returns it, called with its number, then `more`. The old file stays
+/// Rewrites a manifest: each record as `keep` returns it, called with its number, then `more`. The old file stays
 /// until the new one is complete.
 pub(super) fn rewrite(
     path: &Path,
@@ -533,8 +533,8 @@ mod tests {
         ]
     }
 
-    fn written(folder: &Path) -> std::path::PathBuf {
-        let path = folder.join("files.v1");
+    fn written(dir: &Path) -> std::path::PathBuf {
+        let path = dir.join("files.v1");
         let mut writer = LayerManifestWriter::create(
             &path,
             UnpackMode { owners: OwnerMode::Record, overlay: OverlayForm::User },
@@ -549,17 +549,17 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let reader = LayerManifestReader::open(&written(folder.path())).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let reader = LayerManifestReader::open(&written(dir.path())).unwrap();
         assert_eq!(reader.form(), UnpackMode { owners: OwnerMode::Record, overlay: OverlayForm::User });
         assert_eq!(reader.collect::<Result<Vec<_>, _>>().unwrap(), records());
     }
 
     #[test]
     fn every_cut_and_every_changed_byte_is_noticed() {
-        let folder = tempfile::tempdir().unwrap();
-        let sound = fs_err::read(written(folder.path())).unwrap();
-        let path = folder.path().join("bad");
+        let dir = tempfile::tempdir().unwrap();
+        let sound = fs_err::read(written(dir.path())).unwrap();
+        let path = dir.path().join("bad");
         let is_bad = |bytes: &[u8]| {
             fs_err::write(&path, bytes).unwrap();
             LayerManifestReader::open(&path).map_or(true, |mut reader| reader.any(|record| record.is_err()))

@@ -1,12 +1,12 @@
-//! Fills in what an archive took from the layers below: the looks of directories that it only implied, and the files
-//! that it only linked to.
+//! Fills in what a layer takes from the layers below: metadata of directories that the archive only implied, and files
+//! that it only hard-linked.
 //!
-//! An overlay shows the nearest layer's owner and mode of a directory. A directory that was made only to hold
-//! something would hide those of the layer that really has it. So it gets them, as it would if the layers had been
-//! unpacked one over the other.
+//! An overlay shows the nearest layer's owner and mode of a directory. A directory that was created only as a parent
+//! would hide the metadata of the layer that really contains it, so it gets a copy, as if the layers had been unpacked
+//! one over the other.
 //!
-//! Most layers look the same on top of any other layers, and then all images can share them: [`LowerMergeReport::changed`] says
-//! whether this one does not. A directory's time is copied but does not count.
+//! Most layers are the same on top of any other layers, and all images can share them: [`LowerMergeReport::changed`] reports
+//! whether this one is not. A directory's time is copied but does not count.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -125,7 +125,7 @@ impl LowerMerge {
 
     /// Gives an implied directory the looks of the one below, if there is one.
     fn directory(&mut self, record: &ManifestRecord) -> Result<(), UnpackError> {
-        let fail = |errno: Errno| UnpackError::file("settle the directory", path_of(&record.path), errno);
+        let fail = |errno: Errno| UnpackError::file("finish the directory", path_of(&record.path), errno);
         let Some(below) =
             self.lowers.find(&record.path, true).map_err(fail)?.filter(LowerEntry::is_directory)
         else {
@@ -164,7 +164,7 @@ impl LowerMerge {
             return Ok(());
         }
         let refuse = |reason| UnpackError::refused(&record.path, reason);
-        let fail = |errno: Errno| UnpackError::file("make the hard link", path_of(&record.path), errno);
+        let fail = |errno: Errno| UnpackError::file("create the hard link", path_of(&record.path), errno);
         let shown = self.merged.find(target, false).map_err(fail)?;
         let (found, hidden) = match shown {
             Some(found) => (found, false),

@@ -1,4 +1,4 @@
-//! Looks paths up in unpacked layers as an overlay of them would show them.
+//! Looks up paths in unpacked layers as an overlay of them would show them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;

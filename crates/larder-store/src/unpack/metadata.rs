@@ -1,4 +1,4 @@
-//! Extended attributes and times, as they are put on files.
+//! Sets extended attributes and times of files.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

@@ -7,7 +7,7 @@
 //!
 //! Read [`unpack_layer`] first, then `writer.rs`: what each entry becomes. Everything here is blocking.
 //!
-//! Promises:
+//! Guarantees:
 //! - nothing outside the given directory is touched, whatever the archive says: every name is opened below a directory
 //!   that this module made itself, with `O_NOFOLLOW`, and links of the archive are resolved inside the layer (`tree.rs`);
 //! - memory is bounded by [`UnpackOptions`] and [`UnpackLimits`], never by the archive;
@@ -15,8 +15,8 @@
 //! - after an error the directory holds a partial tree that the caller removes.
 //!
 //! An archive is one layer out of context: it can leave out parent directories that a lower layer has, and hard-link
-//! files of lower layers. Both are noted in the layer manifest (see [`layer_manifest`]), and [`merge_lowers`] fills them in once the
-//! layers below are known.
+//! files of lower layers. Both are recorded in the layer manifest (see [`layer_manifest`]), and [`merge_lowers`] fills
+//! them in once the layers below are known.
 
 mod archive;
 mod beneath;
@@ -149,7 +149,7 @@ fn makers() -> usize {
     thread::available_parallelism().map_or(1, std::num::NonZero::get).clamp(1, 4)
 }
 
-/// Both halves' outcomes as one: this machine's trouble first, then wrong bytes, then what is wrong inside them.
+/// Both halves' outcomes as one: a local failure first, then wrong bytes, then what is wrong inside them.
 fn join(
     compression: DetectedCompression,
     read: Result<u64, UnpackError>,

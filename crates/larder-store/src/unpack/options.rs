@@ -1,11 +1,11 @@
-//! How to unpack: threads, ceilings, what this process may do, and who watches.
+//! Options of unpacking: threads, limits, privileges of the process, and progress.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::WriteBehind;
 
-/// How layers are unpacked. The default suits this process: root applies owners, everybody else records them.
+/// How layers are unpacked. The default suits this process: root applies owners, other users record them.
 #[derive(Debug, Clone)]
 pub struct UnpackOptions {
     /// Threads for this layer. Default many.
@@ -23,7 +23,7 @@ pub struct UnpackOptions {
     pub progress: Arc<UnpackProgress>,
     /// Directories that are kept open for this layer, roughly. Fewer cost system calls. Default 160, at least 16 are taken.
     pub open_files: usize,
-    /// Gets large files as soon as they are complete, to write them to the disk early. Default nobody.
+    /// Receives large files as soon as they are complete, to sync them early. Default: none.
     pub write_behind: Option<WriteBehind>,
 }
 
@@ -135,7 +135,7 @@ impl Default for UnpackLimits {
     }
 }
 
-/// What one layer's unpacking has done so far; shared with whoever shows it or stops it.
+/// What one layer's unpacking has done so far; shared with the code that shows or cancels it.
 #[derive(Debug, Default)]
 pub struct UnpackProgress {
     compressed: AtomicU64,
@@ -166,7 +166,7 @@ impl UnpackProgress {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody wants it to end.
+    /// Whether it was canceled.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Extended headers (PAX): what tar-core reads less strictly, or not at all.
+//! Extended headers (PAX) that tar-core reads less strictly or not at all.
 
 use super::layer_manifest::FileTime;
 

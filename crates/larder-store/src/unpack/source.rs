@@ -1,4 +1,4 @@
-//! The compressed bytes: counted, hashed, held against what was declared.
+//! The compressed bytes of a layer: counted, hashed and compared with the declared digest and size.
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, Read};

@@ -1,4 +1,4 @@
-//! Plain bytes on their way from the decompressor to the archive: in recycled buffers, hashed, counted.
+//! Passes uncompressed bytes from the decompressor to the archive parser: in recycled buffers, hashed and counted.
 
 use std::io::Read;
 use std::mem;

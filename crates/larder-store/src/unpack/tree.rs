@@ -1,12 +1,12 @@
-//! The directories of the layer: which exist, which are open, what they get at the end.
+//! The directories of the layer: which exist, which are open, and their final metadata.
 //!
-//! Only directories that are in this tree are ever worked in, and each was made here, by `mkdirat` below another one.
-//! A path of the archive is resolved part by part against the tree; where it meets a symbolic link of the layer, the
-//! link is resolved in the same way, as if the layer's directory were `/`. Nobody else reaches the layer while it is
-//! unpacked, so this needs no help of the kernel (`RESOLVE_IN_ROOT`), works on every kernel, and costs no system call
-//! for directories that are known. Opening is done with `O_NOFOLLOW` all the same.
+//! Every operation works in a directory of this tree, and each of them was created here, by `mkdirat` below another one. A
+//! path of the archive is resolved component by component against the tree; a symbolic link of the layer is resolved in
+//! the same way, as if the layer's directory were `/`. No other process reaches the layer while it is unpacked, so this
+//! does not need the kernel's `RESOLVE_IN_ROOT`, works on every kernel, and needs no system call for known directories.
+//! Directories are opened with `O_NOFOLLOW` nevertheless.
 //!
-//! A node's parent has a smaller number than the node: backwards order visits the deepest first.
+//! A node's parent has a smaller number than the node: reverse order visits the deepest first.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -225,7 +225,7 @@ impl DirTree {
         };
         for dir in closed.into_iter().rev() {
             let opened = openat(fd.as_fd(), path_of(&self.node(dir).name), DIRECTORY, Mode::empty())
-                .map_err(|errno| PathError::System("open the directory of", errno))?;
+                .map_err(|errno| PathError::System("open the parent directory of", errno))?;
             fd = Arc::new(opened);
             self.keep(dir, fd.clone());
         }
@@ -276,7 +276,7 @@ impl DirTree {
                 Ok(target) => walk.follow(target.as_bytes())?,
                 Err(Errno::NOENT) => return Ok(PathWalkResult::Missing(part)),
                 Err(Errno::INVAL) => return Ok(PathWalkResult::Blocked(part)),
-                Err(errno) => return Err(PathError::System("look at a parent of", errno)),
+                Err(errno) => return Err(PathError::System("inspect a parent directory of", errno)),
             }
         }
         Ok(PathWalkResult::There)
@@ -287,7 +287,7 @@ impl DirTree {
         self.path_len(parent, name)?;
         let here = self.open(parent)?;
         mkdirat(here.as_fd(), path_of(name), Mode::RWXU)
-            .map_err(|errno| PathError::System("make the directory of", errno))?;
+            .map_err(|errno| PathError::System("create the parent directory of", errno))?;
         self.insert(parent, name)
     }
 

@@ -1,6 +1,6 @@
-//! Compares a layer's directory with its manifest, at the speed of the disk.
+//! Compares a layer's directory with its manifest, at disk speed.
 //!
-//! Memory: one buffer, and eight bytes for each path, to find those that should not be there.
+//! Memory: one buffer, and eight bytes per path to find files that are not part of the layer.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -45,28 +45,28 @@ pub enum MismatchKind {
     #[error("not part of the layer")]
     Extra,
     /// Something else is there: a directory for a file, another device.
-    #[error("another type of file")]
+    #[error("file type differs")]
     Type,
     /// Longer or shorter.
-    #[error("another size")]
+    #[error("size differs")]
     Size,
     /// Other bytes.
-    #[error("another content")]
+    #[error("content differs")]
     Content,
     /// Another owner or group.
-    #[error("another owner")]
+    #[error("owner differs")]
     Owner,
     /// Other permissions.
-    #[error("another mode")]
+    #[error("mode differs")]
     Mode,
     /// Changed since it was unpacked.
-    #[error("another modification time")]
+    #[error("modification time differs")]
     Time,
     /// Other extended attributes; of a directory also what it hides.
-    #[error("other extended attributes")]
+    #[error("extended attributes differ")]
     Xattrs,
     /// A link to somewhere else.
-    #[error("another link target")]
+    #[error("link target differs")]
     Link,
     /// The system does not let it be read: this is the error's number.
     #[error("unreadable (error {0})")]

@@ -1,12 +1,11 @@
-//! Large files on their way to the disk while the rest is still unpacked.
+//! Syncs large files while the rest of the layer is still unpacked.
 //!
-//! An image becomes visible after one sync of the file system. Without this, that sync finds every byte still in
-//! memory, and a pull first keeps the cores busy and then the disk. Here a thread syncs the large files as they come, so
-//! that most bytes are written already. It is only ever early: whether all is durable is for the sync at the end to say.
+//! An image becomes visible after one sync of the filesystem. Without write-behind, that sync finds every byte still in
+//! memory, and a pull first uses the cores and then the disk. A thread syncs large files as they are completed, so most
+//! bytes are on disk by then. This is an optimization only: durability is guaranteed by the final sync.
 //!
-//! One thread serves all pulls, so that the files that wait for it are few however many pulls there are. It lives as
-//! long as there is work. A file that is open takes room although it was removed: who ends a pull ends its part here, and
-//! then none of its files is open any more.
+//! One thread serves all pulls, which bounds the number of queued files. It exits when there is no work. An open file
+//! occupies space even after it is removed, so a pull that ends also drops its queued files here.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -1,13 +1,13 @@
-//! What each entry becomes on disk.
+//! Writes each entry of the archive to disk.
 //!
 //! Entries come in any order and the last one of a name wins, as if they were applied one after the other on top of the
-//! lower layers. What this order hides from the layers below is kept: a directory that takes the place of a file, a
-//! link or a whiteout is opaque.
+//! lower layers. What this order hides from the layers below is preserved: a directory that replaces a file, a link or a
+//! whiteout is opaque.
 //!
-//! A file is made with its permissions and only what differs is set afterwards, in the one order that works: owner,
-//! attributes (changing the owner drops capabilities), mode (it drops set-id bits), times. Directories wait until the
-//! end, since everything that is put into them changes their time. A usual file takes five system calls, and other
-//! threads may make the small ones (`small.rs`).
+//! A file is created with its permissions and only differing attributes are set afterwards, in the one order that works:
+//! owner, extended attributes (a change of owner drops capabilities), mode (a change of owner drops set-id bits), times.
+//! Directories are finished at the end, since every file created in them changes their time. A typical file takes five
+//! system calls, and other threads may create the small ones (`small.rs`).
 
 mod close;
 mod create;
@@ -257,7 +257,10 @@ impl<'a> LayerWriter<'a> {
         self.bookkeeping += bytes + 64;
         if self.bookkeeping > self.options.limits.max_bookkeeping {
             let limit = self.options.limits.max_bookkeeping as u64;
-            return Err(UnpackError::Limit { what: "bytes of paths that replace or precede others", limit });
+            return Err(UnpackError::Limit {
+                what: "bytes of paths that replace or precede other entries",
+                limit,
+            });
         }
         Ok(())
     }

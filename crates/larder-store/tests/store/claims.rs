@@ -62,7 +62,7 @@ async fn when_the_fetch_is_given_up_the_next_one_takes_it_over() {
 async fn a_layer_that_depends_on_those_below_serves_only_there() {
     let scratch = TempStore::new();
     let claim = fetch(&scratch.store, "a");
-    let elsewhere = match scratch.store.claim(&diff_id("a"), &digest("other chain")).unwrap() {
+    let other_chain = match scratch.store.claim(&diff_id("a"), &digest("other chain")).unwrap() {
         ClaimOutcome::Wait(waiting) => waiting,
         other => panic!("{other:?}"),
     };
@@ -70,7 +70,7 @@ async fn a_layer_that_depends_on_those_below_serves_only_there() {
     let chain = larder_store::store::LayerKey::from(&digest("chain"));
     let layer = staging.finish(&chain, facts("a"), None).unwrap();
     claim.done(&layer);
-    assert!(elsewhere.wait().await.is_none(), "its key is another chain's");
+    assert!(other_chain.wait().await.is_none(), "its key is another chain's");
     assert!(matches!(
         scratch.store.claim(&diff_id("a"), &digest("chain")).unwrap(),
         ClaimOutcome::Present(_)

@@ -1,4 +1,4 @@
-//! What collection is told of the store, and that its plans promise what removals then free.
+//! GC's view of the store; the bytes that its plans promise are those that removals free.
 
 use std::time::Duration;
 
@@ -32,12 +32,9 @@ fn scene(store: &Store) -> GcSnapshot {
     }
 }
 
-/// What lies in the folders of layers, blobs and copies of records, counted from outside.
+/// What lies in the directories of layers, blobs and copies of records, counted from outside.
 fn images_take(scratch: &TempStore) -> DiskSpace {
-    ["layers", "blobs", "images"]
-        .map(|folder| measure(&scratch.root().join(folder)).unwrap())
-        .into_iter()
-        .sum()
+    ["layers", "blobs", "images"].map(|dir| measure(&scratch.root().join(dir)).unwrap()).into_iter().sum()
 }
 
 fn policy() -> GcPolicy {

@@ -25,10 +25,10 @@ impl LayerChecker for NameLayerChecker {
     ) -> Result<(), Box<dyn Error + Send + Sync>> {
         let fs = layer.join(FS);
         let name = fs_err::read_to_string(fs.join("etc/name")).unwrap_or_default();
-        if layer.file_name().and_then(|folder| folder.to_str()) != Some(key(&name).as_str()) {
+        if layer.file_name().and_then(|dir| dir.to_str()) != Some(key(&name).as_str()) {
             found(format!("etc/name: it says {name:?}"));
         } else if fs_err::read_to_string(fs.join(&name)).unwrap_or_default() != name.repeat(2000) {
-            found(format!("{name}: another content"));
+            found(format!("{name}: content differs"));
         }
         Ok(())
     }

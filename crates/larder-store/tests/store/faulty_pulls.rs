@@ -33,13 +33,12 @@ enum StoreOperation {
 /// A registry and a layout with two images that share a layer.
 struct SharedLayerImages {
     registry: FaultRegistry,
-    folder: TempDir,
+    dir: TempDir,
 }
 
 impl SharedLayerImages {
     fn new() -> SharedLayerImages {
-        let world =
-            SharedLayerImages { registry: FaultRegistry::start(), folder: tempfile::tempdir().unwrap() };
+        let world = SharedLayerImages { registry: FaultRegistry::start(), dir: tempfile::tempdir().unwrap() };
         let base = LayerFiles::new().file("etc/motd", "base").file("etc/name", "base");
         world.add("kept", &ImageBuilder::new().layer(base.clone()));
         world.add(
@@ -50,7 +49,7 @@ impl SharedLayerImages {
     }
 
     fn layout(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.dir.path().join(name)
     }
 
     fn add(&self, name: &str, image: &ImageBuilder) {
@@ -130,8 +129,8 @@ impl SharedLayerImages {
         assert!(visible == after || (!done && visible == before), "{what}: {visible} images");
         self.run(store, deed).unwrap_or_else(|error| panic!("{what}: trying again: {error}"));
         assert_eq!(self.check(store, what), after, "{what}: after trying again");
-        for folder in ["staging", "ingest", "trash"] {
-            assert_eq!(entries(&store.root().join(folder)), [""; 0], "{what}: left in {folder}");
+        for dir in ["staging", "ingest", "trash"] {
+            assert_eq!(entries(&store.root().join(dir)), [""; 0], "{what}: left in {dir}");
         }
     }
 }

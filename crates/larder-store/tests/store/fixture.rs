@@ -22,13 +22,13 @@ fn path(format: u32) -> PathBuf {
 
 #[test]
 fn a_store_of_format_1_is_read() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let archive = GzDecoder::new(fs_err::File::open(path(1)).unwrap());
     let mut archive = tar::Archive::new(archive);
     archive.set_preserve_permissions(true);
     archive.set_preserve_mtime(true);
-    archive.unpack(folder.path()).unwrap();
-    let root = folder.path().join("store");
+    archive.unpack(dir.path()).unwrap();
+    let root = dir.path().join("store");
 
     let store = open(&root);
     assert_eq!(
@@ -81,7 +81,7 @@ fn writing_the_fixture() {
     };
     store.lease(&lease).unwrap();
     store.ingest(&digest("half"), 3 << 20).unwrap().write_at(&vec![7; 1 << 20], 0).unwrap();
-    let target = scratch.folder.path().join("target");
+    let target = scratch.dir.path().join("target");
     fs_err::create_dir(&target).unwrap();
     store.mount("app", &target, MountOptions { writable: true }, noon()).unwrap();
     fs_err::write(target.join("notes"), "kept").unwrap();

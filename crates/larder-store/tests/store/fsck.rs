@@ -55,8 +55,8 @@ fn repair(store: &Store) -> FsckReport {
     store.fsck(&FsckOptions { repair: true, ..FsckOptions::default() }).unwrap()
 }
 
-/// The folder of the layer of this image.
-fn folder(store: &Store, image: &str) -> PathBuf {
+/// The directory of the layer of this image.
+fn layer_dir(store: &Store, image: &str) -> PathBuf {
     let key = store.image(image).unwrap().unwrap().layers[0].key.clone();
     store.root().join("layers").join(key.as_str())
 }
@@ -76,7 +76,7 @@ fn breaks_app(scratch: &TempStore, what: impl Fn(&StoreDamage) -> bool) {
     assert_eq!(report.refetch[0].names[0], "docker.io/library/app:latest");
     if matches!(report.problems[0].found, StoreDamage::LayerDamaged { .. }) {
         assert_eq!(tags(store).len(), 2, "what is damaged stays until another is there");
-        assert!(folder(store, "app").exists());
+        assert!(layer_dir(store, "app").exists());
         assert_eq!(repair(store).refetch, report.refetch);
     } else {
         assert_eq!(
@@ -106,7 +106,7 @@ fn a_sound_store_has_no_problems() {
 #[test]
 fn a_changed_byte_is_found() {
     let scratch = two_images();
-    let file = folder(&scratch.store, "app").join("fs/bin/tool");
+    let file = layer_dir(&scratch.store, "app").join("fs/bin/tool");
     let times = fs_err::metadata(&file).unwrap().modified().unwrap();
     fs_err::write(&file, "#!fool").unwrap();
     std::fs::File::options().write(true).open(&file).unwrap().set_modified(times).unwrap();
@@ -121,28 +121,28 @@ fn a_changed_byte_is_found() {
 #[test]
 fn a_missing_file_is_found() {
     let scratch = two_images();
-    fs_err::remove_file(folder(&scratch.store, "app").join("fs/etc/conf")).unwrap();
+    fs_err::remove_file(layer_dir(&scratch.store, "app").join("fs/etc/conf")).unwrap();
     breaks_app(&scratch, |damage| damage.to_string().contains("etc/conf: missing"));
 }
 
 #[test]
 fn a_file_too_many_is_found() {
     let scratch = two_images();
-    fs_err::write(folder(&scratch.store, "app").join("fs/etc/extra"), "x").unwrap();
+    fs_err::write(layer_dir(&scratch.store, "app").join("fs/etc/extra"), "x").unwrap();
     breaks_app(&scratch, |damage| damage.to_string().contains("etc/extra"));
 }
 
 #[test]
 fn a_missing_manifest_of_files_is_found() {
     let scratch = two_images();
-    fs_err::remove_file(folder(&scratch.store, "app").join("files.v1")).unwrap();
+    fs_err::remove_file(layer_dir(&scratch.store, "app").join("files.v1")).unwrap();
     breaks_app(&scratch, |damage| damage.to_string().contains("files.v1: missing"));
 }
 
 #[test]
 fn a_missing_layer_is_found() {
     let scratch = two_images();
-    fs_err::remove_dir_all(folder(&scratch.store, "app")).unwrap();
+    fs_err::remove_dir_all(layer_dir(&scratch.store, "app")).unwrap();
     breaks_app(&scratch, |damage| matches!(damage, StoreDamage::LayerMissing { .. }));
 }
 
@@ -169,7 +169,7 @@ fn a_damaged_manifest_is_found() {
 fn the_list_of_what_to_fetch_says_where_it_is() {
     let scratch = two_images();
     let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
-    fs_err::remove_dir_all(folder(&scratch.store, "app")).unwrap();
+    fs_err::remove_dir_all(layer_dir(&scratch.store, "app")).unwrap();
     let report = repair(&scratch.store);
     let MissingContent::Layer { key, digest, size, diff_id, .. } = &report.refetch[0].lacks else {
         panic!("{report:?}");
@@ -206,7 +206,7 @@ fn leftovers_are_found_and_taken_away() {
         .collect();
     found.sort();
     let mut expected = leftovers.to_vec();
-    expected.retain(|path| path != &root.join("blobs/md5")); // an empty folder for an algorithm
+    expected.retain(|path| path != &root.join("blobs/md5")); // an empty directory for an algorithm
     expected.sort();
     assert_eq!(found, expected);
     repair(&scratch.store);
@@ -218,7 +218,7 @@ fn leftovers_are_found_and_taken_away() {
 #[test]
 fn a_damaged_layer_in_use_stays() {
     let scratch = two_images();
-    let path = folder(&scratch.store, "app");
+    let path = layer_dir(&scratch.store, "app");
     let key = scratch.store.image("app").unwrap().unwrap().layers[0].key.clone();
     let held = scratch.store.layer(&key).unwrap();
     fs_err::write(path.join("fs/bin/tool"), "something else").unwrap();
@@ -228,7 +228,7 @@ fn a_damaged_layer_in_use_stays() {
     drop(held);
     assert!(repair(&scratch.store).problems[0].repaired);
 
-    // Somebody uses it again before another is here: it is not taken from under them.
+    // It is in use again before its replacement is fetched: it is not removed.
     let held = scratch.store.layer(&key).unwrap();
     let again = || unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     again();
@@ -244,30 +244,30 @@ fn a_damaged_layer_in_use_stays() {
 fn a_damaged_layer_is_brought_again_by_who_pulls_and_stays_over_a_restart() {
     let scratch = two_images();
     let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
-    fs_err::write(folder(&scratch.store, "app").join("fs/bin/tool"), "something else").unwrap();
+    fs_err::write(layer_dir(&scratch.store, "app").join("fs/bin/tool"), "something else").unwrap();
     let claimed = |store: &Store| store.claim(&layer.diff_id, &layer.diff_id).unwrap();
-    assert!(matches!(claimed(&scratch.store), ClaimOutcome::Present(_)), "nobody knows");
+    assert!(matches!(claimed(&scratch.store), ClaimOutcome::Present(_)), "the damage is unknown");
     repair(&scratch.store);
     let scratch = scratch.reopen();
     assert!(matches!(claimed(&scratch.store), ClaimOutcome::Fetch(_)));
     assert_eq!(tags(&scratch.store).len(), 2);
     assert!(scratch.store.layer(&layer.key).unwrap().is_some(), "a mount may have it");
     // Put right by hand, or by a process that died before it could note it.
-    fs_err::remove_dir_all(folder(&scratch.store, "app")).unwrap();
+    fs_err::remove_dir_all(layer_dir(&scratch.store, "app")).unwrap();
     unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     assert!(matches!(claimed(&scratch.store), ClaimOutcome::Present(_)));
 }
 
 /// Everything but the bytes of the old database, which is gone.
 fn rebuild(scratch: TempStore, damage: impl Fn(&Path)) -> (TempStore, larder_store::fsck::RebuildReport) {
-    let TempStore { store, folder } = scratch;
+    let TempStore { store, dir } = scratch;
     let root = store.root().to_owned();
     drop(store);
     fs_err::write(root.join("larder.redb"), "lost").unwrap();
     damage(&root);
     assert!(matches!(Store::open(&root, config()), Err(StoreOpenError::Database { .. })));
     let (store, rebuilt) = Store::rebuild(&root, config(), &ManifestLayerChecker).expect("a new database");
-    (TempStore { store, folder }, rebuilt)
+    (TempStore { store, dir }, rebuilt)
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn a_new_database_has_only_what_is_whole() {
     unpacked(&scratch.store, "third", &[("third", "3")]);
     let (damaged, config_of_third) = {
         let store = &scratch.store;
-        (folder(store, "app").join("fs/bin/tool"), store.image("third").unwrap().unwrap().id)
+        (layer_dir(store, "app").join("fs/bin/tool"), store.image("third").unwrap().unwrap().id)
     };
     let (scratch, rebuilt) = rebuild(scratch, |root| {
         fs_err::write(&damaged, "something else").unwrap();

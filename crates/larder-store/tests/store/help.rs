@@ -24,16 +24,16 @@ pub(crate) fn open(root: &Path) -> Store {
     Store::open(root, config()).expect("the store opens")
 }
 
-/// A store in a folder that goes with it.
+/// A store in a directory that goes with it.
 pub(crate) struct TempStore {
     pub(crate) store: Store,
-    pub(crate) folder: tempfile::TempDir,
+    pub(crate) dir: tempfile::TempDir,
 }
 
 impl TempStore {
     pub(crate) fn new() -> TempStore {
-        let folder = tempfile::tempdir().unwrap();
-        TempStore { store: open(&folder.path().join("store")), folder }
+        let dir = tempfile::tempdir().unwrap();
+        TempStore { store: open(&dir.path().join("store")), dir }
     }
 
     pub(crate) fn root(&self) -> PathBuf {
@@ -42,9 +42,9 @@ impl TempStore {
 
     /// As after a restart.
     pub(crate) fn reopen(self) -> TempStore {
-        let TempStore { store, folder } = self;
+        let TempStore { store, dir } = self;
         drop(store);
-        TempStore { store: open(&folder.path().join("store")), folder }
+        TempStore { store: open(&dir.path().join("store")), dir }
     }
 }
 
@@ -139,8 +139,8 @@ pub(crate) fn tags(store: &Store) -> Vec<String> {
     tags
 }
 
-pub(crate) fn entries(folder: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs_err::read_dir(folder)
+pub(crate) fn entries(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs_err::read_dir(dir)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();

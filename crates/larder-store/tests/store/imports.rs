@@ -133,18 +133,18 @@ fn docker_archive(tags: &[&str], layers: &[&str]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-fn write_folder(scratch: &TempStore, files: &ArchiveFiles) -> PathBuf {
-    let folder = scratch.folder.path().join("layout");
+fn write_dir(scratch: &TempStore, files: &ArchiveFiles) -> PathBuf {
+    let dir = scratch.dir.path().join("layout");
     for (name, content) in files {
-        let path = folder.join(name);
+        let path = dir.join(name);
         fs_err::create_dir_all(path.parent().unwrap()).unwrap();
         fs_err::write(path, content).unwrap();
     }
-    folder
+    dir
 }
 
 fn write_file(scratch: &TempStore, bytes: &[u8]) -> PathBuf {
-    let path = scratch.folder.path().join("archive.tar");
+    let path = scratch.dir.path().join("archive.tar");
     fs_err::write(&path, bytes).unwrap();
     path
 }
@@ -180,14 +180,14 @@ fn assert_image(import: &Import, names: &[&str], layers: &[&str]) {
 pub(crate) const APP: &str = "registry.example/app:v1";
 
 #[test]
-fn a_layout_is_read_from_a_folder_a_file_and_a_stream() {
+fn a_layout_is_read_from_a_directory_a_file_and_a_stream() {
     let scratch = TempStore::new();
     let files = layout(APP, &["a", "b"]);
     let archive = tar_of(&files);
     let store = &scratch.store;
     let file = write_file(&scratch, &archive);
     for from in [
-        ImportSource::Path(write_folder(&scratch, &files)),
+        ImportSource::Path(write_dir(&scratch, &files)),
         ImportSource::Path(file),
         stream(archive.clone()),
         stream(gzip(&archive)),
@@ -199,8 +199,8 @@ fn a_layout_is_read_from_a_folder_a_file_and_a_stream() {
         assert!(import.images[0].has_digest, "{what}");
     }
     assert!(entries(&store.root().join("staging")).is_empty(), "what was kept of streams is gone");
-    fs_err::write(scratch.folder.path().join("archive.tar"), gzip(&archive)).unwrap();
-    let packed = ImportSource::Path(scratch.folder.path().join("archive.tar"));
+    fs_err::write(scratch.dir.path().join("archive.tar"), gzip(&archive)).unwrap();
+    let packed = ImportSource::Path(scratch.dir.path().join("archive.tar"));
     assert_image(&read(store, packed).unwrap(), &[APP], &["a", "b"]);
 }
 
@@ -255,16 +255,16 @@ fn a_bare_tag_needs_to_be_told_of_what() {
     let mut files = ArchiveFiles::new();
     let manifest = manifest(&mut files, "amd64", &["a"]);
     let files = with_index(files, &[named(manifest, "org.opencontainers.image.ref.name", "v1")]);
-    let folder = write_folder(&scratch, &files);
-    assert_image(&read(&scratch.store, ImportSource::Path(folder.clone())).unwrap(), &[], &["a"]);
-    let import = read(&scratch.store, ImportSource::Path(folder.clone())).unwrap();
-    assert_eq!(import.images[0].bare_tags, ["v1"], "so that it can be told");
+    let dir = write_dir(&scratch, &files);
+    assert_image(&read(&scratch.store, ImportSource::Path(dir.clone())).unwrap(), &[], &["a"]);
+    let import = read(&scratch.store, ImportSource::Path(dir.clone())).unwrap();
+    assert_eq!(import.images[0].bare_tags, ["v1"], "reported to the caller");
     for (base, name) in [
         ("registry.example/app", APP),
         ("registry.example/app:v9", "registry.example/app:v9"),
         ("localhost:5000/app", "localhost:5000/app:v1"),
     ] {
-        let import = based(&scratch.store, ImportSource::Path(folder.clone()), base).unwrap();
+        let import = based(&scratch.store, ImportSource::Path(dir.clone()), base).unwrap();
         assert_image(&import, &[name], &["a"]);
         assert!(import.images[0].bare_tags.is_empty(), "it has a name now");
     }
@@ -382,7 +382,7 @@ fn what_is_missing_is_named_before_anything_is_unpacked() {
         let mut files = files.clone();
         let (name, _) = files.remove(missing);
         match read(&scratch.store, stream(tar_of(&files))) {
-            Err(ImportError::Missing { name: told }) => assert_eq!(told, name),
+            Err(ImportError::Missing { name: missing }) => assert_eq!(missing, name),
             Err(ImportError::NoImages) => assert_eq!(name, "index.json"),
             Ok(_) => assert_eq!(name, "oci-layout"),
             Err(other) => panic!("{name}: {other}"),
@@ -446,20 +446,20 @@ fn links_in_circles_and_out_of_the_archive_lead_nowhere() {
 }
 
 #[test]
-fn a_folder_is_not_left_through_links() {
+fn a_directory_is_not_left_through_links() {
     let scratch = TempStore::new();
-    let folder = write_folder(&scratch, &layout(APP, &["a"]));
-    let secret = scratch.folder.path().join("secret");
-    fs_err::rename(folder.join("index.json"), &secret).unwrap();
-    std::os::unix::fs::symlink(&secret, folder.join("index.json")).unwrap();
-    let error = read(&scratch.store, ImportSource::Path(folder)).unwrap_err();
+    let dir = write_dir(&scratch, &layout(APP, &["a"]));
+    let secret = scratch.dir.path().join("secret");
+    fs_err::rename(dir.join("index.json"), &secret).unwrap();
+    std::os::unix::fs::symlink(&secret, dir.join("index.json")).unwrap();
+    let error = read(&scratch.store, ImportSource::Path(dir)).unwrap_err();
     assert!(matches!(error, ImportError::NoImages), "{error}");
 }
 
 #[test]
 fn an_archive_from_a_pipe_with_a_name_is_a_stream() {
     let scratch = TempStore::new();
-    let pipe = scratch.folder.path().join("pipe");
+    let pipe = scratch.dir.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
         .unwrap();
     let archive = tar_of(&layout(APP, &["a"]));

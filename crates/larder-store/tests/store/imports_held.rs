@@ -91,7 +91,7 @@ fn a_layer_that_a_stream_has_left_out_stays_until_the_import_ends() {
     let (import, removed) = read_while_removing(store, cut, true, "other");
     assert!(import.is_err());
     assert_eq!(removed.layers, [], "its bytes were left out");
-    assert!(store.layer(&key).unwrap().is_none(), "nobody needs it any more");
+    assert!(store.layer(&key).unwrap().is_none(), "it is unused");
 
     let key = have(store, "other", "a");
     let import = store.read_import(stream(archive), &amd64(), None, DiskSpace::default()).unwrap();

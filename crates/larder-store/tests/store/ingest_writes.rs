@@ -71,8 +71,8 @@ impl DiskFile for SetLenRecorderFile {
 /// ext4 writes a file that was cut to nothing when it is closed.
 #[test]
 fn a_new_file_is_not_cut_to_nothing() {
-    let (folder, disk) = (tempfile::tempdir().unwrap(), SetLenRecorder::default());
-    let store = Store::open_on(Arc::new(disk.clone()), &folder.path().join("store"), config()).unwrap();
+    let (dir, disk) = (tempfile::tempdir().unwrap(), SetLenRecorder::default());
+    let store = Store::open_on(Arc::new(disk.clone()), &dir.path().join("store"), config()).unwrap();
     disk.lengths();
     store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
     assert_eq!(disk.lengths(), [100]);
@@ -92,6 +92,6 @@ fn a_discarded_blob_takes_no_room_while_it_waits_to_be_deleted() {
     let name = format!("sha256-{}", digest("blob").hex());
     let data = fs_err::File::open(scratch.root().join("ingest").join(name).join("data")).unwrap();
     file.discard().unwrap();
-    assert_eq!(entries(&scratch.root().join("trash")).len(), 1, "nobody has emptied it");
+    assert_eq!(entries(&scratch.root().join("trash")).len(), 1, "it was not emptied");
     assert_eq!(data.metadata().unwrap().len(), 0);
 }

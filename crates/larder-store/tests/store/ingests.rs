@@ -18,7 +18,7 @@ fn a_fetch_goes_on_where_a_dead_process_left_it() {
     file.write_at(&chunk, 5 * MIB).unwrap();
     file.write_at(b"lost", 8 * MIB).unwrap();
     // Killed: nothing is dropped. The lock of this process has to be let go of by hand.
-    let copy = scratch.folder.path().join("copy");
+    let copy = scratch.dir.path().join("copy");
     copy_tree(&scratch.root(), &copy);
     let store = open(&copy);
     let file = store.ingest(&digest("blob"), 10 * MIB).unwrap();
@@ -59,14 +59,14 @@ fn a_blob_of_another_size_begins_anew() {
 #[test]
 fn notes_that_cannot_be_true_are_not_believed() {
     let scratch = TempStore::new();
-    let folder = scratch.root().join("ingest").join(format!("sha256-{}", digest("blob").hex()));
+    let dir = scratch.root().join("ingest").join(format!("sha256-{}", digest("blob").hex()));
     for damage in ["", "larder extents 1\n", "larder extents 1\nboot x\nsize 100\npresent 0 101\nend\n"] {
         scratch.store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
-        fs_err::write(folder.join("extents"), damage).unwrap();
+        fs_err::write(dir.join("extents"), damage).unwrap();
         assert_eq!(scratch.store.ingest(&digest("blob"), 100).unwrap().done(), 0, "{damage:?}");
     }
     scratch.store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
-    fs_err::write(folder.join("data"), "short").unwrap();
+    fs_err::write(dir.join("data"), "short").unwrap();
     assert_eq!(scratch.store.ingest(&digest("blob"), 100).unwrap().done(), 0, "a cut file");
 }
 

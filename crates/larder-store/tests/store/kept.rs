@@ -202,7 +202,7 @@ fn a_removal_takes_a_kept_layer_of_the_damaged_image_with_it() {
     fs_err::remove_dir_all(scratch.root().join("layers").join(key("a").as_str())).unwrap();
     let scratch = scratch.reopen();
     scratch.store.lease(&wants("a")).unwrap();
-    drop(layer(&scratch.store, "a")); // brought again, by a pull that failed elsewhere
+    drop(layer(&scratch.store, "a")); // fetched again, by a pull that failed at another layer
     let id = scratch.store.missing().unwrap()[0].image.to_string();
     scratch.store.remove(&id, RemoveOptions { force: true, ..RemoveOptions::default() }).unwrap();
     assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);

@@ -52,8 +52,8 @@ fn a_stream_leaves_the_reserve_free_while_it_comes() {
         assert_ne!(full.reclaimable, DiskSpace::default(), "that of app");
         assert!(error.hint().is_some(), "{error}");
         assert!(read < length / 2 + (1 << 20) && read < 8 << 20, "{read} of {length}: {error}");
-        for folder in ["staging", "trash"] {
-            assert_eq!(entries(&store.root().join(folder)), [""; 0], "left in {folder}");
+        for dir in ["staging", "trash"] {
+            assert_eq!(entries(&store.root().join(dir)), [""; 0], "left in {dir}");
         }
     }
 }

@@ -179,7 +179,7 @@ impl StoreWithModel {
                 self.held = None;
                 self.model.held.clear();
                 self.scratch = self.scratch.reopen();
-                // Opening drops what nothing needs; leases end only when somebody says what time it is.
+                // Opening removes unused content; leases expire only when an operation passes the time.
                 self.model.drop_unneeded(&(0..LAYERS.len()).collect());
             }
         }
@@ -214,12 +214,12 @@ impl StoreWithModel {
 
     fn check_sums(&self) {
         let store = &self.scratch.store;
-        let folder = larder_store::disk::measure(&self.scratch.root().join("layers")).unwrap().bytes;
+        let dir = larder_store::disk::measure(&self.scratch.root().join("layers")).unwrap().bytes;
         let sum: u64 = self.model.present.values().sum();
         let usage = store.usage().unwrap();
         assert_eq!(usage.layers.bytes, sum);
-        // The folder of the layers is counted with the store's own things.
-        assert!(folder >= sum && folder - sum <= 64 << 10, "{folder} {sum}");
+        // The directory of the layers is counted with the store's own things.
+        assert!(dir >= sum && dir - sum <= 64 << 10, "{dir} {sum}");
         for usage in store.image_usages().unwrap() {
             let image = store.image(usage.id.as_str()).unwrap().unwrap();
             let layers: Vec<usize> = (0..LAYERS.len())

@@ -22,7 +22,7 @@ struct MountTarget(PathBuf);
 
 impl MountTarget {
     fn new(scratch: &TempStore, name: &str) -> MountTarget {
-        let path = scratch.folder.path().join(name);
+        let path = scratch.dir.path().join(name);
         fs_err::create_dir(&path).unwrap();
         MountTarget(path)
     }
@@ -196,14 +196,14 @@ fn a_mount_that_ended_without_us_is_no_use_after_a_restart() {
 fn mistakes_are_named() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
-    let nowhere = scratch.folder.path().join("nowhere");
+    let nowhere = scratch.dir.path().join("nowhere");
     let error = mount(&scratch.store, "app", &nowhere, false).expect_err("no such directory");
     assert!(matches!(error, MountError::Target { .. }) && error.hint().is_some(), "{error}");
     let error = mount(&scratch.store, "app", &scratch.root().join("format"), false).expect_err("a file");
     assert!(matches!(error, MountError::Target { .. }), "{error}");
-    let error = mount(&scratch.store, "other", scratch.folder.path(), false).expect_err("no such image");
+    let error = mount(&scratch.store, "other", scratch.dir.path(), false).expect_err("no such image");
     assert!(matches!(error, MountError::Store(StoreError::NoImage { .. })), "{error}");
-    let error = scratch.store.umount(scratch.folder.path()).expect_err("nothing mounted");
+    let error = scratch.store.umount(scratch.dir.path()).expect_err("nothing mounted");
     assert!(matches!(error, MountError::NotOurs { .. }), "{error}");
     assert!(scratch.store.mounts().unwrap().is_empty());
 }

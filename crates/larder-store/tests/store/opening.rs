@@ -19,28 +19,28 @@ fn a_store_is_open_once_and_says_who_has_it() {
     assert!(error.to_string().contains("process "), "{error}");
     let layer = layer(&scratch.store, "a");
     let root = scratch.root();
-    let TempStore { store, folder } = scratch;
+    let TempStore { store, dir } = scratch;
     drop(store);
     Store::open(&root, config()).expect_err("a layer that was given out keeps it open");
     drop(layer);
     open(&root);
-    drop(folder);
+    drop(dir);
 }
 
 #[test]
 fn the_lock_is_the_kernels_and_not_the_files() {
-    let folder = tempfile::tempdir().unwrap();
-    open(folder.path());
-    fs_err::write(folder.path().join("lock"), "1\n").unwrap();
-    open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path());
+    fs_err::write(dir.path().join("lock"), "1\n").unwrap();
+    open(dir.path());
 }
 
 #[test]
 fn another_process_may_hold_the_lock() {
-    let folder = tempfile::tempdir().unwrap();
-    open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path());
     let mut holder = Command::new("flock")
-        .arg(folder.path().join("lock"))
+        .arg(dir.path().join("lock"))
         .args(["sh", "-c", "echo ready; read line"])
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())
@@ -48,62 +48,62 @@ fn another_process_may_hold_the_lock() {
         .unwrap();
     let mut ready = [0; 6];
     std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut ready).unwrap();
-    let error = Store::open(folder.path(), config()).expect_err("it is locked");
+    let error = Store::open(dir.path(), config()).expect_err("it is locked");
     assert!(matches!(error, StoreOpenError::InUse { .. }), "{error}");
     assert!(error.hint().is_some());
     drop(holder.stdin.take());
     holder.wait().unwrap();
-    open(folder.path());
+    open(dir.path());
 }
 
 #[test]
-fn a_folder_of_other_things_is_not_touched() {
-    let folder = tempfile::tempdir().unwrap();
-    fs_err::write(folder.path().join("letter.txt"), "dear").unwrap();
-    let error = Store::open(folder.path(), config()).expect_err("not a store");
+fn a_directory_of_other_things_is_not_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    fs_err::write(dir.path().join("letter.txt"), "dear").unwrap();
+    let error = Store::open(dir.path(), config()).expect_err("not a store");
     assert!(matches!(error, StoreOpenError::NotAStore { .. }), "{error}");
-    assert_eq!(entries(folder.path()), ["letter.txt"]);
+    assert_eq!(entries(dir.path()), ["letter.txt"]);
 }
 
 #[test]
 fn where_there_is_no_store_none_is_made_unless_wanted() {
-    let folder = tempfile::tempdir().unwrap();
-    for root in [folder.path().to_owned(), folder.path().join("nowhere")] {
+    let dir = tempfile::tempdir().unwrap();
+    for root in [dir.path().to_owned(), dir.path().join("nowhere")] {
         let error = Store::open_existing(&root, config()).expect_err("no store");
         assert!(matches!(&error, StoreOpenError::NoStore { root: named } if *named == root), "{error}");
         let error =
             Store::rebuild(&root, config(), &ManifestLayerChecker).expect_err("nothing to rebuild from");
         assert!(matches!(error, StoreOpenError::NoStore { .. }), "{error}");
     }
-    assert!(entries(folder.path()).is_empty());
-    open(folder.path());
-    Store::open_existing(folder.path(), config()).unwrap();
-    fs_err::remove_file(folder.path().join("format")).unwrap();
-    Store::open_existing(folder.path(), config()).expect_err("nobody says which format it has");
-    Store::rebuild(folder.path(), config(), &ManifestLayerChecker).expect("from what is there");
-    let file = folder.path().join("lock");
+    assert!(entries(dir.path()).is_empty());
+    open(dir.path());
+    Store::open_existing(dir.path(), config()).unwrap();
+    fs_err::remove_file(dir.path().join("format")).unwrap();
+    Store::open_existing(dir.path(), config()).expect_err("its format is unknown");
+    Store::rebuild(dir.path(), config(), &ManifestLayerChecker).expect("from what is there");
+    let file = dir.path().join("lock");
     let error = Store::open(&file, config()).expect_err("a file");
-    assert!(matches!(error, StoreOpenError::NotAFolder { .. }) && error.hint().is_some(), "{error}");
+    assert!(matches!(error, StoreOpenError::NotADirectory { .. }) && error.hint().is_some(), "{error}");
 }
 
 #[test]
 fn a_fresh_file_system_will_do() {
-    let folder = tempfile::tempdir().unwrap();
-    fs_err::create_dir(folder.path().join("lost+found")).unwrap();
-    open(folder.path());
-    open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    fs_err::create_dir(dir.path().join("lost+found")).unwrap();
+    open(dir.path());
+    open(dir.path());
 }
 
 #[test]
 fn a_later_format_is_refused_and_left_alone() {
-    let folder = tempfile::tempdir().unwrap();
-    open(folder.path());
-    fs_err::write(folder.path().join("format"), "larder image store 2\n").unwrap();
-    let error = Store::open(folder.path(), config()).expect_err("a later format");
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path());
+    fs_err::write(dir.path().join("format"), "larder image store 2\n").unwrap();
+    let error = Store::open(dir.path(), config()).expect_err("a later format");
     assert!(matches!(error, StoreOpenError::Newer { found: 2, known: 1, .. }), "{error}");
     for damage in ["", "larder image store", "larder image store 0\n", "something else"] {
-        fs_err::write(folder.path().join("format"), damage).unwrap();
-        let error = Store::open(folder.path(), config()).expect_err(damage);
+        fs_err::write(dir.path().join("format"), damage).unwrap();
+        let error = Store::open(dir.path(), config()).expect_err(damage);
         assert!(matches!(error, StoreOpenError::Format { .. }), "{damage}: {error}");
     }
 }
@@ -121,7 +121,7 @@ fn what_a_killed_process_left_is_cleaned() {
     fs_err::write(root.join("ingest/rubbish"), "x").unwrap();
     fs_err::write(root.join("images/rubbish.json"), "x").unwrap();
     fs_err::create_dir(root.join("mounts/000007")).unwrap();
-    let killed = scratch.folder.path().join("killed");
+    let killed = scratch.dir.path().join("killed");
     copy(&root, &killed);
     drop((staging, finished));
 
@@ -130,8 +130,8 @@ fn what_a_killed_process_left_is_cleaned() {
     assert_eq!(entries(&killed.join("layers")), [key("a").as_str()]);
     assert_eq!(entries(&killed.join("blobs/sha256")).len(), 2);
     assert_eq!(entries(&killed.join("images")).len(), 1);
-    for folder in ["staging", "ingest", "mounts"] {
-        assert!(entries(&killed.join(folder)).is_empty(), "{folder}");
+    for dir in ["staging", "ingest", "mounts"] {
+        assert!(entries(&killed.join(dir)).is_empty(), "{dir}");
     }
     // New names do not meet old ones.
     commit(&store, "web", &["w"]);
@@ -163,10 +163,10 @@ fn an_image_whose_layer_vanished_is_hidden_until_a_pull_brings_the_layer_back() 
 
 #[test]
 fn a_damaged_database_is_an_error_that_says_what_to_do() {
-    let folder = tempfile::tempdir().unwrap();
-    open(folder.path());
-    fs_err::write(folder.path().join("larder.redb"), vec![7; 100_000]).unwrap();
-    let error = Store::open(folder.path(), config()).expect_err("damaged");
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path());
+    fs_err::write(dir.path().join("larder.redb"), vec![7; 100_000]).unwrap();
+    let error = Store::open(dir.path(), config()).expect_err("damaged");
     assert!(matches!(error, StoreOpenError::Database { .. }), "{error}");
     assert!(error.hint().unwrap().to_string().contains("--rebuild"));
 }
@@ -175,7 +175,7 @@ fn a_damaged_database_is_an_error_that_says_what_to_do() {
 fn a_lost_database_is_an_error_and_not_an_empty_store() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
-    let TempStore { store, folder } = scratch;
+    let TempStore { store, dir } = scratch;
     let root = store.root().to_owned();
     drop(store);
     fs_err::remove_file(root.join("larder.redb")).unwrap();
@@ -188,11 +188,11 @@ fn a_lost_database_is_an_error_and_not_an_empty_store() {
     let error = Store::open(&root, config()).expect_err("the database is empty");
     assert!(error.hint().unwrap().to_string().contains("--rebuild"), "{error}");
     assert_eq!(entries(&root.join("layers")), [key("a").as_str()], "nothing was cleaned");
-    drop(folder);
+    drop(dir);
 }
 
 #[test]
-fn a_folder_that_vanished_is_made_again_and_its_layers_are_missing() {
+fn a_directory_that_vanished_is_made_again_and_its_layers_are_missing() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["base", "app"]);
     fs_err::remove_dir_all(scratch.root().join("layers")).unwrap();
@@ -204,9 +204,9 @@ fn a_folder_that_vanished_is_made_again_and_its_layers_are_missing() {
 
 #[test]
 fn a_store_on_a_disk_of_ones_own_is_the_same() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open_on(real(), folder.path(), config()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open_on(real(), dir.path(), config()).unwrap();
     commit(&store, "app", &["a"]);
     drop(store);
-    assert_eq!(tags(&open(folder.path())).len(), 1);
+    assert_eq!(tags(&open(dir.path())).len(), 1);
 }

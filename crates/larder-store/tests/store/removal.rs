@@ -21,8 +21,8 @@ fn removing_by_one_name_removes_all() {
     assert!(scratch.store.image("app:v1").unwrap().is_none());
     assert!(remove(&scratch.store, "app:v1").is_none(), "again is no error");
     let root = scratch.root();
-    for folder in ["layers", "blobs/sha256", "images"] {
-        assert!(entries(&root.join(folder)).is_empty(), "{folder}");
+    for dir in ["layers", "blobs/sha256", "images"] {
+        assert!(entries(&root.join(dir)).is_empty(), "{dir}");
     }
     assert!(!entries(&root.join("trash")).is_empty());
     scratch.store.empty_trash().unwrap();
@@ -89,8 +89,8 @@ fn a_removed_image_can_be_pulled_again_before_the_trash_is_emptied() {
 
 #[test]
 fn removed_layers_are_deleted_in_the_background_without_being_asked() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().join("store");
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("store");
     let store = Store::open(&root, StoreConfig::default()).unwrap();
     for round in 0..5 {
         commit(&store, "app", &["a", &format!("b{round}")]);

@@ -181,8 +181,8 @@ fn sparse_files_keep_their_holes() {
 
 #[test]
 fn sparse_files_of_gnu_tar_are_read_in_all_its_formats() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("holes");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("holes");
     let file = fs_err::File::create(&path).unwrap();
     // More parts than fit into one header.
     for part in 0..40u64 {
@@ -200,7 +200,7 @@ fn sparse_files_of_gnu_tar_are_read_in_all_its_formats() {
             .args(["-c", "--sparse"])
             .args(format)
             .arg("-C")
-            .arg(folder.path())
+            .arg(dir.path())
             .arg("holes")
             .output()
             .unwrap();

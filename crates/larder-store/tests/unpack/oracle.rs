@@ -1,6 +1,6 @@
 //! What an overlay of our layers shows equals what `umoci unpack` writes, path by path.
 //!
-//! `LARDER_ORACLE_IMAGES` may name a folder with more OCI layouts, one in each folder in it; all images in them are
+//! `LARDER_ORACLE_IMAGES` may name a directory with more OCI layouts, one in each directory in it; all images in them are
 //! compared as well. umoci knows no zstd: the layout `NAME-zstd` is compared with what we make of `NAME`, its twin.
 
 use std::collections::BTreeMap;
@@ -76,9 +76,9 @@ fn the_merged_view_of_a_distribution_equals_umoci() {
 
 #[test]
 fn the_merged_views_of_more_images_equal_umoci() {
-    let Some(folder) = std::env::var_os("LARDER_ORACLE_IMAGES").map(PathBuf::from) else {
+    let Some(dir) = std::env::var_os("LARDER_ORACLE_IMAGES").map(PathBuf::from) else {
         eprintln!(
-            "==== ONLY THE BUILT-IN IMAGES: LARDER_ORACLE_IMAGES=DIR names a folder with more layouts ===="
+            "==== ONLY THE BUILT-IN IMAGES: LARDER_ORACLE_IMAGES=DIR names a directory with more layouts ===="
         );
         return;
     };
@@ -86,10 +86,10 @@ fn the_merged_views_of_more_images_equal_umoci() {
         return;
     }
     let mut layouts: Vec<PathBuf> =
-        fs_err::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        fs_err::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     layouts.retain(|layout| layout.join("index.json").is_file());
     layouts.sort();
-    assert!(!layouts.is_empty(), "{} has no OCI layouts", folder.display());
+    assert!(!layouts.is_empty(), "{} has no OCI layouts", dir.display());
     for layout in layouts {
         for (name, image) in images(&layout) {
             eprint!("{}: ", layout.display());
@@ -111,11 +111,11 @@ fn compare_with_twin(layout: &Path, name: &str, image: &[OracleLayer]) {
     };
     let plain = |name: &str| name.trim_end_matches("-zstd").to_owned();
     let (_, other) = images(twin).into_iter().find(|(other, _)| plain(other) == plain(name)).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let looks = ["zstd", "gzip"].map(|name| folder.path().join(name)).map(|folder| {
-        let layers = if folder.ends_with("zstd") { image } else { &other };
-        fs_err::create_dir(&folder).unwrap();
-        look_at(merge(&folder, layers).unwrap().path())
+    let dir = tempfile::tempdir().unwrap();
+    let looks = ["zstd", "gzip"].map(|name| dir.path().join(name)).map(|dir| {
+        let layers = if dir.ends_with("zstd") { image } else { &other };
+        fs_err::create_dir(&dir).unwrap();
+        look_at(merge(&dir, layers).unwrap().path())
     });
     assert_equal(name, &looks[0], &looks[1], &[]);
     eprintln!("{name}: {} paths equal to those of {}", looks[0].len(), twin.display());
@@ -129,11 +129,11 @@ fn compare_image(name: &str, image: &ImageBuilder, known: &[&str]) {
     if !ready() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    image.write(folder.path()).unwrap();
-    let (tag, layers) = images(folder.path()).remove(0);
+    let dir = tempfile::tempdir().unwrap();
+    image.write(dir.path()).unwrap();
+    let (tag, layers) = images(dir.path()).remove(0);
     eprintln!("{name}:");
-    compare(folder.path(), &tag, &layers, known);
+    compare(dir.path(), &tag, &layers, known);
 }
 
 /// A layer of a layout: its file, its digest, its diff id.
@@ -171,10 +171,10 @@ fn images(layout: &Path) -> Vec<(String, Vec<OracleLayer>)> {
 }
 
 fn compare(layout: &Path, name: &str, layers: &[OracleLayer], known: &[&str]) {
-    let folder = tempfile::tempdir().unwrap();
-    let merged = merge(folder.path(), layers).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let merged = merge(dir.path(), layers).unwrap();
     let ours = look_at(merged.path());
-    let bundle = folder.path().join("bundle");
+    let bundle = dir.path().join("bundle");
     let image = format!("{}:{name}", layout.display());
     let umoci = Command::new("umoci").args(["unpack", "--image", &image]).arg(&bundle).output().unwrap();
     assert!(umoci.status.success(), "{}", String::from_utf8_lossy(&umoci.stderr));
@@ -225,11 +225,11 @@ impl Drop for MergedMount {
     }
 }
 
-fn merge(folder: &Path, layers: &[OracleLayer]) -> Result<MergedMount, UnpackError> {
+fn merge(dir: &Path, layers: &[OracleLayer]) -> Result<MergedMount, UnpackError> {
     let mut roots: Vec<PathBuf> = Vec::new();
     for (at, layer) in layers.iter().enumerate() {
-        let root = folder.join(format!("l{at}"));
-        let files = folder.join(format!("l{at}.files"));
+        let root = dir.join(format!("l{at}"));
+        let files = dir.join(format!("l{at}.files"));
         fs_err::create_dir(&root).unwrap();
         let target = UnpackTarget { root: &root, files: &files };
         let expected =
@@ -244,9 +244,9 @@ fn merge(folder: &Path, layers: &[OracleLayer]) -> Result<MergedMount, UnpackErr
         roots.push(root);
     }
     // An overlay without an upper directory needs two lower ones.
-    let empty = folder.join("empty");
+    let empty = dir.join("empty");
     fs_err::create_dir(&empty).unwrap();
-    let at = folder.join("merged");
+    let at = dir.join("merged");
     fs_err::create_dir(&at).unwrap();
     let lowers: Vec<OsString> = roots.iter().rev().map(|root| root.clone().into_os_string()).collect();
     if let [only] = &lowers[..] {

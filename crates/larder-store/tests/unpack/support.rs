@@ -1,4 +1,4 @@
-//! One layer in a folder of its own, with things beside it that nothing may touch.
+//! One layer in a directory of its own, with things beside it that nothing may touch.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -46,9 +46,9 @@ pub(crate) fn is_root() -> bool {
     root
 }
 
-/// A folder with `root`, `files.v1`, and `outside/`, which is guarded.
+/// A directory with `root`, `files.v1`, and `outside/`, which is guarded.
 pub(crate) struct UnpackDir {
-    folder: TempDir,
+    dir: TempDir,
     before: Vec<GuardedFile>,
 }
 
@@ -56,25 +56,25 @@ type GuardedFile = (PathBuf, u64, u32, u64, i64, i64, Vec<u8>);
 
 impl UnpackDir {
     pub(crate) fn new() -> UnpackDir {
-        let folder = tempfile::tempdir().unwrap();
-        fs_err::create_dir_all(folder.path().join("root")).unwrap();
-        fs_err::create_dir_all(folder.path().join("outside/dir")).unwrap();
-        fs_err::write(folder.path().join("outside/secret"), "untouched").unwrap();
-        let before = guarded(folder.path());
-        UnpackDir { folder, before }
+        let dir = tempfile::tempdir().unwrap();
+        fs_err::create_dir_all(dir.path().join("root")).unwrap();
+        fs_err::create_dir_all(dir.path().join("outside/dir")).unwrap();
+        fs_err::write(dir.path().join("outside/secret"), "untouched").unwrap();
+        let before = guarded(dir.path());
+        UnpackDir { dir, before }
     }
 
     pub(crate) fn root(&self) -> PathBuf {
-        self.folder.path().join("root")
+        self.dir.path().join("root")
     }
 
     pub(crate) fn files(&self) -> PathBuf {
-        self.folder.path().join("files.v1")
+        self.dir.path().join("files.v1")
     }
 
-    /// The guarded folder.
+    /// The guarded directory.
     pub(crate) fn outside(&self) -> PathBuf {
-        self.folder.path().join("outside")
+        self.dir.path().join("outside")
     }
 
     pub(crate) fn unpack(&self, plain: &[u8]) -> Result<UnpackedLayer, UnpackError> {
@@ -159,16 +159,16 @@ impl UnpackDir {
 
     /// Panics if anything outside of the layer is not as it was.
     pub(crate) fn assert_contained(&self) {
-        assert_eq!(guarded(self.folder.path()), self.before, "something outside changed");
+        assert_eq!(guarded(self.dir.path()), self.before, "something outside changed");
         let mut beside: Vec<_> =
-            fs_err::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            fs_err::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         beside.retain(|name| name != "root" && name != "outside" && name != "files.v1");
         assert!(beside.is_empty(), "{beside:?} appeared beside the layer");
     }
 }
 
-fn guarded(folder: &Path) -> Vec<GuardedFile> {
-    let outside = folder.join("outside");
+fn guarded(dir: &Path) -> Vec<GuardedFile> {
+    let outside = dir.join("outside");
     walk(&outside)
         .into_iter()
         .map(|(path, meta)| {
@@ -178,10 +178,10 @@ fn guarded(folder: &Path) -> Vec<GuardedFile> {
         .collect()
 }
 
-/// Everything below a folder and itself, sorted by path.
-pub(crate) fn walk(folder: &Path) -> Vec<(PathBuf, std::fs::Metadata)> {
+/// Everything below a directory and itself, sorted by path.
+pub(crate) fn walk(dir: &Path) -> Vec<(PathBuf, std::fs::Metadata)> {
     let mut found = Vec::new();
-    let mut todo = vec![folder.to_owned()];
+    let mut todo = vec![dir.to_owned()];
     while let Some(path) = todo.pop() {
         let meta = fs_err::symlink_metadata(&path).unwrap();
         if meta.is_dir() {

@@ -49,7 +49,7 @@ fn growth(archive: TarBuilder) -> u64 {
 
 #[test]
 fn memory_does_not_depend_on_the_archive() {
-    // cargo test runs all tests in one process, whose peak is everybody's.
+    // cargo test runs all tests in one process, whose peak memory they share.
     if std::env::var_os("NEXTEST").is_none() {
         eprintln!("SKIPPED: memory is measured where each test has a process, with cargo nextest");
         return;

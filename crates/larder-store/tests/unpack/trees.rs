@@ -276,7 +276,7 @@ proptest! {
         let mut found = by_first_path(on_disk(&layer));
         for (path, node) in &mut found {
             match expected.get(path) {
-                // Nobody said how it should look.
+                // No entry describes its metadata.
                 Some(ModelEntry { thing: ModelFile::Dir { .. }, looks: None, .. }) => {
                     prop_assert_eq!(node.looks.map(|looks| looks.0), Some(0o755));
                     node.looks = None;

@@ -1,4 +1,4 @@
-//! What somebody without root gets. Root runs this as another user; anybody else runs it as is.
+//! Unpacking without root. Root runs this as another user; other users run it as is.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Command;
@@ -65,17 +65,17 @@ fn without_root_devices_and_capabilities_are_counted() {
 
 /// Runs one test of this program again, as the user `nobody`.
 fn run_without_root(test: &str) {
-    let folder = tempfile::tempdir().unwrap();
-    // The build folder may be closed to others.
-    let program = folder.path().join("tests");
+    let dir = tempfile::tempdir().unwrap();
+    // The build directory may be closed to others.
+    let program = dir.path().join("tests");
     fs_err::copy(std::env::current_exe().unwrap(), &program).unwrap();
-    std::os::unix::fs::chown(folder.path(), Some(65_534), Some(65_534)).unwrap();
+    std::os::unix::fs::chown(dir.path(), Some(65_534), Some(65_534)).unwrap();
     let run = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
         .arg(&program)
         .args(["--exact", test, "--nocapture"])
-        .env("TMPDIR", folder.path())
-        .current_dir(folder.path())
+        .env("TMPDIR", dir.path())
+        .current_dir(dir.path())
         .output()
         .unwrap();
     let said = [run.stdout, run.stderr].concat();

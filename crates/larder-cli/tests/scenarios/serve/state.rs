@@ -39,7 +39,7 @@ fn a_store_of_a_later_format_is_refused_and_left_alone() {
     serving(home.path(), &root).stop().expect(0);
     fs_err::write(root.join("format"), "larder image store 99\n").unwrap();
     let run = refused(home.path(), &root).expect(3);
-    says(&run, &["has format 99", "hint: use the larder that made it, or a later one"]);
+    says(&run, &["has format 99", "hint: use the version of larder that created it, or a later one"]);
     assert_eq!(fs_err::read_to_string(root.join("format")).unwrap(), "larder image store 99\n");
 }
 

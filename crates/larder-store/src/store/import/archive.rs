@@ -1,4 +1,4 @@
-//! Walking through an archive of images: names, kinds, and where the contents lie. Contents are passed on as they come.
+//! Iterates over an archive of images: names, kinds and offsets of the entries. Contents are streamed.
 
 use std::io::{self, Read};
 
@@ -7,7 +7,7 @@ use tar_core::parse::{Limits, ParseEvent, ParsedEntry, Parser};
 
 use super::error::{ImportError, read};
 
-/// Most entries that an archive, or a folder's listing, may have.
+/// Most entries that an archive, or a directory's listing, may have.
 pub(crate) const MAX_ENTRIES: usize = 100_000;
 
 /// Longest path that an entry may have, in bytes.
@@ -25,7 +25,7 @@ pub(super) enum TarEntryKind {
     Symlink(String),
     /// A link to another entry, from the archive's root.
     HardLink(String),
-    /// A folder, or something that no archive of images needs.
+    /// A directory, or something that no archive of images needs.
     Other,
 }
 
@@ -89,10 +89,10 @@ impl<R: Read> TarScanner<R> {
                 Ok(ParseEvent::NeedData { min_bytes }) => {
                     if input.is_empty() && !self.fill(1)? {
                         // Some writers leave out the blocks of zeros at the end.
-                        return if self.entries > 0 { Ok(None) } else { Err(damaged(0, &"it is empty")) };
+                        return if self.entries > 0 { Ok(None) } else { Err(damaged(0, &"empty input")) };
                     }
                     if self.end - self.start < min_bytes && !self.fill(min_bytes)? {
-                        return Err(damaged(self.at, &"it ends in the middle of a header"));
+                        return Err(damaged(self.at, &"unexpected end of archive in a header"));
                     }
                 }
                 Ok(ParseEvent::Entry { consumed, entry }) => {
@@ -109,7 +109,7 @@ impl<R: Read> TarScanner<R> {
                     self.count()?;
                 }
                 Ok(ParseEvent::SparseEntry { .. }) => {
-                    return Err(damaged(self.at, &"a sparse file; image archives have none"));
+                    return Err(damaged(self.at, &"sparse file not supported in an image archive"));
                 }
                 Ok(ParseEvent::End { .. }) => return Ok(None),
                 Err(error) => return Err(damaged(self.at, &error)),
@@ -158,7 +158,7 @@ impl<R: Read> TarScanner<R> {
     }
 
     fn cut(&self) -> ImportError {
-        ImportError::Archive { at: self.at, reason: "it ends in the middle of a file".into() }
+        ImportError::Archive { at: self.at, reason: "unexpected end of archive in a file".into() }
     }
 
     /// Reads until `wanted` bytes are there; false when the archive ends before.

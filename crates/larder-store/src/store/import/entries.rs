@@ -1,4 +1,4 @@
-//! Everything in a folder or archive, by name.
+//! The entries of a directory or archive, by name.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -25,7 +25,7 @@ const MAX_LINKS: usize = 8;
 
 /// Where images come from.
 pub enum ImportSource {
-    /// A folder with an OCI layout, or a file with an archive.
+    /// A directory with an OCI layout, or a file with an archive.
     Path(PathBuf),
     /// An archive that comes once, such as standard input.
     Stream(Box<dyn Read + Send>),
@@ -58,7 +58,7 @@ impl PresentLayers {
         let Some(digest) = digest_of_blob(name) else { return Ok(None) };
         let Some(key) = self.0.get(&digest) else { return Ok(None) };
         let layer = store.layer(key)?;
-        // Another may have taken its place meanwhile, made of other bytes.
+        // It may have been replaced since, with other bytes.
         Ok(layer.filter(|layer| is_known(layer.record()) && layer.record().facts.digest == digest))
     }
 }
@@ -71,7 +71,7 @@ fn own_key(record: &LayerRecord) -> LayerKey {
     LayerKey::from(&record.facts.diff_id)
 }
 
-/// Layers whose bytes were left out; they stay as long as this does. What nobody needs by then goes.
+/// References to layers whose bytes were not spooled. On drop, those that are unused by then are removed.
 #[derive(Debug)]
 struct LayerReferences {
     store: Store,
@@ -85,7 +85,7 @@ impl Drop for LayerReferences {
         }
         self.layers.clear();
         if let Err(error) = self.store.0.sweep() {
-            tracing::warn!(%error, "could not remove the layers that an import held");
+            tracing::warn!(%error, "could not remove the layers of an import");
         }
     }
 }
@@ -131,14 +131,14 @@ impl ImportEntries {
             held: LayerReferences { store: store.clone(), layers: Vec::new() },
         };
         match from {
-            ImportSource::Path(path) if path.is_dir() => entries.add_folder(&path)?,
+            ImportSource::Path(path) if path.is_dir() => entries.add_dir(&path)?,
             ImportSource::Path(path) => entries.add_file(store, &path, known, reserve)?,
             ImportSource::Stream(stream) => entries.add_stream(store, stream, known, reserve)?,
         }
         Ok(entries)
     }
 
-    fn add_folder(&mut self, root: &Path) -> Result<(), ImportError> {
+    fn add_dir(&mut self, root: &Path) -> Result<(), ImportError> {
         for (name, path) in files_of(root).map_err(file(root))? {
             self.add(name, EntryLocation::File(path))?;
         }
@@ -169,7 +169,7 @@ impl ImportEntries {
         });
         while let Some(entry) = walk.next()? {
             if entry.at.saturating_add(entry.size) > size {
-                let reason = "it ends in the middle of a file".to_owned();
+                let reason = "unexpected end of archive in a file".to_owned();
                 return Err(ImportError::Archive { at: size, reason });
             }
             let place = EntryLocation::Part { at: entry.at, size: entry.size };
@@ -179,7 +179,7 @@ impl ImportEntries {
         Ok(())
     }
 
-    /// An archive that comes once. Its files are kept in the store's own folder.
+    /// An archive that comes once. Its files are kept in the store's own directory.
     fn add_stream(
         &mut self,
         store: &Store,
@@ -217,8 +217,8 @@ impl ImportEntries {
                 None => return Ok(()),
             },
             TarEntryKind::Symlink(target) if !target.starts_with('/') => {
-                let folder = name.rsplit_once('/').map_or("", |(folder, _)| folder);
-                match normalize_entry_name(&format!("{folder}/{target}")) {
+                let dir = name.rsplit_once('/').map_or("", |(dir, _)| dir);
+                match normalize_entry_name(&format!("{dir}/{target}")) {
                     Some(target) => EntryLocation::Link(target),
                     None => return Ok(()),
                 }
@@ -380,12 +380,12 @@ impl Read for ArchiveSection {
     }
 }
 
-/// The files in a folder by their names in it, two levels deep: no layout, and nothing that `docker save` wrote, has more.
+/// The files in a directory by their names in it, two levels deep: no layout, and nothing that `docker save` wrote, has more.
 pub fn files_of(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut files = Vec::new();
     let mut waiting = vec![(root.to_owned(), String::new(), 0)];
-    while let Some((folder, prefix, depth)) = waiting.pop() {
-        for entry in fs_err::read_dir(&folder)? {
+    while let Some((dir, prefix, depth)) = waiting.pop() {
+        for entry in fs_err::read_dir(&dir)? {
             let path = entry?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
             let name = format!("{prefix}{name}");

@@ -14,10 +14,10 @@ use larder_registry::manifest::ManifestError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// The store did not do its part.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The disk is too full for what has to be kept of a stream.
+    /// The disk has not enough space to spool the stream.
     #[error(transparent)]
     NoRoom(#[from] InsufficientSpace),
     /// What was given cannot be read.
@@ -37,20 +37,20 @@ pub enum ImportError {
         /// What is wrong there.
         reason: String,
     },
-    /// It goes on and on.
+    /// The archive has too many entries.
     #[error("the archive has more than {} entries", super::archive::MAX_ENTRIES)]
     TooManyEntries,
     /// There is neither an OCI layout nor a docker archive in it.
-    #[error("there are no images in it: neither index.json nor manifest.json names any")]
+    #[error("no images found: neither index.json nor manifest.json lists one")]
     NoImages,
     /// Something that it names is not in it.
-    #[error("{name} is not in it")]
+    #[error("{name} not found in the archive or layout")]
     Missing {
         /// Name of the entry.
         name: String,
     },
     /// A document is too large.
-    #[error("{name} has {size} bytes; documents may have {}", larder_registry::manifest::MAX_BYTES)]
+    #[error("{name} is too large: {size} bytes, limit {}", larder_registry::manifest::MAX_BYTES)]
     TooLarge {
         /// Name of the entry.
         name: String,
@@ -58,7 +58,7 @@ pub enum ImportError {
         size: u64,
     },
     /// A document cannot be understood.
-    #[error("{name} cannot be understood")]
+    #[error("invalid JSON in {name}")]
     Document {
         /// Name of the entry.
         name: String,
@@ -67,7 +67,7 @@ pub enum ImportError {
         cause: serde_json::Error,
     },
     /// A manifest, index or config cannot be used.
-    #[error("{name} cannot be used")]
+    #[error("invalid document {name}")]
     Manifest {
         /// Name of the entry.
         name: String,
@@ -76,7 +76,7 @@ pub enum ImportError {
         cause: ManifestError,
     },
     /// A document has other bytes than its name says.
-    #[error("{name} does not have the digest {wanted}")]
+    #[error("digest mismatch: {name} does not have the digest {wanted}")]
     WrongDigest {
         /// Name of the entry.
         name: String,
@@ -84,15 +84,15 @@ pub enum ImportError {
         wanted: Digest,
     },
     /// All images in it are for other platforms.
-    #[error("there is no image for {wanted} in it; it has images for {}", offered.join(", "))]
+    #[error("no image for platform {wanted}; available: {}", offered.join(", "))]
     NoPlatform {
         /// The platform that was asked for.
         wanted: String,
         /// Those that there are.
         offered: Vec<String>,
     },
-    /// An image in it has a name that is none.
-    #[error("an image in it has the name {name:?}")]
+    /// An image in it has an invalid name.
+    #[error("invalid image name {name:?}")]
     Name {
         /// As written.
         name: String,
@@ -100,16 +100,16 @@ pub enum ImportError {
         #[source]
         cause: larder::reference::ReferenceError,
     },
-    /// A name that was given for one image would have to be that of several.
-    #[error("several images in it have no name, and {name} can be that of one only")]
+    /// One name was given for several images without a name.
+    #[error("cannot give the name {name} to several images")]
     OneName {
         /// As given.
         name: String,
     },
 }
 
-/// What to do about an archive that is not whole.
-const WRITE_AGAIN: &str = "write the archive again; it may have been cut or changed";
+/// Hint for a truncated archive.
+const WRITE_AGAIN: &str = "create the archive again: it may be truncated or modified";
 
 impl ImportError {
     /// What the reader could try next.
@@ -118,26 +118,26 @@ impl ImportError {
             ImportError::Store(error) => return error.hint(),
             ImportError::NoRoom(error) => return Some(error.hint()),
             ImportError::Read { cause, .. } => match cause.kind() {
-                io::ErrorKind::NotFound => "name a file, a folder, or - for standard input",
+                io::ErrorKind::NotFound => "pass a file, a directory, or - for standard input",
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
                     WRITE_AGAIN
                 }
                 _ => return crate::store::error::hint_of_io(cause),
             },
             ImportError::Archive { at: 0, .. } | ImportError::NoImages => {
-                "give an OCI layout (skopeo copy ... oci:DIR), an archive of one, or the output of docker save"
+                "pass an OCI layout (skopeo copy ... oci:DIR), an archive of one, or the output of docker save"
             }
             ImportError::Archive { .. }
             | ImportError::Missing { .. }
             | ImportError::WrongDigest { .. }
             | ImportError::Document { .. } => WRITE_AGAIN,
             ImportError::NoPlatform { .. } => {
-                return Some(Hint::from("ask for one of these with ").setting("platform", ""));
+                return Some(Hint::from("select an available platform with ").setting("platform", ""));
             }
             ImportError::Manifest { cause, .. } => return cause.hint().map(Hint::from),
             ImportError::Name { cause, .. } => return cause.hint().map(Hint::from),
             ImportError::OneName { .. } => {
-                "give a repository without a tag, if they have tags of their own; else write each into a file of its own"
+                "pass a repository without a tag if the images have tags; otherwise put each image into its own file"
             }
             ImportError::TooManyEntries | ImportError::TooLarge { .. } => return None,
         };
@@ -145,10 +145,10 @@ impl ImportError {
     }
 }
 
-/// How far the archive was understood.
+/// Whether the input is no archive at all, or damaged at an offset.
 fn damaged(at: u64) -> String {
     match at {
-        0 => "this is no archive of images: ".to_owned(),
+        0 => "not an image archive: ".to_owned(),
         at => format!("the archive is damaged at byte {at}: "),
     }
 }

@@ -8,7 +8,7 @@ use larder_registry::manifest::{ImageConfig, ImageManifest};
 pub struct ImportImage {
     /// Its names; may be empty.
     pub names: Vec<Reference>,
-    /// Names that are but tags, of nobody knows what: they would need a `base_name`.
+    /// Tags without a repository: they need a `base_name`.
     pub bare_tags: Vec<String>,
     /// Digest of the config, and its bytes.
     pub config: (Digest, Vec<u8>),

@@ -1,16 +1,16 @@
-//! Images from files: an OCI layout in a folder or an archive, or what `docker save` writes.
+//! Images from files: an OCI layout in a directory or an archive, or the output of `docker save`.
 //!
 //! ```text
-//! folder | file | stream -> entries by name -> images: manifests, configs, where each layer's bytes are
+//! directory | file | stream -> entries by name -> images: manifests, configs, where each layer's bytes are
 //! ```
 //!
-//! Read [`Store::read_import`] first. It reads small documents and leaves the layers where they are; whoever unpacks
-//! them asks for their bytes with [`Import::open`]. A stream, or a compressed file, cannot be read twice: what it holds
-//! goes to the store's `staging` folder meanwhile, but for layers that the store has already. Those alone are held while the import lasts.
+//! Read [`Store::read_import`] first. It reads small documents and does not read layers; the caller that unpacks them gets
+//! their bytes from [`Import::open`]. A stream or a compressed file cannot be read twice: its content is spooled in the
+//! store's `staging` directory, except layers that the store already has. Those are referenced while the import lasts.
 //!
-//! Promises: no document is larger in memory than [`larder_registry::manifest::MAX_BYTES`], no archive has more than
-//! 100,000 entries; names of entries are only ever looked up among those of the archive, or below the directory that was
-//! given; manifests and configs have their digests. Layers are checked by the code that unpacks them.
+//! Guarantees: no document is larger in memory than [`larder_registry::manifest::MAX_BYTES`], no archive has more than
+//! 100,000 entries; entry names are only ever looked up among those of the archive, or below the given directory;
+//! manifests and configs have their digests. Layers are verified by the code that unpacks them.
 
 mod archive;
 mod docker;

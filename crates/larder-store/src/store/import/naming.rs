@@ -1,6 +1,6 @@
 //! The names of imported images. Pure.
 //!
-//! An OCI layout may have names that are but tags. Of what repository they are, only the caller can know.
+//! An OCI layout may have names that are only tags. Only the caller knows their repository.
 
 use larder::reference::Reference;
 

@@ -1,5 +1,5 @@
-//! OCI layouts: `index.json`, and blobs by their digests. Newer `docker save` archives are such, with a
-//! `manifest.json` beside that has the names in full.
+//! OCI layouts: `index.json`, and blobs by their digests. Newer `docker save` archives are OCI layouts with an additional
+//! `manifest.json` that has the full names.
 
 use larder::reference::{Digest, Reference};
 

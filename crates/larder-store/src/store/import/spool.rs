@@ -1,4 +1,4 @@
-//! Where the entries of a stream wait in the store's `staging` folder, as far as the disk has room beside the reserve.
+//! Spools entries of a stream in the store's `staging` directory, as far as free disk space minus the reserve allows.
 
 use std::io::{Read, Write as _};
 use std::path::PathBuf;
@@ -15,11 +15,11 @@ const LOOK_EVERY: u64 = 4 << 20;
 /// What a file counts beside its bytes.
 const FILE: u64 = 4096;
 
-/// A folder that goes with this.
+/// A directory that goes with this.
 #[derive(Debug)]
 pub(super) struct Spool {
     store: Store,
-    folder: PathBuf,
+    dir: PathBuf,
     reserve: DiskSpace,
     files: u64,
     /// What was kept since the last look.
@@ -28,9 +28,9 @@ pub(super) struct Spool {
 
 impl Spool {
     pub(super) fn new(store: &Store, reserve: DiskSpace) -> Result<Spool, ImportError> {
-        let folder = store.0.layout.new_staging();
-        store.0.disk.create_dir(&folder).context("make a folder for the archive")?;
-        Ok(Spool { store: store.clone(), folder, reserve, files: 0, since_look: 0 })
+        let dir = store.0.layout.new_staging();
+        store.0.disk.create_dir(&dir).context("create a directory for the archive")?;
+        Ok(Spool { store: store.clone(), dir, reserve, files: 0, since_look: 0 })
     }
 
     /// Keeps the content of the entry at which `walk` is, of `size` bytes; the file that has it.
@@ -39,10 +39,10 @@ impl Spool {
         walk: &mut TarScanner<R>,
         size: u64,
     ) -> Result<PathBuf, ImportError> {
-        const DOING: &str = "keep a part of the archive";
+        const DOING: &str = "store a part of the archive";
         self.files += 1;
         self.take(FILE, DiskSpace { bytes: size, inodes: 1 })?;
-        let path = self.folder.join(self.files.to_string());
+        let path = self.dir.join(self.files.to_string());
         let mut file = fs_err::File::create_new(&path).context(DOING)?;
         let mut left = size;
         walk.read_content(|piece| {
@@ -69,7 +69,7 @@ impl Spool {
 impl Drop for Spool {
     fn drop(&mut self) {
         // If this fails it is cleaned when the store is opened.
-        let _ = self.store.0.discard(&self.folder);
+        let _ = self.store.0.discard(&self.dir);
         self.store.0.trash.kick();
     }
 }

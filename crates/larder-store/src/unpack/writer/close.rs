@@ -1,4 +1,4 @@
-//! What comes last: links to late files, then owner, mode and time of every directory, the deepest first.
+//! Final steps of a layer: links to later files, then owner, mode and time of every directory, deepest first.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! Makes a file and gives it content, owner, attributes, mode and times.
+//! Creates a file and sets its content, owner, attributes, mode and times.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 

@@ -1,4 +1,4 @@
-//! Threads that make small files, and the records that wait for them (see `small.rs`).
+//! Threads that create small files, and the records that wait for them (see `small.rs`).
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -198,7 +198,7 @@ fn make_all(
         let make = |mut job: FileJob| {
             let outcome = match job.dir.take() {
                 Some(dir) => make(&job, &dir, options),
-                None => FileJobResult::Exists, // cannot be; whoever handed it out makes it
+                None => FileJobResult::Exists, // cannot happen; the reading thread creates it
             };
             (job, outcome)
         };

@@ -81,7 +81,7 @@ impl LayerWriter<'_> {
         match statat(&*there, path_of(name), AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(false),
             Err(errno) => {
-                return Err(UnpackError::file("look at the target of", path_of(&entry.path), errno));
+                return Err(UnpackError::file("inspect the target of", path_of(&entry.path), errno));
             }
             // A whiteout is no file.
             Ok(stat)
@@ -95,7 +95,7 @@ impl LayerWriter<'_> {
         if self.is_under_removal(place, dir) {
             return Err(UnpackError::refused(&entry.path, EntryRefusal::LinkTarget));
         }
-        self.in_place(place, entry, "make the hard link", |here, to| {
+        self.in_place(place, entry, "create the hard link", |here, to| {
             linkat(there.as_fd(), path_of(name), here, path_of(to), AtFlags::empty())
         })?;
         let target = self.real_path(DirEntryName { dir, name });

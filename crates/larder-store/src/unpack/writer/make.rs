@@ -1,4 +1,4 @@
-//! Makes files, links, devices, whiteouts and directories at their places.
+//! Creates files, links, devices, whiteouts and directories.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -54,7 +54,7 @@ impl LayerWriter<'_> {
         if entry.link.is_empty() {
             return Err(UnpackError::refused(&entry.path, EntryRefusal::EmptyLink));
         }
-        self.in_place(place, entry, "make the link", |dir, name| {
+        self.in_place(place, entry, "create the link", |dir, name| {
             symlinkat(path_of(&entry.link), dir, path_of(name))
         })?;
         let xattrs = self.describe_special(place, entry, None)?;
@@ -106,7 +106,7 @@ impl LayerWriter<'_> {
             return Ok(());
         }
         self.tree.path_len(place.dir, place.name).map_err(|stuck| stuck.at(&entry.path))?;
-        let fail = |errno| UnpackError::file("make the whiteout", path_of(&entry.path), errno);
+        let fail = |errno| UnpackError::file("create the whiteout", path_of(&entry.path), errno);
         let here = self.tree.open(place.dir).map_err(|stuck| stuck.at(&entry.path))?;
         let made = if self.options.mark_whiteouts {
             Err(Errno::PERM)
@@ -187,7 +187,7 @@ impl LayerWriter<'_> {
     /// Notes what an entry says about its directory; attributes are set at once.
     pub(super) fn describe_directory(&mut self, dir: DirId, entry: &LayerEntry) -> Result<(), UnpackError> {
         if !entry.xattrs.is_empty() {
-            // A file made meanwhile must not inherit a default ACL.
+            // Files created before the directory is finished must not inherit a default ACL.
             self.drain()?;
         }
         let had_xattrs = self.tree.node(dir).xattrs.is_some();

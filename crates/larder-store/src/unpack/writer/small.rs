@@ -1,13 +1,13 @@
-//! Small files, made by threads of their own.
+//! Creates small files on separate threads.
 //!
-//! Making a file costs far more than its few bytes do: four or five system calls, nearly all of the time in the kernel. An
-//! image of many small files would keep one core busy and the others idle. So the thread that reads the archive
-//! hands small files out, in batches, and goes on with the next entry.
+//! Creating a file costs far more than writing its few bytes: four or five system calls, nearly all of the time in the
+//! kernel. An image of many small files would keep one core busy and the others idle. So the thread that reads the
+//! archive passes small files to other threads, in batches, and continues with the next entry.
 //!
-//! What entries do to each other stays as if they were applied one after the other. Handed out is only a file whose
-//! name no directory of the layer has. An entry for a name that is under way, and everything that looks at names (links,
-//! whiteouts, parents behind links, making room), waits for all that is under way first: [`LayerWriter::drain`]. Where
-//! the name turns out to be taken, the file comes back and is made here. Records keep the archive's order.
+//! The result is the same as if entries were applied one after the other. Only a file whose name no directory of the layer
+//! has is passed on. An entry for a name in flight, and every operation that reads names (links, whiteouts, parents behind
+//! links, replacing), first waits for all files in flight: [`LayerWriter::drain`]. If the name turns out to exist, the
+//! file is returned and created by the reading thread. Records keep the archive's order.
 
 use std::os::fd::AsFd;
 

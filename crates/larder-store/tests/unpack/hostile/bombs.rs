@@ -27,7 +27,12 @@ pub(super) fn bombs() -> Vec<HostileArchive> {
     wide_window.long_distance_matching(true).unwrap();
     std::io::Write::write_all(&mut wide_window, &zeros).unwrap();
     vec![
-        limited("too many bytes in a file", zeros.clone(), plain_limit.clone(), Limit("bytes in its files")),
+        limited(
+            "too many bytes in a file",
+            zeros.clone(),
+            plain_limit.clone(),
+            Limit("bytes of file content"),
+        ),
         limited("too many bytes after the end", tail.clone(), plain_limit.clone(), Limit("plain bytes")),
         HostileArchive {
             compressed: gzip(&tail),
@@ -70,13 +75,13 @@ pub(super) fn bombs() -> Vec<HostileArchive> {
             "too many links to what may come",
             entries((0..100).map(|at| TarBuilderEntry::hard_link(format!("l{at}"), "later"))),
             limits(|limits| limits.max_bookkeeping = 1000),
-            Limit("bytes of paths that replace or precede others"),
+            Limit("bytes of paths that replace or precede other entries"),
         ),
         limited(
             "too many replacements",
             entries((0..100).map(|at| TarBuilderEntry::file(format!("f{}", at % 50), ""))),
             limits(|limits| limits.max_bookkeeping = 1000),
-            Limit("bytes of paths that replace or precede others"),
+            Limit("bytes of paths that replace or precede other entries"),
         ),
         case(
             "a huge extended header",
@@ -105,7 +110,7 @@ pub(super) fn bombs() -> Vec<HostileArchive> {
         case(
             "a hole of an exabyte",
             entries([sparse("0,1", "1152921504606846976", 1)]),
-            Limit("bytes in its files"),
+            Limit("bytes of file content"),
         ),
         case(
             "a sparse map that overlaps",
@@ -123,7 +128,7 @@ pub(super) fn bombs() -> Vec<HostileArchive> {
             Refused(EntryRefusal::SparseMap),
         ),
         case(
-            "a sparse map without an end",
+            "unterminated sparse map",
             entries([TarBuilderEntry::file("f", vec![b'9'; 4096])
                 .pax("GNU.sparse.major", "1")
                 .pax("GNU.sparse.minor", "0")

@@ -202,7 +202,7 @@ pub(super) fn nonsense() -> Vec<HostileArchive> {
             }),
         ),
         case(
-            "a set-id file of somebody else",
+            "a set-id file of another user",
             entries([TarBuilderEntry::file("su", "x").mode(0o6755).owner(0, 5)]),
             Contained(|layer, _| {
                 assert_eq!(layer.meta("su").mode() & 0o777, 0o755);

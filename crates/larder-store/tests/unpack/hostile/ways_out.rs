@@ -7,7 +7,7 @@ use super::ExpectedResult::Contained;
 use super::{HostileArchive, case, entries};
 use crate::support::UnpackDir;
 
-/// The paths lead to the guarded folder if they lead anywhere outside: `{outside}` is its absolute path.
+/// The paths lead to the guarded directory if they lead anywhere outside: `{outside}` is its absolute path.
 pub(super) fn ways_out(outside: &str) -> Vec<HostileArchive> {
     let inside = outside.trim_start_matches('/').to_owned();
     let absolute = format!("{outside}/secret");
