@@ -121,7 +121,7 @@ impl CriChannel {
             Ok(ServerPreface::Http2) => Ok(sender),
             Ok(ServerPreface::Foreign(detail)) => Err(EndpointFailure::NotGrpc { detail }),
             Ok(ServerPreface::Closed(detail)) => Err(EndpointFailure::ConnectionLost { detail }),
-            Err(_) => Err(EndpointFailure::ConnectionLost { detail: "the connection broke at once".into() }),
+            Err(_) => Err(EndpointFailure::ConnectionLost { detail: "connection closed immediately".into() }),
         }
     }
 

@@ -306,7 +306,7 @@ impl CriBackend {
                 Code::Unavailable => Err(status::call_error(self.endpoint(), &status)),
                 code => {
                     tracing::debug!(
-                        "container {container}: its mounts are unknown: {code:?} {}",
+                        "container {container}: cannot determine its mounts: {code:?} {}",
                         status.message()
                     );
                     Ok(None)

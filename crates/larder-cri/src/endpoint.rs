@@ -131,7 +131,7 @@ pub enum EndpointError {
         scheme: String,
     },
     /// No absolute path follows `unix://`, or nothing is written at all.
-    #[error("endpoint \"{endpoint}\" names no socket: write unix:///path/to.sock")]
+    #[error("endpoint \"{endpoint}\" has no socket path: use unix:///path/to.sock")]
     NoPath {
         /// The endpoint as written.
         endpoint: String,
@@ -140,7 +140,7 @@ pub enum EndpointError {
 
 /// No runtime listens where runtimes usually do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no container runtime found; looked for {}", list(.tried))]
+#[error("no container runtime found; tried {}", list(.tried))]
 pub struct NoRuntimeFound {
     /// The paths that were tried, in order.
     pub tried: Vec<PathBuf>,
@@ -149,7 +149,7 @@ pub struct NoRuntimeFound {
 impl NoRuntimeFound {
     /// What the reader could try next.
     pub fn hint(&self) -> Hint {
-        Hint::from("start containerd or CRI-O, or name its socket with ")
+        Hint::from("start containerd or CRI-O, or set its socket with ")
             .setting("backend", "unix:///path/to.sock")
     }
 }
@@ -238,10 +238,10 @@ mod tests {
             ("localhost:1234", "protocol \"localhost\" not supported"),
             (
                 "unix://run/a.sock",
-                "endpoint \"unix://run/a.sock\" names no socket: write unix:///path/to.sock",
+                "endpoint \"unix://run/a.sock\" has no socket path: use unix:///path/to.sock",
             ),
-            ("unix://", "endpoint \"unix://\" names no socket: write unix:///path/to.sock"),
-            ("", "endpoint \"\" names no socket: write unix:///path/to.sock"),
+            ("unix://", "endpoint \"unix://\" has no socket path: use unix:///path/to.sock"),
+            ("", "endpoint \"\" has no socket path: use unix:///path/to.sock"),
         ] {
             assert_eq!(Endpoint::parse(text).unwrap_err().to_string(), error, "{text}");
         }
@@ -293,9 +293,6 @@ mod tests {
     fn discovery_that_finds_nothing_says_where_it_looked() {
         let tried = ["/nowhere/a.sock", "/nowhere/b.sock"].map(PathBuf::from);
         let error = discover_among(tried, probe_path).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "no container runtime found; looked for /nowhere/a.sock, /nowhere/b.sock"
-        );
+        assert_eq!(error.to_string(), "no container runtime found; tried /nowhere/a.sock, /nowhere/b.sock");
     }
 }

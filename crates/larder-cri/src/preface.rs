@@ -59,7 +59,7 @@ impl<S> PrefaceStream<S> {
         match read {
             Err(error) => self.report(ServerPreface::Closed(error.to_string())),
             Ok([]) if self.head.is_empty() => {
-                self.report(ServerPreface::Closed("it closed the connection before it said anything".into()));
+                self.report(ServerPreface::Closed("connection closed before any response".into()));
             }
             Ok([]) => self.report(ServerPreface::Foreign(described(&self.head))),
             Ok(bytes) => {
@@ -88,7 +88,7 @@ fn opens_http2(head: &[u8; FRAME_HEAD]) -> bool {
 /// The first line of a greeting, quoted.
 fn described(head: &[u8]) -> String {
     let line = head.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
-    format!("it says {}", go_format::quote(&String::from_utf8_lossy(line)))
+    format!("received {}", go_format::quote(&String::from_utf8_lossy(line)))
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for PrefaceStream<S> {
@@ -169,9 +169,9 @@ mod tests {
 
     #[tokio::test]
     async fn another_protocol_is_shown() {
-        let http1 = ServerPreface::Foreign("it says \"HTTP/1.1 400 Bad Request\"".into());
+        let http1 = ServerPreface::Foreign("received \"HTTP/1.1 400 Bad Request\"".into());
         assert_eq!(greeting_of(&[b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n"]).await, http1);
-        assert_eq!(greeting_of(&[b"hi"]).await, ServerPreface::Foreign("it says \"hi\"".into()));
+        assert_eq!(greeting_of(&[b"hi"]).await, ServerPreface::Foreign("received \"hi\"".into()));
         let goaway = greeting_of(&[&[0, 0, 8, 7, 0, 0, 0, 0, 0]]).await;
         assert!(matches!(goaway, ServerPreface::Foreign(_)), "{goaway:?}");
     }

@@ -120,7 +120,7 @@ async fn another_protocol_is_shown() {
     for stays in [true, false] {
         let folder = tempfile::tempdir().unwrap();
         let path = server(&folder, b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", stays);
-        let expected = EndpointFailure::NotGrpc { detail: "it says \"HTTP/1.1 400 Bad Request\"".into() };
+        let expected = EndpointFailure::NotGrpc { detail: "received \"HTTP/1.1 400 Bad Request\"".into() };
         assert_eq!(found_at(&path).await, expected);
         let folder = tempfile::tempdir().unwrap();
         let path = server(&folder, &[0xff; 64], stays);

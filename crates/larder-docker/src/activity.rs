@@ -233,7 +233,9 @@ impl ActivityFeed for EngineActivityFeed {
         // What was read and not taken in yet must not wait for the next time: a container that came and went is nowhere else.
         match self.ask().await {
             Ok(events) => self.take_in(&events, images).await?,
-            Err(error) if self.heard().following => tracing::debug!("events up to now: {error}"),
+            Err(error) if self.heard().following => {
+                tracing::debug!("cannot read the engine's events up to now: {error}")
+            }
             Err(error) => return Err(error),
         }
         let listed: Vec<&ImageId> = images.iter().map(|image| &image.id).collect();
@@ -246,7 +248,7 @@ impl ActivityFeed for EngineActivityFeed {
     async fn follow(&self) {
         loop {
             if let Err(error) = self.listen().await {
-                tracing::debug!("events of the engine: {error}");
+                tracing::debug!("engine event stream failed: {error}");
             }
             self.heard().following = false;
             // Whoever comes back may be of another version.
@@ -286,7 +288,7 @@ async fn answers(
 fn if_told<T>(answer: Result<Option<T>, BackendError>) -> Result<Option<T>, BackendError> {
     match answer {
         Err(error) if !matches!(error, BackendError::Unreachable { .. }) => {
-            tracing::debug!("an event names what the engine cannot tell: {error}");
+            tracing::debug!("cannot inspect the subject of an engine event: {error}");
             Ok(None)
         }
         answer => answer,

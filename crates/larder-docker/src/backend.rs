@@ -222,7 +222,7 @@ impl Backend for DockerBackend {
         match self.status(image).await? {
             Some(found) => Ok(found.id),
             None => Err(BackendError::Incomplete(format!(
-                "{} was pulled, and is not here: somebody removed it at once",
+                "{} not found after its pull: removed by another process",
                 image.image
             ))),
         }

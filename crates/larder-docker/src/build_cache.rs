@@ -41,12 +41,9 @@ impl BuildCachePruner {
 
 fn too_late() -> BackendError {
     BackendError::Call {
-        message: format!(
-            "the engine did not prune its builder's cache within {}",
-            go_format::duration(PATIENCE)
-        ),
+        message: format!("the engine did not prune its build cache within {}", go_format::duration(PATIENCE)),
         kind: CallErrorKind::DeadlineExceeded,
-        hint: Some("it may still be at it: see the engine's log, and docker builder du".into()),
+        hint: Some("the prune may still be running: see the engine's log and docker builder du".into()),
     }
 }
 
@@ -54,7 +51,7 @@ fn too_late() -> BackendError {
 impl SpaceReclaimer for BuildCachePruner {
     async fn reclaim(&self) -> Result<(), BackendError> {
         let freed = self.prune().await?;
-        tracing::info!("the engine says that {} of its builder's cache came free", go_format::bytes(freed));
+        tracing::info!("build cache pruned: the engine reports {} freed", go_format::bytes(freed));
         Ok(())
     }
 }

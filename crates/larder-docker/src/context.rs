@@ -45,7 +45,7 @@ pub(crate) fn chosen(around: &DockerCliEnvironment<'_>) -> Result<Option<EngineH
     let home = around.set("HOME").map(|home| Path::new(&home).join(".docker"));
     let Some(folder) = around.set("DOCKER_CONFIG").map(PathBuf::from).or(home) else {
         return match around.set("DOCKER_CONTEXT").filter(|name| name != DEFAULT) {
-            Some(name) => Err(unknown(&name, "neither DOCKER_CONFIG nor HOME is set")),
+            Some(name) => Err(unknown(&name, "DOCKER_CONFIG and HOME are not set")),
             None => Ok(None),
         };
     };
@@ -64,7 +64,7 @@ fn host_of(around: &DockerCliEnvironment<'_>, name: &str, contexts: &Path) -> Re
     let id = id_of(name);
     let file = contexts.join("meta").join(&id).join("meta.json");
     let Some(meta) = read::<ContextMetadata>(around, &file)? else {
-        return Err(unknown(name, &format!("there is no {}", file.display())));
+        return Err(unknown(name, &format!("{} not found", file.display())));
     };
     let address = meta.endpoints.docker.host;
     if address.is_empty() {
@@ -98,7 +98,7 @@ fn read<T: DeserializeOwned>(around: &DockerCliEnvironment<'_>, path: &Path) -> 
         // Its words would quote the file, which may hold passwords: where it is wrong is enough.
         Ok(Some(text)) => serde_json::from_slice(&text)
             .map(Some)
-            .map_err(|error| unreadable(format!("line {} is no JSON that is known here", error.line()))),
+            .map_err(|error| unreadable(format!("line {}: invalid JSON", error.line()))),
         Err(error) => Err(unreadable(error.to_string())),
     }
 }

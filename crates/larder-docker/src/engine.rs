@@ -66,7 +66,7 @@ impl std::fmt::Display for ApiVersion {
 /// The version to speak with an engine that knows these, if there is one.
 fn agreed(oldest: ApiVersion, newest: ApiVersion) -> Result<ApiVersion, String> {
     if newest < OLDEST {
-        return Err(format!("it speaks version {newest} of the API, and larder needs {OLDEST} or later"));
+        return Err(format!("API version {newest} is too old; larder requires {OLDEST} or later"));
     }
     // Answers have only ever gained fields: a version beyond ours is better than none.
     Ok(NEWEST.min(newest).max(oldest))
@@ -133,27 +133,27 @@ impl EngineClient {
             self.read::<EngineVersion>("/version", response).await
         };
         let foreign = |why: &str| {
-            let problem = format!("what answers is no Docker Engine ({why})");
-            let hint = Hint::from("name the engine's own socket with ").setting("backend", SOCKET);
+            let problem = format!("not a Docker Engine ({why})");
+            let hint = Hint::from("set the engine's socket with ").setting("backend", SOCKET);
             error::unusable(&self.host, &problem, hint)
         };
         let version = match asked.await {
-            Ok(version) if version.api_version.is_empty() => return Err(foreign("it tells no version")),
+            Ok(version) if version.api_version.is_empty() => return Err(foreign("no API version")),
             // It is about to start, or stops.
             Err(error @ BackendError::Call { kind: CallErrorKind::Unavailable, .. }) => return Err(error),
             Err(BackendError::Incomplete(why) | BackendError::Call { message: why, .. }) => {
                 return Err(foreign(&why));
             }
             Ok(version) if version.os == "windows" => {
-                let hint = "larder keeps images of engines on Linux";
-                return Err(error::unusable(&self.host, "this is an engine on Windows", hint));
+                let hint = "only engines on Linux are supported";
+                return Err(error::unusable(&self.host, "the engine runs on Windows", hint));
             }
             version => version?,
         };
         let newest = ApiVersion::parse(&version.api_version).unwrap_or(ApiVersion(0, 0));
         let oldest = ApiVersion::parse(&version.min_api_version).unwrap_or(OLDEST);
         let agreed = agreed(oldest, newest).map_err(|problem| {
-            error::unusable(&self.host, &problem, "update the engine: Docker 17.04 and later are known here")
+            error::unusable(&self.host, &problem, "update the engine to Docker 17.04 or later")
         })?;
         *self.known() = Some(agreed);
         Ok((version, agreed))
@@ -190,7 +190,7 @@ impl EngineClient {
         path: &str,
         query: &[(&str, &str)],
     ) -> Result<T, BackendError> {
-        self.get(path, query).await?.ok_or_else(|| error::unreadable(path, "there is none"))
+        self.get(path, query).await?.ok_or_else(|| error::unreadable(path, "not found"))
     }
 
     /// What is known of an image by name or id.
@@ -244,7 +244,7 @@ impl EngineClient {
         }
         let body = body(response).await.unwrap_or_default();
         let told = serde_json::from_slice::<ErrorMessage>(&body).unwrap_or_default().message;
-        let message = if told.is_empty() { format!("the engine answered {status}") } else { told };
+        let message = if told.is_empty() { format!("the engine returned {status}") } else { told };
         Err(error::refused(status.as_u16(), &message))
     }
 
@@ -268,7 +268,7 @@ async fn body(mut response: Response) -> Result<Vec<u8>, BackendError> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|cause| error::broken(&cause))? {
         if body.len() + chunk.len() > LARGEST_ANSWER {
-            return Err(error::unreadable("a call", format!("it is larger than {LARGEST_ANSWER} bytes")));
+            return Err(error::unreadable("a call", format!("larger than {LARGEST_ANSWER} bytes")));
         }
         body.extend_from_slice(&chunk);
     }
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(agree("1.60", "1.70").as_deref(), Ok("1.60"), "an engine of the future");
         assert_eq!(
             agree("1.12", "1.24").unwrap_err(),
-            "it speaks version 1.24 of the API, and larder needs 1.28 or later"
+            "API version 1.24 is too old; larder requires 1.28 or later"
         );
         assert_eq!(ApiVersion::parse("2"), None);
         assert!(ApiVersion(1, 9) < ApiVersion(1, 41), "versions are no decimals");

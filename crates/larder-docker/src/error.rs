@@ -10,24 +10,24 @@ use crate::host::{EngineHost, SOCKET};
 use crate::names;
 
 /// What helps a person who may not open the socket.
-const DENIED: &str = "run as root, or become a member of the group that owns the socket: \
-     sudo usermod -aG docker $USER, and log in again; whoever is in that group is as good as root";
+const DENIED: &str = "run as root, or add the user to the group that owns the socket: \
+     sudo usermod -aG docker $USER, then log in again; members of that group have root access";
 
 /// No connection, for whatever reason the system gave.
 fn no_connection(host: &EngineHost, error: &reqwest::Error) -> BackendError {
     let kind = cause_of::<io::Error>(error).map(io::Error::kind);
     let problem = match (kind, host.socket()) {
         (Some(io::ErrorKind::NotFound | io::ErrorKind::NotADirectory), Some(_)) => told(
-            "there is no such socket",
-            Hint::from("start the engine (systemctl start docker), or name its socket with ")
+            "socket not found",
+            Hint::from("start the engine (systemctl start docker), or set its socket with ")
                 .setting("backend", SOCKET),
         ),
         (Some(io::ErrorKind::PermissionDenied), Some(_)) => told("permission denied", DENIED),
         (Some(io::ErrorKind::ConnectionRefused), _) => told(
-            "connection refused: nobody listens here",
-            "the engine has stopped or is starting; see systemctl status docker",
+            "connection refused: no process listens on this address",
+            "the engine is stopped or starting; see systemctl status docker",
         ),
-        _ => told(&text(error), "see systemctl status docker, and whether DOCKER_HOST names the engine"),
+        _ => told(&text(error), "check systemctl status docker and DOCKER_HOST"),
     };
     BackendError::Unreachable { endpoint: host.to_string(), problem }
 }
@@ -35,8 +35,8 @@ fn no_connection(host: &EngineHost, error: &reqwest::Error) -> BackendError {
 /// No answer: nobody is there, the two do not trust each other, or the connection broke.
 pub(crate) fn no_answer(host: &EngineHost, error: &reqwest::Error) -> BackendError {
     if let Some(problem) = tls_problem(error) {
-        let hint = "DOCKER_CERT_PATH names the folder with the engine's authority (ca.pem), and with cert.pem and key.pem \
-             where the engine asks who is there";
+        let hint = "set DOCKER_CERT_PATH to a directory with the engine's CA certificate (ca.pem), and a client certificate \
+             (cert.pem, key.pem) if the engine requires one";
         return unusable(host, &format!("TLS: {problem}"), hint);
     }
     if error.is_connect() { no_connection(host, error) } else { broken(error) }
@@ -64,9 +64,9 @@ fn told(problem: &str, hint: impl Into<Hint>) -> EndpointFailure {
 /// The connection broke in the middle of an answer.
 pub(crate) fn broken(error: &reqwest::Error) -> BackendError {
     BackendError::Call {
-        message: format!("the engine went away in the middle of its answer: {}", text(error)),
+        message: format!("the engine closed the connection during a response: {}", text(error)),
         kind: CallErrorKind::Unavailable,
-        hint: Some("the engine was restarted, or has crashed; see its log, and try again".into()),
+        hint: Some("the engine restarted or crashed; see its log and retry".into()),
     }
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn of_pull(image: &str, message: &str) -> BackendError {
             Some("check the credentials for this registry (docker login writes them)".into()),
         )
     } else if has(&["no space left"]) {
-        let hint = Hint::from("make room with ").command(["gc"]).text(", or see ").command(["df"]);
+        let hint = Hint::from("free space with ").command(["gc"]).text(", or see ").command(["df"]);
         (CallErrorKind::InsufficientSpace, Some(hint))
     } else if has(&["manifest unknown", "not found", "no such image"]) {
         (CallErrorKind::NotFound, None)
@@ -108,17 +108,17 @@ pub(crate) fn of_pull(image: &str, message: &str) -> BackendError {
 /// The engine did not answer in time.
 pub(crate) fn too_late(after: std::time::Duration) -> BackendError {
     BackendError::Call {
-        message: format!("the engine did not answer within {}", larder::go_format::duration(after)),
+        message: format!("no answer from the engine within {}", larder::go_format::duration(after)),
         kind: CallErrorKind::DeadlineExceeded,
         hint: Some(
-            Hint::from("give it more time with ").setting("timeout", "").text(", or see the engine's log"),
+            Hint::from("increase the limit with ").setting("timeout", "").text(", or see the engine's log"),
         ),
     }
 }
 
 /// An answer that cannot be read.
 pub(crate) fn unreadable(what: &str, why: impl std::fmt::Display) -> BackendError {
-    BackendError::Incomplete(format!("the engine's answer to {what} cannot be read: {why}"))
+    BackendError::Incomplete(format!("invalid engine response to {what}: {why}"))
 }
 
 /// The innermost words of an error: the outer ones only say that something inside failed.

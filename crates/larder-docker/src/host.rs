@@ -124,18 +124,16 @@ impl fmt::Display for EngineHost {
 #[non_exhaustive]
 pub enum HostError {
     /// No path and no host.
-    #[error("\"{0}\" names no engine: write docker, docker:///path/to.sock or docker://host:port")]
+    #[error("\"{0}\" is not an engine address: use docker, docker:///path/to.sock or docker://host:port")]
     NoAddress(String),
     /// No path and no host, where docker's own client is told.
-    #[error("\"{0}\" names no engine: write unix:///path/to.sock or tcp://host:port")]
+    #[error("\"{0}\" is not an engine address: use unix:///path/to.sock or tcp://host:port")]
     NoHost(String),
     /// `ssh://`: docker's client starts a program for it.
-    #[error("\"{0}\": larder does not speak ssh")]
+    #[error("\"{0}\": ssh is not supported")]
     Ssh(String),
     /// There is no such context of docker's client.
-    #[error(
-        "the context \"{name}\" of docker's client is not known: {problem}; docker context ls lists them"
-    )]
+    #[error("unknown Docker context \"{name}\": {problem}; list contexts with docker context ls")]
     Context {
         /// Its name.
         name: String,
@@ -144,7 +142,7 @@ pub enum HostError {
     },
     /// A context with files for TLS of its own.
     #[error(
-        "the context \"{name}\" of docker's client has its own files for TLS: set DOCKER_HOST={address} DOCKER_TLS_VERIFY=1 DOCKER_CERT_PATH={}", certificates.display()
+        "TLS files of Docker context \"{name}\" are not supported: set DOCKER_HOST={address} DOCKER_TLS_VERIFY=1 DOCKER_CERT_PATH={}", certificates.display()
     )]
     ContextTls {
         /// Its name.
@@ -163,9 +161,7 @@ pub enum HostError {
         problem: String,
     },
     /// Any other scheme.
-    #[error(
-        "\"{address}\": the protocol {scheme} is not supported: write unix:///path/to.sock or tcp://host:port"
-    )]
+    #[error("\"{address}\": protocol {scheme} is not supported: use unix:///path/to.sock or tcp://host:port")]
     Scheme {
         /// The address as written.
         address: String,
@@ -180,13 +176,13 @@ impl HostError {
         match self {
             HostError::Ssh(_) => Some(
                 Hint::from(
-                    "run larder there; what needs no measure of the disk works through a forwarded socket, too (ssh -L ./docker.sock:/var/run/docker.sock HOST, and ",
+                    "run larder on that host; commands that measure no disk usage also work through a forwarded socket (ssh -L ./docker.sock:/var/run/docker.sock HOST, and ",
                 )
                 .setting("backend", SOCKET)
                 .text(")"),
             ),
             HostError::ClientFile { .. } => {
-                Some(Hint::from("mend it, or name the engine with ").setting("backend", SOCKET))
+                Some(Hint::from("repair the file, or set the engine with ").setting("backend", SOCKET))
             }
             _ => None,
         }
@@ -248,7 +244,10 @@ mod tests {
         let variable = |name: &str| (name == "DOCKER_HOST").then(|| "foo".to_owned());
         let around = DockerCliEnvironment { variable: &variable, is_usable: &|_| true, read: &|_| Ok(None) };
         let foo = EngineHost::usual(&around).unwrap_err();
-        assert_eq!(foo.to_string(), "\"foo\" names no engine: write unix:///path/to.sock or tcp://host:port");
+        assert_eq!(
+            foo.to_string(),
+            "\"foo\" is not an engine address: use unix:///path/to.sock or tcp://host:port"
+        );
         let tls = [("DOCKER_HOST", "tcp://h:1"), ("DOCKER_TLS_VERIFY", "1")];
         assert_eq!(usual(&tls, &[]), EngineHost::Tcp { address: "h:1".into(), tls: true });
         assert_eq!(usual(&tls[..1], &[]), EngineHost::Tcp { address: "h:1".into(), tls: false });

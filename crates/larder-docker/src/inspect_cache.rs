@@ -65,7 +65,7 @@ impl InspectCache {
                 Ok(None) => {}
                 Err(error @ BackendError::Unreachable { .. }) => return Err(error),
                 // One damaged image must not keep the others from being collected.
-                Err(error) => tracing::debug!("the layers of {id} are not known: {error}"),
+                Err(error) => tracing::debug!("cannot list the layers of {id}: {error}"),
             }
         }
         let written = self.written(told.iter().map(|(id, _)| id.clone()).collect()).await?;

@@ -106,7 +106,7 @@ impl EngineLayers {
             Some(facts) => facts.chains.clone(),
             None => self.chains_below(container, facts).await?,
         };
-        let held_by = Some(format!("the container {}", name_of(container)));
+        let held_by = Some(format!("container {}", name_of(container)));
         let layer = |chain: LayerId| {
             let known = amounts.get(&chain);
             let amount = known.map_or(DiskSpace::ZERO, |known| known.amount);
@@ -125,7 +125,7 @@ impl EngineLayers {
         let path = format!("/containers/{}/json", container.id);
         let found: Option<ContainerInspect> = match self.inspections.engine().get(&path, &[]).await {
             Err(error) if !matches!(error, BackendError::Unreachable { .. }) => {
-                tracing::debug!("the layers below {} are not known: {error}", name_of(container));
+                tracing::debug!("cannot list the parent layers of {}: {error}", name_of(container));
                 None
             }
             found => found?,
@@ -182,7 +182,7 @@ impl EngineLayers {
             Ok(history) => Ok(history.unwrap_or_default()),
             Err(error @ BackendError::Unreachable { .. }) => Err(error),
             Err(error) => {
-                tracing::debug!("the history of {image} is not known: {error}");
+                tracing::debug!("cannot read the history of {image}: {error}");
                 Ok(Vec::new())
             }
         }
@@ -222,7 +222,7 @@ async fn in_turn(
         work();
         turn
     });
-    done.await.inspect_err(|error| tracing::warn!("layers could not be measured: {error}")).ok()
+    done.await.inspect_err(|error| tracing::warn!("cannot measure layers: {error}")).ok()
 }
 
 /// Measures folders of layers, each once; those that cannot be read stay unknown.
@@ -240,7 +240,7 @@ fn measure_all(
                 lock(known).insert(chain, CachedLayerSize { amount, folder, estimated: false });
             }
             Err(error) => {
-                tracing::debug!("what layers take is estimated: {error}");
+                tracing::debug!("layer sizes are estimated: {error}");
                 // They all are in one place, and what forbids one forbids all.
                 if error.kind() == io::ErrorKind::PermissionDenied {
                     return;

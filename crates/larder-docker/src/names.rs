@@ -13,7 +13,7 @@ pub(crate) fn in_path(name: &str) -> Result<String, BackendError> {
         || name.split('/').any(|part| part == "." || part == ".." || part.is_empty())
         || name.contains(|c: char| c.is_whitespace() || c.is_control());
     if strange {
-        let message = format!("{}: this is no image name", go_format::quote(name));
+        let message = format!("{}: invalid image name", go_format::quote(name));
         return Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None });
     }
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:@".contains(&byte);

@@ -22,7 +22,7 @@ impl PullMessageTracker {
         if message.status.starts_with("Retrying in") {
             let layer = self.layer(&message.id);
             // The engine counts the seconds down, one message for each.
-            let reason = message.status.replacen("Retrying", "the engine tries again", 1);
+            let reason = message.status.replacen("Retrying", "the engine retries", 1);
             layer.waiting = Some(PullWait { reason, until: None });
             return;
         }
@@ -129,7 +129,7 @@ mod tests {
         let retrying = r#"{"status":"Retrying in 5 seconds","progressDetail":{},"id":"aaa"}"#;
         let course = after(&[retrying]);
         let waiting = course.detail().layers[0].waiting.clone().unwrap();
-        assert_eq!(waiting.reason, "the engine tries again in 5 seconds");
+        assert_eq!(waiting.reason, "the engine retries in 5 seconds");
         let going_on = r#"{"status":"Downloading","progressDetail":{"current":1,"total":2},"id":"aaa"}"#;
         assert_eq!(after(&[retrying, going_on]).detail().layers[0].waiting, None);
     }

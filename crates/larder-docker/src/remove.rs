@@ -63,7 +63,7 @@ async fn with_all_names(
             Some(_) => return Err(refused),
         }
     }
-    let message = format!("{id}: somebody gives it new names while it is removed");
+    let message = format!("{id}: another client keeps tagging the image during its removal");
     Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None })
 }
 
@@ -81,7 +81,7 @@ async fn take_off(
     let removed = delete(engine, &name).await?;
     if let Some(lost) = another_s(&removed, id) {
         tracing::error!(
-            "{name} was given to another image while it was taken off {id}: the engine deleted {lost:?}"
+            "{name} was moved to another image while it was removed from {id}: the engine deleted {lost:?}"
         );
     }
     taken.push(name);
@@ -126,7 +126,7 @@ fn all_names(found: &ImageInspect) -> Vec<String> {
 async fn give_back(engine: &EngineClient, id: &ImageId, taken: &[String]) {
     for name in taken.iter().filter(|name| !name.contains('@')) {
         if let Err(error) = give(engine, id, name).await {
-            tracing::warn!("{id} has lost its name {name}, and could not be given it back: {error}");
+            tracing::warn!("cannot restore the tag {name} of {id}: {error}");
         }
     }
 }
@@ -149,11 +149,9 @@ async fn user_of(engine: &EngineClient, id: &ImageId) -> Result<Option<Container
 fn in_use(image: &ImageName, container: &ContainerSummary) -> BackendError {
     let name = container.names.first().map_or(container.id.as_str(), |name| name.trim_start_matches('/'));
     BackendError::Call {
-        message: format!("{image} is used by the container {name} ({})", container.state),
+        message: format!("{image} is in use by container {name} ({})", container.state),
         kind: CallErrorKind::Other,
-        hint: Some(
-            "remove the container first (docker rm); larder removes no image that a container uses".into(),
-        ),
+        hint: Some("remove the container first (docker rm); larder never removes an image in use".into()),
     }
 }
 

@@ -28,7 +28,7 @@ impl JsonStreamBuffer {
         }
         self.rest.drain(..used);
         if self.rest.len() > LARGEST {
-            return Err(format!("a message of more than {LARGEST} bytes"));
+            return Err(format!("message larger than {LARGEST} bytes"));
         }
         Ok(whole)
     }
@@ -36,7 +36,7 @@ impl JsonStreamBuffer {
     /// Nothing more comes. Fails in the middle of a value.
     pub(crate) fn end(self) -> Result<(), String> {
         let cut = self.rest.iter().any(|byte| !byte.is_ascii_whitespace());
-        if cut { Err("it ends in the middle of a message".into()) } else { Ok(()) }
+        if cut { Err("ends within a message".into()) } else { Ok(()) }
     }
 }
 

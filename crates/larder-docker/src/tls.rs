@@ -17,7 +17,7 @@ pub struct TlsFiles(pub PathBuf);
 #[non_exhaustive]
 pub enum DockerTlsError {
     /// One cannot be read; the error names it.
-    #[error("{0}; DOCKER_CERT_PATH names the folder with ca.pem, cert.pem and key.pem")]
+    #[error("{0}; set DOCKER_CERT_PATH to a directory with ca.pem, cert.pem and key.pem")]
     File(#[from] std::io::Error),
     /// One does not hold what it should.
     #[error("{}: {problem}", path.display())]
@@ -63,7 +63,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, DockerTlsEr
     let content = |problem: String| DockerTlsError::Content { path: path.to_owned(), problem };
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     let all = all.map_err(|error| content(error.to_string()))?;
-    if all.is_empty() { Err(content("there is no certificate in it".into())) } else { Ok(all) }
+    if all.is_empty() { Err(content("contains no certificate".into())) } else { Ok(all) }
 }
 
 #[cfg(test)]
@@ -78,6 +78,6 @@ mod tests {
         assert!(missing.contains("ca.pem") && missing.contains("DOCKER_CERT_PATH"), "{missing}");
         fs_err::write(folder.path().join("ca.pem"), "junk").unwrap();
         let empty = client_config(&files).unwrap_err().to_string();
-        assert!(empty.ends_with("ca.pem: there is no certificate in it"), "{empty}");
+        assert!(empty.ends_with("ca.pem: contains no certificate"), "{empty}");
     }
 }

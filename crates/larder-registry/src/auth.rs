@@ -288,7 +288,7 @@ impl HostAuthorizer {
         let token = token.map_err(|kind| AuthorizationError { host: server.clone(), kind, token: true })?;
         let value = token::bearer(&token.value).ok_or_else(|| AuthorizationError {
             host: server,
-            kind: FetchErrorKind::BadReply("its token fits into no header field".into()),
+            kind: FetchErrorKind::BadReply("token is not a valid header value".into()),
             token: true,
         })?;
         let expires = Instant::now() + token.life.saturating_sub((token.life / 10).min(MARGIN));

@@ -205,8 +205,8 @@ impl HostBudget {
         let state = self.until.lock().unwrap_or_else(PoisonError::into_inner);
         let lasts = |until: Option<Instant>| until.is_some_and(|until| until > now);
         match () {
-            () if lasts(state.avoided) => Some("could not be reached a moment ago"),
-            () if lasts(state.held) => Some("asked to wait"),
+            () if lasts(state.avoided) => Some("recently unreachable"),
+            () if lasts(state.held) => Some("rate limited"),
             () => None,
         }
     }

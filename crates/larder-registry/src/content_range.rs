@@ -32,13 +32,13 @@ impl ContentRange {
         let ContentRange { first, end: got_end, total } = *self;
         if first != offset || got_end > end {
             return Some(format!(
-                "asked for bytes {offset}-{}, it sent {first}-{}",
+                "requested bytes {offset}-{}, received {first}-{}",
                 end.saturating_sub(1),
                 got_end - 1
             ));
         }
         match total {
-            Some(total) if total != size => Some(format!("it holds {total} bytes, the manifest says {size}")),
+            Some(total) if total != size => Some(format!("blob has {total} bytes, the manifest says {size}")),
             _ => None,
         }
     }

@@ -105,7 +105,7 @@ pub enum FetchErrorKind {
     #[error("refused: {0}")]
     Refused(ErrorResponse),
     /// The registry failed; asking later may help.
-    #[error("the registry failed: {0}")]
+    #[error("registry error: {0}")]
     Failing(ErrorResponse),
     /// No connection came about, or it broke.
     #[error("{0}")]
@@ -125,7 +125,7 @@ pub enum FetchErrorKind {
         min_bytes: u64,
     },
     /// The reply's body ended too early.
-    #[error("truncated: it ended after {got} of {want} bytes ({cause})")]
+    #[error("truncated: received {got} of {want} bytes ({cause})")]
     Truncated {
         /// Bytes of the blob up to which it came.
         got: u64,
@@ -143,13 +143,13 @@ pub enum FetchErrorKind {
         got: String,
     },
     /// More came than may.
-    #[error("too large: more than the {limit} bytes that are allowed")]
+    #[error("too large: the limit is {limit} bytes")]
     TooLarge {
         /// The bound, in bytes.
         limit: u64,
     },
     /// The reply breaks the protocol.
-    #[error("bad reply: {0}")]
+    #[error("invalid response: {0}")]
     BadReply(String),
     /// The manifest or config is none that larder can use.
     #[error(transparent)]
@@ -158,12 +158,12 @@ pub enum FetchErrorKind {
     #[error(transparent)]
     Hosts(HostsError),
     /// No host is configured to serve this.
-    #[error("no host is configured to serve it")]
+    #[error("no configured host has the required capability")]
     NoHost,
 }
 
 fn wait(after: Option<&Duration>) -> String {
-    after.map_or_else(String::new, |after| format!("; it asks to wait {}", short(*after)))
+    after.map_or_else(String::new, |after| format!("; retry after {}", short(*after)))
 }
 
 impl FetchErrorKind {
@@ -187,36 +187,40 @@ impl FetchErrorKind {
     fn hint(&self) -> Option<&'static str> {
         match self {
             FetchErrorKind::Denied(_) => {
-                Some("check the name, and that the credential may read this repository")
+                Some("check the image name, and that the credential has read access to this repository")
             }
             FetchErrorKind::NotFound(_) => Some(
                 "check the name and the tag, and that it was pushed: skopeo list-tags docker://REPOSITORY lists its tags",
             ),
             FetchErrorKind::RateLimited { .. } => {
-                Some("wait, log in (many registries allow more then), or configure a mirror")
+                Some("wait, log in (many registries have a higher limit for users), or configure a mirror")
             }
             FetchErrorKind::Unreachable(text) if text.contains("Connection refused") => Some(
-                "nothing listens there: check the host and the port, and that the registry runs; mirrors are named in hosts.toml",
+                "nothing listens on this port: check the host and the port, and that the registry runs; mirrors are configured in hosts.toml",
             ),
             FetchErrorKind::Unreachable(text) if text.contains("dns error") => Some(
-                "no machine has this name: check the registry's name, and that this machine can look up names (/etc/resolv.conf); \
-                 a proxy is taken from HTTPS_PROXY",
+                "host name not found: check the registry's name, and DNS on this machine (/etc/resolv.conf); \
+                 to use a proxy, set HTTPS_PROXY",
             ),
             FetchErrorKind::Unreachable(_) | FetchErrorKind::NoAnswer(_) => Some(
-                "check the registry's name and the network; a proxy is taken from HTTPS_PROXY, mirrors from hosts.toml",
+                "check the registry's name and the network; proxies are configured with HTTPS_PROXY, mirrors in hosts.toml",
             ),
             FetchErrorKind::Tls(_) => Some(
-                "name the registry's own authority with `ca` in certs.d/REGISTRY/hosts.toml; if it speaks plain HTTP, name it there as server = \"http://REGISTRY\"",
+                "set `ca` in certs.d/REGISTRY/hosts.toml to the registry's CA certificate; for plain HTTP, set server = \"http://REGISTRY\" there",
             ),
             FetchErrorKind::Manifest(error) => error.hint(),
             FetchErrorKind::Hosts(error) => error.hint(),
-            FetchErrorKind::NoHost => Some("give one host of hosts.toml the capabilities pull and resolve"),
+            FetchErrorKind::NoHost => {
+                Some("give a host in hosts.toml capabilities = [\"pull\", \"resolve\"]")
+            }
             FetchErrorKind::DigestMismatch { .. } => {
-                Some("the registry or a proxy in between is damaged; pull from another mirror")
+                Some("the registry or a proxy returned corrupt content; pull from another mirror")
             }
             FetchErrorKind::Failing(_)
             | FetchErrorKind::Stalled { .. }
-            | FetchErrorKind::Truncated { .. } => Some("try again; what was fetched so far is kept"),
+            | FetchErrorKind::Truncated { .. } => {
+                Some("retry: the pull resumes with the content already fetched")
+            }
             FetchErrorKind::Refused(_) | FetchErrorKind::TooLarge { .. } | FetchErrorKind::BadReply(_) => {
                 None
             }

@@ -22,7 +22,7 @@ pub enum FetchNotice {
     Resumed,
 }
 
-/// What a fetch waits for. Prints as a sentence's end: `registry asked to wait 12s`.
+/// What a fetch waits for. Prints as a sentence's end: `rate limited by registry.example for 12s`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FetchWait {
@@ -58,12 +58,12 @@ impl FetchWait {
     /// The same for those who know no registries.
     pub fn to_pull_wait(&self) -> PullWait {
         let (reason, until) = match self {
-            FetchWait::Connection { host } => (format!("all connections to {host} are in use"), None),
-            FetchWait::RateLimited { host, until } => (format!("{host} asked to wait"), Some(*until)),
+            FetchWait::Connection { host } => (format!("waiting for a free connection to {host}"), None),
+            FetchWait::RateLimited { host, until } => (format!("rate limited by {host}"), Some(*until)),
             FetchWait::Retry { host, until, because } => {
-                (format!("{host} is tried again after {because}"), Some(*until))
+                (format!("retrying {host} after {because}"), Some(*until))
             }
-            FetchWait::Token { host } => (format!("{host} is asked for a token"), None),
+            FetchWait::Token { host } => (format!("requesting a token from {host}"), None),
         };
         PullWait { reason, until }
     }
@@ -73,12 +73,12 @@ impl fmt::Display for FetchWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let left = |until: &Instant| short(until.saturating_duration_since(Instant::now()));
         match self {
-            FetchWait::Connection { host } => write!(f, "all connections to {host} are in use"),
-            FetchWait::RateLimited { host, until } => write!(f, "{host} asked to wait {}", left(until)),
+            FetchWait::Connection { host } => write!(f, "waiting for a free connection to {host}"),
+            FetchWait::RateLimited { host, until } => write!(f, "rate limited by {host} for {}", left(until)),
             FetchWait::Retry { host, until, because } => {
-                write!(f, "{host} is tried again in {} ({because})", left(until))
+                write!(f, "retrying {host} in {} ({because})", left(until))
             }
-            FetchWait::Token { host } => write!(f, "{host} is asked for a token"),
+            FetchWait::Token { host } => write!(f, "requesting a token from {host}"),
         }
     }
 }
@@ -126,13 +126,13 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(200);
         assert_eq!(
             FetchWait::RateLimited { host: host.clone(), until }.to_string(),
-            "registry.example asked to wait 3m20s"
+            "rate limited by registry.example for 3m20s"
         );
         let because = "500 Internal Server Error".to_owned();
         let until = Instant::now() + Duration::from_millis(850);
         assert_eq!(
             FetchWait::Retry { host, until, because }.to_string(),
-            "registry.example is tried again in 850ms (500 Internal Server Error)"
+            "retrying registry.example in 850ms (500 Internal Server Error)"
         );
     }
 }

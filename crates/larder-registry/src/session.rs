@@ -295,7 +295,8 @@ impl RepositorySession {
         let permit = self.enter(link, load).await.map_err(failed)?;
         let asking = self.asking(link);
         let mut pass = link.auth.authorization(asking).await?;
-        for renewed in [false, true] {
+        let mut renewed = false;
+        loop {
             let outgoing = HttpRequest {
                 method: method.clone(),
                 url: url.clone(),
@@ -317,11 +318,11 @@ impl RepositorySession {
             let answer = self.read_refusal(link, reply.response, &pass).await;
             if status == StatusCode::UNAUTHORIZED && !from_elsewhere && !renewed {
                 pass = link.auth.handle_unauthorized(&pass, &fields, answer, asking).await?;
+                renewed = true;
                 continue;
             }
             return Err(failed(refusal(answer, from_elsewhere, after)));
         }
-        Err(failed(FetchErrorKind::BadReply("it wants to see ever more".into())))
     }
 
     fn asking<'a>(&'a self, link: &'a SessionHost) -> AuthorizationContext<'a> {
@@ -333,7 +334,7 @@ impl RepositorySession {
     async fn enter(&self, link: &SessionHost, load: RequestSize) -> Result<ConnectionPermit, FetchErrorKind> {
         let longest_hold = self.shared.config.longest_hold;
         link.budget.acquire(load, longest_hold, &self.watcher).await.map_err(|left| {
-            let answer = ErrorResponse::new(429, "it asked everybody to wait, and was not asked again");
+            let answer = ErrorResponse::new(429, "rate limit in effect, request not sent");
             FetchErrorKind::RateLimited { answer, after: Some(left) }
         })
     }
@@ -477,7 +478,7 @@ fn refusal(
         401 | 403 if from_elsewhere => FetchErrorKind::Failing(answer),
         401 | 403 => FetchErrorKind::Denied(answer),
         404 | 410 => FetchErrorKind::NotFound(answer),
-        416 => FetchErrorKind::BadReply("it holds fewer bytes than the manifest says".into()),
+        416 => FetchErrorKind::BadReply("blob is smaller than the manifest says".into()),
         429 => FetchErrorKind::RateLimited { answer, after },
         408 | 425 | 500.. => FetchErrorKind::Failing(answer),
         _ => FetchErrorKind::Refused(answer),
@@ -489,25 +490,25 @@ fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<
     let bad = FetchErrorKind::BadReply;
     let encoding = response.headers().get(CONTENT_ENCODING).map(HeaderValue::as_bytes);
     if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
-        return Err(bad("the blob is encoded in a way that was not asked for".into()));
+        return Err(bad("unrequested Content-Encoding".into()));
     }
     match (response.status(), asked) {
         (StatusCode::PARTIAL_CONTENT, Some((offset, end))) => {
             let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
             let range = range
                 .and_then(ContentRange::parse)
-                .ok_or_else(|| bad("a part of the blob without a Content-Range that makes sense".into()))?;
+                .ok_or_else(|| bad("partial response without a valid Content-Range".into()))?;
             match range.problem(offset, end, size) {
                 Some(problem) => Err(bad(problem)),
                 None => Ok(BlobRange { start: offset, end: range.end, ranged: true }),
             }
         }
         (StatusCode::PARTIAL_CONTENT, None) => {
-            Err(bad("a part of the blob, and all of it was asked for".into()))
+            Err(bad("partial response to a request without a range".into()))
         }
         _ => match response.content_length() {
             Some(length) if length != size => {
-                Err(bad(format!("it sends {length} bytes, the manifest says {size}")))
+                Err(bad(format!("Content-Length is {length}, the manifest says {size}")))
             }
             _ => Ok(BlobRange { start: 0, end: size, ranged: false }),
         },

@@ -53,10 +53,10 @@ impl TlsSettings {
 #[derive(Debug, thiserror::Error)]
 pub enum TlsSettingsError {
     /// No certificate in a file that should hold some.
-    #[error("there is no certificate in it")]
+    #[error("contains no certificate")]
     NoCertificate,
     /// Not PEM, or not of the right kind.
-    #[error("it is not PEM: {0}")]
+    #[error("not PEM: {0}")]
     Pem(String),
     /// Certificate or key cannot be used.
     #[error("{0}")]

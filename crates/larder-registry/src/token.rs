@@ -42,13 +42,13 @@ pub(crate) fn request(
     repository: &str,
     credential: Option<&Credential>,
 ) -> Result<TokenHttpRequest, String> {
-    let realm = challenge.param("realm").ok_or("it asks for a token and does not say where to get one")?;
-    let mut url = Url::parse(realm).map_err(|_| "it names a token server that is no URL".to_owned())?;
+    let realm = challenge.param("realm").ok_or("bearer challenge without realm")?;
+    let mut url = Url::parse(realm).map_err(|_| "bearer challenge: realm is not a URL".to_owned())?;
     if !may_hold_tokens(&url, registry) {
-        return Err("it names a token server that is not reached over TLS".into());
+        return Err("bearer challenge: realm is not https".into());
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err("it names a token server with a user in its URL".into());
+        return Err("bearer challenge: realm contains credentials".into());
     }
     let service = challenge.param("service");
     // Without a repository it is about the login alone.
@@ -145,7 +145,7 @@ struct TokenResponse {
 
 /// The token in a token server's reply. Its life counts from now: the server's clock may differ.
 pub(crate) fn read_reply(body: &[u8]) -> Result<BearerToken, String> {
-    let unreadable = || "the token server's reply holds no token".to_owned();
+    let unreadable = || "token server's response contains no token".to_owned();
     let reply: TokenResponse = serde_json::from_slice(body).map_err(|_| unreadable())?;
     let value = [reply.token, reply.access_token].into_iter().flatten().find(|token| !token.is_empty());
     let life = match reply.expires_in {

@@ -148,7 +148,7 @@ impl HttpTransport {
             Proxy::FromEnvironment => builder,
             Proxy::Fixed { url, except } => {
                 let proxy = reqwest::Proxy::all(url)
-                    .map_err(|_| FetchErrorKind::Unreachable("the proxy's URL makes no sense".into()))?;
+                    .map_err(|_| FetchErrorKind::Unreachable("invalid proxy URL".into()))?;
                 builder.proxy(proxy.no_proxy(reqwest::NoProxy::from_string(except)))
             }
         };
@@ -163,19 +163,19 @@ fn is_redirect(response: &Response) -> bool {
 
 /// Where a redirect leads.
 fn next_url(from: &Url, response: &Response) -> Result<Url, FetchErrorKind> {
-    let bad = |problem: &str| FetchErrorKind::BadReply(format!("it redirects {problem}"));
+    let bad = |problem: &str| FetchErrorKind::BadReply(format!("redirect {problem}"));
     let location = response.headers().get(LOCATION).and_then(|location| location.to_str().ok());
     let mut next =
-        location.and_then(|location| from.join(location).ok()).ok_or_else(|| bad("to what is no URL"))?;
+        location.and_then(|location| from.join(location).ok()).ok_or_else(|| bad("to an invalid URL"))?;
     if !matches!(next.scheme(), "http" | "https") || next.host_str().is_none() {
-        return Err(bad("to what is not HTTP"));
+        return Err(bad("to a URL that is not HTTP"));
     }
     if from.scheme() == "https" && next.scheme() == "http" && !(is_loopback(from) && is_loopback(&next)) {
         return Err(bad(&format!("from TLS to plain HTTP at {}", authority(&next))));
     }
     // A user in the URL would become an Authorization field.
     if next.set_username("").and_then(|()| next.set_password(None)).is_err() {
-        return Err(bad("to what is no host"));
+        return Err(bad("to an invalid host"));
     }
     Ok(next)
 }
@@ -184,10 +184,10 @@ fn next_url(from: &Url, response: &Response) -> Result<Url, FetchErrorKind> {
 fn along(kind: FetchErrorKind, from_elsewhere: bool, url: &Url) -> FetchErrorKind {
     match kind {
         FetchErrorKind::Unreachable(text) if from_elsewhere => {
-            FetchErrorKind::Unreachable(format!("it redirects to {}: {text}", authority(url)))
+            FetchErrorKind::Unreachable(format!("redirected to {}: {text}", authority(url)))
         }
         FetchErrorKind::Tls(text) if from_elsewhere => {
-            FetchErrorKind::Tls(format!("it redirects to {}: {text}", authority(url)))
+            FetchErrorKind::Tls(format!("redirected to {}: {text}", authority(url)))
         }
         other => other,
     }

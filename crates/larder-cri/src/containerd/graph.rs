@@ -130,7 +130,7 @@ impl SnapshotChains {
             id: self.id(name),
             amount: *usage + beside,
             estimated: false,
-            referenced_by: self.held.get(name).map(|user| format!("the snapshot {user}")),
+            referenced_by: self.held.get(name).map(|user| format!("snapshot {user}")),
         })
     }
 }

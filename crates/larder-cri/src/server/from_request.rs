@@ -50,7 +50,7 @@ pub(super) fn credential(
     let Some(auth) = auth else { return Ok(None) };
     if !auth.server_address.is_empty() && host_of(&auth.server_address) != image.registry() {
         let (server, registry) = (auth.server_address, image.registry());
-        tracing::info!(server, registry, "the credentials of a request are for another server");
+        tracing::info!(server, registry, "ignored the request's credentials: they are for another server");
         return Ok(None);
     }
     let mut credential = Credential {

@@ -10,7 +10,7 @@ use crate::proto;
 use crate::proto::runtime_service_server::RuntimeService;
 
 fn unimplemented<T>(call: &str) -> Result<Response<T>, Status> {
-    Err(Status::unimplemented(format!("{call}: images are served here, containers by the runtime")))
+    Err(Status::unimplemented(format!("{call}: not served here; containers belong to the runtime")))
 }
 
 #[async_trait]

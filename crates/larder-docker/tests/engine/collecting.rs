@@ -98,7 +98,7 @@ fn a_container_holds_its_layers_also_when_its_image_is_gone() {
     let layers = block_on(backend.layers().layers(&listed)).unwrap();
     let held: Vec<_> = layers.all().iter().filter(|layer| layer.referenced_by.is_some()).collect();
     assert_eq!(held.len(), 1, "the base, and not what b has alone: {:?}", layers.all());
-    assert_eq!(held[0].referenced_by.as_deref(), Some("the container left"));
+    assert_eq!(held[0].referenced_by.as_deref(), Some("container left"));
     assert!(held[0].amount.bytes >= 2_000_000, "{held:?}");
 }
 
@@ -140,10 +140,7 @@ async fn layers_of_containerd_s_store_are_estimated_from_histories() {
     assert!(bytes.contains(&(300, true)) && bytes.contains(&(50, true)), "{bytes:?}");
     let held: Vec<_> = layers.all().iter().filter(|layer| layer.referenced_by.is_some()).collect();
     assert_eq!(held.len(), 1, "{held:?}");
-    assert_eq!(
-        (held[0].id.as_str(), held[0].referenced_by.as_deref()),
-        ("sha256:1", Some("the container old"))
-    );
+    assert_eq!((held[0].id.as_str(), held[0].referenced_by.as_deref()), ("sha256:1", Some("container old")));
     assert_eq!(held[0].amount.bytes, 300);
     let root = &backend.filesystems().await.unwrap().image[0].mountpoint;
     assert_eq!(root.to_str(), Some("/var/lib/containerd"));
@@ -223,5 +220,5 @@ async fn a_prune_of_the_builder_s_cache_does_not_hold_collection_up_for_ever() {
     tokio::time::pause();
     let pruned = tokio::time::timeout(Duration::from_secs(3600), backend.builder_cache().prune()).await;
     let late = pruned.expect("it ends").unwrap_err();
-    assert_eq!(late.to_string(), "the engine did not prune its builder's cache within 30m0s");
+    assert_eq!(late.to_string(), "the engine did not prune its build cache within 30m0s");
 }

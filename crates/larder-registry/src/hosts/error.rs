@@ -10,7 +10,7 @@ use crate::tls::TlsSettingsError;
 #[non_exhaustive]
 pub enum HostsError {
     /// A file cannot be read. The error names it.
-    #[error("cannot read the configuration of the registry's hosts")]
+    #[error("cannot read the registry host configuration")]
     Read(#[source] io::Error),
     /// A file is not TOML.
     #[error("{}: line {line}: {problem}", file.display())]
@@ -46,7 +46,7 @@ pub enum HostsError {
         cause: TlsSettingsError,
     },
     /// The registry's name makes no URL.
-    #[error("{registry:?} is no host: {cause}")]
+    #[error("invalid registry host {registry:?}: {cause}")]
     Name {
         /// The name.
         registry: String,
@@ -60,10 +60,10 @@ impl HostsError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             HostsError::Syntax { .. } | HostsError::Key { .. } => Some(
-                "the format is containerd's hosts.toml; pulls from this registry fail until the file is right",
+                "the format is containerd's hosts.toml; pulls from this registry fail until the file is corrected",
             ),
             HostsError::Certificate { .. } => Some("certificates and keys are PEM files"),
-            HostsError::Read(_) => Some("let the user that larder runs as read it, or remove it"),
+            HostsError::Read(_) => Some("make it readable for the user that larder runs as, or remove it"),
             HostsError::Name { .. } => None,
         }
     }

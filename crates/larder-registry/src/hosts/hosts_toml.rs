@@ -57,13 +57,7 @@ pub(crate) struct UnknownKey {
 
 impl fmt::Display for UnknownKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: line {}: unknown key {}, which changes nothing",
-            self.file.display(),
-            self.line,
-            self.key
-        )?;
+        write!(f, "{}: line {}: unknown key {}, ignored", self.file.display(), self.line, self.key)?;
         self.suggestion.map_or(Ok(()), |meant| write!(f, "; did you mean {meant}?"))
     }
 }
@@ -83,7 +77,7 @@ pub(super) fn read(
     let text = String::from_utf8(text).map_err(|_| HostsError::Syntax {
         file: file.to_owned(),
         line: 1,
-        problem: "it is not UTF-8".into(),
+        problem: "not valid UTF-8".into(),
     })?;
     HostsTomlReader { file, text: &text, tell }.hosts(server).map(Some)
 }
@@ -235,10 +229,10 @@ impl HostsTomlReader<'_> {
     ) -> Result<(), HostsError> {
         let at = value.span().start;
         let name = HeaderName::from_bytes(field.as_bytes())
-            .map_err(|_| self.problem(key, at, "this is no name of a header field".into()))?;
+            .map_err(|_| self.problem(key, at, "invalid header name".into()))?;
         for item in self.one_or_many(key, value)? {
             let mut text = HeaderValue::from_str(self.text(key, item)?)
-                .map_err(|_| self.problem(key, at, "this is no value of a header field".into()))?;
+                .map_err(|_| self.problem(key, at, "invalid header value".into()))?;
             // It may well be a token.
             text.set_sensitive(true);
             host.headers.push((name.clone(), text));
@@ -250,12 +244,12 @@ impl HostsTomlReader<'_> {
     fn url(&self, key: &str, text: &str, at: usize, override_path: bool) -> Result<Url, HostsError> {
         let problem = |problem: String| self.problem(key, at, problem);
         let full = if text.contains("://") { text.to_owned() } else { format!("https://{text}") };
-        let mut url = Url::parse(&full).map_err(|error| problem(format!("this is no URL: {error}")))?;
+        let mut url = Url::parse(&full).map_err(|error| problem(format!("invalid URL: {error}")))?;
         if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none_or(str::is_empty) {
             return Err(problem("expected http:// or https:// and a host".into()));
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(problem("credentials do not belong into a URL".into()));
+            return Err(problem("the URL must not contain credentials".into()));
         }
         url.set_query(None);
         url.set_fragment(None);
@@ -274,7 +268,7 @@ impl HostsTomlReader<'_> {
     }
 
     fn text<'v>(&self, key: &str, value: SpannedValue<'v, '_>) -> Result<&'v str, HostsError> {
-        value.get_ref().as_str().ok_or_else(|| self.expected(key, "a text", value))
+        value.get_ref().as_str().ok_or_else(|| self.expected(key, "a string", value))
     }
 
     fn list<'v, 't>(
@@ -282,7 +276,7 @@ impl HostsTomlReader<'_> {
         key: &str,
         value: SpannedValue<'v, 't>,
     ) -> Result<Vec<SpannedValue<'v, 't>>, HostsError> {
-        let list = value.get_ref().as_array().ok_or_else(|| self.expected(key, "a list", value))?;
+        let list = value.get_ref().as_array().ok_or_else(|| self.expected(key, "an array", value))?;
         Ok(list.iter().collect())
     }
 

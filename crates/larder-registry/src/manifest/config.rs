@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(config.diff_ids[1].as_str(), diff_id("bb"));
         config.check_layers(2).unwrap();
         let error = config.check_layers(3).unwrap_err();
-        assert_eq!(error.to_string(), "the manifest has 3 layers and the config 2 diff ids");
+        assert_eq!(error.to_string(), "layer count mismatch: 3 in the manifest, 2 diff IDs in the config");
     }
 
     #[test]

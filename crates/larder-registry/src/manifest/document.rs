@@ -281,19 +281,19 @@ mod tests {
         for (document, text) in [
             (json!({"schemaVersion": 1, "fsLayers": [], "history": []}), "schema 1"),
             (json!({"schemaVersion": 2}), "neither"),
-            (json!({"schemaVersion": 2, "layers": []}), "cannot be understood"),
+            (json!({"schemaVersion": 2, "layers": []}), "malformed document"),
             (with("/mediaType", "application/vnd.example.chart".into()), "neither"),
             (
                 with("/config/mediaType", "application/vnd.cncf.helm.config.v1+json".into()),
-                "no container image",
+                "not a container image",
             ),
-            (with("/config/size", (5 << 20).into()), "more than"),
-            (with("/config/size", (-1).into()), "cannot be understood"),
+            (with("/config/size", (5 << 20).into()), "too large"),
+            (with("/config/size", (-1).into()), "malformed document"),
             (first_layer(foreign), "foreign"),
             (first_layer(windows), "foreign"),
-            (first_layer(encrypted), "unknown type"),
-            (first_layer(no_digest), "cannot be understood"),
-            (json!([]), "cannot be understood"),
+            (first_layer(encrypted), "unsupported media type"),
+            (first_layer(no_digest), "malformed document"),
+            (json!([]), "malformed document"),
         ] {
             let error = parse(&document, "").expect_err(&document.to_string());
             assert!(error.to_string().contains(text), "{document}: {error}");

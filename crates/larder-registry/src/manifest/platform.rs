@@ -104,7 +104,7 @@ impl fmt::Display for Platform {
 
 /// A text that is no platform.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no platform: write OS/ARCHITECTURE[/VARIANT], such as linux/arm64")]
+#[error("invalid platform {0:?}: expected OS/ARCHITECTURE[/VARIANT], such as linux/arm64")]
 pub struct PlatformError(String);
 
 impl FromStr for Platform {

@@ -97,7 +97,7 @@ async fn a_redirect_to_a_dead_host_is_tried_again_and_then_says_which() {
     registry.fault(FaultTrigger::path("/blobs/"), secret);
     let error = fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
     let text = error.to_string();
-    assert!(text.contains(&format!("it redirects to {dead}: ")) && text.contains("refused"), "{text}");
+    assert!(text.contains(&format!("redirected to {dead}: ")) && text.contains("refused"), "{text}");
     assert!(!text.contains("abcdef"), "signed URLs are secrets: {text}");
 }
 
@@ -105,8 +105,8 @@ async fn a_redirect_to_a_dead_host_is_tried_again_and_then_says_which() {
 async fn redirects_without_end_or_to_nonsense_are_refused() {
     for (target, text) in [
         ("/v2/a/b/blobs/loop", "more than 5 redirects"),
-        ("ftp://x.example/y", "it redirects to what is not HTTP"),
-        ("http://", "it redirects to what is no URL"),
+        ("ftp://x.example/y", "redirected to what is not HTTP"),
+        ("http://", "redirected to what is no URL"),
     ] {
         let registry = FaultRegistry::start();
         let (_, blob) = put_blob(&registry, 1000);

@@ -83,7 +83,7 @@ async fn a_wish_to_wait_for_too_long_fails_with_the_reason_and_asks_no_more() {
         matches!(*error.kind, FetchErrorKind::RateLimited { after: Some(after), .. } if after.as_secs() == 3600)
     );
     let text = error.to_string();
-    assert!(text.contains("429 Too Many Requests (TOOMANYREQUESTS: You have reached your pull rate limit); it asks to wait 1h0m"), "{text}");
+    assert!(text.contains("429 Too Many Requests (TOOMANYREQUESTS: You have reached your pull rate limit); it retry after 1h0m"), "{text}");
     let error = session.resolve().await.unwrap_err();
     assert_eq!(kind(&error), "rate limited");
     assert_eq!(registry.requests().len(), 1, "everybody obeys, also the next pull");

@@ -143,7 +143,7 @@ pub(crate) fn kind(error: &FetchError) -> &'static str {
         FetchErrorKind::Truncated { .. } => "truncated",
         FetchErrorKind::DigestMismatch { .. } => "digest mismatch",
         FetchErrorKind::TooLarge { .. } => "too large",
-        FetchErrorKind::BadReply(_) => "bad reply",
+        FetchErrorKind::BadReply(_) => "invalid response",
         FetchErrorKind::Manifest(_) => "manifest",
         _ => "other",
     }
