@@ -1,5 +1,5 @@
-//! The cache of the engine's builder. It is the builder's: larder tells how large it is, and removes it only when told to,
-//! through the engine's own prune.
+//! The build cache of the engine. larder reports its size, and removes it only when configured to, through the engine's
+//! own prune.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use reqwest::header::HeaderMap;
 use crate::api::{BuildPruneReport, count};
 use crate::engine::EngineClient;
 
-/// How long the engine may prune: a large cache on a slow disk takes minutes, and collection waits for it.
+/// Time limit of a prune: a large cache on a slow disk takes minutes, and GC waits for it.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
 
-/// The cache of one engine's builder.
+/// The build cache of one engine.
 pub struct BuildCachePruner {
     engine: Arc<EngineClient>,
 }
@@ -27,8 +27,8 @@ impl BuildCachePruner {
         BuildCachePruner { engine }
     }
 
-    /// Has the engine remove what its builder does not use right now and no image shares, as `docker builder prune`
-    /// does; returns the bytes that the engine says came free. May take half an hour, and not more.
+    /// Makes the engine remove the cache that no build uses and no image shares, as `docker builder prune` does; returns
+    /// the bytes that the engine reports as freed. Takes at most half an hour.
     pub async fn prune(&self) -> Result<u64, BackendError> {
         let prune = async {
             let response = self.engine.call(Method::POST, "/build/prune", &[], HeaderMap::new()).await?;

@@ -22,8 +22,8 @@ fn unreachable(error: &BackendError) -> (String, String) {
 
 #[tokio::test]
 async fn what_is_no_engine_is_told_apart() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("d.sock");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("d.sock");
     let found = async || unreachable(&at(&path).info().await.unwrap_err());
     let (missing, hint) = found().await;
     assert!(missing == "socket not found" && hint.contains("systemctl start docker"), "{missing} {hint}");

@@ -58,10 +58,10 @@ fn layers_take_what_du_says_and_shared_ones_count_once() {
 #[test]
 fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
     let Some(mut world) = EngineFixture::new() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let backend = world.backend();
     let [used, unused] = fill(&world, &backend);
-    let look = |world: &EngineFixture| world.look(folder.path());
+    let look = |world: &EngineFixture| world.look(dir.path());
     let before = look(&world);
     for id in [&used, &unused] {
         let record = before.get(id, "").unwrap();
@@ -148,8 +148,8 @@ async fn layers_of_containerd_s_store_are_estimated_from_histories() {
 
 #[tokio::test]
 async fn an_engine_that_has_its_images_elsewhere_is_measured_nowhere() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().to_owned();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().to_owned();
     let engine = FakeEngine::start(move |method, path| match path {
         "/v1.47/info" => (200, json!({"DockerRootDir": root, "Driver": "overlay2"}).to_string()),
         "/v1.47/system/df" => (409, r#"{"message":"a disk usage operation is already running"}"#.into()),
@@ -161,13 +161,13 @@ async fn an_engine_that_has_its_images_elsewhere_is_measured_nowhere() {
         let usage = backend.usage().await.unwrap();
         (found.image[0].mountpoint.clone(), found.container[0].mountpoint.clone(), usage.layer_store)
     };
-    let configs = folder.path().join("image/overlay2/imagedb/content/sha256");
+    let configs = dir.path().join("image/overlay2/imagedb/content/sha256");
     fs_err::create_dir_all(&configs).unwrap();
-    fs_err::create_dir_all(folder.path().join("overlay2")).unwrap();
-    let elsewhere = std::path::PathBuf::from(format!("/docker://{}", folder.path().display()));
+    fs_err::create_dir_all(dir.path().join("overlay2")).unwrap();
+    let elsewhere = std::path::PathBuf::from(format!("/docker://{}", dir.path().display()));
     assert_eq!(places().await, (elsewhere.clone(), elsewhere, None));
     fs_err::write(configs.join("i"), "{}").unwrap();
-    let (here, store) = (folder.path().to_owned(), folder.path().join("overlay2"));
+    let (here, store) = (dir.path().to_owned(), dir.path().join("overlay2"));
     assert_eq!(places().await, (here.clone(), here, Some(store)));
 }
 

@@ -56,23 +56,23 @@ fn same_name_twice(world: &EngineFixture, between: impl FnOnce(&str)) -> (String
 #[test]
 fn an_image_did_not_come_with_an_earlier_one_of_its_name() {
     let Some(world) = EngineFixture::new() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut between = UnixMillis(0);
     let (_, [_, new]) = same_name_twice(&world, |_| between = now());
-    let first_seen = world.look(folder.path()).get(&new, "").unwrap().first_seen;
+    let first_seen = world.look(dir.path()).get(&new, "").unwrap().first_seen;
     assert!(first_seen >= between, "{first_seen:?} is before the pull, after {between:?}");
 }
 
 #[test]
 fn a_container_of_an_earlier_image_of_the_name_is_no_use_of_the_later_one() {
     let Some(world) = EngineFixture::new() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut container = String::new();
     let (_, [_, new]) = same_name_twice(&world, |name| {
         container = world.engine.create_container(name, "old").unwrap();
     });
     world.engine.remove_container(&container).unwrap();
-    assert_eq!(world.look(folder.path()).get(&new, "").unwrap().last_used, None);
+    assert_eq!(world.look(dir.path()).get(&new, "").unwrap().last_used, None);
 }
 
 #[test]
@@ -119,7 +119,7 @@ pub(crate) async fn until_following(feed: &EngineActivityFeed) {
 #[test]
 fn a_use_counts_however_the_image_was_called() {
     let Some(world) = EngineFixture::new() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let backend = world.backend();
     for (number, kind) in ["short id", "tag and digest", "start of an id"].into_iter().enumerate() {
         let name = world.push(&format!("app-{number}:1"), &ImageBuilder::small(number as u64, 10_000));
@@ -133,7 +133,7 @@ fn a_use_counts_however_the_image_was_called() {
         };
         let container = world.engine.create_container(&called, "short").unwrap();
         world.engine.remove_container(&container).unwrap();
-        let records = world.look(folder.path());
+        let records = world.look(dir.path());
         assert!(records.get(&id, "").unwrap().last_used.is_some(), "{kind}: {called}");
     }
 }
@@ -141,7 +141,7 @@ fn a_use_counts_however_the_image_was_called() {
 #[test]
 fn an_image_is_as_old_as_the_engine_s_file_of_it_where_no_event_tells() {
     let Some(mut world) = EngineFixture::new() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let name = world.push("app:1", &ImageBuilder::small(1, 10_000));
     let before = now();
     let id = block_on(pull(&world.backend(), &name)).unwrap();
@@ -150,7 +150,7 @@ fn an_image_is_as_old_as_the_engine_s_file_of_it_where_no_event_tells() {
     world.engine.start_again().unwrap();
     let events = world.engine.get("/events?since=0&until=1").unwrap();
     assert_eq!(events, Value::Null, "the engine has forgotten it");
-    let first_seen = world.look(folder.path()).get(&id, "").unwrap().first_seen;
+    let first_seen = world.look(dir.path()).get(&id, "").unwrap().first_seen;
     assert!(before <= first_seen && first_seen <= came, "{before:?} {first_seen:?} {came:?}");
 }
 

@@ -1,36 +1,36 @@
-//! Why a document does not describe an image that larder can run.
+//! Errors in documents of an image.
 
 use larder::reference::Digest;
 
 use super::limits::{MAX_BYTES, MAX_DEPTH};
 
-/// What is wrong with a manifest, an index or a config. The text names the cause; whoever fetched the document adds its
-/// name.
+/// Why a manifest, index or config cannot be used. The text names the cause; the caller that fetched the document adds
+/// its name.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// Docker's format of before 2016.
+    /// Docker's format before 2016.
     #[error("Docker schema 1 manifests are not supported")]
     SchemaOne,
-    /// It is longer than [`MAX_BYTES`].
+    /// The document exceeds [`MAX_BYTES`].
     #[error("too large: {size} bytes, the limit is {MAX_BYTES} bytes")]
     TooLarge {
-        /// Its size in bytes, or how much of it was seen.
+        /// Its size in bytes, or the bytes read so far.
         size: u64,
     },
-    /// It is no JSON, or lacks what it must have, or has too much of something.
+    /// Invalid JSON, a missing field, or a list beyond its bound.
     #[error("malformed document")]
     Malformed(#[source] serde_json::Error),
-    /// Neither its media type nor its content says that it is a manifest or an index.
+    /// Neither the media type nor the content identifies a manifest or an index.
     #[error("neither a manifest nor an index: media type {0:?}")]
     UnknownType(String),
-    /// It has the fields of a manifest and of an index, and could be taken for either.
+    /// The fields of a manifest and of an index at once.
     #[error("ambiguous: fields of both a manifest and an index")]
     Ambiguous,
-    /// The config is something else than the config of a container image.
+    /// The config is not that of a container image.
     #[error("not a container image: config media type {0:?}")]
     NotAnImage(String),
-    /// A layer of a type that cannot be unpacked.
+    /// The media type of a layer cannot be unpacked.
     #[error("layer {digest}: unsupported media type {media_type:?}")]
     UnknownLayer {
         /// Digest of the layer.
@@ -44,29 +44,29 @@ pub enum ManifestError {
         /// Digest of the layer.
         digest: Digest,
     },
-    /// Manifest and config disagree.
+    /// The numbers of layers and diff IDs differ.
     #[error("layer count mismatch: {layers} in the manifest, {diff_ids} diff IDs in the config")]
     LayerCount {
         /// Layers in the manifest.
         layers: usize,
-        /// Diff ids in the config.
+        /// Diff IDs in the config.
         diff_ids: usize,
     },
-    /// The index has nothing for the platform that was asked for.
+    /// The index has no entry for the requested platform.
     #[error("no match for platform in manifest: wanted {wanted}, offered {}", list(.offered))]
     NoPlatform {
-        /// What was asked for, such as `linux/arm64/v8`.
+        /// The requested platform, such as `linux/arm64/v8`.
         wanted: String,
-        /// What the index has.
+        /// The platforms of the index.
         offered: Vec<String>,
     },
-    /// Indexes within indexes within indexes.
+    /// Indexes are nested too deep.
     #[error("indexes are nested more than {MAX_DEPTH} levels deep")]
     TooDeep,
 }
 
 impl ManifestError {
-    /// What the reader could try next.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             ManifestError::SchemaOne => Some("push the image again with a builder or tool newer than 2017"),

@@ -113,7 +113,7 @@ async fn manifests_that_cannot_be_used_are_refused_by_name() {
         ("one", "schema 1"),
         ("html", "malformed document"),
         ("odd", "neither a manifest nor an index"),
-        ("huge", "too large: more than the 4194304 bytes"),
+        ("huge", "too large: the limit is 4194304 bytes"),
     ] {
         let name = registry.image(&format!("shop/web:{tag}"));
         let error = session(quick(), &name).resolve().await.unwrap_err();
@@ -173,7 +173,7 @@ async fn a_config_with_another_number_of_layers_is_refused() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_said_in_the_registry_s_words() {
+async fn a_missing_manifest_is_reported_with_the_registry_s_message() {
     let registry = FaultRegistry::start();
     let error = session(quick(), &registry.image("shop/none:1")).resolve().await.unwrap_err();
     assert_eq!(
