@@ -103,8 +103,8 @@ impl EngineActivityFeed {
         let response =
             self.inspections.engine().call(Method::GET, "/events", &query, HeaderMap::new()).await?;
         self.heard().following = true;
-        let (tell, mut events) = mpsc::channel(WAITING);
-        let reading = async { Ok(read(response, tell).await) };
+        let (events_tx, mut events) = mpsc::channel(WAITING);
+        let reading = async { Ok(read(response, events_tx).await) };
         let hearing = async {
             let mut batch = Vec::new();
             while events.recv_many(&mut batch, WAITING).await > 0 {
@@ -259,11 +259,11 @@ impl ActivityFeed for EngineActivityFeed {
 }
 
 /// Reads events until the stream ends.
-async fn read(mut response: Response, tell: mpsc::Sender<EventMessage>) -> Result<(), BackendError> {
+async fn read(mut response: Response, events_tx: mpsc::Sender<EventMessage>) -> Result<(), BackendError> {
     let mut values = JsonStreamBuffer::default();
     while let Some(chunk) = response.chunk().await.map_err(|cause| error::broken(&cause))? {
         for event in values.push(&chunk).map_err(|why| error::unreadable("/events", why))? {
-            if tell.send(event).await.is_err() {
+            if events_tx.send(event).await.is_err() {
                 return Ok(());
             }
         }

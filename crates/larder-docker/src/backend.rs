@@ -113,9 +113,9 @@ impl DockerBackend {
             let messages: Vec<PullMessage> =
                 values.push(&chunk).map_err(|why| error::unreadable("a pull", why))?;
             for message in messages {
-                let told = [message.error_detail.message.as_str(), message.error.as_str()];
+                let reported = [message.error_detail.message.as_str(), message.error.as_str()];
                 // The headers of the response had status 200 already.
-                if let Some(problem) = told.into_iter().find(|text| !text.is_empty()) {
+                if let Some(problem) = reported.into_iter().find(|text| !text.is_empty()) {
                     return Err(error::of_pull(name, problem));
                 }
                 progress.set(bytes_after(&course, &message));

@@ -243,8 +243,8 @@ impl EngineClient {
             return Ok(response);
         }
         let body = body(response).await.unwrap_or_default();
-        let told = serde_json::from_slice::<ErrorMessage>(&body).unwrap_or_default().message;
-        let message = if told.is_empty() { format!("the engine returned {status}") } else { told };
+        let reported = serde_json::from_slice::<ErrorMessage>(&body).unwrap_or_default().message;
+        let message = if reported.is_empty() { format!("the engine returned {status}") } else { reported };
         Err(error::refused(status.as_u16(), &message))
     }
 

@@ -58,18 +58,18 @@ impl InspectCache {
             .into_iter()
             .map(|id| async move { (id, self.engine.inspect::<ImageInspect>(id.as_str()).await) });
         let mut answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
-        let mut told = Vec::new();
+        let mut inspected = Vec::new();
         while let Some((id, answer)) = answers.next().await {
             match answer {
-                Ok(Some(found)) => told.push((id.clone(), found)),
+                Ok(Some(found)) => inspected.push((id.clone(), found)),
                 Ok(None) => {}
                 Err(error @ BackendError::Unreachable { .. }) => return Err(error),
                 // One damaged image must not prevent the GC of the others.
                 Err(error) => tracing::debug!("cannot list the layers of {id}: {error}"),
             }
         }
-        let written = self.written(told.iter().map(|(id, _)| id.clone()).collect()).await?;
-        for (id, found) in told {
+        let written = self.written(inspected.iter().map(|(id, _)| id.clone()).collect()).await?;
+        for (id, found) in inspected {
             let facts = InspectedImage::of(&found, written.get(&id).copied());
             known.insert(id, Arc::new(facts));
         }
@@ -156,7 +156,7 @@ mod tests {
         .map(LayerId::from);
         let chains = chain_ids(&stack);
         assert_eq!(chains[0], stack[0]);
-        // As the engine itself names the dir of this stack.
+        // As the engine itself names the directory of this stack.
         assert_eq!(chains[1], "sha256:59141b3197107f408ea54c477f42c1078d895ca75768b074183619afd988fc70");
     }
 

@@ -303,9 +303,9 @@ mod tests {
     async fn a_measure_that_nobody_waits_for_any_more_keeps_its_turn() {
         let turn = MeasureLock::default();
         let (go_on, held) = std::sync::mpsc::channel::<()>();
-        let (tell, begun) = tokio::sync::oneshot::channel();
+        let (started, begun) = tokio::sync::oneshot::channel();
         let work = in_turn(Arc::clone(&turn).lock_owned().await, move || {
-            tell.send(()).unwrap();
+            started.send(()).unwrap();
             held.recv().unwrap();
         });
         tokio::select! {

@@ -20,9 +20,9 @@ pub(crate) struct HostIdentity {
 impl HostIdentity {
     /// This machine.
     fn current() -> HostIdentity {
-        let told = rustix::system::uname();
+        let uname = rustix::system::uname();
         let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
-        HostIdentity { name: text(told.nodename()), kernel: text(told.release()) }
+        HostIdentity { name: text(uname.nodename()), kernel: text(uname.release()) }
     }
 }
 
@@ -110,8 +110,8 @@ mod tests {
         assert_eq!(of_tcp, PathBuf::from("/tcp://h:1/var/lib/docker"));
         let unix = EngineHost::Unix("/d.sock".into());
         let desktop = EngineInfo { name: "docker-desktop".into(), ..EngineInfo::default() };
-        let elsewhere = qualify_path(&unix, &desktop, false, data());
-        assert_eq!(elsewhere, PathBuf::from("/docker://docker-desktop/var/lib/docker"));
+        let remote = qualify_path(&unix, &desktop, false, data());
+        assert_eq!(remote, PathBuf::from("/docker://docker-desktop/var/lib/docker"));
         assert_eq!(qualify_path(&unix, &EngineInfo::default(), true, data()), data());
     }
 

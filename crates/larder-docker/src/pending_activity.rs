@@ -52,8 +52,8 @@ impl PendingActivity {
                     }
                 }
                 Some(EngineImageEvent::Deleted(id)) => {
-                    for told in [&mut self.came, &mut self.pulled, &mut self.used] {
-                        told.remove(id);
+                    for reported in [&mut self.came, &mut self.pulled, &mut self.used] {
+                        reported.remove(id);
                     }
                 }
                 Some(EngineImageEvent::Used { container, image }) => {
@@ -171,12 +171,14 @@ mod tests {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), id(value).into())).collect()
     }
 
-    /// What is told of image `a`, in seconds: when it came, and when it was last used.
+    /// The reported activity of image `a`, in seconds: when it was added, and when it was last used.
     fn of_a(events: &[EventMessage], now: &EngineState) -> (Option<i64>, Option<i64>) {
         let mut gathered = PendingActivity::default();
         gathered.add_events(events, now);
-        let told = gathered.take(&[Image { id: id("a").into(), ..Image::default() }], &HashMap::new());
-        let at = |what| told.iter().find(|told| told.what == what).map(|told| told.at.0 / 1000);
+        let reported = gathered.take(&[Image { id: id("a").into(), ..Image::default() }], &HashMap::new());
+        let at = |what| {
+            reported.iter().find(|activity| activity.what == what).map(|activity| activity.at.0 / 1000)
+        };
         (at(ActivityKind::Added), at(ActivityKind::Used))
     }
 
@@ -251,11 +253,7 @@ mod tests {
         };
         let names = map(&[("app:1", "a")]);
         let now = EngineState { names: names.clone(), ..EngineState::default() };
-        assert_eq!(
-            of_a(&loaded(&[]), &now),
-            (Some(3 * DAY), None),
-            "a load gives names away and does not tell"
-        );
+        assert_eq!(of_a(&loaded(&[]), &now), (Some(3 * DAY), None), "a load moves names without an event");
         assert_eq!(of_a(&loaded(&[])[1..], &now).1, None, "made before all that is known");
         let here = EngineState {
             names,

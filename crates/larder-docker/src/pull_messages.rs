@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn seconds_are_no_bytes_and_strange_messages_change_nothing() {
-        // With containerd's store, the unpacker tells seconds.
+        // With containerd's store, the unpacker reports seconds.
         let seconds =
             r#"{"status":"Extracting","progressDetail":{"current":3,"total":9,"units":"s"},"id":"a"}"#;
         assert_eq!(after(&[seconds]).bytes().done, 0);

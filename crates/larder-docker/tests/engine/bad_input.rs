@@ -33,8 +33,8 @@ async fn what_is_no_engine_is_told_apart() {
 
     let version = |api: &str| format!(r#"{{"Version":"1.0","ApiVersion":"{api}","MinAPIVersion":"1.12"}}"#);
     let old = FakeEngine::start(move |_, _| (200, version("1.24")));
-    let (told, hint) = unreachable(&old.backend().info().await.unwrap_err());
-    assert_eq!(told, "API version 1.24 is too old; larder requires 1.28 or later");
+    let (reported, hint) = unreachable(&old.backend().info().await.unwrap_err());
+    assert_eq!(reported, "API version 1.24 is too old; larder requires 1.28 or later");
     assert!(hint.contains("update"), "{hint}");
     for answer in [(404, "<html>no</html>"), (200, "{\"name\":7}"), (200, "hello")] {
         let other = FakeEngine::start(move |_, _| (answer.0, answer.1.to_owned()));

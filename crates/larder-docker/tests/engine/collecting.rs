@@ -74,7 +74,7 @@ fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
     world.engine.remove_container(&container).unwrap();
     let after = look(&world);
     let last_used = after.get(&used, "").unwrap().last_used;
-    assert!(last_used.is_some(), "nobody looked while it lived");
+    assert!(last_used.is_some(), "no query ran during its life");
     assert_eq!(after.get(&unused, "").unwrap().last_used, None);
 
     // The engine forgets its events; another larder has nothing but the file.
@@ -164,8 +164,8 @@ async fn an_engine_that_has_its_images_elsewhere_is_measured_nowhere() {
     let configs = dir.path().join("image/overlay2/imagedb/content/sha256");
     fs_err::create_dir_all(&configs).unwrap();
     fs_err::create_dir_all(dir.path().join("overlay2")).unwrap();
-    let elsewhere = std::path::PathBuf::from(format!("/docker://{}", dir.path().display()));
-    assert_eq!(places().await, (elsewhere.clone(), elsewhere, None));
+    let remote = std::path::PathBuf::from(format!("/docker://{}", dir.path().display()));
+    assert_eq!(places().await, (remote.clone(), remote, None));
     fs_err::write(configs.join("i"), "{}").unwrap();
     let (here, store) = (dir.path().to_owned(), dir.path().join("overlay2"));
     assert_eq!(places().await, (here.clone(), here, Some(store)));

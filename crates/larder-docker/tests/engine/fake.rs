@@ -1,4 +1,4 @@
-//! An engine that answers as it is told: for what a real one does only at bad moments, or only in another version.
+//! An engine with scripted responses: for what a real one does only at bad moments, or only in another version.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
