@@ -404,7 +404,7 @@ mod tests {
     async fn a_pull_comes_out_as_it_went_in() {
         let now = Instant::now();
         let wait =
-            |left| Some(PullWait { reason: "r.example asked to wait".into(), until: Some(now + left) });
+            |left| Some(PullWait { reason: "rate limited by r.example".into(), until: Some(now + left) });
         let queued = PullStatus {
             image: "a:1".into(),
             phase: PullPhase::Queued,

@@ -1,7 +1,7 @@
-//! One HTTP/2 connection to a Unix socket: opened by the first call, shared by all, opened again when it is lost.
+//! One HTTP/2 connection to a Unix socket: opened by the first call, shared by all, reopened after a loss.
 //!
-//! Promises: opening ends within the connect timeout, and only a server that greets with HTTP/2 counts as open; a
-//! request that surely was not sent is sent once more over a new connection; callers that wait for the same
+//! Promises: opening ends within the connect timeout, and only a server that sends an HTTP/2 preface counts as open; a
+//! request that was certainly not sent is retried once over a new connection; callers that wait for the same
 //! attempt share its failure. There is no back-off between attempts: each one belongs to a call, and a local
 //! socket refuses at once.
 //!
@@ -33,7 +33,7 @@ use crate::preface::{PrefaceStream, ServerPreface};
 /// Largest set of response headers, in bytes. Error messages travel there, and some are long.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
 
-/// How soon a full queue of a listening socket is tried again.
+/// Interval between attempts while the queue of a listening socket is full.
 const QUEUE_RETRY: Duration = Duration::from_millis(50);
 
 /// The connection. Clones share it.
@@ -49,17 +49,17 @@ struct CriChannelInner {
 #[derive(Default)]
 struct CachedConnection {
     sender: Option<SendRequest<Body>>,
-    /// The last attempt that failed, and when it did.
+    /// The last failed attempt and its time.
     failure: Option<(Instant, EndpointFailure)>,
 }
 
 impl CriChannel {
-    /// A connection that is not open yet.
+    /// A connection that is not established yet.
     pub fn new(endpoint: Endpoint, connect_timeout: Duration) -> CriChannel {
         CriChannel(Arc::new(CriChannelInner { endpoint, connect_timeout, state: Mutex::default() }))
     }
 
-    /// Where it leads.
+    /// The endpoint.
     pub fn endpoint(&self) -> &Endpoint {
         &self.0.endpoint
     }
@@ -75,7 +75,7 @@ impl CriChannel {
     /// The open connection, or a new one.
     async fn sender(&self) -> Result<SendRequest<Body>, EndpointFailure> {
         let asked = Instant::now();
-        // Gives the connection's task a turn to notice that the server hung up meanwhile.
+        // Lets the connection's task notice that the server closed the connection.
         tokio::task::yield_now().await;
         let mut state = self.0.state.lock().await;
         if let Some(sender) = state.sender.as_ref().filter(|sender| !sender.is_closed()) {
@@ -113,7 +113,7 @@ impl CriChannel {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|error| EndpointFailure::ConnectionLost { detail: error.to_string() })?;
-        // It ends by itself once all senders are gone or the server is; its error also reaches each open call.
+        // It ends once all senders are dropped or the server closes; its error also reaches each open call.
         tokio::spawn(async move {
             let _ = connection.await;
         });
@@ -121,11 +121,11 @@ impl CriChannel {
             Ok(ServerPreface::Http2) => Ok(sender),
             Ok(ServerPreface::Foreign(detail)) => Err(EndpointFailure::NotGrpc { detail }),
             Ok(ServerPreface::Closed(detail)) => Err(EndpointFailure::ConnectionLost { detail }),
-            Err(_) => Err(EndpointFailure::ConnectionLost { detail: "the connection broke at once".into() }),
+            Err(_) => Err(EndpointFailure::ConnectionLost { detail: "connection closed immediately".into() }),
         }
     }
 
-    /// Connects. A full queue means a server that does not keep up, so it is tried until the time is over.
+    /// Connects. A full queue means a slow server, so it retries until the time limit.
     async fn dial(&self) -> io::Result<UnixStream> {
         let (path, _directory) = self.0.endpoint.address()?;
         loop {
@@ -185,7 +185,7 @@ impl Service<http::Request<Body>> for CriChannel {
     }
 }
 
-/// What was found at the endpoint, as the source of a status.
+/// The failure of the endpoint, as the source of a status.
 #[derive(Debug)]
 pub struct EndpointUnavailable(pub EndpointFailure);
 
@@ -203,7 +203,7 @@ fn unreachable_status(endpoint: &Endpoint, found: EndpointFailure) -> Status {
     status
 }
 
-/// That the connection broke under a call and how, as the source of a status.
+/// The loss of the connection during a call, as the source of a status.
 #[derive(Debug)]
 pub struct ConnectionBroken(pub String);
 

@@ -25,31 +25,31 @@ use crate::proto::image_service_client::ImageServiceClient;
 use crate::proto::runtime_service_client::RuntimeServiceClient;
 use crate::{MAX_MESSAGE_BYTES, convert, proto, status};
 
-/// What the runtime is told of a deadline, beyond it: larder's own clock decides, and words the error.
+/// Added to the deadline that is sent to the runtime: larder's own clock decides, and words the error.
 const DEADLINE_SLACK: Duration = Duration::from_secs(1);
 
-/// The longest time limit of a call: a year. What is longer cannot be told to a runtime.
+/// The longest time limit of a call: a year. gRPC cannot express longer ones.
 const LONGEST: Duration = Duration::from_secs(8760 * 3600);
 
-/// How many containers are asked about at the same time.
+/// Number of containers queried concurrently.
 const STATUS_CALLS_AT_ONCE: usize = 8;
 
-/// How to talk to a runtime.
+/// Settings of the connection to a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CriConfig {
-    /// How long opening a connection may take, the runtime's greeting included. Default 5 s.
+    /// Time limit for opening a connection, the runtime's HTTP/2 preface included. Default 5 s.
     pub connect_timeout: Duration,
-    /// How long each method of [`Backend`] but a pull may take once connected, whatever the number of calls behind it, as `runtimeRequestTimeout`. Default 2 min; more than a year is a year.
+    /// Time limit of each method of [`Backend`] except a pull, once connected, whatever the number of its calls, as `runtimeRequestTimeout`. Default 2 min; at most a year.
     pub request_timeout: Duration,
-    /// Where the image service is, as `imageServiceEndpoint`. Default: where the runtime service is.
+    /// Endpoint of the image service, as `imageServiceEndpoint`. Default: that of the runtime service.
     pub image_endpoint: Option<Endpoint>,
-    /// Ask for lists as streams, as the gate `CRIListStreaming`; runtimes that cannot are asked for whole lists from
-    /// then on. Default off.
+    /// Request lists as streams, as the gate `CRIListStreaming`; falls back to whole lists for good if the runtime does not
+    /// support streams. Default off.
     pub list_streaming: bool,
     /// Send and report runtime handlers of images, as the gate `RuntimeClassInImageCriApi`. Default off.
     pub runtime_class_in_image: bool,
-    /// Find out which images are mounted as volumes. Costs one call for each container the first time it is seen,
-    /// because lists of containers do not tell. Default on.
+    /// Determine which images are mounted as volumes. Costs one call for each container the first time it is seen,
+    /// because lists of containers do not contain it. Default on.
     pub image_volumes: bool,
 }
 
@@ -68,7 +68,7 @@ impl Default for CriConfig {
 
 /// A container runtime behind its CRI socket.
 ///
-/// Long-lived: it reconnects by itself. Needs a tokio runtime with time and network; one thread is enough.
+/// Long-lived: it reconnects automatically. Needs a tokio runtime with time and network; one thread is enough.
 pub struct CriBackend {
     config: CriConfig,
     runtime: CriChannel,
@@ -76,12 +76,12 @@ pub struct CriBackend {
     stream_images: StreamSupport,
     stream_containers: StreamSupport,
     stream_sandboxes: StreamSupport,
-    /// Images mounted by each container that is known; they do not change in its life.
+    /// Images mounted by each known container; they do not change during its life.
     mounts: Mutex<HashMap<String, Vec<ImageId>>>,
 }
 
 impl CriBackend {
-    /// Talks to the runtime at this endpoint. Nothing is opened before the first call.
+    /// Creates a client of the runtime at this endpoint. Opens nothing before the first call.
     pub fn new(endpoint: Endpoint, mut config: CriConfig) -> CriBackend {
         config.request_timeout = config.request_timeout.min(LONGEST);
         let runtime = CriChannel::new(endpoint, config.connect_timeout);
@@ -102,12 +102,12 @@ impl CriBackend {
         }
     }
 
-    /// Where the runtime service is.
+    /// Endpoint of the runtime service.
     pub fn endpoint(&self) -> &Endpoint {
         self.runtime.endpoint()
     }
 
-    /// Where the image service is.
+    /// Endpoint of the image service.
     pub fn image_endpoint(&self) -> &Endpoint {
         self.images.endpoint()
     }
@@ -133,7 +133,7 @@ impl CriBackend {
         }
     }
 
-    /// What layers take, if this is containerd.
+    /// Disk usage of layers, if the runtime is containerd.
     pub fn containerd_layers(&self) -> ContainerdLayers {
         ContainerdLayers::new(self.images.clone(), self.config.request_timeout)
     }
@@ -150,9 +150,9 @@ impl CriBackend {
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    /// Does all that one method of the trait asks for, within one time limit. The limit begins when the connections
-    /// are open: opening one has a limit of its own, so that a server that never says hello is told from one that does
-    /// not answer.
+    /// Runs all calls of one method of the trait within one time limit. The limit begins when the connections are open:
+    /// opening has a limit of its own, so that a server without a preface is distinguished from one that does not
+    /// answer a call.
     fn within_limit<'a, T>(
         &'a self,
         channels: &'a [&'a CriChannel],
@@ -171,19 +171,19 @@ impl CriBackend {
         }
     }
 
-    /// A request that tells the runtime when its answer is surely no longer wanted.
+    /// A request with the time after which its response is certainly no longer needed.
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(self.config.request_timeout.saturating_add(DEADLINE_SLACK));
         request
     }
 
-    /// Waits for an answer of the runtime service.
+    /// Waits for a response of the runtime service.
     async fn ask_runtime<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, BackendError> {
         call.await.map_err(|status| status::call_error(self.endpoint(), &status))
     }
 
-    /// Waits for an answer of the image service.
+    /// Waits for a response of the image service.
     async fn ask_images<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, BackendError> {
         call.await.map_err(|status| status::call_error(self.image_endpoint(), &status))
     }
@@ -197,7 +197,7 @@ impl CriBackend {
         }
     }
 
-    /// The conditions, or nothing from a runtime that does not tell them.
+    /// The conditions; empty if the runtime does not report them.
     async fn runtime_status(&self) -> Result<Option<proto::RuntimeStatus>, BackendError> {
         let request = self.request(proto::StatusRequest { verbose: false });
         match self.runtime().status(request).await {
@@ -266,7 +266,7 @@ impl CriBackend {
         Ok(self.ask_runtime(self.runtime().list_pod_sandbox(request)).await?.into_inner().items)
     }
 
-    /// The images mounted by each of these containers. Only those not seen before cost a call, some calls at a time.
+    /// The images mounted by each of these containers. Only containers not seen before cost a call, some concurrently.
     async fn mounted_images(
         &self,
         containers: &[proto::Container],
@@ -295,8 +295,8 @@ impl CriBackend {
         self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The images that one container mounts; none if it is gone already, or if the runtime cannot tell of any. `None`
-    /// if the runtime fails on this one: then it is asked again the next time. A runtime that is gone is an error.
+    /// The images that one container mounts; empty if it is removed already, or if the runtime cannot report them. `None`
+    /// if the runtime fails for this container: the next call retries. An unreachable runtime is an error.
     async fn mounts_of(&self, container: &str) -> Result<Option<Vec<ImageId>>, BackendError> {
         let message = proto::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
         match self.runtime().container_status(self.request(message)).await {
@@ -306,7 +306,7 @@ impl CriBackend {
                 Code::Unavailable => Err(status::call_error(self.endpoint(), &status)),
                 code => {
                     tracing::debug!(
-                        "container {container}: its mounts are unknown: {code:?} {}",
+                        "container {container}: cannot determine its mounts: {code:?} {}",
                         status.message()
                     );
                     Ok(None)
@@ -321,11 +321,11 @@ pub(crate) fn origin() -> Uri {
     Uri::from_static("http://localhost")
 }
 
-/// What answers instead of CRI v1, if the status of a first call says so.
+/// The failure of an endpoint that does not serve CRI v1, if the status of a first call says so.
 fn foreign(endpoint: &Endpoint, status: &Status) -> Option<BackendError> {
     let detail = status.message().to_owned();
     let problem = match status.code() {
-        // An HTTP server's error page has no gRPC status; the client makes one up and says so.
+        // An HTTP server's error page has no gRPC status; the client makes one up and says so in its message.
         _ if detail.contains("grpc-status header missing") => EndpointFailure::NotGrpc { detail },
         Code::Unimplemented => EndpointFailure::NotCri { detail },
         _ => return None,
@@ -336,12 +336,12 @@ fn foreign(endpoint: &Endpoint, status: &Status) -> Option<BackendError> {
 #[async_trait]
 impl Backend for CriBackend {
     async fn info(&self) -> Result<RuntimeInfo, BackendError> {
-        let elsewhere = self.image_endpoint() != self.endpoint();
+        let separate = self.image_endpoint() != self.endpoint();
         let channels = [&self.runtime, &self.images];
-        self.within_limit(&channels[..=usize::from(elsewhere)], async {
+        self.within_limit(&channels[..=usize::from(separate)], async {
             let version = self.version().await?;
             let conditions = self.runtime_status().await?;
-            if elsewhere {
+            if separate {
                 self.image_service_answers().await?;
             }
             Ok(convert::runtime_info(self.endpoint().to_string(), version, conditions))
@@ -363,7 +363,7 @@ impl Backend for CriBackend {
         self.image_status(image, true).await
     }
 
-    /// CRI tells nothing of a pull's progress.
+    /// CRI does not report the progress of a pull.
     async fn pull(
         &self,
         image: &ImageSpec,
@@ -409,7 +409,7 @@ impl Backend for CriBackend {
             .await?;
         let with_mounts = |container: proto::Container| {
             let images = mounts.remove(&container.id);
-            // Where nobody asks for image volumes, there are none to know of.
+            // Without requests for image volumes, none are known.
             let none = (!self.config.image_volumes).then(Vec::new);
             convert::container(container, images.or(none))
         };

@@ -19,8 +19,8 @@ const POD_NAME: &str = "io.kubernetes.pod.name";
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
-/// A spec to send; the runtime handler only if the gate is on. A blank name is refused: runtimes take the start of an
-/// id for the whole, so that an empty one may mean any image, and may remove it.
+/// A spec to send; the runtime handler only if the gate is on. A blank name is refused: runtimes accept the prefix of an
+/// ID, so an empty one may match, and remove, any image.
 pub(crate) fn spec_to_cri(spec: &ImageSpec, with_handler: bool) -> Result<proto::ImageSpec, BackendError> {
     if spec.image.as_str().trim().is_empty() {
         let message = format!("{}: an image name must not be empty", go_format::quote(spec.image.as_str()));
@@ -35,7 +35,7 @@ pub(crate) fn spec_to_cri(spec: &ImageSpec, with_handler: bool) -> Result<proto:
     })
 }
 
-/// A credential to send: what is set of user name, password and tokens, and nothing else.
+/// A credential to send: only the non-empty fields of user name, password and tokens.
 pub(crate) fn credential_to_cri(credential: &Credential) -> proto::AuthConfig {
     proto::AuthConfig {
         username: credential.username.clone(),
@@ -61,7 +61,7 @@ pub(crate) fn sandbox_to_cri(sandbox: &SandboxConfig) -> proto::PodSandboxConfig
     }
 }
 
-/// An image as listed. Its spec names the *id*; the runtime handler is kept only if the gate is on.
+/// An image as listed. Its spec names the *ID*; the runtime handler is kept only if the gate is on.
 pub(crate) fn image(image: proto::Image, with_handler: bool) -> Image {
     let reported = image.spec.unwrap_or_default();
     let id = ImageId::from(image.id);
@@ -82,7 +82,7 @@ pub(crate) fn image(image: proto::Image, with_handler: bool) -> Image {
     }
 }
 
-/// The image of a status reply, which must have an id and a size.
+/// The image of a status response, which must have an ID and a size.
 pub(crate) fn status_reply(
     name: &ImageName,
     reply: Option<proto::Image>,
@@ -97,7 +97,7 @@ pub(crate) fn status_reply(
     }
 }
 
-/// The id in a pull reply, which must be there.
+/// The ID in a pull response, which must be set.
 pub(crate) fn pull_reply(name: &ImageName, reply: proto::PullImageResponse) -> Result<ImageId, BackendError> {
     if reply.image_ref.is_empty() {
         return Err(BackendError::Incomplete(format!(
@@ -108,7 +108,7 @@ pub(crate) fn pull_reply(name: &ImageName, reply: proto::PullImageResponse) -> R
     Ok(reply.image_ref.into())
 }
 
-/// Where images and containers live.
+/// The filesystems of images and containers.
 pub(crate) fn filesystems(reply: proto::ImageFsInfoResponse) -> Filesystems {
     let all = |list: Vec<proto::FilesystemUsage>| list.into_iter().map(filesystem).collect();
     Filesystems { image: all(reply.image_filesystems), container: all(reply.container_filesystems) }
@@ -123,7 +123,7 @@ fn filesystem(usage: proto::FilesystemUsage) -> FilesystemUsage {
     }
 }
 
-/// A container, with the images mounted into it, which its list entry does not tell; `None` if they are not known.
+/// A container, with its mounted images, which its list entry lacks; `None` if they are unknown.
 pub(crate) fn container(container: proto::Container, mounted_images: Option<Vec<ImageId>>) -> Container {
     let metadata = container.metadata.unwrap_or_default();
     let running = container.state == i32::from(proto::ContainerState::ContainerRunning);
@@ -173,7 +173,7 @@ fn pod_of(labels: &BTreeMap<String, String>) -> Option<String> {
     Some(format!("{}/{}", labels.get(POD_NAMESPACE)?, labels.get(POD_NAME)?))
 }
 
-/// What the runtime says of itself.
+/// The status that the runtime reports.
 pub(crate) fn runtime_info(
     endpoint: String,
     version: proto::VersionResponse,

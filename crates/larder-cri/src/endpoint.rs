@@ -1,4 +1,4 @@
-//! Where a runtime listens: what users write, and where runtimes are usually found.
+//! The endpoint of a runtime: parsed from user input, or discovered.
 
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileTypeExt as _;
@@ -8,7 +8,7 @@ use std::{fmt, io};
 use larder::hint::Hint;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Where [`discover`] looks, in this order.
+/// The paths that [`discover`] tries, in this order.
 pub const WELL_KNOWN_SOCKETS: [&str; 5] = [
     "/run/containerd/containerd.sock",
     "/run/crio/crio.sock",
@@ -17,7 +17,7 @@ pub const WELL_KNOWN_SOCKETS: [&str; 5] = [
     "/run/k3s/containerd/containerd.sock",
 ];
 
-/// The longest path that the address of a socket takes, in bytes.
+/// The longest path in the address of a Unix socket, in bytes.
 const MAX_ADDRESS: usize = 107;
 
 /// The path, or a shorter one through its open directory where it has more than `max` bytes. The shorter one is valid in
@@ -41,7 +41,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Reads `unix:///path` or a bare path. A bare relative path starts at the current directory. Nothing is
+    /// Parses `unix:///path` or a bare path. A bare relative path starts at the current directory. Nothing is
     /// decoded: `%20` and `?` are part of the path.
     pub fn parse(text: &str) -> Result<Endpoint, EndpointError> {
         match scheme(text) {
@@ -70,7 +70,7 @@ impl Endpoint {
         &self.path
     }
 
-    /// Whether a connection is accepted, or would be but for a long queue; else why not. Never blocks.
+    /// Fails unless a connection is accepted, or would be but for a full queue. Never blocks.
     pub fn probe(&self) -> io::Result<()> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (path, _directory) = self.address()?;
@@ -89,7 +89,7 @@ impl Endpoint {
         short_path(&self.path, MAX_ADDRESS)
     }
 
-    /// Whether the path, or what it links to, is a socket.
+    /// Whether the path, or the target of a link, is a socket.
     pub(crate) fn is_socket(&self) -> bool {
         is_socket(&self.path)
     }
@@ -117,7 +117,7 @@ fn scheme(text: &str) -> Option<(&str, &str)> {
         .then_some((scheme, rest))
 }
 
-/// Why a text is no endpoint. The first two texts are kubelet's.
+/// Why a text is not an endpoint. The first two texts are kubelet's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
@@ -130,26 +130,26 @@ pub enum EndpointError {
         /// The scheme as written.
         scheme: String,
     },
-    /// No absolute path follows `unix://`, or nothing is written at all.
-    #[error("endpoint \"{endpoint}\" names no socket: write unix:///path/to.sock")]
+    /// No absolute path follows `unix://`, or the text is empty.
+    #[error("endpoint \"{endpoint}\" has no socket path: use unix:///path/to.sock")]
     NoPath {
         /// The endpoint as written.
         endpoint: String,
     },
 }
 
-/// No runtime listens where runtimes usually do.
+/// No runtime listens on a well-known socket.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no container runtime found; looked for {}", list(.tried))]
+#[error("no container runtime found; tried {}", list(.tried))]
 pub struct NoRuntimeFound {
     /// The paths that were tried, in order.
     pub tried: Vec<PathBuf>,
 }
 
 impl NoRuntimeFound {
-    /// What the reader could try next.
+    /// The next step for the user.
     pub fn hint(&self) -> Hint {
-        Hint::from("start containerd or CRI-O, or name its socket with ")
+        Hint::from("start containerd or CRI-O, or set its socket with ")
             .setting("backend", "unix:///path/to.sock")
     }
 }
@@ -159,18 +159,18 @@ fn list(paths: &[PathBuf]) -> String {
     paths.join(", ")
 }
 
-/// Looks for a runtime in the [usual places](WELL_KNOWN_SOCKETS). The first socket that somebody listens on wins;
-/// failing that, the first that is there or hidden from this user, so that the error of the first call tells what is
-/// wrong with it. Never blocks.
+/// Searches for a runtime at the [well-known sockets](WELL_KNOWN_SOCKETS). The first socket with a listener wins;
+/// failing that, the first that exists or is hidden from this user, so that the error of the first call names the
+/// cause. Never blocks.
 pub fn discover() -> Result<Endpoint, NoRuntimeFound> {
     discover_among(WELL_KNOWN_SOCKETS.map(PathBuf::from), probe_path)
 }
 
-/// What is at a path.
+/// The state of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SocketProbe {
     Nothing,
-    /// A socket that nobody listens on, or a folder that this user may not look into.
+    /// A socket without a listener, or a directory that this user cannot read.
     Candidate,
     Listener,
 }
@@ -194,7 +194,7 @@ fn probe_path(path: &Path) -> SocketProbe {
     sight(fs_err::metadata(path).map(|found| found.file_type().is_socket()), || somebody_listens(path))
 }
 
-/// What it means whether a path is a socket, or why that cannot be told.
+/// The failure for a path that is not a socket, or cannot be read.
 fn sight(is_socket: io::Result<bool>, listens: impl FnOnce() -> bool) -> SocketProbe {
     match is_socket {
         Ok(true) if listens() => SocketProbe::Listener,
@@ -208,7 +208,7 @@ fn is_socket(path: &Path) -> bool {
     fs_err::metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// Whether a connection is accepted, or would be but for a long queue.
+/// Whether a connection is accepted, or would be but for a full queue.
 fn somebody_listens(path: &Path) -> bool {
     Endpoint::at(path).probe().is_ok()
 }
@@ -238,10 +238,10 @@ mod tests {
             ("localhost:1234", "protocol \"localhost\" not supported"),
             (
                 "unix://run/a.sock",
-                "endpoint \"unix://run/a.sock\" names no socket: write unix:///path/to.sock",
+                "endpoint \"unix://run/a.sock\" has no socket path: use unix:///path/to.sock",
             ),
-            ("unix://", "endpoint \"unix://\" names no socket: write unix:///path/to.sock"),
-            ("", "endpoint \"\" names no socket: write unix:///path/to.sock"),
+            ("unix://", "endpoint \"unix://\" has no socket path: use unix:///path/to.sock"),
+            ("", "endpoint \"\" has no socket path: use unix:///path/to.sock"),
         ] {
             assert_eq!(Endpoint::parse(text).unwrap_err().to_string(), error, "{text}");
         }
@@ -249,8 +249,8 @@ mod tests {
 
     #[test]
     fn a_socket_with_a_path_that_no_address_takes_is_connected_to() {
-        let folder = tempfile::tempdir().unwrap();
-        let deep = folder.path().join("d".repeat(100)).join("e".repeat(100));
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("d".repeat(100)).join("e".repeat(100));
         fs_err::create_dir_all(&deep).unwrap();
         let path = deep.join("control.sock");
         assert_eq!(Endpoint::at(&path).probe().unwrap_err().kind(), io::ErrorKind::NotFound);
@@ -263,9 +263,9 @@ mod tests {
 
     #[test]
     fn discovery_prefers_a_socket_that_somebody_listens_on() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let [missing, file, stale, live] =
-            ["missing", "file", "stale", "live"].map(|name| folder.path().join(name));
+            ["missing", "file", "stale", "live"].map(|name| dir.path().join(name));
         fs_err::write(&file, "").unwrap();
         drop(UnixListener::bind(&stale).unwrap());
         let listener = UnixListener::bind(&live).unwrap();
@@ -293,9 +293,6 @@ mod tests {
     fn discovery_that_finds_nothing_says_where_it_looked() {
         let tried = ["/nowhere/a.sock", "/nowhere/b.sock"].map(PathBuf::from);
         let error = discover_among(tried, probe_path).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "no container runtime found; looked for /nowhere/a.sock, /nowhere/b.sock"
-        );
+        assert_eq!(error.to_string(), "no container runtime found; tried /nowhere/a.sock, /nowhere/b.sock");
     }
 }

@@ -6,12 +6,12 @@
 //! kubelet, crictl -> server::services -> any Backend
 //! ```
 //!
-//! Read [`CriBackend`] first; `convert.rs` holds the rules of what is sent and what answers mean, `status.rs` the
+//! Read [`CriBackend`] first; `convert.rs` has the rules for requests and responses, `status.rs` the
 //! texts of errors. Both are kubelet's. The other end is [`server`].
 //!
-//! Promises: nothing is done before the first call; each method of [`CriBackend`] but a pull ends within
-//! [`CriConfig::connect_timeout`] for each connection that it has to open and one [`CriConfig::request_timeout`] for
-//! all that it then asks; a runtime that went away is found again by the next call after it is back.
+//! Promises: nothing is opened before the first call; each method of [`CriBackend`] except a pull ends within
+//! [`CriConfig::connect_timeout`] for each connection that it opens and one [`CriConfig::request_timeout`] for
+//! all its calls; after a runtime has restarted, the next call reconnects.
 
 pub mod channel;
 mod client;
@@ -36,7 +36,7 @@ pub mod proto {
     tonic::include_proto!("runtime.v1");
 
     impl fmt::Debug for AuthConfig {
-        /// Shows the user name and hides the secrets.
+        /// Prints the user name and hides the secrets.
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.debug_struct("AuthConfig").field("username", &self.username).finish_non_exhaustive()
         }

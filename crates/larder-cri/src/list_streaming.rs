@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tonic::{Code, Response, Status, Streaming};
 
-/// Whether a list is asked for as a stream. It turns itself off for good when the runtime does not know streams.
+/// Whether a list is requested as a stream. Turned off for good when the runtime does not support streams.
 #[derive(Debug)]
 pub(crate) struct StreamSupport(AtomicBool);
 
@@ -14,8 +14,8 @@ impl StreamSupport {
         StreamSupport(AtomicBool::new(wanted))
     }
 
-    /// The joined parts of a stream; `None` when the whole list is to be asked for in one reply. An error drops the
-    /// parts that came before it.
+    /// The joined parts of a stream; `None` if the whole list must be requested in one response. An error drops the
+    /// parts received before it.
     pub(crate) async fn collect<P, T>(
         &self,
         stream: impl Future<Output = Result<Response<Streaming<P>>, Status>>,

@@ -1,7 +1,7 @@
-//! The first thing a server says, watched on its way to the HTTP/2 engine.
+//! Watches the first bytes of a server on their way to the HTTP/2 implementation.
 //!
-//! A gRPC server opens with an HTTP/2 SETTINGS frame. Nothing else tells it from a server that hangs or speaks
-//! another protocol before the first call is answered, which may take minutes for a good reason.
+//! A gRPC server opens with an HTTP/2 SETTINGS frame. Before the first response, which may take minutes for a good
+//! reason, nothing else distinguishes it from a server that hangs or speaks another protocol.
 
 use std::io;
 use std::pin::Pin;
@@ -11,24 +11,24 @@ use larder::go_format;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::oneshot;
 
-/// How a server opens the conversation.
+/// The first bytes of a server.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ServerPreface {
-    /// With a SETTINGS frame, as HTTP/2 demands.
+    /// A SETTINGS frame, as HTTP/2 requires.
     Http2,
-    /// With something else, which this describes.
+    /// Something else, described by the text.
     Foreign(String),
-    /// Not at all: it closed the connection, or the system did, for this reason.
+    /// None: the connection was closed for this reason.
     Closed(String),
 }
 
-/// Length of the head of an HTTP/2 frame.
+/// Length of the header of an HTTP/2 frame.
 const FRAME_HEAD: usize = 9;
 
-/// How much of a foreign greeting is kept to show it.
+/// Bytes of a foreign preface that are kept for the message.
 const SHOWN: usize = 64;
 
-/// A connection that reports the server's greeting once.
+/// A connection that reports the server's preface once.
 pub(crate) struct PrefaceStream<S> {
     stream: S,
     head: Vec<u8>,
@@ -36,7 +36,7 @@ pub(crate) struct PrefaceStream<S> {
 }
 
 impl<S> PrefaceStream<S> {
-    /// Watches this connection, and the end that gets the report.
+    /// Wraps a connection; returns it with the receiver of the report.
     pub(crate) fn new(stream: S) -> (PrefaceStream<S>, oneshot::Receiver<ServerPreface>) {
         let (report, reported) = oneshot::channel();
         (PrefaceStream { stream, head: Vec::new(), report: Some(report) }, reported)
@@ -48,18 +48,18 @@ impl<S> PrefaceStream<S> {
         }
     }
 
-    /// What a write gave. Before the greeting, a failed one passes as done: the server has hung up, and what it said
-    /// before that is still to be read and tells more.
+    /// The result of a write. Before the preface, a failed one passes as done: the server has closed the connection, and
+    /// the bytes it sent before that are still to be read and say more.
     fn written(&self, written: io::Result<usize>, wanted: usize) -> io::Result<usize> {
         if self.report.is_some() { written.or(Ok(wanted)) } else { written }
     }
 
-    /// Notes what a read gave: bytes, the end, or an error.
+    /// Records the result of a read: bytes, the end, or an error.
     fn note(&mut self, read: Result<&[u8], &io::Error>) {
         match read {
             Err(error) => self.report(ServerPreface::Closed(error.to_string())),
             Ok([]) if self.head.is_empty() => {
-                self.report(ServerPreface::Closed("it closed the connection before it said anything".into()));
+                self.report(ServerPreface::Closed("connection closed before any response".into()));
             }
             Ok([]) => self.report(ServerPreface::Foreign(described(&self.head))),
             Ok(bytes) => {
@@ -78,17 +78,17 @@ impl<S> PrefaceStream<S> {
     }
 }
 
-/// Whether this is the head of a SETTINGS frame that is no acknowledgement: length, type 4, flags, stream 0.
+/// Whether this is the header of a SETTINGS frame without ACK: length, type 4, flags, stream 0.
 fn opens_http2(head: &[u8; FRAME_HEAD]) -> bool {
     let [l0, l1, l2, kind, flags, s0, s1, s2, s3] = *head;
     let length = u32::from_be_bytes([0, l0, l1, l2]);
     kind == 4 && flags & 1 == 0 && length.is_multiple_of(6) && [s0, s1, s2, s3] == [0; 4]
 }
 
-/// The first line of a greeting, quoted.
+/// The first line of a preface, quoted.
 fn described(head: &[u8]) -> String {
     let line = head.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
-    format!("it says {}", go_format::quote(&String::from_utf8_lossy(line)))
+    format!("received {}", go_format::quote(&String::from_utf8_lossy(line)))
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for PrefaceStream<S> {
@@ -169,9 +169,9 @@ mod tests {
 
     #[tokio::test]
     async fn another_protocol_is_shown() {
-        let http1 = ServerPreface::Foreign("it says \"HTTP/1.1 400 Bad Request\"".into());
+        let http1 = ServerPreface::Foreign("received \"HTTP/1.1 400 Bad Request\"".into());
         assert_eq!(greeting_of(&[b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n"]).await, http1);
-        assert_eq!(greeting_of(&[b"hi"]).await, ServerPreface::Foreign("it says \"hi\"".into()));
+        assert_eq!(greeting_of(&[b"hi"]).await, ServerPreface::Foreign("received \"hi\"".into()));
         let goaway = greeting_of(&[&[0, 0, 8, 7, 0, 0, 0, 0, 0]]).await;
         assert!(matches!(goaway, ServerPreface::Foreign(_)), "{goaway:?}");
     }

@@ -1,4 +1,4 @@
-//! What a gRPC status means, and how kubelet words it.
+//! The meaning of a gRPC status, and kubelet's texts for it.
 
 use std::error::Error as _;
 
@@ -30,19 +30,19 @@ pub(crate) fn pull_error(endpoint: &Endpoint, status: &Status) -> BackendError {
     call_error(endpoint, status)
 }
 
-/// The status of a call whose time is over, worded as by the client of kubelet.
+/// The status of a call after its time limit, in the words of kubelet's client.
 pub(crate) fn deadline() -> Status {
     Status::new(Code::DeadlineExceeded, "context deadline exceeded")
 }
 
-/// The code and message of which [`call_error`] made this text, if it did.
+/// The code and message of a text made by [`call_error`]; `None` for any other text.
 pub(crate) fn behind(text: &str, of: CallErrorKind) -> Option<(Code, &str)> {
     let (name, message) = text.strip_prefix("rpc error: code = ")?.split_once(" desc = ")?;
     let code = (1..=16).map(Code::from).find(|code| code_name(*code) == name)?;
     (kind(code) == of).then_some((code, message))
 }
 
-/// Nothing answered at the endpoint, if that is what the status says.
+/// The endpoint's failure, if the status is one.
 fn unreachable(endpoint: &Endpoint, status: &Status) -> Option<BackendError> {
     let EndpointUnavailable(problem) = status.source()?.downcast_ref()?;
     Some(BackendError::Unreachable { endpoint: endpoint.to_string(), problem: problem.clone() })
@@ -59,7 +59,7 @@ fn kind(code: Code) -> CallErrorKind {
     }
 }
 
-/// The names that Go's gRPC prints.
+/// The names of codes that Go's gRPC prints.
 fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

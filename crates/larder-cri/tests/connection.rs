@@ -31,8 +31,8 @@ async fn found_at(path: &Path) -> EndpointFailure {
 }
 
 /// A server on a socket that says `greeting` to each caller, and then hangs up or stays.
-fn server(folder: &TempDir, greeting: &'static [u8], stays: bool) -> std::path::PathBuf {
-    let path = folder.path().join("other.sock");
+fn server(dir: &TempDir, greeting: &'static [u8], stays: bool) -> std::path::PathBuf {
+    let path = dir.path().join("other.sock");
     let listener = UnixListener::bind(&path).expect("the path is free");
     std::thread::spawn(move || {
         let mut callers = Vec::new();
@@ -48,32 +48,32 @@ fn server(folder: &TempDir, greeting: &'static [u8], stays: bool) -> std::path::
 
 #[tokio::test]
 async fn a_missing_socket_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    assert_eq!(found_at(&folder.path().join("missing.sock")).await, EndpointFailure::Missing);
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(found_at(&dir.path().join("missing.sock")).await, EndpointFailure::Missing);
     assert_eq!(found_at(Path::new("/dev/null/x.sock")).await, EndpointFailure::Missing);
 }
 
 #[tokio::test]
 async fn a_file_or_folder_is_no_socket() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("file");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
     fs_err::write(&file, "").unwrap();
     assert_eq!(found_at(&file).await, EndpointFailure::NotASocket);
-    assert_eq!(found_at(folder.path()).await, EndpointFailure::NotASocket);
+    assert_eq!(found_at(dir.path()).await, EndpointFailure::NotASocket);
 }
 
 #[tokio::test]
 async fn a_socket_without_listener_refuses() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("stale.sock");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("stale.sock");
     drop(UnixListener::bind(&path).unwrap());
     assert_eq!(found_at(&path).await, EndpointFailure::Refused);
 }
 
 #[tokio::test]
 async fn a_socket_of_somebody_else_is_denied() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("private.sock");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("private.sock");
     let _listener = UnixListener::bind(&path).unwrap();
     fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o0)).unwrap();
     // Root may open anything; then the server's silence is what is left to see.
@@ -85,18 +85,18 @@ async fn a_socket_of_somebody_else_is_denied() {
 
 #[tokio::test]
 async fn a_server_that_hangs_is_silent() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = server(&folder, b"", true);
+    let dir = tempfile::tempdir().unwrap();
+    let path = server(&dir, b"", true);
     assert_eq!(found_at(&path).await, EndpointFailure::Silent { after: CONNECT_TIMEOUT });
 }
 
 #[tokio::test]
 async fn a_server_that_hangs_is_silent_however_short_a_call_may_be() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = server(&folder, b"", true);
+    let dir = tempfile::tempdir().unwrap();
+    let path = server(&dir, b"", true);
     let config = CriConfig { request_timeout: CONNECT_TIMEOUT / 4, ..CriConfig::default() };
     let config = CriConfig { connect_timeout: CONNECT_TIMEOUT, ..config };
-    let error = CriBackend::new(Endpoint::at(&path), config).info().await.expect_err("nobody answers");
+    let error = CriBackend::new(Endpoint::at(&path), config).info().await.expect_err("no answer");
     assert!(
         matches!(error, BackendError::Unreachable { problem: EndpointFailure::Silent { .. }, .. }),
         "{error}"
@@ -105,8 +105,8 @@ async fn a_server_that_hangs_is_silent_however_short_a_call_may_be() {
 
 #[tokio::test]
 async fn a_server_whose_queue_is_full_is_silent() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("full.sock");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("full.sock");
     let listener =
         rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None).unwrap();
     rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
@@ -118,12 +118,12 @@ async fn a_server_whose_queue_is_full_is_silent() {
 #[tokio::test]
 async fn another_protocol_is_shown() {
     for stays in [true, false] {
-        let folder = tempfile::tempdir().unwrap();
-        let path = server(&folder, b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", stays);
-        let expected = EndpointFailure::NotGrpc { detail: "it says \"HTTP/1.1 400 Bad Request\"".into() };
+        let dir = tempfile::tempdir().unwrap();
+        let path = server(&dir, b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", stays);
+        let expected = EndpointFailure::NotGrpc { detail: "received \"HTTP/1.1 400 Bad Request\"".into() };
         assert_eq!(found_at(&path).await, expected);
-        let folder = tempfile::tempdir().unwrap();
-        let path = server(&folder, &[0xff; 64], stays);
+        let dir = tempfile::tempdir().unwrap();
+        let path = server(&dir, &[0xff; 64], stays);
         let found = found_at(&path).await;
         assert!(matches!(found, EndpointFailure::NotGrpc { .. }), "{found:?}");
     }
@@ -131,8 +131,8 @@ async fn another_protocol_is_shown() {
 
 #[tokio::test]
 async fn a_server_that_hangs_up_at_once_is_broken() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = server(&folder, b"", false);
+    let dir = tempfile::tempdir().unwrap();
+    let path = server(&dir, b"", false);
     let found = found_at(&path).await;
     assert!(matches!(found, EndpointFailure::ConnectionLost { .. }), "{found:?}");
 }
@@ -147,8 +147,8 @@ async fn a_grpc_server_without_cri_is_named() {
 
 #[tokio::test]
 async fn callers_that_wait_together_fail_together() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = server(&folder, b"", true);
+    let dir = tempfile::tempdir().unwrap();
+    let path = server(&dir, b"", true);
     let client = client(&path);
     let began = Instant::now();
     let answers = tokio::join!(client.list(), client.list(), client.list(), client.list(), client.list());

@@ -1,8 +1,8 @@
-//! What came and was used between two looks: the engine's own events.
+//! Images added and used since the last query: from the engine's own events.
 //!
-//! The engine keeps its last 256 events, so whoever looks now and then is told most of them. Who follows misses none: what
-//! comes is read at once, because the engine drops events for a slow reader, and what it names is asked for behind that.
-//! So also of one who follows the engine is asked before something is told: what is taken in twice changes nothing.
+//! The engine keeps its last 256 events, so occasional queries see most of them. A follower misses none: it reads events
+//! at once, because the engine drops events for slow readers, and inspects their subjects behind the reader.
+//! A query for past events also runs before each report: events that are processed twice change nothing.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -26,15 +26,15 @@ use crate::inspect_cache::{CALLS_AT_ONCE, InspectCache};
 use crate::pending_activity::{EngineState, PendingActivity};
 use crate::stream::JsonStreamBuffer;
 
-/// What is asked for.
+/// Filter of the event request.
 const FILTERS: &str = r#"{"type":["container","image"]}"#;
-/// How long past events may take to come; they come at once, unless the engine's clock is behind.
+/// Time limit for past events; they are immediate unless the engine's clock is behind.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How soon an engine that ended the stream is asked again.
+/// Delay before the next request after the engine ended the stream.
 const PAUSE: Duration = Duration::from_secs(2);
-/// How many events may wait until what they name is asked for.
+/// Number of events that may wait for the inspection of their subjects.
 const WAITING: usize = 10_000;
-/// How many containers that are gone keep their image: their end may be told once more.
+/// Number of removed containers whose image is remembered: their end may be reported once more.
 const GONE: usize = 1_000;
 
 /// The events of one engine.
@@ -46,19 +46,19 @@ pub struct EngineActivityFeed {
 #[derive(Default)]
 struct ReceivedEvents {
     gathered: PendingActivity,
-    /// The time of the last event that was taken in, in nanoseconds since 1970.
+    /// Time of the last processed event, in nanoseconds since 1970.
     last: i64,
-    /// Somebody follows: what cannot be asked for comes nevertheless.
+    /// Whether a follower runs, so that events arrive even if a query fails.
     following: bool,
-    /// The image of each container that is there, or went not long ago, by its id.
+    /// The image of each present or recently removed container, by container ID.
     containers: HashMap<String, ImageId>,
-    /// Those of them that went, the first of them first.
+    /// The removed containers among them, oldest first.
     gone: VecDeque<String>,
 }
 
 impl ReceivedEvents {
-    /// From when on the engine's events may be new. A last one that is still to come was told by a clock that was set back
-    /// since, or that is ahead of ours: then any may be, and the engine would refuse to look from later than now on.
+    /// The time from which events may be unprocessed. A last event in the future comes from a clock that was set back since
+    /// or is ahead of ours: then any event may be unprocessed, and the engine refuses a start time in the future.
     fn since(&mut self, now: i64) -> i64 {
         if self.last > now {
             self.last = 0;
@@ -66,7 +66,7 @@ impl ReceivedEvents {
         self.last
     }
 
-    /// A container went.
+    /// Records a removed container.
     fn end(&mut self, container: &str) {
         self.gone.push_back(container.to_owned());
         if self.gone.len() > GONE
@@ -83,7 +83,7 @@ impl fmt::Debug for EngineActivityFeed {
     }
 }
 
-/// The image of what has this name or id, if there is one.
+/// The image with this name or ID, if there is one.
 type ImageLookup = Result<(String, Option<ImageId>), BackendError>;
 
 impl EngineActivityFeed {
@@ -95,7 +95,7 @@ impl EngineActivityFeed {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows until the engine ends the stream, which begins with what came before.
+    /// Follows the stream until the engine ends it, beginning with past events.
     async fn listen(&self) -> Result<(), BackendError> {
         self.know_containers().await?;
         let since = moment(self.heard().since(now()));
@@ -103,8 +103,8 @@ impl EngineActivityFeed {
         let response =
             self.inspections.engine().call(Method::GET, "/events", &query, HeaderMap::new()).await?;
         self.heard().following = true;
-        let (tell, mut events) = mpsc::channel(WAITING);
-        let reading = async { Ok(read(response, tell).await) };
+        let (events_tx, mut events) = mpsc::channel(WAITING);
+        let reading = async { Ok(read(response, events_tx).await) };
         let hearing = async {
             let mut batch = Vec::new();
             while events.recv_many(&mut batch, WAITING).await > 0 {
@@ -113,12 +113,12 @@ impl EngineActivityFeed {
             }
             Ok(())
         };
-        // What was read is taken in, also if the stream then breaks.
+        // Events that were read are processed even if the stream then breaks.
         let (ended, ()) = tokio::try_join!(reading, hearing)?;
         ended
     }
 
-    /// Past events since the last one that is known. What came until the engine stops to answer counts.
+    /// Reads past events since the last processed one. Events read before a failure of the engine count.
     async fn ask(&self) -> Result<Vec<EventMessage>, BackendError> {
         let now = now();
         let (since, until) = (moment(self.heard().since(now)), moment(now));
@@ -139,8 +139,8 @@ impl EngineActivityFeed {
         }
     }
 
-    /// Takes events in. Nothing of them is, and they can be asked for again, if the engine goes away meanwhile or the
-    /// call is dropped.
+    /// Processes events. If the engine becomes unreachable or the call is dropped, none of them counts, and they can be read
+    /// again.
     async fn take_in(&self, events: &[EventMessage], images: &[Image]) -> Result<(), BackendError> {
         for event in events {
             if let Some(EngineImageEvent::Deleted(id)) = parse_event(event) {
@@ -160,7 +160,7 @@ impl EngineActivityFeed {
         Ok(())
     }
 
-    /// Finds what these events name, among these images or by asking. Each thing is asked for once.
+    /// Resolves the subjects of these events, from these images or by inspection. Each subject is inspected once.
     async fn look_up(&self, events: &[EventMessage], images: &[Image]) -> Result<EngineState, BackendError> {
         let uses = || {
             events.iter().filter_map(|event| match parse_event(event) {
@@ -208,13 +208,13 @@ impl EngineActivityFeed {
         Ok((name.to_owned(), if_told(found)?.map(|found| found.id)))
     }
 
-    /// What is known of these containers.
+    /// The known images of these containers.
     fn known_containers<'a>(&self, ids: impl Iterator<Item = &'a str>) -> HashMap<String, ImageId> {
         let heard = self.heard();
         ids.filter_map(|id| Some((id.to_owned(), heard.containers.get(id)?.clone()))).collect()
     }
 
-    /// Notes the image of each container that is there now: at the end of some it is too late to ask.
+    /// Records the image of each present container: after the end of some it is too late to inspect them.
     async fn know_containers(&self) -> Result<(), BackendError> {
         let engine = self.inspections.engine();
         let listed =
@@ -230,38 +230,40 @@ impl EngineActivityFeed {
 #[async_trait]
 impl ActivityFeed for EngineActivityFeed {
     async fn take_activity(&self, images: &[Image]) -> Result<Vec<ImageActivity>, BackendError> {
-        // What was read and not taken in yet must not wait for the next time: a container that came and went is nowhere else.
+        // Unprocessed events must not wait for the next query: no later query returns a container that was removed since.
         match self.ask().await {
             Ok(events) => self.take_in(&events, images).await?,
-            Err(error) if self.heard().following => tracing::debug!("events up to now: {error}"),
+            Err(error) if self.heard().following => {
+                tracing::debug!("cannot read the engine's events up to now: {error}")
+            }
             Err(error) => return Err(error),
         }
         let listed: Vec<&ImageId> = images.iter().map(|image| &image.id).collect();
         let facts = self.inspections.of(&listed).await?;
-        // Nothing is waited for any more: what is taken out is told.
+        // No await follows: activity that is taken out is reported.
         Ok(self.heard().gathered.take(images, &facts))
     }
 
-    /// Through restarts of the engine.
+    /// Follows the engine through its restarts.
     async fn follow(&self) {
         loop {
             if let Err(error) = self.listen().await {
-                tracing::debug!("events of the engine: {error}");
+                tracing::debug!("engine event stream failed: {error}");
             }
             self.heard().following = false;
-            // Whoever comes back may be of another version.
+            // The restarted engine may be of another version.
             self.inspections.engine().forget_version();
             tokio::time::sleep(PAUSE).await;
         }
     }
 }
 
-/// Reads events for as long as they come.
-async fn read(mut response: Response, tell: mpsc::Sender<EventMessage>) -> Result<(), BackendError> {
+/// Reads events until the stream ends.
+async fn read(mut response: Response, events_tx: mpsc::Sender<EventMessage>) -> Result<(), BackendError> {
     let mut values = JsonStreamBuffer::default();
     while let Some(chunk) = response.chunk().await.map_err(|cause| error::broken(&cause))? {
         for event in values.push(&chunk).map_err(|why| error::unreadable("/events", why))? {
-            if tell.send(event).await.is_err() {
+            if events_tx.send(event).await.is_err() {
                 return Ok(());
             }
         }
@@ -269,7 +271,7 @@ async fn read(mut response: Response, tell: mpsc::Sender<EventMessage>) -> Resul
     Ok(())
 }
 
-/// All that these calls find, some made at the same time.
+/// The results of these calls, some made concurrently.
 async fn answers(
     calls: Vec<impl Future<Output = ImageLookup>>,
 ) -> Result<HashMap<String, ImageId>, BackendError> {
@@ -282,11 +284,11 @@ async fn answers(
     Ok(found)
 }
 
-/// An engine that fails on one thing knows nothing of it; only one that is away is an error.
+/// An engine that fails on one subject knows nothing of it; only an unreachable engine is an error.
 fn if_told<T>(answer: Result<Option<T>, BackendError>) -> Result<Option<T>, BackendError> {
     match answer {
         Err(error) if !matches!(error, BackendError::Unreachable { .. }) => {
-            tracing::debug!("an event names what the engine cannot tell: {error}");
+            tracing::debug!("cannot inspect the subject of an engine event: {error}");
             Ok(None)
         }
         answer => answer,

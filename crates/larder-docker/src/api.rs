@@ -1,11 +1,11 @@
-//! The fields of the engine's answers that larder reads. What an engine leaves out is empty.
+//! The fields of the engine's responses that larder reads. A missing field is empty.
 
 use std::collections::BTreeMap;
 
 use larder::reference::{ImageId, ImageName, LayerId};
 use serde::{Deserialize, Deserializer};
 
-/// `null` counts as left out.
+/// `null` counts as missing.
 fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
     Option::<T>::deserialize(from).map(Option::unwrap_or_default)
 }
@@ -34,11 +34,11 @@ pub(crate) struct VersionComponent {
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct EngineInfo {
-    /// Of the engine. From Docker 23 on it is in a file, too.
+    /// The engine's ID. Since Docker 23 it is also in a file.
     #[serde(rename = "ID")]
     pub(crate) id: String,
     pub(crate) docker_root_dir: String,
-    /// Of the machine.
+    /// Host name of the machine.
     pub(crate) name: String,
     pub(crate) kernel_version: String,
     pub(crate) driver: String,
@@ -55,7 +55,7 @@ pub(crate) struct ContainerdInfo {
 }
 
 impl EngineInfo {
-    /// Whether images are in containerd, and not in the engine's own graph driver.
+    /// Whether images are in containerd's store, not in the engine's graph driver.
     pub(crate) fn is_containerd_store(&self) -> bool {
         self.driver_status.iter().any(|status| match status.as_slice() {
             [name, value] => name == "driver-type" && value.starts_with("io.containerd.snapshotter"),
@@ -106,7 +106,7 @@ pub(crate) struct InspectedImageConfig {
     pub(crate) labels: BTreeMap<String, String>,
 }
 
-/// Where a graph driver keeps layers: of an image, or of a container.
+/// Where a graph driver stores layers of an image or a container.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct GraphDriver {
@@ -125,7 +125,7 @@ pub(crate) struct InspectedRootFs {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct ImageMetadata {
-    /// When the image last got a name here. The year 1 is never.
+    /// Time of the last tag operation on this engine. The year 1 is never.
     pub(crate) last_tag_time: String,
 }
 
@@ -156,7 +156,7 @@ pub(crate) struct ContainerSummary {
     pub(crate) size_rw: i64,
 }
 
-/// A mount: of a container as it is, or as it was asked for.
+/// A mount of a container, actual or requested.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct ContainerMount {
@@ -184,11 +184,11 @@ pub(crate) struct HostConfig {
     pub(crate) mounts: Vec<ContainerMount>,
 }
 
-/// An entry of what a removal did.
+/// An entry of the response to a removal.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct DeletedImage {
-    /// The id of an image that is gone.
+    /// The ID of a removed image.
     pub(crate) deleted: ImageId,
 }
 
@@ -209,7 +209,7 @@ pub(crate) struct SystemDf {
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct BuildCache {
     pub(crate) in_use: bool,
-    /// An image has it, too.
+    /// Whether an image shares it.
     pub(crate) shared: bool,
     pub(crate) size: i64,
 }
@@ -243,7 +243,7 @@ pub(crate) struct PullMessage {
 pub(crate) struct ProgressDetail {
     pub(crate) current: i64,
     pub(crate) total: i64,
-    /// What `current` counts where it is no bytes.
+    /// The unit of `current` if it is not bytes.
     #[serde(deserialize_with = "or_default")]
     pub(crate) units: String,
 }
@@ -280,14 +280,14 @@ pub(crate) struct EventActor {
     pub(crate) attributes: BTreeMap<String, String>,
 }
 
-/// What an error says.
+/// The body of an error response.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ErrorMessage {
     pub(crate) message: String,
 }
 
-/// A count of the engine's; what it does not know is negative there, and nothing here.
+/// A count of the engine; unknown counts are negative there, and 0 here.
 pub(crate) fn count(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }

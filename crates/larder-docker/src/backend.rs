@@ -28,7 +28,7 @@ use crate::tls::DockerTlsError;
 use crate::usage::{self, EngineUsage};
 use crate::{BuildCachePruner, convert, error, locality, names, remove};
 
-/// How long layers are measured while somebody waits for something else.
+/// How long a call waits for the measurement of layers.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Labels that Kubernetes puts on containers.
@@ -37,7 +37,7 @@ const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 
 /// A Docker Engine.
 ///
-/// Long-lived: it reconnects by itself. Needs a tokio runtime with time and network; one thread is enough.
+/// Long-lived: it reconnects automatically. Needs a tokio runtime with time and network; one thread is enough.
 pub struct DockerBackend {
     engine: Arc<EngineClient>,
     inspections: Arc<InspectCache>,
@@ -45,7 +45,7 @@ pub struct DockerBackend {
 }
 
 impl DockerBackend {
-    /// Talks to the engine at this address. Nothing is opened before the first call; files for TLS are read now.
+    /// Creates a client of the engine at this address. Opens nothing before the first call; reads TLS files now.
     pub fn new(host: EngineHost, config: EngineConfig) -> Result<DockerBackend, DockerTlsError> {
         let engine = Arc::new(EngineClient::new(host, config)?);
         let inspections = Arc::new(InspectCache::new(engine.clone()));
@@ -53,36 +53,36 @@ impl DockerBackend {
         Ok(DockerBackend { engine, inspections, layers })
     }
 
-    /// Where it is.
+    /// The address of the engine.
     pub fn host(&self) -> &EngineHost {
         self.engine.host()
     }
 
-    /// What its layers take.
+    /// The disk usage of its layers.
     pub fn layers(&self) -> Arc<EngineLayers> {
         self.layers.clone()
     }
 
-    /// What came and was used between two looks.
+    /// Images added and used since the last query.
     pub fn feed(&self) -> EngineActivityFeed {
         EngineActivityFeed::new(self.inspections.clone())
     }
 
-    /// The cache of its builder.
+    /// The build cache of the engine.
     pub fn builder_cache(&self) -> BuildCachePruner {
         BuildCachePruner::new(self.engine.clone())
     }
 
-    /// Who takes room in it, and what it says of that itself. Measuring takes as long as it takes.
+    /// The engine's disk usage by kind, and the engine's own figures. The measurement has no time limit.
     pub async fn usage(&self) -> Result<EngineUsage, BackendError> {
         usage::usage(&self.inspections, &self.layers).await
     }
 
-    /// What images take; `None` if that takes long to find out, as it may the first time.
+    /// Disk usage of images; `None` if it takes long to measure, as it may the first time.
     async fn used(&self, images: &[Image]) -> Result<Option<DiskSpace>, BackendError> {
         let patience = PATIENCE.min(self.engine.limit() / 2);
         match tokio::time::timeout(patience, self.layers.look(images)).await {
-            Ok(measured) => Ok(Some(measured?.folders)),
+            Ok(measured) => Ok(Some(measured?.dirs)),
             Err(_) => Ok(None),
         }
     }
@@ -97,7 +97,7 @@ impl DockerBackend {
         let mut query = vec![("fromImage", name)];
         query.extend(tag.map(|tag| ("tag", tag)));
         let mut response = match self.engine.call(Method::POST, "/images/create", &query, headers).await {
-            // What is wrong may be known before the stream begins, or only in it: the words are the same.
+            // The error may come before the stream or within it, with the same text.
             Err(BackendError::Call {
                 message, kind: CallErrorKind::Other | CallErrorKind::NotFound, ..
             }) => {
@@ -113,9 +113,9 @@ impl DockerBackend {
             let messages: Vec<PullMessage> =
                 values.push(&chunk).map_err(|why| error::unreadable("a pull", why))?;
             for message in messages {
-                let told = [message.error_detail.message.as_str(), message.error.as_str()];
-                // The head of the answer said 200 long ago.
-                if let Some(problem) = told.into_iter().find(|text| !text.is_empty()) {
+                let reported = [message.error_detail.message.as_str(), message.error.as_str()];
+                // The headers of the response had status 200 already.
+                if let Some(problem) = reported.into_iter().find(|text| !text.is_empty()) {
                     return Err(error::of_pull(name, problem));
                 }
                 progress.set(bytes_after(&course, &message));
@@ -124,7 +124,7 @@ impl DockerBackend {
         values.end().map_err(|why| error::unreadable("a pull", why))
     }
 
-    /// A container; one that mounts images is looked at more closely.
+    /// A container; one that mounts images is inspected.
     async fn container(&self, container: ContainerSummary) -> Result<Container, BackendError> {
         let mounted = if container.mounts.iter().any(|mount| mount.kind == "image") {
             self.mounted_images(&container.id).await?
@@ -150,7 +150,7 @@ impl DockerBackend {
         })
     }
 
-    /// Ids of the images that a container mounts; none if it is gone; `None` if that cannot be told.
+    /// IDs of the images that a container mounts; empty if it is removed; `None` if they are unknown.
     async fn mounted_images(&self, container: &str) -> Result<Option<Vec<ImageId>>, BackendError> {
         let path = format!("/containers/{container}/json");
         let Some(found) = self.engine.get::<ContainerInspect>(&path, &[]).await? else {
@@ -174,7 +174,7 @@ impl Backend for DockerBackend {
             .within(async {
                 let (version, api) = self.engine.version().await?;
                 let podman = version.components.iter().any(|part| part.name.starts_with("Podman"));
-                // An engine that answers at all is ready to serve images.
+                // An engine that responds is ready to serve images.
                 let ready = Condition { kind: "RuntimeReady".into(), ok: true, ..Condition::default() };
                 Ok(RuntimeInfo {
                     endpoint: self.host().to_string(),
@@ -222,7 +222,7 @@ impl Backend for DockerBackend {
         match self.status(image).await? {
             Some(found) => Ok(found.id),
             None => Err(BackendError::Incomplete(format!(
-                "{} was pulled, and is not here: somebody removed it at once",
+                "{} not found after its pull: removed by another process",
                 image.image
             ))),
         }
@@ -270,7 +270,7 @@ impl Backend for DockerBackend {
     }
 }
 
-/// The bytes that have come, after this message.
+/// The bytes received so far, after this message.
 fn bytes_after(course: &Mutex<PullMessageTracker>, message: &PullMessage) -> ByteProgress {
     let mut course = course.lock().unwrap_or_else(PoisonError::into_inner);
     course.note(message);

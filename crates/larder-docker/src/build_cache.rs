@@ -1,5 +1,5 @@
-//! The cache of the engine's builder. It is the builder's: larder tells how large it is, and removes it only when told to,
-//! through the engine's own prune.
+//! The build cache of the engine. larder reports its size, and removes it only when configured to, through the engine's
+//! own prune.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use reqwest::header::HeaderMap;
 use crate::api::{BuildPruneReport, count};
 use crate::engine::EngineClient;
 
-/// How long the engine may prune: a large cache on a slow disk takes minutes, and collection waits for it.
+/// Time limit of a prune: a large cache on a slow disk takes minutes, and GC waits for it.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
 
-/// The cache of one engine's builder.
+/// The build cache of one engine.
 pub struct BuildCachePruner {
     engine: Arc<EngineClient>,
 }
@@ -27,8 +27,8 @@ impl BuildCachePruner {
         BuildCachePruner { engine }
     }
 
-    /// Has the engine remove what its builder does not use right now and no image shares, as `docker builder prune`
-    /// does; returns the bytes that the engine says came free. May take half an hour, and not more.
+    /// Makes the engine remove the cache that no build uses and no image shares, as `docker builder prune` does; returns
+    /// the bytes that the engine reports as freed. Takes at most half an hour.
     pub async fn prune(&self) -> Result<u64, BackendError> {
         let prune = async {
             let response = self.engine.call(Method::POST, "/build/prune", &[], HeaderMap::new()).await?;
@@ -41,12 +41,9 @@ impl BuildCachePruner {
 
 fn too_late() -> BackendError {
     BackendError::Call {
-        message: format!(
-            "the engine did not prune its builder's cache within {}",
-            go_format::duration(PATIENCE)
-        ),
+        message: format!("the engine did not prune its build cache within {}", go_format::duration(PATIENCE)),
         kind: CallErrorKind::DeadlineExceeded,
-        hint: Some("it may still be at it: see the engine's log, and docker builder du".into()),
+        hint: Some("the prune may still be running: see the engine's log and docker builder du".into()),
     }
 }
 
@@ -54,7 +51,7 @@ fn too_late() -> BackendError {
 impl SpaceReclaimer for BuildCachePruner {
     async fn reclaim(&self) -> Result<(), BackendError> {
         let freed = self.prune().await?;
-        tracing::info!("the engine says that {} of its builder's cache came free", go_format::bytes(freed));
+        tracing::info!("build cache pruned: the engine reports {} freed", go_format::bytes(freed));
         Ok(())
     }
 }

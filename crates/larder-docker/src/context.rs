@@ -1,4 +1,4 @@
-//! Contexts of docker's client: engines under names of their own, in files below `~/.docker`.
+//! Docker contexts: named engines, in files below `~/.docker`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,13 +8,13 @@ use serde::de::DeserializeOwned;
 
 use crate::host::{DockerCliEnvironment, EngineHost, HostError};
 
-/// What a context may have for TLS.
+/// The TLS files of a context.
 const TLS_FILES: [&str; 3] = ["ca.pem", "cert.pem", "key.pem"];
 
-/// The context that is none.
+/// The name of the context that means no context.
 const DEFAULT: &str = "default";
 
-/// The file of docker's client.
+/// The configuration file of the Docker CLI.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct DockerCliConfig {
@@ -40,22 +40,23 @@ struct EngineEndpoint {
     host: String,
 }
 
-/// The engine of the context that is chosen, if one is: `DOCKER_CONTEXT`, else `currentContext` of the client's file.
+/// The engine of the selected context, if any: `DOCKER_CONTEXT`, else `currentContext` of the CLI's configuration.
 pub(crate) fn chosen(around: &DockerCliEnvironment<'_>) -> Result<Option<EngineHost>, HostError> {
     let home = around.set("HOME").map(|home| Path::new(&home).join(".docker"));
-    let Some(folder) = around.set("DOCKER_CONFIG").map(PathBuf::from).or(home) else {
+    let Some(dir) = around.set("DOCKER_CONFIG").map(PathBuf::from).or(home) else {
         return match around.set("DOCKER_CONTEXT").filter(|name| name != DEFAULT) {
-            Some(name) => Err(unknown(&name, "neither DOCKER_CONFIG nor HOME is set")),
+            Some(name) => Err(unknown(&name, "DOCKER_CONFIG and HOME are not set")),
             None => Ok(None),
         };
     };
     let name = match around.set("DOCKER_CONTEXT") {
         Some(name) => Some(name),
-        None => read::<DockerCliConfig>(around, &folder.join("config.json"))?
-            .and_then(|file| file.current_context),
+        None => {
+            read::<DockerCliConfig>(around, &dir.join("config.json"))?.and_then(|file| file.current_context)
+        }
     };
     match name.filter(|name| !name.is_empty() && name != DEFAULT) {
-        Some(name) => host_of(around, &name, &folder.join("contexts")).map(Some),
+        Some(name) => host_of(around, &name, &dir.join("contexts")).map(Some),
         None => Ok(None),
     }
 }
@@ -64,7 +65,7 @@ fn host_of(around: &DockerCliEnvironment<'_>, name: &str, contexts: &Path) -> Re
     let id = id_of(name);
     let file = contexts.join("meta").join(&id).join("meta.json");
     let Some(meta) = read::<ContextMetadata>(around, &file)? else {
-        return Err(unknown(name, &format!("there is no {}", file.display())));
+        return Err(unknown(name, &format!("{} not found", file.display())));
     };
     let address = meta.endpoints.docker.host;
     if address.is_empty() {
@@ -72,7 +73,7 @@ fn host_of(around: &DockerCliEnvironment<'_>, name: &str, contexts: &Path) -> Re
     }
     let host = EngineHost::parse(&address, false)?;
     let certificates = contexts.join("tls").join(&id).join("docker");
-    // One that is there and cannot be read is there: without TLS nobody must be spoken to then.
+    // An unreadable TLS file counts as present: the engine must not be contacted without TLS then.
     let has_tls =
         || TLS_FILES.iter().any(|file| !matches!((around.read)(&certificates.join(file)), Ok(None)));
     if matches!(host, EngineHost::Tcp { .. }) && has_tls() {
@@ -81,7 +82,7 @@ fn host_of(around: &DockerCliEnvironment<'_>, name: &str, contexts: &Path) -> Re
     Ok(host)
 }
 
-/// What the client's folders are called after a context.
+/// Name of the directories of a context.
 fn id_of(name: &str) -> String {
     Digest::sha256(name).hex().to_owned()
 }
@@ -95,10 +96,10 @@ fn read<T: DeserializeOwned>(around: &DockerCliEnvironment<'_>, path: &Path) -> 
     let unreadable = |problem: String| HostError::ClientFile { path: path.to_owned(), problem };
     match (around.read)(path) {
         Ok(None) => Ok(None),
-        // Its words would quote the file, which may hold passwords: where it is wrong is enough.
+        // The parser's message would quote the file, which may hold passwords: the line number is enough.
         Ok(Some(text)) => serde_json::from_slice(&text)
             .map(Some)
-            .map_err(|error| unreadable(format!("line {} is no JSON that is known here", error.line()))),
+            .map_err(|error| unreadable(format!("line {}: invalid JSON", error.line()))),
         Err(error) => Err(unreadable(error.to_string())),
     }
 }
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_that_cannot_be_followed_is_told_and_no_other_engine_taken() {
+    fn a_context_that_cannot_be_used_is_an_error_and_selects_no_other_engine() {
         let far = (meta("far"), r#"{"Endpoints":{"docker":{"Host":"tcp://h:2376"}}}"#);
         let id = far.0.split('/').nth(5).unwrap();
         let files = [far.clone(), (format!("/h/.docker/contexts/tls/{id}/docker/ca.pem"), "")];
@@ -168,6 +169,6 @@ mod tests {
         let error = usual(&[], &broken).unwrap_err();
         assert!(error.contains("config.json") && !error.contains("c2VjcmV0"), "{error}");
         let far = [(meta("far"), r#"{"Endpoints":{"docker":{"Host":"ssh://u@h"}}}"#)];
-        assert!(usual(&chosen, &far).unwrap_err().contains("does not speak ssh"));
+        assert!(usual(&chosen, &far).unwrap_err().contains("ssh is not supported"));
     }
 }

@@ -1,4 +1,4 @@
-//! Between the engine's answers and larder's terms.
+//! Converts the engine's responses to larder's types.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,12 +15,12 @@ use crate::api::{EngineInfo, ImageInspect, ImageSummary, count};
 use crate::host::EngineHost;
 use crate::{error, locality, names};
 
-/// Where containerd keeps its files unless it is told otherwise.
+/// Default root of containerd.
 const CONTAINERD_ROOT: &str = "/var/lib/containerd";
-/// Where a containerd that the engine started for itself listens.
+/// Address of a containerd that the engine started itself.
 const OWN_CONTAINERD: &str = "/docker/containerd/";
 
-/// Where images are: with containerd's store they are not in the engine's own folder, and the API does not tell where.
+/// The filesystem of images: with containerd's store they are not in the engine's root, and the API does not say where.
 pub(crate) fn image_root(host: &EngineHost, info: &EngineInfo, is_here: bool) -> PathBuf {
     let root = PathBuf::from(&info.docker_root_dir);
     locality::qualify_path(
@@ -59,7 +59,7 @@ pub(crate) fn image_from_inspect(found: &ImageInspect) -> Image {
     }
 }
 
-/// The engine's answer as it is, and the part of it that other backends have, in OCI's words.
+/// The engine's response unchanged, and the fields that other backends have, in OCI's format.
 pub(crate) fn details(answer: Value) -> Result<ImageDetails, BackendError> {
     let config = json!({
         "architecture": answer["Architecture"], "os": answer["Os"], "created": answer["Created"],
@@ -74,11 +74,11 @@ pub(crate) fn details(answer: Value) -> Result<ImageDetails, BackendError> {
     Ok(ImageDetails { image: image_from_inspect(&found), info })
 }
 
-/// What docker's own client calls Docker Hub beside a credential.
+/// The Docker CLI's name for Docker Hub in credentials.
 const HUB: &str = "https://index.docker.io/v1/";
 
-/// The header field that carries a credential for the registry of an image. An engine with containerd's store sends it to
-/// no registry but the one that is named in there.
+/// The header that carries a credential for the registry of an image. An engine with containerd's store sends it only
+/// to the registry named in it.
 pub(crate) fn auth(credential: &Credential, image: &ImageName) -> HeaderValue {
     let registry = image.reference().map_or("", Reference::registry);
     let registry = if registry == "docker.io" { HUB } else { registry };

@@ -1,4 +1,4 @@
-//! What folders take on disk, as `du` counts: blocks, each inode once. Blocks on the disk.
+//! Disk usage of directories, as `du` counts: allocated blocks, each inode once.
 
 use std::collections::HashSet;
 use std::io;
@@ -7,17 +7,17 @@ use std::path::Path;
 
 use larder::gc::DiskSpace;
 
-/// Bytes in a block of `stat`, whatever the file system's own are.
+/// Bytes in a block of `stat`, whatever the filesystem's own block size.
 const BLOCK: u64 = 512;
 
-/// All that is below a path, itself included. What is mounted in it is left out; what vanishes meanwhile is not counted.
+/// Disk usage of a path and all below it. Excludes other mounts; skips files that disappear during the walk.
 pub(crate) fn tree(path: &Path) -> io::Result<DiskSpace> {
     let top = fs_err::symlink_metadata(path)?;
     let mut linked = HashSet::new();
     let mut sum = DiskSpace { bytes: top.blocks() * BLOCK, inodes: 1 };
-    let mut folders = if top.is_dir() { vec![path.to_owned()] } else { Vec::new() };
-    while let Some(folder) = folders.pop() {
-        let entries = match fs_err::read_dir(&folder) {
+    let mut dirs = if top.is_dir() { vec![path.to_owned()] } else { Vec::new() };
+    while let Some(dir) = dirs.pop() {
+        let entries = match fs_err::read_dir(&dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             entries => entries?,
         };
@@ -33,14 +33,14 @@ pub(crate) fn tree(path: &Path) -> io::Result<DiskSpace> {
             }
             sum += DiskSpace { bytes: found.blocks() * BLOCK, inodes: 1 };
             if found.is_dir() {
-                folders.push(entry.path());
+                dirs.push(entry.path());
             }
         }
     }
     Ok(sum)
 }
 
-/// The same, where nothing there is nothing to count.
+/// The same; zero for a missing path.
 pub(crate) fn size_if_present(path: &Path) -> io::Result<DiskSpace> {
     match tree(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(DiskSpace::ZERO),
@@ -54,8 +54,8 @@ mod tests {
 
     #[test]
     fn a_folder_takes_what_du_says() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path();
         fs_err::create_dir_all(path.join("a/b")).unwrap();
         fs_err::write(path.join("a/file"), vec![1; 100_000]).unwrap();
         fs_err::hard_link(path.join("a/file"), path.join("a/b/again")).unwrap();

@@ -1,4 +1,4 @@
-//! The connection to an engine: one HTTP client, and the version of the API that both ends know.
+//! The connection to an engine: one HTTP client, and the API version that both ends support.
 
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};
@@ -15,24 +15,24 @@ use crate::host::{EngineHost, SOCKET};
 use crate::tls::{self, DockerTlsError, TlsFiles};
 use crate::{error, names};
 
-/// The newest version of the API whose answers larder knows.
+/// The newest supported API version.
 const NEWEST: ApiVersion = ApiVersion(1, 51);
 
-/// The oldest that has what larder needs (Docker 17.04).
+/// The oldest supported API version (Docker 17.04).
 const OLDEST: ApiVersion = ApiVersion(1, 28);
 
-/// The largest answer that is read: the list of a hundred thousand images is smaller.
+/// The largest accepted response: the list of a hundred thousand images is smaller.
 const LARGEST_ANSWER: usize = 256 << 20;
 
-/// How to talk to an engine.
+/// Settings of the connection to an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// How long opening a connection may take. Default 5 s.
+    /// Time limit for opening a connection. Default 5 s.
     pub connect_timeout: Duration,
-    /// How long each method of [`Backend`](larder::backend::Backend) may take; of a removal each call to the engine, and a pull
-    /// as long as it takes. Default 2 min.
+    /// Time limit of each method of [`Backend`](larder::backend::Backend); for a removal, of each call to the engine; none
+    /// for a pull. Default 2 min.
     pub request_timeout: Duration,
-    /// The files for TLS, for an engine that wants it.
+    /// TLS files, for an engine that requires TLS.
     pub tls: Option<TlsFiles>,
 }
 
@@ -63,12 +63,12 @@ impl std::fmt::Display for ApiVersion {
     }
 }
 
-/// The version to speak with an engine that knows these, if there is one.
+/// The version to use with an engine that supports these, if any.
 fn agreed(oldest: ApiVersion, newest: ApiVersion) -> Result<ApiVersion, String> {
     if newest < OLDEST {
-        return Err(format!("it speaks version {newest} of the API, and larder needs {OLDEST} or later"));
+        return Err(format!("API version {newest} is too old; larder requires {OLDEST} or later"));
     }
-    // Answers have only ever gained fields: a version beyond ours is better than none.
+    // Responses have only ever gained fields: a version beyond ours is better than none.
     Ok(NEWEST.min(newest).max(oldest))
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct EngineClient {
     base: Url,
     client: Client,
     config: EngineConfig,
-    /// Asked once for each life of the engine.
+    /// Determined once per start of the engine.
     version: Mutex<Option<ApiVersion>>,
 }
 
@@ -112,12 +112,12 @@ impl EngineClient {
         &self.host
     }
 
-    /// How long one method may take.
+    /// Time limit of one method.
     pub(crate) fn limit(&self) -> Duration {
         self.config.request_timeout
     }
 
-    /// Does all that one method asks for, within the limit for it.
+    /// Runs all calls of one method within its time limit.
     pub(crate) async fn within<T>(
         &self,
         work: impl Future<Output = Result<T, BackendError>>,
@@ -126,34 +126,34 @@ impl EngineClient {
         tokio::time::timeout(limit, Box::pin(work)).await.unwrap_or_else(|_| Err(error::too_late(limit)))
     }
 
-    /// What the engine says of itself. Also finds out which version of the API to speak.
+    /// The engine's version information. Also determines the API version.
     pub(crate) async fn version(&self) -> Result<(EngineVersion, ApiVersion), BackendError> {
         let asked = async {
             let response = self.exchange(Method::GET, "/version".into(), &[], HeaderMap::new()).await?;
             self.read::<EngineVersion>("/version", response).await
         };
         let foreign = |why: &str| {
-            let problem = format!("what answers is no Docker Engine ({why})");
-            let hint = Hint::from("name the engine's own socket with ").setting("backend", SOCKET);
+            let problem = format!("not a Docker Engine ({why})");
+            let hint = Hint::from("set the engine's socket with ").setting("backend", SOCKET);
             error::unusable(&self.host, &problem, hint)
         };
         let version = match asked.await {
-            Ok(version) if version.api_version.is_empty() => return Err(foreign("it tells no version")),
-            // It is about to start, or stops.
+            Ok(version) if version.api_version.is_empty() => return Err(foreign("no API version")),
+            // The engine is starting or stopping.
             Err(error @ BackendError::Call { kind: CallErrorKind::Unavailable, .. }) => return Err(error),
             Err(BackendError::Incomplete(why) | BackendError::Call { message: why, .. }) => {
                 return Err(foreign(&why));
             }
             Ok(version) if version.os == "windows" => {
-                let hint = "larder keeps images of engines on Linux";
-                return Err(error::unusable(&self.host, "this is an engine on Windows", hint));
+                let hint = "only engines on Linux are supported";
+                return Err(error::unusable(&self.host, "the engine runs on Windows", hint));
             }
             version => version?,
         };
         let newest = ApiVersion::parse(&version.api_version).unwrap_or(ApiVersion(0, 0));
         let oldest = ApiVersion::parse(&version.min_api_version).unwrap_or(OLDEST);
         let agreed = agreed(oldest, newest).map_err(|problem| {
-            error::unusable(&self.host, &problem, "update the engine: Docker 17.04 and later are known here")
+            error::unusable(&self.host, &problem, "update the engine to Docker 17.04 or later")
         })?;
         *self.known() = Some(agreed);
         Ok((version, agreed))
@@ -163,12 +163,12 @@ impl EngineClient {
         self.version.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the next call ask again which version of the API to speak.
+    /// Makes the next call determine the API version again.
     pub(crate) fn forget_version(&self) {
         *self.known() = None;
     }
 
-    /// An answer as JSON, within the limit for one method; `None` where there is no such thing.
+    /// A response as JSON, within the limit of one method; `None` if the object does not exist.
     pub(crate) async fn get<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -184,21 +184,21 @@ impl EngineClient {
         .await
     }
 
-    /// An answer as JSON, of what every engine has.
+    /// A response as JSON, for an object that every engine has.
     pub(crate) async fn get_required<T: DeserializeOwned>(
         &self,
         path: &str,
         query: &[(&str, &str)],
     ) -> Result<T, BackendError> {
-        self.get(path, query).await?.ok_or_else(|| error::unreadable(path, "there is none"))
+        self.get(path, query).await?.ok_or_else(|| error::unreadable(path, "not found"))
     }
 
-    /// What is known of an image by name or id.
+    /// Inspects an image by name or ID.
     pub(crate) async fn inspect<T: DeserializeOwned>(&self, image: &str) -> Result<Option<T>, BackendError> {
         self.get(&format!("/images/{}/json", names::in_path(image)?), &[]).await
     }
 
-    /// A call, up to the head of its answer, which is no error.
+    /// A call, up to the headers of a successful response.
     pub(crate) async fn call(
         &self,
         method: Method,
@@ -213,7 +213,7 @@ impl EngineClient {
             if !answer.as_ref().is_err_and(is_of_another_version) {
                 return answer;
             }
-            // Another engine took the socket over, without a connection that was refused in between.
+            // Another engine owns the socket now, without a refused connection in between.
             self.forget_version();
         }
         let (_, version) = self.version().await?;
@@ -234,7 +234,7 @@ impl EngineClient {
         }
         let sent = self.client.request(method, url).headers(headers).send().await;
         let response = sent.map_err(|cause| {
-            // Whoever comes back there may be of another version.
+            // The restarted engine may be of another version.
             self.forget_version();
             error::no_answer(&self.host, &cause)
         })?;
@@ -243,8 +243,8 @@ impl EngineClient {
             return Ok(response);
         }
         let body = body(response).await.unwrap_or_default();
-        let told = serde_json::from_slice::<ErrorMessage>(&body).unwrap_or_default().message;
-        let message = if told.is_empty() { format!("the engine answered {status}") } else { told };
+        let reported = serde_json::from_slice::<ErrorMessage>(&body).unwrap_or_default().message;
+        let message = if reported.is_empty() { format!("the engine returned {status}") } else { reported };
         Err(error::refused(status.as_u16(), &message))
     }
 
@@ -258,17 +258,17 @@ impl EngineClient {
     }
 }
 
-/// Whether the engine refused a call for the version that it was made in. It has done nothing then.
+/// Whether the engine refused a call because of its API version, before any effect.
 fn is_of_another_version(error: &BackendError) -> bool {
     matches!(error, BackendError::Call { message, kind: CallErrorKind::Other, .. } if message.starts_with("client version "))
 }
 
-/// All of an answer, unless it is beyond all measure.
+/// The whole body, up to the size limit.
 async fn body(mut response: Response) -> Result<Vec<u8>, BackendError> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|cause| error::broken(&cause))? {
         if body.len() + chunk.len() > LARGEST_ANSWER {
-            return Err(error::unreadable("a call", format!("it is larger than {LARGEST_ANSWER} bytes")));
+            return Err(error::unreadable("a call", format!("larger than {LARGEST_ANSWER} bytes")));
         }
         body.extend_from_slice(&chunk);
     }
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(agree("1.60", "1.70").as_deref(), Ok("1.60"), "an engine of the future");
         assert_eq!(
             agree("1.12", "1.24").unwrap_err(),
-            "it speaks version 1.24 of the API, and larder needs 1.28 or later"
+            "API version 1.24 is too old; larder requires 1.28 or later"
         );
         assert_eq!(ApiVersion::parse("2"), None);
         assert!(ApiVersion(1, 9) < ApiVersion(1, 41), "versions are no decimals");

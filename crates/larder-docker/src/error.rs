@@ -1,4 +1,4 @@
-//! What went wrong, in larder's terms: nobody there, or an answer that is an error.
+//! Engine errors in larder's terms: unreachable, or an error response.
 
 use std::error::Error;
 use std::io;
@@ -9,68 +9,68 @@ use larder::hint::Hint;
 use crate::host::{EngineHost, SOCKET};
 use crate::names;
 
-/// What helps a person who may not open the socket.
-const DENIED: &str = "run as root, or become a member of the group that owns the socket: \
-     sudo usermod -aG docker $USER, and log in again; whoever is in that group is as good as root";
+/// Next step for a user without access to the socket.
+const DENIED: &str = "run as root, or add the user to the group that owns the socket: \
+     sudo usermod -aG docker $USER, then log in again; members of that group have root access";
 
-/// No connection, for whatever reason the system gave.
+/// Connection failure.
 fn no_connection(host: &EngineHost, error: &reqwest::Error) -> BackendError {
     let kind = cause_of::<io::Error>(error).map(io::Error::kind);
     let problem = match (kind, host.socket()) {
-        (Some(io::ErrorKind::NotFound | io::ErrorKind::NotADirectory), Some(_)) => told(
+        (Some(io::ErrorKind::NotFound | io::ErrorKind::NotADirectory), Some(_)) => reported(
             "socket not found",
             Hint::from("start the engine (systemctl start docker), or name its socket with ")
                 .setting("backend", SOCKET),
         ),
-        (Some(io::ErrorKind::PermissionDenied), Some(_)) => told("permission denied", DENIED),
-        (Some(io::ErrorKind::ConnectionRefused), _) => told(
-            "connection refused: nobody listens here",
-            "the engine has stopped or is starting; see systemctl status docker",
+        (Some(io::ErrorKind::PermissionDenied), Some(_)) => reported("permission denied", DENIED),
+        (Some(io::ErrorKind::ConnectionRefused), _) => reported(
+            "connection refused: no process listens on this address",
+            "the engine is stopped or starting; see systemctl status docker",
         ),
-        _ => told(&text(error), "see systemctl status docker, and whether DOCKER_HOST names the engine"),
+        _ => reported(&text(error), "check systemctl status docker and DOCKER_HOST"),
     };
     BackendError::Unreachable { endpoint: host.to_string(), problem }
 }
 
-/// No answer: nobody is there, the two do not trust each other, or the connection broke.
+/// No response: unreachable, a TLS failure, or a lost connection.
 pub(crate) fn no_answer(host: &EngineHost, error: &reqwest::Error) -> BackendError {
     if let Some(problem) = tls_problem(error) {
-        let hint = "DOCKER_CERT_PATH names the folder with the engine's authority (ca.pem), and with cert.pem and key.pem \
-             where the engine asks who is there";
+        let hint = "set DOCKER_CERT_PATH to a directory with the engine's CA certificate (ca.pem), and a client certificate \
+             (cert.pem, key.pem) if the engine requires one";
         return unusable(host, &format!("TLS: {problem}"), hint);
     }
     if error.is_connect() { no_connection(host, error) } else { broken(error) }
 }
 
-/// What went wrong between the two ends of TLS.
+/// The TLS error among the sources, if any.
 fn tls_problem(error: &(dyn Error + 'static)) -> Option<String> {
     if let Some(problem) = error.downcast_ref::<rustls::Error>() {
         return Some(problem.to_string());
     }
-    // It travels in an I/O error, which may be in further ones, and is not their source.
+    // It is wrapped in an I/O error, possibly several times, and is not its source.
     let carried = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
     carried.and_then(|inner| tls_problem(inner)).or_else(|| tls_problem(error.source()?))
 }
 
-/// Something is wrong with what answers, beyond one call.
+/// The server cannot be used at all, beyond one call.
 pub(crate) fn unusable(host: &EngineHost, problem: &str, hint: impl Into<Hint>) -> BackendError {
-    BackendError::Unreachable { endpoint: host.to_string(), problem: told(problem, hint) }
+    BackendError::Unreachable { endpoint: host.to_string(), problem: reported(problem, hint) }
 }
 
-fn told(problem: &str, hint: impl Into<Hint>) -> EndpointFailure {
+fn reported(problem: &str, hint: impl Into<Hint>) -> EndpointFailure {
     EndpointFailure::Reported { problem: problem.to_owned(), hint: hint.into() }
 }
 
-/// The connection broke in the middle of an answer.
+/// The connection broke during a response.
 pub(crate) fn broken(error: &reqwest::Error) -> BackendError {
     BackendError::Call {
-        message: format!("the engine went away in the middle of its answer: {}", text(error)),
+        message: format!("the engine closed the connection during a response: {}", text(error)),
         kind: CallErrorKind::Unavailable,
-        hint: Some("the engine was restarted, or has crashed; see its log, and try again".into()),
+        hint: Some("the engine restarted or crashed; see its log and retry".into()),
     }
 }
 
-/// An answer that is an error.
+/// An error response.
 pub(crate) fn refused(code: u16, message: &str) -> BackendError {
     let kind = match code {
         404 => CallErrorKind::NotFound,
@@ -81,10 +81,10 @@ pub(crate) fn refused(code: u16, message: &str) -> BackendError {
     BackendError::Call { message: message.to_owned(), kind, hint: None }
 }
 
-/// What an error of a pull means, which the engine tells in words only, and not always with a name.
+/// Classifies the error of a pull, which the engine reports as text only, and not always with a name.
 pub(crate) fn of_pull(image: &str, message: &str) -> BackendError {
     let text = message.to_ascii_lowercase();
-    // Of files on the engine's own disk.
+    // Refers to files on the engine's own disk.
     let text = text.replace("permission denied", "");
     let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
     let (kind, hint) = if has(&["unauthorized", "authentication required", "no basic auth", "denied"]) {
@@ -93,7 +93,7 @@ pub(crate) fn of_pull(image: &str, message: &str) -> BackendError {
             Some("check the credentials for this registry (docker login writes them)".into()),
         )
     } else if has(&["no space left"]) {
-        let hint = Hint::from("make room with ").command(["gc"]).text(", or see ").command(["df"]);
+        let hint = Hint::from("free space with ").command(["gc"]).text(", or see ").command(["df"]);
         (CallErrorKind::InsufficientSpace, Some(hint))
     } else if has(&["manifest unknown", "not found", "no such image"]) {
         (CallErrorKind::NotFound, None)
@@ -105,23 +105,23 @@ pub(crate) fn of_pull(image: &str, message: &str) -> BackendError {
     BackendError::Call { message, kind, hint }
 }
 
-/// The engine did not answer in time.
+/// The time limit of a call expired.
 pub(crate) fn too_late(after: std::time::Duration) -> BackendError {
     BackendError::Call {
-        message: format!("the engine did not answer within {}", larder::go_format::duration(after)),
+        message: format!("no answer from the engine within {}", larder::go_format::duration(after)),
         kind: CallErrorKind::DeadlineExceeded,
         hint: Some(
-            Hint::from("give it more time with ").setting("timeout", "").text(", or see the engine's log"),
+            Hint::from("increase the limit with ").setting("timeout", "").text(", or see the engine's log"),
         ),
     }
 }
 
-/// An answer that cannot be read.
+/// A malformed response.
 pub(crate) fn unreadable(what: &str, why: impl std::fmt::Display) -> BackendError {
-    BackendError::Incomplete(format!("the engine's answer to {what} cannot be read: {why}"))
+    BackendError::Incomplete(format!("invalid engine response to {what}: {why}"))
 }
 
-/// The innermost words of an error: the outer ones only say that something inside failed.
+/// The text of the innermost error: the outer ones only say that something inside failed.
 fn text(error: &reqwest::Error) -> String {
     let mut innermost: &dyn Error = error;
     while let Some(cause) = innermost.source() {

@@ -1,28 +1,28 @@
-//! What an event of the engine tells.
+//! Parses events of the engine.
 
 use larder::gc::UnixMillis;
 
 use crate::api::EventMessage;
 
-/// What happened.
+/// The meaning of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EngineImageEvent<'a> {
-    /// An image came, or got a name: told by id.
+    /// An image was added or tagged; identified by ID.
     Added(&'a str),
-    /// An image was pulled: told by the name that it has from then on.
+    /// An image was pulled; identified by the name that points at it from then on.
     Pulled(&'a str),
-    /// An image went: told by id.
+    /// An image was deleted; identified by ID.
     Deleted(&'a str),
-    /// A container of an image began or ended.
+    /// A container of an image started or ended.
     Used {
         /// Its id.
         container: &'a str,
-        /// The image as somebody named it.
+        /// The image as named by the user.
         image: &'a str,
     },
 }
 
-/// What an event tells of the use of images, if it does.
+/// What an event means for the use of images, if anything.
 pub(crate) fn parse_event(event: &EventMessage) -> Option<EngineImageEvent<'_>> {
     let actor = &event.actor;
     match (event.kind.as_str(), event.action.as_str()) {
@@ -39,7 +39,7 @@ pub(crate) fn parse_event(event: &EventMessage) -> Option<EngineImageEvent<'_>> 
     }
 }
 
-/// The name that is an image's from then on, whosever it was before.
+/// The name that the event moves to its image.
 pub(crate) fn moved(event: &EventMessage) -> Option<&str> {
     match (event.kind.as_str(), event.action.as_str()) {
         ("image", "pull") if !is_id(&event.actor.id) => Some(&event.actor.id),
@@ -48,23 +48,23 @@ pub(crate) fn moved(event: &EventMessage) -> Option<&str> {
     }
 }
 
-/// Whether an image comes with this, and does not only get a name. Which names it takes from others is not told.
+/// Whether this event adds an image, not only a name. The event omits which names it takes from other images.
 pub(crate) fn brings(event: &EventMessage) -> bool {
     event.kind == "image" && matches!(event.action.as_str(), "load" | "import")
 }
 
-/// The container that begins or ends its life with this.
+/// The container that this event creates or destroys.
 pub(crate) fn life<'a>(event: &'a EventMessage, action: &str) -> Option<&'a str> {
     (event.kind == "container" && event.action == action).then_some(event.actor.id.as_str())
 }
 
-/// Whether this is a whole id, and no name or start of an id.
+/// Whether this is a full ID, not a name or a prefix.
 pub(crate) fn is_id(text: &str) -> bool {
     let digits = text.strip_prefix("sha256:").unwrap_or_default();
     digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// When it happened, in nanoseconds since 1970.
+/// Time of the event, in nanoseconds since 1970.
 pub(crate) fn nanos(event: &EventMessage) -> i64 {
     if event.time_nano > 0 { event.time_nano } else { event.time.saturating_mul(1_000_000_000) }
 }
@@ -73,7 +73,7 @@ pub(crate) fn stamp(nanos: i64) -> UnixMillis {
     UnixMillis(nanos / 1_000_000)
 }
 
-/// A moment in the engine's words: seconds and nanoseconds.
+/// A time as the engine writes it: seconds and nanoseconds.
 pub(crate) fn moment(nanos: i64) -> String {
     format!("{}.{:09}", nanos / 1_000_000_000, nanos % 1_000_000_000)
 }

@@ -1,4 +1,4 @@
-//! The engine's own files: where layers are, what they take, and since when an image is there.
+//! The engine's own files: directories of layers, their disk usage, and the creation times of images.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::api::EngineInfo;
 use crate::host::EngineHost;
 use crate::{dir_size, locality};
 
-/// Where the files of a graph driver are.
+/// The location of a graph driver's files.
 #[derive(Debug, Clone)]
 pub(crate) struct GraphDriverFiles {
     /// The engine's root, such as `/var/lib/docker`.
@@ -20,7 +20,7 @@ pub(crate) struct GraphDriverFiles {
 }
 
 impl GraphDriverFiles {
-    /// `None` where the engine is on another machine, or images are in containerd. `images` are ids that it lists.
+    /// `None` if the engine is on another machine, or images are in containerd. `images` are IDs that it lists.
     pub(crate) async fn of(
         host: &EngineHost,
         info: &EngineInfo,
@@ -30,7 +30,7 @@ impl GraphDriverFiles {
         locality::is_local(host, info, images).await.then_some(files)
     }
 
-    /// Where they are on the engine's own machine.
+    /// The location on the engine's own machine.
     pub(crate) fn said(info: &EngineInfo) -> Option<GraphDriverFiles> {
         let usable =
             !info.docker_root_dir.is_empty() && !info.driver.is_empty() && !info.is_containerd_store();
@@ -45,34 +45,34 @@ impl GraphDriverFiles {
         self.root.join(&self.driver)
     }
 
-    /// What a layer takes, and the part of it that is its folder; beside it are the short name that the driver links to
-    /// it, and the engine's notes.
-    pub(crate) fn measure(&self, chain: &str, folder: &Path) -> io::Result<(DiskSpace, DiskSpace)> {
-        let inside = dir_size::tree(folder)?;
+    /// Disk usage of a layer, and the part of it in its directory; the rest is the driver's short link and the engine's
+    /// metadata.
+    pub(crate) fn measure(&self, chain: &str, dir: &Path) -> io::Result<(DiskSpace, DiskSpace)> {
+        let inside = dir_size::tree(dir)?;
         let notes = self.notes().join("layerdb").join(chain.replacen(':', "/", 1));
         let link = DiskSpace { bytes: 0, inodes: 1 };
         Ok((inside + link + dir_size::size_if_present(&notes)?, inside))
     }
 
-    /// What an image takes beside its layers: its config, and when it was named.
+    /// Disk usage of an image besides its layers: its config and tag time.
     pub(crate) fn layer_dir(&self, id: &str) -> DiskSpace {
         let parts = ["content", "metadata"].map(|part| self.of_image(part, id));
         parts.iter().map(|path| dir_size::size_if_present(path).unwrap_or_default()).sum()
     }
 
-    /// When an image came: the engine writes its config once it has all layers. `None` where that cannot be read.
+    /// When an image was added: the engine writes its config once it has all layers. `None` if that cannot be read.
     pub(crate) fn came(&self, id: &str) -> Option<UnixMillis> {
         let written = fs_err::metadata(self.config(id)).ok()?.modified().ok()?;
         let since = written.duration_since(UNIX_EPOCH).ok()?;
         i64::try_from(since.as_millis()).ok().map(UnixMillis)
     }
 
-    /// The config of an image, as a file.
+    /// The file of an image's config.
     pub(crate) fn config(&self, id: &str) -> PathBuf {
         self.of_image("content", id)
     }
 
-    /// What the engine notes of images, with whatever driver.
+    /// The engine's metadata of images, for any driver.
     pub(crate) fn of_images(&self) -> PathBuf {
         self.root.join("image")
     }

@@ -1,7 +1,7 @@
-//! What layers take where the engine's files cannot be looked at: the sizes in an image's history.
+//! Layer sizes from an image's history, for engines whose files cannot be read.
 //!
-//! A history tells of each step of a build how many bytes it added, and not whether it made a layer. A step that added
-//! bytes did; of the others the instruction tells it.
+//! A history has the bytes that each build step added, but not whether it made a layer. A step with bytes made one;
+//! for the others the instruction decides.
 
 use crate::api::{HistoryEntry, count};
 
@@ -23,7 +23,7 @@ const WITHOUT_LAYER: [&str; 14] = [
     "FROM",
 ];
 
-/// Bytes of each of so many layers, from the bottom up; `None` where steps and layers do not match.
+/// Bytes of this many layers, from the bottom up; `None` if steps and layers do not match.
 pub(crate) fn sizes(history: &[HistoryEntry], layers: usize) -> Option<Vec<u64>> {
     let steps = history.iter().rev();
     let by_word: Vec<u64> =
@@ -65,7 +65,7 @@ mod tests {
             ("/bin/sh -c #(nop) WORKDIR /srv", 0),
             ("/bin/sh -c make", 7),
         ]);
-        assert_eq!(sizes(&classic, 3), Some(vec![100, 0, 7]), "a folder is a layer without bytes");
+        assert_eq!(sizes(&classic, 3), Some(vec![100, 0, 7]), "a dir is a layer without bytes");
         let buildkit =
             history(&[("ADD a / # buildkit", 9), ("ENV A=1", 0), ("RUN /bin/sh -c true # buildkit", 0)]);
         assert_eq!(sizes(&buildkit, 2), Some(vec![9, 0]));

@@ -1,4 +1,4 @@
-//! Where an engine listens: what users write, what docker's own variables say, and where engines usually are.
+//! The address of an engine: parsed from user input, from Docker's environment variables, or discovered.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -7,12 +7,12 @@ use larder::hint::Hint;
 
 use crate::context;
 
-/// Where an engine listens unless it is told otherwise.
 /// An example of an address, for hints.
 pub(crate) const SOCKET: &str = "docker:///path/to.sock";
+/// The default socket of an engine.
 const USUAL_SOCKET: &str = "/var/run/docker.sock";
 
-/// The port of an engine without TLS, and of one with it.
+/// The default ports of an engine without and with TLS.
 const PORTS: [u16; 2] = [2375, 2376];
 
 /// An engine's address. It prints as `unix:///path` or `tcp://host:port`.
@@ -29,11 +29,11 @@ pub enum EngineHost {
     },
 }
 
-/// What docker's own client would look at.
+/// The environment that the Docker CLI uses.
 pub struct DockerCliEnvironment<'a> {
-    /// A variable of the environment.
+    /// An environment variable.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
-    /// Whether something is at a path that this process may read and write.
+    /// Whether a path exists and this process may read and write it.
     pub is_usable: &'a dyn Fn(&Path) -> bool,
     /// The content of a file, if there is one.
     pub read: &'a dyn Fn(&Path) -> io::Result<Option<Vec<u8>>>,
@@ -47,7 +47,7 @@ impl DockerCliEnvironment<'_> {
 }
 
 impl EngineHost {
-    /// Reads an address in the words of `DOCKER_HOST` (`unix:///path`, `tcp://host:port`), or in larder's
+    /// Parses an address in the format of `DOCKER_HOST` (`unix:///path`, `tcp://host:port`), or in larder's
     /// (`docker:///path`, `docker://host:port`). `tls` says whether TCP is encrypted, as `DOCKER_TLS_VERIFY` does.
     pub fn parse(text: &str, tls: bool) -> Result<EngineHost, HostError> {
         let (scheme, rest) = text.split_once("://").ok_or_else(|| HostError::NoAddress(text.to_owned()))?;
@@ -75,8 +75,8 @@ impl EngineHost {
         }
     }
 
-    /// Where `docker` without further words is: `DOCKER_HOST`, else the context that is chosen, else the usual socket, else
-    /// that of an engine without root.
+    /// The engine of `docker` without an address: `DOCKER_HOST`, else the selected context, else the default socket, else
+    /// that of a rootless engine.
     pub fn usual(around: &DockerCliEnvironment<'_>) -> Result<EngineHost, HostError> {
         if let Some(text) = around.set("DOCKER_HOST") {
             let host = EngineHost::parse(&text, around.set("DOCKER_TLS_VERIFY").is_some());
@@ -92,7 +92,7 @@ impl EngineHost {
     }
 
     pub(crate) fn usual_socket(around: &DockerCliEnvironment<'_>) -> EngineHost {
-        let rootless = around.set("XDG_RUNTIME_DIR").map(|folder| Path::new(&folder).join("docker.sock"));
+        let rootless = around.set("XDG_RUNTIME_DIR").map(|dir| Path::new(&dir).join("docker.sock"));
         let usual = PathBuf::from(USUAL_SOCKET);
         let usable = |path: &Path| (around.is_usable)(path);
         EngineHost::Unix(match rootless {
@@ -101,7 +101,7 @@ impl EngineHost {
         })
     }
 
-    /// The socket, if it is one: then the engine's files are on this machine, unless it runs in a machine of its own.
+    /// The socket, if it is one: then the engine's files are on this machine, unless it runs in a virtual machine.
     pub fn socket(&self) -> Option<&Path> {
         match self {
             EngineHost::Unix(path) => Some(path),
@@ -119,42 +119,40 @@ impl fmt::Display for EngineHost {
     }
 }
 
-/// Why a text is no address of an engine.
+/// Why a text is not the address of an engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
     /// No path and no host.
-    #[error("\"{0}\" names no engine: write docker, docker:///path/to.sock or docker://host:port")]
+    #[error("\"{0}\" is not an engine address: use docker, docker:///path/to.sock or docker://host:port")]
     NoAddress(String),
-    /// No path and no host, where docker's own client is told.
-    #[error("\"{0}\" names no engine: write unix:///path/to.sock or tcp://host:port")]
+    /// No path and no host, in `DOCKER_HOST` or a context.
+    #[error("\"{0}\" is not an engine address: use unix:///path/to.sock or tcp://host:port")]
     NoHost(String),
-    /// `ssh://`: docker's client starts a program for it.
-    #[error("\"{0}\": larder does not speak ssh")]
+    /// `ssh://`: the Docker CLI starts a program for it.
+    #[error("\"{0}\": ssh is not supported")]
     Ssh(String),
-    /// There is no such context of docker's client.
-    #[error(
-        "the context \"{name}\" of docker's client is not known: {problem}; docker context ls lists them"
-    )]
+    /// The Docker context does not exist.
+    #[error("unknown Docker context \"{name}\": {problem}; list contexts with docker context ls")]
     Context {
         /// Its name.
         name: String,
-        /// Why it is not.
+        /// Why it is unknown.
         problem: String,
     },
-    /// A context with files for TLS of its own.
+    /// A context with TLS files of its own.
     #[error(
-        "the context \"{name}\" of docker's client has its own files for TLS: set DOCKER_HOST={address} DOCKER_TLS_VERIFY=1 DOCKER_CERT_PATH={}", certificates.display()
+        "TLS files of Docker context \"{name}\" are not supported: set DOCKER_HOST={address} DOCKER_TLS_VERIFY=1 DOCKER_CERT_PATH={}", certificates.display()
     )]
     ContextTls {
         /// Its name.
         name: String,
         /// The engine's address.
         address: String,
-        /// The folder of the files.
+        /// The directory of the files.
         certificates: PathBuf,
     },
-    /// A file of docker's client that cannot be read: whose engine is meant is not known.
+    /// An unreadable file of the Docker CLI: the selected engine is unknown.
     #[error("{}: {problem}", path.display())]
     ClientFile {
         /// The file.
@@ -163,9 +161,7 @@ pub enum HostError {
         problem: String,
     },
     /// Any other scheme.
-    #[error(
-        "\"{address}\": the protocol {scheme} is not supported: write unix:///path/to.sock or tcp://host:port"
-    )]
+    #[error("\"{address}\": protocol {scheme} is not supported: use unix:///path/to.sock or tcp://host:port")]
     Scheme {
         /// The address as written.
         address: String,
@@ -175,18 +171,18 @@ pub enum HostError {
 }
 
 impl HostError {
-    /// What the reader could try next.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<Hint> {
         match self {
             HostError::Ssh(_) => Some(
                 Hint::from(
-                    "run larder there; what needs no measure of the disk works through a forwarded socket, too (ssh -L ./docker.sock:/var/run/docker.sock HOST, and ",
+                    "run larder on that host; commands that measure no disk usage also work through a forwarded socket (ssh -L ./docker.sock:/var/run/docker.sock HOST, and ",
                 )
                 .setting("backend", SOCKET)
                 .text(")"),
             ),
             HostError::ClientFile { .. } => {
-                Some(Hint::from("mend it, or name the engine with ").setting("backend", SOCKET))
+                Some(Hint::from("repair the file, or set the engine with ").setting("backend", SOCKET))
             }
             _ => None,
         }
@@ -248,7 +244,10 @@ mod tests {
         let variable = |name: &str| (name == "DOCKER_HOST").then(|| "foo".to_owned());
         let around = DockerCliEnvironment { variable: &variable, is_usable: &|_| true, read: &|_| Ok(None) };
         let foo = EngineHost::usual(&around).unwrap_err();
-        assert_eq!(foo.to_string(), "\"foo\" names no engine: write unix:///path/to.sock or tcp://host:port");
+        assert_eq!(
+            foo.to_string(),
+            "\"foo\" is not an engine address: use unix:///path/to.sock or tcp://host:port"
+        );
         let tls = [("DOCKER_HOST", "tcp://h:1"), ("DOCKER_TLS_VERIFY", "1")];
         assert_eq!(usual(&tls, &[]), EngineHost::Tcp { address: "h:1".into(), tls: true });
         assert_eq!(usual(&tls[..1], &[]), EngineHost::Tcp { address: "h:1".into(), tls: false });

@@ -1,4 +1,4 @@
-//! Finds the image that somebody named among those that the engine lists.
+//! Finds an image among those that the engine lists, by the name a user wrote.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -8,7 +8,7 @@ use larder::reference::ImageId;
 
 use crate::names;
 
-/// Images by all that they are called.
+/// Images by their names and IDs.
 pub(crate) struct ImageNameIndex<'a> {
     by_name: HashMap<&'a str, &'a ImageId>,
     ids: BTreeMap<&'a str, &'a ImageId>,
@@ -25,7 +25,7 @@ impl<'a> ImageNameIndex<'a> {
         ImageNameIndex { by_name, ids: images.iter().map(|image| (image.id.as_str(), &image.id)).collect() }
     }
 
-    /// The id of an image, found as the engine itself looks: by name, then by the start of an id that no other has.
+    /// The ID of an image, resolved as the engine does: by name, then by a unique prefix of the ID.
     pub(crate) fn find(&self, name: &str) -> Option<&'a ImageId> {
         if let Some(id) = self.ids.get(name) {
             return Some(*id);

@@ -1,4 +1,4 @@
-//! What images are made of. It never changes, so each image costs one call in its life.
+//! Caches the composition of images. It never changes, so each image costs one call during its life.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -14,25 +14,25 @@ use crate::api::{EngineInfo, GraphDriver, ImageInspect};
 use crate::engine::EngineClient;
 use crate::files::GraphDriverFiles;
 
-/// How many images are asked about at the same time.
+/// Number of images inspected concurrently.
 pub(crate) const CALLS_AT_ONCE: usize = 8;
 
 /// One image.
 #[derive(Debug)]
 pub(crate) struct InspectedImage {
-    /// Ids of its layers from the bottom up, each with all below it: chain ids. The same layer on another stack is
-    /// stored once more.
+    /// IDs of its layers from the bottom up, each with all layers below it: chain IDs. The same layer on another stack is
+    /// stored twice.
     pub(crate) chains: Vec<LayerId>,
-    /// The folder of each layer, from the bottom up, where a graph driver has one for each.
-    pub(crate) folders: Option<Vec<PathBuf>>,
+    /// The directory of each layer, from the bottom up, if the graph driver has one for each.
+    pub(crate) dirs: Option<Vec<PathBuf>>,
     /// Labels of its config.
     pub(crate) labels: BTreeMap<String, String>,
-    /// When it was here at the latest: when the engine wrote its config down, where that may be read, and when somebody
-    /// gave it a name. Neither a pull nor a load counts as giving it a name.
+    /// Latest possible time of its addition: when the engine wrote its config, if that can be read, and its last tag
+    /// operation. Pulls and loads are not tag operations.
     pub(crate) came: Option<UnixMillis>,
 }
 
-/// What is known of images of one engine.
+/// The cached images of one engine.
 pub(crate) struct InspectCache {
     engine: Arc<EngineClient>,
     known: Mutex<HashMap<ImageId, Arc<InspectedImage>>>,
@@ -47,7 +47,7 @@ impl InspectCache {
         &self.engine
     }
 
-    /// What is known of these images; one that is gone, or that the engine fails on, is left out.
+    /// The composition of these images; skips images that are removed or that the engine fails on.
     pub(crate) async fn of(
         &self,
         ids: &[&ImageId],
@@ -58,25 +58,25 @@ impl InspectCache {
             .into_iter()
             .map(|id| async move { (id, self.engine.inspect::<ImageInspect>(id.as_str()).await) });
         let mut answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
-        let mut told = Vec::new();
+        let mut inspected = Vec::new();
         while let Some((id, answer)) = answers.next().await {
             match answer {
-                Ok(Some(found)) => told.push((id.clone(), found)),
+                Ok(Some(found)) => inspected.push((id.clone(), found)),
                 Ok(None) => {}
                 Err(error @ BackendError::Unreachable { .. }) => return Err(error),
-                // One damaged image must not keep the others from being collected.
-                Err(error) => tracing::debug!("the layers of {id} are not known: {error}"),
+                // One damaged image must not prevent the GC of the others.
+                Err(error) => tracing::debug!("cannot list the layers of {id}: {error}"),
             }
         }
-        let written = self.written(told.iter().map(|(id, _)| id.clone()).collect()).await?;
-        for (id, found) in told {
+        let written = self.written(inspected.iter().map(|(id, _)| id.clone()).collect()).await?;
+        for (id, found) in inspected {
             let facts = InspectedImage::of(&found, written.get(&id).copied());
             known.insert(id, Arc::new(facts));
         }
         Ok(ids.iter().filter_map(|id| Some(((*id).clone(), known.get(*id)?.clone()))).collect())
     }
 
-    /// When the engine wrote down the configs of these images, where that may be read.
+    /// When the engine wrote the configs of these images, if that can be read.
     async fn written(&self, ids: Vec<ImageId>) -> Result<HashMap<ImageId, UnixMillis>, BackendError> {
         if ids.is_empty() {
             return Ok(HashMap::new());
@@ -99,7 +99,7 @@ impl InspectCache {
         Ok(tokio::task::spawn_blocking(dates).await.unwrap_or_default())
     }
 
-    /// Forgets an image: one of the same id may come again, and at another time.
+    /// Forgets an image: the same ID may be added again at a later time.
     pub(crate) async fn forget(&self, id: &str) {
         self.known.lock().await.remove(id);
     }
@@ -113,11 +113,11 @@ impl InspectCache {
 impl InspectedImage {
     fn of(found: &ImageInspect, written: Option<UnixMillis>) -> InspectedImage {
         let chains = chain_ids(&found.root_fs.layers);
-        let folders = folders(&found.graph_driver).filter(|folders| folders.len() == chains.len());
+        let dirs = dirs(&found.graph_driver).filter(|dirs| dirs.len() == chains.len());
         let named = found.metadata.last_tag_time.parse::<jiff::Timestamp>().ok();
         let named = named.map(|time| UnixMillis(time.as_millisecond())).filter(|stamp| stamp.0 > 0);
         let came = written.into_iter().chain(named).min();
-        InspectedImage { chains, folders, labels: found.config.labels.clone(), came }
+        InspectedImage { chains, dirs, labels: found.config.labels.clone(), came }
     }
 }
 
@@ -133,8 +133,8 @@ fn chain_ids(diff_ids: &[LayerId]) -> Vec<LayerId> {
     chains
 }
 
-/// Folders of layers from the bottom up, as overlay drivers tell them: the top in `UpperDir`, the others in `LowerDir`.
-pub(crate) fn folders(driver: &GraphDriver) -> Option<Vec<PathBuf>> {
+/// Directories of layers from the bottom up, as overlay drivers report them: the top in `UpperDir`, others in `LowerDir`.
+pub(crate) fn dirs(driver: &GraphDriver) -> Option<Vec<PathBuf>> {
     let of = |text: &str| Some(Path::new(text).parent()?.to_owned());
     let lower = driver.data.get("LowerDir").map_or("", String::as_str);
     let lower = lower.split(':').filter(|path| !path.is_empty()).rev().map(of);
@@ -156,7 +156,7 @@ mod tests {
         .map(LayerId::from);
         let chains = chain_ids(&stack);
         assert_eq!(chains[0], stack[0]);
-        // As the engine itself names the folder of this stack.
+        // As the engine itself names the directory of this stack.
         assert_eq!(chains[1], "sha256:59141b3197107f408ea54c477f42c1078d895ca75768b074183619afd988fc70");
     }
 
@@ -168,10 +168,10 @@ mod tests {
             InspectedImage::of(&serde_json::from_value(found).unwrap(), None)
         };
         let facts = inspect(json!({"LowerDir": "/d/b/diff:/d/a/diff", "UpperDir": "/d/c/diff"}));
-        assert_eq!(facts.folders, Some(["/d/a", "/d/b", "/d/c"].map(PathBuf::from).to_vec()));
+        assert_eq!(facts.dirs, Some(["/d/a", "/d/b", "/d/c"].map(PathBuf::from).to_vec()));
         assert_eq!(facts.came, Some(UnixMillis(1_795_289_794_770)));
-        assert_eq!(inspect(json!({"UpperDir": "/d/c/diff"})).folders, None, "not as many as layers");
-        assert_eq!(inspect(json!(null)).folders, None, "another driver, or containerd's store");
+        assert_eq!(inspect(json!({"UpperDir": "/d/c/diff"})).dirs, None, "not as many as layers");
+        assert_eq!(inspect(json!(null)).dirs, None, "another driver, or containerd's store");
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Which layers images have, and what each takes on disk.
+//! The layers of images and their disk usage.
 //!
-//! A graph driver has a folder for each layer, and the engine tells which. Where larder may read them they are measured,
-//! once in the life of a layer. Elsewhere (another user, another machine, containerd's store) an image's history tells
-//! bytes, and else the sizes of images; both are guesses, and marked as such.
+//! A graph driver has a directory for each layer, which the engine reports. Directories that larder can read are measured
+//! once during the life of a layer. Otherwise (another user, another machine, containerd's store) sizes come from the
+//! image's history, or else from the size of the image; both are estimates, and marked as such.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -17,37 +17,37 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::api::{ContainerInspect, ContainerSummary, EngineInfo, HistoryEntry};
 use crate::files::GraphDriverFiles;
-use crate::inspect_cache::{InspectCache, InspectedImage, folders};
+use crate::inspect_cache::{InspectCache, InspectedImage, dirs};
 use crate::{history, names};
 
-/// Asks the engine, and looks at its files.
+/// Reads layers from the engine and its files.
 pub struct EngineLayers {
     inspections: Arc<InspectCache>,
-    /// One measures at a time, until it is done: also when whoever asked has given up.
+    /// One measurement runs at a time, to its end, even if its caller gave up.
     turn: MeasureLock,
     known: LayerSizeCache,
 }
 
 type MeasureLock = Arc<Mutex<()>>;
 
-/// By chain id. What is in a layer does not change. Layers that were measured stay known when whoever asked gave up.
+/// By chain ID. The content of a layer does not change. Measured layers stay cached if the caller gave up.
 type LayerSizeCache = Arc<Lock<HashMap<LayerId, CachedLayerSize>>>;
 
-/// What a layer takes.
+/// Disk usage of a layer.
 #[derive(Debug, Clone, Copy)]
 struct CachedLayerSize {
     amount: DiskSpace,
-    /// The part of it that is the layer's folder; the rest is what the engine notes of it.
-    folder: DiskSpace,
+    /// The part of it in the layer's directory; the rest is the engine's metadata.
+    dir: DiskSpace,
     estimated: bool,
 }
 
-/// What images take.
+/// Disk usage of images.
 pub(crate) struct LayerMeasurement {
     pub(crate) layers: LayerUsageIndex,
-    /// Folders of all layers of images, each once.
-    pub(crate) folders: DiskSpace,
-    /// Whether any of it is a guess.
+    /// Directories of all layers of images, each once.
+    pub(crate) dirs: DiskSpace,
+    /// Whether any of it is an estimate.
     pub(crate) estimated: bool,
 }
 
@@ -56,7 +56,7 @@ impl EngineLayers {
         EngineLayers { inspections, turn: MeasureLock::default(), known: Arc::default() }
     }
 
-    /// What these images take, and what containers hold of it.
+    /// Disk usage of these images, and the layers that containers reference.
     pub(crate) async fn look(&self, images: &[Image]) -> Result<LayerMeasurement, BackendError> {
         let engine = self.inspections.engine();
         let info: EngineInfo = engine.get_required("/info", &[]).await?;
@@ -75,9 +75,9 @@ impl EngineLayers {
         let amounts = self.amounts(images, &facts, files.as_ref()).await?;
         let mut own = own(files, &listed).await;
         let mut layers = LayerUsageIndex::unknown();
-        let (mut folders, mut estimated) = (DiskSpace::ZERO, false);
+        let (mut dirs, mut estimated) = (DiskSpace::ZERO, false);
         for (chain, known) in &amounts {
-            folders += known.folder;
+            dirs += known.dir;
             estimated |= known.estimated;
             let (id, amount) = (chain.clone(), known.amount);
             layers.add(MeasuredLayer { id, amount, estimated: known.estimated, referenced_by: None });
@@ -92,10 +92,10 @@ impl EngineLayers {
             let own = own.remove(&image.id).unwrap_or_default();
             layers.add_image(&image.id, &facts.chains, own, Some(facts.labels.clone()));
         }
-        Ok(LayerMeasurement { layers, folders, estimated })
+        Ok(LayerMeasurement { layers, dirs, estimated })
     }
 
-    /// The layers that a container of an image that is not listed holds.
+    /// The layers referenced by a container of an unlisted image.
     async fn held(
         &self,
         container: &ContainerSummary,
@@ -106,7 +106,7 @@ impl EngineLayers {
             Some(facts) => facts.chains.clone(),
             None => self.chains_below(container, facts).await?,
         };
-        let held_by = Some(format!("the container {}", name_of(container)));
+        let held_by = Some(format!("container {}", name_of(container)));
         let layer = |chain: LayerId| {
             let known = amounts.get(&chain);
             let amount = known.map_or(DiskSpace::ZERO, |known| known.amount);
@@ -116,7 +116,7 @@ impl EngineLayers {
         Ok(chains.into_iter().map(layer).collect())
     }
 
-    /// The layers below a container whose image is gone (`docker rmi --force`) that are also layers of these images.
+    /// The layers below a container whose image was removed (`docker rmi --force`) that also belong to these images.
     async fn chains_below(
         &self,
         container: &ContainerSummary,
@@ -125,20 +125,20 @@ impl EngineLayers {
         let path = format!("/containers/{}/json", container.id);
         let found: Option<ContainerInspect> = match self.inspections.engine().get(&path, &[]).await {
             Err(error) if !matches!(error, BackendError::Unreachable { .. }) => {
-                tracing::debug!("the layers below {} are not known: {error}", name_of(container));
+                tracing::debug!("cannot list the parent layers of {}: {error}", name_of(container));
                 None
             }
             found => found?,
         };
-        let folders = found.and_then(|found| folders(&found.graph_driver)).unwrap_or_default();
-        let below: HashSet<&PathBuf> = folders.iter().collect();
-        let all = facts.values().flat_map(|facts| facts.chains.iter().zip(facts.folders.iter().flatten()));
+        let dirs = found.and_then(|found| dirs(&found.graph_driver)).unwrap_or_default();
+        let below: HashSet<&PathBuf> = dirs.iter().collect();
+        let all = facts.values().flat_map(|facts| facts.chains.iter().zip(facts.dirs.iter().flatten()));
         let held: BTreeSet<&LayerId> =
-            all.filter(|(_, folder)| below.contains(folder)).map(|(chain, _)| chain).collect();
+            all.filter(|(_, dir)| below.contains(dir)).map(|(chain, _)| chain).collect();
         Ok(held.into_iter().cloned().collect())
     }
 
-    /// What each layer of these images takes.
+    /// Disk usage of each layer of these images.
     async fn amounts(
         &self,
         images: &[Image],
@@ -151,8 +151,7 @@ impl EngineLayers {
             facts.values().flat_map(|facts| new_folders(facts, &known)).collect();
         if let Some(files) = files.filter(|_| !new.is_empty()) {
             let (files, layers) = (files.clone(), self.known.clone());
-            let measure =
-                move || measure_all(new, &layers, |chain, folder| files.measure(chain.as_str(), folder));
+            let measure = move || measure_all(new, &layers, |chain, dir| files.measure(chain.as_str(), dir));
             turn = match in_turn(turn, measure).await {
                 Some(turn) => turn,
                 None => Arc::clone(&self.turn).lock_owned().await,
@@ -161,7 +160,7 @@ impl EngineLayers {
         }
         let mut order: Vec<(&Image, &Arc<InspectedImage>)> =
             images.iter().filter_map(|image| Some((image, facts.get(&image.id)?))).collect();
-        // What small stacks tell is known when those on top of them are looked at.
+        // Sizes derived from small stacks are known before the larger stacks on top of them.
         order.sort_by_key(|(image, facts)| (facts.chains.len(), &image.id));
         for (image, facts) in &order {
             if facts.chains.iter().any(|chain| !known.contains_key(chain)) {
@@ -182,7 +181,7 @@ impl EngineLayers {
             Ok(history) => Ok(history.unwrap_or_default()),
             Err(error @ BackendError::Unreachable { .. }) => Err(error),
             Err(error) => {
-                tracing::debug!("the history of {image} is not known: {error}");
+                tracing::debug!("cannot read the history of {image}: {error}");
                 Ok(Vec::new())
             }
         }
@@ -196,7 +195,7 @@ impl LayerSource for EngineLayers {
     }
 }
 
-/// What each of these images takes beside its layers, where that may be read.
+/// Disk usage of each of these images besides its layers, if that can be read.
 async fn own(files: Option<GraphDriverFiles>, images: &[&ImageId]) -> HashMap<ImageId, DiskSpace> {
     let Some(files) = files else { return HashMap::new() };
     let images: Vec<ImageId> = images.iter().map(|&id| id.clone()).collect();
@@ -205,14 +204,14 @@ async fn own(files: Option<GraphDriverFiles>, images: &[&ImageId]) -> HashMap<Im
 }
 
 fn new_folders(facts: &InspectedImage, known: &HashMap<LayerId, CachedLayerSize>) -> Vec<(LayerId, PathBuf)> {
-    let folders = facts.folders.iter().flatten();
-    let all = facts.chains.iter().zip(folders);
+    let dirs = facts.dirs.iter().flatten();
+    let all = facts.chains.iter().zip(dirs);
     all.filter(|(chain, _)| !known.contains_key(*chain))
-        .map(|(chain, folder)| (chain.clone(), folder.clone()))
+        .map(|(chain, dir)| (chain.clone(), dir.clone()))
         .collect()
 }
 
-/// Does work that blocks. The turn is the work's as long as that goes on, which nobody can stop; it is gone if the work
+/// Runs blocking work, which cannot be cancelled. The work holds the lock until it ends; the lock is lost if the work
 /// fails.
 async fn in_turn(
     turn: OwnedMutexGuard<()>,
@@ -222,26 +221,26 @@ async fn in_turn(
         work();
         turn
     });
-    done.await.inspect_err(|error| tracing::warn!("layers could not be measured: {error}")).ok()
+    done.await.inspect_err(|error| tracing::warn!("cannot measure layers: {error}")).ok()
 }
 
-/// Measures folders of layers, each once; those that cannot be read stay unknown.
+/// Measures directories of layers, each once; those that cannot be read stay unknown.
 fn measure_all(
-    folders: Vec<(LayerId, PathBuf)>,
+    dirs: Vec<(LayerId, PathBuf)>,
     known: &LayerSizeCache,
     measure: impl Fn(&LayerId, &Path) -> io::Result<(DiskSpace, DiskSpace)>,
 ) {
-    for (chain, folder) in folders {
+    for (chain, dir) in dirs {
         if lock(known).contains_key(&chain) {
             continue;
         }
-        match measure(&chain, &folder) {
-            Ok((amount, folder)) => {
-                lock(known).insert(chain, CachedLayerSize { amount, folder, estimated: false });
+        match measure(&chain, &dir) {
+            Ok((amount, dir)) => {
+                lock(known).insert(chain, CachedLayerSize { amount, dir, estimated: false });
             }
             Err(error) => {
-                tracing::debug!("estimating layer sizes: {error}");
-                // They all are in one place, and what forbids one forbids all.
+                tracing::debug!("layer sizes are estimated: {error}");
+                // They all are in one place: an error for one applies to all.
                 if error.kind() == io::ErrorKind::PermissionDenied {
                     return;
                 }
@@ -254,7 +253,7 @@ fn lock(known: &LayerSizeCache) -> MutexGuard<'_, HashMap<LayerId, CachedLayerSi
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Fills in what the layers of an image may take: what its history says, else an even part of its size.
+/// Estimates the layers of an image: from its history, else as even parts of its size.
 fn guess(
     size: u64,
     facts: &InspectedImage,
@@ -263,7 +262,7 @@ fn guess(
 ) {
     let estimate = |bytes| {
         let amount = DiskSpace::estimate(bytes);
-        CachedLayerSize { amount, folder: amount, estimated: true }
+        CachedLayerSize { amount, dir: amount, estimated: true }
     };
     if let Some(sizes) = history {
         for (chain, bytes) in facts.chains.iter().zip(sizes) {
@@ -292,7 +291,7 @@ mod tests {
 
     fn facts(chains: &[&str]) -> InspectedImage {
         let chains = chains.iter().map(|&chain| chain.into()).collect();
-        InspectedImage { chains, folders: None, labels: BTreeMap::new(), came: None }
+        InspectedImage { chains, dirs: None, labels: BTreeMap::new(), came: None }
     }
 
     fn bytes(known: &HashMap<LayerId, CachedLayerSize>, chain: &str) -> u64 {
@@ -304,9 +303,9 @@ mod tests {
     async fn a_measure_that_nobody_waits_for_any_more_keeps_its_turn() {
         let turn = MeasureLock::default();
         let (go_on, held) = std::sync::mpsc::channel::<()>();
-        let (tell, begun) = tokio::sync::oneshot::channel();
+        let (started, begun) = tokio::sync::oneshot::channel();
         let work = in_turn(Arc::clone(&turn).lock_owned().await, move || {
-            tell.send(()).unwrap();
+            started.send(()).unwrap();
             held.recv().unwrap();
         });
         tokio::select! {

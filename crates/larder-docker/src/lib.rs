@@ -1,19 +1,19 @@
 //! Docker Engine as a larder backend, over its own API.
 //!
 //! ```text
-//! EngineHost (DOCKER_HOST, the chosen context, or where engines usually listen)
-//!   -> Engine: one HTTP client, an API version that both ends know
-//!        -> DockerBackend: list, inspect, pull, remove, who uses what
-//!        -> EngineLayers: which layers there are, and what each takes on disk
-//!        -> EngineFeed: what came and what was used between two looks
-//!        -> EngineUsage: who takes room, and what `docker system df` says of it
+//! EngineHost (DOCKER_HOST, the selected context, or the default sockets)
+//!   -> Engine: one HTTP client, the API version that both ends support
+//!        -> DockerBackend: list, inspect, pull, remove, uses
+//!        -> EngineLayers: the layers and their disk usage
+//!        -> EngineFeed: images added and used since the last query
+//!        -> EngineUsage: disk usage by kind, and the figures of `docker system df`
 //! ```
 //!
-//! Read [`DockerBackend`] first; `answers.rs` has the few fields of the API that larder reads.
+//! Read [`DockerBackend`] first; `api.rs` has the few fields of the API that larder reads.
 //!
-//! Promises: nothing is done before the first call; every call to the engine but a pull ends within
-//! [`EngineConfig::request_timeout`]; an engine that went away is found again by the next call after it is back; no
-//! image that a container uses, running or stopped, is removed, and nothing is ever removed by force.
+//! Promises: nothing is opened before the first call; every call to the engine except a pull ends within
+//! [`EngineConfig::request_timeout`]; after an engine has restarted, the next call reconnects; no
+//! image that a container uses, running or stopped, is removed, and removals never use force.
 
 mod activity;
 mod api;

@@ -7,10 +7,10 @@ use crate::api::EngineInfo;
 use crate::files::GraphDriverFiles;
 use crate::host::EngineHost;
 
-/// How many images are looked for: one is enough, and some may just have gone.
+/// Number of images that are checked: one is enough, and some may just have been removed.
 const LOOKED_FOR: usize = 100;
 
-/// A machine, as it tells others.
+/// The identity of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostIdentity {
     pub(crate) name: String,
@@ -18,17 +18,17 @@ pub(crate) struct HostIdentity {
 }
 
 impl HostIdentity {
-    /// This one.
+    /// This machine.
     fn current() -> HostIdentity {
-        let told = rustix::system::uname();
+        let uname = rustix::system::uname();
         let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
-        HostIdentity { name: text(told.nodename()), kernel: text(told.release()) }
+        HostIdentity { name: text(uname.nodename()), kernel: text(uname.release()) }
     }
 }
 
-/// Whether the engine's folders are those of the same name here. A socket may lead to a machine elsewhere, or to one that
-/// runs inside this one; an engine that does not say where it is, is believed. Machines that were cloned and containers of
-/// one pod have the same name: so the files are looked for, too, where that is allowed. `images` are ids that it lists.
+/// Whether the engine's directories are those of the same name here. A socket may lead to another machine or to a
+/// virtual machine; an engine without an identity is trusted. Cloned machines and containers of one pod share a host
+/// name, so the files are checked too where they can be read. `images` are IDs that the engine lists.
 pub(crate) async fn is_local(host: &EngineHost, info: &EngineInfo, images: &[&str]) -> bool {
     if !is_on(&HostIdentity::current(), host, info) {
         return false;
@@ -44,7 +44,7 @@ fn is_on(this: &HostIdentity, host: &EngineHost, info: &EngineInfo) -> bool {
     host.socket().is_some() && (engine.name.is_empty() || engine == *this)
 }
 
-/// Whether what the engine says that it has is here. What may not be looked at is believed.
+/// Whether files that the engine should have exist here. Unreadable paths count as present.
 fn has_its_files(info: &EngineInfo, images: &[&str]) -> bool {
     if info.docker_root_dir.is_empty() {
         return true;
@@ -58,7 +58,7 @@ fn has_its_files(info: &EngineInfo, images: &[&str]) -> bool {
     if is_missing(root) {
         return false;
     }
-    // Podman keeps its images in other files.
+    // Podman stores its images in other files.
     if images.is_empty() || is_missing(&files.of_images()) {
         return true;
     }
@@ -69,15 +69,15 @@ fn is_missing(path: &Path) -> bool {
     fs_err::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// A folder of the engine's. One that is elsewhere must not be mistaken for that of the same name here: it is named with
-/// the engine's address.
-pub(crate) fn qualify_path(host: &EngineHost, info: &EngineInfo, is_here: bool, folder: PathBuf) -> PathBuf {
+/// A directory of the engine. One on another machine must not be mistaken for that of the same name here: it gets
+/// the engine's address as a prefix.
+pub(crate) fn qualify_path(host: &EngineHost, info: &EngineInfo, is_here: bool, dir: PathBuf) -> PathBuf {
     if is_here {
-        return folder;
+        return dir;
     }
     PathBuf::from(match host {
-        EngineHost::Tcp { address, .. } => format!("/tcp://{address}{}", folder.display()),
-        EngineHost::Unix(_) => format!("/docker://{}{}", info.name, folder.display()),
+        EngineHost::Tcp { address, .. } => format!("/tcp://{address}{}", dir.display()),
+        EngineHost::Unix(_) => format!("/docker://{}{}", info.name, dir.display()),
     })
 }
 
@@ -110,12 +110,12 @@ mod tests {
         assert_eq!(of_tcp, PathBuf::from("/tcp://h:1/var/lib/docker"));
         let unix = EngineHost::Unix("/d.sock".into());
         let desktop = EngineInfo { name: "docker-desktop".into(), ..EngineInfo::default() };
-        let elsewhere = qualify_path(&unix, &desktop, false, data());
-        assert_eq!(elsewhere, PathBuf::from("/docker://docker-desktop/var/lib/docker"));
+        let remote = qualify_path(&unix, &desktop, false, data());
+        assert_eq!(remote, PathBuf::from("/docker://docker-desktop/var/lib/docker"));
         assert_eq!(qualify_path(&unix, &EngineInfo::default(), true, data()), data());
     }
 
-    /// What an engine says that has its files below this folder.
+    /// What an engine says that has its files below this dir.
     fn below(root: &Path) -> EngineInfo {
         let docker_root_dir = root.display().to_string();
         EngineInfo { docker_root_dir, driver: "overlay2".into(), id: "A:B".into(), ..EngineInfo::default() }
@@ -123,11 +123,11 @@ mod tests {
 
     #[test]
     fn an_engine_whose_images_are_not_here_is_elsewhere_whatever_its_name() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let has = |info: &EngineInfo, images: &[&str]| has_its_files(info, images);
-        let info = below(folder.path());
+        let info = below(dir.path());
         assert!(has(&info, &["sha256:a"]), "podman has no such files");
-        let configs = folder.path().join("image/overlay2/imagedb/content/sha256");
+        let configs = dir.path().join("image/overlay2/imagedb/content/sha256");
         fs_err::create_dir_all(&configs).unwrap();
         fs_err::write(configs.join("a"), "{}").unwrap();
         assert!(has(&info, &["sha256:gone", "sha256:a"]));
@@ -137,19 +137,19 @@ mod tests {
             !has(&EngineInfo { driver: "vfs".into(), ..info.clone() }, &["sha256:a"]),
             "another's driver"
         );
-        assert!(!has(&below(&folder.path().join("missing")), &[]), "another's root");
+        assert!(!has(&below(&dir.path().join("missing")), &[]), "another's root");
         assert!(has(&EngineInfo::default(), &["sha256:b"]), "it does not say where");
         let status = vec![vec!["driver-type".into(), "io.containerd.snapshotter.v1".into()]];
-        let store = EngineInfo { driver_status: status, ..below(&folder.path().join("missing")) };
+        let store = EngineInfo { driver_status: status, ..below(&dir.path().join("missing")) };
         assert!(has(&store, &["sha256:b"]), "containerd's store has other files");
     }
 
     #[test]
     fn an_engine_with_an_id_is_the_one_that_wrote_it_down() {
-        let folder = tempfile::tempdir().unwrap();
-        let info = below(folder.path());
-        fs_err::write(folder.path().join("engine-id"), "A:B\n").unwrap();
-        fs_err::create_dir_all(folder.path().join("image/overlay2")).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let info = below(dir.path());
+        fs_err::write(dir.path().join("engine-id"), "A:B\n").unwrap();
+        fs_err::create_dir_all(dir.path().join("image/overlay2")).unwrap();
         assert!(has_its_files(&info, &["sha256:just-gone"]));
         let other = EngineInfo { id: "C:D".into(), ..info.clone() };
         assert!(!has_its_files(&other, &[]), "its name and kernel may be the same");

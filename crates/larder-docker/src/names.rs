@@ -1,19 +1,19 @@
-//! Names of images on their way to the engine.
+//! Image names in requests to the engine.
 
 use larder::backend::{BackendError, CallErrorKind};
 use larder::go_format;
 
-/// What the engine writes in place of a name that an image does not have.
+/// The engine's placeholder for a missing name.
 const NONE: &str = "<none>";
 
-/// A name as part of a path. Names that would lead to another path are refused, and so is a blank one: the engine takes
-/// the start of an id for the whole.
+/// A name as part of a path. Names that would change the path are refused, and so is a blank one: the engine accepts
+/// prefixes of IDs.
 pub(crate) fn in_path(name: &str) -> Result<String, BackendError> {
     let strange = name.trim().is_empty()
         || name.split('/').any(|part| part == "." || part == ".." || part.is_empty())
         || name.contains(|c: char| c.is_whitespace() || c.is_control());
     if strange {
-        let message = format!("{}: this is no image name", go_format::quote(name));
+        let message = format!("{}: invalid image name", go_format::quote(name));
         return Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None });
     }
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:@".contains(&byte);
@@ -23,7 +23,7 @@ pub(crate) fn in_path(name: &str) -> Result<String, BackendError> {
         .collect())
 }
 
-/// The tag that must be named for a pull, where the name has neither tag nor digest: the engine would pull every tag.
+/// The tag to add for a pull of a name without tag or digest: the engine would pull every tag.
 pub(crate) fn tag_to_pull(name: &str) -> Option<&'static str> {
     let last = name.rsplit('/').next().unwrap_or(name);
     (!last.contains([':', '@'])).then_some("latest")
@@ -39,7 +39,7 @@ pub(crate) fn repository(name: &str) -> &str {
     path.rsplit_once(':').map_or(path, |(path, _)| path)
 }
 
-/// A name as the engine lists it: without what goes without saying, with the usual tag, and without a tag where there is
+/// A name as the engine lists it: without the default registry, with the default tag, and without a tag if there is
 /// a digest.
 pub(crate) fn familiar(name: &str) -> String {
     let short = ["docker.io/", "index.docker.io/"].into_iter().find_map(|host| name.strip_prefix(host));
@@ -55,7 +55,7 @@ pub(crate) fn familiar(name: &str) -> String {
     }
 }
 
-/// The names that are names.
+/// The names that are not placeholders.
 pub(crate) fn without_placeholders(names: Vec<String>) -> Vec<String> {
     names.into_iter().filter(|name| !name.contains(NONE)).collect()
 }

@@ -1,8 +1,8 @@
-//! What came and was used, until somebody asks for it. One stamp for each image and kind, however many events there are.
+//! Images added and used since the last report. One time for each image and kind, however many events there are.
 //!
-//! An event names most images as somebody typed them, and a name may be another image's by now. So a name counts only as
-//! far as it is known to be the same image's: a container's own image goes before the name that it was made by, of pulls
-//! under one name the last brought what has it now, and no image was used before it came.
+//! An event names most images as the user wrote them, and a name may have been moved to another image since. So a name
+//! counts only where it certainly means the same image: a container's recorded image precedes the name it was created
+//! from, the last pull of a name added the image that has it now, and no image was used before it was added.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,30 +16,30 @@ use crate::events::{EngineImageEvent, brings, life, moved, nanos, parse_event, s
 use crate::inspect_cache::InspectedImage;
 use crate::names::familiar;
 
-/// What was told and not asked for yet, by the id of the image.
+/// Unreported activity, by image ID.
 #[derive(Debug, Default)]
 pub(crate) struct PendingActivity {
-    /// When it was first told of by its id, since it last went.
+    /// When the image was first named by ID since its last deletion.
     came: HashMap<ImageId, UnixMillis>,
-    /// When it was last pulled under a name that is its own now.
+    /// When the image was last pulled by a name that it has now.
     pulled: HashMap<ImageId, UnixMillis>,
-    /// When it was last used.
+    /// When the image was last used.
     used: HashMap<ImageId, UnixMillis>,
 }
 
-/// What the engine says now of what some events name.
+/// The engine's present state of the subjects of some events.
 #[derive(Debug, Default)]
 pub(crate) struct EngineState {
-    /// The image of each container, by its id. Of those that are gone and were not known before there is nothing.
+    /// The image of each container, by container ID. Lacks removed containers that were never inspected.
     pub(crate) containers: HashMap<String, ImageId>,
-    /// The id of the image that each name is of.
+    /// The image ID of each name.
     pub(crate) names: HashMap<String, ImageId>,
-    /// When an image came at the latest, by its id.
+    /// Latest possible time of an image's addition, by ID.
     pub(crate) came: HashMap<ImageId, UnixMillis>,
 }
 
 impl PendingActivity {
-    /// Takes events in, in the order in which they happened.
+    /// Processes events, in the order in which they happened.
     pub(crate) fn add_events(&mut self, events: &[EventMessage], now: &EngineState) {
         let times = EventTimes::of(events);
         for event in events {
@@ -52,8 +52,8 @@ impl PendingActivity {
                     }
                 }
                 Some(EngineImageEvent::Deleted(id)) => {
-                    for told in [&mut self.came, &mut self.pulled, &mut self.used] {
-                        told.remove(id);
+                    for reported in [&mut self.came, &mut self.pulled, &mut self.used] {
+                        reported.remove(id);
                     }
                 }
                 Some(EngineImageEvent::Used { container, image }) => {
@@ -68,7 +68,7 @@ impl PendingActivity {
         }
     }
 
-    /// What is known of these images, to be told once; what was told of others stays, because they may just have come.
+    /// Takes the activity of these images, once; that of others stays, because they may just have been added.
     pub(crate) fn take(
         &mut self,
         images: &[Image],
@@ -77,7 +77,7 @@ impl PendingActivity {
         let mut sightings = Vec::new();
         for Image { id, .. } in images {
             let (by_id, by_name) = (self.came.remove(id), self.pulled.remove(id));
-            // What the engine has forgotten of the coming of an image, the image itself may tell.
+            // If the engine has forgotten the event of the addition, the image's own times count.
             let itself = facts.get(id).and_then(|facts| facts.came);
             let came = by_id.into_iter().chain(itself).min().or(by_name);
             let used = self.used.remove(id);
@@ -89,10 +89,10 @@ impl PendingActivity {
     }
 }
 
-/// When names got another image, images came and containers were made, in nanoseconds since 1970.
+/// When names moved, images were added and containers created, in nanoseconds since 1970.
 struct EventTimes<'a> {
     moved: HashMap<String, i64>,
-    /// Of images that are told of for the first time, since they last went, by being brought.
+    /// Images whose first event since their last deletion is an addition.
     brought: HashMap<&'a str, i64>,
     created: HashMap<&'a str, i64>,
     /// Just before all of these events.
@@ -110,7 +110,7 @@ impl<'a> EventTimes<'a> {
                 times.moved.insert(familiar(name), at);
             }
             match parse_event(event) {
-                // One that only got a name was here, nobody tells since when.
+                // An image that was only tagged existed before, since an unknown time.
                 Some(EngineImageEvent::Added(id)) => {
                     times.brought.entry(id).or_insert(if brings(event) { at } else { i64::MIN });
                 }
@@ -124,17 +124,17 @@ impl<'a> EventTimes<'a> {
         times
     }
 
-    /// When an image last got this name; long ago if none of the events tells.
+    /// When an image last got this name; the distant past if no event says so.
     fn moved(&self, name: &str) -> i64 {
         self.moved.get(&familiar(name)).copied().unwrap_or(i64::MIN)
     }
 
-    /// When an image was brought here; long ago if none of the events tells.
+    /// When an image was added; the distant past if no event says so.
     fn brought(&self, id: &str) -> i64 {
         self.brought.get(id).copied().unwrap_or(i64::MIN)
     }
 
-    /// The image of a container that is gone: the one that has the name now, unless that came after the container.
+    /// The image of a removed container: the one that has the name now, unless it was added after the container.
     fn image_of<'b>(&self, container: &str, name: &str, now: &'b EngineState) -> Option<&'b ImageId> {
         let id = now.names.get(name)?;
         let created = self.created.get(container).copied().unwrap_or(self.before);
@@ -171,12 +171,14 @@ mod tests {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), id(value).into())).collect()
     }
 
-    /// What is told of image `a`, in seconds: when it came, and when it was last used.
+    /// The reported activity of image `a`, in seconds: when it was added, and when it was last used.
     fn of_a(events: &[EventMessage], now: &EngineState) -> (Option<i64>, Option<i64>) {
         let mut gathered = PendingActivity::default();
         gathered.add_events(events, now);
-        let told = gathered.take(&[Image { id: id("a").into(), ..Image::default() }], &HashMap::new());
-        let at = |what| told.iter().find(|told| told.what == what).map(|told| told.at.0 / 1000);
+        let reported = gathered.take(&[Image { id: id("a").into(), ..Image::default() }], &HashMap::new());
+        let at = |what| {
+            reported.iter().find(|activity| activity.what == what).map(|activity| activity.at.0 / 1000)
+        };
         (at(ActivityKind::Added), at(ActivityKind::Used))
     }
 
@@ -251,11 +253,7 @@ mod tests {
         };
         let names = map(&[("app:1", "a")]);
         let now = EngineState { names: names.clone(), ..EngineState::default() };
-        assert_eq!(
-            of_a(&loaded(&[]), &now),
-            (Some(3 * DAY), None),
-            "a load gives names away and does not tell"
-        );
+        assert_eq!(of_a(&loaded(&[]), &now), (Some(3 * DAY), None), "a load moves names without an event");
         assert_eq!(of_a(&loaded(&[])[1..], &now).1, None, "made before all that is known");
         let here = EngineState {
             names,

@@ -1,28 +1,28 @@
-//! How a pull gets on, from the engine's messages to larder's progress.
+//! Converts the engine's pull messages to larder's progress.
 
 use larder::backend::{ByteProgress, LayerPhase, LayerProgress, PullDetail, PullStep, PullWait};
 use larder::reference::LayerId;
 
 use crate::api::{PullMessage, count};
 
-/// What is known of a pull so far.
+/// The state of a pull.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PullMessageTracker {
     step: PullStep,
-    /// The layers that were not here, as the engine announced them: from the bottom up.
+    /// The missing layers, as the engine announced them: from the bottom up.
     layers: Vec<LayerProgress>,
 }
 
 impl PullMessageTracker {
-    /// Takes one message in. What an engine of another version says in other words changes nothing.
+    /// Processes one message. Unknown messages of other engine versions are ignored.
     pub(crate) fn note(&mut self, message: &PullMessage) {
         if message.status.starts_with("Digest:") {
             self.step = PullStep::Committing;
         }
         if message.status.starts_with("Retrying in") {
             let layer = self.layer(&message.id);
-            // The engine counts the seconds down, one message for each.
-            let reason = message.status.replacen("Retrying", "the engine tries again", 1);
+            // The engine sends one message for each second of the countdown.
+            let reason = message.status.replacen("Retrying", "the engine retries", 1);
             layer.waiting = Some(PullWait { reason, until: None });
             return;
         }
@@ -43,7 +43,7 @@ impl PullMessageTracker {
                 layer.bytes.total = Some(count(detail.total)).filter(|total| *total > 0);
             }
             LayerPhase::Unpacking | LayerPhase::Done => {
-                // Small layers are never reported while they are fetched; the unpacker then tells how large they were.
+                // Small layers are never reported while they are fetched; the unpack messages have their size.
                 if message.status == "Extracting" && layer.bytes.total.is_none() && detail.units.is_empty() {
                     layer.bytes.total = Some(count(detail.total)).filter(|total| *total > 0);
                 }
@@ -68,7 +68,7 @@ impl PullMessageTracker {
         &mut self.layers[at]
     }
 
-    /// Bytes of all layers; the sum of what is to come is known when that of each layer is.
+    /// Bytes of all layers; the total is known once that of each layer is.
     pub(crate) fn bytes(&self) -> ByteProgress {
         let done = self.layers.iter().map(|layer| layer.bytes.done).sum();
         let settled = |layer: &LayerProgress| {
@@ -78,7 +78,7 @@ impl PullMessageTracker {
         ByteProgress { done, total: total.filter(|_| !self.layers.is_empty()) }
     }
 
-    /// What it does right now.
+    /// The present step.
     pub(crate) fn detail(&self) -> PullDetail {
         PullDetail { step: self.step, waiting: None, rate: None, layers: self.layers.clone() }
     }
@@ -129,14 +129,14 @@ mod tests {
         let retrying = r#"{"status":"Retrying in 5 seconds","progressDetail":{},"id":"aaa"}"#;
         let course = after(&[retrying]);
         let waiting = course.detail().layers[0].waiting.clone().unwrap();
-        assert_eq!(waiting.reason, "the engine tries again in 5 seconds");
+        assert_eq!(waiting.reason, "the engine retries in 5 seconds");
         let going_on = r#"{"status":"Downloading","progressDetail":{"current":1,"total":2},"id":"aaa"}"#;
         assert_eq!(after(&[retrying, going_on]).detail().layers[0].waiting, None);
     }
 
     #[test]
     fn seconds_are_no_bytes_and_strange_messages_change_nothing() {
-        // With containerd's store, the unpacker tells seconds.
+        // With containerd's store, the unpacker reports seconds.
         let seconds =
             r#"{"status":"Extracting","progressDetail":{"current":3,"total":9,"units":"s"},"id":"a"}"#;
         assert_eq!(after(&[seconds]).bytes().done, 0);

@@ -1,9 +1,9 @@
-//! Removal: under all names, and never by force.
+//! Removes an image with all its names, never by force.
 //!
-//! The engine removes an image by its id if it has one name only, so all names but one are taken off first, each only
-//! while it is still this image's. It refuses that for an image that a container uses; by then the other names would be
-//! gone. So containers are looked at first, and names that were taken off come back if the engine refuses in the end,
-//! because a container was made meanwhile.
+//! The engine removes an image by its ID if it has one name only, so all names but one are removed first, each only
+//! while it still points at this image. The engine refuses to remove an image that a container uses; the other names
+//! would be lost by then. So containers are checked first, and removed names are restored if the engine refuses in the
+//! end, because a container was created since.
 
 use larder::backend::{BackendError, CallErrorKind};
 use larder::reference::{ImageId, ImageName};
@@ -14,13 +14,13 @@ use crate::api::{ContainerSummary, DeletedImage, ImageInspect};
 use crate::engine::EngineClient;
 use crate::names;
 
-/// How often names are read again: somebody may give an image new ones while the old ones are taken off.
+/// How often names are read again: another client may tag the image while names are removed.
 const LOOKS: usize = 3;
 
-/// What the engine says of an image that another one was built on.
+/// The engine's error for an image that another one was built on.
 const HAS_CHILDREN: &str = "dependent child images";
 
-/// Removes an image, by name or id. It may be gone already. Each call to the engine has the limit for one.
+/// Removes an image, by name or ID. A missing image is a success. Each call to the engine has its own time limit.
 pub(crate) async fn remove(engine: &EngineClient, image: &ImageName) -> Result<(), BackendError> {
     let Some(found) = engine.inspect::<ImageInspect>(image.as_str()).await? else { return Ok(()) };
     let id = found.id.clone();
@@ -49,25 +49,25 @@ async fn with_all_names(
         }
         let Err(refused) = delete(engine, id.as_str()).await else { return Ok(()) };
         match engine.inspect::<ImageInspect>(id.as_str()).await? {
-            // It went, whatever the engine had to say, or did not say in time.
+            // The image is removed, whatever the engine responded, or did not respond in time.
             None => return Ok(()),
-            // It is no longer listed without a name, and goes with the image that was built on it.
+            // It is no longer listed without a name, and is removed with the image that was built on it.
             Some(_) if refused.to_string().contains(HAS_CHILDREN) => {
                 return match last {
                     Some(name) => take_off(engine, &id, name, taken).await,
                     None => Ok(()),
                 };
             }
-            // A name came meanwhile.
+            // The image was tagged since.
             Some(rest) if all_names(&rest).len() > 1 => found = rest,
             Some(_) => return Err(refused),
         }
     }
-    let message = format!("{id}: somebody gives it new names while it is removed");
+    let message = format!("{id}: another client keeps tagging the image during its removal");
     Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None })
 }
 
-/// Takes a name off an image, unless it is another image's by now.
+/// Removes a name of an image, unless it points at another image now.
 async fn take_off(
     engine: &EngineClient,
     id: &ImageId,
@@ -81,22 +81,22 @@ async fn take_off(
     let removed = delete(engine, &name).await?;
     if let Some(lost) = another_s(&removed, id) {
         tracing::error!(
-            "{name} was given to another image while it was taken off {id}: the engine deleted {lost:?}"
+            "{name} was moved to another image while it was removed from {id}: the engine deleted {lost:?}"
         );
     }
     taken.push(name);
     Ok(())
 }
 
-/// What went with a name of this image, if that is another image: then the name went to that one in the moment since it
-/// was looked at. This one goes with a name if others took its other names off meanwhile.
+/// The layers deleted with a name of this image, if they are another image's: then the name was moved after the check.
+/// This image is deleted with a name if other clients removed its other names.
 fn another_s<'a>(removed: &'a [DeletedImage], id: &ImageId) -> Option<Vec<&'a ImageId>> {
     let lost: Vec<&ImageId> =
         removed.iter().map(|entry| &entry.deleted).filter(|id| !id.is_empty()).collect();
     (!lost.is_empty() && !lost.contains(&id)).then_some(lost)
 }
 
-/// What the engine removed; nothing, if there is nothing of this name.
+/// What the engine removed; empty if the name does not exist.
 async fn delete(engine: &EngineClient, name: &str) -> Result<Vec<DeletedImage>, BackendError> {
     let path = format!("/images/{}", names::in_path(name)?);
     let answer = engine.within(async {
@@ -109,7 +109,7 @@ async fn delete(engine: &EngineClient, name: &str) -> Result<Vec<DeletedImage>, 
     }
 }
 
-/// Tags, then names with digests whose repositories have no tag here: the others go with the last tag.
+/// Tags, then names with digests whose repositories have no tag here: the others are removed with the last tag.
 fn all_names(found: &ImageInspect) -> Vec<String> {
     let tags = names::without_placeholders(found.repo_tags.clone());
     let repository = |name: &str| name.rsplit_once(':').map(|(repository, _)| repository.to_owned());
@@ -121,12 +121,12 @@ fn all_names(found: &ImageInspect) -> Vec<String> {
     tags.into_iter().chain(digests).collect()
 }
 
-/// Gives tags back to an image that is still there, unless somebody has given them to another one. Names with digests
-/// cannot be given.
+/// Restores tags of an image that still exists, unless they point at another image now. Names with digests
+/// cannot be restored.
 async fn give_back(engine: &EngineClient, id: &ImageId, taken: &[String]) {
     for name in taken.iter().filter(|name| !name.contains('@')) {
         if let Err(error) = give(engine, id, name).await {
-            tracing::warn!("{id} has lost its name {name}, and could not be given it back: {error}");
+            tracing::warn!("cannot restore the tag {name} of {id}: {error}");
         }
     }
 }
@@ -149,11 +149,9 @@ async fn user_of(engine: &EngineClient, id: &ImageId) -> Result<Option<Container
 fn in_use(image: &ImageName, container: &ContainerSummary) -> BackendError {
     let name = container.names.first().map_or(container.id.as_str(), |name| name.trim_start_matches('/'));
     BackendError::Call {
-        message: format!("{image} is used by the container {name} ({})", container.state),
+        message: format!("{image} is in use by container {name} ({})", container.state),
         kind: CallErrorKind::Other,
-        hint: Some(
-            "remove the container first (docker rm); larder removes no image that a container uses".into(),
-        ),
+        hint: Some("remove the container first (docker rm); larder never removes an image in use".into()),
     }
 }
 

@@ -1,18 +1,18 @@
-//! JSON values that come one after the other, cut anywhere.
+//! Splits a stream into JSON values, whatever the chunk boundaries.
 
 use serde::de::DeserializeOwned;
 
-/// The largest value that is waited for, in bytes.
+/// The largest accepted value, in bytes.
 const LARGEST: usize = 1 << 20;
 
-/// What came and is no whole value yet.
+/// The bytes of an incomplete value.
 #[derive(Debug, Default)]
 pub(crate) struct JsonStreamBuffer {
     rest: Vec<u8>,
 }
 
 impl JsonStreamBuffer {
-    /// Takes what came, and gives the values that are whole now.
+    /// Adds a chunk; returns the values that are complete now.
     pub(crate) fn push<T: DeserializeOwned>(&mut self, bytes: &[u8]) -> Result<Vec<T>, String> {
         self.rest.extend_from_slice(bytes);
         let mut values = serde_json::Deserializer::from_slice(&self.rest).into_iter::<T>();
@@ -28,15 +28,15 @@ impl JsonStreamBuffer {
         }
         self.rest.drain(..used);
         if self.rest.len() > LARGEST {
-            return Err(format!("a message of more than {LARGEST} bytes"));
+            return Err(format!("message larger than {LARGEST} bytes"));
         }
         Ok(whole)
     }
 
-    /// Nothing more comes. Fails in the middle of a value.
+    /// Ends the stream. Fails within a value.
     pub(crate) fn end(self) -> Result<(), String> {
         let cut = self.rest.iter().any(|byte| !byte.is_ascii_whitespace());
-        if cut { Err("it ends in the middle of a message".into()) } else { Ok(()) }
+        if cut { Err("ends within a message".into()) } else { Ok(()) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! TLS towards an engine, from the three files that docker's client reads.
+//! TLS for connections to an engine, from the three files that the Docker CLI reads.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,32 +7,32 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
-/// A folder with `ca.pem` (the authority of the engine), and with `cert.pem` and `key.pem` where the engine asks who is
-/// there. As `DOCKER_CERT_PATH`.
+/// A directory with `ca.pem` (the engine's CA certificate), and with `cert.pem` and `key.pem` if the engine requires a
+/// client certificate. As `DOCKER_CERT_PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles(pub PathBuf);
 
-/// Why the files are of no use.
+/// Why TLS files cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DockerTlsError {
     /// One cannot be read; the error names it.
-    #[error("{0}; DOCKER_CERT_PATH names the folder with ca.pem, cert.pem and key.pem")]
+    #[error("{0}; set DOCKER_CERT_PATH to a directory with ca.pem, cert.pem and key.pem")]
     File(#[from] std::io::Error),
-    /// One does not hold what it should.
+    /// A file has invalid content.
     #[error("{}: {problem}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is invalid.
         problem: String,
     },
-    /// They do not fit together.
+    /// The files do not match.
     #[error("{0}")]
     Rustls(#[from] rustls::Error),
 }
 
-/// What rustls needs to trust this engine only.
+/// The rustls configuration that trusts this engine only.
 pub(crate) fn client_config(files: &TlsFiles) -> Result<ClientConfig, DockerTlsError> {
     let mut roots = RootCertStore::empty();
     for authority in certificates(&files.0.join("ca.pem"))? {
@@ -48,7 +48,7 @@ pub(crate) fn client_config(files: &TlsFiles) -> Result<ClientConfig, DockerTlsE
     Ok(builder.with_client_auth_cert(certificates(&certificate)?, private)?)
 }
 
-/// A configuration that trusts nobody, for connections without TLS.
+/// A configuration that trusts no certificate, for connections without TLS.
 pub(crate) fn no_tls() -> Result<ClientConfig, DockerTlsError> {
     Ok(builder()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
 }
@@ -63,7 +63,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, DockerTlsEr
     let content = |problem: String| DockerTlsError::Content { path: path.to_owned(), problem };
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     let all = all.map_err(|error| content(error.to_string()))?;
-    if all.is_empty() { Err(content("there is no certificate in it".into())) } else { Ok(all) }
+    if all.is_empty() { Err(content("contains no certificate".into())) } else { Ok(all) }
 }
 
 #[cfg(test)]
@@ -72,12 +72,12 @@ mod tests {
 
     #[test]
     fn a_missing_or_empty_authority_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let files = TlsFiles(folder.path().to_owned());
+        let dir = tempfile::tempdir().unwrap();
+        let files = TlsFiles(dir.path().to_owned());
         let missing = client_config(&files).unwrap_err().to_string();
         assert!(missing.contains("ca.pem") && missing.contains("DOCKER_CERT_PATH"), "{missing}");
-        fs_err::write(folder.path().join("ca.pem"), "junk").unwrap();
+        fs_err::write(dir.path().join("ca.pem"), "junk").unwrap();
         let empty = client_config(&files).unwrap_err().to_string();
-        assert!(empty.ends_with("ca.pem: there is no certificate in it"), "{empty}");
+        assert!(empty.ends_with("ca.pem: contains no certificate"), "{empty}");
     }
 }

@@ -1,4 +1,4 @@
-//! Who takes room in an engine, and what the engine says of it: `docker system df` counts otherwise.
+//! Disk usage of an engine by kind, and the engine's own figures: `docker system df` counts differently.
 
 use std::path::{Path, PathBuf};
 
@@ -11,29 +11,29 @@ use crate::files::GraphDriverFiles;
 use crate::inspect_cache::InspectCache;
 use crate::layers::EngineLayers;
 
-/// Who takes room. All of it but [`engine`](EngineUsage::engine) is on disk, as `du` counts, unless it is a guess.
+/// Disk usage by kind. All but [`engine`](EngineUsage::engine) is on disk, as `du` counts, unless it is an estimate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineUsage {
-    /// Where layers are; `None` where larder may not look at it, or cannot.
+    /// The directory of layers; `None` if larder cannot read it.
     pub layer_store: Option<PathBuf>,
-    /// What is in there, all in all.
+    /// Its total.
     pub on_disk: Option<DiskSpace>,
     /// Layers of images, each once.
     pub images: LayerStoreShare,
-    /// What containers wrote, running or not.
+    /// Writable layers of containers, running or not.
     pub containers: LayerStoreShare,
-    /// What `docker system df` says; where the engine does not say it, or not in time, why.
+    /// The figures of `docker system df`, or why they are unavailable.
     pub engine: Result<EngineCounts, BackendError>,
 }
 
 /// One part of the layer store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LayerStoreShare {
-    /// How many there are.
+    /// Number of layers.
     pub count: usize,
-    /// What they take.
+    /// Their disk usage.
     pub amount: DiskSpace,
-    /// Whether that is a guess.
+    /// Whether that is an estimate.
     pub estimated: bool,
 }
 
@@ -42,32 +42,32 @@ pub struct LayerStoreShare {
 pub struct EngineCounts {
     /// All layers, each once: `SIZE` of images.
     pub layers_bytes: u64,
-    /// What images have for themselves that no container uses: `RECLAIMABLE` of images, about.
+    /// Bytes unique to images that no container uses: `RECLAIMABLE` of images, approximately.
     pub reclaimable_bytes: u64,
-    /// What containers wrote: `SIZE` of containers.
+    /// Writable layers of containers: `SIZE` of containers.
     pub containers_bytes: u64,
-    /// The builder's cache, but for what an image shares.
+    /// The build cache, without what an image shares.
     pub builder_bytes: u64,
-    /// Of that, what the builder does not use right now: what the engine's own prune may remove.
+    /// The part of it that no build uses: what the engine's own prune may remove.
     pub builder_unused_bytes: u64,
 }
 
 impl EngineUsage {
-    /// What is in the layer store and belongs neither to images nor to containers: the builder's, and what nothing
-    /// accounts for.
+    /// The part of the layer store that belongs neither to images nor to containers: the build cache, and unaccounted
+    /// files.
     pub fn unattributed(&self) -> Option<DiskSpace> {
         Some((self.images.amount + self.containers.amount).shortfall_to(self.on_disk?))
     }
 }
 
-/// Asks the engine, and looks at its files where that is allowed.
+/// Reads usage from the engine, and from its files where they can be read.
 pub(crate) async fn usage(
     inspections: &InspectCache,
     layers: &EngineLayers,
 ) -> Result<EngineUsage, BackendError> {
     let engine = inspections.engine();
     let said = match engine.get_required::<SystemDf>("/system/df", &[]).await {
-        // It takes minutes on large hosts, and the engine refuses it while somebody else asks.
+        // It takes minutes on large hosts, and the engine refuses concurrent requests.
         Err(error @ BackendError::Call { .. }) => Err(error),
         said => Ok(said?),
     };
@@ -94,17 +94,13 @@ pub(crate) async fn usage(
     Ok(EngineUsage {
         layer_store: store.filter(|_| on_disk.is_some()),
         on_disk,
-        images: LayerStoreShare {
-            count: listed.len(),
-            amount: measured.folders,
-            estimated: measured.estimated,
-        },
+        images: LayerStoreShare { count: listed.len(), amount: measured.dirs, estimated: measured.estimated },
         containers,
         engine: said.map(|said| EngineCounts::of(&said)),
     })
 }
 
-/// What containers wrote, measured where `on_disk`.
+/// Writable layers of containers, measured if `on_disk`.
 async fn containers(
     inspections: &InspectCache,
     summed: &[ContainerSummary],
@@ -137,7 +133,7 @@ impl EngineCounts {
     }
 }
 
-/// What a container wrote, and the layer between it and its image; `None` where that cannot be read.
+/// The writable layer of a container, and the init layer below it; `None` if that cannot be read.
 async fn written(
     inspections: &InspectCache,
     container: &ContainerSummary,
@@ -147,11 +143,11 @@ async fn written(
         return Ok(Some(DiskSpace::ZERO));
     };
     let Some(upper) = found.graph_driver.data.get("UpperDir") else { return Ok(None) };
-    let Some(folder) = Path::new(upper).parent().map(Path::to_owned) else { return Ok(None) };
+    let Some(dir) = Path::new(upper).parent().map(Path::to_owned) else { return Ok(None) };
     Ok(blocking(move || {
-        let mut first = folder.clone().into_os_string();
+        let mut first = dir.clone().into_os_string();
         first.push("-init");
-        Some(dir_size::tree(&folder).ok()? + dir_size::size_if_present(Path::new(&first)).ok()?)
+        Some(dir_size::tree(&dir).ok()? + dir_size::size_if_present(Path::new(&first)).ok()?)
     })
     .await)
 }

@@ -1,4 +1,4 @@
-//! What each host says to a credential, for people who want to know why an image can or cannot be had.
+//! Reports what each host answers to a credential: a diagnosis of why an image can or cannot be pulled.
 
 use reqwest::{Method, StatusCode};
 
@@ -7,58 +7,58 @@ use super::error::FetchErrorKind;
 use super::session::{RepositorySession, RequestError, SessionHost, accepting_manifests};
 use larder::reference::DEFAULT_TAG;
 
-/// What one host answered.
+/// What one host result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FetchAttempt {
     /// `HOST` or `HOST:PORT`.
     pub host: String,
-    /// Whether the credential was shown: it is for this host, and the host or its token server asked for one.
+    /// Whether the credential was sent: it is for this host, and the host or its token server requested one.
     pub authenticated: bool,
-    /// Whether the host has the image and lets it be pulled.
+    /// Whether the host has the image and permits its pull.
     pub accepted: bool,
-    /// The status of its answer; `None` when there was none.
+    /// The HTTP status; `None` without a response.
     pub status: Option<u16>,
-    /// The answer, without any secret.
+    /// The response as text, without secrets.
     pub answer: String,
 }
 
 impl RepositorySession {
-    /// Asks the hosts in turn whether the image can be had, up to the first that says so. Each is asked once, and nothing is
-    /// fetched.
+    /// Requests the image's manifest from the hosts in order, up to the first that accepts. One `HEAD` request per host;
+    /// fetches nothing.
     pub async fn try_hosts(&self) -> Vec<FetchAttempt> {
-        let mut trials = Vec::new();
-        for link in self.links().iter().filter(|link| self.asks_for_image(link)) {
-            let trial = self.try_host(link).await;
-            let done = trial.accepted;
-            trials.push(trial);
+        let mut attempts = Vec::new();
+        for link in self.links().iter().filter(|link| self.serves_image(link)) {
+            let attempt = self.try_host(link).await;
+            let done = attempt.accepted;
+            attempts.push(attempt);
             if done {
                 break;
             }
         }
-        trials
+        attempts
     }
 
-    /// Whether a pull asks this host for the image: by digest it needs no host that may say what a tag means.
-    fn asks_for_image(&self, link: &SessionHost) -> bool {
+    /// Whether a pull requests the image from this host. A digest needs `pull` only, a tag needs `resolve`.
+    fn serves_image(&self, link: &SessionHost) -> bool {
         if self.image().digest().is_some() { link.host.pull } else { link.host.resolve }
     }
 
     async fn try_host(&self, link: &SessionHost) -> FetchAttempt {
-        let answered = self.head(link).await;
-        let asked_token = matches!(&answered, Err(failed) if failed.token) && link.auth.has_credential();
-        let shown = link.auth.has_authenticated().await || asked_token;
+        let result = self.head(link).await;
+        let token_requested = matches!(&result, Err(failed) if failed.token) && link.auth.has_credential();
+        let authenticated = link.auth.has_authenticated().await || token_requested;
         let host = link.host.name();
-        match answered {
+        match result {
             Ok(status) => FetchAttempt {
                 host,
-                authenticated: shown,
+                authenticated,
                 accepted: true,
                 status: Some(status.as_u16()),
                 answer: status.to_string(),
             },
             Err(RequestError { host: at, kind, .. }) => {
                 let answer = if at == host { answer(&kind) } else { format!("{at}: {}", answer(&kind)) };
-                FetchAttempt { host, authenticated: shown, accepted: false, status: kind.status(), answer }
+                FetchAttempt { host, authenticated, accepted: false, status: kind.status(), answer }
             }
         }
     }
@@ -76,7 +76,7 @@ impl RepositorySession {
     }
 }
 
-/// The host's own words where there are some.
+/// The host's own message if there is one.
 fn answer(kind: &FetchErrorKind) -> String {
     kind.answer().map_or_else(|| kind.to_string(), ToString::to_string)
 }

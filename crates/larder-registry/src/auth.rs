@@ -1,5 +1,5 @@
-//! What is shown to one host for one repository with one credential: found out by the host's challenge, kept for all
-//! pulls that need the same, renewed when it expires.
+//! Authorization for one host, repository and credential: learned from the host's challenge, shared by all pulls that
+//! need the same, renewed before it expires.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex as Map, MutexGuard, PoisonError, Weak};
@@ -24,35 +24,35 @@ use super::route::{HostRoute, RetryDecision, jitter};
 use super::token::{self, TokenHttpRequest};
 use super::transport::{HttpRequest, HttpTransport};
 
-/// How long what no pull uses is remembered: tokens rarely live longer, and passwords are not kept for nothing.
+/// How long an entry that no pull uses is cached. Tokens rarely live longer, and passwords are not kept needlessly.
 const IDLE: Duration = Duration::from_secs(300);
-/// How often those are looked for, also when nobody pulls any more.
+/// Interval of the removal of expired entries; it also runs while no pull does.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
-/// How many are remembered before all that no pull uses are dropped.
+/// Number of entries from which all unused ones are dropped.
 const MAX_ENTRIES: usize = 1024;
 
-/// Tokens are renewed when so little of their life is left: a tenth, at most this.
+/// Tokens are renewed when a tenth of their life is left, at most this.
 const MARGIN: Duration = Duration::from_secs(10);
 
-/// What was learnt about all hosts, shared by all pulls.
+/// The authorization of all hosts, shared by all pulls.
 #[derive(Debug, Default)]
 pub(crate) struct RegistryAuthCache(Arc<Map<CachedAuthorizers>>);
 
 #[derive(Debug, Default)]
 struct CachedAuthorizers {
     entries: HashMap<AuthorizerKey, CachedAuthorizer>,
-    /// The task that forgets, while there is anything. It ends with its runtime.
-    forgetting: Option<JoinHandle<()>>,
+    /// The task that removes expired entries, while there are entries. It ends with its runtime.
+    expiry_task: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
 struct CachedAuthorizer {
     auth: Arc<HostAuthorizer>,
-    /// When a pull asked for it last.
+    /// Time of the last use by a pull.
     asked: Instant,
 }
 
-/// Different credentials never share an entry, nor do repositories: tokens are for one repository.
+/// The key of an entry. Credentials and repositories never share one: a token is for one repository.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct AuthorizerKey {
     base: Url,
@@ -62,7 +62,7 @@ struct AuthorizerKey {
 }
 
 impl RegistryAuthCache {
-    /// The entry for a host, a repository and what may be shown.
+    /// The entry for a host, a repository and a credential.
     pub(crate) fn entry(
         &self,
         host: &RegistryHost,
@@ -90,16 +90,16 @@ impl RegistryAuthCache {
         let entry = known.entries.entry(key).or_insert_with(new);
         entry.asked = now;
         let auth = Arc::clone(&entry.auth);
-        if known.forgetting.as_ref().is_none_or(JoinHandle::is_finished) {
-            known.forgetting =
-                Handle::try_current().ok().map(|runtime| runtime.spawn(forgetting(Arc::downgrade(&self.0))));
+        if known.expiry_task.as_ref().is_none_or(JoinHandle::is_finished) {
+            known.expiry_task =
+                Handle::try_current().ok().map(|runtime| runtime.spawn(expiry_task(Arc::downgrade(&self.0))));
         }
         auth
     }
 }
 
 impl CachedAuthorizers {
-    /// Forgets what no pull uses and none has asked for in a while.
+    /// Removes the entries that no pull uses and none has used for the retention time.
     fn forget(&mut self, now: Instant) {
         let full = self.entries.len() >= MAX_ENTRIES;
         let idle = |entry: &CachedAuthorizer| full || now.duration_since(entry.asked) >= IDLE;
@@ -111,21 +111,21 @@ fn lock(known: &Map<CachedAuthorizers>) -> MutexGuard<'_, CachedAuthorizers> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Forgets until nothing is left: a node that pulls nothing more must not remember passwords.
-async fn forgetting(known: Weak<Map<CachedAuthorizers>>) {
+/// Removes expired entries until none is left: a node that pulls nothing more must not keep passwords in memory.
+async fn expiry_task(known: Weak<Map<CachedAuthorizers>>) {
     loop {
         time::sleep(FORGET_EVERY).await;
         let Some(known) = known.upgrade() else { return };
         let mut known = lock(&known);
         known.forget(Instant::now());
         if known.entries.is_empty() {
-            known.forgetting = None;
+            known.expiry_task = None;
             return;
         }
     }
 }
 
-/// What is shown to one host for one repository.
+/// The authorization of one repository at one host.
 #[derive(Debug)]
 pub(crate) struct HostAuthorizer {
     repository: String,
@@ -135,10 +135,10 @@ pub(crate) struct HostAuthorizer {
 
 #[derive(Debug, Default)]
 struct AuthorizerState {
-    /// Counts what was shown; a refusal of an older one is no news.
+    /// Counts the values sent. A rejection of an older value is ignored.
     generation: u64,
     shown: Option<AuthorizationHeader>,
-    /// How tokens are asked for, once known.
+    /// How tokens are requested, once known.
     challenge: Option<AuthChallenge>,
 }
 
@@ -148,14 +148,14 @@ struct AuthorizationHeader {
     expires: Option<Instant>,
 }
 
-/// A header field to show, and which one it is.
+/// The `Authorization` value of a request, and its generation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RequestAuthorization {
     pub(crate) value: Option<HeaderValue>,
     generation: u64,
 }
 
-/// Who asks: what a renewal needs besides what is known.
+/// What a renewal needs besides the cached state.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AuthorizationContext<'a> {
     pub(crate) transport: &'a HttpTransport,
@@ -164,12 +164,12 @@ pub(crate) struct AuthorizationContext<'a> {
     pub(crate) watcher: &'a FetchWatcher,
 }
 
-/// A pass could not be had; the host is the one that refused it.
+/// A failed authorization, with the host that rejected it.
 #[derive(Debug)]
 pub(crate) struct AuthorizationError {
     pub(crate) host: String,
     pub(crate) kind: FetchErrorKind,
-    /// Whether that was the token server.
+    /// Whether `host` is the token server.
     pub(crate) token: bool,
 }
 
@@ -187,10 +187,10 @@ impl HostAuthorizer {
         }
     }
 
-    /// What to show now; a token that is about to expire is renewed first. Nothing, before the host asked.
+    /// The value to send now; a token that is about to expire is renewed first. Empty before the first challenge.
     pub(crate) async fn authorization(
         &self,
-        asking: AuthorizationContext<'_>,
+        context: AuthorizationContext<'_>,
     ) -> Result<RequestAuthorization, AuthorizationError> {
         let mut state = self.state.lock().await;
         let expired = state
@@ -199,25 +199,25 @@ impl HostAuthorizer {
             .and_then(|shown| shown.expires)
             .is_some_and(|expires| expires <= Instant::now());
         if expired && let Some(challenge) = state.challenge.clone() {
-            self.renew(&mut state, &challenge, asking).await?;
+            self.renew(&mut state, &challenge, context).await?;
         }
         Ok(state.pass())
     }
 
-    /// The host refused `refused` with 401. What to show instead; an error when there is nothing else to show.
+    /// Handles a 401 for `refused`: returns the value to send instead, or an error if there is no other.
     pub(crate) async fn handle_unauthorized(
         &self,
         refused: &RequestAuthorization,
         reply: &HeaderMap,
         answer: ErrorResponse,
-        asking: AuthorizationContext<'_>,
+        context: AuthorizationContext<'_>,
     ) -> Result<RequestAuthorization, AuthorizationError> {
         let mut state = self.state.lock().await;
         if state.generation != refused.generation {
-            return Ok(state.pass()); // somebody else renewed it meanwhile
+            return Ok(state.pass()); // another request renewed it
         }
         let denied = |answer| AuthorizationError {
-            host: asking.host.name(),
+            host: context.host.name(),
             kind: FetchErrorKind::Denied(answer),
             token: false,
         };
@@ -233,7 +233,7 @@ impl HostAuthorizer {
             .collect();
         let of = |scheme: &str| challenges.iter().find(|challenge| challenge.scheme == scheme);
         if let Some(challenge) = of("bearer") {
-            self.renew(&mut state, challenge, asking).await?;
+            self.renew(&mut state, challenge, context).await?;
             return Ok(state.pass());
         }
         let login = self.credential.as_ref().and_then(token::basic);
@@ -246,7 +246,7 @@ impl HostAuthorizer {
         }
     }
 
-    /// Whether there is a credential for the host, and it has asked for it.
+    /// Whether there is a credential for the host, and the host requested it.
     pub(crate) async fn has_authenticated(&self) -> bool {
         self.credential.is_some() && self.state.lock().await.shown.is_some()
     }
@@ -256,7 +256,7 @@ impl HostAuthorizer {
         self.credential.is_some()
     }
 
-    /// Texts that must not be repeated from a reply.
+    /// Secrets that must be masked in texts of a response.
     pub(crate) fn secrets(&self) -> Vec<&str> {
         self.credential.as_ref().map_or_else(Vec::new, |credential| {
             vec![
@@ -271,24 +271,24 @@ impl HostAuthorizer {
         &self,
         state: &mut AuthorizerState,
         challenge: &AuthChallenge,
-        asking: AuthorizationContext<'_>,
+        context: AuthorizationContext<'_>,
     ) -> Result<(), AuthorizationError> {
         let credential = self.credential.as_ref();
-        let request = token::request(challenge, &asking.host.base, &self.repository, credential).map_err(
+        let request = token::request(challenge, &context.host.base, &self.repository, credential).map_err(
             |problem| AuthorizationError {
-                host: asking.host.name(),
+                host: context.host.name(),
                 kind: FetchErrorKind::BadReply(problem),
                 token: false,
             },
         )?;
         let server = authority(&request.url);
-        asking.watcher.tell(FetchNotice::Waiting(FetchWait::Token { host: server.clone() }));
-        let token = self.fetch(&request, &server, asking).await;
-        asking.watcher.tell(FetchNotice::Resumed);
+        context.watcher.notify(FetchNotice::Waiting(FetchWait::Token { host: server.clone() }));
+        let token = self.fetch(&request, &server, context).await;
+        context.watcher.notify(FetchNotice::Resumed);
         let token = token.map_err(|kind| AuthorizationError { host: server.clone(), kind, token: true })?;
         let value = token::bearer(&token.value).ok_or_else(|| AuthorizationError {
             host: server,
-            kind: FetchErrorKind::BadReply("its token fits into no header field".into()),
+            kind: FetchErrorKind::BadReply("token is not a valid header value".into()),
             token: true,
         })?;
         let expires = Instant::now() + token.life.saturating_sub((token.life / 10).min(MARGIN));
@@ -296,16 +296,16 @@ impl HostAuthorizer {
         Ok(())
     }
 
-    /// Asks the token server, again when it is at fault.
+    /// Requests a token, with retries after server errors.
     async fn fetch(
         &self,
         request: &TokenHttpRequest,
         server: &str,
-        asking: AuthorizationContext<'_>,
+        context: AuthorizationContext<'_>,
     ) -> Result<token::BearerToken, FetchErrorKind> {
-        let mut route = HostRoute::new(asking.config, 1, 0);
+        let mut route = HostRoute::new(context.config, 1, 0);
         loop {
-            let failure = match self.fetch_once(request, asking).await {
+            let failure = match self.fetch_once(request, context).await {
                 Ok(token) => return Ok(token),
                 Err(failure) => failure,
             };
@@ -313,7 +313,7 @@ impl HostAuthorizer {
                 FetchErrorKind::RateLimited { after, .. } => *after,
                 _ => None,
             };
-            let because = failure.to_string();
+            let reason = failure.to_string();
             let wait = match route.failed(failure, jitter()) {
                 RetryDecision::Retry(wait) => wait.max(asked.unwrap_or_default()),
                 RetryDecision::GiveUp(kind) => return Err(kind),
@@ -321,7 +321,7 @@ impl HostAuthorizer {
             };
             let until = Instant::now() + wait;
             let host = server.to_owned();
-            asking.watcher.tell(FetchNotice::Waiting(FetchWait::Retry { host, until, because }));
+            context.watcher.notify(FetchNotice::Waiting(FetchWait::Retry { host, until, reason }));
             time::sleep_until(until).await;
         }
     }
@@ -329,10 +329,10 @@ impl HostAuthorizer {
     async fn fetch_once(
         &self,
         request: &TokenHttpRequest,
-        asking: AuthorizationContext<'_>,
+        context: AuthorizationContext<'_>,
     ) -> Result<token::BearerToken, FetchErrorKind> {
-        let same_host = request.url.origin() == asking.host.base.origin();
-        let strangers = asking.host.tls.default_tls();
+        let same_host = request.url.origin() == context.host.base.origin();
+        let strangers = context.host.tls.default_tls();
         let mut headers = HeaderMap::new();
         if request.body.is_some() {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
@@ -342,15 +342,15 @@ impl HostAuthorizer {
             url: request.url.clone(),
             headers,
             authorization: request.authorization.as_ref(),
-            own_headers: if same_host { &asking.host.headers } else { &[] },
-            tls: if same_host { &asking.host.tls } else { &strangers },
+            own_headers: if same_host { &context.host.headers } else { &[] },
+            tls: if same_host { &context.host.tls } else { &strangers },
             body: request.body.as_ref().map(|body| body.reveal().to_owned()),
         };
-        let reply = asking.transport.send(outgoing).await?;
+        let reply = context.transport.send(outgoing).await?;
         let status = reply.response.status().as_u16();
         let after =
-            super::rate_limit::asked_to_wait(status, reply.response.headers(), std::time::SystemTime::now());
-        let body = read_small(reply.response, token::MAX_REPLY, asking.config).await?;
+            super::rate_limit::requested_wait(status, reply.response.headers(), std::time::SystemTime::now());
+        let body = read_small(reply.response, token::MAX_REPLY, context.config).await?;
         if status == 200 {
             return token::read_reply(&body).map_err(FetchErrorKind::BadReply);
         }
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_no_pull_uses_is_forgotten_after_a_while() {
+    async fn unused_entries_expire() {
         let (cache, host) = (RegistryAuthCache::default(), host());
         let kept = |cache: &RegistryAuthCache| lock(&cache.0).entries.len();
         let used = cache.entry(&host, "used", None);
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_no_pull_uses_is_forgotten_also_when_none_follows() {
+    async fn unused_entries_expire_without_further_pulls() {
         let (cache, host) = (RegistryAuthCache::default(), host());
         let kept = |cache: &RegistryAuthCache| lock(&cache.0).entries.len();
         for round in 0..2 {
@@ -419,12 +419,12 @@ mod tests {
             drop(used);
             time::sleep(FORGET_EVERY + Duration::from_secs(1)).await;
             assert_eq!(kept(&cache), 0, "{round}");
-            assert!(lock(&cache.0).forgetting.is_none(), "{round}: and nothing is waited for");
+            assert!(lock(&cache.0).expiry_task.is_none(), "{round}: and nothing is waited for");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn many_at_once_are_forgotten_earlier() {
+    async fn unused_entries_are_removed_early_when_there_are_many() {
         let (cache, host) = (RegistryAuthCache::default(), host());
         let used = cache.entry(&host, "used", None);
         for number in 0..5 * MAX_ENTRIES {

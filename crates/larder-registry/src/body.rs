@@ -1,4 +1,4 @@
-//! Bodies of replies: small ones whole, blobs piece by piece, both watched.
+//! Response bodies: small ones read whole, blobs in chunks, both with a stall detector.
 
 use bytes::{Bytes, BytesMut};
 use reqwest::Response;
@@ -31,7 +31,7 @@ pub(crate) async fn read_small(
     Ok(whole.freeze())
 }
 
-/// A body with its watchdog.
+/// A body with its stall detector.
 #[derive(Debug)]
 struct WatchedBody {
     response: Response,
@@ -45,7 +45,7 @@ impl WatchedBody {
         WatchedBody { response, watchdog: StallDetector::new(window, min_bytes), config: (window, min_bytes) }
     }
 
-    /// The next piece, never an empty one.
+    /// The next chunk, never an empty one.
     async fn chunk(&mut self) -> Result<Option<Bytes>, FetchErrorKind> {
         loop {
             let began = Instant::now();
@@ -54,7 +54,7 @@ impl WatchedBody {
                 Ok(Ok(None)) => return Ok(None),
                 Ok(Ok(Some(chunk))) => (chunk, began.elapsed()),
                 Ok(Err(error)) => return Err(explain(error, std::time::Duration::ZERO)),
-                // All of it counts, however the clock rounds.
+                // All of the wait counts, whatever the clock rounds to.
                 Err(_) => (Bytes::new(), patience),
             };
             if self.watchdog.count(waited, chunk.len() as u64) {
@@ -68,7 +68,7 @@ impl WatchedBody {
     }
 }
 
-/// A part of a blob on its way. Holds one connection of the registry's budget until it is dropped.
+/// A part of a blob that is being received. Holds one connection of the registry's budget until dropped.
 #[derive(Debug)]
 pub struct BlobBody {
     body: WatchedBody,
@@ -82,7 +82,7 @@ pub struct BlobBody {
     target: FetchTarget,
 }
 
-/// What is known of a part before its bytes come.
+/// What is known of a part before its first byte.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BlobRange {
     pub(crate) start: u64,
@@ -103,17 +103,17 @@ impl BlobBody {
         BlobBody { body, permit, start, at: start, end, ranged, host, repository, target }
     }
 
-    /// Offset of the first byte that comes. 0 where another one was asked for and the server ignored it: begin again.
+    /// Offset of the first byte received. 0 if the server ignored the requested range: start over.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// Offset after the last byte that comes. May be less than what was asked for.
+    /// Offset after the last byte received. May be less than requested.
     pub fn end(&self) -> u64 {
         self.end
     }
 
-    /// Whether the server sends just the range that was asked for.
+    /// Whether the server sends exactly the requested range.
     pub fn is_ranged(&self) -> bool {
         self.ranged
     }
@@ -123,7 +123,7 @@ impl BlobBody {
         &self.host
     }
 
-    /// The next piece; `None` after the last byte. After an error, open the blob again where this stopped.
+    /// The next chunk; `None` after the last byte. After an error, reopen the blob at the offset reached.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, FetchError> {
         self.next().await.map_err(|kind| FetchError {
             repository: self.repository.clone(),
@@ -147,7 +147,7 @@ impl BlobBody {
                 self.at += chunk.len() as u64;
                 Ok(Some(chunk))
             }
-            // All of it is here; how the connection ends does not matter.
+            // The body is complete; how the connection ends does not matter.
             Ok(None) | Err(_) if self.at == self.end => Ok(None),
             Ok(None) => Err(truncated(self.at, self.end, "the connection was closed")),
             Err(FetchErrorKind::Unreachable(cause)) => Err(truncated(self.at, self.end, &cause)),

@@ -1,6 +1,6 @@
-//! What one registry is asked for at a time, shared by all pulls from it: connections, and the waits it asked for.
+//! The budget of one registry, shared by all pulls from it: connections, and waits that the registry requested.
 //!
-//! What a registry redirects to counts as the registry itself.
+//! A redirect target counts as the registry itself.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,17 +11,17 @@ use tokio::time::{self, Instant};
 
 use super::fetch_notice::{FetchNotice, FetchWait, FetchWatcher};
 
-/// Connections for manifests and configs, besides those for blobs: they are small, and must not queue behind layers.
+/// Connections for manifests and configs, besides those for blobs: they are small and must not queue behind layers.
 const SMALL_CONNECTIONS: usize = 2;
 
-/// How long a host that could not be reached is passed over while others are left.
+/// How long an unreachable host is skipped while others are left.
 const AVOIDED: Duration = Duration::from_secs(30);
 
-/// The longest time for which a registry's wish is kept. After it somebody asks and sees: a wish of days would otherwise
-/// outlast the reason for it.
+/// The longest time for which a requested wait is obeyed. After it the next request tries: a wait of days would
+/// otherwise outlast its reason.
 const KEPT: Duration = Duration::from_secs(15 * 60);
 
-/// What kind of request a connection is for.
+/// The kind of request that needs a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestSize {
     Small,
@@ -39,7 +39,7 @@ pub(crate) struct HostBudget {
     limit: usize,
 }
 
-/// What was asked of one host so far.
+/// The counters and waits of one host.
 #[derive(Debug, Default)]
 struct HostTraffic {
     requests: AtomicU64,
@@ -48,36 +48,36 @@ struct HostTraffic {
     waits: AtomicU64,
 }
 
-/// How much one registry, or a mirror of it, is asked for, and how much it asked to wait.
+/// The load of one registry or mirror, and the waits it requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistryLoad {
-    /// Its host, with the port if that is not the usual one.
+    /// Its host, with the port if that is not the default.
     pub host: String,
     /// Connections for blobs in use, of [`limit`](RegistryLoad::limit).
     pub connections: usize,
     /// Connections for blobs that may be in use at once.
     pub limit: usize,
-    /// Requests that wait for a connection, or for the end of what it asked to wait.
+    /// Requests that wait for a connection, or for the end of a requested wait.
     pub waiting: usize,
-    /// For how much longer it asked to be left alone.
+    /// The rest of the wait that the registry requested.
     pub held_for: Duration,
     /// Requests so far.
     pub requests: u64,
-    /// How often it asked to wait.
+    /// Number of waits that the registry requested.
     pub waits: u64,
-    /// Bytes of bodies that came so far.
+    /// Bytes of bodies received so far.
     pub bytes: u64,
 }
 
 #[derive(Debug, Default)]
 struct BudgetPauses {
-    /// Nobody asks before this.
+    /// No request starts before this.
     held: Option<Instant>,
-    /// Nobody who has another host asks before this.
+    /// Requests that have another host skip this one until then.
     avoided: Option<Instant>,
 }
 
-/// The right to use one connection, until dropped.
+/// Permission to use one connection, until dropped.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct ConnectionPermit {
@@ -92,7 +92,7 @@ impl ConnectionPermit {
     }
 }
 
-/// One who waits, until dropped.
+/// Counts a waiting request, until dropped.
 struct WaitingCount<'a>(&'a HostTraffic);
 
 impl<'a> WaitingCount<'a> {
@@ -120,16 +120,16 @@ impl HostBudget {
         }
     }
 
-    /// Whether nobody has a connection of it.
+    /// Whether no connection is in use.
     pub(crate) fn is_idle(&self) -> bool {
         // Each permit has one.
         Arc::strong_count(&self.traffic) == 1
     }
 
-    /// How much it is used now.
+    /// The current load.
     pub(crate) fn load(&self, now: Instant) -> RegistryLoad {
         let HostTraffic { requests, bytes, waiting, waits } = &*self.traffic;
-        let held = self.held_until(now).map(|until| until.saturating_duration_since(now));
+        let held = self.paused_until(now).map(|until| until.saturating_duration_since(now));
         RegistryLoad {
             host: self.host.clone(),
             connections: self.limit.saturating_sub(self.blobs.available_permits()),
@@ -142,8 +142,8 @@ impl HostBudget {
         }
     }
 
-    /// Waits for a connection, and for the end of what the registry asked to wait, unless that is longer than
-    /// `longest`: then the error is how long it still is, and nobody asks in vain.
+    /// Waits for a connection and for the end of a requested wait. If that wait is longer than `longest`, returns the
+    /// rest of it as the error and sends nothing.
     pub(crate) async fn acquire(
         &self,
         load: RequestSize,
@@ -157,27 +157,27 @@ impl HostBudget {
         let mut permit = connections.clone().try_acquire_owned().ok();
         if permit.is_none() {
             let _waits = WaitingCount::begin(&self.traffic);
-            watcher.tell(FetchNotice::Waiting(FetchWait::Connection { host: self.host.clone() }));
-            // It fails only when the semaphore is closed, which nobody does.
+            watcher.notify(FetchNotice::Waiting(FetchWait::Connection { host: self.host.clone() }));
+            // It fails only when the semaphore is closed, which never happens.
             permit = connections.clone().acquire_owned().await.ok();
-            watcher.tell(FetchNotice::Resumed);
+            watcher.notify(FetchNotice::Resumed);
         }
-        // The wait may grow while it is waited for.
-        while let Some(until) = self.held_until(Instant::now()) {
+        // The requested wait may grow during the sleep.
+        while let Some(until) = self.paused_until(Instant::now()) {
             let left = until.saturating_duration_since(Instant::now());
             if left > longest {
                 return Err(left);
             }
             let _waits = WaitingCount::begin(&self.traffic);
-            watcher.tell(FetchNotice::Waiting(FetchWait::RateLimited { host: self.host.clone(), until }));
+            watcher.notify(FetchNotice::Waiting(FetchWait::RateLimited { host: self.host.clone(), until }));
             time::sleep_until(until).await;
-            watcher.tell(FetchNotice::Resumed);
+            watcher.notify(FetchNotice::Resumed);
         }
         self.traffic.requests.fetch_add(1, Ordering::Relaxed);
         Ok(ConnectionPermit { _permit: permit, traffic: Arc::clone(&self.traffic) })
     }
 
-    /// The registry asked everybody to wait; a shorter wait than the present one changes nothing.
+    /// Makes all requests wait, as the registry requested. A shorter wait than the present one changes nothing.
     pub(crate) fn pause(&self, now: Instant, wait: Duration) {
         self.traffic.waits.fetch_add(1, Ordering::Relaxed);
         let until = now + wait.min(KEPT);
@@ -185,28 +185,28 @@ impl HostBudget {
         state.held = state.held.max(Some(until));
     }
 
-    /// The host could not be reached.
+    /// Records that the host was unreachable.
     pub(crate) fn avoid(&self, now: Instant) {
         self.until.lock().unwrap_or_else(PoisonError::into_inner).avoided = Some(now + AVOIDED);
     }
 
-    /// The host answered.
+    /// Records a response of the host.
     pub(crate) fn reached(&self) {
         self.until.lock().unwrap_or_else(PoisonError::into_inner).avoided = None;
     }
 
-    /// When the wait that the registry asked for ends; `None` when there is none.
-    pub(crate) fn held_until(&self, now: Instant) -> Option<Instant> {
+    /// When the requested wait ends; `None` without one.
+    pub(crate) fn paused_until(&self, now: Instant) -> Option<Instant> {
         self.until.lock().unwrap_or_else(PoisonError::into_inner).held.filter(|until| *until > now)
     }
 
-    /// Why somebody who has another host should ask that one.
-    pub(crate) fn better_avoided(&self, now: Instant) -> Option<&'static str> {
+    /// Why a request that has another host should use that one.
+    pub(crate) fn avoid_reason(&self, now: Instant) -> Option<&'static str> {
         let state = self.until.lock().unwrap_or_else(PoisonError::into_inner);
         let lasts = |until: Option<Instant>| until.is_some_and(|until| until > now);
         match () {
-            () if lasts(state.avoided) => Some("could not be reached a moment ago"),
-            () if lasts(state.held) => Some("asked to wait"),
+            () if lasts(state.avoided) => Some("recently unreachable"),
+            () if lasts(state.held) => Some("rate limited"),
             () => None,
         }
     }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn everybody_waits_as_long_as_the_registry_asks() {
+    async fn all_requests_wait_as_long_as_the_registry_requests() {
         let budget = Arc::new(HostBudget::new("reg.example", 4));
         let start = Instant::now();
         budget.pause(start, 10 * SECOND);
@@ -236,7 +236,7 @@ mod tests {
         tokio::join!(
             async {
                 let _permit = budget.acquire(RequestSize::Blob, MINUTE, &watcher).await;
-                assert_eq!(start.elapsed(), 20 * SECOND, "the wait grew meanwhile");
+                assert_eq!(start.elapsed(), 20 * SECOND, "the wait grew during the sleep");
             },
             async {
                 let _permit = budget.acquire(RequestSize::Small, MINUTE, &FetchWatcher::default()).await;
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_wait_that_is_too_long_is_said_and_not_waited_for() {
+    async fn a_wait_beyond_the_limit_is_returned_as_an_error() {
         let budget = HostBudget::new("reg.example", 4);
         let start = Instant::now();
         budget.pause(start, 2 * MINUTE);
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(refused, Err(2 * MINUTE));
         assert_eq!(start.elapsed(), Duration::ZERO);
         budget.pause(start, Duration::MAX);
-        assert_eq!(budget.held_until(start), Some(start + KEPT), "and not kept for ever");
+        assert_eq!(budget.paused_until(start), Some(start + KEPT), "and not kept for ever");
     }
 
     #[tokio::test(start_paused = true)]
@@ -291,11 +291,11 @@ mod tests {
     async fn a_host_that_is_gone_is_avoided_until_it_answers_or_a_time_passes() {
         let budget = HostBudget::new("reg.example", 1);
         let now = Instant::now();
-        assert_eq!(budget.better_avoided(now), None);
+        assert_eq!(budget.avoid_reason(now), None);
         budget.avoid(now);
-        assert!(budget.better_avoided(now).is_some());
-        assert_eq!(budget.better_avoided(now + AVOIDED), None);
+        assert!(budget.avoid_reason(now).is_some());
+        assert_eq!(budget.avoid_reason(now + AVOIDED), None);
         budget.reached();
-        assert_eq!(budget.better_avoided(now), None);
+        assert_eq!(budget.avoid_reason(now), None);
     }
 }

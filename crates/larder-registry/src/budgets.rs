@@ -1,4 +1,4 @@
-//! The budgets of all hosts that were asked lately. A client may name any number of hosts; only so many are remembered.
+//! The budgets of all recently used hosts. Clients may name any number of hosts; only a bounded number is remembered.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::budget::HostBudget;
 
-/// How many hosts are remembered, unless more are in use at once.
+/// Number of hosts that are remembered, unless more are in use at once.
 const MAX_BUDGETS: usize = 256;
 
 /// By scheme, host and port.
@@ -21,8 +21,8 @@ struct BudgetEntry {
 }
 
 impl HostBudgets {
-    /// The budget of a host, a new one where none is remembered. Another host may be forgotten for it: the one that was
-    /// not used for the longest time, and one that asked to wait only after all others.
+    /// The budget of a host, created if needed. May evict another host: the least recently used, and hosts with a requested
+    /// wait only after all others.
     pub(super) fn of(
         &mut self,
         origin: String,
@@ -37,16 +37,16 @@ impl HostBudgets {
         Arc::clone(&used.budget)
     }
 
-    /// All that are remembered.
+    /// All remembered budgets.
     pub(super) fn all(&self) -> Vec<Arc<HostBudget>> {
         self.0.values().map(|used| Arc::clone(&used.budget)).collect()
     }
 
     fn forget_one(&mut self, now: Instant) {
-        // Who has a budget in hand goes on with it, and nobody else may begin a second one beside it.
+        // A budget in use is never evicted: a second one for the same host would double its limits.
         let idle =
             self.0.iter().filter(|(_, used)| Arc::strong_count(&used.budget) == 1 && used.budget.is_idle());
-        let oldest = idle.min_by_key(|(_, used)| (used.budget.held_until(now).is_some(), used.last));
+        let oldest = idle.min_by_key(|(_, used)| (used.budget.paused_until(now).is_some(), used.last));
         if let Some(origin) = oldest.map(|(origin, _)| origin.clone()) {
             self.0.remove(&origin);
         }
@@ -73,7 +73,7 @@ mod tests {
             of(&format!("host {n}"), 3);
         }
         assert!(Arc::ptr_eq(&of("used", 4), &in_use));
-        assert!(of("slow down", 4).held_until(start).is_some(), "it would be asked too soon");
+        assert!(of("slow down", 4).paused_until(start).is_some(), "it would be asked too soon");
         assert_eq!(budgets.all().len(), MAX_BUDGETS);
         assert!(!budgets.0.contains_key("idle"));
     }

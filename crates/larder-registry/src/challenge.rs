@@ -1,14 +1,14 @@
-//! `WWW-Authenticate`: what a server wants to see before it answers.
+//! `WWW-Authenticate`: the credentials that a server requests.
 //!
 //! One header may hold several challenges, separated by the same comma that separates the parameters of one. Real
 //! servers also leave out quotes where the grammar wants them, so the parser takes whatever has one clear meaning.
 
-/// One way to authenticate that a server offers.
+/// One authentication scheme that a server offers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct AuthChallenge {
     /// `bearer`, `basic`, ... in lower case.
     pub(crate) scheme: String,
-    /// Names in lower case; of several equal ones the first counts.
+    /// Names in lower case; of equal names the first counts.
     params: Vec<(String, String)>,
 }
 
@@ -19,10 +19,10 @@ impl AuthChallenge {
     }
 }
 
-/// Longest header that is looked at, in bytes.
+/// Longest header that is parsed, in bytes.
 const MAX_LEN: usize = 8 * 1024;
 
-/// The challenges of one header field, in its order. What cannot be understood is left out.
+/// The challenges of one header field, in its order. What cannot be parsed is skipped.
 pub(crate) fn parse(header: &str) -> Vec<AuthChallenge> {
     let mut rest = header.get(..MAX_LEN).unwrap_or(if header.len() > MAX_LEN { "" } else { header });
     let mut challenges: Vec<AuthChallenge> = Vec::new();
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn several_challenges_in_one_header_are_told_apart() {
+    fn several_challenges_in_one_header_are_separated() {
         let schemes = |header: &str| parse(header).into_iter().map(|c| c.scheme).collect::<Vec<_>>();
         assert_eq!(
             schemes(r#"Negotiate, Basic realm="x", Bearer realm="y",service=z"#),

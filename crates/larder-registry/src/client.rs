@@ -17,7 +17,7 @@ use super::hosts::{RegistryHost, UnknownKey, hosts_of, names_registry};
 use super::session::{RepositorySession, SessionHost};
 use super::transport::HttpTransport;
 
-/// Speaks to registries. Clones share connections, tokens, and what registries allow.
+/// A client for registries. Clones share connections, tokens and budgets.
 #[derive(Debug, Clone)]
 pub struct RegistryClient(pub(super) Arc<RegistryClientInner>);
 
@@ -27,12 +27,12 @@ pub(crate) struct RegistryClientInner {
     pub(crate) transport: HttpTransport,
     auth: RegistryAuthCache,
     budgets: Mutex<HostBudgets>,
-    /// Unknown keys that were told: files are read for each pull.
-    told: Mutex<HashSet<UnknownKey>>,
+    /// Unknown keys that were logged already: files are read for each pull.
+    reported: Mutex<HashSet<UnknownKey>>,
 }
 
 impl RegistryClient {
-    /// A client that has not connected to anything yet.
+    /// Creates a client. Opens no connection yet.
     pub fn new(config: RegistryConfig) -> RegistryClient {
         let config = Arc::new(config);
         let transport = HttpTransport::new(config.clone());
@@ -41,16 +41,16 @@ impl RegistryClient {
             transport,
             auth: RegistryAuthCache::default(),
             budgets: Mutex::default(),
-            told: Mutex::default(),
+            reported: Mutex::default(),
         }))
     }
 
-    /// The settings it was made with.
+    /// The settings of this client.
     pub fn config(&self) -> &RegistryConfig {
         &self.0.config
     }
 
-    /// How much each registry that was asked lately is used: those in use, and the last of some hundred others; in the order of their names.
+    /// The load of each registry in use and of the last few hundred used ones, sorted by name.
     pub fn loads(&self) -> Vec<RegistryLoad> {
         let budgets: Vec<_> = {
             let budgets = self.0.budgets.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,11 +62,11 @@ impl RegistryClient {
         loads
     }
 
-    /// A view of one image's repository with one credential. Reads the configuration of the registry's hosts, and asks
-    /// nobody yet.
+    /// A session for one image's repository with one credential. Reads the registry's host configuration; sends no
+    /// request.
     ///
-    /// The credential belongs to the registry of the image's name. Mirrors are asked without it, unless
-    /// [`RepositorySession::with_mirror_credential`] gives them one.
+    /// The credential belongs to the registry of the image's name. Mirrors get none, unless
+    /// [`RepositorySession::with_mirror_credential`] sets one.
     pub fn session(
         &self,
         image: &Reference,
@@ -85,9 +85,9 @@ impl RegistryClient {
 }
 
 impl RegistryClientInner {
-    /// The hosts of a registry, as they are configured now; `about` is what they are wanted for.
+    /// The hosts of a registry as configured now; `about` is the repository named in errors.
     pub(crate) fn hosts(&self, registry: &str, about: &str) -> Result<Vec<RegistryHost>, FetchError> {
-        hosts_of(registry, &self.config, &|unknown| self.tell(unknown)).map_err(|error| FetchError {
+        hosts_of(registry, &self.config, &|unknown| self.report(unknown)).map_err(|error| FetchError {
             repository: about.to_owned(),
             target: FetchTarget::Hosts,
             host: String::new(),
@@ -96,16 +96,16 @@ impl RegistryClientInner {
         })
     }
 
-    /// Warns of an unknown key, once.
-    fn tell(&self, unknown: UnknownKey) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if !told.contains(&unknown) {
+    /// Logs an unknown key, once per process.
+    fn report(&self, unknown: UnknownKey) {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if !reported.contains(&unknown) {
             tracing::warn!("{unknown}");
-            told.insert(unknown);
+            reported.insert(unknown);
         }
     }
 
-    /// What it takes to ask a host for a repository of a registry.
+    /// A host with the shared state that requests to a repository need.
     pub(crate) fn link(
         &self,
         registry: &str,

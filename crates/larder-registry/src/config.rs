@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How registries are found, and how patient larder is with them.
+/// How registries are found, and which limits requests to them have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistryConfig {
-    /// Folders with one folder for each registry, which holds a `hosts.toml` (containerd's format) or certificates
-    /// (Docker's way). The first folder that knows a registry decides. Default `/etc/containerd/certs.d`, then
+    /// Directories with one directory for each registry, which holds a `hosts.toml` (containerd's format) or certificates
+    /// (Docker's layout). The first directory that has the registry decides. Default `/etc/containerd/certs.d`, then
     /// `/etc/docker/certs.d`.
     pub config_dirs: Vec<PathBuf>,
-    /// Registries (`HOST` or `HOST:PORT`) that are spoken to over plain HTTP. Those on loopback need no entry.
+    /// Registries (`HOST` or `HOST:PORT`) that use plain HTTP. Those on loopback need no entry.
     pub plain_http: Vec<String>,
     /// Connections to one registry that carry blobs, shared by all pulls; manifests have two more. Default 8.
     pub connections: usize,
@@ -18,41 +18,41 @@ pub struct RegistryConfig {
     pub connections_per_blob: usize,
     /// Larger blobs are fetched in ranges of this size, several at a time. Bytes; default 16 MiB.
     pub range_size: u64,
-    /// Until a connection stands, TLS included. Default 10 s.
+    /// Time limit for opening a connection, TLS included. Default 10 s.
     pub connect_timeout: Duration,
-    /// From the request to the headers of its reply, connecting included. Default 30 s.
+    /// Time limit from the request to the response headers, connecting included. Default 30 s.
     pub header_timeout: Duration,
-    /// A body that gives fewer than `stall_bytes` in this time is given up and tried again. Default 30 s.
+    /// A body that receives fewer than `stall_bytes` in this time is aborted and retried. Default 30 s.
     pub stall_window: Duration,
-    /// See `stall_window`. Bytes; default 16 KiB. Also what counts as progress between two failures.
+    /// See `stall_window`. Bytes; default 16 KiB. Also the progress that resets the count of failed attempts.
     pub stall_bytes: u64,
-    /// How often one request is tried when the registry is at fault. Default 5.
+    /// Attempts of one request after errors of the registry. Default 5.
     pub tries: u32,
-    /// The same for a mirror while others are left to ask. Default 2.
+    /// Attempts at a mirror while other hosts are left. Default 2.
     pub tries_of_mirror: u32,
-    /// First wait between two tries; each further one doubles it. Default 250 ms.
+    /// First back-off between two attempts; it doubles each time. Default 250 ms.
     pub retry_initial: Duration,
-    /// Longest wait between two tries. Default 10 s.
+    /// Longest back-off between two attempts. Default 10 s.
     pub retry_max: Duration,
-    /// A registry that asks for a longer wait than this fails the pull instead. Default 1 min.
+    /// If a registry requests a longer wait than this, the pull fails instead. Default 1 min.
     pub longest_hold: Duration,
     /// Whether to go through a proxy.
     pub proxy: Proxy,
 }
 
-/// Which proxy leads to the registries. Hosts on loopback are never reached through one.
+/// Which proxy is used for registries. Hosts on loopback are never reached through one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Proxy {
-    /// What `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` say, in upper or lower case.
+    /// From `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case.
     #[default]
     FromEnvironment,
-    /// None.
+    /// No proxy.
     None,
     /// This one.
     Fixed {
         /// Its URL.
         url: String,
-        /// Hosts not to reach through it, as in `NO_PROXY`.
+        /// Hosts that bypass it, as in `NO_PROXY`.
         except: String,
     },
 }

@@ -1,4 +1,4 @@
-//! `Content-Range`: which part of a blob a reply brings.
+//! `Content-Range`: which part of a blob a response contains.
 
 /// `bytes FIRST-LAST/TOTAL`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub(crate) struct ContentRange {
     pub(crate) first: u64,
     /// Offset after the last byte.
     pub(crate) end: u64,
-    /// Size of the whole; `None` where the server does not know it.
+    /// Total size; `None` if the server does not know it.
     pub(crate) total: Option<u64>,
 }
 
@@ -27,18 +27,18 @@ impl ContentRange {
         (first < end && total.is_none_or(|total| end <= total)).then_some(ContentRange { first, end, total })
     }
 
-    /// Why it does not answer a request for `offset..end` of a blob of `size` bytes. A shorter part is an answer.
+    /// Why the range does not match a request for `offset..end` of a blob of `size` bytes. A shorter part matches.
     pub(crate) fn problem(&self, offset: u64, end: u64, size: u64) -> Option<String> {
         let ContentRange { first, end: got_end, total } = *self;
         if first != offset || got_end > end {
             return Some(format!(
-                "asked for bytes {offset}-{}, it sent {first}-{}",
+                "requested bytes {offset}-{}, received {first}-{}",
                 end.saturating_sub(1),
                 got_end - 1
             ));
         }
         match total {
-            Some(total) if total != size => Some(format!("it holds {total} bytes, the manifest says {size}")),
+            Some(total) if total != size => Some(format!("blob has {total} bytes, the manifest says {size}")),
             _ => None,
         }
     }
@@ -56,7 +56,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn ranges_that_answer_the_question_are_told_from_those_that_do_not() {
+    fn only_ranges_within_the_request_are_accepted() {
         for (text, good) in [
             ("bytes 10-19/100", true),
             ("Bytes 10-19/*", true),
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_range_is_refused() {
+    fn malformed_ranges_are_refused() {
         for text in [
             "",
             "bytes",

@@ -1,4 +1,4 @@
-//! Why something could not be fetched.
+//! Errors of fetches.
 
 use std::error::Error;
 use std::fmt;
@@ -10,25 +10,25 @@ use super::fetch_notice::short;
 use super::hosts::HostsError;
 use crate::manifest::ManifestError;
 
-/// A fetch that failed at every host that could serve it. The text names the repository, what was wanted, the host and
-/// the cause; no secret is ever in it.
+/// A fetch that failed at every host that could serve it. The text names the repository, the target, the host and the
+/// cause, and contains no secret.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct FetchError {
     /// The repository in full: `docker.io/library/busybox`.
     pub repository: String,
-    /// What was wanted.
+    /// What was requested.
     pub target: FetchTarget,
-    /// The host that was asked last; empty when none was asked.
+    /// The host of the last request; empty if none was sent.
     pub host: String,
     /// The cause.
     pub kind: Box<FetchErrorKind>,
-    /// Hosts that were asked before it, with what they said.
+    /// Hosts that were tried before it, with their errors.
     pub earlier: Vec<(String, String)>,
 }
 
 impl FetchError {
-    /// What the reader could try next.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<&'static str> {
         self.kind.hint()
     }
@@ -45,14 +45,14 @@ impl fmt::Display for FetchError {
     }
 }
 
-/// The kind is part of the text, so the source is what is behind the kind.
+/// The text of the kind is part of the message, so the source is the source of the kind.
 impl Error for FetchError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.kind.source()
     }
 }
 
-/// What was wanted from a registry.
+/// What was requested from a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FetchTarget {
@@ -64,9 +64,9 @@ pub enum FetchTarget {
     Blob(Digest),
     /// A token to read the repository.
     Token,
-    /// How to reach the registry.
+    /// The host configuration of the registry.
     Hosts,
-    /// Whether a credential is good.
+    /// Validation of a credential.
     Login,
 }
 
@@ -83,91 +83,91 @@ impl fmt::Display for FetchTarget {
     }
 }
 
-/// What went wrong.
+/// The cause of a failed fetch.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FetchErrorKind {
-    /// The credential, or its absence, was refused.
+    /// The credential, or a request without one, was rejected.
     #[error("pull access denied, repository does not exist or may require authorization: {0}")]
     Denied(ErrorResponse),
     /// The registry does not have it.
     #[error("not found: {0}")]
     NotFound(ErrorResponse),
-    /// The registry asks to be left alone, for longer than larder waits or again and again.
+    /// The registry requests a wait longer than the limit, or requests waits repeatedly.
     #[error("{answer}{}", wait(.after.as_ref()))]
     RateLimited {
-        /// What it said.
+        /// The response.
         answer: ErrorResponse,
-        /// How long it asked to wait, if it said so.
+        /// The requested wait, if the response has one.
         after: Option<Duration>,
     },
-    /// Another refusal; asking again would not help.
+    /// Another rejection; a retry would not help.
     #[error("refused: {0}")]
     Refused(ErrorResponse),
-    /// The registry failed; asking later may help.
-    #[error("the registry failed: {0}")]
+    /// A server error; a later retry may help.
+    #[error("registry error: {0}")]
     Failing(ErrorResponse),
-    /// No connection came about, or it broke.
+    /// No connection, or the connection broke.
     #[error("{0}")]
     Unreachable(String),
-    /// No trusted connection came about.
+    /// The TLS handshake failed.
     #[error("TLS: {0}")]
     Tls(String),
-    /// The request was sent, and no reply began in time.
+    /// No response headers within the time limit.
     #[error("no answer within {}", short(*.0))]
     NoAnswer(Duration),
-    /// The reply's body came too slowly.
+    /// The body was too slow.
     #[error("stalled: fewer than {min_bytes} bytes within {}", short(*.window))]
     Stalled {
         /// Time spent waiting.
         window: Duration,
-        /// Bytes that should have come in it.
+        /// Bytes required within that time.
         min_bytes: u64,
     },
-    /// The reply's body ended too early.
-    #[error("truncated: it ended after {got} of {want} bytes ({cause})")]
+    /// The body ended early.
+    #[error("truncated: received {got} of {want} bytes ({cause})")]
     Truncated {
-        /// Bytes of the blob up to which it came.
+        /// Bytes of the blob received.
         got: u64,
-        /// Bytes that were wanted.
+        /// Bytes requested.
         want: u64,
         /// How it ended.
         cause: String,
     },
-    /// The content is not what its digest says.
+    /// The content does not match its digest.
     #[error("digest mismatch: expected {expected}, got {got}")]
     DigestMismatch {
-        /// What was asked for.
+        /// The expected digest.
         expected: Digest,
-        /// What the content has.
+        /// The digest of the content.
         got: String,
     },
-    /// More came than may.
-    #[error("too large: more than the {limit} bytes that are allowed")]
+    /// More bytes than the limit.
+    #[error("too large: the limit is {limit} bytes")]
     TooLarge {
-        /// The bound, in bytes.
+        /// The limit, in bytes.
         limit: u64,
     },
-    /// The reply breaks the protocol.
-    #[error("bad reply: {0}")]
+    /// The response violates the protocol.
+    #[error("invalid response: {0}")]
     BadReply(String),
-    /// The manifest or config is none that larder can use.
+    /// The manifest or config cannot be used.
     #[error(transparent)]
     Manifest(ManifestError),
-    /// The configuration of the registry's hosts is wrong.
+    /// The host configuration of the registry is invalid.
     #[error(transparent)]
     Hosts(HostsError),
-    /// No host is configured to serve this.
-    #[error("no host is configured to serve it")]
+    /// No configured host has the capability for this request.
+    #[error("no configured host has the required capability")]
     NoHost,
 }
 
 fn wait(after: Option<&Duration>) -> String {
-    after.map_or_else(String::new, |after| format!("; it asks to wait {}", short(*after)))
+    after.map_or_else(String::new, |after| format!("; retry after {}", short(*after)))
 }
 
 impl FetchErrorKind {
-    /// What the registry said, where it said something.
+    /// The response of the registry, if there was one.
     pub fn answer(&self) -> Option<&ErrorResponse> {
         match self {
             FetchErrorKind::Denied(answer)
@@ -179,7 +179,7 @@ impl FetchErrorKind {
         }
     }
 
-    /// The HTTP status of what it said.
+    /// The HTTP status of the response.
     pub fn status(&self) -> Option<u16> {
         self.answer().map(|answer| answer.status)
     }
@@ -187,43 +187,47 @@ impl FetchErrorKind {
     fn hint(&self) -> Option<&'static str> {
         match self {
             FetchErrorKind::Denied(_) => {
-                Some("check the name, and that the credential may read this repository")
+                Some("check the image name, and that the credential has read access to this repository")
             }
             FetchErrorKind::NotFound(_) => Some(
                 "check the name and the tag, and that it was pushed: skopeo list-tags docker://REPOSITORY lists its tags",
             ),
             FetchErrorKind::RateLimited { .. } => {
-                Some("wait, log in (many registries allow more then), or configure a mirror")
+                Some("wait, log in (many registries have a higher limit for users), or configure a mirror")
             }
             FetchErrorKind::Unreachable(text) if text.contains("Connection refused") => Some(
-                "nothing listens there: check the host and the port, and that the registry runs; mirrors are named in hosts.toml",
+                "nothing listens on this port: check the host and the port, and that the registry runs; mirrors are configured in hosts.toml",
             ),
             FetchErrorKind::Unreachable(text) if text.contains("dns error") => Some(
-                "no machine has this name: check the registry's name, and that this machine can look up names (/etc/resolv.conf); \
-                 a proxy is taken from HTTPS_PROXY",
+                "host name not found: check the registry's name, and DNS on this machine (/etc/resolv.conf); \
+                 to use a proxy, set HTTPS_PROXY",
             ),
             FetchErrorKind::Unreachable(_) | FetchErrorKind::NoAnswer(_) => Some(
-                "check the registry's name and the network; a proxy is taken from HTTPS_PROXY, mirrors from hosts.toml",
+                "check the registry's name and the network; proxies are configured with HTTPS_PROXY, mirrors in hosts.toml",
             ),
             FetchErrorKind::Tls(_) => Some(
-                "name the registry's own authority with `ca` in certs.d/REGISTRY/hosts.toml; if it speaks plain HTTP, name it there as server = \"http://REGISTRY\"",
+                "set `ca` in certs.d/REGISTRY/hosts.toml to the registry's CA certificate; for plain HTTP, set server = \"http://REGISTRY\" there",
             ),
             FetchErrorKind::Manifest(error) => error.hint(),
             FetchErrorKind::Hosts(error) => error.hint(),
-            FetchErrorKind::NoHost => Some("give one host of hosts.toml the capabilities pull and resolve"),
+            FetchErrorKind::NoHost => {
+                Some("give a host in hosts.toml capabilities = [\"pull\", \"resolve\"]")
+            }
             FetchErrorKind::DigestMismatch { .. } => {
-                Some("the registry or a proxy in between is damaged; pull from another mirror")
+                Some("the registry or a proxy returned corrupt content; pull from another mirror")
             }
             FetchErrorKind::Failing(_)
             | FetchErrorKind::Stalled { .. }
-            | FetchErrorKind::Truncated { .. } => Some("try again; what was fetched so far is kept"),
+            | FetchErrorKind::Truncated { .. } => {
+                Some("retry: the pull resumes with the content already fetched")
+            }
             FetchErrorKind::Refused(_) | FetchErrorKind::TooLarge { .. } | FetchErrorKind::BadReply(_) => {
                 None
             }
         }
     }
 
-    /// Whether the same request at the same host may succeed a moment later.
+    /// Whether a retry at the same host may succeed soon.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(
             self,
@@ -236,7 +240,7 @@ impl FetchErrorKind {
         )
     }
 
-    /// Whether the host itself seems to be gone, so that other requests to it would only wait as well.
+    /// Whether the host seems to be down, so that other requests to it would only wait as well.
     pub(crate) fn is_host_gone(&self) -> bool {
         matches!(self, FetchErrorKind::Unreachable(_) | FetchErrorKind::NoAnswer(_) | FetchErrorKind::Tls(_))
     }
@@ -248,16 +252,16 @@ impl From<ManifestError> for FetchErrorKind {
     }
 }
 
-/// A refusal in the registry's words: `404 Not Found (MANIFEST_UNKNOWN: manifest unknown)`.
+/// An error response: `404 Not Found (MANIFEST_UNKNOWN: manifest unknown)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErrorResponse {
     /// The HTTP status.
     pub status: u16,
-    /// What the body said, shortened; empty if nothing that can be printed.
+    /// The message of the body, shortened; empty if it has none.
     pub said: String,
 }
 
-/// Longest text of a registry that is repeated.
+/// Longest message of a registry that is printed, in bytes.
 const MAX_SAID: usize = 300;
 
 impl ErrorResponse {
@@ -265,8 +269,8 @@ impl ErrorResponse {
         ErrorResponse { status, said: printable(said) }
     }
 
-    /// What a refusal's body says: the `errors` of the distribution protocol, or what token servers write. Anything
-    /// else (a proxy's web page) is not worth repeating. `secrets` are struck out, should the server echo them.
+    /// Reads the message of a body: the `errors` of the distribution protocol, or the fields of token servers. Other
+    /// bodies (a proxy's web page) have none. Masks `secrets`, in case the server echoes them.
     pub(crate) fn read(status: u16, body: &[u8], secrets: &[&str]) -> ErrorResponse {
         let said = errors_of(body).unwrap_or_default();
         let struck = secrets

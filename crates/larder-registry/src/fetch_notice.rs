@@ -1,4 +1,4 @@
-//! What a fetch tells whoever watches it.
+//! Notices that a fetch sends to its observer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,47 +7,47 @@ use std::time::Duration;
 use larder::backend::PullWait;
 use tokio::time::Instant;
 
-/// What happens to a fetch.
+/// A change in a fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FetchNotice {
-    /// A host serves some of it. Told before its first byte, so that it is known who lied even when a fetch is dropped.
+    /// A host serves a part. Sent before its first byte, so that the host is known even if the fetch is dropped.
     Host(String),
-    /// So many bytes are in the sink, whatever was told before. Told by who owns the sink, when a fetch begins.
+    /// Total bytes in the sink, replacing earlier counts. Sent by the owner of the sink when a fetch begins.
     Present(u64),
-    /// So many bytes were written to the sink.
+    /// Bytes added to the sink.
     Bytes(u64),
-    /// It waits, until another notice comes.
+    /// The fetch waits until the next notice.
     Waiting(FetchWait),
-    /// It waits no more.
+    /// The fetch no longer waits.
     Resumed,
 }
 
-/// What a fetch waits for. Prints as a sentence's end: `registry asked to wait 12s`.
+/// The reason of a wait. Prints as `rate limited by registry.example for 12s`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FetchWait {
-    /// All connections that the registry gets are in use.
+    /// All connections of the registry's budget are in use.
     Connection {
         /// The registry's host.
         host: String,
     },
-    /// The registry said 429, or that its quota is used up.
+    /// The registry returned 429, or its quota is exhausted.
     RateLimited {
         /// The registry's host.
         host: String,
         /// When the wait ends.
         until: Instant,
     },
-    /// The last try failed; the next one comes soon.
+    /// The last attempt failed; the next one follows after a back-off.
     Retry {
         /// The registry's host.
         host: String,
         /// When the wait ends.
         until: Instant,
-        /// Why the last try failed.
-        because: String,
+        /// Why the last attempt failed.
+        reason: String,
     },
-    /// A token server is asked for a token.
+    /// A request for a token is in progress.
     Token {
         /// The token server's host.
         host: String,
@@ -55,15 +55,15 @@ pub enum FetchWait {
 }
 
 impl FetchWait {
-    /// The same for those who know no registries.
+    /// The same in the terms of the backend contract.
     pub fn to_pull_wait(&self) -> PullWait {
         let (reason, until) = match self {
-            FetchWait::Connection { host } => (format!("all connections to {host} are in use"), None),
-            FetchWait::RateLimited { host, until } => (format!("{host} asked to wait"), Some(*until)),
-            FetchWait::Retry { host, until, because } => {
-                (format!("{host} is tried again after {because}"), Some(*until))
+            FetchWait::Connection { host } => (format!("waiting for a free connection to {host}"), None),
+            FetchWait::RateLimited { host, until } => (format!("rate limited by {host}"), Some(*until)),
+            FetchWait::Retry { host, until, reason } => {
+                (format!("retrying {host} after {reason}"), Some(*until))
             }
-            FetchWait::Token { host } => (format!("{host} is asked for a token"), None),
+            FetchWait::Token { host } => (format!("requesting a token from {host}"), None),
         };
         PullWait { reason, until }
     }
@@ -73,12 +73,12 @@ impl fmt::Display for FetchWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let left = |until: &Instant| short(until.saturating_duration_since(Instant::now()));
         match self {
-            FetchWait::Connection { host } => write!(f, "all connections to {host} are in use"),
-            FetchWait::RateLimited { host, until } => write!(f, "{host} asked to wait {}", left(until)),
-            FetchWait::Retry { host, until, because } => {
-                write!(f, "{host} is tried again in {} ({because})", left(until))
+            FetchWait::Connection { host } => write!(f, "waiting for a free connection to {host}"),
+            FetchWait::RateLimited { host, until } => write!(f, "rate limited by {host} for {}", left(until)),
+            FetchWait::Retry { host, until, reason } => {
+                write!(f, "retrying {host} in {} ({reason})", left(until))
             }
-            FetchWait::Token { host } => write!(f, "{host} is asked for a token"),
+            FetchWait::Token { host } => write!(f, "requesting a token from {host}"),
         }
     }
 }
@@ -94,7 +94,7 @@ pub(crate) fn short(time: Duration) -> String {
     }
 }
 
-/// Whoever watches. Called from the fetch itself, so it must be quick.
+/// The observer of a fetch. Called from within the fetch, so it must return quickly.
 #[derive(Clone, Default)]
 pub(crate) struct FetchWatcher(Option<Arc<dyn Fn(FetchNotice) + Send + Sync>>);
 
@@ -103,7 +103,7 @@ impl FetchWatcher {
         FetchWatcher(Some(Arc::new(watcher)))
     }
 
-    pub(crate) fn tell(&self, notice: FetchNotice) {
+    pub(crate) fn notify(&self, notice: FetchNotice) {
         if let Some(watcher) = &self.0 {
             watcher(notice);
         }
@@ -121,18 +121,18 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn reasons_say_how_long_it_still_takes() {
+    async fn reasons_contain_the_remaining_time() {
         let host = "registry.example".to_owned();
         let until = Instant::now() + Duration::from_secs(200);
         assert_eq!(
             FetchWait::RateLimited { host: host.clone(), until }.to_string(),
-            "registry.example asked to wait 3m20s"
+            "rate limited by registry.example for 3m20s"
         );
-        let because = "500 Internal Server Error".to_owned();
+        let reason = "500 Internal Server Error".to_owned();
         let until = Instant::now() + Duration::from_millis(850);
         assert_eq!(
-            FetchWait::Retry { host, until, because }.to_string(),
-            "registry.example is tried again in 850ms (500 Internal Server Error)"
+            FetchWait::Retry { host, until, reason }.to_string(),
+            "retrying registry.example in 850ms (500 Internal Server Error)"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! From a name to everything that describes the image, but for its layers.
+//! Resolves an image name to the documents that describe the image: index, manifest and config, without layers.
 
 use bytes::Bytes;
 use larder::reference::Digest;
@@ -11,33 +11,33 @@ use crate::manifest::{
     ManifestOrIndex, PlatformMatcher,
 };
 
-/// Most manifests and indexes that are fetched to find one image.
+/// Most manifests and indexes fetched to find one image.
 const MAX_DOCUMENTS: usize = 32;
 
 /// The documents of one image.
 #[derive(Debug, Clone)]
 pub struct ImageDocuments {
-    /// What the name points at: the index, or the manifest itself. Its digest is that of `NAME@DIGEST`.
+    /// The target of the name: the index, or the manifest itself. Its digest is that of `NAME@DIGEST`.
     pub target: ResolvedManifest,
-    /// The manifest for the platform; the same as `target` where that is a manifest.
+    /// The manifest for the platform; equal to `target` if that is a manifest.
     pub manifest: ResolvedManifest,
-    /// What the manifest says, with one layer for each diff id of the config.
+    /// The parsed manifest, with one layer for each diff ID of the config.
     pub layers: ImageManifest,
     /// The config.
     pub config: ImageConfig,
-    /// The config's bytes as received; their digest is the image's id.
+    /// The config's bytes as received; their digest is the image ID.
     pub config_raw: Bytes,
 }
 
 impl RepositorySession {
-    /// Fetches what describes the image that the session's name points at, for the best platform on offer.
+    /// Fetches the documents of the image that the session's name points at, for the best platform on offer.
     ///
-    /// A name that points at a manifest, not at an index, means that one whatever it was built for.
+    /// A name that points at a manifest selects that manifest, whatever its platform.
     pub async fn documents(&self, platform: &PlatformMatcher) -> Result<ImageDocuments, FetchError> {
         self.documents_with_known_configs(platform, &|_| None).await
     }
 
-    /// Like [`documents`](RepositorySession::documents); a config that `known` has, by its digest, is not fetched.
+    /// Like [`documents`](RepositorySession::documents); a config that `known` returns for its digest is not fetched.
     pub async fn documents_with_known_configs(
         &self,
         platform: &PlatformMatcher,
@@ -66,7 +66,7 @@ impl RepositorySession {
                 ManifestOrIndex::Manifest(_) => {
                     let documents = self.finish(target.clone(), found, known).await?;
                     let built_for = &documents.config.platform;
-                    // Where the index does not say what it is for, the config does; if not even that, it will have to do.
+                    // Without a platform in the index, the config decides; without one there, the manifest is accepted.
                     if matches || built_for.os.is_empty() || platform.rank(built_for).is_some() {
                         return Ok(documents);
                     }
@@ -106,16 +106,16 @@ impl RepositorySession {
     }
 }
 
-/// An entry of an index that is still to be fetched.
+/// An entry of an index that is to be fetched.
 struct PendingManifest {
     descriptor: Descriptor,
-    /// Whether the index says that it is for the platform.
+    /// Whether the index declares the platform.
     matches: bool,
-    /// How many indexes lead to it.
+    /// Nesting depth of the index.
     depth: usize,
 }
 
-/// Adds what an index has for a platform. The best candidate is on top.
+/// Adds the entries of an index for a platform. The best candidate is on top.
 fn push_candidates(
     stack: &mut Vec<PendingManifest>,
     index: &ImageIndex,

@@ -7,11 +7,12 @@
 //! fetch_blob: ranges of a blob in parallel, each with its own hosts and retries -> BlobSink
 //! ```
 //!
-//! Read `session.rs` first ([`RepositorySession::resolve`] and `RepositorySession::ask`), then [`fetch_blob`].
+//! Read `session.rs` first ([`RepositorySession::resolve`] and `RepositorySession::get`), then [`fetch_blob`].
 //!
-//! Invariants: a host receives only its own credentials, whatever redirects and challenges say; when a registry asks
-//! to wait, all pulls wait; every wait is bounded and reports its reason ([`FetchNotice::Waiting`]); manifests and configs
-//! are verified, blobs are not (their reader verifies them); memory is bounded by settings; no reply panics; no error
+//! Invariants: a host receives only its own credentials, whatever redirects and challenges request; when a registry
+//! requests a wait, all pulls wait; every wait is bounded and reports its reason ([`FetchNotice::Waiting`]); manifests
+//! and configs are verified, blobs are not (their reader verifies them); memory is bounded by settings; no response
+//! panics; no error
 //! text contains a secret or a signed URL.
 
 mod access_check;

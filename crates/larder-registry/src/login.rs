@@ -1,4 +1,4 @@
-//! Whether a registry takes a user and a password, asked before they are written down.
+//! Validates a user name and password with a registry before they are stored.
 
 use larder::credentials::Credential;
 use larder::reference::Reference;
@@ -10,17 +10,17 @@ use super::client::RegistryClient;
 use super::error::{FetchError, FetchErrorKind, FetchTarget};
 use super::session::RepositorySession;
 
-/// What a registry said to a credential that is good.
+/// The result of a login that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoginResult {
-    /// It asked for the credential, and took it.
+    /// The registry requested the credential and accepted it.
     Accepted,
-    /// It lets everybody in, so that nobody knows whether the credential is good.
+    /// The registry does not require authentication; the credential is not verified.
     NotRequired,
 }
 
 impl RegistryClient {
-    /// Shows a credential to a registry (`HOST` or `HOST:PORT`) and to nobody else, mirrors least of all. Asked once.
+    /// Sends a credential to a registry (`HOST` or `HOST:PORT`), never to its mirrors. No retries.
     pub async fn log_in(&self, registry: &str, credential: &Credential) -> Result<LoginResult, FetchError> {
         let failed = |host: String, kind| FetchError {
             repository: registry.to_owned(),
@@ -32,7 +32,7 @@ impl RegistryClient {
         let hosts = self.0.hosts(registry, registry)?;
         let host = hosts.into_iter().rfind(|host| host.is_registry);
         let host = host.ok_or_else(|| failed(String::new(), FetchErrorKind::NoHost))?;
-        // The name is in no request.
+        // No request contains the name.
         let image = Reference::parse(&format!("{registry}/login"));
         let image =
             image.map_err(|error| failed(String::new(), FetchErrorKind::BadReply(error.to_string())))?;

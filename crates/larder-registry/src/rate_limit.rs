@@ -1,18 +1,18 @@
-//! How long a registry asks to be left alone: `Retry-After` and the several spellings of `RateLimit`. Pure.
+//! The wait that a registry requests: `Retry-After` and the spellings of `RateLimit`. Pure.
 
 use std::time::{Duration, SystemTime};
 
 use reqwest::header::HeaderMap;
 
-/// How long to wait from now, if the reply asks for it.
+/// The requested wait from now, if any.
 ///
-/// A refusal (429 or 503) says so by `Retry-After` or by the end of its window; any other reply by a remaining quota
-/// of 0 together with the end of the window.
-pub(crate) fn asked_to_wait(status: u16, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+/// A rejection (429 or 503) requests it with `Retry-After` or the end of its window; any other response with a remaining
+/// quota of 0 and the end of the window.
+pub(crate) fn requested_wait(status: u16, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     read(status, headers, now).map(|wait| wait.min(LONGEST))
 }
 
-/// A wait of more than a year is none that anybody meant.
+/// A wait of more than a year is not intended.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 fn read(status: u16, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
@@ -26,7 +26,7 @@ fn read(status: u16, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     (refused || quota.remaining == Some(0)).then_some(quota.reset)?
 }
 
-/// Seconds, or a date. A date counts from the server's own clock where it tells that.
+/// Seconds, or a date. A date counts from the server's own clock if the response has its time.
 fn retry_after(after: &str, date: Option<&str>, now: SystemTime) -> Option<Duration> {
     if let Some(seconds) = seconds(after) {
         return Some(seconds);
@@ -98,7 +98,7 @@ mod tests {
             .map(|(name, value)| (name.parse::<HeaderName>().unwrap(), HeaderValue::from_str(value).unwrap()))
             .collect();
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(NOW);
-        asked_to_wait(status, &headers, now).map(|wait| wait.as_secs())
+        requested_wait(status, &headers, now).map(|wait| wait.as_secs())
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Which host is asked next, and after which wait. Pure but for the dice that are handed in.
+//! Which host gets the next request, and after which back-off. Pure; the random number is an argument.
 //!
-//! Hosts are asked in order. What is the host's fault for a moment is tried again with growing waits; what another try
-//! would not change, or what does not get better, leads to the next host. Digests make hosts interchangeable, so a
-//! fetch that changes its host goes on where it stopped.
+//! Hosts are tried in order. Temporary errors of a host are retried with growing back-off; errors that a retry cannot
+//! change, or that persist, lead to the next host. Digests make hosts interchangeable, so a fetch that changes its host
+//! resumes at the byte reached.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use super::error::FetchErrorKind;
 /// What to do after a failure.
 #[derive(Debug)]
 pub(crate) enum RetryDecision {
-    /// Ask the same host again after this time.
+    /// Retry at the same host after this time.
     Retry(Duration),
-    /// Ask the next host.
+    /// Continue with the next host.
     NextHost,
     /// No host is left.
     GiveUp(FetchErrorKind),
 }
 
-/// The way of one request through its hosts.
+/// The progress of one request through its hosts.
 #[derive(Debug)]
 pub(crate) struct HostRoute {
     hosts: usize,
@@ -39,7 +39,7 @@ struct RetryPolicy {
 }
 
 impl HostRoute {
-    /// A way through `hosts` hosts that begins at the host of number `start`.
+    /// A route through `hosts` hosts that begins at index `start`.
     pub(crate) fn new(config: &RegistryConfig, hosts: usize, start: usize) -> HostRoute {
         let policy = RetryPolicy {
             tries: config.tries.max(1),
@@ -51,7 +51,7 @@ impl HostRoute {
         HostRoute { hosts, at: start.min(hosts.saturating_sub(1)), tries: 0, policy }
     }
 
-    /// The number of the host to ask; there is one as long as nobody gave up.
+    /// The index of the host to use; valid until the route gives up.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
@@ -61,7 +61,7 @@ impl HostRoute {
         self.at + 1 < self.hosts
     }
 
-    /// Passes over the present host, if another is left.
+    /// Skips the present host if another is left.
     pub(crate) fn pass_over(&mut self) -> bool {
         let fallback = self.has_fallback();
         if fallback {
@@ -71,18 +71,18 @@ impl HostRoute {
         fallback
     }
 
-    /// The request brought something new, so earlier failures are forgotten.
+    /// Records progress, which resets the count of failures.
     pub(crate) fn progressed(&mut self) {
         self.tries = 0;
     }
 
-    /// What to do about a failure. `dice` is any number; waits are drawn from it.
+    /// The decision after a failure. `dice` is any number; the back-off is drawn from it.
     pub(crate) fn failed(&mut self, failure: FetchErrorKind, dice: u64) -> RetryDecision {
         self.tries += 1;
         let fallback = self.has_fallback();
         let again = match &failure {
             failure if !failure.is_passing() => None,
-            // Another host answers sooner than this one comes back.
+            // Another host answers before this one recovers.
             FetchErrorKind::RateLimited { .. }
             | FetchErrorKind::Unreachable(_)
             | FetchErrorKind::NoAnswer(_)
@@ -91,7 +91,7 @@ impl HostRoute {
                 None
             }
             FetchErrorKind::RateLimited { after: Some(after), .. } => {
-                // The budget keeps everybody waiting.
+                // The budget makes all requests wait.
                 (*after <= self.policy.longest_hold).then_some(Duration::ZERO)
             }
             _ => Some(self.wait(dice)),
@@ -104,7 +104,7 @@ impl HostRoute {
         }
     }
 
-    /// Between half and all of a time that doubles with each try.
+    /// Between half and all of a back-off that doubles with each attempt.
     fn wait(&self, dice: u64) -> Duration {
         let doublings = self.tries.saturating_sub(1).min(20);
         let full = self.policy.initial.saturating_mul(1 << doublings).min(self.policy.max);
@@ -113,7 +113,7 @@ impl HostRoute {
     }
 }
 
-/// A number that nobody can foresee, for spreading waits.
+/// An unpredictable number, to spread retries.
 pub(crate) fn jitter() -> u64 {
     use std::hash::{BuildHasher as _, Hasher as _};
     std::hash::RandomState::new().build_hasher().finish()
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_try_would_not_change_is_not_tried_again() {
+    fn permanent_errors_are_not_retried() {
         let answer = || ErrorResponse::new(404, "");
         for failure in [
             FetchErrorKind::NotFound(answer()),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_to_wait_is_followed_unless_it_is_too_long() {
+    fn a_requested_wait_is_obeyed_unless_it_is_too_long() {
         let busy = |seconds| FetchErrorKind::RateLimited {
             answer: ErrorResponse::new(429, ""),
             after: Some(Duration::from_secs(seconds)),

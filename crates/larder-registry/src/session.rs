@@ -1,4 +1,4 @@
-//! One image's repository, seen with one credential: manifests, configs, blobs.
+//! One image's repository with one credential: manifests, configs, blobs.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -20,16 +20,16 @@ use super::content_range::ContentRange;
 use super::error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
 use super::fetch_notice::{FetchNotice, FetchWait, FetchWatcher};
 use super::hosts::RegistryHost;
-use super::rate_limit::asked_to_wait;
+use super::rate_limit::requested_wait;
 use super::route::{HostRoute, RetryDecision, jitter};
 use super::transport::{HttpRequest, HttpResponse};
 use super::verify;
 use crate::manifest::{ACCEPTED_MANIFESTS, Descriptor, MAX_BYTES, ManifestOrIndex, MediaType};
 
-/// Largest body of a refusal that is looked at, in bytes.
+/// Largest body of an error response that is read, in bytes.
 const MAX_REFUSAL: usize = 64 * 1024;
 
-/// One image's repository. Clones are cheap and share everything.
+/// One image's repository. Clones are cheap and share all state.
 #[derive(Debug, Clone)]
 pub struct RepositorySession {
     pub(crate) shared: Arc<RegistryClientInner>,
@@ -38,33 +38,33 @@ pub struct RepositorySession {
     pub(crate) watcher: FetchWatcher,
 }
 
-/// A host of the session with what is shared about it.
+/// A host of the session with its shared state.
 #[derive(Debug, Clone)]
 pub(crate) struct SessionHost {
     pub(crate) host: RegistryHost,
     pub(crate) budget: Arc<HostBudget>,
     pub(crate) auth: Arc<HostAuthorizer>,
-    /// The registry that a mirror is to act for.
+    /// The registry that a mirror stands for.
     pub(crate) namespace: Option<String>,
 }
 
-/// What a name points at.
+/// The target of an image name.
 #[derive(Debug, Clone)]
 pub struct ResolvedManifest {
     /// Type, digest and size of the manifest or index.
     pub descriptor: Descriptor,
     /// Its bytes as received; the digest is theirs.
     pub raw: Bytes,
-    /// The same, understood.
+    /// The same, parsed.
     pub document: ManifestOrIndex,
-    /// The host that said so.
+    /// The host that resolved it.
     pub host: String,
 }
 
-/// A request that failed, and the host that is to blame: the one that was asked, or its token server.
+/// A failed request, and the host that caused it: the registry host or its token server.
 pub(crate) type RequestError = AuthorizationError;
 
-/// What a host must be able to do for a request.
+/// The capability that a request requires of a host.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum HostCapability {
     Pull,
@@ -80,23 +80,23 @@ impl RepositorySession {
         RepositorySession { shared, image, links: links.into(), watcher: FetchWatcher::default() }
     }
 
-    /// The image that the session is about.
+    /// The image of the session.
     pub fn image(&self) -> &Reference {
         &self.image
     }
 
-    /// The hosts that are asked, in order.
+    /// The hosts in the order of the requests.
     pub fn hosts(&self) -> Vec<String> {
         self.links.iter().map(|link| link.host.name()).collect()
     }
 
-    /// The same session, with `watcher` told of bytes and waits. It is called from within fetches: it must be quick.
+    /// The same session with an observer of bytes and waits. It is called from within fetches, so it must return quickly.
     #[must_use]
     pub fn with_watcher(&self, watcher: impl Fn(FetchNotice) + Send + Sync + 'static) -> RepositorySession {
         RepositorySession { watcher: FetchWatcher::new(watcher), ..self.clone() }
     }
 
-    /// The same session without some of its hosts: those that served wrong bytes, say.
+    /// The same session without some of its hosts, for example those that served wrong bytes.
     #[must_use]
     pub fn without_hosts(&self, hosts: &[String]) -> RepositorySession {
         let links = self.links.iter().filter(|link| !hosts.contains(&link.host.name())).cloned().collect();
@@ -145,10 +145,10 @@ impl RepositorySession {
         }
     }
 
-    /// Opens a blob from `offset` up to `end` (exclusive, above `offset`; `None` is all of it). What comes is not
+    /// Opens a blob from `offset` up to `end` (exclusive, above `offset`; `None` is all of it). The bytes are not
     /// verified.
     ///
-    /// The server may ignore the range: look at [`BlobBody::start`].
+    /// The server may ignore the range: check [`BlobBody::start`].
     pub async fn open_blob(
         &self,
         descriptor: &Descriptor,
@@ -191,13 +191,13 @@ impl RepositorySession {
         let failed = |kind| RequestError { host: link.host.name(), kind, token: false };
         let headers = accepting_manifests().map_err(failed)?;
         let url = self.url(link, "manifests", reference);
-        let (reply, _permit) = self.ask(link, url, headers, RequestSize::Small).await?;
+        let (reply, _permit) = self.get(link, url, headers, RequestSize::Small).await?;
         let field = |name: &str| {
             let value = reply.response.headers().get(name)?.to_str().ok()?;
             Some(value.to_owned())
         };
         let media_type = field(CONTENT_TYPE.as_str()).unwrap_or_default();
-        // What a tag means is the server's word; what it says besides must at least agree with what it sent.
+        // The server decides what a tag points at, but its digest header must match the content.
         let said = field("docker-content-digest").and_then(|said| Digest::parse(said.trim()).ok());
         let raw = read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(failed)?;
         if let Some(digest) = expected.or(said.as_ref()) {
@@ -219,7 +219,7 @@ impl RepositorySession {
             return Err(failed(FetchErrorKind::TooLarge { limit: MAX_BYTES as u64 }));
         }
         let url = self.url(link, "blobs", descriptor.digest.as_str());
-        let (reply, _permit) = self.ask(link, url, HeaderMap::new(), RequestSize::Small).await?;
+        let (reply, _permit) = self.get(link, url, HeaderMap::new(), RequestSize::Small).await?;
         let raw = read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(failed)?;
         verify::check(&descriptor.digest, &raw).map_err(failed)?;
         Ok(raw)
@@ -244,7 +244,7 @@ impl RepositorySession {
             }
         }
         let url = self.url(link, "blobs", descriptor.digest.as_str());
-        let (reply, permit) = self.ask(link, url, headers, RequestSize::Blob).await?;
+        let (reply, permit) = self.get(link, url, headers, RequestSize::Blob).await?;
         let part = part_of(&reply.response, asked, size).map_err(|kind| RequestError {
             host: link.host.name(),
             kind,
@@ -266,13 +266,13 @@ impl RepositorySession {
         url
     }
 
-    /// The hosts that are asked, in order.
+    /// The hosts in the order of the requests.
     pub(super) fn links(&self) -> &[SessionHost] {
         &self.links
     }
 
-    /// Fetches from one host, with what it wants to see. The reply is a good one.
-    async fn ask(
+    /// A `GET` request to one host, with authorization. Fails unless the response is successful.
+    async fn get(
         &self,
         link: &SessionHost,
         url: Url,
@@ -282,7 +282,7 @@ impl RepositorySession {
         self.request(link, Method::GET, url, headers, load).await
     }
 
-    /// One request to one host, with what it wants to see. The reply is a good one.
+    /// One request to one host, with authorization. Fails unless the response is successful.
     pub(super) async fn request(
         &self,
         link: &SessionHost,
@@ -293,9 +293,10 @@ impl RepositorySession {
     ) -> Result<(HttpResponse, ConnectionPermit), RequestError> {
         let failed = |kind| RequestError { host: link.host.name(), kind, token: false };
         let permit = self.enter(link, load).await.map_err(failed)?;
-        let asking = self.asking(link);
-        let mut pass = link.auth.authorization(asking).await?;
-        for renewed in [false, true] {
+        let context = self.authorization_context(link);
+        let mut pass = link.auth.authorization(context).await?;
+        let mut renewed = false;
+        loop {
             let outgoing = HttpRequest {
                 method: method.clone(),
                 url: url.clone(),
@@ -312,33 +313,33 @@ impl RepositorySession {
             if matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
                 return Ok((reply, permit));
             }
-            let from_elsewhere = reply.redirected;
+            let redirected = reply.redirected;
             let fields = reply.response.headers().clone();
             let answer = self.read_refusal(link, reply.response, &pass).await;
-            if status == StatusCode::UNAUTHORIZED && !from_elsewhere && !renewed {
-                pass = link.auth.handle_unauthorized(&pass, &fields, answer, asking).await?;
+            if status == StatusCode::UNAUTHORIZED && !redirected && !renewed {
+                pass = link.auth.handle_unauthorized(&pass, &fields, answer, context).await?;
+                renewed = true;
                 continue;
             }
-            return Err(failed(refusal(answer, from_elsewhere, after)));
+            return Err(failed(refusal(answer, redirected, after)));
         }
-        Err(failed(FetchErrorKind::BadReply("it wants to see ever more".into())))
     }
 
-    fn asking<'a>(&'a self, link: &'a SessionHost) -> AuthorizationContext<'a> {
+    fn authorization_context<'a>(&'a self, link: &'a SessionHost) -> AuthorizationContext<'a> {
         let (transport, config) = (&self.shared.transport, &*self.shared.config);
         AuthorizationContext { transport, config, host: &link.host, watcher: &self.watcher }
     }
 
-    /// Waits until the host's budget lets a request in.
+    /// Waits until the host's budget admits a request.
     async fn enter(&self, link: &SessionHost, load: RequestSize) -> Result<ConnectionPermit, FetchErrorKind> {
         let longest_hold = self.shared.config.longest_hold;
         link.budget.acquire(load, longest_hold, &self.watcher).await.map_err(|left| {
-            let answer = ErrorResponse::new(429, "it asked everybody to wait, and was not asked again");
+            let answer = ErrorResponse::new(429, "rate limit in effect, request not sent");
             FetchErrorKind::RateLimited { answer, after: Some(left) }
         })
     }
 
-    /// What a refusal says, without the secrets that the request showed.
+    /// Reads an error response and masks the secrets of the request.
     async fn read_refusal(
         &self,
         link: &SessionHost,
@@ -353,18 +354,18 @@ impl RepositorySession {
         ErrorResponse::read(status, &body, &secrets)
     }
 
-    /// Obeys what a reply asks for, and says how long it asks to wait.
+    /// Applies the rate limit of a response, and returns the requested wait.
     fn note_limits(&self, link: &SessionHost, response: &Response) -> Option<std::time::Duration> {
         let status = response.status();
-        let after = asked_to_wait(status.as_u16(), response.headers(), SystemTime::now())?;
-        // A quota that is used up for hours may be one that this kind of request does not need: ask, and see.
+        let after = requested_wait(status.as_u16(), response.headers(), SystemTime::now())?;
+        // A quota exhausted for hours may not apply to this kind of request: the next one finds out.
         if !status.is_success() || after <= self.shared.config.longest_hold {
             link.budget.pause(Instant::now(), after);
         }
         Some(after)
     }
 
-    /// A way through the hosts that can do something, beginning at the host of number `start`.
+    /// The hosts with a capability, beginning at index `start`.
     pub(crate) fn walk(
         &self,
         what: FetchTarget,
@@ -403,7 +404,7 @@ pub(super) fn accepting_manifests() -> Result<HeaderMap, FetchErrorKind> {
     Ok(HeaderMap::from_iter([(ACCEPT, accept)]))
 }
 
-/// The way of one fetch through the session's hosts.
+/// The progress of one fetch through the session's hosts.
 #[derive(Debug)]
 pub(crate) struct HostWalk<'s> {
     session: &'s RepositorySession,
@@ -414,11 +415,11 @@ pub(crate) struct HostWalk<'s> {
 }
 
 impl<'s> HostWalk<'s> {
-    /// The host to ask now. One that is known to be gone or busy is passed over while others are left.
+    /// The host to use now. Skips one that is known to be unreachable or busy while others are left.
     pub(crate) fn link(&mut self) -> &'s SessionHost {
         loop {
             let link = self.links[self.route.at()];
-            match link.budget.better_avoided(Instant::now()) {
+            match link.budget.avoid_reason(Instant::now()) {
                 Some(reason) if self.route.has_fallback() => {
                     self.earlier.push((link.host.name(), reason.to_owned()));
                     self.route.pass_over();
@@ -428,17 +429,17 @@ impl<'s> HostWalk<'s> {
         }
     }
 
-    /// The number of the present host.
+    /// The index of the present host.
     pub(crate) fn at(&self) -> usize {
         self.route.at()
     }
 
-    /// Something new came: earlier failures are forgotten.
+    /// Records progress, which resets the count of failures.
     pub(crate) fn progressed(&mut self) {
         self.route.progressed();
     }
 
-    /// Waits until another try makes sense, at this host or the next; an error when it never does.
+    /// Waits until the next attempt, at this host or the next; fails if there is none.
     pub(crate) async fn failed(&mut self, failed: RequestError) -> Result<(), FetchError> {
         let RequestError { host, kind, token } = failed;
         let link = self.links[self.route.at()];
@@ -450,10 +451,10 @@ impl<'s> HostWalk<'s> {
             RetryDecision::Retry(wait) if wait.is_zero() => {}
             RetryDecision::Retry(wait) => {
                 let until = Instant::now() + wait;
-                let waiting = FetchWait::Retry { host, until, because: text };
-                self.session.watcher.tell(FetchNotice::Waiting(waiting));
+                let waiting = FetchWait::Retry { host, until, reason: text };
+                self.session.watcher.notify(FetchNotice::Waiting(waiting));
                 time::sleep_until(until).await;
-                self.session.watcher.tell(FetchNotice::Resumed);
+                self.session.watcher.notify(FetchNotice::Resumed);
             }
             RetryDecision::NextHost => self.earlier.push((host, text)),
             RetryDecision::GiveUp(kind) => {
@@ -466,48 +467,44 @@ impl<'s> HostWalk<'s> {
     }
 }
 
-/// What a refusal means.
-fn refusal(
-    answer: ErrorResponse,
-    from_elsewhere: bool,
-    after: Option<std::time::Duration>,
-) -> FetchErrorKind {
+/// Classifies an error response.
+fn refusal(answer: ErrorResponse, redirected: bool, after: Option<std::time::Duration>) -> FetchErrorKind {
     match answer.status {
-        // Where the registry redirects to, it is the registry's signature that was refused; the next one may be better.
-        401 | 403 if from_elsewhere => FetchErrorKind::Failing(answer),
+        // The target of a redirect rejected the registry's signature; the next one may be valid.
+        401 | 403 if redirected => FetchErrorKind::Failing(answer),
         401 | 403 => FetchErrorKind::Denied(answer),
         404 | 410 => FetchErrorKind::NotFound(answer),
-        416 => FetchErrorKind::BadReply("it holds fewer bytes than the manifest says".into()),
+        416 => FetchErrorKind::BadReply("blob is smaller than the manifest says".into()),
         429 => FetchErrorKind::RateLimited { answer, after },
         408 | 425 | 500.. => FetchErrorKind::Failing(answer),
         _ => FetchErrorKind::Refused(answer),
     }
 }
 
-/// Which part of a blob a reply brings.
+/// The part of a blob that a response contains.
 fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<BlobRange, FetchErrorKind> {
     let bad = FetchErrorKind::BadReply;
     let encoding = response.headers().get(CONTENT_ENCODING).map(HeaderValue::as_bytes);
     if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
-        return Err(bad("the blob is encoded in a way that was not asked for".into()));
+        return Err(bad("unrequested Content-Encoding".into()));
     }
     match (response.status(), asked) {
         (StatusCode::PARTIAL_CONTENT, Some((offset, end))) => {
             let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
             let range = range
                 .and_then(ContentRange::parse)
-                .ok_or_else(|| bad("a part of the blob without a Content-Range that makes sense".into()))?;
+                .ok_or_else(|| bad("partial response without a valid Content-Range".into()))?;
             match range.problem(offset, end, size) {
                 Some(problem) => Err(bad(problem)),
                 None => Ok(BlobRange { start: offset, end: range.end, ranged: true }),
             }
         }
         (StatusCode::PARTIAL_CONTENT, None) => {
-            Err(bad("a part of the blob, and all of it was asked for".into()))
+            Err(bad("partial response to a request without a range".into()))
         }
         _ => match response.content_length() {
             Some(length) if length != size => {
-                Err(bad(format!("it sends {length} bytes, the manifest says {size}")))
+                Err(bad(format!("Content-Length is {length}, the manifest says {size}")))
             }
             _ => Ok(BlobRange { start: 0, end: size, ranged: false }),
         },
@@ -515,7 +512,7 @@ fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<
 }
 
 impl ManifestOrIndex {
-    /// The media type to keep for it: what it says of itself, else what the reply said, else what it turned out to be.
+    /// The media type to store: the one in the document, else that of the response, else the one of its parsed kind.
     fn media_type(&self, raw: &[u8], said: &str) -> String {
         #[derive(serde::Deserialize)]
         #[serde(rename_all = "camelCase")]

@@ -1,7 +1,6 @@
-//! Tells a slow connection from one that is stuck: bytes per window, not a total time. Pure.
+//! Distinguishes slow connections from stalled ones: by bytes per window, not by total time. Pure.
 //!
-//! Only time spent waiting for the network counts: a reader that is slow to come back for more is no fault of the
-//! server.
+//! Only time spent waiting for the network counts: a slow reader is not the server's fault.
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ pub(crate) struct StallDetector {
 }
 
 impl StallDetector {
-    /// A body is stuck when it gives fewer than `min_bytes` while it is waited for as long as `window`.
+    /// A body is stalled if it delivers fewer than `min_bytes` during `window` of waiting.
     pub(crate) fn new(window: Duration, min_bytes: u64) -> StallDetector {
         StallDetector { window, min_bytes, waited: Duration::ZERO, got: 0 }
     }
@@ -25,7 +24,7 @@ impl StallDetector {
         self.window.saturating_sub(self.waited)
     }
 
-    /// Counts a wait and what came of it. Whether the body is stuck.
+    /// Records a wait and its bytes; returns whether the body is stalled.
     pub(crate) fn count(&mut self, waited: Duration, bytes: u64) -> bool {
         self.waited += waited;
         self.got += bytes;
@@ -46,7 +45,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_trickle_is_stuck_and_a_slow_stream_is_not() {
+    fn a_trickle_is_stalled_and_a_slow_stream_is_not() {
         let stuck_after = |bytes_per_second| {
             let mut watchdog = StallDetector::new(30 * SECOND, 1000);
             (1..=100).find(|_| watchdog.count(SECOND, bytes_per_second))
@@ -66,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_slow_to_come_back_is_not_held_against_the_server() {
+    fn a_slow_reader_does_not_count_as_a_stall() {
         let mut watchdog = StallDetector::new(30 * SECOND, 1000);
         for _ in 0..1000 {
             assert!(!watchdog.count(Duration::ZERO, 1), "no time was spent on the network");

@@ -1,6 +1,6 @@
-//! TLS: rustls with ring, the system's authorities, private ones, client certificates.
+//! TLS: rustls with ring, the system's CA certificates, private ones, client certificates.
 //!
-//! The one place that knows which cryptography is linked.
+//! The only module that depends on the cryptography provider.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
-/// How a host proves who it is, and how larder does.
+/// The TLS settings of a host: trust and client certificates.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct TlsSettings {
-    /// Authorities to trust besides the system's; PEM.
+    /// CA certificates to trust besides the system's; PEM.
     pub(crate) authorities: Vec<Vec<u8>>,
-    /// Certificates to show, with their keys; PEM.
+    /// Client certificates with their keys; PEM.
     pub(crate) client: Vec<ClientPem>,
-    /// Trust anybody.
+    /// Accept any server certificate.
     pub(crate) skip_verify: bool,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct ClientPem {
     pub(crate) key: Vec<u8>,
 }
 
-/// Keys are not printed.
+/// Keys are never printed.
 impl fmt::Debug for TlsSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TlsSettings")
@@ -43,22 +43,22 @@ impl fmt::Debug for TlsSettings {
 }
 
 impl TlsSettings {
-    /// The same trust without larder's own certificates: what other hosts get when this one redirects to them.
+    /// The same trust without client certificates: for hosts that this one redirects to.
     pub(crate) fn default_tls(&self) -> TlsSettings {
         TlsSettings { client: Vec::new(), ..self.clone() }
     }
 }
 
-/// Why settings are of no use.
+/// Why TLS settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsSettingsError {
-    /// No certificate in a file that should hold some.
-    #[error("there is no certificate in it")]
+    /// A file of certificates contains none.
+    #[error("contains no certificate")]
     NoCertificate,
     /// Not PEM, or not of the right kind.
-    #[error("it is not PEM: {0}")]
+    #[error("not PEM: {0}")]
     Pem(String),
-    /// Certificate or key cannot be used.
+    /// Certificate or key is unusable.
     #[error("{0}")]
     Rustls(#[from] rustls::Error),
 }
@@ -78,7 +78,7 @@ pub(crate) fn identity(pem: &ClientPem) -> Result<CertifiedKey, TlsSettingsError
     Ok(CertifiedKey::from_der(certificates(&pem.certificate)?, key, &provider())?)
 }
 
-/// What rustls needs to speak to a host with these settings.
+/// The rustls configuration for these settings.
 pub(crate) fn client_config(settings: &TlsSettings) -> Result<ClientConfig, TlsSettingsError> {
     let verifier: Arc<dyn ServerCertVerifier> = if settings.skip_verify {
         Arc::new(SkipVerify(provider()))
@@ -99,8 +99,8 @@ pub(crate) fn client_config(settings: &TlsSettings) -> Result<ClientConfig, TlsS
     })
 }
 
-/// A configuration that trusts nobody, for clients that speak plain HTTP only: loading the system's authorities takes
-/// time and memory.
+/// A configuration that trusts no certificate, for clients that use plain HTTP only: loading the system's CA
+/// certificates takes time and memory.
 pub(crate) fn no_tls() -> Result<ClientConfig, TlsSettingsError> {
     Ok(builder()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
 }
@@ -113,7 +113,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// Shows the first certificate whose key the server can check.
+/// Presents the first certificate whose key the server can verify.
 #[derive(Debug)]
 struct ClientCertificates(Vec<Arc<CertifiedKey>>);
 
@@ -127,7 +127,7 @@ impl ResolvesClientCert for ClientCertificates {
     }
 }
 
-/// `skip_verify`: the operator says that it does not matter who answers. Digests still say what was answered.
+/// For `skip_verify`: any server certificate is accepted. Digests still verify the content.
 #[derive(Debug)]
 struct SkipVerify(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! Asking a token server for a token. What is asked and what the answer means is pure; `auth` sends it.
+//! Token requests. Building a request and parsing its response are pure; `auth` sends it.
 
 use std::time::Duration;
 
@@ -10,48 +10,48 @@ use serde::Deserialize;
 use super::challenge::AuthChallenge;
 use super::hosts::is_loopback;
 
-/// Largest reply of a token server, in bytes. Tokens of large registries take a few KiB.
+/// Largest response of a token server, in bytes. Tokens of large registries take a few KiB.
 pub(crate) const MAX_REPLY: usize = 64 * 1024;
 
-/// What a token lasts when its reply does not say.
+/// Life of a token whose response has none.
 const DEFAULT_LIFE: Duration = Duration::from_secs(60);
 
-/// How a token is asked for.
+/// A request for a token.
 #[derive(Debug)]
 pub(crate) struct TokenHttpRequest {
     pub(crate) method: Method,
     pub(crate) url: Url,
     pub(crate) authorization: Option<HeaderValue>,
-    /// A form. It holds the identity token.
+    /// A form body. It contains the identity token.
     pub(crate) body: Option<Secret>,
 }
 
-/// A token, and how long it is good for.
+/// A token and its life.
 #[derive(Debug)]
 pub(crate) struct BearerToken {
     pub(crate) value: Secret,
     pub(crate) life: Duration,
 }
 
-/// The request that a challenge asks for, by a client that may show `credential` to read `repository` at `registry`.
+/// The request that a challenge demands, by a client with `credential` that reads `repository` at `registry`.
 ///
-/// The error says why the challenge cannot be followed.
+/// The error says why the challenge cannot be answered.
 pub(crate) fn request(
     challenge: &AuthChallenge,
     registry: &Url,
     repository: &str,
     credential: Option<&Credential>,
 ) -> Result<TokenHttpRequest, String> {
-    let realm = challenge.param("realm").ok_or("it asks for a token and does not say where to get one")?;
-    let mut url = Url::parse(realm).map_err(|_| "it names a token server that is no URL".to_owned())?;
+    let realm = challenge.param("realm").ok_or("bearer challenge without realm")?;
+    let mut url = Url::parse(realm).map_err(|_| "bearer challenge: realm is not a URL".to_owned())?;
     if !may_hold_tokens(&url, registry) {
-        return Err("it names a token server that is not reached over TLS".into());
+        return Err("bearer challenge: realm is not https".into());
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err("it names a token server with a user in its URL".into());
+        return Err("bearer challenge: realm contains credentials".into());
     }
     let service = challenge.param("service");
-    // Without a repository it is about the login alone.
+    // Without a repository, it is a login only.
     let default_scope = match repository {
         "" => String::new(),
         repository => format!("repository:{repository}:pull"),
@@ -67,7 +67,7 @@ pub(crate) fn request(
         if let Some(service) = service {
             query.append_pair("service", service);
         }
-        // Several scopes are separated by spaces, and asked for one by one.
+        // Several scopes are separated by spaces and requested one by one.
         for scope in scope.split(' ').filter(|scope| !scope.is_empty()) {
             query.append_pair("scope", scope);
         }
@@ -76,7 +76,7 @@ pub(crate) fn request(
     Ok(TokenHttpRequest { method: Method::GET, url, authorization, body: None })
 }
 
-/// The form that exchanges an identity token for a token.
+/// The form that exchanges an identity token for a bearer token.
 fn refresh_form(identity_token: &Secret, scope: &str, service: Option<&str>) -> Secret {
     let mut form = form_urlencoded(&[
         ("grant_type", "refresh_token"),
@@ -92,8 +92,8 @@ fn refresh_form(identity_token: &Secret, scope: &str, service: Option<&str>) -> 
     Secret::new(form)
 }
 
-/// Tokens and passwords travel over TLS, unless registry and token server are both on this machine, or the operator
-/// chose plain HTTP for this very host.
+/// Tokens and passwords are sent over TLS only, unless registry and token server are both on this machine, or the
+/// operator chose plain HTTP for this very host.
 fn may_hold_tokens(realm: &Url, registry: &Url) -> bool {
     match realm.scheme() {
         "https" => true,
@@ -104,7 +104,7 @@ fn may_hold_tokens(realm: &Url, registry: &Url) -> bool {
     }
 }
 
-/// `Authorization: Basic ...`, if the credential has a user or a password.
+/// `Authorization: Basic ...`, if the credential has a user name or a password.
 pub(crate) fn basic(credential: &Credential) -> Option<HeaderValue> {
     if credential.username.is_empty() && credential.password.is_empty() {
         return None;
@@ -113,7 +113,7 @@ pub(crate) fn basic(credential: &Credential) -> Option<HeaderValue> {
     sensitive(&format!("Basic {}", encoded.reveal()))
 }
 
-/// `Authorization: Bearer ...`; `None` for a token that fits into no header.
+/// `Authorization: Bearer ...`; `None` if the token is not a valid header value.
 pub(crate) fn bearer(token: &Secret) -> Option<HeaderValue> {
     sensitive(&format!("Bearer {}", token.reveal()))
 }
@@ -125,7 +125,7 @@ fn sensitive(text: &str) -> Option<HeaderValue> {
 }
 
 fn form_urlencoded(fields: &[(&str, &str)]) -> String {
-    // The query of a URL is such a form.
+    // The query of a URL has the format of such a form.
     let mut url = Url::parse("http://form/").ok();
     if let Some(url) = &mut url {
         url.query_pairs_mut().extend_pairs(fields);
@@ -143,9 +143,9 @@ struct TokenResponse {
     expires_in: Option<f64>,
 }
 
-/// The token in a token server's reply. Its life counts from now: the server's clock may differ.
+/// Parses a token server's response. The life counts from now: the server's clock may differ.
 pub(crate) fn read_reply(body: &[u8]) -> Result<BearerToken, String> {
-    let unreadable = || "the token server's reply holds no token".to_owned();
+    let unreadable = || "token server's response contains no token".to_owned();
     let reply: TokenResponse = serde_json::from_slice(body).map_err(|_| unreadable())?;
     let value = [reply.token, reply.access_token].into_iter().flatten().find(|token| !token.is_empty());
     let life = match reply.expires_in {

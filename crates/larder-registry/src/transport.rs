@@ -1,8 +1,8 @@
-//! One HTTP exchange with a host, redirects included.
+//! One HTTP exchange with a host, including redirects.
 //!
-//! Promises: credentials and a host's own header fields go to that host only and never along a redirect to another;
-//! redirects are bounded, and never lead from TLS to plain HTTP elsewhere; a URL, which may carry a signature, is in no
-//! error text.
+//! Promises: credentials and a host's configured header fields go to that host only and never along a redirect to another;
+//! redirects are bounded, and never lead from TLS to plain HTTP on another host; no error text contains a URL, which may
+//! carry a signature.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -18,20 +18,20 @@ use super::error::{FetchErrorKind, printable};
 use super::hosts::{authority, is_loopback};
 use super::tls::{self, TlsSettings};
 
-/// Redirects that are followed for one request. Registries need one or two.
+/// Most redirects of one request. Registries need one or two.
 const MAX_REDIRECTS: usize = 5;
 
-/// How many clients are kept. There is one for each way to trust hosts, and changed files make new ones.
+/// Number of cached clients. There is one for each TLS configuration, and changed files make new ones.
 const MAX_CLIENTS: usize = 64;
 
-/// What is sent, and to whom it belongs.
+/// A request, and the origin that its secrets belong to.
 #[derive(Debug, Clone)]
 pub(crate) struct HttpRequest<'a> {
     pub(crate) method: Method,
     pub(crate) url: Url,
-    /// Goes wherever the request goes.
+    /// Sent to every host of the redirect chain.
     pub(crate) headers: HeaderMap,
-    /// Goes to the URL's own scheme, host and port only.
+    /// Sent to the URL's own scheme, host and port only.
     pub(crate) authorization: Option<&'a HeaderValue>,
     /// As `authorization`.
     pub(crate) own_headers: &'a [(HeaderName, HeaderValue)],
@@ -39,22 +39,22 @@ pub(crate) struct HttpRequest<'a> {
     pub(crate) body: Option<String>,
 }
 
-/// A reply to a request.
+/// The response to a request.
 #[derive(Debug)]
 pub(crate) struct HttpResponse {
     pub(crate) response: Response,
-    /// Whether another host than the one that was asked gave it.
+    /// Whether it came from another origin than requested.
     pub(crate) redirected: bool,
 }
 
-/// HTTP clients, made when they are first needed.
+/// HTTP clients, created on first use.
 #[derive(Debug)]
 pub(crate) struct HttpTransport {
     config: Arc<RegistryConfig>,
     clients: Mutex<HashMap<HttpClientKey, Client>>,
 }
 
-/// What makes clients differ.
+/// What distinguishes clients.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct HttpClientKey {
     /// `None` for plain HTTP.
@@ -67,17 +67,17 @@ impl HttpTransport {
         HttpTransport { config, clients: Mutex::default() }
     }
 
-    /// Sends a request and follows redirects, until the headers of the last reply are here.
+    /// Sends a request and follows redirects, until the headers of the last response.
     pub(crate) async fn send(&self, outgoing: HttpRequest<'_>) -> Result<HttpResponse, FetchErrorKind> {
         let origin = outgoing.url.origin();
-        let strangers = outgoing.tls.default_tls();
+        let default_tls = outgoing.tls.default_tls();
         let mut url = outgoing.url.clone();
-        let mut from_elsewhere = false;
+        let mut redirected = false;
         for _ in 0..=MAX_REDIRECTS {
-            let tls = if from_elsewhere { &strangers } else { outgoing.tls };
+            let tls = if redirected { &default_tls } else { outgoing.tls };
             let mut request = Request::new(outgoing.method.clone(), url.clone());
             *request.headers_mut() = outgoing.headers.clone();
-            if !from_elsewhere {
+            if !redirected {
                 for (name, value) in outgoing.own_headers {
                     request.headers_mut().append(name, value.clone());
                 }
@@ -88,14 +88,13 @@ impl HttpTransport {
             if let Some(body) = &outgoing.body {
                 *request.body_mut() = Some(body.clone().into());
             }
-            let response =
-                self.exchange(request, tls).await.map_err(|kind| along(kind, from_elsewhere, &url))?;
+            let response = self.exchange(request, tls).await.map_err(|kind| along(kind, redirected, &url))?;
             if !is_redirect(&response) || !matches!(outgoing.method, Method::GET | Method::HEAD) {
-                return Ok(HttpResponse { response, redirected: from_elsewhere });
+                return Ok(HttpResponse { response, redirected });
             }
             let next = next_url(&url, &response)?;
-            // Once elsewhere, always elsewhere: who sends us back does not get to spend our credentials.
-            from_elsewhere |= next.origin() != origin;
+            // A redirect back to the first origin does not restore its credentials.
+            redirected |= next.origin() != origin;
             url = next;
         }
         Err(FetchErrorKind::BadReply(format!("more than {MAX_REDIRECTS} redirects")))
@@ -119,7 +118,7 @@ impl HttpTransport {
         }
         let client = self.build(&key)?;
         if clients.len() >= MAX_CLIENTS {
-            // Requests under way keep theirs.
+            // Requests in progress keep their client.
             clients.clear();
         }
         clients.insert(key, client.clone());
@@ -148,7 +147,7 @@ impl HttpTransport {
             Proxy::FromEnvironment => builder,
             Proxy::Fixed { url, except } => {
                 let proxy = reqwest::Proxy::all(url)
-                    .map_err(|_| FetchErrorKind::Unreachable("the proxy's URL makes no sense".into()))?;
+                    .map_err(|_| FetchErrorKind::Unreachable("invalid proxy URL".into()))?;
                 builder.proxy(proxy.no_proxy(reqwest::NoProxy::from_string(except)))
             }
         };
@@ -161,39 +160,39 @@ fn is_redirect(response: &Response) -> bool {
         && response.headers().contains_key(LOCATION)
 }
 
-/// Where a redirect leads.
+/// The target of a redirect.
 fn next_url(from: &Url, response: &Response) -> Result<Url, FetchErrorKind> {
-    let bad = |problem: &str| FetchErrorKind::BadReply(format!("it redirects {problem}"));
+    let bad = |problem: &str| FetchErrorKind::BadReply(format!("redirect {problem}"));
     let location = response.headers().get(LOCATION).and_then(|location| location.to_str().ok());
     let mut next =
-        location.and_then(|location| from.join(location).ok()).ok_or_else(|| bad("to what is no URL"))?;
+        location.and_then(|location| from.join(location).ok()).ok_or_else(|| bad("to an invalid URL"))?;
     if !matches!(next.scheme(), "http" | "https") || next.host_str().is_none() {
-        return Err(bad("to what is not HTTP"));
+        return Err(bad("to a URL that is not HTTP"));
     }
     if from.scheme() == "https" && next.scheme() == "http" && !(is_loopback(from) && is_loopback(&next)) {
         return Err(bad(&format!("from TLS to plain HTTP at {}", authority(&next))));
     }
     // A user in the URL would become an Authorization field.
     if next.set_username("").and_then(|()| next.set_password(None)).is_err() {
-        return Err(bad("to what is no host"));
+        return Err(bad("to an invalid host"));
     }
     Ok(next)
 }
 
-/// Adds the host to an error that another one than the asked one made.
-fn along(kind: FetchErrorKind, from_elsewhere: bool, url: &Url) -> FetchErrorKind {
+/// Adds the redirect target to an error that it caused.
+fn along(kind: FetchErrorKind, redirected: bool, url: &Url) -> FetchErrorKind {
     match kind {
-        FetchErrorKind::Unreachable(text) if from_elsewhere => {
-            FetchErrorKind::Unreachable(format!("it redirects to {}: {text}", authority(url)))
+        FetchErrorKind::Unreachable(text) if redirected => {
+            FetchErrorKind::Unreachable(format!("redirected to {}: {text}", authority(url)))
         }
-        FetchErrorKind::Tls(text) if from_elsewhere => {
-            FetchErrorKind::Tls(format!("it redirects to {}: {text}", authority(url)))
+        FetchErrorKind::Tls(text) if redirected => {
+            FetchErrorKind::Tls(format!("redirected to {}: {text}", authority(url)))
         }
         other => other,
     }
 }
 
-/// What an error of the HTTP client means. Its URL, which may be signed, is left out.
+/// Classifies an error of the HTTP client. Omits its URL, which may be signed.
 pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> FetchErrorKind {
     let error = error.without_url();
     if error.is_timeout() && error.is_connect() {
@@ -208,7 +207,7 @@ pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> Fetch
     while let Some(error) = cause {
         is_tls |= is_of_tls(error);
         let text = error.to_string();
-        // The outer layers only say that something inside failed, or repeat it.
+        // The outer errors only repeat the inner ones.
         texts.retain(|outer| !outer.contains(&text) && !outer.starts_with("client error"));
         texts.push(text);
         cause = error.source();
@@ -220,7 +219,7 @@ pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> Fetch
     if is_tls { FetchErrorKind::Tls(text) } else { FetchErrorKind::Unreachable(text) }
 }
 
-/// Whether an error is one of TLS. Those of the handshake travel in I/O errors, which may be in further ones.
+/// Whether an error is one of TLS. Those of the handshake are wrapped in I/O errors, possibly several times.
 fn is_of_tls(error: &(dyn Error + 'static)) -> bool {
     if error.is::<rustls::Error>() {
         return true;

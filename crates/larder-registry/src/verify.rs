@@ -1,4 +1,4 @@
-//! Digests of small documents that are in memory.
+//! Digests of small documents in memory.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256, Sha384, Sha512};
 
 use super::error::FetchErrorKind;
 
-/// The digest of a content by an algorithm that references may use.
+/// The digest of a content with one of the algorithms that references may use.
 fn digest(algorithm: &str, content: &[u8]) -> String {
     let hash = match algorithm {
         "sha384" => Sha384::digest(content).to_vec(),
@@ -20,7 +20,7 @@ fn digest(algorithm: &str, content: &[u8]) -> String {
     })
 }
 
-/// Checks that a content is what it should be.
+/// Checks that a content matches its digest.
 pub(crate) fn check(expected: &Digest, content: &[u8]) -> Result<(), FetchErrorKind> {
     match digest(expected.algorithm(), content) {
         got if got == expected.as_str() => Ok(()),

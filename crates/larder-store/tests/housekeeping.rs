@@ -99,7 +99,7 @@ async fn a_layer_that_the_registry_asks_to_wait_for_says_so() {
     let second = &detail.layers[1];
     assert_eq!((second.digest.as_str(), second.phase), (image.layers[1].as_str(), LayerPhase::Fetching));
     let wait = second.waiting.clone().expect("it waits");
-    assert_eq!(wait.reason, format!("{} asked to wait", registry.address()));
+    assert_eq!(wait.reason, format!("rate limited by {}", registry.address()));
     assert!(wait.until.is_some());
 }
 

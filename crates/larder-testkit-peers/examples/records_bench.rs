@@ -48,8 +48,8 @@ fn cpu_nanos() -> f64 {
 
 /// Nanoseconds for a check, with so many credentials in records of so many each.
 async fn measured(credentials: usize, in_each: usize) -> Result<f64, Box<dyn Error>> {
-    let folder = tempfile::tempdir()?;
-    let records = PullRecordStore::open(folder.path(), Verification::of_unconfigured_kubelet())?;
+    let dir = tempfile::tempdir()?;
+    let records = PullRecordStore::open(dir.path(), Verification::of_unconfigured_kubelet())?;
     let image = ImageName::from(format!("{NAME}:v1"));
     let images = credentials / in_each;
     for number in 0..images {

@@ -13,7 +13,7 @@ use super::process::ServerProcess;
 use super::registry::RegistryProcess;
 use super::{PeerError, PeerResult};
 
-/// Plugins that nobody needs here; each would look at the machine or write outside of the private folder.
+/// Plugins that tests do not need; each would inspect the machine or write outside of the private directory.
 const DISABLED: &[&str] = &[
     "io.containerd.internal.v1.opt",
     "io.containerd.internal.v1.restart",
@@ -28,7 +28,7 @@ const DISABLED: &[&str] = &[
 /// What may differ from the usual private containerd.
 #[derive(Debug, Clone, Default)]
 pub struct ContainerdOptions {
-    /// The folder below which its own is made. Default: the temporary folder.
+    /// The directory below which its own is made. Default: the temporary directory.
     pub below: Option<PathBuf>,
     /// Another program than Debian's.
     pub program: Option<PathBuf>,
@@ -40,7 +40,7 @@ pub struct ContainerdOptions {
 #[derive(Debug)]
 pub struct Containerd {
     server: Option<ServerProcess>,
-    folder: TempDir,
+    dir: TempDir,
     program: PathBuf,
     path: Option<OsString>,
 }
@@ -54,13 +54,13 @@ impl Containerd {
     /// Starts a containerd with nothing in it that is not quite the usual one.
     pub fn start_with(options: ContainerdOptions) -> PeerResult<Containerd> {
         let below = options.below.unwrap_or_else(std::env::temp_dir);
-        let folder = tempfile::Builder::new().prefix("larder-containerd-").tempdir_in(below)?;
+        let dir = tempfile::Builder::new().prefix("larder-containerd-").tempdir_in(below)?;
         for below in ["root", "state", "certs.d", "cni/conf", "cni/bin", "tmp"] {
-            fs_err::create_dir_all(folder.path().join(below))?;
+            fs_err::create_dir_all(dir.path().join(below))?;
         }
-        fs_err::write(folder.path().join("config.toml"), config(folder.path()))?;
+        fs_err::write(dir.path().join("config.toml"), config(dir.path()))?;
         let program = options.program.map_or_else(|| program(Package::Containerd), Ok)?;
-        let mut containerd = Containerd { server: None, folder, program, path: options.path };
+        let mut containerd = Containerd { server: None, dir, program, path: options.path };
         containerd.start_again()?;
         Ok(containerd)
     }
@@ -70,13 +70,13 @@ impl Containerd {
         if self.server.is_some() {
             return Ok(());
         }
-        let folder = self.folder.path();
-        let log = folder.join("containerd.log");
+        let dir = self.dir.path();
+        let log = dir.join("containerd.log");
         let mut server = ServerProcess::start(
             "containerd",
             &self.program,
             |command| {
-                command.arg("--config").arg(folder.join("config.toml")).env("TMPDIR", folder.join("tmp"));
+                command.arg("--config").arg(dir.join("config.toml")).env("TMPDIR", dir.join("tmp"));
                 if let Some(path) = &self.path {
                     command.env("PATH", path);
                 }
@@ -93,7 +93,7 @@ impl Containerd {
     /// Ends the process; state and configuration stay. The socket file stays too, as it does after a crash.
     pub fn stop(&mut self) {
         self.server = None;
-        unmount_below(self.folder.path());
+        unmount_below(self.dir.path());
     }
 
     /// Process id, while it runs.
@@ -108,15 +108,15 @@ impl Containerd {
 
     /// The socket's path.
     pub fn socket(&self) -> PathBuf {
-        self.folder.path().join("containerd.sock")
+        self.dir.path().join("containerd.sock")
     }
 
     /// What it logged so far.
     pub fn log(&self) -> String {
-        fs_err::read_to_string(self.folder.path().join("containerd.log")).unwrap_or_default()
+        fs_err::read_to_string(self.dir.path().join("containerd.log")).unwrap_or_default()
     }
 
-    /// Tells it how to reach a registry: plain HTTP, or TLS with the registry's own authority. Holds at once.
+    /// Configures access to a registry: plain HTTP, or TLS with the registry's own CA. Takes effect at once.
     pub fn add_registry(&self, registry: &RegistryProcess) -> PeerResult<()> {
         self.knows_at(&registry.address(), registry.scheme(), registry.ca())
     }
@@ -129,9 +129,9 @@ impl Containerd {
         let hosts = format!(
             "server = \"{scheme}://{address}\"\ncapabilities = [\"pull\", \"resolve\"]\n{ca}\n[host]\n"
         );
-        let folder = self.folder.path().join("certs.d").join(address);
-        fs_err::create_dir_all(&folder)?;
-        fs_err::write(folder.join("hosts.toml"), hosts)?;
+        let dir = self.dir.path().join("certs.d").join(address);
+        fs_err::create_dir_all(&dir)?;
+        fs_err::write(dir.join("hosts.toml"), hosts)?;
         Ok(())
     }
 }
@@ -142,9 +142,9 @@ impl Drop for Containerd {
     }
 }
 
-fn config(folder: &Path) -> String {
-    let folder_text = folder.display();
-    let snapshotter = if overlay_works(folder) { "overlayfs" } else { "native" };
+fn config(dir: &Path) -> String {
+    let folder_text = dir.display();
+    let snapshotter = if overlay_works(dir) { "overlayfs" } else { "native" };
     format!(
         r#"version = 2
 root = "{folder_text}/root"
@@ -170,9 +170,9 @@ disabled_plugins = {DISABLED:?}
     )
 }
 
-/// Whether an overlay can be mounted below `folder`: not on top of another overlay, as inside many containers.
-fn overlay_works(folder: &Path) -> bool {
-    let probe = folder.join("probe");
+/// Whether an overlay can be mounted below `directory`: not on top of another overlay, as inside many containers.
+fn overlay_works(dir: &Path) -> bool {
+    let probe = dir.join("probe");
     let parts = ["lower", "upper", "work", "merged"].map(|part| probe.join(part));
     if parts.iter().any(|part| fs_err::create_dir_all(part).is_err()) {
         return false;
@@ -211,13 +211,13 @@ fn ask_cri(endpoint: &str) -> PeerResult<()> {
 }
 
 /// Unmounts what a stopped containerd left mounted (a snapshot being unpacked), the deepest first.
-pub(super) fn unmount_below(folder: &Path) {
+pub(super) fn unmount_below(dir: &Path) {
     let mounts = fs_err::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mut points: Vec<PathBuf> = mounts
         .lines()
         .filter_map(|line| line.split_whitespace().nth(1))
         .map(PathBuf::from)
-        .filter(|point| point.starts_with(folder))
+        .filter(|point| point.starts_with(dir))
         .collect();
     points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
     for point in points {

@@ -19,7 +19,7 @@ const JSON: &str = "application/json";
 /// What may differ from the usual private engine.
 #[derive(Debug, Clone, Default)]
 pub struct DockerdOptions {
-    /// The folder below which the engine's root is made. Default: the temporary folder.
+    /// The directory below which the engine's root is made. Default: the temporary directory.
     pub root_below: Option<PathBuf>,
     /// Also serve on a TCP port of loopback, with this certificate, for clients with one of the same authority.
     pub tls: Option<Certificates>,
@@ -31,7 +31,7 @@ pub struct DockerdOptions {
 pub struct Dockerd {
     server: Option<ServerProcess>,
     /// Socket, log, and what is in use while it runs.
-    folder: TempDir,
+    dir: TempDir,
     /// Images and containers.
     root: TempDir,
     /// The port, and what is shown there.
@@ -41,7 +41,7 @@ pub struct Dockerd {
 impl Dockerd {
     /// Starts an engine with nothing in it, and waits until it answers.
     ///
-    /// Registries on loopback it reaches over plain HTTP without being told.
+    /// Registries on loopback use plain HTTP without configuration.
     pub fn start() -> PeerResult<Dockerd> {
         Dockerd::start_with(DockerdOptions::default())
     }
@@ -49,18 +49,18 @@ impl Dockerd {
     /// Starts an engine with nothing in it that is not quite the usual one.
     pub fn start_with(options: DockerdOptions) -> PeerResult<Dockerd> {
         // Short: the socket's path is below it, and so are those of the engine's own sockets.
-        let folder = tempfile::Builder::new().prefix("larder-dockerd-").tempdir()?;
+        let dir = tempfile::Builder::new().prefix("larder-dockerd-").tempdir()?;
         let below = options.root_below.unwrap_or_else(std::env::temp_dir);
         let root = tempfile::Builder::new().prefix("larder-docker-root-").tempdir_in(below)?;
-        fs_err::create_dir(folder.path().join("tmp"))?;
+        fs_err::create_dir(dir.path().join("tmp"))?;
         // As often as it takes to see that it tries again: the usual five times take more than a minute.
-        fs_err::write(folder.path().join("daemon.json"), r#"{"max-download-attempts": 2}"#)?;
+        fs_err::write(dir.path().join("daemon.json"), r#"{"max-download-attempts": 2}"#)?;
         let free_port = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr();
         let tls = match options.tls {
             Some(certificates) => Some((free_port()?.port(), certificates)),
             None => None,
         };
-        let mut dockerd = Dockerd { server: None, folder, root, tls };
+        let mut dockerd = Dockerd { server: None, dir, root, tls };
         dockerd.start_again()?;
         Ok(dockerd)
     }
@@ -70,25 +70,25 @@ impl Dockerd {
         if self.server.is_some() {
             return Ok(());
         }
-        let folder = self.folder.path();
-        let log = folder.join("dockerd.log");
+        let dir = self.dir.path();
+        let log = dir.join("dockerd.log");
         let mut server = ServerProcess::start(
             "dockerd",
             &program(Package::DockerIo)?,
             |command| {
                 command
                     .arg("--config-file")
-                    .arg(folder.join("daemon.json"))
+                    .arg(dir.join("daemon.json"))
                     .arg("--data-root")
                     .arg(self.root.path())
                     .arg("--exec-root")
-                    .arg(folder.join("exec"))
+                    .arg(dir.join("exec"))
                     .arg("--pidfile")
-                    .arg(folder.join("pid"))
+                    .arg(dir.join("pid"))
                     .args(["--iptables=false", "--ip6tables=false", "--bridge=none"])
                     .arg("--host")
                     .arg(self.host())
-                    .env("TMPDIR", folder.join("tmp"));
+                    .env("TMPDIR", dir.join("tmp"));
                 if let Some((port, made)) = &self.tls {
                     command.args(["--host", &format!("tcp://127.0.0.1:{port}"), "--tlsverify"]);
                     command.arg("--tlscacert").arg(&made.ca);
@@ -106,7 +106,7 @@ impl Dockerd {
     /// Ends the process; state and configuration stay.
     pub fn stop(&mut self) {
         self.server = None;
-        unmount_below(self.folder.path());
+        unmount_below(self.dir.path());
         unmount_below(self.root.path());
     }
 
@@ -127,7 +127,7 @@ impl Dockerd {
 
     /// The socket's path.
     pub fn socket(&self) -> PathBuf {
-        self.folder.path().join("d.sock")
+        self.dir.path().join("d.sock")
     }
 
     /// Its data root.
@@ -137,7 +137,7 @@ impl Dockerd {
 
     /// What it logged so far.
     pub fn log(&self) -> String {
-        fs_err::read_to_string(self.folder.path().join("dockerd.log")).unwrap_or_default()
+        fs_err::read_to_string(self.dir.path().join("dockerd.log")).unwrap_or_default()
     }
 
     /// Makes a container of this image that is not started, and returns its id.

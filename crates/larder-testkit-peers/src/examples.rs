@@ -11,7 +11,7 @@ pub const PORT: u16 = 5000;
 /// The port of the one that asks for a password.
 pub const PRIVATE_PORT: u16 = 5001;
 
-/// Copies the manifests of a folder into a new folder below `into`, for registries on other ports.
+/// Copies the manifests of a directory into a new directory below `into`, for registries on other ports.
 pub fn copied_for(examples: &Path, port: u16, private_port: u16, into: &Path) -> PeerResult<PathBuf> {
     let copies = into.join("examples");
     fs_err::create_dir_all(&copies)?;
@@ -26,7 +26,7 @@ pub fn copied_for(examples: &Path, port: u16, private_port: u16, into: &Path) ->
     Ok(copies)
 }
 
-/// Makes an image for each name that the manifests of a folder have for this registry, and pushes it there.
+/// Makes an image for each name that the manifests of a directory have for this registry, and pushes it there.
 pub fn push_all(examples: &Path, registry: &RegistryProcess) -> PeerResult<()> {
     for name in images_named(examples, &registry.address())? {
         image_called(&name).push(registry, &name)?;
@@ -69,10 +69,10 @@ pub fn image_called(name: &str) -> ImageBuilder {
         .layer(LayerFiles::new().file("srv/name", name).noise("srv/app", 300_000, seed))
 }
 
-/// The manifests of a folder, with their text, sorted by name.
-fn manifests(folder: &Path) -> PeerResult<Vec<(PathBuf, String)>> {
+/// The manifests of a directory, with their text, sorted by name.
+fn manifests(dir: &Path) -> PeerResult<Vec<(PathBuf, String)>> {
     let mut found = Vec::new();
-    for entry in fs_err::read_dir(folder)? {
+    for entry in fs_err::read_dir(dir)? {
         let path = entry?.path();
         let known = ["yaml", "yml", "json"];
         if path.extension().is_some_and(|extension| known.iter().any(|known| extension == *known)) {
@@ -89,17 +89,17 @@ mod tests {
 
     #[test]
     fn images_are_found_wherever_a_manifest_names_them() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let text = "image: 127.0.0.1:5000/shop/web:1\n- {image: \"127.0.0.1:5000/shop/api\"}\n\
                     # image: 127.0.0.1:5000/comment\nreference: 127.0.0.1:5000/data@sha256:0\nimage: busybox\n\
                     image: 127.0.0.1:5001/private/ledger:1\n";
-        fs_err::write(folder.path().join("pod.yaml"), text).unwrap();
-        fs_err::write(folder.path().join("notes.txt"), "127.0.0.1:5000/not/a/manifest").unwrap();
-        let names = images_named(folder.path(), "127.0.0.1:5000").unwrap();
+        fs_err::write(dir.path().join("pod.yaml"), text).unwrap();
+        fs_err::write(dir.path().join("notes.txt"), "127.0.0.1:5000/not/a/manifest").unwrap();
+        let names = images_named(dir.path(), "127.0.0.1:5000").unwrap();
         assert_eq!(Vec::from_iter(names), ["shop/api", "shop/web:1"]);
 
         let other = tempfile::tempdir().unwrap();
-        let copies = copied_for(folder.path(), PRIVATE_PORT, 5002, other.path()).unwrap();
+        let copies = copied_for(dir.path(), PRIVATE_PORT, 5002, other.path()).unwrap();
         assert_eq!(images_named(&copies, "127.0.0.1:5001").unwrap().len(), 2);
         assert_eq!(images_named(&copies, "127.0.0.1:5002").unwrap().len(), 1);
         assert_eq!(images_named(&copies, "127.0.0.1:5000").unwrap().len(), 0);

@@ -1,4 +1,4 @@
-//! A container runtime that does as the test says, served over CRI on a Unix socket in a folder of its own.
+//! A scripted container runtime, served over CRI on a Unix socket in a directory of its own.
 //!
 //! It runs on a thread of its own, with the wall clock: a test decides when a call goes on with a [`CallHold`], not
 //! with time. Stopping it is a crash: all connections break at once. It can start again on the same path, with
@@ -73,7 +73,7 @@ pub struct CallCounts {
 pub struct CallHold(oneshot::Sender<()>);
 
 impl CallHold {
-    /// Lets it go on. Nothing happens if the caller gave up meanwhile.
+    /// Lets the call continue. No effect if its caller gave up.
     pub fn release(self) {
         let _ = self.0.send(());
     }
@@ -156,7 +156,7 @@ impl FakeCri {
     ///
     /// If there is no room for its socket.
     pub fn start() -> FakeCri {
-        let folder = tempfile::Builder::new().prefix("fake-cri-").tempdir().expect("a folder for the socket");
+        let dir = tempfile::Builder::new().prefix("fake-cri-").tempdir().expect("a directory for the socket");
         let contents = RuntimeContents {
             version: proto::VersionResponse {
                 version: "0.1.0".into(),
@@ -171,8 +171,8 @@ impl FakeCri {
             state: Arc::new(Mutex::new(state)),
             calls: Arc::new(watch::Sender::new(HashMap::new())),
         };
-        let socket = folder.path().join("cri.sock");
-        let mut fake = FakeCri { _folder: folder, socket, shared, server: None };
+        let socket = dir.path().join("cri.sock");
+        let mut fake = FakeCri { _folder: dir, socket, shared, server: None };
         fake.restart();
         fake
     }

@@ -1,7 +1,7 @@
 //! A disk that fails, or loses power, at a step of the test's choice.
 //!
-//! It works on a real folder, so that code which goes past the door (reading, unpacking) sees real files. Beside it, in
-//! memory, it keeps what would survive a power cut: what was synced. [`FaultyDisk::restarted`] makes a new folder of
+//! It works on a real directory, so that code that bypasses the interface (reading, unpacking) sees real files. Beside it, in
+//! memory, it keeps what would survive a power cut: what was synced. [`FaultyDisk::restarted`] makes a new directory of
 //! that. Every step that changes something counts, syncs included; a write that meets the fault is torn in the middle.
 //!
 //! Owners, modes, times, links and hard links survive; extended attributes and devices do not.
@@ -38,16 +38,16 @@ pub enum UnsyncedData {
     Nothing,
     /// All of it: as if the process was killed, and the machine went on.
     Everything,
-    /// Some of it, chosen by this seed: of each folder the old or the new entries, of each file some of the writes.
+    /// Some of it, chosen by this seed: of each directory the old or the new entries, of each file some of the writes.
     Some(u64),
 }
 
-/// The disk. Clones share it; its folder goes with the last of them.
+/// The disk. Clones share it; its directory goes with the last of them.
 #[derive(Clone)]
 pub struct FaultyDisk(Arc<SharedDisk>);
 
 struct SharedDisk {
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
     boot: u64,
     state: Mutex<DiskFaultState>,
 }
@@ -66,14 +66,14 @@ struct DiskFaultState {
 
 impl FaultyDisk {
     /// An empty disk on which nothing goes wrong yet.
-    #[allow(clippy::new_without_default, reason = "it makes a folder on the real disk")]
+    #[allow(clippy::new_without_default, reason = "it makes a directory on the real disk")]
     pub fn new() -> FaultyDisk {
-        FaultyDisk::in_folder(folder(), 1)
+        FaultyDisk::in_folder(dir(), 1)
     }
 
-    fn in_folder(folder: tempfile::TempDir, boot: u64) -> FaultyDisk {
+    fn in_folder(dir: tempfile::TempDir, boot: u64) -> FaultyDisk {
         let mut pins = OpenFilesByInode::new();
-        let durable = DiskModel::of(folder.path(), &mut pins).expect("the folder can be read");
+        let durable = DiskModel::of(dir.path(), &mut pins).expect("the directory can be read");
         let state = DiskFaultState {
             fault: DiskFault::None,
             steps: 0,
@@ -82,12 +82,12 @@ impl FaultyDisk {
             unsynced: HashMap::new(),
             pins,
         };
-        FaultyDisk(Arc::new(SharedDisk { folder, boot, state: Mutex::new(state) }))
+        FaultyDisk(Arc::new(SharedDisk { dir, boot, state: Mutex::new(state) }))
     }
 
-    /// Its folder.
+    /// Its directory.
     pub fn root(&self) -> &Path {
-        self.0.folder.path()
+        self.0.dir.path()
     }
 
     /// Lets this go wrong, counting steps from now.
@@ -117,9 +117,9 @@ impl FaultyDisk {
     #[must_use]
     pub fn restarted(&self, survives: UnsyncedData) -> FaultyDisk {
         let state = self.0.state();
-        let folder = folder();
+        let dir = dir();
         let written =
-            || DiskModel::of(self.root(), &mut OpenFilesByInode::new()).expect("the folder can be read");
+            || DiskModel::of(self.root(), &mut OpenFilesByInode::new()).expect("the directory can be read");
         let (left, boot) = match survives {
             UnsyncedData::Nothing => (state.durable.clone(), self.0.boot + 1),
             UnsyncedData::Everything => (written(), self.0.boot),
@@ -127,8 +127,8 @@ impl FaultyDisk {
                 (state.durable.mixed(&written(), &state.unsynced, SeededChoice::new(seed)), self.0.boot + 1)
             }
         };
-        left.write_to(folder.path()).expect("what survived can be written");
-        FaultyDisk::in_folder(folder, boot)
+        left.write_to(dir.path()).expect("what survived can be written");
+        FaultyDisk::in_folder(dir, boot)
     }
 }
 
@@ -168,10 +168,10 @@ impl SharedDisk {
     }
 }
 
-/// A temporary folder, in memory where there is such a file system: tests make thousands of small files.
-fn folder() -> tempfile::TempDir {
+/// A temporary directory, in memory where there is such a file system: tests make thousands of small files.
+fn dir() -> tempfile::TempDir {
     let made = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
-    made.expect("a temporary folder")
+    made.expect("a temporary directory")
 }
 
 fn power_is_off() -> io::Error {
@@ -233,7 +233,7 @@ impl Disk for FaultyDisk {
         self.0.step()?;
         let mut guard = self.0.state();
         let state = &mut *guard;
-        state.durable = DiskModel::of(self.0.folder.path(), &mut state.pins)?;
+        state.durable = DiskModel::of(self.0.dir.path(), &mut state.pins)?;
         for changes in state.unsynced.values_mut() {
             changes.clear();
         }

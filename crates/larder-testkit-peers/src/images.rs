@@ -16,7 +16,7 @@ use super::process::run;
 use super::registry::{PASSWORD, RegistryAccess, RegistryProcess, USER};
 use super::{PeerError, PeerResult};
 
-/// One layer: files that are added in order, with their parent folders.
+/// One layer: files that are added in order, with their parent directories.
 #[derive(Debug, Clone, Default)]
 pub struct LayerFiles {
     files: Vec<(String, Vec<u8>)>,
@@ -97,40 +97,40 @@ impl ImageBuilder {
         self
     }
 
-    /// Writes it as an OCI layout with one image, into a folder that does not exist yet or is empty.
-    pub fn write(&self, folder: &Path) -> PeerResult<OciLayout> {
-        fs_err::create_dir_all(folder.join("blobs/sha256"))?;
+    /// Writes it as an OCI layout with one image, into a directory that does not exist yet or is empty.
+    pub fn write(&self, dir: &Path) -> PeerResult<OciLayout> {
+        fs_err::create_dir_all(dir.join("blobs/sha256"))?;
         let (mut layers, mut diff_ids) = (Vec::new(), Vec::new());
         for layer in &self.layers {
             let tar = layer.tar()?;
             diff_ids.push(digest(&tar));
-            layers.push(blob(folder, "application/vnd.oci.image.layer.v1.tar+gzip", &gzip(&tar)?)?);
+            layers.push(blob(dir, "application/vnd.oci.image.layer.v1.tar+gzip", &gzip(&tar)?)?);
         }
         let config = json!({
             "architecture": architecture(), "os": "linux", "created": "2026-01-01T00:00:00Z",
             "config": {"User": self.user, "Cmd": ["/bin/true"]},
             "rootfs": {"type": "layers", "diff_ids": diff_ids},
         });
-        let config = blob(folder, "application/vnd.oci.image.config.v1+json", config.to_string().as_bytes())?;
+        let config = blob(dir, "application/vnd.oci.image.config.v1+json", config.to_string().as_bytes())?;
         let image_id = digest_of(&config);
         let blobs: Vec<String> =
             std::iter::once(image_id.clone()).chain(layers.iter().map(digest_of)).collect();
         let manifest_type = "application/vnd.oci.image.manifest.v1+json";
         let manifest =
             json!({"schemaVersion": 2, "mediaType": manifest_type, "config": config, "layers": layers});
-        let mut manifest = blob(folder, manifest_type, manifest.to_string().as_bytes())?;
+        let mut manifest = blob(dir, manifest_type, manifest.to_string().as_bytes())?;
         let manifest_digest = digest_of(&manifest);
         manifest["annotations"] = json!({"org.opencontainers.image.ref.name": TAG_IN_LAYOUT});
-        fs_err::write(folder.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
+        fs_err::write(dir.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
         let index = json!({"schemaVersion": 2, "manifests": [manifest]});
-        fs_err::write(folder.join("index.json"), index.to_string())?;
-        Ok(OciLayout { folder: folder.to_owned(), manifest_digest, image_id, blobs })
+        fs_err::write(dir.join("index.json"), index.to_string())?;
+        Ok(OciLayout { dir: dir.to_owned(), manifest_digest, image_id, blobs })
     }
 
     /// Writes it, and pushes it as `name` (`shop/web:1`). See [`OciLayout::push`].
     pub fn push(&self, registry: &RegistryProcess, name: &str) -> PeerResult<OciLayout> {
-        let folder = tempfile::Builder::new().prefix("larder-image-").tempdir()?;
-        let layout = self.write(folder.path())?;
+        let dir = tempfile::Builder::new().prefix("larder-image-").tempdir()?;
+        let layout = self.write(dir.path())?;
         layout.push(registry, name)?;
         Ok(layout)
     }
@@ -138,10 +138,10 @@ impl ImageBuilder {
 
 const TAG_IN_LAYOUT: &str = "image";
 
-/// An image on disk, as an OCI layout; its digests stay known after the folder is gone.
+/// An image on disk, as an OCI layout; its digests stay known after the directory is gone.
 #[derive(Debug, Clone)]
 pub struct OciLayout {
-    folder: PathBuf,
+    dir: PathBuf,
     /// Digest of the manifest: the `sha256:...` of `NAME@sha256:...`.
     pub manifest_digest: String,
     /// Digest of the config: the image's id.
@@ -157,22 +157,22 @@ impl OciLayout {
         skopeo.args(["--insecure-policy", "copy", "--quiet", "--preserve-digests"]);
         match registry.ca() {
             None => skopeo.arg("--dest-tls-verify=false"),
-            // skopeo reads every *.crt of the folder as an authority.
+            // skopeo reads every *.crt of the directory as an authority.
             Some(ca) => skopeo.arg("--dest-cert-dir").arg(ca.parent().unwrap_or(ca)),
         };
         if registry.auth() == RegistryAccess::Basic {
             skopeo.arg("--dest-creds").arg(format!("{USER}:{PASSWORD}"));
         }
-        skopeo.arg(format!("oci:{}:{TAG_IN_LAYOUT}", self.folder.display()));
+        skopeo.arg(format!("oci:{}:{TAG_IN_LAYOUT}", self.dir.display()));
         skopeo.arg(format!("docker://{}", registry.image(name)));
         run(&mut skopeo).map(drop).map_err(|error| PeerError::new(format!("push {name}"), error))
     }
 }
 
-fn blob(folder: &Path, media_type: &str, content: &[u8]) -> PeerResult<Value> {
+fn blob(dir: &Path, media_type: &str, content: &[u8]) -> PeerResult<Value> {
     let digest = digest(content);
     let hex = digest.trim_start_matches("sha256:");
-    fs_err::write(folder.join("blobs/sha256").join(hex), content)?;
+    fs_err::write(dir.join("blobs/sha256").join(hex), content)?;
     Ok(json!({"mediaType": media_type, "digest": digest, "size": content.len()}))
 }
 
@@ -223,10 +223,10 @@ mod tests {
     #[test]
     fn equal_descriptions_give_equal_digests_and_other_seeds_other_ones() {
         let written = |seed| {
-            let folder = tempfile::tempdir().unwrap();
-            let layout = ImageBuilder::small(seed, 5000).user("1000").write(folder.path()).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let layout = ImageBuilder::small(seed, 5000).user("1000").write(dir.path()).unwrap();
             for blob in &layout.blobs {
-                let path = folder.path().join("blobs/sha256").join(blob.trim_start_matches("sha256:"));
+                let path = dir.path().join("blobs/sha256").join(blob.trim_start_matches("sha256:"));
                 assert_eq!(&digest(&fs_err::read(path).unwrap()), blob);
             }
             (layout.manifest_digest, layout.image_id, layout.blobs)

@@ -5,11 +5,11 @@
 //! makes certificates; [`holding_proxy`] stands in front of a registry and holds or cuts answers, so that a test can look at
 //! a pull while it is in the middle. [`packages`] says what is missing on this machine.
 //!
-//! Promises: all state lives below one temporary folder per server; nothing outside it is written; exactly the
+//! Promises: all state lives below one temporary directory per server; nothing outside it is written; exactly the
 //! process that was started is ended, when its value is dropped or when its parent dies; every wait is bounded.
 //!
 //! The servers are ordinary blocking values: start them outside of asynchronous code, in a thread that lives at
-//! least as long as they do (they are told to end when that thread does).
+//! least as long as they do (they are signalled to end when that thread does).
 //!
 //! [`fake_cri`] is a scripted container runtime and [`wire`] a bare client of one; [`faulty_disk`] fails or loses power
 //! below the store; [`fixtures`] puts each backend through `larder_testkit::backend_suite`; [`fuzz`] feeds what strangers

@@ -104,12 +104,12 @@ pub fn lacking(packages: &[Package]) -> Option<String> {
     needs_root.then(|| "containerd and dockerd need root; run this as root".to_owned())
 }
 
-/// A program on `PATH`, or in the folders for administrators that are often not on it.
+/// A program on `PATH`, or in the directories for administrators that are often not on it.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
         .chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from))
-        .map(|folder| folder.join(name))
+        .map(|dir| dir.join(name))
         .find(|program| program.is_file())
 }
 

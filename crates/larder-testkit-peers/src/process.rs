@@ -60,7 +60,7 @@ pub(crate) struct ServerProcess {
 impl ServerProcess {
     /// Starts `program`; what it says on standard output goes to the end of `stdout`, on standard error of `log`.
     ///
-    /// The process is in a group of its own, so that Ctrl-C in a terminal reaches only whoever started it, and it
+    /// The process is in a group of its own, so that Ctrl-C in a terminal reaches only its parent, and it
     /// gets SIGTERM when the thread that started it ends, however that comes about.
     pub(crate) fn start(
         name: &'static str,

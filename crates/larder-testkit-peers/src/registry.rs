@@ -16,7 +16,7 @@ use super::{PeerError, PeerResult};
 /// Who may use a registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RegistryAccess {
-    /// Everybody.
+    /// All clients.
     #[default]
     None,
     /// [`USER`] with [`PASSWORD`], by HTTP basic authentication.
@@ -87,18 +87,18 @@ pub struct RegistryProcess {
     options: RegistryOptions,
     certificates: Option<Certificates>,
     forgotten: AtomicUsize,
-    folder: TempDir,
+    dir: TempDir,
 }
 
 impl RegistryProcess {
     /// Starts an empty registry on 127.0.0.1 and waits until it serves.
     pub fn start(options: RegistryOptions) -> PeerResult<RegistryProcess> {
-        let folder = tempfile::Builder::new().prefix("larder-registry-").tempdir()?;
-        fs_err::create_dir_all(folder.path().join("storage"))?;
-        write_password(folder.path(), PASSWORD_HASH)?;
+        let dir = tempfile::Builder::new().prefix("larder-registry-").tempdir()?;
+        fs_err::create_dir_all(dir.path().join("storage"))?;
+        write_password(dir.path(), PASSWORD_HASH)?;
         let certificates = match options.tls {
             TlsMode::None => None,
-            TlsMode::PrivateCa => Some(certificates(folder.path())?),
+            TlsMode::PrivateCa => Some(certificates(dir.path())?),
         };
         let mut registry = RegistryProcess {
             server: None,
@@ -106,9 +106,9 @@ impl RegistryProcess {
             options,
             certificates,
             forgotten: AtomicUsize::new(0),
-            folder,
+            dir,
         };
-        // A free port may be taken by somebody else before the registry binds it; that is seldom, and seen.
+        // Another process may bind the free port before the registry does; that is rare, and detected.
         let mut tries = if options.port.is_some() { 1 } else { 5 };
         loop {
             registry.port = options.port.map_or_else(free_port, Ok)?;
@@ -129,16 +129,16 @@ impl RegistryProcess {
         if TcpListener::bind((Ipv4Addr::LOCALHOST, self.port)).is_err() {
             return Err(PeerError::new("start docker-registry", format!("port {} is in use", self.port)));
         }
-        let folder = self.folder.path();
-        fs_err::write(folder.join("config.yml"), self.config())?;
+        let dir = self.dir.path();
+        fs_err::write(dir.join("config.yml"), self.config())?;
         let mut server = ServerProcess::start(
             "docker-registry",
             &program(Package::DockerRegistry)?,
             |command| {
-                command.arg("serve").arg(folder.join("config.yml"));
+                command.arg("serve").arg(dir.join("config.yml"));
             },
-            &folder.join("access.log"),
-            &folder.join("registry.log"),
+            &dir.join("access.log"),
+            &dir.join("registry.log"),
         )?;
         let port = self.port;
         server.wait_ready(|| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok())?;
@@ -153,13 +153,13 @@ impl RegistryProcess {
 
     /// From now on [`USER`] has [`NEW_PASSWORD`] and no other. The registry reads the file again by itself.
     pub fn change_password(&self) -> PeerResult<()> {
-        write_password(self.folder.path(), NEW_PASSWORD_HASH)
+        write_password(self.dir.path(), NEW_PASSWORD_HASH)
     }
 
-    /// The users that it refused, in order; one that came several times in a row is told once.
+    /// The users that it refused, in order; repeated refusals of one user appear once.
     pub fn refused_users(&self) -> Vec<String> {
         self.settle();
-        let log = fs_err::read_to_string(self.folder.path().join("registry.log")).unwrap_or_default();
+        let log = fs_err::read_to_string(self.dir.path().join("registry.log")).unwrap_or_default();
         let mut users: Vec<String> = log.lines().filter_map(refused_user).map(str::to_owned).collect();
         users.dedup();
         users
@@ -221,7 +221,7 @@ impl RegistryProcess {
     }
 
     fn log_text(&self) -> String {
-        fs_err::read_to_string(self.folder.path().join("access.log")).unwrap_or_default()
+        fs_err::read_to_string(self.dir.path().join("access.log")).unwrap_or_default()
     }
 
     /// Waits until the log has caught up: a line is written only after the client has its answer, so a request of
@@ -238,7 +238,7 @@ impl RegistryProcess {
     }
 
     fn config(&self) -> String {
-        let folder = self.folder.path().display();
+        let dir = self.dir.path().display();
         let port = self.port;
         let tls = self.certificates.as_ref().map_or_else(String::new, |made| {
             format!("  tls: {{certificate: {}, key: {}}}\n", made.certificate.display(), made.key.display())
@@ -246,20 +246,20 @@ impl RegistryProcess {
         let auth = match self.options.auth {
             RegistryAccess::None => String::new(),
             RegistryAccess::Basic => {
-                format!("auth: {{htpasswd: {{realm: larder, path: {folder}/htpasswd}}}}\n")
+                format!("auth: {{htpasswd: {{realm: larder, path: {dir}/htpasswd}}}}\n")
             }
         };
         format!(
             "version: 0.1\n\
              log: {{level: warn, accesslog: {{disabled: false}}}}\n\
-             storage: {{filesystem: {{rootdirectory: {folder}/storage}}, delete: {{enabled: true}}}}\n\
+             storage: {{filesystem: {{rootdirectory: {dir}/storage}}, delete: {{enabled: true}}}}\n\
              http:\n  addr: 127.0.0.1:{port}\n{tls}{auth}"
         )
     }
 
     /// Where its blobs and manifests lie, for tests that damage them.
     pub fn storage(&self) -> PathBuf {
-        self.folder.path().join("storage")
+        self.dir.path().join("storage")
     }
 }
 
@@ -270,10 +270,10 @@ fn is_marker(request: &AccessLogLine) -> bool {
 }
 
 /// The file is replaced as a whole: the registry may read it at any moment.
-fn write_password(folder: &Path, hash: &str) -> PeerResult<()> {
-    let new = folder.join("htpasswd.new");
+fn write_password(dir: &Path, hash: &str) -> PeerResult<()> {
+    let new = dir.join("htpasswd.new");
     fs_err::write(&new, format!("{USER}:{hash}\n"))?;
-    Ok(fs_err::rename(new, folder.join("htpasswd"))?)
+    Ok(fs_err::rename(new, dir.join("htpasswd"))?)
 }
 
 /// The user in a line of the log that is about one who was refused.

@@ -7,11 +7,11 @@ use super::PeerResult;
 use super::packages::{Package, program};
 use super::process::run;
 
-/// Certificates in a folder.
+/// Certificates in a directory.
 #[derive(Debug, Clone)]
 pub struct Certificates {
-    /// The authority's certificate: what a client must trust. It is alone in its folder, because some clients are
-    /// told a folder and take all that they find there.
+    /// The authority's certificate: what a client must trust. It is alone in its directory, because some clients are
+    /// configured with a directory and use all its files.
     pub ca: PathBuf,
     /// The server's certificate.
     pub certificate: PathBuf,
@@ -19,15 +19,15 @@ pub struct Certificates {
     pub key: PathBuf,
 }
 
-/// Makes an authority and a server certificate for 127.0.0.1 and localhost in `folder`, valid for a day.
-pub fn certificates(folder: &Path) -> PeerResult<Certificates> {
+/// Makes an authority and a server certificate for 127.0.0.1 and localhost in `directory`, valid for a day.
+pub fn certificates(dir: &Path) -> PeerResult<Certificates> {
     let made = Certificates {
-        ca: folder.join("trust/ca.crt"),
-        certificate: folder.join("server.crt"),
-        key: folder.join("server.key"),
+        ca: dir.join("trust/ca.crt"),
+        certificate: dir.join("server.crt"),
+        key: dir.join("server.key"),
     };
-    fs_err::create_dir_all(folder.join("trust"))?;
-    let ca_key = folder.join("ca.key");
+    fs_err::create_dir_all(dir.join("trust"))?;
+    let ca_key = dir.join("ca.key");
     let openssl = program(Package::Openssl)?;
     run(Command::new(&openssl)
         .args([

@@ -25,9 +25,9 @@ impl RawConnection {
     ///
     /// # Panics
     ///
-    /// If nobody speaks HTTP/2 there.
+    /// If the server does not speak HTTP/2.
     pub async fn connect(socket: &Path) -> RawConnection {
-        let stream = UnixStream::connect(socket).await.expect("somebody listens");
+        let stream = UnixStream::connect(socket).await.expect("a listener");
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .max_header_list_size(1 << 20)
             .handshake(TokioIo::new(stream))

@@ -12,7 +12,7 @@ use larder_testkit_peers::{
     RegistryOptions, RegistryProcess, TlsMode, require,
 };
 
-/// Fetches an image into a folder as an ordinary client does.
+/// Fetches an image into a directory as an ordinary client does.
 fn fetch(image: &str, into: &Path, more: &[&str]) -> Output {
     Command::new("skopeo")
         .args(["--insecure-policy", "copy", "--quiet"])
@@ -41,7 +41,7 @@ fn containerd_serves_again_after_a_stop_and_leaves_nothing_behind() {
     assert_ne!(first, second);
     drop(containerd);
     assert!(!Path::new(&format!("/proc/{second}")).exists());
-    assert!(!socket.parent().unwrap().exists(), "its folder is gone");
+    assert!(!socket.parent().unwrap().exists(), "its directory is gone");
 }
 
 #[test]
@@ -51,25 +51,25 @@ fn dockerd_serves_again_after_a_stop_and_leaves_nothing_behind() {
     }
     let mut engine = Dockerd::start().unwrap();
     let (socket, root) = (engine.socket(), engine.root().to_owned());
-    let folder = socket.parent().unwrap().to_owned();
+    let dir = socket.parent().unwrap().to_owned();
     let archive = TarBuilder::new().with(TarBuilderEntry::file("file", "x")).finish();
     engine.import(&archive, "app", "1").unwrap();
     engine.stop();
-    assert!(processes_that_name(&folder).is_empty(), "its containerd has ended, too");
+    assert!(processes_that_name(&dir).is_empty(), "its containerd has ended, too");
     engine.start_again().unwrap();
     assert_eq!(engine.image_names().unwrap(), ["app:1"]);
-    assert!(processes_that_name(&folder).len() > 1, "a containerd of its own");
+    assert!(processes_that_name(&dir).len() > 1, "a containerd of its own");
     drop(engine);
-    assert!(processes_that_name(&folder).is_empty());
-    assert!(!folder.exists() && !root.exists(), "its folders are gone");
+    assert!(processes_that_name(&dir).is_empty());
+    assert!(!dir.exists() && !root.exists(), "its directories are gone");
 }
 
-/// Command lines of processes that mention a folder.
-fn processes_that_name(folder: &Path) -> Vec<String> {
+/// Command lines of processes that mention a directory.
+fn processes_that_name(dir: &Path) -> Vec<String> {
     let entries = fs_err::read_dir("/proc").into_iter().flatten().flatten();
     let lines = entries.filter_map(|entry| fs_err::read(entry.path().join("cmdline")).ok());
     let lines = lines.map(|line| String::from_utf8_lossy(&line).into_owned());
-    lines.filter(|line| line.contains(&*folder.to_string_lossy())).collect()
+    lines.filter(|line| line.contains(&*dir.to_string_lossy())).collect()
 }
 
 #[test]
@@ -84,10 +84,10 @@ fn a_registry_keeps_images_over_a_stop_and_logs_who_asked_for_what() {
     assert_eq!(registry.requests(), []);
 
     registry.stop();
-    let folder = tempfile::tempdir().unwrap();
-    assert!(!fetch(&registry.image("shop/web:1"), folder.path(), PLAIN).status.success());
+    let dir = tempfile::tempdir().unwrap();
+    assert!(!fetch(&registry.image("shop/web:1"), dir.path(), PLAIN).status.success());
     registry.start_again().unwrap();
-    assert!(fetch(&registry.image("shop/web:1"), folder.path(), PLAIN).status.success());
+    assert!(fetch(&registry.image("shop/web:1"), dir.path(), PLAIN).status.success());
 
     let requests = registry.requests();
     assert_eq!(requests.iter().filter(|request| request.is_manifest_fetch()).count(), 1);
@@ -112,7 +112,7 @@ fn a_registry_with_tls_and_a_password_refuses_those_who_lack_either() {
     let registry = RegistryProcess::start(options).unwrap();
     ImageBuilder::small(2, 100).push(&registry, "shop/web:1").unwrap();
 
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let trusted = format!("--src-cert-dir={}", registry.ca().unwrap().parent().unwrap().display());
     let (good, bad) = (format!("--src-creds={USER}:{PASSWORD}"), format!("--src-creds={USER}:wrong"));
     let cases = [
@@ -121,7 +121,7 @@ fn a_registry_with_tls_and_a_password_refuses_those_who_lack_either() {
         (vec![good.as_str()], Some("x509")),
     ];
     for (options, refusal) in cases {
-        let output = fetch(&registry.image("shop/web:1"), folder.path(), &options);
+        let output = fetch(&registry.image("shop/web:1"), dir.path(), &options);
         let said = String::from_utf8_lossy(&output.stderr);
         match refusal {
             None => assert!(output.status.success(), "{said}"),
@@ -142,8 +142,8 @@ fn a_gate_holds_blobs_until_it_is_opened_and_cuts_them() {
     let gate = HoldingProxy::for_registry(registry.port()).unwrap();
     gate.hold_blobs_after(1000);
 
-    let folder = tempfile::tempdir().unwrap();
-    let (into_a, into_b) = (folder.path().join("a"), folder.path().join("b"));
+    let dir = tempfile::tempdir().unwrap();
+    let (into_a, into_b) = (dir.path().join("a"), dir.path().join("b"));
     let (image_a, image_b) = (gate.image("a:1"), gate.image("b:1"));
     thread::scope(|scope| {
         let a = scope.spawn(|| fetch(&image_a, &into_a, PLAIN));
@@ -165,8 +165,8 @@ fn a_gate_holds_blobs_until_it_is_opened_and_cuts_them() {
 
     gate.hold_blobs_after(0);
     thread::scope(|scope| {
-        let fetching = scope
-            .spawn(|| fetch(&image_a, &folder.path().join("cut"), &[PLAIN, &["--retry-times=0"]].concat()));
+        let fetching =
+            scope.spawn(|| fetch(&image_a, &dir.path().join("cut"), &[PLAIN, &["--retry-times=0"]].concat()));
         gate.wait_until_held(1);
         gate.cut();
         // The client may ask again; the gate then lets nothing through either, until it gives up.

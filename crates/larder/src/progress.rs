@@ -79,7 +79,7 @@ pub enum LayerPhase {
     Done,
 }
 
-/// What something waits for. Prints as `registry.example asked to wait, 12s left`.
+/// What something waits for. Prints as `rate limited by registry.example, 12s left`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PullWait {
     /// The reason, without the time.
@@ -177,10 +177,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_wait_says_how_long_it_still_takes() {
         let now = Instant::now();
-        let wait =
-            PullWait { reason: "r.example asked to wait".into(), until: Some(now + Duration::from_secs(12)) };
-        assert_eq!(wait.at(now), "r.example asked to wait, 12s left");
-        assert_eq!(wait.at(now + Duration::from_millis(11_500)), "r.example asked to wait, 1s left");
-        assert_eq!(wait.at(now + Duration::from_secs(20)), "r.example asked to wait");
+        let wait = PullWait {
+            reason: "rate limited by r.example".into(),
+            until: Some(now + Duration::from_secs(12)),
+        };
+        assert_eq!(wait.at(now), "rate limited by r.example, 12s left");
+        assert_eq!(wait.at(now + Duration::from_millis(11_500)), "rate limited by r.example, 1s left");
+        assert_eq!(wait.at(now + Duration::from_secs(20)), "rate limited by r.example");
     }
 }

@@ -35,7 +35,7 @@ pub(super) async fn log_in(
     match login.ok_or_else(Failure::interrupted)? {
         Ok(LoginResult::Accepted) => {}
         Ok(LoginResult::NotRequired) => out.warning(format_args!(
-            "{} asked for no credential, so nobody knows whether this one is good",
+            "{} does not require authentication; credentials not verified",
             registry.host()
         )),
         Err(error) => return Err(refused(&registry, &error)),

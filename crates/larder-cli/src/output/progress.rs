@@ -318,8 +318,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn layers_stand_below_their_image_with_what_they_wait_for() {
         let now = Instant::now();
-        let asked =
-            PullWait { reason: "r.example asked to wait".into(), until: Some(now + Duration::from_secs(12)) };
+        let asked = PullWait {
+            reason: "rate limited by r.example".into(),
+            until: Some(now + Duration::from_secs(12)),
+        };
         let detail = PullDetail {
             step: PullStep::Layers,
             rate: Some(500_000),
@@ -341,8 +343,8 @@ mod tests {
         assert_eq!(
             lines(std::slice::from_ref(&pull), 0, 1, now, 40, 200),
             [
-                "r.example/app:1   pulling   0s   2MB of 12MB (17%)   500kB/s   r.example asked to wait, 12s left",
-                "  sha256:bbbbbbbbbbbb   fetching   1MB of 4MB (25%)   250kB/s   r.example asked to wait, 12s left",
+                "r.example/app:1   pulling   0s   2MB of 12MB (17%)   500kB/s   rate limited by r.example, 12s left",
+                "  sha256:bbbbbbbbbbbb   fetching   1MB of 4MB (25%)   250kB/s   rate limited by r.example, 12s left",
                 "0 of 1 done",
             ]
         );

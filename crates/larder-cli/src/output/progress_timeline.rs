@@ -98,7 +98,7 @@ mod tests {
     async fn only_changes_are_kept_and_time_that_passes_is_none() {
         let start = Instant::now();
         let wait = PullWait {
-            reason: "r.example asked to wait".into(),
+            reason: "rate limited by r.example".into(),
             until: Some(start + Duration::from_secs(9)),
         };
         let detail = PullDetail { step: PullStep::Resolving, waiting: Some(wait), ..PullDetail::default() };
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(
             seen,
             [
-                ("resolving".into(), Some("r.example asked to wait, 9s left".into())),
+                ("resolving".into(), Some("rate limited by r.example, 9s left".into())),
                 ("committing".into(), None)
             ]
         );

@@ -1,4 +1,4 @@
-//! From blobs and snapshots to layers and the images that have them. Pure.
+//! Computes layers and the images that use them from blobs and snapshots. Pure.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,22 +10,22 @@ use super::positive;
 use crate::containerd_proto::content::Info as Blob;
 use crate::containerd_proto::snapshots::{Info as Snapshot, Kind};
 
-/// Labels of a blob that name the blobs which it needs begin so.
+/// Prefix of the labels of a blob that name the blobs it references.
 const NEEDS_BLOB: &str = "containerd.io/gc.ref.content";
 
-/// The label of a config that names the top snapshot of its image ends with the snapshotter's name.
+/// Prefix of the label of a config that names the top snapshot of its image; the snapshotter's name follows.
 const NEEDS_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
 
-/// Blobs are files, and take whole blocks of this size on the file systems that nodes have.
+/// Blobs are files, and use whole blocks of this size on the filesystems of nodes.
 const BLOCK: u64 = 4096;
 
-/// What a snapshot of overlayfs takes beside its files: its folder, and the kernel's work folder.
+/// Disk usage of an overlayfs snapshot besides its files: its directory, and the kernel's work directory.
 const OVERLAY_FOLDERS: DiskSpace = DiskSpace { bytes: 2 * BLOCK, inodes: 2 };
 
-/// The blobs, and what needs what.
+/// The blobs and their references.
 pub(super) struct ContentGraph {
     blobs: HashMap<String, Blob>,
-    /// By digest, the blobs that need it.
+    /// By digest, the blobs that reference it.
     above: HashMap<String, Vec<String>>,
 }
 
@@ -45,7 +45,7 @@ impl ContentGraph {
         self.blobs.values().flat_map(tops).map(|(snapshotter, _)| snapshotter).collect()
     }
 
-    /// What a blob takes; nothing if it is not there, as where archives are thrown away once they are unpacked.
+    /// Disk usage of a blob; zero if it is missing, for example because archives are discarded after unpacking.
     fn amount(&self, digest: &str) -> DiskSpace {
         self.blobs.get(digest).map_or(DiskSpace::ZERO, |blob| {
             let bytes = positive(blob.size).next_multiple_of(BLOCK);
@@ -75,13 +75,13 @@ impl ContentGraph {
     }
 }
 
-/// The digests that a blob needs.
+/// The digests that a blob references.
 fn children(blob: &Blob) -> impl Iterator<Item = &str> {
     let needs = blob.labels.iter().filter(|(label, _)| label.starts_with(NEEDS_BLOB));
     needs.map(|(_, digest)| digest.as_str())
 }
 
-/// Snapshotters, and the top snapshot that a config has in each.
+/// By snapshotter, the top snapshot of a config.
 fn tops(config: &Blob) -> impl Iterator<Item = (&str, &str)> {
     let labels = config.labels.iter();
     labels.filter_map(|(label, top)| Some((label.strip_prefix(NEEDS_SNAPSHOT)?, top.as_str())))
@@ -91,7 +91,7 @@ fn tops(config: &Blob) -> impl Iterator<Item = (&str, &str)> {
 pub(super) struct SnapshotChains {
     snapshotter: String,
     parents: HashMap<String, String>,
-    /// By name, a snapshot on top of it that is no image's, such as a container's.
+    /// By name, a snapshot on top of it that belongs to no image, such as a container's.
     held: HashMap<String, String>,
     usages: HashMap<String, DiskSpace>,
 }
@@ -112,11 +112,11 @@ impl SnapshotChains {
         stacks
     }
 
-    /// A committed snapshot and those below it.
+    /// A committed snapshot and its parents.
     fn down_from<'a>(&'a self, top: &'a str) -> impl Iterator<Item = &'a str> {
         let present = |name: &&str| self.usages.contains_key(*name);
         let below = move |name: &&str| self.parents.get(*name).map(String::as_str).filter(present);
-        // Whatever an answer says, this ends.
+        // Bounds the loop, whatever the response contains.
         std::iter::successors(Some(top).filter(present), below).take(self.usages.len())
     }
 
@@ -130,12 +130,12 @@ impl SnapshotChains {
             id: self.id(name),
             amount: *usage + beside,
             estimated: false,
-            referenced_by: self.held.get(name).map(|user| format!("the snapshot {user}")),
+            referenced_by: self.held.get(name).map(|user| format!("snapshot {user}")),
         })
     }
 }
 
-/// Layers are snapshots, and the archives that they were unpacked from. An image whose config is not there is left out.
+/// Layers are snapshots and the archives they were unpacked from. An image whose config is missing is skipped.
 pub(super) fn layers(images: &[Image], content: &ContentGraph, stacks: &[SnapshotChains]) -> LayerUsageIndex {
     let mut layers = LayerUsageIndex::unknown();
     stacks.iter().flat_map(SnapshotChains::layers).for_each(|layer| layers.add(layer));
@@ -157,7 +157,7 @@ pub(super) fn layers(images: &[Image], content: &ContentGraph, stacks: &[Snapsho
             let of = stacks.iter().filter(|stacks| stacks.snapshotter == snapshotter);
             ids.extend(of.flat_map(|stacks| stacks.down_from(top).map(|name| stacks.id(name))));
         }
-        // An index that leads to several images is nobody's own.
+        // An index that leads to several images belongs to none alone.
         let leading = content.leading_to(&config.digest).into_iter().filter(|digest| leads[digest] == 1);
         let own = leading.chain([config.digest.as_str()]).map(|digest| content.amount(digest)).sum();
         layers.add_image(&config.digest, &ids, own, None);

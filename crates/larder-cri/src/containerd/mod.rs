@@ -1,11 +1,11 @@
-//! What the layers of images take, where the runtime is containerd.
+//! Disk usage of image layers, if the runtime is containerd.
 //!
-//! CRI tells one size for each image, that of what was fetched. containerd serves its own API on the same socket, and
-//! there it tells the size of each blob, of each snapshot, and what refers to what: the labels that its own garbage
-//! collector goes by. So what a removal frees can be known beforehand.
+//! CRI reports one size for each image, that of its content as fetched. containerd serves its own API on the same
+//! socket, which reports the size of each blob and snapshot and their references: the labels that its own garbage
+//! collector uses. So the bytes that a removal frees are known in advance.
 //!
 //! ```text
-//! index -> manifest -> config (the image's id) -> top snapshot -> its parents
+//! index -> manifest -> config (the image ID) -> top snapshot -> its parents
 //!                   -> archives of layers
 //! ```
 
@@ -32,17 +32,17 @@ use crate::list_streaming::joined;
 use crate::{MAX_MESSAGE_BYTES, status};
 use graph::{ContentGraph, SnapshotChains, layers};
 
-/// Where the CRI plugin of containerd keeps images.
+/// The namespace in which containerd's CRI plugin stores images.
 const NAMESPACE: &str = "k8s.io";
 
-/// How many snapshots are asked about at the same time.
+/// Number of snapshots queried concurrently.
 const CALLS_AT_ONCE: usize = 8;
 
-/// Asks containerd what layers take. Other runtimes answer with an error.
+/// Queries containerd for the disk usage of layers. Other runtimes return an error.
 pub struct ContainerdLayers {
     channel: CriChannel,
     timeout: Duration,
-    /// By snapshotter and name. What was committed does not change.
+    /// By snapshotter and name. Committed snapshots do not change.
     usages: Mutex<HashMap<(String, String), DiskSpace>>,
 }
 
@@ -79,7 +79,7 @@ impl ContainerdLayers {
         Ok(layers(images, &content, &stacks))
     }
 
-    /// What each committed snapshot takes by itself. One that is gone meanwhile is left out.
+    /// Disk usage of each committed snapshot alone. One that was removed since is skipped.
     async fn usages(
         &self,
         snapshotter: &str,
@@ -125,7 +125,7 @@ impl LayerSource for ContainerdLayers {
     }
 }
 
-/// A size as Go counts it.
+/// A size as a Go integer.
 fn positive(size: i64) -> u64 {
     u64::try_from(size).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! The deadline that a caller sends along, and what it gets when that has passed.
+//! The deadline that a caller sends, and the error after it.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use tonic::codegen::http::{HeaderMap, Response};
 
 use crate::status;
 
-/// Most digits that gRPC allows in a timeout.
+/// Most digits of a gRPC timeout.
 const MOST_DIGITS: usize = 8;
 
-/// How long the caller of a request waits, by its `grpc-timeout`. `None` without one, and for one that is not as gRPC
-/// writes it, which counts as none.
+/// The timeout in the `grpc-timeout` header of a request. `None` without one, or if it is malformed, as gRPC
+/// requires.
 pub fn deadline_of(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -31,9 +31,9 @@ pub fn deadline_of(headers: &HeaderMap) -> Option<Duration> {
     }
 }
 
-/// The response of a call, or `DeadlineExceeded` if there is none when the time is over; then the call is dropped.
+/// The response of a call, or `DeadlineExceeded` after the timeout; then the call is dropped.
 ///
-/// The time ends with the head of the response: a stream that has begun is ended by its caller.
+/// The timeout covers the response up to its headers: a stream that has begun is ended by its caller.
 pub async fn within(
     limit: Option<Duration>,
     call: impl Future<Output = Result<Response<Body>, Infallible>>,

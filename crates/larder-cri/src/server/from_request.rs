@@ -1,4 +1,4 @@
-//! What a request means, in larder's types. What cannot be meant is refused here, before the backend hears of it.
+//! Requests in larder's types. Invalid ones are refused here, before they reach the backend.
 
 use larder::backend::ImageSpec;
 use larder::credentials::{Credential, Secret, decode_auth};
@@ -9,10 +9,10 @@ use tonic::Status;
 
 use crate::proto;
 
-/// Hosts that are the hub by other names.
+/// Other host names of Docker Hub.
 const HUB: &[&str] = &["index.docker.io", "registry-1.docker.io"];
 
-/// The image that is meant. A blank name is refused: as the start of an id it would stand for any image.
+/// The requested image. A blank name is refused: as the prefix of an ID it would match any image.
 pub(super) fn spec(spec: Option<proto::ImageSpec>) -> Result<ImageSpec, Status> {
     let spec = spec.unwrap_or_default();
     if spec.image.trim().is_empty() {
@@ -27,7 +27,7 @@ pub(super) fn spec(spec: Option<proto::ImageSpec>) -> Result<ImageSpec, Status> 
     })
 }
 
-/// The image that a filter lets through; `None` for all of them.
+/// The image that a filter selects; `None` for all.
 pub(super) fn filter(filter: Option<proto::ImageFilter>) -> Option<ImageSpec> {
     let named = filter.and_then(|filter| filter.image).filter(|spec| !spec.image.trim().is_empty());
     named.and_then(|named| spec(Some(named)).ok())
@@ -41,8 +41,8 @@ pub(super) fn name(image: &ImageName) -> Result<&Reference, Status> {
     })
 }
 
-/// What to show to the registry of this image: all that is set, of which the backend takes what counts most; `None` to
-/// be anonymous. What is meant for another server is not shown to this one.
+/// The credential for the registry of this image: all non-empty fields, of which the backend uses the most specific;
+/// `None` for anonymous. A credential for another server is ignored.
 pub(super) fn credential(
     auth: Option<proto::AuthConfig>,
     image: &Reference,
@@ -50,7 +50,7 @@ pub(super) fn credential(
     let Some(auth) = auth else { return Ok(None) };
     if !auth.server_address.is_empty() && host_of(&auth.server_address) != image.registry() {
         let (server, registry) = (auth.server_address, image.registry());
-        tracing::info!(server, registry, "the credentials of a request are for another server");
+        tracing::info!(server, registry, "ignored the request's credentials: they are for another server");
         return Ok(None);
     }
     let mut credential = Credential {
@@ -65,13 +65,13 @@ pub(super) fn credential(
             Status::invalid_argument(format!("auth of the request for {}: {error}", image.name()))
         })?;
         credential.username = username;
-        // Old tools fill up what they encode.
+        // Old tools pad the encoded text with NUL bytes.
         credential.password = Secret::new(password.reveal().trim_matches('\0'));
     }
     Ok((credential != Credential::default()).then_some(credential))
 }
 
-/// `host[:port]` of an address, as image names have it.
+/// `host[:port]` of an address, as in image names.
 fn host_of(address: &str) -> &str {
     let bare = address.split_once("://").map_or(address, |(_, rest)| rest);
     let host = bare.split('/').next().unwrap_or_default();

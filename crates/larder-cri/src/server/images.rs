@@ -9,8 +9,8 @@ use crate::proto;
 use crate::proto::image_service_server::ImageService;
 
 impl CriService {
-    /// All images, or the one that is named, as [`ImageService::image_status`] finds it. Who lists is not about to use
-    /// it: nothing is leased.
+    /// All images, or the named one, found as [`ImageService::image_status`] does. A list does not announce a use, so it
+    /// takes no lease.
     async fn listed(&self, filter: Option<proto::ImageFilter>) -> Result<Vec<proto::Image>, Status> {
         let listed = match from_request::filter(filter) {
             None => self.backend.list().await,
@@ -29,7 +29,7 @@ impl CriService {
     }
 }
 
-/// The status of a call that was to change something, noted in the log.
+/// The status of a failed call that changes state, logged.
 fn refused(call: &'static str, spec: &ImageSpec, error: &larder::backend::BackendError) -> Status {
     let status = to_status::of(error);
     let hint = error.hint().map(|hint| hint.to_string());

@@ -1,15 +1,15 @@
-//! Any [`Backend`] as a CRI image service: what kubelet and crictl talk to.
+//! Serves any [`Backend`] as a CRI image service, for kubelet and crictl.
 //!
 //! ```text
-//! request -> ask.rs (what is meant) -> Backend -> reply.rs (as CRI says it)
-//!                                         '----> refusal.rs (the code and text of an error)
+//! request -> from_request.rs -> Backend -> to_response.rs
+//!                                  '----> to_status.rs (the code and text of an error)
 //! ```
 //!
-//! [`services`] gives two tower services, which whoever has the socket puts behind their paths; [`deadline_of`] and
-//! [`within`] keep a caller's deadline. Read `images.rs` first.
+//! [`services`] returns two tower services, which the owner of the socket routes by path; [`deadline_of`] and
+//! [`within`] enforce a caller's deadline. Read `images.rs` first.
 //!
 //! Promises: a call that its caller abandons is dropped, which cancels it; no secret of a request reaches an error,
-//! a log or a `Debug` text; a request that cannot be understood is an error for its caller and for nobody else.
+//! a log or a `Debug` text; a malformed request is an error for its caller only.
 
 mod deadline;
 mod from_request;
@@ -29,7 +29,7 @@ use crate::proto::runtime_service_server::RuntimeServiceServer;
 
 pub use deadline::{deadline_of, within};
 
-/// What the server says of itself.
+/// The identity of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerVersion {
     /// Name of the program, such as `larder`.
@@ -38,8 +38,8 @@ pub struct ServerVersion {
     pub version: String,
 }
 
-/// `runtime.v1.ImageService`, complete, and of `runtime.v1.RuntimeService` what tools ask before anything else:
-/// `Version` and `Status`. The other calls of the latter answer `Unimplemented`.
+/// `runtime.v1.ImageService`, complete, and of `runtime.v1.RuntimeService` the calls that tools make first:
+/// `Version` and `Status`. The other calls of the latter return `Unimplemented`.
 ///
 /// Messages may have [`MAX_MESSAGE_BYTES`] in either direction.
 pub fn services(

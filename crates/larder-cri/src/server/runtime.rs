@@ -1,4 +1,4 @@
-//! What of `runtime.v1.RuntimeService` an image service needs: tools ask for version and status before anything else.
+//! The calls of `runtime.v1.RuntimeService` that an image service needs: tools request version and status first.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::proto;
 use crate::proto::runtime_service_server::RuntimeService;
 
 fn unimplemented<T>(call: &str) -> Result<Response<T>, Status> {
-    Err(Status::unimplemented(format!("{call}: images are served here, containers by the runtime")))
+    Err(Status::unimplemented(format!("{call}: not served here; containers belong to the runtime")))
 }
 
 #[async_trait]
@@ -18,7 +18,7 @@ impl RuntimeService for CriService {
     type StreamPodSandboxesStream = Empty<Result<proto::StreamPodSandboxesResponse, Status>>;
     type StreamContainersStream = Empty<Result<proto::StreamContainersResponse, Status>>;
 
-    /// Of this server, so that it is told also while the backend is down.
+    /// The version of this server, which also answers while the backend is down.
     async fn version(
         &self,
         _: Request<proto::VersionRequest>,
@@ -26,18 +26,18 @@ impl RuntimeService for CriService {
         Ok(Response::new(to_response::version(&self.about)))
     }
 
-    /// A backend that does not answer is a condition, not an error: the reason reaches whoever looks at the node.
+    /// A backend that does not answer is a condition, not an error, so that the node's status shows the reason.
     async fn status(
         &self,
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusResponse>, Status> {
-        let told = self.backend.info().await;
+        let backend_info = self.backend.info().await;
         let info = if request.into_inner().verbose {
-            to_response::status_info(&self.about, told.as_ref().ok())
+            to_response::status_info(&self.about, backend_info.as_ref().ok())
         } else {
             BTreeMap::new()
         };
-        let conditions = match told {
+        let conditions = match backend_info {
             Ok(info) => to_response::conditions(info.conditions),
             Err(error) => vec![to_response::not_ready(error.to_string())],
         };

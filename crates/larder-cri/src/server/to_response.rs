@@ -1,4 +1,4 @@
-//! What a backend knows, as CRI says it.
+//! The backend's answers as CRI messages.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use crate::proto;
 
-/// Most bytes of images in one part of a streamed list; an image that is larger has a part of its own.
+/// Most bytes of images in one message of a streamed list; a larger image has a message of its own.
 const PART_BYTES: usize = 1 << 20;
 
-/// Version of the API, as runtimes report it for that of kubelet.
+/// Version of kubelet's runtime API, as runtimes report it.
 const KUBE_API_VERSION: &str = "0.1.0";
 
 pub(super) fn image(image: Image) -> proto::Image {
@@ -37,7 +37,7 @@ fn spec(spec: ImageSpec) -> proto::ImageSpec {
     }
 }
 
-/// A list in parts that are not large. An empty list is no part.
+/// Splits a list into messages of bounded size. An empty list has none.
 pub(super) fn parts(images: Vec<proto::Image>) -> Vec<proto::StreamImagesResponse> {
     let mut parts: Vec<proto::StreamImagesResponse> = Vec::new();
     let mut room = 0;
@@ -57,10 +57,10 @@ pub(super) fn parts(images: Vec<proto::Image>) -> Vec<proto::StreamImagesRespons
     parts
 }
 
-/// What a backend tells only when asked for everything: JSON under each key. Where it tells an image's config,
-/// `info` has it at the place where readers of containerd's answer look for it.
-pub(super) fn info(told: BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let mut info: BTreeMap<_, _> = told
+/// The verbose information of a backend: JSON under each key. An image's config is also under `info`, where readers
+/// of containerd's response expect it.
+pub(super) fn info(information: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut info: BTreeMap<_, _> = information
         .into_iter()
         .map(|(key, text)| match serde_json::from_str::<Value>(&text) {
             Ok(_) => (key, text),
@@ -103,7 +103,7 @@ pub(super) fn version(about: &super::ServerVersion) -> proto::VersionResponse {
     }
 }
 
-/// The conditions of a backend. One that answers and does not speak of the two that every runtime has is fit in both.
+/// The conditions of a backend. A backend that answers without the two required conditions satisfies both.
 pub(super) fn conditions(own: Vec<Condition>) -> Vec<proto::RuntimeCondition> {
     let needed = ["RuntimeReady", "NetworkReady"].map(|kind| Condition {
         kind: kind.into(),
@@ -134,7 +134,7 @@ fn condition(condition: Condition) -> proto::RuntimeCondition {
     }
 }
 
-/// What a verbose status tells: the server, and what is behind it if that answers.
+/// The verbose information of a status: the server, and its backend if that answers.
 pub(super) fn status_info(
     about: &super::ServerVersion,
     backend: Option<&larder::backend::RuntimeInfo>,
@@ -173,9 +173,9 @@ mod tests {
 
     #[test]
     fn verbose_info_is_json_under_each_key() {
-        let told = [("config", "{\"os\":\"linux\"}"), ("note", "plain \"text\"")];
-        let told = told.map(|(key, text)| (key.to_owned(), text.to_owned()));
-        let info = info(told.into());
+        let information = [("config", "{\"os\":\"linux\"}"), ("note", "plain \"text\"")];
+        let information = information.map(|(key, text)| (key.to_owned(), text.to_owned()));
+        let info = info(information.into());
         for text in info.values() {
             serde_json::from_str::<Value>(text).expect("JSON");
         }
@@ -184,10 +184,11 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_tells_its_conditions_keeps_them() {
+    fn reported_conditions_are_kept() {
         let own =
             Condition { kind: "NetworkReady".into(), reason: "NoPlugin".into(), ..Condition::default() };
-        let told: Vec<_> = conditions(vec![own]).into_iter().map(|told| (told.r#type, told.status)).collect();
-        assert_eq!(told, [("RuntimeReady".into(), true), ("NetworkReady".into(), false)]);
+        let statuses: Vec<_> =
+            conditions(vec![own]).into_iter().map(|condition| (condition.r#type, condition.status)).collect();
+        assert_eq!(statuses, [("RuntimeReady".into(), true), ("NetworkReady".into(), false)]);
     }
 }

@@ -1,19 +1,19 @@
-//! The status of a call that failed: what containerd answers, and what kubelet makes of it.
+//! The status of a failed call, as containerd returns and kubelet parses it.
 
 use larder::backend::{BackendError, CallErrorKind};
 use tonic::{Code, Status};
 
 use crate::status;
 
-/// Names that kubelet looks for at the start of the text of a failed pull. It sees the bare text only of `Unknown`.
+/// Names that kubelet expects at the start of the text of a failed pull. It sees the bare text only of `Unknown`.
 const REASONS: [&str; 2] = ["RegistryUnavailable", "SignatureValidationFailed"];
 
-/// The status that tells a caller of this error.
+/// The status for an error.
 ///
-/// What a runtime answered passes as it came. Else the kind of the error is the code, where CRI has one. It has none
+/// An error of a runtime passes unchanged. Otherwise the kind of the error is the code, where CRI has one. It has none
 /// for a registry that denies and for a full disk: both are `Unknown`, as from containerd, so that kubelet shows the
-/// bare text. `ResourceExhausted` would be another way to say that a disk is full; it is what gRPC itself says of
-/// messages that are too large, and callers take it for that.
+/// bare text. `ResourceExhausted` is not used for a full disk: gRPC itself returns it for messages that are too large,
+/// and callers take it for that.
 pub(super) fn of(error: &BackendError) -> Status {
     match error {
         BackendError::Unreachable { .. } => Status::unavailable(error.to_string()),

@@ -32,7 +32,7 @@ fn pull(image: &str) -> proto::PullImageRequest {
     proto::PullImageRequest { image: Some(spec(image)), ..proto::PullImageRequest::default() }
 }
 
-/// An image with everything that CRI can tell of one.
+/// An image with all fields of CRI.
 fn full() -> Image {
     Image {
         repo_tags: vec![APP.into(), "registry.example/app:stable".into()],
@@ -70,8 +70,8 @@ async fn an_image_is_told_with_all_that_is_known_and_the_same_by_each_of_its_nam
         pinned: true,
     };
     for name in ["sha256:app", APP, "registry.example/app:stable", "registry.example/app@sha256:d"] {
-        let told = images.image_status(of(name)).await.unwrap().into_inner();
-        assert_eq!((told.image.as_ref(), told.info.len()), (Some(&expected), 0), "{name}");
+        let response = images.image_status(of(name)).await.unwrap().into_inner();
+        assert_eq!((response.image.as_ref(), response.info.len()), (Some(&expected), 0), "{name}");
         let filter = Some(proto::ImageFilter { image: Some(spec(name)) });
         let listed = images.list_images(proto::ListImagesRequest { filter }).await.unwrap().into_inner();
         assert_eq!(listed.images, std::slice::from_ref(&expected), "{name}");
@@ -202,7 +202,7 @@ async fn file_systems_are_told_with_what_they_hold() {
     let (image, container) = (vec![usage("/images", Some(0))], vec![usage("/containers", None)]);
     fake.set_filesystems(Filesystems { image, container });
     let server = CriTestServer::start(fake);
-    let told =
+    let response =
         server.wire().await.images().image_fs_info(proto::ImageFsInfoRequest {}).await.unwrap().into_inner();
     let expected = |mountpoint: &str, used: Option<u64>| proto::FilesystemUsage {
         timestamp: 5,
@@ -210,8 +210,8 @@ async fn file_systems_are_told_with_what_they_hold() {
         used_bytes: used.map(|value| proto::UInt64Value { value }),
         inodes_used: used.map(|value| proto::UInt64Value { value }),
     };
-    assert_eq!(told.image_filesystems, [expected("/images", Some(0))]);
-    assert_eq!(told.container_filesystems, [expected("/containers", None)]);
+    assert_eq!(response.image_filesystems, [expected("/images", Some(0))]);
+    assert_eq!(response.container_filesystems, [expected("/containers", None)]);
 }
 
 #[tokio::test]
@@ -224,8 +224,13 @@ async fn version_and_status_are_told_also_while_the_backend_is_down() {
     assert_eq!((version.version.as_str(), version.runtime_api_version.as_str()), ("0.1.0", "v1"));
     let verbose = proto::StatusRequest { verbose: true };
     let up = runtime.status(verbose).await.unwrap().into_inner();
-    let conditions: Vec<_> =
-        up.status.unwrap().conditions.into_iter().map(|told| (told.r#type, told.status)).collect();
+    let conditions: Vec<_> = up
+        .status
+        .unwrap()
+        .conditions
+        .into_iter()
+        .map(|condition| (condition.r#type, condition.status))
+        .collect();
     assert_eq!(conditions, [("RuntimeReady".into(), true), ("NetworkReady".into(), true)]);
     let expected = r#"{"backend":{"apiVersion":"v1","endpoint":"fake","name":"fake","version":"1"},"name":"larder","version":"1.2.3"}"#;
     assert_eq!(up.info["larder"], expected);

@@ -86,7 +86,7 @@ struct StoreServerFixture {
     names: FixtureImages,
     gate: Arc<HoldingProxy>,
     containers: ContainerRuntime,
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
     /// Whether calls go through a manager, as in the daemon.
     managed: bool,
     servers: RefCell<Vec<CriTestServer>>,
@@ -114,7 +114,7 @@ impl StoreServerFixture {
             names,
             gate: Arc::new(gate),
             containers: ContainerRuntime(FakeCri::start()),
-            folder: tempfile::tempdir().unwrap(),
+            dir: tempfile::tempdir().unwrap(),
             managed,
             servers: RefCell::default(),
         };
@@ -130,7 +130,7 @@ impl BackendFixture for StoreServerFixture {
     }
 
     async fn empty(&self) -> CriBackend {
-        let root = self.folder.path().join(format!("store-{}", self.servers.borrow().len()));
+        let root = self.dir.path().join(format!("store-{}", self.servers.borrow().len()));
         let store = Store::open(&root, StoreConfig::default()).unwrap();
         let puller =
             StorePuller::new(store, RegistryClient::new(RegistryConfig::default()), StorePulls::default());

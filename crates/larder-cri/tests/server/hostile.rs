@@ -1,4 +1,4 @@
-//! Clients that speak no gRPC, or speak it badly. Each gets an error or is hung up on; nobody else notices.
+//! Clients that speak no gRPC, or speak it badly. Each gets an error or is disconnected; no other client notices.
 
 use larder_cri::{MAX_MESSAGE_BYTES, proto};
 use larder_testkit::fake_backend::FakeBackend;

@@ -1,4 +1,4 @@
-//! A server in front of some backend, on a socket in a folder of its own.
+//! A server in front of some backend, on a socket in a directory of its own.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -22,14 +22,14 @@ use tonic::codegen::Service as _;
 use tonic::codegen::http::{Request, Response};
 
 pub(crate) struct CriTestServer {
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
     serving: JoinHandle<()>,
 }
 
 impl CriTestServer {
     pub(crate) fn start(backend: impl Backend + 'static) -> CriTestServer {
-        let folder = tempfile::Builder::new().prefix("larder-cri-").tempdir().unwrap();
-        let listener = UnixListener::bind(folder.path().join("larder.sock")).unwrap();
+        let dir = tempfile::Builder::new().prefix("larder-cri-").tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("larder.sock")).unwrap();
         let about = ServerVersion { name: "larder".into(), version: "1.2.3".into() };
         let (images, runtime) = services(Arc::new(backend), about);
         let serving = tokio::spawn(async move {
@@ -40,11 +40,11 @@ impl CriTestServer {
                 tokio::spawn(http2.serve_connection(TokioIo::new(stream), answer));
             }
         });
-        CriTestServer { folder, serving }
+        CriTestServer { dir, serving }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
-        self.folder.path().join("larder.sock")
+        self.dir.path().join("larder.sock")
     }
 
     pub(crate) async fn wire(&self) -> RawConnection {
@@ -56,7 +56,7 @@ impl CriTestServer {
         CriBackend::new(Endpoint::at(self.socket()), CriConfig::default())
     }
 
-    /// The same for containers that run elsewhere, as kubelet has it.
+    /// The same for containers of another runtime, as with kubelet.
     pub(crate) fn client_beside(&self, runtime: &Path) -> CriBackend {
         let image_endpoint = Some(Endpoint::at(self.socket()));
         let config = CriConfig { image_endpoint, list_streaming: true, ..CriConfig::default() };

@@ -22,19 +22,19 @@ fn unreachable(error: &BackendError) -> (String, String) {
 
 #[tokio::test]
 async fn what_is_no_engine_is_told_apart() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("d.sock");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("d.sock");
     let found = async || unreachable(&at(&path).info().await.unwrap_err());
     let (missing, hint) = found().await;
     assert!(missing == "socket not found" && hint.contains("systemctl start docker"), "{missing} {hint}");
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-    assert_eq!(found().await.0, "connection refused: nobody listens here");
+    assert_eq!(found().await.0, "connection refused: no process listens on this address");
     fs_err::remove_file(&path).unwrap();
 
     let version = |api: &str| format!(r#"{{"Version":"1.0","ApiVersion":"{api}","MinAPIVersion":"1.12"}}"#);
     let old = FakeEngine::start(move |_, _| (200, version("1.24")));
-    let (told, hint) = unreachable(&old.backend().info().await.unwrap_err());
-    assert_eq!(told, "it speaks version 1.24 of the API, and larder needs 1.28 or later");
+    let (reported, hint) = unreachable(&old.backend().info().await.unwrap_err());
+    assert_eq!(reported, "API version 1.24 is too old; larder requires 1.28 or later");
     assert!(hint.contains("update"), "{hint}");
     for answer in [(404, "<html>no</html>"), (200, "{\"name\":7}"), (200, "hello")] {
         let other = FakeEngine::start(move |_, _| (answer.0, answer.1.to_owned()));
@@ -115,7 +115,7 @@ fn an_image_of_a_container_keeps_all_its_names_whatever_the_container_does() {
     for image in [id.as_str(), &name] {
         let refused = block_on(backend.remove(&ImageSpec::named(image))).unwrap_err();
         let text = refused.to_string();
-        assert!(text.contains("is used by the container user (created)"), "{text}");
+        assert!(text.contains("is in use by container user (created)"), "{text}");
         assert!(refused.hint().unwrap().to_string().contains("docker rm"));
     }
     assert_eq!(world.engine.image_names().unwrap(), names);

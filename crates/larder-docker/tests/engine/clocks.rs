@@ -18,11 +18,11 @@ fn seconds(path: &str, name: &str) -> Option<f64> {
 }
 
 /// An engine that takes events for past ones up to the time that is asked for, and refuses to look from later on. The
-/// first time it tells of a use an hour from now, as before a clock was set back; then of another a minute ago.
+/// first time it reports a use an hour from now, as before a clock was set back; then of another a minute ago.
 fn with_a_clock_that_was_set_back() -> (FakeEngine, [UnixMillis; 2]) {
     let now = now().0 / 1000;
     let (later, earlier) = (now + 3600, now - 60);
-    let told = AtomicBool::new(false);
+    let reported = AtomicBool::new(false);
     let engine = FakeEngine::replying(move |_, path| match path.trim_start_matches("/v1.41") {
         "/version" => ScriptedHttpReply::Whole(200, VERSION.into()),
         path if path.starts_with("/events") => {
@@ -31,7 +31,7 @@ fn with_a_clock_that_was_set_back() -> (FakeEngine, [UnixMillis; 2]) {
             if until.is_some_and(|until| since > until) {
                 return ScriptedHttpReply::Whole(400, r#"{"message":"since cannot be after until"}"#.into());
             }
-            let at = if told.swap(true, Ordering::SeqCst) { earlier } else { later };
+            let at = if reported.swap(true, Ordering::SeqCst) { earlier } else { later };
             let event = of_container("start", "c", "web:2", at);
             let event = if since <= f64::from(u32::try_from(at).unwrap()) { event } else { String::new() };
             if until.is_some() {
@@ -52,8 +52,8 @@ async fn uses_are_told_also_after_a_clock_was_set_back() {
     let (engine, times) = with_a_clock_that_was_set_back();
     let feed = engine.backend().feed();
     for at in times {
-        let told = feed.take_activity(&[listed("a", "web:2")]).await.unwrap();
-        assert_eq!(told, [ImageActivity { image: id("a"), at, what: ActivityKind::Used }]);
+        let activity = feed.take_activity(&[listed("a", "web:2")]).await.unwrap();
+        assert_eq!(activity, [ImageActivity { image: id("a"), at, what: ActivityKind::Used }]);
     }
 }
 
@@ -91,12 +91,12 @@ async fn an_engine_that_tells_no_past_events_is_followed() {
     };
     tokio::select! {
         () = feed.follow() => unreachable!("it never ends"),
-        told = tokio::time::timeout(Duration::from_secs(60), looking) => told.unwrap(),
+        activity = tokio::time::timeout(Duration::from_secs(60), looking) => activity.unwrap(),
     }
 }
 
 async fn until_told(feed: &EngineActivityFeed, images: &[Listed], at: UnixMillis) {
-    while !feed.take_activity(images).await.unwrap().iter().any(|told| told.at == at) {
+    while !feed.take_activity(images).await.unwrap().iter().any(|activity| activity.at == at) {
         tokio::task::yield_now().await;
     }
 }

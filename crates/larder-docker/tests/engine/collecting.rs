@@ -58,10 +58,10 @@ fn layers_take_what_du_says_and_shared_ones_count_once() {
 #[test]
 fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
     let Some(mut world) = EngineFixture::new() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let backend = world.backend();
     let [used, unused] = fill(&world, &backend);
-    let look = |world: &EngineFixture| world.look(folder.path());
+    let look = |world: &EngineFixture| world.look(dir.path());
     let before = look(&world);
     for id in [&used, &unused] {
         let record = before.get(id, "").unwrap();
@@ -74,7 +74,7 @@ fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
     world.engine.remove_container(&container).unwrap();
     let after = look(&world);
     let last_used = after.get(&used, "").unwrap().last_used;
-    assert!(last_used.is_some(), "nobody looked while it lived");
+    assert!(last_used.is_some(), "no query ran during its life");
     assert_eq!(after.get(&unused, "").unwrap().last_used, None);
 
     // The engine forgets its events; another larder has nothing but the file.
@@ -98,7 +98,7 @@ fn a_container_holds_its_layers_also_when_its_image_is_gone() {
     let layers = block_on(backend.layers().layers(&listed)).unwrap();
     let held: Vec<_> = layers.all().iter().filter(|layer| layer.referenced_by.is_some()).collect();
     assert_eq!(held.len(), 1, "the base, and not what b has alone: {:?}", layers.all());
-    assert_eq!(held[0].referenced_by.as_deref(), Some("the container left"));
+    assert_eq!(held[0].referenced_by.as_deref(), Some("container left"));
     assert!(held[0].amount.bytes >= 2_000_000, "{held:?}");
 }
 
@@ -140,10 +140,7 @@ async fn layers_of_containerd_s_store_are_estimated_from_histories() {
     assert!(bytes.contains(&(300, true)) && bytes.contains(&(50, true)), "{bytes:?}");
     let held: Vec<_> = layers.all().iter().filter(|layer| layer.referenced_by.is_some()).collect();
     assert_eq!(held.len(), 1, "{held:?}");
-    assert_eq!(
-        (held[0].id.as_str(), held[0].referenced_by.as_deref()),
-        ("sha256:1", Some("the container old"))
-    );
+    assert_eq!((held[0].id.as_str(), held[0].referenced_by.as_deref()), ("sha256:1", Some("container old")));
     assert_eq!(held[0].amount.bytes, 300);
     let root = &backend.filesystems().await.unwrap().image[0].mountpoint;
     assert_eq!(root.to_str(), Some("/var/lib/containerd"));
@@ -151,8 +148,8 @@ async fn layers_of_containerd_s_store_are_estimated_from_histories() {
 
 #[tokio::test]
 async fn an_engine_that_has_its_images_elsewhere_is_measured_nowhere() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().to_owned();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().to_owned();
     let engine = FakeEngine::start(move |method, path| match path {
         "/v1.47/info" => (200, json!({"DockerRootDir": root, "Driver": "overlay2"}).to_string()),
         "/v1.47/system/df" => (409, r#"{"message":"a disk usage operation is already running"}"#.into()),
@@ -164,13 +161,13 @@ async fn an_engine_that_has_its_images_elsewhere_is_measured_nowhere() {
         let usage = backend.usage().await.unwrap();
         (found.image[0].mountpoint.clone(), found.container[0].mountpoint.clone(), usage.layer_store)
     };
-    let configs = folder.path().join("image/overlay2/imagedb/content/sha256");
+    let configs = dir.path().join("image/overlay2/imagedb/content/sha256");
     fs_err::create_dir_all(&configs).unwrap();
-    fs_err::create_dir_all(folder.path().join("overlay2")).unwrap();
-    let elsewhere = std::path::PathBuf::from(format!("/docker://{}", folder.path().display()));
-    assert_eq!(places().await, (elsewhere.clone(), elsewhere, None));
+    fs_err::create_dir_all(dir.path().join("overlay2")).unwrap();
+    let remote = std::path::PathBuf::from(format!("/docker://{}", dir.path().display()));
+    assert_eq!(places().await, (remote.clone(), remote, None));
     fs_err::write(configs.join("i"), "{}").unwrap();
-    let (here, store) = (folder.path().to_owned(), folder.path().join("overlay2"));
+    let (here, store) = (dir.path().to_owned(), dir.path().join("overlay2"));
     assert_eq!(places().await, (here.clone(), here, Some(store)));
 }
 
@@ -223,5 +220,5 @@ async fn a_prune_of_the_builder_s_cache_does_not_hold_collection_up_for_ever() {
     tokio::time::pause();
     let pruned = tokio::time::timeout(Duration::from_secs(3600), backend.builder_cache().prune()).await;
     let late = pruned.expect("it ends").unwrap_err();
-    assert_eq!(late.to_string(), "the engine did not prune its builder's cache within 30m0s");
+    assert_eq!(late.to_string(), "the engine did not prune its build cache within 30m0s");
 }

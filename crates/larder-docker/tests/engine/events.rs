@@ -1,4 +1,4 @@
-//! What came and was used between two looks, and what an engine's events do not tell.
+//! Images added and used between two queries, and the gaps of an engine's events.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -56,23 +56,23 @@ fn same_name_twice(world: &EngineFixture, between: impl FnOnce(&str)) -> (String
 #[test]
 fn an_image_did_not_come_with_an_earlier_one_of_its_name() {
     let Some(world) = EngineFixture::new() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut between = UnixMillis(0);
     let (_, [_, new]) = same_name_twice(&world, |_| between = now());
-    let first_seen = world.look(folder.path()).get(&new, "").unwrap().first_seen;
+    let first_seen = world.look(dir.path()).get(&new, "").unwrap().first_seen;
     assert!(first_seen >= between, "{first_seen:?} is before the pull, after {between:?}");
 }
 
 #[test]
 fn a_container_of_an_earlier_image_of_the_name_is_no_use_of_the_later_one() {
     let Some(world) = EngineFixture::new() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut container = String::new();
     let (_, [_, new]) = same_name_twice(&world, |name| {
         container = world.engine.create_container(name, "old").unwrap();
     });
     world.engine.remove_container(&container).unwrap();
-    assert_eq!(world.look(folder.path()).get(&new, "").unwrap().last_used, None);
+    assert_eq!(world.look(dir.path()).get(&new, "").unwrap().last_used, None);
 }
 
 #[test]
@@ -89,12 +89,13 @@ fn who_follows_knows_the_image_of_a_container_whatever_its_name_is_given_to() {
         world.engine.remove_container(&container).unwrap();
         let images = backend.list().await.unwrap();
         loop {
-            let told = feed.take_activity(&images).await.unwrap();
+            let reported = feed.take_activity(&images).await.unwrap();
             let used = |id: &ImageId| {
-                told.iter()
-                    .any(|told| told.image == *id && told.what == ActivityKind::Used && told.at >= ending)
+                reported.iter().any(|activity| {
+                    activity.image == *id && activity.what == ActivityKind::Used && activity.at >= ending
+                })
             };
-            assert!(!used(&new), "{told:?}");
+            assert!(!used(&new), "{reported:?}");
             if used(&old) {
                 return;
             }
@@ -109,7 +110,7 @@ fn who_follows_knows_the_image_of_a_container_whatever_its_name_is_given_to() {
     });
 }
 
-/// Until then who asks is told by the engine itself.
+/// Until then a query asks the engine itself.
 pub(crate) async fn until_following(feed: &EngineActivityFeed) {
     while !format!("{feed:?}").contains("following: true") {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -119,7 +120,7 @@ pub(crate) async fn until_following(feed: &EngineActivityFeed) {
 #[test]
 fn a_use_counts_however_the_image_was_called() {
     let Some(world) = EngineFixture::new() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let backend = world.backend();
     for (number, kind) in ["short id", "tag and digest", "start of an id"].into_iter().enumerate() {
         let name = world.push(&format!("app-{number}:1"), &ImageBuilder::small(number as u64, 10_000));
@@ -133,7 +134,7 @@ fn a_use_counts_however_the_image_was_called() {
         };
         let container = world.engine.create_container(&called, "short").unwrap();
         world.engine.remove_container(&container).unwrap();
-        let records = world.look(folder.path());
+        let records = world.look(dir.path());
         assert!(records.get(&id, "").unwrap().last_used.is_some(), "{kind}: {called}");
     }
 }
@@ -141,7 +142,7 @@ fn a_use_counts_however_the_image_was_called() {
 #[test]
 fn an_image_is_as_old_as_the_engine_s_file_of_it_where_no_event_tells() {
     let Some(mut world) = EngineFixture::new() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let name = world.push("app:1", &ImageBuilder::small(1, 10_000));
     let before = now();
     let id = block_on(pull(&world.backend(), &name)).unwrap();
@@ -150,7 +151,7 @@ fn an_image_is_as_old_as_the_engine_s_file_of_it_where_no_event_tells() {
     world.engine.start_again().unwrap();
     let events = world.engine.get("/events?since=0&until=1").unwrap();
     assert_eq!(events, Value::Null, "the engine has forgotten it");
-    let first_seen = world.look(folder.path()).get(&id, "").unwrap().first_seen;
+    let first_seen = world.look(dir.path()).get(&id, "").unwrap().first_seen;
     assert!(before <= first_seen && first_seen <= came, "{before:?} {first_seen:?} {came:?}");
 }
 
@@ -179,14 +180,17 @@ async fn what_was_heard_survives_a_look_that_is_given_up() {
     let feed = engine.backend().feed();
     let images = [listed("a", "web:2")];
     tokio::select! {
-        told = feed.take_activity(&images) => panic!("nobody answers: {told:?}"),
+        reported = feed.take_activity(&images) => panic!("no answer: {reported:?}"),
         () = engine.until_asked(|call| call.contains("/images/")) => {}
     }
-    let told = feed.take_activity(&images).await.unwrap();
-    assert_eq!(told, [ImageActivity { image: id("a"), at: UnixMillis(50_000), what: ActivityKind::Used }]);
+    let reported = feed.take_activity(&images).await.unwrap();
+    assert_eq!(
+        reported,
+        [ImageActivity { image: id("a"), at: UnixMillis(50_000), what: ActivityKind::Used }]
+    );
 }
 
-/// An engine that remembers one event, tells another once somebody follows, and knows two containers.
+/// An engine that remembers one event, sends another once a follower runs, and knows two containers.
 fn followed(live: String) -> FakeEngine {
     FakeEngine::replying(move |_, path| match path.trim_start_matches("/v1.41") {
         "/version" => ScriptedHttpReply::Whole(200, VERSION.into()),
@@ -215,7 +219,7 @@ async fn who_begins_to_follow_has_heard_what_came_before() {
     };
     tokio::select! {
         () = feed.follow() => unreachable!("it never ends"),
-        told = looking => assert_eq!(told, [ImageActivity { image: id("a"), at: UnixMillis(50_000), what: ActivityKind::Used }]),
+        reported = looking => assert_eq!(reported, [ImageActivity { image: id("a"), at: UnixMillis(50_000), what: ActivityKind::Used }]),
     }
 }
 
@@ -245,14 +249,14 @@ async fn a_use_that_was_read_and_waits_to_be_taken_in_is_told_by_asking() {
     };
     tokio::select! {
         () = feed.follow() => unreachable!("it never ends"),
-        told = looking => assert_eq!(told, [ImageActivity { image: id("a"), at: UnixMillis(50_000), what: ActivityKind::Used }]),
+        reported = looking => assert_eq!(reported, [ImageActivity { image: id("a"), at: UnixMillis(50_000), what: ActivityKind::Used }]),
     }
 }
 
 #[tokio::test]
 async fn the_end_of_a_container_that_is_told_twice_is_twice_of_its_own_image() {
     let end = of_container("destroy", "c", "web:2", 50);
-    // The last is told to who follows only: when it is taken in, all before it is.
+    // The last event reaches only the follower: once it is processed, so are all before it.
     let live = format!("{end}{}", of_container("start", "d", "x:1", 60));
     let engine = FakeEngine::replying(move |_, path| match path.trim_start_matches("/v1.41") {
         "/version" => ScriptedHttpReply::Whole(200, VERSION.into()),
@@ -270,7 +274,7 @@ async fn the_end_of_a_container_that_is_told_twice_is_twice_of_its_own_image() {
     let looking = async {
         until_following(&feed).await;
         let mut all = Vec::new();
-        while !all.iter().any(|told: &ImageActivity| told.image == id("c")) {
+        while !all.iter().any(|activity: &ImageActivity| activity.image == id("c")) {
             all.extend(feed.take_activity(&images).await.unwrap());
             tokio::task::yield_now().await;
         }
@@ -279,9 +283,9 @@ async fn the_end_of_a_container_that_is_told_twice_is_twice_of_its_own_image() {
     };
     tokio::select! {
         () = feed.follow() => unreachable!("it never ends"),
-        told = looking => {
-            assert!(told.iter().any(|told| told.image == id("a")), "{told:?}");
-            assert!(!told.iter().any(|told| told.image == id("b")), "{told:?}");
+        reported = looking => {
+            assert!(reported.iter().any(|activity| activity.image == id("a")), "{reported:?}");
+            assert!(!reported.iter().any(|activity| activity.image == id("b")), "{reported:?}");
         }
     }
 }
@@ -297,11 +301,11 @@ async fn what_a_burst_names_is_asked_for_once() {
         until_following(&feed).await;
         let mut last = UnixMillis(0);
         loop {
-            for told in feed.take_activity(&images).await.unwrap() {
-                if told.image == id("b") {
+            for activity in feed.take_activity(&images).await.unwrap() {
+                if activity.image == id("b") {
                     return last;
                 }
-                last = last.max(told.at);
+                last = last.max(activity.at);
             }
             tokio::task::yield_now().await;
         }
@@ -312,7 +316,7 @@ async fn what_a_burst_names_is_asked_for_once() {
     }
     let asked = engine.asked();
     let times = |part: &str| asked.iter().filter(|call| call.contains(part)).count();
-    assert_eq!((times("/containers/c/json"), times("/containers/d/json")), (0, 1), "the list told of one");
+    assert_eq!((times("/containers/c/json"), times("/containers/d/json")), (0, 1), "the list contained one");
     assert_eq!((times("/images/web:2/"), times("/images/6985/")), (0, 0), "the containers know");
 }
 
@@ -327,8 +331,8 @@ async fn an_engine_that_was_updated_behind_its_socket_is_spoken_to_in_its_own_ve
         "/v1.41/images/json" if !updated.swap(true, Ordering::SeqCst) => (200, "[]".into()),
         "/v1.51/images/json" => (200, "[]".into()),
         _ => {
-            let told = "client version 1.41 is too old. Minimum supported API version is 1.44";
-            (400, json!({"message": told}).to_string())
+            let reported = "client version 1.41 is too old. Minimum supported API version is 1.44";
+            (400, json!({"message": reported}).to_string())
         }
     });
     let backend = engine.backend();

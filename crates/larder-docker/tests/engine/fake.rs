@@ -1,4 +1,4 @@
-//! An engine that answers as it is told: for what a real one does only at bad moments, or only in another version.
+//! An engine with scripted responses: for what a real one does only at bad moments, or only in another version.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Listens until the process ends.
 pub(crate) struct FakeEngine {
-    folder: TempDir,
+    dir: TempDir,
     asked: Arc<CallLog>,
 }
 
@@ -46,8 +46,8 @@ impl FakeEngine {
 
     /// The same where an answer may fail to come or to end.
     pub(crate) fn replying(answer: impl Fn(&str, &str) -> ScriptedHttpReply + Send + 'static) -> FakeEngine {
-        let folder = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(folder.path().join("d.sock")).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("d.sock")).unwrap();
         let asked = Arc::new(CallLog::default());
         let seen = Arc::clone(&asked);
         thread::spawn(move || {
@@ -59,11 +59,11 @@ impl FakeEngine {
                 open.extend(reply(stream, &answer(&method, &path)));
             }
         });
-        FakeEngine { folder, asked }
+        FakeEngine { dir, asked }
     }
 
     pub(crate) fn backend(&self) -> DockerBackend {
-        let host = EngineHost::Unix(self.folder.path().join("d.sock"));
+        let host = EngineHost::Unix(self.dir.path().join("d.sock"));
         DockerBackend::new(host, EngineConfig::default()).unwrap()
     }
 

@@ -31,13 +31,13 @@ impl EngineFixture {
         Arc::new(DockerBackend::new(host, EngineConfig::default()).unwrap())
     }
 
-    /// What another larder knows of the images after one look, with its records in this folder.
-    pub(crate) fn look(&self, folder: &Path) -> Arc<ImageUsageRecords> {
+    /// What another larder knows of the images after one query, with its records in this directory.
+    pub(crate) fn look(&self, dir: &Path) -> Arc<ImageUsageRecords> {
         let backend = self.backend();
         let collector = Collector::builder(backend.clone())
             .layers(backend.layers())
             .feed(Arc::new(backend.feed()))
-            .records(Arc::new(UsageRecordFileStore::new(folder.join("records.json"))))
+            .records(Arc::new(UsageRecordFileStore::new(dir.join("records.json"))))
             .build();
         block_on(async {
             collector.detect().await.unwrap();

@@ -1,9 +1,9 @@
-//! Which bytes of a blob are here.
+//! The set of a blob's bytes that are present.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A set of byte offsets, kept as ranges that neither overlap nor touch.
+/// A set of byte offsets, stored as ranges that neither overlap nor touch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ByteRanges {
     /// Start to end (exclusive).
@@ -11,18 +11,18 @@ pub struct ByteRanges {
 }
 
 impl ByteRanges {
-    /// Nothing is here.
+    /// Whether the set is empty.
     pub fn new() -> ByteRanges {
         ByteRanges::default()
     }
 
-    /// Adds `range`; parts that are there already are no harm.
+    /// Adds `range`; overlaps are merged.
     pub fn insert(&mut self, range: Range<u64>) {
         let Range { mut start, mut end } = range;
         if start >= end {
             return;
         }
-        // Whatever overlaps or touches becomes part of it.
+        // Merge with each range that overlaps or touches.
         while let Some((&other_start, &other_end)) = self.ranges.range(..=end).next_back() {
             if other_end < start {
                 break;
@@ -34,7 +34,7 @@ impl ByteRanges {
         self.ranges.insert(start, end);
     }
 
-    /// Forgets all but the lowest `count` ranges.
+    /// Drops all but the lowest `count` ranges.
     pub fn truncate(&mut self, count: usize) {
         if let Some((&start, _)) = self.ranges.iter().nth(count) {
             self.ranges.split_off(&start);
@@ -46,7 +46,7 @@ impl ByteRanges {
         self.ranges.iter().map(|(&start, &end)| start..end)
     }
 
-    /// The parts of `within` that are not here, in order.
+    /// The missing parts of `within`, in order.
     pub fn missing(&self, within: Range<u64>) -> Vec<Range<u64>> {
         let mut missing = Vec::new();
         let mut at = within.start;
@@ -66,12 +66,12 @@ impl ByteRanges {
         missing
     }
 
-    /// Bytes here.
+    /// Number of bytes present.
     pub fn bytes(&self) -> u64 {
         self.ranges().map(|range| range.end - range.start).sum()
     }
 
-    /// How many bytes from the start are here without a gap.
+    /// Number of bytes present from the start without a gap.
     pub fn contiguous_len(&self) -> u64 {
         self.ranges.get(&0).copied().unwrap_or(0)
     }

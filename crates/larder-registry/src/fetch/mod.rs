@@ -1,9 +1,9 @@
-//! One blob into a sink: in ranges side by side where the server allows it, each resumed where it broke.
+//! Fetches one blob into a sink: parallel ranges where the server supports them, each resumed after a failure.
 //!
-//! Promises: bytes that are in the sink are not asked for again, unless a server ignores ranges; after a break at most
-//! what one connection had under way comes twice; memory is at most two batches per connection, whatever the blob's
-//! size; a host that fails is left for the next one at the byte that was reached. What was fetched is **not** verified:
-//! whoever reads the sink does that, and names hosts that lied with [`RepositorySession::without_hosts`].
+//! Promises: bytes in the sink are not requested again, unless a server ignores ranges; after a failure at most the
+//! unwritten bytes of one connection are fetched twice; memory is at most two batches per connection, whatever the
+//! blob's size; after a failing host the next one continues at the byte reached. The content is **not** verified: the
+//! reader of the sink does that, and excludes hosts that sent wrong bytes with [`RepositorySession::without_hosts`].
 
 mod extents;
 mod sink;
@@ -27,35 +27,35 @@ use super::fetch_notice::FetchNotice;
 use super::session::{HostCapability, HostWalk, RepositorySession, RequestError};
 use crate::manifest::Descriptor;
 
-/// What a fetch did.
+/// The result of a fetch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FetchReport {
-    /// Hosts that served some of it, each once.
+    /// Hosts that served a part of it, each once.
     pub hosts: Vec<String>,
-    /// Bytes that came over the network.
+    /// Bytes received over the network.
     pub received: u64,
 }
 
-/// Why a blob is not all in its sink. What came so far is.
+/// Why a blob is incomplete in its sink. Bytes written so far remain.
 #[derive(Debug, thiserror::Error)]
 pub enum BlobError {
-    /// The registry's side.
+    /// The registry failed.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// The sink's side.
+    /// The sink failed.
     #[error("could not write blob {digest}")]
     Sink {
         /// The blob.
         digest: Digest,
-        /// What the sink said.
+        /// The error of the sink.
         #[source]
         cause: std::io::Error,
     },
 }
 
-/// Downloads what is missing of a blob into `sink`. `present` is what is already there, as an earlier fetch left it.
+/// Fetches the missing bytes of a blob into `sink`. `present` are the ranges that an earlier fetch left there.
 ///
-/// Dropping the future stops the download, and nothing is written after that.
+/// Dropping the future stops the fetch; nothing is written after that.
 pub async fn fetch_blob(
     session: &RepositorySession,
     descriptor: &Descriptor,
@@ -72,7 +72,7 @@ pub async fn fetch_blob(
         done: Mutex::default(),
         first_host: AtomicUsize::new(0),
     };
-    // The first reply shows whether the server knows ranges; others join only then.
+    // The first response shows whether the server supports ranges; further connections open only then.
     let mut walk = fetch.walk()?;
     let body = fetch.open(&mut walk, &first).await?;
     let whole = if body.start() != first.start || (!body.is_ranged() && !parts.is_empty()) {
@@ -86,7 +86,7 @@ pub async fn fetch_blob(
     Ok(fetch.finish())
 }
 
-/// What is missing, cut at multiples of a size, in order. Cut one by one: a manifest may declare any size.
+/// The missing ranges, split at multiples of a size, in order. An iterator, because a manifest may declare any size.
 #[derive(Debug)]
 struct MissingRanges {
     missing: VecDeque<Range<u64>>,
@@ -119,21 +119,21 @@ impl Iterator for MissingRanges {
     }
 }
 
-/// How the download of one part ended.
+/// How the fetch of one part ended.
 enum PartOutcome<'s> {
     Done,
-    /// The host sends the blob from its start whatever is asked.
+    /// The host ignores ranges and sends the whole blob.
     RangeIgnored(Box<(HostWalk<'s>, BlobBody)>),
 }
 
-/// One blob on its way.
+/// The state of one blob's fetch.
 struct BlobFetch<'s> {
     session: &'s RepositorySession,
     descriptor: &'s Descriptor,
     sink: Arc<ClosableSink>,
     here: Mutex<ByteRanges>,
     done: Mutex<FetchReport>,
-    /// Hosts before this one failed for this blob.
+    /// Hosts before this index failed for this blob.
     first_host: AtomicUsize,
 }
 
@@ -149,7 +149,7 @@ impl<'s> BlobFetch<'s> {
             let link = walk.link();
             match self.session.open_at(link, self.descriptor, part.start, part.end).await {
                 Ok(body) => {
-                    self.session.watcher.tell(FetchNotice::Host(body.host().to_owned()));
+                    self.session.watcher.notify(FetchNotice::Host(body.host().to_owned()));
                     let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
                     if !done.hosts.iter().any(|host| host == body.host()) {
                         done.hosts.push(body.host().to_owned());
@@ -167,8 +167,8 @@ impl<'s> BlobFetch<'s> {
         Ok(())
     }
 
-    /// Downloads the parts, several at a time; `first` is opened already. When another host takes over that ignores
-    /// ranges, it stops and returns the connection for the rest.
+    /// Fetches the parts in parallel; `first` is open already. If a later host ignores ranges, stops and returns its
+    /// connection for the rest.
     async fn in_parallel(
         &self,
         mut parts: MissingRanges,
@@ -195,7 +195,7 @@ impl<'s> BlobFetch<'s> {
         Ok(None)
     }
 
-    /// Downloads one part, from whatever hosts it takes.
+    /// Fetches one part, with fallback to other hosts.
     async fn part(
         &self,
         mut walk: HostWalk<'s>,
@@ -216,7 +216,7 @@ impl<'s> BlobFetch<'s> {
         Ok(PartOutcome::Done)
     }
 
-    /// Downloads all that is missing over one connection, skipping what is already here.
+    /// Fetches all missing bytes over one connection and skips those present.
     async fn sequentially(
         &self,
         mut walk: HostWalk<'s>,
@@ -238,8 +238,8 @@ impl<'s> BlobFetch<'s> {
         here.missing(0..self.descriptor.size).first().map(|missing| missing.start)
     }
 
-    /// Writes what a body brings and is not here yet, until it ends or breaks; then says where, after the wait that the
-    /// break asks for.
+    /// Writes the missing bytes of a body until it ends or fails; returns the offset reached, after the back-off that
+    /// the failure requires.
     async fn copy(&self, walk: &mut HostWalk<'s>, mut body: BlobBody) -> Result<u64, BlobError> {
         let mut writer = RangeWriter::new(self.sink.clone());
         let mut at = body.start();
@@ -273,14 +273,14 @@ impl<'s> BlobFetch<'s> {
         Ok(at)
     }
 
-    /// Counts what is surely in the sink.
+    /// Counts bytes that are in the sink.
     fn written(&self, outcome: std::io::Result<Vec<Range<u64>>>) -> Result<(), BlobError> {
         let ranges =
             outcome.map_err(|cause| BlobError::Sink { digest: self.descriptor.digest.clone(), cause })?;
         for range in ranges {
             let bytes = range.end - range.start;
             self.here.lock().unwrap_or_else(PoisonError::into_inner).insert(range);
-            self.session.watcher.tell(FetchNotice::Bytes(bytes));
+            self.session.watcher.notify(FetchNotice::Bytes(bytes));
         }
         Ok(())
     }
@@ -297,7 +297,7 @@ impl Drop for BlobFetch<'_> {
 }
 
 impl BlobError {
-    /// Why the registry's side failed.
+    /// The error of the registry, if that failed.
     pub fn fetch_kind(&self) -> Option<&FetchErrorKind> {
         match self {
             BlobError::Fetch(error) => Some(&*error.kind),
@@ -305,7 +305,7 @@ impl BlobError {
         }
     }
 
-    /// What the reader could try next.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             BlobError::Fetch(error) => error.hint(),

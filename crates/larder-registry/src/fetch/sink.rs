@@ -1,4 +1,4 @@
-//! Where a blob's bytes go: a file, usually. Writes happen on blocking threads, in batches.
+//! Where a blob's bytes are written, usually a file. Writes run on blocking threads, in batches.
 
 use std::io;
 use std::ops::Range;
@@ -7,18 +7,18 @@ use std::sync::{Arc, PoisonError, RwLock};
 use bytes::Bytes;
 use tokio::task::JoinHandle;
 
-/// How much is collected before it is written, in bytes: large enough that changing threads costs nothing.
+/// Bytes collected before a write: large enough that the change of threads costs nothing.
 const BATCH: usize = 256 * 1024;
 
-/// Takes the bytes of one blob, in any order.
+/// Receives the bytes of one blob, in any order.
 pub trait BlobSink: Send + Sync + 'static {
-    /// Writes all of `data` at `offset` of the blob. Called on blocking threads, from several at the same time, never
-    /// for overlapping ranges. Bytes for which it returned are not fetched again. Never called once the fetch is over,
-    /// however it ended.
+    /// Writes all of `data` at `offset` of the blob. Called on blocking threads, concurrently, never for overlapping
+    /// ranges. Bytes of a successful write are not fetched again. Never called after the fetch has ended, successfully or
+    /// not.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
 }
 
-/// The way to the sink, which can be shut: a write on a blocking thread outlives the future that asked for it.
+/// A handle to the sink that can be closed: a write on a blocking thread outlives the future that requested it.
 pub(super) struct ClosableSink {
     sink: Arc<dyn BlobSink>,
     open: RwLock<bool>,
@@ -29,7 +29,7 @@ impl ClosableSink {
         ClosableSink { sink, open: RwLock::new(true) }
     }
 
-    /// Waits for writes under way, a piece of a batch each; nothing is written after it.
+    /// Waits for writes in progress, each a part of a batch; nothing is written after it.
     pub(super) fn close(&self) {
         *self.open.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
@@ -40,7 +40,7 @@ impl ClosableSink {
     }
 }
 
-/// Collects bytes of one connection and writes them, one batch while the next one is collected.
+/// Collects the bytes of one connection and writes one batch while it collects the next.
 pub(super) struct RangeWriter {
     sink: Arc<ClosableSink>,
     batch: Vec<(u64, Bytes)>,
@@ -53,21 +53,21 @@ impl RangeWriter {
         RangeWriter { sink, batch: Vec::new(), collected: 0, under_way: None }
     }
 
-    /// Takes bytes to write; the ranges that were written meanwhile.
+    /// Adds bytes to write; returns the ranges written since the last call.
     pub(super) async fn write(&mut self, offset: u64, data: Bytes) -> io::Result<Vec<Range<u64>>> {
         self.collected += data.len();
         self.batch.push((offset, data));
         if self.collected < BATCH { Ok(Vec::new()) } else { self.submit().await }
     }
 
-    /// Writes what is left; the ranges that were written.
+    /// Writes the rest; returns the ranges written.
     pub(super) async fn flush(&mut self) -> io::Result<Vec<Range<u64>>> {
         let mut written = self.submit().await?;
         written.extend(self.settle().await?);
         Ok(written)
     }
 
-    /// Starts to write the batch, after the one before it.
+    /// Starts the write of the batch, after the previous one.
     async fn submit(&mut self) -> io::Result<Vec<Range<u64>>> {
         let written = self.settle().await?;
         let batch = std::mem::take(&mut self.batch);

@@ -1,4 +1,4 @@
-//! What is wrong with the configuration of a registry's hosts.
+//! Errors in the host configuration of a registry.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,8 +9,8 @@ use crate::tls::TlsSettingsError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostsError {
-    /// A file cannot be read. The error names it.
-    #[error("cannot read the configuration of the registry's hosts")]
+    /// A file cannot be read. The source names it.
+    #[error("cannot read the registry host configuration")]
     Read(#[source] io::Error),
     /// A file is not TOML.
     #[error("{}: line {line}: {problem}", file.display())]
@@ -19,10 +19,10 @@ pub enum HostsError {
         file: PathBuf,
         /// Line, counted from 1.
         line: usize,
-        /// What the parser said.
+        /// The parser's message.
         problem: String,
     },
-    /// A key has a value that makes no sense.
+    /// A key has an invalid value.
     #[error("{}: line {line}: {key}: {problem}", file.display())]
     Key {
         /// The file.
@@ -31,39 +31,39 @@ pub enum HostsError {
         line: usize,
         /// The key with its tables: `host."https://mirror.example".capabilities`.
         key: String,
-        /// What is wrong with it.
+        /// What is invalid.
         problem: String,
     },
-    /// A certificate or key that a key or Docker's naming refers to cannot be used.
+    /// An unusable certificate or key, referenced by a key of `hosts.toml` or found by Docker's naming.
     #[error("{}: {key}", file.display())]
     Certificate {
         /// The certificate's file.
         file: PathBuf,
-        /// What refers to it: a key of `hosts.toml` with its file, or the kind of file in Docker's naming.
+        /// The reference: a key of `hosts.toml` with its file, or the kind of file in Docker's naming.
         key: String,
-        /// What is wrong with it.
+        /// What is invalid.
         #[source]
         cause: TlsSettingsError,
     },
-    /// The registry's name makes no URL.
-    #[error("{registry:?} is no host: {cause}")]
+    /// The registry's name cannot be a URL's host.
+    #[error("invalid registry host {registry:?}: {cause}")]
     Name {
         /// The name.
         registry: String,
-        /// What is wrong with it.
+        /// What is invalid.
         cause: String,
     },
 }
 
 impl HostsError {
-    /// What the reader could try next.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             HostsError::Syntax { .. } | HostsError::Key { .. } => Some(
-                "the format is containerd's hosts.toml; pulls from this registry fail until the file is right",
+                "the format is containerd's hosts.toml; pulls from this registry fail until the file is corrected",
             ),
             HostsError::Certificate { .. } => Some("certificates and keys are PEM files"),
-            HostsError::Read(_) => Some("let the user that larder runs as read it, or remove it"),
+            HostsError::Read(_) => Some("make it readable for the user that larder runs as, or remove it"),
             HostsError::Name { .. } => None,
         }
     }

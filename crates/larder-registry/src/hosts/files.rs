@@ -1,5 +1,5 @@
-//! Files of a host's configuration. Certificates in a registry's folder are named as Docker names them: `*.crt` are
-//! authorities, `NAME.cert` and `NAME.key` are a client certificate.
+//! Files of a host's configuration. Certificates in a registry's directory follow Docker's naming: `*.crt` are
+//! CA certificates, `NAME.cert` and `NAME.key` are a client certificate.
 
 use std::path::{Path, PathBuf};
 
@@ -9,9 +9,9 @@ use super::error::HostsError;
 use super::host::{RegistryHost, is_loopback};
 use crate::tls::{self, ClientPem};
 
-/// The registry's server with the certificates of its folder. Where there are any, it is spoken to over TLS.
-pub(super) fn with_certificates(folder: &Path, mut server: RegistryHost) -> Result<RegistryHost, HostsError> {
-    let mut files: Vec<PathBuf> = fs_err::read_dir(folder)
+/// The registry's server with the certificates of its directory. If there are any, it uses TLS.
+pub(super) fn with_certificates(dir: &Path, mut server: RegistryHost) -> Result<RegistryHost, HostsError> {
+    let mut files: Vec<PathBuf> = fs_err::read_dir(dir)
         .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
         .map_err(HostsError::Read)?;
     files.sort();
@@ -34,14 +34,14 @@ pub(super) fn with_certificates(folder: &Path, mut server: RegistryHost) -> Resu
     Ok(server)
 }
 
-/// Reads a file of authorities; `key` is what refers to it.
+/// Reads a file of CA certificates; `key` is the reference to it.
 pub(super) fn authority(file: &Path, key: &str) -> Result<Vec<u8>, HostsError> {
     let pem = read_file(file).map_err(HostsError::Read)?;
     tls::certificates(&pem).map_err(|cause| unusable(file, key, cause))?;
     Ok(pem)
 }
 
-/// Reads a client certificate and its key; `key` is what refers to them.
+/// Reads a client certificate and its key; `key` is the reference to them.
 pub(super) fn client(certificate: &Path, private: &Path, key: &str) -> Result<ClientPem, HostsError> {
     let read = |file: &Path| read_file(file).map_err(HostsError::Read);
     let pem = ClientPem { certificate: read(certificate)?, key: read(private)? };

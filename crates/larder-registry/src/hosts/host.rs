@@ -1,4 +1,4 @@
-//! One host, and what URLs say about hosts.
+//! One host, and properties of URLs.
 
 use reqwest::Url;
 use reqwest::header::{HeaderName, HeaderValue};
@@ -8,17 +8,17 @@ use crate::tls::TlsSettings;
 /// A host that serves a registry's images.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RegistryHost {
-    /// Where its API begins: `https://registry.example/v2`. Without credentials, query and final slash.
+    /// Base URL of its API: `https://registry.example/v2`. Without credentials, query and final slash.
     pub(crate) base: Url,
-    /// Serves content by digest.
+    /// Capability `pull`: serves content by digest.
     pub(crate) pull: bool,
-    /// Says what a tag points at.
+    /// Capability `resolve`: resolves tags.
     pub(crate) resolve: bool,
-    /// How to trust it.
+    /// TLS trust and client certificates.
     pub(crate) tls: TlsSettings,
-    /// Header fields that each request to it carries.
+    /// Header fields added to each request.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
-    /// It is the registry itself, so the credential for the registry's images is for it.
+    /// Whether it is the registry itself, which the credential for the image belongs to.
     pub(crate) is_registry: bool,
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn authority(url: &Url) -> String {
     url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
 }
 
-/// Whether a URL's host is this machine.
+/// Whether a URL's host is a loopback address.
 pub(crate) fn is_loopback(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default();
     let bare = host.trim_start_matches('[').trim_end_matches(']');

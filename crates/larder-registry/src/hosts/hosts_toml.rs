@@ -13,8 +13,8 @@
 //!     x-team = "shop"
 //! ```
 //!
-//! The keys of a host may also stand at the top, where they are about the server. Unknown keys change nothing, and are
-//! told: mostly they are misspelt.
+//! The keys of a host may also be at the top level, where they apply to the server. Unknown keys are ignored and
+//! logged: mostly they are misspelt.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,10 +27,10 @@ use super::error::HostsError;
 use super::files;
 use super::host::RegistryHost;
 
-/// The keys of a host. `dial_timeout` is for containerd alone: larder has one for all hosts.
+/// The keys of a host. `dial_timeout` is accepted for containerd only: larder has one setting for all hosts.
 const OF_HOST: [&str; 7] =
     ["capabilities", "ca", "client", "skip_verify", "override_path", "header", "dial_timeout"];
-/// The keys of the file: those of a host, too.
+/// The top-level keys, which include those of a host.
 const OF_FILE: [&str; 9] = [
     "server",
     "host",
@@ -43,7 +43,7 @@ const OF_FILE: [&str; 9] = [
     "dial_timeout",
 ];
 
-/// A key of a `hosts.toml` that larder does not know, and so does not obey.
+/// An unknown key of a `hosts.toml`, which is ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct UnknownKey {
     file: PathBuf,
@@ -51,29 +51,22 @@ pub(crate) struct UnknownKey {
     line: usize,
     /// The key with its tables.
     key: String,
-    /// The known key that it is most like.
+    /// The most similar known key.
     suggestion: Option<&'static str>,
 }
 
 impl fmt::Display for UnknownKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: line {}: unknown key {}, which changes nothing",
-            self.file.display(),
-            self.line,
-            self.key
-        )?;
+        write!(f, "{}: line {}: unknown key {}, ignored", self.file.display(), self.line, self.key)?;
         self.suggestion.map_or(Ok(()), |meant| write!(f, "; did you mean {meant}?"))
     }
 }
 
-/// Reads the file, if there is one. `server` is where the registry is if the file does not say; `tell` hears of
-/// unknown keys.
+/// Reads the file, if there is one. `server` is used if the file names none; `report` receives unknown keys.
 pub(super) fn read(
     file: &Path,
     server: RegistryHost,
-    tell: &dyn Fn(UnknownKey),
+    report: &dyn Fn(UnknownKey),
 ) -> Result<Option<Vec<RegistryHost>>, HostsError> {
     let text = match files::read_file(file) {
         Ok(text) => text,
@@ -83,16 +76,16 @@ pub(super) fn read(
     let text = String::from_utf8(text).map_err(|_| HostsError::Syntax {
         file: file.to_owned(),
         line: 1,
-        problem: "it is not UTF-8".into(),
+        problem: "not valid UTF-8".into(),
     })?;
-    HostsTomlReader { file, text: &text, tell }.hosts(server).map(Some)
+    HostsTomlReader { file, text: &text, report }.hosts(server).map(Some)
 }
 
-/// The text of a file while it is understood.
+/// The text of a file during parsing.
 struct HostsTomlReader<'a> {
     file: &'a Path,
     text: &'a str,
-    tell: &'a dyn Fn(UnknownKey),
+    report: &'a dyn Fn(UnknownKey),
 }
 
 /// A value with the name of its key.
@@ -110,14 +103,14 @@ impl HostsTomlReader<'_> {
         if let Some(value) = document.get("host") {
             let tables = self.table("host", value)?;
             let mut tables: Vec<_> = tables.iter().collect();
-            // A TOML table has no order, but this one means the order in which it is written.
+            // A TOML table has no order; here the order in the file is the order of the requests.
             tables.sort_by_key(|(name, _)| name.span().start);
             for (name, value) in tables {
                 let key = format!("host.{:?}", name.get_ref());
                 let table = self.table(&key, value)?;
                 let override_path = self.flag(&format!("{key}.override_path"), table.get("override_path"))?;
                 let base = self.url(&key, name.get_ref(), name.span().start, override_path)?;
-                self.tell_unknown(&key, table, &OF_HOST);
+                self.report_unknown(&key, table, &OF_HOST);
                 hosts.push(self.host(&key, RegistryHost::new(base), table)?);
             }
         }
@@ -128,12 +121,12 @@ impl HostsTomlReader<'_> {
                 server.base = self.url("server", text, value.span().start, override_path)?;
             }
         }
-        self.tell_unknown("", document, &OF_FILE);
+        self.report_unknown("", document, &OF_FILE);
         hosts.push(self.host("", server, document)?);
         Ok(hosts)
     }
 
-    /// Fills in what the keys of a table say about a host.
+    /// Applies the keys of a table to a host.
     fn host(
         &self,
         path: &str,
@@ -169,7 +162,7 @@ impl HostsTomlReader<'_> {
         Ok(host)
     }
 
-    /// Reads what a host serves: its `capabilities`.
+    /// Reads `capabilities`.
     fn capabilities(
         &self,
         key: &str,
@@ -191,14 +184,14 @@ impl HostsTomlReader<'_> {
         Ok(())
     }
 
-    /// Tells of the keys of a table that are none of `known`.
-    fn tell_unknown(&self, path: &str, table: &DeTable<'_>, known: &[&'static str]) {
+    /// Reports the keys of a table that are not in `known`.
+    fn report_unknown(&self, path: &str, table: &DeTable<'_>, known: &[&'static str]) {
         for name in table.keys() {
             let text = name.get_ref().as_ref();
             if known.contains(&text) {
                 continue;
             }
-            (self.tell)(UnknownKey {
+            (self.report)(UnknownKey {
                 file: self.file.to_owned(),
                 line: self.line(name.span().start),
                 key: below(path, text),
@@ -235,27 +228,27 @@ impl HostsTomlReader<'_> {
     ) -> Result<(), HostsError> {
         let at = value.span().start;
         let name = HeaderName::from_bytes(field.as_bytes())
-            .map_err(|_| self.problem(key, at, "this is no name of a header field".into()))?;
+            .map_err(|_| self.problem(key, at, "invalid header name".into()))?;
         for item in self.one_or_many(key, value)? {
             let mut text = HeaderValue::from_str(self.text(key, item)?)
-                .map_err(|_| self.problem(key, at, "this is no value of a header field".into()))?;
-            // It may well be a token.
+                .map_err(|_| self.problem(key, at, "invalid header value".into()))?;
+            // The value may be a token.
             text.set_sensitive(true);
             host.headers.push((name.clone(), text));
         }
         Ok(())
     }
 
-    /// The URL below which a host's API is.
+    /// The base URL of a host's API.
     fn url(&self, key: &str, text: &str, at: usize, override_path: bool) -> Result<Url, HostsError> {
         let problem = |problem: String| self.problem(key, at, problem);
         let full = if text.contains("://") { text.to_owned() } else { format!("https://{text}") };
-        let mut url = Url::parse(&full).map_err(|error| problem(format!("this is no URL: {error}")))?;
+        let mut url = Url::parse(&full).map_err(|error| problem(format!("invalid URL: {error}")))?;
         if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none_or(str::is_empty) {
             return Err(problem("expected http:// or https:// and a host".into()));
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(problem("credentials do not belong into a URL".into()));
+            return Err(problem("the URL must not contain credentials".into()));
         }
         url.set_query(None);
         url.set_fragment(None);
@@ -274,7 +267,7 @@ impl HostsTomlReader<'_> {
     }
 
     fn text<'v>(&self, key: &str, value: SpannedValue<'v, '_>) -> Result<&'v str, HostsError> {
-        value.get_ref().as_str().ok_or_else(|| self.expected(key, "a text", value))
+        value.get_ref().as_str().ok_or_else(|| self.expected(key, "a string", value))
     }
 
     fn list<'v, 't>(
@@ -282,7 +275,7 @@ impl HostsTomlReader<'_> {
         key: &str,
         value: SpannedValue<'v, 't>,
     ) -> Result<Vec<SpannedValue<'v, 't>>, HostsError> {
-        let list = value.get_ref().as_array().ok_or_else(|| self.expected(key, "a list", value))?;
+        let list = value.get_ref().as_array().ok_or_else(|| self.expected(key, "an array", value))?;
         Ok(list.iter().collect())
     }
 

@@ -1,8 +1,8 @@
-//! Which hosts serve a registry's images: the registry itself, and mirrors before it.
+//! The hosts that serve a registry's images: mirrors first, then the registry itself.
 //!
-//! Read from containerd's `certs.d/HOST/hosts.toml`, or from certificates in the same folder as Docker has it. The
-//! folder of a registry is `HOST_PORT_`, `HOST:PORT`, or `_default`; the first that exists in the first of the
-//! configured folders decides. Files are read for each pull, so changes need no restart.
+//! Read from containerd's `certs.d/HOST/hosts.toml`, or from certificates in that directory as in Docker's layout. The
+//! directory of a registry is `HOST_PORT_`, `HOST:PORT`, or `_default`; the first that exists in the first of the
+//! configured directories decides. Files are read for each pull, so changes need no restart.
 
 mod error;
 mod files;
@@ -19,25 +19,24 @@ pub(crate) use hosts_toml::UnknownKey;
 
 use crate::config::RegistryConfig;
 
-/// The name of the hub in image names, and where it is.
+/// Docker Hub: the registry of image names, and its host.
 const HUB: (&str, &str) = ("docker.io", "registry-1.docker.io");
 
-/// The hosts of a registry, in the order in which they are asked; the registry itself comes last. `tell` hears of
-/// unknown keys.
+/// The hosts of a registry, in the order of the requests; the registry itself is last. `report` receives unknown keys.
 pub(crate) fn hosts_of(
     registry: &str,
     config: &RegistryConfig,
-    tell: &dyn Fn(UnknownKey),
+    report: &dyn Fn(UnknownKey),
 ) -> Result<Vec<RegistryHost>, HostsError> {
     let server = server_of(registry, config)?;
-    let mut hosts = match folder_of(registry, &config.config_dirs) {
+    let mut hosts = match dir_of(registry, &config.config_dirs) {
         None => vec![server],
-        Some(folder) => match hosts_toml::read(&folder.join("hosts.toml"), server.clone(), tell)? {
+        Some(dir) => match hosts_toml::read(&dir.join("hosts.toml"), server.clone(), report)? {
             Some(hosts) => hosts,
-            None => vec![files::with_certificates(&folder, server)?],
+            None => vec![files::with_certificates(&dir, server)?],
         },
     };
-    // The same host twice would only repeat its answer.
+    // A second request to the same host would only repeat the answer.
     let mut seen: Vec<Url> = Vec::new();
     let last = hosts.len() - 1;
     let mut number = 0;
@@ -53,12 +52,12 @@ pub(crate) fn hosts_of(
     Ok(hosts)
 }
 
-/// Whether a host's name is the registry's own: credentials for the one are for the other.
+/// Whether a host is the registry's own: then credentials for the registry apply to it.
 pub(crate) fn names_registry(host: &str, registry: &str) -> bool {
     host == registry || (registry == HUB.0 && host == HUB.1)
 }
 
-/// Where a registry is when no file says otherwise.
+/// The host of a registry without configuration.
 fn server_of(registry: &str, config: &RegistryConfig) -> Result<RegistryHost, HostsError> {
     let host = if registry == HUB.0 { HUB.1 } else { registry };
     let url = |scheme: &str| Url::parse(&format!("{scheme}://{host}/v2"));
@@ -73,15 +72,15 @@ fn server_of(registry: &str, config: &RegistryConfig) -> Result<RegistryHost, Ho
     Ok(RegistryHost { is_registry: true, ..RegistryHost::new(base) })
 }
 
-/// The folder that configures a registry.
-fn folder_of(registry: &str, roots: &[PathBuf]) -> Option<PathBuf> {
-    // Registry names hold no slash and no `..`: the grammar of references sees to that. This keeps it so.
+/// The directory that configures a registry.
+fn dir_of(registry: &str, roots: &[PathBuf]) -> Option<PathBuf> {
+    // The reference grammar excludes slashes and `..`; this check keeps the path safe if the grammar changes.
     if registry.contains('/') || registry.contains("..") {
         return None;
     }
     let with_underscores = registry.rsplit_once(':').map(|(host, port)| format!("{host}_{port}_"));
     let names = [with_underscores.as_deref().unwrap_or(registry), registry, "_default"];
-    roots.iter().find_map(|root| names.iter().map(|name| root.join(name)).find(|folder| folder.is_dir()))
+    roots.iter().find_map(|root| names.iter().map(|name| root.join(name)).find(|dir| dir.is_dir()))
 }
 
 #[cfg(test)]

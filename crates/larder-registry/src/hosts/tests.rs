@@ -5,12 +5,12 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A folder with one `hosts.toml` for the registry.
+/// A directory with one `hosts.toml` for the registry.
 fn configured(registry: &str, hosts_toml: &str) -> (TempDir, RegistryConfig) {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join(registry);
-    fs_err::create_dir_all(&folder).unwrap();
-    fs_err::write(folder.join("hosts.toml"), hosts_toml).unwrap();
+    let dir = root.path().join(registry);
+    fs_err::create_dir_all(&dir).unwrap();
+    fs_err::write(dir.join("hosts.toml"), hosts_toml).unwrap();
     let config = RegistryConfig { config_dirs: vec![root.path().to_owned()], ..RegistryConfig::default() };
     (root, config)
 }
@@ -89,7 +89,7 @@ fn a_path_is_completed_unless_it_is_said_to_be_complete() {
 }
 
 #[test]
-fn a_server_elsewhere_is_still_the_registry_and_a_mirror_is_not() {
+fn a_server_on_another_host_is_still_the_registry_and_a_mirror_is_not() {
     let file = "server = \"http://10.0.0.1:5000\"\nskip_verify = true\n[host.\"https://reg.example\"]\n[host.\"https://x.example\"]";
     let hosts = hosts("reg.example", file).unwrap();
     let seen: Vec<_> = hosts.iter().map(|host| (host.name(), host.is_registry)).collect();
@@ -120,18 +120,18 @@ fn header_fields_are_one_text_or_several() {
 }
 
 #[test]
-fn the_most_special_folder_decides() {
+fn the_most_specific_directory_decides() {
     let root = tempfile::tempdir().unwrap();
     let config = RegistryConfig { config_dirs: vec![root.path().to_owned()], ..RegistryConfig::default() };
     let first = |registry: &str| hosts_of(registry, &config, &|_| ()).unwrap()[0].name();
-    for (folder, registry) in [
+    for (dir, registry) in [
         ("_default", "reg.example:5000"),
         ("reg.example:5000", "reg.example:5000"),
         ("reg.example_5000_", "reg.example:5000"),
     ] {
-        let path = root.path().join(folder);
+        let path = root.path().join(dir);
         fs_err::create_dir_all(&path).unwrap();
-        let name = folder.replace(['_', ':'], "-");
+        let name = dir.replace(['_', ':'], "-");
         let name = name.trim_matches('-');
         fs_err::write(path.join("hosts.toml"), format!("[host.\"https://{name}.test\"]")).unwrap();
         assert_eq!(first(registry), format!("{name}.test"));
@@ -144,17 +144,17 @@ fn the_most_special_folder_decides() {
 #[test]
 fn mistakes_are_named_with_file_line_and_key() {
     for (file, parts) in [
-        ("server = 5", &["hosts.toml: line 1: server: expected a text, found integer"][..]),
+        ("server = 5", &["hosts.toml: line 1: server: expected a string, found integer"][..]),
         ("\n\nserver = \"ftp://x\"", &["line 3: server", "http://"]),
         ("server = \"https://u:p@x\"", &["server", "credentials"]),
         (
             "[host.\"https://a\"]\ncapabilities = \"pull\"",
-            &["line 2: host.\"https://a\".capabilities: expected a list"],
+            &["line 2: host.\"https://a\".capabilities: expected an array"],
         ),
         ("[host.\"https://a\"]\ncapabilities = [\"pul\"]", &["unknown capability \"pul\""]),
         ("[host.\"https://a\"]\nskip_verify = \"yes\"", &["skip_verify: expected true or false"]),
         ("[host]\n\"https://a\" = 1", &["host.\"https://a\": expected a table"]),
-        ("[host.\"https://a\".header]\n\"bad name\" = \"x\"", &["header.bad name", "no name"]),
+        ("[host.\"https://a\".header]\n\"bad name\" = \"x\"", &["header.bad name", "invalid header name"]),
         ("[host.\"https://a\"]\nclient = [[\"a\", \"b\", \"c\"]]", &["client: expected [certificate, key]"]),
         ("[host.\"https://\"]", &["host.\"https://\""]),
         ("server = ", &["hosts.toml: line 1"]),
@@ -169,28 +169,26 @@ fn mistakes_are_named_with_file_line_and_key() {
 }
 
 #[test]
-fn unknown_keys_are_told_with_the_known_one_that_was_meant() {
+fn unknown_keys_are_reported_with_the_most_similar_known_key() {
     let (root, config) = configured(
         "reg.example",
         "servr = \"https://a\"\ndial_timeout = \"1s\"\n[host.\"https://a\"]\n  capabilites = [\"pull\"]\n  \
          dial_timeout = \"1s\"\n  server = \"x\"\n  header.x-any = \"1\"",
     );
-    let told = std::cell::RefCell::new(Vec::new());
+    let reported = std::cell::RefCell::new(Vec::new());
     let hosts =
-        hosts_of("reg.example", &config, &|unknown| told.borrow_mut().push(unknown.to_string())).unwrap();
+        hosts_of("reg.example", &config, &|unknown| reported.borrow_mut().push(unknown.to_string())).unwrap();
     assert_eq!(hosts.len(), 2, "the rest holds");
     let file = root.path().join("reg.example/hosts.toml");
     let line = |text: &str| format!("{}: {text}", file.display());
-    let told = told.into_inner();
-    assert_eq!(told.len(), 3, "{told:#?}");
+    let reported = reported.into_inner();
+    assert_eq!(reported.len(), 3, "{reported:#?}");
     for expected in [
-        line(
-            "line 4: unknown key host.\"https://a\".capabilites, which changes nothing; did you mean capabilities?",
-        ),
-        line("line 6: unknown key host.\"https://a\".server, which changes nothing"),
-        line("line 1: unknown key servr, which changes nothing; did you mean server?"),
+        line("line 4: unknown key host.\"https://a\".capabilites, ignored; did you mean capabilities?"),
+        line("line 6: unknown key host.\"https://a\".server, ignored"),
+        line("line 1: unknown key servr, ignored; did you mean server?"),
     ] {
-        assert!(told.contains(&expected), "{expected} in {told:#?}");
+        assert!(reported.contains(&expected), "{expected} in {reported:#?}");
     }
 }
 
@@ -203,21 +201,21 @@ fn certificates_that_are_missing_or_wrong_are_named() {
     let error = hosts_of("reg.example", &config, &|_| ()).unwrap_err();
     assert!(error.to_string().contains("ca of"), "{error}");
     assert!(error.to_string().contains(&root.path().display().to_string()), "{error}");
-    assert_eq!(error.source().unwrap().to_string(), "there is no certificate in it");
+    assert_eq!(error.source().unwrap().to_string(), "contains no certificate");
 }
 
 #[test]
 fn docker_s_files_are_read_where_there_is_no_hosts_toml() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("localhost:5000");
-    fs_err::create_dir_all(&folder).unwrap();
+    let dir = root.path().join("localhost:5000");
+    fs_err::create_dir_all(&dir).unwrap();
     let config = RegistryConfig { config_dirs: vec![root.path().to_owned()], ..RegistryConfig::default() };
     assert_eq!(
         hosts_of("localhost:5000", &config, &|_| ()).unwrap()[0].base.scheme(),
         "http",
-        "an empty folder says nothing"
+        "an empty dir says nothing"
     );
-    fs_err::write(folder.join("ca.crt"), "no certificate").unwrap();
+    fs_err::write(dir.join("ca.crt"), "no certificate").unwrap();
     let error = hosts_of("localhost:5000", &config, &|_| ()).unwrap_err();
     assert!(error.to_string().contains("ca.crt: authority"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! Lists and maps that refuse to grow beyond a bound while they are read, so that a small hostile document does not
-//! become a large one in memory. `null` reads as empty: that is how Go writes a list that was never made.
+//! Lists and maps that fail beyond a bound while they are parsed, so that a small hostile document cannot
+//! allocate much memory. `null` parses as empty: Go writes a nil list so.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use serde::de::{DeserializeOwned, Deserializer, Error as _, IgnoredAny, MapAcces
 
 use super::ManifestError;
 
-/// Reads a JSON object. serde would take a list of the fields' values for one as well, which no other reader does.
+/// Parses a JSON object. serde also accepts an array of field values, which no other parser does.
 pub(super) fn object<T: DeserializeOwned>(raw: &[u8]) -> Result<T, ManifestError> {
     if raw.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
         return Err(ManifestError::Malformed(serde_json::Error::custom("not a JSON object")));
@@ -18,7 +18,7 @@ pub(super) fn object<T: DeserializeOwned>(raw: &[u8]) -> Result<T, ManifestError
     serde_json::from_slice(raw).map_err(ManifestError::Malformed)
 }
 
-/// Reads a list of at most `N` elements; `#[serde(deserialize_with = "bounded::list::<N, _, _>")]`.
+/// Parses a list of at most `N` elements; `#[serde(deserialize_with = "bounded::list::<N, _, _>")]`.
 pub(super) fn list<'de, const N: usize, T: Deserialize<'de>, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Vec<T>, D::Error> {
@@ -50,7 +50,7 @@ impl<'de, const N: usize, T: Deserialize<'de>> Visitor<'de> for LimitedList<N, T
     }
 }
 
-/// Reads a map of texts with at most `N` entries; a value of `null` reads as the empty text.
+/// Parses a map of strings with at most `N` entries; `null` as a value parses as the empty string.
 pub(super) fn texts<'de, const N: usize, D: Deserializer<'de>>(
     from: D,
 ) -> Result<BTreeMap<String, String>, D::Error> {
@@ -89,7 +89,7 @@ pub(super) fn or_default<'de, T: Deserialize<'de> + Default, D: Deserializer<'de
     Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
 }
 
-/// Whether a field is there with anything but `null`; its content is skipped without being stored.
+/// Whether a field is present and not `null`; its content is skipped without allocation.
 pub(super) fn present<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     Ok(Option::<IgnoredAny>::deserialize(from)?.is_some())
 }

@@ -1,4 +1,4 @@
-//! The config of an image: what it was built for, and what its layers must unpack to.
+//! The config of an image: its platform, and the diff IDs of its layers.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ use super::limits::{MAX_ANNOTATIONS, MAX_BYTES, MAX_LAYERS};
 use super::platform::Platform;
 use super::{ManifestError, bounded};
 
-/// As much of an image's config as keeping it needs. Whoever runs the image reads the rest from the bytes.
+/// The fields of an image config that image management needs. A runtime reads the others from the bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageConfig {
-    /// What the image was built for; empty fields where the config does not say.
+    /// The platform of the image; fields that the config lacks are empty.
     pub platform: Platform,
     /// Digests of the uncompressed layers, from the bottom up.
     pub diff_ids: Vec<Digest>,
-    /// `USER[:GROUP]` that its processes run as; empty is root.
+    /// `USER[:GROUP]` of its processes; empty is root.
     pub user: String,
     /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// When it was made, as written.
+    /// Creation time, as written.
     pub created: String,
 }
 
@@ -88,7 +88,7 @@ impl ImageConfig {
         })
     }
 
-    /// Checks that there is one diff id for each of `layers` layers.
+    /// Checks that the number of diff IDs is `layers`.
     pub fn check_layers(&self, layers: usize) -> Result<(), ManifestError> {
         match self.diff_ids.len() {
             diff_ids if diff_ids == layers => Ok(()),
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(config.diff_ids[1].as_str(), diff_id("bb"));
         config.check_layers(2).unwrap();
         let error = config.check_layers(3).unwrap_err();
-        assert_eq!(error.to_string(), "the manifest has 3 layers and the config 2 diff ids");
+        assert_eq!(error.to_string(), "layer count mismatch: 3 in the manifest, 2 diff IDs in the config");
     }
 
     #[test]

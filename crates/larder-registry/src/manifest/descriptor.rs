@@ -1,4 +1,4 @@
-//! Descriptors: what something is, which digest it has, and how large it is.
+//! Descriptors: media type, digest and size of content.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::{MediaType, bounded};
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    /// What it points at, as written.
+    /// Media type, as written.
     #[serde(default, deserialize_with = "bounded::or_default")]
     pub media_type: String,
     /// Digest of the content.
@@ -22,19 +22,19 @@ pub struct Descriptor {
     pub digest: Digest,
     /// Size of the content in bytes, exactly.
     pub size: u64,
-    /// Which platform it is for; in indexes.
+    /// The platform; in indexes.
     #[serde(default)]
     pub platform: Option<Platform>,
     /// Annotations.
     #[serde(default, deserialize_with = "bounded::texts::<MAX_ANNOTATIONS, _>")]
     pub annotations: BTreeMap<String, String>,
-    /// Where else the content may be had; foreign layers only, and never followed.
+    /// Other locations of the content; foreign layers only, and never followed.
     #[serde(default, deserialize_with = "bounded::list::<MAX_ANNOTATIONS, _, _>")]
     pub urls: Vec<String>,
 }
 
 impl Descriptor {
-    /// A descriptor of which nothing more is known.
+    /// A descriptor without optional fields.
     pub fn new(media_type: impl Into<String>, digest: Digest, size: u64) -> Descriptor {
         Descriptor {
             media_type: media_type.into(),
@@ -46,13 +46,13 @@ impl Descriptor {
         }
     }
 
-    /// What it points at.
+    /// The parsed media type.
     pub fn kind(&self) -> MediaType {
         MediaType::of(&self.media_type)
     }
 
-    /// Whether it is no image but something said about one (a signature, an attestation), which builders put into the
-    /// same index.
+    /// Whether it is not an image but metadata of one (a signature, an attestation), which builders put into the same
+    /// index.
     pub fn is_attestation(&self) -> bool {
         self.annotations.contains_key("vnd.docker.reference.type")
             || self.platform.as_ref().is_some_and(|platform| platform.os == "unknown")

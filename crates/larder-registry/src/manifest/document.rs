@@ -1,4 +1,4 @@
-//! Manifests and indexes, and telling one from the other.
+//! Manifests and indexes, and the distinction between them.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::limits::{MAX_ANNOTATIONS, MAX_BYTES, MAX_LAYERS, MAX_MANIFESTS};
 use super::platform::PlatformMatcher;
 use super::{Descriptor, ManifestError, MediaType, bounded};
 
-/// What a registry serves under `/manifests/`.
+/// A document that a registry serves under `/manifests/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ManifestOrIndex {
     /// The manifest of one image.
@@ -20,9 +20,9 @@ pub enum ManifestOrIndex {
 /// The manifest of one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageManifest {
-    /// Its config, whose digest is the image's id.
+    /// Its config, whose digest is the image ID.
     pub config: Descriptor,
-    /// Its layers, from the bottom up; each is of a type that can be unpacked.
+    /// Its layers, from the bottom up; each of a media type that can be unpacked.
     pub layers: Vec<Descriptor>,
     /// Annotations.
     pub annotations: BTreeMap<String, String>,
@@ -37,12 +37,12 @@ pub struct ImageIndex {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// An entry of an index that may lead to the image that is wanted.
+/// An entry of an index that may lead to the requested image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ManifestCandidate<'a> {
     /// The entry.
     pub descriptor: &'a Descriptor,
-    /// Whether the index says that it is for the platform; if not, its own content has to say so.
+    /// Whether the index declares the platform; if not, the content of the entry decides.
     pub matches: bool,
 }
 
@@ -65,7 +65,7 @@ struct ManifestDocument {
     annotations: BTreeMap<String, String>,
 }
 
-/// A list that was there, even if it was `null`.
+/// A list field that is present, possibly `null`.
 fn some_list<'de, const N: usize, D: serde::Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Vec<Descriptor>>, D::Error> {
@@ -73,8 +73,8 @@ fn some_list<'de, const N: usize, D: serde::Deserializer<'de>>(
 }
 
 impl ManifestOrIndex {
-    /// Reads a manifest or an index. What it says of itself counts first, then `media_type` (of the descriptor that
-    /// points at it, or of the reply that brought it): a digest covers the former and not the latter.
+    /// Parses a manifest or an index. The type in the document counts first, then `media_type` (of the descriptor that
+    /// points at it, or of the response): a digest covers the former and not the latter.
     pub fn parse(raw: &[u8], media_type: &str) -> Result<ManifestOrIndex, ManifestError> {
         if raw.len() > MAX_BYTES {
             return Err(ManifestError::TooLarge { size: raw.len() as u64 });
@@ -127,7 +127,7 @@ impl ManifestDocument {
     }
 }
 
-/// Whether a media type says nothing of what a document is.
+/// Whether a media type is too general to identify a document.
 fn is_vague(media_type: &str) -> bool {
     let bare = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     matches!(
@@ -142,7 +142,7 @@ impl ImageManifest {
         layers: Vec<Descriptor>,
         annotations: BTreeMap<String, String>,
     ) -> Result<ImageManifest, ManifestError> {
-        // Some builders leave the config's type out, or write plain JSON; what must not pass is another known purpose.
+        // Some builders omit the config's media type or write plain JSON. A config of another known purpose must be refused.
         if config.kind() != MediaType::Config && !is_vague(&config.media_type) {
             return Err(ManifestError::NotAnImage(config.media_type.chars().take(200).collect()));
         }
@@ -165,15 +165,15 @@ impl ImageManifest {
         Ok(ImageManifest { config, layers, annotations })
     }
 
-    /// Bytes to fetch for all of it, layers as they are compressed; a layer that occurs twice counts twice.
+    /// Bytes to fetch in total, layers compressed; a layer that occurs twice counts twice.
     pub fn size(&self) -> u64 {
         self.layers.iter().fold(self.config.size, |sum, layer| sum.saturating_add(layer.size))
     }
 }
 
 impl ImageIndex {
-    /// The entries that may lead to an image for the platform, best first: those that say so, then those that do not
-    /// say for which platform they are.
+    /// The entries that may lead to an image for the platform, best first: those that declare it, then those without a
+    /// platform.
     pub fn candidates(&self, platform: &PlatformMatcher) -> Vec<ManifestCandidate<'_>> {
         let mut ranked: Vec<_> = self
             .manifests
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_is_told_from_an_index_by_its_type_or_else_by_its_content() {
+    fn a_manifest_is_distinguished_from_an_index_by_type_or_else_by_content() {
         for media_type in [OCI_MANIFEST, "", "application/json; charset=utf-8"] {
             let Ok(ManifestOrIndex::Manifest(read)) = parse(&manifest(), media_type) else {
                 panic!("{media_type:?}");
@@ -281,19 +281,19 @@ mod tests {
         for (document, text) in [
             (json!({"schemaVersion": 1, "fsLayers": [], "history": []}), "schema 1"),
             (json!({"schemaVersion": 2}), "neither"),
-            (json!({"schemaVersion": 2, "layers": []}), "cannot be understood"),
+            (json!({"schemaVersion": 2, "layers": []}), "malformed document"),
             (with("/mediaType", "application/vnd.example.chart".into()), "neither"),
             (
                 with("/config/mediaType", "application/vnd.cncf.helm.config.v1+json".into()),
-                "no container image",
+                "not a container image",
             ),
-            (with("/config/size", (5 << 20).into()), "more than"),
-            (with("/config/size", (-1).into()), "cannot be understood"),
+            (with("/config/size", (5 << 20).into()), "too large"),
+            (with("/config/size", (-1).into()), "malformed document"),
             (first_layer(foreign), "foreign"),
             (first_layer(windows), "foreign"),
-            (first_layer(encrypted), "unknown type"),
-            (first_layer(no_digest), "cannot be understood"),
-            (json!([]), "cannot be understood"),
+            (first_layer(encrypted), "unsupported media type"),
+            (first_layer(no_digest), "malformed document"),
+            (json!([]), "malformed document"),
         ] {
             let error = parse(&document, "").expect_err(&document.to_string());
             assert!(error.to_string().contains(text), "{document}: {error}");

@@ -1,37 +1,37 @@
-//! Why a document does not describe an image that larder can run.
+//! Errors in documents of an image.
 
 use larder::reference::Digest;
 
 use super::limits::{MAX_BYTES, MAX_DEPTH};
 
-/// What is wrong with a manifest, an index or a config. The text names the cause; whoever fetched the document adds its
-/// name.
+/// Why a manifest, index or config cannot be used. The text names the cause; the caller that fetched the document adds
+/// its name.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// Docker's format of before 2016.
-    #[error("the manifest is of Docker's schema 1, which is not supported")]
+    /// Docker's format before 2016.
+    #[error("Docker schema 1 manifests are not supported")]
     SchemaOne,
-    /// It is longer than [`MAX_BYTES`].
-    #[error("it takes {size} bytes, more than the {MAX_BYTES} that are allowed")]
+    /// The document exceeds [`MAX_BYTES`].
+    #[error("too large: {size} bytes, the limit is {MAX_BYTES} bytes")]
     TooLarge {
-        /// Its size in bytes, or how much of it was seen.
+        /// Its size in bytes, or the bytes read so far.
         size: u64,
     },
-    /// It is no JSON, or lacks what it must have, or has too much of something.
-    #[error("it cannot be understood")]
+    /// Invalid JSON, a missing field, or a list beyond its bound.
+    #[error("malformed document")]
     Malformed(#[source] serde_json::Error),
-    /// Neither its media type nor its content says that it is a manifest or an index.
-    #[error("it is neither a manifest nor an index: its media type is {0:?}")]
+    /// Neither the media type nor the content identifies a manifest or an index.
+    #[error("neither a manifest nor an index: media type {0:?}")]
     UnknownType(String),
-    /// It has the fields of a manifest and of an index, and could be taken for either.
-    #[error("it can be read both as a manifest and as an index")]
+    /// The fields of a manifest and of an index at once.
+    #[error("ambiguous: fields of both a manifest and an index")]
     Ambiguous,
-    /// The config is something else than the config of a container image.
-    #[error("its config is of type {0:?}, so it is no container image")]
+    /// The config is not that of a container image.
+    #[error("not a container image: config media type {0:?}")]
     NotAnImage(String),
-    /// A layer of a type that cannot be unpacked.
-    #[error("layer {digest} is of the unknown type {media_type:?}")]
+    /// The media type of a layer cannot be unpacked.
+    #[error("layer {digest}: unsupported media type {media_type:?}")]
     UnknownLayer {
         /// Digest of the layer.
         digest: Digest,
@@ -39,37 +39,37 @@ pub enum ManifestError {
         media_type: String,
     },
     /// A layer that registries do not serve.
-    #[error("layer {digest} is foreign: registries do not serve it")]
+    #[error("layer {digest}: foreign layers are not served by registries")]
     ForeignLayer {
         /// Digest of the layer.
         digest: Digest,
     },
-    /// Manifest and config disagree.
-    #[error("the manifest has {layers} layers and the config {diff_ids} diff ids")]
+    /// The numbers of layers and diff IDs differ.
+    #[error("layer count mismatch: {layers} in the manifest, {diff_ids} diff IDs in the config")]
     LayerCount {
         /// Layers in the manifest.
         layers: usize,
-        /// Diff ids in the config.
+        /// Diff IDs in the config.
         diff_ids: usize,
     },
-    /// The index has nothing for the platform that was asked for.
+    /// The index has no entry for the requested platform.
     #[error("no match for platform in manifest: wanted {wanted}, offered {}", list(.offered))]
     NoPlatform {
-        /// What was asked for, such as `linux/arm64/v8`.
+        /// The requested platform, such as `linux/arm64/v8`.
         wanted: String,
-        /// What the index has.
+        /// The platforms of the index.
         offered: Vec<String>,
     },
-    /// Indexes within indexes within indexes.
-    #[error("indexes are nested more than {MAX_DEPTH} deep")]
+    /// Indexes are nested too deep.
+    #[error("indexes are nested more than {MAX_DEPTH} levels deep")]
     TooDeep,
 }
 
 impl ManifestError {
-    /// What the reader could try next.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            ManifestError::SchemaOne => Some("push the image again with a builder or tool of after 2017"),
+            ManifestError::SchemaOne => Some("push the image again with a builder or tool newer than 2017"),
             ManifestError::NotAnImage(_) => {
                 Some("this is an artifact (a chart, a signature, a module), not an image")
             }
@@ -77,7 +77,7 @@ impl ManifestError {
                 "push the image again with its base layers, as `--allow-nondistributable-artifacts` does",
             ),
             ManifestError::NoPlatform { .. } => {
-                Some("build the image for this platform, or ask for another one")
+                Some("build the image for this platform, or request another platform")
             }
             ManifestError::TooLarge { .. }
             | ManifestError::Malformed(_)

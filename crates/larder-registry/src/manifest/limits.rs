@@ -1,10 +1,10 @@
-//! Bounds on documents: what larger ones would take in memory is never allocated.
+//! Bounds on documents, so that hostile ones cannot allocate much memory.
 
-/// Largest manifest, index or config that is read, in bytes; 4 MiB, which is also what registries accept.
+/// Largest manifest, index or config, in bytes; 4 MiB, which is also the limit of registries.
 pub const MAX_BYTES: usize = 4 << 20;
-/// Most layers that an image may have; the kernel stacks no more directories into one overlay.
+/// Most layers of an image; the kernel's limit for one overlay.
 pub(super) const MAX_LAYERS: usize = 500;
-/// Most entries that an index may have.
+/// Most entries of an index.
 pub(super) const MAX_MANIFESTS: usize = 1000;
 /// Most annotations of one descriptor, most labels of one config, and most URLs of one descriptor.
 pub(super) const MAX_ANNOTATIONS: usize = 256;

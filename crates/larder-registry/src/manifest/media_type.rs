@@ -1,4 +1,4 @@
-//! The media types that images are made of.
+//! The media types of images.
 
 use std::fmt;
 
@@ -15,13 +15,13 @@ const DOCKER_FOREIGN_LAYER: &str = "application/vnd.docker.image.rootfs.foreign.
 const DOCKER_SCHEMA_1: &str = "application/vnd.docker.distribution.manifest.v1+json";
 const DOCKER_SCHEMA_1_SIGNED: &str = "application/vnd.docker.distribution.manifest.v1+prettyjws";
 
-/// What a request for a manifest says it accepts, in order of preference.
+/// The `Accept` header of requests for manifests, in order of preference.
 pub(crate) const ACCEPTED_MANIFESTS: [&str; 4] = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
 
 /// How a layer's archive is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Compression {
-    /// Not at all.
+    /// Uncompressed.
     None,
     /// gzip, in one member or several.
     Gzip,
@@ -29,11 +29,11 @@ pub enum Compression {
     Zstd,
 }
 
-/// What a descriptor points at.
+/// The kind of content that a descriptor points at.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MediaType {
-    /// A list of manifests, usually one for each platform: OCI's index, Docker's manifest list.
+    /// An index: OCI's image index or Docker's manifest list.
     Index,
     /// The manifest of one image, OCI's or Docker's schema 2.
     Manifest,
@@ -41,16 +41,16 @@ pub enum MediaType {
     Config,
     /// A layer that registries serve.
     Layer(Compression),
-    /// A layer that registries do not serve; its content is elsewhere.
+    /// A layer that registries do not serve.
     ForeignLayer,
-    /// Docker's manifest of before 2016, signed or not.
+    /// Docker's manifest before 2016, signed or not.
     SchemaOne,
     /// Anything else, as written.
     Other(Box<str>),
 }
 
 impl MediaType {
-    /// Understands a media type as it is written in a descriptor or in `Content-Type`, where parameters may follow.
+    /// Parses a media type as written in a descriptor or in `Content-Type`, with or without parameters.
     pub fn of(text: &str) -> MediaType {
         let bare = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
         match bare.as_str() {
@@ -62,7 +62,7 @@ impl MediaType {
         }
     }
 
-    /// Whether a registry serves it under `/manifests/`.
+    /// Whether registries serve it under `/manifests/`.
     pub fn is_manifest(&self) -> bool {
         matches!(self, MediaType::Index | MediaType::Manifest)
     }

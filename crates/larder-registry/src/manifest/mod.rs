@@ -1,4 +1,4 @@
-//! What an image consists of: indexes, manifests, descriptors and configs, in OCI's words and in Docker's (schema 2).
+//! The documents of an image: indexes, manifests, descriptors and configs, in OCI's formats and Docker's (schema 2).
 //!
 //! ```text
 //! index -> (platform) -> manifest -> config
@@ -7,11 +7,11 @@
 //!
 //! Read [`ManifestOrIndex::parse`] first. Everything here is pure; [`RepositorySession`](crate::RepositorySession) fetches the documents.
 //!
-//! Digests are over the bytes as received, so callers keep the bytes: nothing here is ever written out again.
+//! Digests are over the bytes as received, so callers keep the bytes: documents are never serialized again.
 //!
-//! Promises: no input panics; what a parsed document takes in memory is bounded, whatever the document says
-//! ([`MAX_BYTES`] of text, and the other bounds in `limits.rs`); a document that could be read both as a manifest and as
-//! an index is refused; each refusal says what to do about it.
+//! Promises: no input panics; a parsed document has a bounded size in memory, whatever its content
+//! ([`MAX_BYTES`] of text, and the other bounds in `limits.rs`); a document that could be parsed both as a manifest and as
+//! an index is refused; errors name the next step.
 
 mod bounded;
 mod config;

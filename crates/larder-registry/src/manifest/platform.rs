@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::bounded;
 use super::limits::MAX_ANNOTATIONS;
 
-/// An operating system on a kind of processor.
+/// An operating system and a processor architecture.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Deserialize)]
 pub struct Platform {
     /// `linux`, ...
@@ -23,7 +23,7 @@ pub struct Platform {
     /// Version of the operating system; Windows only.
     #[serde(default, rename = "os.version", deserialize_with = "bounded::or_default")]
     pub os_version: String,
-    /// What the operating system must be able to do; Windows only.
+    /// Required features of the operating system; Windows only.
     #[serde(default, rename = "os.features", deserialize_with = "bounded::list::<MAX_ANNOTATIONS, _, _>")]
     pub os_features: Vec<String>,
 }
@@ -43,7 +43,7 @@ impl Platform {
         }
     }
 
-    /// This machine, with the variant of its processor as far as it matters.
+    /// This machine, with the variant of its processor where it matters.
     pub fn host() -> Platform {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",
@@ -56,7 +56,7 @@ impl Platform {
         Platform::new("linux", architecture).with_variant(architecture, &host_variant())
     }
 
-    /// One spelling for each platform: builders write `x86_64`, `aarch64`, `arm64` with and without `v8`, and so on.
+    /// Normalizes spellings: builders write `x86_64`, `aarch64`, `arm64` with and without `v8`, and so on.
     fn canonical(&self) -> (String, String, String) {
         let lower = |text: &str| text.to_ascii_lowercase();
         let (os, architecture, mut variant) =
@@ -102,9 +102,9 @@ impl fmt::Display for Platform {
     }
 }
 
-/// A text that is no platform.
+/// A malformed platform.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no platform: write OS/ARCHITECTURE[/VARIANT], such as linux/arm64")]
+#[error("invalid platform {0:?}: expected OS/ARCHITECTURE[/VARIANT], such as linux/arm64")]
 pub struct PlatformError(String);
 
 impl FromStr for Platform {
@@ -131,7 +131,7 @@ impl FromStr for Platform {
     }
 }
 
-/// What can be run, best first.
+/// The platforms that a machine can run, best first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlatformMatcher {
     wanted: Platform,
@@ -140,12 +140,12 @@ pub struct PlatformMatcher {
 }
 
 impl PlatformMatcher {
-    /// What this machine can run.
+    /// The platforms that this machine can run.
     pub fn host() -> PlatformMatcher {
         PlatformMatcher::for_platform(&Platform::host())
     }
 
-    /// What a machine of this platform can run: itself, then what its processors understand besides, older variants
+    /// The platforms that a machine of this platform can run: its own, then compatible ones, older variants
     /// last.
     pub fn for_platform(platform: &Platform) -> PlatformMatcher {
         let (_, architecture, variant) = platform.canonical();
@@ -176,13 +176,13 @@ impl PlatformMatcher {
         PlatformMatcher { wanted: platform.clone(), accepted }
     }
 
-    /// How good an offer is, 0 being best; `None` when it cannot be run.
+    /// The rank of an offer, 0 being best; `None` if it cannot be run.
     pub fn rank(&self, offered: &Platform) -> Option<usize> {
         let offered = offered.canonical();
         self.accepted.iter().position(|accepted| *accepted == offered)
     }
 
-    /// The platform that was asked for.
+    /// The requested platform.
     pub fn wanted(&self) -> &Platform {
         &self.wanted
     }

@@ -1,11 +1,11 @@
-//! What holds for every document, checked on generated ones.
+//! Invariants of all documents, checked on generated ones.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
 
-/// Values that hostile or broken documents have where something else belongs.
+/// Values that hostile or broken documents have where another type belongs.
 fn scalar() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(Value::Null),

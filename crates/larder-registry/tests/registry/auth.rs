@@ -76,7 +76,7 @@ async fn one_token_serves_all_of_a_pull_and_the_next_one() {
 }
 
 #[tokio::test]
-async fn tokens_are_given_to_nobody_in_particular_as_well() {
+async fn anonymous_requests_get_tokens_too() {
     let registry = registry(token(None));
     pull(&registry, None).await.unwrap();
     assert_eq!(registry.requests_for("/token")[0].authorization, None);
@@ -192,8 +192,8 @@ async fn token_replies_that_are_huge_or_make_no_sense_are_refused() {
     let huge = format!("{{\"token\":\"{}\"}}", "x".repeat(200_000));
     for (body, text) in [
         (huge, "too large"),
-        ("<html>".into(), "holds no token"),
-        (r#"{"token":"a\nb"}"#.into(), "no header field"),
+        ("<html>".into(), "contains no token"),
+        (r#"{"token":"a\nb"}"#.into(), "not a valid header value"),
     ] {
         let registry = registry(token(None));
         registry.fault(FaultTrigger::path("/token"), ResponseFault::Status(200, Vec::new(), body));

@@ -23,9 +23,9 @@ async fn a_large_blob_comes_in_ranges_side_by_side_each_byte_once() {
     assert_eq!(registry.bytes_sent(blob.digest.as_str()), SIZE as u64);
     assert_eq!(registry.requests().len(), 10, "ten ranges of 100 kB");
     assert_eq!(registry.most_connections(), 4);
-    let told: u64 =
+    let reported: u64 =
         notices.lock().unwrap().iter().map(|n| if let FetchNotice::Bytes(n) = n { *n } else { 0 }).sum();
-    assert_eq!(told, SIZE as u64);
+    assert_eq!(reported, SIZE as u64);
 }
 
 #[tokio::test]
@@ -112,7 +112,7 @@ async fn a_blob_whose_connection_breaks_again_and_again_arrives_as_long_as_it_pr
 }
 
 #[tokio::test]
-async fn what_is_there_from_before_a_restart_is_not_fetched_again() {
+async fn bytes_present_before_a_restart_are_not_fetched_again() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, SIZE);
     let mut left = content.clone();
@@ -150,9 +150,9 @@ async fn a_server_that_ignores_ranges_sends_the_blob_over_one_connection() {
     let (session, notices) = watched(&session);
     fetch_blob(&session, &blob, &present, sink.clone()).await.unwrap();
     assert!(sink.content() == content);
-    let told: u64 =
+    let reported: u64 =
         notices.lock().unwrap().iter().map(|n| if let FetchNotice::Bytes(n) = n { *n } else { 0 }).sum();
-    assert_eq!(told, 300_000);
+    assert_eq!(reported, 300_000);
 }
 
 #[tokio::test]
@@ -172,15 +172,15 @@ async fn a_server_that_ignores_ranges_after_a_break_is_begun_again() {
 #[tokio::test]
 async fn ranges_that_are_not_what_was_asked_for_are_refused() {
     for (said, text) in [
-        ("bytes 0-99/1000000", "asked for bytes"),
-        ("bytes 0-99999/2000000", "it holds 2000000 bytes, the manifest says 1000000"),
-        ("nonsense", "without a Content-Range that makes sense"),
-        ("bytes 0-18446744073709551615/*", "without a Content-Range that makes sense"),
+        ("bytes 0-99/1000000", "requested bytes"),
+        ("bytes 0-99999/2000000", "blob has 2000000 bytes, the manifest says 1000000"),
+        ("nonsense", "without a valid Content-Range"),
+        ("bytes 0-18446744073709551615/*", "without a valid Content-Range"),
     ] {
         let registry = FaultRegistry::start();
         let (_, blob) = put_blob(&registry, SIZE);
         // The first range of a blob is asked for from 0; let the second one be wrong for the first of the cases.
-        let on = if text == "asked for bytes" {
+        let on = if text == "requested bytes" {
             FaultTrigger::path("/blobs/").nth(2..=2)
         } else {
             FaultTrigger::path("/blobs/")
@@ -200,7 +200,7 @@ async fn a_body_of_another_length_than_the_manifest_says_is_refused() {
     let session = session(quick(), &registry.image("a/b"));
     registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Truncate(20_000));
     let error = fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
-    assert!(error.to_string().contains("it sends 20000 bytes, the manifest says 50000"), "{error}");
+    assert!(error.to_string().contains("Content-Length is 20000, the manifest says 50000"), "{error}");
 
     registry.clear_faults();
     registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Overlong(1));
@@ -211,7 +211,7 @@ async fn a_body_of_another_length_than_the_manifest_says_is_refused() {
 }
 
 #[tokio::test]
-async fn a_trickle_is_given_up_and_a_slow_stream_is_not() {
+async fn a_stalled_body_is_aborted_and_a_slow_one_is_not() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 30_000);
     let session = session(quick(), &registry.image("a/b"));
@@ -231,14 +231,14 @@ async fn a_trickle_is_given_up_and_a_slow_stream_is_not() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_written_once_the_fetch_is_dropped() {
-    /// Tells of each write, and takes its time.
+    /// Reports each write, and blocks for a while.
     struct SlowSink(std::sync::mpsc::Sender<()>);
 
     impl BlobSink for SlowSink {
         fn write_at(&self, _: u64, _: &[u8]) -> std::io::Result<()> {
-            let told = self.0.send(());
+            let sent = self.0.send(());
             std::thread::yield_now();
-            told.map_err(std::io::Error::other)
+            sent.map_err(std::io::Error::other)
         }
     }
 
@@ -249,24 +249,24 @@ async fn nothing_is_written_once_the_fetch_is_dropped() {
     let config = larder_registry::RegistryConfig { range_size: 1_000_000, ..quick() };
     let session = session(config, &registry.image("a/b"));
     for _ in 0..20 {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (writes, written) = std::sync::mpsc::channel();
         let fetch = {
             let (session, blob) = (session.clone(), blob.clone());
             tokio::spawn(async move {
-                fetch_blob(&session, &blob, &ByteRanges::new(), Arc::new(SlowSink(tell))).await
+                fetch_blob(&session, &blob, &ByteRanges::new(), Arc::new(SlowSink(writes))).await
             })
         };
-        tokio::task::block_in_place(|| told.recv()).unwrap(); // the first write
+        tokio::task::block_in_place(|| written.recv()).unwrap(); // the first write
         fetch.abort();
         assert!(fetch.await.unwrap_err().is_cancelled());
-        while told.try_recv().is_ok() {}
+        while written.try_recv().is_ok() {}
         // Blocking threads may still hold the sink; when the last of them lets go, the channel closes without a word.
-        assert!(tokio::task::block_in_place(|| told.recv()).is_err());
+        assert!(tokio::task::block_in_place(|| written.recv()).is_err());
     }
 }
 
 #[tokio::test]
-async fn who_serves_a_blob_is_told_before_its_bytes() {
+async fn the_host_of_a_blob_is_reported_before_its_bytes() {
     let registry = FaultRegistry::start();
     let (_, blob) = put_blob(&registry, 1000);
     let (session, notices) = watched(&session(quick(), &registry.image("a/b")));

@@ -18,7 +18,7 @@ fn mirrored(mirror: &FaultRegistry, origin: &FaultRegistry) -> (tempfile::TempDi
 }
 
 #[tokio::test]
-async fn a_mirror_is_asked_first_and_told_for_whom() {
+async fn a_mirror_is_requested_first_with_the_registry_as_ns() {
     let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
     let image = mirror.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
     let (_root, session) = mirrored(&mirror, &origin);
@@ -139,7 +139,7 @@ async fn a_mirror_that_is_gone_is_not_asked_for_every_blob() {
     // What was avoided is still asked when nothing else is left.
     origin.fault(FaultTrigger::path("/"), ResponseFault::status(404));
     let error = session.resolve().await.unwrap_err();
-    assert!(error.to_string().contains("could not be reached a moment ago"), "{error}");
+    assert!(error.to_string().contains("recently unreachable"), "{error}");
 }
 
 #[tokio::test]
@@ -191,7 +191,7 @@ async fn a_host_that_lied_can_be_left_out() {
     let (_root, session) = mirrored(&mirror, &origin);
     let sink = MemorySink::new();
     let fetched = fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
-    assert!(sink.content() != content, "blobs are verified by whoever reads them");
+    assert!(sink.content() != content, "blobs are verified by their reader");
     let session = session.without_hosts(&fetched.hosts);
     let sink = MemorySink::new();
     fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();

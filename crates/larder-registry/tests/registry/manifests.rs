@@ -111,9 +111,9 @@ async fn manifests_that_cannot_be_used_are_refused_by_name() {
     put("huge", OCI_MANIFEST, format!("{{\"x\":\"{}\"}}", "x".repeat(5 << 20)));
     for (tag, text) in [
         ("one", "schema 1"),
-        ("html", "cannot be understood"),
+        ("html", "malformed document"),
         ("odd", "neither a manifest nor an index"),
-        ("huge", "too large: more than the 4194304 bytes"),
+        ("huge", "too large: the limit is 4194304 bytes"),
     ] {
         let name = registry.image(&format!("shop/web:{tag}"));
         let error = session(quick(), &name).resolve().await.unwrap_err();
@@ -166,11 +166,14 @@ async fn a_config_with_another_number_of_layers_is_refused() {
         .documents(&PlatformMatcher::host())
         .await
         .unwrap_err();
-    assert!(error.to_string().contains("the manifest has 2 layers and the config 1 diff ids"), "{error}");
+    assert!(
+        error.to_string().contains("layer count mismatch: 2 in the manifest, 1 diff IDs in the config"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_said_in_the_registry_s_words() {
+async fn a_missing_manifest_is_reported_with_the_registry_s_message() {
     let registry = FaultRegistry::start();
     let error = session(quick(), &registry.image("shop/none:1")).resolve().await.unwrap_err();
     assert_eq!(

@@ -96,12 +96,12 @@ fn a_private_authority_is_trusted_by_each_of_the_ways_to_say_so() {
         let (_root, config) = with_hosts(&registry.address(), &format!("{server}{more}"));
         assert_eq!(run(pull(config, &name, true)).unwrap(), pushed.blobs, "{more}");
     }
-    // Docker's way: the certificate alone, in the registry's folder.
+    // Docker's way: the certificate alone, in the registry's directory.
     let (root, config) = with_hosts(&registry.address(), &server);
-    let folder = root.path().join(registry.address());
+    let dir = root.path().join(registry.address());
     let error = run(pull(config.clone(), &name, true)).unwrap_err();
     assert!(error.contains("TLS: ") && error.contains("UnknownIssuer"), "{error}");
-    fs_err::remove_file(folder.join("hosts.toml")).unwrap();
-    fs_err::copy(ca, folder.join("ca.crt")).unwrap();
+    fs_err::remove_file(dir.join("hosts.toml")).unwrap();
+    fs_err::copy(ca, dir.join("ca.crt")).unwrap();
     assert_eq!(run(pull(config, &name, true)).unwrap(), pushed.blobs);
 }

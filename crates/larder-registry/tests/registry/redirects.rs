@@ -32,7 +32,7 @@ async fn a_redirect_to_another_host_is_followed_without_credentials() {
     assert!(registry.requests().iter().all(|request| request.header("x-own") == Some("mine")));
     assert!(registry.requests()[1].authorization.is_some());
     let there = storage.requests();
-    assert_eq!(there.len(), 3, "each range is redirected anew");
+    assert_eq!(there.len(), 3, "each range follows its own redirect");
     assert!(
         there.iter().all(|request| request.authorization.is_none() && request.header("x-own").is_none()),
         "{there:?}"
@@ -57,7 +57,7 @@ async fn a_redirect_within_the_host_keeps_the_credentials() {
 }
 
 #[tokio::test]
-async fn who_sends_us_back_does_not_get_to_spend_our_credentials() {
+async fn a_redirect_back_to_the_registry_sends_no_credentials() {
     let registry = FaultRegistry::start();
     let other = FaultRegistry::start();
     let (_, blob) = put_blob(&registry, 1000);
@@ -97,7 +97,7 @@ async fn a_redirect_to_a_dead_host_is_tried_again_and_then_says_which() {
     registry.fault(FaultTrigger::path("/blobs/"), secret);
     let error = fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
     let text = error.to_string();
-    assert!(text.contains(&format!("it redirects to {dead}: ")) && text.contains("refused"), "{text}");
+    assert!(text.contains(&format!("redirected to {dead}: ")) && text.contains("refused"), "{text}");
     assert!(!text.contains("abcdef"), "signed URLs are secrets: {text}");
 }
 
@@ -105,8 +105,8 @@ async fn a_redirect_to_a_dead_host_is_tried_again_and_then_says_which() {
 async fn redirects_without_end_or_to_nonsense_are_refused() {
     for (target, text) in [
         ("/v2/a/b/blobs/loop", "more than 5 redirects"),
-        ("ftp://x.example/y", "it redirects to what is not HTTP"),
-        ("http://", "it redirects to what is no URL"),
+        ("ftp://x.example/y", "redirect to a URL that is not HTTP"),
+        ("http://", "redirect to an invalid URL"),
     ] {
         let registry = FaultRegistry::start();
         let (_, blob) = put_blob(&registry, 1000);
@@ -119,7 +119,7 @@ async fn redirects_without_end_or_to_nonsense_are_refused() {
 }
 
 #[tokio::test]
-async fn a_user_in_a_redirect_s_url_is_not_shown_to_anybody() {
+async fn a_user_in_a_redirect_s_url_is_not_sent() {
     let registry = FaultRegistry::start();
     let (_, blob) = put_blob(&registry, 1000);
     let target = format!("http://u:p@{}/v2/x/blobs/{}", registry.address(), blob.digest);

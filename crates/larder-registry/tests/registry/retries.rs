@@ -50,14 +50,14 @@ async fn one_pull_s_429_keeps_all_pulls_from_that_registry_waiting() {
     let client = RegistryClient::new(quick());
     let session =
         |registry: &FaultRegistry| client.session(&reference(&registry.image("shop/web:1")), None).unwrap();
-    let (first, second, elsewhere) = (session(&registry), session(&registry), session(&other));
+    let (first, second, unlimited) = (session(&registry), session(&registry), session(&other));
     let start = Instant::now();
     let second = async {
         while registry.requests().is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         tokio::time::sleep(Duration::from_millis(100)).await; // the refusal is on its way
-        elsewhere.resolve().await.unwrap();
+        unlimited.resolve().await.unwrap();
         assert!(start.elapsed() < Duration::from_millis(900), "other registries are not concerned");
         second.resolve().await.unwrap();
         start.elapsed()
@@ -69,7 +69,7 @@ async fn one_pull_s_429_keeps_all_pulls_from_that_registry_waiting() {
 }
 
 #[tokio::test]
-async fn a_wish_to_wait_for_too_long_fails_with_the_reason_and_asks_no_more() {
+async fn a_requested_wait_beyond_the_limit_fails_with_the_reason_and_sends_nothing_more() {
     let registry = with_image();
     let body = r#"{"errors":[{"code":"TOOMANYREQUESTS","message":"You have reached your pull rate limit"}]}"#;
     registry.fault(
@@ -83,10 +83,15 @@ async fn a_wish_to_wait_for_too_long_fails_with_the_reason_and_asks_no_more() {
         matches!(*error.kind, FetchErrorKind::RateLimited { after: Some(after), .. } if after.as_secs() == 3600)
     );
     let text = error.to_string();
-    assert!(text.contains("429 Too Many Requests (TOOMANYREQUESTS: You have reached your pull rate limit); it asks to wait 1h0m"), "{text}");
+    assert!(
+        text.contains(
+            "429 Too Many Requests (TOOMANYREQUESTS: You have reached your pull rate limit); retry after 1h0m"
+        ),
+        "{text}"
+    );
     let error = session.resolve().await.unwrap_err();
     assert_eq!(kind(&error), "rate limited");
-    assert_eq!(registry.requests().len(), 1, "everybody obeys, also the next pull");
+    assert_eq!(registry.requests().len(), 1, "all pulls wait, also the next one");
 }
 
 #[tokio::test]
@@ -139,7 +144,7 @@ async fn failures_of_the_server_are_tried_again_a_bounded_number_of_times() {
 }
 
 #[tokio::test]
-async fn nobody_listening_and_no_such_host_are_told_apart_and_named() {
+async fn connection_refused_and_unknown_host_are_distinguished() {
     let address = FaultRegistry::start().address(); // gone at the end of the statement
     let error = session(quick(), &format!("{address}/shop/web:1")).resolve().await.unwrap_err();
     assert_eq!(kind(&error), "unreachable");

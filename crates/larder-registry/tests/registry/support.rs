@@ -29,12 +29,12 @@ pub(crate) fn quick() -> RegistryConfig {
     }
 }
 
-/// Settings with a `hosts.toml` for one registry; the folder must live as long as the client is used.
+/// Settings with a `hosts.toml` for one registry; the directory must live as long as the client is used.
 pub(crate) fn with_hosts(registry: &str, hosts_toml: &str) -> (TempDir, RegistryConfig) {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join(registry);
-    fs_err::create_dir_all(&folder).unwrap();
-    fs_err::write(folder.join("hosts.toml"), hosts_toml).unwrap();
+    let dir = root.path().join(registry);
+    fs_err::create_dir_all(&dir).unwrap();
+    fs_err::write(dir.join("hosts.toml"), hosts_toml).unwrap();
     let config = RegistryConfig { config_dirs: vec![root.path().to_owned()], ..quick() };
     (root, config)
 }
@@ -109,7 +109,7 @@ impl BlobSink for MemorySink {
     }
 }
 
-/// The session, and what it tells.
+/// A session and the notices it sends.
 pub(crate) fn watched(session: &RepositorySession) -> (RepositorySession, Arc<Mutex<Vec<FetchNotice>>>) {
     let notices = Arc::new(Mutex::new(Vec::new()));
     let seen = notices.clone();
@@ -143,7 +143,7 @@ pub(crate) fn kind(error: &FetchError) -> &'static str {
         FetchErrorKind::Truncated { .. } => "truncated",
         FetchErrorKind::DigestMismatch { .. } => "digest mismatch",
         FetchErrorKind::TooLarge { .. } => "too large",
-        FetchErrorKind::BadReply(_) => "bad reply",
+        FetchErrorKind::BadReply(_) => "invalid response",
         FetchErrorKind::Manifest(_) => "manifest",
         _ => "other",
     }

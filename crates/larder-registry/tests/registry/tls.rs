@@ -16,9 +16,9 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::*;
 
-/// A certificate for a client, of the authority in `folder`.
-fn client_certificate(folder: &Path) -> (PathBuf, PathBuf) {
-    let (certificate, key) = (folder.join("client.cert"), folder.join("client.key"));
+/// A certificate for a client, of the CA in `dir`.
+fn client_certificate(dir: &Path) -> (PathBuf, PathBuf) {
+    let (certificate, key) = (dir.join("client.cert"), dir.join("client.key"));
     let output = Command::new("openssl")
         .args([
             "req",
@@ -34,9 +34,9 @@ fn client_certificate(folder: &Path) -> (PathBuf, PathBuf) {
         .args(["-subj", "/CN=node", "-addext", "basicConstraints=critical,CA:FALSE"])
         .args(["-addext", "extendedKeyUsage=clientAuth"])
         .arg("-CA")
-        .arg(folder.join("trust/ca.crt"))
+        .arg(dir.join("trust/ca.crt"))
         .arg("-CAkey")
-        .arg(folder.join("ca.key"))
+        .arg(dir.join("ca.key"))
         .arg("-keyout")
         .arg(&key)
         .arg("-out")
@@ -47,11 +47,11 @@ fn client_certificate(folder: &Path) -> (PathBuf, PathBuf) {
     (certificate, key)
 }
 
-/// Speaks TLS before a registry, to clients with a certificate of the authority in `folder`; its address.
-async fn front(folder: &Path, behind: String) -> String {
+/// Speaks TLS before a registry, to clients with a certificate of the CA in `dir`; its address.
+async fn front(dir: &Path, behind: String) -> String {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(folder.join("trust/ca.crt")).unwrap()).unwrap();
+    roots.add(CertificateDer::from_pem_file(dir.join("trust/ca.crt")).unwrap()).unwrap();
     let verifier =
         WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone()).build().unwrap();
     let config = rustls::ServerConfig::builder_with_provider(provider)
@@ -59,8 +59,8 @@ async fn front(folder: &Path, behind: String) -> String {
         .unwrap()
         .with_client_cert_verifier(verifier)
         .with_single_cert(
-            vec![CertificateDer::from_pem_file(folder.join("server.crt")).unwrap()],
-            PrivateKeyDer::from_pem_file(folder.join("server.key")).unwrap(),
+            vec![CertificateDer::from_pem_file(dir.join("server.crt")).unwrap()],
+            PrivateKeyDer::from_pem_file(dir.join("server.key")).unwrap(),
         )
         .unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(config));
@@ -85,17 +85,17 @@ async fn a_client_certificate_is_shown_in_each_of_the_ways_to_name_it() {
     if let Availability::Skip(_) = require(&[Package::Openssl]) {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    certificates(folder.path()).unwrap();
-    let (certificate, key) = client_certificate(folder.path());
-    let both = folder.path().join("both.pem");
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path()).unwrap();
+    let (certificate, key) = client_certificate(dir.path());
+    let both = dir.path().join("both.pem");
     let text = fs_err::read_to_string(&certificate).unwrap() + &fs_err::read_to_string(&key).unwrap();
     fs_err::write(&both, text).unwrap();
-    let ca = folder.path().join("trust/ca.crt");
+    let ca = dir.path().join("trust/ca.crt");
 
     let registry = FaultRegistry::start();
     registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
-    let address = front(folder.path(), registry.address()).await;
+    let address = front(dir.path(), registry.address()).await;
     let name = format!("{address}/shop/web:1");
     for (client, good) in [
         (format!("client = [[{certificate:?}, {key:?}]]"), true),
@@ -123,17 +123,17 @@ async fn a_client_certificate_is_shown_in_each_of_the_ways_to_name_it() {
 }
 
 #[tokio::test]
-async fn a_redirect_from_tls_to_plain_http_elsewhere_is_refused() {
+async fn a_redirect_from_tls_to_plain_http_on_another_host_is_refused() {
     if let Availability::Skip(_) = require(&[Package::Openssl]) {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    certificates(folder.path()).unwrap();
-    let (certificate, key) = client_certificate(folder.path());
-    let ca = folder.path().join("trust/ca.crt");
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path()).unwrap();
+    let (certificate, key) = client_certificate(dir.path());
+    let ca = dir.path().join("trust/ca.crt");
     let registry = FaultRegistry::start();
     registry.fault(FaultTrigger::path("/"), ResponseFault::Redirect("http://storage.invalid/x".into()));
-    let address = front(folder.path(), registry.address()).await;
+    let address = front(dir.path(), registry.address()).await;
     let toml = format!("server = \"https://{address}\"\nca = {ca:?}\nclient = [[{certificate:?}, {key:?}]]");
     let (_root, config) = with_hosts(&address, &toml);
     let error = session(config, &format!("{address}/shop/web:1")).resolve().await.unwrap_err();

@@ -338,7 +338,7 @@ mod tests {
         for end in [FetchNotice::Resumed, FetchNotice::Bytes(1), FetchNotice::Host("r.example".into())] {
             waits.notice(&asked);
             let wait = waits.now().expect("it waits");
-            assert_eq!(wait.at(Instant::now()), "r.example asked to wait, 12s left");
+            assert_eq!(wait.at(Instant::now()), "rate limited by r.example, 12s left");
             waits.notice(&end);
             assert_eq!(waits.now(), None, "{end:?}");
         }

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     let known = match seeds(&corpus(), target) {
         Ok(known) => known.into_iter().map(|(_, seed)| seed).collect::<Vec<_>>(),
         Err(error) => {
-            eprintln!("the corpus of {} cannot be read: {error}", target.name);
+            eprintln!("cannot read the corpus of {}: {error}", target.name);
             return ExitCode::from(2);
         }
     };

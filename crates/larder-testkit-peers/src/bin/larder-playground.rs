@@ -25,7 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Set for the command: the socket that `larder-playground registry stop` and its like talk to.
 const CONTROL: &str = "LARDER_PLAYGROUND_CONTROL";
-/// Set for the command: the folder with the manifests, rewritten when the port is not the one they name.
+/// Set for the command: the directory with the manifests, rewritten when the port is not the one they name.
 const EXAMPLES: &str = "LARDER_EXAMPLES";
 
 const HELP: &str = "\
@@ -37,7 +37,7 @@ usage: larder-playground [--port N] [--examples DIR] [-- COMMAND [ARG]...]
 
 Starts them, the second registry with a password, pushes the images that the manifests in DIR (default: examples) name
 for 127.0.0.1:5000 and 127.0.0.1:5001, and runs COMMAND with
-LARDER_BACKEND set to containerd's socket, LARDER_EXAMPLES to the folder of manifests, and PATH so that larder is
+LARDER_BACKEND set to containerd's socket, LARDER_EXAMPLES to the dir of manifests, and PATH so that larder is
 found. Ends with COMMAND's exit code, and ends everything it started. Without COMMAND it waits until Ctrl-C.
 
 With --port N the registries listen on N and N+1, and COMMAND gets a copy of the manifests that says so.
@@ -121,13 +121,13 @@ fn play(options: &PlaygroundOptions) -> Outcome<u8> {
         return Err(reason.into());
     }
     if !options.examples.is_dir() {
-        let folder = options.examples.display();
-        return Err(format!("{folder}: no such folder with manifests; name one with --examples DIR").into());
+        let dir = options.examples.display();
+        return Err(format!("{dir}: directory with manifests not found; set one with --examples DIR").into());
     }
-    let folder = tempfile::Builder::new().prefix("larder-playground-").tempdir()?;
+    let dir = tempfile::Builder::new().prefix("larder-playground-").tempdir()?;
     let examples = match options.port {
         PORT => options.examples.clone(),
-        port => examples::copied_for(&options.examples, port, port + 1, folder.path())?,
+        port => examples::copied_for(&options.examples, port, port + 1, dir.path())?,
     };
     let private_port = if options.port == PORT { PRIVATE_PORT } else { options.port + 1 };
     let registries = [
@@ -140,7 +140,7 @@ fn play(options: &PlaygroundOptions) -> Outcome<u8> {
         examples::push_all(&examples, registry)?;
     }
 
-    let socket = folder.path().join("control.sock");
+    let socket = dir.path().join("control.sock");
     let listener = UnixListener::bind(&socket)?;
     let surroundings = PlaygroundEnvironment {
         backend: containerd.endpoint(),
@@ -162,12 +162,12 @@ fn start_registry(port: u16, auth: RegistryAccess) -> Outcome<RegistryProcess> {
     RegistryProcess::start(options).map_err(|error| format!("{error}; --port N takes others").into())
 }
 
-/// What a command inside the playground is told.
+/// The environment of a command inside the playground.
 struct PlaygroundEnvironment {
     backend: String,
     socket: PathBuf,
     examples: PathBuf,
-    /// The folder of this program: larder is built next to it.
+    /// The directory of this program: larder is built next to it.
     programs: PathBuf,
 }
 

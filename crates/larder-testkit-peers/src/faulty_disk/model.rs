@@ -1,4 +1,4 @@
-//! A folder tree in memory, by inodes: what a disk would still have.
+//! A directory tree in memory, by inodes: what a disk would still have.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -100,7 +100,7 @@ impl SeededChoice {
 }
 
 impl DiskModel {
-    /// The tree below a folder, as it is now. Everything in it is kept open in `pins`, so that its number stays its own.
+    /// The tree below a directory, as it is now. Everything in it is kept open in `pins`, so that its number stays its own.
     pub(super) fn of(root: &Path, pins: &mut OpenFilesByInode) -> io::Result<DiskModel> {
         let mut model = DiskModel { root: fs_err::metadata(root)?.ino(), nodes: HashMap::new() };
         let mut waiting = vec![root.to_owned()];
@@ -116,7 +116,7 @@ impl DiskModel {
         Ok(model)
     }
 
-    /// Notes the entries of a folder. What was not there before is there now, with nothing in it.
+    /// Notes the entries of a directory. What was not there before is there now, with nothing in it.
     pub(super) fn sync_dir(&mut self, path: &Path, pins: &mut OpenFilesByInode) -> io::Result<()> {
         let entries = entries_of(path)?;
         for (name, inode) in &entries {
@@ -164,7 +164,7 @@ impl DiskModel {
         for inode in inodes {
             let now = &written.nodes[&inode];
             let Some(before) = mixed.nodes.get_mut(&inode) else {
-                // A new file has some of its writes, a new folder is as it is now.
+                // A new file has some of its writes, a new directory is as it is now.
                 let mut node = now.clone();
                 if let (DiskNodeKind::File(content), Some(changes)) = (&mut node.kind, unsynced.get(&inode)) {
                     *content = Arc::new(some_of(&[], changes, &mut mix));
@@ -188,10 +188,10 @@ impl DiskModel {
         mixed
     }
 
-    /// Writes the tree into an empty folder.
-    pub(super) fn write_to(&self, folder: &Path) -> io::Result<()> {
+    /// Writes the tree into an empty directory.
+    pub(super) fn write_to(&self, dir: &Path) -> io::Result<()> {
         let mut written: HashMap<u64, PathBuf> = HashMap::new();
-        self.write_node(self.root, folder, &mut written)
+        self.write_node(self.root, dir, &mut written)
     }
 
     fn write_node(&self, inode: u64, path: &Path, written: &mut HashMap<u64, PathBuf>) -> io::Result<()> {
@@ -200,7 +200,7 @@ impl DiskModel {
         match &node.kind {
             DiskNodeKind::Folder(entries) => {
                 if first.is_some() {
-                    // A mix of a rename's old and new folder has it in both. A disk repairs that in some way.
+                    // A mix of a rename's old and new directory has it in both. A disk repairs that in some way.
                     return Ok(());
                 }
                 fs_err::create_dir_all(path)?;
@@ -224,7 +224,7 @@ impl DiskModel {
     }
 }
 
-/// The file at a path with its content, or the folder without its entries; `None` for what is neither, nor a link.
+/// The file at a path with its content, or the directory without its entries; `None` for what is neither, nor a link.
 fn node_of(path: &Path, pins: &mut OpenFilesByInode) -> io::Result<Option<DiskNode>> {
     let metadata = fs_err::symlink_metadata(path)?;
     let kind = if metadata.is_symlink() {

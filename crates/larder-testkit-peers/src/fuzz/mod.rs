@@ -1,5 +1,5 @@
 //! What strangers send, fed to the code that reads it: each target takes any bytes and must neither panic nor hang nor
-//! leave its folder.
+//! leave its directory.
 //!
 //! `cargo test -p larder-testkit-peers --test fuzz` runs the corpus (`fuzz/corpus/TARGET/*`) and some thousand mutations of
 //! it; `larder-fuzz TARGET --seconds N` goes on for as long as one likes; `fuzz/` has the same targets for cargo-fuzz.
@@ -18,7 +18,7 @@ pub fn target(name: &str) -> Option<&'static FuzzTarget> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-/// The folder of the committed corpus, as it was when this was built.
+/// The directory of the committed corpus, as it was when this was built.
 pub fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus")
 }

@@ -40,15 +40,15 @@ pub const TARGETS: [FuzzTarget; 7] = [
     FuzzTarget { name: "import", fuzz_one: import },
 ];
 
-/// A folder in memory where there is such a file system.
-fn folder() -> TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a temporary folder")
+/// A directory in memory where there is such a file system.
+fn dir() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a temporary directory")
 }
 
-/// Everything in a folder, for comparison.
-fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs_err::read_dir(folder)
-        .expect("the folder is there")
+/// Everything in a directory, for comparison.
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs_err::read_dir(dir)
+        .expect("the directory exists")
         .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
         .collect();
     names.sort();
@@ -87,10 +87,10 @@ fn unpack_one(data: &[u8]) {
 /// What was unpacked, with the manifest; `None` if it was refused. Nothing may appear or change beside the layer's
 /// directory.
 fn unpack_on(threads: UnpackThreads, data: &[u8]) -> Option<(UnpackedLayer, Vec<u8>)> {
-    let folder = folder();
-    let (root, files) = (folder.path().join("root"), folder.path().join("files.v1"));
-    fs_err::create_dir(&root).expect("a folder");
-    fs_err::write(folder.path().join("guard"), "untouched").expect("a file");
+    let dir = dir();
+    let (root, files) = (dir.path().join("root"), dir.path().join("files.v1"));
+    fs_err::create_dir(&root).expect("a directory");
+    fs_err::write(dir.path().join("guard"), "untouched").expect("a file");
     let diff_id = Digest::parse(&digest(data)).expect("a digest");
     let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
     let limits = UnpackLimits { max_plain_bytes: 8 << 20, ..UnpackLimits::default() };
@@ -98,12 +98,12 @@ fn unpack_on(threads: UnpackThreads, data: &[u8]) -> Option<(UnpackedLayer, Vec<
     let unpacked =
         unpack_layer(data, &expected, unpack::UnpackTarget { root: &root, files: &files }, &options);
     let made = unpacked.ok().map(|unpacked| (unpacked, fs_err::read(&files).expect("the manifest is there")));
-    let mut left = names(folder.path());
+    let mut left = names(dir.path());
     left.retain(|name| !name.starts_with("files.v1"));
     assert_eq!(left, ["guard", "root"], "something was written beside the directory");
-    let guard = fs_err::read_to_string(folder.path().join("guard")).expect("the file is there");
+    let guard = fs_err::read_to_string(dir.path().join("guard")).expect("the file is there");
     assert_eq!(guard, "untouched");
-    larder_store::disk::Disk::remove_tree(&larder_store::disk::RealDisk, folder.path(), &|| true)
+    larder_store::disk::Disk::remove_tree(&larder_store::disk::RealDisk, dir.path(), &|| true)
         .expect("what was unpacked can be removed");
     made
 }
@@ -137,11 +137,11 @@ fn challenge(data: &[u8]) {
 
 /// `hosts.toml`, as a client finds it.
 fn hosts(data: &[u8]) {
-    let folder = folder();
-    let of_registry = folder.path().join("registry.example");
-    fs_err::create_dir(&of_registry).expect("a folder");
+    let dir = dir();
+    let of_registry = dir.path().join("registry.example");
+    fs_err::create_dir(&of_registry).expect("a directory");
     fs_err::write(of_registry.join("hosts.toml"), data).expect("a file");
-    let config = RegistryConfig { config_dirs: vec![folder.path().into()], ..RegistryConfig::default() };
+    let config = RegistryConfig { config_dirs: vec![dir.path().into()], ..RegistryConfig::default() };
     let name = Reference::parse("registry.example/app:1").expect("a name");
     if let Err(error) = RegistryClient::new(config).session(&name, None) {
         drop((error.to_string(), error.hint()));
@@ -178,12 +178,12 @@ fn import(data: &[u8]) {
 
 fn load_one(data: &[u8]) {
     static STORE: OnceLock<(TempDir, Store)> = OnceLock::new();
-    let (folder, store) = STORE.get_or_init(|| {
-        let folder = folder();
-        let store = Store::open(&folder.path().join("store"), StoreConfig::default()).expect("a store");
-        (folder, store)
+    let (dir, store) = STORE.get_or_init(|| {
+        let dir = dir();
+        let store = Store::open(&dir.path().join("store"), StoreConfig::default()).expect("a store");
+        (dir, store)
     });
-    let file = folder.path().join("archive");
+    let file = dir.path().join("archive");
     fs_err::write(&file, data).expect("a file");
     let from = ImportSource::Path(file);
     let base = Reference::parse("registry.example/app").expect("a name");
@@ -199,5 +199,5 @@ fn load_one(data: &[u8]) {
         }
         Err(error) => drop((error.to_string(), error.hint())),
     }
-    assert_eq!(names(folder.path()), ["archive", "store"]);
+    assert_eq!(names(dir.path()), ["archive", "store"]);
 }

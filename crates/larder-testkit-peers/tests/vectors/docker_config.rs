@@ -104,7 +104,7 @@ fn find_config(input: &FindConfig, tokens: TokenPolicy) -> CaseResult {
     let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
     for (path, text) in &input.files {
         let path = dir.path().join(path);
-        let parent = path.parent().ok_or("a file without a folder")?;
+        let parent = path.parent().ok_or("a file without a directory")?;
         fs_err::create_dir_all(parent).map_err(|error| error.to_string())?;
         fs_err::write(&path, text).map_err(|error| error.to_string())?;
     }

@@ -1,4 +1,4 @@
-//! Runs every conformance vector of the folder in `LARDER_VECTORS`, by default the project's own `vectors/`.
+//! Runs every conformance vector of the directory in `LARDER_VECTORS`, by default the project's own `vectors/`.
 //!
 //! A file is one test; a line for each says how many cases passed and failed. A file, op or field that nobody
 //! here understands is a failure. Each op turns a case's input into what larder answers; the comparison with what
@@ -76,8 +76,8 @@ struct VectorCase {
 }
 
 fn main() -> ExitCode {
-    let folder = folder(std::env::var_os("LARDER_VECTORS").map(PathBuf::from));
-    let files = match json_files(&folder) {
+    let dir = dir(std::env::var_os("LARDER_VECTORS").map(PathBuf::from));
+    let files = match json_files(&dir) {
         Ok(files) => files,
         Err(error) => {
             eprintln!("LARDER_VECTORS: {error}");
@@ -91,16 +91,16 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
 }
 
-/// The folder to run. Cargo starts tests in the folder of their crate; a relative path means the workspace's root,
+/// The directory to run. Cargo starts tests in the directory of their crate; a relative path means the workspace's root,
 /// where people type.
-fn folder(given: Option<PathBuf>) -> PathBuf {
+fn dir(given: Option<PathBuf>) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     root.join(given.unwrap_or_else(|| "vectors".into()))
 }
 
-/// The files to run, sorted. A folder without any is an error: nothing would be tested.
-fn json_files(folder: &Path) -> Result<Vec<PathBuf>, String> {
-    let entries = fs_err::read_dir(folder).map_err(|error| error.to_string())?;
+/// The files to run, sorted. A directory without any is an error: nothing would be tested.
+fn json_files(dir: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = fs_err::read_dir(dir).map_err(|error| error.to_string())?;
     let mut files = Vec::new();
     for entry in entries {
         let path = entry.map_err(|error| error.to_string())?.path();
@@ -110,7 +110,7 @@ fn json_files(folder: &Path) -> Result<Vec<PathBuf>, String> {
     }
     files.sort();
     if files.is_empty() {
-        return Err(format!("no .json files in {}", folder.display()));
+        return Err(format!("no .json files in {}", dir.display()));
     }
     Ok(files)
 }

@@ -98,20 +98,20 @@ struct ExecCase {
 }
 
 fn exec(input: ExecCase) -> Value {
-    let folder = tempfile::tempdir().expect("a folder");
-    let put = |name: &str, text: &str| fs_err::write(folder.path().join(name), text).expect("a file");
+    let dir = tempfile::tempdir().expect("a directory");
+    let put = |name: &str, text: &str| fs_err::write(dir.path().join(name), text).expect("a file");
     put("stdout", &input.stdout);
     put("stderr", &input.stderr);
-    let here = folder.path().display();
+    let here = dir.path().display();
     put(
         &input.name,
         &format!("#!/bin/sh\ncat {here}/stdout\ncat {here}/stderr >&2\nexit {}\n", input.exit_code),
     );
     let mode = std::fs::Permissions::from_mode(0o755);
-    fs_err::set_permissions(folder.path().join(&input.name), mode).expect("a program");
+    fs_err::set_permissions(dir.path().join(&input.name), mode).expect("a program");
     let config =
         ProviderConfig { name: input.name, api_version: input.api_version, ..ProviderConfig::default() };
-    let program = internals::provider_program(&config, folder.path());
+    let program = internals::provider_program(&config, dir.path());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let request = CredentialProviderRequest { image: input.image, ..CredentialProviderRequest::default() };
     match runtime.block_on(program.execute(&request)) {
@@ -400,14 +400,14 @@ struct ConfigLoad {
 }
 
 fn config_load(input: &ConfigLoad) -> Value {
-    let folder = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     for (name, text) in &input.files {
-        let path = folder.path().join(name);
-        fs_err::create_dir_all(path.parent().expect("a parent")).expect("a folder");
+        let path = dir.path().join(name);
+        fs_err::create_dir_all(path.parent().expect("a parent")).expect("a directory");
         fs_err::write(path, text).expect("a file");
     }
     let only = input.files.keys().next().filter(|_| !input.directory);
-    let path = only.map_or_else(|| folder.path().to_owned(), |name| folder.path().join(name));
+    let path = only.map_or_else(|| dir.path().to_owned(), |name| dir.path().join(name));
     let decode = |text: &str| serde_saphyr::from_str(text).map_err(|error| error.to_string());
     match plugin::load(&path, &decode) {
         Ok(loaded) => json!({
@@ -415,7 +415,7 @@ fn config_load(input: &ConfigLoad) -> Value {
             "providers": loaded.providers.iter().map(provider).collect::<Vec<_>>(),
         }),
         Err(error) => {
-            json!({"error": error.to_string().replace(&folder.path().display().to_string(), "<DIR>")})
+            json!({"error": error.to_string().replace(&dir.path().display().to_string(), "<DIR>")})
         }
     }
 }

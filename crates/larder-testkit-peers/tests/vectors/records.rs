@@ -1,4 +1,4 @@
-//! `pull_records.json`: the records on a disk of their own, one folder for each case.
+//! `pull_records.json`: the records on a disk of their own, one directory for each case.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -186,12 +186,12 @@ fn mapping(record: &ImagePulledRecord) -> Value {
     text.get("credentialMapping").cloned().unwrap_or_else(|| json!({}))
 }
 
-/// A folder with these documents.
+/// A directory with these documents.
 struct RecordFiles(TempDir);
 
 impl RecordFiles {
     fn with(records: Vec<PlainRecord>, intents: Vec<ImageName>) -> RecordFiles {
-        let disk = RecordFiles(tempfile::tempdir().expect("a folder"));
+        let disk = RecordFiles(tempfile::tempdir().expect("a directory"));
         for record in records {
             let record = ImagePulledRecord::from(record);
             disk.put("pulled", &records::file_name(record.image_ref.as_str()), &record.encode());
@@ -210,14 +210,14 @@ impl RecordFiles {
         self.0.path()
     }
 
-    fn put(&self, folder: &str, file: &str, text: &str) {
-        let folder = self.path().join(folder);
-        fs_err::create_dir_all(&folder).expect("a folder");
-        fs_err::write(folder.join(file), text).expect("a file");
+    fn put(&self, dir: &str, file: &str, text: &str) {
+        let dir = self.path().join(dir);
+        fs_err::create_dir_all(&dir).expect("a directory");
+        fs_err::write(dir.join(file), text).expect("a file");
     }
 
-    fn files(&self, folder: &str) -> BTreeMap<String, String> {
-        let read = fs_err::read_dir(self.path().join(folder)).expect("a folder").map(|entry| {
+    fn files(&self, dir: &str) -> BTreeMap<String, String> {
+        let read = fs_err::read_dir(self.path().join(dir)).expect("a directory").map(|entry| {
             let entry = entry.expect("an entry");
             let text = fs_err::read_to_string(entry.path()).expect("a text");
             (entry.file_name().into_string().expect("a name"), text)
@@ -316,7 +316,7 @@ async fn must_attempt_pull(mut input: MustAttemptPullCase) -> Value {
     let written = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&written);
     let witness: records::StepHook = Arc::new(move |step, path: &Path| {
-        if step == RecordDirStep::Move && path.parent().is_some_and(|folder| folder.ends_with("pulled")) {
+        if step == RecordDirStep::Move && path.parent().is_some_and(|dir| dir.ends_with("pulled")) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
@@ -462,9 +462,9 @@ struct Migrate {
 
 async fn migrate(input: Migrate) -> Value {
     let disk = RecordFiles::with(Vec::new(), Vec::new());
-    for (folder, files) in [("pulling", input.pulling_files), ("pulled", input.pulled_files)] {
+    for (dir, files) in [("pulling", input.pulling_files), ("pulled", input.pulled_files)] {
         for (file, text) in files {
-            disk.put(folder, &file, &text);
+            disk.put(dir, &file, &text);
         }
     }
     disk.open().recover(&FakeBackend::new()).await;

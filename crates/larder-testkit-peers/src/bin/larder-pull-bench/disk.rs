@@ -18,7 +18,7 @@ pub(crate) enum LoopFileIo {
 
 /// An ext4 on a loop device, mounted. Dropping it unmounts and removes it.
 pub(crate) struct LoopDisk {
-    folder: TempDir,
+    dir: TempDir,
     device: String,
     mounted: PathBuf,
 }
@@ -29,8 +29,8 @@ impl LoopDisk {
     /// Nothing is left to be written later but what the pull writes: an ext4 fills in its inode tables when it is first
     /// mounted, a quarter of a gigabyte here, unless they are made at once.
     pub(crate) fn new(dir: &Path, behind: LoopFileIo) -> Outcome<LoopDisk> {
-        let folder = tempfile::Builder::new().prefix("larder-pull-bench-").tempdir_in(dir)?;
-        let (image, mounted) = (folder.path().join("disk"), folder.path().join("mnt"));
+        let dir = tempfile::Builder::new().prefix("larder-pull-bench-").tempdir_in(dir)?;
+        let (image, mounted) = (dir.path().join("disk"), dir.path().join("mnt"));
         fs_err::File::create(&image)?.set_len(16 << 30)?;
         fs_err::create_dir(&mounted)?;
         let mut attach = Command::new("losetup");
@@ -39,7 +39,7 @@ impl LoopDisk {
             attach.arg("--direct-io=on");
         }
         let device = run(attach.arg(&image))?.trim().to_owned();
-        let disk = LoopDisk { folder, device, mounted };
+        let disk = LoopDisk { dir, device, mounted };
         let at_once = "lazy_itable_init=0,lazy_journal_init=0";
         run(Command::new("mkfs.ext4").args(["-q", "-F", "-E", at_once, &disk.device]))?;
         run(Command::new("mount").arg(&disk.device).arg(&disk.mounted))?;
@@ -58,7 +58,7 @@ impl Drop for LoopDisk {
         let unmounted = run(Command::new("umount").args(["-l"]).arg(&self.mounted));
         // It goes once nothing is open in it any more.
         if let Err(error) = unmounted.and(run(Command::new("losetup").args(["-d", &self.device]))) {
-            eprintln!("{} is left behind: {error}", self.folder.path().display());
+            eprintln!("cannot remove {}: {error}", self.dir.path().display());
         }
     }
 }

@@ -25,9 +25,9 @@ Compare cold pulls of images by larder's own store, containerd and podman (needs
 usage: larder-pull-bench [--runs N] [--dir DIR] [--loop cached|direct] [--only NAME[,NAME]] [--larder PATH]
                          [--containerd PATH] LAYOUT...
 
-  LAYOUT             a folder with an OCI image layout that has one image
+  LAYOUT             a dir with an OCI image layout that has one image
   --runs N           how often each program pulls each image; default 3
-  --dir DIR          where the file systems for the pulls are made, 16 GB at most each; default: the temporary folder
+  --dir DIR          where the file systems for the pulls are made, 16 GB at most each; default: the temporary dir
   --loop direct      write what goes to these file systems past the page cache of the file behind them, which a disk
                      of their own would not have either; DIR must allow it (memory does not); default: cached
   --only NAME,...    of: larder, containerd, containerd+unpigz, containerd+igzip, podman; default: all that are installed

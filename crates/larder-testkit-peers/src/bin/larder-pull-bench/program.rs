@@ -110,7 +110,7 @@ impl ProgramPaths {
         }
     }
 
-    /// Pulls `image` into an empty folder on a file system of its own.
+    /// Pulls `image` into an empty directory on a file system of its own.
     pub(crate) fn pull(
         &self,
         kind: PullProgram,
@@ -158,7 +158,7 @@ impl ProgramPaths {
 #[expect(clippy::disallowed_methods, reason = "what is measured lives in real time")]
 fn measure(command: &mut Command, daemon: Option<u32>, root: &Path) -> Outcome<PullCost> {
     use std::time::Instant;
-    let folder = File::open(root)?;
+    let dir = File::open(root)?;
     rustix::fs::sync();
     let before = daemon.map(cpu_of).transpose()?.unwrap_or_default();
     let start = Instant::now();
@@ -174,7 +174,7 @@ fn measure(command: &mut Command, daemon: Option<u32>, root: &Path) -> Outcome<P
         return Err(format!("{command:?}: {}: {said}", ended.status).into());
     }
     let start = Instant::now();
-    rustix::fs::syncfs(&folder)?;
+    rustix::fs::syncfs(&dir)?;
     let sync = start.elapsed();
     let own = ended.rusage.utime + ended.rusage.stime;
     let daemon_cpu = daemon.map(cpu_of).transpose()?.unwrap_or_default().saturating_sub(before);
@@ -213,12 +213,12 @@ fn peak_kib(pid: u32) -> Outcome<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// Bytes that everything below a folder takes on this file system, hard-linked files once.
+/// Bytes that everything below a directory takes on this file system, hard-linked files once.
 fn allocated(root: &Path) -> Outcome<u64> {
     let device = fs_err::metadata(root)?.dev();
     let (mut bytes, mut seen, mut todo) = (0, std::collections::HashSet::new(), vec![root.to_owned()]);
-    while let Some(folder) = todo.pop() {
-        for entry in fs_err::read_dir(&folder)? {
+    while let Some(dir) = todo.pop() {
+        for entry in fs_err::read_dir(&dir)? {
             let path = entry?.path();
             let meta = fs_err::symlink_metadata(&path)?;
             if meta.dev() != device || !seen.insert(meta.ino()) {

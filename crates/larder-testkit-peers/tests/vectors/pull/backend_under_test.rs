@@ -78,15 +78,15 @@ struct ScriptedStore {
 
 impl ScriptedStore {
     fn new(script: FakeBackend) -> ScriptedStore {
-        let (registry, folder) = (FaultRegistry::start(), tempfile::tempdir().expect("a folder"));
-        let hosts = folder.path().join("certs.d/_default");
-        fs_err::create_dir_all(&hosts).expect("a folder for hosts");
+        let (registry, dir) = (FaultRegistry::start(), tempfile::tempdir().expect("a directory"));
+        let hosts = dir.path().join("certs.d/_default");
+        fs_err::create_dir_all(&hosts).expect("a directory for hosts");
         // Whatever registry a name says, it is this one.
         fs_err::write(hosts.join("hosts.toml"), format!("server = \"{}\"\n", registry.url()))
             .expect("a file");
         let config =
-            RegistryConfig { config_dirs: vec![folder.path().join("certs.d")], ..RegistryConfig::default() };
-        let store = Store::open(&folder.path().join("store"), StoreConfig::default()).expect("a store");
+            RegistryConfig { config_dirs: vec![dir.path().join("certs.d")], ..RegistryConfig::default() };
+        let store = Store::open(&dir.path().join("store"), StoreConfig::default()).expect("a store");
         let store = StoreBackend::new(StorePuller::new(
             store,
             RegistryClient::new(config),
@@ -94,7 +94,7 @@ impl ScriptedStore {
         ));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = Some(runtime.expect("a runtime"));
-        ScriptedStore { script, store, registry, ids: Mutex::default(), runtime, _folder: folder }
+        ScriptedStore { script, store, registry, ids: Mutex::default(), runtime, _folder: dir }
     }
 
     async fn run<T: Send + 'static>(&self, call: impl Future<Output = T> + Send + 'static) -> T {
