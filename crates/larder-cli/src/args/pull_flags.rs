@@ -50,7 +50,7 @@ pub(crate) struct EnsureArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) secret: Vec<PathBuf>,
 
-    /// Namespace of objects that name none.
+    /// Namespace of objects without one.
     #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
     pub(crate) namespace: String,
 
@@ -67,7 +67,7 @@ pub(crate) struct EnsureArgs {
     #[command(flatten)]
     pub(crate) verify: VerifyArgs,
 
-    /// What results look like.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 
@@ -227,8 +227,8 @@ pub(crate) struct CredentialArgs {
     #[arg(short, long, value_name = "USER", requires = "password_stdin")]
     pub(crate) username: Option<String>,
 
-    /// Read the password from standard input. There is no flag with the password itself: every user of the machine
-    /// could see it in the list of processes.
+    /// Read the password from standard input. No flag takes the password itself, because every user of the machine
+    /// could read it in the process list.
     #[arg(long, requires = "username")]
     pub(crate) password_stdin: bool,
 

@@ -44,7 +44,7 @@ pub(crate) struct LoadArgs {
   larder mount busybox:1.36 /mnt
   larder mount --writable busybox:1.36 /mnt      what is written goes with larder umount")]
 pub(crate) struct MountArgs {
-    /// Name or id of the image.
+    /// Name or ID of the image.
     pub(crate) image: ImageName,
 
     /// An existing directory.
@@ -61,7 +61,7 @@ pub(crate) struct MountArgs {
   larder mounts
   larder mounts -o json")]
 pub(crate) struct MountsArgs {
-    /// What results look like.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }

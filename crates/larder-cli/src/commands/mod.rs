@@ -82,7 +82,7 @@ async fn dispatch_or_repeat(
     match ended {
         Err(failure)
             if failure.outcome() == CommandOutcome::Unreachable
-                && command.only_looks()
+                && command.is_read_only()
                 && session.has_joined() =>
         {
             tracing::info!("{}: trying once more", failure.message());

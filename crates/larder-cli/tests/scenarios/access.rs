@@ -114,7 +114,7 @@ fn a_present_image_is_for_those_who_could_have_pulled_it() {
         let never = world.larder(&["ensure", "-f", &none, "--verify", "AlwaysVerify", "--policy", "Never"]);
         assert!(never.expect(1).stderr.contains("its pull record wants credentials"));
         let explained = world.larder(&["explain", &image]).expect(0);
-        assert!(explained.stdout.contains("who has secret default/right"), "{explained:?}");
+        assert!(explained.stdout.contains("pods with secret default/right"), "{explained:?}");
         ensure(&none, "NeverVerify").expect(0);
         let daemon = CriDaemon::of(&world);
         let refused = world.larder(&["ensure", "-f", &none]).expect(1);
