@@ -131,11 +131,11 @@ fn listen(
             if is_handled || joined() > 0 {
                 ask.send_replace(true);
                 cut.send_replace(!is_handled);
-                note_if_any(joined(), "is still running through this one; interrupt again to cut it off");
+                note_if_any(joined(), "still uses this one; interrupt again to stop it");
                 while time::timeout(GRACE, signals.next()).await.is_err()
                     && (lingers.load(Ordering::Acquire) || joined() > 0)
                 {}
-                note_if_any(joined(), "was running through this one and is cut off");
+                note_if_any(joined(), "used this one and was stopped");
             }
             Ok(())
         })

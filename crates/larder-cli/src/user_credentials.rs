@@ -64,7 +64,7 @@ impl UserCredentials {
         if let Ok(name) = Reference::parse(image) {
             fitting.extend(self.programs(name.name()));
         }
-        if fitting.is_empty() { "none; it is pulled anonymously".to_owned() } else { fitting.join(", ") }
+        if fitting.is_empty() { "none, pulling anonymously".to_owned() } else { fitting.join(", ") }
     }
 
     /// What to say of them after the registry has denied an image.
@@ -75,7 +75,7 @@ impl UserCredentials {
         shown.extend(self.gave(image));
         match (failed.is_empty(), shown.is_empty()) {
             (true, _) => self.advice_of(image, secrets, &shown),
-            (false, true) => format!("nothing was shown to the registry: {failed}"),
+            (false, true) => format!("no credentials sent to the registry: {failed}"),
             (false, false) => format!("{}; {failed}", self.advice_of(image, secrets, &shown)),
         }
     }
@@ -87,12 +87,12 @@ impl UserCredentials {
         let others: Vec<_> =
             self.secret_places(secrets).iter().chain(&self.own).map(CredentialPlace::content).collect();
         match (shown, others.as_slice()) {
-            ([], []) => format!(
-                "no credentials for {registry} were given: name a pull secret, or use --authfile or --username"
-            ),
+            ([], []) => {
+                format!("no credentials for {registry}: add a pull secret, or use --authfile or --username")
+            }
             ([], others) => format!("no credential matches {registry} ({})", others.join("; ")),
-            ([one], _) => format!("the credential of {one} was refused"),
-            (several, _) => format!("the credentials of {} were refused", several.join(", ")),
+            ([one], _) => format!("the registry rejected the credentials of {one}"),
+            (several, _) => format!("the registry rejected the credentials of {}", several.join(", ")),
         }
     }
 
@@ -149,7 +149,7 @@ impl UserCredentials {
             .map(|asked| program_name(&CredentialLocation::Helper(asked.helper)));
         let plugins = self.plugins.iter().flat_map(|plugins| plugins.for_image(repository));
         let plugins = plugins.map(|name| program_name(&CredentialLocation::Provider(name.to_owned())));
-        helper.into_iter().chain(plugins).map(|name| format!("{name} (if it has one)")).collect()
+        helper.into_iter().chain(plugins).map(|name| format!("{name} (if it has credentials)")).collect()
     }
 
     /// A secret that cannot be read fails its pod before any pull, so there is nothing to say of it here.
@@ -239,11 +239,11 @@ mod tests {
         let secrets = [secret("127.0.0.1:5056")];
         assert_eq!(
             UserCredentials::default().advice(IMAGE, &secrets),
-            "the credential of secret default/reg (user bob) was refused"
+            "the registry rejected the credentials of secret default/reg (user bob)"
         );
         assert_eq!(
             file("127.0.0.1:5056").advice(IMAGE, &secrets),
-            "the credentials of secret default/reg (user bob), /home/me/config.json (user me) were refused"
+            "the registry rejected the credentials of secret default/reg (user bob), /home/me/config.json (user me)"
         );
     }
 
@@ -259,13 +259,13 @@ mod tests {
     #[test]
     fn no_credentials_at_all_are_told_with_the_ways_to_give_some() {
         let advice = UserCredentials::default().advice(IMAGE, &[]);
-        assert!(advice.starts_with("no credentials for 127.0.0.1:5056 were given: "), "{advice}");
+        assert!(advice.starts_with("no credentials for 127.0.0.1:5056: "), "{advice}");
     }
 
     #[test]
     fn who_asks_for_more_is_told_the_candidates_in_order_and_no_secret() {
         let told = file("127.0.0.1:5056").report(IMAGE, &[secret("127.0.0.1:5056")]);
         assert_eq!(told, "secret default/reg (user bob), /home/me/config.json (user me)");
-        assert_eq!(file("r.example").report(IMAGE, &[]), "none; it is pulled anonymously");
+        assert_eq!(file("r.example").report(IMAGE, &[]), "none, pulling anonymously");
     }
 }

@@ -1,4 +1,4 @@
-//! Docker's `config.json`, as far as logins are written into it: one entry changes, all else stays.
+//! The logins in docker's `config.json`: changes one entry and preserves the rest.
 
 use std::env;
 use std::fs::{File, Permissions};
@@ -21,7 +21,7 @@ use super::login_registry::LoginRegistry;
 use crate::failure::Failure;
 
 const AUTHS: &str = "auths";
-/// Mode bits: what those may do who are neither the owner nor in the group.
+/// Mode bits for users who are neither the owner nor in the group.
 const OTHERS: u32 = 0o007;
 
 /// The file.
@@ -29,13 +29,13 @@ pub(crate) struct DockerLoginFile {
     path: PathBuf,
 }
 
-/// What the file holds. It is wiped when it is dropped.
+/// The content of the file, wiped on drop.
 pub(crate) struct LoginDocument {
     document: Value,
     helpers: HelperNames,
 }
 
-/// Nobody else writes the file while this lives, as far as it is larder.
+/// Excludes other larder processes from writing the file.
 pub(crate) struct LoginFileLock(#[expect(dead_code, reason = "the lock goes with it")] File);
 
 impl DockerLoginFile {
@@ -48,8 +48,8 @@ impl DockerLoginFile {
             docker.or_else(home).map(|folder| folder.join("config.json"))
         };
         let path = named.map(Path::to_owned).or_else(usual).ok_or_else(|| {
-            Failure::bad_input("no place for the login: neither DOCKER_CONFIG nor HOME is set")
-                .hint("name a file with --authfile FILE")
+            Failure::bad_input("no file for the credentials: neither DOCKER_CONFIG nor HOME is set")
+                .hint("use --authfile FILE")
         })?;
         // A link stays a link.
         Ok(DockerLoginFile { path: fs_err::canonicalize(&path).unwrap_or(path) })
@@ -64,7 +64,7 @@ impl DockerLoginFile {
         let text = self.text().map_err(|error| Failure::bad_input(error.to_string()))?;
         let broken = |problem: String| {
             Failure::bad_input(format!("{}: {problem}", self.path.display()))
-                .hint("mend the file, or name another with --authfile FILE; nothing was written")
+                .hint("fix the file, or use another with --authfile FILE; wrote nothing")
         };
         let config = parse_config_json(text.as_bytes(), TokenPolicy::Keep)
             .map_err(|error| broken(error.to_string()))?;
@@ -96,8 +96,8 @@ impl DockerLoginFile {
         Ok(text)
     }
 
-    /// Waits until no other larder writes the file, and makes its folder if there is none.
-    pub(crate) fn turn(&self) -> Result<LoginFileLock, Failure> {
+    /// Waits until no other larder process writes the file, and creates its directory if missing.
+    pub(crate) fn lock(&self) -> Result<LoginFileLock, Failure> {
         let folder = self.folder();
         let taken = || {
             if !folder.is_dir() {
@@ -106,16 +106,16 @@ impl DockerLoginFile {
             }
             let folder = fs_err::File::open(folder)?.into_parts().0;
             flock(&folder, FlockOperation::LockExclusive)?;
-            // What a killed process left behind holds all logins.
+            // A file left by a killed process has all credentials.
             let _ = fs_err::remove_file(self.new_path());
             io::Result::Ok(LoginFileLock(folder))
         };
         taken().map_err(|error| self.unwritten(&error))
     }
 
-    /// Replaces the file, whole or not at all. A new one only its owner can read; an old one keeps owner and group, and
-    /// the mode unless everybody had rights.
-    pub(crate) fn write(&self, logins: &LoginDocument, _turn: &LoginFileLock) -> Result<(), Failure> {
+    /// Replaces the file atomically. A new file is readable by its owner only; an existing one keeps owner and group, and
+    /// its mode unless all users have access.
+    pub(crate) fn write(&self, logins: &LoginDocument, _lock: &LoginFileLock) -> Result<(), Failure> {
         let text = logins.text().map_err(|error| self.unwritten(&error))?;
         let new = self.new_path();
         let written = || {
@@ -132,7 +132,7 @@ impl DockerLoginFile {
         })
     }
 
-    /// Gives a new file to whom the old one belongs, with no more rights than that had.
+    /// Gives a new file the owner of the old one, and at most its mode.
     fn give_to_owner(&self, new: &File) -> io::Result<()> {
         let old = match fs_err::metadata(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -141,9 +141,9 @@ impl DockerLoginFile {
         let found = new.metadata()?;
         let owner = (old.uid() != found.uid()).then_some(old.uid());
         let group = (old.gid() != found.gid()).then_some(old.gid());
-        // What everybody could read was not opened to the group on purpose.
-        let everybody = old.mode() & OTHERS != 0;
-        let mut kept = old.mode() & if everybody { 0o600 } else { 0o660 };
+        // A file that all users can read was not opened to the group on purpose.
+        let is_public = old.mode() & OTHERS != 0;
+        let mut kept = old.mode() & if is_public { 0o600 } else { 0o660 };
         match fchown(new, owner, group) {
             // A user need not be in the file's group, which then has no rights either.
             Err(_) if owner.is_none() => kept &= 0o600,
@@ -152,7 +152,7 @@ impl DockerLoginFile {
         new.set_permissions(Permissions::from_mode(kept))
     }
 
-    /// Where the next content is written. Of one name, so that a turn finds what was left behind.
+    /// The file for new content. Its name is fixed, so that the next lock removes a leftover.
     fn new_path(&self) -> PathBuf {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         self.folder().join(format!(".{name}.new"))
@@ -164,8 +164,8 @@ impl DockerLoginFile {
     }
 
     fn unwritten(&self, error: &io::Error) -> Failure {
-        Failure::failed(format!("{} was not written: {error}", self.path.display()))
-            .hint("run as its owner, or name another file with --authfile FILE")
+        Failure::failed(format!("cannot write {}: {error}", self.path.display()))
+            .hint("run as its owner, or use another file with --authfile FILE")
     }
 }
 
@@ -224,7 +224,7 @@ impl LoginDocument {
     fn text(&self) -> io::Result<Zeroizing<Vec<u8>>> {
         let mut size = 0;
         measure(&self.document, &mut size);
-        // Room for all of it: a text that grows leaves copies behind that nobody overwrites.
+        // Sized up front: a growing text leaves copies in memory that are not wiped.
         let mut text = Zeroizing::new(Vec::with_capacity(size));
         let mut writer = Serializer::with_formatter(&mut *text, PrettyFormatter::with_indent(b"\t"));
         self.document.serialize(&mut writer)?;
@@ -273,7 +273,7 @@ mod tests {
         let file = DockerLoginFile::named_or_usual(Some(&path)).unwrap();
         let mut logins = file.read().unwrap();
         change(&mut logins);
-        file.write(&logins, &file.turn().unwrap()).unwrap();
+        file.write(&logins, &file.lock().unwrap()).unwrap();
         assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs_err::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
         fs_err::read_to_string(&path).unwrap()

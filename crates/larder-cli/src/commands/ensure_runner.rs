@@ -52,7 +52,7 @@ pub(super) fn image_access(
     ImageAccess { pulling: Some(pulling), ..ImageAccess::write().create_store() }
 }
 
-/// Says what of the flags does not reach a daemon.
+/// Warns about flags without effect on a daemon.
 pub(super) fn warn_about_ignored_flags(
     client: &Client,
     flags: &PullingFlags,
@@ -60,10 +60,10 @@ pub(super) fn warn_about_ignored_flags(
     out: &Printer,
 ) {
     if client.daemon().is_some() && candidates.has_programs() {
-        out.warning("the daemon asks the credential helpers and providers of its own configuration only");
+        out.warning("credential helpers and providers have no effect: the daemon uses its own");
     }
     if client.daemon().is_some() && flags.is_given() {
-        out.warning("the daemon queues pulls as its configuration says, and not as the flags do");
+        out.warning("pull flags have no effect: the daemon uses its own settings");
     }
 }
 
@@ -153,7 +153,7 @@ pub(super) async fn ensure_or_take_over(
     if ended.lost.is_none() || !pulls.client().is_joined() {
         return (pulls, ended);
     }
-    tracing::info!("the larder command that this one worked through has ended: trying once more");
+    tracing::info!("the other larder command has ended: retrying once");
     ended.lost = None;
     let pulls = match interrupt.or(session.connect_to_daemon(need())).await {
         Some(Ok(client)) => pulls.through(client),

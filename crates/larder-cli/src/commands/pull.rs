@@ -94,7 +94,7 @@ fn report(
                     && args.output.is_none()
                 {
                     let (size, time) = (size::bytes(size_bytes), size::duration(total_duration));
-                    out.info(format_args!("Pulled {image} ({size}) in {time}"));
+                    out.info(format_args!("pulled {image} ({size}) in {time}"));
                 }
                 if args.output.is_none() {
                     out.line(&ensured.image_ref);
@@ -102,7 +102,7 @@ fn report(
             }
             EnsureResult::Failed(error) => {
                 let advice = PullFailureKind::advice(error, || candidates.advice(image.as_str(), &[]));
-                let failure = Failure::failed(format!("could not pull {image}: {error}")).hints(advice);
+                let failure = Failure::failed(format!("cannot pull {image}: {error}")).hints(advice);
                 outcome = outcome.max(failure.print(out));
             }
             EnsureResult::Unfinished => {}

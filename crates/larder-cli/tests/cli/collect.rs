@@ -139,7 +139,7 @@ fn a_context_of_docker_that_leads_nowhere_is_named() {
     command.env("DOCKER_CONTEXT", "dead").args(["--backend", "docker", "images"]);
     let run = CliOutput::of(command.output().unwrap()).expect(3);
     assert!(run.stderr.contains("there is no such socket"), "{run:?}");
-    assert!(run.stderr.contains("hint: the socket is the one that DOCKER_CONTEXT=dead names"), "{run:?}");
+    assert!(run.stderr.contains("hint: the socket is set by DOCKER_CONTEXT=dead"), "{run:?}");
 }
 
 #[test]

@@ -113,7 +113,7 @@ fn an_image_that_no_pod_wants_and_a_bad_name_are_bad_input() {
     let world = CliFixture::new();
     world.file("pod.yaml", &pod("web", "registry.example/x:1", &[]));
     let run = world.larder(&["explain", "access", "registry.example/y:1", "-f", "pod.yaml"]).expect(2);
-    assert!(run.stderr.contains("no pod in these files wants registry.example/y:1"), "{run:?}");
+    assert!(run.stderr.contains("no pod in these files uses registry.example/y:1"), "{run:?}");
     world.larder(&["explain", "access", "upper/CASE"]).expect(2);
     world.larder(&["explain"]).expect(2);
 }
@@ -198,7 +198,7 @@ fn a_helper_that_fails_is_named_with_its_error_and_not_as_refused() {
     assert_eq!(told["askers"][0]["failed"][0]["program"], "docker-credential-test", "{told:#}");
     let run = larder(&["--root", "images", "pull", &image, "--authfile", "auth.json"]).expect(1);
     assert!(
-        run.stderr.contains("hint: nothing was shown to the registry: docker-credential-test failed"),
+        run.stderr.contains("hint: no credentials sent to the registry: docker-credential-test failed"),
         "{run:?}"
     );
     assert!(!run.stderr.contains("was refused"), "{run:?}");

@@ -42,7 +42,7 @@ fn a_login_that_the_registry_takes_is_written_and_one_that_it_refuses_is_not() {
     let (world, registry) = (CliFixture::new(), registry());
     let host = registry.address();
     let run = log_in(&world, &host, "bob", "planted-wrong").expect(1);
-    assert!(run.stderr.contains(&format!("{host} refused the user or the password: 401")), "{run:?}");
+    assert!(run.stderr.contains(&format!("{host} rejected the credentials: 401")), "{run:?}");
     assert_untold(&run);
     assert!(!world.home.path().join(".docker").exists());
 
@@ -54,7 +54,7 @@ fn a_login_that_the_registry_takes_is_written_and_one_that_it_refuses_is_not() {
     let mode = |name: &str| fs_err::metadata(world.home.path().join(name)).unwrap().permissions().mode();
     assert_eq!((mode(".docker") & 0o777, mode(".docker/config.json") & 0o777), (0o700, 0o600));
 
-    assert_eq!(world.larder(&["logout", &host]).expect(0).stdout, format!("Removed the login of {host}\n"));
+    assert_eq!(world.larder(&["logout", &host]).expect(0).stdout, format!("logged out of {host}\n"));
     assert_eq!(config(&world), json!({"auths": {}}));
     assert_eq!(world.larder(&["logout", &host]).expect(0).stdout, format!("Not logged in to {host}\n"));
 }
@@ -141,7 +141,7 @@ fn a_helper_keeps_and_forgets_what_the_file_says_it_keeps() {
         }
         let told = run(&["logout", &host]).expect(1);
         assert!(told.stderr.contains("docker-credential-test"), "{told:?}");
-        assert!(told.stderr.contains("the login was taken out of the file"), "{told:?}");
+        assert!(told.stderr.contains("the credentials in the file were removed"), "{told:?}");
         assert_eq!(config(&world), json!({"credsStore": "test", "auths": {}}), "the plain one is gone");
     }
 }
@@ -194,7 +194,7 @@ fn a_token_server_is_asked_about_the_login_alone() {
 fn a_registry_that_asks_for_nothing_is_told_as_such() {
     let (world, registry) = (CliFixture::new(), FaultRegistry::start());
     let run = log_in(&world, &registry.address(), "bob", PASSWORD).expect(0);
-    assert!(run.stderr.contains("asked for no credential"), "{run:?}");
+    assert!(run.stderr.contains("does not require authentication; credentials not verified"), "{run:?}");
 }
 
 #[test]

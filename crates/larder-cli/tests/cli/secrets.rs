@@ -231,7 +231,10 @@ fn a_denied_pull_says_which_credentials_were_tried() {
     world.file("auth.json", r#"{"auths": {"r.example": {"username": "u", "password": "pantry"}}}"#);
     for command in ["ensure", "pull"] {
         let run = world.larder(&["-v", command, "--authfile", "auth.json", "r.example/app:1"]).expect(1);
-        assert!(run.stderr.contains("hint: the credential of auth.json (user u) was refused\n"), "{run:?}");
+        assert!(
+            run.stderr.contains("hint: the registry rejected the credentials of auth.json (user u)\n"),
+            "{run:?}"
+        );
         assert!(
             run.stderr.contains("info: credentials for r.example/app:1: auth.json (user u)\n"),
             "{run:?}"

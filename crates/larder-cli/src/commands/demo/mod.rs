@@ -34,18 +34,16 @@ pub(super) fn run(
     out: &Arc<Printer>,
 ) -> Result<CommandOutcome, Failure> {
     if connection.backend.is_some() || connection.root.is_some() {
-        return Err(Failure::bad_input(
-            "the demo has a store of its own: --backend and --root do not go with it",
-        ));
+        return Err(Failure::bad_input("--backend and --root conflict with the demo's own store"));
     }
     let started = Instant::now();
-    let cannot = |doing, error| Failure::failed(format!("could not {doing} a temporary folder: {error}"));
+    let cannot = |verb, error| Failure::failed(format!("cannot {verb} a temporary directory: {error}"));
     let dead = scratch_dir::remove_dead(&env::temp_dir());
     if dead > 0 {
-        out.info(format_args!("note: removed what {dead} demos left that were killed"));
+        out.info(format_args!("note: removed the directories of {dead} killed demos"));
     }
     let folder =
-        ScratchDir::new().map_err(|error| cannot("make", error).hint("TMPDIR names the place for it"))?;
+        ScratchDir::new().map_err(|error| cannot("create", error).hint("set TMPDIR to another directory"))?;
     let home = env::current_dir();
     // So that the commands shown are those that are run.
     env::set_current_dir(folder.path()).map_err(|error| cannot("enter", error))?;
@@ -58,25 +56,22 @@ pub(super) fn run(
     let place = folder.path().display().to_string();
     if args.keep {
         let kept = folder.keep().map_err(|error| cannot("keep", error))?;
-        out.line(format_args!("\nKept: {}. See it with larder --root {0}/store images", kept.display()));
+        out.line(format_args!("\nkept {}; try larder --root {0}/store images", kept.display()));
     } else {
         folder.close().map_err(|error| cannot("remove", error))?;
         if played.is_ok() {
-            out.line(format_args!("\n{place} is removed."));
+            out.line(format_args!("\nremoved {place}"));
         } else {
-            out.info(format_args!("{place} is removed"));
+            out.info(format_args!("removed {place}"));
         }
     }
     played?;
-    out.line(format_args!("All steps hold. It took {}.", size::duration(started.elapsed())));
+    out.line(format_args!("all steps passed in {}", size::duration(started.elapsed())));
     Ok(CommandOutcome::Done)
 }
 
 async fn play(folder: &Path, out: &Printer, mut stage: DemoRunner) -> Result<CommandOutcome, Failure> {
-    out.line(format_args!(
-        "Everything below happens in {}, and each command runs with --root store there.",
-        folder.display()
-    ));
+    out.line(format_args!("All commands run in {} with --root store.", folder.display()));
     steps::all(&mut stage).await?;
     Ok(CommandOutcome::Done)
 }

@@ -103,8 +103,8 @@ impl DemoRunner {
 
     /// Why this step does not hold.
     pub(super) fn failed(&self, why: impl fmt::Display) -> Failure {
-        Failure::failed(format!("step {} of the demo ({}) does not hold: {why}", self.step, self.title))
-            .hint(Hint::new().command(["demo", "--keep"]).text(" leaves its folder to be looked at"))
+        Failure::failed(format!("step {} of the demo ({}) failed: {why}", self.step, self.title))
+            .hint(Hint::new().command(["demo", "--keep"]).text(" keeps its directory"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! `larder ensure`: read what is wanted, make it present, tell what happened.
+//! `larder ensure`: reads images from arguments and manifests, makes them present, prints the results.
 
 mod inputs;
 mod summary;
@@ -64,7 +64,7 @@ pub(super) async fn run(
     out.keep_above(&progress);
     let events = Arc::new(event_log(args, &gathered, out));
     if args.verify.is_given() && client.daemon().is_some() {
-        out.warning("the daemon verifies credentials as its configuration says, and not as --verify does");
+        out.warning("--verify has no effect: the daemon uses its own verification policy");
     }
     ensure_runner::warn_about_ignored_flags(&client, &args.pulling, &candidates, out);
     let pulls =

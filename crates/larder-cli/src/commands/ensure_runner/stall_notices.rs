@@ -36,7 +36,7 @@ pub(super) async fn print_stalls(pulls: &EnsureSession, progress: &ProgressLines
         }
         let trouble = trouble(pulls).await;
         if let Some(trouble) = trouble.as_ref().filter(|_| answers) {
-            out.warning(format_args!("the runtime does not answer while it pulls: {trouble}"));
+            out.warning(format_args!("the runtime does not respond during the pull: {trouble}"));
         }
         answers = trouble.is_none();
     }
@@ -138,7 +138,7 @@ mod tests {
         backend.fail_next(BackendOp::Info, error("gone"));
         let text = told(backend, Duration::from_secs(40)).await;
         assert_eq!(
-            text.matches("warning: the runtime does not answer while it pulls: gone\n").count(),
+            text.matches("warning: the runtime does not respond during the pull: gone\n").count(),
             1,
             "{text}"
         );

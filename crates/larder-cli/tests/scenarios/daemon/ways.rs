@@ -263,7 +263,7 @@ fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
     let Some(mut machine) = MachineWithDaemon::serving() else { return };
     let said = |run: &LarderOutput, text: &str| assert!(run.stderr.contains(text), "{text}: {run:?}");
     let asked = machine.larder(&["-v", "images"]).expect(0);
-    said(&asked, &format!("info: asking the daemon at {}", machine.socket().display()));
+    said(&asked, &format!("info: using the daemon at {}", machine.socket().display()));
     said(&machine.larder(&["--daemon", "none", "images"]).expect(3), "in use by");
     let refused = machine.larder(&["fsck"]).expect(1);
     said(&refused, "the daemon at");
@@ -280,7 +280,7 @@ fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
     machine.stop().expect(0);
     assert!(!machine.root().join("daemon").exists(), "the note goes with the daemon");
     said(&machine.larder(&["-v", "images"]).expect(0), "info: no daemon");
-    said(&machine.larder(&["status"]).expect(3), "no daemon runs here");
+    said(&machine.larder(&["status"]).expect(3), "no daemon is running");
     let socket = machine.socket().display().to_string();
     said(&machine.larder(&["--daemon", &socket, "images"]).expect(3), "no daemon at");
 }
@@ -348,7 +348,7 @@ fn a_daemon_in_front_of_a_runtime_is_asked_about_its_images_and_not_about_the_st
         &["rm", &image],
     ] {
         let run = larder(arguments).expect(0);
-        assert!(run.stderr.contains("asking the daemon at"), "{arguments:?} {run:?}");
+        assert!(run.stderr.contains("using the daemon at"), "{arguments:?} {run:?}");
     }
     assert_eq!(world.images(), [""; 0]);
     daemon.terminate();
