@@ -31,13 +31,13 @@ pub(crate) struct CredentialSetup {
     pub(crate) sources: NodeKeyring,
     /// Those of programs alone, for a node in this process.
     pub(crate) programs: Arc<dyn Fn() -> NodeKeyring + Send + Sync>,
-    /// What can be told of them.
+    /// Their names, without secrets.
     pub(crate) candidates: Arc<UserCredentials>,
     /// The others, which go with each request.
     pub(crate) secret: Option<PullSecret>,
 }
 
-/// Credentials for pulls of these images, beside the pull secrets of pods, and what can be told of them.
+/// Credentials for pulls of these images, beside the pull secrets of pods, and their names.
 pub(crate) fn gather<'a>(
     args: &CredentialArgs,
     tokens: TokenPolicy,

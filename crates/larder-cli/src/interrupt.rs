@@ -1,6 +1,6 @@
 //! SIGINT and SIGTERM, watched by a thread of their own.
 //!
-//! The thread that does the work may sit in a write to a pipe that nobody reads, where it hears nothing. Promises: a
+//! The thread that does the work may block in a write to a full pipe. Promises: a
 //! command that does not [handle](InterruptSignals::handle) interrupts ends at once, unless others work through it; one that does
 //! has [`GRACE`] to end by itself, and longer while others work through it, which standard error says; a second signal
 //! ends any at once. The exit code is that of [`CommandOutcome::Interrupted`].
@@ -32,10 +32,10 @@ pub(crate) struct InterruptSignals {
     others: JoinedCommandCount,
 }
 
-/// How many other commands work through this one, once that can be told.
+/// How many other commands work through this one, once that is known.
 pub(crate) type JoinedCommandCount = Arc<OnceLock<Box<dyn Fn() -> usize + Send + Sync>>>;
 
-/// Signals that the command handles: it is told of the first one, and ends by itself.
+/// Signals that the command handles: it ends by itself after the first one.
 #[derive(Clone)]
 pub(crate) struct InterruptHandle {
     asked: watch::Receiver<bool>,
@@ -99,7 +99,7 @@ impl InterruptHandle {
     pub(crate) async fn interrupted(&self) {
         let mut asked = self.asked.clone();
         if asked.wait_for(|asked| *asked).await.is_err() {
-            future::pending::<()>().await; // nobody watches
+            future::pending::<()>().await; // no watcher
         }
     }
 
@@ -146,8 +146,8 @@ fn listen(
     }
 }
 
-/// Tells what happens to joined commands, if there are any. Not through [`Printer`](crate::out::Printer), whose lock the command
-/// may hold in a write that nobody reads; a standard error that takes nothing is not waited for either.
+/// Prints what happens to joined commands, if there are any. Not through [`Printer`](crate::out::Printer), whose lock the command
+/// may hold in a blocked write; a blocked standard error is not waited for either.
 fn note_if_any(joined: usize, happens: &'static str) {
     let commands = match joined {
         0 => return,

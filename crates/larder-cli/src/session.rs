@@ -45,7 +45,7 @@ const OPEN_WITHIN: Duration = Duration::from_secs(120);
 /// After how long to look whether it has: twice as long each time, up to the maximum.
 const OPEN_RETRY: Duration = Duration::from_millis(20);
 const OPEN_RETRY_MAX: Duration = Duration::from_millis(500);
-/// After how long the user is told what the command waits for.
+/// After how long a note says what the command waits for.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a command wants of its images.
@@ -158,7 +158,7 @@ impl CommandSession {
         CommandSession { reads_files: false, ..self }
     }
 
-    /// From when other commands can work through this one, it is told there how many do.
+    /// Reports to `others` how many commands use this one.
     pub(crate) fn warn_about_joined_commands(&self, others: JoinedCommandCount) {
         let _ = self.others.set(others); // once in a run
     }
@@ -237,7 +237,7 @@ impl CommandSession {
 
     async fn connect(&self, mut need: ImageAccess) -> Result<Client, NodeOpenError> {
         let started = Instant::now();
-        let (mut told, mut wait) = (false, OPEN_RETRY);
+        let (mut printed, mut wait) = (false, OPEN_RETRY);
         loop {
             let busy = match self.find(&need)? {
                 (Some(client), _) => {
@@ -257,8 +257,8 @@ impl CommandSession {
                     busy.hint(format!("waited {waited}; --timeout changes that")),
                 ));
             }
-            if !told && started.elapsed() > PATIENCE {
-                told = true;
+            if !printed && started.elapsed() > PATIENCE {
+                printed = true;
                 self.out.info(format_args!("note: waiting: {}", busy.message()));
             }
             time::sleep(wait).await;
@@ -271,8 +271,8 @@ impl CommandSession {
         // Settings with mistakes are of no account where a daemon does the work.
         let Ok((_, config)) = self.config(need) else { return };
         let given = need.pulling.iter().flat_map(|pulling| &pulling.given);
-        let told: Vec<&str> = given.map(|(_, key)| *key).collect(); // the command itself warns of them
-        let ignored = client.ignored(&config, |key| need.depends_on(key) && !told.contains(&key)).await;
+        let warned: Vec<&str> = given.map(|(_, key)| *key).collect(); // the command itself warns of them
+        let ignored = client.ignored(&config, |key| need.depends_on(key) && !warned.contains(&key)).await;
         if let Some(ignored) = ignored {
             self.out.warning(ignored.message());
             ignored.next_steps().iter().for_each(|hint| self.out.hint(hint.clone()));
@@ -312,7 +312,7 @@ impl CommandSession {
         self.open_here(sources, config, &target, need).await
     }
 
-    /// Opens the images in this process, and serves them to commands that come meanwhile. The inner error is as above.
+    /// Opens the images in this process, and serves them to commands that start later. The inner error is as above.
     async fn open_here(
         &self,
         sources: SettingsSources,
@@ -464,15 +464,15 @@ impl CommandSession {
         if let Some((text, by)) = &named {
             check_backend(text, by)?;
         }
-        if let (Some(folder), Some(_)) = (&connection.certs_d, named.filter(|(named, _)| named != STORE)) {
+        if let (Some(dir), Some(_)) = (&connection.certs_d, named.filter(|(named, _)| named != STORE)) {
             return Err(Failure::bad_input(format!(
                 "--certs-d {}: has no effect on a runtime",
-                folder.display()
+                dir.display()
             ))
             .hint("configure the runtime (containerd: config_path), or omit --backend and LARDER_BACKEND"));
         }
-        if let Some(folder) = connection.certs_d.as_ref().filter(|folder| !folder.is_dir()) {
-            return Err(Failure::bad_input(format!("--certs-d {}: no such directory", folder.display()))
+        if let Some(dir) = connection.certs_d.as_ref().filter(|dir| !dir.is_dir()) {
+            return Err(Failure::bad_input(format!("--certs-d {}: no such directory", dir.display()))
                 .hint("use a directory with REGISTRY/hosts.toml"));
         }
         Ok(())
@@ -581,7 +581,7 @@ impl CommandSession {
         need: impl Fn() -> ImageAccess,
     ) -> Result<Client, Failure> {
         let started = Instant::now();
-        let mut told = false;
+        let mut printed = false;
         loop {
             let failure = match self.connect_to_daemon(need()).await {
                 Err(failure) if failure.outcome() == CommandOutcome::Unreachable => failure,
@@ -590,8 +590,8 @@ impl CommandSession {
             if started.elapsed() + RETRY_PERIOD > patience {
                 return Err(failure);
             }
-            if !told {
-                told = true;
+            if !printed {
+                printed = true;
                 let patience = go_format::duration(patience);
                 self.out.info(format_args!(
                     "note: waiting up to {patience} for the runtime: {}",

@@ -1,4 +1,4 @@
-//! Which credentials fit an image, and where they come from: told with `-v`, and after a registry has refused them.
+//! Which credentials fit an image, and where they come from: printed with `-v`, and after a registry rejected them.
 //! Names of sources, users and registries only, never a password or token.
 
 use std::collections::BTreeSet;
@@ -132,8 +132,8 @@ impl UserCredentials {
 
     fn answers_of(&self, image: &str) -> Vec<(String, ProgramResult)> {
         let Ok(name) = Reference::parse(image) else { return Vec::new() };
-        let told = self.answers.results_for(name.name()).into_iter();
-        told.map(|(program, answer)| (program_name(&program), answer)).collect()
+        let printed = self.answers.results_for(name.name()).into_iter();
+        printed.map(|(program, answer)| (program_name(&program), answer)).collect()
     }
 
     /// Whether some are with programs.
@@ -180,7 +180,7 @@ impl CredentialPlace {
     /// `secret default/regcred (user larder)` for each credential that fits.
     fn fitting(&self, repository: &str) -> Vec<String> {
         let found = self.keyring.lookup(repository);
-        let told = found.iter().map(|credential| match credential.username.as_str() {
+        let printed = found.iter().map(|credential| match credential.username.as_str() {
             "" if credential.identity_token.is_empty() && credential.registry_token.is_empty() => {
                 format!("{} (no user)", self.name)
             }
@@ -188,7 +188,7 @@ impl CredentialPlace {
             user => format!("{} (user {user})", self.name),
         });
         let mut known = BTreeSet::new();
-        told.filter(|text| known.insert(text.clone())).collect()
+        printed.filter(|text| known.insert(text.clone())).collect()
     }
 
     /// `secret default/regcred has: quay.io`
@@ -257,15 +257,15 @@ mod tests {
     }
 
     #[test]
-    fn no_credentials_at_all_are_told_with_the_ways_to_give_some() {
+    fn missing_credentials_have_a_hint_how_to_give_some() {
         let advice = UserCredentials::default().advice(IMAGE, &[]);
         assert!(advice.starts_with("no credentials for 127.0.0.1:5056: "), "{advice}");
     }
 
     #[test]
-    fn who_asks_for_more_is_told_the_candidates_in_order_and_no_secret() {
-        let told = file("127.0.0.1:5056").report(IMAGE, &[secret("127.0.0.1:5056")]);
-        assert_eq!(told, "secret default/reg (user bob), /home/me/config.json (user me)");
+    fn the_report_names_the_candidates_in_order_and_no_secret() {
+        let printed = file("127.0.0.1:5056").report(IMAGE, &[secret("127.0.0.1:5056")]);
+        assert_eq!(printed, "secret default/reg (user bob), /home/me/config.json (user me)");
         assert_eq!(file("r.example").report(IMAGE, &[]), "none, pulling anonymously");
     }
 }

@@ -41,11 +41,11 @@ pub(crate) struct LoginFileLock(#[expect(dead_code, reason = "the lock goes with
 impl DockerLoginFile {
     /// The file that was named, else docker's usual one.
     pub(crate) fn named_or_usual(named: Option<&Path>) -> Result<DockerLoginFile, Failure> {
-        let folder = |variable: &str| env::var_os(variable).filter(|value| !value.is_empty());
+        let dir = |variable: &str| env::var_os(variable).filter(|value| !value.is_empty());
         let usual = || {
-            let docker = folder("DOCKER_CONFIG").map(PathBuf::from);
-            let home = || folder("HOME").map(|home| PathBuf::from(home).join(".docker"));
-            docker.or_else(home).map(|folder| folder.join("config.json"))
+            let docker = dir("DOCKER_CONFIG").map(PathBuf::from);
+            let home = || dir("HOME").map(|home| PathBuf::from(home).join(".docker"));
+            docker.or_else(home).map(|dir| dir.join("config.json"))
         };
         let path = named.map(Path::to_owned).or_else(usual).ok_or_else(|| {
             Failure::bad_input("no file for the credentials: neither DOCKER_CONFIG nor HOME is set")
@@ -98,17 +98,17 @@ impl DockerLoginFile {
 
     /// Waits until no other larder process writes the file, and creates its directory if missing.
     pub(crate) fn lock(&self) -> Result<LoginFileLock, Failure> {
-        let folder = self.folder();
+        let dir = self.dir();
         let taken = || {
-            if !folder.is_dir() {
-                fs_err::create_dir_all(folder)?;
-                fs_err::set_permissions(folder, Permissions::from_mode(0o700))?;
+            if !dir.is_dir() {
+                fs_err::create_dir_all(dir)?;
+                fs_err::set_permissions(dir, Permissions::from_mode(0o700))?;
             }
-            let folder = fs_err::File::open(folder)?.into_parts().0;
-            flock(&folder, FlockOperation::LockExclusive)?;
+            let dir = fs_err::File::open(dir)?.into_parts().0;
+            flock(&dir, FlockOperation::LockExclusive)?;
             // A file left by a killed process has all credentials.
             let _ = fs_err::remove_file(self.new_path());
-            io::Result::Ok(LoginFileLock(folder))
+            io::Result::Ok(LoginFileLock(dir))
         };
         taken().map_err(|error| self.unwritten(&error))
     }
@@ -124,7 +124,7 @@ impl DockerLoginFile {
             file.write_all(&text)?;
             file.sync_all()?;
             fs_err::rename(&new, &self.path)?;
-            fs_err::File::open(self.folder())?.sync_all()
+            fs_err::File::open(self.dir())?.sync_all()
         };
         written().map_err(|error| {
             let _ = fs_err::remove_file(&new);
@@ -155,12 +155,12 @@ impl DockerLoginFile {
     /// The file for new content. Its name is fixed, so that the next lock removes a leftover.
     fn new_path(&self) -> PathBuf {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        self.folder().join(format!(".{name}.new"))
+        self.dir().join(format!(".{name}.new"))
     }
 
-    fn folder(&self) -> &Path {
-        let folder = self.path.parent().unwrap_or(Path::new("."));
-        if folder.as_os_str().is_empty() { Path::new(".") } else { folder }
+    fn dir(&self) -> &Path {
+        let dir = self.path.parent().unwrap_or(Path::new("."));
+        if dir.as_os_str().is_empty() { Path::new(".") } else { dir }
     }
 
     fn unwritten(&self, error: &io::Error) -> Failure {
@@ -267,15 +267,15 @@ mod tests {
     use super::*;
 
     fn written(before: &str, change: impl FnOnce(&mut LoginDocument)) -> String {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
         fs_err::write(&path, before).unwrap();
         let file = DockerLoginFile::named_or_usual(Some(&path)).unwrap();
         let mut logins = file.read().unwrap();
         change(&mut logins);
         file.write(&logins, &file.lock().unwrap()).unwrap();
         assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(fs_err::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+        assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
         fs_err::read_to_string(&path).unwrap()
     }
 
@@ -307,8 +307,8 @@ mod tests {
 
     #[test]
     fn a_broken_file_is_named_and_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
         for text in ["{\"auths\": \"hunter2\"}", "{\"auths\": {\"r\": {\"auth\": 1}}} ", "hunter2", "{} {}"] {
             fs_err::write(&path, text).unwrap();
             let failure = DockerLoginFile::named_or_usual(Some(&path)).unwrap().read().err().unwrap();

@@ -38,7 +38,7 @@ pub(super) async fn run(args: &FsckArgs, session: &CommandSession) -> Result<Com
         store.finish_deletion();
     }
     let mut report = store.check(args.quick, args.repair)?;
-    tell(&report, out);
+    print(&report, out);
     if args.repair && !report.refetch.is_empty() {
         report.refetch = refetch(&store, args, &report.refetch, out).await?;
     }
@@ -59,7 +59,7 @@ fn refuse_beside_a_daemon(config: &Config) -> Result<(), Failure> {
     .hint("stop the daemon (systemctl stop larder), rerun the command, then start the daemon again"))
 }
 
-fn tell(report: &FsckReport, out: &Printer) {
+fn print(report: &FsckReport, out: &Printer) {
     let mut hints: Vec<Hint> = Vec::new();
     for problem in &report.problems {
         out.line(problem);
@@ -72,7 +72,7 @@ fn tell(report: &FsckReport, out: &Printer) {
         out.hint(hint);
     }
     out.line(format_args!("{} images and {} layers checked", report.images, report.layers));
-    // The folder itself is one.
+    // The directory itself is one.
     if report.trash.inodes > 1 {
         out.line(format_args!("{} of removed data are still being deleted", size::bytes(report.trash.bytes)));
     }

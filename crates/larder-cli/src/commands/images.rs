@@ -18,7 +18,7 @@ use crate::session::{CommandSession, ImageAccess};
 
 /// How docker and crictl write what is not there.
 const NONE: &str = "<none>";
-/// How many digits of an id are enough to tell images apart, as crictl cuts them.
+/// Digits of a shortened ID, as in crictl.
 const SHORT_ID: usize = 13;
 
 pub(super) async fn run(args: &ImagesArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {

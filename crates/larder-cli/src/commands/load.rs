@@ -26,7 +26,7 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     for file in &args.files {
         match send(&client, file, name).await {
             Ok(images) => {
-                tell_of_names(file, base.as_ref(), &images, out);
+                print_name_notes(file, base.as_ref(), &images, out);
                 loaded.extend(images.into_iter().map(LoadRecord::from));
             }
             Err(failure) => {
@@ -41,7 +41,7 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     }
     match args.output {
         Some(format) => output::data(out, format, &loaded),
-        None => loaded.iter().for_each(|image| image.tell(out)),
+        None => loaded.iter().for_each(|image| image.print(out)),
     }
     Ok(outcome)
 }
@@ -55,8 +55,8 @@ async fn send(client: &Client, file: &Path, name: Option<&str>) -> Result<Vec<Lo
     })
 }
 
-/// Tells of names that lead nowhere: tags of no repository, and a repository that nothing is of.
-fn tell_of_names(file: &Path, name: Option<&Reference>, images: &[LoadedImage], out: &Printer) {
+/// Prints notes about tags without a repository, and about a `--name` without effect.
+fn print_name_notes(file: &Path, name: Option<&Reference>, images: &[LoadedImage], out: &Printer) {
     let file = file.display();
     let tags: Vec<&str> = images.iter().flat_map(|image| &image.bare_tags).map(String::as_str).collect();
     if let Some(tag) = tags.first() {
@@ -90,8 +90,8 @@ impl From<LoadedImage> for LoadRecord {
 }
 
 impl LoadRecord {
-    /// As docker tells it.
-    fn tell(&self, out: &Printer) {
+    /// Prints it as docker does.
+    fn print(&self, out: &Printer) {
         if self.repo_tags.is_empty() {
             out.line(format_args!("Loaded image ID: {}", self.id));
         }

@@ -69,7 +69,7 @@ pub(super) async fn list(args: &MountsArgs, session: &CommandSession) -> Result<
     Ok(CommandOutcome::Done)
 }
 
-/// The path as the daemon, which is in another folder, understands it.
+/// An absolute path, since the daemon has another working directory.
 fn absolute(dir: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(dir).map_err(|error| Failure::bad_input(format!("{}: {error}", dir.display())))
 }

@@ -50,7 +50,7 @@ pub(super) async fn run(
             show(args, &rows(&requests, &vec![EnsureResult::Unfinished; requests.len()]), out);
             return match unreached {
                 Some(Err(failure)) => Err(failure),
-                _ => Ok(ensure_runner::tell_unfinished(
+                _ => Ok(ensure_runner::print_unfinished(
                     requests.iter().map(|request| request.image.as_str()),
                     out,
                 )),
@@ -77,7 +77,7 @@ pub(super) async fn run(
         .max(ensure_runner::end(&pulls, &requests, EnsureResults { verdicts, lost }, &interrupt, out).await))
 }
 
-/// Tells how each image that was finished ended.
+/// Prints the result of each finished image.
 fn report(
     args: &PullArgs,
     requests: &[EnsureRequest],

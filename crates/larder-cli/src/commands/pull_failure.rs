@@ -110,7 +110,7 @@ impl PullFailureKind {
     }
 
     /// What to try next, as the backend says it; for a runtime, what helps against most trouble of this kind. `denied`
-    /// tells of the credentials, of which the backend knows only the one that it was given.
+    /// describes the credentials, of which the backend knows only the one that it got.
     pub(super) fn advice(error: &EnsureError, denied: impl FnOnce() -> String) -> Option<Hint> {
         match (PullFailureKind::of(error), &error.advice) {
             (PullFailureKind::Denied, _) => Some(denied().into()),
@@ -183,7 +183,7 @@ mod tests {
             advice: None,
             access_denied: withheld,
         };
-        let told =
+        let hint =
             |error: &EnsureError| access_denied_hint(&"r/a:1".into(), error).unwrap_or_default().to_string();
         let not_shown = "requires other credentials";
         for (reason, message) in [
@@ -191,17 +191,17 @@ mod tests {
             (EnsureReason::ErrImagePull, "401 Unauthorized"),
             (EnsureReason::ImagePullBackOff, "Back-off pulling image \"r/a:1\": ErrImagePull: 403 Forbidden"),
         ] {
-            assert!(told(&error(reason, message, true)).contains(not_shown), "{message}");
+            assert!(hint(&error(reason, message, true)).contains(not_shown), "{message}");
         }
         for (reason, message) in [
             (EnsureReason::ErrImagePull, "dial tcp 127.0.0.1:5000: connect: connection refused"),
             (EnsureReason::ImagePullBackOff, "Back-off pulling image \"r/a:1\": ErrImagePull: no such host"),
             (EnsureReason::ErrImagePull, "r/a:1: not found"),
         ] {
-            let told = told(&error(reason, message, true));
-            assert!(!told.contains(not_shown) && told.contains("could not be verified"), "{told}");
+            let text = hint(&error(reason, message, true));
+            assert!(!text.contains(not_shown) && text.contains("could not be verified"), "{text}");
         }
-        assert_eq!(told(&error(EnsureReason::ErrImagePull, "401 Unauthorized", false)), "");
+        assert_eq!(hint(&error(EnsureReason::ErrImagePull, "401 Unauthorized", false)), "");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Collection: what is refused, what is told, and that broken state removes nothing.
+//! Collection: what is refused, what is printed, and that broken state removes nothing.
 
 use larder_cri::proto;
 use larder_store::store::{Store, StoreConfig};
@@ -98,8 +98,8 @@ fn no_name_of_an_image_goes_silently() {
     let run = world.larder(&[&all[..], &["--dry-run", "-o", "wide"]].concat()).expect(0);
     assert!(has(&run, &wide) && has(&run, &format!("{web}, {base}")), "{run:?}");
     for (asked, other) in [(web, base), (base, web), (keepme, api)] {
-        let told = world.larder(&["explain", asked]).expect(0).stdout;
-        let lines: Vec<_> = told.lines().take(2).collect();
+        let printed = world.larder(&["explain", asked]).expect(0).stdout;
+        let lines: Vec<_> = printed.lines().take(2).collect();
         assert_eq!(lines, [asked, &format!("  also named: {other}")]);
     }
     let run = world.larder(&all).expect(0);
@@ -131,10 +131,10 @@ fn a_dry_run_that_would_remove_nothing_says_so_and_names_the_minimum_age() {
 fn a_context_of_docker_that_leads_nowhere_is_named() {
     let home = tempfile::tempdir().unwrap();
     let id = "28a3a5e81d1e89f0efc70b63bf717b921373fc7fac70bc1b7e4d466799c0c6b0"; // sha256 of its name
-    let folder = home.path().join(".docker/contexts/meta").join(id);
-    fs_err::create_dir_all(&folder).unwrap();
+    let dir = home.path().join(".docker/contexts/meta").join(id);
+    fs_err::create_dir_all(&dir).unwrap();
     let meta = json!({"Name": "dead", "Endpoints": {"docker": {"Host": "unix:///nowhere/docker.sock"}}});
-    fs_err::write(folder.join("meta.json"), meta.to_string()).unwrap();
+    fs_err::write(dir.join("meta.json"), meta.to_string()).unwrap();
     let mut command = crate::world::larder(home.path());
     command.env("DOCKER_CONTEXT", "dead").args(["--backend", "docker", "images"]);
     let run = CliOutput::of(command.output().unwrap()).expect(3);

@@ -118,12 +118,15 @@ fn before_the_first_pull_lists_are_empty_and_say_so() {
         CliOutput::of(command.args(arguments).stdin(Stdio::null()).output().unwrap())
     };
     for list in ["images", "df", "mounts"] {
-        let told = run(&[list]).expect(0).stderr;
-        assert!(told.contains("no images pulled yet"), "{list}: {told}");
+        let printed = run(&[list]).expect(0).stderr;
+        assert!(printed.contains("no images pulled yet"), "{list}: {printed}");
         let data = run(&[list, "-o", "json"]).expect(0).json();
         assert!(data.as_array().is_none_or(Vec::is_empty), "{data}");
     }
-    let told = run(&["rm", "busybox"]).expect(3).stderr;
-    assert!(told.contains("nothing has been pulled yet") && told.contains("hint: larder pull"), "{told}");
+    let printed = run(&["rm", "busybox"]).expect(3).stderr;
+    assert!(
+        printed.contains("nothing has been pulled yet") && printed.contains("hint: larder pull"),
+        "{printed}"
+    );
     assert!(!home.path().join(".local/share/larder").exists());
 }

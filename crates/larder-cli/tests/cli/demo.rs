@@ -24,13 +24,13 @@ const SAID: [&str; 12] = [
     "\nall steps passed in ",
 ];
 
-fn run(mut command: Command, arguments: &[&str], folder: &Path) -> CliOutput {
-    let folder = folder.join("tmp");
-    command.env("TMPDIR", &folder).env("TERM", "dumb").env("NO_COLOR", "1").arg("demo").args(arguments);
+fn run(mut command: Command, arguments: &[&str], dir: &Path) -> CliOutput {
+    let dir = dir.join("tmp");
+    command.env("TMPDIR", &dir).env("TERM", "dumb").env("NO_COLOR", "1").arg("demo").args(arguments);
     CliOutput::of(command.stdin(Stdio::null()).output().unwrap())
 }
 
-/// A folder of the test's own, open to all, with a place for temporary files.
+/// A directory of the test's own, open to all, with a place for temporary files.
 fn home() -> tempfile::TempDir {
     let home = tempfile::tempdir().unwrap();
     fs_err::create_dir(home.path().join("tmp")).unwrap();
@@ -80,9 +80,9 @@ fn every_step_holds_as_root() {
 fn the_folder_is_kept_when_that_is_wanted() {
     let home = home();
     let kept = run(larder(home.path()), &["--keep"], home.path()).expect(0);
-    let [folder] = left_in(home.path()).try_into().expect("one folder");
-    assert!(kept.stdout.contains(&format!("\nkept {}/tmp/{folder}; ", home.path().display())), "{kept:?}");
-    let store = home.path().join("tmp").join(folder).join("store");
+    let [dir] = left_in(home.path()).try_into().expect("one folder");
+    assert!(kept.stdout.contains(&format!("\nkept {}/tmp/{dir}; ", home.path().display())), "{kept:?}");
+    let store = home.path().join("tmp").join(dir).join("store");
     let images = larder(home.path()).arg("--root").arg(store).args(["images", "-q"]).output().unwrap();
     assert_eq!(CliOutput::of(images).expect(0).stdout.lines().count(), 2);
 }

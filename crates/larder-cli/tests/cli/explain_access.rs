@@ -48,10 +48,10 @@ fn each_credential_is_told_with_its_place_its_host_and_the_answer() {
 
     let run = world.larder(&[&arguments[..], &["-o", "json"]].concat()).expect(0);
     assert!(!format!("{run:?}").contains("planted"), "{run:?}");
-    let told = run.json();
-    assert_eq!(told["askers"].as_array().unwrap().len(), 2, "{told:#}");
-    let web = &told["askers"][0];
-    assert_eq!((&web["who"], &web["accepted"]), (&json!("pod/web"), &json!(true)), "{told:#}");
+    let printed = run.json();
+    assert_eq!(printed["askers"].as_array().unwrap().len(), 2, "{printed:#}");
+    let web = &printed["askers"][0];
+    assert_eq!((&web["who"], &web["accepted"]), (&json!("pod/web"), &json!(true)), "{printed:#}");
     assert_eq!(web["notFitting"], json!(["secret default/other has: quay.io"]));
     let summary = |asker: &Value| -> Vec<String> {
         let credentials = asker["credentials"].as_array().unwrap().iter();
@@ -143,8 +143,8 @@ fn pods_of_one_name_in_two_namespaces_are_two_who_ask() {
     };
     world.file("pods.yaml", &(of("n1", "planted-right") + &of("n2", "planted-wrong")));
     let arguments = ["explain", "access", &image, "-f", "pods.yaml"];
-    let told = world.larder(&[&arguments[..], &["-o", "json"]].concat()).expect(1).json();
-    let askers = told["askers"].as_array().unwrap();
+    let printed = world.larder(&[&arguments[..], &["-o", "json"]].concat()).expect(1).json();
+    let askers = printed["askers"].as_array().unwrap();
     let askers: Vec<_> =
         askers.iter().map(|asker| (asker["namespace"].as_str(), asker["accepted"].as_bool())).collect();
     assert_eq!(askers, [(Some("n1"), Some(true)), (Some("n2"), Some(false))]);
@@ -193,9 +193,9 @@ fn a_helper_that_fails_is_named_with_its_error_and_not_as_refused() {
     assert!(run.stdout.contains(says), "{run:?}");
     let by_hand = format!("'echo {} | docker-credential-test get'", registry.address());
     assert!(run.stdout.contains(&by_hand), "it can be copied: {run:?}");
-    let told =
+    let printed =
         larder(&["explain", "access", &image, "--authfile", "auth.json", "-o", "json"]).expect(1).json();
-    assert_eq!(told["askers"][0]["failed"][0]["program"], "docker-credential-test", "{told:#}");
+    assert_eq!(printed["askers"][0]["failed"][0]["program"], "docker-credential-test", "{printed:#}");
     let run = larder(&["--root", "images", "pull", &image, "--authfile", "auth.json"]).expect(1);
     assert!(
         run.stderr.contains("hint: no credentials sent to the registry: docker-credential-test failed"),

@@ -139,9 +139,9 @@ fn a_helper_keeps_and_forgets_what_the_file_says_it_keeps() {
             Some(text) => script(text),
             None => fs_err::remove_file(world.home.path().join("helpers/docker-credential-test")).unwrap(),
         }
-        let told = run(&["logout", &host]).expect(1);
-        assert!(told.stderr.contains("docker-credential-test"), "{told:?}");
-        assert!(told.stderr.contains("the credentials in the file were removed"), "{told:?}");
+        let printed = run(&["logout", &host]).expect(1);
+        assert!(printed.stderr.contains("docker-credential-test"), "{printed:?}");
+        assert!(printed.stderr.contains("the credentials in the file were removed"), "{printed:?}");
         assert_eq!(config(&world), json!({"credsStore": "test", "auths": {}}), "the plain one is gone");
     }
 }

@@ -181,8 +181,8 @@ fn a_login_is_checked_by_the_registry_and_then_brings_images() {
         };
         log_in("guessed").expect(1);
         log_in(PASSWORD).expect(0);
-        let told = world.larder(&["explain", "access", "--authfile", &file, &image]).expect(0);
-        assert!(told.stdout.contains("200 OK"), "{told:?}");
+        let printed = world.larder(&["explain", "access", "--authfile", &file, &image]).expect(0);
+        assert!(printed.stdout.contains("200 OK"), "{printed:?}");
         world.larder(&["ensure", "--authfile", &file, &image]).expect(0);
     }
 }

@@ -305,10 +305,7 @@ fn a_pull_takes_over_when_the_command_that_it_works_through_is_ended() {
         }
         let first = first.finish();
         assert_eq!(first.code, if signals.len() == 2 { 130 } else { -1 });
-        for note in [
-            "still uses this one; interrupt again",
-            "used this one and was stopped",
-        ] {
+        for note in ["still uses this one; interrupt again", "used this one and was stopped"] {
             let is_told = first.stderr.contains(&format!("note: 1 other larder command {note}"));
             assert_eq!(is_told, signals.len() == 2, "{note}: {first:?}");
         }

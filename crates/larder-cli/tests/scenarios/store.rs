@@ -295,9 +295,12 @@ fn a_sweep_that_fails_is_told_and_does_not_make_a_removal_fail() {
     run("umount", &[]);
 
     let removal = removal.expect(0);
-    let told = removal.stderr.lines().find(|line| line.starts_with("warning: could not clear away"));
-    let told = told.unwrap_or_else(|| panic!("{removal:?}"));
-    assert!(told.contains(&*machine.root().to_string_lossy()) && told.contains("larder fsck"), "{told}");
+    let printed = removal.stderr.lines().find(|line| line.starts_with("warning: could not clear away"));
+    let printed = printed.unwrap_or_else(|| panic!("{removal:?}"));
+    assert!(
+        printed.contains(&*machine.root().to_string_lossy()) && printed.contains("larder fsck"),
+        "{printed}"
+    );
     assert_eq!(removal.lines_with(&["Deleted: "]), 1, "{removal:?}");
 }
 
@@ -352,11 +355,11 @@ fn a_mirror_is_asked_and_a_misspelt_key_is_told_once() {
 #[test]
 fn bad_places_are_named() {
     let Some(machine) = MachineWithoutRuntime::new() else { return };
-    let folder = machine.home.path().join("not-a-store");
-    fs_err::create_dir(&folder).unwrap();
-    fs_err::write(folder.join("file"), "").unwrap();
+    let dir = machine.home.path().join("not-a-store");
+    fs_err::create_dir(&dir).unwrap();
+    fs_err::write(dir.join("file"), "").unwrap();
     let mut command = larder_in(machine.home.path());
-    command.arg("--root").arg(&folder).arg("images");
+    command.arg("--root").arg(&dir).arg("images");
     let run = LarderProcess::start(command).finish().expect(3);
     assert!(run.stderr.contains("not an image store") && run.stderr.contains("--root DIR"), "{run:?}");
     drop(Store::open(&machine.root(), StoreConfig::default()).unwrap());

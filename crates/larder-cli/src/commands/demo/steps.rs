@@ -1,5 +1,5 @@
 //! What the demo shows, and how each of it is checked from outside of the command: by the registry's log and by a walk
-//! over the store's folder.
+//! over the store's directory.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
