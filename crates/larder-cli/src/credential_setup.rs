@@ -22,8 +22,8 @@ use crate::user_credentials::UserCredentials;
 
 /// The longest password that is read, in bytes. Tokens of cloud registries have a few thousand.
 const MAX_PASSWORD_BYTES: u64 = 64 * 1024;
-/// More than is read of one.
-const ROOM_FOR_PASSWORD: usize = 65 * 1024;
+/// Capacity for one password, in bytes; more than the maximum.
+const PASSWORD_CAPACITY: usize = 65 * 1024;
 
 /// The user's own credentials.
 pub(crate) struct CredentialSetup {
@@ -31,13 +31,13 @@ pub(crate) struct CredentialSetup {
     pub(crate) sources: NodeKeyring,
     /// Those of programs alone, for a node in this process.
     pub(crate) programs: Arc<dyn Fn() -> NodeKeyring + Send + Sync>,
-    /// What can be told of them.
+    /// Their names, without secrets.
     pub(crate) candidates: Arc<UserCredentials>,
     /// The others, which go with each request.
     pub(crate) secret: Option<PullSecret>,
 }
 
-/// Credentials for pulls of these images, beside the pull secrets of pods, and what can be told of them.
+/// Credentials for pulls of these images, beside the pull secrets of pods, and their names.
 pub(crate) fn gather<'a>(
     args: &CredentialArgs,
     tokens: TokenPolicy,
@@ -141,7 +141,7 @@ fn as_secret(name: &str, config: &DockerConfig, tokens: TokenPolicy) -> PullSecr
         (serde_json::Value::from(location.as_str()).to_string(), encode_entry(entry))
     });
     let entries: Vec<_> = entries.collect();
-    // Room for all of it: a text that grows leaves copies behind that nobody overwrites.
+    // Sized up front: a growing text leaves copies in memory that are not wiped.
     let room =
         entries.iter().map(|(location, entry)| location.len() + entry.reveal().len() + 2).sum::<usize>();
     let mut document = String::with_capacity(room + 16);
@@ -178,7 +178,7 @@ fn unusable(error: &ConfigFileError) -> Failure {
     }
 }
 
-/// The registry of the images. A password is shown to one registry and not to whatever else is pulled beside it.
+/// The registry of the images. A password is sent to one registry only.
 fn only_registry<'a>(images: impl IntoIterator<Item = &'a str>) -> Result<String, Failure> {
     let mut registries: Vec<String> = images
         .into_iter()
@@ -189,23 +189,23 @@ fn only_registry<'a>(images: impl IntoIterator<Item = &'a str>) -> Result<String
     registries.dedup();
     match registries.as_slice() {
         [one] => Ok(one.clone()),
-        [] => Err(Failure::bad_input("--username: there is no image to use it for")),
+        [] => Err(Failure::bad_input("--username: no image to use it for")),
         several => Err(Failure::bad_input(format!(
-            "--username: the images come from several registries ({})",
+            "--username: the images are in several registries ({})",
             several.join(", ")
         ))
-        .hint("pull them one registry at a time, or use --authfile with an entry for each")),
+        .hint("pull from one registry at a time, or use --authfile with an entry for each")),
     }
 }
 
 /// The password, without the line break after it. `example` is a command that reads one.
 pub(crate) fn read_password(from: impl Read, example: &str) -> Result<Secret, Failure> {
-    // Room for all of it: a vector that grows leaves copies behind that nobody overwrites.
-    let mut bytes = Zeroizing::new(Vec::with_capacity(ROOM_FOR_PASSWORD));
+    // Sized up front: a growing vector leaves copies in memory that are not wiped.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(PASSWORD_CAPACITY));
     let read = from.take(MAX_PASSWORD_BYTES + 1).read_to_end(&mut bytes);
     read.map_err(|error| Failure::bad_input(format!("--password-stdin: {error}")))?;
     if bytes.len() as u64 > MAX_PASSWORD_BYTES {
-        return Err(Failure::bad_input("--password-stdin: longer than 64 KiB, which is no password"));
+        return Err(Failure::bad_input("--password-stdin: larger than 64 KiB"));
     }
     let text =
         std::str::from_utf8(&bytes).map_err(|_| Failure::bad_input("--password-stdin: not valid UTF-8"))?;

@@ -4,24 +4,24 @@
 
 use std::process::ExitCode;
 
-/// How a run ended. Ordered: [`CommandOutcome::max`] of two is the one that the exit code tells.
+/// How a run ended. Ordered: the exit code is that of the largest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) enum CommandOutcome {
-    /// Everything asked for is so.
+    /// Success.
     #[default]
     Done,
-    /// Something asked for failed: a pull, a removal, an image that does not exist.
+    /// A pull or a removal failed, or an image does not exist.
     Failed,
-    /// A flag, a file, a document or a name could not be used. What could be used was still done.
+    /// A flag, a file, a document or a name is invalid. The valid rest was done.
     BadInput,
-    /// Nothing that serves images answered.
+    /// The backend is unreachable.
     Unreachable,
     /// A signal ended the run early.
     Interrupted,
 }
 
 impl CommandOutcome {
-    /// The number that the shell sees.
+    /// The exit code.
     pub(crate) fn code(self) -> u8 {
         match self {
             CommandOutcome::Done => 0,
@@ -39,15 +39,15 @@ impl From<CommandOutcome> for ExitCode {
     }
 }
 
-/// The table, as help shows it.
+/// The table in the help text.
 pub(crate) const HELP: &str = "\
 Exit codes:
-  0    all is as asked: every image is present
-  1    some of it failed: a pull, a removal, an image that is not there
-  2    bad input: a flag, a file, a document or an image name; the good ones were still done
-  3    the backend is unreachable: no socket, no answer, not a container runtime, or no image store there
+  0    success: every image is present
+  1    failure: a pull, a removal, an image not found
+  2    invalid input: a flag, a file, a document or an image name; the valid rest was done
+  3    backend unreachable: no socket, no answer, not a container runtime, or no image store
   130  interrupted
-When several apply: 130 before 3, 3 before 2, 2 before 1.";
+If several apply: 130 before 3, 3 before 2, 2 before 1.";
 
 #[cfg(test)]
 mod tests {

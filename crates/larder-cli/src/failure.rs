@@ -1,4 +1,4 @@
-//! Errors of a command, as they are printed and as the exit code reports them.
+//! Errors of commands: how they are printed, and their exit codes.
 
 pub(crate) use larder::error_chain;
 pub(crate) use larder_agent::{Error as Failure, ErrorKind};
@@ -6,12 +6,12 @@ pub(crate) use larder_agent::{Error as Failure, ErrorKind};
 use crate::exit::CommandOutcome;
 use crate::printer::Printer;
 
-/// What the command line makes of an error.
+/// Prints errors and maps them to exit codes.
 pub(crate) trait ExitReport {
-    /// How the command ends with it.
+    /// The outcome of a command that fails with it.
     fn outcome(&self) -> CommandOutcome;
 
-    /// Prints it, and returns how the command ends.
+    /// Prints it, and returns the outcome.
     fn print(&self, out: &Printer) -> CommandOutcome;
 }
 

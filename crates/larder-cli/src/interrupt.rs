@@ -1,6 +1,6 @@
 //! SIGINT and SIGTERM, watched by a thread of their own.
 //!
-//! The thread that does the work may sit in a write to a pipe that nobody reads, where it hears nothing. Promises: a
+//! The thread that does the work may block in a write to a full pipe. Promises: a
 //! command that does not [handle](InterruptSignals::handle) interrupts ends at once, unless others work through it; one that does
 //! has [`GRACE`] to end by itself, and longer while others work through it, which standard error says; a second signal
 //! ends any at once. The exit code is that of [`CommandOutcome::Interrupted`].
@@ -32,10 +32,10 @@ pub(crate) struct InterruptSignals {
     others: JoinedCommandCount,
 }
 
-/// How many other commands work through this one, once that can be told.
+/// How many other commands work through this one, once that is known.
 pub(crate) type JoinedCommandCount = Arc<OnceLock<Box<dyn Fn() -> usize + Send + Sync>>>;
 
-/// Signals that the command handles: it is told of the first one, and ends by itself.
+/// Signals that the command handles: it ends by itself after the first one.
 #[derive(Clone)]
 pub(crate) struct InterruptHandle {
     asked: watch::Receiver<bool>,
@@ -99,7 +99,7 @@ impl InterruptHandle {
     pub(crate) async fn interrupted(&self) {
         let mut asked = self.asked.clone();
         if asked.wait_for(|asked| *asked).await.is_err() {
-            future::pending::<()>().await; // nobody watches
+            future::pending::<()>().await; // no watcher
         }
     }
 
@@ -131,11 +131,11 @@ fn listen(
             if is_handled || joined() > 0 {
                 ask.send_replace(true);
                 cut.send_replace(!is_handled);
-                note_if_any(joined(), "is still running through this one; interrupt again to cut it off");
+                note_if_any(joined(), "still uses this one; interrupt again to stop it");
                 while time::timeout(GRACE, signals.next()).await.is_err()
                     && (lingers.load(Ordering::Acquire) || joined() > 0)
                 {}
-                note_if_any(joined(), "was running through this one and is cut off");
+                note_if_any(joined(), "used this one and was stopped");
             }
             Ok(())
         })
@@ -146,8 +146,8 @@ fn listen(
     }
 }
 
-/// Tells what happens to joined commands, if there are any. Not through [`Printer`](crate::out::Printer), whose lock the command
-/// may hold in a write that nobody reads; a standard error that takes nothing is not waited for either.
+/// Prints what happens to joined commands, if there are any. Not through [`Printer`](crate::out::Printer), whose lock the command
+/// may hold in a blocked write; a blocked standard error is not waited for either.
 fn note_if_any(joined: usize, happens: &'static str) {
     let commands = match joined {
         0 => return,

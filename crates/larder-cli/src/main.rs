@@ -60,7 +60,7 @@ fn finish(out: &Printer, outcome: CommandOutcome) -> ExitCode {
     match out.finish() {
         Ok(()) => outcome.into(),
         Err(error) => {
-            let failure = Failure::failed(format!("could not write the result: {error}"));
+            let failure = Failure::failed(format!("cannot write the result: {error}"));
             failure.print(out).max(outcome).into()
         }
     }

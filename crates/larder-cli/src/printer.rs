@@ -1,6 +1,6 @@
 //! Where text goes: results to standard output, everything else to standard error.
 //!
-//! Live progress, where there is some, stays below all of it. Promises: a reader that goes away is a quiet success; any other write error is kept and told once, at the end;
+//! Live progress, where there is some, stays below all of it. Promises: a reader that goes away is a quiet success; any other write error is reported once, at the end;
 //! control characters in text from registries and files reach a terminal only in escaped form.
 
 use std::fmt::{self, Write as _};
@@ -23,7 +23,7 @@ pub(crate) struct Printer {
 struct PrinterStreams {
     results: Box<dyn Write + Send>,
     notes: Box<dyn Write + Send>,
-    /// Nobody reads results any more, or they cannot be written.
+    /// Results can no longer be written.
     closed: bool,
     trouble: Option<io::Error>,
 }
@@ -61,24 +61,24 @@ impl Printer {
         self.above_progress(|| self.inner().write(bytes));
     }
 
-    /// Tells the user something beside the results.
+    /// Prints a line to standard error.
     pub(crate) fn info(&self, text: impl fmt::Display) {
         let text = format!("{}\n", escaped(&text.to_string()));
         // There is no place left to say that standard error is broken.
         self.above_progress(|| _ = self.inner().notes.write_all(text.as_bytes()));
     }
 
-    /// Tells of something that is odd and was worked around.
+    /// Prints a warning.
     pub(crate) fn warning(&self, text: impl fmt::Display) {
         self.info(format_args!("warning: {text}"));
     }
 
-    /// Tells what could be tried next.
+    /// Prints a hint.
     pub(crate) fn hint(&self, hint: impl Into<Hint>) {
         self.info(self.hinted(&hint.into()));
     }
 
-    /// Tells of an error, and what could be tried next.
+    /// Prints an error with its hints.
     pub(crate) fn error(&self, text: impl fmt::Display, hints: &[Hint]) {
         let mut all = format!("error: {text}");
         for hint in hints {

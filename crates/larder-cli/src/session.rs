@@ -45,7 +45,7 @@ const OPEN_WITHIN: Duration = Duration::from_secs(120);
 /// After how long to look whether it has: twice as long each time, up to the maximum.
 const OPEN_RETRY: Duration = Duration::from_millis(20);
 const OPEN_RETRY_MAX: Duration = Duration::from_millis(500);
-/// After how long the user is told what the command waits for.
+/// After how long a note says what the command waits for.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a command wants of its images.
@@ -158,14 +158,14 @@ impl CommandSession {
         CommandSession { reads_files: false, ..self }
     }
 
-    /// From when other commands can work through this one, it is told there how many do.
+    /// Reports to `others` how many commands use this one.
     pub(crate) fn warn_about_joined_commands(&self, others: JoinedCommandCount) {
         let _ = self.others.set(others); // once in a run
     }
 
     /// The client of a daemon, for commands that are about nothing else.
     pub(crate) async fn daemon(&self) -> Result<Client, Failure> {
-        let mut message = "no daemon runs here".to_owned();
+        let mut message = "no daemon is running".to_owned();
         match self.find(&ImageAccess::read())? {
             (Some(client), _) => {
                 log_daemon(&client);
@@ -185,8 +185,8 @@ impl CommandSession {
             }
         }
         Err(Failure::unreachable(message)
-            .hint(Hint::from("start it: ").command(["serve"]))
-            .hint("or name its socket with --daemon SOCKET, or its images with --root or --backend"))
+            .hint(Hint::from("start it with ").command(["serve"]))
+            .hint("or select one with --daemon SOCKET, --root or --backend"))
     }
 
     /// The process that has the images open, and what it was started as; `None` if it has ended.
@@ -228,7 +228,7 @@ impl CommandSession {
             let (_, config) = self.config(&ImageAccess::read().of_store())?;
             if *config.origin("root") == SettingOrigin::Default {
                 let root = config.root.display();
-                self.out.info(format_args!("note: nothing has been pulled yet: no image store in {root}"));
+                self.out.info(format_args!("note: no images pulled yet: no image store in {root}"));
                 return Ok(None);
             }
         }
@@ -237,7 +237,7 @@ impl CommandSession {
 
     async fn connect(&self, mut need: ImageAccess) -> Result<Client, NodeOpenError> {
         let started = Instant::now();
-        let (mut told, mut wait) = (false, OPEN_RETRY);
+        let (mut printed, mut wait) = (false, OPEN_RETRY);
         loop {
             let busy = match self.find(&need)? {
                 (Some(client), _) => {
@@ -254,11 +254,11 @@ impl CommandSession {
             if started.elapsed() > within {
                 let waited = go_format::duration(within);
                 return Err(NodeOpenError::InUse(
-                    busy.hint(format!("waited {waited}; --timeout says how long to wait")),
+                    busy.hint(format!("waited {waited}; --timeout changes that")),
                 ));
             }
-            if !told && started.elapsed() > PATIENCE {
-                told = true;
+            if !printed && started.elapsed() > PATIENCE {
+                printed = true;
                 self.out.info(format_args!("note: waiting: {}", busy.message()));
             }
             time::sleep(wait).await;
@@ -271,8 +271,8 @@ impl CommandSession {
         // Settings with mistakes are of no account where a daemon does the work.
         let Ok((_, config)) = self.config(need) else { return };
         let given = need.pulling.iter().flat_map(|pulling| &pulling.given);
-        let told: Vec<&str> = given.map(|(_, key)| *key).collect(); // the command itself warns of them
-        let ignored = client.ignored(&config, |key| need.depends_on(key) && !told.contains(&key)).await;
+        let warned: Vec<&str> = given.map(|(_, key)| *key).collect(); // the command itself warns of them
+        let ignored = client.ignored(&config, |key| need.depends_on(key) && !warned.contains(&key)).await;
         if let Some(ignored) = ignored {
             self.out.warning(ignored.message());
             ignored.next_steps().iter().for_each(|hint| self.out.hint(hint.clone()));
@@ -299,7 +299,7 @@ impl CommandSession {
             };
             return match client.join(&config, |key| need.depends_on(key), programs).await {
                 Ok(()) => {
-                    tracing::info!("working through another larder command");
+                    tracing::info!("using another larder command");
                     self.joined.store(true, Ordering::Relaxed);
                     Ok(Ok(client))
                 }
@@ -308,11 +308,11 @@ impl CommandSession {
                 Err(error) => Err(error.into()),
             };
         }
-        tracing::info!("no daemon: working on the images itself");
+        tracing::info!("no daemon: opening the images in this process");
         self.open_here(sources, config, &target, need).await
     }
 
-    /// Opens the images in this process, and serves them to commands that come meanwhile. The inner error is as above.
+    /// Opens the images in this process, and serves them to commands that start later. The inner error is as above.
     async fn open_here(
         &self,
         sources: SettingsSources,
@@ -453,9 +453,9 @@ impl CommandSession {
         let backend = connection.backend.as_deref();
         if let (true, Some(other)) = (need.store_only, backend.filter(|backend| *backend != STORE)) {
             return Err(Failure::bad_input(format!(
-                "--backend {other}: this command works on larder's own store"
+                "--backend {other}: this command requires larder's own store"
             ))
-            .hint("leave --backend out, or name a folder with --root DIR"));
+            .hint("omit --backend, or select a store with --root DIR"));
         }
         let variable =
             || variable(BACKEND_VARIABLE).filter(|_| connection.root.is_none() && !need.store_only);
@@ -464,13 +464,16 @@ impl CommandSession {
         if let Some((text, by)) = &named {
             check_backend(text, by)?;
         }
-        if let (Some(folder), Some(_)) = (&connection.certs_d, named.filter(|(named, _)| named != STORE)) {
-            return Err(Failure::bad_input(format!("--certs-d {}: a runtime does not read it", folder.display()))
-                .hint("configure the runtime's own, for containerd config_path; or leave --backend and LARDER_BACKEND out"));
+        if let (Some(dir), Some(_)) = (&connection.certs_d, named.filter(|(named, _)| named != STORE)) {
+            return Err(Failure::bad_input(format!(
+                "--certs-d {}: has no effect on a runtime",
+                dir.display()
+            ))
+            .hint("configure the runtime (containerd: config_path), or omit --backend and LARDER_BACKEND"));
         }
-        if let Some(folder) = connection.certs_d.as_ref().filter(|folder| !folder.is_dir()) {
-            return Err(Failure::bad_input(format!("--certs-d {}: no such folder", folder.display()))
-                .hint("name a folder that has one folder for each registry, with a hosts.toml in it"));
+        if let Some(dir) = connection.certs_d.as_ref().filter(|dir| !dir.is_dir()) {
+            return Err(Failure::bad_input(format!("--certs-d {}: no such directory", dir.display()))
+                .hint("use a directory with REGISTRY/hosts.toml"));
         }
         Ok(())
     }
@@ -493,7 +496,7 @@ impl CommandSession {
         }
         let socket = socket_path(&text).map_err(|error| {
             Failure::bad_input(format!("{by} {text}: {error}"))
-                .hint("write it as unix:///path/to.sock, or none for no daemon")
+                .hint("write unix:///path/to.sock, or none for no daemon")
         })?;
         Ok(DaemonFlag::At(socket))
     }
@@ -518,17 +521,16 @@ impl CommandSession {
         if matches!(theirs, Some(ControlServerAddress::Daemon(theirs)) if same(&theirs, socket)) {
             return Ok(());
         }
-        Err(Failure::bad_input(format!("{place}: this is not what the daemon at {} keeps", socket.display()))
-            .hint("name the one or the other: a daemon has the place that it was started with; --daemon none asks none"))
+        Err(Failure::bad_input(format!("{place}: the daemon at {} serves other images", socket.display()))
+            .hint("omit one of the two, or use --daemon none"))
     }
 
     /// Ends what the command has open, once other commands that work through it have ended.
     pub(crate) async fn close(&self) {
         let Some(server) = self.server.lock().await.take() else { return };
         let waiting = |commands: usize| {
-            let others = if commands == 1 { "command that works" } else { "commands that work" };
-            self.out
-                .info(format_args!("note: waiting for {commands} other larder {others} through this one"));
+            let others = if commands == 1 { "command that uses" } else { "commands that use" };
+            self.out.info(format_args!("note: waiting for {commands} other larder {others} this one"));
         };
         server.close(waiting).await;
     }
@@ -541,7 +543,7 @@ impl CommandSession {
             let by_default = connection.root.is_none() && connection.backend.is_none();
             return match named.filter(|named| by_default && named != STORE) {
                 Some(named) => failure.hint(format!(
-                    "{BACKEND_VARIABLE}={named} is not read: this command works on larder's own store, since a runtime has no such thing"
+                    "{BACKEND_VARIABLE}={named} has no effect: this command requires larder's own store"
                 )),
                 None => failure,
             };
@@ -566,7 +568,7 @@ impl CommandSession {
             _ => None,
         };
         match name {
-            Some(name) => failure.hint(format!("the socket is the one that {name} names")),
+            Some(name) => failure.hint(format!("the socket is set by {name}")),
             None => failure,
         }
     }
@@ -579,7 +581,7 @@ impl CommandSession {
         need: impl Fn() -> ImageAccess,
     ) -> Result<Client, Failure> {
         let started = Instant::now();
-        let mut told = false;
+        let mut printed = false;
         loop {
             let failure = match self.connect_to_daemon(need()).await {
                 Err(failure) if failure.outcome() == CommandOutcome::Unreachable => failure,
@@ -588,8 +590,8 @@ impl CommandSession {
             if started.elapsed() + RETRY_PERIOD > patience {
                 return Err(failure);
             }
-            if !told {
-                told = true;
+            if !printed {
+                printed = true;
                 let patience = go_format::duration(patience);
                 self.out.info(format_args!(
                     "note: waiting up to {patience} for the runtime: {}",
@@ -624,7 +626,7 @@ impl CommandSession {
 /// All mistakes in one failure, which prints as if each were an error of its own.
 fn refused(mistakes: &ConfigErrors) -> Failure {
     let Some((last, others)) = mistakes.each().split_last() else {
-        return Failure::bad_input("the settings cannot be used");
+        return Failure::bad_input("invalid settings");
     };
     let others = others.iter().map(|mistake| {
         let hints = mistake.hints().iter().map(|hint| format!("hint: {hint}\n"));
@@ -639,18 +641,18 @@ fn check_backend(text: &str, by: &str) -> Result<(), Failure> {
         return Ok(());
     }
     if let Some(meant) = nearest_backend(text) {
-        return Err(Failure::bad_input(format!("{by} {text}: there is no such backend"))
+        return Err(Failure::bad_input(format!("{by} {text}: no such backend"))
             .hint(format!("did you mean {meant}?")));
     }
     socket_path(text).map(drop).map_err(|error| {
         Failure::bad_input(format!("{by} {text}: {error}"))
-            .hint("write it as unix:///path/to.sock, cri for whatever runtime runs here, docker for Docker Engine, or store for larder's own store")
+            .hint("write unix:///path/to.sock, cri for the CRI runtime of this machine, docker for Docker Engine, or store for larder's own store")
     })
 }
 
 /// Logs which daemon does the work.
 fn log_daemon(client: &Client) {
-    tracing::info!("asking the daemon at {}", client.socket().unwrap_or(Path::new("")).display());
+    tracing::info!("using the daemon at {}", client.socket().unwrap_or(Path::new("")).display());
 }
 
 /// How long to wait before a runtime that does not answer is tried again.

@@ -1,4 +1,4 @@
-//! Which credentials fit an image, and where they come from: told with `-v`, and after a registry has refused them.
+//! Which credentials fit an image, and where they come from: printed with `-v`, and after a registry rejected them.
 //! Names of sources, users and registries only, never a password or token.
 
 use std::collections::BTreeSet;
@@ -64,7 +64,7 @@ impl UserCredentials {
         if let Ok(name) = Reference::parse(image) {
             fitting.extend(self.programs(name.name()));
         }
-        if fitting.is_empty() { "none; it is pulled anonymously".to_owned() } else { fitting.join(", ") }
+        if fitting.is_empty() { "none, pulling anonymously".to_owned() } else { fitting.join(", ") }
     }
 
     /// What to say of them after the registry has denied an image.
@@ -75,7 +75,7 @@ impl UserCredentials {
         shown.extend(self.gave(image));
         match (failed.is_empty(), shown.is_empty()) {
             (true, _) => self.advice_of(image, secrets, &shown),
-            (false, true) => format!("nothing was shown to the registry: {failed}"),
+            (false, true) => format!("no credentials sent to the registry: {failed}"),
             (false, false) => format!("{}; {failed}", self.advice_of(image, secrets, &shown)),
         }
     }
@@ -87,12 +87,12 @@ impl UserCredentials {
         let others: Vec<_> =
             self.secret_places(secrets).iter().chain(&self.own).map(CredentialPlace::content).collect();
         match (shown, others.as_slice()) {
-            ([], []) => format!(
-                "no credentials for {registry} were given: name a pull secret, or use --authfile or --username"
-            ),
+            ([], []) => {
+                format!("no credentials for {registry}: add a pull secret, or use --authfile or --username")
+            }
             ([], others) => format!("no credential matches {registry} ({})", others.join("; ")),
-            ([one], _) => format!("the credential of {one} was refused"),
-            (several, _) => format!("the credentials of {} were refused", several.join(", ")),
+            ([one], _) => format!("the registry rejected the credentials of {one}"),
+            (several, _) => format!("the registry rejected the credentials of {}", several.join(", ")),
         }
     }
 
@@ -132,8 +132,8 @@ impl UserCredentials {
 
     fn answers_of(&self, image: &str) -> Vec<(String, ProgramResult)> {
         let Ok(name) = Reference::parse(image) else { return Vec::new() };
-        let told = self.answers.results_for(name.name()).into_iter();
-        told.map(|(program, answer)| (program_name(&program), answer)).collect()
+        let printed = self.answers.results_for(name.name()).into_iter();
+        printed.map(|(program, answer)| (program_name(&program), answer)).collect()
     }
 
     /// Whether some are with programs.
@@ -149,7 +149,7 @@ impl UserCredentials {
             .map(|asked| program_name(&CredentialLocation::Helper(asked.helper)));
         let plugins = self.plugins.iter().flat_map(|plugins| plugins.for_image(repository));
         let plugins = plugins.map(|name| program_name(&CredentialLocation::Provider(name.to_owned())));
-        helper.into_iter().chain(plugins).map(|name| format!("{name} (if it has one)")).collect()
+        helper.into_iter().chain(plugins).map(|name| format!("{name} (if it has credentials)")).collect()
     }
 
     /// A secret that cannot be read fails its pod before any pull, so there is nothing to say of it here.
@@ -180,7 +180,7 @@ impl CredentialPlace {
     /// `secret default/regcred (user larder)` for each credential that fits.
     fn fitting(&self, repository: &str) -> Vec<String> {
         let found = self.keyring.lookup(repository);
-        let told = found.iter().map(|credential| match credential.username.as_str() {
+        let printed = found.iter().map(|credential| match credential.username.as_str() {
             "" if credential.identity_token.is_empty() && credential.registry_token.is_empty() => {
                 format!("{} (no user)", self.name)
             }
@@ -188,7 +188,7 @@ impl CredentialPlace {
             user => format!("{} (user {user})", self.name),
         });
         let mut known = BTreeSet::new();
-        told.filter(|text| known.insert(text.clone())).collect()
+        printed.filter(|text| known.insert(text.clone())).collect()
     }
 
     /// `secret default/regcred has: quay.io`
@@ -239,11 +239,11 @@ mod tests {
         let secrets = [secret("127.0.0.1:5056")];
         assert_eq!(
             UserCredentials::default().advice(IMAGE, &secrets),
-            "the credential of secret default/reg (user bob) was refused"
+            "the registry rejected the credentials of secret default/reg (user bob)"
         );
         assert_eq!(
             file("127.0.0.1:5056").advice(IMAGE, &secrets),
-            "the credentials of secret default/reg (user bob), /home/me/config.json (user me) were refused"
+            "the registry rejected the credentials of secret default/reg (user bob), /home/me/config.json (user me)"
         );
     }
 
@@ -257,15 +257,15 @@ mod tests {
     }
 
     #[test]
-    fn no_credentials_at_all_are_told_with_the_ways_to_give_some() {
+    fn missing_credentials_have_a_hint_how_to_give_some() {
         let advice = UserCredentials::default().advice(IMAGE, &[]);
-        assert!(advice.starts_with("no credentials for 127.0.0.1:5056 were given: "), "{advice}");
+        assert!(advice.starts_with("no credentials for 127.0.0.1:5056: "), "{advice}");
     }
 
     #[test]
-    fn who_asks_for_more_is_told_the_candidates_in_order_and_no_secret() {
-        let told = file("127.0.0.1:5056").report(IMAGE, &[secret("127.0.0.1:5056")]);
-        assert_eq!(told, "secret default/reg (user bob), /home/me/config.json (user me)");
-        assert_eq!(file("r.example").report(IMAGE, &[]), "none; it is pulled anonymously");
+    fn the_report_names_the_candidates_in_order_and_no_secret() {
+        let printed = file("127.0.0.1:5056").report(IMAGE, &[secret("127.0.0.1:5056")]);
+        assert_eq!(printed, "secret default/reg (user bob), /home/me/config.json (user me)");
+        assert_eq!(file("r.example").report(IMAGE, &[]), "none, pulling anonymously");
     }
 }

@@ -1,4 +1,4 @@
-//! Docker's `config.json`, as far as logins are written into it: one entry changes, all else stays.
+//! The logins in docker's `config.json`: changes one entry and preserves the rest.
 
 use std::env;
 use std::fs::{File, Permissions};
@@ -21,7 +21,7 @@ use super::login_registry::LoginRegistry;
 use crate::failure::Failure;
 
 const AUTHS: &str = "auths";
-/// Mode bits: what those may do who are neither the owner nor in the group.
+/// Mode bits for users who are neither the owner nor in the group.
 const OTHERS: u32 = 0o007;
 
 /// The file.
@@ -29,27 +29,27 @@ pub(crate) struct DockerLoginFile {
     path: PathBuf,
 }
 
-/// What the file holds. It is wiped when it is dropped.
+/// The content of the file, wiped on drop.
 pub(crate) struct LoginDocument {
     document: Value,
     helpers: HelperNames,
 }
 
-/// Nobody else writes the file while this lives, as far as it is larder.
+/// Excludes other larder processes from writing the file.
 pub(crate) struct LoginFileLock(#[expect(dead_code, reason = "the lock goes with it")] File);
 
 impl DockerLoginFile {
     /// The file that was named, else docker's usual one.
     pub(crate) fn named_or_usual(named: Option<&Path>) -> Result<DockerLoginFile, Failure> {
-        let folder = |variable: &str| env::var_os(variable).filter(|value| !value.is_empty());
+        let dir = |variable: &str| env::var_os(variable).filter(|value| !value.is_empty());
         let usual = || {
-            let docker = folder("DOCKER_CONFIG").map(PathBuf::from);
-            let home = || folder("HOME").map(|home| PathBuf::from(home).join(".docker"));
-            docker.or_else(home).map(|folder| folder.join("config.json"))
+            let docker = dir("DOCKER_CONFIG").map(PathBuf::from);
+            let home = || dir("HOME").map(|home| PathBuf::from(home).join(".docker"));
+            docker.or_else(home).map(|dir| dir.join("config.json"))
         };
         let path = named.map(Path::to_owned).or_else(usual).ok_or_else(|| {
-            Failure::bad_input("no place for the login: neither DOCKER_CONFIG nor HOME is set")
-                .hint("name a file with --authfile FILE")
+            Failure::bad_input("no file for the credentials: neither DOCKER_CONFIG nor HOME is set")
+                .hint("use --authfile FILE")
         })?;
         // A link stays a link.
         Ok(DockerLoginFile { path: fs_err::canonicalize(&path).unwrap_or(path) })
@@ -64,7 +64,7 @@ impl DockerLoginFile {
         let text = self.text().map_err(|error| Failure::bad_input(error.to_string()))?;
         let broken = |problem: String| {
             Failure::bad_input(format!("{}: {problem}", self.path.display()))
-                .hint("mend the file, or name another with --authfile FILE; nothing was written")
+                .hint("fix the file, or use another with --authfile FILE; wrote nothing")
         };
         let config = parse_config_json(text.as_bytes(), TokenPolicy::Keep)
             .map_err(|error| broken(error.to_string()))?;
@@ -96,26 +96,26 @@ impl DockerLoginFile {
         Ok(text)
     }
 
-    /// Waits until no other larder writes the file, and makes its folder if there is none.
-    pub(crate) fn turn(&self) -> Result<LoginFileLock, Failure> {
-        let folder = self.folder();
+    /// Waits until no other larder process writes the file, and creates its directory if missing.
+    pub(crate) fn lock(&self) -> Result<LoginFileLock, Failure> {
+        let dir = self.dir();
         let taken = || {
-            if !folder.is_dir() {
-                fs_err::create_dir_all(folder)?;
-                fs_err::set_permissions(folder, Permissions::from_mode(0o700))?;
+            if !dir.is_dir() {
+                fs_err::create_dir_all(dir)?;
+                fs_err::set_permissions(dir, Permissions::from_mode(0o700))?;
             }
-            let folder = fs_err::File::open(folder)?.into_parts().0;
-            flock(&folder, FlockOperation::LockExclusive)?;
-            // What a killed process left behind holds all logins.
+            let dir = fs_err::File::open(dir)?.into_parts().0;
+            flock(&dir, FlockOperation::LockExclusive)?;
+            // A file left by a killed process has all credentials.
             let _ = fs_err::remove_file(self.new_path());
-            io::Result::Ok(LoginFileLock(folder))
+            io::Result::Ok(LoginFileLock(dir))
         };
         taken().map_err(|error| self.unwritten(&error))
     }
 
-    /// Replaces the file, whole or not at all. A new one only its owner can read; an old one keeps owner and group, and
-    /// the mode unless everybody had rights.
-    pub(crate) fn write(&self, logins: &LoginDocument, _turn: &LoginFileLock) -> Result<(), Failure> {
+    /// Replaces the file atomically. A new file is readable by its owner only; an existing one keeps owner and group, and
+    /// its mode unless all users have access.
+    pub(crate) fn write(&self, logins: &LoginDocument, _lock: &LoginFileLock) -> Result<(), Failure> {
         let text = logins.text().map_err(|error| self.unwritten(&error))?;
         let new = self.new_path();
         let written = || {
@@ -124,7 +124,7 @@ impl DockerLoginFile {
             file.write_all(&text)?;
             file.sync_all()?;
             fs_err::rename(&new, &self.path)?;
-            fs_err::File::open(self.folder())?.sync_all()
+            fs_err::File::open(self.dir())?.sync_all()
         };
         written().map_err(|error| {
             let _ = fs_err::remove_file(&new);
@@ -132,7 +132,7 @@ impl DockerLoginFile {
         })
     }
 
-    /// Gives a new file to whom the old one belongs, with no more rights than that had.
+    /// Gives a new file the owner of the old one, and at most its mode.
     fn give_to_owner(&self, new: &File) -> io::Result<()> {
         let old = match fs_err::metadata(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -141,9 +141,9 @@ impl DockerLoginFile {
         let found = new.metadata()?;
         let owner = (old.uid() != found.uid()).then_some(old.uid());
         let group = (old.gid() != found.gid()).then_some(old.gid());
-        // What everybody could read was not opened to the group on purpose.
-        let everybody = old.mode() & OTHERS != 0;
-        let mut kept = old.mode() & if everybody { 0o600 } else { 0o660 };
+        // A file that all users can read was not opened to the group on purpose.
+        let is_public = old.mode() & OTHERS != 0;
+        let mut kept = old.mode() & if is_public { 0o600 } else { 0o660 };
         match fchown(new, owner, group) {
             // A user need not be in the file's group, which then has no rights either.
             Err(_) if owner.is_none() => kept &= 0o600,
@@ -152,20 +152,20 @@ impl DockerLoginFile {
         new.set_permissions(Permissions::from_mode(kept))
     }
 
-    /// Where the next content is written. Of one name, so that a turn finds what was left behind.
+    /// The file for new content. Its name is fixed, so that the next lock removes a leftover.
     fn new_path(&self) -> PathBuf {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        self.folder().join(format!(".{name}.new"))
+        self.dir().join(format!(".{name}.new"))
     }
 
-    fn folder(&self) -> &Path {
-        let folder = self.path.parent().unwrap_or(Path::new("."));
-        if folder.as_os_str().is_empty() { Path::new(".") } else { folder }
+    fn dir(&self) -> &Path {
+        let dir = self.path.parent().unwrap_or(Path::new("."));
+        if dir.as_os_str().is_empty() { Path::new(".") } else { dir }
     }
 
     fn unwritten(&self, error: &io::Error) -> Failure {
-        Failure::failed(format!("{} was not written: {error}", self.path.display()))
-            .hint("run as its owner, or name another file with --authfile FILE")
+        Failure::failed(format!("cannot write {}: {error}", self.path.display()))
+            .hint("run as its owner, or use another file with --authfile FILE")
     }
 }
 
@@ -224,7 +224,7 @@ impl LoginDocument {
     fn text(&self) -> io::Result<Zeroizing<Vec<u8>>> {
         let mut size = 0;
         measure(&self.document, &mut size);
-        // Room for all of it: a text that grows leaves copies behind that nobody overwrites.
+        // Sized up front: a growing text leaves copies in memory that are not wiped.
         let mut text = Zeroizing::new(Vec::with_capacity(size));
         let mut writer = Serializer::with_formatter(&mut *text, PrettyFormatter::with_indent(b"\t"));
         self.document.serialize(&mut writer)?;
@@ -267,15 +267,15 @@ mod tests {
     use super::*;
 
     fn written(before: &str, change: impl FnOnce(&mut LoginDocument)) -> String {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
         fs_err::write(&path, before).unwrap();
         let file = DockerLoginFile::named_or_usual(Some(&path)).unwrap();
         let mut logins = file.read().unwrap();
         change(&mut logins);
-        file.write(&logins, &file.turn().unwrap()).unwrap();
+        file.write(&logins, &file.lock().unwrap()).unwrap();
         assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(fs_err::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+        assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
         fs_err::read_to_string(&path).unwrap()
     }
 
@@ -307,8 +307,8 @@ mod tests {
 
     #[test]
     fn a_broken_file_is_named_and_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
         for text in ["{\"auths\": \"hunter2\"}", "{\"auths\": {\"r\": {\"auth\": 1}}} ", "hunter2", "{} {}"] {
             fs_err::write(&path, text).unwrap();
             let failure = DockerLoginFile::named_or_usual(Some(&path)).unwrap().read().err().unwrap();

@@ -1,4 +1,4 @@
-//! A registry as people name it when they log in, and as docker's `config.json` names it. Pure.
+//! The name of a registry, as `login` accepts it and as docker's `config.json` has it. Pure.
 
 use larder::reference::Reference;
 
@@ -36,12 +36,12 @@ impl LoginRegistry {
             && (host.contains(['.', ':']) || host == "localhost")
             && let Ok(registry) = LoginRegistry::parse(host)
         {
-            return Err(Failure::bad_input("a login is for a whole registry, and not for a part of it")
-                .hint(format!("name the registry alone: {}", registry.host)));
+            return Err(Failure::bad_input("cannot log in to a repository, only to a registry")
+                .hint(format!("use {}", registry.host)));
         }
-        // What is no registry may be a password in the wrong place.
-        Err(Failure::bad_input("what was given as the registry is none")
-            .hint("write HOST or HOST:PORT, as in front of an image's name: registry.example:5000"))
+        // The argument may be a password in the wrong place, so it is not printed.
+        Err(Failure::bad_input("invalid registry name")
+            .hint("write HOST or HOST:PORT, as in an image name: registry.example:5000"))
     }
 
     /// As in front of an image's name.
@@ -54,7 +54,7 @@ impl LoginRegistry {
         if self.host == HUB { HUB_KEY } else { &self.host }
     }
 
-    /// All keys under which somebody may have written it.
+    /// All keys that docker and podman may have used for it.
     pub(crate) fn keys(&self) -> impl Iterator<Item = String> + use<> {
         let hosts =
             if self.host == HUB { HUB_HOSTS.map(str::to_owned).to_vec() } else { vec![self.host.clone()] };
@@ -77,7 +77,7 @@ mod tests {
         for text in ["r.example/team", "https://r.example/team/app", "r.example:5000/x", "localhost/x"] {
             let refused = LoginRegistry::parse(text).unwrap_err();
             let host = text.trim_start_matches("https://").split('/').next().unwrap();
-            assert_eq!(refused.next_steps(), [format!("name the registry alone: {host}").into()]);
+            assert_eq!(refused.next_steps(), [format!("use {host}").into()]);
         }
         let secret = LoginRegistry::parse("hunter2/x").unwrap_err();
         assert!(!format!("{secret:?}").contains("hunter2"), "it may be a password");

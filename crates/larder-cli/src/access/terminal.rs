@@ -1,4 +1,4 @@
-//! Questions to the person at the terminal.
+//! Prompts on the terminal.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::thread;
@@ -14,23 +14,23 @@ use crate::interrupt::InterruptHandle;
 /// Longest answer, in bytes.
 const MAX_ANSWER: usize = 4096;
 
-/// Asks for a line; with `hidden`, what is typed is not shown.
+/// Prompts for a line, with `hidden` without echo.
 pub(crate) async fn ask(
     question: &str,
     hidden: bool,
     interrupt: &InterruptHandle,
 ) -> Result<Secret, Failure> {
     if !io::stdin().is_terminal() {
-        return Err(Failure::bad_input("standard input is no terminal, so nobody can be asked").hint(
-            "pipe the password in: echo \"$TOKEN\" | larder login --username USER --password-stdin REGISTRY",
+        return Err(Failure::bad_input("cannot prompt for a password: standard input is not a terminal").hint(
+            "use --password-stdin: echo \"$TOKEN\" | larder login --username USER --password-stdin REGISTRY",
         ));
     }
-    let unasked = |error: io::Error| Failure::failed(format!("the terminal cannot be asked: {error}"));
+    let unasked = |error: io::Error| Failure::failed(format!("cannot read from the terminal: {error}"));
     let mute = if hidden { Some(EchoOff::new().map_err(unasked)?) } else { None };
     let mut terminal = io::stderr();
     let _ = terminal.write_all(question.as_bytes()).and_then(|()| terminal.flush());
     let (answer, answered) = oneshot::channel();
-    // It may sit in its read for ever: nothing waits for its end.
+    // Its read may block for ever, so nothing waits for the thread.
     thread::spawn(move || answer.send(read_line()));
     let line = interrupt.or(answered).await;
     drop(mute);
@@ -38,11 +38,11 @@ pub(crate) async fn ask(
         let _ = terminal.write_all(b"\n");
     }
     let line = line.ok_or_else(Failure::interrupted)?;
-    let line = line.unwrap_or_else(|_| Err(io::Error::other("nothing was read")));
+    let line = line.unwrap_or_else(|_| Err(io::Error::other("no input")));
     line.map_err(unasked)
 }
 
-/// A line without its break, byte for byte: what a buffer reads ahead stays in memory.
+/// Reads a line without its break, byte by byte: a buffer would leave a copy of the password in memory.
 fn read_line() -> io::Result<Secret> {
     let mut line = Zeroizing::new(String::with_capacity(MAX_ANSWER));
     let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_ANSWER));
@@ -54,12 +54,12 @@ fn read_line() -> io::Result<Secret> {
         bytes.push(byte[0]);
     }
     byte.zeroize();
-    let text = std::str::from_utf8(&bytes).map_err(|_| io::Error::other("the answer is no text in UTF-8"))?;
+    let text = std::str::from_utf8(&bytes).map_err(|_| io::Error::other("the answer is not UTF-8 text"))?;
     line.push_str(text.strip_suffix('\r').unwrap_or(text));
     Ok(Secret::new(line.as_str()))
 }
 
-/// The terminal does not show what is typed, until this is dropped.
+/// Turns off the terminal's echo until dropped.
 struct EchoOff(Termios);
 
 impl EchoOff {

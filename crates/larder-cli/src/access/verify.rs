@@ -1,4 +1,4 @@
-//! Flags about who may use a present image.
+//! Flags for the verification of credentials for present images.
 
 use clap::Args;
 use larder::config::VerificationPolicy;
@@ -8,19 +8,20 @@ use larder_agent::config::{SettingOrigin, SettingsSource};
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Credentials")]
 pub(crate) struct VerifyArgs {
-    /// Which present images a pod may use only with credentials that fit: NeverVerify, NeverVerifyPreloadedImages,
-    /// NeverVerifyAllowlistedImages or AlwaysVerify [default: NeverVerifyPreloadedImages, those that larder pulled].
+    /// Verification policy: the present images that a pod may use only with valid credentials. NeverVerify,
+    /// NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages or AlwaysVerify [default: NeverVerifyPreloadedImages,
+    /// which verifies images that larder pulled].
     #[arg(long, value_name = "POLICY", value_parser = policy)]
     verify: Option<String>,
 
-    /// An image that needs none under NeverVerifyAllowlistedImages: a name without tag, or a prefix that ends in /*. May
-    /// be repeated.
+    /// Image on the allowlist of NeverVerifyAllowlistedImages: a name without tag, or a prefix that ends in /*. May be
+    /// repeated.
     #[arg(long, value_name = "NAME", requires = "verify")]
     verify_allow: Vec<String>,
 }
 
 impl VerifyArgs {
-    /// Whether anything was said of it.
+    /// Whether --verify was given.
     pub(crate) fn is_given(&self) -> bool {
         self.verify.is_some()
     }
@@ -45,6 +46,6 @@ fn policy(text: &str) -> Result<String, String> {
     let known = VerificationPolicy::ALL.map(VerificationPolicy::name);
     match VerificationPolicy::of(text) {
         Some(policy) => Ok(policy.name().to_owned()),
-        None => Err(format!("it is one of {}", known.join(", "))),
+        None => Err(format!("expected one of {}", known.join(", "))),
     }
 }

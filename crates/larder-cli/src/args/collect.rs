@@ -1,4 +1,4 @@
-//! What can be typed after commands about collection: what goes when the disk fills up, and what stays.
+//! Arguments of the commands about garbage collection.
 
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
 
@@ -15,49 +15,49 @@ use larder_api::v1alpha1::collect_request::Goal;
 use super::CredentialArgs;
 use crate::output::PrintFormat;
 
-/// Remove unused images when the disk fills up, least recently used first.
+/// Run one garbage collection (GC) round: remove unused images, least recently used first.
 ///
-/// One round: where the file system that holds the images is fuller than the high threshold, images that nothing uses
-/// are removed until it really is down to the low one. A layer that several images share counts once, for the image
-/// that is removed last. Images in use, pinned, leased, kept by a rule (larder keep) or seen for less than the minimum age
-/// stay. After each removal the file system is measured.
+/// If the usage of the image filesystem is at or above the high threshold, GC removes unused images until it is at the
+/// low threshold, and measures the filesystem after each removal. A layer that several images share counts once, for
+/// the image that is removed last. GC retains images that are in use, pinned, leased, kept by a rule (larder keep) or
+/// younger than the minimum age.
 ///
 /// The flags have the names of kubelet's; its configuration file calls them imageGCHighThresholdPercent,
 /// imageGCLowThresholdPercent, imageMinimumGCAge and imageMaximumGCAge.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder gc --dry-run           what would go and why, and why the rest stays; nothing is removed
+  larder gc --dry-run           print the plan with the reason for each image; remove nothing
   larder gc                     one round, now
-  larder gc --free 10GiB        free so much and a little more, and not everything
-  larder gc --all-unused        remove all that nothing uses and nothing keeps
+  larder gc --free 10GiB        free 10GiB and a margin
+  larder gc --all-unused        remove all images that are not in use, pinned, leased or kept
   larder gc --image-gc-high-threshold 70 --image-gc-low-threshold 60
 
-Exit code: 0 enough is free, or nothing had to go; 1 some could not be removed, or all that may go does not free enough;
-2 bad input, and nothing was removed; 3 backend unreachable.")]
+Exit code: 0 goal reached, 1 a removal failed or not enough reclaimable space, 2 invalid input (nothing removed), 3 backend
+unreachable.")]
 pub(crate) struct GcArgs {
-    /// Only say what would be done. It is the same plan.
+    /// Print the plan of the round, and remove nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Free at least so many bytes, such as 500MB or 10GiB (10Gi is the same), whatever the thresholds say, and a margin,
-    /// gc.freeMarginPercent of the settings.
+    /// Free at least this much, such as 500MB or 10GiB (10Gi is the same), regardless of the thresholds, and a margin
+    /// (gc.freeMarginPercent of the settings).
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "all_unused")]
     pub(crate) free: Option<u64>,
 
-    /// Remove everything that may be removed, whatever the thresholds say.
+    /// Remove all images that GC may remove, regardless of the thresholds.
     #[arg(long)]
     pub(crate) all_unused: bool,
 
     #[command(flatten)]
     pub(crate) limits: GcThresholdFlags,
 
-    /// What results look like; wide says of each image why it stays.
+    /// Output format; wide adds the reason for each retained image.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }
 
 impl GcArgs {
-    /// What is asked for.
+    /// The request for the daemon.
     pub(crate) fn request(&self) -> CollectRequest {
         let goal = match self.free {
             Some(bytes) => Goal::FreeBytes(bytes),
@@ -68,35 +68,37 @@ impl GcArgs {
     }
 }
 
-/// When to collect and what to spare, by kubelet's names.
+/// The thresholds and ages of GC, with the names of kubelet's flags.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct GcThresholdFlags {
-    /// Collect when so many percent of the file system are in use; 100 is never [default: imageGCHighThresholdPercent of the settings, 85].
+    /// High threshold: filesystem usage in percent at which GC starts; 100 turns it off
+    /// [default: imageGCHighThresholdPercent of the settings, 85].
     #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
     pub(crate) image_gc_high_threshold: Option<i32>,
 
-    /// Free until so many percent are in use [default: imageGCLowThresholdPercent of the settings, 80].
+    /// Low threshold: filesystem usage in percent at which GC stops
+    /// [default: imageGCLowThresholdPercent of the settings, 80].
     #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
     pub(crate) image_gc_low_threshold: Option<i32>,
 
-    /// Spare images that were first seen less than this ago
+    /// Minimum age: retain images that were first seen less than this ago
     /// [default: imageMinimumGCAge of the settings, 2m].
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) minimum_image_ttl_duration: Option<Duration>,
 
-    /// Remove images unused for longer than this although there is room; 0 is never
+    /// Maximum age: remove images that are unused for longer than this at any disk usage; 0 turns it off
     /// [default: imageMaximumGCAge of the settings, 0].
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) image_maximum_gc_age: Option<Duration>,
 
-    /// Collect as kubelet does: the sizes that the runtime reports are added up, although images share layers.
+    /// Plan as kubelet does: add up the image sizes that the runtime reports, although images share layers.
     #[arg(long)]
     pub(crate) kubelet: bool,
 }
 
 impl GcThresholdFlags {
-    /// What the flags say, for any goal.
+    /// The request without a goal.
     pub(crate) fn request(&self) -> CollectRequest {
         CollectRequest {
             goal: None,
@@ -109,7 +111,9 @@ impl GcThresholdFlags {
     }
 }
 
-/// Say of one image why it is kept or would go, who uses it, and what removing it frees; with access, who may pull it.
+/// Explain what GC does with an image and why, what uses it, and what its removal frees.
+///
+/// larder explain access tests the credentials for an image against its registry.
 #[derive(Debug, Args)]
 #[command(
     subcommand_negates_reqs = true,
@@ -119,64 +123,64 @@ impl GcThresholdFlags {
   larder explain -o json sha256:0123...
   larder explain access registry.example/app:1 -f pod.yaml
 
-An image with the name access is explained as access:latest.
+Write access:latest for an image named access.
 
-Exit code: 0 told, 1 no such image, 2 bad input, 3 backend unreachable."
+Exit code: 0 success, 1 image not found, 2 invalid input, 3 backend unreachable."
 )]
 pub(crate) struct ExplainArgs {
     #[command(subcommand)]
     pub(crate) what: Option<ExplainSubcommand>,
 
-    /// Name or id of the image.
+    /// Name or ID of the image.
     #[arg(required = true)]
     pub(crate) image: Option<ImageName>,
 
     #[command(flatten)]
     pub(crate) limits: GcThresholdFlags,
 
-    /// What results look like.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }
 
-/// What else can be explained.
+/// Subcommands of `explain`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExplainSubcommand {
     Access(ExplainAccessArgs),
 }
 
-/// Say which credentials were found where for an image, and what each host that serves it answers to them.
+/// List the credentials for an image and where they were found, and test them against each host that serves the image.
 ///
-/// Looks for credentials as larder ensure does and shows them to the registry in the same order, up to the first that is
-/// taken. Hosts are asked once, and only whether the image can be had; nothing is fetched. No password or token is printed.
+/// Finds credentials as larder ensure does and sends them to the registry in the same order, until one is accepted. Each
+/// host gets one request for the manifest; nothing is fetched, and no password or token is printed.
 ///
-/// This command asks by itself, also where a daemon runs or the images are a runtime's: with the credentials of whoever
-/// runs it, and the hosts of --certs-d. A daemon has the docker config of its own user beside them.
+/// The test always runs in this command, with the credentials of its user and the hosts of --certs-d, even if a daemon
+/// or a runtime does the pulls. A daemon also uses the docker config of its own user.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder explain access registry.example/app:1
   larder explain access registry.example/app:1 -f pod.yaml
   larder explain access -o json registry.example/app:1 --secret regcred.yaml
 
-Exit code: 0 it can be had, 1 it cannot, 2 bad input.")]
+Exit code: 0 accessible, 1 not accessible, 2 invalid input.")]
 pub(crate) struct ExplainAccessArgs {
-    /// The image, as a pod would write it.
+    /// The image, as a pod names it.
     #[arg(value_name = "IMAGE")]
     pub(crate) image: ImageName,
 
-    /// A manifest with pods that want the image, a directory of manifests, or - for standard input; may be repeated.
+    /// A manifest with pods that use the image, a directory of manifests, or - for standard input; may be repeated.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) filename: Vec<PathBuf>,
 
-    /// A manifest with pull secrets, for pods that name them, or for the image itself without -f; may be repeated.
+    /// A manifest with pull secrets: for pods that name them, or without -f for the image itself; may be repeated.
     #[arg(long, value_name = "FILE")]
     pub(crate) secret: Vec<PathBuf>,
 
-    /// Namespace of objects that name none.
+    /// Namespace of objects without one.
     #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
     pub(crate) namespace: String,
 
-    /// What results look like.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 
@@ -184,72 +188,72 @@ pub(crate) struct ExplainAccessArgs {
     pub(crate) credentials: CredentialArgs,
 }
 
-/// Show what collection has removed: what, when, why, and how much that freed.
+/// List the images that GC removed: when, why, and how much space that freed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder history
   larder history -o json
 
-PROMISED is what the plan counted for the image, each shared layer once. FREED is the change of the whole file system while it
-was removed: what others wrote or deleted meanwhile is in it.
+EXPECTED has the bytes in the plan, each shared layer counted once. FREED has the measured change of the whole filesystem,
+which includes what other processes wrote and deleted during the removal.
 
-The journal is bounded: about the last 5000 removals.")]
+The history has about the last 5000 removals.")]
 pub(crate) struct HistoryArgs {
-    /// What results look like.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }
 
-/// Keep images that nothing uses, or list what is kept.
+/// Add a keep rule, which excludes images from GC, or list the rules.
 ///
-/// Without a rule, the rules are listed. larder rm still removes what is kept here.
+/// Without a rule, the rules are listed. larder rm removes images regardless of keep rules.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder keep                             the rules
-  larder keep 'registry.example/base/*'   all images with a name like this
+  larder keep                             list the rules
+  larder keep 'registry.example/base/*'   all images whose name matches
   larder keep busybox:1.36 --ttl 168h     for a week after its last use
   larder keep --label team=infra          images whose config has this label
-  larder keep 'app/*' --newest 3          the newest three of each such repository
-  larder keep 'cache/*' --budget 5GiB     the last used, up to so much")]
+  larder keep 'app/*' --newest 3          the newest three of each matching repository
+  larder keep 'cache/*' --budget 5GiB     the most recently used, up to 5GiB")]
 pub(crate) struct KeepArgs {
-    /// A name, in which * stands for any text and ? for one character; or a digest, sha256:...
+    /// A name, in which * matches any text and ? one character; or a digest, sha256:...
     #[arg(value_name = "RULE", conflicts_with = "label")]
     pub(crate) rule: Option<String>,
 
-    /// Images with this label, and this value if one is given.
+    /// Images with this label, and with this value if given.
     #[arg(long, value_name = "KEY[=VALUE]")]
     pub(crate) label: Option<String>,
 
-    /// Only the newest N images of each repository that RULE names.
+    /// Only the newest N images of each repository that RULE matches.
     #[arg(long, value_name = "N", requires = "rule")]
     pub(crate) newest: Option<usize>,
 
-    /// Only for so long after their last use.
+    /// Only for this long after their last use.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) ttl: Option<Duration>,
 
-    /// Only as many as fit into this, the last used first.
+    /// Only the most recently used images, up to this total size.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) budget: Option<u64>,
 
-    /// What results look like.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }
 
-/// Drop keep rules.
+/// Remove keep rules.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder unkeep 1                         the first rule that larder keep lists
+  larder unkeep 1                         rule 1 of larder keep
   larder unkeep 'registry.example/base/*'
   larder unkeep --label team=infra
-  larder unkeep --all                     all rules, also where they cannot be read")]
+  larder unkeep --all                     all rules, even if their file is unreadable")]
 pub(crate) struct UnkeepArgs {
-    /// The number of a rule, or its name or digest.
+    /// Number, name or digest of a rule.
     #[arg(value_name = "RULE", required_unless_present_any = ["label", "all"])]
     pub(crate) rule: Option<String>,
 
-    /// The rule for this label.
+    /// The rule with this label.
     #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "rule")]
     pub(crate) label: Option<String>,
 

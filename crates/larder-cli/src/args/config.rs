@@ -1,4 +1,4 @@
-//! What can be typed after `config`.
+//! Arguments of `config`.
 
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
 
@@ -9,24 +9,24 @@ use clap::Args;
 use super::settings::SettingFlags;
 use crate::output::DataFormat;
 
-/// Show the settings that larder serve would run with, and where each came from.
+/// Print the effective settings of larder serve, and the source of each.
 ///
-/// Prints a file with all settings, each with a comment: default, file and line, flag or variable. The file can be
-/// given to --config again. The stronger overrides the weaker: kubelet's file, larder's file, LARDER_BACKEND, flags.
+/// Prints a settings file in which a comment names the source of each setting: default, file and line, flag or variable.
+/// Later sources override earlier ones: kubelet's file, larder's file, LARDER_BACKEND, flags.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder config                                        what is in force, and why
-  larder config > config.yaml                          a file to begin with
+  larder config                                        effective settings and their sources
+  larder config > config.yaml                          a file to start from
   larder config --kubelet-config /var/lib/kubelet/config.yaml
-  larder config --check /etc/larder/config.yaml        tell all mistakes, and print nothing else
-  larder config --reference                            all settings explained, as Markdown
+  larder config --check /etc/larder/config.yaml        report all errors in a file
+  larder config --reference                            reference of all settings, as Markdown
 
-Exit code: 0 the settings are sound, 2 they are not; each mistake is told with file, line and key.")]
+Exit code: 0 valid settings, 2 invalid settings; each error has file, line and key.")]
 pub(crate) struct ConfigArgs {
     #[command(flatten)]
     pub(crate) flags: SettingFlags,
 
-    /// Only check this file, and say whether it can be used.
+    /// Only check this settings file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "reference", "output"])]
     pub(crate) check: Option<PathBuf>,
 
@@ -34,7 +34,7 @@ pub(crate) struct ConfigArgs {
     #[arg(long, conflicts_with = "output")]
     pub(crate) reference: bool,
 
-    /// What results look like.
+    /// Output format.
     #[arg(short, long, value_enum, default_value = "yaml", value_name = "FORMAT")]
     pub(crate) output: DataFormat,
 }

@@ -1,4 +1,4 @@
-//! What can be typed after `login` and `logout`.
+//! Arguments of `login` and `logout`.
 
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
 
@@ -6,29 +6,29 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// Log in to a registry: check a user and a password, and write them down where docker, podman and larder find them.
+/// Log in to a registry: verify a user name and password, and store them for larder, docker and podman.
 ///
-/// The registry is asked first; what it refuses is not written. The password goes into docker's config.json, readable by
-/// its owner alone, or to the credential helper that this file names (credsStore, credHelpers). Without
-/// --password-stdin it is asked for on the terminal, without echo.
+/// Credentials are stored only if the registry accepts them: in docker's config.json, readable by its owner only, or in
+/// the credential helper that this file names (credsStore, credHelpers). Without --password-stdin, larder prompts for
+/// the password.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder login registry.example:5000
   echo $TOKEN | larder login -u me --password-stdin registry.example
   larder login                                        Docker Hub
 
-Exit code: 0 logged in, 1 refused or not reached, 2 bad input, 130 interrupted.")]
+Exit code: 0 logged in, 1 rejected or registry unreachable, 2 invalid input, 130 interrupted.")]
 pub(crate) struct LoginArgs {
     /// The registry: HOST or HOST:PORT.
     #[arg(value_name = "REGISTRY", default_value = "docker.io")]
     pub(crate) registry: String,
 
-    /// The user. Without it, it is asked for on the terminal.
+    /// User name. Without it, larder prompts for it.
     #[arg(short, long, value_name = "USER")]
     pub(crate) username: Option<String>,
 
-    /// Read the password from standard input. There is no flag with the password itself: every user of the machine
-    /// could see it in the list of processes.
+    /// Read the password from standard input. No flag takes the password itself, because every user of the machine
+    /// could read it in the process list.
     #[arg(long, requires = "username")]
     pub(crate) password_stdin: bool,
 
@@ -36,13 +36,13 @@ pub(crate) struct LoginArgs {
     pub(crate) file: AuthFileArg,
 }
 
-/// Log out of a registry: take its credential out of docker's config.json, or out of the credential helper.
+/// Log out of a registry: remove its credentials from docker's config.json and from the credential helper.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder logout registry.example:5000
   larder logout                          Docker Hub
 
-Exit code: 0 logged out, or was not logged in; 1 it could not be done, 2 bad input.")]
+Exit code: 0 logged out or not logged in, 1 failure, 2 invalid input.")]
 pub(crate) struct LogoutArgs {
     /// The registry: HOST or HOST:PORT.
     #[arg(value_name = "REGISTRY", default_value = "docker.io")]
@@ -52,11 +52,10 @@ pub(crate) struct LogoutArgs {
     pub(crate) file: AuthFileArg,
 }
 
-/// Where logins are written down.
+/// Where credentials are stored.
 #[derive(Debug, Args)]
 pub(crate) struct AuthFileArg {
-    /// A docker config.json other than the usual one [default: $DOCKER_CONFIG/config.json, else
-    /// ~/.docker/config.json].
+    /// Path of the docker config.json [default: $DOCKER_CONFIG/config.json, else ~/.docker/config.json].
     #[arg(long, value_name = "FILE")]
     pub(crate) authfile: Option<PathBuf>,
 }

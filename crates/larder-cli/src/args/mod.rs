@@ -1,4 +1,4 @@
-//! The command line: exactly what can be typed. What it means is worked out where it is used.
+//! The command line, as typed. Commands interpret it.
 
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
 
@@ -34,10 +34,10 @@ pub(crate) use pull_flags::{CredentialArgs, EnsureArgs, PullArgs, PullFlags};
 pub(crate) use serve::ServeArgs;
 pub(crate) use store::{FsckArgs, LoadArgs, MountArgs, MountsArgs, UmountArgs};
 
-/// Keeps a node's container images: fetched when wanted, kept while used.
+/// Manage the container images of a node: pull, list, explain, garbage-collect.
 ///
-/// Images are kept in larder's own store, which needs no container runtime; with --backend they are those of containerd,
-/// CRI-O or any other CRI runtime, or of Docker.
+/// Works on larder's own store, which requires no container runtime; with --backend on the images of containerd, CRI-O,
+/// another CRI runtime, or Docker.
 #[derive(Debug, Parser)]
 #[command(
     name = "larder",
@@ -56,71 +56,70 @@ pub(crate) struct Cli {
 }
 
 const EXAMPLES: &str = "Examples:
-  larder demo                        see larder at work in a few seconds, without root or network
-  larder ensure -f pod.yaml          make every image of a pod present, with kubelet's behaviour
+  larder demo                        try larder in a few seconds, without root or network
+  larder ensure -f pod.yaml          pull the missing images of a pod, as kubelet does
   larder ensure -f manifests/ -R     the same for a directory of manifests
   larder images                      list images
-  larder gc --dry-run                what would be removed to make room, and why
-  larder mount busybox:1.36 /mnt     the root file system of an image
-  larder --backend cri images        the same commands on containerd or CRI-O
-  larder --backend docker images     and on Docker";
+  larder gc --dry-run                show what GC would remove, and why
+  larder mount busybox:1.36 /mnt     mount the root filesystem of an image
+  larder --backend cri images        list the images of containerd or CRI-O
+  larder --backend docker images     list the images of Docker";
 
-/// What larder talks to, and how. Good with every command.
+/// Flags of every command: the backend, its directories, the daemon.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct GlobalFlags {
-    /// Where images live, if not in larder's own store: the socket of a container runtime, such as
-    /// unix:///run/containerd/containerd.sock, "cri" for whatever runtime runs here, or "docker" for Docker Engine
+    /// The backend: "store" for larder's own store, "cri" for the CRI runtime of this machine, "docker" for Docker
+    /// Engine, or the socket of a runtime, such as unix:///run/containerd/containerd.sock
     /// [env: LARDER_BACKEND] [default: store].
     ///
-    /// Without it, larder uses a store of its own, which needs no runtime; a runtime is used only where one is named.
-    /// "cri" stands for $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl reads them, else for the first
-    /// socket that a runtime listens on where runtimes usually do (containerd, CRI-O, cri-dockerd, k3s); where there is
-    /// none, the error lists what was tried. "docker" is the engine of $DOCKER_HOST (with $DOCKER_TLS_VERIFY and
-    /// $DOCKER_CERT_PATH, as docker reads them), else the one at /var/run/docker.sock; docker:///path/to.sock and
-    /// docker://HOST:PORT name another one. "store" is larder's own store, whatever $LARDER_BACKEND says; load, mount,
-    /// mounts, umount and fsck work on it alone, and do not read the variable. An empty variable counts as unset.
+    /// "cri" uses $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl does, else the first default socket
+    /// of a runtime that answers (containerd, CRI-O, cri-dockerd, k3s). "docker" uses $DOCKER_HOST (with
+    /// $DOCKER_TLS_VERIFY and $DOCKER_CERT_PATH, as docker does), else /var/run/docker.sock; docker:///path/to.sock and
+    /// docker://HOST:PORT name another engine. load, mount, mounts, umount and fsck work on larder's own store only and
+    /// ignore $LARDER_BACKEND. An empty variable counts as unset.
     // Not clap's `env`: it takes an empty variable for a value, and shows the option as required in usage texts.
     #[arg(long, global = true, value_name = "ENDPOINT")]
     pub(crate) backend: Option<String>,
 
-    /// Use larder's own store in this folder; ensure, pull and load make it if there is none
-    /// [default: /var/lib/larder, for others than root ~/.local/share/larder].
+    /// Directory of larder's own store; ensure, pull and load create it if missing
+    /// [default: /var/lib/larder, without root ~/.local/share/larder].
     #[arg(long, global = true, value_name = "DIR", conflicts_with = "backend")]
     pub(crate) root: Option<PathBuf>,
 
-    /// Where larder's own store finds mirrors, private authorities and client certificates of registries: a folder in
-    /// containerd's certs.d format, HOST/hosts.toml or Docker's certificates for each registry
-    /// [default: /etc/containerd/certs.d, then /etc/docker/certs.d; before them, for others than root,
-    /// ~/.config/larder/certs.d].
+    /// Directory with mirrors, CA certificates and client certificates of registries, for larder's own store: in
+    /// containerd's certs.d format, with HOST/hosts.toml or Docker's certificates for each registry
+    /// [default: /etc/containerd/certs.d, then /etc/docker/certs.d; without root, ~/.config/larder/certs.d before them].
     ///
-    /// Given, it is the only one. A runtime has a configuration of its own.
+    /// If given, no other directory is read. A runtime has its own configuration.
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) certs_d: Option<PathBuf>,
 
-    /// Where larder notes when images were used, what it removed, and what to keep
-    /// [default: the folder collect of the store; for a runtime, one for its socket in the store's usual place].
+    /// State directory: last use of images, GC history, keep rules
+    /// [default: the directory collect in the store; for a runtime, one for its socket in the default store].
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) state: Option<PathBuf>,
 
-    /// The socket of a daemon (larder serve) that does the work, such as unix:///run/larder/larder.sock, or "none": then
-    /// no daemon is asked; a command that has the images open is [env: LARDER_DAEMON] [default: the daemon that runs on these images, if any].
+    /// Socket of the daemon (larder serve) to use, such as unix:///run/larder/larder.sock, or "none" to use no daemon
+    /// [env: LARDER_DAEMON] [default: the daemon that serves these images, if one runs].
+    ///
+    /// With "none", a command still connects to another larder command that has the images open.
     #[arg(long, global = true, value_name = "SOCKET")]
     pub(crate) daemon: Option<String>,
 
-    /// How long one call to the runtime may take, such as 30s or 5m; a bare number is seconds. Pulls have --pull-timeout
-    /// [default: 2m, of which 5s to connect].
+    /// Timeout of one call to the runtime, such as 30s or 5m; a bare number is seconds. Pulls have --pull-timeout
+    /// [default: 2m, and 5s to connect].
     #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
     pub(crate) timeout: Option<Duration>,
 
-    /// Say more on standard error: which credentials fit each image, which documents were skipped, the events of pulls
-    /// without a pod. Twice for what helps to find a mistake in larder. Filters override it [env: LARDER_LOG].
+    /// Log more to standard error: the credentials for each image, skipped documents, events of pulls without a pod.
+    /// Twice for debug logs. Filters override it [env: LARDER_LOG].
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 }
 
 impl GlobalFlags {
-    /// What was given of where images are, as flags for a shell; empty if nothing was.
+    /// The flags that select the images, quoted for a shell; empty without one.
     pub(crate) fn given(&self) -> String {
         match (&self.root, &self.backend) {
             (Some(root), _) => format!("--root {}", quoted(&root.to_string_lossy())),
@@ -164,8 +163,8 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether it answers from what there is, and changes nothing.
-    pub(crate) fn only_looks(&self) -> bool {
+    /// Whether it changes nothing.
+    pub(crate) fn is_read_only(&self) -> bool {
         matches!(
             self,
             Command::Images(_)
@@ -179,24 +178,24 @@ impl Command {
     }
 }
 
-/// See larder at work: in a temporary folder, without root, network or container runtime.
+/// Try larder in a temporary directory, without root, network or container runtime.
 ///
-/// Starts a registry in this process, on loopback, and runs larder's own commands against it: pull, pull again, disk
-/// use, a damaged file found and repaired, removal. Each step is checked by what the registry served and by what is on
-/// disk. It takes a few seconds and 50 MB, and leaves nothing behind.
+/// Starts a registry on loopback and runs larder's own commands against it: pull, pull again, disk usage, find and
+/// repair a damaged file, remove. Each step is verified against the registry's log and the files on disk. Takes a few
+/// seconds and 50 MB, and removes everything at the end.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder demo
-  larder demo --keep          leave the folder, to look around in
+  larder demo --keep          keep the directory
 
-Exit code: 0 every step holds, 1 one does not, 130 interrupted.")]
+Exit code: 0 all steps passed, 1 a step failed, 130 interrupted.")]
 pub(crate) struct DemoArgs {
-    /// Keep the folder, and say where it is.
+    /// Keep the directory, and print its path.
     #[arg(long)]
     pub(crate) keep: bool,
 }
 
-/// Print the completion script of a shell.
+/// Print the completion script for a shell.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder completions bash > /etc/bash_completion.d/larder
@@ -206,7 +205,7 @@ pub(crate) struct CompletionsArgs {
     pub(crate) shell: Shell,
 }
 
-/// Print the manual page, or write the pages of all commands.
+/// Print the manual page, or write the manual pages of all commands.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder man | man -l -
@@ -217,7 +216,7 @@ pub(crate) struct ManArgs {
     pub(crate) dir: Option<PathBuf>,
 }
 
-/// The level that `-v`, given so often, stands for.
+/// The log level for this number of `-v`.
 pub(crate) fn verbosity_level(verbosity: u8) -> tracing::Level {
     match verbosity {
         0 => tracing::Level::WARN,
@@ -228,7 +227,7 @@ pub(crate) fn verbosity_level(verbosity: u8) -> tracing::Level {
 
 fn timeout(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
-        Duration::ZERO => Err("it must be more than 0: write it like 10s".into()),
+        Duration::ZERO => Err("must be greater than 0, such as 10s".into()),
         timeout => Ok(timeout),
     }
 }
@@ -240,12 +239,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn what_was_given_can_be_typed_into_a_shell() {
+    fn flags_in_hints_are_quoted_for_a_shell() {
         let docker = GlobalFlags { backend: Some("docker".into()), ..GlobalFlags::default() };
         let root = GlobalFlags { root: Some("/my images".into()), ..GlobalFlags::default() };
         assert_eq!(docker.given(), "--backend docker");

@@ -1,4 +1,4 @@
-//! What can be typed after `ensure` and `pull`.
+//! Arguments of `ensure` and `pull`.
 
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
 
@@ -17,24 +17,24 @@ use crate::access::VerifyArgs;
 use crate::failure::Failure;
 use crate::output::{DataFormat, PrintFormat};
 
-/// Make images present: those named, or all that Kubernetes manifests need.
+/// Pull missing images: named ones, or all images in Kubernetes manifests.
 ///
 /// Each image goes through kubelet's steps (pull policy, credentials, back-off, queue) and prints kubelet's events.
-/// Read from manifests: Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, ReplicationController, Job, CronJob,
-/// PodTemplate, lists of these, objects of any other kind with a pod template at spec.template, and Secrets for the
-/// imagePullSecrets of the pods beside them.
+/// Supported kinds: Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, ReplicationController, Job, CronJob,
+/// PodTemplate, lists of these, objects of any other kind with a pod template at spec.template, and Secrets for
+/// imagePullSecrets.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder ensure busybox:1.36                            one image
   larder ensure -f pod.yaml                             all images of a pod
   larder ensure -f deploy/ -R --secret regcred.yaml     a tree of manifests and a pull secret
-  kubectl get pods -A -o yaml | larder ensure -f -      everything that runs in a cluster
-  larder ensure -f pod.yaml --retry-for 5m              keep trying with kubelet's back-off
-  larder ensure -f pod.yaml -o json                     for programs
+  kubectl get pods -A -o yaml | larder ensure -f -      all images of a cluster
+  larder ensure -f pod.yaml --retry-for 5m              retry with kubelet's back-off
+  larder ensure -f pod.yaml -o json                     for scripts
 
-Exit code: 0 all present, 1 some failed, 2 bad input, 3 backend unreachable, 130 interrupted.")]
+Exit code: 0 all present, 1 some failed, 2 invalid input, 3 backend unreachable, 130 interrupted.")]
 pub(crate) struct EnsureArgs {
-    /// Images to make present.
+    /// Images to pull if missing.
     #[arg(value_name = "IMAGE")]
     pub(crate) images: Vec<ImageName>,
 
@@ -42,7 +42,7 @@ pub(crate) struct EnsureArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) filename: Vec<PathBuf>,
 
-    /// Read directories below the directories given with -f, too.
+    /// Read the subdirectories of directories given with -f.
     #[arg(short = 'R', long)]
     pub(crate) recursive: bool,
 
@@ -50,24 +50,24 @@ pub(crate) struct EnsureArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) secret: Vec<PathBuf>,
 
-    /// Namespace of objects that name none.
+    /// Namespace of objects without one.
     #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
     pub(crate) namespace: String,
 
-    /// Use this pull policy and not those of the manifests. Where a manifest names none, it is Always for the tag
-    /// latest, given or implied, and IfNotPresent for all else.
+    /// Pull policy for all images, instead of the policies in manifests [default: Always for the tag latest, explicit or
+    /// implied, else IfNotPresent].
     #[arg(long, value_enum, ignore_case = true, value_name = "POLICY")]
     pub(crate) policy: Option<PullPolicyArg>,
 
-    /// Keep trying for this long, such as 90s or 5m: a runtime that is not up yet, and failed images when kubelet's
-    /// back-off allows it. A bare number is seconds; 0 tries once.
+    /// Retry for this long, such as 90s or 5m: wait for a runtime that does not respond yet, and retry failed pulls with
+    /// kubelet's back-off. A bare number is seconds; 0 means one attempt.
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = parse_duration, hide_default_value = true)]
     pub(crate) retry_for: Duration,
 
     #[command(flatten)]
     pub(crate) verify: VerifyArgs,
 
-    /// What results look like.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 
@@ -78,24 +78,24 @@ pub(crate) struct EnsureArgs {
     pub(crate) credentials: CredentialArgs,
 }
 
-/// Pull images, present or not, and print their ids.
+/// Pull images, even if present, and print their IDs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder pull busybox:1.36
-  larder pull --quiet busybox:1.36                                   the id, and nothing else
+  larder pull --quiet busybox:1.36                                   print the ID only
   echo $TOKEN | larder pull --username me --password-stdin registry.example/app:1
 
-Exit code: 0 all pulled, 1 some failed, 2 bad input, 3 backend unreachable, 130 interrupted.")]
+Exit code: 0 all pulled, 1 some failed, 2 invalid input, 3 backend unreachable, 130 interrupted.")]
 pub(crate) struct PullArgs {
     /// Images to pull.
     #[arg(value_name = "IMAGE", required = true)]
     pub(crate) images: Vec<ImageName>,
 
-    /// Print ids only.
+    /// Print IDs only.
     #[arg(short, long, conflicts_with = "output")]
     pub(crate) quiet: bool,
 
-    /// Print what came of each image as data, and not only the ids.
+    /// Print the result for each image in this format.
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     pub(crate) output: Option<DataFormat>,
 
@@ -106,15 +106,15 @@ pub(crate) struct PullArgs {
     pub(crate) credentials: CredentialArgs,
 }
 
-/// A pull policy that can be asked for.
+/// A value of `--policy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub(crate) enum PullPolicyArg {
-    /// Pull, whatever is here.
+    /// Always pull.
     Always,
-    /// Pull what is absent.
+    /// Pull if missing.
     IfNotPresent,
-    /// Pull nothing.
+    /// Never pull.
     Never,
 }
 
@@ -128,7 +128,7 @@ impl From<PullPolicyArg> for PullPolicy {
     }
 }
 
-/// How pulls are queued and throttled, by kubelet's names.
+/// Queueing and throttling of pulls, with kubelet's names.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Pulling")]
 pub(crate) struct PullFlags {
@@ -136,39 +136,38 @@ pub(crate) struct PullFlags {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) serialize_image_pulls: Option<bool>,
 
-    /// How many images may be pulled at once [default: maxParallelImagePulls of the settings, 4].
+    /// Maximum number of parallel pulls [default: maxParallelImagePulls of the settings, 4].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) max_parallel_image_pulls: Option<NonZeroU32>,
 
-    /// Pulls started per second, on average; 0 is no limit [default: registryPullQPS of the settings, 5].
+    /// Maximum number of pulls started per second, on average; 0 is no limit
+    /// [default: registryPullQPS of the settings, 5].
     #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) registry_qps: Option<u32>,
 
-    /// Pulls started at once before that limit bites; 0 counts as 1, and with --kubelet as the default, as in kubelet's
-    /// configuration [default: registryBurst of the settings, 10].
+    /// Pulls in a burst above that limit; 0 counts as 1, or as the default with --kubelet
+    /// [default: registryBurst of the settings, 10].
     #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) registry_burst: Option<u32>,
 
-    /// Cancel a pull that takes longer than this once it has its turn, such as 10m; it counts as failed [default: none].
+    /// Timeout of one pull, without its time in the queue, such as 10m [default: none].
     #[arg(long, value_name = "DURATION", value_parser = timeout)]
     pub(crate) pull_timeout: Option<Duration>,
 
-    /// Pull as kubelet does by default, in these points: one pull at a time; a pull of its own for each container that
-    /// wants an image; pulls over the limit fail, where larder lets them wait; a back-off also when a pod comes with
-    /// another secret; identity and registry tokens of pull secrets and docker configs are ignored, and credential helpers
-    /// are not asked. The flags above adjust it. All else stays as it is: docker configs
-    /// are looked for where users keep them, and bad input is refused.
+    /// Pull as kubelet does by default: one pull at a time; a separate pull for each container; pulls over the limit fail
+    /// instead of waiting; back-off applies even if a pod has another secret; identity and registry tokens in pull
+    /// secrets and docker configs are ignored; credential helpers do not run. The flags above override it.
     #[arg(long)]
     pub(crate) kubelet: bool,
 }
 
 impl PullFlags {
-    /// Whether anything was said of it.
+    /// Whether any of the flags was given.
     pub(crate) fn is_given(&self) -> bool {
         *self != PullFlags::default()
     }
 
-    /// What is done with the tokens of credentials.
+    /// Whether tokens in credentials are used.
     pub(crate) fn tokens(&self) -> TokenPolicy {
         if self.kubelet { TokenPolicy::Ignore } else { TokenPolicy::Keep }
     }
@@ -186,7 +185,7 @@ impl PullFlags {
         flags.into_iter().filter(|(given, ..)| *given).map(|(_, flag, key)| (flag, key)).collect()
     }
 
-    /// The settings, with what the flags change of them.
+    /// The settings, overridden by the flags.
     pub(crate) fn adjust(&self, settings: PullConfig) -> Result<PullConfig, Failure> {
         let mut config = if self.kubelet { PullConfig::kubelet() } else { settings };
         let bound = self.max_parallel_image_pulls;
@@ -219,36 +218,35 @@ impl PullFlags {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Credentials")]
 pub(crate) struct CredentialArgs {
-    /// Read credentials from this file, a docker config.json, and not from the usual places.
+    /// Read credentials from this docker config.json instead of the default locations.
     #[arg(long, value_name = "FILE")]
     pub(crate) authfile: Option<PathBuf>,
 
-    /// User name for the registry of the images; the password comes with --password-stdin.
+    /// User name for the registry of the images; requires --password-stdin.
     #[arg(short, long, value_name = "USER", requires = "password_stdin")]
     pub(crate) username: Option<String>,
 
-    /// Read the password from standard input. There is no flag with the password itself: every user of the machine
-    /// could see it in the list of processes.
+    /// Read the password from standard input. No flag takes the password itself, because every user of the machine
+    /// could read it in the process list.
     #[arg(long, requires = "username")]
     pub(crate) password_stdin: bool,
 
-    /// Kubelet's configuration of credential providers, a file or a folder: programs that give credentials for the images
-    /// that they are configured for.
+    /// Kubelet's credential provider configuration, a file or a directory.
     #[arg(long, value_name = "PATH", requires = "image_credential_provider_bin_dir")]
     pub(crate) image_credential_provider_config: Option<PathBuf>,
 
-    /// The folder with the programs of these providers. Nobody but root and this user may be able to write to it.
+    /// Directory with the programs of these credential providers, writable only by root and this user.
     #[arg(long, value_name = "DIR", requires = "image_credential_provider_config")]
     pub(crate) image_credential_provider_bin_dir: Option<PathBuf>,
 }
 
 fn whole_number(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("write a whole number from 0 to {}", u32::MAX))
+    text.parse().map_err(|_| format!("expected a whole number from 0 to {}", u32::MAX))
 }
 
 fn at_least_one(text: &str) -> Result<NonZeroU32, String> {
-    let number = whole_number(text).map_err(|_| format!("write a whole number from 1 to {}", u32::MAX))?;
-    NonZeroU32::new(number).ok_or_else(|| "it must be at least 1".to_owned())
+    let number = whole_number(text).map_err(|_| format!("expected a whole number from 1 to {}", u32::MAX))?;
+    NonZeroU32::new(number).ok_or_else(|| "must be at least 1".to_owned())
 }
 
 #[cfg(test)]
@@ -268,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn without_flags_pulls_are_as_larder_has_them() {
+    fn without_flags_pulls_use_the_default_settings() {
         assert_eq!(config(&[]), Ok(PullConfig::default()));
     }
 
@@ -296,16 +294,16 @@ mod tests {
     }
 
     #[test]
-    fn wrong_numbers_are_refused_in_our_words() {
-        for (flags, said) in [
-            (["--max-parallel-image-pulls", "0"], "it must be at least 1"),
-            (["--max-parallel-image-pulls", "x"], "write a whole number from 1 to 4294967295"),
-            (["--registry-qps", "0.5"], "write a whole number from 0 to 4294967295"),
-            (["--registry-qps", "-1"], "write a whole number from 0 to 4294967295"),
-            (["--registry-burst", "99999999999"], "write a whole number from 0 to 4294967295"),
+    fn wrong_numbers_are_refused_with_the_expected_range() {
+        for (flags, message) in [
+            (["--max-parallel-image-pulls", "0"], "must be at least 1"),
+            (["--max-parallel-image-pulls", "x"], "expected a whole number from 1 to 4294967295"),
+            (["--registry-qps", "0.5"], "expected a whole number from 0 to 4294967295"),
+            (["--registry-qps", "-1"], "expected a whole number from 0 to 4294967295"),
+            (["--registry-burst", "99999999999"], "expected a whole number from 0 to 4294967295"),
         ] {
             let error = Cli::try_parse_from(["larder", "pull", "x"].iter().chain(&flags)).unwrap_err();
-            assert!(error.to_string().contains(said), "{error}");
+            assert!(error.to_string().contains(message), "{error}");
         }
     }
 

@@ -15,37 +15,37 @@ use super::GlobalFlags;
 const CONFIG_VARIABLE: &str = "LARDER_CONFIG";
 /// Names the backend where no flag does.
 pub(crate) const BACKEND_VARIABLE: &str = "LARDER_BACKEND";
-/// What crictl reads, too. They say which runtime `cri` is, not that one is used.
+/// crictl reads these, too. They select the runtime that `cri` means, but do not select the backend.
 pub(crate) const RUNTIME_VARIABLE: &str = "CONTAINER_RUNTIME_ENDPOINT";
 pub(crate) const IMAGE_VARIABLE: &str = "IMAGE_SERVICE_ENDPOINT";
 
-/// Where settings come from.
+/// The sources of settings.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Configuration")]
 pub(crate) struct SettingFlags {
-    /// Read settings from this file [env: LARDER_CONFIG]
-    /// [default: /etc/larder/config.yaml, for others than root ~/.config/larder/config.yaml, if it is there].
+    /// Settings file [env: LARDER_CONFIG]
+    /// [default: /etc/larder/config.yaml, without root ~/.config/larder/config.yaml, if it exists].
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Read kubelet's settings about images from this file of kubelet's, too. Larder's own file overrides it.
+    /// Kubelet's configuration file, for its settings about images. Larder's own file overrides it.
     #[arg(long, value_name = "FILE")]
     pub(crate) kubelet_config: Option<PathBuf>,
 
-    /// The socket to serve on [default: /run/larder/larder.sock, for others than root
-    /// $XDG_RUNTIME_DIR/larder/larder.sock; with --root, larder.sock in that folder].
+    /// Socket to listen on [default: /run/larder/larder.sock, without root
+    /// $XDG_RUNTIME_DIR/larder/larder.sock; with --root, larder.sock in that directory].
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 
-    /// Serve metrics here; "" is nowhere [default: 127.0.0.1:9464].
+    /// Address for metrics, or "" for none [default: 127.0.0.1:9464].
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics_address: Option<String>,
 
-    /// The least important lines that are logged: error, warn, info, debug or trace [default: info].
+    /// Log level: error, warn, info, debug or trace [default: info].
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
 
-    /// What lines of the log look like: text or json [default: text].
+    /// Log format: text or json [default: text].
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
 
@@ -53,9 +53,9 @@ pub(crate) struct SettingFlags {
     kubelet: KubeletFlags,
 }
 
-/// Flags that kubelet has, for who moves a command line over. The settings are described with their fields.
+/// Kubelet's flags, named after the settings that they change.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Flags of kubelet (better in a file, see docs/configuration.md)")]
+#[command(next_help_heading = "Kubelet's flags (prefer a settings file, see docs/configuration.md)")]
 struct KubeletFlags {
     /// registryPullQPS
     #[arg(long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
@@ -110,7 +110,7 @@ impl SettingFlags {
         self.sources_with(connection, rustix::process::geteuid().is_root(), variable)
     }
 
-    /// The same for commands that work on the embedded store only, whatever variables and files say.
+    /// The same for commands that work on the embedded store only, regardless of variables and files.
     pub(crate) fn sources_of_store(&self, connection: &GlobalFlags) -> SettingsSources {
         let mut sources = self.sources(connection);
         let (by, value) = (SettingOrigin::Default, "store".to_owned());
@@ -137,7 +137,7 @@ impl SettingFlags {
             Some(path) => Some(SettingsSource::File { path, required: true }),
             None => places.file.clone().map(|path| SettingsSource::File { path, required: false }),
         });
-        // A root is larder's own store, whatever the variable says.
+        // --root selects larder's own store and overrides the variable.
         if connection.root.is_none() {
             layers.extend(variable(BACKEND_VARIABLE).map(|value| SettingsSource::Given {
                 by: SettingOrigin::Variable(BACKEND_VARIABLE),

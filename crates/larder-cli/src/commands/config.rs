@@ -27,7 +27,7 @@ pub(super) fn run(args: &ConfigArgs, connection: &GlobalFlags, out: &Printer) ->
         && let Some(group) = &config.listen.group
         && let Err(failure) = serve::group_id(group)
     {
-        // Other machines have other groups: only who checks for this one is told.
+        // Groups differ between machines, so only --check on this one reports a missing group.
         let (at, what) = (config.origin("listen.group"), failure.message());
         let mistake = Failure::bad_input(format!("{at}: listen.group: {what}"));
         return mistake.hints(failure.next_steps().iter().cloned()).print(out);
@@ -36,7 +36,7 @@ pub(super) fn run(args: &ConfigArgs, connection: &GlobalFlags, out: &Printer) ->
         out.warning(warning);
     }
     match (&args.check, args.output) {
-        (Some(file), _) => out.line(format_args!("{}: no mistakes", file.display())),
+        (Some(file), _) => out.line(format_args!("{}: valid", file.display())),
         (None, DataFormat::Yaml) => out.raw(config::as_yaml(&config).as_bytes()),
         (None, DataFormat::Json) => output::data(out, DataFormat::Json, &config::as_data(&config)),
     }

@@ -52,7 +52,7 @@ pub(super) fn image_access(
     ImageAccess { pulling: Some(pulling), ..ImageAccess::write().create_store() }
 }
 
-/// Says what of the flags does not reach a daemon.
+/// Warns about flags without effect on a daemon.
 pub(super) fn warn_about_ignored_flags(
     client: &Client,
     flags: &PullingFlags,
@@ -60,10 +60,10 @@ pub(super) fn warn_about_ignored_flags(
     out: &Printer,
 ) {
     if client.daemon().is_some() && candidates.has_programs() {
-        out.warning("the daemon asks the credential helpers and providers of its own configuration only");
+        out.warning("credential helpers and providers have no effect: the daemon uses its own");
     }
     if client.daemon().is_some() && flags.is_given() {
-        out.warning("the daemon queues pulls as its configuration says, and not as the flags do");
+        out.warning("pull flags have no effect: the daemon uses its own settings");
     }
 }
 
@@ -83,7 +83,7 @@ pub(super) enum EnsureResult {
 pub(super) struct ProgressOutput<'a> {
     /// What draws on a terminal.
     pub(super) progress: &'a ProgressLines,
-    /// What is told elsewhere.
+    /// Prints notes and warnings.
     pub(super) out: &'a Printer,
 }
 
@@ -95,7 +95,7 @@ pub(super) struct EnsureResults {
     pub(super) lost: Option<Failure>,
 }
 
-/// Makes all images present at once and tells how each ended. Ends early, with the rest
+/// Makes all images present in parallel and returns the result of each. Ends early, with the rest
 /// [unfinished](EnsureResult::Unfinished), when `interrupt` is done, or who does the work is gone.
 pub(super) async fn ensure_all(
     pulls: &EnsureSession,
@@ -153,7 +153,7 @@ pub(super) async fn ensure_or_take_over(
     if ended.lost.is_none() || !pulls.client().is_joined() {
         return (pulls, ended);
     }
-    tracing::info!("the larder command that this one worked through has ended: trying once more");
+    tracing::info!("the other larder command has ended: retrying once");
     ended.lost = None;
     let pulls = match interrupt.or(session.connect_to_daemon(need())).await {
         Some(Ok(client)) => pulls.through(client),
@@ -185,7 +185,7 @@ async fn ensure_with_retries(
             Ok(ensured) => return EnsureResult::Ensured(ensured),
             Err(error) => error,
         };
-        tell_failure(request, &error, events);
+        record_failure(request, &error, events);
         let period = match error.reason {
             EnsureReason::ImagePullBackOff => SYNC_PERIOD,
             _ if error.retry_in.is_some() => FIRST_SYNC,
@@ -202,13 +202,13 @@ async fn ensure_with_retries(
 }
 
 /// The event that kubelet sends after any failed ensure.
-fn tell_failure(request: &EnsureRequest, error: &EnsureError, events: &dyn EventSink) {
+fn record_failure(request: &EnsureRequest, error: &EnsureError, events: &dyn EventSink) {
     if let Some(object) = request.target.clone() {
         events.record(Event::failed(object, error));
     }
 }
 
-/// Whether the backend is gone, which then is told: asked after something failed, because a pull's error does not say.
+/// Prints an error if the backend is unreachable: checked after something failed, because a pull's error does not say.
 async fn is_it_gone(pulls: &EnsureSession, interrupt: &InterruptHandle, out: &Printer) -> CommandOutcome {
     match interrupt.or(pulls.client().answers()).await {
         None => CommandOutcome::Interrupted,
@@ -217,7 +217,7 @@ async fn is_it_gone(pulls: &EnsureSession, interrupt: &InterruptHandle, out: &Pr
     }
 }
 
-/// Tells why not all images were finished, or whether those that failed did so because the backend is gone.
+/// Prints why not all images were finished, or whether those that failed did so because the backend is gone.
 pub(super) async fn end(
     pulls: &EnsureSession,
     requests: &[EnsureRequest],
@@ -235,7 +235,7 @@ pub(super) async fn end(
     if let Some(failure) = lost {
         failure.print(out)
     } else if !unfinished.is_empty() {
-        tell_unfinished(unfinished, out)
+        print_unfinished(unfinished, out)
     } else if verdicts.iter().any(|verdict| matches!(verdict, EnsureResult::Failed(_))) {
         is_it_gone(pulls, interrupt, out).await
     } else {
@@ -246,8 +246,8 @@ pub(super) async fn end(
 /// How many unfinished images are named.
 const NAMED: usize = 10;
 
-/// Tells which images an interrupt has left unfinished.
-pub(super) fn tell_unfinished<'a>(
+/// Prints which images an interrupt has left unfinished.
+pub(super) fn print_unfinished<'a>(
     images: impl IntoIterator<Item = &'a str>,
     out: &Printer,
 ) -> CommandOutcome {

@@ -1,4 +1,4 @@
-//! `larder events`: what happened to images, and with `-w` what happens.
+//! `larder events`: the daemon's events, and with `-w` new ones as they happen.
 
 use std::path::Path;
 use std::time::Duration;
@@ -28,14 +28,14 @@ const OBJECT: (usize, usize) = (9, 72);
 /// Spaces between an object and its message.
 const GAP: usize = 3;
 
-/// How often it is looked whether anybody reads.
-const LOOK_AT_READER: Duration = Duration::from_secs(1);
+/// How often a closed pipe is detected.
+const PIPE_CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(args: &EventsArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let daemon = session.daemon().await?;
     let request = EventsRequest { from: args.since, watch: args.watch };
-    let mut told = daemon.wait(async |mut calls| calls.events(request).await).await?;
+    let mut stream = daemon.wait(async |mut calls| calls.events(request).await).await?;
     let mut page = EventPrinter {
         format: args.output,
         watched: args.watch,
@@ -43,14 +43,14 @@ pub(super) async fn run(args: &EventsArgs, session: &CommandSession) -> Result<C
         held: Vec::new(),
         first: true,
     };
-    let ended = follow(&mut told, args, &daemon, &mut page, out).await;
+    let ended = follow(&mut stream, args, &daemon, &mut page, out).await;
     page.end(out);
     ended
 }
 
 /// Shows what comes.
 async fn follow(
-    told: &mut Streaming<EventsResponse>,
+    stream: &mut Streaming<EventsResponse>,
     args: &EventsArgs,
     daemon: &Client,
     page: &mut EventPrinter,
@@ -58,15 +58,15 @@ async fn follow(
 ) -> Result<CommandOutcome, Failure> {
     loop {
         let next = tokio::select! {
-            next = told.message() => next.map_err(|status| daemon.error(&status))?,
-            // Who reads is gone, and may be so long before the next event.
-            () = reader_gone() => return Ok(CommandOutcome::Done),
+            next = stream.message() => next.map_err(|status| daemon.error(&status))?,
+            // A closed pipe ends the command before the next event.
+            () = pipe_closed() => return Ok(CommandOutcome::Done),
         };
         match next.map(|next| next.told) {
             Some(Some(Told::Event(event))) => page.take(event, out),
-            // From the beginning is from whatever is kept.
+            // A start from the beginning misses nothing.
             Some(Some(Told::Missed(count))) if args.since > 0 || !page.is_empty() => {
-                out.warning(format_args!("{count} events were not kept long enough"));
+                out.warning(format_args!("{count} events are no longer available"));
             }
             Some(_) => {}
             None if args.watch => {
@@ -78,9 +78,9 @@ async fn follow(
     }
 }
 
-/// Done when nobody can read standard output any more.
-async fn reader_gone() {
-    let mut ticks = time::interval(LOOK_AT_READER);
+/// Done when standard output is a closed pipe.
+async fn pipe_closed() {
+    let mut ticks = time::interval(PIPE_CHECK_PERIOD);
     loop {
         ticks.tick().await;
         let stdout = std::io::stdout();

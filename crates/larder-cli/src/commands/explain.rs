@@ -1,4 +1,4 @@
-//! `larder explain`: one image, and what garbage collection makes of it, or who may pull it.
+//! `larder explain`: the GC decision on one image, or access to it.
 
 mod access;
 mod record;
@@ -30,7 +30,7 @@ pub(super) async fn run(args: &ExplainArgs, session: &CommandSession) -> Result<
     let explanation = client.ask(async |mut calls| calls.explain(request).await).await?;
     match args.output.data() {
         Some(format) => output::data(out, format, &ExplainRecord::new(&explanation)),
-        None => tell(name, &explanation, out),
+        None => print(name, &explanation, out),
     }
     Ok(CommandOutcome::Done)
 }
@@ -41,11 +41,11 @@ pub(super) async fn run(args: &ExplainArgs, session: &CommandSession) -> Result<
 struct ExplainRecord<'a> {
     #[serde(flatten)]
     image: Option<&'a api::ImageVerdict>,
-    /// Layers that other images have as well; `null` where layers are not known.
+    /// Layers that other images share; `null` if the backend reports no layers.
     shared_bytes: Option<u64>,
-    /// Whether it may go at all, when all that is unused has to.
+    /// Whether GC may remove it to remove all unused images.
     removable: bool,
-    /// Who may use it without asking the registry; empty where no pull is on record.
+    /// Pods that may use it without asking the registry; empty without a record of a pull.
     pull_records: &'a [api::PullRecord],
 }
 
@@ -60,18 +60,18 @@ impl ExplainRecord<'_> {
     }
 }
 
-fn tell(asked: &str, explanation: &Explanation, out: &Printer) {
+fn print(requested: &str, explanation: &Explanation, out: &Printer) {
     let Some(image) = &explanation.verdict else { return };
-    let head = asked_of(asked, &image.names);
+    let head = requested_name(requested, &image.names);
     out.line(head.unwrap_or(&image.id));
     for name in image.names.iter().filter(|name| Some(*name) != head) {
         out.line(format_args!("  also named: {name}"));
     }
     out.line(format_args!("  id:         {}", image.id));
-    let goes = if image.goes { "goes" } else { "stays" };
-    out.line(format_args!("  now:        it {goes}: {}.", image.why));
+    let decision = if image.goes { "remove" } else { "retain" };
+    out.line(format_args!("  next GC:    {decision}: {}", image.why));
     if !explanation.under_pressure.is_empty() {
-        out.line(format_args!("  under pressure: {}.", explanation.under_pressure));
+        out.line(format_args!("  under pressure: {}", explanation.under_pressure));
     }
     for by in &image.used_by {
         out.line(format_args!("  used by:    {by}"));
@@ -80,22 +80,22 @@ fn tell(asked: &str, explanation: &Explanation, out: &Printer) {
         let since = go_format::duration(Duration::from_secs(milliseconds / 1000));
         format!("{since} ago ({})", time.as_deref().unwrap_or_default())
     };
-    record::tell(&explanation.pull_records, out);
+    record::print(&explanation.pull_records, out);
     let first_seen = ago(explanation.milliseconds_since_first_seen, &image.first_seen);
     out.line(format_args!("  first seen: {first_seen}"));
     let last_used = explanation.milliseconds_since_last_used.map(|since| ago(since, &image.last_used));
     out.line(format_args!("  last used:  {}", last_used.unwrap_or_else(|| "never".to_owned())));
     out.line(format_args!("  size:       {}", size::bytes(image.size_bytes)));
     let shared =
-        explanation.shared_bytes.map(|bytes| format!("; {} stay with other images", size::bytes(bytes)));
+        explanation.shared_bytes.map(|bytes| format!(" ({} shared with other images)", size::bytes(bytes)));
     let frees = size::bytes(image.unique_bytes);
-    out.line(format_args!("  removing it frees {frees}{}", shared.unwrap_or_default()));
+    out.line(format_args!("  removal frees: {frees}{}", shared.unwrap_or_default()));
 }
 
-/// The name that was asked for, as the image has it, else its first one.
-fn asked_of<'a>(asked: &str, names: &'a [String]) -> Option<&'a String> {
-    let parsed = Reference::parse(asked).ok();
-    let is_it =
-        |name: &&String| *name == asked || (parsed.is_some() && Reference::parse(name).ok() == parsed);
-    names.iter().find(is_it).or(names.first())
+/// The requested name as the image has it, else its first one.
+fn requested_name<'a>(requested: &str, names: &'a [String]) -> Option<&'a String> {
+    let parsed = Reference::parse(requested).ok();
+    let is_same =
+        |name: &&String| *name == requested || (parsed.is_some() && Reference::parse(name).ok() == parsed);
+    names.iter().find(is_same).or(names.first())
 }

@@ -1,4 +1,4 @@
-//! `larder fsck`: is everything in larder's own store as it was put there?
+//! `larder fsck`: checks and repairs larder's own store.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ pub(super) async fn run(args: &FsckArgs, session: &CommandSession) -> Result<Com
     let out = &session.out;
     let given = args.credentials.authfile.is_some() || args.credentials.username.is_some();
     if given && !args.repair {
-        return Err(Failure::bad_input("credentials are for --repair, which fetches; a check asks nobody"));
+        return Err(Failure::bad_input("--username and --authfile require --repair"));
     }
     let (_, config) = session.config(&ImageAccess::read().of_store())?;
     refuse_beside_a_daemon(&config)?;
@@ -38,7 +38,7 @@ pub(super) async fn run(args: &FsckArgs, session: &CommandSession) -> Result<Com
         store.finish_deletion();
     }
     let mut report = store.check(args.quick, args.repair)?;
-    tell(&report, out);
+    print(&report, out);
     if args.repair && !report.refetch.is_empty() {
         report.refetch = refetch(&store, args, &report.refetch, out).await?;
     }
@@ -53,13 +53,13 @@ fn refuse_beside_a_daemon(config: &Config) -> Result<(), Failure> {
         return Ok(());
     };
     Err(Failure::failed(format!(
-        "fsck needs the store for itself, and the daemon at {} has it open",
+        "fsck requires exclusive access to the store; in use by the daemon at {}",
         socket.display()
     ))
     .hint("stop the daemon (systemctl stop larder), rerun the command, then start the daemon again"))
 }
 
-fn tell(report: &FsckReport, out: &Printer) {
+fn print(report: &FsckReport, out: &Printer) {
     let mut hints: Vec<Hint> = Vec::new();
     for problem in &report.problems {
         out.line(problem);
@@ -72,17 +72,14 @@ fn tell(report: &FsckReport, out: &Printer) {
         out.hint(hint);
     }
     out.line(format_args!("{} images and {} layers checked", report.images, report.layers));
-    // The folder itself is one.
+    // The directory itself is one.
     if report.trash.inodes > 1 {
-        out.line(format_args!(
-            "{} of what was removed are still being deleted",
-            size::bytes(report.trash.bytes)
-        ));
+        out.line(format_args!("{} of removed data are still being deleted", size::bytes(report.trash.bytes)));
     }
 }
 
-/// Pulls the images that lack something: only what they lack is fetched. Each is pulled by its digest, since its tag may
-/// stand for another image by now. Returns what still lacks.
+/// Pulls incomplete images by digest, since a tag may have moved; only missing content is fetched. Returns the images that
+/// are still incomplete.
 async fn refetch(
     store: &OfflineStore,
     args: &FsckArgs,
@@ -95,7 +92,7 @@ async fn refetch(
     let manager = store.manager(credentials);
     let mut tried = BTreeSet::new();
     loop {
-        // Looked at anew after each pull: images share what they lack.
+        // Listed again after each pull, because images share missing content.
         let missing = store.missing()?;
         let Some(next) = missing.iter().find(|lacking| !tried.contains(&lacking.image)) else {
             return Ok(missing);
@@ -104,18 +101,18 @@ async fn refetch(
         for digest in digests(next) {
             let request = EnsureRequest::new(digest.as_str(), PullPolicy::Always, Pod::default());
             if let Err(error) = manager.ensure(&request).await {
-                Failure::failed(format!("could not pull {digest}: {error}"))
+                Failure::failed(format!("cannot pull {digest}: {error}"))
                     .hints(PullFailureKind::advice(&error, || candidates.advice(digest, &[])))
                     .print(out);
             } else if store.missing()?.iter().all(|still| still.image != next.image) {
-                out.line(format_args!("{}: what was missing is back", shown(next)));
+                out.line(format_args!("{}: repaired", shown(next)));
                 break;
             }
         }
     }
 }
 
-/// The names that stand for this very image for ever; none if it was loaded from an archive.
+/// The names with a digest; none if the image was loaded from an archive.
 fn digests(lacking: &IncompleteImage) -> impl Iterator<Item = &String> {
     lacking.names.iter().filter(|name| name.contains('@'))
 }
@@ -125,21 +122,21 @@ fn shown(lacking: &IncompleteImage) -> String {
     lacking.names.first().map_or_else(|| lacking.image.to_string(), Clone::clone)
 }
 
-/// What to do for an image that lacks something. Its tag is not to be pulled: it may have moved.
+/// The next step for an incomplete image: never a pull by tag, which may have moved.
 fn next_step(lacking: &IncompleteImage) -> Hint {
     let image = shown(lacking);
     match digests(lacking).next() {
         Some(digest) => Hint::from(format!("{image} is incomplete; "))
             .command(["pull".to_owned(), digest.clone()])
-            .text(" fetches what is missing"),
-        None => Hint::from(format!("{image} is incomplete, and its registry is unknown; load it again: "))
+            .text(" fetches the missing content"),
+        None => Hint::from(format!("{image} is incomplete and has no registry; load it again: "))
             .command(["load", "FILE"]),
     }
 }
 
 fn verdict(report: &FsckReport, out: &Printer) -> CommandOutcome {
     if report.is_sound() {
-        out.line("the store is sound");
+        out.line("no damage found");
         return CommandOutcome::Done;
     }
     for lacking in &report.refetch {

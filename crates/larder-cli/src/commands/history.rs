@@ -1,9 +1,9 @@
-//! `larder history`: what collection has removed.
+//! `larder history`: the images that GC removed.
 
 use larder_api::EnumWord as _;
 use larder_api::v1alpha1::{HistoryEntry, HistoryRequest};
 
-use super::gc::report::{OF_THE_FILE_SYSTEM, is_disturbed};
+use super::gc::report::{FREED_MEANING, differs_from_plan};
 use crate::args::HistoryArgs;
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
@@ -16,23 +16,20 @@ pub(super) async fn run(args: &HistoryArgs, session: &CommandSession) -> Result<
     let client = session.open(ImageAccess::write()).await?;
     let history = client.ask(async |mut calls| calls.history(HistoryRequest {}).await).await?;
     if history.unreadable > 0 {
-        out.warning(format_args!(
-            "{} lines of {} cannot be read and are left out",
-            history.unreadable, history.path
-        ));
+        out.warning(format_args!("skipped {} unreadable lines of {}", history.unreadable, history.path));
     }
     output::show(out, args.output, &history.entries, || table(&history.entries, args.output.is_wide()));
-    let disturbed = |entry: &HistoryEntry| {
-        entry.freed_bytes.is_some_and(|freed| is_disturbed(entry.promised_bytes, freed))
+    let differs = |entry: &HistoryEntry| {
+        entry.freed_bytes.is_some_and(|freed| differs_from_plan(entry.promised_bytes, freed))
     };
-    if args.output.data().is_none() && history.entries.iter().any(disturbed) {
-        out.info(format_args!("note: {OF_THE_FILE_SYSTEM}"));
+    if args.output.data().is_none() && history.entries.iter().any(differs) {
+        out.info(format_args!("note: {FREED_MEANING}"));
     }
     Ok(CommandOutcome::Done)
 }
 
 fn table(rows: &[HistoryEntry], wide: bool) -> TextTable {
-    let mut table = TextTable::new(["REMOVED", "IMAGE", "FOR", "PROMISED", "FREED", "WHY"]);
+    let mut table = TextTable::new(["REMOVED", "IMAGE", "GOAL", "EXPECTED", "FREED", "REASON"]);
     for row in rows {
         let named = names::image_names(&row.names, &row.id, wide);
         let image = if wide && !row.names.is_empty() { format!("{named} {}", row.id) } else { named };

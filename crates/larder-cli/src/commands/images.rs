@@ -18,7 +18,7 @@ use crate::session::{CommandSession, ImageAccess};
 
 /// How docker and crictl write what is not there.
 const NONE: &str = "<none>";
-/// How many digits of an id are enough to tell images apart, as crictl cuts them.
+/// Digits of a shortened ID, as in crictl.
 const SHORT_ID: usize = 13;
 
 pub(super) async fn run(args: &ImagesArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
@@ -48,14 +48,14 @@ fn show(args: &ImagesArgs, images: &[Image], out: &Printer) {
     }
 }
 
-/// An empty list looks like an empty machine; mostly it is a pattern that was meant wider.
+/// A note that only the pattern is the reason for an empty list, with a wider pattern.
 fn no_match(pattern: &str) -> String {
-    let said = format!("note: no image fits {}", go_format::quote(pattern));
+    let note = format!("note: no image matches {}", go_format::quote(pattern));
     if pattern.contains('*') {
-        return said;
+        return note;
     }
     let (name, slash) = (pattern.trim_matches('/'), if pattern.contains('/') { "" } else { "/" });
-    format!("{said}; try '*{slash}{name}*'")
+    format!("{note}; try '*{slash}{name}*'")
 }
 
 /// One name of one image, or an image without any. The shape of `-o json`.

@@ -1,4 +1,4 @@
-//! `larder keep` and `larder unkeep`: the rules that spare images.
+//! `larder keep` and `larder unkeep`: keep rules.
 
 use larder::gc::{KeepRule, Selector};
 use larder::hint::Hint;
@@ -26,25 +26,23 @@ pub(super) async fn keep(args: &KeepArgs, session: &CommandSession) -> Result<Co
     };
     let rule = KeepRule { select, ttl: args.ttl, budget_bytes: args.budget };
     let request = KeepRequest { add: vec![convert::keep_rule(&rule)], ..KeepRequest::default() };
-    // A rule that keeps nothing yet may be meant so, or be a slip.
+    // A rule without a matching image is accepted with a warning.
     let answer = change(&client, request).await?;
-    out.line(format_args!("Keeps {rule}."));
+    out.line(format_args!("added keep rule: {rule}"));
     for warning in answer.warnings {
         out.warning(warning);
     }
     Ok(CommandOutcome::Done)
 }
 
-/// Which images the arguments mean; `None` when there is no rule.
+/// The selector of the arguments; `None` without a rule.
 fn select(args: &KeepArgs) -> Result<Option<Selector>, Failure> {
     let select = match (&args.rule, &args.label, args.newest) {
         (Some(repository), _, Some(count)) => Selector::Newest { repository: repository.clone(), count },
         (Some(rule), _, None) => named(rule),
         (None, Some(label), _) => labelled(label),
         (None, None, _) if args.ttl.is_some() || args.budget.is_some() => {
-            return Err(Failure::bad_input(
-                "--ttl and --budget are part of a rule; name images or a --label",
-            ));
+            return Err(Failure::bad_input("--ttl and --budget require a RULE or --label"));
         }
         (None, None, _) => return Ok(None),
     };
@@ -74,30 +72,32 @@ pub(super) async fn unkeep(args: &UnkeepArgs, session: &CommandSession) -> Resul
         let request = KeepRequest { remove_all: true, ..KeepRequest::default() };
         let left = change(&client, request).await?.configured;
         match left.first() {
-            None => out.line("Keeps nothing any more."),
-            Some(rule) => out.line(format_args!("Keeps only what gc.keep of {} says.", rule.place)),
+            None => out.line("removed all keep rules"),
+            Some(rule) => {
+                out.line(format_args!("removed all keep rules except those of gc.keep in {}", rule.place));
+            }
         }
         return Ok(CommandOutcome::Done);
     }
     let rules = rules(&client).await?;
-    let asked = args.rule.as_ref().or(args.label.as_ref()).map_or("", String::as_str);
-    let found = meant(args, &rules).ok_or_else(|| {
-        Failure::missing(format!("{asked}: no such rule"))
-            .hint(Hint::new().command(["keep"]).text(" lists them"))
+    let requested = args.rule.as_ref().or(args.label.as_ref()).map_or("", String::as_str);
+    let found = find_rule(args, &rules).ok_or_else(|| {
+        Failure::missing(format!("{requested}: no such rule"))
+            .hint(Hint::new().command(["keep"]).text(" lists the rules"))
     })?;
     let dropped = &found.rule;
     if let Some(place) = &found.place {
-        return Err(Failure::failed(format!("{asked}: this rule ({dropped}) is of the settings: {place}"))
-            .hint("take it out of gc.keep there; a daemon that runs notices by itself"));
+        return Err(Failure::failed(format!("{requested}: this rule ({dropped}) is set in {place}"))
+            .hint("remove it from gc.keep there; a running daemon reloads the file"));
     }
     let request = KeepRequest { remove: vec![convert::keep_rule(dropped)], ..KeepRequest::default() };
     change(&client, request).await?;
-    out.line(format_args!("Does not keep {dropped} any more."));
+    out.line(format_args!("removed keep rule: {dropped}"));
     Ok(CommandOutcome::Done)
 }
 
-/// The rule that the arguments mean: by its number, or by what it selects, and then one of `larder keep` if there is one.
-fn meant<'a>(args: &UnkeepArgs, rules: &'a [ListedRule]) -> Option<&'a ListedRule> {
+/// The rule with this number, or with this selector: one of `larder keep` before one of the settings.
+fn find_rule<'a>(args: &UnkeepArgs, rules: &'a [ListedRule]) -> Option<&'a ListedRule> {
     let number = args.rule.as_deref().and_then(|text| text.parse::<usize>().ok());
     let named = |listed: &&ListedRule| match (&args.rule, &args.label) {
         (_, Some(label)) => listed.rule.select == labelled(label),
@@ -105,8 +105,8 @@ fn meant<'a>(args: &UnkeepArgs, rules: &'a [ListedRule]) -> Option<&'a ListedRul
         (None, None) => false,
     };
     let numbered = number.and_then(|number| rules.get(number.checked_sub(1)?));
-    let own = || rules.iter().filter(|listed| listed.place.is_none()).find(named);
-    numbered.or_else(own).or_else(|| rules.iter().find(named))
+    let added = || rules.iter().filter(|listed| listed.place.is_none()).find(named);
+    numbered.or_else(added).or_else(|| rules.iter().find(named))
 }
 
 /// All rules in force, in the order in which they are numbered: those of the settings come first.
@@ -138,7 +138,7 @@ fn is_named(rule: &KeepRule, text: &str) -> bool {
 }
 
 fn table(rules: &[ListedRule]) -> TextTable {
-    let mut table = TextTable::new(["RULE", "KEEPS", "FROM"]);
+    let mut table = TextTable::new(["RULE", "KEEPS", "SOURCE"]);
     for (index, ListedRule { rule, place }) in rules.iter().enumerate() {
         let from = place.as_deref().unwrap_or("larder keep");
         table.row([(index + 1).to_string(), rule.to_string(), from.to_owned()]);

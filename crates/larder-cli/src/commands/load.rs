@@ -26,7 +26,7 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     for file in &args.files {
         match send(&client, file, name).await {
             Ok(images) => {
-                tell_of_names(file, base.as_ref(), &images, out);
+                print_name_notes(file, base.as_ref(), &images, out);
                 loaded.extend(images.into_iter().map(LoadRecord::from));
             }
             Err(failure) => {
@@ -41,7 +41,7 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     }
     match args.output {
         Some(format) => output::data(out, format, &loaded),
-        None => loaded.iter().for_each(|image| image.tell(out)),
+        None => loaded.iter().for_each(|image| image.print(out)),
     }
     Ok(outcome)
 }
@@ -51,28 +51,25 @@ async fn send(client: &Client, file: &Path, name: Option<&str>) -> Result<Vec<Lo
     let answer = client.wait(async |mut calls| calls.load(upload).await).await;
     // What was not read was not sent, and then the answer is about half an archive.
     problem.trouble().map_or(answer.map(|answer| answer.images), |error| {
-        Err(Failure::bad_input(format!("could not be read: {error}")))
+        Err(Failure::bad_input(format!("cannot read: {error}")))
     })
 }
 
-/// Tells of names that lead nowhere: tags of no repository, and a repository that nothing is of.
-fn tell_of_names(file: &Path, name: Option<&Reference>, images: &[LoadedImage], out: &Printer) {
+/// Prints notes about tags without a repository, and about a `--name` without effect.
+fn print_name_notes(file: &Path, name: Option<&Reference>, images: &[LoadedImage], out: &Printer) {
     let file = file.display();
     let tags: Vec<&str> = images.iter().flat_map(|image| &image.bare_tags).map(String::as_str).collect();
     if let Some(tag) = tags.first() {
-        out.info(format_args!(
-            "note: {file}: its names are tags only ({}), which name no image here",
-            tags.join(", ")
-        ));
+        out.info(format_args!("note: {file}: skipped names without a repository: {}", tags.join(", ")));
         let load = ["load", "--name", "REPOSITORY"].map(str::to_owned).into_iter().chain([file.to_string()]);
-        out.hint(Hint::new().command(load).text(format!(" names it REPOSITORY:{tag}")));
+        out.hint(Hint::new().command(load).text(format!(" adds the name REPOSITORY:{tag}")));
     }
     let is_of = |image: &LoadedImage, name: &Reference| {
         let mut named = image.repo_tags.iter().filter_map(|tag| Reference::parse(tag).ok());
         named.any(|tag| tag.name() == name.name())
     };
     if let Some(name) = name.filter(|name| !images.iter().any(|image| is_of(image, name))) {
-        out.info(format_args!("note: {file}: its images have names in full; none was named {name}"));
+        out.info(format_args!("note: {file}: --name {name} has no effect, the images have full names"));
     }
 }
 
@@ -93,8 +90,8 @@ impl From<LoadedImage> for LoadRecord {
 }
 
 impl LoadRecord {
-    /// As docker tells it.
-    fn tell(&self, out: &Printer) {
+    /// Prints it as docker does.
+    fn print(&self, out: &Printer) {
         if self.repo_tags.is_empty() {
             out.line(format_args!("Loaded image ID: {}", self.id));
         }

@@ -1,4 +1,4 @@
-//! `larder login` and `larder logout`: a credential is checked, and written where docker and podman look for it.
+//! `larder login` and `larder logout`: verifies credentials, and stores them where docker and podman read them.
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) async fn log_in(
     let out = &session.out;
     let registry = LoginRegistry::parse(&args.registry)?;
     let file = DockerLoginFile::named_or_usual(args.file.authfile.as_deref())?;
-    // Before anybody types a password: the file may be broken.
+    // A broken file fails before the prompt for a password.
     let known = file.read()?.user(&registry);
     let (_, config) = session.config(&ImageAccess::read().of_store())?;
     let client = RegistryClient::new(config.registry.clone());
@@ -41,7 +41,7 @@ pub(super) async fn log_in(
         Err(error) => return Err(refused(&registry, &error)),
     }
     let (username, password) = (credential.username.as_str(), &credential.password);
-    let turn = file.turn()?;
+    let lock = file.lock()?;
     let mut logins = file.read()?;
     if let Some(helper) = logins.helper(&registry) {
         helpers().store(&helper, username, password).await.map_err(|error| of_helper(&error))?;
@@ -50,10 +50,10 @@ pub(super) async fn log_in(
         logins.set(&registry, Some((username, password)));
         let path = file.path().display();
         out.info(format_args!(
-            "note: the password is in {path}, not encrypted; a credential helper (credsStore) keeps it elsewhere"
+            "note: the password is stored unencrypted in {path}; configure a credential helper (credsStore) to avoid that"
         ));
     }
-    file.write(&logins, &turn)?;
+    file.write(&logins, &lock)?;
     out.line("Login Succeeded");
     Ok(CommandOutcome::Done)
 }
@@ -62,31 +62,32 @@ pub(super) async fn log_out(args: &LogoutArgs, out: &Arc<Printer>) -> Result<Com
     let registry = LoginRegistry::parse(&args.registry)?;
     let file = DockerLoginFile::named_or_usual(args.file.authfile.as_deref())?;
     if !file.path().exists() {
-        out.line(format_args!("Not logged in to {}", registry.host()));
+        out.line(format_args!("not logged in to {}", registry.host()));
         return Ok(CommandOutcome::Done);
     }
-    let turn = file.turn()?;
+    let lock = file.lock()?;
     let mut logins = file.read()?;
     let helper = logins.helper(&registry);
     let found = logins.remove(&registry);
     if found {
-        file.write(&logins, &turn)?;
+        file.write(&logins, &lock)?;
     }
-    // Last: a helper that is missing must not keep a password in the file.
+    // The helper comes last: a missing one must not leave a password in the file.
     if let Some(helper) = &helper {
         erase(helper, found).await?;
     }
-    let said = if found || helper.is_some() { "Removed the login of" } else { "Not logged in to" };
-    out.line(format_args!("{said} {}", registry.host()));
+    let result = if found || helper.is_some() { "logged out of" } else { "not logged in to" };
+    out.line(format_args!("{result} {}", registry.host()));
     Ok(CommandOutcome::Done)
 }
 
 async fn erase(helper: &HelperRequest, found: bool) -> Result<(), Failure> {
     let erased = helpers().erase(helper).await;
     erased.map_err(|error| {
-        let of_file = if found { "the login was taken out of the file" } else { "the file had no login" };
+        let of_file =
+            if found { "the credentials in the file were removed" } else { "the file has no credentials" };
         Failure::failed(error.to_string()).hint(format!(
-            "the file names this helper in credsStore or credHelpers, and it may still have the password; {of_file}"
+            "fix the helper (credsStore or credHelpers in the file), which may still have the password; {of_file}"
         ))
     })
 }
@@ -97,10 +98,10 @@ fn helpers() -> CredentialHelpers {
 
 fn of_helper(error: &HelperError) -> Failure {
     Failure::failed(error.to_string())
-        .hint("the file names this helper in credsStore or credHelpers; nothing was written into the file")
+        .hint("fix the helper, or remove it from credsStore or credHelpers in the file; wrote nothing")
 }
 
-/// The user and the password, asked for as far as they are not given.
+/// User name and password, from flags and prompts.
 async fn credential(
     args: &LoginArgs,
     known: Option<String>,
@@ -119,7 +120,7 @@ async fn credential(
     };
     if username.is_empty() || username.contains(':') || username.contains(char::is_control) {
         return Err(Failure::bad_input(
-            "a user name has at least one letter, and neither colons nor control characters",
+            "invalid user name: it is empty, or has a colon or a control character",
         ));
     }
     let password = if args.password_stdin {
@@ -136,8 +137,8 @@ async fn credential(
 fn refused(registry: &LoginRegistry, error: &FetchError) -> Failure {
     let host = registry.host();
     if let FetchErrorKind::Denied(answer) = &*error.kind {
-        return Failure::failed(format!("{host} refused the user or the password: {answer}"))
-            .hint("check both; many registries want a token in place of the password; nothing was written");
+        return Failure::failed(format!("{host} rejected the credentials: {answer}"))
+            .hint("check user and password; many registries require a token as password; wrote nothing");
     }
-    Failure::failed(format!("{host} could not be asked: {}", error_chain(error))).hints(error.hint())
+    Failure::failed(format!("cannot log in to {host}: {}", error_chain(error))).hints(error.hint())
 }

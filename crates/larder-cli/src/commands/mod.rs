@@ -82,10 +82,10 @@ async fn dispatch_or_repeat(
     match ended {
         Err(failure)
             if failure.outcome() == CommandOutcome::Unreachable
-                && command.only_looks()
+                && command.is_read_only()
                 && session.has_joined() =>
         {
-            tracing::info!("{}: trying once more", failure.message());
+            tracing::info!("{}: retrying once", failure.message());
             Box::pin(dispatch(session, command, interrupt)).await
         }
         ended => ended,
@@ -137,6 +137,6 @@ fn block_on(
 ) -> Result<CommandOutcome, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     runtime
-        .map_err(|error| Failure::failed(format!("could not start: {error}")))?
+        .map_err(|error| Failure::failed(format!("cannot start: {error}")))?
         .block_on(command(InterruptSignals::watch()))
 }

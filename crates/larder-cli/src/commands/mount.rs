@@ -35,14 +35,14 @@ async fn check_seen(mount: &Mount, client: &Client) -> Result<(), Failure> {
     let status = client.ask(async |mut calls| calls.status(StatusRequest::default()).await).await;
     let process = status.map_or_else(|_| "PID".to_owned(), |status| status.process.to_string());
     Err(Failure::failed(format!(
-        "{target}: the daemon mounted the image, and it is not to be seen from here: the two are in different mount namespaces"
+        "{target}: mounted by the daemon, but not visible here: this command and the daemon are in different mount namespaces"
     ))
     .hint(
-        Hint::from(format!("nsenter --mount --target {process} COMMAND runs a command where it is seen; "))
+        Hint::from(format!("nsenter --mount --target {process} COMMAND runs a command in the daemon's namespace; "))
             .command(["umount".to_owned(), target.clone()])
-            .text(" ends it"),
+            .text(" unmounts it"),
     )
-    .hint("give the unit of the daemon no mounts of its own (ProtectSystem=, PrivateTmp=, ...), or run this command outside its container"))
+    .hint("remove mount settings from the daemon's unit (ProtectSystem=, PrivateTmp=, ...), or run this command outside its container"))
 }
 
 pub(super) async fn umount(args: &UmountArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
@@ -69,14 +69,14 @@ pub(super) async fn list(args: &MountsArgs, session: &CommandSession) -> Result<
     Ok(CommandOutcome::Done)
 }
 
-/// The path as the daemon, which is in another folder, understands it.
+/// An absolute path, since the daemon has another working directory.
 fn absolute(dir: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(dir).map_err(|error| Failure::bad_input(format!("{}: {error}", dir.display())))
 }
 
 fn text(path: &Path) -> Result<String, Failure> {
     path.to_str().map(str::to_owned).ok_or_else(|| {
-        Failure::bad_input(format!("{}: a path for the daemon must be text in UTF-8", path.display()))
+        Failure::bad_input(format!("{}: the daemon requires a path in UTF-8", path.display()))
             .hint("stop the daemon and mount without it, or use another path")
     })
 }
@@ -90,7 +90,7 @@ fn table(mounts: &[Mount]) -> TextTable {
             mount.image.clone(),
             id.chars().take(13).collect(),
             if mount.writable { "read-write" } else { "read-only" }.into(),
-            if mount.mounted { "mounted" } else { "gone" }.into(),
+            if mount.mounted { "mounted" } else { "unmounted" }.into(),
         ]);
     }
     table

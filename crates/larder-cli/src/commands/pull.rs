@@ -50,7 +50,7 @@ pub(super) async fn run(
             show(args, &rows(&requests, &vec![EnsureResult::Unfinished; requests.len()]), out);
             return match unreached {
                 Some(Err(failure)) => Err(failure),
-                _ => Ok(ensure_runner::tell_unfinished(
+                _ => Ok(ensure_runner::print_unfinished(
                     requests.iter().map(|request| request.image.as_str()),
                     out,
                 )),
@@ -77,7 +77,7 @@ pub(super) async fn run(
         .max(ensure_runner::end(&pulls, &requests, EnsureResults { verdicts, lost }, &interrupt, out).await))
 }
 
-/// Tells how each image that was finished ended.
+/// Prints the result of each finished image.
 fn report(
     args: &PullArgs,
     requests: &[EnsureRequest],
@@ -94,7 +94,7 @@ fn report(
                     && args.output.is_none()
                 {
                     let (size, time) = (size::bytes(size_bytes), size::duration(total_duration));
-                    out.info(format_args!("Pulled {image} ({size}) in {time}"));
+                    out.info(format_args!("pulled {image} ({size}) in {time}"));
                 }
                 if args.output.is_none() {
                     out.line(&ensured.image_ref);
@@ -102,7 +102,7 @@ fn report(
             }
             EnsureResult::Failed(error) => {
                 let advice = PullFailureKind::advice(error, || candidates.advice(image.as_str(), &[]));
-                let failure = Failure::failed(format!("could not pull {image}: {error}")).hints(advice);
+                let failure = Failure::failed(format!("cannot pull {image}: {error}")).hints(advice);
                 outcome = outcome.max(failure.print(out));
             }
             EnsureResult::Unfinished => {}

@@ -49,23 +49,24 @@ const CHECK_NAME: &str =
 
 /// What systems and Go programs say of trouble that has a next step of its own, in lower case, and that step.
 const CAUSES: [(&str, &str); 7] = [
-    ("connection refused", "nothing listens there: check the host and the port, and that the registry runs"),
+    ("connection refused", "check the host and the port, and that the registry is running"),
     ("no such host", NO_HOST),
     ("name or service not known", NO_HOST),
     ("temporary failure in name resolution", NO_HOST),
     (
         "read-only file system",
-        "the runtime's disk is read-only: the system's log (dmesg) says why; then mount it for writing",
+        "the runtime's filesystem is read-only: find the cause with dmesg, then remount it read-write",
     ),
-    ("x509:", "name the registry's authority as ca in the runtime's certs.d/REGISTRY/hosts.toml"),
+    ("x509:", "set the registry's CA certificate as ca in the runtime's certs.d/REGISTRY/hosts.toml"),
     (
         "server gave http response to https client",
-        "it speaks plain HTTP: name it as server = \"http://REGISTRY\" in the runtime's certs.d/REGISTRY/hosts.toml",
+        "the registry uses plain HTTP: set server = \"http://REGISTRY\" in the runtime's certs.d/REGISTRY/hosts.toml",
     ),
 ];
 
 /// What to do about a registry whose name leads nowhere.
-const NO_HOST: &str = "no machine has this name: check the registry's name, and that this machine can look up names (/etc/resolv.conf)";
+const NO_HOST: &str =
+    "check the registry's name, and the DNS configuration of this machine (/etc/resolv.conf)";
 
 /// What to try next, by what a runtime says of the cause.
 fn cause(message: &str) -> Option<&'static str> {
@@ -80,14 +81,14 @@ pub(super) fn access_denied_hint(image: &ImageName, error: &EnsureError) -> Opti
     match (error.access_denied, not_shown) {
         (false, _) => None,
         (true, true) => Some(Hint::from(format!(
-            "{image} is here, but its pull record wants credentials that were not shown: \
-             show the secret that brought it ('larder explain {image}' names it, \
-             'larder explain access {image}' tries what there is), or ask for less: \
+            "{image} is present, but its pull record requires other credentials: \
+             use the secret that it was pulled with ('larder explain {image}' names it, \
+             'larder explain access {image}' tests credentials), or relax the policy: \
              imagePullCredentialsVerificationPolicy in the daemon's settings, --verify without a daemon"
         ))),
         (true, false) => Some(Hint::from(format!(
-            "{image} is here, but that the pod may use it could not be confirmed: the registry has to accept the \
-             pod's credentials first, and the pull failed ('larder explain {image}' shows the pull record)"
+            "{image} is present, but the pod's access could not be verified: the registry must accept its \
+             credentials, and the pull failed ('larder explain {image}' shows the pull record)"
         ))),
     }
 }
@@ -109,7 +110,7 @@ impl PullFailureKind {
     }
 
     /// What to try next, as the backend says it; for a runtime, what helps against most trouble of this kind. `denied`
-    /// tells of the credentials, of which the backend knows only the one that it was given.
+    /// describes the credentials, of which the backend knows only the one that it got.
     pub(super) fn advice(error: &EnsureError, denied: impl FnOnce() -> String) -> Option<Hint> {
         match (PullFailureKind::of(error), &error.advice) {
             (PullFailureKind::Denied, _) => Some(denied().into()),
@@ -163,10 +164,10 @@ mod tests {
     #[test]
     fn what_a_runtime_says_of_the_cause_leads_to_a_next_step() {
         for (message, step) in [
-            ("dial tcp 127.0.0.1:5000: connect: connection refused", "nothing listens"),
-            ("dial tcp: lookup r.example: no such host", "no machine has this name"),
-            ("mkdir /var/lib/x: Read-only file system", "mount it for writing"),
-            ("x509: certificate signed by unknown authority", "ca in"),
+            ("dial tcp 127.0.0.1:5000: connect: connection refused", "registry is running"),
+            ("dial tcp: lookup r.example: no such host", "check the registry's name"),
+            ("mkdir /var/lib/x: Read-only file system", "remount it read-write"),
+            ("x509: certificate signed by unknown authority", "as ca in"),
         ] {
             assert!(cause(message).is_some_and(|said| said.contains(step)), "{message}");
         }
@@ -182,25 +183,25 @@ mod tests {
             advice: None,
             access_denied: withheld,
         };
-        let told =
+        let hint =
             |error: &EnsureError| access_denied_hint(&"r/a:1".into(), error).unwrap_or_default().to_string();
-        let not_shown = "wants credentials that were not shown";
+        let not_shown = "requires other credentials";
         for (reason, message) in [
             (EnsureReason::ErrImageNeverPull, "Container image \"r/a:1\" is not present"),
             (EnsureReason::ErrImagePull, "401 Unauthorized"),
             (EnsureReason::ImagePullBackOff, "Back-off pulling image \"r/a:1\": ErrImagePull: 403 Forbidden"),
         ] {
-            assert!(told(&error(reason, message, true)).contains(not_shown), "{message}");
+            assert!(hint(&error(reason, message, true)).contains(not_shown), "{message}");
         }
         for (reason, message) in [
             (EnsureReason::ErrImagePull, "dial tcp 127.0.0.1:5000: connect: connection refused"),
             (EnsureReason::ImagePullBackOff, "Back-off pulling image \"r/a:1\": ErrImagePull: no such host"),
             (EnsureReason::ErrImagePull, "r/a:1: not found"),
         ] {
-            let told = told(&error(reason, message, true));
-            assert!(!told.contains(not_shown) && told.contains("could not be confirmed"), "{told}");
+            let text = hint(&error(reason, message, true));
+            assert!(!text.contains(not_shown) && text.contains("could not be verified"), "{text}");
         }
-        assert_eq!(told(&error(EnsureReason::ErrImagePull, "401 Unauthorized", false)), "");
+        assert_eq!(hint(&error(EnsureReason::ErrImagePull, "401 Unauthorized", false)), "");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `larder reload`: the daemon reads its configuration again.
+//! `larder reload`: the daemon reloads its settings.
 
 use larder_api::v1alpha1::ReloadRequest;
 
@@ -11,13 +11,13 @@ pub(super) async fn run(session: &CommandSession) -> Result<CommandOutcome, Fail
     let daemon = session.daemon().await?;
     let reloaded = daemon.ask(async |mut calls| calls.reload(ReloadRequest {}).await).await?;
     for key in &reloaded.applied {
-        out.line(format_args!("{key}: in force"));
+        out.line(format_args!("{key}: in effect"));
     }
     for key in &reloaded.needs_restart {
-        out.line(format_args!("{key}: needs a restart"));
+        out.line(format_args!("{key}: requires a restart"));
     }
     if reloaded.applied.is_empty() && reloaded.needs_restart.is_empty() {
-        out.line("Nothing has changed.");
+        out.line("no changes");
     }
     Ok(if reloaded.needs_restart.is_empty() { CommandOutcome::Done } else { CommandOutcome::Failed })
 }

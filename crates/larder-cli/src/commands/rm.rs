@@ -26,8 +26,8 @@ pub(super) async fn run(args: &RmArgs, session: &CommandSession) -> Result<Comma
         let client = session.open(ImageAccess::write()).await?;
         client.wait(async |mut calls| calls.remove(request).await).await
     };
-    let told = outcome
-        .max(answer.as_ref().map_or(CommandOutcome::Done, |answer| tell_all(answer, args.output, out)));
+    let outcome = outcome
+        .max(answer.as_ref().map_or(CommandOutcome::Done, |answer| print_all(answer, args.output, out)));
     if let Some(format) = args.output {
         let results = answer.iter().flat_map(|answer| &answer.results);
         let removed: Vec<_> = results.filter_map(removed_of).map(RmRecord::from).collect();
@@ -35,12 +35,12 @@ pub(super) async fn run(args: &RmArgs, session: &CommandSession) -> Result<Comma
     }
     match answer?.error {
         Some(error) => Err(error.into()),
-        None => Ok(told),
+        None => Ok(outcome),
     }
 }
 
-/// Tells of each image in turn.
-fn tell_all(answer: &RemoveResponse, format: Option<DataFormat>, out: &Printer) -> CommandOutcome {
+/// Prints the result for each image.
+fn print_all(answer: &RemoveResponse, format: Option<DataFormat>, out: &Printer) -> CommandOutcome {
     let mut outcome = CommandOutcome::Done;
     for result in &answer.results {
         if let Some(removed::Result::Refused(refused)) = &result.result {
@@ -50,7 +50,7 @@ fn tell_all(answer: &RemoveResponse, format: Option<DataFormat>, out: &Printer) 
             out.info(&result.note);
         }
         if let (None, Some(image)) = (format, removed_of(result)) {
-            tell(image, out);
+            print(image, out);
         }
     }
     for warning in &answer.warnings {
@@ -85,8 +85,8 @@ impl From<&api::Image> for RmRecord {
     }
 }
 
-/// Tells what is gone: the names first, as docker does.
-fn tell(image: &api::Image, out: &Printer) {
+/// Prints a removed image as docker does: the names, then the ID.
+fn print(image: &api::Image, out: &Printer) {
     for name in image.repo_tags.iter().chain(&image.repo_digests) {
         out.line(format_args!("Untagged: {name}"));
     }

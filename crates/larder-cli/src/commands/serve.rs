@@ -18,7 +18,7 @@ pub(super) fn run(
     connection: &GlobalFlags,
     out: &Arc<Printer>,
 ) -> Result<CommandOutcome, Failure> {
-    let runtime = serve::runtime().map_err(|error| Failure::failed(format!("could not start: {error}")))?;
+    let runtime = serve::runtime().map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
     let within = runtime.enter();
     let daemon = match Daemon::build(args.flags.sources(connection), verbosity_level(connection.verbose)) {
         Ok(daemon) => daemon,
@@ -28,26 +28,26 @@ pub(super) fn run(
     announce(&daemon, out);
     drop(within);
     let ended = runtime.block_on(daemon.run());
-    // What still blocks has had its time.
+    // Blocking tasks have had their grace period.
     runtime.shutdown_timeout(Duration::from_millis(200));
     ended.map(|()| CommandOutcome::Done)
 }
 
-/// Says what is served where.
+/// Prints the backend and the addresses.
 fn announce(daemon: &Daemon, out: &Printer) {
     let socket = match daemon.socket() {
         Some(path) => path.display().to_string(),
-        None => "the socket that systemd handed over".to_owned(),
+        None => "socket passed by systemd".to_owned(),
     };
     let (version, backend) = (env!("CARGO_PKG_VERSION"), daemon.node().description());
     let address = daemon.metrics_address();
     if daemon.config().log.format == LogFormat::Json {
         // A log that is read by programs has no other lines.
         let metrics = address.map(|address| address.to_string()).unwrap_or_default();
-        tracing::info!(version, socket, metrics, "larder keeps {backend}");
+        tracing::info!(version, socket, metrics, "larder serves {backend}");
         return;
     }
-    out.info(format_args!("larder {version} keeps {backend}"));
+    out.info(format_args!("larder {version} serves {backend}"));
     out.info(format_args!("  CRI image service and larder's own API: {socket}"));
     if let Some(address) = address {
         out.info(format_args!("  metrics and health: http://{address}/metrics, /healthz, /readyz"));

@@ -42,7 +42,7 @@ struct PrintedEvents {
     kept: Vec<EventRecord>,
     /// What was said of back-off, by uid and part, since anything else was said of them. Kubelet repeats it at
     /// every sync, and kubectl folds it into one line with a count.
-    backoff_told: HashSet<(String, String, String)>,
+    printed_backoff: HashSet<(String, String, String)>,
 }
 
 /// An event, as `-o json` shows it.
@@ -90,12 +90,12 @@ impl EventSink for EventPrinterSink {
         let label = self.labels.get(&object.uid).cloned().unwrap_or_else(|| object.to_string());
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if reason == EventReason::BackOff || message == "Error: ImagePullBackOff" {
-            let told = (object.uid.clone(), object.field_path.clone(), message.clone());
-            if !seen.backoff_told.insert(told) {
+            let key = (object.uid.clone(), object.field_path.clone(), message.clone());
+            if !seen.printed_backoff.insert(key) {
                 return;
             }
         } else {
-            seen.backoff_told.retain(|(uid, part, _)| (uid, part) != (&object.uid, &object.field_path));
+            seen.printed_backoff.retain(|(uid, part, _)| (uid, part) != (&object.uid, &object.field_path));
         }
         if self.look != EventStyle::Silent {
             let first = seen.kept.is_empty();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn back_off_is_told_once_until_something_else_happens() {
+    fn back_off_is_printed_once_until_something_else_happens() {
         let (events, page) = log(EventStyle::Short);
         let sync = || {
             events.record(event(EventReason::BackOff, "Back-off pulling image \"a:1\""));

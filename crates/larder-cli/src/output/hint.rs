@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn commands_in_hints_carry_what_was_given() {
         let images = || Hint::new().command(["images"]).text(" lists them");
-        for (given, hint, told) in [
+        for (given, hint, printed) in [
             ("--backend docker", images(), "larder --backend docker images lists them"),
             ("", images(), "larder images lists them"),
             ("--backend docker", "larder images".into(), "larder images"),
@@ -67,7 +67,7 @@ mod tests {
                 "larder status --daemon /d.sock",
             ),
         ] {
-            assert_eq!(carrying(given, &hint), told);
+            assert_eq!(carrying(given, &hint), printed);
         }
     }
 }

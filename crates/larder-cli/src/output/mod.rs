@@ -1,4 +1,4 @@
-//! How results look: tables for people, JSON and YAML for programs.
+//! Output formats: tables for people, JSON and YAML for programs.
 
 pub(crate) mod events;
 pub(crate) mod hint;
@@ -14,27 +14,27 @@ use serde::Serialize;
 use crate::printer::Printer;
 use table::TextTable;
 
-/// What results look like.
+/// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum PrintFormat {
-    /// Columns.
+    /// Table.
     #[default]
     Table,
-    /// Columns, more of them.
+    /// Table with more columns.
     Wide,
-    /// JSON; its shape is stable and described in docs/output.md.
+    /// JSON with stable fields, see docs/output.md.
     Json,
-    /// The same as YAML.
+    /// The same data as YAML.
     Yaml,
 }
 
-/// What results look like where there is no table.
+/// Output format of commands without a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum DataFormat {
-    /// JSON; its shape is stable and described in docs/output.md.
+    /// JSON with stable fields, see docs/output.md.
     #[default]
     Json,
-    /// The same as YAML.
+    /// The same data as YAML.
     Yaml,
 }
 
@@ -48,7 +48,7 @@ impl PrintFormat {
         }
     }
 
-    /// Whether more columns are wanted.
+    /// Whether the table has more columns.
     pub(crate) fn is_wide(self) -> bool {
         self == PrintFormat::Wide
     }
@@ -63,11 +63,11 @@ pub(crate) fn data(out: &Printer, format: DataFormat, value: &impl Serialize) {
     match text {
         Ok(text) => out.line(text.trim_end()),
         // Our own types have text keys and finite numbers, so neither writer refuses them.
-        Err(error) => out.error(format_args!("could not write the result: {error}"), &[]),
+        Err(error) => out.error(format_args!("cannot write the result: {error}"), &[]),
     }
 }
 
-/// Prints a table, or data, as asked for.
+/// Prints a table or data, by format.
 pub(crate) fn show(
     out: &Printer,
     format: PrintFormat,

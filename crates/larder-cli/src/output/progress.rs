@@ -19,7 +19,7 @@ const SHOWN: usize = 12;
 pub(crate) struct ProgressLines {
     /// `None` when standard error is no terminal.
     live: Option<LiveLines>,
-    /// `None` when nobody wants it as data.
+    /// `None` unless the output has progress.
     course: Option<Mutex<ProgressTimeline>>,
 }
 
@@ -169,7 +169,7 @@ fn line(pull: &PullStatus, now: Instant, columns: usize) -> String {
     if name <= room {
         return format!("{}{rest}", pull.image);
     }
-    // The end of a name tells images apart; registries they often share.
+    // Images differ in the end of their names; registries are often the same.
     let tail: String = pull.image.as_str().chars().skip(name + 1 - room.max(1)).collect();
     let cut = format!("\u{2026}{tail}{rest}");
     cut.chars().take(columns.saturating_sub(1)).collect()

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::progress::{phase_of, wait_of};
 
-/// What was seen each time somebody looked.
+/// The changes at each sample.
 #[derive(Debug, Default)]
 pub(crate) struct ProgressTimeline {
     records: Vec<ProgressChange>,
@@ -42,13 +42,13 @@ impl ProgressTimeline {
             // Without the time that is left, which changes all the time.
             let wait = wait_of(pull);
             let reason = queued.clone().or_else(|| wait.map(|wait| wait.reason.clone()));
-            let told = queued.or_else(|| wait.map(|wait| wait.at(now)));
-            self.change((pull.image.clone(), None), phase_of(pull), reason, told, pull.bytes, time);
+            let waiting = queued.or_else(|| wait.map(|wait| wait.at(now)));
+            self.change((pull.image.clone(), None), phase_of(pull), reason, waiting, pull.bytes, time);
             for layer in pull.detail.iter().flat_map(|detail| &detail.layers) {
                 let item = (pull.image.clone(), Some(layer.digest.clone()));
                 let reason = layer.waiting.as_ref().map(|wait| wait.reason.clone());
-                let told = layer.waiting.as_ref().map(|wait| wait.at(now));
-                self.change(item, layer.phase.to_string(), reason, told, Some(layer.bytes), time);
+                let waiting = layer.waiting.as_ref().map(|wait| wait.at(now));
+                self.change(item, layer.phase.to_string(), reason, waiting, Some(layer.bytes), time);
             }
         }
     }
@@ -58,7 +58,7 @@ impl ProgressTimeline {
         item: (ImageName, Option<LayerId>),
         phase: String,
         reason: Option<String>,
-        told: Option<String>,
+        waiting: Option<String>,
         bytes: Option<ByteProgress>,
         time: SystemTime,
     ) {
@@ -73,7 +73,7 @@ impl ProgressTimeline {
             image,
             layer,
             phase,
-            waiting: told,
+            waiting,
             done_bytes: bytes.map(|bytes| bytes.done),
             total_bytes: bytes.and_then(|bytes| bytes.total),
         });

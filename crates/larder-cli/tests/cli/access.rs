@@ -128,19 +128,19 @@ fn kubelets_way_asks_no_helpers() {
 fn what_is_wrong_with_providers_is_told_before_anything_is_pulled() {
     let world = CliFixture::offering(&[IMAGE]);
     let flags = provider(&world, "true");
-    let told = |said: &str| {
+    let printed = |said: &str| {
         let run = run(&world, &["pull", IMAGE], &flags).expect(2);
         assert!(run.stderr.contains(said), "{said}: {run:?}");
         assert!(!run.stderr.contains("env-planted"), "{run:?}");
     };
     let program = world.home.path().join("providers/test");
     fs_err::set_permissions(&program, Permissions::from_mode(0o777)).unwrap();
-    told("is writable by users other than root");
+    printed("is writable by users other than root");
     fs_err::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     fs_err::set_permissions(program.parent().unwrap(), Permissions::from_mode(0o777)).unwrap();
-    told("is writable by users other than root");
+    printed("is writable by users other than root");
     fs_err::remove_file(&program).unwrap();
-    told("credential provider test: ");
+    printed("credential provider test: ");
     let config = world.home.path().join("providers.yaml");
     let text = fs_err::read_to_string(&config).unwrap();
     for (from, to, said) in [
@@ -150,16 +150,16 @@ fn what_is_wrong_with_providers_is_told_before_anything_is_pulled() {
         ("name: test", "name: a/b", "provider name cannot contain '/'"),
     ] {
         fs_err::write(&config, text.replace(from, to)).unwrap();
-        told(said);
+        printed(said);
     }
     fs_err::write(&config, format!("{text}{}", text.split_once("providers:\n").unwrap().1)).unwrap();
-    told("duplicate provider name");
+    printed("duplicate provider name");
     assert_eq!(shown(&world), [""; 0]);
 }
 
-/// Everything below a folder, but for what a test planted there.
-fn written(folder: &Path, planted: &[&Path], found: &mut Vec<(String, Vec<u8>)>) {
-    for entry in fs_err::read_dir(folder).unwrap() {
+/// Everything below a directory, but for what a test planted there.
+fn written(dir: &Path, planted: &[&Path], found: &mut Vec<(String, Vec<u8>)>) {
+    for entry in fs_err::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         if planted.iter().any(|own| path.starts_with(own)) {
             continue;

@@ -240,7 +240,7 @@ fn the_variable_names_a_runtime_and_a_bad_one_is_named() {
     };
     run("cri").expect(0);
     let gone = run("/nowhere.sock").expect(3);
-    assert!(gone.stderr.ends_with("hint: the socket is the one that LARDER_BACKEND names\n"), "{gone:?}");
+    assert!(gone.stderr.ends_with("hint: the socket is set by LARDER_BACKEND\n"), "{gone:?}");
     let bad = run("http://x").expect(2);
     assert!(bad.stderr.starts_with("error: LARDER_BACKEND http://x: "), "{bad:?}");
 }

@@ -1,4 +1,4 @@
-//! Collection: what is refused, what is told, and that broken state removes nothing.
+//! Collection: what is refused, what is printed, and that broken state removes nothing.
 
 use larder_cri::proto;
 use larder_store::store::{Store, StoreConfig};
@@ -98,8 +98,8 @@ fn no_name_of_an_image_goes_silently() {
     let run = world.larder(&[&all[..], &["--dry-run", "-o", "wide"]].concat()).expect(0);
     assert!(has(&run, &wide) && has(&run, &format!("{web}, {base}")), "{run:?}");
     for (asked, other) in [(web, base), (base, web), (keepme, api)] {
-        let told = world.larder(&["explain", asked]).expect(0).stdout;
-        let lines: Vec<_> = told.lines().take(2).collect();
+        let printed = world.larder(&["explain", asked]).expect(0).stdout;
+        let lines: Vec<_> = printed.lines().take(2).collect();
         assert_eq!(lines, [asked, &format!("  also named: {other}")]);
     }
     let run = world.larder(&all).expect(0);
@@ -112,9 +112,9 @@ fn no_name_of_an_image_goes_silently() {
 fn a_dry_run_that_would_remove_nothing_says_so_and_names_the_minimum_age() {
     let world = world();
     let dry = ["gc", "--all-unused", "--dry-run"];
-    let hint = "gc --all-unused --dry-run --minimum-image-ttl-duration 0 spares no image for its age";
+    let hint = "gc --all-unused --dry-run --minimum-image-ttl-duration 0 ignores the minimum age";
     let run = world.larder(&dry).expect(0);
-    assert!(run.stdout.contains("\nWould remove nothing.\n"), "{run:?}");
+    assert!(run.stdout.contains("\nwould remove nothing\n"), "{run:?}");
     assert!(run.stderr.contains(&format!("hint: larder {hint}")), "{run:?}");
     let endpoint = world.cri.endpoint().to_string();
     let run = world.larder(&[&["--backend", &endpoint], &dry[..]].concat()).expect(0);
@@ -131,15 +131,15 @@ fn a_dry_run_that_would_remove_nothing_says_so_and_names_the_minimum_age() {
 fn a_context_of_docker_that_leads_nowhere_is_named() {
     let home = tempfile::tempdir().unwrap();
     let id = "28a3a5e81d1e89f0efc70b63bf717b921373fc7fac70bc1b7e4d466799c0c6b0"; // sha256 of its name
-    let folder = home.path().join(".docker/contexts/meta").join(id);
-    fs_err::create_dir_all(&folder).unwrap();
+    let dir = home.path().join(".docker/contexts/meta").join(id);
+    fs_err::create_dir_all(&dir).unwrap();
     let meta = json!({"Name": "dead", "Endpoints": {"docker": {"Host": "unix:///nowhere/docker.sock"}}});
-    fs_err::write(folder.join("meta.json"), meta.to_string()).unwrap();
+    fs_err::write(dir.join("meta.json"), meta.to_string()).unwrap();
     let mut command = crate::world::larder(home.path());
     command.env("DOCKER_CONTEXT", "dead").args(["--backend", "docker", "images"]);
     let run = CliOutput::of(command.output().unwrap()).expect(3);
     assert!(run.stderr.contains("socket not found"), "{run:?}");
-    assert!(run.stderr.contains("hint: the socket is the one that DOCKER_CONTEXT=dead names"), "{run:?}");
+    assert!(run.stderr.contains("hint: the socket is set by DOCKER_CONTEXT=dead"), "{run:?}");
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn what_a_command_just_ensured_is_left_alone_by_the_next_that_collects() {
         }
     }
     let run = world.larder(&["explain", NAMES[0]]).expect(0);
-    assert!(run.stdout.contains("it stays: leased (expires in "), "{run:?}");
+    assert!(run.stdout.contains("  next GC:    retain: leased (expires in "), "{run:?}");
     world.end_leases();
     let report = world.larder(&all).expect(0).json();
     assert_eq!(report["removals"].as_array().unwrap().len(), 2, "{report}");
@@ -182,9 +182,9 @@ fn what_stays_although_all_may_go_is_counted_by_reason() {
     world.larder(&["keep", "r.example/shop/web:*"]).expect(0);
     let run = world.larder(&["gc", "--all-unused"]).expect(0);
     for line in [
-        "note: 1 image stays: kept by a rule",
-        "note: 1 image stays: too young to go (imageMinimumGCAge)",
-        "hint: larder explain IMAGE says why one stays",
+        "note: 1 image retained: kept by a rule",
+        "note: 1 image retained: younger than the minimum age (imageMinimumGCAge)",
+        "hint: larder explain IMAGE shows the reason",
     ] {
         assert!(run.stderr.lines().any(|said| said == line), "{line}: {run:?}");
     }
@@ -208,7 +208,7 @@ fn broken_records_are_moved_aside_and_said_once() {
     fs_err::write(&records, "{ broken").unwrap();
     let run = world.larder(&["gc", "--all-unused"]).expect(0);
     assert!(run.stderr.contains("records.json.broken-1"), "{run:?}");
-    assert!(run.stdout.contains("Removed nothing"), "what lost its age counts as new: {run:?}");
+    assert!(run.stdout.contains("removed nothing"), "an image without its age counts as new: {run:?}");
     assert!(!world.larder(&["gc", "--all-unused"]).expect(0).stderr.contains("broken"));
 }
 
@@ -228,7 +228,7 @@ fn keep_rules_that_cannot_be_read_remove_nothing() {
 fn explain_says_why_an_image_stays_and_names_the_nearest() {
     let world = world();
     let run = world.larder(&["explain", NAMES[0]]).expect(0);
-    assert!(run.stdout.contains("first seen") && run.stdout.contains("removing it frees"), "{run:?}");
+    assert!(run.stdout.contains("first seen") && run.stdout.contains("removal frees: "), "{run:?}");
     let explained = |more: &[&str]| {
         let run = world.larder(&[&["explain", NAMES[0], "-o", "json"], more].concat()).expect(0).json();
         [run["reason"].clone(), run["goes"].clone(), run["removable"].clone()]
@@ -238,7 +238,8 @@ fn explain_says_why_an_image_stays_and_names_the_nearest() {
         explained(&["--minimum-image-ttl-duration=0"]),
         [json!("NotNeeded"), json!(false), json!(true)]
     );
-    assert!(run.stdout.contains("under pressure: it stays: first seen"), "{run:?}");
+    let pressure = run.stdout.lines().find(|line| line.starts_with("  under pressure: "));
+    assert!(pressure.is_some_and(|line| line.contains("first seen")), "{run:?}");
     world.larder(&["keep", "r.example/shop/web:*"]).expect(0);
     assert_eq!(explained(&["--minimum-image-ttl-duration=0"]), [json!("Kept"), json!(false), json!(false)]);
     world.larder(&["unkeep", "--all"]).expect(0);

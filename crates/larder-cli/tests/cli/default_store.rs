@@ -72,7 +72,7 @@ fn commands_of_the_store_say_that_the_variable_changes_nothing() {
     let mut command = unprivileged(home.path());
     command.env("LARDER_BACKEND", "cri").args(["mount", "busybox", "/mnt"]);
     let run = CliOutput::of(command.output().unwrap()).expect(3);
-    assert!(run.stderr.contains("LARDER_BACKEND=cri is not read"), "{run:?}");
+    assert!(run.stderr.contains("LARDER_BACKEND=cri has no effect"), "{run:?}");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn the_usual_daemon_is_not_asked_about_images_that_a_settings_file_names() {
         let text = format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{settings}\n");
         fs_err::write(at("c.yaml"), text).unwrap();
         let run = CliOutput::of(command.output().unwrap()).expect(code);
-        assert_eq!(run.stderr.contains("asking the daemon at"), asks, "{settings}: {run:?}");
+        assert_eq!(run.stderr.contains("using the daemon at"), asks, "{settings}: {run:?}");
         assert_eq!(run.stderr.contains("larder.sock"), asks, "{settings}: {run:?}");
     }
 }
@@ -118,12 +118,15 @@ fn before_the_first_pull_lists_are_empty_and_say_so() {
         CliOutput::of(command.args(arguments).stdin(Stdio::null()).output().unwrap())
     };
     for list in ["images", "df", "mounts"] {
-        let told = run(&[list]).expect(0).stderr;
-        assert!(told.contains("nothing has been pulled yet"), "{list}: {told}");
+        let printed = run(&[list]).expect(0).stderr;
+        assert!(printed.contains("no images pulled yet"), "{list}: {printed}");
         let data = run(&[list, "-o", "json"]).expect(0).json();
         assert!(data.as_array().is_none_or(Vec::is_empty), "{data}");
     }
-    let told = run(&["rm", "busybox"]).expect(3).stderr;
-    assert!(told.contains("nothing has been pulled yet") && told.contains("hint: larder pull"), "{told}");
+    let printed = run(&["rm", "busybox"]).expect(3).stderr;
+    assert!(
+        printed.contains("nothing has been pulled yet") && printed.contains("hint: larder pull"),
+        "{printed}"
+    );
     assert!(!home.path().join(".local/share/larder").exists());
 }

@@ -17,20 +17,20 @@ const SAID: [&str; 12] = [
     "=> the registry saw 0 requests and served 0 blobs\n",
     "\nlayers of several images   12.6MB ",
     ": srv/api/data-1: content differs\n",
-    "=> srv/api/data-1 is named, and the exit code is 1\n",
-    ": what was missing is back\n",
+    "=> fsck reports srv/api/data-1 with exit code 1\n",
+    ": repaired\n",
     "=> the registry served 1 layer of ",
-    "; the other images are whole\n",
-    "\nAll steps hold. It took ",
+    "; the other images are undamaged\n",
+    "\nall steps passed in ",
 ];
 
-fn run(mut command: Command, arguments: &[&str], folder: &Path) -> CliOutput {
-    let folder = folder.join("tmp");
-    command.env("TMPDIR", &folder).env("TERM", "dumb").env("NO_COLOR", "1").arg("demo").args(arguments);
+fn run(mut command: Command, arguments: &[&str], dir: &Path) -> CliOutput {
+    let dir = dir.join("tmp");
+    command.env("TMPDIR", &dir).env("TERM", "dumb").env("NO_COLOR", "1").arg("demo").args(arguments);
     CliOutput::of(command.stdin(Stdio::null()).output().unwrap())
 }
 
-/// A folder of the test's own, open to all, with a place for temporary files.
+/// A directory of the test's own, open to all, with a place for temporary files.
 fn home() -> tempfile::TempDir {
     let home = tempfile::tempdir().unwrap();
     fs_err::create_dir(home.path().join("tmp")).unwrap();
@@ -80,9 +80,9 @@ fn every_step_holds_as_root() {
 fn the_folder_is_kept_when_that_is_wanted() {
     let home = home();
     let kept = run(larder(home.path()), &["--keep"], home.path()).expect(0);
-    let [folder] = left_in(home.path()).try_into().expect("one folder");
-    assert!(kept.stdout.contains(&format!("\nKept: {}/tmp/{folder}. ", home.path().display())), "{kept:?}");
-    let store = home.path().join("tmp").join(folder).join("store");
+    let [dir] = left_in(home.path()).try_into().expect("one folder");
+    assert!(kept.stdout.contains(&format!("\nkept {}/tmp/{dir}; ", home.path().display())), "{kept:?}");
+    let store = home.path().join("tmp").join(dir).join("store");
     let images = larder(home.path()).arg("--root").arg(store).args(["images", "-q"]).output().unwrap();
     assert_eq!(CliOutput::of(images).expect(0).stdout.lines().count(), 2);
 }
@@ -112,7 +112,7 @@ fn a_step_that_does_not_hold_is_named_and_the_folder_goes() {
     command.env_clear().args(["--nofile=16", "--", env!("CARGO_BIN_EXE_larder")]);
     let run = run(command, &[], home.path()).expect(1);
     assert!(run.stderr.contains("error: step "), "{run:?}");
-    assert!(run.stderr.contains(" does not hold: "), "{run:?}");
+    assert!(run.stderr.contains(") failed: "), "{run:?}");
     assert_eq!(left_in(home.path()), [""; 0]);
 }
 
@@ -120,5 +120,5 @@ fn a_step_that_does_not_hold_is_named_and_the_folder_goes() {
 fn a_place_of_its_own_cannot_be_given_another() {
     let home = home();
     let run = run(larder(home.path()), &["--root", "/elsewhere"], home.path()).expect(2);
-    assert!(run.stderr.contains("the demo has a store of its own"), "{run:?}");
+    assert!(run.stderr.contains("--backend and --root conflict with the demo's own store"), "{run:?}");
 }

@@ -48,10 +48,10 @@ fn each_credential_is_told_with_its_place_its_host_and_the_answer() {
 
     let run = world.larder(&[&arguments[..], &["-o", "json"]].concat()).expect(0);
     assert!(!format!("{run:?}").contains("planted"), "{run:?}");
-    let told = run.json();
-    assert_eq!(told["askers"].as_array().unwrap().len(), 2, "{told:#}");
-    let web = &told["askers"][0];
-    assert_eq!((&web["who"], &web["accepted"]), (&json!("pod/web"), &json!(true)), "{told:#}");
+    let printed = run.json();
+    assert_eq!(printed["askers"].as_array().unwrap().len(), 2, "{printed:#}");
+    let web = &printed["askers"][0];
+    assert_eq!((&web["who"], &web["accepted"]), (&json!("pod/web"), &json!(true)), "{printed:#}");
     assert_eq!(web["notFitting"], json!(["secret default/other has: quay.io"]));
     let summary = |asker: &Value| -> Vec<String> {
         let credentials = asker["credentials"].as_array().unwrap().iter();
@@ -81,7 +81,7 @@ fn each_credential_is_told_with_its_place_its_host_and_the_answer() {
 
     let run = world.larder(&arguments).expect(0);
     assert!(!format!("{run:?}").contains("planted"), "{run:?}");
-    assert!(run.stdout.contains("for pod/web in namespace default: it can be pulled with "), "{run:?}");
+    assert!(run.stdout.contains("for pod/web in namespace default: accessible with "), "{run:?}");
     assert!(run.stdout.contains("401 Unauthorized"), "{run:?}");
 }
 
@@ -90,12 +90,12 @@ fn without_any_credential_it_is_the_anonymous_attempt_that_is_told() {
     let (world, registry) = (CliFixture::new(), registry());
     let image = registry.image("team/app:1");
     let run = world.larder(&["explain", "access", &image]).expect(1);
-    assert!(run.stdout.contains(&format!("{image} for image: it cannot be pulled")), "{run:?}");
-    assert!(run.stdout.contains("nowhere: anonymous"), "{run:?}");
+    assert!(run.stdout.contains(&format!("{image} for image: not accessible")), "{run:?}");
+    assert!(run.stdout.contains("\nanonymous "), "{run:?}");
     registry.require(FaultRegistryAuth::None);
     let run = world.larder(&["explain", "access", &image, "-o", "json"]).expect(0);
     assert_eq!(run.json()["askers"][0]["credentials"][0]["foundIn"], Value::Null);
-    assert!(run.stderr.contains("note: asked by larder"), "a runtime may be configured otherwise: {run:?}");
+    assert!(run.stderr.contains("note: tested by larder"), "the runtime's configuration may differ: {run:?}");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn an_image_that_no_pod_wants_and_a_bad_name_are_bad_input() {
     let world = CliFixture::new();
     world.file("pod.yaml", &pod("web", "registry.example/x:1", &[]));
     let run = world.larder(&["explain", "access", "registry.example/y:1", "-f", "pod.yaml"]).expect(2);
-    assert!(run.stderr.contains("no pod in these files wants registry.example/y:1"), "{run:?}");
+    assert!(run.stderr.contains("no pod in these files uses registry.example/y:1"), "{run:?}");
     world.larder(&["explain", "access", "upper/CASE"]).expect(2);
     world.larder(&["explain"]).expect(2);
 }
@@ -143,13 +143,13 @@ fn pods_of_one_name_in_two_namespaces_are_two_who_ask() {
     };
     world.file("pods.yaml", &(of("n1", "planted-right") + &of("n2", "planted-wrong")));
     let arguments = ["explain", "access", &image, "-f", "pods.yaml"];
-    let told = world.larder(&[&arguments[..], &["-o", "json"]].concat()).expect(1).json();
-    let askers = told["askers"].as_array().unwrap();
+    let printed = world.larder(&[&arguments[..], &["-o", "json"]].concat()).expect(1).json();
+    let askers = printed["askers"].as_array().unwrap();
     let askers: Vec<_> =
         askers.iter().map(|asker| (asker["namespace"].as_str(), asker["accepted"].as_bool())).collect();
     assert_eq!(askers, [(Some("n1"), Some(true)), (Some("n2"), Some(false))]);
     let run = world.larder(&arguments).expect(1);
-    assert!(run.stdout.contains("for pod/web in namespace n2: it cannot be pulled"), "{run:?}");
+    assert!(run.stdout.contains("for pod/web in namespace n2: not accessible"), "{run:?}");
 }
 
 #[test]
@@ -168,11 +168,11 @@ fn a_host_that_serves_digests_alone_is_asked_for_digests_alone() {
             .expect(0)
     };
     let run = explain(&registry.image("team/app:1"));
-    assert!(run.stdout.contains("it can be pulled with secret default/s"), "{run:?}");
+    assert!(run.stdout.contains("accessible with secret default/s"), "{run:?}");
     assert_eq!(mirror.requests().len(), 0);
     let run = explain(&registry.image(&format!("team/app@{}", put.manifest)));
     assert_eq!(mirror.requests().len(), 1);
-    let anonymously = format!("it can be pulled anonymously from {}", mirror.address());
+    let anonymously = format!("accessible anonymously from {}", mirror.address());
     assert!(run.stdout.contains(&anonymously), "the mirror did not ask for the secret: {run:?}");
 }
 
@@ -189,16 +189,16 @@ fn a_helper_that_fails_is_named_with_its_error_and_not_as_refused() {
     };
 
     let run = larder(&["explain", "access", &image, "--authfile", "auth.json"]).expect(1);
-    let says = "docker-credential-test gave no answer: docker-credential-test failed (exit status: 7)";
+    let says = "no credential from docker-credential-test: docker-credential-test failed (exit status: 7)";
     assert!(run.stdout.contains(says), "{run:?}");
     let by_hand = format!("'echo {} | docker-credential-test get'", registry.address());
     assert!(run.stdout.contains(&by_hand), "it can be copied: {run:?}");
-    let told =
+    let printed =
         larder(&["explain", "access", &image, "--authfile", "auth.json", "-o", "json"]).expect(1).json();
-    assert_eq!(told["askers"][0]["failed"][0]["program"], "docker-credential-test", "{told:#}");
+    assert_eq!(printed["askers"][0]["failed"][0]["program"], "docker-credential-test", "{printed:#}");
     let run = larder(&["--root", "images", "pull", &image, "--authfile", "auth.json"]).expect(1);
     assert!(
-        run.stderr.contains("hint: nothing was shown to the registry: docker-credential-test failed"),
+        run.stderr.contains("hint: no credentials sent to the registry: docker-credential-test failed"),
         "{run:?}"
     );
     assert!(!run.stderr.contains("was refused"), "{run:?}");

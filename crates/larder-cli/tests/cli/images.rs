@@ -137,7 +137,7 @@ fn a_blank_name_among_others_removes_nothing_and_the_others_are_removed() {
 fn a_pattern_that_fits_nothing_is_told_with_a_wider_one() {
     let world = world();
     let run = world.larder(&["images", "old"]).expect(0);
-    assert_eq!(run.stderr, "note: no image fits \"old\"; try '*/old*'\n");
+    assert_eq!(run.stderr, "note: no image matches \"old\"; try '*/old*'\n");
     assert_eq!(world.larder(&["images", "-q", "*/old*"]).expect(0).stdout, format!("{OLD}\n"));
     assert_eq!(world.larder(&["images", "team/old"]).expect(0).stderr.matches("try '*team/old*'").count(), 1);
     assert_eq!(CliFixture::new().larder(&["images", "old"]).expect(0).stderr, "", "there are none at all");

@@ -42,7 +42,7 @@ fn a_login_that_the_registry_takes_is_written_and_one_that_it_refuses_is_not() {
     let (world, registry) = (CliFixture::new(), registry());
     let host = registry.address();
     let run = log_in(&world, &host, "bob", "planted-wrong").expect(1);
-    assert!(run.stderr.contains(&format!("{host} refused the user or the password: 401")), "{run:?}");
+    assert!(run.stderr.contains(&format!("{host} rejected the credentials: 401")), "{run:?}");
     assert_untold(&run);
     assert!(!world.home.path().join(".docker").exists());
 
@@ -54,7 +54,7 @@ fn a_login_that_the_registry_takes_is_written_and_one_that_it_refuses_is_not() {
     let mode = |name: &str| fs_err::metadata(world.home.path().join(name)).unwrap().permissions().mode();
     assert_eq!((mode(".docker") & 0o777, mode(".docker/config.json") & 0o777), (0o700, 0o600));
 
-    assert_eq!(world.larder(&["logout", &host]).expect(0).stdout, format!("Removed the login of {host}\n"));
+    assert_eq!(world.larder(&["logout", &host]).expect(0).stdout, format!("logged out of {host}\n"));
     assert_eq!(config(&world), json!({"auths": {}}));
     assert_eq!(world.larder(&["logout", &host]).expect(0).stdout, format!("Not logged in to {host}\n"));
 }
@@ -139,9 +139,9 @@ fn a_helper_keeps_and_forgets_what_the_file_says_it_keeps() {
             Some(text) => script(text),
             None => fs_err::remove_file(world.home.path().join("helpers/docker-credential-test")).unwrap(),
         }
-        let told = run(&["logout", &host]).expect(1);
-        assert!(told.stderr.contains("docker-credential-test"), "{told:?}");
-        assert!(told.stderr.contains("the login was taken out of the file"), "{told:?}");
+        let printed = run(&["logout", &host]).expect(1);
+        assert!(printed.stderr.contains("docker-credential-test"), "{printed:?}");
+        assert!(printed.stderr.contains("the credentials in the file were removed"), "{printed:?}");
         assert_eq!(config(&world), json!({"credsStore": "test", "auths": {}}), "the plain one is gone");
     }
 }

@@ -97,7 +97,7 @@ spec: {template: {spec: {imagePullSecrets: [{name: absent}, {name: regcred}], co
         let images = run.json()["images"].as_array().unwrap().len();
         assert_eq!(images, 1, "the pod without secrets: {run:?}");
         let problems = run.json()["badInput"].as_array().unwrap().clone();
-        let told: Vec<_> = problems
+        let printed: Vec<_> = problems
             .iter()
             .map(|problem| {
                 let text = |key: &str| problem[key].as_str().unwrap().to_owned();
@@ -113,7 +113,7 @@ spec: {template: {spec: {imagePullSecrets: [{name: absent}, {name: regcred}], co
             ("Deployment finance/api", "spec.template.spec.imagePullSecrets[1]"),
         ];
         assert_eq!(
-            told,
+            printed,
             expected.map(|(object, field)| (object.into(), field.into(), message.clone())),
             "{run:?}"
         );
@@ -231,7 +231,10 @@ fn a_denied_pull_says_which_credentials_were_tried() {
     world.file("auth.json", r#"{"auths": {"r.example": {"username": "u", "password": "pantry"}}}"#);
     for command in ["ensure", "pull"] {
         let run = world.larder(&["-v", command, "--authfile", "auth.json", "r.example/app:1"]).expect(1);
-        assert!(run.stderr.contains("hint: the credential of auth.json (user u) was refused\n"), "{run:?}");
+        assert!(
+            run.stderr.contains("hint: the registry rejected the credentials of auth.json (user u)\n"),
+            "{run:?}"
+        );
         assert!(
             run.stderr.contains("info: credentials for r.example/app:1: auth.json (user u)\n"),
             "{run:?}"

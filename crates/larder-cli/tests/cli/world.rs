@@ -1,4 +1,4 @@
-//! A fake runtime, a folder for files, and larder to run.
+//! A fake runtime, a directory for files, and larder to run.
 
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::chown;
@@ -52,7 +52,7 @@ impl CliFixture {
         path
     }
 
-    /// larder, talking to the fake runtime, in the folder.
+    /// larder, talking to the fake runtime, in the directory.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = larder(self.home.path());
         command.env("LARDER_BACKEND", self.cri.endpoint().to_string());
@@ -94,12 +94,12 @@ pub(crate) fn larder(home: &Path) -> Command {
     command
 }
 
-/// The same as a user who is not root, and who owns the folder.
+/// The same as a user who is not root, and who owns the directory.
 pub(crate) fn unprivileged(home: &Path) -> Command {
     if !rustix::process::geteuid().is_root() {
         return larder(home);
     }
-    // The build folder need not be open to others.
+    // The build directory need not be open to others.
     let binary = home.join("larder-for-all");
     fs_err::copy(env!("CARGO_BIN_EXE_larder"), &binary).unwrap();
     chown(home, Some(NOBODY), Some(NOBODY)).unwrap();

@@ -114,7 +114,7 @@ fn a_present_image_is_for_those_who_could_have_pulled_it() {
         let never = world.larder(&["ensure", "-f", &none, "--verify", "AlwaysVerify", "--policy", "Never"]);
         assert!(never.expect(1).stderr.contains("its pull record wants credentials"));
         let explained = world.larder(&["explain", &image]).expect(0);
-        assert!(explained.stdout.contains("who has secret default/right"), "{explained:?}");
+        assert!(explained.stdout.contains("pods with secret default/right"), "{explained:?}");
         ensure(&none, "NeverVerify").expect(0);
         let daemon = CriDaemon::of(&world);
         let refused = world.larder(&["ensure", "-f", &none]).expect(1);
@@ -181,8 +181,8 @@ fn a_login_is_checked_by_the_registry_and_then_brings_images() {
         };
         log_in("guessed").expect(1);
         log_in(PASSWORD).expect(0);
-        let told = world.larder(&["explain", "access", "--authfile", &file, &image]).expect(0);
-        assert!(told.stdout.contains("200 OK"), "{told:?}");
+        let printed = world.larder(&["explain", "access", "--authfile", &file, &image]).expect(0);
+        assert!(printed.stdout.contains("200 OK"), "{printed:?}");
         world.larder(&["ensure", "--authfile", &file, &image]).expect(0);
     }
 }

@@ -96,10 +96,10 @@ fn a_registry_with_a_private_authority_serves_once_the_runtime_trusts_it() {
         let file = world.file("pod.yaml", &manifest);
 
         if world.has_docker() {
-            continue; // it trusts whoever answers on loopback
+            continue; // it trusts any user who answers on loopback
         }
-        let folder = tempfile::tempdir().unwrap();
-        let another = certificates(folder.path()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let another = certificates(dir.path()).unwrap();
         world.knows_at(&host, "https", Some(&another.ca));
         let run = world.larder(&["ensure", "-f", &file]).expect(1);
         assert!(["x509", "invalid peer certificate"].iter().any(|said| run.stdout.contains(said)), "{run:?}");

@@ -56,8 +56,8 @@ fn an_image_is_pulled_by_tag_by_digest_and_without_a_tag_and_is_the_same_by_each
         let found = daemon.runtime.block_on(images.list_images(proto::ListImagesRequest { filter })).unwrap();
         assert_eq!(found.into_inner().images.len(), 1);
         let verbose = proto::ImageStatusRequest { image: Some(spec(&tagged)), verbose: true };
-        let told = daemon.runtime.block_on(images.image_status(verbose)).unwrap().into_inner();
-        let info: serde_json::Value = serde_json::from_str(&told.info["info"]).unwrap();
+        let printed = daemon.runtime.block_on(images.image_status(verbose)).unwrap().into_inner();
+        let info: serde_json::Value = serde_json::from_str(&printed.info["info"]).unwrap();
         assert_eq!(info["imageSpec"]["config"]["Cmd"][0], "/bin/true", "{info}");
     }
 }
@@ -309,8 +309,8 @@ fn a_runtime_that_dies_is_told_and_found_again() {
     world.containerd_mut().stop();
     let down = daemon.pull(&name).unwrap_err().to_string();
     assert!(down.starts_with("rpc error: code = Unavailable desc = unix:///"), "{down}");
-    let told = ready();
-    assert!(!told.status && told.message.contains("containerd.sock"), "{told:?}");
+    let printed = ready();
+    assert!(!printed.status && printed.message.contains("containerd.sock"), "{printed:?}");
     world.containerd_mut().start_again().unwrap();
     daemon.pull(&name).expect("the same daemon, once the runtime is back");
     let back = poll(Duration::from_secs(10), || ready().status.then_some(()));

@@ -19,12 +19,12 @@ fn who_may_not_open_the_socket_is_told_how() {
     let engine = Dockerd::start().unwrap();
     let home = tempfile::tempdir().unwrap();
     // The socket can be reached, and not opened.
-    let folder = engine.socket().parent().unwrap().to_owned();
+    let dir = engine.socket().parent().unwrap().to_owned();
     let mode = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
-    fs_err::set_permissions(&folder, mode(0o755)).unwrap();
+    fs_err::set_permissions(&dir, mode(0o755)).unwrap();
     fs_err::set_permissions(engine.socket(), mode(0o660)).unwrap();
     fs_err::set_permissions(home.path(), mode(0o777)).unwrap();
-    // Where nobody may look into the folders that larder is built in, a copy can be run.
+    // Where nobody may look into the directories that larder is built in, a copy can be run.
     let copy = home.path().join("larder");
     fs_err::copy(env!("CARGO_BIN_EXE_larder"), &copy).unwrap();
     let mut command = Command::new("setpriv");
@@ -41,9 +41,9 @@ fn an_engine_behind_tls_is_trusted_by_the_authority_of_docker_cert_path_alone() 
     if !require(&[Package::DockerIo, Package::Openssl]).is_available() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let made = |name: &str| {
-        let path = folder.path().join(name);
+        let path = dir.path().join(name);
         fs_err::create_dir(&path).unwrap();
         let made = certificates(&path).unwrap();
         for (file, name) in [(&made.ca, "ca.pem"), (&made.certificate, "cert.pem"), (&made.key, "key.pem")] {
@@ -55,23 +55,23 @@ fn an_engine_behind_tls_is_trusted_by_the_authority_of_docker_cert_path_alone() 
     let engine =
         Dockerd::start_with(DockerdOptions { tls: Some(right), ..DockerdOptions::default() }).unwrap();
     let runtime = |authority: &str| {
-        let mut command = larder_in(folder.path());
+        let mut command = larder_in(dir.path());
         let address = format!("tcp://{}", engine.tcp_address().unwrap());
         command.env("DOCKER_HOST", address).env("DOCKER_TLS_VERIFY", "1");
-        command.env("DOCKER_CERT_PATH", folder.path().join(authority));
+        command.env("DOCKER_CERT_PATH", dir.path().join(authority));
         command.args(["--backend", "docker", "runtime", "-o", "json"]);
         LarderProcess::start(command).finish()
     };
-    let told = runtime("right").expect(0).json();
-    assert_eq!(told["name"], "docker");
-    let endpoint = told["endpoint"].as_str().unwrap();
-    assert!(endpoint.starts_with("tcp://127.0.0.1:"), "{told}");
-    let images = told["imageFilesystems"][0].as_str().unwrap();
-    assert!(images.starts_with("/tcp://127.0.0.1:"), "it may be elsewhere: {told}");
+    let printed = runtime("right").expect(0).json();
+    assert_eq!(printed["name"], "docker");
+    let endpoint = printed["endpoint"].as_str().unwrap();
+    assert!(endpoint.starts_with("tcp://127.0.0.1:"), "{printed}");
+    let images = printed["imageFilesystems"][0].as_str().unwrap();
+    assert!(images.starts_with("/tcp://127.0.0.1:"), "it may be elsewhere: {printed}");
     let refused = runtime("wrong").expect(3);
     assert!(refused.stderr.contains("TLS: invalid peer certificate"), "{refused:?}");
     for own in ["cert.pem", "key.pem"] {
-        fs_err::remove_file(folder.path().join("right").join(own)).unwrap();
+        fs_err::remove_file(dir.path().join("right").join(own)).unwrap();
     }
     let nobody = runtime("right").expect(3);
     assert!(nobody.stderr.contains("TLS: received fatal alert"), "{nobody:?}");

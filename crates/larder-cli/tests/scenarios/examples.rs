@@ -10,7 +10,7 @@ use crate::world::RuntimeFixture;
 #[test]
 fn the_examples_become_present_once_and_survive_a_registry_that_is_down() {
     for mut world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
         let mut private = RegistryProcess::start(RegistryOptions {
             auth: RegistryAccess::Basic,
@@ -18,7 +18,7 @@ fn the_examples_become_present_once_and_survive_a_registry_that_is_down() {
         })
         .unwrap();
         world.knows(&private);
-        let examples = copied_for(&examples, world.registry.port(), private.port(), folder.path()).unwrap();
+        let examples = copied_for(&examples, world.registry.port(), private.port(), dir.path()).unwrap();
         push_all(&examples, &world.registry).unwrap();
         push_all(&examples, &private).unwrap();
         let mut named = images_named(&examples, &world.registry.address()).unwrap();

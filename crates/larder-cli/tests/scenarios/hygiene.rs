@@ -87,9 +87,9 @@ fn plant(world: &RuntimeFixture, host: &str) -> Vec<String> {
     ]
 }
 
-/// All files below a folder.
-fn files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs_err::read_dir(folder).unwrap() {
+/// All files below a directory.
+fn files(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs_err::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() && !path.is_symlink() {
             files(&path, found);
@@ -196,12 +196,12 @@ fn no_planted_secret_is_in_anything_that_the_daemon_and_its_clients_produce() {
 }
 
 /// Lets a program have core files, and says whether it leaves one when it ends by an abort.
-fn leaves_core(mut command: Command, folder: &Path) -> bool {
+fn leaves_core(mut command: Command, dir: &Path) -> bool {
     let program = command.get_program().to_owned();
     let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
     let mut shell = Command::new("sh");
     shell.args(["-c", "ulimit -c unlimited; exec \"$0\" \"$@\" 2>&1"]).arg(program).args(arguments);
-    shell.current_dir(folder).env("HOME", folder);
+    shell.current_dir(dir).env("HOME", dir);
     command = shell;
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     // Both say something once they run.
@@ -216,14 +216,14 @@ fn leaves_core(mut command: Command, folder: &Path) -> bool {
 
 #[test]
 fn the_daemon_leaves_no_core_file() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut other = Command::new("cat");
     other.args(["/proc/self/cmdline", "-"]);
-    if !leaves_core(other, folder.path()) {
+    if !leaves_core(other, dir.path()) {
         eprintln!("SKIPPED: this machine writes no core files, so nothing can be seen");
         return;
     }
     let mut serve = Command::new(env!("CARGO_BIN_EXE_larder"));
-    serve.args(["serve", "--metrics-address", "", "--root"]).arg(folder.path().join("store"));
-    assert!(!leaves_core(serve, folder.path()));
+    serve.args(["serve", "--metrics-address", "", "--root"]).arg(dir.path().join("store"));
+    assert!(!leaves_core(serve, dir.path()));
 }

@@ -81,7 +81,7 @@ fn every_command_works_through_the_one_that_has_the_store_open() {
     assert_eq!(mode & 0o777, 0o600);
 
     let listed = world.larder(&["-v", "images"]).expect(0);
-    assert!(listed.stderr.contains("working through another larder command"), "{listed:?}");
+    assert!(listed.stderr.contains("using another larder command"), "{listed:?}");
     assert_eq!((listed.lines_with(&["shop/old"]), listed.lines_with(&["shop/big"])), (1, 0), "{listed:?}");
     assert_eq!(world.larder(&["df"]).expect(0).lines_with(&["shop/old:1"]), 1);
     let plan = world.larder(&["gc", "--all-unused", "--dry-run", "-o", "json"]).expect(0);
@@ -98,7 +98,7 @@ fn every_command_works_through_the_one_that_has_the_store_open() {
     other_gate.wait_until_held(1);
     gate.open();
     wait_until("the first has done its own, and says that it waits", || {
-        first.stderr().contains("waiting for 1 other larder command that works through this one")
+        first.stderr().contains("waiting for 1 other larder command that uses this one")
     });
     assert!(first.stdout().starts_with("sha256:") && !first.is_finished(), "{}", first.stdout());
     assert_eq!(world.larder(&["images"]).expect(0).lines_with(&["shop/big"]), 1);
@@ -199,7 +199,7 @@ fn other_settings_are_refused_with_the_difference() {
     assert!(refused.stderr.contains("registryPullQPS is 7"), "{refused:?}");
 
     let status = world.larder(&["status"]).expect(3);
-    for part in ["no daemon runs here: process ", " pull ", &image, ") has the images open"] {
+    for part in ["no daemon is running: process ", " pull ", &image, ") has the images open"] {
         assert!(status.stderr.contains(part), "{part}: {status:?}");
     }
 
@@ -305,10 +305,7 @@ fn a_pull_takes_over_when_the_command_that_it_works_through_is_ended() {
         }
         let first = first.finish();
         assert_eq!(first.code, if signals.len() == 2 { 130 } else { -1 });
-        for note in [
-            "is still running through this one; interrupt again",
-            "was running through this one and is cut off",
-        ] {
+        for note in ["still uses this one; interrupt again", "used this one and was stopped"] {
             let is_told = first.stderr.contains(&format!("note: 1 other larder command {note}"));
             assert_eq!(is_told, signals.len() == 2, "{note}: {first:?}");
         }
@@ -330,7 +327,7 @@ fn a_change_that_may_have_been_made_is_not_repeated_when_the_other_command_is_en
     let big = push(&world, &gate, 1, "shop/big:1");
     let first = held_pull(&world, &gate, &[], &big);
     let (load, input) = held_load(&world);
-    wait_until("the load has joined", || load.stderr().contains("working through another larder command"));
+    wait_until("the load has joined", || load.stderr().contains("using another larder command"));
     first.signal(Signal::KILL);
     assert_eq!(first.finish().code, -1);
     drop(input);
@@ -362,7 +359,7 @@ fn a_store_with_a_path_that_no_socket_may_have_is_joined_as_well() {
     let first = start(&["pull", &image]);
     gate.wait_until_held(1);
     let joined = start(&["-v", "images"]).finish().expect(0);
-    assert!(joined.stderr.contains("working through another larder command"), "{joined:?}");
+    assert!(joined.stderr.contains("using another larder command"), "{joined:?}");
     gate.open();
     first.finish().expect(0);
     assert!(!root.join("control.sock").exists());
@@ -382,7 +379,7 @@ fn a_state_directory_of_a_runtime_is_shared_the_same_way() {
         let socket = PathBuf::from(world.path("state")).join("control.sock");
         assert_eq!(fs_err::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
         let kept = world.larder(&["-v", "keep", &old]).expect(0);
-        assert!(kept.stderr.contains("working through another larder command"), "{kept:?}");
+        assert!(kept.stderr.contains("using another larder command"), "{kept:?}");
         world.larder(&["ensure", &old]).expect(0);
         world.larder(&["gc", "--all-unused", "--dry-run"]).expect(0);
         assert!(world.larder(&["explain", &old]).expect(0).stdout.contains("shop/old:1"));
@@ -456,7 +453,7 @@ fn a_daemon_waits_for_a_command_that_has_the_images() {
     first.finish().expect(0);
     wait_until("the daemon says where it listens", || world.place().join("daemon").exists());
     let asked = world.larder(&["-v", "images"]).expect(0);
-    assert!(asked.stderr.contains("info: asking the daemon at "), "{asked:?}");
+    assert!(asked.stderr.contains("info: using the daemon at "), "{asked:?}");
     let other = world.start_larder(&["serve", "--metrics-address", "", "--socket", &world.path("s")]);
     let refused = other.finish().expect(3);
     assert!(!refused.stderr.contains("waiting") && refused.stderr.contains("is in use by"), "{refused:?}");
@@ -492,7 +489,7 @@ fn a_command_that_cannot_print_serves_others() {
     drop(full);
     wait_until("it serves", || socket(&world).exists());
     let joined = world.larder(&["-v", "ensure", &old]).expect(0);
-    assert!(joined.stderr.contains("working through another larder command"), "{joined:?}");
+    assert!(joined.stderr.contains("using another larder command"), "{joined:?}");
     assert!(first.try_wait().unwrap().is_none());
     let mut printed = Vec::new();
     reader.read_to_end(&mut printed).unwrap();

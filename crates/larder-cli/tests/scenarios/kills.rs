@@ -87,8 +87,8 @@ impl KillMachine {
 
     /// The layers of the second image that are in their place, each with its bytes that the registry sent.
     fn finished(&self) -> Vec<(&String, u64)> {
-        let Ok(folders) = fs_err::read_dir(self.root().join("layers")) else { return Vec::new() };
-        let notes = folders.map(|folder| fs_err::read_to_string(folder.unwrap().path().join("layer.json")));
+        let Ok(dirs) = fs_err::read_dir(self.root().join("layers")) else { return Vec::new() };
+        let notes = dirs.map(|dir| fs_err::read_to_string(dir.unwrap().path().join("layer.json")));
         let notes: String = notes.filter_map(Result::ok).collect();
         let there = self.layers.iter().filter(|layer| notes.contains(layer.as_str()));
         there.map(|layer| (layer, self.registry.bytes_sent(layer))).collect()
@@ -146,8 +146,8 @@ impl KillMachine {
         images.map(|image| format!("{}:{}", image["repository"], image["tag"]).replace('"', "")).collect()
     }
 
-    fn entries(&self, folder: &str) -> usize {
-        let path = self.root().join(folder);
+    fn entries(&self, dir: &str) -> usize {
+        let path = self.root().join(dir);
         fs_err::read_dir(path).map_or(0, Iterator::count)
     }
 
@@ -166,14 +166,14 @@ impl KillMachine {
 
     fn has_ingest(&self) -> bool {
         let hex = self.big.trim_start_matches("sha256:");
-        let folder = self.root().join("ingest");
-        fs_err::read_dir(folder).is_ok_and(|mut entries| {
+        let dir = self.root().join("ingest");
+        fs_err::read_dir(dir).is_ok_and(|mut entries| {
             entries.any(|entry| entry.unwrap().file_name().to_string_lossy().contains(hex))
         })
     }
 }
 
-/// A folder that needs no disk, where there is one: a killed process loses nothing that it gave to the kernel, and to
+/// A directory that needs no disk, where there is one: a killed process loses nothing that it gave to the kernel, and to
 /// sync a busy disk some hundred times would take minutes.
 fn in_memory() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
@@ -188,11 +188,11 @@ fn many_files(name: &str, count: usize) -> LayerFiles {
     LayerFiles::archive(archive.finish())
 }
 
-/// Writes an image to a folder and lets a registry serve it; the digests of its blobs, the config first.
-fn serve(registry: &FaultRegistry, image: &ImageBuilder, repository: &str, folder: &Path) -> Vec<String> {
-    let layout = image.write(folder).unwrap();
+/// Writes an image to a directory and lets a registry serve it; the digests of its blobs, the config first.
+fn serve(registry: &FaultRegistry, image: &ImageBuilder, repository: &str, dir: &Path) -> Vec<String> {
+    let layout = image.write(dir).unwrap();
     let blob = |digest: &str| {
-        fs_err::read(folder.join("blobs/sha256").join(digest.trim_start_matches("sha256:"))).unwrap()
+        fs_err::read(dir.join("blobs/sha256").join(digest.trim_start_matches("sha256:"))).unwrap()
     };
     for digest in &layout.blobs {
         assert_eq!(&registry.put_blob(blob(digest)), digest);
@@ -249,7 +249,7 @@ fn a_hundred_kills_leave_every_image_whole_or_invisible() {
         there = machine.images();
         assert_eq!(there.len(), if deed == KilledCommand::Remove { 1 } else { 2 }, "{round}: {there:?}");
         machine.larder(&["fsck", "--quick"]);
-        let left = ["staging", "ingest", "trash"].map(|folder| machine.entries(folder));
+        let left = ["staging", "ingest", "trash"].map(|dir| machine.entries(dir));
         assert_eq!(left, [0, 0, 0], "{round}");
         assert_eq!(machine.entries("layers"), if deed == KilledCommand::Remove { 2 } else { 5 }, "{round}");
         if deed == KilledCommand::Pull {

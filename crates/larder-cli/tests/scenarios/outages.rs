@@ -135,8 +135,8 @@ fn what_is_no_runtime_is_told_in_one_line_and_in_bounded_time() {
         let mut command = larder_in(home.path());
         command.args(["--timeout", "1s", "--backend"]).arg(&path).args(["ensure", "busybox:1"]);
         let run = LarderProcess::start(command).finish().expect(3);
-        let told = run.stderr.lines().filter(|line| line.contains(problem)).count();
-        assert_eq!(told, 1, "{}: {run:?}", path.display());
+        let printed = run.stderr.lines().filter(|line| line.contains(problem)).count();
+        assert_eq!(printed, 1, "{}: {run:?}", path.display());
         assert!(run.stderr.contains(&*path.to_string_lossy()), "{run:?}");
     }
     drop(listener);

@@ -97,7 +97,7 @@ impl RuntimeFixture {
         self.containerd.as_mut().expect("a world with containerd")
     }
 
-    /// Tells the backend how to reach a registry: plain HTTP, or TLS with the registry's own authority.
+    /// Prints the backend how to reach a registry: plain HTTP, or TLS with the registry's own authority.
     pub(crate) fn knows(&self, registry: &RegistryProcess) {
         self.knows_at(&registry.address(), registry.scheme(), registry.ca());
     }
@@ -110,10 +110,10 @@ impl RuntimeFixture {
         if self.docker.is_some() {
             return;
         }
-        let folder = self.certs_d().join(address);
+        let dir = self.certs_d().join(address);
         let ca = ca.map_or_else(String::new, |ca| format!("ca = \"{}\"\n", ca.display()));
-        fs_err::create_dir_all(&folder).unwrap();
-        fs_err::write(folder.join("hosts.toml"), format!("server = \"{scheme}://{address}\"\n{ca}")).unwrap();
+        fs_err::create_dir_all(&dir).unwrap();
+        fs_err::write(dir.join("hosts.toml"), format!("server = \"{scheme}://{address}\"\n{ca}")).unwrap();
     }
 
     /// Where the store finds how to reach registries.
@@ -178,12 +178,12 @@ impl RuntimeFixture {
         self.docker.iter_mut().for_each(|docker| docker.start_again().unwrap());
     }
 
-    /// A path in a folder that only this test sees.
+    /// A path in a directory that only this test sees.
     pub(crate) fn path(&self, name: &str) -> String {
         self.home.path().join(name).to_string_lossy().into_owned()
     }
 
-    /// Writes a file into a folder that only this test sees, and returns its path.
+    /// Writes a file into a directory that only this test sees, and returns its path.
     pub(crate) fn file(&self, name: &str, content: &str) -> String {
         let path = self.home.path().join(name);
         fs_err::write(&path, content).unwrap();

@@ -127,8 +127,8 @@ impl DemoImages {
     }
 }
 
-/// A layer with so many files of so many bytes in one folder.
-fn layer(folder: &str, files: usize, bytes: usize, seed: u64) -> io::Result<DemoLayer> {
+/// A layer with so many files of so many bytes in one directory.
+fn layer(dir: &str, files: usize, bytes: usize, seed: u64) -> io::Result<DemoLayer> {
     let mut archive = tar::Builder::new(Vec::new());
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     for number in 1..=files {
@@ -137,7 +137,7 @@ fn layer(folder: &str, files: usize, bytes: usize, seed: u64) -> io::Result<Demo
         header.set_mode(0o644);
         header.set_mtime(MODIFIED);
         let content = half_noise(bytes, &mut state);
-        archive.append_data(&mut header, format!("{folder}/data-{number}"), content.as_slice())?;
+        archive.append_data(&mut header, format!("{dir}/data-{number}"), content.as_slice())?;
     }
     let plain = archive.into_inner()?;
     let mut compressed = GzEncoder::new(Vec::with_capacity(plain.len() / 2), Compression::fast());

@@ -1,11 +1,11 @@
-//! `larder demo`: the tool shows itself, in a temporary folder, without root or network.
+//! `larder demo`: the tool shows itself, in a temporary directory, without root or network.
 //!
 //! ```text
 //! images (generated) -> registry (loopback, notes what it serves) -> steps (real commands, each checked) -> clean-up
 //! ```
 //!
 //! Promises: each command is run as a user's would be; what is said of it was measured; a step that does not hold ends
-//! the demo with an error that names it; the folder is gone in the end, also after a failure and an interrupt. After a
+//! the demo with an error that names it; the directory is gone in the end, also after a failure and an interrupt. After a
 //! second interrupt, or when the demo is killed, the next one removes it.
 
 mod images;
@@ -34,49 +34,44 @@ pub(super) fn run(
     out: &Arc<Printer>,
 ) -> Result<CommandOutcome, Failure> {
     if connection.backend.is_some() || connection.root.is_some() {
-        return Err(Failure::bad_input(
-            "the demo has a store of its own: --backend and --root do not go with it",
-        ));
+        return Err(Failure::bad_input("--backend and --root conflict with the demo's own store"));
     }
     let started = Instant::now();
-    let cannot = |doing, error| Failure::failed(format!("could not {doing} a temporary folder: {error}"));
+    let cannot = |verb, error| Failure::failed(format!("cannot {verb} a temporary directory: {error}"));
     let dead = scratch_dir::remove_dead(&env::temp_dir());
     if dead > 0 {
-        out.info(format_args!("note: removed what {dead} demos left that were killed"));
+        out.info(format_args!("note: removed the directories of {dead} killed demos"));
     }
-    let folder =
-        ScratchDir::new().map_err(|error| cannot("make", error).hint("TMPDIR names the place for it"))?;
+    let dir =
+        ScratchDir::new().map_err(|error| cannot("create", error).hint("set TMPDIR to another directory"))?;
     let home = env::current_dir();
     // So that the commands shown are those that are run.
-    env::set_current_dir(folder.path()).map_err(|error| cannot("enter", error))?;
-    // Its threads work in the folder; they have ended when this returns.
+    env::set_current_dir(dir.path()).map_err(|error| cannot("enter", error))?;
+    // Its threads work in the directory; they have ended when this returns.
     let played =
-        super::block_on(async |interrupt| play(folder.path(), out, DemoRunner::new(out, interrupt)).await);
+        super::block_on(async |interrupt| play(dir.path(), out, DemoRunner::new(out, interrupt)).await);
     if let Ok(home) = home {
         let _ = env::set_current_dir(home); // nothing is left to do there
     }
-    let place = folder.path().display().to_string();
+    let place = dir.path().display().to_string();
     if args.keep {
-        let kept = folder.keep().map_err(|error| cannot("keep", error))?;
-        out.line(format_args!("\nKept: {}. See it with larder --root {0}/store images", kept.display()));
+        let kept = dir.keep().map_err(|error| cannot("keep", error))?;
+        out.line(format_args!("\nkept {}; try larder --root {0}/store images", kept.display()));
     } else {
-        folder.close().map_err(|error| cannot("remove", error))?;
+        dir.close().map_err(|error| cannot("remove", error))?;
         if played.is_ok() {
-            out.line(format_args!("\n{place} is removed."));
+            out.line(format_args!("\nremoved {place}"));
         } else {
-            out.info(format_args!("{place} is removed"));
+            out.info(format_args!("removed {place}"));
         }
     }
     played?;
-    out.line(format_args!("All steps hold. It took {}.", size::duration(started.elapsed())));
+    out.line(format_args!("all steps passed in {}", size::duration(started.elapsed())));
     Ok(CommandOutcome::Done)
 }
 
-async fn play(folder: &Path, out: &Printer, mut stage: DemoRunner) -> Result<CommandOutcome, Failure> {
-    out.line(format_args!(
-        "Everything below happens in {}, and each command runs with --root store there.",
-        folder.display()
-    ));
+async fn play(dir: &Path, out: &Printer, mut stage: DemoRunner) -> Result<CommandOutcome, Failure> {
+    out.line(format_args!("All commands run in {} with --root store.", dir.display()));
     steps::all(&mut stage).await?;
     Ok(CommandOutcome::Done)
 }

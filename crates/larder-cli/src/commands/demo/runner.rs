@@ -16,7 +16,7 @@ use crate::interrupt::InterruptSignals;
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
 
-/// The store, in the demo's folder.
+/// The store, in the demo's directory.
 pub(super) const ROOT: &str = "store";
 
 /// Where the demo is.
@@ -29,7 +29,7 @@ pub(super) struct DemoRunner {
 
 impl DemoRunner {
     pub(super) fn new(out: &Arc<Printer>, interrupt: InterruptSignals) -> DemoRunner {
-        let _ = interrupt.clone().handle(); // from now on the demo ends by itself, and takes its folder away
+        let _ = interrupt.clone().handle(); // from now on the demo ends by itself, and removes its directory
         DemoRunner { out: Arc::clone(out), interrupt, step: 0, title: "" }
     }
 
@@ -103,8 +103,8 @@ impl DemoRunner {
 
     /// Why this step does not hold.
     pub(super) fn failed(&self, why: impl fmt::Display) -> Failure {
-        Failure::failed(format!("step {} of the demo ({}) does not hold: {why}", self.step, self.title))
-            .hint(Hint::new().command(["demo", "--keep"]).text(" leaves its folder to be looked at"))
+        Failure::failed(format!("step {} of the demo ({}) failed: {why}", self.step, self.title))
+            .hint(Hint::new().command(["demo", "--keep"]).text(" keeps its directory"))
     }
 }
 
@@ -118,7 +118,7 @@ impl Write for CapturingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.copy.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
         match self.to.write_all(bytes) {
-            // The copy is still wanted when nobody reads any more.
+            // The copy is needed even if the pipe is closed.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
             _ => Ok(bytes.len()),
         }

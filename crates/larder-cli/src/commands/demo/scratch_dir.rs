@@ -1,6 +1,6 @@
-//! The demo's folder. A demo that was killed leaves its folder behind; the next one takes it away.
+//! The demo's directory. A demo that was killed leaves its directory behind; the next one takes it away.
 //!
-//! A demo holds the lock of a file in its folder as long as it lives, and the kernel lets go of it whatever happens.
+//! A demo holds the lock of a file in its directory as long as it lives, and the kernel lets go of it whatever happens.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -10,46 +10,46 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use tempfile::TempDir;
 
-/// What the names of all demos' folders begin with.
+/// What the names of all demos' directories begin with.
 const PREFIX: &str = "larder-demo-";
-/// The file that is locked while the demo lives; a folder that is kept has none.
+/// The file that is locked while the demo lives; a directory that is kept has none.
 const LOCK: &str = "demo.lock";
 
-/// A folder in the system's place for such, and its lock.
+/// A directory in the system's place for such, and its lock.
 pub(super) struct ScratchDir {
-    folder: TempDir,
+    dir: TempDir,
     _lock: OwnedFd,
 }
 
 impl ScratchDir {
     /// A new one.
     pub(super) fn new() -> io::Result<ScratchDir> {
-        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
-        // It has its name only when it is locked: a file that nobody locks is that of a dead demo.
-        let new = folder.path().join("new.lock");
+        let dir = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
+        // It has its name only when it is locked: an unlocked file belongs to a dead demo.
+        let new = dir.path().join("new.lock");
         fs_err::write(&new, "")?;
         let lock = locked(&new)?;
-        fs_err::rename(&new, folder.path().join(LOCK))?;
-        Ok(ScratchDir { folder, _lock: lock })
+        fs_err::rename(&new, dir.path().join(LOCK))?;
+        Ok(ScratchDir { dir, _lock: lock })
     }
 
     pub(super) fn path(&self) -> &Path {
-        self.folder.path()
+        self.dir.path()
     }
 
-    /// Leaves the folder for good.
+    /// Leaves the directory for good.
     pub(super) fn keep(self) -> io::Result<std::path::PathBuf> {
-        fs_err::remove_file(self.folder.path().join(LOCK))?;
-        Ok(self.folder.keep())
+        fs_err::remove_file(self.dir.path().join(LOCK))?;
+        Ok(self.dir.keep())
     }
 
-    /// Removes the folder.
+    /// Removes the directory.
     pub(super) fn close(self) -> io::Result<()> {
-        self.folder.close()
+        self.dir.close()
     }
 }
 
-/// Removes what dead demos of this user left in `place`; the number of their folders.
+/// Removes what dead demos of this user left in `place`; the number of their directories.
 pub(super) fn remove_dead(place: &Path) -> usize {
     let Ok(entries) = fs_err::read_dir(place) else { return 0 };
     let ours = entries.flatten().filter(|entry| {
@@ -57,11 +57,11 @@ pub(super) fn remove_dead(place: &Path) -> usize {
         let me = rustix::process::geteuid().as_raw();
         named && entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == me)
     });
-    let dead = |folder: &Path| locked(&folder.join(LOCK)).is_ok() && fs_err::remove_dir_all(folder).is_ok();
+    let dead = |dir: &Path| locked(&dir.join(LOCK)).is_ok() && fs_err::remove_dir_all(dir).is_ok();
     ours.filter(|entry| dead(&entry.path())).count()
 }
 
-/// Locks a file that is there. An error where somebody else has the lock.
+/// Locks a file that is there. Fails if another process has the lock.
 fn locked(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = rustix::fs::open(path, flags, Mode::empty())?;
@@ -77,13 +77,13 @@ mod tests {
     fn only_what_dead_demos_left_is_removed() {
         let place = tempfile::tempdir().unwrap();
         let make = |name: &str, lock: bool| {
-            let folder = place.path().join(name);
-            fs_err::create_dir(&folder).unwrap();
-            fs_err::write(folder.join("file"), "").unwrap();
+            let dir = place.path().join(name);
+            fs_err::create_dir(&dir).unwrap();
+            fs_err::write(dir.join("file"), "").unwrap();
             if lock {
-                fs_err::write(folder.join(LOCK), "").unwrap();
+                fs_err::write(dir.join(LOCK), "").unwrap();
             }
-            folder
+            dir
         };
         let dead = make("larder-demo-dead", true);
         let alive = make("larder-demo-alive", true);

@@ -1,5 +1,5 @@
 //! What the demo shows, and how each of it is checked from outside of the command: by the registry's log and by a walk
-//! over the store's folder.
+//! over the store's directory.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -41,7 +41,7 @@ fn name(registry: &DemoRegistry, image: &DemoImage) -> String {
 }
 
 async fn offer(stage: &mut DemoRunner) -> Result<DemoRegistry, Failure> {
-    stage.step("A registry in this process, on loopback, and a pod that wants three of its images");
+    stage.step("Start a registry on loopback, and write a pod with three images");
     let content = DemoImages::generate().map_err(|error| stage.failed(error))?;
     let registry = DemoRegistry::start(content).await.map_err(|error| stage.failed(error))?;
     let [web, api, migrate] = registry.content().images.as_slice() else {
@@ -57,8 +57,8 @@ async fn offer(stage: &mut DemoRunner) -> Result<DemoRegistry, Failure> {
     stage.show("cat pod.yaml", &pod);
     let DemoImages { images, base_size, layers: (count, sum), .. } = registry.content();
     stage.holds(format_args!(
-        "{} images of {count} layers, {} to fetch; all of them have one layer of {} in common. \
-         The registry serves each layer at 13MB/s at most, so that there is progress to see",
+        "{} images of {count} layers, {} compressed; one layer of {} is shared by all. \
+         The registry limits each layer to 13MB/s, so that progress is visible",
         images.len(),
         size::bytes(*sum as u64),
         size::bytes(*base_size as u64)
@@ -73,7 +73,7 @@ fn count(log: &[FetchRecord], kind: DemoBlobKind) -> (usize, usize) {
 }
 
 async fn pull(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), Failure> {
-    stage.step("What the pod wants is made present");
+    stage.step("Pull the pod's images");
     stage.run("larder ensure -f pod.yaml", CommandOutcome::Done).await?;
     let log = registry.take_log();
     let (layers, bytes) = count(&log, DemoBlobKind::Layer);
@@ -81,14 +81,14 @@ async fn pull(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), Fai
         format!("the registry served {layers} layers of {bytes} bytes: {log:?}")
     })?;
     stage.holds(format_args!(
-        "the registry served {layers} layers, {}: each once, although three pulls wanted the base",
+        "the registry served {layers} layers, {}: the shared layer once for three pulls",
         size::bytes(bytes as u64)
     ));
     Ok(())
 }
 
 async fn pull_again(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), Failure> {
-    stage.step("Once more: everything is there");
+    stage.step("Repeat: all images are present");
     stage.run("larder ensure -f pod.yaml", CommandOutcome::Done).await?;
     let log = registry.take_log();
     stage.check(log.is_empty(), || format!("the registry was asked for something: {log:?}"))?;
@@ -118,7 +118,7 @@ fn walked(stage: &DemoRunner) -> Result<u64, Failure> {
 }
 
 async fn disk_use(stage: &mut DemoRunner) -> Result<(), Failure> {
-    stage.step("What it takes on disk");
+    stage.step("Show the disk usage");
     stage.run("larder df", CommandOutcome::Done).await?;
     let StoreUsage { images, disk } = stage.usage().await?;
     let disk = disk.unwrap_or_default();
@@ -131,7 +131,7 @@ async fn disk_use(stage: &mut DemoRunner) -> Result<(), Failure> {
     let counted_once = images.iter().all(|image| image.shared_bytes == shared) && each > said && shared > 0;
     stage.check(counted_once, || format!("{each} bytes of images, {said} on disk, {shared} shared"))?;
     stage.holds(format_args!(
-        "{} if each image had its own layers, {} on disk: the {} that all share are there once",
+        "{} if each image had its own layers, {} on disk: the shared {} are stored once",
         size::bytes(each),
         size::bytes(walked),
         size::bytes(shared)
@@ -142,7 +142,7 @@ async fn disk_use(stage: &mut DemoRunner) -> Result<(), Failure> {
 /// Damages a file of the topmost layer of an image. Returns the file, and what was in it.
 fn damage(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(PathBuf, Vec<u8>), Failure> {
     const PLACE: u64 = 4000;
-    stage.step("A byte of a file goes bad on disk");
+    stage.step("Damage one byte of a file on disk");
     let image = &registry.content().images[DAMAGED];
     // Only its own layer has the file.
     let layers = fs_err::read_dir(Path::new(ROOT).join("layers")).map_err(|error| stage.failed(error))?;
@@ -170,7 +170,7 @@ fn damage(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(PathBuf, V
 }
 
 async fn find(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), Failure> {
-    stage.step("The check finds it");
+    stage.step("Find the damage");
     let file = &registry.content().images[DAMAGED].file;
     let printed = stage.run("larder fsck", CommandOutcome::Failed).await?;
     stage.check(printed.contains(file.as_str()), || format!("{file} is not named"))?;
@@ -184,7 +184,7 @@ async fn repair(
     file: &Path,
     before: &[u8],
 ) -> Result<(), Failure> {
-    stage.step("It is repaired, by fetching that layer alone");
+    stage.step("Repair it by fetching only that layer");
     registry.take_log();
     stage.run("larder fsck --repair", CommandOutcome::Done).await?;
     let log = registry.take_log();
@@ -195,15 +195,15 @@ async fn repair(
     let now = fs_err::read(file).map_err(|error| stage.failed(error))?;
     stage.check(now == before, || format!("{} is not as it was", file.display()))?;
     stage.holds(format_args!(
-        "the registry served {layers} layer of {}, and the file is as it was",
+        "the registry served {layers} layer of {}, and the file is restored",
         size::bytes(bytes as u64)
     ));
     let printed = stage.run("larder fsck", CommandOutcome::Done).await?;
-    stage.check(printed.contains("sound"), || "the store is not called sound".into())
+    stage.check(printed.contains("no damage found"), || "fsck reports damage".into())
 }
 
 async fn remove(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), Failure> {
-    stage.step("Removing an image frees what only that image has");
+    stage.step("Remove an image, which frees its unshared layers");
     let image = name(registry, &registry.content().images[REMOVED]);
     let images = stage.usage().await?.images;
     let usage_of = images.iter().find(|usage| usage.repo_tags.contains(&image));
@@ -220,7 +220,7 @@ async fn remove(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), F
     let log = registry.take_log();
     stage.check(log.is_empty(), || format!("the registry was asked for something: {log:?}"))?;
     stage.holds(format_args!(
-        "{} came free, what only this image had ({}); the other images are whole",
+        "{} freed, the unshared layers of this image had {}; the other images are undamaged",
         size::bytes(freed),
         size::bytes(unique)
     ));

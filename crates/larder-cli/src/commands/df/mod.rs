@@ -67,7 +67,7 @@ fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
         out.line(docker::legend(engine));
     } else {
         out.line(format_args!("{filesystem}\n\n{}\n", images_table(&usage.images.unwrap_or_default())));
-        out.line("The sum is kubelet's: a layer that several images share counts once for each of them.");
+        out.line("SIZE counts a shared layer once for each image, as kubelet does");
     }
     if let Some(held_by) = usage.held_by {
         let reclaimable_bytes = usage.reclaimable_bytes.unwrap_or_default();
@@ -81,7 +81,7 @@ fn described(filesystem: Option<&UsageFileSystem>, wide: bool) -> String {
     let table = filesystem_table(filesystem, wide);
     match (filesystem.size_bytes, filesystem.available_bytes, filesystem.reserved_bytes) {
         (Some(all), Some(available), Some(reserved)) if size::is_significant(reserved, all) => format!(
-            "{table}\n{} are reserved, for root or by the file system. Collection counts them as used, as kubelet does: for it {}% are in use.",
+            "{table}\nreserved for root or by the filesystem: {}; GC counts it as used, as kubelet does: {}% used",
             size::bytes(reserved),
             used_percent(all, available),
         ),

@@ -20,7 +20,7 @@ pub(super) fn images_table(images: &[StoreImageUsage]) -> TextTable {
     table
 }
 
-/// What takes nothing is shown only where more is wanted; its empty folders are part of the rest.
+/// What takes nothing is shown only where more is wanted; its empty directories are part of the rest.
 pub(super) fn disk_table(disk: &StoreDiskUsage, wide: bool) -> TextTable {
     let always = [
         ("layers of several images", disk.shared_layers),

@@ -1,4 +1,4 @@
-//! From arguments and manifests to requests: who wants which image, with which policy and secrets.
+//! Turns arguments and manifests into requests: images with their pods, policies and secrets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,46 +20,46 @@ use larder_agent::manifest::{
     SecretTable, Workload, is_pull_type,
 };
 
-/// What events about images given as arguments are about.
+/// The object in events about images given as arguments.
 const ARGUMENT_LABEL: &str = "image";
 
-/// One image to make present, and how to name it to people.
+/// One image to make present, with the names for its output.
 #[derive(Debug, Clone)]
 pub(in crate::commands) struct EnsureJob {
-    /// What is asked of the image manager.
+    /// The request for the image manager.
     pub(in crate::commands) request: EnsureRequest,
-    /// Who wants it, such as `pod/web`.
+    /// The object that needs it, such as `pod/web`.
     pub(in crate::commands) label: String,
-    /// Which container or volume of it; empty for arguments.
+    /// The container or volume of the object; empty for arguments.
     pub(super) part: String,
 }
 
 impl EnsureJob {
-    /// Whether no runtime can pull it.
+    /// Whether the image name is invalid.
     pub(super) fn has_bad_name(&self) -> bool {
         image_name::check(self.request.image.as_str()).is_err()
     }
 }
 
-/// Everything that is to be done, and what cannot be.
+/// All requested images, and all invalid input.
 #[derive(Debug, Default)]
 pub(super) struct EnsureInputs {
     /// In the order of the input, arguments first.
     pub(super) jobs: Vec<EnsureJob>,
-    /// What cannot be used.
+    /// Invalid input.
     pub(super) problems: Vec<LocatedProblem>,
     warnings: Vec<String>,
-    /// Objects of kinds that want no images, by kind.
+    /// Objects of kinds without images, by kind.
     pub(super) skipped: BTreeMap<String, usize>,
 }
 
 impl EnsureInputs {
-    /// How it ends as far as the input goes.
+    /// The outcome of the input alone.
     pub(super) fn outcome(&self) -> CommandOutcome {
         if self.problems.is_empty() { CommandOutcome::Done } else { CommandOutcome::BadInput }
     }
 
-    /// Tells problems, warnings and what was skipped.
+    /// Prints problems, warnings and skipped kinds.
     pub(super) fn print_problems(&self, out: &Printer) {
         for problem in &self.problems {
             out.error(problem, problem.hints());
@@ -73,20 +73,15 @@ impl EnsureInputs {
                 count => format!("{kind} ({count})"),
             });
             let kinds: Vec<_> = kinds.collect();
-            out.info(format_args!(
-                "note: skipped kinds that larder knows no images of: {}",
-                kinds.join(", ")
-            ));
+            out.info(format_args!("note: skipped kinds without images: {}", kinds.join(", ")));
         }
     }
 }
 
-/// Checks what the flags say of each other and of the cluster.
+/// Checks that the flags agree.
 fn check(args: &EnsureArgs) -> Result<(), Failure> {
     if args.recursive && args.filename.is_empty() {
-        return Err(Failure::bad_input(
-            "-R reads the directories below those given with -f, and none is given",
-        ));
+        return Err(Failure::bad_input("-R requires -f DIR"));
     }
     if args.images.is_empty() && args.filename.is_empty() {
         return Err(Failure::bad_input("nothing to ensure: name images or give -f FILE")
@@ -100,13 +95,16 @@ fn check(args: &EnsureArgs) -> Result<(), Failure> {
         || namespace.starts_with('-')
         || namespace.ends_with('-')
     {
-        return Err(Failure::bad_input(format!("--namespace {}: no name of a namespace", quote(namespace)))
-            .hint("1 to 63 lower case letters, digits and dashes, with no dash at either end"));
+        return Err(Failure::bad_input(format!(
+            "--namespace {}: not a valid namespace name",
+            quote(namespace)
+        ))
+        .hint("use 1 to 63 lower case letters, digits and dashes, and no dash at either end"));
     }
     Ok(())
 }
 
-/// Who wants one image: the pods of the files, or the arguments themselves. What cannot be used is told.
+/// The jobs for one image, of pods in files or of the arguments. Prints input that is invalid.
 pub(in crate::commands) fn wishes_for(
     image: &str,
     args: &EnsureArgs,
@@ -166,9 +164,8 @@ impl EnsureInputs {
         self.warnings.append(&mut given.warnings);
         for (secret, place) in given.secrets.iter().filter(|(secret, _)| !is_pull_type(&secret.kind)) {
             let problem =
-                InputProblem::new(format!("type {} is of no use for pulling", secret.kind)).at_field("type");
-            let wanted =
-                "a pull secret has the type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg";
+                InputProblem::new(format!("type {} is not a pull secret", secret.kind)).at_field("type");
+            let wanted = "use type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg";
             self.problems.push(place.holds(problem.hint(wanted)));
         }
         if !args.secret.is_empty() && given.secrets.iter().next().is_none() && self.problems.is_empty() {
@@ -189,9 +186,7 @@ impl EnsureInputs {
                 continue;
             }
             if unusable {
-                let problem = InputProblem::new(format!(
-                    "{image} was left alone: what --secret names was unusable, see above"
-                ));
+                let problem = InputProblem::new(format!("skipped {image}: --secret is invalid, see above"));
                 self.problems.push(InputPlace::file("argument").holds(problem));
                 continue;
             }
@@ -227,20 +222,21 @@ fn secrets_of(
     let (mut secrets, mut warnings, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     for wanted in &workload.pull_secrets {
         let name = &wanted.name;
-        let who = format!("{} in namespace {namespace}: pull secret {name}", workload.label);
+        let subject = format!("pull secret {name} of {} in namespace {namespace}", workload.label);
         match found.get(namespace, name).or_else(|| given.get(namespace, name)) {
             Some(SecretEntry::Sound(secret)) if is_pull_type(&secret.kind) => secrets.push(secret.clone()),
             Some(SecretEntry::Sound(secret)) => warnings.push(format!(
-                "{who} has the type {}, which pulling does not use; kubelet passes over it, too",
+                "skipped {subject}: type {} is not a pull secret (kubelet skips it, too)",
                 secret.kind
             )),
             Some(SecretEntry::Broken(place)) => {
                 let problem = wanted.problem(format!("the pull secret {name} is broken ({place})"));
-                problems.push(workload.place.holds(problem.hint("mend the secret, or take it off the pod")));
+                problems
+                    .push(workload.place.holds(problem.hint("fix the secret, or remove it from the pod")));
             }
-            None => warnings.push(format!(
-                "{who} is in none of the files; give it with --secret FILE, or the pull goes without it"
-            )),
+            None => {
+                warnings.push(format!("{subject} not found, pulling without it; add it with --secret FILE"))
+            }
         }
     }
     if problems.is_empty() { Ok((secrets, warnings)) } else { Err(problems) }

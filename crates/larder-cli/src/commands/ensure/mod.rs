@@ -1,4 +1,4 @@
-//! `larder ensure`: read what is wanted, make it present, tell what happened.
+//! `larder ensure`: reads images from arguments and manifests, makes them present, prints the results.
 
 mod inputs;
 mod summary;
@@ -64,7 +64,7 @@ pub(super) async fn run(
     out.keep_above(&progress);
     let events = Arc::new(event_log(args, &gathered, out));
     if args.verify.is_given() && client.daemon().is_some() {
-        out.warning("the daemon verifies credentials as its configuration says, and not as --verify does");
+        out.warning("--verify has no effect: the daemon uses its own verification policy");
     }
     ensure_runner::warn_about_ignored_flags(&client, &args.pulling, &candidates, out);
     let pulls =
@@ -97,13 +97,13 @@ pub(super) async fn run(
 /// Says what to try next, as the backend says it; and of each image that a registry has denied which credentials were
 /// tried, or why none fitted.
 fn advise(gathered: &EnsureInputs, verdicts: &[EnsureResult], candidates: &UserCredentials, out: &Printer) {
-    let mut told = BTreeSet::new();
+    let mut printed = BTreeSet::new();
     for (EnsureJob { request, .. }, verdict) in gathered.jobs.iter().zip(verdicts) {
         if let EnsureResult::Failed(error) = verdict {
             let denied = || candidates.advice(request.image.as_str(), &request.secrets);
             let advice = PullFailureKind::advice(error, denied);
             for advice in pull_failure::access_denied_hint(&request.image, error).into_iter().chain(advice) {
-                if told.insert(advice.to_string()) {
+                if printed.insert(advice.to_string()) {
                     out.hint(advice);
                 }
             }
@@ -124,7 +124,7 @@ fn nothing_done(
     }
     let outcome = match why {
         Some(failure) => failure.print(out),
-        None => ensure_runner::tell_unfinished(summary.unfinished(), out),
+        None => ensure_runner::print_unfinished(summary.unfinished(), out),
     };
     outcome.max(gathered.outcome())
 }
@@ -155,7 +155,7 @@ fn nothing_to_do(
         summary.show(args.output, args.retry_for, out);
     }
     if !gathered.problems.is_empty() {
-        return Ok(CommandOutcome::BadInput); // and each problem was told
+        return Ok(CommandOutcome::BadInput); // and each problem was printed
     }
     let files: Vec<_> = args.filename.iter().map(|file| file.display().to_string()).collect();
     Err(Failure::bad_input(format!("nothing to ensure: no pod and no pod template in {}", files.join(", ")))

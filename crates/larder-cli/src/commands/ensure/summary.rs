@@ -1,4 +1,4 @@
-//! What came of it: a table and a count, or data.
+//! The result of `ensure`: a table and a count, or data.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -184,11 +184,11 @@ impl EnsureSummary {
         text
     }
 
-    /// What more time would do for what failed. Back-off ends with the run: without `retry_for` there is no wait to tell.
+    /// Whether a retry may help. Back-off ends with the run, so it is named only with `retry_for`.
     fn retry_hint(&self, retry_for: Duration) -> Option<String> {
         if retry_for.is_zero() {
             let time_helps = self.images.iter().any(|row| row.time_helps);
-            return time_helps.then(|| "time may help: --retry-for 5m keeps trying".to_owned());
+            return time_helps.then(|| "the failure may be temporary: retry with --retry-for 5m".to_owned());
         }
         let mut wait_of: BTreeMap<&str, Duration> = BTreeMap::new();
         for row in &self.images {
@@ -205,12 +205,12 @@ impl EnsureSummary {
         for (image, wait) in wait_of {
             waits.entry(wait).or_default().push(image);
         }
-        let told = waits.iter().map(|(wait, images)| {
+        let attempts = waits.iter().map(|(wait, images)| {
             let (wait, images) = (size::whole_seconds(*wait), images.join(", "));
-            format!("the next try of {images} would be in {wait}")
+            format!("next attempt for {images} in {wait}")
         });
-        let told = told.collect::<Vec<_>>().join("; ");
-        Some(format!("{told}, after the {} of --retry-for: gave up", size::whole_seconds(retry_for)))
+        let attempts = attempts.collect::<Vec<_>>().join("; ");
+        Some(format!("{attempts}, after --retry-for {}", size::whole_seconds(retry_for)))
     }
 }
 
@@ -301,25 +301,24 @@ mod tests {
     fn an_image_is_named_once_with_its_longest_wait() {
         let summary = failures(&[("a:1", "no route", 10), ("a:1", "no route", 20), ("b:1", "no route", 10)]);
         let hint = summary.retry_hint(Duration::from_secs(5)).unwrap();
-        let (b, a) = ("the next try of b:1 would be in 10s", "the next try of a:1 would be in 20s");
-        assert_eq!(hint, format!("{b}; {a}, after the 5s of --retry-for: gave up"));
+        let (b, a) = ("next attempt for b:1 in 10s", "next attempt for a:1 in 20s");
+        assert_eq!(hint, format!("{b}; {a}, after --retry-for 5s"));
     }
 
     #[test]
-    fn a_run_that_ends_tells_of_no_back_off() {
+    fn a_run_without_retries_has_no_back_off_in_its_hint() {
         let hint = failures(&[("a:1", "no route", 10)]).retry_hint(Duration::ZERO);
-        assert_eq!(hint.as_deref(), Some("time may help: --retry-for 5m keeps trying"));
+        assert_eq!(hint.as_deref(), Some("the failure may be temporary: retry with --retry-for 5m"));
     }
 
     #[test]
-    fn who_gave_up_says_why() {
+    fn the_next_attempt_after_the_end_of_retries_is_named() {
         let hint = failures(&[("a:1", "no route", 39)]).retry_hint(Duration::from_secs(40));
-        let said = "the next try of a:1 would be in 39s, after the 40s of --retry-for: gave up";
-        assert_eq!(hint.as_deref(), Some(said));
+        assert_eq!(hint.as_deref(), Some("next attempt for a:1 in 39s, after --retry-for 40s"));
     }
 
     #[test]
-    fn time_is_no_remedy_for_what_is_denied_or_not_there() {
+    fn denied_and_missing_images_have_no_hint_to_retry() {
         for message in ["a:1: not found", "unexpected status: 401 Unauthorized"] {
             let hint = failures(&[("a:1", message, 10)]).retry_hint(Duration::ZERO);
             assert_eq!(hint, None, "{message}");

@@ -1,4 +1,4 @@
-//! Tells of pulls that take long, and of a runtime that has stopped answering meanwhile.
+//! Reports slow pulls, and a runtime that does not respond during one.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::output::progress::{ProgressLines, wait_of};
 use crate::output::size;
 use crate::printer::Printer;
 
-/// How often it is told.
+/// How often stalls are reported.
 const PERIOD: Duration = Duration::from_secs(30);
 /// How long a runtime that pulls may take to say its version.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// How many pulls are told of at once.
+/// How many pulls are named in one report.
 const SHOWN: usize = 12;
 
-/// Tells for as long as it is polled; it never ends. On a terminal, where progress shows the pulls, it only tells of a
+/// Reports until dropped; it never ends. On a terminal, where progress shows the pulls, it only reports a
 /// runtime that does not answer.
 pub(super) async fn print_stalls(pulls: &EnsureSession, progress: &ProgressLines, out: &Printer) {
     let mut ticks = time::interval_at(Instant::now() + PERIOD, PERIOD);
@@ -36,7 +36,7 @@ pub(super) async fn print_stalls(pulls: &EnsureSession, progress: &ProgressLines
         }
         let trouble = trouble(pulls).await;
         if let Some(trouble) = trouble.as_ref().filter(|_| answers) {
-            out.warning(format_args!("the runtime does not answer while it pulls: {trouble}"));
+            out.warning(format_args!("the runtime does not respond during the pull: {trouble}"));
         }
         answers = trouble.is_none();
     }
@@ -61,11 +61,11 @@ fn lines(pulls: &[PullStatus], now: Instant) -> Vec<String> {
     let old: Vec<_> = pulls.iter().filter(|pull| age(pull) >= PERIOD).collect();
     let (pulling, waiting): (Vec<_>, Vec<_>) =
         old.into_iter().partition(|pull| pull.phase == PullPhase::Pulling);
-    let tell = |pull: &&PullStatus| {
+    let line = |pull: &&PullStatus| {
         let waits = wait_of(pull).map(|wait| format!(": {}", wait.at(now))).unwrap_or_default();
         format!("still pulling {} ({}){waits}", pull.image, size::duration(age(pull)))
     };
-    let mut lines: Vec<_> = pulling.iter().take(SHOWN).map(tell).collect();
+    let mut lines: Vec<_> = pulling.iter().take(SHOWN).map(line).collect();
     if pulling.len() > SHOWN {
         lines.push(format!("still pulling {} more", pulling.len() - SHOWN));
     }
@@ -100,8 +100,8 @@ mod tests {
     use crate::commands::ensure_runner::tests::pulls_with;
     use crate::printer::tests::TestWriter;
 
-    /// What is told while three images are pulled one by one, each in this time.
-    async fn told(backend: FakeBackend, time: Duration) -> String {
+    /// What is printed while three images are pulled one by one, each in this time.
+    async fn printed(backend: FakeBackend, time: Duration) -> String {
         let page = TestWriter::default();
         let out = Printer::to(Box::new(std::io::sink()), Box::new(page.clone()));
         for image in ["a:1", "b:1", "c:1"] {
@@ -122,9 +122,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pulls_that_take_long_are_told_with_what_others_wait_for() {
-        assert_eq!(told(FakeBackend::new(), Duration::from_secs(5)).await, "");
+        assert_eq!(printed(FakeBackend::new(), Duration::from_secs(5)).await, "");
         assert_eq!(
-            told(FakeBackend::new(), Duration::from_secs(21)).await,
+            printed(FakeBackend::new(), Duration::from_secs(21)).await,
             "still pulling b:1 (30s)\n\
              still queued: c:1 waits for earlier pulls (serializeImagePulls)\n\
              still pulling c:1 (1m0s)\n"
@@ -136,9 +136,9 @@ mod tests {
         let backend = FakeBackend::new();
         backend.fail_next(BackendOp::Info, error("gone"));
         backend.fail_next(BackendOp::Info, error("gone"));
-        let text = told(backend, Duration::from_secs(40)).await;
+        let text = printed(backend, Duration::from_secs(40)).await;
         assert_eq!(
-            text.matches("warning: the runtime does not answer while it pulls: gone\n").count(),
+            text.matches("warning: the runtime does not respond during the pull: gone\n").count(),
             1,
             "{text}"
         );

@@ -63,14 +63,14 @@ pub(super) fn pulls_with(
     events: Arc<dyn EventSink>,
     change: impl FnOnce(&mut Config),
 ) -> (EnsureSession, tempfile::TempDir) {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let sources = SettingsSources { places: DefaultPaths::of(true, |_| None), layers: Vec::new() };
     let mut config = config::load(&sources).unwrap();
     // Time is simulated, and the thread of pull records is not.
     config.verification = None;
     change(&mut config);
-    let node = Node::on_backend(Arc::new(backend), folder.path(), sources, config).ok().unwrap();
-    (EnsureSession::new(CommandServer::start(node).client(), None, events, true), folder)
+    let node = Node::on_backend(Arc::new(backend), dir.path(), sources, config).ok().unwrap();
+    (EnsureSession::new(CommandServer::start(node).client(), None, events, true), dir)
 }
 
 fn small() -> Image {
@@ -148,9 +148,9 @@ async fn an_interrupt_leaves_the_rest_unfinished() {
 fn unfinished_images_are_named_once_and_not_by_the_hundred() {
     let page = crate::printer::tests::TestWriter::default();
     let out = Printer::to(Box::new(std::io::sink()), Box::new(page.clone()));
-    tell_unfinished(["a:1", "b:1", "a:1"], &out);
+    print_unfinished(["a:1", "b:1", "a:1"], &out);
     assert_eq!(page.text(), "error: interrupted; not finished: a:1, b:1\n");
     let many: Vec<_> = (10..23).map(|number| format!("i:{number}")).collect();
-    tell_unfinished(many.iter().map(String::as_str), &out);
+    print_unfinished(many.iter().map(String::as_str), &out);
     assert!(page.text().ends_with("i:18, i:19, and 3 more\n"), "{}", page.text());
 }

@@ -1,4 +1,4 @@
-//! `larder explain access`: which credentials there are for an image, and what the registry answers to each.
+//! `larder explain access`: the credentials for an image, and the registry's answer to each.
 
 use std::collections::HashSet;
 
@@ -30,11 +30,11 @@ pub(super) async fn run(
     image_name::check(image).map_err(|bad| Failure::bad_input(bad.message).hints(bad.hints))?;
     let (mut jobs, mut outcome) = wishes_for(image, &wanted(args), out)?;
     let mut known = HashSet::new();
-    jobs.retain(|job| known.insert(asked_as(job)));
+    jobs.retain(|job| known.insert(access_key(job)));
     if jobs.is_empty() {
         return match outcome {
-            CommandOutcome::Done => Err(Failure::bad_input(format!("no pod in these files wants {image}"))
-                .hint("write the image as the pod does, or leave -f out")),
+            CommandOutcome::Done => Err(Failure::bad_input(format!("no pod in these files uses {image}"))
+                .hint("write the image as the pod does, or omit -f")),
             outcome => Ok(outcome),
         };
     }
@@ -47,23 +47,23 @@ pub(super) async fn run(
     }
     match args.output.data() {
         Some(format) => output::data(out, format, &access),
-        None => tell(&access, out),
+        None => print(&access, out),
     }
-    tell_who_asked(session);
+    note_pulling_process(session);
     if access.askers.iter().any(|asker| !asker.accepted) {
         outcome = outcome.max(CommandOutcome::Failed);
     }
     Ok(outcome)
 }
 
-/// Jobs with the same of these would get the same answers.
-fn asked_as(job: &EnsureJob) -> (String, String, Vec<SecretCoordinates>) {
+/// Jobs with the same key get the same answers.
+fn access_key(job: &EnsureJob) -> (String, String, Vec<SecretCoordinates>) {
     let EnsureRequest { pod, secrets, .. } = &job.request;
     let secrets = secrets.iter().map(|secret| secret.coordinates.clone()).collect();
     (pod.namespace.clone(), job.label.clone(), secrets)
 }
 
-/// What `larder ensure` would be asked for.
+/// The same request as arguments of `larder ensure`.
 fn wanted(args: &ExplainAccessArgs) -> EnsureArgs {
     let images = if args.filename.is_empty() { vec![args.image.clone()] } else { Vec::new() };
     EnsureArgs {
@@ -89,7 +89,7 @@ fn wanted(args: &ExplainAccessArgs) -> EnsureArgs {
 #[serde(rename_all = "camelCase")]
 struct AccessRecord {
     image: ImageName,
-    /// Who wants it: pods, or `image` for the argument itself.
+    /// Pods that use it, or `image` for the argument itself.
     askers: Vec<AccessSubject>,
 }
 
@@ -97,15 +97,15 @@ struct AccessRecord {
 #[serde(rename_all = "camelCase")]
 struct AccessSubject {
     who: String,
-    /// `null` for an argument that no pod wants.
+    /// `null` without a pod.
     namespace: Option<String>,
-    /// Whether it can be had with one of them.
+    /// Whether a host accepts one of the credentials.
     accepted: bool,
-    /// In the order in which they are shown.
+    /// In the order in which they are tried.
     credentials: Vec<TriedCredential>,
-    /// Places with credentials of which none is for this image.
+    /// Sources without a credential for this image.
     not_fitting: Vec<String>,
-    /// Programs that were asked and gave no answer.
+    /// Programs that failed.
     failed: Vec<FailedProgram>,
 }
 
@@ -119,11 +119,11 @@ struct FailedProgram {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct TriedCredential {
-    /// `null`: there is none, and the image is asked for anonymously.
+    /// `null` for the anonymous attempt.
     found_in: Option<String>,
-    /// `null` for a token, or where there is none.
+    /// `null` for a token, or without a credential.
     user: Option<String>,
-    /// Empty: it was not tried, because one before it was taken.
+    /// Empty if an earlier credential was accepted.
     hosts: Vec<RegistryAnswer>,
 }
 
@@ -131,7 +131,7 @@ struct TriedCredential {
 #[serde(rename_all = "camelCase")]
 struct RegistryAnswer {
     host: String,
-    /// Whether the credential was shown to it.
+    /// Whether the credential was sent to it.
     shown: bool,
     accepted: bool,
     /// HTTP status; `null` when there was no answer.
@@ -206,72 +206,66 @@ fn place(credential: &Credential, candidates: &UserCredentials) -> String {
     }
 }
 
-fn tell(access: &AccessRecord, out: &Printer) {
+fn print(access: &AccessRecord, out: &Printer) {
     for asker in &access.askers {
-        let mut table = TextTable::new(["FOUND IN", "USER", "HOST", "SHOWN", "ANSWER"]);
+        let mut table = TextTable::new(["SOURCE", "USER", "HOST", "SENT", "ANSWER"]);
         for found in &asker.credentials {
-            let place = found.found_in.clone().unwrap_or_else(|| "nowhere: anonymous".to_owned());
+            let place = found.found_in.clone().unwrap_or_else(|| "anonymous".to_owned());
             let user = found.user.clone().unwrap_or_default();
             for (number, host) in found.hosts.iter().enumerate() {
                 let first = |text: &str| if number == 0 { text.to_owned() } else { String::new() };
-                let shown = if host.shown { "yes" } else { "no" };
-                table.row([
-                    first(&place),
-                    first(&user),
-                    host.host.clone(),
-                    shown.into(),
-                    host.answer.clone(),
-                ]);
+                let sent = if host.shown { "yes" } else { "no" };
+                table.row([first(&place), first(&user), host.host.clone(), sent.into(), host.answer.clone()]);
             }
             if found.hosts.is_empty() {
                 table.row([place, user, String::new(), String::new(), "not tried".into()]);
             }
         }
         let place = asker.namespace.as_ref().map(|namespace| format!(" in namespace {namespace}"));
-        let who = format!("{}{}", asker.who, place.unwrap_or_default());
-        out.line(format_args!("{} for {who}: {}", access.image, asker.verdict()));
+        let subject = format!("{}{}", asker.who, place.unwrap_or_default());
+        out.line(format_args!("{} for {subject}: {}", access.image, asker.verdict()));
         out.line(table);
         for place in &asker.not_fitting {
-            out.line(format_args!("not for this image: {place}"));
+            out.line(format_args!("no credential for this image: {place}"));
         }
         for FailedProgram { program, error } in &asker.failed {
-            out.line(format_args!("{program} gave no answer: {error}"));
+            out.line(format_args!("no credential from {program}: {error}"));
         }
     }
 }
 
 impl AccessSubject {
-    /// Names the credential only if the host wanted to see it.
+    /// Names the credential only if the host asked for one.
     fn verdict(&self) -> String {
-        let taken = self.credentials.iter().find_map(|found| Some((found, found.taken_by()?)));
-        match taken {
+        let accepted = self.credentials.iter().find_map(|found| Some((found, found.accepting_host()?)));
+        match accepted {
             Some((TriedCredential { found_in: Some(place), .. }, host)) if host.shown => {
-                format!("it can be pulled with {place}")
+                format!("accessible with {place}")
             }
-            Some((_, host)) => format!("it can be pulled anonymously from {}", host.host),
-            None => "it cannot be pulled".to_owned(),
+            Some((_, host)) => format!("accessible anonymously from {}", host.host),
+            None => "not accessible".to_owned(),
         }
     }
 }
 
 impl TriedCredential {
-    fn taken_by(&self) -> Option<&RegistryAnswer> {
+    fn accepting_host(&self) -> Option<&RegistryAnswer> {
         self.hosts.iter().find(|host| host.accepted)
     }
 }
 
-/// Notes which process asked, where another one will pull.
-fn tell_who_asked(session: &CommandSession) {
+/// Notes that another process pulls, with credentials and hosts of its own.
+fn note_pulling_process(session: &CommandSession) {
     if let Some(socket) = session.running_daemon().as_ref().and_then(|daemon| daemon.socket()) {
         session.out.info(format_args!(
-            "note: asked by this command; the daemon at {} also has the docker config of its own user, and its own providers",
+            "note: tested with the credentials of this user; the daemon at {} also uses the docker config of its own user and its own providers",
             socket.display()
         ));
     }
     let target = session.config(&ImageAccess::read()).ok().and_then(|(_, config)| target_of(&config).ok());
     if let Some(BackendTarget::Runtime(endpoint)) = target {
         session.out.info(format_args!(
-            "note: asked by larder, with hosts from --certs-d or the usual folders; what pulls is {endpoint}, which may be configured otherwise"
+            "note: tested by larder with the hosts of --certs-d; pulls run in {endpoint}, whose configuration may differ"
         ));
     }
 }

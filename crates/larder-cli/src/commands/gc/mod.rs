@@ -1,4 +1,4 @@
-//! `larder gc`: one round of collection, or what it would do.
+//! `larder gc`: one GC round, or its plan.
 
 pub(super) mod holders;
 pub(super) mod report;
@@ -30,7 +30,7 @@ fn show(args: &GcArgs, collection: Collection, out: &Printer) -> CommandOutcome 
     match args.output.data() {
         Some(format) => output::data(out, format, &collection),
         None if collection.dry_run => report::plan(&collection, args.output.is_wide(), out),
-        // Where it ended before anything was looked at, there is nothing to tell but why.
+        // A round that ended before its plan has only an error.
         None if !collection.planned => {}
         None => report::round(&collection, args.output.is_wide(), out),
     }
@@ -40,8 +40,8 @@ fn show(args: &GcArgs, collection: Collection, out: &Printer) -> CommandOutcome 
         None => CommandOutcome::Failed,
     };
     if let Some(held_by) = &collection.held_by {
-        let told_of_each = collection.dry_run || args.output != PrintFormat::Table;
-        holders::tell(held_by, told_of_each, out);
+        let lists_reasons = collection.dry_run || args.output != PrintFormat::Table;
+        holders::print(held_by, lists_reasons, out);
     }
     outcome
 }

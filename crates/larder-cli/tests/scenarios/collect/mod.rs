@@ -17,12 +17,12 @@ use tempfile::TempDir;
 
 use crate::world::{LarderOutput, LarderProcess, larder_in};
 
-/// So much may be written beside: the database, the journal, folders.
+/// So much may be written beside: the database, the journal, directories.
 const SLACK: u64 = 1 << 20;
 
 /// An ext4 in a file, mounted as long as this lives, and a home.
 pub(crate) struct MountedDisk {
-    pub(crate) folder: TempDir,
+    pub(crate) dir: TempDir,
 }
 
 impl MountedDisk {
@@ -33,8 +33,8 @@ impl MountedDisk {
             eprintln!("==== SKIPPED, NOT TESTED: collection on a disk needs root and mkfs.ext4 ====");
             return None;
         }
-        let disk = MountedDisk { folder: tempfile::tempdir().unwrap() };
-        let image = disk.folder.path().join("image");
+        let disk = MountedDisk { dir: tempfile::tempdir().unwrap() };
+        let image = disk.dir.path().join("image");
         fs_err::File::create(&image).unwrap().set_len(mib << 20).unwrap();
         // Blocks as on nodes: mkfs would make smaller ones on so small a disk.
         run(Command::new("mkfs.ext4").args(["-q", "-b", "4096", "-F", "-m", "0", "-i", "16384"]).arg(&image));
@@ -44,7 +44,7 @@ impl MountedDisk {
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        self.folder.path().join("disk")
+        self.dir.path().join("disk")
     }
 
     /// Bytes that are free, and all bytes.
@@ -70,14 +70,14 @@ impl MountedDisk {
     }
 
     fn larder(&self, arguments: &[&str]) -> LarderOutput {
-        let mut command = larder_in(self.folder.path());
+        let mut command = larder_in(self.dir.path());
         command.arg("--root").arg(self.path().join("store")).args(arguments);
         LarderProcess::start(command).finish()
     }
 
     /// Loads an image under a name of its own.
     fn load(&self, name: &str, image: &ImageBuilder) {
-        let layout = self.folder.path().join("layout");
+        let layout = self.dir.path().join("layout");
         image.write(&layout).unwrap();
         self.larder(&["load", &layout.to_string_lossy(), "--name", name]).expect(0);
         fs_err::remove_dir_all(layout).unwrap();

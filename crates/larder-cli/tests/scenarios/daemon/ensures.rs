@@ -25,12 +25,16 @@ fn progress_reaches_the_client_and_a_second_ensure_pulls_nothing() {
     // Progress comes a few times a second.
     pause(Duration::from_secs(1));
     gate.open();
-    let told = running.finish().expect(0).json();
-    let phases: Vec<_> =
-        told["progress"].as_array().unwrap().iter().filter_map(|record| record["phase"].as_str()).collect();
-    assert!(phases.contains(&"fetching") || phases.contains(&"pulling"), "{told}");
+    let printed = running.finish().expect(0).json();
+    let phases: Vec<_> = printed["progress"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|record| record["phase"].as_str())
+        .collect();
+    assert!(phases.contains(&"fetching") || phases.contains(&"pulling"), "{printed}");
     let reasons: Vec<_> =
-        told["events"].as_array().unwrap().iter().filter_map(|event| event["reason"].as_str()).collect();
+        printed["events"].as_array().unwrap().iter().filter_map(|event| event["reason"].as_str()).collect();
     assert_eq!(reasons, ["Pulling", "Pulled"]);
     machine.registry.forget_requests();
     let again = machine.larder(&["ensure", &web]).expect(0);
@@ -138,9 +142,9 @@ fn credentials_of_one_call_serve_that_call_alone_and_are_told_nowhere() {
     let authfile = authfile.to_string_lossy();
     machine.larder(&["pull", "--authfile", &authfile, &image]).expect(0);
     machine.larder(&["pull", &image]).expect(1);
-    let told = [machine.larder(&["events", "-o", "json"]), machine.larder(&["status", "-o", "json"])];
+    let printed = [machine.larder(&["events", "-o", "json"]), machine.larder(&["status", "-o", "json"])];
     let daemon = machine.stop();
-    for run in told.iter().chain([&daemon]) {
+    for run in printed.iter().chain([&daemon]) {
         let all = format!("{}{}", run.stdout, run.stderr);
         assert!(!all.contains(larder_testkit_peers::registry::PASSWORD), "{all}");
     }

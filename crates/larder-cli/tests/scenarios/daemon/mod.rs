@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::world::{LarderOutput, LarderProcess, larder_in};
 
-/// A registry, a folder for a store, and perhaps a daemon.
+/// A registry, a directory for a store, and perhaps a daemon.
 struct MachineWithDaemon {
     registry: RegistryProcess,
     home: TempDir,
@@ -109,9 +109,9 @@ fn is_root() -> bool {
     root
 }
 
-/// Gives a folder and what is in it to a user.
-fn give(folder: &Path, user: u32) {
-    let status = Command::new("chown").args(["-R", &format!("{user}:{user}")]).arg(folder).status();
+/// Gives a directory and what is in it to a user.
+fn give(dir: &Path, user: u32) {
+    let status = Command::new("chown").args(["-R", &format!("{user}:{user}")]).arg(dir).status();
     assert!(status.unwrap().success());
 }
 

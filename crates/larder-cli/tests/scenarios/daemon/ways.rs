@@ -37,7 +37,7 @@ impl DaemonComparison {
     }
 }
 
-/// A text without what differs from run to run: numbers, times and sizes, widths of columns, the folder of the store.
+/// A text without what differs from run to run: numbers, times and sizes, widths of columns, the directory of the store.
 ///
 /// Lines are sorted: of two images that are ensured at once, either may be told first.
 fn plain(text: &str, root: &Path) -> Vec<String> {
@@ -140,7 +140,7 @@ fn mounts_are_made_by_the_daemon_as_without_one() {
     pair.same(&["pull", &web]);
     pair.same(&["mount", &web, "nowhere"]);
     let mounted = |machine: &MachineWithDaemon| machine.home.path().join("mnt/srv/data").exists();
-    // Each has a folder of its own of that name.
+    // Each has a directory of its own of that name.
     for machine in [&pair.with, &pair.without] {
         machine.larder(&["mount", &web, "mnt"]).expect(0);
         assert!(mounted(machine));
@@ -263,7 +263,7 @@ fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
     let Some(mut machine) = MachineWithDaemon::serving() else { return };
     let said = |run: &LarderOutput, text: &str| assert!(run.stderr.contains(text), "{text}: {run:?}");
     let asked = machine.larder(&["-v", "images"]).expect(0);
-    said(&asked, &format!("info: asking the daemon at {}", machine.socket().display()));
+    said(&asked, &format!("info: using the daemon at {}", machine.socket().display()));
     said(&machine.larder(&["--daemon", "none", "images"]).expect(3), "in use by");
     let refused = machine.larder(&["fsck"]).expect(1);
     said(&refused, "the daemon at");
@@ -280,7 +280,7 @@ fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
     machine.stop().expect(0);
     assert!(!machine.root().join("daemon").exists(), "the note goes with the daemon");
     said(&machine.larder(&["-v", "images"]).expect(0), "info: no daemon");
-    said(&machine.larder(&["status"]).expect(3), "no daemon runs here");
+    said(&machine.larder(&["status"]).expect(3), "no daemon is running");
     let socket = machine.socket().display().to_string();
     said(&machine.larder(&["--daemon", &socket, "images"]).expect(3), "no daemon at");
 }
@@ -291,8 +291,8 @@ fn who_may_not_speak_to_the_daemon_is_told_what_to_do() {
         return;
     }
     let Some(mut machine) = MachineWithDaemon::serving() else { return };
-    for folder in [machine.home.path(), &machine.root()] {
-        fs_err::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for dir in [machine.home.path(), &machine.root()] {
+        fs_err::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     machine.user = Some(NOBODY);
     let run = machine.larder(&["images"]).expect(3);
@@ -326,8 +326,8 @@ fn a_daemon_in_front_of_a_runtime_is_asked_about_its_images_and_not_about_the_st
     let Some(world) = RuntimeFixture::plain() else { return };
     ImageBuilder::small(1, 10_000).push(&world.registry, "shop/web:1").unwrap();
     let image = world.registry.image("shop/web:1");
-    let folder = PathBuf::from(world.file("marker", ""));
-    let [state, socket] = ["state", "s.sock"].map(|name| folder.with_file_name(name));
+    let dir = PathBuf::from(world.file("marker", ""));
+    let [state, socket] = ["state", "s.sock"].map(|name| dir.with_file_name(name));
     let (state_of, socket_of) = (state.display().to_string(), socket.display().to_string());
     let larder = |arguments: &[&str]| world.larder(&[&["-v", "--state", &state_of][..], arguments].concat());
     let serve = ["--state", &state_of, "serve", "--socket", &socket_of, "--metrics-address", ""];
@@ -348,7 +348,7 @@ fn a_daemon_in_front_of_a_runtime_is_asked_about_its_images_and_not_about_the_st
         &["rm", &image],
     ] {
         let run = larder(arguments).expect(0);
-        assert!(run.stderr.contains("asking the daemon at"), "{arguments:?} {run:?}");
+        assert!(run.stderr.contains("using the daemon at"), "{arguments:?} {run:?}");
     }
     assert_eq!(world.images(), [""; 0]);
     daemon.terminate();

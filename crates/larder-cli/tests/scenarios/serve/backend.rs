@@ -37,8 +37,12 @@ fn a_runtime_that_is_down_at_the_start_and_dies_later_is_picked_up_each_time() {
             world.containerd_mut().stop();
         }
     }
-    let told = world.larder(&["--daemon", &daemon.socket.to_string_lossy(), "events"]).expect(0);
-    assert_eq!((told.lines_with(&["BackendDown"]), told.lines_with(&["BackendUp"])), (2, 2), "{told:?}");
+    let printed = world.larder(&["--daemon", &daemon.socket.to_string_lossy(), "events"]).expect(0);
+    assert_eq!(
+        (printed.lines_with(&["BackendDown"]), printed.lines_with(&["BackendUp"])),
+        (2, 2),
+        "{printed:?}"
+    );
     daemon.stop().expect(0);
 }
 

@@ -30,8 +30,11 @@ fn settings_that_turn_bad_change_nothing_and_are_told_until_they_are_mended() {
     world.file("config.yaml", &bad);
     daemon.running.signal(Signal::HUP);
     daemon.wait_for_log("reason=ReloadFailed", 1);
-    let told = daemon.running.stderr();
-    assert!(told.contains("The settings stay as they were") && told.contains("staticPodPath"), "{told}");
+    let printed = daemon.running.stderr();
+    assert!(
+        printed.contains("The settings stay as they were") && printed.contains("staticPodPath"),
+        "{printed}"
+    );
     let trouble = status(&world, &daemon).to_string();
     assert!(trouble.contains("staticPodPth"), "the status says so: {trouble}");
     let events = world.larder(&["--daemon", &daemon.socket.to_string_lossy(), "events"]).expect(0);
@@ -117,7 +120,7 @@ fn a_folder_of_manifests_full_of_junk_is_told_and_the_good_ones_count() {
         daemon.wait_for_log(&format!("static pods: {pods}/{name}"), 1);
     }
     assert_eq!(daemon.logged(".hidden"), 0);
-    // One more, seen by itself; what was told is not told again.
+    // One more, seen by itself; what was printed is not told again.
     ImageBuilder::small(2, 50_000).push(&world.registry, "shop/api:1").unwrap();
     let api = world.registry.image("shop/api:1");
     write("api.yaml", pod("api", "IfNotPresent", &[&api]).as_bytes());

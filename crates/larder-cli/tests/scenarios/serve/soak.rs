@@ -81,7 +81,7 @@ impl SoakState {
     }
 }
 
-/// Tells all threads to stop, also when the test fails.
+/// Prints all threads to stop, also when the test fails.
 struct StopOnDrop<'a>(&'a SoakState);
 
 impl Drop for StopOnDrop<'_> {

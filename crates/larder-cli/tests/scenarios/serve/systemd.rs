@@ -32,17 +32,17 @@ fn systemd_finds_nothing_wrong_with_the_units() {
     if !require(&[Package::Systemd]).is_available() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let service = unit("larder.service");
     assert!(service.contains(INSTALLED));
     // It looks for the program, too.
     let service = service.replace(INSTALLED, env!("CARGO_BIN_EXE_larder"));
-    fs_err::write(folder.path().join("larder.service"), service).unwrap();
-    fs_err::write(folder.path().join("larder.socket"), unit("larder.socket")).unwrap();
+    fs_err::write(dir.path().join("larder.service"), service).unwrap();
+    fs_err::write(dir.path().join("larder.socket"), unit("larder.socket")).unwrap();
     let analyze = Package::Systemd.program().unwrap();
     let mut verify = Command::new(analyze);
     verify.args(["verify", "--man=no", "--recursive-errors=no"]);
-    verify.args(["larder.service", "larder.socket"].map(|name| folder.path().join(name)));
+    verify.args(["larder.service", "larder.socket"].map(|name| dir.path().join(name)));
     let output = verify.output().unwrap();
     let said =
         String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);

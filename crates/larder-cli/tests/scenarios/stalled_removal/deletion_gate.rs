@@ -40,8 +40,8 @@ impl DeletionGate {
         let flags = InitFlags::FAN_CLASS_CONTENT | InitFlags::FAN_CLOEXEC | InitFlags::FAN_NONBLOCK;
         let kernel = Fanotify::init(flags, EventFFlags::O_RDONLY | EventFFlags::O_CLOEXEC).unwrap();
         let mask = MaskFlags::FAN_OPEN_PERM | MaskFlags::FAN_ONDIR | MaskFlags::FAN_EVENT_ON_CHILD;
-        let folder = fs_err::File::open(trash).unwrap();
-        kernel.mark(MarkFlags::FAN_MARK_ADD, mask, &folder, None::<&Path>).unwrap();
+        let dir = fs_err::File::open(trash).unwrap();
+        kernel.mark(MarkFlags::FAN_MARK_ADD, mask, &dir, None::<&Path>).unwrap();
         let (hold, end) = (AtomicBool::new(false), AtomicBool::new(false));
         let trash = fs_err::canonicalize(trash).unwrap();
         let shared = Arc::new(FanotifyState { kernel, trash, hold, end, held: Mutex::default() });
@@ -50,7 +50,7 @@ impl DeletionGate {
         Some(DeletionGate { shared, thread: Some(thread) })
     }
 
-    /// Holds whoever next opens a directory that is being deleted. Others, who measure it, pass.
+    /// Holds any user who next opens a directory that is being deleted. Others, who measure it, pass.
     pub(super) fn hold(&self) {
         self.shared.hold.store(true, Ordering::SeqCst);
     }
