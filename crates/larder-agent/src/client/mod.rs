@@ -74,7 +74,7 @@ enum ControlPeer {
 pub struct Client {
     transport: ControlTransport,
     peer: ControlPeer,
-    /// `None` is no bound.
+    /// `None` is no limit.
     within: Option<Duration>,
 }
 

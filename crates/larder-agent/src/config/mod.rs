@@ -92,9 +92,9 @@ pub struct Config {
     pub prune_build_cache: bool,
     /// Images that are kept present.
     pub prefetch: Vec<PrefetchItem>,
-    /// How long calls may go on once larder is told to stop.
+    /// How long in-flight calls may continue after a request to stop.
     pub drain_grace_period: Duration,
-    /// How many events are kept for those who watch later.
+    /// Number of recent events kept for later watchers.
     pub event_ring_size: usize,
     /// What is odd and was taken as it is.
     pub warnings: Vec<String>,

@@ -36,7 +36,7 @@ async fn the_first_collection_leaves_alone_what_static_pods_and_the_prefetch_lis
     let node = Arc::new(node);
     let mut status = node.loops.status();
     tokio::select! {
-        () = node.run() => unreachable!("it runs until dropped"),
+        () = node.run() => unreachable!("the node runs until dropped"),
         ended = status.wait_for(|status| status.rounds > 0) => drop(ended.unwrap()),
     }
     let mut left: Vec<_> = backend.images().into_iter().map(|image| image.id).collect();

@@ -228,12 +228,12 @@ mod tests {
                 time::sleep(Duration::from_secs(5)).await;
                 assert_eq!(held.uses().await.unwrap().len(), 1);
             } => {}
-            () = run_prefetch(list, hands.clone(), None) => unreachable!("it runs until dropped"),
+            () = run_prefetch(list, hands.clone(), None) => unreachable!("the node runs until dropped"),
         }
         assert_eq!(held.uses().await.unwrap().len(), 1, "until another list says otherwise");
         tokio::select! {
             biased;
-            () = run_prefetch(Vec::new(), hands, None) => unreachable!("it runs until dropped"),
+            () = run_prefetch(Vec::new(), hands, None) => unreachable!("the node runs until dropped"),
             () = time::sleep(Duration::from_secs(1)) => {}
         }
         assert!(held.uses().await.unwrap().is_empty(), "released");
@@ -267,7 +267,7 @@ mod tests {
         let first = held.begin_first_scan();
         tokio::select! {
             biased;
-            () = run_prefetch(list, hands, Some(first)) => unreachable!("it runs until dropped"),
+            () = run_prefetch(list, hands, Some(first)) => unreachable!("the node runs until dropped"),
             () = async {
                 assert_eq!(held.uses().await.unwrap().len(), 2);
                 backend.until(|counts| counts.failed > 0).await;

@@ -140,7 +140,7 @@ fn a_pull_moves_the_metrics_of_registry_and_disk() {
     for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
         ImageBuilder::small(1, 5_000_000).push(&world.registry, "shop/web:1").unwrap();
         let daemon = CriDaemon::of(&world);
-        let names = ["larder_registry_requests_total", "larder_registry_bytes_total"];
+        let names = ["larder_registry_requests_total", "larder_registry_received_bytes_total"];
         let free = ["larder_filesystem_available_bytes", "larder_filesystem_inodes_free"];
         let before = free.map(|name| daemon.metric(name));
         assert!(names.map(|name| daemon.metric(name)).iter().all(|&value| value < 0.5));
