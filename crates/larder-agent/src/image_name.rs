@@ -32,7 +32,7 @@ pub fn check(image: &str) -> Result<(), InvalidImageName> {
         kind => kind.to_string().chars().take(SHOWN).collect(),
     };
     if image.split_whitespace().nth(1).is_some() {
-        let hint = "a name has no blanks in it; several images are arguments of their own".to_owned();
+        let hint = "an image name has no spaces; give several images as separate arguments".to_owned();
         return Err(InvalidImageName { message: format!("{shown}: {cause}"), hints: vec![hint.into()] });
     }
     let hint = meant(image).map(|meant| Hint::from(format!("did you mean {meant}?")));

@@ -168,7 +168,7 @@ fn content_problem(
     data: &BTreeMap<String, Vec<u8>>,
 ) -> Option<InputProblem> {
     let Some(content) = data.get(key) else {
-        let problem = at.problem(format!("a secret of type {kind} needs the key {key}, which is missing"));
+        let problem = at.problem(format!("a secret of type {kind} needs the key {key}"));
         return Some(problem.hint(RECREATE));
     };
     let place = ["stringData", "data"].into_iter().find_map(|field| {
@@ -191,8 +191,8 @@ fn content_problem(
 pub(super) fn warning(secret: &PullSecret) -> Option<String> {
     match secret.docker_config(TokenPolicy::Keep).ok().flatten()?.unusable_entries() {
         0 => None,
-        1 => Some("one entry is not used: its location is not a URL".to_owned()),
-        several => Some(format!("{several} entries are not used: their locations are not URLs")),
+        1 => Some("one entry ignored: its location is not a URL".to_owned()),
+        several => Some(format!("{several} entries ignored: their locations are not URLs")),
     }
 }
 

@@ -148,8 +148,8 @@ spec: {containers: [{name: c, image: busybox}]}
 fn what_a_pod_lacks_is_named() {
     for (spec, problem) in [
         ("", "app.yaml:2: document 1 (Pod default/p): spec: required, and missing"),
-        ("spec: {containers: []}", "spec.containers: a pod needs at least one container"),
-        ("spec: {volumes: []}", "spec.containers: a pod needs at least one container"),
+        ("spec: {containers: []}", "spec.containers: a pod must have at least one container"),
+        ("spec: {volumes: []}", "spec.containers: a pod must have at least one container"),
         ("spec: {containers: web}", "spec.containers: must be a list, is a text"),
         ("spec: {containers: [{image: a}]}", "spec.containers[0].name: required, and missing"),
         ("spec: {containers: [{name: a}]}", "spec.containers[0].image: required, and missing"),

@@ -157,7 +157,7 @@ fn what_a_command_just_ensured_is_left_alone_by_the_next_that_collects() {
         }
     }
     let run = world.larder(&["explain", NAMES[0]]).expect(0);
-    assert!(run.stdout.contains("it stays: ensured "), "{run:?}");
+    assert!(run.stdout.contains("retained: ensured "), "{run:?}");
     world.end_leases();
     let report = world.larder(&all).expect(0).json();
     assert_eq!(report["removals"].as_array().unwrap().len(), 2, "{report}");
@@ -238,7 +238,7 @@ fn explain_says_why_an_image_stays_and_names_the_nearest() {
         explained(&["--minimum-image-ttl-duration=0"]),
         [json!("NotNeeded"), json!(false), json!(true)]
     );
-    assert!(run.stdout.contains("under pressure: it stays: first seen"), "{run:?}");
+    assert!(run.stdout.contains("under pressure: retained: first seen"), "{run:?}");
     world.larder(&["keep", "r.example/shop/web:*"]).expect(0);
     assert_eq!(explained(&["--minimum-image-ttl-duration=0"]), [json!("Kept"), json!(false), json!(false)]);
     world.larder(&["unkeep", "--all"]).expect(0);
@@ -255,6 +255,9 @@ fn that_not_enough_could_be_freed_is_said_once_and_in_the_units_of_the_rest() {
     let (root, marks) =
         (root.to_string_lossy(), ["--image-gc-high-threshold=0", "--image-gc-low-threshold=0"]);
     let run = world.larder(&[&["--root", &root, "gc"], &marks[..]].concat()).expect(1);
-    assert!(run.stderr.starts_with("error: all that may go is gone, and that is not enough\n"), "{run:?}");
+    assert!(
+        run.stderr.starts_with("error: not enough reclaimable space: removed all candidates\n"),
+        "{run:?}"
+    );
     assert!(!run.stderr.contains("warning") && !run.stderr.contains("GiB"), "{run:?}");
 }

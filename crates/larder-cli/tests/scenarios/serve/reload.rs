@@ -31,7 +31,7 @@ fn settings_that_turn_bad_change_nothing_and_are_told_until_they_are_mended() {
     daemon.running.signal(Signal::HUP);
     daemon.wait_for_log("reason=ReloadFailed", 1);
     let told = daemon.running.stderr();
-    assert!(told.contains("The settings stay as they were") && told.contains("staticPodPath"), "{told}");
+    assert!(told.contains("The settings are unchanged") && told.contains("staticPodPath"), "{told}");
     let trouble = status(&world, &daemon).to_string();
     assert!(trouble.contains("staticPodPth"), "the status says so: {trouble}");
     let events = world.larder(&["--daemon", &daemon.socket.to_string_lossy(), "events"]).expect(0);
