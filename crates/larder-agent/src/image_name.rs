@@ -104,7 +104,7 @@ mod tests {
     fn other_mistakes_get_advice() {
         assert!(hint_for(&"a".repeat(64)).contains("image id"));
         for blank in ["my image", "a b/c:1", "busybox nginx:1", "app :v1"] {
-            assert!(hint_for(blank).contains("no blanks"), "what was meant is not known: {blank}");
+            assert!(hint_for(blank).contains("no spaces"), "what was meant is not known: {blank}");
         }
         assert!(hint_for("app@sha256:abc").contains("digest"));
         assert!(hint_for(&format!("app@md5:{}", "a".repeat(32))).contains("digest"));

@@ -151,7 +151,7 @@ mod tests {
         let failed = || GcError::Space { wanted: i64::MAX, freed: 0, errors: "in use".into() };
         let failure = failure_of(&collector, failed()).await;
         assert_eq!(failure.kind(), ErrorKind::Failed);
-        assert_eq!(failure.message(), "not all that nothing uses could be removed: in use");
+        assert_eq!(failure.message(), "could not remove all unused images: in use");
         let problem = EndpointFailure::Reported { problem: "no such socket".into(), hint: "start it".into() };
         backend.set_down(Some(BackendError::Unreachable { endpoint: "unix:///d.sock".into(), problem }));
         for error in [failed(), GcError::Uses(larder::gc::ImageUseError::other("closed"))] {

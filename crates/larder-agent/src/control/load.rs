@@ -224,9 +224,9 @@ mod tests {
         assert_eq!(large.code(), Code::InvalidArgument);
         let waiting = load(&node, &turns, then(Ok(piece(100))));
         let (silent, ()) = tokio::join!(waiting, time::advance(SILENCE));
-        assert_eq!(silent.unwrap_err().message(), "nothing came of the archive for 10m0s");
+        assert_eq!(silent.unwrap_err().message(), "no data of the archive for 10m0s");
         let empty = load(&node, &turns, stream::empty()).await.unwrap_err();
-        assert_eq!(empty.message(), "nothing was sent");
+        assert_eq!(empty.message(), "no data received");
     }
 
     #[tokio::test]

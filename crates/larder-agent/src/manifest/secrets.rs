@@ -243,7 +243,7 @@ mod tests {
     fn a_pull_secret_needs_its_key() {
         let (_, problems) = read_secret("type: kubernetes.io/dockerconfigjson\ndata: {.dockercfg: e30=}\n");
         assert_eq!(problems.len(), 1);
-        assert!(problems[0].contains(".dockerconfigjson, which is missing"), "{problems:?}");
+        assert!(problems[0].contains("needs the key .dockerconfigjson"), "{problems:?}");
         let (_, problems) = read_secret("type: kubernetes.io/dockercfg\ndata: {.dockercfg: ''}\n");
         assert_eq!(problems, ["data[.dockercfg]: is empty"]);
     }

@@ -217,7 +217,7 @@ pub fn group_id(group: &str) -> Result<Gid, Error> {
         (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok()).flatten()
     });
     found.map(Gid::from_raw).ok_or_else(|| {
-        Error::bad_input(format!("group {group}: not found"))
+        Error::bad_input(format!("group not found: {group}"))
             .hint("create it with groupadd, or use its number")
     })
 }

@@ -261,7 +261,7 @@ mod tests {
         let place = StateDir::of_runtime(&own, &root, "unix:///nowhere/d.sock");
         assert!(place.of_root().is_none());
         let refused = place.without_root_state().err().unwrap();
-        assert!(refused.message().contains("cannot be seen"), "{}", refused.message());
+        assert!(refused.message().contains("cannot determine whether"), "{}", refused.message());
     }
 
     #[test]

@@ -48,7 +48,7 @@ fn values_of_the_wrong_type_are_named() {
         ),
         (
             "imageMinimumGCAge: 120",
-            "c.yaml:3: imageMinimumGCAge: must be a duration, is the number 120 [write it with its unit, such as 90s]",
+            "c.yaml:3: imageMinimumGCAge: must be a duration, is the number 120 [add the unit, such as 90s]",
         ),
         (
             "imageMinimumGCAge: 2 minutes",
@@ -56,9 +56,9 @@ fn values_of_the_wrong_type_are_named() {
         ),
         ("gc: 5", "c.yaml:3: gc: must be a mapping of settings, is the number 5"),
         ("gc: [5]", "c.yaml:3: gc: must be a mapping of settings, is a list"),
-        ("gc: {period: 0s}", "c.yaml:3: gc.period: must be from 1s to 8760h, a year; is 0s"),
-        ("gc: {period: -1s}", "c.yaml:3: gc.period: must be from 1s to 8760h, a year; is -1s"),
-        ("gc: {period: 9000h}", "c.yaml:3: gc.period: must be from 1s to 8760h, a year; is 9000h0m0s"),
+        ("gc: {period: 0s}", "c.yaml:3: gc.period: must be from 1s to 8760h (one year), is 0s"),
+        ("gc: {period: -1s}", "c.yaml:3: gc.period: must be from 1s to 8760h (one year), is -1s"),
+        ("gc: {period: 9000h}", "c.yaml:3: gc.period: must be from 1s to 8760h (one year), is 9000h0m0s"),
         (
             "gc: {minimumFreeBytes: lots}",
             "c.yaml:3: gc.minimumFreeBytes: \"lots\" is not a size; write it like 500MB or 10GiB",
@@ -186,12 +186,12 @@ fn contradicting_settings_are_reported_at_their_place() {
         ),
         (
             "imageCredentialProviderBinDir: /bin",
-            "c.yaml:3: imageCredentialProviderBinDir: needs imageCredentialProviderConfig as well",
+            "c.yaml:3: imageCredentialProviderBinDir: requires imageCredentialProviderConfig",
         ),
         (
             "metrics: {address: '0.0.0.0:9464'}",
-            "c.yaml:3: metrics.address: 0.0.0.0:9464 can be reached from other machines, without encryption or \
-             password [use 127.0.0.1, or set metrics.allowRemote: true to allow it]",
+            "c.yaml:3: metrics.address: 0.0.0.0:9464 is reachable from other machines, without encryption or \
+             authentication [use 127.0.0.1, or set metrics.allowRemote: true to allow it]",
         ),
         (
             "gc: {inodeHighThresholdPercent: 50}",
@@ -213,7 +213,7 @@ fn contradicting_settings_are_reported_at_their_place() {
     }
     let long = "x".repeat(120);
     let mistakes = read(&format!("listen: {{socket: /{long}}}")).unwrap_err();
-    assert!(mistakes.to_string().contains("has 121 bytes"), "{mistakes}");
+    assert!(mistakes.to_string().contains("121 bytes, the limit is 107"), "{mistakes}");
 }
 
 #[test]
@@ -230,11 +230,11 @@ fn mistakes_name_the_item_of_a_list() {
     expect(
         "gc:\n  keep:\n    - name: a\n      digest: sha256:b\n    - nam: a\n    - newest: 3\n    - label: ''\n    - 5\n",
         &[
-            "c.yaml:5: gc.keep[0]: a rule selects in exactly one way [write one of name, digest, label, or repository \
+            "c.yaml:5: gc.keep[0]: a keep rule must have exactly one selector [write one of name, digest, label, or repository \
              with newest; write further rules as further items]",
             "c.yaml:5: gc.keep[0]: sha256:b: not a digest; write sha256: and its 64 hexadecimal digits in full",
             "c.yaml:7: gc.keep[1].nam: unknown key [did you mean name?]",
-            "c.yaml:8: gc.keep[2]: repository and newest belong together [write both, such as repository: app/* and \
+            "c.yaml:8: gc.keep[2]: repository and newest must be used together [write both, such as repository: app/* and \
              newest: 3]",
             "c.yaml:9: gc.keep[3]: the label has no key; write KEY or KEY=VALUE",
             "c.yaml:10: gc.keep[4]: must be a mapping, is the number 5 [write it like - name: ...]",
@@ -246,15 +246,15 @@ fn mistakes_name_the_item_of_a_list() {
         &[
             "c.yaml:4: prefetch[0]: couldn't parse image name \"Bad\": invalid reference format: repository name \
              (library/Bad) must be lowercase",
-            "c.yaml:5: prefetch[1].image: required, and missing",
+            "c.yaml:5: prefetch[1].image: required",
             "c.yaml:6: prefetch[2].schedule: must be a time of day [write a time of day in quotes, such as \"03:30\"]",
-            "c.yaml:7: prefetch[3]: interval and schedule exclude each other [keep one of the two]",
-            "c.yaml:7: prefetch[3]: keep and lease exclude each other [keep one of the two]",
+            "c.yaml:7: prefetch[3]: interval and schedule exclude each other [remove one of them]",
+            "c.yaml:7: prefetch[3]: keep and lease exclude each other [remove one of them]",
         ],
     );
     expect(
         "prefetch:\n- image: a\n- image: b\n- image: a\n",
-        &["c.yaml:6: prefetch[2]: a is on the list already [keep one of the two]"],
+        &["c.yaml:6: prefetch[2]: a is listed twice [remove one of them]"],
     );
 }
 
@@ -297,9 +297,9 @@ fn a_file_of_another_kind_is_reported() {
         (
             "root: /x\n",
             vec![
-                "c.yaml:1: apiVersion: required, and missing [write apiVersion: larder.dev/v1alpha1]"
+                "c.yaml:1: apiVersion: required [write apiVersion: larder.dev/v1alpha1]"
                     .to_owned(),
-                "c.yaml:1: kind: required, and missing [write kind: LarderConfiguration]".to_owned(),
+                "c.yaml:1: kind: required [write kind: LarderConfiguration]".to_owned(),
             ],
         ),
         (
@@ -309,7 +309,7 @@ fn a_file_of_another_kind_is_reported() {
         (
             "root: /x\nroot: /y\n",
             vec![
-                "c.yaml:2: root: not valid YAML: a mapping has the same key twice [keep one of the two]"
+                "c.yaml:2: root: not valid YAML: a mapping has the same key twice [remove one of them]"
                     .to_owned(),
             ],
         ),
@@ -362,7 +362,7 @@ fn unreadable_files_are_reported_with_the_cause() {
     fs_err::write(path("huge"), vec![b'#'; (1 << 20) + 1]).unwrap();
     assert_eq!(one(&path("huge")), "F: larger than the limit of 1 MiB");
     rustix::fs::mknodat(rustix::fs::CWD, path("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    assert!(one(&path("pipe")).starts_with("F: is no regular file"), "a pipe would be waited for");
+    assert!(one(&path("pipe")).starts_with("F: not a regular file"), "a pipe would be waited for");
 }
 
 #[test]
