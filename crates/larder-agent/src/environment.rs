@@ -38,7 +38,7 @@ impl DefaultPaths {
         let runtime = absolute("XDG_RUNTIME_DIR").map(|runtime| runtime.join("larder"));
         let config = below("XDG_CONFIG_HOME", ".config").map(|config| config.join("larder"));
         DefaultPaths {
-            socket: runtime.or_else(|| root.clone()).map(|folder| folder.join("larder.sock")),
+            socket: runtime.or_else(|| root.clone()).map(|dir| dir.join("larder.sock")),
             certs: config.as_ref().map(|config| config.join("certs.d")),
             file: config.map(|config| config.join("config.yaml")),
             root,

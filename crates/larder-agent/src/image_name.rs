@@ -32,7 +32,7 @@ pub fn check(image: &str) -> Result<(), InvalidImageName> {
         kind => kind.to_string().chars().take(SHOWN).collect(),
     };
     if image.split_whitespace().nth(1).is_some() {
-        let hint = "a name has no blanks in it; several images are arguments of their own".to_owned();
+        let hint = "an image name has no spaces; give several images as separate arguments".to_owned();
         return Err(InvalidImageName { message: format!("{shown}: {cause}"), hints: vec![hint.into()] });
     }
     let hint = meant(image).map(|meant| Hint::from(format!("did you mean {meant}?")));
@@ -104,7 +104,7 @@ mod tests {
     fn other_mistakes_get_advice() {
         assert!(hint_for(&"a".repeat(64)).contains("image id"));
         for blank in ["my image", "a b/c:1", "busybox nginx:1", "app :v1"] {
-            assert!(hint_for(blank).contains("no blanks"), "what was meant is not known: {blank}");
+            assert!(hint_for(blank).contains("no spaces"), "what was meant is not known: {blank}");
         }
         assert!(hint_for("app@sha256:abc").contains("digest"));
         assert!(hint_for(&format!("app@md5:{}", "a".repeat(32))).contains("digest"));

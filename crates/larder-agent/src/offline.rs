@@ -74,7 +74,7 @@ impl OfflineStore {
 
 fn unchecked(root: &Path, error: &StoreError) -> Error {
     let root = root.display();
-    Error::failed(format!("could not check the store in {root}: {}", error_chain(error))).hint(
+    Error::failed(format!("cannot check the store in {root}: {}", error_chain(error))).hint(
         error.hint().unwrap_or_else(|| {
             Hint::new().command(["fsck", "--rebuild"]).text(" rebuilds the database from the images on disk")
         }),
@@ -88,13 +88,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_check_that_fails_names_the_folder_and_the_next_step() {
+    fn a_check_that_fails_names_the_directory_and_the_next_step() {
         for cause in [io::ErrorKind::Other, io::ErrorKind::StorageFull] {
             let error = StoreError::Io { operation: "measure the trash", cause: cause.into() };
-            let told = format!("{:?}", unchecked("/images".as_ref(), &error));
+            let shown = format!("{:?}", unchecked("/images".as_ref(), &error));
             assert!(
-                told.contains("in /images: could not measure the trash") && !told.contains("hints: []"),
-                "{told}"
+                shown.contains("in /images: could not measure the trash") && !shown.contains("hints: []"),
+                "{shown}"
             );
         }
     }

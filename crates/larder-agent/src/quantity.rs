@@ -6,13 +6,13 @@ use std::time::Duration;
 const TIME_UNITS: [(&str, f64); 8] =
     [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("μs", 1e3), ("ms", 1e6), ("h", 3.6e12), ("m", 6e10), ("s", 1e9)];
 
-/// The longest duration that can be asked for: a year, beyond which somebody has mistyped.
+/// The longest duration that is accepted, a year; a longer one is a typing error.
 pub const LONGEST: Duration = Duration::from_secs(8760 * 3600);
 
 /// Reads a duration. Negative ones are refused, and those above [`LONGEST`]; a whole number without
 /// a unit is seconds.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no duration: write it like 90s, 5m or 1h30m");
+    let wrong = || format!("{text:?} is not a duration; write it like 90s, 5m or 1h30m");
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         return parse_duration(&format!("{text}s"));
     }
@@ -30,7 +30,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     }
     match Duration::try_from_secs_f64(nanos / 1e9) {
         Ok(duration) if duration <= LONGEST => Ok(duration),
-        _ => Err(format!("{text:?} is too long: the longest is 8760h, a year")),
+        _ => Err(format!("{text:?} is too long; the maximum is 8760h (one year)")),
     }
 }
 
@@ -55,7 +55,7 @@ const SIZE_UNITS: [(&str, u64); 14] = [
 /// Reads a size in bytes: `500MB`, `10GiB`, `10Gi`, or a bare number.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // checked
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no size: write it like 500MB or 10GiB");
+    let wrong = || format!("{text:?} is not a size; write it like 500MB or 10GiB");
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = unit.trim().to_ascii_lowercase();

@@ -203,8 +203,8 @@ mod tests {
         let failures = [
             Error::failed("it is mounted at /mnt"),
             Error::bad_input("\"Busybox\": bad").hint("did you mean busybox?").hint("100% sure, caf\u{e9}"),
-            Error::unreachable("nobody there").hint("start it"),
-            Error::missing("a:1: no such image")
+            Error::unreachable("no listener").hint("start it"),
+            Error::missing("a:1: image not found")
                 .hint(Hint::new().command(["images"]).text(" or ").setting("backend", "docker")),
         ];
         for failure in failures {

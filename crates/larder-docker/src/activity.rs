@@ -234,7 +234,7 @@ impl ActivityFeed for EngineActivityFeed {
         match self.ask().await {
             Ok(events) => self.take_in(&events, images).await?,
             Err(error) if self.heard().following => {
-                tracing::debug!("cannot read the engine's events up to now: {error}")
+                tracing::debug!("cannot read the engine's events up to now: {error}");
             }
             Err(error) => return Err(error),
         }

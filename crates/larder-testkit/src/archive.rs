@@ -1,8 +1,11 @@
 //! Builds tar archives entry by entry, including invalid ones.
 //!
 //! ```
-//! use larder_testkit::archive::{Archive, Entry};
-//! let layer = Archive::new().with(Entry::dir("etc")).with(Entry::file("etc/motd", "hello")).finish();
+//! use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+//! let layer = TarBuilder::new()
+//!     .with(TarBuilderEntry::dir("etc"))
+//!     .with(TarBuilderEntry::file("etc/motd", "hello"))
+//!     .finish();
 //! assert_eq!(layer.len() % 512, 0);
 //! ```
 

@@ -23,9 +23,9 @@ pub(crate) fn backend_and_collector(handle: &BackendHandle) -> (Arc<dyn Backend>
             (backend, builder)
         }
         BackendHandle::Runtime(runtime) => {
-            let told = Arc::new(runtime.containerd_layers());
+            let sizes = Arc::new(runtime.containerd_layers());
             let backend: Arc<dyn Backend> = runtime.clone();
-            let layers = InspectLayerSource::new(backend.clone()).with_sizes_from(told);
+            let layers = InspectLayerSource::new(backend.clone()).with_sizes_from(sizes);
             (backend.clone(), Collector::builder(backend).layers(Arc::new(layers)))
         }
         #[cfg(feature = "docker")]

@@ -27,7 +27,7 @@ impl BackendHandle {
     pub fn description(&self) -> String {
         match self {
             BackendHandle::Store(store) => {
-                format!("larder's own store in {}", store.store().root().display())
+                format!("the embedded store in {}", store.store().root().display())
             }
             BackendHandle::Runtime(runtime) => format!("the images of {}", runtime.endpoint()),
             #[cfg(feature = "docker")]

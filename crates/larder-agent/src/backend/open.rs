@@ -20,18 +20,18 @@ use crate::error::{Error, NodeOpenError};
 /// Whether a store that does not exist is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenMode {
-    /// It must exist: a mistyped directory does not become a store.
+    /// Fail: a mistyped directory does not become a store.
     Existing,
-    /// It is created if there is none.
+    /// Create it if missing.
     Create,
 }
 
-/// What happens when `backend: cri` names no endpoint and no runtime runs yet.
+/// The behaviour if `backend: cri` names no endpoint and no runtime runs yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuntimeRequirement {
-    /// The most common socket is used, and waited for.
+    /// Wait for the most common socket.
     WaitForDefault,
-    /// It is an error.
+    /// Fail.
     Require,
 }
 
@@ -56,7 +56,7 @@ pub fn open(
     Ok(BackendHandle::Runtime(Arc::new(CriBackend::new(endpoint, cri))))
 }
 
-/// Where the images of these settings are. Opens nothing.
+/// The backend of these settings. Opens nothing.
 pub fn target_of(config: &Config) -> Result<BackendTarget, Error> {
     if let BackendSetting::Docker(text) = &config.backend {
         return Ok(BackendTarget::Runtime(docker::place(text, &named_by(config))?));
@@ -120,13 +120,13 @@ fn found(mode: RuntimeRequirement) -> Result<Endpoint, Error> {
         (Err(error), RuntimeRequirement::WaitForDefault) => Ok(expected(&error)),
         (Err(error), RuntimeRequirement::Require) => {
             Err(Error::unreachable(error.to_string()).hint(error.hint()).hint(
-                Hint::from("or use larder's own store, which needs no runtime: ").setting("backend", "store"),
+                Hint::from("or use the embedded store, which needs no runtime: ").setting("backend", "store"),
             ))
         }
     }
 }
 
-/// Where a runtime that starts after larder most likely listens.
+/// The most likely socket of a runtime that starts after larder.
 fn expected(error: &NoRuntimeFound) -> Endpoint {
     let expected = Endpoint::at(WELL_KNOWN_SOCKETS[0]);
     tracing::warn!("{error}; waiting for {expected}; name another with backend: unix:///path/to.sock");

@@ -33,7 +33,7 @@ pub struct EnsureSession {
 }
 
 impl EnsureSession {
-    /// Nothing is asked yet. What the daemon tells of pods goes to `events`.
+    /// Sends nothing yet. Pod events of the daemon go to `events`.
     pub fn new(
         client: Client,
         own: Option<PullSecret>,
@@ -78,7 +78,7 @@ impl EnsureSession {
         let mut lost = self.connection_error.subscribe();
         // Its sender lives as long as this.
         let lost = lost.wait_for(Option::is_some).await.ok().and_then(|lost| lost.clone());
-        lost.unwrap_or_else(|| Error::unreachable("the daemon is gone"))
+        lost.unwrap_or_else(|| Error::unreachable("the daemon closed the connection"))
     }
 
     /// The pulls that this run waits for, each once.
@@ -101,13 +101,13 @@ impl EnsureSession {
         loop {
             let update = updates.message().await.map_err(|status| self.client.error(&status))?;
             match update.and_then(|update| update.update) {
-                Some(Update::Event(event)) => self.tell(request, event),
+                Some(Update::Event(event)) => self.record_event(request, event),
                 Some(Update::Progress(progress)) => place.set(progress.pulls),
                 Some(Update::Ensured(ensured)) => return Ok(Ok(convert::ensured_from(ensured))),
                 Some(Update::Failed(failed)) => return Ok(Err(convert::failed_from(failed))),
                 None => {
                     let peer = self.client.shown();
-                    return Err(Error::unreachable(format!("{peer} ended the call early")));
+                    return Err(Error::unreachable(format!("{peer} ended the call before its result")));
                 }
             }
         }
@@ -135,7 +135,7 @@ impl EnsureSession {
         }
     }
 
-    fn tell(&self, request: &EnsureRequest, event: api::Event) {
+    fn record_event(&self, request: &EnsureRequest, event: api::Event) {
         let object = request.target.clone().unwrap_or_else(|| ObjectRef::new(&request.pod, ""));
         if request.target.is_none() {
             tracing::info!(reason = event.reason, "{}", event.message);

@@ -74,7 +74,7 @@ enum ControlPeer {
 pub struct Client {
     transport: ControlTransport,
     peer: ControlPeer,
-    /// `None` is no bound.
+    /// `None` is no limit.
     within: Option<Duration>,
 }
 
@@ -198,7 +198,7 @@ impl Client {
         if status.backend_answers {
             return Ok(());
         }
-        let retried = self.daemon().map(|_| format!("{} tries it again and again", self.shown()));
+        let retried = self.daemon().map(|_| format!("{} keeps retrying", self.shown()));
         Err(Error::unreachable(status.backend_message).hints(retried))
     }
 
@@ -217,16 +217,16 @@ impl Client {
         }
         if let Some(ConnectionBroken(how)) = status.source().and_then(|source| source.downcast_ref()) {
             // How a connection breaks says nothing to whom it happens.
-            tracing::debug!("the connection to {peer} broke: {how}");
+            tracing::debug!("lost the connection to {peer}: {how}");
             if self.is_joined() {
                 return self.ended();
             }
-            return Error::unreachable(format!("{peer} closed the connection before it answered"))
-                .hint("see its log; rerun the command to retry");
+            return Error::unreachable(format!("{peer} closed the connection before its response"))
+                .hint("check its log; rerun the command to retry");
         }
         if status.code() == Code::Unimplemented {
             return Error::failed(format!("{peer} does not support this call: {}", status.message())).hint(
-                Hint::from("it is another version of larder, or another program: ")
+                Hint::from("it is another version of larder, or another program; ")
                     .command(["status"])
                     .text(" shows which"),
             );
@@ -236,7 +236,7 @@ impl Client {
 
     /// The command that this one worked through has ended.
     fn ended(&self) -> Error {
-        Error::unreachable(format!("{} ended before it had answered", self.shown()))
+        Error::unreachable(format!("{} ended before its response", self.shown()))
             .hint("rerun the command to retry")
     }
 
@@ -265,8 +265,9 @@ impl Client {
 
     fn silent(&self, after: Duration) -> Error {
         let after = go_format::duration(after);
-        Error::unreachable(format!("{} gave no answer within {after}", self.shown())).hint(
-            Hint::from("it hangs or is overloaded: see its log, or wait longer with ").setting("timeout", ""),
+        Error::unreachable(format!("{}: no answer within {after}", self.shown())).hint(
+            Hint::from("it hangs or is overloaded: check its log, or wait longer with ")
+                .setting("timeout", ""),
         )
     }
 }

@@ -84,7 +84,7 @@ pub(crate) fn daemon_file(root: &Path) -> PathBuf {
 pub(crate) fn command_socket(target: &BackendTarget, dir: &StateDir) -> PathBuf {
     match target {
         BackendTarget::Store(root) => root.join("control.sock"),
-        BackendTarget::Runtime(_) => dir.folder().join("control.sock"),
+        BackendTarget::Runtime(_) => dir.dir().join("control.sock"),
     }
 }
 
@@ -113,9 +113,9 @@ pub(super) fn denied(socket: &Path, owner: &str) -> Error {
     match fs_err::metadata(socket) {
         Ok(found) if found.gid() != 0 => {
             let group = group_name(found.gid());
-            failure.hint(format!("you are not in the group {group}: become a member of it, or run as root"))
+            failure.hint(format!("join the group {group}, or run as root"))
         }
-        _ => failure.hint("run as root, or as the user that it belongs to"),
+        _ => failure.hint("run as root, or as the owner of the socket"),
     }
 }
 
@@ -142,9 +142,9 @@ mod tests {
         {
             assert_eq!(is_trusted_owner(owner, user), trusted, "owner {owner}, user {user}");
         }
-        let folder = tempfile::tempdir().unwrap();
-        let target = BackendTarget::Store(folder.path().to_owned());
-        let socket = folder.path().join("control.sock");
+        let dir = tempfile::tempdir().unwrap();
+        let target = BackendTarget::Store(dir.path().to_owned());
+        let socket = dir.path().join("control.sock");
         let _listener = UnixListener::bind(&socket).unwrap();
         let found = || find_server(&target, None).unwrap();
         assert_eq!(found(), Some(ControlServerAddress::Command(socket.clone())));

@@ -24,12 +24,12 @@ pub struct ArchiveUpload(mpsc::Receiver<LoadRequest>);
 pub struct ArchiveReadError(Arc<Mutex<Option<io::Error>>>);
 
 impl ArchiveUpload {
-    /// The archive, the folder with a layout, or `-`, with the name for images that have none.
+    /// The archive, the directory with a layout, or `-`, with the name for images that have none.
     pub fn of(file: &Path, name: &str) -> (ArchiveUpload, ArchiveReadError) {
         let (pieces, chunks) = mpsc::channel(AHEAD);
         let (file, name) = (file.to_owned(), name.to_owned());
         let trouble = Arc::new(Mutex::new(None));
-        let told = Arc::clone(&trouble);
+        let shared = Arc::clone(&trouble);
         thread::spawn(move || {
             let mut pieces = UploadChunks { to: pieces, name, next: Vec::with_capacity(PIECE) };
             let packed = pack(&file, &mut pieces).and_then(|()| pieces.send());
@@ -37,7 +37,7 @@ impl ArchiveUpload {
             if let Err(error) = packed
                 && error.kind() != io::ErrorKind::BrokenPipe
             {
-                *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         });
         (ArchiveUpload(chunks), ArchiveReadError(trouble))

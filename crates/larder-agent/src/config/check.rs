@@ -1,4 +1,4 @@
-//! What settings mean together, and what they contradict.
+//! Checks settings against each other, and derives values that depend on several.
 
 use std::collections::HashSet;
 
@@ -103,7 +103,7 @@ impl ConfigCheck<'_> {
         let from_kubelet =
             matches!(self.config.origin("imageServiceEndpoint"), SettingOrigin::KubeletFile { .. });
         if from_kubelet && is_own(&self.config.images.image_service_endpoint) {
-            // Kubelet is told to come here; that does not say where larder's images are.
+            // Kubelet is configured to call larder; this is not the endpoint of larder's backend.
             self.config.images.image_service_endpoint.clear();
             self.config.origins.remove("imageServiceEndpoint");
         }
@@ -150,19 +150,19 @@ impl ConfigCheck<'_> {
     fn own_socket(&mut self, key: &'static str) {
         self.mistake(
             &[key, "listen.socket"],
-            "is the socket that larder itself serves",
+            "is the socket that larder listens on",
             Some("name the runtime's socket".into()),
         );
     }
 
     fn places(&mut self) {
         if self.config.root.as_os_str().is_empty() {
-            let what = "no place for it: neither XDG_DATA_HOME nor HOME is set";
+            let what = "no default: neither XDG_DATA_HOME nor HOME is set";
             self.mistake(&["root"], what, Some(Hint::from("name a directory: ").setting("root", "DIR")));
         }
         let socket = self.config.listen.socket.as_os_str().len();
         if socket == 0 {
-            let what = "no place for it: neither XDG_RUNTIME_DIR nor HOME is set";
+            let what = "no default: neither XDG_RUNTIME_DIR nor HOME is set";
             self.mistake(
                 &["listen.socket"],
                 what,
@@ -171,13 +171,13 @@ impl ConfigCheck<'_> {
         } else if socket > MAX_SOCKET_BYTES && *self.config.origin("listen.socket") != SettingOrigin::Default
         {
             // The default one concerns the daemon alone, which checks it when it listens.
-            let what = format!("has {socket} bytes, and a socket's path at most {MAX_SOCKET_BYTES}");
-            self.mistake(&["listen.socket"], what, Some("choose a shorter path".into()));
+            let what = format!("path too long for a socket: {socket} bytes, the limit is {MAX_SOCKET_BYTES}");
+            self.mistake(&["listen.socket"], what, Some("use a shorter path".into()));
         }
         let (config, bin_dir) = ("imageCredentialProviderConfig", "imageCredentialProviderBinDir");
         match (&self.config.credential_plugins.config, &self.config.credential_plugins.bin_dir) {
-            (Some(_), None) => self.mistake(&[config, bin_dir], format!("needs {bin_dir} as well"), None),
-            (None, Some(_)) => self.mistake(&[bin_dir, config], format!("needs {config} as well"), None),
+            (Some(_), None) => self.mistake(&[config, bin_dir], format!("requires {bin_dir}"), None),
+            (None, Some(_)) => self.mistake(&[bin_dir, config], format!("requires {config}"), None),
             _ => {}
         }
     }
@@ -189,8 +189,8 @@ impl ConfigCheck<'_> {
         {
             self.mistake(
                 &["metrics.address", "metrics.allowRemote"],
-                format!("{address} can be reached from other machines, without encryption or password"),
-                Some("use 127.0.0.1, or set metrics.allowRemote: true if that is meant".into()),
+                format!("{address} is reachable from other machines, without encryption or authentication"),
+                Some("use 127.0.0.1, or set metrics.allowRemote: true to allow it".into()),
             );
         }
         for problem in self.config.gc.problems() {
@@ -227,13 +227,13 @@ impl ConfigCheck<'_> {
             (Some(hosts), Proxy::Fixed { except, .. }) => *except = hosts,
             (Some(_), Proxy::FromEnvironment | Proxy::None) => self.mistake(
                 &["registry.noProxy", "registry.proxy"],
-                "has no meaning where registry.proxy is no URL",
-                Some("set NO_PROXY where larder is started".into()),
+                "requires a URL as registry.proxy",
+                Some("set NO_PROXY in larder's environment".into()),
             ),
         }
     }
 
-    /// Adds a mistake about these settings, at the first that somebody wrote.
+    /// Adds a mistake about these settings, at the first that is not a default.
     fn mistake(&mut self, keys: &[&'static str], what: impl Into<String>, hint: Option<Hint>) {
         if keys.iter().any(|key| self.broken.contains(key)) {
             return;
@@ -252,7 +252,7 @@ impl ConfigCheck<'_> {
     }
 }
 
-/// Who sets what nothing obeys yet is told so.
+/// Warns of settings that have no effect.
 fn warn_of_idle(config: &mut Config) {
     let defaults = ConfigDraft::new(&DefaultPaths::default()).config;
     let warnings = settings::all().filter_map(|setting| {

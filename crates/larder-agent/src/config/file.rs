@@ -35,7 +35,7 @@ fn bounded(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::ErrorKind::IsADirectory.into());
     }
     if !found.is_file() {
-        // Nobody may ever write into a pipe, and larder would wait for it at each reload.
+        // Reading a pipe could block forever, at each reload.
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut bytes = Vec::new();
@@ -48,15 +48,15 @@ fn bounded(path: &Path) -> io::Result<Vec<u8>> {
 
 fn unreadable(error: &io::Error) -> InputProblem {
     match error.kind() {
-        _ if is_absent(error) => InputProblem::new("no such file")
-            .hint(Hint::new().command(["config"]).text(" prints a file with all settings to begin with")),
+        _ if is_absent(error) => InputProblem::new("file not found")
+            .hint(Hint::new().command(["config"]).text(" prints a file with all settings as a start")),
         io::ErrorKind::PermissionDenied => {
-            InputProblem::new("permission denied").hint("let the user that larder runs as read it")
+            InputProblem::new("permission denied").hint("make it readable for the user of larder")
         }
         io::ErrorKind::IsADirectory => InputProblem::new("is a directory").hint("name the file in it"),
-        io::ErrorKind::InvalidInput => InputProblem::new("is no regular file")
-            .hint("larder reads it again at each reload; write it to a file"),
-        io::ErrorKind::FileTooLarge => InputProblem::new("larger than 1 MiB, the most that is read"),
+        io::ErrorKind::InvalidInput => InputProblem::new("not a regular file")
+            .hint("larder reads it at each reload; write it to a regular file"),
+        io::ErrorKind::FileTooLarge => InputProblem::new("larger than the limit of 1 MiB"),
         _ => InputProblem::new(error.to_string()),
     }
 }

@@ -84,7 +84,7 @@ impl<'a> ListItemReader<'a> {
         for (key, field) in at.entries().map_err(|problem| vec![problem])? {
             if !known.contains(&key) {
                 let meant = nearest(key, known.iter().copied()).map(|word| format!("did you mean {word}?"));
-                let hint = meant.unwrap_or_else(|| format!("known here: {}", known.join(", ")));
+                let hint = meant.unwrap_or_else(|| format!("known keys: {}", known.join(", ")));
                 problems.push(field.problem("unknown key").hint(hint));
             }
         }
@@ -108,7 +108,7 @@ impl<'a> ListItemReader<'a> {
     fn end<T>(self, value: Option<T>) -> Result<T, Vec<InputProblem>> {
         match value {
             Some(value) if self.problems.is_empty() => Ok(value),
-            _ if self.problems.is_empty() => Err(vec![self.at.problem("says nothing")]),
+            _ if self.problems.is_empty() => Err(vec![self.at.problem("must have a key")]),
             _ => Err(self.problems),
         }
     }
@@ -138,7 +138,7 @@ fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
         _ if !item.problems.is_empty() => None,
         _ => {
             item.wrong(
-                "repository and newest belong together",
+                "repository and newest must be used together",
                 "write both, such as repository: app/* and newest: 3",
             );
             None
@@ -147,8 +147,8 @@ fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
     let mut selectors: Vec<Selector> = [name, digest, label, newest].into_iter().flatten().collect();
     if selectors.len() != 1 && item.problems.is_empty() {
         item.wrong(
-            "a rule selects in exactly one way",
-            "write one of name, digest, label, or repository with newest; further rules are further items",
+            "a keep rule must have exactly one selector",
+            "write one of name, digest, label, or repository with newest; write further rules as further items",
         );
     }
     let rule = selectors.pop().map(|select| KeepRule { select, ttl, budget_bytes });
@@ -198,8 +198,7 @@ pub(super) fn read_prefetch(at: &NodeCursor<'_>) -> Result<Vec<PrefetchItem>, Ve
     for (index, item) in at.items().map_err(|problem| vec![problem])?.iter().enumerate() {
         let image = &list[index].image;
         if list[..index].iter().any(|earlier| earlier.image == *image) {
-            problems
-                .push(item.problem(format!("{image} is on the list already")).hint("keep one of the two"));
+            problems.push(item.problem(format!("{image} is listed twice")).hint("remove one of them"));
         }
     }
     if problems.is_empty() { Ok(list) } else { Err(problems) }
@@ -220,7 +219,7 @@ fn prefetch(at: &NodeCursor<'_>) -> Result<PrefetchItem, Vec<InputProblem>> {
     let (keep, lease) = (item.take::<BoolCodec>("keep"), item.take::<DurationCodec<1>>("lease"));
     let when = match (interval, daily) {
         (Some(_), Some(_)) => {
-            item.wrong("interval and schedule exclude each other", "keep one of the two");
+            item.wrong("interval and schedule exclude each other", "remove one of them");
             PrefetchSchedule::Start
         }
         (Some(interval), None) => PrefetchSchedule::Every(interval),
@@ -229,7 +228,7 @@ fn prefetch(at: &NodeCursor<'_>) -> Result<PrefetchItem, Vec<InputProblem>> {
     };
     let hold = match (keep, lease) {
         (Some(true), Some(_)) => {
-            item.wrong("keep and lease exclude each other", "keep one of the two");
+            item.wrong("keep and lease exclude each other", "remove one of them");
             PrefetchRetention::Keep
         }
         (_, Some(lease)) => PrefetchRetention::Lease(lease),

@@ -1,4 +1,4 @@
-//! Settings: where they come from, what they mean, and what is wrong with them. Commands and the daemon read the same.
+//! Settings: sources, values and errors. Commands and the daemon read the same settings.
 //!
 //! ```text
 //! kubelet's file < larder's file < variables < flags  --load-->  Config, or Mistakes
@@ -56,11 +56,11 @@ pub struct Config {
     pub gates: FeatureGates,
     /// Programs that give credentials.
     pub credential_plugins: CredentialPlugins,
-    /// A folder with manifests of pods whose images are ensured.
+    /// A directory with manifests of pods whose images are ensured.
     pub static_pod_path: Option<PathBuf>,
-    /// The folder of larder's own store.
+    /// The directory of larder's own store.
     pub root: PathBuf,
-    /// Where use of images is noted; `None` is the usual place of the backend.
+    /// The state directory; `None` is the default of the backend.
     pub state: Option<PathBuf>,
     /// Where images live.
     pub backend: BackendSetting,
@@ -74,29 +74,29 @@ pub struct Config {
     pub pull: PullConfig,
     /// What is done with identity and registry tokens.
     pub credential_tokens: TokenPolicy,
-    /// How long an image that was just ensured is spared by collection.
+    /// Lease of an ensured image.
     pub ensured_lease: Duration,
     /// Which present images need credentials; `None` where kubelet's feature gate is off, and no pull records are kept.
     pub verification: Option<Verification>,
-    /// How images are collected, kubelet's settings included; rules of `larder keep` come on top.
+    /// The GC policy, including kubelet's settings, without the rules of `larder keep`.
     pub gc: GcPolicy,
-    /// How often things are done.
+    /// Intervals of GC and of listings.
     pub gc_intervals: GcIntervals,
-    /// How larder's own store talks to registries.
+    /// The registry client of the embedded store.
     pub registry: RegistryConfig,
-    /// How larder's own store works.
+    /// The embedded store.
     pub store: StoreSettings,
-    /// How a runtime is talked to; `Config::cri` completes it.
+    /// Connection to a runtime; `Config::cri` completes it.
     pub runtime: CriConfig,
-    /// Whether the cache of Docker's builder goes before images.
+    /// Whether GC removes Docker's build cache before images.
     pub prune_build_cache: bool,
     /// Images that are kept present.
     pub prefetch: Vec<PrefetchItem>,
-    /// How long calls may go on once larder is told to stop.
+    /// How long in-flight calls may continue after a request to stop.
     pub drain_grace_period: Duration,
-    /// How many events are kept for those who watch later.
+    /// Number of recent events kept for later watchers.
     pub event_ring_size: usize,
-    /// What is odd and was taken as it is.
+    /// Warnings about accepted settings.
     pub warnings: Vec<String>,
     origins: BTreeMap<&'static str, SettingOrigin>,
     /// The lines of the items of settings that are lists.
@@ -106,9 +106,9 @@ pub struct Config {
 /// Programs that give credentials: both or none are set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CredentialPlugins {
-    /// What says which there are, a file or a folder.
+    /// What says which there are, a file or a directory.
     pub config: Option<PathBuf>,
-    /// The folder that they are in.
+    /// The directory that they are in.
     pub bin_dir: Option<PathBuf>,
 }
 
@@ -248,7 +248,7 @@ impl Config {
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SettingOrigin {
-    /// Nobody wrote it.
+    /// larder's default.
     Default,
     /// Larder's file.
     File {

@@ -1,4 +1,4 @@
-//! Reads all sources, the weaker before the stronger, and collects what is wrong with any of them.
+//! Reads all sources in order of precedence, the lowest first, and collects their errors.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -28,12 +28,12 @@ use crate::manifest::{InputPlace, InputProblem, LocatedProblem};
 
 const KUBELET_API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const KUBELET_KIND: &str = "KubeletConfiguration";
-/// So many letters of a key, at least, say which one is meant.
+/// Minimum length of a prefix that is completed to a key.
 const MIN_PREFIX: usize = 4;
-/// So many keys are suggested for one that is unknown.
+/// Limit of suggestions for an unknown key.
 const MAX_MEANT: usize = 3;
 
-/// Something that says what settings are.
+/// A source of settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SettingsSource {
     /// A file of larder's.
@@ -65,12 +65,12 @@ pub enum SettingsSource {
     },
 }
 
-/// All that says what settings are. Kept by a daemon to [`load`] them again.
+/// All sources of settings. The daemon keeps them to [`load`] again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SettingsSources {
-    /// Where things are when nobody says.
+    /// Default paths.
     pub places: DefaultPaths,
-    /// The weakest first.
+    /// In order of precedence, the lowest first.
     pub layers: Vec<SettingsSource>,
 }
 
@@ -86,7 +86,7 @@ pub fn load(sources: &SettingsSources) -> Result<Config, ConfigErrors> {
 /// What was read so far.
 pub(super) struct ConfigReader {
     draft: ConfigDraft,
-    /// Settings that somebody tried to write and could not: what they contradict is not told.
+    /// Settings with invalid values: conflicts with them are not reported.
     broken: HashSet<&'static str>,
     mistakes: Vec<LocatedProblem>,
 }
@@ -162,7 +162,7 @@ impl ConfigReader {
                     };
                     problems.extend(self.take_value(setting, &at, origin));
                 }
-                // A section of kubelet's that is none is told once.
+                // A section of kubelet's file that is not a mapping is reported once.
                 Err(problem) if problems.contains(&problem) => {}
                 Err(problem) => problems.push(problem),
             }
@@ -205,7 +205,7 @@ impl ConfigReader {
 }
 
 impl ConfigDraft {
-    /// What holds where nobody says anything.
+    /// The defaults.
     pub(super) fn new(places: &DefaultPaths) -> ConfigDraft {
         let pull = larder_store::pull::StorePullConfig::default();
         let mut registry = RegistryConfig::default();
@@ -258,7 +258,7 @@ fn has_kind(root: &NodeCursor<'_>, of_kubelet: bool, problems: &mut Vec<InputPro
     } else {
         (API_VERSION, KIND, KUBELET_KIND, "kubelet-config")
     };
-    let wanted = format!("begin it with apiVersion: {api_version} and kind: {kind}");
+    let wanted = format!("begin with apiVersion: {api_version} and kind: {kind}");
     if root.is_empty() {
         problems.push(InputProblem::new("is empty").hint(wanted));
         return false;
@@ -268,7 +268,7 @@ fn has_kind(root: &NodeCursor<'_>, of_kubelet: bool, problems: &mut Vec<InputPro
         return false;
     }
     if root.text_of("kind").ok().flatten() == Some(other_kind) {
-        let hint = Hint::from("give it with ").setting(other_option, "");
+        let hint = Hint::from("use it with ").setting(other_option, "");
         problems.push(root.problem(format!("this is a {other_kind}")).hint(hint));
         return false;
     }
@@ -286,7 +286,7 @@ fn has_kind(root: &NodeCursor<'_>, of_kubelet: bool, problems: &mut Vec<InputPro
     true
 }
 
-/// Tells keys that nobody knows. Returns the sections that are no mappings, as beginnings of keys.
+/// Reports unknown keys. Returns the sections that are not mappings, as prefixes of keys.
 fn unknown_keys(at: &NodeCursor<'_>, section: &str, problems: &mut Vec<InputProblem>) -> Vec<String> {
     let mut closed = Vec::new();
     let known = keys_of(section);
@@ -317,7 +317,7 @@ fn keys_of(section: &str) -> Vec<&'static str> {
     keys
 }
 
-/// What may have been meant: a key that looks like it, or the same key elsewhere.
+/// Suggests a similar key, or the same key in another section.
 fn meant(key: &str, section: &str, known: &[&'static str]) -> Hint {
     let near =
         nearest(key, known.iter().copied()).map_or_else(|| beginning_with(key, known), |near| vec![near]);
@@ -325,10 +325,10 @@ fn meant(key: &str, section: &str, known: &[&'static str]) -> Hint {
         let near: Vec<String> = near.iter().map(|near| format!("{section}{near}")).collect();
         return format!("did you mean {}?", near.join(" or ")).into();
     }
-    let elsewhere = settings::all().find(|setting| {
+    let in_other_section = settings::all().find(|setting| {
         setting.key.rsplit('.').next() == Some(key) || setting.key == format!("{section}{key}")
     });
-    match elsewhere {
+    match in_other_section {
         Some(setting) => match setting.key.split_once('.') {
             Some((section, name)) => format!("write {name} below {section}:").into(),
             None => format!("write {key} at the top of the file").into(),

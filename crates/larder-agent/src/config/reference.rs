@@ -29,10 +29,14 @@ fn intro() -> String {
         "\
 # Configuration
 
+All settings of larder, with types and defaults, and how the daemon and commands read them.
+
+    larder config --check /etc/larder/config.yaml
+
 <!-- Printed by `larder config --reference`; a test compares. -->
 
-`larder serve`, and every command that works on images, reads one YAML file: the one that `--config` or `LARDER_CONFIG` names, else `/etc/larder/config.yaml` (for
-others than root `$XDG_CONFIG_HOME/larder/config.yaml`) if it is there. Every setting may be left out.
+All settings are optional. `larder serve` and every command that works on images read one YAML file: the one of `--config` or
+`LARDER_CONFIG`, or `/etc/larder/config.yaml` if it exists (as another user than root, `$XDG_CONFIG_HOME/larder/config.yaml`).
 
 ```yaml
 apiVersion: {API_VERSION}
@@ -46,30 +50,31 @@ gc:
     - name: registry.example/base/*
 ```
 
-`larder config` prints all settings in force, each with where it came from; what it prints is such a file.
-`larder config --check FILE` tells all mistakes of a file, each with line and key.
+| command | result |
+|---|---|
+| `larder config` | all effective settings as such a file, each with its origin |
+| `larder config --check FILE` | all errors of a file, each with line and key |
 
-**What overrides what.** Defaults, then a file of kubelet's that `--kubelet-config` names, then larder's file, then the
-variable `LARDER_BACKEND`, then flags. Of kubelet's file only settings about images count; the others are passed over.
+**Precedence.** Flags override the variable `LARDER_BACKEND`, which overrides larder's file, kubelet's file (`--kubelet-config`) and
+the defaults, in this order. Only the image settings of kubelet's file are read; all others are ignored.
 
-**Names and values** are kubelet's where kubelet has the setting, and so are the checks and their messages. Durations are
-written with units (`90s`, `1h30m`), sizes with or without (`500MB`, `10GiB`, bytes). A setting that is null counts as left
-out. Keys that larder does not know are refused.
+**Names and values.** A setting of kubelet has the name, range and error messages of kubelet. Durations have units (`90s`,
+`1h30m`); sizes are bytes or have a unit (`500MB`, `10GiB`). `null` means the default. Unknown keys are errors.
 
-**Reload.** At a reload (SIGHUP, or a changed file) a setting marked *live* is taken over; one marked *restart* keeps its
-value until larder is started again, and larder says so. A file with mistakes changes nothing.
+**Reload.** On SIGHUP, or if the file changes, the daemon applies the settings marked *live*. A changed setting marked *restart* is
+logged and keeps its value until the daemon restarts. A file with errors changes nothing.
 
-Where larder's default is not kubelet's, the column of defaults says so; that value brings kubelet's behaviour back.
+Where larder's default differs from kubelet's, the column of defaults names kubelet's; set that value for kubelet's behaviour.
 "
     )
 }
 
 fn heading(section: &str) -> String {
     let title = match section {
-        "" => "Settings at the top".to_owned(),
+        "" => "Top-level settings".to_owned(),
         section => format!("`{section}`"),
     };
-    format!("\n## {title}\n\n| setting | type | default | reload | what it does |\n|---|---|---|---|---|\n")
+    format!("\n## {title}\n\n| setting | type | default | reload | description |\n|---|---|---|---|---|\n")
 }
 
 fn row(setting: &Setting, defaults: &Config) -> String {
@@ -101,16 +106,16 @@ fn shown(value: &Value) -> String {
 const LISTS: &str = "
 ## Items of `gc.keep`
 
-Each spares the images that it selects, in exactly one way, as `larder keep` does.
+Each is a keep rule with exactly one selector, as in `larder keep`. GC retains the images that it selects.
 
 | key | meaning |
 |---|---|
-| `name` | images with a name like this; `*` stands for any text, `?` for one character |
-| `digest` | the image with this id, or with a name of this digest |
+| `name` | images with a name that matches; `*` matches any text, `?` one character |
+| `digest` | the image with this image ID, or with a name of this digest |
 | `label` | images whose config has this label: `KEY` or `KEY=VALUE` |
-| `repository`, `newest` | the newest so many images of each repository like this |
-| `ttl` | only for so long after their last use |
-| `budget` | only as many as fit into this size, the last used first |
+| `repository`, `newest` | the newest N images of each repository that matches |
+| `ttl` | limit: only until this long after the last use |
+| `budget` | limit: only as many images as fit into this size, the last used first |
 
 ## Items of `prefetch`
 
@@ -126,12 +131,12 @@ prefetch:
 
 | key | meaning |
 |---|---|
-| `image` | its name; needed |
-| `interval` | it is made present again so long after the last time |
-| `schedule` | it is made present again each day at this time of the node's clock, `\"HH:MM\"`; not with `interval`. With neither: when larder starts, and when the list changes |
-| `jitter` | up to so much later, at random; default 0 |
-| `keep` | whether it is kept while it is on the list; default true |
-| `lease` | instead, it is spared from collection for so long each time |
+| `image` | the image name; required |
+| `interval` | ensure the image again this long after the last time |
+| `schedule` | ensure the image each day at this local time, `\"HH:MM\"`; excludes `interval`. With neither: at start, and when the list changes |
+| `jitter` | add a random delay up to this; default 0 |
+| `keep` | retain the image while it is on the list; default true |
+| `lease` | instead of `keep`, retain the image for this long after each ensure |
 ";
 
 #[cfg(test)]
@@ -146,6 +151,6 @@ mod tests {
             fs_err::write(&path, page()).unwrap();
         }
         let in_docs = fs_err::read_to_string(&path).unwrap();
-        assert!(in_docs == page(), "larder config --reference > docs/configuration.md brings it up to date");
+        assert!(in_docs == page(), "outdated: run larder config --reference > docs/configuration.md");
     }
 }

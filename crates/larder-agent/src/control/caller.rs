@@ -15,7 +15,7 @@ pub(crate) struct CallerEventSink;
 
 impl EventSink for CallerEventSink {
     fn record(&self, event: Event) {
-        // Without a caller, or after it went away, nobody wants it.
+        // Without a caller, the event has no receiver.
         let _ = CALLER.try_with(|caller| _ = caller.send(Update::Event(convert::event(event, None))));
     }
 }

@@ -1,6 +1,6 @@
-//! Makes images present for one caller, and tells how they get on.
+//! Ensures images for one caller, and streams progress and results.
 //!
-//! Promises: a caller that reads slowly, or not at all, holds up nobody's pull and costs a bounded amount of memory; one
+//! Promises: a caller that reads slowly, or not at all, blocks no pull and costs a bounded amount of memory; one
 //! that goes away gives its wishes up; events reach the caller whose image they are about and no other.
 
 use std::collections::HashSet;
@@ -28,23 +28,23 @@ use super::caller::CALLER;
 use crate::error::Error;
 use crate::node::Node;
 
-/// How often progress is told.
+/// Interval of progress updates.
 const PROGRESS: Duration = Duration::from_millis(200);
 /// How many images one call may ask for.
 const MAX_IMAGES: usize = 10_000;
 /// How much of secrets and annotations one call may take, counted for each image, in bytes.
 const MAX_REPEATED: usize = 64 << 20;
 
-/// Begins to make the images present, and tells what happens.
+/// Starts to ensure the images, and returns the stream of updates.
 pub(super) fn start(node: &Arc<Node>, request: api::EnsureRequest) -> Result<EnsureUpdateStream, Error> {
     let progress = request.progress;
     let requests = requests(request)?;
     let node = Arc::clone(node);
-    let (told, tells) = mpsc::unbounded_channel();
+    let (updates, receiver) = mpsc::unbounded_channel();
     let (pulls, news) = watch::channel(Vec::new());
     let mut work = JoinSet::new();
-    work.spawn(async move { run(&node, &requests, &told, progress.then_some(pulls)).await });
-    Ok(EnsureUpdateStream::new(tells, news, work))
+    work.spawn(async move { run(&node, &requests, &updates, progress.then_some(pulls)).await });
+    Ok(EnsureUpdateStream::new(receiver, news, work))
 }
 
 /// What was asked for, as the manager takes it.
@@ -52,12 +52,12 @@ fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>, Error> {
     let api::EnsureRequest { images, pod, secrets, run, .. } = request;
     if images.len() > MAX_IMAGES {
         return Err(Error::bad_input(format!("{} images in one call", images.len()))
-            .hint(format!("ask for at most {MAX_IMAGES} at once")));
+            .hint(format!("request at most {MAX_IMAGES} in one call")));
     }
     let repeated = held_by_each(pod.as_ref(), &secrets).saturating_mul(images.len());
     if repeated > MAX_REPEATED {
-        return Err(Error::bad_input("the secrets and annotations are too large for so many images")
-            .hint("ask for fewer images in one call, or leave out secrets that they do not need"));
+        return Err(Error::bad_input("too much data: secrets and annotations are copied for each image")
+            .hint("request fewer images in one call, or leave out secrets that they do not need"));
     }
     let api::PodReference { namespace, name, uid, annotations, service_account } = pod.unwrap_or_default();
     let pod = Pod { uid, namespace, name, annotations, service_account };
@@ -86,11 +86,11 @@ fn held_by_each(pod: Option<&api::PodReference>, secrets: &[api::PullSecret]) ->
 async fn run(
     node: &Node,
     requests: &[EnsureRequest],
-    told: &mpsc::UnboundedSender<Update>,
+    updates: &mpsc::UnboundedSender<Update>,
     progress: Option<watch::Sender<Vec<api::Pull>>>,
 ) {
     let each = requests.iter().zip(0..).map(|(request, index)| {
-        CALLER.scope(told.clone(), async move { (index, node.manager.ensure(request).await) })
+        CALLER.scope(updates.clone(), async move { (index, node.manager.ensure(request).await) })
     });
     let mut running: FuturesUnordered<_> = each.collect();
     let images: HashSet<ImageName> =
@@ -110,8 +110,8 @@ async fn run(
                         }
                     }
                 }
-                // Nobody listens any more: then this task ends soon, too.
-                let _ = told.send(verdict(index, ended));
+                // If the receiver is gone, this task ends soon, too.
+                let _ = updates.send(verdict(index, ended));
             }
             _ = ticks.tick(), if progress.is_some() => {
                 let Some(progress) = &progress else { continue };
@@ -161,29 +161,29 @@ fn verdict(index: u32, ended: Result<EnsuredImage, EnsureError>) -> Update {
 
 /// The stream of one call. Dropping it gives the wishes up.
 pub struct EnsureUpdateStream {
-    told: Pin<Box<dyn Stream<Item = Update> + Send>>,
+    updates: Pin<Box<dyn Stream<Item = Update> + Send>>,
     _work: JoinSet<()>,
 }
 
 impl EnsureUpdateStream {
-    /// What is `told` comes in full and first; of the pulls only the latest news.
+    /// `updates` are delivered in full and first; of the progress only the latest.
     fn new(
-        told: mpsc::UnboundedReceiver<Update>,
+        updates: mpsc::UnboundedReceiver<Update>,
         news: watch::Receiver<Vec<api::Pull>>,
         work: JoinSet<()>,
     ) -> EnsureUpdateStream {
-        let told = stream::unfold((told, news), |(mut told, mut news)| async move {
+        let updates = stream::unfold((updates, news), |(mut updates, mut news)| async move {
             let update = tokio::select! {
                 biased;
-                update = told.recv() => update?,
+                update = updates.recv() => update?,
                 Ok(()) = news.changed() => {
                     let pulls = news.borrow_and_update().clone();
                     Update::Progress(api::Progress { pulls })
                 }
             };
-            Some((update, (told, news)))
+            Some((update, (updates, news)))
         });
-        EnsureUpdateStream { told: Box::pin(told), _work: work }
+        EnsureUpdateStream { updates: Box::pin(updates), _work: work }
     }
 }
 
@@ -191,7 +191,7 @@ impl Stream for EnsureUpdateStream {
     type Item = Result<api::EnsureUpdate, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let update = self.told.as_mut().poll_next(context);
+        let update = self.updates.as_mut().poll_next(context);
         update.map(|update| update.map(|update| Ok(api::EnsureUpdate { update: Some(update) })))
     }
 }

@@ -12,7 +12,7 @@ use tonic::Status;
 use crate::serve::connections::stop_requested;
 use larder_api::convert;
 
-/// What a reader is told. A watch ends when the daemon does: it must not keep it from stopping.
+/// The events of a watch, which ends when the daemon stops.
 pub(super) fn follow(
     ring: &Arc<RingSink>,
     request: &api::EventsRequest,
@@ -20,21 +20,21 @@ pub(super) fn follow(
 ) -> impl Stream<Item = Result<api::EventsResponse, Status>> + Send + 'static {
     let (followed, watch) = (ring.follow(request.from), request.watch);
     stream::unfold((followed, stop), move |(mut followed, mut stop)| async move {
-        let told = match followed.try_next() {
-            Some(told) => told,
+        let item = match followed.try_next() {
+            Some(item) => item,
             None if watch => tokio::select! {
                 biased;
                 () = stop_requested(&mut stop) => return None,
-                told = followed.next() => told,
+                item = followed.next() => item,
             },
             None => return None,
         };
-        Some((Ok(response(told)), (followed, stop)))
+        Some((Ok(response(item)), (followed, stop)))
     })
 }
 
-fn response(told: EventStreamItem) -> api::EventsResponse {
-    let told = match told {
+fn response(item: EventStreamItem) -> api::EventsResponse {
+    let told = match item {
         EventStreamItem::Event(number, event) => {
             events_response::Told::Event(convert::event(event, Some(number)))
         }

@@ -53,10 +53,10 @@ fn under_pressure(now: &GcDecision, last: &GcDecision) -> String {
             GcDecision::Retain(RetainReason::NotNeeded | RetainReason::FreesNothing),
             GcDecision::Retain(stays),
         ) => {
-            format!("it stays: {stays}")
+            format!("retained: {stays}")
         }
         (GcDecision::Retain(_), GcDecision::Remove(_)) => {
-            "it may go, when images unused for longer are not enough".to_owned()
+            "candidate: removed after images that are unused for longer".to_owned()
         }
         _ => String::new(),
     }
@@ -95,7 +95,7 @@ async fn pull_records(records: Option<&PullRecordStore>, image_ref: &ImageId) ->
     match records.record(image_ref).await {
         Ok(record) => record.into_iter().flat_map(|record| record.names).map(of_name).collect(),
         Err(error) => {
-            tracing::warn!("the pull record of {image_ref} cannot be read: {error}");
+            tracing::warn!("cannot read the pull record of {image_ref}: {error}");
             Vec::new()
         }
     }

@@ -34,7 +34,7 @@ pub(super) async fn dry_run(
     })
 }
 
-/// One round. That it did not do all that it should is told in it.
+/// One GC round; its report includes incomplete removals.
 pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: GcGoal) -> Collection {
     let round = collector.round_by(policy, goal).await;
     let held_by = match &round.error {
@@ -60,7 +60,7 @@ pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: Gc
 pub(super) async fn scene(collector: &Collector, policy: &GcPolicy) -> Result<GcSnapshot, Error> {
     let scene = match collector.snapshot_for(policy).await {
         Err(GcError::Disk(error)) => {
-            tracing::warn!("how full the disk is is not known: {error}");
+            tracing::warn!("cannot determine disk usage: {error}");
             collector.snapshot().await
         }
         scene => scene,
@@ -92,11 +92,11 @@ pub(crate) fn failure(error: GcError) -> Error {
             Error::failed(format!("cannot determine image usage: {error}; removed nothing"))
                 .hint(Hint::from("fix the cause, then rerun ").command(["gc"]))
         }
-        // Kubelet's text is for events; beside what the command has told, it says little, and that in other units.
-        GcError::Insufficient(_) => Error::failed("all that may go is gone, and that is not enough"),
+        // Kubelet's text is for events; the command prints the same in its own units.
+        GcError::Insufficient(_) => Error::failed("not enough reclaimable space: removed all candidates"),
         // Kubelet's number for all that there is.
         GcError::Space { wanted: i64::MAX, errors, .. } => {
-            Error::failed(format!("not all that nothing uses could be removed: {errors}"))
+            Error::failed(format!("could not remove all unused images: {errors}"))
         }
         other => Error::failed(other.to_string()),
     }
@@ -151,7 +151,7 @@ mod tests {
         let failed = || GcError::Space { wanted: i64::MAX, freed: 0, errors: "in use".into() };
         let failure = failure_of(&collector, failed()).await;
         assert_eq!(failure.kind(), ErrorKind::Failed);
-        assert_eq!(failure.message(), "not all that nothing uses could be removed: in use");
+        assert_eq!(failure.message(), "could not remove all unused images: in use");
         let problem = EndpointFailure::Reported { problem: "no such socket".into(), hint: "start it".into() };
         backend.set_down(Some(BackendError::Unreachable { endpoint: "unix:///d.sock".into(), problem }));
         for error in [failed(), GcError::Uses(larder::gc::ImageUseError::other("closed"))] {

@@ -13,7 +13,7 @@ use crate::error::Error;
 pub(super) fn read(journal: &Path) -> Result<HistoryResponse, Error> {
     let (entries, unreadable) = HistoryFile::new(journal.to_owned())
         .entries()
-        .map_err(|error| Error::failed(format!("the journal cannot be read: {error}")))?;
+        .map_err(|error| Error::failed(format!("cannot read the removal history: {error}")))?;
     Ok(HistoryResponse {
         entries: entries.into_iter().map(shown).collect(),
         unreadable: unreadable as u64,

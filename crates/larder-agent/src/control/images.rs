@@ -29,8 +29,8 @@ pub(super) fn trouble_with(name: &str, error: BackendError) -> Error {
 
 /// An image that was asked for and is not there.
 pub(super) fn absent(image: &str) -> Error {
-    Error::missing(format!("{image}: no such image"))
-        .hint(Hint::new().command(["images"]).text(" lists those that are here"))
+    Error::missing(format!("{image}: image not found"))
+        .hint(Hint::new().command(["images"]).text(" lists the present images"))
 }
 
 /// What larder works on.

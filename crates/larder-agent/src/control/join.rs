@@ -30,12 +30,12 @@ pub(super) fn check(config: &Config, process: &ServingProcess, theirs: &[Setting
     let differences = differences.join("; ");
     Err(match process {
         ServingProcess::Command => Error::failed(format!(
-            "another larder command has these images open with other settings: {differences}"
+            "another larder command uses these images with other settings: {differences}"
         ))
-        .hint("rerun the command when the other one has ended, or give both the same settings"),
+        .hint("rerun after the other command ends, or use the same settings"),
         ServingProcess::Daemon(_) => {
-            Error::failed(format!("settings without effect, the daemon has its own: {differences}"))
-                .hint("change the settings of the daemon instead")
+            Error::failed(format!("settings without effect: the daemon has others: {differences}"))
+                .hint("change them in the daemon's configuration")
         }
     })
 }
@@ -50,11 +50,11 @@ pub(super) fn check_programs(here: &[String], theirs: &[String]) -> Result<(), E
         programs => programs.join(", "),
     };
     Err(Error::failed(format!(
-        "another larder command has these images open with other credential helpers or providers: {}, and {} there",
+        "another larder command uses these images with other credential helpers or providers: {}, and {} there",
         list(theirs),
         list(here)
     ))
-    .hint("rerun the command when the other one has ended, or give both the same docker config and providers"))
+    .hint("rerun after the other command ends, or use the same docker config and providers"))
 }
 
 #[cfg(test)]

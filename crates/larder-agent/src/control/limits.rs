@@ -17,7 +17,7 @@ pub(super) fn goal(request: &CollectRequest) -> GcGoal {
     }
 }
 
-/// The policy with what the request changes of it. All that is wrong is told at once, with the origins of the two
+/// The policy with what the request changes of it. All errors are reported together, with the origins of the two
 /// thresholds: `origin_of` says where the setting with this key comes from.
 pub(super) fn policy(
     base: &GcPolicy,
@@ -57,7 +57,7 @@ pub(super) fn policy(
             policy.low_threshold_percent,
             origin("imageGCLowThresholdPercent", low)
         ))
-        .hint("use percents from 0 to 100, the low threshold below the high one"))
+        .hint("use percentages from 0 to 100, with the low threshold below the high one"))
 }
 
 /// The policy for a look at usage: every image that may be removed sooner or later counts as unused.

@@ -28,7 +28,7 @@ pub(super) const AT_ONCE: usize = 4;
 const AHEAD: usize = 4;
 /// The most that one piece may have, in bytes.
 const MAX_PIECE: usize = 1 << 20;
-/// How long the next piece may take: whoever makes the archive may need a while to begin.
+/// Timeout of the next chunk; the program that writes the archive may start slowly.
 const SILENCE: Duration = Duration::from_secs(600);
 
 /// Loads what comes; `turns` are [`AT_ONCE`].
@@ -39,10 +39,12 @@ pub(super) async fn load(
 ) -> Result<Vec<api::LoadedImage>, Status> {
     let store = node.require_store()?;
     let Ok(_turn) = turns.try_acquire() else {
-        return Err(Status::resource_exhausted(format!("{AT_ONCE} archives are being loaded already")));
+        return Err(Status::resource_exhausted(format!(
+            "limit of {AT_ONCE} concurrent archive loads reached"
+        )));
     };
     let Some(first) = next(&mut pieces).await? else {
-        return Err(Error::bad_input("nothing was sent").hint("send an archive, in pieces").into());
+        return Err(Error::bad_input("no data received").hint("send an archive, in chunks").into());
     };
     let name = Some(first.name).filter(|name| !name.is_empty());
     let name = name.as_deref().map(base_name).transpose().map_err(|error| error.about("name"))?;
@@ -97,13 +99,13 @@ async fn next(
 ) -> Result<Option<api::LoadRequest>, Status> {
     let next = time::timeout(SILENCE, pieces.next()).await.map_err(|_| {
         let silence = go_format::duration(SILENCE);
-        Error::unreachable(format!("nothing came of the archive for {silence}"))
-            .hint("see whether what writes it still runs")
+        Error::unreachable(format!("no data of the archive for {silence}"))
+            .hint("check that the program that writes it still runs")
     })?;
     let piece = next.transpose()?;
     match piece.as_ref().map(|piece| piece.piece.len()) {
         Some(bytes) if bytes > MAX_PIECE => {
-            Err(Error::bad_input(format!("a piece of {bytes} bytes; at most {MAX_PIECE} are taken")).into())
+            Err(Error::bad_input(format!("chunk of {bytes} bytes exceeds the limit of {MAX_PIECE}")).into())
         }
         _ => Ok(piece),
     }
@@ -131,7 +133,7 @@ impl Read for UploadReader {
     }
 }
 
-/// Loads what `from` holds; what is told does not name it.
+/// Loads the archive in `from`; messages do not name it.
 async fn import(
     store: &StoreBackend,
     from: ImportSource,
@@ -146,7 +148,7 @@ pub fn base_name(text: &str) -> Result<Reference, Error> {
     image_name::check(text).map_err(|name| Error::bad_input(name.message).hints(name.hints))?;
     let name = Reference::parse(text).map_err(|error| Error::bad_input(error.to_string()))?;
     if name.digest().is_some() {
-        return Err(Error::bad_input(format!("{text}: a digest cannot be assigned"))
+        return Err(Error::bad_input(format!("{text}: cannot assign a digest"))
             .hint("write REPOSITORY or REPOSITORY:TAG"));
     }
     Ok(name)
@@ -159,7 +161,7 @@ fn failed(error: &PullError) -> Error {
         && is_damage(cause)
     {
         return Error::bad_input(error_chain(error))
-            .hint("the file is damaged: copy it, or save the image, again");
+            .hint("the file is damaged: copy it again, or save the image again");
     }
     let failure = match error {
         PullError::Import(ImportError::Store(_)) => Error::failed(error_chain(error)),
@@ -202,10 +204,10 @@ mod tests {
         api::LoadRequest { name: String::new(), piece: vec![0; bytes] }
     }
 
-    fn node(folder: &tempfile::TempDir) -> Node {
-        let parts = testing::parts(&FakeBackend::new(), folder.path(), None, |_| ());
+    fn node(dir: &tempfile::TempDir) -> Node {
+        let parts = testing::parts(&FakeBackend::new(), dir.path(), None, |_| ());
         let mut config = (*parts.settings.now()).clone();
-        config.root = folder.path().join("store");
+        config.root = dir.path().join("store");
         let store = open(&config, OpenMode::Create, RuntimeRequirement::Require).unwrap();
         assert!(matches!(store, BackendHandle::Store(_)));
         Node::build(NodeDependencies { handle: Some(store), ..parts })
@@ -213,8 +215,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_that_breaks_is_told_as_it_broke() {
-        let folder = tempfile::tempdir().unwrap();
-        let (node, turns) = (node(&folder), Semaphore::new(1));
+        let dir = tempfile::tempdir().unwrap();
+        let (node, turns) = (node(&dir), Semaphore::new(1));
         let then = |last| stream::iter([Ok(piece(100)), last]).chain(stream::pending());
         let busy = load(&node, &turns, then(Err(Status::resource_exhausted("busy")))).await.unwrap_err();
         assert_eq!((busy.code(), busy.message()), (Code::ResourceExhausted, "busy"));
@@ -222,15 +224,15 @@ mod tests {
         assert_eq!(large.code(), Code::InvalidArgument);
         let waiting = load(&node, &turns, then(Ok(piece(100))));
         let (silent, ()) = tokio::join!(waiting, time::advance(SILENCE));
-        assert_eq!(silent.unwrap_err().message(), "nothing came of the archive for 10m0s");
+        assert_eq!(silent.unwrap_err().message(), "no data of the archive for 10m0s");
         let empty = load(&node, &turns, stream::empty()).await.unwrap_err();
-        assert_eq!(empty.message(), "nothing was sent");
+        assert_eq!(empty.message(), "no data received");
     }
 
     #[tokio::test]
     async fn one_more_than_a_few_is_refused_and_not_kept_waiting() {
-        let folder = tempfile::tempdir().unwrap();
-        let (node, turns) = (node(&folder), Semaphore::new(1));
+        let dir = tempfile::tempdir().unwrap();
+        let (node, turns) = (node(&dir), Semaphore::new(1));
         let first = load(&node, &turns, stream::pending());
         tokio::select! {
             biased;

@@ -211,8 +211,8 @@ impl Control for ControlApi {
     }
 
     async fn events(&self, request: Request<api::EventsRequest>) -> ControlResult<Self::EventsStream> {
-        let told = events::follow(&self.node().events, request.get_ref(), self.0.stop.clone());
-        Ok(Response::new(Box::pin(told)))
+        let stream = events::follow(&self.node().events, request.get_ref(), self.0.stop.clone());
+        Ok(Response::new(Box::pin(stream)))
     }
 
     async fn status(&self, request: Request<api::StatusRequest>) -> ControlResult<api::StatusResponse> {

@@ -23,7 +23,7 @@ use crate::error::{Error, ErrorKind};
 use naming::ImageNameForm;
 
 /// Removes images one after the other; their names were checked. `store` is the backend, where that is larder's own
-/// store; `gate` is what ensures and collection agree on. A backend that goes away meanwhile is the end of it. Dropping
+/// store; `gate` is what ensures and collection agree on. An unavailable backend ends it. Dropping
 /// the call ends it after the image that is being removed.
 pub(super) async fn remove(
     request: &RemoveRequest,
@@ -80,7 +80,7 @@ async fn remove_all(
     answer: &mut RemoveResponse,
 ) -> Result<(), Error> {
     let found = look_up(request, &**backend, answer).await?;
-    // What is forced out of a runtime is its own affair; of the store, the mounts that stay are told.
+    // Mounts that stay after a forced removal are reported for the store only.
     let looks = !found.is_empty() && (store.is_some() || !request.force);
     let in_use = if looks { backend.container_inventory().await? } else { ContainerInventory::default() };
     for RemovalRequest { name, image, ways } in &found {
@@ -184,7 +184,7 @@ fn mounted(name: &str, mounts: &[&str]) -> Error {
             .command(std::iter::once("umount").chain(mounts.iter().copied()).map(str::to_owned))
             .text(" first; or use ")
             .setting("force", "")
-            .text(": what is mounted stays until it is unmounted"),
+            .text(": mounts stay until they are unmounted"),
     )
 }
 
@@ -203,14 +203,14 @@ fn unswept(root: &Path, error: &StoreError) -> String {
 /// So few digits may have been meant as something else.
 fn too_short(name: &str, image: &Image) -> Error {
     let names = naming::all_names(image).join(", ");
-    Error::bad_input(format!("{name}: no name of an image, and too short for an id"))
-        .hint(format!("{} ({names}) begins with it; write at least 4 digits, or a name", image.id))
+    Error::bad_input(format!("{name}: not an image name, and too short for an image ID"))
+        .hint(format!("{} ({names}) begins with it; use at least 4 digits, or a name", image.id))
 }
 
-/// The runtime can only remove an image whole, and it has names that nobody asked to remove.
+/// The runtime removes all names of an image, and some were not requested.
 fn other_names(name: &str, image: &Image, is_docker: bool) -> Error {
     let names = naming::all_names(image).join(", ");
-    let one_alone = is_docker.then(|| format!("docker rmi {name} drops this name alone"));
+    let one_alone = is_docker.then(|| format!("docker rmi {name} removes only this name"));
     Error::failed(format!("{name}: the image has names in several repositories: {names}"))
         .hint(
             Hint::from(

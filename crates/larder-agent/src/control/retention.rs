@@ -41,7 +41,7 @@ pub(super) async fn keep(node: &Arc<Node>, request: KeepRequest) -> Result<api::
         node.set_rules(rules);
         Ok((messages, configured, new))
     });
-    let changed = changed.await.map_err(|error| super::unanswered("the file of keep rules", &error))?;
+    let changed = changed.await.map_err(|error| super::unanswered("the keep rules", &error))?;
     let (rules, configured, new) = changed?;
     let warnings = if new == 0 { Vec::new() } else { idle(node.collector()?, new).await };
     Ok(api::KeepResponse { rules, warnings, configured })
@@ -68,7 +68,7 @@ pub(super) async fn lease(
     if *process == ServingProcess::Command {
         // It would end with the command.
         return Err(Error::failed(format!(
-            "only a daemon can lease an image of a runtime, and none serves {}",
+            "{}: leases on images of a runtime require a daemon, and none is running",
             node.description
         ))
         .hint(
@@ -76,11 +76,8 @@ pub(super) async fn lease(
         ));
     }
     if time.is_zero() {
-        return Err(Error::failed(format!(
-            "{}: a lease on an image of a runtime ends by itself",
-            request.image
-        ))
-        .hint("it ends with its time, or with the daemon"));
+        return Err(Error::failed(format!("{}: cannot end a lease on an image of a runtime", request.image))
+            .hint("it ends when it expires or the daemon stops"));
     }
     loop {
         let look = Arc::clone(&node.gate).begin_presence_check();
@@ -109,7 +106,7 @@ fn change(file: &KeepRuleFile, request: &KeepRequest) -> Result<(Vec<KeepRule>, 
         return Ok((rules, 0));
     }
     if let Some(unknown) = remove.iter().find(|rule| !rules.contains(rule)) {
-        return Err(Error::missing(format!("{unknown}: no such rule"))
+        return Err(Error::missing(format!("{unknown}: keep rule not found"))
             .hint(Hint::new().command(["keep"]).text(" lists them")));
     }
     // One rule for one selection: the later word counts.
@@ -138,7 +135,7 @@ fn take(store: &Store, name: &str, time: Duration) -> Result<LeaseResponse, Erro
         return Ok(LeaseResponse { id, ends: None });
     }
     let ends = SystemTime::now().checked_add(time);
-    let ends = ends.ok_or_else(|| Error::bad_input("a lease that ends after all time there is"))?;
+    let ends = ends.ok_or_else(|| Error::bad_input("the lease is too long"))?;
     let ends_at = ends.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let leased = LeaseResources { images: vec![image.id], layers: Vec::new(), ingests: Vec::new() };
     let record = LeaseRecord { id: lease, kind: LeaseKind::Requested, leased, ends_at };

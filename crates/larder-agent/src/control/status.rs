@@ -24,7 +24,7 @@ pub(super) async fn now(
     let now = Instant::now();
     let health = node.health.borrow().clone();
     let (backend_answers, backend_message) = match &health {
-        BackendHealth::Unknown => (true, "not asked yet".to_owned()),
+        BackendHealth::Unknown => (true, "not checked yet".to_owned()),
         BackendHealth::Up(info) => (true, format!("{} {}", info.name, info.version)),
         BackendHealth::Down { why, .. } => (false, why.clone()),
     };
@@ -42,7 +42,7 @@ pub(super) async fn now(
             ServingProcess::Daemon(socket) => socket.as_ref().map(|socket| socket.display().to_string()),
             ServingProcess::Command => None,
         },
-        state: node.state.folder().display().to_string(),
+        state: node.state.dir().display().to_string(),
         pulls: node.manager.pulls().iter().map(|pull| convert::pull(pull, now)).collect(),
         collection: Some(collection(&node.loops.status().borrow())),
         calls: calls.collect(),
@@ -84,7 +84,7 @@ fn collection(status: &GcStatus) -> api::GcStatus {
 fn did(report: &GcReport) -> String {
     let removed: usize = report.swept.iter().map(|swept| swept.done.len()).sum();
     if removed == 0 {
-        return "nothing had to go".to_owned();
+        return "nothing to remove".to_owned();
     }
     let freed: i64 = report.swept.iter().map(|swept| swept.freed).sum();
     let images = if removed == 1 { "image" } else { "images" };

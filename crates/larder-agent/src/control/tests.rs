@@ -24,7 +24,7 @@ struct TestDaemon {
     backend: FakeBackend,
     node: Arc<Node>,
     stop: watch::Sender<bool>,
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
     connections: Connections,
     serving: tokio::task::JoinSet<()>,
 }
@@ -35,9 +35,9 @@ impl TestDaemon {
     }
 
     fn by(process: ServingProcess) -> TestDaemon {
-        let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
-        let node = Arc::new(testing::node(&backend, folder.path(), None, |_| ()));
-        let listener = UnixListener::bind(folder.path().join("s")).unwrap();
+        let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+        let node = Arc::new(testing::node(&backend, dir.path(), None, |_| ()));
+        let listener = UnixListener::bind(dir.path().join("s")).unwrap();
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
         let plain = HttpHandler::new(Arc::clone(&node), connections.clone());
@@ -50,11 +50,11 @@ impl TestDaemon {
                 ServingProcess::Command => shared.serve_joined(listener, router, stopped, || ()).await,
             }
         });
-        TestDaemon { backend, node, stop, folder, connections, serving }
+        TestDaemon { backend, node, stop, dir, connections, serving }
     }
 
     fn client(&self) -> GrpcControlClient {
-        Client::of(ControlServerAddress::Daemon(self.folder.path().join("s")), None).calls()
+        Client::of(ControlServerAddress::Daemon(self.dir.path().join("s")), None).calls()
     }
 
     /// Waits until so many pulls run.
@@ -70,8 +70,8 @@ fn wants(images: &[&str]) -> api::EnsureRequest {
     api::EnsureRequest { images: images.iter().map(wanted).collect(), ..Default::default() }
 }
 
-/// All that is told of one call: reasons of events, and how each image ended, by its index.
-async fn told(client: &mut GrpcControlClient, request: api::EnsureRequest) -> Vec<String> {
+/// All updates of one call: reasons of events, and the result of each image by index.
+async fn updates(client: &mut GrpcControlClient, request: api::EnsureRequest) -> Vec<String> {
     let updates = client.ensure(request).await.unwrap().into_inner();
     let words = updates.map(|update| match update.unwrap().update.unwrap() {
         Update::Event(event) => event.reason,
@@ -88,7 +88,7 @@ async fn each_image_of_a_call_has_its_events_and_one_end() {
     served.backend.on_pull_of("a:1", ScriptedPull::ok("sha256:1", 100));
     served.backend.on_pull_of("b:1", ScriptedPull::fails("no route"));
     let mut client = served.client();
-    let mut all = told(&mut client, wants(&["a:1", "b:1", "Bad"])).await;
+    let mut all = updates(&mut client, wants(&["a:1", "b:1", "Bad"])).await;
     all.sort();
     assert_eq!(
         all,
@@ -103,7 +103,7 @@ async fn each_image_of_a_call_has_its_events_and_one_end() {
             "Pulling"
         ]
     );
-    assert_eq!(told(&mut client, wants(&["a:1"])).await, ["Pulled", "0 ensured"], "and none of others");
+    assert_eq!(updates(&mut client, wants(&["a:1"])).await, ["Pulled", "0 ensured"], "and none of others");
     let known = served.node.events.snapshot().into_iter().map(|event| event.message);
     let failures: Vec<_> = known.filter(|message| message.starts_with("Error: ")).collect();
     assert_eq!(failures.len(), 2, "as kubelet says after each: {failures:?}");
@@ -122,8 +122,8 @@ async fn a_failure_holds_back_the_same_run_and_no_other() {
     for run in ["one", "two"] {
         served.backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
         let request = api::EnsureRequest { run: run.into(), ..wants(&["a:1"]) };
-        assert_eq!(told(&mut client, request.clone()).await.last().unwrap(), "0 ErrImagePull");
-        assert_eq!(told(&mut client, request).await.last().unwrap(), "0 ImagePullBackOff");
+        assert_eq!(updates(&mut client, request.clone()).await.last().unwrap(), "0 ErrImagePull");
+        assert_eq!(updates(&mut client, request).await.last().unwrap(), "0 ImagePullBackOff");
     }
 }
 
@@ -161,7 +161,7 @@ async fn a_caller_that_does_not_read_holds_up_nobody() {
     while served.node.events.next_number() < 5000 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(told(&mut served.client(), wants(&["i1:1"])).await, ["Pulled", "0 ensured"]);
+    assert_eq!(updates(&mut served.client(), wants(&["i1:1"])).await, ["Pulled", "0 ensured"]);
     assert_eq!(unread.into_inner().count().await, 10_000, "and nothing is lost");
 }
 
@@ -171,7 +171,7 @@ async fn errors_have_a_code_a_sentence_and_a_hint() {
     let mut client = served.client();
     let inspect = |image: &str| api::InspectRequest { image: image.into() };
     let absent = client.inspect(inspect("a:1")).await.unwrap_err();
-    assert_eq!((absent.code(), absent.message()), (Code::NotFound, "a:1: no such image"));
+    assert_eq!((absent.code(), absent.message()), (Code::NotFound, "a:1: image not found"));
     assert!(!absent.details().is_empty());
     assert_eq!(client.inspect(inspect("Bad")).await.unwrap_err().code(), Code::InvalidArgument);
     let mounts = client.mounts(api::MountsRequest {}).await.unwrap_err();
@@ -231,12 +231,12 @@ async fn rules_of_the_settings_are_listed_with_their_place() {
     let served = TestDaemon::new();
     let settings =
         "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ngc:\n  keep:\n    - {name: base/*}\n";
-    fs_err::write(served.folder.path().join("config.yaml"), settings).unwrap();
+    fs_err::write(served.dir.path().join("config.yaml"), settings).unwrap();
     assert_eq!(served.node.reload().unwrap().applied, ["gc.keep"]);
     let add = api::KeepRequest { add: vec![rule("app")], ..Default::default() };
     let answer = served.client().keep(add).await.unwrap().into_inner();
     assert_eq!(answer.rules, [rule("app")]);
-    let place = format!("{}:5", served.folder.path().join("config.yaml").display());
+    let place = format!("{}:5", served.dir.path().join("config.yaml").display());
     assert_eq!(answer.configured, [api::ConfiguredRule { rule: Some(rule("base/*")), place }]);
     assert!(
         answer.warnings[0].starts_with("keep rule 2 "),
@@ -257,7 +257,7 @@ async fn who_comes_while_the_daemon_stops_is_told_so_at_once() {
     assert_eq!(refused.code(), Code::Unavailable, "{refused}");
     assert!(refused.message().contains("shutting down"), "{refused}");
     assert!(!refused.details().is_empty());
-    // What began before goes on to its end, and then there is nobody any more.
+    // Calls that began before continue to their end; then the server is gone.
     served.backend.finish_pull(ScriptedPull::ok("sha256:1", 1));
     let mut last = None;
     while let Some(update) = pulling.message().await.unwrap() {
@@ -305,7 +305,7 @@ async fn who_came_before_the_stop_and_asks_after_it_is_answered() {
     let served = TestDaemon::new();
     let mut silent = Vec::new();
     for number in 0..20 {
-        silent.push(UnixStream::connect(served.folder.path().join("s")).await.unwrap());
+        silent.push(UnixStream::connect(served.dir.path().join("s")).await.unwrap());
         while served.connections.open() <= number {
             tokio::task::yield_now().await;
         }
@@ -327,7 +327,7 @@ async fn who_waits_for_a_place_at_the_stop_is_told_so() {
     let mut early = served.client();
     let pulling = early.ensure(wants(&["a:1"])).await.unwrap();
     served.connections.fill();
-    let waiting = UnixStream::connect(served.folder.path().join("s")).await.unwrap();
+    let waiting = UnixStream::connect(served.dir.path().join("s")).await.unwrap();
     for _ in 0..1000 {
         tokio::task::yield_now().await; // so that it is accepted
     }
@@ -367,7 +367,7 @@ async fn watchers_are_told_what_comes_and_let_the_daemon_stop() {
     let mut client = served.client();
     let request = api::EventsRequest { from: 0, watch: true };
     let mut events = client.events(request).await.unwrap().into_inner();
-    assert_eq!(told(&mut served.client(), wants(&["Bad"])).await.len(), 2);
+    assert_eq!(updates(&mut served.client(), wants(&["Bad"])).await.len(), 2);
     let first = events.message().await.unwrap().unwrap().told;
     assert!(matches!(first, Some(Told::Event(event)) if event.number == Some(0)));
     let second = events.message().await.unwrap().unwrap().told;
@@ -411,7 +411,10 @@ async fn a_command_leases_no_image_of_a_runtime() {
     served.backend.add_image("a:1", image("sha256:1", 100));
     let request = api::LeaseRequest { image: "a:1".into(), seconds: 60 };
     let refused = retention::lease(&served.node, &ServingProcess::Command, &request).await.unwrap_err();
-    assert_eq!(refused.message(), "only a daemon can lease an image of a runtime, and none serves a fake");
+    assert_eq!(
+        refused.message(),
+        "a fake: leases on images of a runtime require a daemon, and none is running"
+    );
     assert_eq!(refused.next_steps()[0].to_string(), "larder serve, or larder keep a:1");
     assert!(served.node.gate.active_leases().is_empty(), "the lease would end with the command");
     retention::lease(&served.node, &ServingProcess::Daemon(None), &request).await.unwrap();
@@ -423,7 +426,7 @@ async fn what_needs_a_restart_is_told_until_it_is_as_it_was() {
     let served = TestDaemon::new();
     let reload = |settings: &str| {
         let text = format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{settings}\n");
-        fs_err::write(served.folder.path().join("config.yaml"), text).unwrap();
+        fs_err::write(served.dir.path().join("config.yaml"), text).unwrap();
         let reloaded = served.node.reload().unwrap();
         (reloaded.applied, reloaded.needs_restart)
     };

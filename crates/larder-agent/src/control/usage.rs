@@ -48,7 +48,7 @@ async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> O
     match scene {
         Ok(scene) => Some(who_holds(&scene, policy)),
         Err(error) => {
-            tracing::warn!("who holds the disk is not known: {error}");
+            tracing::warn!("cannot determine disk usage: {error}");
             None
         }
     }
@@ -103,7 +103,7 @@ async fn of_store(store: Store) -> Result<api::StoreUsage, Error> {
         Ok(store_usage(images, &store.usage().map_err(failed)?))
     });
     let measured = measured.await;
-    measured.map_err(|error| Error::failed(format!("the store could not be measured: {error}")))?
+    measured.map_err(|error| Error::failed(format!("cannot measure the store: {error}")))?
 }
 
 fn store_usage(images: Vec<ImageUsage>, usage: &StoreUsage) -> api::StoreUsage {

@@ -49,7 +49,7 @@ impl ManifestSource {
         }
     }
 
-    /// Reads the files, or tells why not. What of a directory was left out and may be missed is added to `warnings`.
+    /// Reads the files. Files of a directory that are skipped are added to `warnings`.
     pub(super) fn files(&self, warnings: &mut Vec<String>) -> Vec<Result<ManifestFile, LocatedProblem>> {
         match self {
             ManifestSource::Stdin => vec![read("standard input", || Ok(io::stdin().lock()))],
@@ -76,17 +76,17 @@ fn read_directory(
     let mut found = Vec::new();
     let mut problems = Vec::new();
     collect(path, recursive, &mut found, &mut problems);
-    // Nobody may ever write into a pipe that merely lies there. One that is named by itself is meant, and read.
+    // Reading a pipe found in a directory could block forever. A pipe that is named explicitly is read.
     found.retain(|path| {
         let readable = fs_err::metadata(path).map_or(true, |found| found.is_file());
         if !readable {
-            warnings.push(format!("{}: skipped, it is not a regular file", path.display()));
+            warnings.push(format!("{}: skipped: not a regular file", path.display()));
         }
         readable
     });
     if found.is_empty() && problems.is_empty() {
-        let deeper = if recursive { "" } else { "; -R looks into directories below it as well" };
-        let problem = InputProblem::new("the directory holds no .yaml, .yml or .json file")
+        let deeper = if recursive { "" } else { ", or use -R for subdirectories" };
+        let problem = InputProblem::new("no .yaml, .yml or .json file in the directory")
             .hint(format!("name a directory with manifests{deeper}"));
         problems.push(InputPlace::file(path.display().to_string()).holds(problem));
     }
@@ -167,7 +167,7 @@ fn unreadable(name: &str, error: &io::Error) -> LocatedProblem {
         io::ErrorKind::PermissionDenied => InputProblem::new("permission denied"),
         io::ErrorKind::IsADirectory => InputProblem::new("is a directory"),
         io::ErrorKind::FileTooLarge => {
-            InputProblem::new("larger than 16 MiB, the most that is read").hint("split the file")
+            InputProblem::new("larger than the limit of 16 MiB").hint("split the file")
         }
         _ => InputProblem::new(error.to_string()),
     };

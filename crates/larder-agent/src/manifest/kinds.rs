@@ -13,7 +13,7 @@ pub(super) enum ManifestKind {
     Secret,
     /// A list of objects, which may leave their kind to the list.
     List,
-    /// A kind of somebody else's, with a pod template where most have it.
+    /// A custom kind with a pod template at the usual path.
     Foreign,
     /// Nothing that names images.
     Other,
@@ -65,7 +65,7 @@ const KINDS: [(&str, &[&str]); 3] = [
     ("batch", &["CronJob", "Job"]),
 ];
 
-/// Tells what an `apiVersion` and `kind` are. The group must be right, its version need not be known.
+/// Classifies an `apiVersion` and `kind`. The group must match, the version may be unknown.
 pub(super) fn kind_of(api_version: &str, kind: &str) -> ManifestKind {
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
     match (group, kind) {
@@ -101,8 +101,8 @@ fn kinds_of(group: &str) -> Option<&'static [&'static str]> {
 /// What may have been meant by a kind that its group does not have: the same kind of another group, or one spelt alike.
 pub(super) fn meant(api_version: &str, kind: &str) -> Option<String> {
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
-    let elsewhere = KINDS.iter().find(|(known, kinds)| *known != group && kinds.contains(&kind));
-    if let Some((group, _)) = elsewhere {
+    let other_group = KINDS.iter().find(|(known, kinds)| *known != group && kinds.contains(&kind));
+    if let Some((group, _)) = other_group {
         let version = if group.is_empty() { "v1".to_owned() } else { format!("{group}/v1") };
         return Some(format!("{kind} has the apiVersion {version}"));
     }

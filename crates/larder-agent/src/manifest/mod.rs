@@ -36,7 +36,7 @@ pub struct Manifests {
     pub secrets: SecretTable,
     /// What could not be used.
     pub problems: Vec<LocatedProblem>,
-    /// What is odd and was taken as it is.
+    /// Warnings about accepted settings.
     pub warnings: Vec<String>,
     /// Objects of kinds that want no images, by kind.
     pub skipped: BTreeMap<String, usize>,
@@ -68,7 +68,7 @@ impl Manifests {
     fn read_text(&mut self, name: &str, text: &str, namespace: &str) {
         let pieces = split::split(text);
         if pieces.is_empty() {
-            self.problems.push(InputPlace::file(name).holds(InputProblem::new("holds no document")));
+            self.problems.push(InputPlace::file(name).holds(InputProblem::new("no document in it")));
         }
         let texts: Vec<_> = pieces.iter().map(|piece| piece.text).collect();
         for (index, (piece, parsed)) in pieces.iter().zip(tree::parse_all(&texts)).enumerate() {
@@ -133,7 +133,7 @@ impl Manifests {
     }
 
     fn skip(&mut self, api_version: &str, kind: &str, place: &InputPlace) {
-        tracing::info!("{place}: skipped, {api_version} {kind} is no kind that larder knows images of");
+        tracing::info!("{place}: skipped: {api_version} {kind} has no images that larder knows");
         *self.skipped.entry(kind.to_owned()).or_default() += 1;
     }
 
@@ -239,7 +239,7 @@ fn identity_of(
     {
         Ok(text) => text.unwrap_or_default().to_owned(),
         Err(problem) => {
-            // A `metadata` that is no mapping would be told once per field.
+            // A `metadata` that is not a mapping would be reported once per field.
             if !problems.contains(&problem) {
                 problems.push(problem);
             }

@@ -102,7 +102,7 @@ struct PodSpecReader<'p> {
 }
 
 impl PodSpecReader<'_> {
-    /// The value, or `None` after noting the problem. A field that is read twice is told once.
+    /// The value, or `None` after recording the problem. A field that is read twice is reported once.
     fn keep<T>(&mut self, result: Result<T, InputProblem>) -> Option<T> {
         let problem = match result {
             Ok(value) => return Some(value),
@@ -134,7 +134,7 @@ impl PodSpecReader<'_> {
             if list == "containers" && containers.as_ref().is_some_and(Vec::is_empty) {
                 let place = self.keep(spec.field(list)).flatten().unwrap_or_else(|| spec.clone());
                 self.problems.push(
-                    InputProblem::new("a pod needs at least one container")
+                    InputProblem::new("a pod must have at least one container")
                         .at_line(place.line())
                         .at_field(&spec.path_of(list))
                         .hints(spec.misspelt(list)),
@@ -216,8 +216,7 @@ impl PodSpecReader<'_> {
             PullPolicy::Other(text) => {
                 let problem =
                     place.problem(format!("{}: must be Always, IfNotPresent or Never", quote(&text)));
-                self.problems
-                    .push(problem.hints(meant_policy(&text).map(|meant| format!("write it {meant}"))));
+                self.problems.push(problem.hints(meant_policy(&text).map(|meant| format!("write {meant}"))));
                 None
             }
             known => Some(known),

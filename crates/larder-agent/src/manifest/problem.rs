@@ -70,7 +70,7 @@ pub struct InputPlace {
     pub document: usize,
     /// How many lines of the file come before the document.
     pub lines_before: usize,
-    /// What the document is, such as `Pod default/web`; empty when it could not be told.
+    /// What the document is, such as `Pod default/web`; empty if unknown.
     pub what: String,
 }
 

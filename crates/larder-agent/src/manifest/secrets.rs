@@ -168,7 +168,7 @@ fn content_problem(
     data: &BTreeMap<String, Vec<u8>>,
 ) -> Option<InputProblem> {
     let Some(content) = data.get(key) else {
-        let problem = at.problem(format!("a secret of type {kind} needs the key {key}, which is missing"));
+        let problem = at.problem(format!("a secret of type {kind} needs the key {key}"));
         return Some(problem.hint(RECREATE));
     };
     let place = ["stringData", "data"].into_iter().find_map(|field| {
@@ -191,8 +191,8 @@ fn content_problem(
 pub(super) fn warning(secret: &PullSecret) -> Option<String> {
     match secret.docker_config(TokenPolicy::Keep).ok().flatten()?.unusable_entries() {
         0 => None,
-        1 => Some("one entry is not used: its location is not a URL".to_owned()),
-        several => Some(format!("{several} entries are not used: their locations are not URLs")),
+        1 => Some("one entry ignored: its location is not a URL".to_owned()),
+        several => Some(format!("{several} entries ignored: their locations are not URLs")),
     }
 }
 
@@ -243,7 +243,7 @@ mod tests {
     fn a_pull_secret_needs_its_key() {
         let (_, problems) = read_secret("type: kubernetes.io/dockerconfigjson\ndata: {.dockercfg: e30=}\n");
         assert_eq!(problems.len(), 1);
-        assert!(problems[0].contains(".dockerconfigjson, which is missing"), "{problems:?}");
+        assert!(problems[0].contains("needs the key .dockerconfigjson"), "{problems:?}");
         let (_, problems) = read_secret("type: kubernetes.io/dockercfg\ndata: {.dockercfg: ''}\n");
         assert_eq!(problems, ["data[.dockercfg]: is empty"]);
     }

@@ -45,7 +45,7 @@ fn after_separator(line: &str) -> Option<&str> {
 }
 
 /// Cuts JSON values that follow each other. Whatever else begins with a brace stays whole: YAML's own mappings do, and
-/// only a JSON reader tells which of the two a text is.
+/// only a JSON parser distinguishes the two.
 fn split_json(piece: DocumentText<'_>) -> Vec<DocumentText<'_>> {
     let text = piece.text;
     if !text.trim_start().starts_with('{') {

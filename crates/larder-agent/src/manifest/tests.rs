@@ -141,22 +141,22 @@ spec: {containers: [{name: c, image: busybox}]}
              \"always\": must be Always, IfNotPresent or Never",
         ]
     );
-    assert_eq!(manifests.problems[4].hints(), ["write it Always".into()]);
+    assert_eq!(manifests.problems[4].hints(), ["write Always".into()]);
 }
 
 #[test]
 fn what_a_pod_lacks_is_named() {
     for (spec, problem) in [
-        ("", "app.yaml:2: document 1 (Pod default/p): spec: required, and missing"),
-        ("spec: {containers: []}", "spec.containers: a pod needs at least one container"),
-        ("spec: {volumes: []}", "spec.containers: a pod needs at least one container"),
+        ("", "app.yaml:2: document 1 (Pod default/p): spec: required"),
+        ("spec: {containers: []}", "spec.containers: a pod must have at least one container"),
+        ("spec: {volumes: []}", "spec.containers: a pod must have at least one container"),
         ("spec: {containers: web}", "spec.containers: must be a list, is a text"),
-        ("spec: {containers: [{image: a}]}", "spec.containers[0].name: required, and missing"),
-        ("spec: {containers: [{name: a}]}", "spec.containers[0].image: required, and missing"),
+        ("spec: {containers: [{image: a}]}", "spec.containers[0].name: required"),
+        ("spec: {containers: [{name: a}]}", "spec.containers[0].image: required"),
         ("spec: {containers: [{name: a, image: ''}]}", "image: \"\": an image name must not be empty"),
         (
             "spec: {containers: [{name: a, image: b}], volumes: [{name: v, image: {}}]}",
-            "spec.volumes[0].image.reference: required, and missing",
+            "spec.volumes[0].image.reference: required",
         ),
     ] {
         let text = format!("\nkind: Pod\napiVersion: v1\nmetadata: {{name: p}}\n{spec}\n");
@@ -173,7 +173,7 @@ fn what_an_object_lacks_is_named() {
         ("kind: Pod\n", "app.yaml:1: document 1: not a Kubernetes object: apiVersion is missing"),
         (
             "apiVersion: v1\nkind: Pod\nspec: {containers: [{name: a, image: b}]}\n",
-            "app.yaml:1: document 1 (Pod): metadata.name: required, and missing",
+            "app.yaml:1: document 1 (Pod): metadata.name: required",
         ),
         (
             "apiVersion: v1\nkind: Pod\nmetadata: none\nspec: {containers: [{name: a, image: b}]}\n",
@@ -182,7 +182,7 @@ fn what_an_object_lacks_is_named() {
         ("", "app.yaml: holds no document"),
         (
             "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec: {}\n",
-            "app.yaml:1: document 1 (Deployment default/d): spec.template: required, and missing",
+            "app.yaml:1: document 1 (Deployment default/d): spec.template: required",
         ),
     ] {
         assert_eq!(problems(text), [problem], "{text}");

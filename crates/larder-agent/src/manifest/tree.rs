@@ -1,6 +1,6 @@
 //! A document as a tree that knows its lines; a [cursor](NodeCursor) reads it, and names what is wrong where.
 //!
-//! Manifests are read through this tree and not into typed structs, because each bad field must be told with its
+//! Manifests are read through this tree and not into typed structs, because each invalid field must be reported with its
 //! path and line, and one bad field must not hide the next.
 
 mod cursor;
@@ -65,8 +65,7 @@ fn on_deep_stack(texts: &[&str], keys: KeyVisibility) -> Vec<Result<YamlNode, In
         match std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, reader) {
             Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
             Err(error) => {
-                let problem =
-                    InputProblem::new(format!("could not be read, the system has no thread for it: {error}"));
+                let problem = InputProblem::new(format!("cannot start a thread to read it: {error}"));
                 texts.iter().map(|_| Err(problem.clone())).collect()
             }
         }
@@ -81,7 +80,7 @@ fn options() -> serde_saphyr::Options {
     }
 }
 
-/// Reads one document. An error is told with its line and without an excerpt: the document may hold secrets.
+/// Reads one document. An error has its line and no excerpt: the document may hold secrets.
 fn parse(text: &str, keys: KeyVisibility) -> Result<YamlNode, InputProblem> {
     let from_yaml = serde_saphyr::from_str_with_options::<YamlNode>(text, options());
     let error = match from_yaml {
@@ -100,13 +99,13 @@ fn parse(text: &str, keys: KeyVisibility) -> Result<YamlNode, InputProblem> {
     let problem = InputProblem::new(format!("not valid YAML: {}", explained(&error))).at_line(line);
     Err(match &error {
         serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } if keys == KeyVisibility::Shown => {
-            problem.at_field(key).hint("keep one of the two")
+            problem.at_field(key).hint("remove one of them")
         }
         _ if text.contains("{{") && keys == KeyVisibility::Hidden => problem
             .hint(Hint::from("this is a template: helm template CHART | ").command(["ensure", "-f", "-"])),
-        serde_saphyr::Error::DuplicateMappingKey { .. } => problem.hint("keep one of the two"),
+        serde_saphyr::Error::DuplicateMappingKey { .. } => problem.hint("remove one of them"),
         _ if text.lines().any(|line| line.trim_start_matches(' ').starts_with('\t')) => {
-            problem.hint("YAML is indented with spaces, and never with tabs")
+            problem.hint("indent with spaces, not tabs")
         }
         _ => problem,
     })
@@ -120,10 +119,10 @@ fn looks_like_json(text: &str) -> bool {
 /// The reader's own texts are fixed but for those of [`YamlNode`], which quote nothing; only its line is kept.
 fn not_json(error: &serde_json::Error) -> InputProblem {
     let what = match error.classify() {
-        serde_json::error::Category::Eof => "it ends too early",
-        serde_json::error::Category::Data => "a value or key that has no meaning here",
+        serde_json::error::Category::Eof => "unexpected end of the document",
+        serde_json::error::Category::Data => "unexpected value or key",
         serde_json::error::Category::Syntax | serde_json::error::Category::Io => {
-            "a comma, colon, quote or brace is missing, or one too many"
+            "missing or extra comma, colon, quote or brace"
         }
     };
     InputProblem::new(format!("not valid JSON: {what} (column {})", error.column())).at_line(error.line())
@@ -141,10 +140,10 @@ fn explained(error: &serde_saphyr::Error) -> String {
             "unexpected character".into()
         }
         Error::ExternalMessage { msg, .. } => msg.clone(),
-        Error::Eof { .. } => "it ends too early".into(),
-        Error::MultipleDocuments { .. } => "more follows after the end of the document".into(),
+        Error::Eof { .. } => "unexpected end of the document".into(),
+        Error::MultipleDocuments { .. } => "more than one document".into(),
         Error::DuplicateMappingKey { .. } => REPEATED_KEY.into(),
-        Error::UnknownAnchor { .. } => "an alias names an anchor that is not there".into(),
+        Error::UnknownAnchor { .. } => "an alias names an unknown anchor".into(),
         Error::Budget { breach: BudgetBreach::Depth { .. }, .. } => {
             format!("nested deeper than {MAX_DEPTH} levels")
         }
@@ -152,14 +151,14 @@ fn explained(error: &serde_saphyr::Error) -> String {
         | Error::AliasReplayCounterOverflow { .. }
         | Error::AliasReplayLimitExceeded { .. }
         | Error::AliasExpansionLimitExceeded { .. }
-        | Error::AliasReplayStackDepthExceeded { .. } => "it holds, or expands to, too much".into(),
-        Error::MergeValueNotMapOrSeqOfMaps { .. } => "what is merged with << must be a mapping".into(),
+        | Error::AliasReplayStackDepthExceeded { .. } => "it is, or expands to, more than the limit".into(),
+        Error::MergeValueNotMapOrSeqOfMaps { .. } => "the value of << must be a mapping".into(),
         Error::UnsupportedTag { .. } => "an unknown tag".into(),
         Error::InvalidScalar { .. } | Error::InvalidBinaryBase64 { .. } | Error::BinaryNotUtf8 { .. } => {
-            "a value that is not what its tag says".into()
+            "the value does not match its tag".into()
         }
         Error::Unexpected { expected, .. } => format!("expected {expected}"),
-        _ => "a value or key that has no meaning here".into(),
+        _ => "unexpected value or key".into(),
     }
 }
 
@@ -167,7 +166,7 @@ fn explained(error: &serde_saphyr::Error) -> String {
 const REPEATED_KEY: &str = "a mapping has the same key twice";
 
 impl YamlNode {
-    /// A text from elsewhere than a document, such as a flag.
+    /// A text that is not from a document, such as a flag.
     pub fn text(text: &str) -> YamlNode {
         YamlNode { line: 0, value: YamlValue::Text(text.to_owned()) }
     }

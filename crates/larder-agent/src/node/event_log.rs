@@ -61,8 +61,8 @@ mod tests {
             log.record(event(EventReason::ImageGcFailed, "full"));
             log.record(event(EventReason::ImageGcFailed, "the runtime is down"));
         }
-        let told: Vec<_> = ring.snapshot().into_iter().map(|event| event.message).collect();
-        assert_eq!(told, ["full", "the runtime is down", "full", "the runtime is down"]);
+        let messages: Vec<_> = ring.snapshot().into_iter().map(|event| event.message).collect();
+        assert_eq!(messages, ["full", "the runtime is down", "full", "the runtime is down"]);
     }
 
     #[test]
@@ -86,9 +86,9 @@ mod tests {
         }
         log.record(event(EventReason::Pulled, "full"));
         log.record(event(EventReason::ImageGcFailed, "full"));
-        let told: Vec<_> = ring.snapshot().into_iter().map(|event| event.message).collect();
+        let messages: Vec<_> = ring.snapshot().into_iter().map(|event| event.message).collect();
         let twice = ["the runtime is down", "the runtime is down"];
-        assert_eq!(told, [&twice[..], &["no size", "a:1", "no size", "full", "full"]].concat());
+        assert_eq!(messages, [&twice[..], &["no size", "a:1", "no size", "full", "full"]].concat());
     }
 
     struct SharedRing(Arc<RingSink>);

@@ -1,4 +1,4 @@
-//! Whether the backend answers: asked now and then, told when it changes.
+//! Health of the backend: checked periodically, with an event on each change.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -66,7 +66,7 @@ pub(crate) async fn watch_backend(
     }
 }
 
-/// Asks once, tells if that is news, and says whether it answers. Looks may overlap: each piece of news is told once.
+/// Checks once, emits an event on a change, and returns whether the backend responds. Concurrent checks emit one event.
 pub(crate) async fn check_now(
     backend: &dyn Backend,
     health: &watch::Sender<BackendHealth>,
@@ -75,15 +75,15 @@ pub(crate) async fn check_now(
 ) -> bool {
     let found = look(backend).await;
     let is_up = found.is_up();
-    let mut told = None;
+    let mut change = None;
     health.send_if_modified(|known| {
-        told = news(known, &found);
+        change = news(known, &found);
         let found = found.since_before(known);
         let changed = *known != found;
         *known = found;
         changed
     });
-    if let Some((event_type, reason, message)) = told {
+    if let Some((event_type, reason, message)) = change {
         events.record(Event { time: SystemTime::now(), event_type, reason, object: node.clone(), message });
     }
     is_up
@@ -114,10 +114,10 @@ fn news(before: &BackendHealth, now: &BackendHealth) -> Option<(EventType, Event
         (BackendHealth::Unknown | BackendHealth::Up(_), BackendHealth::Down { why, .. }) => Some((
             EventType::Warning,
             EventReason::BackendDown,
-            format!("The image backend does not answer: {why}"),
+            format!("The image backend is unavailable: {why}"),
         )),
         (BackendHealth::Down { .. }, BackendHealth::Up(info)) => {
-            let message = format!("The image backend answers again: {} {}", info.name, info.version);
+            let message = format!("The image backend is available again: {} {}", info.name, info.version);
             Some((EventType::Normal, EventReason::BackendUp, message))
         }
         _ => None,
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn that_a_backend_goes_and_comes_back_is_told_once_each() {
+    async fn each_change_of_health_emits_one_event() {
         let (backend, events) = (FakeBackend::new(), RingSink::new(10));
         for _ in 0..4 {
             backend.fail_next(BackendOp::Info, error("gone"));
@@ -148,8 +148,8 @@ mod tests {
                 time::sleep(PERIOD * 10).await;
             } => {}
         }
-        let told: Vec<_> = events.snapshot().into_iter().map(|event| event.reason).collect();
-        assert_eq!(told, [EventReason::BackendDown, EventReason::BackendUp]);
+        let reasons: Vec<_> = events.snapshot().into_iter().map(|event| event.reason).collect();
+        assert_eq!(reasons, [EventReason::BackendDown, EventReason::BackendUp]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -171,7 +171,7 @@ mod tests {
                 assert!(time::timeout(Duration::from_millis(5100), down).await.is_ok());
             } => {}
         }
-        let told = events.snapshot().into_iter().filter(|event| event.reason == EventReason::BackendDown);
-        assert_eq!(told.count(), 2);
+        let down = events.snapshot().into_iter().filter(|event| event.reason == EventReason::BackendDown);
+        assert_eq!(down.count(), 2);
     }
 }

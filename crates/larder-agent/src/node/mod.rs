@@ -256,7 +256,7 @@ impl Node {
 
     /// Records that an image was ensured, for processes that collect later.
     pub(crate) fn note_ensured(&self, id: &ImageId) {
-        // Elsewhere than in the store, images may have come before larder: their ages begin with the first look.
+        // In a runtime, images may be older than larder: their ages start with the first listing.
         if let Some(ensures) = &self.ensures
             && ensures.note(id)
             && (self.store().is_some() || self.collector.has_detected())

@@ -38,7 +38,7 @@ impl Node {
         *self.settings.last_error.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
         match &outcome {
             Ok(reloaded) if *reloaded == ReloadReport::default() => {
-                tracing::info!("reloaded: nothing has changed");
+                tracing::info!("reloaded: no changes");
             }
             Ok(ReloadReport { applied, needs_restart }) => {
                 if !applied.is_empty() {
@@ -52,7 +52,7 @@ impl Node {
             Err(why) => self.record(
                 EventType::Warning,
                 EventReason::ReloadFailed,
-                &format!("The settings stay as they were: {why}"),
+                &format!("The settings are unchanged: {why}"),
             ),
         }
         outcome
@@ -101,7 +101,7 @@ impl Node {
 
 type Stamps = Vec<(PathBuf, Option<(SystemTime, u64)>)>;
 
-/// What tells one state of a file from another, without reading it.
+/// Identifies a state of a file without reading it.
 fn stamps(files: &[&Path]) -> Stamps {
     let stamp = |path: &Path| {
         let found = fs_err::metadata(path).ok()?;

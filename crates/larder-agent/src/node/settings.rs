@@ -14,7 +14,7 @@ pub(crate) struct NodeSettings {
     pub(super) now: watch::Sender<Arc<Config>>,
     /// The settings that the daemon was started with: some stay in force whatever is reloaded.
     started: Config,
-    /// The log tells at least this much, as `-v` asked.
+    /// The minimum log level, as set by `-v`.
     pub(super) log_level: Level,
     /// Held while settings or rules change.
     changing: Mutex<()>,
@@ -50,7 +50,7 @@ impl NodeSettings {
         self.now.borrow().clone()
     }
 
-    /// Told when they change.
+    /// Notified on each change.
     pub(crate) fn changes(&self) -> watch::Receiver<Arc<Config>> {
         self.now.subscribe()
     }

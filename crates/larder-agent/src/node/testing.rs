@@ -15,26 +15,26 @@ use crate::config::{self, Config, SettingsSource, SettingsSources};
 use crate::environment::DefaultPaths;
 use crate::state::StateDir;
 
-/// A node with its state and its `config.yaml`, if there is one, in this folder. Collection spares no image for its age, and
+/// A node with its state and its `config.yaml`, if there is one, in this directory. Collection spares no image for its age, and
 /// looks at `disk`, if not at the backend's.
 pub(crate) fn node(
     backend: &FakeBackend,
-    folder: &Path,
+    dir: &Path,
     disk: Option<Arc<dyn FsStatsProvider>>,
     change: impl FnOnce(&mut Config),
 ) -> Node {
-    Node::build(parts(backend, folder, disk, change))
+    Node::build(parts(backend, dir, disk, change))
 }
 
 /// What such a node is built from.
 pub(crate) fn parts(
     backend: &FakeBackend,
-    folder: &Path,
+    dir: &Path,
     disk: Option<Arc<dyn FsStatsProvider>>,
     change: impl FnOnce(&mut Config),
 ) -> NodeDependencies {
     let backend: Arc<FakeBackend> = Arc::new(backend.clone());
-    let file = SettingsSource::File { path: folder.join("config.yaml"), required: false };
+    let file = SettingsSource::File { path: dir.join("config.yaml"), required: false };
     let sources = SettingsSources { places: DefaultPaths::of(true, |_| None), layers: vec![file] };
     let mut config = config::load(&sources).unwrap();
     change(&mut config);
@@ -47,7 +47,7 @@ pub(crate) fn parts(
         collector,
         backend,
         handle: None,
-        state: StateDir::at(folder.to_owned()).lock().unwrap(),
+        state: StateDir::at(dir.to_owned()).lock().unwrap(),
         policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
         credentials: Credentials::default(),
         metrics: Arc::default(),

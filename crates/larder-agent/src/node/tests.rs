@@ -21,22 +21,22 @@ impl FsStatsProvider for FullFsStats {
 
 #[tokio::test(start_paused = true)]
 async fn the_first_collection_leaves_alone_what_static_pods_and_the_prefetch_list_want() {
-    let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
     for name in ["static:1", "prefetched:1", "unused:1"] {
         backend.add_image(name, image(format!("sha256:{name}"), 1));
     }
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: a, image: 'static:1'}]}}";
-    fs_err::write(folder.path().join("pod.yaml"), pod).unwrap();
+    fs_err::write(dir.path().join("pod.yaml"), pod).unwrap();
     let state = tempfile::tempdir().unwrap();
     let node = testing::node(&backend, state.path(), Some(Arc::new(FullFsStats)), |config| {
-        config.static_pod_path = Some(folder.path().to_owned());
+        config.static_pod_path = Some(dir.path().to_owned());
         let (when, jitter, hold) = (PrefetchSchedule::Start, Duration::ZERO, PrefetchRetention::Keep);
         config.prefetch = vec![PrefetchItem { image: "prefetched:1".into(), when, jitter, hold }];
     });
     let node = Arc::new(node);
     let mut status = node.loops.status();
     tokio::select! {
-        () = node.run() => unreachable!("it runs until dropped"),
+        () = node.run() => unreachable!("the node runs until dropped"),
         ended = status.wait_for(|status| status.rounds > 0) => drop(ended.unwrap()),
     }
     let mut left: Vec<_> = backend.images().into_iter().map(|image| image.id).collect();
@@ -46,10 +46,10 @@ async fn the_first_collection_leaves_alone_what_static_pods_and_the_prefetch_lis
 
 #[tokio::test]
 async fn what_an_earlier_process_ensured_is_leased_for_as_long_as_the_settings_say() {
-    let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
     backend.add_image("a:1", image("sha256:a", 1));
     let node = |lease| {
-        let mut parts = testing::parts(&backend, folder.path(), None, |_| ());
+        let mut parts = testing::parts(&backend, dir.path(), None, |_| ());
         parts.ensured_lease = lease;
         Node::build(parts)
     };

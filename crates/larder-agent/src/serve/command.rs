@@ -53,7 +53,7 @@ impl CommandServer {
         let mut server = CommandServer { node, service, connections, stop, serving: None };
         match server.listen(stopped) {
             Ok(serving) => server.serving = serving,
-            Err(error) => tracing::debug!("other commands cannot join this one: {error}"),
+            Err(error) => tracing::debug!("cannot serve other commands: {error}"),
         }
         server
     }

@@ -23,7 +23,7 @@ pub(crate) struct Connections(pub(super) Arc<ConnectionsInner>);
 #[derive(Default)]
 pub(super) struct ConnectionsInner {
     table: Mutex<ConnectionTable>,
-    /// Told when a connection or a call ends.
+    /// Notified when a connection or a call ends.
     pub(super) ended: Notify,
     pub(super) memory: RequestMemoryLimit,
 }
@@ -203,7 +203,7 @@ impl ConnectionTable {
 /// A connection's place in the table.
 pub(super) struct ConnectionEntry {
     pub(super) id: u64,
-    /// Told when it is to leave.
+    /// Notified when the connection must end.
     pub(super) leave: Arc<Notify>,
     shared: Arc<ConnectionsInner>,
 }

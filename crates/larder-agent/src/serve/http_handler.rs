@@ -60,7 +60,7 @@ impl HttpHandler {
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    tracing::debug!("a connection for metrics could not be taken: {error}");
+                    tracing::debug!("cannot accept a metrics connection: {error}");
                     time::sleep(NO_ROOM).await;
                     continue;
                 }
@@ -75,7 +75,7 @@ impl HttpHandler {
                 http.timer(TokioTimer::new()).header_read_timeout(WITHIN).keep_alive(false);
                 let served = time::timeout(WITHIN, http.serve_connection(TokioIo::new(stream), service));
                 if let Ok(Err(error)) = served.await {
-                    tracing::debug!("a connection for metrics ended badly: {error}");
+                    tracing::debug!("metrics connection failed: {error}");
                 }
                 drop(place);
             });
@@ -85,13 +85,13 @@ impl HttpHandler {
     /// `/healthz`, `/readyz`, `/metrics`, or what does not exist.
     pub(super) async fn answer(&self, method: &Method, path: &str) -> Response<Body> {
         if method != Method::GET && method != Method::HEAD {
-            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered here\n");
+            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is supported\n");
         }
         match path {
             "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.ready(),
             "/metrics" => self.metrics().await,
-            _ => text(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n"),
+            _ => text(StatusCode::NOT_FOUND, "not found; use /healthz, /readyz or /metrics\n"),
         }
     }
 
@@ -104,7 +104,7 @@ impl HttpHandler {
             metrics::exposition(&node, &connections)
         });
         let failed = |error: &dyn fmt::Display| {
-            text(StatusCode::INTERNAL_SERVER_ERROR, &format!("no metrics: {error}\n"))
+            text(StatusCode::INTERNAL_SERVER_ERROR, &format!("cannot collect metrics: {error}\n"))
         };
         match exposed.await {
             Ok(Ok(metrics)) => page(StatusCode::OK, metrics, HeaderValue::from_static(CONTENT_TYPE)),
@@ -117,10 +117,10 @@ impl HttpHandler {
         match &*self.node.health.borrow() {
             BackendHealth::Up(_) => text(StatusCode::OK, "ok\n"),
             BackendHealth::Unknown => {
-                text(StatusCode::SERVICE_UNAVAILABLE, "the backend was not asked yet\n")
+                text(StatusCode::SERVICE_UNAVAILABLE, "the backend is not checked yet\n")
             }
             BackendHealth::Down { why, .. } => {
-                text(StatusCode::SERVICE_UNAVAILABLE, &format!("the backend does not answer: {why}\n"))
+                text(StatusCode::SERVICE_UNAVAILABLE, &format!("the backend is unavailable: {why}\n"))
             }
         }
     }

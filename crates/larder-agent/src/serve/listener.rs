@@ -47,7 +47,7 @@ struct AcceptLoop {
     /// one wins.
     next: Option<UnixStream>,
     router: Router,
-    /// Tells connections to end.
+    /// Signals connections to end.
     stop: watch::Receiver<bool>,
 }
 
@@ -120,7 +120,7 @@ impl Connections {
                 accepted = listener.accept(), if next.is_none() => match accepted {
                     Ok((stream, _)) => *next = Some(stream),
                     Err(error) => {
-                        tracing::warn!("a connection could not be taken: {error}");
+                        tracing::warn!("cannot accept a connection: {error}");
                         time::sleep(NO_ROOM).await;
                     }
                 }
@@ -181,7 +181,7 @@ impl Connections {
             }
         };
         if let Err(error) = served {
-            tracing::debug!("a connection ended badly: {error}");
+            tracing::debug!("connection failed: {error}");
         }
     }
 }
@@ -201,7 +201,7 @@ fn http() -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// A body that keeps its call in the table, and what its request takes, until all of it was sent or nobody wants it.
+/// A body that keeps its call in the table, and what its request takes, until it is sent or dropped.
 struct TrackedBody {
     body: Body,
     _call: CallEntry,
@@ -233,6 +233,6 @@ async fn speaks(stream: &UnixStream) {
     let look = || Ok(rustix::net::recv(stream, &mut [0_u8; 1], RecvFlags::PEEK).map(drop)?);
     let looked: std::io::Result<()> = stream.async_io(Interest::READABLE, look).await;
     if let Err(error) = looked {
-        tracing::debug!("a connection ended badly: {error}");
+        tracing::debug!("connection failed: {error}");
     }
 }

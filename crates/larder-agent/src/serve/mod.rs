@@ -64,7 +64,7 @@ pub struct Daemon {
     node: Arc<Node>,
     socket: BoundSocket,
     metrics: Option<StdTcpListener>,
-    /// What tells the command line where to ask.
+    /// The file that names the daemon's socket for commands.
     note: Option<SocketPathFile>,
     signals: DaemonSignals,
 }
@@ -93,7 +93,7 @@ impl Daemon {
         };
         let node = open_node(sources, config, options)?;
         node.collector()?;
-        // Whoever can reach the daemon may send it any of them.
+        // Any client of the socket may send any of them.
         let signals = DaemonSignals::listen()?;
         let socket = BoundSocket::open(&socket::SocketOptions { socket, mode, group })?;
         // After all that can refuse to start: it may warn.
@@ -125,7 +125,7 @@ impl Daemon {
     /// Runs until SIGTERM or SIGINT, and then until calls under way have ended or their grace period is over.
     pub async fn run(self) -> Result<(), Error> {
         let Daemon { node, socket, metrics, note, mut signals } = self;
-        let cannot = |error: io::Error| Error::failed(format!("what was bound cannot be used: {error}"));
+        let cannot = |error: io::Error| Error::failed(format!("cannot use the bound sockets: {error}"));
         // The file goes with the daemon; the listener goes when it stops, and then nobody waits in vain.
         let BoundSocket { listener, path, own: _own } = socket;
         let listener = UnixListener::from_std(listener).map_err(cannot)?;
@@ -148,12 +148,12 @@ impl Daemon {
         }
         let grace = node.settings.now().drain_grace_period;
         systemd::stopping(grace);
-        tracing::info!("stopping: what is under way has {}", larder::go_format::duration(grace));
+        tracing::info!("stopping: in-flight calls may continue for {}", larder::go_format::duration(grace));
         stop.send_replace(true);
         tokio::select! {
             () = drain(serving, &connections, &node, grace) => {}
             () = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {
-                tracing::warn!("told to stop once more: what is under way is cut off");
+                tracing::warn!("second signal: cancelling in-flight calls");
             }
         }
         // While the state is this daemon's: the next one leaves a note of its own.
@@ -169,7 +169,7 @@ impl Daemon {
 )]
 fn open_node(sources: SettingsSources, config: Config, options: NodeOptions) -> Result<Node, Error> {
     let started = Instant::now();
-    let mut told = false;
+    let mut logged = false;
     while started.elapsed() < OPEN_WITHIN {
         let busy = match Node::open(sources.clone(), config.clone(), None, options) {
             Err(NodeOpenError::InUse(busy)) => busy,
@@ -179,8 +179,8 @@ fn open_node(sources: SettingsSources, config: Config, options: NodeOptions) -> 
         if matches!(server, Ok(Some(ControlServerAddress::Daemon(_)))) {
             return Err(busy);
         }
-        if !told {
-            told = true;
+        if !logged {
+            logged = true;
             tracing::info!("waiting up to {}: {}", larder::go_format::duration(OPEN_WITHIN), busy.message());
         }
         thread::sleep(OPEN_RETRY);
@@ -214,7 +214,7 @@ impl DaemonSignals {
     /// From now on none of them ends the process by itself.
     fn listen() -> Result<DaemonSignals, Error> {
         let listen =
-            |kind| signal(kind).map_err(|error| Error::failed(format!("cannot listen to signals: {error}")));
+            |kind| signal(kind).map_err(|error| Error::failed(format!("cannot handle signals: {error}")));
         Ok(DaemonSignals {
             hangup: listen(SignalKind::hangup())?,
             terminate: listen(SignalKind::terminate())?,
@@ -228,7 +228,7 @@ async fn reload_when_asked(node: &Arc<Node>, hangup: &mut Signal) {
     while hangup.recv().await.is_some() {
         systemd::reloading();
         let node = Arc::clone(node);
-        // What is wrong with the settings was told.
+        // The reload has logged the errors.
         let _ = spawn_blocking(move || node.reload()).await;
         systemd::ready();
     }
@@ -245,14 +245,17 @@ async fn drain(
         return;
     }
     let now = Instant::now();
-    tracing::warn!("what is under way had {}, and is cut off", larder::go_format::duration(grace));
+    tracing::warn!(
+        "in-flight calls did not end within {}: cancelling them",
+        larder::go_format::duration(grace)
+    );
     for call in connections.calls() {
         let age = larder::go_format::duration(Duration::from_secs(now.duration_since(call.since).as_secs()));
-        tracing::warn!("cut off, {age} after it began: {}", call.path);
+        tracing::warn!("cancelled call after {age}: {}", call.path);
     }
     for pull in node.manager.pulls() {
         let age = larder::go_format::duration(Duration::from_secs(now.duration_since(pull.since).as_secs()));
-        tracing::warn!("cut off, {age} after it began: the pull of {}", pull.image);
+        tracing::warn!("cancelled pull after {age}: {}", pull.image);
     }
 }
 
@@ -264,7 +267,7 @@ async fn asked_to_stop(terminate: &mut Signal, interrupt: &mut Signal) {
     }
 }
 
-/// Where metrics are served over TCP. The usual address is left alone when somebody else has it; one that was asked for
+/// Where metrics are served over TCP. If the default address is in use, it is skipped; one that was set
 /// must be had.
 fn bind_metrics(config: &Config) -> Result<Option<StdTcpListener>, Error> {
     let Some(address) = config.metrics.address else { return Ok(None) };
@@ -275,10 +278,12 @@ fn bind_metrics(config: &Config) -> Result<Option<StdTcpListener>, Error> {
     match bound {
         Ok(listener) => Ok(Some(listener)),
         Err(error) if matches!(config.origin("metrics.address"), config::SettingOrigin::Default) => {
-            tracing::warn!("metrics are served on the socket only: {address}: {error}");
+            tracing::warn!(
+                "cannot listen for metrics on {address}, serving them on the socket only: {error}"
+            );
             Ok(None)
         }
-        Err(error) => Err(Error::failed(format!("metrics cannot be served at {address}: {error}"))
+        Err(error) => Err(Error::failed(format!("cannot serve metrics on {address}: {error}"))
             .hint("name another address with metrics.address, or \"\" for none")),
     }
 }

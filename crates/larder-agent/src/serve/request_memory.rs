@@ -104,9 +104,9 @@ impl Drop for ReservedBytes {
 /// What a call takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestKind {
-    /// One message, which is there until the call ends. Whatever follows it is nobody's.
+    /// One message, which lives until the call ends. Data after it has no owner.
     One,
-    /// A stream: when the next message begins, the one before is with whoever reads it.
+    /// A stream: when the next message begins, the reader owns the previous one.
     Stream,
 }
 
@@ -176,7 +176,7 @@ impl hyper::body::Body for LimitedBody {
             && !this.framing.take(data, &this.share)
         {
             let full = Status::resource_exhausted(
-                "too many large requests are being received at once: try again, or send less in one call",
+                "too many concurrent large requests: retry, or send less in one call",
             );
             return Poll::Ready(Some(Err(full.into())));
         }
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(share.0.bytes.load(Ordering::Relaxed), 3 * FIRST + 1);
         assert!(
             !framing.take(&message(REST + FIRST), &share),
-            "what is nobody's takes room until it is dropped"
+            "data without an owner counts until it is dropped"
         );
     }
 

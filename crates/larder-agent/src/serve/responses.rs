@@ -1,4 +1,4 @@
-//! Plain HTTP responses, and what tells gRPC requests from others.
+//! Plain HTTP responses, and how gRPC requests are recognised.
 
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderValue, Request, Response, StatusCode, header};

@@ -18,31 +18,31 @@ use tonic::codegen::http::{Request, Response, StatusCode};
 use super::responses::{is_grpc, text};
 use crate::Error;
 
-/// How many are told at once.
+/// Limit of concurrent replies.
 const AT_ONCE: usize = 100;
 /// How long one of them may stay.
 const WITHIN: Duration = Duration::from_secs(5);
 /// How long to wait after the system had no room for one more connection.
 const NO_ROOM: Duration = Duration::from_millis(100);
 
-/// Tells whoever comes, and before them who came already, until dropped.
+/// Replies to new and waiting connections that the daemon is shutting down, until dropped.
 pub(super) async fn refuse_new_calls(listener: &UnixListener, came: Option<UnixStream>) {
-    let mut told = JoinSet::new();
+    let mut replies = JoinSet::new();
     if let Some(stream) = came {
-        told.spawn(time::timeout(WITHIN, announce_shutdown(stream)));
+        replies.spawn(time::timeout(WITHIN, announce_shutdown(stream)));
     }
     loop {
         tokio::select! {
-            Some(_) = told.join_next() => {}
-            accepted = listener.accept(), if told.len() < AT_ONCE => match accepted {
-                Ok((stream, _)) => _ = told.spawn(time::timeout(WITHIN, announce_shutdown(stream))),
+            Some(_) = replies.join_next() => {}
+            accepted = listener.accept(), if replies.len() < AT_ONCE => match accepted {
+                Ok((stream, _)) => _ = replies.spawn(time::timeout(WITHIN, announce_shutdown(stream))),
                 Err(_) => time::sleep(NO_ROOM).await,
             }
         }
     }
 }
 
-/// Tells one of them.
+/// Replies to one connection.
 pub(super) async fn announce_shutdown(stream: UnixStream) {
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
         let answer = answer(&request);
@@ -52,7 +52,7 @@ pub(super) async fn announce_shutdown(stream: UnixStream) {
     builder.http1().timer(TokioTimer::new()).header_read_timeout(WITHIN);
     builder.http2().timer(TokioTimer::new());
     if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
-        tracing::debug!("a connection ended badly: {error}");
+        tracing::debug!("connection failed: {error}");
     }
 }
 
@@ -61,10 +61,8 @@ pub(super) fn answer<B>(request: &Request<B>) -> Response<Body> {
     if !is_grpc(request) {
         return text(StatusCode::SERVICE_UNAVAILABLE, "larder is shutting down\n");
     }
-    let failure =
-        Error::unreachable("larder is shutting down: what is under way may end, nothing new begins").hint(
-            Hint::from("retry when it runs again; to start it: systemctl start larder, or ")
-                .command(["serve"]),
-        );
+    let failure = Error::unreachable("larder is shutting down and accepts no new calls").hint(
+        Hint::from("retry after it starts; to start it: systemctl start larder, or ").command(["serve"]),
+    );
     Status::from(failure).into_http()
 }

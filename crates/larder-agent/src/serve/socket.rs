@@ -69,11 +69,11 @@ impl BoundSocket {
             return Ok(None);
         }
         let wrong = |why: String| {
-            Error::bad_input(format!("LISTEN_FDS: the socket that was handed over cannot be used: {why}"))
-                .hint("a socket unit for larder has one ListenStream= with a path")
+            Error::bad_input(format!("LISTEN_FDS: cannot use the passed socket: {why}"))
+                .hint("larder's socket unit needs exactly one ListenStream= with a path")
         };
         let listener = handed.take_unix_listener(0).map_err(|error| wrong(error.to_string()))?;
-        let listener = listener.ok_or_else(|| wrong("there is none at the first place".into()))?;
+        let listener = listener.ok_or_else(|| wrong("there is no socket at the first descriptor".into()))?;
         let address = listener.local_addr().map_err(|error| wrong(error.to_string()))?;
         let path = address.as_pathname().map(Path::to_owned);
         prepare(&listener).map_err(|error| wrong(error.to_string()))?;
@@ -89,8 +89,8 @@ impl BoundSocket {
                 .hint(named("run as the owner of the directory, or name another path: "))
         };
         let group = listen.group.as_deref().map(group_id).transpose()?;
-        if let Some(folder) = path.parent() {
-            fs_err::create_dir_all(folder).map_err(trouble)?;
+        if let Some(dir) = path.parent() {
+            fs_err::create_dir_all(dir).map_err(trouble)?;
         }
         let lock = lock(path, trouble)?;
         clear(path)?;
@@ -133,17 +133,17 @@ fn prepare(listener: &UnixListener) -> io::Result<()> {
 
 fn check_path(path: &Path) -> Result<(), Error> {
     let shown = path.display();
-    let folder = path.parent().map_or(0, |folder| folder.as_os_str().len() + 1);
-    let longest = path.as_os_str().len().max(folder + passing_name().len());
+    let dir = path.parent().map_or(0, |dir| dir.as_os_str().len() + 1);
+    let longest = path.as_os_str().len().max(dir + passing_name().len());
     match longest {
         _ if path.as_os_str().is_empty() => {
             Err(Error::bad_input("the path of the socket is empty").hint(named("name one: ")))
         }
         length if length > MAX_PATH => Err(Error::bad_input(format!(
-            "{shown}: too long for a socket: {length} bytes, and the system takes {MAX_PATH}"
+            "{shown}: path too long for a socket: {length} bytes, the limit is {MAX_PATH}"
         ))
         .hint(named("name a shorter path: "))),
-        _ if path.file_name().is_none() => Err(Error::bad_input(format!("{shown}: no name of a socket"))
+        _ if path.file_name().is_none() => Err(Error::bad_input(format!("{shown}: not a socket path"))
             .hint("name a file, such as /run/larder/larder.sock")),
         _ => Ok(()),
     }
@@ -175,7 +175,7 @@ fn lock(path: &Path, trouble: impl Fn(io::Error) -> Error) -> Result<fs_err::Fil
 fn taken(path: &Path) -> Error {
     let status = ["status".to_owned(), "--daemon".to_owned(), path.display().to_string()];
     Error::failed(format!("{}: another larder daemon listens on this socket", path.display()))
-        .hint(Hint::new().command(status).text(" shows what it does; stop it first"))
+        .hint(Hint::new().command(status).text(" shows its state; stop it first"))
         .hint(named("or name another path: "))
 }
 
@@ -187,12 +187,12 @@ fn named(text: &'static str) -> Hint {
 /// Removes what a dead process left at the path, and nothing else.
 fn clear(path: &Path) -> Result<(), Error> {
     let shown = path.display();
-    let trouble = |error: io::Error| Error::failed(format!("cannot look at {shown}: {error}"));
+    let trouble = |error: io::Error| Error::failed(format!("cannot inspect {shown}: {error}"));
     match fs_err::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(trouble(error)),
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(Error::failed(format!("{shown} is there already, and is no socket"))
+            return Err(Error::failed(format!("{shown} exists, and is not a socket"))
                 .hint(named("name another path: ")));
         }
         Ok(_) => {}
@@ -217,8 +217,8 @@ pub fn group_id(group: &str) -> Result<Gid, Error> {
         (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok()).flatten()
     });
     found.map(Gid::from_raw).ok_or_else(|| {
-        Error::bad_input(format!("group {group}: there is no such group"))
-            .hint("make it with groupadd, or give its number")
+        Error::bad_input(format!("group not found: {group}"))
+            .hint("create it with groupadd, or use its number")
     })
 }
 
@@ -232,16 +232,16 @@ mod tests {
 
     #[test]
     fn only_the_owner_can_connect_to_a_socket_that_is_being_made() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("s");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
         let _listener = bind_private(&path).unwrap();
         assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]
     fn a_socket_has_its_mode_and_goes_with_the_daemon() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("deep/larder.sock");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/larder.sock");
         let socket = BoundSocket::bind(&at(path.clone())).ok().unwrap();
         assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
         assert!(UnixStream::connect(&path).is_ok());
@@ -251,8 +251,8 @@ mod tests {
 
     #[test]
     fn what_a_dead_daemon_left_is_replaced_and_a_living_one_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("larder.sock");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("larder.sock");
         drop(UnixListener::bind(&path).unwrap());
         let living = BoundSocket::bind(&at(path.clone())).ok().unwrap();
         let refused = BoundSocket::bind(&at(path.clone())).err().unwrap();
@@ -264,14 +264,14 @@ mod tests {
 
     #[test]
     fn what_cannot_be_a_socket_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("file");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
         fs_err::write(&file, "").unwrap();
         let cases = [
-            (at(file), "is no socket"),
-            (at(folder.path().join("x".repeat(108))), "too long for a socket"),
-            (at("/".into()), "no name of a socket"),
-            (SocketOptions { group: Some("no such".into()), ..at(folder.path().join("s")) }, "no such group"),
+            (at(file), "is not a socket"),
+            (at(dir.path().join("x".repeat(108))), "path too long for a socket"),
+            (at("/".into()), "not a socket path"),
+            (SocketOptions { group: Some("no such".into()), ..at(dir.path().join("s")) }, "not found"),
         ];
         for (listen, text) in cases {
             let refused = BoundSocket::bind(&listen).err().expect("refused");

@@ -26,13 +26,15 @@ impl SocketPathFile {
             .and_then(|socket| files::replace(&file, format!("{}\n", socket.display()).as_bytes()));
         match written {
             Ok(()) => Ok(Some(SocketPathFile(file))),
-            // A full disk is no time to stay away: somebody has to collect.
+            // The daemon must start on a full disk, to run GC.
             Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
                 let socket = socket.display();
-                tracing::warn!("commands find this daemon only if they name its socket, {socket}: {error}");
+                tracing::warn!(
+                    "cannot record the socket {socket}; commands need --daemon to find it: {error}"
+                );
                 Ok(None)
             }
-            Err(error) => Err(Error::failed(format!("cannot say where the daemon listens: {error}")).hint(
+            Err(error) => Err(Error::failed(format!("cannot record the daemon's socket: {error}")).hint(
                 Hint::from("run as the owner of the directory, or name another: ")
                     .setting("root", "DIR")
                     .text(" or ")

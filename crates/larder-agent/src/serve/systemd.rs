@@ -1,4 +1,4 @@
-//! What a service manager is told, where one listens (`NOTIFY_SOCKET`).
+//! Notifications to the service manager (`NOTIFY_SOCKET`), if there is one.
 
 use std::future;
 use std::time::Duration;
@@ -11,19 +11,19 @@ const TO_END: Duration = Duration::from_secs(5);
 
 /// The socket is served; also, a reload has ended.
 pub(super) fn ready() {
-    tell(&[NotifyState::Ready]);
+    notify(&[NotifyState::Ready]);
 }
 
 /// A reload begins. The time is what `Type=notify-reload` wants to know.
 pub(super) fn reloading() {
     let states = [Ok(NotifyState::Reloading), NotifyState::monotonic_usec_now()];
-    tell(&states.into_iter().flatten().collect::<Vec<_>>());
+    notify(&states.into_iter().flatten().collect::<Vec<_>>());
 }
 
 /// The daemon ends, and lets what is under way go on for so long.
 pub(super) fn stopping(grace: Duration) {
     let most = (grace + TO_END).as_micros().try_into().unwrap_or(u32::MAX);
-    tell(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(most)]);
+    notify(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(most)]);
 }
 
 /// Says that the daemon lives, twice as often as the manager wants to hear it, until dropped.
@@ -33,12 +33,12 @@ pub(super) async fn watchdog() {
     let mut ticks = time::interval(period / 2);
     loop {
         ticks.tick().await;
-        tell(&[NotifyState::Watchdog]);
+        notify(&[NotifyState::Watchdog]);
     }
 }
 
-fn tell(states: &[NotifyState<'_>]) {
+fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!("systemd was not told: {error}");
+        tracing::debug!("cannot notify systemd: {error}");
     }
 }

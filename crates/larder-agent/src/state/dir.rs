@@ -17,9 +17,9 @@ use crate::error::{Error, NodeOpenError};
 /// So many links of which one leads to the next are followed.
 const LINKS: usize = 8;
 
-/// The folder of one backend's state, and its lock once it is taken.
+/// The directory of one backend's state, and its lock once it is taken.
 pub struct StateDir {
-    folder: PathBuf,
+    dir: PathBuf,
     lock: Option<fs_err::File>,
     roots: RootStateDir,
 }
@@ -28,9 +28,9 @@ pub struct StateDir {
 #[derive(Clone)]
 enum RootStateDir {
     None,
-    /// In this folder.
+    /// In this directory.
     Present(PathBuf),
-    /// Who may not look here cannot tell.
+    /// Unreadable for this user.
     Unknown(String),
 }
 
@@ -54,23 +54,20 @@ impl StateDir {
     fn of_runtime(root: &Path, root_of_root: &Path, endpoint: &str) -> StateDir {
         let name = file_name(&real(endpoint));
         let below = |root: &Path| root.join("collect/runtimes").join(&name);
-        let roots = if root == root_of_root {
-            RootStateDir::None
-        } else {
-            RootStateDir::in_folder(below(root_of_root))
-        };
+        let roots =
+            if root == root_of_root { RootStateDir::None } else { RootStateDir::in_dir(below(root_of_root)) };
         StateDir { roots, ..StateDir::at(below(root)) }
     }
 
-    /// That in this folder.
-    pub(crate) fn at(folder: PathBuf) -> StateDir {
-        StateDir { folder, lock: None, roots: RootStateDir::None }
+    /// That in this directory.
+    pub(crate) fn at(dir: PathBuf) -> StateDir {
+        StateDir { dir, lock: None, roots: RootStateDir::None }
     }
 
     /// Root's, where this user is another one and root is known to collect here, too.
     pub(crate) fn of_root(&self) -> Option<StateDir> {
         match &self.roots {
-            RootStateDir::Present(folder) => Some(StateDir::at(folder.clone())),
+            RootStateDir::Present(dir) => Some(StateDir::at(dir.clone())),
             RootStateDir::None | RootStateDir::Unknown(_) => None,
         }
     }
@@ -79,12 +76,12 @@ impl StateDir {
     pub fn without_root_state(self) -> Result<StateDir, Error> {
         let problem = match &self.roots {
             RootStateDir::None => return Ok(self),
-            RootStateDir::Present(folder) => format!(
-                "root collects the images of this runtime as well: what it keeps is in {}, and is not known here",
-                folder.display()
+            RootStateDir::Present(dir) => format!(
+                "root's larder also runs GC on this runtime: its keep rules and leases in {} are not readable",
+                dir.display()
             ),
             RootStateDir::Unknown(problem) => {
-                format!("whether root collects the images of this runtime as well cannot be seen: {problem}")
+                format!("cannot determine whether root's larder runs GC on this runtime: {problem}")
             }
         };
         Err(Error::failed(problem)
@@ -92,7 +89,7 @@ impl StateDir {
                 Hint::from("run as root, or name root's daemon instead of the runtime: ")
                     .setting("daemon", "SOCKET"),
             )
-            .hint(named_state("to ignore root's rules and records, name a directory of your own: ")))
+            .hint(named_state("to ignore root's rules and records, use another state directory: ")))
     }
 
     /// Creates the directory and locks it until the value is dropped. Refuses where root keeps another one.
@@ -103,15 +100,15 @@ impl StateDir {
     /// The same, also where root keeps a state directory of the same runtime.
     pub(crate) fn lock_beside_root(self) -> Result<StateDir, NodeOpenError> {
         if let Some(roots) = self.of_root() {
-            let folder = roots.folder().display();
+            let dir = roots.dir().display();
             tracing::warn!(
-                "root collects here as well, and does not know that the images are wanted: {folder}"
+                "root's larder also runs GC on this runtime, and does not know these leases: {dir}"
             );
         }
         let mut dir = self;
         let open = || -> std::io::Result<fs_err::File> {
-            fs_err::create_dir_all(&dir.folder)?;
-            let path = dir.folder.join("lock");
+            fs_err::create_dir_all(&dir.dir)?;
+            let path = dir.dir.join("lock");
             fs_err::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
         };
         let lock = open().map_err(|error| {
@@ -120,20 +117,20 @@ impl StateDir {
                     .hint(named_state("run as the owner of the directory, or name another: ")),
             )
         })?;
-        let shown = dir.folder.display();
+        let shown = dir.dir.display();
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 return Err(NodeOpenError::InUse(
                     Error::failed(format!("the state directory {shown} is in use by another larder process"))
-                        .hint("wait until that command ends, or stop the daemon")
+                        .hint("wait for the command to end, or stop the daemon")
                         .hint(named_state("or name another directory: ")),
                 ));
             }
             Err(error) => {
                 return Err(NodeOpenError::Failed(
                     Error::failed(format!("cannot lock the state directory {shown}: {error}"))
-                        .hint(named_state("name a directory on a file system with locks: ")),
+                        .hint(named_state("name a directory on a filesystem that supports locks: ")),
                 ));
             }
         }
@@ -148,53 +145,53 @@ impl StateDir {
 
     /// The records of use.
     pub(crate) fn records(&self) -> PathBuf {
-        self.folder.join("records.json")
+        self.dir.join("records.json")
     }
 
     /// The journal of removals.
     pub(crate) fn history(&self) -> PathBuf {
-        self.folder.join("history.jsonl")
+        self.dir.join("history.jsonl")
     }
 
-    /// The folder itself.
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
+    /// The directory itself.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Where a daemon leaves the path of its socket, unless its backend is the embedded store.
     pub(crate) fn daemon(&self) -> PathBuf {
-        self.folder.join("daemon")
+        self.dir.join("daemon")
     }
 
-    /// The folder of the pull records, in kubelet's layout.
+    /// The directory of the pull records, in kubelet's layout.
     pub(crate) fn pull_records(&self) -> PathBuf {
-        self.folder.join("image_manager")
+        self.dir.join("image_manager")
     }
 
     /// What commands made present without a daemon.
     pub(crate) fn ensured(&self) -> PathBuf {
-        self.folder.join("ensured.json")
+        self.dir.join("ensured.json")
     }
 
     /// The keep rules.
     pub(crate) fn keep(&self) -> PathBuf {
-        self.folder.join("keep.json")
+        self.dir.join("keep.json")
     }
 }
 
 impl RootStateDir {
-    fn in_folder(folder: PathBuf) -> RootStateDir {
-        match fs_err::metadata(folder.join("lock")) {
-            Ok(_) => RootStateDir::Present(folder),
+    fn in_dir(dir: PathBuf) -> RootStateDir {
+        match fs_err::metadata(dir.join("lock")) {
+            Ok(_) => RootStateDir::Present(dir),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
                 RootStateDir::None
             }
-            Err(error) => RootStateDir::Unknown(format!("{}: {}", folder.display(), error.kind())),
+            Err(error) => RootStateDir::Unknown(format!("{}: {}", dir.display(), error.kind())),
         }
     }
 }
 
-/// An endpoint by its real path: `/run` and `/var/run` are mostly the same folder.
+/// An endpoint by its real path: `/run` and `/var/run` are mostly the same directory.
 fn real(endpoint: &str) -> String {
     let path = endpoint.strip_prefix("unix://").map(Path::new);
     path.map_or_else(|| endpoint.to_owned(), |path| format!("unix://{}", real_path(path, LINKS).display()))
@@ -212,7 +209,7 @@ fn real_path(path: &Path, links: usize) -> PathBuf {
     }
 }
 
-/// A socket as the name of a folder: `unix:///run/x/y.sock` is `run-x-y.sock`.
+/// A socket as the name of a directory: `unix:///run/x/y.sock` is `run-x-y.sock`.
 fn file_name(endpoint: &str) -> String {
     let path = endpoint.split_once("://").map_or(endpoint, |(_, path)| path).trim_matches('/');
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
@@ -229,15 +226,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_runtime_has_a_folder_of_its_own() {
+    fn each_runtime_has_a_directory_of_its_own() {
         assert_eq!(file_name("unix:///run/containerd/containerd.sock"), "run-containerd-containerd.sock");
         assert_eq!(file_name("unix:///run/crio/crio.sock"), "run-crio-crio.sock");
     }
 
     #[test]
-    fn one_socket_has_one_folder_whatever_link_leads_to_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
+    fn one_socket_has_one_directory_whatever_link_leads_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
         fs_err::create_dir(path("run")).unwrap();
         std::os::unix::fs::symlink("run", path("var-run")).unwrap();
         let named = |name: &str| real(&format!("unix://{}", path(name).display()));
@@ -255,35 +252,35 @@ mod tests {
         assert_eq!(real("unix:///nowhere/d.sock"), "unix:///nowhere/d.sock");
     }
 
-    /// A link to itself stands for a folder that this user may not look into: root may look into any.
+    /// A link to itself stands for a directory that this user may not look into: root may look into any.
     #[test]
     fn who_cannot_see_whether_root_collects_does_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let (own, root) = (folder.path().join("own"), folder.path().join("root"));
+        let dir = tempfile::tempdir().unwrap();
+        let (own, root) = (dir.path().join("own"), dir.path().join("root"));
         std::os::unix::fs::symlink("root", &root).unwrap();
         let place = StateDir::of_runtime(&own, &root, "unix:///nowhere/d.sock");
         assert!(place.of_root().is_none());
         let refused = place.without_root_state().err().unwrap();
-        assert!(refused.message().contains("cannot be seen"), "{}", refused.message());
+        assert!(refused.message().contains("cannot determine whether"), "{}", refused.message());
     }
 
     #[test]
     fn who_is_not_root_does_not_collect_beside_root() {
-        let folder = tempfile::tempdir().unwrap();
-        let (own, root) = (folder.path().join("own"), folder.path().join("root"));
+        let dir = tempfile::tempdir().unwrap();
+        let (own, root) = (dir.path().join("own"), dir.path().join("root"));
         let place = |root_of_this: &Path| StateDir::of_runtime(root_of_this, &root, "unix:///nowhere/d.sock");
         assert!(place(&own).without_root_state().is_ok(), "root does not");
         drop(place(&root).lock().ok().unwrap());
         assert!(place(&root).without_root_state().is_ok());
         let refused = Error::from(place(&own).lock().err().unwrap());
         assert!(refused.message().contains("root/collect/runtimes/nowhere-d.sock"), "{}", refused.message());
-        assert_eq!(place(&own).of_root().unwrap().folder(), place(&root).folder());
+        assert_eq!(place(&own).of_root().unwrap().dir(), place(&root).dir());
     }
 
     #[test]
     fn one_process_at_a_time_has_the_place() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = || StateDir::at(folder.path().join("collect"));
+        let dir = tempfile::tempdir().unwrap();
+        let place = || StateDir::at(dir.path().join("collect"));
         let first = place().lock().ok().unwrap();
         let refused = Error::from(place().lock().err().unwrap());
         assert!(refused.message().ends_with("is in use by another larder process"), "{}", refused.message());

@@ -1,4 +1,4 @@
-//! Images that a command made present without a daemon, for somebody who is about to use them: collection leaves them
+//! Images that a command ensured without a daemon, and that are about to be used: GC leaves them
 //! alone for a while, as a daemon does with what it ensures.
 //!
 //! One process at a time writes the file: the one that has the lock of the state directory. Lost entries would let images
@@ -95,9 +95,7 @@ impl EnsureLeaseFile {
     fn read(&self) -> Result<EnsureLeaseDocument, ImageUseError> {
         let path = self.path.display();
         let broken = |why: &dyn std::fmt::Display| {
-            ImageUseError::other(format!(
-                "which images were just ensured cannot be read: {path}: {why}; remove the file"
-            ))
+            ImageUseError::other(format!("cannot read the recent ensures: {path}: {why}; remove the file"))
         };
         let mut text = Vec::new();
         match fs_err::File::open(&self.path) {
@@ -106,9 +104,7 @@ impl EnsureLeaseFile {
             }
             opened => opened.and_then(|file| file.take(LONGEST_FILE).read_to_end(&mut text)),
         }
-        .map_err(|error| {
-            ImageUseError::other(format!("which images were just ensured cannot be read: {error}"))
-        })?;
+        .map_err(|error| ImageUseError::other(format!("cannot read the recent ensures: {error}")))?;
         let ensured: EnsureLeaseDocument = serde_json::from_slice(&text).map_err(|error| broken(&error))?;
         if ensured.version != VERSION {
             return Err(broken(&format_args!("version {}, known is {VERSION}", ensured.version)));
@@ -147,8 +143,8 @@ mod tests {
         found.iter().map(|found| found.image.as_str()).collect()
     }
 
-    fn file(folder: &tempfile::TempDir) -> EnsureLeaseFile {
-        EnsureLeaseFile { path: folder.path().join("ensured.json"), clock: SystemClock::new(), lease: LEASE }
+    fn file(dir: &tempfile::TempDir) -> EnsureLeaseFile {
+        EnsureLeaseFile { path: dir.path().join("ensured.json"), clock: SystemClock::new(), lease: LEASE }
     }
 
     #[test]
@@ -198,8 +194,8 @@ mod tests {
 
     #[tokio::test]
     async fn it_is_read_as_it_was_written_and_what_cannot_be_read_is_not_taken_for_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = file(&folder);
+        let dir = tempfile::tempdir().unwrap();
+        let file = file(&dir);
         assert_eq!(file.uses().await, Ok(Vec::new()), "there is none");
         file.add(&["a".into()]).unwrap();
         file.add(&["b".into()]).unwrap();

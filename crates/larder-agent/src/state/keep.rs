@@ -54,7 +54,7 @@ impl KeepRuleFile {
         let wrong = |why: &dyn std::fmt::Display| {
             Error::bad_input(format!("cannot read the keep rules: {why}")).hint(
                 Hint::from(
-                    "nothing is removed until the file is repaired or deleted, or all rules are dropped: ",
+                    "GC removes nothing until the file is repaired or deleted, or all rules are removed: ",
                 )
                 .command(["unkeep", "--all"]),
             )
@@ -77,7 +77,7 @@ impl KeepRuleFile {
         let file =
             KeepRuleDocument { version: VERSION, rules: rules.iter().map(KeepRuleRecord::from).collect() };
         replace(&self.0, &file)
-            .map_err(|error| Error::failed(format!("the keep rules could not be written: {error}")))
+            .map_err(|error| Error::failed(format!("cannot write the keep rules: {error}")))
     }
 }
 
@@ -143,8 +143,8 @@ mod tests {
 
     #[test]
     fn rules_are_read_as_they_were_written() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = KeepRuleFile(folder.path().join("keep.json"));
+        let dir = tempfile::tempdir().unwrap();
+        let file = KeepRuleFile(dir.path().join("keep.json"));
         assert_eq!(file.read(), Ok(Vec::new()));
         let mut rules = vec![
             KeepRule::new(Selector::Name("app/*".into())),
@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_not_taken_for_no_rules() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = KeepRuleFile(folder.path().join("keep.json"));
+        let dir = tempfile::tempdir().unwrap();
+        let file = KeepRuleFile(dir.path().join("keep.json"));
         for text in
             ["", "{", r#"{"version":2,"rules":[]}"#, r#"{"version":1,"rules":[{"select":{"x":"y"}}]}"#]
         {

@@ -72,7 +72,7 @@ impl RecentEnsures {
                 if !ids.is_empty()
                     && let Err(error) = journal.write(&ids)
                 {
-                    tracing::warn!("collection may remove the images before they are used: {error}");
+                    tracing::warn!("GC may remove ensured images before they are used: {error}");
                     // The next ensure of each tries again.
                     let mut pending = lock(&shared);
                     for id in &ids {
@@ -85,7 +85,7 @@ impl RecentEnsures {
             }
         });
         if let Err(error) = &thread {
-            tracing::warn!("ensured images are not recorded: {error}");
+            tracing::warn!("cannot record ensured images: {error}");
         }
         RecentEnsures { pending, wake: Some(wake), thread: thread.ok() }
     }
@@ -154,9 +154,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_noted_is_on_disk_after_a_flush_and_is_renewed_later() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let lease = Duration::from_secs(60);
-        let file = || EnsureLeaseFile::at(&StateDir::at(folder.path().to_owned()), lease);
+        let file = || EnsureLeaseFile::at(&StateDir::at(dir.path().to_owned()), lease);
         let recent = RecentEnsures::in_file(file());
         for id in ["sha256:a", "sha256:b", "sha256:a"] {
             recent.note(&id.into());
@@ -165,7 +165,7 @@ mod tests {
         let mut found: Vec<_> = file().uses().await.unwrap().into_iter().map(|found| found.image).collect();
         found.sort_unstable();
         assert_eq!(found, ["sha256:a", "sha256:b"]);
-        fs_err::remove_file(folder.path().join("ensured.json")).unwrap();
+        fs_err::remove_file(dir.path().join("ensured.json")).unwrap();
         recent.note(&"sha256:a".into());
         recent.flush().await;
         assert!(file().uses().await.unwrap().is_empty(), "it was recorded not long ago");

@@ -88,12 +88,12 @@ fn easy_slips_in_manifests_get_a_hint() {
         (pod("{containrs: [{name: a, image: 'a:1'}]}"), "containrs: did you mean containers?"),
         (pod("{containers: [{name: a, Image: 'a:1'}]}"), "Image: did you mean image?"),
         (pod("{containers: {name: a, image: 'a:1'}}"), "begin each entry with a dash: - name: ..."),
-        (pod("{containers: [], containers: []}"), "keep one of the two"),
+        (pod("{containers: [], containers: []}"), "remove one of them"),
         (
             pod("\n  containers:\n    - image: {{ .Values.image }}:{{ .Values.tag }}"),
             "this is a template: helm template CHART | larder ensure -f -",
         ),
-        (pod("\n\tcontainers: []"), "YAML is indented with spaces, and never with tabs"),
+        (pod("\n\tcontainers: []"), "indent with spaces, not tabs"),
     ] {
         let run = world.larder_reading(&text, &["ensure", "-f", "-"]).expect(2);
         assert!(run.stderr.contains(&format!("\nhint: {hint}\n")), "{text}\n{}", run.stderr);

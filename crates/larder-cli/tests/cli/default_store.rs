@@ -67,7 +67,7 @@ fn a_mistyped_root_does_not_become_a_store() {
 }
 
 #[test]
-fn commands_of_the_store_say_that_the_variable_changes_nothing() {
+fn commands_is_of_store_say_that_the_variable_changes_nothing() {
     let home = tempfile::tempdir().unwrap();
     let mut command = unprivileged(home.path());
     command.env("LARDER_BACKEND", "cri").args(["mount", "busybox", "/mnt"]);

@@ -184,7 +184,7 @@ fn what_was_removed_is_told_as_data_up_to_where_the_runtime_goes_away() {
 fn removing_what_is_not_there_is_an_error_unless_told_otherwise() {
     let world = world();
     let run = world.larder(&["rm", "nowhere:1", BUSYBOX]).expect(1);
-    assert!(run.stderr.contains("nowhere:1: no such image"), "{run:?}");
+    assert!(run.stderr.contains("nowhere:1: image not found"), "{run:?}");
     assert!(run.stdout.contains(&format!("Deleted: {BUSYBOX}")), "the others are removed: {run:?}");
     world.larder(&["rmi", "--ignore-not-found", "nowhere:1"]).expect(0);
 }

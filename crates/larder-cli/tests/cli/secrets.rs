@@ -153,7 +153,7 @@ fn entries_that_cannot_be_used_are_told_once() {
     world.file("all.yaml", &(secret + &two));
     let run = world.larder(&["ensure", "--policy=Always", "-f", "all.yaml"]).expect(0);
     let warnings: Vec<_> = run.stderr.lines().filter(|line| line.starts_with("warning: ")).collect();
-    let expected = "warning: all.yaml: document 1 (Secret finance/regcred): one entry is not used: its location is not a URL";
+    let expected = "warning: all.yaml: document 1 (Secret finance/regcred): one entry ignored: its location is not a URL";
     assert_eq!(warnings, [expected], "{run:?}");
     assert!(!format!("{run:?}").contains("hunter2"), "{run:?}");
     assert_eq!(pulls(&world).first().map(String::as_str), Some(LARDER));

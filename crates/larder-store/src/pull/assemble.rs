@@ -196,8 +196,8 @@ impl StorePuller {
             }
             LayerOrigin::Registry { session, tally } => (session, tally),
         };
-        let (observed, digest) = (Arc::clone(&tally), wanted.descriptor.digest.clone());
-        let observer: FetchObserver = Arc::new(move |notice| observed.notice_of(&digest, &notice));
+        let (tracker, digest) = (Arc::clone(&tally), wanted.descriptor.digest.clone());
+        let observer: FetchObserver = Arc::new(move |notice| tracker.notice_of(&digest, &notice));
         loop {
             let (session, observer) = (session.clone(), Arc::clone(&observer));
             match fetch_layer(self.store.clone(), session, wanted.clone(), options.clone(), observer, &worker)

@@ -142,7 +142,9 @@ impl NodeKeyring {
             Some(helpers) => of_files.extend(helpers.lookup(&node.helpers, repository).await),
             None if node.helpers.is_empty() => {}
             None => {
-                tracing::debug!("ignored the credential helpers of the docker config: disabled for this node")
+                tracing::debug!(
+                    "ignored the credential helpers of the docker config: disabled for this node"
+                );
             }
         }
         for credential in &mut of_files {

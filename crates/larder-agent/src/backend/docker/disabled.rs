@@ -31,5 +31,5 @@ pub(crate) fn check(_: &str) -> Result<(), String> {
 
 fn refused(text: &str, by: &str) -> Error {
     Error::bad_input(format!("{by} {text}: this larder was built without Docker"))
-        .hint("build it with its feature docker, which is among the default ones")
+        .hint("build it with the feature docker, which is on by default")
 }

@@ -19,7 +19,7 @@ use crate::environment::variable;
 
 /// Says that TCP is encrypted.
 const TLS: &str = "DOCKER_TLS_VERIFY";
-/// The folder with the files for it.
+/// The directory with the files for it.
 const CERTIFICATES: &str = "DOCKER_CERT_PATH";
 
 /// Where the engine is that a text names, as text.
@@ -43,7 +43,7 @@ pub(crate) fn open(
     config.connect_timeout = connect.unwrap_or(config.connect_timeout).min(config.request_timeout);
     let engine = DockerBackend::new(host, config).map_err(|error| {
         Error::bad_input(format!("{by} {text}: {}", error_chain(&error)))
-            .hint(format!("{TLS} asks for TLS, with the files in {CERTIFICATES}"))
+            .hint(format!("{TLS} enables TLS, with the files in {CERTIFICATES}"))
     })?;
     Ok(BackendHandle::Docker(Arc::new(engine)))
 }
@@ -102,12 +102,12 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
 }
 
 fn certificates() -> Result<PathBuf, Error> {
-    if let Some(folder) = variable(CERTIFICATES) {
-        return Ok(folder.into());
+    if let Some(dir) = variable(CERTIFICATES) {
+        return Ok(dir.into());
     }
     let home = variable("HOME").map(|home| Path::new(&home).join(".docker"));
     home.ok_or_else(|| {
         Error::bad_input(format!("{TLS}: no files for TLS: neither {CERTIFICATES} nor HOME is set"))
-            .hint(format!("name their folder with {CERTIFICATES}"))
+            .hint(format!("name their directory with {CERTIFICATES}"))
     })
 }

@@ -15,7 +15,7 @@ use crate::quantity::{LONGEST, parse_size};
 /// A whole number from `MIN` to `MAX`.
 pub(in crate::config) struct IntegerCodec<T, const MIN: i64, const MAX: i64>(PhantomData<T>);
 
-/// Whole numbers as kubelet has them: what is out of bounds is told later, in kubelet's words.
+/// Whole numbers as kubelet has them: the range is checked later, with kubelet's messages.
 pub(in crate::config) type KubeletIntCodec = IntegerCodec<i32, { i32::MIN as i64 }, { i32::MAX as i64 }>;
 
 impl<T, const MIN: i64, const MAX: i64> SettingCodec for IntegerCodec<T, MIN, MAX>
@@ -46,7 +46,7 @@ where
     }
 }
 
-/// A duration of kubelet's: any that Go reads; what is out of bounds is told later, in kubelet's words.
+/// A duration of kubelet's: any that Go reads; the range is checked later, with kubelet's messages.
 pub(in crate::config) struct GoDurationCodec;
 
 impl SettingCodec for GoDurationCodec {
@@ -58,7 +58,7 @@ impl SettingCodec for GoDurationCodec {
 
     fn parse(at: &NodeCursor<'_>) -> Result<GoDuration, InputProblem> {
         if at.is_number() && at.number()? != "0" {
-            let hint = "write it with its unit, such as 90s";
+            let hint = "add the unit, such as 90s";
             return Err(at.must_be("a duration").hint(hint));
         }
         let text = if at.is_number() { "0" } else { at.text()? };
@@ -84,7 +84,7 @@ impl<const MIN: u64> SettingCodec for DurationCodec<MIN> {
         let written = GoDurationCodec::parse(at)?;
         match written.to_std() {
             Some(time) if (Duration::from_secs(MIN)..=LONGEST).contains(&time) => Ok(time),
-            _ => Err(at.problem(format!("must be from {MIN}s to 8760h, a year; is {written}"))),
+            _ => Err(at.problem(format!("must be from {MIN}s to 8760h (one year), is {written}"))),
         }
     }
 

@@ -32,7 +32,7 @@ macro_rules! image_setting {
     };
 }
 
-const NO_NODE_STATUS: &str = "larder writes no status of the node: kubelet does";
+const NO_NODE_STATUS: &str = "kubelet writes the node status, larder does not";
 
 pub(super) const SETTINGS: &[Setting] = &[
     image_setting!(
@@ -48,7 +48,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         KubeletIntCodec,
         registry_burst,
         Live,
-        "Pulls started at once before that limit bites; 0 is the default."
+        "Pulls that may start in one burst above `registryPullQPS`; 0 is the default."
     )
     .kubelet_flag("--registry-burst"),
     image_setting!("serializeImagePulls", BoolCodec, serialize_image_pulls, Live, "Pull one image at a time.")
@@ -59,17 +59,17 @@ pub(super) const SETTINGS: &[Setting] = &[
         KubeletIntCodec,
         max_parallel_image_pulls,
         Live,
-        "How many images may be pulled at once, at least 1; more than 1 only where `serializeImagePulls` is not true.",
+        "Limit of concurrent pulls, at least 1; above 1 only if `serializeImagePulls` is false.",
         |config| config.images.max_parallel_image_pulls.map_or(Value::Null, |bound| KubeletIntCodec::print(&bound))
     )
-    .default("`4`; none where pulls are serialised")
-    .kubelet_has("no bound"),
+    .default("`4`; no limit if `serializeImagePulls` is true")
+    .kubelet_has("no limit"),
     image_setting!(
         "imageMinimumGCAge",
         GoDurationCodec,
         image_minimum_gc_age,
         Live,
-        "Spare images that were first seen less than this ago; 0 is the default."
+        "GC retains images that were first seen less than this ago; 0 is the default."
     )
     .kubelet_flag("--minimum-image-ttl-duration"),
     image_setting!(
@@ -77,14 +77,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         GoDurationCodec,
         image_maximum_gc_age,
         Live,
-        "Remove images unused for longer than this although there is room; 0 is never. Else above `imageMinimumGCAge`."
+        "GC removes images unused for longer than this, whatever the disk usage; 0 is never. Otherwise above `imageMinimumGCAge`."
     ),
     image_setting!(
         "imageGCHighThresholdPercent",
         KubeletIntCodec,
         image_gc_high_threshold_percent,
         Live,
-        "Collect when so many percent of the file system are in use; 100 is never."
+        "GC starts at this disk usage of the image filesystem, in percent; 100 is never."
     )
     .kubelet_flag("--image-gc-high-threshold"),
     image_setting!(
@@ -92,7 +92,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         KubeletIntCodec,
         image_gc_low_threshold_percent,
         Live,
-        "Free until so many percent are in use; below the high threshold."
+        "GC frees space down to this disk usage, in percent; below the high threshold."
     )
     .kubelet_flag("--image-gc-low-threshold"),
     image_setting!(
@@ -100,7 +100,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         KubeletIntCodec,
         node_status_max_images,
         Live,
-        "How many images the status of the node lists, the biggest first; -1 is all."
+        "Number of images in the node status, the largest first; -1 is all."
     )
     .kubelet_flag("--node-status-max-images")
     .idle(NO_NODE_STATUS),
@@ -109,7 +109,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         GoDurationCodec,
         runtime_request_timeout,
         Restart,
-        "How long a call to the runtime may take; 0 is the default. Pulls have `pull.timeout`."
+        "Timeout of a call to the runtime, except pulls (`pull.timeout`); 0 is the default."
     )
     .kubelet_flag("--runtime-request-timeout"),
     image_setting!(
@@ -117,7 +117,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         StringCodec,
         container_runtime_endpoint,
         Restart,
-        "The socket of the container runtime, such as `unix:///run/containerd/containerd.sock`; used where `backend` is `cri`. Empty: the first socket that a runtime listens on where runtimes usually do."
+        "The socket of the container runtime, such as `unix:///run/containerd/containerd.sock`, for `backend: cri`. Empty: the first of the usual sockets that a runtime listens on."
     )
     .kubelet_flag("--container-runtime-endpoint")
     .kubelet_has("`unix:///run/containerd/containerd.sock`"),
@@ -126,7 +126,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         StringCodec,
         image_service_endpoint,
         Restart,
-        "The socket of the runtime's image service; used where `backend` is `cri`. Empty: that of the runtime. Larder's own socket, which kubelet's file may name here, is passed over."
+        "The socket of the runtime's image service, for `backend: cri`. Empty: `containerRuntimeEndpoint`. If kubelet's file names larder's own socket here, it is ignored."
     )
     .kubelet_flag("--image-service-endpoint"),
     image_setting!(
@@ -134,21 +134,21 @@ pub(super) const SETTINGS: &[Setting] = &[
         StringCodec,
         image_pull_credentials_verification_policy,
         Live,
-        "Which present images a pod may use only with credentials: `NeverVerify`, `NeverVerifyPreloadedImages`, `NeverVerifyAllowlistedImages`, `AlwaysVerify`."
+        "For which present images a pod needs credentials: `NeverVerify`, `NeverVerifyPreloadedImages`, `NeverVerifyAllowlistedImages`, `AlwaysVerify`."
     ),
     image_setting!(
         "preloadedImagesVerificationAllowlist",
         StringListCodec,
         preloaded_images_verification_allowlist,
         Live,
-        "Images that need none under `NeverVerifyAllowlistedImages`: names without tag, or prefixes that end in `/*`."
+        "Images that need no credentials under `NeverVerifyAllowlistedImages`: names without tag, or prefixes that end in `/*`."
     ),
     setting!(
         "imageCredentialProviderConfig",
         OptionalPathCodec,
         credential_plugins.config,
         Restart,
-        "The file or folder that configures credential plugins; goes with `imageCredentialProviderBinDir`."
+        "The file or directory that configures credential providers; requires `imageCredentialProviderBinDir`."
     )
     .kubelet_flag("--image-credential-provider-config"),
     setting!(
@@ -156,7 +156,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         OptionalPathCodec,
         credential_plugins.bin_dir,
         Restart,
-        "The folder of credential plugins; goes with `imageCredentialProviderConfig`."
+        "The directory of the credential provider binaries; requires `imageCredentialProviderConfig`."
     )
     .kubelet_flag("--image-credential-provider-bin-dir"),
     setting!(
@@ -164,7 +164,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         OptionalPathCodec,
         static_pod_path,
         Live,
-        "A folder with manifests of pods: their images are ensured. Not taken from kubelet's file, since kubelet asks for those images itself."
+        "A directory of static pod manifests, whose images are ensured. Not read from kubelet's file, since kubelet ensures those images itself."
     )
     .kubelet_flag("--pod-manifest-path"),
     setting!(
@@ -172,7 +172,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         BoolCodec,
         gates.ensure_secret_pulled_images,
         Restart,
-        "Whether present images may need credentials."
+        "Verify credentials for present images, by `imagePullCredentialsVerificationPolicy`."
     )
     .of_kubelet(),
     setting!(
@@ -180,7 +180,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         BoolCodec,
         runtime.list_streaming,
         Restart,
-        "Ask the runtime for lists as streams."
+        "Request lists from the runtime as streams."
     )
     .of_kubelet(),
     setting!(
@@ -188,7 +188,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         BoolCodec,
         runtime.runtime_class_in_image,
         Restart,
-        "Send and report runtime handlers of images."
+        "Send and report the runtime handlers of images."
     )
     .of_kubelet(),
 ];

@@ -25,24 +25,24 @@ pub(super) const TOP: &[Setting] = &[
         AbsolutePathCodec,
         root,
         Restart,
-        "The folder of larder's own store, which is made if there is none."
+        "The directory of the embedded store, created if missing."
     )
-    .default("`/var/lib/larder`; for others than root `~/.local/share/larder`"),
+    .default("`/var/lib/larder`; as another user than root, `~/.local/share/larder`"),
     setting!(
         "state",
         OptionalPathCodec,
         state,
         Restart,
-        "Where larder notes when images were used, what it removed, and what to keep. Empty: the folder `collect` of the store; for a runtime, one for its socket in the store's usual place."
+        "The directory for last uses, removed images and keep rules. Empty: `collect` in `root`; with a runtime, a directory for its socket below the default `root`."
     ),
     setting!(
         "backend",
         BackendCodec,
         backend,
         Restart,
-        "Where images live: `store` is larder's own store, `cri` the runtime that `containerRuntimeEndpoint` names, or that is found, `unix:///path/to.sock` that runtime, and `docker` the Docker Engine that `DOCKER_HOST` names or that listens where engines usually do (`docker:///path/to.sock` for another one)."
+        "Where images are stored: `store` is the embedded store, `cri` the runtime of `containerRuntimeEndpoint`, `unix:///path/to.sock` the runtime on that socket, `docker` the Docker Engine of `DOCKER_HOST` or on a usual socket, `docker:///path/to.sock` the one on that socket."
     )
-    .default("`store`; `cri` where `containerRuntimeEndpoint` or `imageServiceEndpoint` is set, also in kubelet's file"),
+    .default("`store`; `cri` if `containerRuntimeEndpoint` or `imageServiceEndpoint` is set, also in kubelet's file"),
     Setting::new(
         "prefetch",
         (|| "list of images".into(), FlagValueKind::Text),
@@ -52,45 +52,44 @@ pub(super) const TOP: &[Setting] = &[
         },
         |config| show_prefetch(&config.prefetch),
         ReloadSupport::Live,
-        "Images that are kept present although no pod has asked for them. See below.",
+        "Images to pull before a pod needs them, and keep. See [below](#items-of-prefetch).",
     ),
 ];
 
 /// Those in sections.
 pub(super) const SECTIONS: &[Setting] = &[
-    setting!("listen.socket", AbsolutePathCodec, listen.socket, Restart, "The socket that larder serves.")
-        .default("`/run/larder/larder.sock`; for others than root `$XDG_RUNTIME_DIR/larder/larder.sock`; with `--root`, `larder.sock` in that folder"),
-    setting!("listen.mode", FileModeCodec, listen.mode, Restart, "The mode of the socket, in quotes."),
+    setting!("listen.socket", AbsolutePathCodec, listen.socket, Restart, "The socket that the daemon listens on.")
+        .default("`/run/larder/larder.sock`; as another user than root, `$XDG_RUNTIME_DIR/larder/larder.sock`; with `--root`, `larder.sock` in that directory"),
+    setting!("listen.mode", FileModeCodec, listen.mode, Restart, "The file mode of the socket, in quotes."),
     setting!(
         "listen.group",
         OptionalStringCodec,
         listen.group,
         Restart,
-        "The group of the socket, by name or number. Empty: larder's own. Who may open it can mount anywhere as larder's user: as \
-         root, if that is root."
+        "The group of the socket, by name or number. Empty: the daemon's group. Access to the socket allows mounts anywhere as the daemon's user."
     ),
     setting!(
         "metrics.address",
         SocketAddrCodec,
         metrics.address,
         Restart,
-        "Where metrics are served over plain HTTP, on loopback. Empty: nowhere."
+        "Where metrics are served over plain HTTP. Empty: only on the socket."
     ),
     setting!(
         "metrics.allowRemote",
         BoolCodec,
         metrics.allow_remote,
         Restart,
-        "Whether `metrics.address` may be one that other machines reach."
+        "Allow a `metrics.address` that other machines can reach."
     ),
-    setting!("log.level", EnumCodec<Level>, log.level, Live, "The least important lines that are logged. `LARDER_LOG` overrides it."),
-    setting!("log.format", EnumCodec<LogFormat>, log.format, Live, "Lines for people, or one JSON object a line."),
+    setting!("log.level", EnumCodec<Level>, log.level, Live, "The lowest level that is logged. `LARDER_LOG` overrides it."),
+    setting!("log.format", EnumCodec<LogFormat>, log.format, Live, "Text, or one JSON object per line."),
     setting!(
         "pull.overRate",
         EnumCodec<RateLimitAction>,
         pull.over_rate,
         Live,
-        "What happens to a pull over the limit of `registryPullQPS`: it waits, or it fails."
+        "Whether a pull above `registryPullQPS` waits or fails."
     )
     .kubelet_has("`refuse`"),
     setting!(
@@ -98,7 +97,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         EnumCodec<DuplicatePullPolicy>,
         pull.same_image,
         Live,
-        "What happens when an image is wanted that is being pulled already: one pull serves all whose credentials lead to the same, or each has its own."
+        "Whether requests for the same image share one pull (if their credentials resolve to the same), or each starts its own."
     )
     .kubelet_has("`eachRequest`"),
     setting!(
@@ -106,7 +105,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         EnumCodec<NewCredentialsPolicy>,
         pull.new_credentials,
         Live,
-        "What happens when a pod whose pull failed not long ago comes with another pull secret: the image is pulled at once, or it waits for the back-off."
+        "Whether a request with other credentials than the failed pull starts a pull at once, or waits for the back-off."
     )
     .kubelet_has("`wait`"),
     setting!(
@@ -114,22 +113,22 @@ pub(super) const SECTIONS: &[Setting] = &[
         OptionalDurationCodec,
         pull.pull_timeout,
         Live,
-        "How long a pull may take once it has its turn; 0 is no bound."
+        "Timeout of a pull, from its start after queueing; 0 is no limit."
     ),
     setting!(
         "pull.backoffInitial",
         DurationCodec<1>,
         pull.backoff_initial,
         Live,
-        "How long an image is left alone after its first failure; each further one doubles it."
+        "Back-off after the first failed pull of an image; each further failure doubles it."
     ),
-    setting!("pull.backoffMax", DurationCodec<1>, pull.backoff_max, Live, "How long an image is left alone at most."),
+    setting!("pull.backoffMax", DurationCodec<1>, pull.backoff_max, Live, "Longest back-off of an image."),
     setting!(
         "pull.credentialTokens",
         EnumCodec<TokenPolicy>,
         credential_tokens,
         Restart,
-        "What is done with identity and registry tokens of pull secrets and docker configs."
+        "Whether identity and registry tokens of pull secrets and Docker configs are used."
     )
     .kubelet_has("`ignore`"),
     setting!(
@@ -137,7 +136,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         DurationCodec<0>,
         ensured_lease,
         Restart,
-        "How long an image that was just ensured is spared by collection although nothing uses it yet."
+        "Lease of an ensured image: GC retains it for this long although no container uses it yet; 0 is no lease."
     )
     .kubelet_has("`0s`"),
     setting!(
@@ -145,7 +144,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         ByteSizeCodec<0>,
         gc.min_free_bytes,
         Live,
-        "Collect as well when fewer bytes are free than this; 0 leaves it to the percents."
+        "GC also starts when less than this is free; 0 is never."
     ),
     inode_setting("gc.inodeHighThresholdPercent", InodeThreshold::High).kubelet_has("`100`"),
     inode_setting("gc.inodeLowThresholdPercent", InodeThreshold::Low),
@@ -154,14 +153,14 @@ pub(super) const SECTIONS: &[Setting] = &[
         IntegerCodec<u32, 0, 100>,
         gc.free_margin_percent,
         Live,
-        "How many percent more than asked for are freed on demand (`larder gc --free`)."
+        "Percentage that `larder gc --free` frees in addition to the requested size."
     ),
     setting!(
         "gc.accounting",
         EnumCodec<Accounting>,
         gc.accounting,
         Live,
-        "How freed room is counted: `exact` counts shared layers once and measures after each removal, `nominal` adds up the sizes of images."
+        "How freed space is counted: `exact` counts shared layers once and measures the filesystem after each removal, `nominal` adds up image sizes."
     )
     .kubelet_has("`nominal`"),
     setting!(
@@ -169,7 +168,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         EnumCodec<AgeRule>,
         gc.age,
         Live,
-        "The age of an image that nothing has used, for `imageMaximumGCAge`: from when it was first seen, or beyond any bound."
+        "The age, for `imageMaximumGCAge`, of an image that was never used: since it was first seen, or infinite."
     )
     .kubelet_has("`infinitelyOld`"),
     setting!(
@@ -177,7 +176,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         EnumCodec<UseRule>,
         gc.uses,
         Live,
-        "What a container must name for its image to be in use: its id or one of its names, or its id only."
+        "Which references of a container mark an image as in use: image ID and names, or the image ID only."
     )
     .kubelet_has("`ids`"),
     setting!(
@@ -185,7 +184,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         EnumCodec<ClockRule>,
         gc.clock,
         Live,
-        "What steps of the wall clock do to ages: nothing, or what they say."
+        "When the wall clock is set: `keepAges` keeps the ages of images, `believe` computes them from the new time."
     )
     .kubelet_has("`believe`"),
     setting!(
@@ -193,7 +192,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         EnumCodec<HookRule>,
         gc.hooks,
         Live,
-        "Which images are told to be left after a collection: all that are present, or those that were looked at and kept."
+        "Which images a GC round reports as retained: all that are present, or only the examined ones."
     )
     .kubelet_has("`examined`"),
     Setting::new(
@@ -205,16 +204,16 @@ pub(super) const SECTIONS: &[Setting] = &[
         },
         |config| show_keep(&config.gc.keep),
         ReloadSupport::Live,
-        "Images to spare, beside those of `larder keep`. See below.",
+        "Keep rules, in addition to those of `larder keep`. See [below](#items-of-gckeep).",
     ),
-    setting!("gc.period", DurationCodec<1>, gc_intervals.collect, Restart, "How often larder collects."),
-    setting!("gc.listPeriod", DurationCodec<1>, gc_intervals.list, Restart, "How often the list of images is refreshed."),
+    setting!("gc.period", DurationCodec<1>, gc_intervals.collect, Restart, "Interval of GC rounds."),
+    setting!("gc.listPeriod", DurationCodec<1>, gc_intervals.list, Restart, "Interval at which the list of images is refreshed."),
     setting!(
         "gc.pressurePeriod",
         OptionalDurationCodec,
         gc_intervals.pressure,
         Restart,
-        "How often larder looks how full the disk is, to collect at once; 0 is never."
+        "Interval at which disk usage is checked to start GC early; 0 is never."
     )
     .kubelet_has("`0s`"),
 ];
@@ -226,35 +225,35 @@ pub(super) const REST: &[Setting] = &[
         DurationCodec<1>,
         runtime.connect_timeout,
         Restart,
-        "How long opening a connection to the runtime may take."
+        "Timeout to connect to the runtime."
     ),
     setting!(
         "runtime.imageVolumes",
         BoolCodec,
         runtime.image_volumes,
         Restart,
-        "Find out which images are mounted as volumes. Costs one call for each container the first time it is seen."
+        "Detect images that are mounted as volumes. Costs one call for each new container."
     ),
     setting!(
         "docker.pruneBuildCache",
         BoolCodec,
         prune_build_cache,
         Restart,
-        "With `backend: docker`: when the disk is past a limit, have the engine remove what its builder does not use right now, before any image goes. It is what `docker builder prune` does."
+        "With `backend: docker`: when GC starts, let the engine remove unused build cache (as `docker builder prune` does) before any image."
     ),
     setting!(
         "drain.gracePeriod",
         DurationCodec<0>,
         drain_grace_period,
         Live,
-        "How long calls may go on once larder is told to stop."
+        "How long in-flight calls may continue after a request to stop."
     ),
     setting!(
         "events.ringSize",
         IntegerCodec<usize, 0, 1_000_000>,
         event_ring_size,
         Restart,
-        "How many events are kept for those who watch later."
+        "Number of recent events kept for later watchers."
     ),
 ];
 
@@ -275,7 +274,7 @@ const fn inode_setting(key: &'static str, which: InodeThreshold) -> Setting {
             |draft, at| inodes(&mut draft.config.gc, at, |inodes, percent| inodes.high_percent = percent),
             |config| json!(config.gc.inodes.map_or(100, |inodes| inodes.high_percent)),
             ReloadSupport::Live,
-            "Collect when so many percent of the inodes are in use; 100 is never.",
+            "GC also starts at this inode usage, in percent; 100 is never.",
         ),
         InodeThreshold::Low => Setting::new(
             key,
@@ -283,7 +282,7 @@ const fn inode_setting(key: &'static str, which: InodeThreshold) -> Setting {
             |draft, at| inodes(&mut draft.config.gc, at, |inodes, percent| inodes.low_percent = percent),
             |config| json!(config.gc.inodes.map_or(100, |inodes| inodes.low_percent)),
             ReloadSupport::Live,
-            "Free until so many percent of the inodes are in use; not above the high threshold.",
+            "GC frees inodes down to this usage, in percent; not above the high threshold.",
         ),
     }
 }

@@ -19,57 +19,57 @@ pub(super) const SETTINGS: &[Setting] = &[
         PathListCodec,
         registry.config_dirs,
         Restart,
-        "Folders with one folder for each registry, which holds a `hosts.toml` (containerd's format) or certificates (Docker's way). The first that knows a registry decides."
+        "Directories with a subdirectory for each registry, with a `hosts.toml` (containerd's format) or certificates (Docker's layout). The first directory that has the registry is used."
     )
-    .default("`/etc/containerd/certs.d`, `/etc/docker/certs.d`; before them, for others than root, `~/.config/larder/certs.d`"),
+    .default("`/etc/containerd/certs.d`, `/etc/docker/certs.d`; before them, as another user than root, `~/.config/larder/certs.d`"),
     setting!(
         "registry.plainHTTP",
         RegistryListCodec,
         registry.plain_http,
         Restart,
-        "Registries, as HOST or HOST:PORT, that are spoken to over plain HTTP. Those on loopback need no entry."
+        "Registries, as HOST or HOST:PORT, to connect to over plain HTTP. Registries on loopback need no entry."
     ),
     setting!(
         "registry.maxConnections",
         CountCodec<1000>,
         registry.connections,
         Restart,
-        "Connections to one registry that carry blobs, over all pulls."
+        "Limit of connections to one registry for blobs, over all pulls."
     ),
     setting!(
         "registry.maxConnectionsPerBlob",
         CountCodec<1000>,
         registry.connections_per_blob,
         Restart,
-        "Connections that one blob may use at a time."
+        "Limit of connections for one blob."
     ),
     setting!(
         "registry.rangeSize",
         ByteSizeCodec<65536>,
         registry.range_size,
         Restart,
-        "Larger blobs are fetched in ranges of this size, several at a time."
+        "Larger blobs are fetched in ranges of this size, over several connections."
     ),
     setting!(
         "registry.connectTimeout",
         DurationCodec<1>,
         registry.connect_timeout,
         Restart,
-        "Until a connection stands, TLS included."
+        "Timeout to connect, including the TLS handshake."
     ),
     setting!(
         "registry.headerTimeout",
         DurationCodec<1>,
         registry.header_timeout,
         Restart,
-        "From a request to the headers of its reply, connecting included."
+        "Timeout from a request to the headers of its response, including the connection."
     ),
     setting!(
         "registry.stallWindow",
         DurationCodec<1>,
         registry.stall_window,
         Restart,
-        "A body that gives fewer than `registry.stallBytes` in this time is given up and tried again."
+        "A transfer that receives less than `registry.stallBytes` in this time is aborted and retried."
     ),
     setting!("registry.stallBytes", ByteSizeCodec<1>, registry.stall_bytes, Restart, "See `registry.stallWindow`."),
     setting!(
@@ -77,36 +77,36 @@ pub(super) const SETTINGS: &[Setting] = &[
         AttemptCountCodec,
         registry.tries,
         Restart,
-        "How often one request is tried when the registry is at fault."
+        "Attempts for one request if the registry fails."
     ),
     setting!(
         "registry.mirrorTries",
         AttemptCountCodec,
         registry.tries_of_mirror,
         Restart,
-        "The same for a mirror while others are left to ask."
+        "Attempts for one request to a mirror while other hosts are left."
     ),
     setting!(
         "registry.retryInitial",
         DurationCodec<0>,
         registry.retry_initial,
         Restart,
-        "First wait between two tries; each further one doubles it."
+        "Wait before the first retry; each further wait is twice as long."
     ),
-    setting!("registry.retryMax", DurationCodec<0>, registry.retry_max, Restart, "Longest wait between two tries."),
+    setting!("registry.retryMax", DurationCodec<0>, registry.retry_max, Restart, "Longest wait before a retry."),
     setting!(
         "registry.longestHold",
         DurationCodec<0>,
         registry.longest_hold,
         Restart,
-        "A registry that asks for a longer wait than this fails the pull instead."
+        "If a registry requests a longer wait (`Retry-After`), the pull fails."
     ),
     setting!(
         "registry.proxy",
         ProxyUrlCodec,
         registry.proxy,
         Restart,
-        "The proxy that leads to registries: `environment` is what HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY say, `none` is none, else a URL without credentials. Hosts on loopback are never reached through one."
+        "The proxy for registries: `environment` reads HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, `none` is no proxy, or a URL without credentials. Hosts on loopback are always connected directly."
     ),
     Setting::new(
         "registry.noProxy",
@@ -120,48 +120,48 @@ pub(super) const SETTINGS: &[Setting] = &[
             Proxy::FromEnvironment | Proxy::None => json!(""),
         },
         ReloadSupport::Restart,
-        "Hosts not to reach through the proxy that `registry.proxy` names, as in NO_PROXY.",
+        "Hosts to connect to without the proxy of `registry.proxy`, in the syntax of NO_PROXY.",
     ),
     setting!(
         "store.layersAtOnce",
         CountCodec<64>,
         store.layers_at_once,
         Restart,
-        "Layers fetched and unpacked at once, over all pulls. Each takes up to 3 MiB of memory."
+        "Limit of layers fetched and unpacked concurrently, over all pulls. Each uses up to 3 MiB of memory."
     ),
     setting!(
         "store.reserveBytes",
         ByteSizeCodec<0>,
         store.reserve_bytes,
         Restart,
-        "What must stay free on the store's file system. A pull or load is refused where even the least that it could take does not fit beside it."
+        "Space that stays free on the store's filesystem. A pull or load whose minimum size does not fit is rejected."
     ),
     setting!(
         "store.reserveInodes",
         IntegerCodec<u64, 0, 1_000_000_000>,
         store.reserve_inodes,
         Restart,
-        "The same for inodes."
+        "Inodes that stay free, likewise."
     ),
     setting!(
         "store.databaseCache",
         CacheSizeCodec,
         store.config.database_cache_bytes,
         Restart,
-        "Memory for pages of the database."
+        "Memory for the page cache of the database."
     ),
     setting!(
         "store.ingestKeep",
         DurationCodec<0>,
         store.config.ingest_keep,
         Restart,
-        "How long a half-fetched blob is kept for resuming after the last byte came."
+        "How long a partially fetched blob is kept for resuming, from its last byte."
     ),
     setting!(
         "store.ingestSync",
         DurationCodec<1>,
         store.config.ingest_sync,
         Restart,
-        "How much of a download, in time, a power cut may cost."
+        "Interval at which downloads are synced to disk: a power failure loses at most this much."
     ),
 ];

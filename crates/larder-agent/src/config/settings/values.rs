@@ -39,7 +39,7 @@ impl SettingCodec for BackendCodec {
                 .filter(|endpoint| endpoint.path().is_absolute())
                 .map(BackendSetting::Runtime)
                 .ok_or_else(|| {
-                    at.problem(format!("{}: neither store nor cri nor docker nor a socket", quote(text)))
+                    at.problem(format!("{}: not store, cri, docker or a socket", quote(text)))
                         .hint(hint(text))
                 }),
         }
@@ -101,7 +101,7 @@ impl SettingCodec for ProxyUrlCodec {
         if text.contains('@') {
             return Err(at
                 .problem("must not hold credentials")
-                .hint("leave it at environment, and set HTTPS_PROXY where larder is started"));
+                .hint("use environment, and set HTTPS_PROXY in larder's environment"));
         }
         let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
         let plain = |c: char| c.is_ascii_graphic();
@@ -109,7 +109,7 @@ impl SettingCodec for ProxyUrlCodec {
             return Ok(Proxy::Fixed { url: text.to_owned(), except: String::new() });
         }
         Err(at
-            .problem(format!("{}: neither environment nor none nor a URL", quote(text)))
+            .problem(format!("{}: not environment, none or a URL", quote(text)))
             .hint("write it like http://proxy.example:3128"))
     }
 
@@ -140,7 +140,7 @@ impl SettingCodec for RegistryListCodec {
             if named.is_ok_and(|named| named.registry() == text) {
                 return Ok(text.to_owned());
             }
-            Err(item.problem(format!("{}: no registry that an image's name can have", quote(text))).hint(
+            Err(item.problem(format!("{}: not a registry as in an image name", quote(text))).hint(
                 "write HOST or HOST:PORT, such as registry.example:5000, without http:// and without a path",
             ))
         };

@@ -1,12 +1,12 @@
-//! Each mistake is told with file, line and key, and with what to do.
+//! Each mistake is reported with file, line, key and next step.
 
 use super::{read, read_both, read_whole};
 use crate::config::read::{SettingsSource, SettingsSources, load};
 use crate::config::{ConfigErrors, SettingOrigin};
 use crate::environment::DefaultPaths;
 
-/// What is told, hints in brackets.
-fn told(mistakes: &ConfigErrors) -> Vec<String> {
+/// The reported mistakes, with hints in brackets.
+fn reported(mistakes: &ConfigErrors) -> Vec<String> {
     let each = mistakes.each().iter();
     each.map(|mistake| match mistake.hints() {
         [] => mistake.to_string(),
@@ -21,7 +21,7 @@ fn told(mistakes: &ConfigErrors) -> Vec<String> {
 #[track_caller]
 fn expect(settings: &str, wanted: &[&str]) {
     let mistakes = read(settings).expect_err(settings);
-    assert_eq!(told(&mistakes), wanted, "{settings}");
+    assert_eq!(reported(&mistakes), wanted, "{settings}");
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn values_of_the_wrong_type_are_named() {
         ),
         (
             "imageMinimumGCAge: 120",
-            "c.yaml:3: imageMinimumGCAge: must be a duration, is the number 120 [write it with its unit, such as 90s]",
+            "c.yaml:3: imageMinimumGCAge: must be a duration, is the number 120 [add the unit, such as 90s]",
         ),
         (
             "imageMinimumGCAge: 2 minutes",
@@ -56,16 +56,16 @@ fn values_of_the_wrong_type_are_named() {
         ),
         ("gc: 5", "c.yaml:3: gc: must be a mapping of settings, is the number 5"),
         ("gc: [5]", "c.yaml:3: gc: must be a mapping of settings, is a list"),
-        ("gc: {period: 0s}", "c.yaml:3: gc.period: must be from 1s to 8760h, a year; is 0s"),
-        ("gc: {period: -1s}", "c.yaml:3: gc.period: must be from 1s to 8760h, a year; is -1s"),
-        ("gc: {period: 9000h}", "c.yaml:3: gc.period: must be from 1s to 8760h, a year; is 9000h0m0s"),
+        ("gc: {period: 0s}", "c.yaml:3: gc.period: must be from 1s to 8760h (one year), is 0s"),
+        ("gc: {period: -1s}", "c.yaml:3: gc.period: must be from 1s to 8760h (one year), is -1s"),
+        ("gc: {period: 9000h}", "c.yaml:3: gc.period: must be from 1s to 8760h (one year), is 9000h0m0s"),
         (
             "gc: {minimumFreeBytes: lots}",
-            "c.yaml:3: gc.minimumFreeBytes: \"lots\" is no size: write it like 500MB or 10GiB",
+            "c.yaml:3: gc.minimumFreeBytes: \"lots\" is not a size; write it like 500MB or 10GiB",
         ),
         (
             "gc: {minimumFreeBytes: -5}",
-            "c.yaml:3: gc.minimumFreeBytes: \"-5\" is no size: write it like 500MB or 10GiB",
+            "c.yaml:3: gc.minimumFreeBytes: \"-5\" is not a size; write it like 500MB or 10GiB",
         ),
         (
             "registry: {rangeSize: 1KiB}",
@@ -108,7 +108,7 @@ fn values_of_the_wrong_type_are_named() {
         ),
         (
             "registry: {proxy: proxy.example}",
-            "c.yaml:3: registry.proxy: \"proxy.example\": neither environment nor none nor a URL [write it like \
+            "c.yaml:3: registry.proxy: \"proxy.example\": not environment, none or a URL [write it like \
              http://proxy.example:3128]",
         ),
     ] {
@@ -146,7 +146,7 @@ fn unknown_settings_are_refused_with_the_nearest_name() {
 }
 
 #[test]
-fn what_settings_contradict_is_told_where_it_was_written() {
+fn contradicting_settings_are_reported_at_their_place() {
     for (settings, wanted) in [
         (
             "imageGCHighThresholdPercent: 70",
@@ -168,30 +168,30 @@ fn what_settings_contradict_is_told_where_it_was_written() {
         ),
         (
             "registry: {plainHTTP: ['good.example:5000', 'http://bad.example']}",
-            "c.yaml:3: registry.plainHTTP[1]: \"http://bad.example\": no registry that an image's name can have [write \
+            "c.yaml:3: registry.plainHTTP[1]: \"http://bad.example\": not a registry as in an image name [write \
              HOST or HOST:PORT, such as registry.example:5000, without http:// and without a path]",
         ),
         (
             "backend: containerd",
-            "c.yaml:3: backend: \"containerd\": neither store nor cri nor docker nor a socket [write a socket as \
+            "c.yaml:3: backend: \"containerd\": not store, cri, docker or a socket [write a socket as \
              unix:///path/to.sock]",
         ),
         (
             "backend: /run/larder.sock",
-            "c.yaml:3: backend: is the socket that larder itself serves [name the runtime's socket]",
+            "c.yaml:3: backend: is the socket that larder listens on [name the runtime's socket]",
         ),
         (
             "imageServiceEndpoint: unix:///run/larder.sock",
-            "c.yaml:3: imageServiceEndpoint: is the socket that larder itself serves [name the runtime's socket]",
+            "c.yaml:3: imageServiceEndpoint: is the socket that larder listens on [name the runtime's socket]",
         ),
         (
             "imageCredentialProviderBinDir: /bin",
-            "c.yaml:3: imageCredentialProviderBinDir: needs imageCredentialProviderConfig as well",
+            "c.yaml:3: imageCredentialProviderBinDir: requires imageCredentialProviderConfig",
         ),
         (
             "metrics: {address: '0.0.0.0:9464'}",
-            "c.yaml:3: metrics.address: 0.0.0.0:9464 can be reached from other machines, without encryption or \
-             password [use 127.0.0.1, or set metrics.allowRemote: true if that is meant]",
+            "c.yaml:3: metrics.address: 0.0.0.0:9464 is reachable from other machines, without encryption or \
+             authentication [use 127.0.0.1, or set metrics.allowRemote: true to allow it]",
         ),
         (
             "gc: {inodeHighThresholdPercent: 50}",
@@ -205,7 +205,7 @@ fn what_settings_contradict_is_told_where_it_was_written() {
         ),
         (
             "registry: {noProxy: localhost}",
-            "c.yaml:3: registry.noProxy: has no meaning where registry.proxy is no URL [set NO_PROXY where larder is \
+            "c.yaml:3: registry.noProxy: requires a URL as registry.proxy [set NO_PROXY where larder is \
              started]",
         ),
     ] {
@@ -213,7 +213,7 @@ fn what_settings_contradict_is_told_where_it_was_written() {
     }
     let long = "x".repeat(120);
     let mistakes = read(&format!("listen: {{socket: /{long}}}")).unwrap_err();
-    assert!(mistakes.to_string().contains("has 121 bytes"), "{mistakes}");
+    assert!(mistakes.to_string().contains("121 bytes, the limit is 107"), "{mistakes}");
 }
 
 #[test]
@@ -226,15 +226,15 @@ fn credentials_of_a_proxy_are_refused_and_not_shown() {
 }
 
 #[test]
-fn items_of_lists_are_told_apart() {
+fn mistakes_name_the_item_of_a_list() {
     expect(
         "gc:\n  keep:\n    - name: a\n      digest: sha256:b\n    - nam: a\n    - newest: 3\n    - label: ''\n    - 5\n",
         &[
-            "c.yaml:5: gc.keep[0]: a rule selects in exactly one way [write one of name, digest, label, or repository \
-             with newest; further rules are further items]",
+            "c.yaml:5: gc.keep[0]: a keep rule must have exactly one selector [write one of name, digest, label, or repository \
+             with newest; write further rules as further items]",
             "c.yaml:5: gc.keep[0]: sha256:b: not a digest; write sha256: and its 64 hexadecimal digits in full",
             "c.yaml:7: gc.keep[1].nam: unknown key [did you mean name?]",
-            "c.yaml:8: gc.keep[2]: repository and newest belong together [write both, such as repository: app/* and \
+            "c.yaml:8: gc.keep[2]: repository and newest must be used together [write both, such as repository: app/* and \
              newest: 3]",
             "c.yaml:9: gc.keep[3]: label without key; use KEY or KEY=VALUE",
             "c.yaml:10: gc.keep[4]: must be a mapping, is the number 5 [write it like - name: ...]",
@@ -246,20 +246,20 @@ fn items_of_lists_are_told_apart() {
         &[
             "c.yaml:4: prefetch[0]: couldn't parse image name \"Bad\": invalid reference format: repository name \
              (library/Bad) must be lowercase",
-            "c.yaml:5: prefetch[1].image: required, and missing",
+            "c.yaml:5: prefetch[1].image: required",
             "c.yaml:6: prefetch[2].schedule: must be a time of day [write a time of day in quotes, such as \"03:30\"]",
-            "c.yaml:7: prefetch[3]: interval and schedule exclude each other [keep one of the two]",
-            "c.yaml:7: prefetch[3]: keep and lease exclude each other [keep one of the two]",
+            "c.yaml:7: prefetch[3]: interval and schedule exclude each other [remove one of them]",
+            "c.yaml:7: prefetch[3]: keep and lease exclude each other [remove one of them]",
         ],
     );
     expect(
         "prefetch:\n- image: a\n- image: b\n- image: a\n",
-        &["c.yaml:6: prefetch[2]: a is on the list already [keep one of the two]"],
+        &["c.yaml:6: prefetch[2]: a is listed twice [remove one of them]"],
     );
 }
 
 #[test]
-fn all_mistakes_are_told_at_once() {
+fn all_mistakes_are_reported_together() {
     expect(
         "gc:\n  period: soon\nimageGCHighThresholdPercent: 101\nregistryBurst: -1\nroots: /x\nlog: {level: 5}\n",
         &[
@@ -283,8 +283,8 @@ fn a_value_that_cannot_be_read_contradicts_nothing() {
 }
 
 #[test]
-fn a_file_that_is_none_of_larders_is_told_so() {
-    let begin = "begin it with apiVersion: larder.dev/v1alpha1 and kind: LarderConfiguration";
+fn a_file_of_another_kind_is_reported() {
+    let begin = "begin with apiVersion: larder.dev/v1alpha1 and kind: LarderConfiguration";
     for (text, wanted) in [
         ("", vec![format!("c.yaml: is empty [{begin}]")]),
         ("# nothing\n", vec![format!("c.yaml: is empty [{begin}]")]),
@@ -292,14 +292,13 @@ fn a_file_that_is_none_of_larders_is_told_so() {
         ("root\n", vec![format!("c.yaml:1: must be a mapping of settings, is a text [{begin}]")]),
         (
             "kind: KubeletConfiguration\nfoo: 1\n",
-            vec!["c.yaml:1: this is a KubeletConfiguration [give it with --kubelet-config]".to_owned()],
+            vec!["c.yaml:1: this is a KubeletConfiguration [use it with --kubelet-config]".to_owned()],
         ),
         (
             "root: /x\n",
             vec![
-                "c.yaml:1: apiVersion: required, and missing [write apiVersion: larder.dev/v1alpha1]"
-                    .to_owned(),
-                "c.yaml:1: kind: required, and missing [write kind: LarderConfiguration]".to_owned(),
+                "c.yaml:1: apiVersion: required [write apiVersion: larder.dev/v1alpha1]".to_owned(),
+                "c.yaml:1: kind: required [write kind: LarderConfiguration]".to_owned(),
             ],
         ),
         (
@@ -309,7 +308,7 @@ fn a_file_that_is_none_of_larders_is_told_so() {
         (
             "root: /x\nroot: /y\n",
             vec![
-                "c.yaml:2: root: not valid YAML: a mapping has the same key twice [keep one of the two]"
+                "c.yaml:2: root: not valid YAML: a mapping has the same key twice [remove one of them]"
                     .to_owned(),
             ],
         ),
@@ -318,9 +317,9 @@ fn a_file_that_is_none_of_larders_is_told_so() {
             vec!["c.yaml:3: not valid YAML: more follows after the end of the document".to_owned()],
         ),
     ] {
-        assert_eq!(told(&read_whole(text).expect_err(text)), wanted, "{text}");
+        assert_eq!(reported(&read_whole(text).expect_err(text)), wanted, "{text}");
     }
-    let tabs = told(&read_whole("gc:\n\tperiod: 5m\n").unwrap_err());
+    let tabs = reported(&read_whole("gc:\n\tperiod: 5m\n").unwrap_err());
     assert!(tabs[0].starts_with("c.yaml:2: ") && tabs[0].contains("tabs"), "{tabs:?}");
 }
 
@@ -330,7 +329,7 @@ fn in_kubelets_file_only_settings_about_images_count() {
     assert_eq!(config.images.registry_pull_qps, 7);
     let mistakes = read_both("registryPullQPS: '7'\nfeatureGates: 5\n", "registryBurst: x\n").unwrap_err();
     assert_eq!(
-        told(&mistakes),
+        reported(&mistakes),
         [
             "k.yaml:3: registryPullQPS: must be a number, is a text [leave out the quotes]",
             "k.yaml:4: featureGates: must be a mapping, is the number 5",
@@ -344,29 +343,29 @@ fn load_file(path: &std::path::Path, required: bool) -> Result<(), Vec<String>> 
     let layers = vec![SettingsSource::File { path: path.to_owned(), required }];
     let loaded = load(&SettingsSources { places: super::places(), layers });
     loaded.map(drop).map_err(|mistakes| {
-        told(&mistakes).into_iter().map(|told| told.replace(&*path.to_string_lossy(), "F")).collect()
+        reported(&mistakes).into_iter().map(|line| line.replace(&*path.to_string_lossy(), "F")).collect()
     })
 }
 
 #[test]
-fn files_that_cannot_be_read_are_told_with_the_reason() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
+fn unreadable_files_are_reported_with_the_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
     let one = |path: &std::path::Path| load_file(path, true).expect_err("no settings").remove(0);
-    assert!(one(&path("absent")).starts_with("F: no such file"));
+    assert!(one(&path("absent")).starts_with("F: file not found"));
     assert_eq!(load_file(&path("absent"), false), Ok(()), "the usual file need not be there");
     assert_eq!(load_file(&path("absent/in/nothing"), false), Ok(()));
-    assert_eq!(one(folder.path()), "F: is a directory [name the file in it]");
+    assert_eq!(one(dir.path()), "F: is a directory [name the file in it]");
     fs_err::write(path("latin"), b"apiVersion: x\nkind: \xe4\n").unwrap();
     assert_eq!(one(&path("latin")), "F:2: not valid UTF-8 [save the file as UTF-8]");
     fs_err::write(path("huge"), vec![b'#'; (1 << 20) + 1]).unwrap();
-    assert_eq!(one(&path("huge")), "F: larger than 1 MiB, the most that is read");
+    assert_eq!(one(&path("huge")), "F: larger than the limit of 1 MiB");
     rustix::fs::mknodat(rustix::fs::CWD, path("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    assert!(one(&path("pipe")).starts_with("F: is no regular file"), "a pipe would be waited for");
+    assert!(one(&path("pipe")).starts_with("F: not a regular file"), "a pipe would be waited for");
 }
 
 #[test]
-fn flags_and_variables_are_told_by_name() {
+fn mistakes_name_flags_and_variables() {
     let given = |by, key, value: &str| SettingsSource::Given { by, key, value: value.to_owned() };
     let sources = SettingsSources {
         places: DefaultPaths::default(),
@@ -378,19 +377,19 @@ fn flags_and_variables_are_told_by_name() {
             given(SettingOrigin::Flag("--serialize-image-pulls"), "serializeImagePulls", "perhaps"),
         ],
     };
-    let told = told(&load(&sources).unwrap_err());
+    let lines = reported(&load(&sources).unwrap_err());
     assert_eq!(
-        told,
+        lines,
         [
-            "LARDER_BACKEND: backend: \"x\": neither store nor cri nor docker nor a socket [write a socket as unix:///path/to.sock]",
+            "LARDER_BACKEND: backend: \"x\": not store, cri, docker or a socket [write a socket as unix:///path/to.sock]",
             "--certs-d: registry.certsDirs[0]: must be an absolute path, is \"certs\" [begin it with /]",
             "--registry-qps: registryPullQPS: must be a whole number from -2147483648 to 2147483647, is \"many\"",
             "--serialize-image-pulls: serializeImagePulls: must be true or false, is a text",
             "--image-gc-high-threshold: imageGCHighThresholdPercent: invalid configuration: imageGCLowThresholdPercent \
              (--image-gc-low-threshold) 80 must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) 50 \
              [imageGCLowThresholdPercent is set by default, imageGCHighThresholdPercent is set by --image-gc-high-threshold]",
-            "configuration: root: no place for it: neither XDG_DATA_HOME nor HOME is set [name a directory: --root DIR]",
-            "configuration: listen.socket: no place for it: neither XDG_RUNTIME_DIR nor HOME is set [name a socket: --socket PATH]",
+            "configuration: root: no default: neither XDG_DATA_HOME nor HOME is set [name a directory: --root DIR]",
+            "configuration: listen.socket: no default: neither XDG_RUNTIME_DIR nor HOME is set [name a socket: --socket PATH]",
         ]
     );
 }

@@ -57,7 +57,7 @@ impl<'a> NodeCursor<'a> {
 
     /// A problem with a field that is missing here.
     pub fn missing(&self, field: &str) -> InputProblem {
-        let problem = InputProblem::new("required, and missing").at_line(self.node.line);
+        let problem = InputProblem::new("required").at_line(self.node.line);
         problem.at_field(&self.path_of(field)).hints(self.misspelt(field))
     }
 

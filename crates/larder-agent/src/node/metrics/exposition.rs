@@ -1,4 +1,4 @@
-//! What is, looked at when somebody asks.
+//! State metrics, read on each request.
 
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -48,7 +48,7 @@ pub(crate) fn exposition(node: &Node, connections: &Connections) -> Result<Strin
     Ok(page)
 }
 
-/// Adds the present state.
+/// Registers the current state.
 fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
     pulls(registry, node);
     collection(registry, node);
@@ -56,7 +56,7 @@ fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
     records(registry, node);
     gauge(registry, "larder_backend_up", u64::from(node.health.borrow().is_up()));
     gauge(registry, "larder_connections", connections.open() as u64);
-    gauge(registry, "larder_calls", connections.calls().len() as u64);
+    gauge(registry, "larder_inflight_calls", connections.calls().len() as u64);
     let uptime = node.started.elapsed();
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(uptime);
     gauge(registry, "larder_start_time_seconds", started.as_secs());
@@ -84,7 +84,7 @@ fn pulls(registry: &mut Registry, node: &Node) {
     let fetched = pulls.iter().filter_map(|pull| pull.bytes).map(|bytes| bytes.done).sum();
     gauge(registry, "larder_pull_fetched_bytes", fetched);
     let oldest = pulls.iter().map(|pull| now.saturating_duration_since(pull.since)).max();
-    gauge(registry, "larder_pull_oldest_seconds", oldest.unwrap_or_default().as_secs());
+    gauge(registry, "larder_pull_oldest_age_seconds", oldest.unwrap_or_default().as_secs());
 }
 
 fn collection(registry: &mut Registry, node: &Node) {
@@ -96,11 +96,11 @@ fn collection(registry: &mut Registry, node: &Node) {
     let (status, images) = (node.loops.status(), node.loops.images());
     let (status, images) = (status.borrow(), images.borrow());
     counter(registry, "larder_gc_rounds", status.rounds);
-    gauge(registry, "larder_gc_failures_in_a_row", status.failures);
+    gauge(registry, "larder_gc_consecutive_failures", status.failures);
     gauge(registry, "larder_images", images.images.len() as u64);
     gauge(registry, "larder_images_bytes", images.images.iter().map(|image| image.size).sum());
     gauge(registry, "larder_leases", node.gate.active_leases().len() as u64);
-    // A runtime's images may be anywhere; the store is here.
+    // A runtime may store images on any filesystem; the embedded store is local.
     if let Some(store) = node.store()
         && let Ok(Some(disk)) = larder::image_service::local_disk(store.store().root())
     {
@@ -110,7 +110,7 @@ fn collection(registry: &mut Registry, node: &Node) {
     }
 }
 
-/// Who may use what. Without records nothing is told, as by a kubelet with its gate off.
+/// Pull records. Without them there are no samples, as in a kubelet with its gate off.
 fn records(registry: &mut Registry, node: &Node) {
     let Some(records) = &node.records else { return };
     let checks = Family::<ResultLabel, prometheus_client::metrics::counter::Counter>::default();
@@ -123,7 +123,7 @@ fn records(registry: &mut Registry, node: &Node) {
             gauge(registry, "kubelet_imagemanager_ondisk_pullintents", intents as u64);
             gauge(registry, "kubelet_imagemanager_ondisk_pulledrecords", pulled as u64);
         }
-        Err(error) => tracing::debug!("pull records cannot be counted: {error}"),
+        Err(error) => tracing::debug!("cannot count pull records: {error}"),
     }
     let percent = records.memory_percent() as u64;
     gauge(registry, "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", percent);
@@ -146,15 +146,15 @@ fn registries(registry: &mut Registry, node: &Node) {
     }
     for (name, counts) in [
         ("larder_registry_requests", requests),
-        ("larder_registry_bytes", bytes),
-        ("larder_registry_waits", waits),
+        ("larder_registry_received_bytes", bytes),
+        ("larder_registry_throttled", waits),
     ] {
         add(registry, name, counts);
     }
     for (name, levels) in [
         ("larder_registry_connections", connections),
-        ("larder_registry_waiting", waiting),
-        ("larder_registry_held_seconds", held),
+        ("larder_registry_waiting_requests", waiting),
+        ("larder_registry_retry_after_seconds", held),
     ] {
         add(registry, name, levels);
     }

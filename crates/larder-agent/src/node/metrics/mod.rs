@@ -1,7 +1,7 @@
-//! What a node counts, in kubelet's names where kubelet has them.
+//! The metrics of a node; those that kubelet has are under kubelet's names.
 //!
-//! What happens is counted when it happens ([`NodeMetrics`]); what is, is looked at when somebody asks ([`exposition`]).
-//! `documented.rs` is the list of all of them, from which the documentation is made.
+//! Events are counted when they happen ([`NodeMetrics`]); state is read on each request ([`exposition`]).
+//! `metric_docs.rs` lists all metrics; the documentation is generated from it.
 
 mod exposition;
 mod metric_docs;
@@ -67,7 +67,7 @@ struct ConfigHashLabels {
     hash: String,
 }
 
-/// What is counted when it happens.
+/// Counters and histograms of events.
 #[derive(Debug)]
 pub(crate) struct NodeMetrics {
     ensures: Family<EnsureMetricLabels, Counter>,
@@ -98,7 +98,7 @@ impl Default for NodeMetrics {
 }
 
 impl NodeMetrics {
-    /// The credential providers were configured by files of this hash.
+    /// Records the hash of the credential provider configuration files.
     pub(crate) fn configured(&self, hash: &str) {
         self.provider_config.get_or_create(&ConfigHashLabels { hash: hash.to_owned() }).set(1);
     }
@@ -116,7 +116,7 @@ impl NodeMetrics {
     }
 }
 
-/// Adds a metric with what it tells.
+/// Registers a metric with its help text.
 fn add(registry: &mut Registry, name: &'static str, metric: impl Metric) {
     registry.register(name, metric_docs::help(name), metric);
 }
@@ -159,12 +159,12 @@ impl EventSink for NodeMetrics {
     }
 }
 
-/// One of the policies that there are. Clients may write anything, and each label that is new stays for good.
+/// Maps unknown policies to `other`: clients may send any text, and each new label value is a series forever.
 fn known_policy(policy: &str) -> &'static str {
     ["always", "ifnotpresent", "never"].into_iter().find(|known| *known == policy).unwrap_or("other")
 }
 
-/// A journal of removals whose bytes are counted.
+/// A removal history that counts estimated and freed bytes.
 pub(crate) struct MeteredHistory<H> {
     pub(crate) history: H,
     pub(crate) metrics: std::sync::Arc<NodeMetrics>,

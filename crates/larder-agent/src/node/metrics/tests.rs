@@ -1,4 +1,4 @@
-//! Every documented metric is served, and moves.
+//! Every documented metric is served, and changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +22,8 @@ use crate::node::testing;
 use crate::node::{Node, NodeDependencies};
 use crate::serve::connections::Connections;
 
-/// What only the embedded store can tell; a scenario looks at it there.
-const OF_THE_STORE: [&str; 2] = ["larder_registry_", "larder_filesystem_"];
+/// Metrics of the embedded store; a scenario test checks them.
+const STORE_PREFIXES: [&str; 2] = ["larder_registry_", "larder_filesystem_"];
 
 /// A disk of 1000 bytes with nothing on it but the images.
 struct TestFsStats(Arc<FakeBackend>);
@@ -36,7 +36,7 @@ impl FsStatsProvider for TestFsStats {
     }
 }
 
-/// A provider that is asked for one image, and fails.
+/// A credential provider that fails.
 struct FailingProvider;
 
 #[async_trait]
@@ -58,7 +58,7 @@ fn broken_provider() -> ProviderConfig {
     }
 }
 
-fn node(backend: &FakeBackend, folder: &tempfile::TempDir) -> Node {
+fn node(backend: &FakeBackend, dir: &tempfile::TempDir) -> Node {
     let disk: Arc<dyn FsStatsProvider> = Arc::new(TestFsStats(Arc::new(backend.clone())));
     let metrics = Arc::new(NodeMetrics::default());
     metrics.configured("sha256:0");
@@ -69,8 +69,8 @@ fn node(backend: &FakeBackend, folder: &tempfile::TempDir) -> Node {
     Node::build(NodeDependencies {
         credentials: larder::credentials::NodeKeyring::new(NodeDockerConfig::none(), vec![provider]),
         metrics,
-        records: Some(Arc::new(PullRecordStore::open(&folder.path().join("records"), always).unwrap())),
-        ..testing::parts(backend, folder.path(), Some(disk), |_| ())
+        records: Some(Arc::new(PullRecordStore::open(&dir.path().join("records"), always).unwrap())),
+        ..testing::parts(backend, dir.path(), Some(disk), |_| ())
     })
 }
 
@@ -90,9 +90,9 @@ fn value(page: &str, metric: &metric_docs::MetricDoc) -> Option<f64> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_documented_metric_is_served_and_all_that_count_move() {
-    let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
-    let node = Arc::new(node(&backend, &folder));
+async fn each_documented_metric_is_served_and_changes() {
+    let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    let node = Arc::new(node(&backend, &dir));
     let connections = Connections::default();
     backend.on_pull_of("a:1", ScriptedPull::ok("sha256:1", 100));
     backend.on_pull_of("b:1", ScriptedPull::fails("no route"));
@@ -115,8 +115,8 @@ async fn each_documented_metric_is_served_and_all_that_count_move() {
     let swept = node.collector.round(GcGoal::AllUnused).await;
     assert_eq!(swept.report.swept.len(), 1, "{swept:?}");
     let page = tokio::select! {
-        () = node.run() => unreachable!("it runs until dropped"),
-        _ = ensure("c:1") => unreachable!("it takes an hour"),
+        () = node.run() => unreachable!("the node runs until dropped"),
+        _ = ensure("c:1") => unreachable!("this pull takes an hour"),
         page = async {
             while node.manager.pulls().is_empty() {
                 tokio::task::yield_now().await; // the clock stands still
@@ -126,18 +126,18 @@ async fn each_documented_metric_is_served_and_all_that_count_move() {
         } => page,
     };
     assert!(page.ends_with("# EOF\n"), "{page}");
-    // Nobody is connected, all rounds succeed, and the fake tells no bytes.
-    let still = [
+    // There are no connections, all rounds succeed, and the fake backend reports no bytes.
+    let zero = [
         "larder_connections",
-        "larder_calls",
-        "larder_gc_failures_in_a_row",
+        "larder_inflight_calls",
+        "larder_gc_consecutive_failures",
         "larder_pull_fetched_bytes",
         "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", // of 128 MiB
     ];
-    let of_the_store = |name: &str| OF_THE_STORE.iter().any(|prefix| name.starts_with(prefix));
-    for metric in DOCUMENTED.iter().filter(|metric| !of_the_store(metric.name)) {
+    let is_of_store = |name: &str| STORE_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    for metric in DOCUMENTED.iter().filter(|metric| !is_of_store(metric.name)) {
         let found = value(&page, metric).unwrap_or_else(|| panic!("{} is not served:\n{page}", metric.name));
-        assert!(found > 0.0 || still.contains(&metric.name), "{} does not move:\n{page}", metric.name);
+        assert!(found > 0.0 || zero.contains(&metric.name), "{} does not change:\n{page}", metric.name);
     }
     for name in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
         assert!(DOCUMENTED.iter().any(|metric| metric.name == name), "{name} is not documented");
@@ -145,7 +145,7 @@ async fn each_documented_metric_is_served_and_all_that_count_move() {
 }
 
 #[test]
-fn what_clients_write_makes_no_new_series() {
+fn unknown_policies_share_one_series() {
     let metrics = NodeMetrics::default();
     for policy in ["always", "sometimes", "1", "2"] {
         metrics.ensure_requested(&EnsureLabels {
@@ -162,7 +162,7 @@ fn what_clients_write_makes_no_new_series() {
 }
 
 #[test]
-fn the_documentation_is_that_of_the_list() {
+fn docs_metrics_md_is_generated_from_the_list() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
     if std::env::var_os("LARDER_WRITE_DOCS").is_some() {
         fs_err::write(path, metric_docs::page()).unwrap();
@@ -170,6 +170,6 @@ fn the_documentation_is_that_of_the_list() {
     let page = fs_err::read_to_string(path).unwrap();
     assert!(
         page == metric_docs::page(),
-        "docs/metrics.md is old: run the tests once with LARDER_WRITE_DOCS=1"
+        "docs/metrics.md is outdated: run this test once with LARDER_WRITE_DOCS=1"
     );
 }

@@ -1,4 +1,4 @@
-//! Keeps images present for as long as somebody wants them.
+//! Keeps images present for as long as a source desires them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +40,7 @@ const FIRST_LOOK: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DesiredUses {
     ids: Arc<Mutex<BTreeMap<DesiredKey, ImageId>>>,
-    /// While somebody looks for the first time at what is wanted, what is held is not known yet.
+    /// Until each source has been read once, the desired images are unknown.
     known: Arc<Mutex<Option<FirstScanDone>>>,
 }
 
@@ -66,7 +66,7 @@ impl DesiredUses {
         let Some(FirstScanDone(mut ended, latest)) = lock(&self.known).clone() else { return };
         // Nothing is ever sent: it changes only by being closed.
         if time::timeout_at(latest, ended.changed()).await.is_err() {
-            tracing::warn!("it is not known yet which images static pods and the prefetch list want");
+            tracing::warn!("desired images of static pods and the prefetch list are not known yet");
         }
         *lock(&self.known) = None;
     }
@@ -152,7 +152,7 @@ impl DesiredImages {
             if !stays {
                 wish.task.abort();
                 self.held.release(key, &wish.wanted);
-                tracing::info!("{} wants {} no more", key.owner, key.image);
+                tracing::info!("{}: no longer desired by {}", key.image, key.owner);
             }
             stays
         });
@@ -160,7 +160,7 @@ impl DesiredImages {
             if self.running.contains_key(&key) {
                 continue;
             }
-            tracing::info!("{} wants {}", key.owner, key.image);
+            tracing::info!("{}: desired by {}", key.image, key.owner);
             let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
             let wish_lives = Arc::new(AtomicBool::new(true));
             let (hands, own, still) = (self.held.clone(), key.clone(), Arc::clone(&wish_lives));
@@ -184,7 +184,7 @@ impl Drop for DesiredImages {
     }
 }
 
-/// Makes the image present, holds it, and makes it present again when somebody removed it. Ends only for a name that
+/// Ensures the image, retains it, and ensures it again after a removal. Ends only for a name that
 /// can never be pulled.
 async fn maintain_image(
     manager: &ImageManager,
@@ -198,12 +198,12 @@ async fn maintain_image(
             Ok(ensured) => {
                 hold(&ensured.image_ref);
                 while_present(backend, &ensured.image_ref).await;
-                tracing::warn!("{} is gone, and {} wants it", key.image, key.owner);
+                tracing::warn!("{}: missing, but desired by {}", key.image, key.owner);
             }
             Err(error) if error.reason == EnsureReason::InvalidImageName => return,
             // The manager has sent the event.
             Err(error) => {
-                // What could not be refreshed is wanted all the same, whoever brought it.
+                // An image that could not be refreshed is desired all the same.
                 hold_present(backend, &request.image, &hold).await;
                 time::sleep(error.retry_in.unwrap_or(RETRY).min(RETRY)).await;
             }
@@ -213,7 +213,7 @@ async fn maintain_image(
 
 /// Holds an image if it is here, and does nothing to bring it.
 pub(super) async fn hold_present(backend: &dyn Backend, image: &ImageName, hold: impl Fn(&ImageId)) {
-    // Who has no such name will be told when it is to be pulled.
+    // An invalid name fails when it is pulled.
     let Ok(name) = image.with_default_tag() else { return };
     if let Ok(Some(present)) = backend.status(&ImageSpec::named(&name)).await {
         hold(&present.id);

@@ -20,7 +20,7 @@ use crate::config::{PrefetchItem, PrefetchRetention, PrefetchSchedule};
 const LOOK: Duration = Duration::from_secs(1);
 /// How soon a failed prefetch is tried again.
 const RETRY: SignedDuration = SignedDuration::from_secs(60);
-/// How long to wait before the clock is looked at again: it may have been set meanwhile.
+/// How long to wait before the clock is read again, since it may have been set.
 const LONGEST: SignedDuration = SignedDuration::from_secs(600);
 
 /// Who wants what is prefetched.
@@ -67,7 +67,7 @@ pub(in crate::node) async fn run_prefetch(
     }
 }
 
-/// Waits until nobody pulls.
+/// Waits until no pull is in flight.
 async fn until_quiet(manager: &ImageManager) {
     while !manager.pulls().is_empty() {
         time::sleep(LOOK).await;
@@ -85,7 +85,7 @@ async fn one(entry: &PrefetchItem, hands: &PrefetchContext) -> Result<(), Ensure
     let ensured = match hands.manager.ensure(&request).await {
         Ok(ensured) => ensured,
         Err(error) => {
-            // What could not be refreshed is to be kept all the same, whoever brought it.
+            // An image that could not be refreshed is retained all the same.
             if entry.hold == PrefetchRetention::Keep {
                 hold(entry, hands).await;
             }
@@ -228,12 +228,12 @@ mod tests {
                 time::sleep(Duration::from_secs(5)).await;
                 assert_eq!(held.uses().await.unwrap().len(), 1);
             } => {}
-            () = run_prefetch(list, hands.clone(), None) => unreachable!("it runs until dropped"),
+            () = run_prefetch(list, hands.clone(), None) => unreachable!("the node runs until dropped"),
         }
         assert_eq!(held.uses().await.unwrap().len(), 1, "until another list says otherwise");
         tokio::select! {
             biased;
-            () = run_prefetch(Vec::new(), hands, None) => unreachable!("it runs until dropped"),
+            () = run_prefetch(Vec::new(), hands, None) => unreachable!("the node runs until dropped"),
             () = time::sleep(Duration::from_secs(1)) => {}
         }
         assert!(held.uses().await.unwrap().is_empty(), "released");
@@ -267,7 +267,7 @@ mod tests {
         let first = held.begin_first_scan();
         tokio::select! {
             biased;
-            () = run_prefetch(list, hands, Some(first)) => unreachable!("it runs until dropped"),
+            () = run_prefetch(list, hands, Some(first)) => unreachable!("the node runs until dropped"),
             () = async {
                 assert_eq!(held.uses().await.unwrap().len(), 2);
                 backend.until(|counts| counts.failed > 0).await;

@@ -19,7 +19,7 @@ use tokio::time;
 use super::desired::{DesiredImages, DesiredKey, FirstScan};
 use crate::manifest::{ManifestSource, Manifests};
 
-/// How often the directory is read although nobody said that it changed, as in kubelet.
+/// How often the directory is read without a change notification, as in kubelet.
 const PERIOD: Duration = Duration::from_secs(20);
 /// How long to wait for more changes after one.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -28,7 +28,7 @@ const NAMESPACE: &str = "default";
 
 /// What the manifests want, and what is wrong with them.
 struct StaticPodImages {
-    /// `None`: that cannot be told now.
+    /// `None` if unknown.
     wanted: Option<BTreeMap<DesiredKey, EnsureRequest>>,
     problems: BTreeSet<String>,
 }
@@ -40,9 +40,9 @@ pub(in crate::node) async fn run_static_pods(
     wishes: &mut DesiredImages,
     mut first: Option<FirstScan>,
 ) {
-    let (tell, mut changes) = mpsc::channel(1);
-    let _watcher = watch(&path, tell.clone());
-    let (mut told, mut before) = (BTreeSet::new(), None);
+    let (notify, mut changes) = mpsc::channel(1);
+    let _watcher = watch(&path, notify.clone());
+    let (mut reported, mut before) = (BTreeSet::new(), None);
     loop {
         let (of, known) = (path.clone(), before.take());
         // It fails only when the runtime stops.
@@ -54,10 +54,10 @@ pub(in crate::node) async fn run_static_pods(
         before = state;
         let first = first.take();
         if let Some(StaticPodImages { wanted, problems }) = reading {
-            for problem in problems.difference(&told) {
+            for problem in problems.difference(&reported) {
                 tracing::warn!("static pods: {problem}");
             }
-            told = problems;
+            reported = problems;
             if let Some(wanted) = wanted {
                 wishes.set(wanted, first.as_ref());
             }
@@ -69,23 +69,27 @@ pub(in crate::node) async fn run_static_pods(
     }
 }
 
-/// Tells when something in the directory changes. Without it, changes are seen with the next reading.
+/// Notifies of changes in the directory. Without it, a change is found by the next periodic read.
 fn watch(path: &Path, changed: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
-    let tell = move |event: notify::Result<notify::Event>| {
-        // That somebody reads is no change: larder itself does.
+    let on_event = move |event: notify::Result<notify::Event>| {
+        // An access is not a change: larder itself reads the files.
         if !event.is_ok_and(|event| event.kind.is_access()) {
             // One change that waits is as good as many.
             let _ = changed.try_send(());
         }
     };
-    let watched = notify::recommended_watcher(tell).and_then(|mut watcher| {
+    let watched = notify::recommended_watcher(on_event).and_then(|mut watcher| {
         watcher.watch(path, RecursiveMode::NonRecursive)?;
         Ok(watcher)
     });
-    watched.inspect_err(|error| tracing::info!("static pods: not watched, only read: {error}")).ok()
+    watched
+        .inspect_err(|error| {
+            tracing::info!("static pods: cannot watch the directory, reading it periodically: {error}");
+        })
+        .ok()
 }
 
-/// What tells one state of the manifests from another: of each file its name, inode, size and time.
+/// Identifies a state of the manifests: name, inode, size and modification time of each file.
 type ManifestFingerprint = Vec<(PathBuf, u64, u64, i64, i64)>;
 
 /// Reads the manifests, unless they are as they were.
@@ -188,14 +192,14 @@ spec:
 
     #[test]
     fn every_file_counts_but_hidden_ones_and_junk_is_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| fs_err::write(folder.path().join(name), text).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs_err::write(dir.path().join(name), text).unwrap();
         write("proxy", POD);
         write(".hidden.yaml", "junk");
         write("junk.yaml", "a: [");
-        fs_err::create_dir(folder.path().join("directory")).unwrap();
-        std::os::unix::fs::symlink("nowhere", folder.path().join("dangling")).unwrap();
-        let reading = read(folder.path());
+        fs_err::create_dir(dir.path().join("directory")).unwrap();
+        std::os::unix::fs::symlink("nowhere", dir.path().join("dangling")).unwrap();
+        let reading = read(dir.path());
         let wanted: Vec<_> = reading
             .wanted
             .iter()
@@ -211,25 +215,25 @@ spec:
         );
         assert_eq!(reading.problems.len(), 1, "{:?}", reading.problems);
         assert!(reading.problems.iter().all(|problem| problem.contains("junk.yaml")));
-        let nowhere = read(&folder.path().join("nowhere"));
+        let nowhere = read(&dir.path().join("nowhere"));
         assert_eq!((nowhere.problems.len(), nowhere.wanted.map(|wanted| wanted.len())), (1, Some(0)));
     }
 
     #[test]
     fn manifests_that_are_as_they_were_are_not_read_again() {
-        let folder = tempfile::tempdir().unwrap();
-        fs_err::write(folder.path().join("pod"), POD).unwrap();
-        let (state, first) = read_if_new(folder.path(), None);
+        let dir = tempfile::tempdir().unwrap();
+        fs_err::write(dir.path().join("pod"), POD).unwrap();
+        let (state, first) = read_if_new(dir.path(), None);
         assert!(first.is_some());
-        let (state, again) = read_if_new(folder.path(), state.as_ref());
+        let (state, again) = read_if_new(dir.path(), state.as_ref());
         assert!(again.is_none());
-        fs_err::write(folder.path().join("pod"), "a: [").unwrap();
-        assert!(read_if_new(folder.path(), state.as_ref()).1.is_some(), "another size");
+        fs_err::write(dir.path().join("pod"), "a: [").unwrap();
+        assert!(read_if_new(dir.path(), state.as_ref()).1.is_some(), "another size");
     }
 
     #[tokio::test]
     async fn images_of_new_pods_are_ensured_and_those_of_removed_ones_released() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let backend = FakeBackend::new();
         backend.offer("a:1", image("sha256:a", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
@@ -241,11 +245,11 @@ spec:
             }
         };
         tokio::select! {
-            () = run_static_pods(folder.path().to_owned(), &mut wishes, None) => {}
+            () = run_static_pods(dir.path().to_owned(), &mut wishes, None) => {}
             () = async {
-                fs_err::write(folder.path().join("pod"), POD).unwrap();
+                fs_err::write(dir.path().join("pod"), POD).unwrap();
                 until(1).await;
-                fs_err::remove_file(folder.path().join("pod")).unwrap();
+                fs_err::remove_file(dir.path().join("pod")).unwrap();
                 until(0).await;
             } => {}
         }
@@ -253,8 +257,8 @@ spec:
 
     #[tokio::test]
     async fn a_directory_that_cannot_be_read_now_releases_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = folder.path().join("pods");
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("pods");
         fs_err::create_dir(&place).unwrap();
         fs_err::write(place.join("pod"), POD).unwrap();
         let backend = FakeBackend::new();
@@ -271,7 +275,7 @@ spec:
         std::os::unix::fs::symlink("pods", &place).unwrap();
         let reading = read(&place);
         assert_eq!(reading.problems.len(), 1);
-        assert!(reading.wanted.is_none(), "nobody knows what is wanted");
+        assert!(reading.wanted.is_none(), "the desired images are unknown");
         tokio::select! {
             () = run_static_pods(place, &mut wishes, None) => {}
             () = time::sleep(Duration::from_millis(100)) => {}

@@ -235,7 +235,7 @@ fn secrets_of(
                     .push(workload.place.holds(problem.hint("fix the secret, or remove it from the pod")));
             }
             None => {
-                warnings.push(format!("{subject} not found, pulling without it; add it with --secret FILE"))
+                warnings.push(format!("{subject} not found, pulling without it; add it with --secret FILE"));
             }
         }
     }

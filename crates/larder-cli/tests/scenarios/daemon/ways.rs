@@ -274,7 +274,7 @@ fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
         [("--state", "state", &["gc", "--dry-run"][..]), ("--certs-d", "registry.certsDirs", &["pull", &web])]
     {
         let warned = machine.larder(&[&[flag, &other], command].concat()).expect(0);
-        said(&warned, &format!("warning: settings without effect, the daemon has its own: {key} is "));
+        said(&warned, &format!("warning: settings without effect: the daemon has others: {key} is "));
         said(&warned, &format!("({flag})"));
     }
     machine.stop().expect(0);

@@ -93,7 +93,7 @@ pub(super) fn bombs() -> Vec<HostileArchive> {
             TarBuilder::new()
                 .raw(&TarBuilderEntry::new(b'x', "x").with_false_size(1 << 19).header())
                 .finish(),
-            Damaged("middle of a header"),
+            Damaged("end of archive in a header"),
         ),
         case(
             "many long names for one entry",

@@ -26,8 +26,8 @@ pub(super) fn damaged() -> Vec<HostileArchive> {
     };
     let plain = good().finish();
     vec![
-        case("cut in a file", good().unfinished()[..2000].to_vec(), Damaged("middle of a file")),
-        case("cut in a header", good().unfinished()[..300].to_vec(), Damaged("middle of a header")),
+        case("cut in a file", good().unfinished()[..2000].to_vec(), Damaged("end of archive in a file")),
+        case("cut in a header", good().unfinished()[..300].to_vec(), Damaged("end of archive in a header")),
         case("a wrong checksum", TarBuilder::new().raw(&wrong_sum).finish(), Damaged("checksum")),
         case("a negative size", TarBuilder::new().raw(&negative).finish(), Damaged("invalid entry size")),
         case(
