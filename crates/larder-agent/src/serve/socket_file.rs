@@ -30,7 +30,7 @@ impl SocketPathFile {
             Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
                 let socket = socket.display();
                 tracing::warn!(
-                    "cannot record the socket {socket}; commands need --daemon to find it: {error}"
+                    "cannot record the socket {socket}, so commands do not find this daemon: {error}"
                 );
                 Ok(None)
             }

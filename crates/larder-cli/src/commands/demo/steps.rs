@@ -126,7 +126,7 @@ async fn disk_use(stage: &mut DemoRunner) -> Result<(), Failure> {
     let each: u64 = images.iter().map(|image| image.size_bytes).sum();
     let shared = disk.shared_layers.unwrap_or_default().size_bytes;
     stage.check(said.abs_diff(walked) * 100 <= walked, || {
-        format!("df says {said} bytes, a walk over the folder finds {walked}")
+        format!("df reports {said} bytes, the files in the directory take {walked}")
     })?;
     let counted_once = images.iter().all(|image| image.shared_bytes == shared) && each > said && shared > 0;
     stage.check(counted_once, || format!("{each} bytes of images, {said} on disk, {shared} shared"))?;
