@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn other_mistakes_get_advice() {
-        assert!(hint_for(&"a".repeat(64)).contains("image id"));
+        assert!(hint_for(&"a".repeat(64)).contains("image ID"));
         for blank in ["my image", "a b/c:1", "busybox nginx:1", "app :v1"] {
             assert!(hint_for(blank).contains("no spaces"), "what was meant is not known: {blank}");
         }

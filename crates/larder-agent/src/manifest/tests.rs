@@ -179,7 +179,7 @@ fn what_an_object_lacks_is_named() {
             "apiVersion: v1\nkind: Pod\nmetadata: none\nspec: {containers: [{name: a, image: b}]}\n",
             "app.yaml:3: document 1 (Pod): metadata: must be a mapping, is a text",
         ),
-        ("", "app.yaml: holds no document"),
+        ("", "app.yaml: no document in it"),
         (
             "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec: {}\n",
             "app.yaml:1: document 1 (Deployment default/d): spec.template: required",

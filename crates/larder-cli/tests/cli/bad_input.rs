@@ -102,7 +102,7 @@ fn easy_slips_in_manifests_get_a_hint() {
         .larder_reading("{\"apiVersion\": \"v1\",\n \"kind\" \"Pod\"}", &["ensure", "-f", "-"])
         .expect(2);
     assert!(
-        json.stderr.contains("standard input:2: document 1: not valid JSON: a comma, colon, "),
+        json.stderr.contains("standard input:2: document 1: not valid JSON: missing or extra comma, colon, "),
         "{json:?}"
     );
     fs_err::write(world.home.path().join("wide.yaml"), b"\xff\xfea\0:\0").unwrap();

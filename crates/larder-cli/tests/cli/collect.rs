@@ -31,7 +31,7 @@ fn limits_that_contradict_are_refused_before_anything_is_asked() {
     world.larder(&["gc", "--free", "much"]).expect(2);
     world.larder(&["gc"]).expect(3);
     let run = world.larder(&["keep", "sha256:zz"]).expect(2);
-    assert!(run.stderr.contains("sha256:zz: not a digest; write sha256:"), "{run:?}");
+    assert!(run.stderr.contains("sha256:zz: not a digest; use sha256:"), "{run:?}");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn a_list_of_ensured_images_that_cannot_be_read_removes_nothing() {
     let run = world.larder(&["gc", "--all-unused", "--minimum-image-ttl-duration=0"]).expect(1);
     assert!(run.stderr.contains("removed nothing") && run.stderr.contains("ensured.json"), "{run:?}");
     let run = world.larder(&["ensure", NAMES[0]]).expect(0);
-    assert!(run.stderr.contains("collection may remove the images"), "{run:?}");
+    assert!(run.stderr.contains("GC may remove ensured images before they are used"), "{run:?}");
     fs_err::remove_file(file).unwrap();
     world.larder(&["gc", "--all-unused", "--minimum-image-ttl-duration=0"]).expect(0);
     assert_eq!(world.larder(&["images", "-q"]).expect(0).stdout.lines().count(), 0);

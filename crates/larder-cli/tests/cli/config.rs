@@ -55,7 +55,7 @@ fn what_is_printed_is_a_file_that_says_the_same() {
     let printed = world.larder(&["config", "--config", "c.yaml"]).expect(0).stdout;
     world.file("printed.yaml", &printed);
     let run = world.larder(&["config", "--check", "printed.yaml"]).expect(0);
-    assert_eq!((run.stdout.as_str(), run.stderr.as_str()), ("printed.yaml: no mistakes\n", ""));
+    assert_eq!((run.stdout.as_str(), run.stderr.as_str()), ("printed.yaml: valid\n", ""));
     let values = |text: &str| -> Vec<String> {
         text.lines().map(|line| line.split(" # ").next().unwrap_or_default().to_owned()).collect()
     };
@@ -105,6 +105,6 @@ fn a_group_that_this_machine_does_not_have_is_told_by_a_check() {
     world.file("c.yaml", &format!("{HEAD}listen:\n  group: no-such-group\n"));
     let run = world.larder(&["config", "--check", "c.yaml"]).expect(2);
     assert!(run.stderr.contains("c.yaml:4: listen.group: group not found: no-such-group"), "{run:?}");
-    assert!(run.stderr.contains("hint: make it with groupadd"), "{run:?}");
+    assert!(run.stderr.contains("hint: create it with groupadd"), "{run:?}");
     world.larder(&["config", "--config", "c.yaml"]).expect(0);
 }

@@ -17,7 +17,7 @@ const SAID: [&str; 12] = [
     "=> the registry saw 0 requests and served 0 blobs\n",
     "\nlayers of several images   12.6MB ",
     ": srv/api/data-1: content differs\n",
-    "=> fsck reports srv/api/data-1 with exit code 1\n",
+    "=> srv/api/data-1 is named, and the exit code is 1\n",
     ": repaired\n",
     "=> the registry served 1 layer of ",
     "; the other images are undamaged\n",

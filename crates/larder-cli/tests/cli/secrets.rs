@@ -66,14 +66,14 @@ fn a_secret_may_come_in_a_file_of_its_own() {
 #[test]
 fn a_secret_of_another_namespace_or_type_is_not_used_and_the_pod_is_warned() {
     for (secret, warning) in [
-        (secret("elsewhere", "kubernetes.io/dockerconfigjson"), "is in none of the files"),
-        (secret("finance", "Opaque"), "has the type Opaque"),
+        (secret("elsewhere", "kubernetes.io/dockerconfigjson"), "not found, pulling without it"),
+        (secret("finance", "Opaque"), "type Opaque is not a pull secret"),
     ] {
         let world = CliFixture::offering(&[IMAGE]);
         world.file("all.yaml", &(pod() + &secret));
         let run = world.larder(&["ensure", "-f", "all.yaml"]).expect(0);
         let line = run.stderr.lines().find(|line| line.starts_with("warning: ")).unwrap_or_default();
-        assert!(line.contains("pod/ledger in namespace finance: pull secret regcred"), "{run:?}");
+        assert!(line.contains("pull secret regcred of pod/ledger in namespace finance"), "{run:?}");
         assert!(line.contains(warning), "{run:?}");
         assert_eq!(pulls(&world), [""]);
     }
@@ -137,7 +137,7 @@ fn arguments_are_not_pulled_without_the_secrets_given_for_them() {
     );
     for file in ["secret.yaml", "missing.yaml"] {
         let run = world.larder(&["ensure", IMAGE, "--secret", file]).expect(2);
-        assert!(run.stderr.contains(&format!("argument: {IMAGE} was left alone: ")), "{run:?}");
+        assert!(run.stderr.contains(&format!("argument: skipped {IMAGE}: ")), "{run:?}");
     }
     assert_eq!(pulls(&world), [""; 0]);
 }
