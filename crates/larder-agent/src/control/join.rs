@@ -19,8 +19,10 @@ pub(super) fn check(config: &Config, process: &ServingProcess, theirs: &[Setting
         // A runtime's images are found by the state directory.
         .filter(|setting| setting.key != "state" || matches!(config.backend, BackendSetting::Store))
         .filter_map(|setting| {
-            let here = config::value_of(config, &setting.key)?.to_string();
             let SettingValue { key, value, origin } = setting;
+            // A setting of a newer client is a difference: it may guard images.
+            let here =
+                config::value_of(config, key).map_or_else(|| "unknown".to_owned(), |here| here.to_string());
             (here != *value).then(|| format!("{key} is {value} ({origin}), and {here} there"))
         })
         .collect();
@@ -99,5 +101,9 @@ mod tests {
         assert!(check_programs(&[], &programs(&["a"])).is_err());
         assert_eq!(joins(&[("registryPullQPS", "7")], &[]), Ok(()), "a default that guards nothing");
         assert!(joins(&[], &[("registryPullQPS", "7")]).is_err());
+        let newer =
+            SettingValue { key: "pull.newGuard".into(), value: "true".into(), origin: "default".into() };
+        let refused = check(&given(&[]), &ServingProcess::Command, &[newer]).unwrap_err();
+        assert!(refused.message().contains("pull.newGuard is true (default), and unknown there"));
     }
 }

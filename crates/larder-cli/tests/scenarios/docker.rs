@@ -75,7 +75,7 @@ fn an_engine_behind_tls_is_trusted_by_the_authority_of_docker_cert_path_alone() 
     }
     let nobody = runtime("right").expect(3);
     assert!(nobody.stderr.contains("TLS: received fatal alert"), "{nobody:?}");
-    assert!(nobody.stderr.contains("DOCKER_CERT_PATH names the folder"), "{nobody:?}");
+    assert!(nobody.stderr.contains("set DOCKER_CERT_PATH to a directory"), "{nobody:?}");
     let missing = runtime("nowhere").expect(2);
     assert!(missing.stderr.contains("ca.pem") && missing.stderr.contains("DOCKER_CERT_PATH"), "{missing:?}");
 }

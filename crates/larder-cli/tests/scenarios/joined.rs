@@ -182,7 +182,7 @@ fn other_settings_are_refused_with_the_difference() {
     ] {
         assert!(refused.stderr.contains(&difference), "{refused:?}");
     }
-    assert!(refused.stderr.contains("hint: rerun the command when the other one has ended"), "{refused:?}");
+    assert!(refused.stderr.contains("hint: rerun after the other command ends"), "{refused:?}");
     let keep = settings_file(&world, "keep.yaml", "gc:\n  keep:\n    - name: shop/*\n");
     let refused = world.larder_with(&keep, &["gc", "--all-unused"]).expect(1);
     assert!(refused.stderr.contains("gc.keep is [{\"name\":\"shop/*\"}]"), "{refused:?}");
@@ -412,7 +412,7 @@ fn one_shot_commands_honour_the_settings_of_the_daemon() {
         let high = "imageGCHighThresholdPercent: 99\nimageGCLowThresholdPercent: 98\n";
         let high = settings_file(&world, "high.yaml", high);
         let planned = world.larder_with(&high, &["gc", "--dry-run"]).expect(0);
-        assert_eq!(planned.lines_with(&["from 99%"]), 1, "{planned:?}");
+        assert_eq!(planned.lines_with(&["GC starts at 99%"]), 1, "{planned:?}");
     }
 }
 

@@ -126,7 +126,7 @@ fn what_is_no_runtime_is_told_in_one_line_and_in_bounded_time() {
     fs_err::write(&file, "").unwrap();
 
     let cases = [
-        (home.path().join("missing.sock"), "no such socket"),
+        (home.path().join("missing.sock"), "socket not found"),
         (refused, "connection refused"),
         (file, "not a socket"),
         (silent, "no answer within"),

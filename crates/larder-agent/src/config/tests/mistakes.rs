@@ -205,8 +205,8 @@ fn contradicting_settings_are_reported_at_their_place() {
         ),
         (
             "registry: {noProxy: localhost}",
-            "c.yaml:3: registry.noProxy: requires a URL as registry.proxy [set NO_PROXY where larder is \
-             started]",
+            "c.yaml:3: registry.noProxy: requires a URL as registry.proxy [set NO_PROXY in larder's \
+             environment]",
         ),
     ] {
         expect(settings, &[wanted]);

@@ -235,6 +235,6 @@ fn what_is_kept_and_leased_survives_a_restart() {
         assert_eq!(machine.larder(&["keep"]).expect(0).lines_with(&["*/web"]), 1);
         let why = |image: &str| machine.larder(&["explain", "-o", "json", image]).expect(0).json();
         assert_eq!(why(&api)["reason"], "InUse", "restarted: {restarted}");
-        assert!(why(&api)["usedBy"].to_string().contains("a lease (expires in "), "{}", why(&api));
+        assert!(why(&api)["usedBy"].to_string().contains("lease (expires in "), "{}", why(&api));
     }
 }

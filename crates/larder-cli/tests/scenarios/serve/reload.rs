@@ -53,13 +53,13 @@ fn a_log_for_programs_is_one_from_its_first_line() {
     let Some(world) = world() else { return };
     let config = world.file("config.yaml", &format!("{HEAD}log: {{format: json}}\n"));
     let daemon = CriDaemon::with(&world, &["--config", &config, "--metrics-address", ""]);
-    daemon.wait_for_log("larder keeps", 1);
+    daemon.wait_for_log("larder serves", 1);
     let log = daemon.stop().expect(0).stderr;
     let lines: Vec<serde_json::Value> = log
         .lines()
         .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no JSON: {line}")))
         .collect();
-    assert!(lines[0]["message"].as_str().is_some_and(|text| text.starts_with("larder keeps")), "{log}");
+    assert!(lines[0]["message"].as_str().is_some_and(|text| text.starts_with("larder serves")), "{log}");
     assert!(lines[0]["socket"].as_str().is_some_and(|path| path.ends_with("larder.sock")), "{log}");
 }
 

@@ -56,7 +56,7 @@ fn a_store_that_cannot_be_written_is_refused_with_what_to_do() {
     for root in [root.clone(), disk.path().join("new")] {
         says(
             &refused(home, &root).expect(3),
-            &["Read-only file system", "hint: the file system is read-only"],
+            &["Read-only file system", "hint: the filesystem is read-only"],
         );
     }
     remount("remount,rw");
@@ -79,7 +79,10 @@ fn on_a_full_disk_the_daemon_serves_refuses_pulls_and_pulls_again_when_there_is_
     let mut rest = fs_err::OpenOptions::new().append(true).open(&filler).unwrap();
     while rest.write_all(&[0; 4096]).is_ok() {}
     drop(rest);
-    says(&refused(home, &disk.path().join("new")).expect(3), &["No space left on device", "hint: make room"]);
+    says(
+        &refused(home, &disk.path().join("new")).expect(3),
+        &["No space left on device", "hint: free disk space"],
+    );
 
     let daemon = serving(home, &root);
     let error = daemon.pull(&image).unwrap_err().to_string();

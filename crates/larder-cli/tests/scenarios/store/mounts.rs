@@ -25,7 +25,7 @@ fn a_mounted_image_is_in_use_until_it_is_unmounted() {
     fs_err::write(dir.join("srv/new"), "written").unwrap();
     assert_eq!(machine.larder(&["mounts"]).expect(0).lines_with(&[&target, "read-write"]), 1);
     let run = machine.larder(&["rm", &name]).expect(1);
-    let hint = format!("larder --root {} umount {target}; or use --force", machine.root().display());
+    let hint = format!("larder --root {} umount {target} first; or use --force", machine.root().display());
     assert!(run.stderr.contains(&hint), "{run:?}");
     machine.larder(&["umount", &target]).expect(0);
     assert!(!dir.join("srv").exists());
@@ -96,7 +96,10 @@ fn a_mounted_image_that_is_removed_by_force_stays_mounted_until_it_is_unmounted(
     machine.larder(&["mount", &name, &target]).expect(0);
 
     let run = machine.larder(&["rm", "--force", &name]).expect(0);
-    assert!(run.stderr.contains("still mounted at") && run.stderr.contains("larder umount"), "{run:?}");
+    assert!(
+        run.stderr.contains("still mounted at") && run.stderr.contains("removed when it is unmounted"),
+        "{run:?}"
+    );
     assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout, "");
     machine.larder(&["fsck"]).expect(0);
     assert_eq!(fs_err::read(dir.join("srv/data")).unwrap().len(), 50_000, "the mount keeps its files");
