@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_for_whoever_reads_it() {
+    fn a_line_has_the_format_of_its_reader() {
         let now = Timestamp::UNIX_EPOCH;
         let show = |format| line().show(format, now, Level::WARN, "larder::pull");
         let fields = r#"pod=x/a why="it was\nabsent" empty="""#;

@@ -1,6 +1,6 @@
 //! Where text goes: results to standard output, everything else to standard error.
 //!
-//! Live progress, where there is some, stays below all of it. Promises: a reader that goes away is a quiet success; any other write error is reported once, at the end;
+//! Live progress, where there is some, stays below all of it. Promises: a closed pipe is a success without a message; any other write error is reported once, at the end;
 //! control characters in text from registries and files reach a terminal only in escaped form.
 
 use std::fmt::{self, Write as _};

@@ -5,21 +5,22 @@
 //! --daemon, LARDER_DAEMON -> settings -> who serves these images? -> connect, join, or open a node and serve it
 //! ```
 
-use std::path::{Path, PathBuf};
+mod image_access;
+mod settings;
+
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use larder::credentials::NodeKeyring as Credentials;
 use larder::go_format;
 use larder::hint::Hint;
-use larder::pull::PullConfig;
 use larder_agent::NodeOpenError;
 use larder_agent::backend::docker;
-use larder_agent::backend::target::{CRI, DOCKER, STORE, nearest_backend};
-use larder_agent::backend::{BackendTarget, OpenMode, RuntimeRequirement, is_docker, target_of};
-use larder_agent::client::{Client, ControlServerAddress, find_server, is_listening, socket_path};
-use larder_agent::config::{self, Config, ConfigErrors, SettingOrigin, SettingsSource, SettingsSources};
+use larder_agent::backend::target::{CRI, DOCKER, STORE};
+use larder_agent::backend::{BackendTarget, OpenMode, RuntimeRequirement};
+use larder_agent::client::{Client, ControlServerAddress, find_server, is_listening};
+use larder_agent::config::{Config, SettingOrigin, SettingsSources};
 use larder_agent::environment::{DefaultPaths, variable};
 use larder_agent::node::{Node, NodeOptions, StateDirAccess};
 use larder_agent::serve::CommandServer;
@@ -28,7 +29,7 @@ use larder_api::v1alpha1::StatusRequest;
 use tokio::sync::Mutex;
 use tokio::time::{self, Instant};
 
-use crate::args::settings::{BACKEND_VARIABLE, IMAGE_VARIABLE, RUNTIME_VARIABLE, SettingFlags};
+use crate::args::settings::{BACKEND_VARIABLE, IMAGE_VARIABLE, RUNTIME_VARIABLE};
 use crate::args::{GlobalFlags, verbosity_level};
 use crate::credential_setup::usual_programs;
 use crate::exit::CommandOutcome;
@@ -36,10 +37,9 @@ use crate::failure::{ErrorKind, ExitReport as _, Failure};
 use crate::interrupt::JoinedCommandCount;
 use crate::printer::Printer;
 
-/// Names the socket of a daemon, as `--daemon` does.
-const DAEMON_VARIABLE: &str = "LARDER_DAEMON";
-/// The value that means no daemon.
-const NO_DAEMON: &str = "none";
+pub(crate) use image_access::{ImageAccess, LocalPullSettings};
+use settings::{DaemonFlag, LocalNodeSettings};
+
 /// How long to wait for images that another process has open and does not serve: it starts, or it ends.
 const OPEN_WITHIN: Duration = Duration::from_secs(120);
 /// After how long to look whether it has: twice as long each time, up to the maximum.
@@ -47,82 +47,6 @@ const OPEN_RETRY: Duration = Duration::from_millis(20);
 const OPEN_RETRY_MAX: Duration = Duration::from_millis(500);
 /// After how long a note says what the command waits for.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// What a command wants of its images.
-#[derive(Default)]
-pub(crate) struct ImageAccess {
-    /// Only the embedded store has it: `LARDER_BACKEND` is not read.
-    pub(crate) store_only: bool,
-    /// A store that does not exist is created.
-    pub(crate) creates: bool,
-    /// What of the state directory.
-    pub(crate) state: Option<StateDirAccess>,
-    /// How images are pulled, where flags say so.
-    pub(crate) pulling: Option<LocalPullSettings>,
-    /// The settings that it depends on, as beginnings of keys; those of pulls are without number.
-    pub(crate) settings: &'static [&'static str],
-}
-
-/// What collection depends on.
-const OF_COLLECTION: &[&str] =
-    &["gc.", "imageGC", "imageMinimumGCAge", "imageMaximumGCAge", "state", "store.", "docker."];
-
-/// How a node in this process pulls.
-pub(crate) struct LocalPullSettings {
-    /// Changes the settings as flags say.
-    pub(crate) adjust: Box<dyn Fn(PullConfig) -> Result<PullConfig, Failure> + Send>,
-    /// The flags that were given, each with the setting that it changes.
-    pub(crate) given: Vec<(&'static str, &'static str)>,
-    /// Settings that flags give a value.
-    pub(crate) settings: Vec<SettingsSource>,
-    /// Credentials beside those that come with requests.
-    pub(crate) credentials: Arc<dyn Fn() -> Credentials + Send + Sync>,
-}
-
-impl ImageAccess {
-    /// To list and inspect.
-    pub(crate) fn read() -> ImageAccess {
-        ImageAccess { state: Some(StateDirAccess::None), ..ImageAccess::default() }
-    }
-
-    /// To change images, or what is known of them.
-    pub(crate) fn write() -> ImageAccess {
-        ImageAccess {
-            state: Some(StateDirAccess::CurrentUser),
-            settings: &["state", "store."],
-            ..ImageAccess::default()
-        }
-    }
-
-    /// To collect, or to say what collection would do.
-    pub(crate) fn collect() -> ImageAccess {
-        ImageAccess {
-            state: Some(StateDirAccess::Exclusive),
-            settings: OF_COLLECTION,
-            ..ImageAccess::default()
-        }
-    }
-
-    /// To list or change what collection keeps.
-    pub(crate) fn keep() -> ImageAccess {
-        ImageAccess { settings: &["gc.keep", "state"], ..ImageAccess::collect() }
-    }
-
-    /// Whether the setting with this key changes what the command does.
-    fn depends_on(&self, key: &str) -> bool {
-        self.pulling.is_some() || self.settings.iter().any(|start| key.starts_with(start))
-    }
-
-    /// The same, of the embedded store only.
-    pub(crate) fn of_store(self) -> ImageAccess {
-        ImageAccess { store_only: true, ..self }
-    }
-
-    /// The same, and a store that does not exist is created.
-    pub(crate) fn create_store(self) -> ImageAccess {
-        ImageAccess { creates: true, ..self }
-    }
-}
 
 /// One run of a command: what was typed, where to print, and the node that the command has open, if it has one.
 pub(crate) struct CommandSession {
@@ -396,135 +320,6 @@ impl CommandSession {
         Ok((None, opening.map(|opening| LocalNodeSettings { command, ..opening })))
     }
 
-    /// The settings, and where they say that images are.
-    fn local_settings(&self, need: &ImageAccess) -> Result<LocalNodeSettings, NodeOpenError> {
-        let (sources, config) = self.config(need)?;
-        let target = target_of(&config)?;
-        Ok(LocalNodeSettings { sources, config, target, command: None })
-    }
-
-    /// Where flags and variables say that images are, whatever files of settings say: those may have mistakes.
-    fn target_of_flags(&self) -> Option<BackendTarget> {
-        if !self.names_images() {
-            return None;
-        }
-        let mut sources = SettingFlags::default().sources(&self.connection);
-        sources.layers.retain(|layer| matches!(layer, SettingsSource::Given { .. }));
-        target_of(&config::load(&sources).ok()?).ok()
-    }
-
-    /// The settings of this command.
-    pub(crate) fn config(&self, need: &ImageAccess) -> Result<(SettingsSources, Config), Failure> {
-        self.check_flags(need)?;
-        let flags = SettingFlags::default();
-        let mut sources = if need.store_only {
-            flags.sources_of_store(&self.connection)
-        } else {
-            flags.sources(&self.connection)
-        };
-        if let Some(pulling) = &need.pulling {
-            sources.layers.extend(pulling.settings.iter().cloned());
-        }
-        if !self.reads_files {
-            sources.layers.retain(|layer| matches!(layer, SettingsSource::Given { .. }));
-        }
-        let mut config = config::load(&sources).map_err(|mistakes| refused(&mistakes))?;
-        if let Some(root) = &self.connection.root {
-            config.root.clone_from(root); // as it was typed, for messages
-        }
-        // The settings are read again each time that the command looks who has the images.
-        if !self.warned.swap(true, Ordering::Relaxed) {
-            for warning in &config.warnings {
-                tracing::info!("{warning}");
-            }
-        }
-        if let Some(pulling) = &need.pulling {
-            config.set_pull((pulling.adjust)(config.pull.clone())?);
-            for (flag, key) in &pulling.given {
-                config.set_origin(key, SettingOrigin::Flag(flag));
-            }
-        }
-        Ok((sources, config))
-    }
-
-    /// Flags that contradict each other.
-    fn check_flags(&self, need: &ImageAccess) -> Result<(), Failure> {
-        let connection = &self.connection;
-        let backend = connection.backend.as_deref();
-        if let (true, Some(other)) = (need.store_only, backend.filter(|backend| *backend != STORE)) {
-            return Err(Failure::bad_input(format!(
-                "--backend {other}: this command requires larder's own store"
-            ))
-            .hint("omit --backend, or select a store with --root DIR"));
-        }
-        let variable =
-            || variable(BACKEND_VARIABLE).filter(|_| connection.root.is_none() && !need.store_only);
-        let named = backend.map(|text| (text.to_owned(), "--backend"));
-        let named = named.or_else(|| Some((variable()?, BACKEND_VARIABLE)));
-        if let Some((text, by)) = &named {
-            check_backend(text, by)?;
-        }
-        if let (Some(dir), Some(_)) = (&connection.certs_d, named.filter(|(named, _)| named != STORE)) {
-            return Err(Failure::bad_input(format!(
-                "--certs-d {}: has no effect on a runtime",
-                dir.display()
-            ))
-            .hint("configure the runtime (containerd: config_path), or omit --backend and LARDER_BACKEND"));
-        }
-        if let Some(dir) = connection.certs_d.as_ref().filter(|dir| !dir.is_dir()) {
-            return Err(Failure::bad_input(format!("--certs-d {}: no such directory", dir.display()))
-                .hint("use a directory with REGISTRY/hosts.toml"));
-        }
-        Ok(())
-    }
-
-    /// Whether flags or variables say where images are.
-    fn names_images(&self) -> bool {
-        let GlobalFlags { root, backend, state, .. } = &self.connection;
-        let variable = variable(BACKEND_VARIABLE).filter(|text| text != STORE);
-        root.is_some() || backend.is_some() || state.is_some() || variable.is_some()
-    }
-
-    fn named(&self) -> Result<DaemonFlag, Failure> {
-        let (text, by) = match (&self.connection.daemon, variable(DAEMON_VARIABLE)) {
-            (Some(text), _) => (text.clone(), "--daemon"),
-            (None, Some(text)) => (text, DAEMON_VARIABLE),
-            (None, None) => return Ok(DaemonFlag::Nothing),
-        };
-        if text == NO_DAEMON {
-            return Ok(DaemonFlag::Never);
-        }
-        let socket = socket_path(&text).map_err(|error| {
-            Failure::bad_input(format!("{by} {text}: {error}"))
-                .hint("write unix:///path/to.sock, or none for no daemon")
-        })?;
-        Ok(DaemonFlag::At(socket))
-    }
-
-    /// Fails where a flag names images that the named daemon does not serve.
-    fn check_agreed(&self, socket: &Path) -> Result<(), Failure> {
-        let place = match (&self.connection.root, &self.connection.backend) {
-            (Some(root), _) => format!("--root {}", root.display()),
-            (None, Some(backend)) => format!("--backend {backend}"),
-            (None, None) => return Ok(()),
-        };
-        // A daemon that does not answer is reported by the call.
-        if !is_listening(socket).unwrap_or(false) {
-            return Ok(());
-        }
-        let same = |a: &Path, b: &Path| {
-            a == b || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
-        };
-        let theirs = self.local_settings(&ImageAccess::read()).ok().and_then(|opening| {
-            find_server(&opening.target, self.connection.state.as_deref()).ok().flatten()
-        });
-        if matches!(theirs, Some(ControlServerAddress::Daemon(theirs)) if same(&theirs, socket)) {
-            return Ok(());
-        }
-        Err(Failure::bad_input(format!("{place}: the daemon at {} serves other images", socket.display()))
-            .hint("omit one of the two, or use --daemon none"))
-    }
-
     /// Ends what the command has open, once other commands that work through it have ended.
     pub(crate) async fn close(&self) {
         let Some(server) = self.server.lock().await.take() else { return };
@@ -623,33 +418,6 @@ impl CommandSession {
     }
 }
 
-/// All mistakes in one failure, which prints as if each were an error of its own.
-fn refused(mistakes: &ConfigErrors) -> Failure {
-    let Some((last, others)) = mistakes.each().split_last() else {
-        return Failure::bad_input("invalid settings");
-    };
-    let others = others.iter().map(|mistake| {
-        let hints = mistake.hints().iter().map(|hint| format!("hint: {hint}\n"));
-        format!("{mistake}\n{}error: ", hints.collect::<String>())
-    });
-    Failure::bad_input(format!("{}{last}", others.collect::<String>())).hints(last.hints().iter().cloned())
-}
-
-/// Whether a text that a flag or a variable gives can name a backend.
-fn check_backend(text: &str, by: &str) -> Result<(), Failure> {
-    if matches!(text, STORE | CRI) || is_docker(text) {
-        return Ok(());
-    }
-    if let Some(meant) = nearest_backend(text) {
-        return Err(Failure::bad_input(format!("{by} {text}: no such backend"))
-            .hint(format!("did you mean {meant}?")));
-    }
-    socket_path(text).map(drop).map_err(|error| {
-        Failure::bad_input(format!("{by} {text}: {error}"))
-            .hint("write unix:///path/to.sock, cri for the CRI runtime of this machine, docker for Docker Engine, or store for larder's own store")
-    })
-}
-
 /// Logs which daemon does the work.
 fn log_daemon(client: &Client) {
     tracing::info!("using the daemon at {}", client.socket().unwrap_or(Path::new("")).display());
@@ -658,32 +426,6 @@ fn log_daemon(client: &Client) {
 /// How long to wait before a runtime that does not answer is tried again.
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
 
-/// What it takes to work on the images in this process.
-struct LocalNodeSettings {
-    sources: SettingsSources,
-    config: Config,
-    target: BackendTarget,
-    /// Another command that has them open.
-    command: Option<ControlServerAddress>,
-}
-
-impl LocalNodeSettings {
-    /// Whether anything but defaults says where the images are.
-    fn is_named(&self) -> bool {
-        let named = |key| *self.config.origin(key) != SettingOrigin::Default;
-        ["root", "backend", "state", "containerRuntimeEndpoint", "imageServiceEndpoint"]
-            .into_iter()
-            .any(named)
-    }
-}
-
 fn opening_unused() -> Result<LocalNodeSettings, NodeOpenError> {
     Err(Failure::unreachable("a daemon has the images").into())
-}
-
-/// The daemon that flags or variables name.
-enum DaemonFlag {
-    Nothing,
-    Never,
-    At(PathBuf),
 }

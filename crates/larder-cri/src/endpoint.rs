@@ -191,7 +191,7 @@ fn discover_among(
 }
 
 fn probe_path(path: &Path) -> SocketProbe {
-    sight(fs_err::metadata(path).map(|found| found.file_type().is_socket()), || somebody_listens(path))
+    sight(fs_err::metadata(path).map(|found| found.file_type().is_socket()), || has_listener(path))
 }
 
 /// The failure for a path that is not a socket, or cannot be read.
@@ -209,7 +209,7 @@ fn is_socket(path: &Path) -> bool {
 }
 
 /// Whether a connection is accepted, or would be but for a full queue.
-fn somebody_listens(path: &Path) -> bool {
+fn has_listener(path: &Path) -> bool {
     Endpoint::at(path).probe().is_ok()
 }
 
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn discovery_prefers_a_socket_that_somebody_listens_on() {
+    fn discovery_prefers_a_socket_with_a_listener() {
         let dir = tempfile::tempdir().unwrap();
         let [missing, file, stale, live] =
             ["missing", "file", "stale", "live"].map(|name| dir.path().join(name));

@@ -71,7 +71,7 @@ async fn a_socket_without_listener_refuses() {
 }
 
 #[tokio::test]
-async fn a_socket_of_somebody_else_is_denied() {
+async fn a_socket_of_another_user_is_denied() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("private.sock");
     let _listener = UnixListener::bind(&path).unwrap();

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_found_by_whatever_somebody_called_it() {
+    fn an_image_is_found_by_every_name() {
         let images = images();
         let listed = ImageNameIndex::of(&images);
         for name in [

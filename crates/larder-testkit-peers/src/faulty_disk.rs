@@ -42,7 +42,7 @@ pub enum UnsyncedData {
     Some(u64),
 }
 
-/// The disk. Clones share it; its directory goes with the last of them.
+/// The disk. Clones share it; the last one deletes its directory.
 #[derive(Clone)]
 pub struct FaultyDisk(Arc<SharedDisk>);
 

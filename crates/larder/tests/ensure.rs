@@ -288,7 +288,7 @@ async fn a_wrong_password_does_not_fail_a_pod_with_the_right_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_anonymous_pull_serves_everybody() {
+async fn an_anonymous_pull_serves_every_pod() {
     let node = node(PullConfig::default());
     node.backend.hold_pulls();
     let tasks = [node.start(wants("a", APP)).await, node.start(wants_as("b", "ann")).await];

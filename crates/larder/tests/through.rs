@@ -186,7 +186,7 @@ async fn a_caller_that_leaves_changes_nothing_for_the_others_and_the_last_one_ca
     for leaving in [first, third] {
         leaving.abort();
         settle().await;
-        assert_eq!(node.backend.counts().running, 1, "somebody waits still");
+        assert_eq!(node.backend.counts().running, 1, "one caller still waits");
     }
     second.abort();
     settle().await;
@@ -316,7 +316,7 @@ async fn an_image_reported_as_present_is_leased() {
 async fn an_image_that_is_being_removed_is_asked_for_again() {
     let node = node(PullConfig::default());
     node.backend.add_image("a:1", image("sha256:a", 7));
-    let removing = node.gate.try_begin_removal("sha256:a").expect("nobody leased it");
+    let removing = node.gate.try_begin_removal("sha256:a").expect("not leased");
     let managed = node.managed.clone();
     let asking = tokio::spawn(async move { managed.status(&ImageSpec::named("a:1")).await });
     settle().await;
@@ -339,23 +339,19 @@ async fn a_pull_that_misses_what_was_just_removed_is_tried_again() {
     };
     let node = node(PullConfig::default());
     node.backend.on_pull(missed());
-    node.pull(APP, None)
-        .await
-        .await
-        .unwrap()
-        .expect_err("nothing was removed meanwhile: the registry has none");
+    node.pull(APP, None).await.await.unwrap().expect_err("not in the registry");
     assert_eq!(pulls(&node), 1);
 
     let (held, release) = missed().held();
     node.backend.on_pull(held);
     node.backend.on_pull(ScriptedPull::ok("sha256:app", 7));
     let pulling = node.pull(APP, None).await;
-    drop(node.gate.try_begin_removal("sha256:app").expect("nobody leased it"));
+    drop(node.gate.try_begin_removal("sha256:app").expect("not leased"));
     release.release();
     assert_eq!(pulling.await.unwrap(), Ok("sha256:app".into()));
     assert_eq!(pulls(&node), 3);
 
-    let slow = node.gate.try_begin_removal("sha256:app-0").expect("nobody leased it");
+    let slow = node.gate.try_begin_removal("sha256:app-0").expect("not leased");
     node.backend.on_pull(missed());
     node.backend.on_pull(ScriptedPull::ok("sha256:app", 7));
     let pulling = node.pull(APP, None).await;
@@ -366,7 +362,7 @@ async fn a_pull_that_misses_what_was_just_removed_is_tried_again() {
     assert_eq!(pulling.await.unwrap(), Ok("sha256:app".into()));
     assert_eq!(pulls(&node), 5);
 
-    let _hangs = node.gate.try_begin_removal("sha256:other").expect("nobody leased it");
+    let _hangs = node.gate.try_begin_removal("sha256:other").expect("not leased");
     (0..3).for_each(|_| node.backend.on_pull(missed()));
     node.pull(APP, None).await.await.unwrap().expect_err("not for ever");
     assert_eq!(pulls(&node), 8);
@@ -382,7 +378,7 @@ async fn removals_of_one_image_wait_for_each_other_and_all_succeed() {
     let node = node(PullConfig::default());
     node.backend.add_image("a:1", image("sha256:a", 7));
     node.backend.add_image("a:2", image("sha256:a", 7));
-    let collecting = node.gate.try_begin_removal("sha256:a").expect("nobody leased it");
+    let collecting = node.gate.try_begin_removal("sha256:a").expect("not leased");
     let mut removals = Vec::new();
     for name in ["a:1", "a:2", "sha256:a", "a:1", "a:1"] {
         let managed = node.managed.clone();
@@ -394,7 +390,7 @@ async fn removals_of_one_image_wait_for_each_other_and_all_succeed() {
     for removal in removals {
         assert_eq!(removal.await.unwrap(), Ok(()));
     }
-    assert_eq!(node.removals(), ["sha256:a"; 5], "by id, whatever its names stand for by now");
+    assert_eq!(node.removals(), ["sha256:a"; 5], "by id, whatever its names point at");
     assert_eq!(node.backend.images(), []);
     assert_eq!(node.managed.remove(&ImageSpec::named("a:1")).await, Ok(()), "it is gone already");
 }

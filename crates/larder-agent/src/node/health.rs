@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn that_a_backend_went_is_known_within_five_seconds_or_when_somebody_asks() {
+    async fn a_lost_backend_is_noticed_within_five_seconds_or_by_a_request() {
         let (backend, events, node) = (FakeBackend::new(), RingSink::new(10), ObjectRef::node("n"));
         let health = watch::Sender::default();
         let mut watched = health.subscribe();

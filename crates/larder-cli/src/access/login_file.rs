@@ -36,7 +36,7 @@ pub(crate) struct LoginDocument {
 }
 
 /// Excludes other larder processes from writing the file.
-pub(crate) struct LoginFileLock(#[expect(dead_code, reason = "the lock goes with it")] File);
+pub(crate) struct LoginFileLock(#[expect(dead_code, reason = "dropping it releases the lock")] File);
 
 impl DockerLoginFile {
     /// The file that was named, else docker's usual one.

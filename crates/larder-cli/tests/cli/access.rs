@@ -259,7 +259,7 @@ fn secret_with_uid(world: &CliFixture, uid: &str, password: &str) -> String {
 }
 
 #[test]
-fn a_uid_that_somebody_wrote_into_a_manifest_proves_nothing() {
+fn a_uid_in_a_manifest_proves_nothing() {
     let world = CliFixture::offering(&[IMAGE]);
     let [right, wrong] = ["right", "wrong"].map(|password| secret_with_uid(&world, "u-1", password));
     run(&world, &["ensure", IMAGE, "--secret", &right], &[]).expect(0);

@@ -8,7 +8,7 @@ use crate::world::{CliFixture, CliOutput};
 
 const NAMES: [&str; 2] = ["r.example/shop/web:1", "r.example/shop/api:1"];
 
-/// A runtime with two images, which somebody wanted long ago.
+/// A runtime with two images, last used long ago.
 fn world() -> CliFixture {
     let world = CliFixture::offering(&NAMES);
     world.larder(&["pull", NAMES[0], NAMES[1]]).expect(0);

@@ -80,7 +80,7 @@ fn every_step_holds_as_root() {
 fn the_folder_is_kept_when_that_is_wanted() {
     let home = home();
     let kept = run(larder(home.path()), &["--keep"], home.path()).expect(0);
-    let [dir] = left_in(home.path()).try_into().expect("one folder");
+    let [dir] = left_in(home.path()).try_into().expect("one directory");
     assert!(kept.stdout.contains(&format!("\nkept {}/tmp/{dir}; ", home.path().display())), "{kept:?}");
     let store = home.path().join("tmp").join(dir).join("store");
     let images = larder(home.path()).arg("--root").arg(store).args(["images", "-q"]).output().unwrap();

@@ -74,7 +74,7 @@ fn crowded() -> CliFixture {
     world
 }
 
-/// larder, once it waits for somebody to read what it prints.
+/// larder, once it blocks on a full pipe.
 fn blocked(world: &CliFixture, arguments: &[&str]) -> Child {
     let child = world.command(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let pipe = child.stdout.as_ref().unwrap();

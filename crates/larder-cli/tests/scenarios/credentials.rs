@@ -36,7 +36,7 @@ fn assert_no_password(run: &LarderOutput) {
 }
 
 #[test]
-fn a_registry_with_a_password_serves_whoever_has_it() {
+fn a_registry_with_a_password_serves_clients_that_have_it() {
     let options = RegistryOptions { auth: RegistryAccess::Basic, ..RegistryOptions::default() };
     for world in RuntimeFixture::of_each_backend(options) {
         ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();

@@ -24,7 +24,7 @@ fn who_may_not_open_the_socket_is_told_how() {
     fs_err::set_permissions(&dir, mode(0o755)).unwrap();
     fs_err::set_permissions(engine.socket(), mode(0o660)).unwrap();
     fs_err::set_permissions(home.path(), mode(0o777)).unwrap();
-    // Where nobody may look into the directories that larder is built in, a copy can be run.
+    // Where the user nobody cannot read the build directory, a copy can be run.
     let copy = home.path().join("larder");
     fs_err::copy(env!("CARGO_BIN_EXE_larder"), &copy).unwrap();
     let mut command = Command::new("setpriv");

@@ -81,7 +81,7 @@ impl RuntimeFixture {
         RuntimeFixture::of_each_backend(options).filter(|world| world.endpoint().is_some())
     }
 
-    /// With a plain registry that everybody may use.
+    /// With a registry without TLS and authentication.
     pub(crate) fn plain() -> Option<RuntimeFixture> {
         RuntimeFixture::new(RegistryOptions::default())
     }

@@ -145,7 +145,7 @@ fn an_image_that_another_was_built_on_goes_with_that_one() {
 
 /// An engine with an image of two names, which refuses to remove it; `b_is` says whose the second name is, when it was
 /// taken off and before.
-fn with_a_container_made_meanwhile(b_is: fn(bool) -> Option<&'static str>) -> FakeEngine {
+fn with_a_concurrent_container(b_is: fn(bool) -> Option<&'static str>) -> FakeEngine {
     let (taken, looked) = (AtomicBool::new(false), AtomicBool::new(false));
     FakeEngine::start(move |method, path| match (method, path) {
         ("GET", "/version") => (200, r#"{"Version":"1","ApiVersion":"1.41","MinAPIVersion":"1.12"}"#.into()),
@@ -181,19 +181,19 @@ const TAKEN: &str = "DELETE /v1.41/images/b:2";
 const GIVEN_BACK: &str = "POST /v1.41/images/sha256:a/tag?repo=b&tag=2";
 
 #[tokio::test]
-async fn names_that_were_taken_off_come_back_if_a_container_is_made_meanwhile() {
-    let engine = with_a_container_made_meanwhile(|taken| (!taken).then_some("sha256:a"));
+async fn removed_names_are_restored_if_a_container_is_created() {
+    let engine = with_a_concurrent_container(|taken| (!taken).then_some("sha256:a"));
     let asked = refused(&engine).await;
     assert!(asked.iter().any(|call| call == TAKEN), "{asked:?}");
     assert!(asked.iter().any(|call| call == GIVEN_BACK), "{asked:?}");
 }
 
 #[tokio::test]
-async fn a_name_that_somebody_gave_to_another_image_is_neither_taken_off_nor_back() {
-    let engine = with_a_container_made_meanwhile(|_| Some("sha256:b"));
+async fn a_name_moved_to_another_image_is_neither_removed_nor_restored() {
+    let engine = with_a_concurrent_container(|_| Some("sha256:b"));
     let asked = refused(&engine).await;
     assert!(!asked.iter().any(|call| call == TAKEN || call == GIVEN_BACK), "{asked:?}");
-    let engine = with_a_container_made_meanwhile(|taken| Some(if taken { "sha256:b" } else { "sha256:a" }));
+    let engine = with_a_concurrent_container(|taken| Some(if taken { "sha256:b" } else { "sha256:a" }));
     let asked = refused(&engine).await;
     assert!(asked.iter().any(|call| call == TAKEN), "{asked:?}");
     assert!(!asked.iter().any(|call| call == GIVEN_BACK), "{asked:?}");
@@ -235,7 +235,7 @@ async fn an_error_in_a_pull_that_began_well_fails_it_and_names_the_image() {
 }
 
 #[test]
-fn what_somebody_else_removed_meanwhile_is_no_error() {
+fn an_image_removed_by_another_process_is_no_error() {
     let Some(world) = EngineFixture::new() else { return };
     let name = world.push("app:1", &ImageBuilder::small(1, 10_000));
     let backend = world.backend();

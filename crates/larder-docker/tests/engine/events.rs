@@ -269,7 +269,7 @@ async fn the_end_of_a_container_that_is_told_twice_is_twice_of_its_own_image() {
         _ => missing(),
     });
     let feed = engine.backend().feed();
-    // The name is another image's by now.
+    // The name belongs to another image now.
     let images = [listed("a", "web:1"), listed("b", "web:2"), listed("c", "x:1")];
     let looking = async {
         until_following(&feed).await;

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn workers_of_a_dropped_pull_are_waited_for_by_whoever_needs_the_room() {
+    async fn a_pull_that_needs_space_waits_for_workers_of_a_dropped_pull() {
         let leaving = AbandonedPulls::default();
         let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &leaving);
         let worker = workers.worker();

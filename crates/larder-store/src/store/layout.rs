@@ -136,7 +136,7 @@ pub(crate) fn digest_of_name(name: &str) -> Option<Digest> {
     Digest::parse(&format!("{algorithm}:{hex}")).ok()
 }
 
-/// Names of the entries of a directory, in order; those that are not UTF-8 are not ours, and shown as close as it goes.
+/// Names of the entries of a directory, in order; those that are not UTF-8 are not ours, and printed lossily.
 pub(crate) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs_err::read_dir(dir)? {

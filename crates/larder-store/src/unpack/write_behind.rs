@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_finishes_waits_for_its_own_file_and_closes_those_that_wait() {
+    fn finishing_waits_for_its_own_file_and_closes_waiting_ones() {
         let syncer = BackgroundSyncer::with(8, slow);
         let (ours, other) = (syncer.begin(), syncer.begin());
         let [(first, at), (second, waiting), (third, of_other)] = [(); 3].map(|()| slow_file());
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_files_wait_whoever_they_belong_to() {
+    fn the_number_of_waiting_files_is_bounded() {
         let syncer = BackgroundSyncer::with(3, slow);
         let parts = [(); 4].map(|()| syncer.begin());
         let (first, at) = slow_file();

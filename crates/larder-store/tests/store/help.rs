@@ -24,7 +24,7 @@ pub(crate) fn open(root: &Path) -> Store {
     Store::open(root, config()).expect("the store opens")
 }
 
-/// A store in a directory that goes with it.
+/// A store in a directory that is deleted when this is dropped.
 pub(crate) struct TempStore {
     pub(crate) store: Store,
     pub(crate) dir: tempfile::TempDir,

@@ -100,7 +100,7 @@ fn a_pull_after_one_that_failed_asks_only_for_what_is_missing() {
 }
 
 #[test]
-fn each_pull_keeps_its_layers_whoever_brought_them() {
+fn each_pull_keeps_its_layers_whichever_pull_fetched_them() {
     let (registry, scratch) = (FaultRegistry::start(), TempStore::new());
     put_broken_image(&registry, "app", &[300_000, 50_000]);
     put_broken_image(&registry, "web", &[300_000, 40_000]);

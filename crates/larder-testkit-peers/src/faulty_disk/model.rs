@@ -28,7 +28,7 @@ struct DiskNode {
 
 #[derive(Debug, Clone)]
 enum DiskNodeKind {
-    Folder(BTreeMap<OsString, u64>),
+    Directory(BTreeMap<OsString, u64>),
     File(Arc<Vec<u8>>),
     Link(PathBuf),
 }
@@ -107,7 +107,7 @@ impl DiskModel {
         while let Some(path) = waiting.pop() {
             let inode = fs_err::symlink_metadata(&path)?.ino();
             let Some(mut node) = node_of(&path, pins)? else { continue };
-            if let DiskNodeKind::Folder(entries) = &mut node.kind {
+            if let DiskNodeKind::Directory(entries) = &mut node.kind {
                 *entries = entries_of(&path)?;
                 waiting.extend(entries.keys().map(|name| path.join(name)));
             }
@@ -131,7 +131,7 @@ impl DiskModel {
         }
         let metadata = fs_err::metadata(path)?;
         let node =
-            DiskNode { attributes: FileAttributes::of(&metadata), kind: DiskNodeKind::Folder(entries) };
+            DiskNode { attributes: FileAttributes::of(&metadata), kind: DiskNodeKind::Directory(entries) };
         self.nodes.insert(metadata.ino(), node);
         Ok(())
     }
@@ -198,7 +198,7 @@ impl DiskModel {
         let Some(node) = self.nodes.get(&inode) else { return Ok(()) };
         let first = written.insert(inode, path.to_owned());
         match &node.kind {
-            DiskNodeKind::Folder(entries) => {
+            DiskNodeKind::Directory(entries) => {
                 if first.is_some() {
                     // A mix of a rename's old and new directory has it in both. A disk repairs that in some way.
                     return Ok(());
@@ -231,7 +231,7 @@ fn node_of(path: &Path, pins: &mut OpenFilesByInode) -> io::Result<Option<DiskNo
         DiskNodeKind::Link(fs_err::read_link(path)?)
     } else if metadata.is_dir() {
         pin(path, &metadata, pins)?;
-        DiskNodeKind::Folder(BTreeMap::new())
+        DiskNodeKind::Directory(BTreeMap::new())
     } else if metadata.is_file() {
         pin(path, &metadata, pins)?;
         DiskNodeKind::File(Arc::new(fs_err::read(path)?))

@@ -154,7 +154,7 @@ mod tests {
     use crate::backend::PullStep;
 
     #[tokio::test(start_paused = true)]
-    async fn a_pull_is_described_by_whoever_came_last_and_only_when_listed() {
+    async fn a_pull_is_described_by_its_last_caller_and_only_when_listed() {
         let board = PullTracker::default();
         let entry = board.track(&"a:1".into(), Instant::now());
         assert_eq!(board.snapshot()[0].detail, None);

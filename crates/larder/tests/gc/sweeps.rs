@@ -127,7 +127,7 @@ async fn it_stops_as_soon_as_enough_is_really_free() {
     world.advance(1000);
     assert_eq!(collector.plan_round().await.unwrap().removals.len(), 3);
     collector.collect().await.unwrap();
-    assert_eq!(world.removals().len(), 2, "somebody else freed the rest");
+    assert_eq!(world.removals().len(), 2, "another process freed the rest");
 }
 
 /// After the first removal another process deletes the other data on the disk.

@@ -1,6 +1,6 @@
 //! Images that the node itself wants, without anybody asking: those of static pods, and those to prefetch.
 //!
-//! [`desired`] keeps images present and spared from collection for as long as somebody wants them; `static_pods` and
+//! [`desired`] keeps images present and spared from collection while a pod or the prefetch list needs them; `static_pods` and
 //! `prefetch` say who wants what.
 
 pub(super) mod desired;

@@ -24,7 +24,7 @@ pub(super) fn available() -> bool {
     require(&[Package::DockerIo, Package::DockerRegistry, Package::Skopeo]).is_available()
 }
 
-/// larder on this engine, as somebody with no set-up at all runs it.
+/// larder on this engine, without any configuration.
 fn larder_on(engine: &Dockerd, home: &Path, arguments: &[&str]) -> Command {
     let mut command = larder_in(home);
     command.env("DOCKER_HOST", engine.host()).args(["--backend", "docker", "--state"]);

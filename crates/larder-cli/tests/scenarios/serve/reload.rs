@@ -117,7 +117,7 @@ fn a_folder_of_manifests_full_of_junk_is_told_and_the_good_ones_count() {
         daemon.wait_for_log(&format!("static pods: {pods}/{name}"), 1);
     }
     assert_eq!(daemon.logged(".hidden"), 0);
-    // One more, seen by itself; what was printed is not told again.
+    // One more, seen by itself; what was printed is not printed again.
     ImageBuilder::small(2, 50_000).push(&world.registry, "shop/api:1").unwrap();
     let api = world.registry.image("shop/api:1");
     write("api.yaml", pod("api", "IfNotPresent", &[&api]).as_bytes());

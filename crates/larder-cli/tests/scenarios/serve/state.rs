@@ -90,7 +90,7 @@ fn on_a_full_disk_the_daemon_serves_refuses_pulls_and_pulls_again_when_there_is_
     assert!(daemon.list().is_empty());
     wait_until("it is ready all the same", || daemon.is_ready());
     daemon.wait_for_log("Insufficient free disk space", 1);
-    assert_eq!(daemon.logged("image garbage collection failed"), 0, "the event has told it");
+    assert_eq!(daemon.logged("image garbage collection failed"), 0, "the event reports it");
     fs_err::remove_file(filler).unwrap();
     daemon.pull(&image).unwrap();
     daemon.stop().expect(0);

@@ -15,7 +15,7 @@ const LOOK_EVERY: u64 = 4 << 20;
 /// What a file counts beside its bytes.
 const FILE: u64 = 4096;
 
-/// A directory that goes with this.
+/// A directory that is deleted when this is dropped.
 #[derive(Debug)]
 pub(super) struct Spool {
     store: Store,
