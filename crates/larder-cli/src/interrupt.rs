@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_is_done_until_a_signal_comes_and_not_begun_after_it() {
+    async fn work_continues_until_a_signal_and_does_not_begin_after_it() {
         let (ask, interrupt) = handled();
         assert_eq!(interrupt.or(async { 1 }).await, Some(1));
         let signal = async { ask.send_replace(true) };
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_is_done_where_nobody_watches() {
+    async fn work_is_done_without_a_signal_handler() {
         let (ask, interrupt) = handled();
         drop(ask);
         assert_eq!(interrupt.or(tokio::task::yield_now()).await, Some(()));

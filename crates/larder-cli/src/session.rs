@@ -192,7 +192,7 @@ impl CommandSession {
 
     /// Says which settings of this command a daemon does not have.
     async fn warn_of_ignored(&self, client: &Client, need: &ImageAccess) {
-        // Settings with mistakes are of no account where a daemon does the work.
+        // Invalid settings are ignored where a daemon does the work.
         let Ok((_, config)) = self.config(need) else { return };
         let given = need.pulling.iter().flat_map(|pulling| &pulling.given);
         let warned: Vec<&str> = given.map(|(_, key)| *key).collect(); // the command itself warns of them

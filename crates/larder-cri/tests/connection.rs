@@ -54,7 +54,7 @@ async fn a_missing_socket_is_named() {
 }
 
 #[tokio::test]
-async fn a_file_or_folder_is_no_socket() {
+async fn a_file_or_directory_is_not_a_socket() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs_err::write(&file, "").unwrap();

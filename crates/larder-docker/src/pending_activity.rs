@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_by_id_goes_before_what_was_told_by_name_and_is_forgotten_when_it_goes() {
+    fn a_use_by_id_takes_precedence_over_a_use_by_name_until_it_is_removed() {
         let now = EngineState { names: map(&[("app:latest", "a")]), ..EngineState::default() };
         let a = id("a");
         let loaded = [(DAY, "image", "pull", "app:latest", "app"), (2 * DAY, "image", "load", &a, &a)];
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn however_much_is_told_the_latest_use_is_kept_and_nothing_else() {
+    fn the_latest_use_is_kept_after_any_number_of_events() {
         let now = EngineState { containers: map(&[("c", "a")]), ..EngineState::default() };
         let mut gathered = PendingActivity::default();
         for hundred in 0..2_000 {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_of_an_image_that_is_not_listed_yet_is_told_when_it_is() {
+    fn the_use_of_an_image_is_reported_once_it_is_listed() {
         let now = EngineState { containers: map(&[("c", "a")]), ..EngineState::default() };
         let mut gathered = PendingActivity::default();
         gathered.add_events(&events(&[(DAY, "container", "create", "c", "web:2")]), &now);

@@ -27,7 +27,7 @@ fn open_below(dir: &Path) -> Vec<PathBuf> {
 
 /// On one thread, so that no stopped task can end by itself before the error is returned.
 #[tokio::test]
-async fn a_pull_that_fails_has_let_go_of_everything_when_it_tells_so() {
+async fn a_failed_pull_releases_everything_before_it_returns() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("store");
     let store =

@@ -143,7 +143,7 @@ impl SharedRuntimeScript {
 
 /// A scripted runtime. See the [module](self).
 pub struct FakeCri {
-    _folder: tempfile::TempDir,
+    _dir: tempfile::TempDir,
     socket: PathBuf,
     shared: SharedRuntimeScript,
     server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
@@ -172,7 +172,7 @@ impl FakeCri {
             calls: Arc::new(watch::Sender::new(HashMap::new())),
         };
         let socket = dir.path().join("cri.sock");
-        let mut fake = FakeCri { _folder: dir, socket, shared, server: None };
+        let mut fake = FakeCri { _dir: dir, socket, shared, server: None };
         fake.restart();
         fake
     }

@@ -68,10 +68,10 @@ impl FaultyDisk {
     /// An empty disk on which nothing goes wrong yet.
     #[allow(clippy::new_without_default, reason = "it makes a directory on the real disk")]
     pub fn new() -> FaultyDisk {
-        FaultyDisk::in_folder(dir(), 1)
+        FaultyDisk::in_dir(dir(), 1)
     }
 
-    fn in_folder(dir: tempfile::TempDir, boot: u64) -> FaultyDisk {
+    fn in_dir(dir: tempfile::TempDir, boot: u64) -> FaultyDisk {
         let mut pins = OpenFilesByInode::new();
         let durable = DiskModel::of(dir.path(), &mut pins).expect("the directory can be read");
         let state = DiskFaultState {
@@ -128,7 +128,7 @@ impl FaultyDisk {
             }
         };
         left.write_to(dir.path()).expect("what survived can be written");
-        FaultyDisk::in_folder(dir, boot)
+        FaultyDisk::in_dir(dir, boot)
     }
 }
 
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_synced_is_lost() {
+    fn unsynced_data_is_lost() {
         let disk = FaultyDisk::new();
         let (synced, lost) = (disk.root().join("synced"), disk.root().join("lost"));
         write(&disk, &synced, b"old").unwrap();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn power_is_lost_at_the_step_that_was_asked_for_and_stays_off() {
+    fn power_is_lost_at_the_requested_step_and_remains_off() {
         let disk = FaultyDisk::new();
         disk.arm(DiskFault::LosesPowerAt(1));
         let file = disk.open(&disk.root().join("a"), FileOpenMode::CreateNew).expect("step 0 works");

@@ -206,12 +206,12 @@ async fn uses_are_reported(fixture: &impl BackendFixture, names: &FixtureImages)
     }
     assert!(in_use.sandboxes.iter().all(|sandbox| !sandbox.id.is_empty()), "a sandbox has an id");
     if runs {
-        let told = in_use
+        let has_use = in_use
             .containers
             .iter()
             .filter(|container| container.image_id == id)
             .any(|container| !fixture.mounts_images() || container.mounted_images.contains(&id));
-        assert!(told, "a container tells the image that it runs, and those it mounts: {in_use:?}");
+        assert!(has_use, "a container has the image that it runs, and those it mounts: {in_use:?}");
     }
 }
 

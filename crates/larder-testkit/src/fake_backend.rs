@@ -267,7 +267,7 @@ impl FakeBackend {
 
     /// The script of this pull: its own, the one given while it is held, or the offered image.
     async fn script(&self, image: &str) -> ScriptedPull {
-        let told = {
+        let next_script = {
             let mut state = self.state();
             if let Some(pull) = state.scripts_by_image.get_mut(image).and_then(VecDeque::pop_front) {
                 return pull;
@@ -285,7 +285,7 @@ impl FakeBackend {
             state.held.push_back((image.to_owned(), sender));
             receiver
         };
-        match told.await {
+        match next_script.await {
             Ok(pull) => pull,
             Err(_dropped) => future::pending().await,
         }

@@ -84,7 +84,7 @@ pub(crate) fn daemon_file(root: &Path) -> PathBuf {
 pub(crate) fn command_socket(target: &BackendTarget, dir: &StateDir) -> PathBuf {
     match target {
         BackendTarget::Store(root) => root.join("control.sock"),
-        BackendTarget::Runtime(_) => dir.dir().join("control.sock"),
+        BackendTarget::Runtime(_) => dir.path().join("control.sock"),
     }
 }
 

@@ -1,11 +1,11 @@
 //! Settings: sources, values and errors. Commands and the daemon read the same settings.
 //!
 //! ```text
-//! kubelet's file < larder's file < variables < flags  --load-->  Config, or Mistakes
+//! kubelet's file < larder's file < variables < flags  --load-->  Config, or ConfigErrors
 //! ```
 //!
 //! Kubelet's settings have kubelet's names and rules; larder's own stand in sections. One table has
-//! them all: reading, printing, comparing and the reference page go through it. [`load`] reports every mistake at once,
+//! them all: reading, printing, comparing and the reference page go through it. [`load`] reports all errors at once,
 //! each with file, line and key. [`diff`] says what of a new configuration can be taken over by a running daemon.
 
 mod check;

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_round_whose_backend_went_says_so_and_another_that_not_all_could_be_removed() {
+    async fn a_round_reports_a_lost_backend_and_removals_that_failed() {
         let backend = FakeBackend::new();
         let collector = Collector::builder(Arc::new(backend.clone())).build();
         let failed = || GcError::Space { wanted: i64::MAX, freed: 0, errors: "in use".into() };

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_asked_for_stays_as_it_is() {
+    fn settings_that_are_not_given_do_not_change() {
         let keep = vec![KeepRule::new(Selector::Name("a".into()))];
         let base =
             GcPolicy { high_threshold_percent: 70, low_threshold_percent: 60, keep, ..GcPolicy::default() };

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_that_breaks_is_told_as_it_broke() {
+    async fn a_broken_stream_is_reported_with_its_cause() {
         let dir = tempfile::tempdir().unwrap();
         let (node, turns) = (node(&dir), Semaphore::new(1));
         let then = |last| stream::iter([Ok(piece(100)), last]).chain(stream::pending());

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_named_by_its_type_alone() {
+    fn a_value_that_is_no_string_is_named_only_by_its_type() {
         for (text, problem) in [
             ("stringData: {password: 80443921}", "stringData.password: must be a text, is a number"),
             ("data: {password: 80443921}", "data.password: must be a text, is a number"),

@@ -145,7 +145,7 @@ spec: {containers: [{name: c, image: busybox}]}
 }
 
 #[test]
-fn what_a_pod_lacks_is_named() {
+fn missing_fields_of_a_pod_are_named() {
     for (spec, problem) in [
         ("", "app.yaml:2: document 1 (Pod default/p): spec: required"),
         ("spec: {containers: []}", "spec.containers: a pod must have at least one container"),
@@ -167,7 +167,7 @@ fn what_a_pod_lacks_is_named() {
 }
 
 #[test]
-fn what_an_object_lacks_is_named() {
+fn missing_fields_of_an_object_are_named() {
     for (text, problem) in [
         ("just words\n", "app.yaml:1: document 1: not a Kubernetes object: must be a mapping, is a text"),
         ("kind: Pod\n", "app.yaml:1: document 1: not a Kubernetes object: apiVersion is missing"),

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_taken_for_no_rules() {
+    fn unreadable_rules_are_not_taken_for_no_rules() {
         let dir = tempfile::tempdir().unwrap();
         let file = KeepRuleFile(dir.path().join("keep.json"));
         for text in

@@ -153,7 +153,7 @@ mod tests {
     use crate::state::StateDir;
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_noted_is_on_disk_after_a_flush_and_is_renewed_later() {
+    async fn a_use_is_on_disk_after_a_flush_and_is_renewed_later() {
         let dir = tempfile::tempdir().unwrap();
         let lease = Duration::from_secs(60);
         let file = || EnsureLeaseFile::at(&StateDir::at(dir.path().to_owned()), lease);

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stronger_comes_later() {
+    fn later_sources_override_earlier_ones() {
         let given = ["--kubelet-config", "k", "--config", "c", "--backend", "cri", "--log-level", "debug"];
         let layers = sources(&given, &[("LARDER_BACKEND", "/x"), ("LARDER_CONFIG", "v")]).layers;
         let variable = SettingOrigin::Variable("LARDER_BACKEND");

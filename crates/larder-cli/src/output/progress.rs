@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_line_tells_phase_wait_time_and_bytes() {
+    async fn a_line_shows_phase_wait_time_and_bytes() {
         let since = Instant::now();
         let mut pull = PullStatus {
             image: "busybox:1.36".into(),
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_drawn_fits_the_terminal_and_the_sum_is_always_there() {
+    async fn progress_fits_the_terminal_and_always_has_the_total() {
         let now = Instant::now();
         let pulls: Vec<_> = (0..13)
             .map(|number| PullStatus {

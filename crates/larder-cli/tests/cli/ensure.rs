@@ -26,7 +26,7 @@ fn a_missing_image_is_pulled_with_kubelets_events_and_found_the_next_time() {
 }
 
 #[test]
-fn a_failed_pull_tells_when_the_back_off_ends() {
+fn a_failed_pull_prints_when_the_back_off_ends() {
     let world = CliFixture::new();
     world.file("pod.yaml", &pod("web", "busybox:1.36"));
     world.cri.refuse(Rpc::PullImage, Code::Unknown, "no route to host");
@@ -34,7 +34,7 @@ fn a_failed_pull_tells_when_the_back_off_ends() {
 }
 
 #[test]
-fn policies_come_from_the_flag_then_the_manifest_then_the_tag() {
+fn policies_are_of_the_flag_then_the_manifest_then_the_tag() {
     let world = CliFixture::offering(&["busybox:latest", "busybox:1.36"]);
     world.larder(&["ensure", "busybox:latest", "busybox:1.36"]).expect(0);
     assert_eq!(world.cri.calls(Rpc::PullImage).started, 2);
@@ -162,7 +162,7 @@ fn pull_prints_the_ids_in_the_order_of_the_arguments() {
 }
 
 #[test]
-fn pull_tells_what_came_of_each_image_as_data() {
+fn pull_prints_the_outcome_of_each_image_as_json() {
     let mut world = CliFixture::offering(&["a:1"]);
     let run = world.larder(&["pull", "-o", "json", "a:1", "nowhere:1", "Bad"]).expect(2);
     let mut json = run.json();
@@ -233,7 +233,7 @@ fn json_pod(name: &str, image: &str) -> String {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_a_quiet_success() {
+fn a_closed_output_is_a_quiet_success() {
     let world = CliFixture::offering(&["busybox:1.36"]);
     for arguments in [&["ensure", "busybox:1.36"][..], &["images"], &["--help"], &["completions", "bash"]] {
         let mut child = world

@@ -31,7 +31,7 @@ fn pod(name: &str, image: &str, secrets: &[&str]) -> String {
 }
 
 #[test]
-fn each_credential_is_told_with_its_place_its_host_and_the_answer() {
+fn each_credential_is_shown_with_source_host_and_result() {
     let (world, registry, mirror) = (CliFixture::new(), registry(), FaultRegistry::start());
     let (image, host) = (registry.image("team/app:1"), registry.address());
     let hosts = format!("server = \"{}\"\n[host.\"{}\"]\n", registry.url(), mirror.url());
@@ -86,7 +86,7 @@ fn each_credential_is_told_with_its_place_its_host_and_the_answer() {
 }
 
 #[test]
-fn without_any_credential_it_is_the_anonymous_attempt_that_is_told() {
+fn without_any_credential_the_anonymous_attempt_is_shown() {
     let (world, registry) = (CliFixture::new(), registry());
     let image = registry.image("team/app:1");
     let run = world.larder(&["explain", "access", &image]).expect(1);
@@ -99,7 +99,7 @@ fn without_any_credential_it_is_the_anonymous_attempt_that_is_told() {
 }
 
 #[test]
-fn what_comes_after_the_credential_that_is_taken_is_not_tried() {
+fn credentials_after_the_accepted_one_are_not_tried() {
     let (world, registry) = (CliFixture::new(), registry());
     let (image, host) = (registry.image("team/app:1"), registry.address());
     world.file("secrets.yaml", &(secret("a", &host, "planted-right") + &secret("b", &host, "planted-wrong")));
@@ -134,7 +134,7 @@ fn a_redirect_is_followed_as_a_pull_does_and_without_the_credential() {
 }
 
 #[test]
-fn pods_of_one_name_in_two_namespaces_are_two_who_ask() {
+fn pods_of_one_name_in_two_namespaces_are_two_callers() {
     let (world, registry) = (CliFixture::new(), registry());
     let (image, host) = (registry.image("team/app:1"), registry.address());
     let of = |namespace: &str, password: &str| {
@@ -153,7 +153,7 @@ fn pods_of_one_name_in_two_namespaces_are_two_who_ask() {
 }
 
 #[test]
-fn a_host_that_serves_digests_alone_is_asked_for_digests_alone() {
+fn a_host_that_serves_only_digests_is_requested_only_for_digests() {
     let (world, registry, mirror) = (CliFixture::new(), registry(), FaultRegistry::start());
     let layer = "application/vnd.oci.image.layer.v1.tar";
     let put = mirror.put_image("team/app", "1", layer, &[vec![0; 1024]], &[]);

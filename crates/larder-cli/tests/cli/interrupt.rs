@@ -84,7 +84,7 @@ fn blocked(world: &CliFixture, arguments: &[&str]) -> Child {
 }
 
 #[test]
-fn a_command_that_nobody_reads_can_be_interrupted() {
+fn a_command_whose_output_is_not_read_can_be_interrupted() {
     let world = crowded();
     for signal in [Signal::INT, Signal::TERM] {
         let mut child = blocked(&world, &["images", "--no-trunc"]);
@@ -107,7 +107,7 @@ fn a_second_signal_ends_at_once_what_the_first_could_not() {
 }
 
 #[test]
-fn one_signal_is_enough_even_if_nobody_reads() {
+fn one_signal_is_enough_when_output_is_not_read() {
     let world = crowded();
     let mut child = blocked(&world, &["ensure", "-f", "pod.yaml"]);
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
@@ -116,7 +116,7 @@ fn one_signal_is_enough_even_if_nobody_reads() {
 }
 
 #[test]
-fn the_question_whether_a_failing_runtime_is_gone_can_be_interrupted() {
+fn the_check_of_a_failing_runtime_can_be_interrupted() {
     for command in ["ensure", "pull"] {
         let world = CliFixture::new();
         world.cri.hold_next(Rpc::Version).release();

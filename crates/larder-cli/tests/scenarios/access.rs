@@ -68,7 +68,7 @@ fn provider(world: &RuntimeFixture, registry: &str, user: &str, password: &str) 
 }
 
 #[test]
-fn records_go_with_their_images_when_a_command_collects() {
+fn records_are_removed_with_their_images_by_gc() {
     for (world, image, host) in worlds() {
         let pod = pod_with_secrets("a", "IfNotPresent", &[&image], &["right"]);
         let file = world.file("a.yaml", &(pod + &secret("right", &host, USER, PASSWORD)));

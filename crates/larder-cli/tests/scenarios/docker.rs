@@ -12,7 +12,7 @@ use crate::served::CriDaemon;
 use crate::world::{LarderProcess, RuntimeFixture, larder_in};
 
 #[test]
-fn who_may_not_open_the_socket_is_told_how() {
+fn a_user_without_access_to_the_socket_gets_a_hint() {
     if !require(&[Package::DockerIo]).is_available() || find_program("setpriv").is_none() {
         return;
     }
@@ -37,7 +37,7 @@ fn who_may_not_open_the_socket_is_told_how() {
 }
 
 #[test]
-fn an_engine_behind_tls_is_trusted_by_the_authority_of_docker_cert_path_alone() {
+fn an_engine_behind_tls_is_trusted_only_by_the_authority_of_docker_cert_path() {
     if !require(&[Package::DockerIo, Package::Openssl]).is_available() {
         return;
     }

@@ -119,7 +119,7 @@ fn sorted(names: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn of_many_commands_at_once_none_is_refused() {
+fn none_of_many_concurrent_commands_is_refused() {
     let Some(world) = store() else { return };
     let names: Vec<String> = (0..4)
         .map(|number| {
@@ -144,7 +144,7 @@ fn of_many_commands_at_once_none_is_refused() {
 }
 
 #[test]
-fn what_was_ensured_is_not_removed_by_a_collection_beside_it() {
+fn an_ensured_image_is_not_removed_by_a_concurrent_round() {
     for world in [RuntimeFixture::plain(), store()].into_iter().flatten() {
         let names: Vec<String> = (0..4)
             .map(|number| {
@@ -306,8 +306,8 @@ fn a_pull_takes_over_when_the_command_that_it_works_through_is_ended() {
         let first = first.finish();
         assert_eq!(first.code, if signals.len() == 2 { 130 } else { -1 });
         for note in ["still uses this one; interrupt again", "used this one and was stopped"] {
-            let is_told = first.stderr.contains(&format!("note: 1 other larder command {note}"));
-            assert_eq!(is_told, signals.len() == 2, "{note}: {first:?}");
+            let is_printed = first.stderr.contains(&format!("note: 1 other larder command {note}"));
+            assert_eq!(is_printed, signals.len() == 2, "{note}: {first:?}");
         }
         other_gate.open();
         assert!(second.finish().expect(0).stdout.starts_with("sha256:"));
@@ -417,7 +417,7 @@ fn one_shot_commands_honour_the_settings_of_the_daemon() {
 }
 
 #[test]
-fn settings_with_mistakes_end_a_command_before_it_does_anything() {
+fn invalid_settings_end_a_command_before_any_effect() {
     let Some(world) = store() else { return };
     let app = present(&world, 1, "shop/app:1");
     world.end_leases();

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_container_stands_on_is_held() {
+    fn the_layers_below_a_container_are_retained() {
         let stacks = stacks(&[snapshot("container", "top-2", Kind::Active)]);
         let found = layers(&images(), &content(), &[stacks]);
         let held = found.all().iter().filter(|layer| layer.referenced_by.is_some());

@@ -49,7 +49,7 @@ fn full() -> Image {
 }
 
 #[tokio::test]
-async fn an_image_is_told_with_all_that_is_known_and_the_same_by_each_of_its_names() {
+async fn the_status_of_an_image_is_complete_and_equal_for_each_of_its_names() {
     let fake = FakeBackend::new();
     fake.set_images(vec![full(), image("sha256:other", 8)]);
     let server = CriTestServer::start(fake);
@@ -191,7 +191,7 @@ async fn an_absent_image_can_be_removed() {
 }
 
 #[tokio::test]
-async fn file_systems_are_told_with_what_they_hold() {
+async fn filesystem_info_has_the_usage_of_images() {
     let fake = FakeBackend::new();
     let usage = |mountpoint: &str, used| FilesystemUsage {
         mountpoint: mountpoint.into(),
@@ -215,7 +215,7 @@ async fn file_systems_are_told_with_what_they_hold() {
 }
 
 #[tokio::test]
-async fn version_and_status_are_told_also_while_the_backend_is_down() {
+async fn version_and_status_are_served_while_the_backend_is_down() {
     let fake = FakeBackend::new();
     let server = CriTestServer::start(fake.clone());
     let mut runtime = server.wire().await.runtime();
@@ -302,7 +302,7 @@ async fn a_caller_that_vanishes_cancels_its_pull() {
 }
 
 #[tokio::test]
-async fn what_the_backend_says_of_an_error_arrives_at_the_client_as_it_was() {
+async fn an_error_of_the_backend_reaches_the_client_unchanged() {
     let fake = FakeBackend::new();
     let server = CriTestServer::start(fake.clone());
     let client = server.client();

@@ -41,7 +41,7 @@ async fn post(
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_grpc_harm_nobody() {
+async fn bytes_that_are_no_grpc_affect_no_other_client() {
     let server = CriTestServer::start(FakeBackend::new());
     let frames = [PREFACE, SETTINGS].concat();
     // A frame of data for a stream that was never opened, and one that says it has 16 MiB.
@@ -75,7 +75,7 @@ async fn bytes_that_are_no_grpc_harm_nobody() {
 }
 
 #[tokio::test]
-async fn messages_that_are_none_are_errors_of_their_call_alone() {
+async fn invalid_messages_fail_only_their_own_call() {
     let server = CriTestServer::start(FakeBackend::new());
     let mut wire = server.wire().await;
     let path = "/runtime.v1.ImageService/ImageStatus";

@@ -21,7 +21,7 @@ fn unreachable(error: &BackendError) -> (String, String) {
 }
 
 #[tokio::test]
-async fn what_is_no_engine_is_told_apart() {
+async fn a_server_that_is_no_engine_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("d.sock");
     let found = async || unreachable(&at(&path).info().await.unwrap_err());
@@ -44,7 +44,7 @@ async fn what_is_no_engine_is_told_apart() {
 }
 
 #[test]
-fn an_engine_that_comes_back_is_found_again_and_a_pull_that_it_left_is_told() {
+fn an_engine_that_restarts_is_reconnected_and_its_lost_pull_is_reported() {
     let Some(mut world) = EngineFixture::new() else { return };
     let name = world.push("app:1", &ImageBuilder::small(1, 300_000));
     let backend = world.backend();
@@ -125,7 +125,7 @@ fn an_image_of_a_container_keeps_all_its_names_whatever_the_container_does() {
 }
 
 #[test]
-fn an_image_that_another_was_built_on_goes_with_that_one() {
+fn a_base_image_is_removed_with_the_image_built_on_it() {
     let Some(world) = EngineFixture::new() else { return };
     let base = world.push("base:1", &ImageBuilder::small(1, 10_000));
     let backend = world.backend();

@@ -33,7 +33,7 @@ fn du(path: &std::path::Path) -> u64 {
 }
 
 #[test]
-fn layers_take_what_du_says_and_shared_ones_count_once() {
+fn layers_have_the_size_that_du_prints_and_shared_ones_count_once() {
     let Some(world) = EngineFixture::new() else { return };
     let backend = world.backend();
     fill(&world, &backend);
@@ -56,7 +56,7 @@ fn layers_take_what_du_says_and_shared_ones_count_once() {
 }
 
 #[test]
-fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
+fn a_container_that_started_and_ended_between_two_scans_counts_as_a_use() {
     let Some(mut world) = EngineFixture::new() else { return };
     let dir = tempfile::tempdir().unwrap();
     let backend = world.backend();
@@ -86,7 +86,7 @@ fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
 }
 
 #[test]
-fn a_container_holds_its_layers_also_when_its_image_is_gone() {
+fn a_container_retains_its_layers_after_its_image_is_removed() {
     let Some(world) = EngineFixture::new() else { return };
     let backend = world.backend();
     let [a, b] = fill(&world, &backend);
@@ -147,7 +147,7 @@ async fn layers_of_containerd_s_store_are_estimated_from_histories() {
 }
 
 #[tokio::test]
-async fn an_engine_that_has_its_images_elsewhere_is_measured_nowhere() {
+async fn an_engine_with_remote_images_is_not_measured() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().to_owned();
     let engine = FakeEngine::start(move |method, path| match path {
@@ -193,7 +193,7 @@ fn slow() -> FakeEngine {
 }
 
 #[tokio::test]
-async fn what_system_df_would_say_is_left_out_where_that_takes_too_long() {
+async fn sizes_of_system_df_are_omitted_after_a_timeout() {
     let engine = slow();
     let backend = engine.backend();
     backend.info().await.unwrap();

@@ -10,7 +10,7 @@ use crate::support::*;
 const SIZE: usize = 1_000_000;
 
 #[tokio::test]
-async fn a_large_blob_comes_in_ranges_side_by_side_each_byte_once() {
+async fn a_large_blob_is_fetched_in_parallel_ranges_each_byte_once() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, SIZE);
     registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(20_000, Duration::from_millis(3)));
@@ -29,7 +29,7 @@ async fn a_large_blob_comes_in_ranges_side_by_side_each_byte_once() {
 }
 
 #[tokio::test]
-async fn a_small_blob_comes_whole() {
+async fn a_small_blob_is_fetched_in_one_request() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 99_000);
     let sink = MemorySink::new();
@@ -308,7 +308,7 @@ async fn connections_to_a_registry_are_bounded_over_all_pulls() {
 }
 
 #[tokio::test]
-async fn an_opened_blob_says_where_it_starts_and_gives_exactly_the_range() {
+async fn an_opened_blob_has_its_start_and_exactly_the_range() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 50_000);
     let session = session(quick(), &registry.image("a/b"));

@@ -123,7 +123,7 @@ async fn a_next_host_without_ranges_takes_over_on_one_connection() {
 }
 
 #[tokio::test]
-async fn a_mirror_that_is_gone_is_not_asked_for_every_blob() {
+async fn an_unreachable_mirror_is_not_requested_for_every_blob() {
     let origin = FaultRegistry::start();
     let blobs: Vec<_> = (1..=5).map(|size| put_blob(&origin, size * 1000)).collect();
     let gone = FaultRegistry::start();
@@ -199,7 +199,7 @@ async fn a_host_that_lied_can_be_left_out() {
 }
 
 #[tokio::test]
-async fn mistakes_in_hosts_toml_fail_the_pull_with_file_and_key() {
+async fn errors_in_hosts_toml_fail_the_pull_with_file_and_key() {
     let (_root, config) = with_hosts("reg.example", "[host.\"https://m.example\"]\nskip_verify = 1");
     let error = RegistryClient::new(config).session(&reference("reg.example/shop/web:1"), None).unwrap_err();
     let text = error.to_string();

@@ -82,7 +82,7 @@ async fn registry_size(registry: &FaultRegistry, name: &str) -> usize {
 }
 
 #[tokio::test]
-async fn an_entry_without_platform_is_taken_for_what_its_config_says() {
+async fn an_entry_without_platform_has_that_of_its_config() {
     let registry = FaultRegistry::start();
     let image = registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
     let size = registry_size(&registry, "shop/web:1").await;

@@ -80,7 +80,7 @@ async fn a_redirect_back_to_the_registry_sends_no_credentials() {
 }
 
 #[tokio::test]
-async fn a_redirect_to_a_dead_host_is_tried_again_and_then_says_which() {
+async fn a_redirect_to_a_dead_host_is_retried_and_then_names_the_host() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 1000);
     let dead = {

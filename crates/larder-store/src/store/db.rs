@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_there_after_opening_again() {
+    fn written_rows_are_present_after_reopening() {
         let dir = tempfile::tempdir().unwrap();
         open(dir.path()).write("test", |writer| Ok(writer.put(META, "a", &7)?)).unwrap();
         let db = open(dir.path());

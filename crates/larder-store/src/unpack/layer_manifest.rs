@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_records_are_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let reader = LayerManifestReader::open(&written(dir.path())).unwrap();
         assert_eq!(reader.form(), UnpackMode { owners: OwnerMode::Record, overlay: OverlayForm::User });

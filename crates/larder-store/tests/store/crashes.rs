@@ -266,7 +266,7 @@ fn a_recovery_survives_power_loss_at_any_step() {
 }
 
 #[test]
-fn any_step_may_fail_for_want_of_room_and_be_tried_again() {
+fn any_step_may_fail_without_space_and_be_retried() {
     for life in &LIVES {
         fail_everywhere(life, ErrorKind::StorageFull);
     }

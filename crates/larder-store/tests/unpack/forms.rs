@@ -112,7 +112,7 @@ fn modes_owners_times_and_attributes_are_those_of_the_archive() {
 }
 
 #[test]
-fn long_names_come_through_in_every_format() {
+fn long_names_are_read_in_every_format() {
     let name = |letter: &str| format!("{}/{}", letter.repeat(120), letter.repeat(240));
     let mut prefixed = TarBuilderEntry::file("short", "prefix").header();
     prefixed[345..345 + 6].copy_from_slice(b"prefix");
@@ -265,7 +265,7 @@ fn a_file_keeps_its_other_names_when_its_first_is_replaced() {
 }
 
 #[test]
-fn entries_come_in_any_order() {
+fn entries_may_be_in_any_order() {
     let layer = unpacked([
         TarBuilderEntry::hard_link("link-to-link", "link"),
         TarBuilderEntry::hard_link("link", "dir/file"),
@@ -358,7 +358,7 @@ fn whiteouts_can_be_marked_files() {
 }
 
 #[test]
-fn without_owners_files_stay_usable_and_the_manifest_knows_better() {
+fn without_owners_files_are_usable_and_the_manifest_has_the_owners() {
     let options =
         UnpackOptions { owners: OwnerMode::Record, overlay: OverlayForm::User, ..UnpackOptions::default() };
     let archive = TarBuilder::new()

@@ -10,9 +10,9 @@ use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
 use crate::support::{UnpackDir, capability};
 
 #[test]
-fn without_root_everything_but_devices_is_there() {
+fn without_root_all_files_except_devices_are_unpacked() {
     if rustix::process::geteuid().is_root() {
-        run_without_root("unprivileged::without_root_everything_but_devices_is_there");
+        run_without_root("unprivileged::without_root_all_files_except_devices_are_unpacked");
         return;
     }
     let options = UnpackOptions::default();

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_sound_file_is_named() {
+    fn an_unusable_file_is_named() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("config.json");
         assert_eq!(problem_of(&path), ConfigFileProblem::Missing);

@@ -80,9 +80,9 @@ pub enum TokenPolicy {
 /// Why a docker config is invalid. Names the position and the registry, never the content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Line of the mistake, from 1.
+    /// Line of the error, from 1.
     pub line: usize,
-    /// Column of the mistake in characters, from 1.
+    /// Column of the error in characters, from 1.
     pub column: usize,
     /// The registry of the entry, if it can be shown.
     pub registry: Option<String>,

@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_json_is_skipped_whole() {
+    fn a_json_document_is_skipped_whole() {
         for text in
             ["0", "-1.5e+3", " [1, {\"a\": [true, false, null]}, \"x\\u00e9\"] ", "{}", "[]", "[[],{}]"]
         {
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_refused() {
+    fn input_that_is_not_json_is_refused() {
         for text in [
             "",
             "01",

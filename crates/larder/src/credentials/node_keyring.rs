@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_found_where_nothing_is() {
+    async fn an_empty_directory_has_no_match() {
         let found =
             NodeKeyring::default().lookup(&"busybox".into(), &[], &Pod::default()).await.expect("no error");
         assert_eq!(found, []);

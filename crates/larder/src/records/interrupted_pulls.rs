@@ -90,7 +90,7 @@ impl InterruptedPullResolver {
     async fn close(&self, image: &ImageName, seen: InterruptedPullResult) {
         match seen {
             InterruptedPullResult::NewImage(id) => self.came(image, id).await,
-            InterruptedPullResult::Nothing => self.nothing_came(image),
+            InterruptedPullResult::Nothing => self.no_new_image(image),
             InterruptedPullResult::Unknown => {}
         }
     }
@@ -104,7 +104,7 @@ impl InterruptedPullResolver {
         }
     }
 
-    fn nothing_came(&self, image: &ImageName) {
+    fn no_new_image(&self, image: &ImageName) {
         let Some(writer) = self.writer.upgrade() else { return };
         if self.in_flight.end(image) {
             writer.submit(RecordChange::Failed { image: image.clone(), absent: true });

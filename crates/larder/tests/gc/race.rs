@@ -91,7 +91,7 @@ async fn one_order(seed: u64) {
 }
 
 #[test]
-fn an_ensured_image_stays_until_its_lease_ends() {
+fn an_ensured_image_is_retained_until_its_lease_ends() {
     for seed in 0..400 {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();

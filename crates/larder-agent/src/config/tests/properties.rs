@@ -130,7 +130,7 @@ fn each_setting_alone_is_read_shown_and_printed() {
 
 proptest! {
     #[test]
-    fn what_is_printed_is_read_back(chosen in vec(any::<bool>(), settings::all().count())) {
+    fn printed_values_are_read_back(chosen in vec(any::<bool>(), settings::all().count())) {
         let place = |key: &str| settings::all().position(|setting| setting.key == key).unwrap();
         let mut chosen = chosen;
         for (key, rival) in RIVALS {

@@ -24,7 +24,7 @@ fn json_is_read_even_where_yaml_would_not() {
 }
 
 #[test]
-fn broken_yaml_is_told_with_its_line_and_without_its_content() {
+fn broken_yaml_is_reported_with_its_line_and_without_its_content() {
     let problem = parse("data:\n  password: [hunter2\n").expect_err("the list has no end");
     let located = InputPlace { document: 1, ..InputPlace::file("f") }.holds(problem).to_string();
     assert!(located.starts_with("f:2: ") || located.starts_with("f:3: "), "{located}");

@@ -191,7 +191,7 @@ spec:
 ";
 
     #[test]
-    fn every_file_counts_but_hidden_ones_and_junk_is_told() {
+    fn every_file_but_hidden_ones_counts_and_unusable_ones_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs_err::write(dir.path().join(name), text).unwrap();
         write("proxy", POD);

@@ -104,7 +104,7 @@ async fn accept(listener: TcpListener, shared: Arc<DemoRegistryInner>) {
                 let response = shared.answer(&request);
                 async move { Ok::<_, Infallible>(response) }
             });
-            // A client that goes away is no trouble of the registry.
+            // A client that disconnects is no error of the registry.
             let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
         });
         while connections.try_join_next().is_some() {}

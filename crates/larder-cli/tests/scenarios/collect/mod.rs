@@ -139,12 +139,12 @@ impl MeasuredGc {
         let done = larder(&gc(&[])).expect(0).json();
         let (after, _) = disk.free();
         let round = MeasuredGc { planned, done, before, after, all };
-        round.tell();
+        round.print();
         round
     }
 
-    /// For who looks into a failure, and for `docs/benchmarks.md`.
-    fn tell(&self) {
+    /// For the log of a failed test, and for `docs/benchmarks.md`.
+    fn print(&self) {
         let MeasuredGc { planned, done, before, after, all } = self;
         for (what, report) in [("planned", planned), ("done", done)] {
             let (needed, promised) = (number(report, "neededBytes"), number(report, "promisedBytes"));
@@ -168,9 +168,9 @@ impl MeasuredGc {
         assert!(over < last, "{over} bytes beyond the mark; the last image freed {last}");
     }
 
-    /// What it said that it freed, in its report and in the journal, is what came free.
+    /// The report and the journal have the freed bytes of the filesystem.
     #[track_caller]
-    fn tells_what_came_free(&self, larder: impl Fn(&[&str]) -> LarderOutput) {
+    fn prints_freed_bytes(&self, larder: impl Fn(&[&str]) -> LarderOutput) {
         let freed = self.after - self.before;
         agree("the report", number(&self.done, "freedBytes"), freed);
         let history = larder(&["history", "-o", "json"]).expect(0).json();

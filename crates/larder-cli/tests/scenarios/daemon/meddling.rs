@@ -21,7 +21,7 @@ fn a_second_daemon_on_the_same_state_is_refused() {
 }
 
 #[test]
-fn ten_thousand_idle_clients_keep_nobody_out() {
+fn ten_thousand_idle_clients_keep_no_other_client_out() {
     if !may_open(10_100) {
         return;
     }

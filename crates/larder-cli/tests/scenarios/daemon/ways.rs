@@ -54,7 +54,7 @@ fn plain(text: &str, root: &Path) -> Vec<String> {
 }
 
 #[test]
-fn every_command_says_the_same_both_ways() {
+fn every_command_prints_the_same_with_and_without_a_daemon() {
     let Some(pair) = DaemonComparison::new() else { return };
     // One registry for both: names are the same.
     let web = pair.with.push(1, "shop/web:1");
@@ -208,7 +208,7 @@ fn archives_are_loaded_by_the_daemon_as_without_one() {
 }
 
 #[test]
-fn who_cannot_see_what_the_daemon_mounted_is_told_so() {
+fn a_client_in_another_mount_namespace_gets_an_error() {
     if !is_root() {
         return;
     }
@@ -259,7 +259,7 @@ fn rules_of_the_settings_are_dropped_where_they_are_written() {
 }
 
 #[test]
-fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
+fn verbose_names_the_choice_of_daemon_or_direct_access() {
     let Some(mut machine) = MachineWithDaemon::serving() else { return };
     let said = |run: &LarderOutput, text: &str| assert!(run.stderr.contains(text), "{text}: {run:?}");
     let asked = machine.larder(&["-v", "images"]).expect(0);
@@ -286,7 +286,7 @@ fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
 }
 
 #[test]
-fn who_may_not_speak_to_the_daemon_is_told_what_to_do() {
+fn a_user_without_access_to_the_daemon_gets_a_hint() {
     if !is_root() {
         return;
     }

@@ -91,14 +91,14 @@ impl Drop for StopOnDrop<'_> {
 }
 
 #[test]
-fn a_life_at_random_keeps_its_promises_on_larders_own_store() {
+fn random_operations_keep_the_guarantees_on_larders_own_store() {
     if let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) {
         live(world);
     }
 }
 
 #[test]
-fn a_life_at_random_keeps_its_promises_in_front_of_containerd() {
+fn random_operations_keep_the_guarantees_on_containerd() {
     if let Some(world) = RuntimeFixture::plain() {
         live(world);
     }

@@ -33,7 +33,7 @@ fn says(run: &LarderOutput, words: &[&str]) {
 }
 
 #[test]
-fn a_store_of_a_later_format_is_refused_and_left_alone() {
+fn a_store_of_a_later_format_is_refused_and_not_changed() {
     let home = tempfile::tempdir().unwrap();
     let root = home.path().join("store");
     serving(home.path(), &root).stop().expect(0);
@@ -64,7 +64,7 @@ fn a_store_that_cannot_be_written_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn on_a_full_disk_the_daemon_serves_refuses_pulls_and_pulls_again_when_there_is_room() {
+fn on_a_full_disk_the_daemon_refuses_pulls_until_space_is_free() {
     if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
         return;
     }

@@ -1,18 +1,18 @@
-//! Each mistake is reported with file, line, key and next step.
+//! Each error is reported with file, line, key and next step.
 
 use super::{read, read_both, read_whole};
 use crate::config::read::{SettingsSource, SettingsSources, load};
 use crate::config::{ConfigErrors, SettingOrigin};
 use crate::environment::DefaultPaths;
 
-/// The reported mistakes, with hints in brackets.
-fn reported(mistakes: &ConfigErrors) -> Vec<String> {
-    let each = mistakes.each().iter();
-    each.map(|mistake| match mistake.hints() {
-        [] => mistake.to_string(),
+/// The reported errors, with hints in brackets.
+fn reported(errors: &ConfigErrors) -> Vec<String> {
+    let each = errors.each().iter();
+    each.map(|error| match error.hints() {
+        [] => error.to_string(),
         hints => {
             let hints: Vec<_> = hints.iter().map(ToString::to_string).collect();
-            format!("{mistake} [{}]", hints.join("; "))
+            format!("{error} [{}]", hints.join("; "))
         }
     })
     .collect()
@@ -20,8 +20,8 @@ fn reported(mistakes: &ConfigErrors) -> Vec<String> {
 
 #[track_caller]
 fn expect(settings: &str, wanted: &[&str]) {
-    let mistakes = read(settings).expect_err(settings);
-    assert_eq!(reported(&mistakes), wanted, "{settings}");
+    let errors = read(settings).expect_err(settings);
+    assert_eq!(reported(&errors), wanted, "{settings}");
 }
 
 #[test]
@@ -212,21 +212,21 @@ fn contradicting_settings_are_reported_at_their_place() {
         expect(settings, &[wanted]);
     }
     let long = "x".repeat(120);
-    let mistakes = read(&format!("listen: {{socket: /{long}}}")).unwrap_err();
-    assert!(mistakes.to_string().contains("121 bytes, the limit is 107"), "{mistakes}");
+    let errors = read(&format!("listen: {{socket: /{long}}}")).unwrap_err();
+    assert!(errors.to_string().contains("121 bytes, the limit is 107"), "{errors}");
 }
 
 #[test]
 fn credentials_of_a_proxy_are_refused_and_not_shown() {
     for url in ["http://u:hunter2@proxy.example:1", "u:hunter2@proxy.example", "socks5://hunter2@x"] {
-        let mistakes = read(&format!("registry: {{proxy: '{url}'}}")).unwrap_err();
-        assert!(mistakes.to_string().ends_with("registry.proxy: must not hold credentials"), "{mistakes}");
-        assert!(!format!("{mistakes:?}").contains("hunter2"), "{mistakes:?}");
+        let errors = read(&format!("registry: {{proxy: '{url}'}}")).unwrap_err();
+        assert!(errors.to_string().ends_with("registry.proxy: must not hold credentials"), "{errors}");
+        assert!(!format!("{errors:?}").contains("hunter2"), "{errors:?}");
     }
 }
 
 #[test]
-fn mistakes_name_the_item_of_a_list() {
+fn errors_name_the_item_of_a_list() {
     expect(
         "gc:\n  keep:\n    - name: a\n      digest: sha256:b\n    - nam: a\n    - newest: 3\n    - label: ''\n    - 5\n",
         &[
@@ -259,7 +259,7 @@ fn mistakes_name_the_item_of_a_list() {
 }
 
 #[test]
-fn all_mistakes_are_reported_together() {
+fn all_errors_are_reported_together() {
     expect(
         "gc:\n  period: soon\nimageGCHighThresholdPercent: 101\nregistryBurst: -1\nroots: /x\nlog: {level: 5}\n",
         &[
@@ -324,9 +324,9 @@ fn a_file_of_another_kind_is_reported() {
 fn in_kubelets_file_only_settings_about_images_count() {
     let config = read_both("maxPods: nonsense\nroot: 5\nstaticPodPath: 7\nregistryPullQPS: 7\n", "").unwrap();
     assert_eq!(config.images.registry_pull_qps, 7);
-    let mistakes = read_both("registryPullQPS: '7'\nfeatureGates: 5\n", "registryBurst: x\n").unwrap_err();
+    let errors = read_both("registryPullQPS: '7'\nfeatureGates: 5\n", "registryBurst: x\n").unwrap_err();
     assert_eq!(
-        reported(&mistakes),
+        reported(&errors),
         [
             "k.yaml:3: registryPullQPS: must be a number, is a text [leave out the quotes]",
             "k.yaml:4: featureGates: must be a mapping, is the number 5",
@@ -339,8 +339,8 @@ fn in_kubelets_file_only_settings_about_images_count() {
 fn load_file(path: &std::path::Path, required: bool) -> Result<(), Vec<String>> {
     let layers = vec![SettingsSource::File { path: path.to_owned(), required }];
     let loaded = load(&SettingsSources { places: super::places(), layers });
-    loaded.map(drop).map_err(|mistakes| {
-        reported(&mistakes).into_iter().map(|line| line.replace(&*path.to_string_lossy(), "F")).collect()
+    loaded.map(drop).map_err(|errors| {
+        reported(&errors).into_iter().map(|line| line.replace(&*path.to_string_lossy(), "F")).collect()
     })
 }
 
@@ -362,7 +362,7 @@ fn unreadable_files_are_reported_with_the_cause() {
 }
 
 #[test]
-fn mistakes_name_flags_and_variables() {
+fn errors_name_flags_and_variables() {
     let given = |by, key, value: &str| SettingsSource::Given { by, key, value: value.to_owned() };
     let sources = SettingsSources {
         places: DefaultPaths::default(),
