@@ -93,7 +93,7 @@ mod tests {
             let error = StoreError::Io { operation: "measure the trash", cause: cause.into() };
             let shown = format!("{:?}", unchecked("/images".as_ref(), &error));
             assert!(
-                shown.contains("in /images: could not measure the trash") && !shown.contains("hints: []"),
+                shown.contains("in /images: cannot measure the trash") && !shown.contains("hints: []"),
                 "{shown}"
             );
         }

@@ -1,6 +1,6 @@
-//! Where text goes: results to standard output, everything else to standard error.
+//! Output of commands: results on standard output, everything else on standard error.
 //!
-//! Live progress, where there is some, stays below all of it. Promises: a closed pipe is a success without a message; any other write error is reported once, at the end;
+//! Live progress is below all of it. a closed pipe is a success without a message; any other write error is reported once, at the end;
 //! control characters in text from registries and files reach a terminal only in escaped form.
 
 use std::fmt::{self, Write as _};
@@ -64,7 +64,7 @@ impl Printer {
     /// Prints a line to standard error.
     pub(crate) fn info(&self, text: impl fmt::Display) {
         let text = format!("{}\n", escaped(&text.to_string()));
-        // There is no place left to say that standard error is broken.
+        // An error of standard error cannot be reported.
         self.above_progress(|| _ = self.inner().notes.write_all(text.as_bytes()));
     }
 
@@ -87,7 +87,7 @@ impl Printer {
         self.info(all);
     }
 
-    /// What kept results from being written, if anything but a reader that went away.
+    /// The error of writing results, unless the reader closed the pipe.
     pub(crate) fn finish(&self) -> io::Result<()> {
         self.inner().write_error.take().map_or(Ok(()), Err)
     }

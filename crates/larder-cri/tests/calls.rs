@@ -144,10 +144,10 @@ async fn dropping_a_pull_cancels_it_in_the_runtime() {
     let pulling = pull(&client, "app:v1");
     tokio::select! {
         ended = pulling => panic!("a hanging pull ended: {ended:?}"),
-        calls = fake.until(Rpc::PullImage, |calls| calls.running == 1) => assert_eq!(calls.cancelled, 0),
+        calls = fake.until(Rpc::PullImage, |calls| calls.running == 1) => assert_eq!(calls.canceled, 0),
     }
     let calls = fake.until(Rpc::PullImage, |calls| calls.running == 0).await;
-    assert_eq!(calls.cancelled, 1);
+    assert_eq!(calls.canceled, 1);
     fake.answer_pull("sha256:app");
     assert_eq!(pull(&client, "app:v1").await, Ok("sha256:app".into()), "the connection is still good");
 }

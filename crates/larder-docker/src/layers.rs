@@ -210,7 +210,7 @@ fn new_dirs(facts: &InspectedImage, known: &HashMap<LayerId, CachedLayerSize>) -
         .collect()
 }
 
-/// Runs blocking work, which cannot be cancelled. The work holds the lock until it ends; the lock is lost if the work
+/// Runs blocking work, which cannot be canceled. The work holds the lock until it ends; the lock is lost if the work
 /// fails.
 async fn in_turn(
     turn: OwnedMutexGuard<()>,

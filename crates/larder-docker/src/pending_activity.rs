@@ -68,7 +68,7 @@ impl PendingActivity {
         }
     }
 
-    /// Takes the activity of these images, once; that of others stays, because they may just have been added.
+    /// Takes the activity of these images, once; that of others is kept, because they may just have been added.
     pub(crate) fn take(
         &mut self,
         images: &[Image],
@@ -124,12 +124,12 @@ impl<'a> EventTimes<'a> {
         times
     }
 
-    /// When an image last got this name; the distant past if no event says so.
+    /// When an image last got this name; the distant past without an event.
     fn moved(&self, name: &str) -> i64 {
         self.moved.get(&familiar(name)).copied().unwrap_or(i64::MIN)
     }
 
-    /// When an image was added; the distant past if no event says so.
+    /// When an image was added; the distant past without an event.
     fn brought(&self, id: &str) -> i64 {
         self.brought.get(id).copied().unwrap_or(i64::MIN)
     }

@@ -87,7 +87,7 @@ async fn a_layer_that_the_registry_delays_is_shown_as_waiting() {
     let (_dir, store, registry) = node();
     let image = put(&registry, "shop/web", &[("web", 300_000), ("more", 5000)]);
     registry.fault(FaultTrigger::path(&image.layers[1]), ResponseFault::RetryAfter(429, "40".into()));
-    // One after the other, the larger first: a registry that asks to wait asks all who come later.
+    // One after the other, the larger first: a rate limit of the registry delays all later requests.
     let config = StorePullConfig { layers_at_once: 1, ..StorePullConfig::default() };
     let waits = |detail: &PullDetail| {
         detail.layers.first().is_some_and(|layer| layer.phase == LayerPhase::Done)

@@ -90,7 +90,7 @@ impl Containerd {
         Ok(())
     }
 
-    /// Ends the process; state and configuration stay. The socket file stays too, as it does after a crash.
+    /// Ends the process and keeps state, configuration and the socket file, as after a crash.
     pub fn stop(&mut self) {
         self.server = None;
         unmount_below(self.dir.path());
@@ -222,7 +222,7 @@ pub(super) fn unmount_below(dir: &Path) {
     points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
     for point in points {
         if let Err(error) = unmount(&point, UnmountFlags::DETACH) {
-            eprintln!("could not unmount {}: {error}", point.display());
+            eprintln!("cannot unmount {}: {error}", point.display());
         }
     }
 }

@@ -189,7 +189,7 @@ async fn calls_may_overlap<B: Backend + 'static>(backend: Arc<B>, names: &Fixtur
 
 async fn filesystems_are_named(backend: &impl Backend) {
     let filesystems = backend.filesystems().await.expect("filesystems");
-    let first = filesystems.image.first().expect("images live on some file system");
+    let first = filesystems.image.first().expect("images live on some filesystem");
     assert!(first.mountpoint.is_absolute(), "a mountpoint is an absolute path: {first:?}");
 }
 

@@ -50,7 +50,7 @@ pub struct PullCounts {
     /// Ended with an error.
     pub failed: usize,
     /// Dropped before they ended.
-    pub cancelled: usize,
+    pub canceled: usize,
 }
 
 /// A scripted backend. See the [module](self).
@@ -316,7 +316,7 @@ impl BackendScript {
     }
 }
 
-/// Counts a pull as cancelled unless it ended.
+/// Counts a pull as canceled unless it ended.
 struct PullCounter<'a> {
     counts: &'a watch::Sender<PullCounts>,
     ended: bool,
@@ -350,7 +350,7 @@ impl Drop for PullCounter<'_> {
         if !self.ended {
             self.counts.send_modify(|counts| {
                 counts.running -= 1;
-                counts.cancelled += 1;
+                counts.canceled += 1;
             });
         }
     }

@@ -254,7 +254,7 @@ pub enum CallErrorKind {
     InsufficientSpace,
     /// The runtime did not answer within the deadline of the call.
     DeadlineExceeded,
-    /// The call was cancelled.
+    /// The call was canceled.
     Canceled,
     /// The connection broke, or the runtime is shutting down.
     Unavailable,

@@ -1,4 +1,4 @@
-//! `ImageManager::ensure` beyond kubelet: one in-flight pull per image, cancelled callers, waiting and status.
+//! `ImageManager::ensure` beyond kubelet: one in-flight pull per image, canceled callers, waiting and status.
 //! Kubelet's own rules are covered by the vectors. Time is simulated throughout.
 
 use std::num::NonZeroU32;
@@ -149,10 +149,10 @@ async fn one_caller_leaving_does_not_cancel_the_others() {
     let node = node(PullConfig::default());
     node.backend.hold_pulls();
     let (first, second) = (node.start(wants("a", APP)).await, node.start(wants("b", APP)).await);
-    // The caller that started the pull is cancelled; the other one keeps it running.
+    // The caller that started the pull is canceled; the other one keeps it running.
     first.abort();
     settle().await;
-    assert_eq!(node.backend.counts().cancelled, 0);
+    assert_eq!(node.backend.counts().canceled, 0);
     node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("the pull still runs");
     assert_eq!(second.await.unwrap().expect("pulled").image_ref, "sha256:app");
     assert_eq!(node.pulls(), 1);
@@ -169,7 +169,7 @@ async fn the_last_caller_leaving_cancels_the_pull_and_frees_its_slot() {
     }
     settle().await;
     let counts = node.backend.counts();
-    assert_eq!((counts.cancelled, counts.running, counts.started), (1, 1, 2));
+    assert_eq!((counts.canceled, counts.running, counts.started), (1, 1, 2));
     node.backend.finish_pull(ScriptedPull::ok("sha256:other", 7)).expect("the next in line pulls");
     other.await.unwrap().expect("pulled");
     // The image can be requested again after the cancellation.
@@ -396,7 +396,7 @@ async fn a_pull_over_the_rate_waits_and_reports_it() {
         node.backend.finish_pull(ScriptedPull::ok("sha256:x", 1)).expect("both pull");
     }
     for task in [first, second] {
-        task.await.unwrap().expect("nobody is refused");
+        task.await.unwrap().expect("no caller is refused");
     }
 }
 
@@ -499,7 +499,7 @@ impl Dice {
     }
 }
 
-/// Random callers start, are cancelled, succeed and fail, in every mode; the invariants are checked after each step.
+/// Random callers start, are canceled, succeed and fail, in every mode; the invariants are checked after each step.
 #[tokio::test(start_paused = true)]
 async fn whatever_callers_do_the_rules_hold() {
     for seed in 0..60 {
@@ -565,6 +565,6 @@ async fn whatever_callers_do_the_rules_hold() {
         }
         assert_eq!(node.manager.pulls(), []);
         let counts = node.backend.counts();
-        assert_eq!(counts.started, counts.succeeded + counts.failed + counts.cancelled);
+        assert_eq!(counts.started, counts.succeeded + counts.failed + counts.canceled);
     }
 }

@@ -191,7 +191,7 @@ async fn a_caller_that_leaves_changes_nothing_for_the_others_and_the_last_one_ca
     second.abort();
     settle().await;
     let counts = node.backend.counts();
-    assert_eq!((counts.started, counts.running, counts.cancelled), (1, 0, 1));
+    assert_eq!((counts.started, counts.running, counts.canceled), (1, 0, 1));
     assert_eq!(node.manager.pulls(), []);
     let again = node.pull(APP, None).await;
     node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("a new pull");
@@ -271,7 +271,7 @@ async fn a_refusal_by_larder_is_a_backend_error() {
     let slow = node(PullConfig { pull_timeout: patience, ..PullConfig::default() });
     slow.backend.hold_pulls();
     let late = slow.pull(APP, None).await.await.unwrap();
-    let message = "pull timed out after 1m30s and was cancelled".to_owned();
+    let message = "pull timed out after 1m30s and was canceled".to_owned();
     assert_eq!(late, Err(BackendError::Call { message, kind: CallErrorKind::DeadlineExceeded, hint: None }));
 }
 

@@ -58,7 +58,7 @@ pub enum SettingsSource {
     GivenList {
         /// Which.
         by: SettingOrigin,
-        /// The setting, a list of texts.
+        /// The setting, a list of strings.
         key: &'static str,
         /// Its items.
         values: Vec<String>,

@@ -88,8 +88,7 @@ fn unknown(name: &str, scene: &GcSnapshot) -> Error {
     }
 }
 
-/// What is on record of an image, by its id. What cannot be read is logged, and is as good as nothing: nobody is let in
-/// by it.
+/// The pull records of an image, by its id. An unreadable record is logged and ignored: it grants no access.
 async fn pull_records(records: Option<&PullRecordStore>, image_ref: &ImageId) -> Vec<PullRecord> {
     let Some(records) = records else { return Vec::new() };
     match records.record(image_ref).await {

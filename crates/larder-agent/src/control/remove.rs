@@ -108,7 +108,7 @@ async fn remove_all(
     Ok(())
 }
 
-/// Removes one image. The store goes on removing after its caller went away; the gate has to stay closed until then.
+/// Removes one image. The store completes a removal whose caller is gone; the gate must be closed until then.
 async fn remove_one(
     id: &ImageId,
     force: bool,

@@ -103,7 +103,7 @@ fn removed(removal: &PlannedRemoval, freed: Option<DiskSpace>) -> api::Removal {
     }
 }
 
-/// One image, and whether it goes. Of one that a rule keeps, the name that the rule means comes first.
+/// One image and its decision. For a kept image, the name that its rule matches is first.
 pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdict {
     let (goes, reason, why) = match &image.verdict {
         GcDecision::Remove(why) => (true, reason_of(why), why.to_string()),

@@ -1,4 +1,4 @@
-//! What holds the disk: images, the file system, and what a backend knows beside them.
+//! What holds the disk: images, the filesystem, and what a backend knows beside them.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(super) async fn usage(node: &Node, policy: &GcPolicy) -> Result<api::UsageRe
         let engine = docker::of_engine(&engine.usage().await?);
         if let (Some(filesystem), Some(images)) = (&mut usage.filesystem, &engine.images) {
             filesystem.images_bytes = Some(images.size_bytes);
-            // A guess at inodes may be more than the file system has.
+            // A guess at inodes may be more than the filesystem has.
             filesystem.images_inodes = (!images.estimated).then_some(images.inodes);
         }
         usage.docker = Some(engine);

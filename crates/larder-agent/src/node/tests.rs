@@ -1,4 +1,4 @@
-//! What runs by itself, on a full disk in simulated time.
+//! Background tasks of a node, on a full disk in simulated time.
 
 use async_trait::async_trait;
 use larder::gc::FsStatsProvider;

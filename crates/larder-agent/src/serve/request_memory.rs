@@ -56,7 +56,7 @@ struct ReservedBytes {
 }
 
 impl MemoryReservation {
-    /// Takes more; false where that is not left. One at a time: a request comes in order.
+    /// Reserves more; `false` if the limit is reached. Called by one task: the data of a request arrives in order.
     fn take(&self, bytes: usize) -> bool {
         let ReservedBytes { left, bytes: taken } = &*self.0;
         let before = taken.load(Ordering::Relaxed);

@@ -37,7 +37,7 @@ pub(super) struct BoundSocket {
     pub(super) listener: UnixListener,
     /// Where people find it; a socket of systemd may have no path.
     pub(super) path: Option<PathBuf>,
-    /// What goes with the daemon; `None` for a socket of systemd, which keeps it.
+    /// Removes the socket with the daemon; `None` for a socket of systemd, which keeps it.
     pub(super) own: Option<SocketCleanup>,
 }
 

@@ -107,7 +107,7 @@ impl EnsureLeaseFile {
         .map_err(|error| ImageUseError::other(format!("cannot read the recent ensures: {error}")))?;
         let ensured: EnsureLeaseDocument = serde_json::from_slice(&text).map_err(|error| broken(&error))?;
         if ensured.version != VERSION {
-            return Err(broken(&format_args!("version {}, known is {VERSION}", ensured.version)));
+            return Err(broken(&format_args!("unsupported version {}: expected {VERSION}", ensured.version)));
         }
         Ok(ensured)
     }

@@ -67,7 +67,10 @@ impl KeepRuleFile {
             .map_err(|error| wrong(&format_args!("{}: {error}", self.0.display())))?;
         if file.version != VERSION {
             let place = self.0.display();
-            return Err(wrong(&format_args!("{place} has version {}, known is {VERSION}", file.version)));
+            return Err(wrong(&format_args!(
+                "{place}: unsupported version {}: expected {VERSION}",
+                file.version
+            )));
         }
         Ok(file.rules.into_iter().map(KeepRule::from).collect())
     }

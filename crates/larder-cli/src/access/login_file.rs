@@ -51,7 +51,7 @@ impl DockerLoginFile {
             Failure::bad_input("no file for the credentials: neither DOCKER_CONFIG nor HOME is set")
                 .hint("use --authfile FILE")
         })?;
-        // A link stays a link.
+        // A symbolic link is kept, and its target is replaced.
         Ok(DockerLoginFile { path: fs_err::canonicalize(&path).unwrap_or(path) })
     }
 

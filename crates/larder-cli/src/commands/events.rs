@@ -48,7 +48,7 @@ pub(super) async fn run(args: &EventsArgs, session: &CommandSession) -> Result<C
     ended
 }
 
-/// Shows what comes.
+/// Prints the stream.
 async fn follow(
     stream: &mut Streaming<EventsResponse>,
     args: &EventsArgs,
@@ -93,7 +93,7 @@ async fn pipe_closed() {
     }
 }
 
-/// What is shown. Where all of it is there at once, the columns fit; what is watched widens them as it comes.
+/// The printed events. Columns fit all events that are known at once; those of a watch widen them as they arrive.
 struct EventPrinter {
     format: PrintFormat,
     watched: bool,

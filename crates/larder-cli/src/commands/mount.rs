@@ -1,4 +1,4 @@
-//! `larder mount`, `larder mounts`, `larder umount`: root file systems out of the embedded store.
+//! `larder mount`, `larder mounts`, `larder umount`: root filesystems out of the embedded store.
 
 use std::path::{Path, PathBuf};
 

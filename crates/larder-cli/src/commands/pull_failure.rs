@@ -87,7 +87,7 @@ pub(super) fn access_denied_hint(image: &ImageName, error: &EnsureError) -> Opti
              imagePullCredentialsVerificationPolicy in the daemon's settings, --verify without a daemon"
         ))),
         (true, false) => Some(Hint::from(format!(
-            "{image} is present, but the pod's access could not be verified: the registry must accept its \
+            "{image} is present, but larder cannot verify the pod's access: the registry must accept its \
              credentials, and the pull failed ('larder explain {image}' shows the pull record)"
         ))),
     }
@@ -199,7 +199,7 @@ mod tests {
             (EnsureReason::ErrImagePull, "r/a:1: not found"),
         ] {
             let text = hint(&error(reason, message, true));
-            assert!(!text.contains(not_shown) && text.contains("could not be verified"), "{text}");
+            assert!(!text.contains(not_shown) && text.contains("cannot be verified"), "{text}");
         }
         assert_eq!(hint(&error(EnsureReason::ErrImagePull, "401 Unauthorized", false)), "");
     }

@@ -12,7 +12,7 @@ use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::printer::Printer;
 
-/// Runs until a signal comes.
+/// Runs until a signal arrives.
 pub(super) fn run(
     args: &ServeArgs,
     connection: &GlobalFlags,

@@ -66,7 +66,7 @@ impl ProgressLines {
         self.live.is_some()
     }
 
-    /// Prints something that stays, above the lines. What prints must not come here again.
+    /// Prints permanent text above the lines. `print` must not call this function.
     pub(crate) fn above(&self, print: impl FnOnce()) {
         match &self.live {
             Some(live) => live.screen.suspend(print),
@@ -205,7 +205,7 @@ pub(crate) fn phase_of(pull: &PullStatus) -> String {
     detail.step.to_string()
 }
 
-/// How fast a pull is, while something is fetched for it: nothing comes while layers are unpacked and committed.
+/// The speed of a pull while it fetches; none while layers are unpacked and committed.
 fn rate_of(pull: &PullStatus) -> Option<u64> {
     let detail = pull.detail.as_ref()?;
     let fetches = detail.layers.iter().any(|layer| layer.phase == LayerPhase::Fetching);

@@ -78,7 +78,7 @@ fn run(world: &CliFixture, arguments: &[&str], more: &[String]) -> CliOutput {
     CliOutput::of(command(world, arguments, more).output().unwrap())
 }
 
-/// The users that were shown, in order; empty for nobody.
+/// The users that were sent, in order; empty without one.
 fn shown(world: &CliFixture) -> Vec<String> {
     let pulls = world.cri.received().into_iter().filter(|received| received.rpc == Rpc::PullImage);
     pulls

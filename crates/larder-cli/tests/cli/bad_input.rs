@@ -7,7 +7,7 @@ use std::process::Stdio;
 use larder_testkit_peers::fake_cri::Rpc;
 use tonic::Code;
 
-use crate::world::{CliFixture, CliOutput};
+use crate::world::{CliFixture, CliOutput, larder};
 
 const GOOD: &str = "apiVersion: v1
 kind: Pod
@@ -206,6 +206,19 @@ fn a_skipped_docker_config_is_reported() {
 }
 
 #[test]
+fn a_daemon_that_cannot_compare_settings_causes_no_warning() {
+    let world = CliFixture::new();
+    let socket = world.cri.endpoint().to_string();
+    let mut command = larder(world.home.path());
+    command.args(["--daemon", &socket, "--state", "state", "gc", "--dry-run"]);
+    let run = CliOutput::of(command.output().unwrap()).expect(1);
+    assert!(
+        run.stderr.starts_with("error: ") && run.stderr.contains("does not support this call"),
+        "{run:?}"
+    );
+}
+
+#[test]
 fn a_missing_socket_is_one_clear_line_and_exit_code_3() {
     let world = CliFixture::new();
     for command in
@@ -269,7 +282,7 @@ fn a_runtime_that_starts_within_the_retry_time_is_waited_for() {
     assert!(child.wait().unwrap().success());
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
-    assert!(!rest.contains("waiting"), "it is told once: {rest}");
+    assert!(!rest.contains("waiting"), "printed once: {rest}");
 }
 
 #[test]

@@ -196,7 +196,7 @@ fn an_image_with_unknown_labels_is_kept_by_a_label_rule() {
     world.larder(&["keep", "--label", "team=infra"]).expect(0);
     let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
     let run = world.larder(&all).expect(0);
-    assert_eq!(run.json()["removals"], json!([]), "the runtime tells no labels");
+    assert_eq!(run.json()["removals"], json!([]), "the runtime returns no labels");
     assert!(run.json()["images"].to_string().contains("labels unknown"), "{run:?}");
 }
 
@@ -255,9 +255,6 @@ fn an_insufficient_round_is_reported_once_in_the_same_units() {
     let (root, marks) =
         (root.to_string_lossy(), ["--image-gc-high-threshold=0", "--image-gc-low-threshold=0"]);
     let run = world.larder(&[&["--root", &root, "gc"], &marks[..]].concat()).expect(1);
-    assert!(
-        run.stderr.starts_with("error: not enough reclaimable space: removed all candidates\n"),
-        "{run:?}"
-    );
+    assert!(run.stderr.starts_with("error: not enough reclaimable space: freed 0B of "), "{run:?}");
     assert!(!run.stderr.contains("warning") && !run.stderr.contains("GiB"), "{run:?}");
 }

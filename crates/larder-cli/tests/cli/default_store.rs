@@ -17,7 +17,7 @@ fn without_a_backend_images_are_in_the_users_own_store_whatever_crictl_talks_to(
         command.env("CONTAINER_RUNTIME_ENDPOINT", world.cri.endpoint().to_string());
         CliOutput::of(command.args(arguments).stdin(Stdio::null()).output().unwrap())
     };
-    // The registry's name leads nowhere; a store is made before it is asked.
+    // The registry's name does not resolve; a store is created before the first request.
     run(&["pull", "127.0.0.1:1/no/such:1"]).expect(1);
     let info = run(&["runtime", "-o", "json"]).expect(0).json();
     assert_eq!(info["name"], "larder");

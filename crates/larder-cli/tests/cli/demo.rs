@@ -1,4 +1,4 @@
-//! `larder demo`: as root and as anybody else, to its end and cut short.
+//! `larder demo`: as root and as another user, complete and interrupted.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! `larder ensure` and `larder pull`: events, summary, exit codes, and what the runtime is asked.
+//! `larder ensure` and `larder pull`: events, summary, exit codes, and calls to the runtime.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -58,13 +58,13 @@ fn a_retry_waits_for_the_back_off_and_shows_it() {
 }
 
 #[test]
-fn a_pull_that_takes_too_long_is_cancelled_and_counts_as_failed() {
+fn a_pull_that_takes_too_long_is_canceled_and_counts_as_failed() {
     let world = CliFixture::offering(&["busybox:1.36"]);
     world.cri.hang_next(Rpc::PullImage);
     let run = world.larder(&["ensure", "--pull-timeout", "200ms", "busybox:1.36"]).expect(1);
-    assert!(run.stdout.contains("pull timed out after 200ms and was cancelled"), "{run:?}");
+    assert!(run.stdout.contains("pull timed out after 200ms and was canceled"), "{run:?}");
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(world.cri.until(Rpc::PullImage, |calls| calls.cancelled == 1));
+    runtime.block_on(world.cri.until(Rpc::PullImage, |calls| calls.canceled == 1));
     world.larder(&["pull", "--pull-timeout", "1m", "busybox:1.36"]).expect(0);
 }
 

@@ -80,7 +80,7 @@ fn images_are_found_by_short_names_and_patterns() {
     let world = world();
     let ids = |pattern: &str| world.larder(&["images", "-q", pattern]).expect(0).stdout;
     assert_eq!(ids("busybox"), format!("{BUSYBOX}\n"));
-    assert_eq!(ids("*/web:*"), format!("{WEB}\n"), "an image with two tags is told once");
+    assert_eq!(ids("*/web:*"), format!("{WEB}\n"), "an image with two tags is printed once");
     assert_eq!(ids("nothing"), "");
     assert_eq!(world.larder(&["ls", "-q"]).expect(0).stdout.lines().count(), 3);
 }

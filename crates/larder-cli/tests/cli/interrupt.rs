@@ -32,7 +32,7 @@ fn interrupted(world: &CliFixture, arguments: &[&str], signal: Signal) -> CliOut
     until(world, Rpc::PullImage, |calls| calls.running == 1);
     kill_process(Pid::from_child(&child), signal).unwrap();
     let run = CliOutput::of(child.wait_with_output().unwrap());
-    until(world, Rpc::PullImage, |calls| calls.cancelled == 1);
+    until(world, Rpc::PullImage, |calls| calls.canceled == 1);
     run
 }
 
@@ -133,7 +133,7 @@ fn the_check_of_a_failing_runtime_can_be_interrupted() {
         let run = CliOutput::of(child.wait_with_output().unwrap()).expect(130);
         assert!(
             format!("{run:?}").contains("failed to resolve busybox:1.36"),
-            "the failure is told: {run:?}"
+            "the failure is printed: {run:?}"
         );
         assert!(!run.stderr.contains("interrupted"), "nothing is unfinished: {run:?}");
     }

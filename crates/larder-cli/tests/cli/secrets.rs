@@ -167,7 +167,7 @@ fn secrets_given_by_the_flag_must_be_pull_secrets() {
     assert!(run.stderr.contains("opaque.yaml: document 1 (Secret default/regcred): type: "), "{run:?}");
     world.file("pod.yaml", &pod());
     let run = world.larder(&["ensure", IMAGE, "--secret", "pod.yaml"]).expect(2);
-    assert!(run.stderr.contains("pod.yaml: holds no Secret"), "{run:?}");
+    assert!(run.stderr.contains("pod.yaml: contains no Secret"), "{run:?}");
 }
 
 #[test]

@@ -279,7 +279,7 @@ fn larder_and_the_runtime_list_each_others_pulls() {
 
     let id = daemon.pull(&ours).unwrap();
     let seen = daemon.runtime.block_on(runtime.status(&ImageSpec::named(&ours))).unwrap();
-    assert_eq!(seen, daemon.status(id.as_str()), "the runtime tells the same of it");
+    assert_eq!(seen, daemon.status(id.as_str()), "the runtime has the same status");
     assert_eq!(world.images(), [ours.as_str()]);
 
     let theirs_spec = ImageSpec::named(&theirs);

@@ -1,5 +1,5 @@
-//! A pull with a secret that is cut off at moments all along its way, by a kill, by Ctrl-C, or because the daemon's client
-//! goes away: afterwards nobody may use the image who has not shown that they may.
+//! A pull with a secret that is interrupted at each of its stages, by a kill, by Ctrl-C, or because the daemon's client
+//! disconnects: afterwards only callers with a valid credential have access to the image.
 
 use std::time::Duration;
 

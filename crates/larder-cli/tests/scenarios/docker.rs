@@ -1,4 +1,4 @@
-//! What is particular to Docker: how its engine is reached, and what its events tell a daemon.
+//! Docker: how larder connects to the engine, and what the daemon learns from its events.
 
 use std::process::Command;
 
@@ -24,7 +24,7 @@ fn a_user_without_access_to_the_socket_gets_a_hint() {
     fs_err::set_permissions(&dir, mode(0o755)).unwrap();
     fs_err::set_permissions(engine.socket(), mode(0o660)).unwrap();
     fs_err::set_permissions(home.path(), mode(0o777)).unwrap();
-    // Where the user nobody cannot read the build directory, a copy can be run.
+    // The unprivileged user may be unable to read the build directory, but can run a copy.
     let copy = home.path().join("larder");
     fs_err::copy(env!("CARGO_BIN_EXE_larder"), &copy).unwrap();
     let mut command = Command::new("setpriv");
@@ -73,9 +73,9 @@ fn an_engine_behind_tls_is_trusted_only_by_the_authority_of_docker_cert_path() {
     for own in ["cert.pem", "key.pem"] {
         fs_err::remove_file(dir.path().join("right").join(own)).unwrap();
     }
-    let nobody = runtime("right").expect(3);
-    assert!(nobody.stderr.contains("TLS: received fatal alert"), "{nobody:?}");
-    assert!(nobody.stderr.contains("set DOCKER_CERT_PATH to a directory"), "{nobody:?}");
+    let anonymous = runtime("right").expect(3);
+    assert!(anonymous.stderr.contains("TLS: received fatal alert"), "{anonymous:?}");
+    assert!(anonymous.stderr.contains("set DOCKER_CERT_PATH to a directory"), "{anonymous:?}");
     let missing = runtime("nowhere").expect(2);
     assert!(missing.stderr.contains("ca.pem") && missing.stderr.contains("DOCKER_CERT_PATH"), "{missing:?}");
 }
@@ -101,7 +101,7 @@ fn a_daemon_hears_of_containers_between_its_rounds_and_remembers_them_over_resta
     };
     let daemon = CriDaemon::of(&world);
     assert_eq!(last_used(&world, &daemon, &used), Value::Null);
-    // More than the engine remembers, so that only who listened all the time knows of the first.
+    // More than the engine keeps, so that only a permanent listener has the first.
     let container = world.docker().create_container(&used, "short").unwrap();
     let refused = world.larder(&["rm", &used]).expect(1);
     assert!(refused.stderr.ends_with("hint: remove the container short first\n"), "{refused:?}");

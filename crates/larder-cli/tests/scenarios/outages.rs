@@ -44,7 +44,7 @@ fn a_pull_that_is_cut_in_its_middle_fails_and_the_next_run_completes() {
         gate.hold_blobs_after(100_000);
         let mut running = world.start_larder(&["ensure", &image]);
         gate.wait_until_held(1);
-        // containerd asks some times for the rest of what was cut. Nothing more comes.
+        // containerd requests the rest of a truncated blob several times. It receives nothing more.
         gate.hold_blobs_after(0);
         let given_up = poll(Duration::from_secs(60), || {
             gate.cut();

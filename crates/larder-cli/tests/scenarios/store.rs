@@ -218,7 +218,7 @@ fn a_repair_that_cannot_fetch_reports_the_failure() {
 
     let run = machine.larder(&["fsck", "--repair"]).expect(1);
     assert!(!run.stdout.contains(": repaired\n") && run.stderr.contains(" load FILE"), "{run:?}");
-    assert_eq!(machine.registry.requests().len(), 0, "what its tag stands for there is nobody's business");
+    assert_eq!(machine.registry.requests().len(), 0, "the tag is not resolved");
     machine.larder(&["load", &archive]).expect(0);
     machine.larder(&["fsck"]).expect(0);
 }

@@ -1,4 +1,4 @@
-//! What each call of CRI gives, asked as kubelet and crictl ask it.
+//! The response to each call of CRI, as kubelet and crictl make it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -275,7 +275,7 @@ async fn a_deadline_ends_a_pull_and_the_backend_hears_of_it() {
     let late = images.pull_image(with_deadline(pull(APP), "1m")).await.unwrap_err();
     assert_eq!((late.code(), late.message()), (Code::DeadlineExceeded, "context deadline exceeded"));
     let counts = fake.until(|counts| counts.running == 0).await;
-    assert_eq!((counts.started, counts.cancelled), (1, 1));
+    assert_eq!((counts.started, counts.canceled), (1, 1));
     fake.on_pull(ScriptedPull::ok("sha256:app", 7));
     let in_time = images.pull_image(with_deadline(pull(APP), "1H")).await.unwrap().into_inner();
     assert_eq!(in_time.image_ref, "sha256:app");
@@ -298,7 +298,7 @@ async fn a_caller_that_vanishes_cancels_its_pull() {
         pulling.abort();
         fake.until(|counts| counts.running == 0).await;
     }
-    assert_eq!(fake.counts().cancelled, 2);
+    assert_eq!(fake.counts().canceled, 2);
 }
 
 #[tokio::test]
@@ -310,7 +310,7 @@ async fn an_error_of_the_backend_reaches_the_client_unchanged() {
         ("RegistryUnavailable: no route", CallErrorKind::Unavailable, "RegistryUnavailable: no route"),
         ("the disk is full", CallErrorKind::InsufficientSpace, "the disk is full"),
         ("gone", CallErrorKind::NotFound, "rpc error: code = NotFound desc = gone"),
-        // As it comes from a runtime behind the server: not wrapped twice.
+        // As a runtime behind the server returns it: not wrapped twice.
         (
             "rpc error: code = PermissionDenied desc = no",
             CallErrorKind::Other,

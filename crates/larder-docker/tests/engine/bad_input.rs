@@ -1,4 +1,4 @@
-//! What goes wrong: engines that are down, go away, or are something else; images with strange names; others who meddle.
+//! Failures: engines that are down, stop, or are other servers; images with strange names; concurrent clients.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -83,7 +83,7 @@ fn images_with_no_name_and_with_hundreds_are_listed_once_and_removed_whole() {
     world.engine.commit(&container, "built", "1").unwrap();
     world.engine.remove_container(&container).unwrap();
     let nameless = block_on(status(&backend, "built:1")).unwrap().id;
-    // Its name goes to the other image.
+    // Its name moves to the other image.
     world.engine.tag(id.as_str(), "built", "1").unwrap();
     block_on(async {
         let listed = backend.list().await.unwrap();

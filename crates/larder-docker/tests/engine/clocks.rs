@@ -17,7 +17,7 @@ fn seconds(path: &str, name: &str) -> Option<f64> {
     query.split('&').find_map(|part| part.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
 }
 
-/// An engine that takes events for past ones up to the time that is asked for, and refuses to look from later on. The
+/// An engine that counts events up to the requested time as past, and refuses later start times. The
 /// first time it reports a use an hour from now, as before a clock was set back; then of another a minute ago.
 fn with_a_clock_that_was_set_back() -> (FakeEngine, [UnixMillis; 2]) {
     let now = now().0 / 1000;

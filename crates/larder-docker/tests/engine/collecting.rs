@@ -1,4 +1,4 @@
-//! What collection goes by: what layers take, what was used when, and what the engine counts.
+//! The input of garbage collection: sizes of layers, times of use, and figures of the engine.
 
 use std::process::Command;
 use std::time::Duration;
@@ -112,7 +112,7 @@ fn with_containerd_store(method: &str, path: &str) -> (u16, String) {
         (_, "/containers/json?all=1") => json!([{"Id": "c", "Names": ["/web"], "ImageID": "sha256:i",
             "Image": "app", "State": "running", "Mounts": [{"Type": "image", "Source": ""}]},
             {"Id": "d", "Names": ["/old"], "ImageID": "sha256:h", "State": "exited"}]),
-        // Nobody lists it, because others were built on it, and a container stands on it.
+        // In no list, because other images were built on it; a container uses it.
         (_, "/images/sha256:h/json") => json!({"Id": "sha256:h", "RootFS": {"Layers": ["sha256:1"]}}),
         (_, "/containers/c/json") => {
             json!({"HostConfig": {"Mounts": [{"Type": "image", "Source": "data", "Target": "/data"}]}})
@@ -199,7 +199,7 @@ async fn sizes_of_system_df_are_omitted_after_a_timeout() {
     backend.info().await.unwrap();
     let limit = EngineConfig::default().request_timeout;
     tokio::time::pause();
-    // Nothing else comes within the time that passes here; all that follows is answered in real time.
+    // No other event occurs in the simulated time; all later calls are answered in real time.
     let minutes = async {
         tokio::time::sleep(limit).await;
         tokio::time::resume();

@@ -341,7 +341,7 @@ async fn an_engine_that_was_updated_behind_its_socket_is_spoken_to_in_its_own_ve
     }
     let versions = engine.asked().iter().filter(|call| call.ends_with("/version")).count();
     assert_eq!(versions, 2);
-    // One that goes on refusing is believed.
+    // Repeated refusals are final.
     let stubborn = FakeEngine::start(|_, path| match path {
         "/version" => (200, VERSION.into()),
         _ => (400, r#"{"message":"client version 1.41 is too old"}"#.into()),

@@ -43,7 +43,7 @@ pub enum BlobError {
     #[error(transparent)]
     Fetch(#[from] FetchError),
     /// The sink failed.
-    #[error("could not write blob {digest}")]
+    #[error("cannot write blob {digest}")]
     Sink {
         /// The blob.
         digest: Digest,

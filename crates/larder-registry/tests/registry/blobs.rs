@@ -144,7 +144,7 @@ async fn a_server_that_ignores_ranges_sends_the_blob_over_one_connection() {
     assert!(sink.content() == content);
     assert_eq!(registry.requests().len(), 1);
 
-    // What is here already comes again, for it cannot be avoided, and is not written.
+    // Bytes that are already present are received again, which cannot be avoided, and not written.
     let present: ByteRanges = std::iter::once(0..700_000).collect();
     let sink = MemorySink::holding(&content[..700_000]);
     let (session, notices) = watched(&session);
@@ -179,7 +179,7 @@ async fn ranges_that_are_not_what_was_asked_for_are_refused() {
     ] {
         let registry = FaultRegistry::start();
         let (_, blob) = put_blob(&registry, SIZE);
-        // The first range of a blob is asked for from 0; let the second one be wrong for the first of the cases.
+        // The first range of a blob starts at 0; the second one is wrong in the first case.
         let on = if text == "requested bytes" {
             FaultTrigger::path("/blobs/").nth(2..=2)
         } else {

@@ -31,7 +31,7 @@ pub enum FileOpenMode {
     Existing,
 }
 
-/// Steps on a file system. Paths are absolute.
+/// Steps on a filesystem. Paths are absolute.
 pub trait Disk: fmt::Debug + Send + Sync + 'static {
     /// Makes a directory of mode 0700; fails when something is there already.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
@@ -52,7 +52,7 @@ pub trait Disk: fmt::Debug + Send + Sync + 'static {
     /// Returns once the entries of this directory are durable.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 
-    /// Returns once everything written so far to the file system that holds `path` is durable.
+    /// Returns once everything written so far to the filesystem that holds `path` is durable.
     fn sync_all(&self, path: &Path) -> io::Result<()>;
 
     /// Boot ID of the machine: what was written without a sync is guaranteed to exist only while

@@ -55,7 +55,7 @@ impl OpenStore {
             return Ok(());
         }
         let Ok(table) = MountTable::read() else {
-            tracing::warn!("could not read the mount table; all recorded mounts count as in use");
+            tracing::warn!("cannot read the mount table; all recorded mounts count as in use");
             return Ok(());
         };
         for mut mount in recorded.iter().cloned() {

@@ -204,7 +204,7 @@ impl LayerPullProgress {
     }
 }
 
-/// What a fetch waits for. Its ranges come side by side: it waits as long as none of them goes on.
+/// The reason that a fetch waits. Its ranges are parallel: it waits while none of them progresses.
 #[derive(Default)]
 struct FetchWaitState {
     /// Whether there is anything in `wait`: bytes come more often than waits.

@@ -25,7 +25,7 @@ pub(super) struct PullTasks {
 #[derive(Clone)]
 pub(super) struct PullTaskHandle {
     write_behind: WriteBehind,
-    /// Nothing is sent: the receiver learns when the last one goes.
+    /// Nothing is sent: the receiver is notified when the last sender is dropped.
     _alive: mpsc::Sender<()>,
 }
 

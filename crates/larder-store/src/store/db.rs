@@ -62,7 +62,7 @@ pub enum DbError {
         cause: serde_json::Error,
     },
     /// A later larder wrote this record.
-    #[error("record {key:?} has version {found:?}: this version of larder supports {VERSION}")]
+    #[error("record {key:?} has unsupported version {found:?}: expected {VERSION}")]
     Newer {
         /// Its key.
         key: String,
@@ -166,7 +166,7 @@ impl Db {
     }
 
     /// Makes a database with what `write_first` writes, instead of the one that may be at `path`. It appears as a whole: redb
-    /// cannot open one that was being made when the power went.
+    /// cannot open one whose creation was interrupted by a power loss.
     pub(crate) fn create(
         disk: &dyn Disk,
         path: &Path,

@@ -113,7 +113,7 @@ pub struct UnpackMode {
 #[non_exhaustive]
 pub enum LayerManifestError {
     /// The file cannot be read or written.
-    #[error("could not read or write the file")]
+    #[error("cannot read or write the file")]
     Io(#[from] io::Error),
     /// Another file, or from a later release.
     #[error("unsupported version, or not a layer manifest")]

@@ -183,7 +183,7 @@ mod tests {
         file.into()
     }
 
-    /// Whether anybody has the other end open.
+    /// Whether the other end is open.
     fn is_open(writer: &io::PipeWriter) -> bool {
         let mut fds = [rustix::event::PollFd::new(writer, rustix::event::PollFlags::empty())];
         rustix::event::poll(&mut fds, Some(&rustix::time::Timespec::default())).unwrap();

@@ -184,7 +184,7 @@ fn fail_everywhere(life: &CrashScenario, kind: ErrorKind) {
         let done = (life.run)(&disk, &store);
         let met = disk.has_failed();
         disk.arm(DiskFault::None);
-        // The store that met the failure goes on, without being opened again.
+        // The store continues after the failure, without being reopened.
         let visible = tags(&store);
         if done.is_ok() {
             assert_eq!(visible, life.after, "{what}");

@@ -328,7 +328,7 @@ fn layers_that_the_store_has_are_not_kept_again() {
     let large = "a".repeat(3 << 20);
     let packed = gzip(&plain(&large[..100]));
     let files = layout(APP, &[&large[..100], "b"]);
-    // The first layer is here already.
+    // The first layer is already present.
     let diff_id = digest(plain(&large[..100]));
     let staging = store.begin_layer().unwrap();
     fs_err::create_dir(staging.dir().join("fs")).unwrap();

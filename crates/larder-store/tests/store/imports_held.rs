@@ -1,4 +1,4 @@
-//! What a stream of images keeps others from removing while it comes, and what it leaves when it breaks off.
+//! Layers that a streamed import protects from removal, and its leftovers after an error.
 
 use std::io::{Cursor, Read};
 

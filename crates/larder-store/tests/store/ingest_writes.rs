@@ -1,4 +1,4 @@
-//! Blobs being fetched are gone before anybody should write them to the disk.
+//! Ingested blobs are deleted before the kernel writes them to the disk.
 
 use std::io;
 use std::path::Path;

@@ -42,7 +42,7 @@ fn pull(store: &Store, registry: &FaultRegistry, name: &str) -> Result<(), PullE
     runtime.block_on(puller.pull(&name, None, &ProgressReporter::unwatched())).map(drop)
 }
 
-/// Digests of the blobs that were asked for.
+/// Digests of the requested blobs.
 fn asked(registry: &FaultRegistry) -> Vec<String> {
     let requests = registry.requests_for("/blobs/");
     requests.iter().map(|request| request.path.rsplit('/').next().unwrap().to_owned()).collect()

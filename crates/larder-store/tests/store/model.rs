@@ -67,7 +67,7 @@ impl StoreModel {
         self.images.keys().flatten().chain(leased).chain(&self.held).copied().collect()
     }
 
-    /// What is not needed goes, of these layers.
+    /// Those of these layers that are not needed are removed.
     fn drop_unneeded(&mut self, of: &LayerSet) {
         let needed = self.needed();
         self.present.retain(|layer, _| needed.contains(layer) || !of.contains(layer));

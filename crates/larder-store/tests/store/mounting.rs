@@ -1,4 +1,4 @@
-//! Mounts. All of it needs root, and an overlay file system in the kernel.
+//! Mounts. All of it needs root, and an overlay filesystem in the kernel.
 
 use std::path::{Path, PathBuf};
 

@@ -404,24 +404,24 @@ fn a_default_acl_does_not_reach_the_files_of_the_archive() {
 }
 
 #[test]
-fn cancelling_ends_it() {
+fn canceling_ends_it() {
     let [archive, _] = edge_case_layers();
     for threads in [UnpackThreads::One, UnpackThreads::Two, UnpackThreads::Many] {
         let options = UnpackOptions { threads, ..UnpackOptions::default() };
         options.progress.cancel();
         let error = UnpackDir::new().unpack_with(&gzip(&archive), &archive, &options).unwrap_err();
-        assert!(matches!(error, UnpackError::Cancelled), "{error:?}");
+        assert!(matches!(error, UnpackError::Canceled), "{error:?}");
     }
 }
 
 /// Cancels while it is read, and counts what is read afterwards.
-struct CancellingReader<'a> {
+struct CancelingReader<'a> {
     bytes: &'a [u8],
     options: &'a UnpackOptions,
     reads: &'a mut u32,
 }
 
-impl std::io::Read for CancellingReader<'_> {
+impl std::io::Read for CancelingReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         *self.reads += 1;
         if *self.reads == 3 {
@@ -433,7 +433,7 @@ impl std::io::Read for CancellingReader<'_> {
 }
 
 #[test]
-fn cancelling_in_the_middle_reads_no_further() {
+fn canceling_in_the_middle_reads_no_further() {
     let [archive, _] = edge_case_layers();
     let digest = crate::support::digest(&archive);
     for threads in [UnpackThreads::One, UnpackThreads::Two, UnpackThreads::Many] {
@@ -441,13 +441,13 @@ fn cancelling_in_the_middle_reads_no_further() {
         let (layer, mut reads) = (UnpackDir::new(), 0);
         let (root, files) = (layer.root(), layer.files());
         let error = larder_store::unpack::unpack_layer(
-            CancellingReader { bytes: &archive, options: &options, reads: &mut reads },
+            CancelingReader { bytes: &archive, options: &options, reads: &mut reads },
             &larder_store::unpack::ExpectedLayer { digest: None, size: None, diff_id: &digest },
             larder_store::unpack::UnpackTarget { root: &root, files: &files },
             &options,
         )
         .unwrap_err();
-        assert!(matches!(error, UnpackError::Cancelled), "{error:?}");
+        assert!(matches!(error, UnpackError::Canceled), "{error:?}");
         assert_eq!(reads, 3);
     }
 }

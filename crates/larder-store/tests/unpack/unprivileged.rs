@@ -63,7 +63,7 @@ fn without_root_devices_and_capabilities_are_counted() {
     assert_eq!(layer.damage(), []);
 }
 
-/// Runs one test of this program again, as the user `nobody`.
+/// Runs one test of this program again, as a user without privileges.
 fn run_without_root(test: &str) {
     let dir = tempfile::tempdir().unwrap();
     // The build directory may be closed to others.

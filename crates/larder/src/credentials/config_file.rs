@@ -136,7 +136,7 @@ mod tests {
             read_config_file(&path, DockerConfigFormat::ConfigJson, TokenPolicy::Keep).expect_err("broken");
         assert_eq!(
             error.to_string(),
-            format!("{}: line 2, column 1: the text ends too early", path.display())
+            format!("{}: line 2, column 1: unexpected end of input", path.display())
         );
         assert!(error.problem.hint().is_some());
     }

@@ -137,7 +137,7 @@ impl<'a> JsonScanner<'a> {
     pub(super) fn end(&mut self) -> Result<(), JsonSyntaxError> {
         match self.peek() {
             None => Ok(()),
-            Some(_) => Err(self.syntax_error("text after the end of the value")),
+            Some(_) => Err(self.syntax_error("data after the end of the value")),
         }
     }
 
@@ -168,7 +168,7 @@ impl<'a> JsonScanner<'a> {
             let rest = &self.text[self.at..];
             let Some(plain) = rest.find(|c| c < ' ' || matches!(c, '"' | '\\')) else {
                 self.at = self.text.len();
-                return Err(self.syntax_error("the text ends inside of a string"));
+                return Err(self.syntax_error("unexpected end of input inside a string"));
             };
             string.push_str(&rest[..plain]);
             self.at += plain;
@@ -291,8 +291,8 @@ impl<'a> JsonScanner<'a> {
 
     fn syntax_error(&self, problem: impl Into<String>) -> JsonSyntaxError {
         let problem = match self.text.len() {
-            0 => "there is no text".to_owned(),
-            end if self.at == end => "the text ends too early".to_owned(),
+            0 => "empty input".to_owned(),
+            end if self.at == end => "unexpected end of input".to_owned(),
             _ => problem.into(),
         };
         JsonSyntaxError { at: self.at, problem }

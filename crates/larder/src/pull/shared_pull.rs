@@ -1,7 +1,7 @@
 //! One pull per image at a time, however many callers want it.
 //!
-//! An in-flight pull is a future that all its callers poll. Cancelling one caller does not affect the others; when the
-//! last caller is cancelled, the future is dropped, which cancels the pull.
+//! An in-flight pull is a future that all its callers poll. Canceling one caller does not affect the others; when the
+//! last caller is canceled, the future is dropped, which cancels the pull.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -429,7 +429,7 @@ impl PullRecords for PullRecordStore {
 
     async fn record_pull_intent(&self, image: &ImageName) -> Result<(), RecordsError> {
         let alone = self.in_flight.begin(image);
-        // Also if the caller is cancelled.
+        // Also if the caller is canceled.
         let begun = UnstartedPullGuard { records: self, image };
         let written = self.writer.submit_and_wait(RecordChange::Intent { image: image.clone() }).await;
         written.map_err(|error| RecordsError::Intent(Box::new(error)))?;

@@ -1,4 +1,4 @@
-//! Removals whose caller is cancelled: they complete, the gate remains closed until then, and they are recorded.
+//! Removals whose caller is canceled: they complete, the gate remains closed until then, and they are recorded.
 
 use std::future::poll_fn;
 use std::io;

@@ -161,7 +161,7 @@ struct LateUseSource(&'static str, Mutex<usize>);
 #[async_trait]
 impl ImageUseSource for LateUseSource {
     async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
-        let mut asked = self.1.lock().expect("nobody panicked");
+        let mut asked = self.1.lock().expect("no thread panicked");
         *asked += 1;
         let by = ImageUse::Lease { left: Duration::from_secs(60) };
         let found = ReportedUse { image: id(self.0), handler: None, by };
@@ -238,7 +238,7 @@ struct RemovalLog(Mutex<Vec<ImageId>>);
 
 impl RemovalHistory for RemovalLog {
     fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()> {
-        self.0.lock().expect("nobody panicked").push(entry.id.clone());
+        self.0.lock().expect("no thread panicked").push(entry.id.clone());
         Ok(())
     }
 }
@@ -249,7 +249,7 @@ struct FailingUseSource(Mutex<usize>);
 #[async_trait]
 impl ImageUseSource for FailingUseSource {
     async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
-        let mut asked = self.0.lock().expect("nobody panicked");
+        let mut asked = self.0.lock().expect("no thread panicked");
         *asked += 1;
         if *asked > 1 { Err(ImageUseError::other("gone")) } else { Ok(Vec::new()) }
     }
@@ -309,7 +309,7 @@ struct RunOnFirstMeasure<F> {
 #[async_trait]
 impl<F: FnOnce() + Send> FsStatsProvider for RunOnFirstMeasure<F> {
     async fn measure(&self) -> Result<FsStats, FilesystemError> {
-        let act = self.act.lock().expect("nobody panicked").take();
+        let act = self.act.lock().expect("no thread panicked").take();
         let measured = self.world.measure().await;
         let Some(act) = act else { return measured };
         act();
@@ -324,7 +324,7 @@ struct RunOnSecondMeasure<F>(FakeNode, Mutex<(usize, Option<F>)>);
 impl<F: FnOnce() + Send> FsStatsProvider for RunOnSecondMeasure<F> {
     async fn measure(&self) -> Result<FsStats, FilesystemError> {
         let act = {
-            let mut looked = self.1.lock().expect("nobody panicked");
+            let mut looked = self.1.lock().expect("no thread panicked");
             looked.0 += 1;
             (looked.0 == 2).then(|| looked.1.take()).flatten()
         };

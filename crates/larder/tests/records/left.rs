@@ -62,7 +62,7 @@ async fn a_failed_pull_that_brought_nothing_leaves_a_preloaded_image_as_it_was()
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_pulled_after_its_caller_was_cancelled_gives_no_access() {
+async fn an_image_pulled_after_its_caller_was_canceled_gives_no_access() {
     for delay in [0, 5, 100] {
         let dir = tempfile::tempdir().unwrap();
         let (records, backend) = asking(dir.path());

@@ -27,10 +27,10 @@ fn expect(settings: &str, wanted: &[&str]) {
 #[test]
 fn values_of_the_wrong_type_are_named() {
     for (settings, wanted) in [
-        ("registryPullQPS: many", "c.yaml:3: registryPullQPS: must be a number, is a text"),
+        ("registryPullQPS: many", "c.yaml:3: registryPullQPS: must be a number, is a string"),
         (
             "registryPullQPS: '5'",
-            "c.yaml:3: registryPullQPS: must be a number, is a text [leave out the quotes]",
+            "c.yaml:3: registryPullQPS: must be a number, is a string [leave out the quotes]",
         ),
         (
             "registryPullQPS: 1.5",
@@ -44,7 +44,7 @@ fn values_of_the_wrong_type_are_named() {
         ("serializeImagePulls: 1", "c.yaml:3: serializeImagePulls: must be true or false, is the number 1"),
         (
             "serializeImagePulls: 'true'",
-            "c.yaml:3: serializeImagePulls: must be true or false, is a text [leave out the quotes]",
+            "c.yaml:3: serializeImagePulls: must be true or false, is a string [leave out the quotes]",
         ),
         (
             "imageMinimumGCAge: 120",
@@ -92,7 +92,7 @@ fn values_of_the_wrong_type_are_named() {
             "c.yaml:3: listen.mode: must be an octal mode from \"0000\" to \"0777\", is \"0999\"",
         ),
         ("root: images", "c.yaml:3: root: must be an absolute path, is \"images\" [begin it with /]"),
-        ("staticPodPath: [/a]", "c.yaml:3: staticPodPath: must be a text, is a list"),
+        ("staticPodPath: [/a]", "c.yaml:3: staticPodPath: must be a string, is a list"),
         (
             "metrics: {address: localhost}",
             "c.yaml:3: metrics.address: \"localhost\": not an address with a port [write it like 127.0.0.1:9464 or \
@@ -100,7 +100,7 @@ fn values_of_the_wrong_type_are_named() {
         ),
         (
             "registry: {certsDirs: /etc/certs}",
-            "c.yaml:3: registry.certsDirs: must be a list, is a text [begin each entry with a dash: - name: ...]",
+            "c.yaml:3: registry.certsDirs: must be a list, is a string [begin each entry with a dash: - name: ...]",
         ),
         (
             "registry: {certsDirs: [certs]}",
@@ -265,7 +265,7 @@ fn all_errors_are_reported_together() {
         &[
             "c.yaml:4: gc.period: \"soon\": not a duration; use a form like 90s, 5m or 1h30m",
             "c.yaml:7: roots: unknown setting [did you mean root?]",
-            "c.yaml:8: log.level: must be a text, is the number 5 [put it in quotes]",
+            "c.yaml:8: log.level: must be a string, is the number 5 [put it in quotes]",
             "c.yaml:5: imageGCHighThresholdPercent: invalid configuration: imageGCHighThresholdPercent \
              (--image-gc-high-threshold) 101 must be between 0 and 100, inclusive",
             "c.yaml:6: registryBurst: invalid configuration: registryBurst (--registry-burst) -1 must not be a negative \
@@ -278,7 +278,7 @@ fn all_errors_are_reported_together() {
 fn a_value_that_cannot_be_read_contradicts_nothing() {
     expect(
         "imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: '60'\n",
-        &["c.yaml:4: imageGCLowThresholdPercent: must be a number, is a text [leave out the quotes]"],
+        &["c.yaml:4: imageGCLowThresholdPercent: must be a number, is a string [leave out the quotes]"],
     );
 }
 
@@ -289,7 +289,7 @@ fn a_file_of_another_kind_is_reported() {
         ("", vec![format!("c.yaml: is empty [{begin}]")]),
         ("# nothing\n", vec![format!("c.yaml: is empty [{begin}]")]),
         ("- a\n", vec![format!("c.yaml:1: must be a mapping of settings, is a list [{begin}]")]),
-        ("root\n", vec![format!("c.yaml:1: must be a mapping of settings, is a text [{begin}]")]),
+        ("root\n", vec![format!("c.yaml:1: must be a mapping of settings, is a string [{begin}]")]),
         (
             "kind: KubeletConfiguration\nfoo: 1\n",
             vec!["c.yaml:1: this is a KubeletConfiguration [use it with --kubelet-config]".to_owned()],
@@ -328,9 +328,9 @@ fn in_kubelets_file_only_settings_about_images_count() {
     assert_eq!(
         reported(&errors),
         [
-            "k.yaml:3: registryPullQPS: must be a number, is a text [leave out the quotes]",
+            "k.yaml:3: registryPullQPS: must be a number, is a string [leave out the quotes]",
             "k.yaml:4: featureGates: must be a mapping, is the number 5",
-            "c.yaml:3: registryBurst: must be a number, is a text",
+            "c.yaml:3: registryBurst: must be a number, is a string",
         ]
     );
 }
@@ -381,7 +381,7 @@ fn errors_name_flags_and_variables() {
             "LARDER_BACKEND: backend: \"x\": not store, cri, docker or a socket [write a socket as unix:///path/to.sock]",
             "--certs-d: registry.certsDirs[0]: must be an absolute path, is \"certs\" [begin it with /]",
             "--registry-qps: registryPullQPS: must be a whole number from -2147483648 to 2147483647, is \"many\"",
-            "--serialize-image-pulls: serializeImagePulls: must be true or false, is a text",
+            "--serialize-image-pulls: serializeImagePulls: must be true or false, is a string",
             "--image-gc-high-threshold: imageGCHighThresholdPercent: invalid configuration: imageGCLowThresholdPercent \
              (--image-gc-low-threshold) 80 must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) 50 \
              [imageGCLowThresholdPercent is set by default, imageGCHighThresholdPercent is set by --image-gc-high-threshold]",

@@ -1,5 +1,5 @@
-//! Images that are made present before anybody asks, when nothing more urgent is being pulled: a prefetch begins when
-//! nobody pulls, and where it is queued all others go before it.
+//! The prefetch list: images that are pulled before a pod needs them. A prefetch starts when no pull is in flight, and
+//! has the lowest priority in the pull queue.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;

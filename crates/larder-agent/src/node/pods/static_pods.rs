@@ -1,8 +1,8 @@
 //! `staticPodPath`: a file or a directory of manifests, watched, as kubelet has it.
 //!
-//! Every file that does not begin with a dot counts, whatever its ending. One that cannot be used is told once, with
-//! file and line; the images of the pods that it had before are released, as those of a file that is gone. A directory
-//! that cannot be read now, though it may be there, releases nothing.
+//! Every file that does not begin with a dot counts, whatever its ending. An invalid file is reported once, with
+//! file and line; the images of the pods that it had before are released, as those of a deleted file. A directory that
+//! cannot be read releases nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -175,7 +175,7 @@ fn empty(status: StatusCode) -> Response<DemoBody> {
     response
 }
 
-/// The bytes piece by piece, each counted as it goes.
+/// The bytes in chunks, each counted as it is sent.
 fn stream_of(bytes: Bytes, pause: Duration, sent: Arc<AtomicUsize>) -> DemoBody {
     let pieces = stream::unfold((bytes, sent), move |(mut bytes, sent)| async move {
         if bytes.is_empty() {

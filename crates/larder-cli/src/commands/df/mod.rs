@@ -75,7 +75,7 @@ fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
     }
 }
 
-/// The table of the file system, and why GC sees another percentage, where it does.
+/// The table of the filesystem, and why GC sees another percentage, where it does.
 fn described(filesystem: Option<&UsageFileSystem>, wide: bool) -> String {
     let Some(filesystem) = filesystem else { return String::new() };
     let table = filesystem_table(filesystem, wide);

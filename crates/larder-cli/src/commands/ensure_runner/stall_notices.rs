@@ -53,7 +53,7 @@ async fn silence_reason(pulls: &EnsureSession) -> Option<String> {
 
 /// A line for each pull that has begun a while ago, and for each thing that others wait for.
 fn lines(pulls: &[PullStatus], now: Instant) -> Vec<String> {
-    // Rounded to seconds: progress comes a few times a second, and is a little older than now.
+    // Rounded to seconds: progress is updated a few times a second.
     let age = |pull: &PullStatus| {
         let age = now.saturating_duration_since(pull.since) + Duration::from_millis(500);
         Duration::from_secs(age.as_secs())

@@ -1,4 +1,4 @@
-//! Collection on a real disk: a small file system that holds the images, measured by `statvfs` from outside.
+//! Collection on a real disk: a small filesystem that holds the images, measured by `statvfs` from outside.
 
 mod containerd;
 mod docker;
@@ -83,7 +83,7 @@ impl MountedDisk {
         fs_err::remove_dir_all(layout).unwrap();
     }
 
-    /// As if those who loaded the images had lost their interest long ago.
+    /// Ends the leases of the loaded images.
     fn end_leases(&self) {
         let store = Store::open(&self.path().join("store"), StoreConfig::default()).unwrap();
         for lease in store.leases(SystemTime::now()).unwrap() {
@@ -124,7 +124,7 @@ fn agree(what: &str, said: u64, measured: u64) {
 struct MeasuredGc {
     planned: Value,
     done: Value,
-    /// Bytes free before and after, and all bytes of the file system.
+    /// Bytes free before and after, and all bytes of the filesystem.
     before: u64,
     after: u64,
     all: u64,
@@ -208,7 +208,7 @@ fn gc<'a>(more: &[&'a str]) -> Vec<&'a str> {
     arguments
 }
 
-/// Kills rounds that would remove everything after some removals each, as their journal tells: order and ages stay.
+/// Kills rounds that would remove everything after some removals each, counted in their journal: order and ages are kept.
 #[track_caller]
 fn killed_rounds_change_nothing(journal: &Path, command: impl Fn(&[&str]) -> Command) {
     let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];

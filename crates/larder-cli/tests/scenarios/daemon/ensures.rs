@@ -17,12 +17,12 @@ fn progress_reaches_the_client_and_a_second_ensure_pulls_nothing() {
     gate.hold_blobs_after(1000);
     let running = machine.start(&["ensure", "-o", "json", &web]);
     gate.wait_until_held(1);
-    wait_until("the daemon tells of the pull", || {
+    wait_until("the daemon reports the pull", || {
         let status = machine.status();
         let layers = status["pulls"][0]["layers"].as_array().into_iter().flatten();
         layers.into_iter().any(|layer| layer["phase"] == "fetching")
     });
-    // Progress comes a few times a second.
+    // Progress is sent a few times a second.
     pause(Duration::from_secs(1));
     gate.open();
     let printed = running.finish().expect(0).json();
@@ -73,7 +73,7 @@ fn the_last_client_that_dies_takes_its_pull_along() {
     gate.wait_until_held(1);
     assert_eq!(machine.status()["pulls"].as_array().unwrap().len(), 1);
     drop(client);
-    wait_until("nobody pulls", || machine.status()["pulls"].as_array().unwrap().is_empty());
+    wait_until("no pull is in flight", || machine.status()["pulls"].as_array().unwrap().is_empty());
     gate.open();
     assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout, "");
     machine.larder(&["ensure", &web]).expect(0);

@@ -8,7 +8,7 @@ use std::process::Command;
 use larder_testkit_peers::ImageBuilder;
 use larder_testkit_peers::process::wait_until;
 
-use super::{MachineWithDaemon, NOBODY, give, is_root};
+use super::{MachineWithDaemon, UNPRIVILEGED_USER, give, is_root};
 use crate::world::{LarderOutput, LarderProcess, RuntimeFixture, pod};
 
 /// Two stores with one home and one registry, one of them with a daemon; after each command they are in the same state.
@@ -39,7 +39,7 @@ impl DaemonComparison {
 
 /// A text without what differs from run to run: numbers, times and sizes, widths of columns, the directory of the store.
 ///
-/// Lines are sorted: of two images that are ensured at once, either may be told first.
+/// Lines are sorted: of two images that are ensured at once, either may be reported first.
 fn plain(text: &str, root: &Path) -> Vec<String> {
     let home = root.parent().unwrap().display().to_string();
     let text = text.replace(&home, "HOME");
@@ -294,7 +294,7 @@ fn a_user_without_access_to_the_daemon_gets_a_hint() {
     for dir in [machine.home.path(), &machine.root()] {
         fs_err::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
-    machine.user = Some(NOBODY);
+    machine.user = Some(UNPRIVILEGED_USER);
     let run = machine.larder(&["images"]).expect(3);
     assert!(run.stderr.contains("permission denied") && run.stderr.contains("hint: "), "{run:?}");
     std::os::unix::fs::chown(machine.socket(), None, Some(1)).unwrap();
@@ -310,8 +310,8 @@ fn a_user_without_root_has_a_daemon_of_their_own() {
     }
     let Some(mut machine) = MachineWithDaemon::new() else { return };
     let web = machine.push(1, "shop/web:1");
-    give(machine.home.path(), NOBODY);
-    machine.user = Some(NOBODY);
+    give(machine.home.path(), UNPRIVILEGED_USER);
+    machine.user = Some(UNPRIVILEGED_USER);
     machine.serve();
     machine.larder(&["ensure", &web]).expect(0);
     assert_eq!(machine.larder(&["images"]).expect(0).lines_with(&["shop/web"]), 1);

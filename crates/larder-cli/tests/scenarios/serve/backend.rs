@@ -1,4 +1,4 @@
-//! A backend that goes and comes back, pulls that are cut short, and metrics that move.
+//! A backend that stops and restarts, interrupted pulls, and metrics.
 
 use std::time::Duration;
 
@@ -130,7 +130,7 @@ fn late_calls_are_named_and_ended_after_the_grace_period() {
         assert!(daemon.runtime.block_on(pull).unwrap().is_err());
         let run = daemon.running.finish().expect(0);
         let late =
-            |text: &str| run.stderr.lines().any(|line| line.contains("cancelled ") && line.contains(text));
+            |text: &str| run.stderr.lines().any(|line| line.contains("canceled ") && line.contains(text));
         assert!(late("/runtime.v1.ImageService/PullImage"), "{run:?}");
         assert!(late(&gate.image("shop/web:1")), "{run:?}");
         gate.cut();

@@ -37,7 +37,7 @@ fn invalid_settings_change_nothing_and_are_reported_until_they_are_fixed() {
     let events = world.larder(&["--daemon", &daemon.socket.to_string_lossy(), "events"]).expect(0);
     assert_eq!(events.lines_with(&["ReloadFailed"]), 1, "{events:?}");
 
-    // Nobody says anything: the file alone is enough.
+    // No reload request: the changed file is enough.
     world.file(
         "config.yaml",
         &format!("{good}log: {{level: debug}}\nroot: /nowhere\nstaticPodPath: {pods}\n"),
@@ -91,7 +91,7 @@ fn unusable_manifests_in_a_directory_are_reported_and_valid_ones_count() {
     ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let image = world.registry.image("shop/web:1");
     let pods = world.path("pods");
-    fs_err::create_dir_all(format!("{pods}/folder")).unwrap();
+    fs_err::create_dir_all(format!("{pods}/subdirectory")).unwrap();
     let write = |name: &str, content: &[u8]| fs_err::write(format!("{pods}/{name}"), content).unwrap();
     write("binary", &[0, 255, 7, 0, 128]);
     write("broken.yaml", b"a: [");
@@ -117,7 +117,7 @@ fn unusable_manifests_in_a_directory_are_reported_and_valid_ones_count() {
         daemon.wait_for_log(&format!("static pods: {pods}/{name}"), 1);
     }
     assert_eq!(daemon.logged(".hidden"), 0);
-    // One more, seen by itself; what was printed is not printed again.
+    // Another one is noticed without a reload request; earlier problems are not printed again.
     ImageBuilder::small(2, 50_000).push(&world.registry, "shop/api:1").unwrap();
     let api = world.registry.image("shop/api:1");
     write("api.yaml", pod("api", "IfNotPresent", &[&api]).as_bytes());

@@ -12,7 +12,7 @@ use crate::collect::MountedDisk;
 use crate::served::CriDaemon;
 use crate::world::{LarderOutput, LarderProcess, larder_in};
 
-/// A daemon on a store in this directory that ends by itself.
+/// A daemon on a store in this directory that exits with an error.
 fn refused(home: &Path, root: &Path) -> LarderOutput {
     start(home, root).finish()
 }
@@ -39,7 +39,10 @@ fn a_store_of_a_later_format_is_refused_and_not_changed() {
     serving(home.path(), &root).stop().expect(0);
     fs_err::write(root.join("format"), "larder image store 99\n").unwrap();
     let run = refused(home.path(), &root).expect(3);
-    says(&run, &["has format 99", "hint: use the version of larder that created it, or a later one"]);
+    says(
+        &run,
+        &["has unsupported format 99", "hint: use the version of larder that wrote it, or a later one"],
+    );
     assert_eq!(fs_err::read_to_string(root.join("format")).unwrap(), "larder image store 99\n");
 }
 

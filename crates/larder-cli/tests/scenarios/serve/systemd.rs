@@ -1,4 +1,4 @@
-//! The units, and what the daemon and systemd tell each other.
+//! The units, and the notifications between the daemon and systemd.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -116,7 +116,7 @@ fn a_watchdog_hears_from_the_daemon_more_often_than_it_wants() {
     for _ in 0..heard {
         assert_eq!(daemon.any(), "WATCHDOG=1");
     }
-    // Were it told once a period, ten times would take ten of them.
+    // With one notification a period, ten would take ten periods.
     assert!(start.elapsed() < period * (heard - 1), "{:?}", start.elapsed());
 }
 

@@ -1,7 +1,7 @@
 //! The backend of a case: a fake that does as the case says, alone or with larder's own store behind it.
 //!
 //! With the store, the fake still says what is to happen: the registry in front of the store then has just that
-//! image, or none. Whether an image is here, and whether a pull succeeds, is the store's answer. Only what a case
+//! image, or none. Whether an image is present, and whether a pull succeeds, is the store's answer. Only what a case
 //! makes up is put in its place: ids, sizes and the texts of failures. Where the two do not agree, the store's own answer
 //! is given, which no case expects.
 
@@ -71,7 +71,7 @@ struct ScriptedStore {
     registry: FaultRegistry,
     /// The id that a case gave to an image, by the true one.
     ids: Mutex<BTreeMap<String, String>>,
-    /// The store's calls wait for a registry, in real time. The case's own clock stands still meanwhile.
+    /// The store's calls wait for a registry, in real time. The case's own clock does not advance during that.
     runtime: Option<Runtime>,
     _dir: TempDir,
 }
