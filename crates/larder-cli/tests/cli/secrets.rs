@@ -107,7 +107,7 @@ spec: {template: {spec: {imagePullSecrets: [{name: absent}, {name: regcred}], co
             .collect();
         let file = if files.len() == 2 { "all.yaml" } else { "secret.yaml" };
         let message =
-            format!("the pull secret regcred is broken ({file}: document 1 (Secret finance/regcred))");
+            format!("the pull secret regcred is invalid ({file}: document 1 (Secret finance/regcred))");
         let expected = [
             ("Pod finance/ledger", "spec.imagePullSecrets[0]"),
             ("Deployment finance/api", "spec.template.spec.imagePullSecrets[1]"),
