@@ -117,7 +117,7 @@ impl CommandSession {
     async fn holder(&self, command: ControlServerAddress) -> Option<String> {
         let client = Client::of(command, self.connection.timeout);
         let status = client.ask(async |mut calls| calls.status(StatusRequest { look: false }).await);
-        let process = status.await.ok()?.process;
+        let process = status.await.ok()?.pid;
         let words = fs_err::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
         let words = String::from_utf8_lossy(&words).trim_end_matches('\0').replace('\0', " ");
         Some(if words.is_empty() {

@@ -1,4 +1,4 @@
-//! Access to images: a container runtime behind CRI, the embedded store, or a Docker engine.
+//! Access to images: a container runtime behind CRI, larder's own store, or a Docker engine.
 //!
 //! The trait is shaped like CRI's image service. Its contract is documented at each method and tested for every
 //! implementation by `larder_testkit::backend_suite`.

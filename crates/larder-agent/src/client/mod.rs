@@ -186,17 +186,17 @@ impl Client {
     /// Whether its backend answered when it was last asked, which is not long ago.
     pub async fn answered(&self) -> Result<(), Error> {
         // A command does not check its backend periodically.
-        self.backend_answers(self.is_joined()).await
+        self.check_backend(self.is_joined()).await
     }
 
     /// Whether its backend answers now.
     pub async fn answers(&self) -> Result<(), Error> {
-        self.backend_answers(true).await
+        self.check_backend(true).await
     }
 
-    async fn backend_answers(&self, look: bool) -> Result<(), Error> {
+    async fn check_backend(&self, look: bool) -> Result<(), Error> {
         let status = self.ask(async |mut calls| calls.status(StatusRequest { look }).await).await?;
-        if status.backend_answers {
+        if status.backend_available {
             return Ok(());
         }
         let retried = self.daemon().map(|_| format!("{} keeps retrying", self.shown()));

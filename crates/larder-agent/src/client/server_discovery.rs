@@ -75,7 +75,7 @@ fn is_trusted_owner(owner: u32, user: u32) -> bool {
     owner == 0 || owner == user
 }
 
-/// Where a daemon on the embedded store in this directory leaves the path of its socket.
+/// Where a daemon on larder's own store in this directory leaves the path of its socket.
 pub(crate) fn daemon_file(root: &Path) -> PathBuf {
     root.join("daemon")
 }

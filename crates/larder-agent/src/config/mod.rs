@@ -82,9 +82,9 @@ pub struct Config {
     pub gc: GcPolicy,
     /// Intervals of GC and of listings.
     pub gc_intervals: GcIntervals,
-    /// The registry client of the embedded store.
+    /// The registry client of larder's own store.
     pub registry: RegistryConfig,
-    /// The embedded store.
+    /// larder's own store.
     pub store: StoreSettings,
     /// Connection to a runtime; `Config::cri` completes it.
     pub runtime: CriConfig,
@@ -221,7 +221,7 @@ impl Config {
     }
 
     /// The runtime that is the backend: its endpoint (`None`: look for one), and how it is talked to. `None` where images
-    /// are in the embedded store, or in Docker.
+    /// are in larder's own store, or in Docker.
     pub(crate) fn cri(&self) -> Option<(Option<Endpoint>, CriConfig)> {
         let mut config = self.runtime.clone();
         config.request_timeout = self.images.runtime_request_timeout.to_std().unwrap_or_default();

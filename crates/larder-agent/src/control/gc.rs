@@ -7,7 +7,7 @@ use larder::image_service::FilesystemError;
 use larder_api::is_gone;
 use larder_api::v1alpha1::Collection;
 
-use super::report::{self, held_by};
+use super::report::{self, usage_by_state};
 use crate::error::Error;
 
 /// The plan alone. What is present and used is looked at, and written down.
@@ -30,7 +30,7 @@ pub(super) async fn dry_run(
     let enough = planned.reachable;
     Ok(Collection {
         warnings: collector.warnings(&found).iter().map(ToString::to_string).collect(),
-        held_by: (!enough).then(|| held_by(&who_holds(&found, policy))),
+        usage_by_state: (!enough).then(|| usage_by_state(&who_holds(&found, policy))),
         ..report::of_plan(&planned, found.disk, policy)
     })
 }
@@ -38,10 +38,10 @@ pub(super) async fn dry_run(
 /// One GC round; its report includes incomplete removals.
 pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: GcGoal) -> Collection {
     let round = collector.round_by(policy, goal).await;
-    let held_by = match &round.error {
+    let usage_by_state = match &round.error {
         Some(GcError::Insufficient(_)) => {
             let scene = collector.snapshot_for(policy).await.ok();
-            scene.map(|scene| held_by(&who_holds(&scene, policy)))
+            scene.map(|scene| usage_by_state(&who_holds(&scene, policy)))
         }
         _ => None,
     };
@@ -54,7 +54,7 @@ pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: Gc
     };
     Collection {
         warnings: round.report.warnings.iter().map(ToString::to_string).collect(),
-        held_by,
+        usage_by_state,
         error,
         ..report
     }

@@ -60,8 +60,8 @@ pub(super) fn policy(
         .hint("use percentages from 0 to 100, with the low threshold below the high one"))
 }
 
-/// The policy for a look at usage: every image that may be removed sooner or later counts as unused.
-pub(super) fn looking_policy(policy: &GcPolicy) -> GcPolicy {
+/// The policy of usage reports, without the minimum age: an unused image counts as unused at any age.
+pub(super) fn usage_policy(policy: &GcPolicy) -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, ..policy.clone() }
 }
 

@@ -210,12 +210,12 @@ impl Node {
         &self.description
     }
 
-    /// The embedded store, if that is the backend.
+    /// larder's own store, if that is the backend.
     pub(crate) fn store(&self) -> Option<&StoreBackend> {
         self.handle.as_ref().and_then(BackendHandle::store)
     }
 
-    /// The embedded store, for calls that need it.
+    /// larder's own store, for calls that need it.
     pub(crate) fn require_store(&self) -> Result<&StoreBackend, Error> {
         self.store().ok_or_else(|| {
             Error::failed(format!("requires larder's own store, but the backend is {}", self.description))

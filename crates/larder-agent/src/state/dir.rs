@@ -158,7 +158,7 @@ impl StateDir {
         &self.path
     }
 
-    /// Where a daemon leaves the path of its socket, unless its backend is the embedded store.
+    /// Where a daemon leaves the path of its socket, unless its backend is larder's own store.
     pub(crate) fn daemon(&self) -> PathBuf {
         self.path.join("daemon")
     }

@@ -25,7 +25,7 @@ const RENEW: Duration = Duration::from_secs(30);
 
 /// Where ensures are recorded.
 enum EnsureJournal {
-    /// As leases of the embedded store.
+    /// As leases of larder's own store.
     Store(StoreBackend),
     /// In a file of the state directory.
     File(EnsureLeaseFile),
@@ -52,7 +52,7 @@ enum JournalCommand {
 }
 
 impl RecentEnsures {
-    /// Records in the embedded store.
+    /// Records in larder's own store.
     pub(crate) fn in_store(store: StoreBackend) -> RecentEnsures {
         RecentEnsures::new(EnsureJournal::Store(store))
     }

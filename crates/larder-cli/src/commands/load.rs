@@ -1,4 +1,4 @@
-//! `larder load`: images out of archives and layouts into the embedded store.
+//! `larder load`: images out of archives and layouts into larder's own store.
 
 use std::path::Path;
 

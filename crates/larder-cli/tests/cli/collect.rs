@@ -53,7 +53,7 @@ fn all_unused_removes_images_without_a_keep_rule_and_records_them() {
     );
     let history = world.larder(&["history", "-o", "json"]).expect(0).json();
     assert_eq!(history[0]["names"], json!([NAMES[1]]));
-    assert_eq!(history[0]["reason"], "unused");
+    assert_eq!(history[0]["trigger"], "allUnused");
     let rules = world.larder(&["keep", "-o", "json"]).expect(0).json();
     assert_eq!(rules[0]["select"], json!({"name": "r.example/shop/web:*"}));
 }
@@ -231,7 +231,7 @@ fn explain_prints_why_an_image_is_retained_and_suggests_similar_names() {
     assert!(run.stdout.contains("first seen") && run.stdout.contains("removal frees: "), "{run:?}");
     let explained = |more: &[&str]| {
         let run = world.larder(&[&["explain", NAMES[0], "-o", "json"], more].concat()).expect(0).json();
-        [run["reason"].clone(), run["goes"].clone(), run["removable"].clone()]
+        [run["reason"].clone(), run["remove"].clone(), run["removable"].clone()]
     };
     assert_eq!(explained(&[]), [json!("NotNeeded"), json!(false), json!(false)]);
     assert_eq!(

@@ -15,7 +15,7 @@ const SAID: [&str; 12] = [
     "=> the registry served 4 layers, ",
     "\n3 present, 0 pulled, 0 failed\n",
     "=> the registry saw 0 requests and served 0 blobs\n",
-    "\nlayers of several images   12.6MB ",
+    "\nshared layers              12.6MB ",
     ": srv/api/data-1: content differs\n",
     "=> srv/api/data-1 is named, and the exit code is 1\n",
     ": repaired\n",

@@ -107,7 +107,7 @@ fn json_has_images_events_bad_input_and_a_summary() {
         json["images"],
         json!([{
             "image": "busybox:1.36", "policy": "IfNotPresent", "object": "pod/web", "namespace": "default",
-            "part": "main", "field": "spec.containers{main}", "result": "Pulled", "reason": null, "message": null,
+            "container": "main", "field": "spec.containers{main}", "result": "Pulled", "reason": null, "message": null,
             "id": format!("sha256:{:064x}", 1), "sizeBytes": 4_261_550, "pullSeconds": 0.0, "totalSeconds": 0.0,
             "retryInSeconds": null,
         }])
@@ -287,11 +287,11 @@ fn an_object_of_any_kind_with_a_pod_template_wants_the_images_of_its_pods() {
     let json = world.larder(&["ensure", "-f", "others.yaml", "-o", "json"]).expect(0).json();
     assert_eq!(json["summary"]["pulled"], 2, "{json}");
     assert_eq!(
-        (&json["images"][0]["object"], &json["images"][0]["part"]),
+        (&json["images"][0]["object"], &json["images"][0]["container"]),
         (&json!("rollout/web"), &json!("main"))
     );
     assert_eq!(
-        (&json["images"][1]["object"], &json["images"][1]["part"]),
+        (&json["images"][1]["object"], &json["images"][1]["container"]),
         (&json!("service/web"), &json!(null))
     );
     assert_eq!(json["images"][1]["field"], "spec.containers[0]");

@@ -79,6 +79,15 @@ fn values_of_the_wrong_type_are_named() {
             "gc: {accounting: Exact}",
             "c.yaml:3: gc.accounting: must be one of exact, nominal; is \"Exact\" [did you mean exact?]",
         ),
+        ("gc: {clock: believe}", "c.yaml:3: gc.clock: must be one of keepAges, wallClock; is \"believe\""),
+        (
+            "gc: {neverUsed: infinitelyOld}",
+            "c.yaml:3: gc.neverUsed: must be one of fromFirstSeen, expired; is \"infinitelyOld\"",
+        ),
+        (
+            "pull: {sameImage: once}",
+            "c.yaml:3: pull.sameImage: must be one of share, eachRequest; is \"once\"",
+        ),
         (
             "log: {level: loud}",
             "c.yaml:3: log.level: must be one of error, warn, info, debug, trace; is \"loud\"",

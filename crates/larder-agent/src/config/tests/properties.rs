@@ -51,9 +51,9 @@ fn another(setting: &Setting) -> &'static str {
         "pull.newCredentials" => "wait",
         "pull.credentialTokens" => "ignore",
         "gc.accounting" => "nominal",
-        "gc.neverUsed" => "infinitelyOld",
+        "gc.neverUsed" => "expired",
         "gc.uses" => "ids",
-        "gc.clock" => "believe",
+        "gc.clock" => "wallClock",
         "gc.hooks" => "examined",
         "gc.keep" => {
             "[{digest: 'sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', ttl: 1m}, {label: 'a=b: #c'}]"

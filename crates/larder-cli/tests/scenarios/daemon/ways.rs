@@ -224,7 +224,7 @@ fn a_client_in_another_mount_namespace_gets_an_error() {
     let run = LarderProcess::start(elsewhere).finish().expect(1);
     assert_eq!(run.stdout, "");
     assert!(run.stderr.contains("different mount namespaces"), "{run:?}");
-    let process = machine.status()["process"].to_string();
+    let process = machine.status()["pid"].to_string();
     assert!(run.stderr.contains(&format!("nsenter --mount --target {process} ")), "{run:?}");
     machine.larder(&["umount", &target]).expect(0);
 }
