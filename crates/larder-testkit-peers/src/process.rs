@@ -35,6 +35,16 @@ pub fn poll<T>(limit: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<
     }
 }
 
+/// Copies a program that the test is about to run, in another process: a child that this process forks during the copy
+/// would inherit the file open for writing, and the copy could not be executed ("Text file busy").
+///
+/// # Panics
+/// When the copy fails.
+pub fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("--").arg(from).arg(to).status().expect("cp is installed");
+    assert!(copied.success(), "cp {} {}: {copied}", from.display(), to.display());
+}
+
 /// Lets other processes run for this time: for tests that disturb them at moments of no meaning.
 #[expect(clippy::disallowed_methods, reason = "other processes do not follow a simulated clock")]
 pub fn pause(time: Duration) {

@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 use larder_cri::proto;
 use larder_testkit::private_state::assert_private;
 use larder_testkit_peers::fake_cri::FakeCri;
+use larder_testkit_peers::process::copy_program;
 use tempfile::TempDir;
 
 /// A fake runtime and a home without credentials.
@@ -101,7 +102,7 @@ pub(crate) fn unprivileged(home: &Path) -> Command {
     }
     // The build directory need not be open to others.
     let binary = home.join("larder-for-all");
-    fs_err::copy(env!("CARGO_BIN_EXE_larder"), &binary).unwrap();
+    copy_program(Path::new(env!("CARGO_BIN_EXE_larder")), &binary);
     chown(home, Some(UNPRIVILEGED_USER), Some(UNPRIVILEGED_USER)).unwrap();
     let mut command = Command::new("/usr/bin/setpriv");
     let user = UNPRIVILEGED_USER.to_string();

@@ -1,9 +1,10 @@
 //! Docker: how larder connects to the engine, and what the daemon learns from its events.
 
+use std::path::Path;
 use std::process::Command;
 
 use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::process::wait_until;
+use larder_testkit_peers::process::{copy_program, wait_until};
 use larder_testkit_peers::tls::certificates;
 use larder_testkit_peers::{Dockerd, DockerdOptions, ImageBuilder, Package, RegistryOptions, require};
 use serde_json::Value;
@@ -26,7 +27,7 @@ fn a_user_without_access_to_the_socket_gets_a_hint() {
     fs_err::set_permissions(home.path(), mode(0o777)).unwrap();
     // The unprivileged user may be unable to read the build directory, but can run a copy.
     let copy = home.path().join("larder");
-    fs_err::copy(env!("CARGO_BIN_EXE_larder"), &copy).unwrap();
+    copy_program(Path::new(env!("CARGO_BIN_EXE_larder")), &copy);
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&copy);
     command.env("HOME", home.path()).env("DOCKER_HOST", engine.host());

@@ -6,6 +6,7 @@ use std::process::Command;
 use larder_store::unpack::layer_manifest::RecordKind;
 use larder_store::unpack::{LowerMergeMode, OverlayForm, OwnerMode, UnpackOptions};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
+use larder_testkit_peers::process::copy_program;
 
 use crate::support::{UnpackDir, capability};
 
@@ -68,7 +69,7 @@ fn run_without_root(test: &str) {
     let dir = tempfile::tempdir().unwrap();
     // The build directory may be closed to others.
     let program = dir.path().join("tests");
-    fs_err::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    copy_program(&std::env::current_exe().unwrap(), &program);
     std::os::unix::fs::chown(dir.path(), Some(65_534), Some(65_534)).unwrap();
     let run = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
