@@ -110,7 +110,8 @@ async fn each_image_of_a_call_has_its_events_and_one_end() {
     assert!(failures.contains(&"Error: ErrImagePull".to_owned()), "{failures:?}");
     let known = served.node.events.snapshot();
     let failed = known.iter().filter(|event| event.reason == EventReason::Failed).count();
-    let page = crate::node::metrics::exposition(&served.node, &served.connections).unwrap();
+    let format = crate::node::metrics::ExpositionFormat::Text;
+    let page = crate::node::metrics::exposition(&served.node, &served.connections, format).unwrap();
     let counted = format!("larder_events_total{{event_type=\"Warning\",reason=\"Failed\"}} {failed}\n");
     assert!(failed == 3 && page.contains(&counted), "{failed}: {page}");
 }

@@ -15,13 +15,13 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time;
 use tonic::body::Body;
-use tonic::codegen::http::{HeaderValue, Method, Request, Response, StatusCode};
+use tonic::codegen::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 
 use super::connections::Connections;
 use super::responses::{page, text};
 use crate::node::Node;
 use crate::node::health::BackendHealth;
-use crate::node::metrics::{self, CONTENT_TYPE};
+use crate::node::metrics::{self, ExpositionFormat};
 
 /// Answers plain requests, on the socket and on loopback.
 #[derive(Clone)]
@@ -69,7 +69,10 @@ impl HttpHandler {
             tokio::spawn(async move {
                 let service = service_fn(|request: Request<Incoming>| {
                     let plain = plain.clone();
-                    async move { Ok::<_, Infallible>(plain.answer(request.method(), request.uri().path()).await) }
+                    async move {
+                        let (method, path) = (request.method(), request.uri().path());
+                        Ok::<_, Infallible>(plain.answer(method, path, request.headers()).await)
+                    }
                 });
                 let mut http = http1::Builder::new();
                 http.timer(TokioTimer::new()).header_read_timeout(WITHIN).keep_alive(false);
@@ -82,32 +85,32 @@ impl HttpHandler {
         }
     }
 
-    /// `/healthz`, `/readyz`, `/metrics`, or what does not exist.
-    pub(super) async fn answer(&self, method: &Method, path: &str) -> Response<Body> {
+    /// Answers `/healthz`, `/livez`, `/readyz` and `/metrics`; 404 for other paths.
+    pub(super) async fn answer(&self, method: &Method, path: &str, headers: &HeaderMap) -> Response<Body> {
         if method != Method::GET && method != Method::HEAD {
             return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is supported\n");
         }
         match path {
             "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.ready(),
-            "/metrics" => self.metrics().await,
+            "/metrics" => self.metrics(ExpositionFormat::accepted(headers)).await,
             _ => text(StatusCode::NOT_FOUND, "not found; use /healthz, /readyz or /metrics\n"),
         }
     }
 
-    async fn metrics(&self) -> Response<Body> {
+    async fn metrics(&self, format: ExpositionFormat) -> Response<Body> {
         // The semaphore is never closed.
         let turn = Arc::clone(&self.measuring).acquire_owned().await.ok();
         let HttpHandler { node, connections, .. } = self.clone();
         let exposed = spawn_blocking(move || {
             let _turn = turn;
-            metrics::exposition(&node, &connections)
+            metrics::exposition(&node, &connections, format)
         });
         let failed = |error: &dyn fmt::Display| {
             text(StatusCode::INTERNAL_SERVER_ERROR, &format!("cannot collect metrics: {error}\n"))
         };
         match exposed.await {
-            Ok(Ok(metrics)) => page(StatusCode::OK, metrics, HeaderValue::from_static(CONTENT_TYPE)),
+            Ok(Ok(metrics)) => page(StatusCode::OK, metrics, HeaderValue::from_static(format.content_type())),
             Ok(Err(error)) => failed(&error),
             Err(error) => failed(&error),
         }

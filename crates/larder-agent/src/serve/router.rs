@@ -43,7 +43,10 @@ impl Router {
     pub(super) fn answer(&self, request: Request<LimitedBody>) -> RouterFuture {
         if !is_grpc(&request) {
             let plain = self.plain.clone();
-            return Box::pin(async move { Ok(plain.answer(request.method(), request.uri().path()).await) });
+            let (head, _) = request.into_parts();
+            return Box::pin(
+                async move { Ok(plain.answer(&head.method, head.uri.path(), &head.headers).await) },
+            );
         }
         match request.uri().path().split('/').nth(1).unwrap_or_default() {
             image_service_server::SERVICE_NAME => call(&self.images, request),

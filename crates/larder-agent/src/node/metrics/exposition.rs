@@ -12,7 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
-use super::add;
+use super::{ExpositionFormat, add};
 use crate::node::Node;
 use crate::serve::connections::Connections;
 
@@ -38,14 +38,18 @@ struct RegistryLabel {
     registry: String,
 }
 
-/// All metrics, as `OpenMetrics`.
-pub(crate) fn exposition(node: &Node, connections: &Connections) -> Result<String, std::fmt::Error> {
+/// All metrics.
+pub(crate) fn exposition(
+    node: &Node,
+    connections: &Connections,
+    format: ExpositionFormat,
+) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::default();
     node.metrics.register(&mut registry);
     register(&mut registry, node, connections);
     let mut page = String::new();
     text::encode(&mut page, &registry)?;
-    Ok(page)
+    Ok(format.of_open_metrics(page))
 }
 
 /// Registers the current state.

@@ -170,7 +170,8 @@ pub(super) fn page() -> String {
 
     let mut page = String::from(
         "# Metrics\n\n\
-         All metrics of the daemon, in OpenMetrics format, at `/metrics` on its socket and on `metrics.address`.\n\n    \
+         All metrics of the daemon, at `/metrics` on its socket and on `metrics.address`: in OpenMetrics format for clients \
+         that accept it, otherwise in the Prometheus text format.\n\n    \
          curl http://127.0.0.1:9464/metrics\n\n\
          Metrics that kubelet has are under kubelet's names. A test generates this page.\n\n\
          | name | type | labels | meaning |\n|---|---|---|---|\n",

@@ -4,6 +4,7 @@
 //! `metric_docs.rs` lists all metrics; the documentation is generated from it.
 
 mod exposition;
+mod format;
 mod metric_docs;
 
 use std::io;
@@ -21,9 +22,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
 pub(crate) use exposition::exposition;
-
-/// The content type of `OpenMetrics`.
-pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) use format::ExpositionFormat;
 
 /// Kubelet's buckets of `kubelet_image_pull_duration_seconds`.
 const PULL_SECONDS: [f64; 18] = [

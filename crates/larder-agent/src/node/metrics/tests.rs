@@ -122,7 +122,7 @@ async fn each_documented_metric_is_served_and_changes() {
                 tokio::task::yield_now().await; // the clock stands still
             }
             tokio::time::sleep(Duration::from_secs(60)).await;
-            exposition(&node, &connections).unwrap()
+            exposition(&node, &connections, ExpositionFormat::OpenMetrics).unwrap()
         } => page,
     };
     assert!(page.ends_with("# EOF\n"), "{page}");
