@@ -7,7 +7,8 @@ use bytes::Bytes;
 use larder::credentials::Credential;
 use larder::reference::{DEFAULT_TAG, Digest, Reference};
 use reqwest::header::{
-    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE,
+    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap,
+    HeaderValue, RANGE,
 };
 use reqwest::{Method, Response, StatusCode, Url};
 use tokio::time::{self, Instant};
@@ -167,6 +168,17 @@ impl RepositorySession {
         }
     }
 
+    /// Checks that this session's repository and credential have access to a blob, without fetching it.
+    pub async fn check_blob(&self, descriptor: &Descriptor) -> Result<(), FetchError> {
+        let mut walk = self.walk(FetchTarget::Blob(descriptor.digest.clone()), HostCapability::Pull, 0)?;
+        loop {
+            match self.check_blob_at(walk.link(), descriptor).await {
+                Ok(()) => return Ok(()),
+                Err(failed) => walk.failed(failed).await?,
+            }
+        }
+    }
+
     async fn fetch_manifest(
         &self,
         reference: &str,
@@ -223,6 +235,28 @@ impl RepositorySession {
         let raw = read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(failed)?;
         verify::check(&descriptor.digest, &raw).map_err(failed)?;
         Ok(raw)
+    }
+
+    async fn check_blob_at(&self, link: &SessionHost, descriptor: &Descriptor) -> Result<(), RequestError> {
+        let url = self.url(link, "blobs", descriptor.digest.as_str());
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        let reply = match self.request(link, Method::HEAD, url, headers, RequestSize::Small).await {
+            Ok((reply, _permit)) => reply,
+            // A server without HEAD: its first byte proves the same.
+            Err(refused) if refused.kind.status() == Some(StatusCode::METHOD_NOT_ALLOWED.as_u16()) => {
+                return self.open_at(link, descriptor, 0, 1).await.map(drop);
+            }
+            Err(failed) => return Err(failed),
+        };
+        let length = reply.response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        match length.and_then(|length| length.parse().ok()) {
+            Some(length) if length != descriptor.size => {
+                let kind = wrong_length(length, descriptor.size);
+                Err(RequestError { host: link.host.name(), kind, token: false })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Opens a part of a blob at one host.
@@ -503,12 +537,14 @@ fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<
             Err(bad("partial response to a request without a range".into()))
         }
         _ => match response.content_length() {
-            Some(length) if length != size => {
-                Err(bad(format!("Content-Length is {length}, the manifest says {size}")))
-            }
+            Some(length) if length != size => Err(wrong_length(length, size)),
             _ => Ok(BlobRange { start: 0, end: size, ranged: false }),
         },
     }
+}
+
+fn wrong_length(length: u64, size: u64) -> FetchErrorKind {
+    FetchErrorKind::BadReply(format!("Content-Length is {length}, the manifest says {size}"))
 }
 
 impl ManifestOrIndex {
