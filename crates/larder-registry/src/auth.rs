@@ -2,7 +2,8 @@
 //! need the same, renewed before it expires.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex as Map, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex as Map, MutexGuard as MapGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use larder::credentials::Credential;
@@ -10,7 +11,7 @@ use larder::credentials::Secret;
 use reqwest::Url;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use tokio::runtime::Handle;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 use tokio::task::JoinHandle;
 use tokio::time::{self, Instant};
 
@@ -107,7 +108,7 @@ impl CachedAuthorizers {
     }
 }
 
-fn lock(known: &Map<CachedAuthorizers>) -> MutexGuard<'_, CachedAuthorizers> {
+fn lock(known: &Map<CachedAuthorizers>) -> MapGuard<'_, CachedAuthorizers> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -128,6 +129,7 @@ async fn expiry_task(known: Weak<Map<CachedAuthorizers>>) {
 /// The authorization of one repository at one host.
 #[derive(Debug)]
 pub(crate) struct HostAuthorizer {
+    id: u64,
     repository: String,
     credential: Option<Credential>,
     state: Mutex<AuthorizerState>,
@@ -140,6 +142,8 @@ struct AuthorizerState {
     shown: Option<AuthorizationHeader>,
     /// How tokens are requested, once known.
     challenge: Option<AuthChallenge>,
+    /// The last failed renewal, for the requests that waited for it.
+    failed: Option<(Instant, AuthorizationError)>,
 }
 
 #[derive(Debug, Clone)]
@@ -173,6 +177,12 @@ pub(crate) struct AuthorizationError {
     pub(crate) token: bool,
 }
 
+impl AuthorizationError {
+    fn for_waiter(&self) -> AuthorizationError {
+        AuthorizationError { host: self.host.clone(), kind: self.kind.for_waiter(), token: self.token }
+    }
+}
+
 impl HostAuthorizer {
     fn new(repository: &str, credential: Option<Credential>) -> HostAuthorizer {
         let shown = credential
@@ -180,11 +190,18 @@ impl HostAuthorizer {
             .filter(|credential| !credential.registry_token.is_empty())
             .and_then(|credential| token::bearer(&credential.registry_token))
             .map(|value| AuthorizationHeader { value, expires: None });
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         HostAuthorizer {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
             repository: repository.into(),
             credential,
             state: Mutex::new(AuthorizerState { shown, ..AuthorizerState::default() }),
         }
+    }
+
+    /// Unique in this process: another repository, credential or host has another one.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     /// The value to send now; a token that is about to expire is renewed first. Empty before the first challenge.
@@ -192,7 +209,7 @@ impl HostAuthorizer {
         &self,
         context: AuthorizationContext<'_>,
     ) -> Result<RequestAuthorization, AuthorizationError> {
-        let mut state = self.state.lock().await;
+        let mut state = self.locked_state().await?;
         let expired = state
             .shown
             .as_ref()
@@ -212,7 +229,7 @@ impl HostAuthorizer {
         answer: ErrorResponse,
         context: AuthorizationContext<'_>,
     ) -> Result<RequestAuthorization, AuthorizationError> {
-        let mut state = self.state.lock().await;
+        let mut state = self.locked_state().await?;
         if state.generation != refused.generation {
             return Ok(state.pass()); // another request renewed it
         }
@@ -246,6 +263,16 @@ impl HostAuthorizer {
         }
     }
 
+    /// Waits for a renewal under way; its failure is that of all who waited, or each would repeat all its attempts.
+    async fn locked_state(&self) -> Result<MutexGuard<'_, AuthorizerState>, AuthorizationError> {
+        let began = Instant::now();
+        let state = self.state.lock().await;
+        match &state.failed {
+            Some((at, error)) if *at > began => Err(error.for_waiter()),
+            _ => Ok(state),
+        }
+    }
+
     /// Whether there is a credential for the host, and the host requested it.
     pub(crate) async fn has_authenticated(&self) -> bool {
         self.credential.is_some() && self.state.lock().await.shown.is_some()
@@ -268,6 +295,17 @@ impl HostAuthorizer {
     }
 
     async fn renew(
+        &self,
+        state: &mut AuthorizerState,
+        challenge: &AuthChallenge,
+        context: AuthorizationContext<'_>,
+    ) -> Result<(), AuthorizationError> {
+        let renewed = self.request_token(state, challenge, context).await;
+        state.failed = renewed.as_ref().err().map(|error| (Instant::now(), error.for_waiter()));
+        renewed
+    }
+
+    async fn request_token(
         &self,
         state: &mut AuthorizerState,
         challenge: &AuthChallenge,

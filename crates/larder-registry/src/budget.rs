@@ -2,6 +2,7 @@
 //!
 //! A redirect target counts as the registry itself.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,10 +17,6 @@ const SMALL_CONNECTIONS: usize = 2;
 
 /// How long an unreachable host is skipped while others are left.
 const AVOIDED: Duration = Duration::from_secs(30);
-
-/// The longest time for which a requested wait is obeyed. After it the next request tries: a wait of days would
-/// otherwise outlast its reason.
-const KEPT: Duration = Duration::from_secs(15 * 60);
 
 /// The kind of request that needs a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +56,7 @@ pub struct RegistryLoad {
     pub limit: usize,
     /// Requests that wait for a connection, or for the end of a requested wait.
     pub waiting: usize,
-    /// The rest of the wait that the registry requested.
+    /// Time until requests of all repositories and credentials are sent again.
     pub held_for: Duration,
     /// Requests so far.
     pub requests: u64,
@@ -69,10 +66,27 @@ pub struct RegistryLoad {
     pub bytes: u64,
 }
 
+/// The requests that a rate limit applies to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum RateLimitScope {
+    /// All requests: the host is overloaded.
+    Host,
+    /// Those of one repository with one credential: what a registry counts.
+    Authorizer(u64),
+}
+
+/// A wait that the registry requested.
+#[derive(Debug, Clone, Copy)]
+struct RateLimitHold {
+    /// The end of the requested wait.
+    requested: Instant,
+    /// No request starts before this; never later than `requested`.
+    until: Instant,
+}
+
 #[derive(Debug, Default)]
 struct BudgetPauses {
-    /// No request starts before this.
-    held: Option<Instant>,
+    held: HashMap<RateLimitScope, RateLimitHold>,
     /// Requests that have another host skip this one until then.
     avoided: Option<Instant>,
 }
@@ -129,7 +143,7 @@ impl HostBudget {
     /// The current load.
     pub(crate) fn load(&self, now: Instant) -> RegistryLoad {
         let HostTraffic { requests, bytes, waiting, waits } = &*self.traffic;
-        let held = self.paused_until(now).map(|until| until.saturating_duration_since(now));
+        let held = self.held_until(now).map(|until| until.saturating_duration_since(now));
         RegistryLoad {
             host: self.host.clone(),
             connections: self.limit.saturating_sub(self.blobs.available_permits()),
@@ -147,6 +161,7 @@ impl HostBudget {
     pub(crate) async fn acquire(
         &self,
         load: RequestSize,
+        authorizer: u64,
         longest: Duration,
         watcher: &FetchWatcher,
     ) -> Result<ConnectionPermit, Duration> {
@@ -163,8 +178,8 @@ impl HostBudget {
             watcher.notify(FetchNotice::Resumed);
         }
         // The requested wait may grow during the sleep.
-        while let Some(until) = self.paused_until(Instant::now()) {
-            let left = until.saturating_duration_since(Instant::now());
+        while let Some(RateLimitHold { requested, until }) = self.hold(authorizer, Instant::now()) {
+            let left = requested.saturating_duration_since(Instant::now());
             if left > longest {
                 return Err(left);
             }
@@ -177,12 +192,16 @@ impl HostBudget {
         Ok(ConnectionPermit { _permit: permit, traffic: Arc::clone(&self.traffic) })
     }
 
-    /// Makes all requests wait, as the registry requested. A shorter wait than the present one changes nothing.
-    pub(crate) fn pause(&self, now: Instant, wait: Duration) {
+    /// Makes the requests of a scope wait, as the registry requested, but no longer than `longest`: after it the next
+    /// request tries, since a wait of days may outlast its reason. A shorter wait than the present one changes nothing.
+    pub(crate) fn pause(&self, scope: RateLimitScope, now: Instant, wait: Duration, longest: Duration) {
         self.traffic.waits.fetch_add(1, Ordering::Relaxed);
-        let until = now + wait.min(KEPT);
         let mut state = self.until.lock().unwrap_or_else(PoisonError::into_inner);
-        state.held = state.held.max(Some(until));
+        state.held.retain(|_, hold| hold.until > now);
+        let new = RateLimitHold { requested: now + wait, until: now + wait.min(longest) };
+        let hold = state.held.entry(scope).or_insert(new);
+        hold.requested = hold.requested.max(new.requested);
+        hold.until = hold.until.max(new.until);
     }
 
     /// Records that the host was unreachable.
@@ -195,20 +214,27 @@ impl HostBudget {
         self.until.lock().unwrap_or_else(PoisonError::into_inner).avoided = None;
     }
 
-    /// When the requested wait ends; `None` without one.
-    pub(crate) fn paused_until(&self, now: Instant) -> Option<Instant> {
-        self.until.lock().unwrap_or_else(PoisonError::into_inner).held.filter(|until| *until > now)
+    /// The wait that applies to requests of an authorizer.
+    fn hold(&self, authorizer: u64, now: Instant) -> Option<RateLimitHold> {
+        let state = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        let scopes = [RateLimitScope::Host, RateLimitScope::Authorizer(authorizer)];
+        let holds = scopes.iter().filter_map(|scope| state.held.get(scope));
+        holds.filter(|hold| hold.until > now).max_by_key(|hold| hold.until).copied()
+    }
+
+    /// When the last requested wait ends; `None` without one.
+    pub(crate) fn held_until(&self, now: Instant) -> Option<Instant> {
+        let state = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        state.held.values().map(|hold| hold.until).filter(|until| *until > now).max()
     }
 
     /// Why a request that has another host should use that one.
-    pub(crate) fn avoid_reason(&self, now: Instant) -> Option<&'static str> {
-        let state = self.until.lock().unwrap_or_else(PoisonError::into_inner);
-        let lasts = |until: Option<Instant>| until.is_some_and(|until| until > now);
-        match () {
-            () if lasts(state.avoided) => Some("recently unreachable"),
-            () if lasts(state.held) => Some("rate limited"),
-            () => None,
+    pub(crate) fn avoid_reason(&self, authorizer: u64, now: Instant) -> Option<&'static str> {
+        let avoided = self.until.lock().unwrap_or_else(PoisonError::into_inner).avoided;
+        if avoided.is_some_and(|until| until > now) {
+            return Some("recently unreachable");
         }
+        self.hold(authorizer, now).map(|_| "rate limited")
     }
 }
 
@@ -218,6 +244,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
     const MINUTE: Duration = Duration::from_secs(60);
+    const ONE: u64 = 1;
+    const HOST: RateLimitScope = RateLimitScope::Host;
 
     fn watched() -> (FetchWatcher, Arc<Mutex<Vec<FetchNotice>>>) {
         let notices = Arc::new(Mutex::new(Vec::new()));
@@ -229,22 +257,22 @@ mod tests {
     async fn all_requests_wait_as_long_as_the_registry_requests() {
         let budget = Arc::new(HostBudget::new("reg.example", 4));
         let start = Instant::now();
-        budget.pause(start, 10 * SECOND);
-        budget.pause(start, 3 * SECOND);
+        budget.pause(HOST, start, 10 * SECOND, MINUTE);
+        budget.pause(HOST, start, 3 * SECOND, MINUTE);
         let (watcher, notices) = watched();
         let longer = budget.clone();
         tokio::join!(
             async {
-                let _permit = budget.acquire(RequestSize::Blob, MINUTE, &watcher).await;
+                let _permit = budget.acquire(RequestSize::Blob, ONE, MINUTE, &watcher).await;
                 assert_eq!(start.elapsed(), 20 * SECOND, "the wait grew during the sleep");
             },
             async {
-                let _permit = budget.acquire(RequestSize::Small, MINUTE, &FetchWatcher::default()).await;
+                let _permit = budget.acquire(RequestSize::Small, ONE, MINUTE, &FetchWatcher::default()).await;
                 assert_eq!(start.elapsed(), 20 * SECOND);
             },
             async {
                 time::sleep(5 * SECOND).await;
-                longer.pause(start, 20 * SECOND);
+                longer.pause(HOST, start, 20 * SECOND, MINUTE);
             }
         );
         let asked = |seconds| {
@@ -263,39 +291,58 @@ mod tests {
     async fn a_wait_beyond_the_limit_is_returned_as_an_error() {
         let budget = HostBudget::new("reg.example", 4);
         let start = Instant::now();
-        budget.pause(start, 2 * MINUTE);
-        let refused = budget.acquire(RequestSize::Small, MINUTE, &FetchWatcher::default()).await.map(drop);
+        budget.pause(HOST, start, 2 * MINUTE, MINUTE);
+        let refused =
+            budget.acquire(RequestSize::Small, ONE, MINUTE, &FetchWatcher::default()).await.map(drop);
         assert_eq!(refused, Err(2 * MINUTE));
         assert_eq!(start.elapsed(), Duration::ZERO);
-        budget.pause(start, Duration::MAX);
-        assert_eq!(budget.paused_until(start), Some(start + KEPT), "and not kept for ever");
+        budget.pause(HOST, start, 3650 * 24 * 60 * MINUTE, MINUTE);
+        assert_eq!(budget.held_until(start), Some(start + MINUTE), "and not kept for ever");
     }
 
     #[tokio::test(start_paused = true)]
     async fn blobs_queue_for_connections_and_manifests_do_not_queue_behind_them() {
         let budget = HostBudget::new("reg.example", 1);
-        let first = budget.acquire(RequestSize::Blob, MINUTE, &FetchWatcher::default()).await;
-        let _manifest = budget.acquire(RequestSize::Small, MINUTE, &FetchWatcher::default()).await;
+        let first = budget.acquire(RequestSize::Blob, ONE, MINUTE, &FetchWatcher::default()).await;
+        let _manifest = budget.acquire(RequestSize::Small, ONE, MINUTE, &FetchWatcher::default()).await;
         let (watcher, notices) = watched();
-        let second = time::timeout(SECOND, budget.acquire(RequestSize::Blob, MINUTE, &watcher)).await;
+        let second = time::timeout(SECOND, budget.acquire(RequestSize::Blob, ONE, MINUTE, &watcher)).await;
         assert!(second.is_err(), "the only connection is taken");
         assert_eq!(
             *notices.lock().unwrap(),
             [FetchNotice::Waiting(FetchWait::Connection { host: "reg.example".into() })]
         );
         drop(first);
-        let _second = budget.acquire(RequestSize::Blob, MINUTE, &watcher).await;
+        let _second = budget.acquire(RequestSize::Blob, ONE, MINUTE, &watcher).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_unreachable_host_is_avoided_until_it_answers_or_a_time_passes() {
         let budget = HostBudget::new("reg.example", 1);
         let now = Instant::now();
-        assert_eq!(budget.avoid_reason(now), None);
+        assert_eq!(budget.avoid_reason(ONE, now), None);
         budget.avoid(now);
-        assert!(budget.avoid_reason(now).is_some());
-        assert_eq!(budget.avoid_reason(now + AVOIDED), None);
+        assert!(budget.avoid_reason(ONE, now).is_some());
+        assert_eq!(budget.avoid_reason(ONE, now + AVOIDED), None);
         budget.reached();
-        assert_eq!(budget.avoid_reason(now), None);
+        assert_eq!(budget.avoid_reason(ONE, now), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_limit_of_one_repository_and_credential_holds_no_other() {
+        let budget = HostBudget::new("reg.example", 4);
+        let start = Instant::now();
+        budget.pause(RateLimitScope::Authorizer(ONE), start, 1440 * MINUTE, MINUTE);
+        let watcher = FetchWatcher::default();
+        let limited = budget.acquire(RequestSize::Small, ONE, MINUTE, &watcher).await.map(drop);
+        assert_eq!(limited, Err(1440 * MINUTE), "no request is sent");
+        assert!(budget.acquire(RequestSize::Small, 2, MINUTE, &watcher).await.is_ok());
+        assert_eq!(
+            (budget.avoid_reason(ONE, start), budget.avoid_reason(2, start)),
+            (Some("rate limited"), None)
+        );
+        time::advance(MINUTE).await;
+        assert!(budget.acquire(RequestSize::Small, ONE, MINUTE, &watcher).await.is_ok(), "it tries again");
+        assert_eq!(start.elapsed(), MINUTE);
     }
 }

@@ -46,7 +46,7 @@ impl HostBudgets {
         // A budget in use is never evicted: a second one for the same host would double its limits.
         let idle =
             self.0.iter().filter(|(_, used)| Arc::strong_count(&used.budget) == 1 && used.budget.is_idle());
-        let oldest = idle.min_by_key(|(_, used)| (used.budget.paused_until(now).is_some(), used.last));
+        let oldest = idle.min_by_key(|(_, used)| (used.budget.held_until(now).is_some(), used.last));
         if let Some(origin) = oldest.map(|(origin, _)| origin.clone()) {
             self.0.remove(&origin);
         }
@@ -58,6 +58,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::budget::RateLimitScope;
 
     #[tokio::test(start_paused = true)]
     async fn hosts_that_are_not_used_are_forgotten_and_those_that_asked_to_wait_last() {
@@ -66,14 +67,15 @@ mod tests {
             budgets.of(host.to_owned(), start + Duration::from_secs(seconds), || HostBudget::new(host, 4))
         };
         let in_use = of("used", 0);
-        of("slow down", 1).pause(start, Duration::from_secs(800));
+        let wait = Duration::from_secs(800);
+        of("slow down", 1).pause(RateLimitScope::Host, start, wait, wait);
         let before = of("idle", 2).load(start).host;
         assert_eq!(before, "idle");
         for n in 0..1000 {
             of(&format!("host {n}"), 3);
         }
         assert!(Arc::ptr_eq(&of("used", 4), &in_use));
-        assert!(of("slow down", 4).paused_until(start).is_some(), "it would be asked too soon");
+        assert!(of("slow down", 4).held_until(start).is_some(), "it would be asked too soon");
         assert_eq!(budgets.all().len(), MAX_BUDGETS);
         assert!(!budgets.0.contains_key("idle"));
     }

@@ -34,7 +34,8 @@ pub struct RegistryConfig {
     pub retry_initial: Duration,
     /// Longest back-off between two attempts. Default 10 s.
     pub retry_max: Duration,
-    /// If a registry requests a longer wait than this, the pull fails instead. Default 1 min.
+    /// If a registry requests a longer wait than this, the pull fails instead, and after this time the next one tries.
+    /// Default 1 min.
     pub longest_hold: Duration,
     /// Whether to go through a proxy.
     pub proxy: Proxy,

@@ -151,6 +151,9 @@ pub enum FetchErrorKind {
     /// The response violates the protocol.
     #[error("invalid response: {0}")]
     BadReply(String),
+    /// The response does not contain the requested range of the blob.
+    #[error("invalid response: {0}")]
+    BadRange(String),
     /// The manifest or config cannot be used.
     #[error(transparent)]
     Manifest(ManifestError),
@@ -221,9 +224,25 @@ impl FetchErrorKind {
             | FetchErrorKind::Truncated { .. } => {
                 Some("retry: the pull resumes with the content already fetched")
             }
-            FetchErrorKind::Refused(_) | FetchErrorKind::TooLarge { .. } | FetchErrorKind::BadReply(_) => {
-                None
+            FetchErrorKind::Refused(_)
+            | FetchErrorKind::TooLarge { .. }
+            | FetchErrorKind::BadReply(_)
+            | FetchErrorKind::BadRange(_) => None,
+        }
+    }
+
+    /// The same error for another request that waited for this one.
+    pub(crate) fn for_waiter(&self) -> FetchErrorKind {
+        match self {
+            FetchErrorKind::Denied(answer) => FetchErrorKind::Denied(answer.clone()),
+            FetchErrorKind::Failing(answer) => FetchErrorKind::Failing(answer.clone()),
+            FetchErrorKind::RateLimited { answer, after } => {
+                FetchErrorKind::RateLimited { answer: answer.clone(), after: *after }
             }
+            FetchErrorKind::Unreachable(text) => FetchErrorKind::Unreachable(text.clone()),
+            FetchErrorKind::Tls(text) => FetchErrorKind::Tls(text.clone()),
+            FetchErrorKind::NoAnswer(limit) => FetchErrorKind::NoAnswer(*limit),
+            other => FetchErrorKind::BadReply(other.to_string()),
         }
     }
 

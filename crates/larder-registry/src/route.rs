@@ -99,9 +99,13 @@ impl HostRoute {
         let limit = if fallback { self.policy.tries_of_mirror } else { self.policy.tries };
         match again {
             Some(wait) if self.tries < limit => RetryDecision::Retry(wait),
-            _ if self.pass_over() => RetryDecision::NextHost,
-            _ => RetryDecision::GiveUp(failure),
+            _ => self.leave(failure),
         }
+    }
+
+    /// The decision after a failure that was retried already.
+    pub(crate) fn leave(&mut self, failure: FetchErrorKind) -> RetryDecision {
+        if self.pass_over() { RetryDecision::NextHost } else { RetryDecision::GiveUp(failure) }
     }
 
     /// Between half and all of a back-off that doubles with each attempt.

@@ -7,14 +7,15 @@ use bytes::Bytes;
 use larder::credentials::Credential;
 use larder::reference::{DEFAULT_TAG, Digest, Reference};
 use reqwest::header::{
-    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE,
+    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap,
+    HeaderValue, RANGE,
 };
 use reqwest::{Method, Response, StatusCode, Url};
 use tokio::time::{self, Instant};
 
 use super::auth::{AuthorizationContext, AuthorizationError, HostAuthorizer, RequestAuthorization};
 use super::body::{BlobBody, BlobRange, read_small};
-use super::budget::{ConnectionPermit, HostBudget, RequestSize};
+use super::budget::{ConnectionPermit, HostBudget, RateLimitScope, RequestSize};
 use super::client::RegistryClientInner;
 use super::content_range::ContentRange;
 use super::error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
@@ -167,6 +168,17 @@ impl RepositorySession {
         }
     }
 
+    /// Checks that this session's repository and credential have access to a blob, without fetching it.
+    pub async fn check_blob(&self, descriptor: &Descriptor) -> Result<(), FetchError> {
+        let mut walk = self.walk(FetchTarget::Blob(descriptor.digest.clone()), HostCapability::Pull, 0)?;
+        loop {
+            match self.check_blob_at(walk.link(), descriptor).await {
+                Ok(()) => return Ok(()),
+                Err(failed) => walk.failed(failed).await?,
+            }
+        }
+    }
+
     async fn fetch_manifest(
         &self,
         reference: &str,
@@ -223,6 +235,28 @@ impl RepositorySession {
         let raw = read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(failed)?;
         verify::check(&descriptor.digest, &raw).map_err(failed)?;
         Ok(raw)
+    }
+
+    async fn check_blob_at(&self, link: &SessionHost, descriptor: &Descriptor) -> Result<(), RequestError> {
+        let url = self.url(link, "blobs", descriptor.digest.as_str());
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        let reply = match self.request(link, Method::HEAD, url, headers, RequestSize::Small).await {
+            Ok((reply, _permit)) => reply,
+            // A server without HEAD: its first byte proves the same.
+            Err(refused) if refused.kind.status() == Some(StatusCode::METHOD_NOT_ALLOWED.as_u16()) => {
+                return self.open_at(link, descriptor, 0, 1).await.map(drop);
+            }
+            Err(failed) => return Err(failed),
+        };
+        let length = reply.response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        match length.and_then(|length| length.parse().ok()) {
+            Some(length) if length != descriptor.size => {
+                let kind = wrong_length(length, descriptor.size);
+                Err(RequestError { host: link.host.name(), kind, token: false })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Opens a part of a blob at one host.
@@ -333,7 +367,7 @@ impl RepositorySession {
     /// Waits until the host's budget admits a request.
     async fn enter(&self, link: &SessionHost, load: RequestSize) -> Result<ConnectionPermit, FetchErrorKind> {
         let longest_hold = self.shared.config.longest_hold;
-        link.budget.acquire(load, longest_hold, &self.watcher).await.map_err(|left| {
+        link.budget.acquire(load, link.auth.id(), longest_hold, &self.watcher).await.map_err(|left| {
             let answer = ErrorResponse::new(429, "rate limit in effect, request not sent");
             FetchErrorKind::RateLimited { answer, after: Some(left) }
         })
@@ -356,11 +390,15 @@ impl RepositorySession {
 
     /// Applies the rate limit of a response, and returns the requested wait.
     fn note_limits(&self, link: &SessionHost, response: &Response) -> Option<std::time::Duration> {
-        let status = response.status();
+        let (status, longest) = (response.status(), self.shared.config.longest_hold);
         let after = requested_wait(status.as_u16(), response.headers(), SystemTime::now())?;
+        let scope = match status {
+            StatusCode::SERVICE_UNAVAILABLE => RateLimitScope::Host,
+            _ => RateLimitScope::Authorizer(link.auth.id()),
+        };
         // A quota exhausted for hours may not apply to this kind of request: the next one finds out.
-        if !status.is_success() || after <= self.shared.config.longest_hold {
-            link.budget.pause(Instant::now(), after);
+        if !status.is_success() || after <= longest {
+            link.budget.pause(scope, Instant::now(), after, longest);
         }
         Some(after)
     }
@@ -419,7 +457,7 @@ impl<'s> HostWalk<'s> {
     pub(crate) fn link(&mut self) -> &'s SessionHost {
         loop {
             let link = self.links[self.route.at()];
-            match link.budget.avoid_reason(Instant::now()) {
+            match link.budget.avoid_reason(link.auth.id(), Instant::now()) {
                 Some(reason) if self.route.has_fallback() => {
                     self.earlier.push((link.host.name(), reason.to_owned()));
                     self.route.pass_over();
@@ -447,7 +485,9 @@ impl<'s> HostWalk<'s> {
             link.budget.avoid(Instant::now());
         }
         let text = kind.to_string();
-        match self.route.failed(kind, jitter()) {
+        // Token requests have their own attempts.
+        let decision = if token { self.route.leave(kind) } else { self.route.failed(kind, jitter()) };
+        match decision {
             RetryDecision::Retry(wait) if wait.is_zero() => {}
             RetryDecision::Retry(wait) => {
                 let until = Instant::now() + wait;
@@ -474,7 +514,7 @@ fn refusal(answer: ErrorResponse, redirected: bool, after: Option<std::time::Dur
         401 | 403 if redirected => FetchErrorKind::Failing(answer),
         401 | 403 => FetchErrorKind::Denied(answer),
         404 | 410 => FetchErrorKind::NotFound(answer),
-        416 => FetchErrorKind::BadReply("blob is smaller than the manifest says".into()),
+        416 => FetchErrorKind::BadRange(format!("range of the blob not served: {answer}")),
         429 => FetchErrorKind::RateLimited { answer, after },
         408 | 425 | 500.. => FetchErrorKind::Failing(answer),
         _ => FetchErrorKind::Refused(answer),
@@ -483,7 +523,7 @@ fn refusal(answer: ErrorResponse, redirected: bool, after: Option<std::time::Dur
 
 /// The part of a blob that a response contains.
 fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<BlobRange, FetchErrorKind> {
-    let bad = FetchErrorKind::BadReply;
+    let (bad, bad_range) = (FetchErrorKind::BadReply, FetchErrorKind::BadRange);
     let encoding = response.headers().get(CONTENT_ENCODING).map(HeaderValue::as_bytes);
     if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
         return Err(bad("unrequested Content-Encoding".into()));
@@ -493,9 +533,9 @@ fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<
             let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
             let range = range
                 .and_then(ContentRange::parse)
-                .ok_or_else(|| bad("partial response without a valid Content-Range".into()))?;
+                .ok_or_else(|| bad_range("partial response without a valid Content-Range".into()))?;
             match range.problem(offset, end, size) {
-                Some(problem) => Err(bad(problem)),
+                Some(problem) => Err(bad_range(problem)),
                 None => Ok(BlobRange { start: offset, end: range.end, ranged: true }),
             }
         }
@@ -503,12 +543,14 @@ fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<
             Err(bad("partial response to a request without a range".into()))
         }
         _ => match response.content_length() {
-            Some(length) if length != size => {
-                Err(bad(format!("Content-Length is {length}, the manifest says {size}")))
-            }
+            Some(length) if length != size => Err(wrong_length(length, size)),
             _ => Ok(BlobRange { start: 0, end: size, ranged: false }),
         },
     }
+}
+
+fn wrong_length(length: u64, size: u64) -> FetchErrorKind {
+    FetchErrorKind::BadReply(format!("Content-Length is {length}, the manifest says {size}"))
 }
 
 impl ManifestOrIndex {

@@ -2,7 +2,8 @@
 //!
 //! Promises: bytes in the sink are not requested again, unless a server ignores ranges; after a failure at most the
 //! unwritten bytes of one connection are fetched twice; memory is at most two batches per connection, whatever the
-//! blob's size; after a failing host the next one continues at the byte reached. The content is **not** verified: the
+//! blob's size; after a failing host the next one continues at the byte reached; a blob whose ranges a host does not serve
+//! correctly is requested whole, once. The content is **not** verified: the
 //! reader of the sink does that, and excludes hosts that sent wrong bytes with [`RepositorySession::without_hosts`].
 
 mod extents;
@@ -10,7 +11,7 @@ mod sink;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::StreamExt as _;
@@ -71,17 +72,18 @@ pub async fn fetch_blob(
         here: Mutex::new(present.clone()),
         done: Mutex::default(),
         first_host: AtomicUsize::new(0),
+        ranges_failed: AtomicBool::new(false),
     };
     // The first response shows whether the server supports ranges; further connections open only then.
     let mut walk = fetch.walk()?;
-    let body = fetch.open(&mut walk, &first).await?;
-    let whole = if body.start() != first.start || (!body.is_ranged() && !parts.is_empty()) {
-        Some((walk, body))
-    } else {
-        fetch.in_parallel(parts, first, (walk, body)).await?
+    let whole = match fetch.open(&mut walk, &first).await? {
+        Some(body) if body.start() == first.start && (body.is_ranged() || parts.is_empty()) => {
+            fetch.in_parallel(parts, first, (walk, body)).await?
+        }
+        other => Some((walk, other)),
     };
     if let Some((walk, body)) = whole {
-        fetch.sequentially(walk, Some(body)).await?;
+        fetch.sequentially(walk, body).await?;
     }
     Ok(fetch.finish())
 }
@@ -122,8 +124,8 @@ impl Iterator for MissingRanges {
 /// How the fetch of one part ended.
 enum PartOutcome<'s> {
     Done,
-    /// The host ignores ranges and sends the whole blob.
-    RangeIgnored(Box<(HostWalk<'s>, BlobBody)>),
+    /// The host ignores ranges and sends the whole blob, or does not serve them correctly.
+    RangesFailed(Box<(HostWalk<'s>, Option<BlobBody>)>),
 }
 
 /// The state of one blob's fetch.
@@ -135,6 +137,8 @@ struct BlobFetch<'s> {
     done: Mutex<FetchReport>,
     /// Hosts before this index failed for this blob.
     first_host: AtomicUsize,
+    /// A host served a wrong range, or none: from now on the blob is requested whole.
+    ranges_failed: AtomicBool,
 }
 
 impl<'s> BlobFetch<'s> {
@@ -143,10 +147,12 @@ impl<'s> BlobFetch<'s> {
         self.session.walk(what, HostCapability::Pull, self.first_host.load(Ordering::Relaxed))
     }
 
-    /// Opens a part at the first host that serves it.
-    async fn open(&self, walk: &mut HostWalk<'s>, part: &Range<u64>) -> Result<BlobBody, FetchError> {
+    /// Opens a part at the first host that serves it, or the whole blob if a range failed before. `None` if this range fails.
+    async fn open(&self, walk: &mut HostWalk<'s>, part: &Range<u64>) -> Result<Option<BlobBody>, FetchError> {
         loop {
             let link = walk.link();
+            let whole = 0..self.descriptor.size;
+            let part = if self.ranges_failed.load(Ordering::Relaxed) { &whole } else { part };
             match self.session.open_at(link, self.descriptor, part.start, part.end).await {
                 Ok(body) => {
                     self.session.watcher.notify(FetchNotice::Host(body.host().to_owned()));
@@ -154,7 +160,12 @@ impl<'s> BlobFetch<'s> {
                     if !done.hosts.iter().any(|host| host == body.host()) {
                         done.hosts.push(body.host().to_owned());
                     }
-                    return Ok(body);
+                    return Ok(Some(body));
+                }
+                Err(failed) if matches!(failed.kind, FetchErrorKind::BadRange(_)) && *part != whole => {
+                    tracing::debug!(host = failed.host, error = %failed.kind, "fetching the blob whole");
+                    self.ranges_failed.store(true, Ordering::Relaxed);
+                    return Ok(None);
                 }
                 Err(failed) => self.failed(walk, failed).await?,
             }
@@ -167,14 +178,14 @@ impl<'s> BlobFetch<'s> {
         Ok(())
     }
 
-    /// Fetches the parts in parallel; `first` is open already. If a later host ignores ranges, stops and returns its
-    /// connection for the rest.
+    /// Fetches the parts in parallel; `first` is open already. If ranges fail, stops and returns the connection for the rest,
+    /// if there is one.
     async fn in_parallel(
         &self,
         mut parts: MissingRanges,
         first: Range<u64>,
         (walk, body): (HostWalk<'s>, BlobBody),
-    ) -> Result<Option<(HostWalk<'s>, BlobBody)>, BlobError> {
+    ) -> Result<Option<(HostWalk<'s>, Option<BlobBody>)>, BlobError> {
         let mut workers = FuturesUnordered::new();
         workers.push(self.part(walk, first, Some(body)));
         while workers.len() < self.session.shared.config.connections_per_blob.max(1)
@@ -189,7 +200,7 @@ impl<'s> BlobFetch<'s> {
                         workers.push(self.part(self.walk()?, part, None));
                     }
                 }
-                PartOutcome::RangeIgnored(opened) => return Ok(Some(*opened)),
+                PartOutcome::RangesFailed(opened) => return Ok(Some(*opened)),
             }
         }
         Ok(None)
@@ -205,13 +216,15 @@ impl<'s> BlobFetch<'s> {
         let mut at = part.start;
         while at < part.end {
             let body = match opened.take() {
-                Some(body) => body,
+                Some(body) => Some(body),
                 None => self.open(&mut walk, &(at..part.end)).await?,
             };
-            if body.start() != at {
-                return Ok(PartOutcome::RangeIgnored(Box::new((walk, body))));
+            match body {
+                Some(body) if body.start() == at && body.end() <= part.end => {
+                    at = self.copy(&mut walk, body).await?;
+                }
+                other => return Ok(PartOutcome::RangesFailed(Box::new((walk, other)))),
             }
-            at = self.copy(&mut walk, body).await?;
         }
         Ok(PartOutcome::Done)
     }
@@ -225,10 +238,12 @@ impl<'s> BlobFetch<'s> {
         let size = self.descriptor.size;
         while let Some(at) = self.first_missing() {
             let body = match opened.take() {
-                Some(body) => body,
+                Some(body) => Some(body),
                 None => self.open(&mut walk, &(at..size)).await?,
             };
-            self.copy(&mut walk, body).await?;
+            if let Some(body) = body {
+                self.copy(&mut walk, body).await?;
+            }
         }
         Ok(())
     }

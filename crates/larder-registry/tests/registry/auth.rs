@@ -105,6 +105,18 @@ async fn a_token_server_that_refuses_is_named() {
 }
 
 #[tokio::test]
+async fn a_failing_token_server_has_one_budget_of_attempts_for_all_requests_of_a_pull() {
+    let registry = registry(token(None));
+    registry.fault(FaultTrigger::path("/token"), ResponseFault::status(500));
+    let session = session(quick(), &registry.image("shop/web:1"));
+    let (first, second) = tokio::join!(session.resolve(), session.resolve());
+    for error in [first.unwrap_err(), second.unwrap_err()] {
+        assert!(error.to_string().contains("500"), "{error}");
+    }
+    assert_eq!(registry.requests_for("/token").len(), 5);
+}
+
+#[tokio::test]
 async fn an_identity_token_is_exchanged_by_post() {
     let registry = registry(token(Some(("", "identity-1"))));
     let credential = Credential { identity_token: Secret::new("identity-1"), ..login("u", PASSWORD) };

@@ -169,27 +169,56 @@ async fn a_server_that_ignores_ranges_after_a_break_is_begun_again() {
     assert_eq!(registry.bytes_sent(blob.digest.as_str()), 140_000);
 }
 
+/// Ways in which registries and proxies fail to serve a range.
+fn wrong_ranges() -> [ResponseFault; 5] {
+    let said = |text: &str| ResponseFault::ContentRange(text.into());
+    [
+        said("bytes 0-99/1000000"),
+        said("bytes 0-99999/2000000"),
+        said("nonsense"),
+        said("bytes 0-18446744073709551615/*"),
+        ResponseFault::status(416),
+    ]
+}
+
 #[tokio::test]
-async fn ranges_that_are_not_what_was_asked_for_are_refused() {
-    for (said, text) in [
-        ("bytes 0-99/1000000", "requested bytes"),
-        ("bytes 0-99999/2000000", "blob has 2000000 bytes, the manifest says 1000000"),
-        ("nonsense", "without a valid Content-Range"),
-        ("bytes 0-18446744073709551615/*", "without a valid Content-Range"),
+async fn a_blob_whose_ranges_are_served_wrongly_is_fetched_whole_once() {
+    for fault in wrong_ranges() {
+        for present in [0, 300_000, 999_999] {
+            let registry = FaultRegistry::start();
+            let (content, blob) = put_blob(&registry, SIZE);
+            // The first range of a blob begins at 0, which one of the cases serves correctly.
+            registry.fault(FaultTrigger::path("/blobs/").ranged().nth(2..=usize::MAX), fault.clone());
+            if present > 0 {
+                registry.fault(FaultTrigger::path("/blobs/").ranged(), fault.clone());
+            }
+            let session = session(quick(), &registry.image("a/b"));
+            let sink = MemorySink::holding(&content[..present]);
+            let known = std::iter::once(0..present as u64).collect();
+            fetch_blob(&session, &blob, &known, sink.clone()).await.unwrap();
+            assert!(sink.content() == content, "{fault:?}, {present} present");
+            let whole = registry.requests().iter().filter(|request| request.range.is_none()).count();
+            assert_eq!(whole, 1, "{fault:?}, {present} present");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_range_that_no_request_named_is_refused() {
+    let registry = FaultRegistry::start();
+    let (_, blob) = put_blob(&registry, SIZE);
+    for (fault, text) in [
+        (ResponseFault::status(416), "416"),
+        (ResponseFault::status(206), "partial response to a request without a range"),
     ] {
-        let registry = FaultRegistry::start();
-        let (_, blob) = put_blob(&registry, SIZE);
-        // The first range of a blob starts at 0; the second one is wrong in the first case.
-        let on = if text == "requested bytes" {
-            FaultTrigger::path("/blobs/").nth(2..=2)
-        } else {
-            FaultTrigger::path("/blobs/")
-        };
-        registry.fault(on, ResponseFault::ContentRange(said.into()));
+        registry.clear_faults();
+        registry.forget_requests();
+        registry.fault(FaultTrigger::path("/blobs/"), fault);
         let session = session(quick(), &registry.image("a/b"));
         let error = fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
-        assert!(error.to_string().contains(text), "{said}: {error}");
+        assert!(error.to_string().contains(text), "{error}");
         assert!(error.to_string().contains(&registry.address()), "{error}");
+        assert!(registry.requests().len() <= 5, "{:?}", registry.requests());
     }
 }
 

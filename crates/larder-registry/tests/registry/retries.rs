@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use larder::credentials::Credential;
 use larder_registry::{ByteRanges, FetchErrorKind, FetchWait, RegistryClient, RegistryConfig, fetch_blob};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use tokio::time::Instant;
@@ -66,6 +67,47 @@ async fn one_pull_s_429_keeps_all_pulls_from_that_registry_waiting() {
     first.unwrap();
     assert!(second >= Duration::from_secs(1), "{second:?}");
     assert_eq!(registry.requests().len(), 3);
+}
+
+#[tokio::test]
+async fn one_repository_s_429_holds_no_other_repository_and_no_other_credential() {
+    let registry = with_image();
+    registry.put_image("shop/api", "1", LAYER, &[content(20)], &[]);
+    registry.fault(FaultTrigger::path("shop/web/").once(), ResponseFault::RetryAfter(429, "86400".into()));
+    let client = RegistryClient::new(quick());
+    let session = |name: &str, credential: Option<&Credential>| {
+        client.session(&reference(&registry.image(name)), credential).unwrap()
+    };
+    let error = session("shop/web:1", None).resolve().await.unwrap_err();
+    assert_eq!(kind(&error), "rate limited");
+    session("shop/api:1", None).resolve().await.unwrap();
+    session("shop/web:1", Some(&login("user", "password"))).resolve().await.unwrap();
+    let error = session("shop/web:1", None).resolve().await.unwrap_err();
+    assert_eq!(kind(&error), "rate limited", "it is not sent");
+    assert_eq!(registry.requests_for("shop/web").len(), 2);
+    assert!(!client.loads()[0].held_for.is_zero());
+}
+
+#[tokio::test]
+async fn one_registry_s_503_holds_all_requests_to_it() {
+    let registry = with_image();
+    registry.put_image("shop/api", "1", LAYER, &[content(20)], &[]);
+    registry.fault(FaultTrigger::path("shop/web/").once(), ResponseFault::RetryAfter(503, "1".into()));
+    let client = RegistryClient::new(quick());
+    let session = |name: &str| client.session(&reference(&registry.image(name)), None).unwrap();
+    let (web, api) = (session("shop/web:1"), session("shop/api:1"));
+    let start = Instant::now();
+    let api = async {
+        while registry.requests().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await; // the response is on its way
+        api.resolve().await
+    };
+    let (web, api) = tokio::join!(web.resolve(), api);
+    web.unwrap();
+    api.unwrap();
+    assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
 }
 
 #[tokio::test]

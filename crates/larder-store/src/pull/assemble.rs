@@ -1,7 +1,7 @@
 //! Fetches or unpacks the layers of an image, and finishes them from the bottom up.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,12 +46,14 @@ struct LayerFetches {
     claims: HashMap<usize, LayerClaim>,
     under_way: FuturesUnordered<BoxFuture<'static, (usize, Result<StagedLayer, PullError>)>>,
     staged: HashMap<usize, StagedLayer>,
+    /// Finished layers whose whole blob was served to this pull.
+    fetched: HashSet<LayerKey>,
 }
 
 impl LayerFetches {
     fn new(worker: PullTaskHandle) -> LayerFetches {
-        let (claims, under_way, staged) = Default::default();
-        LayerFetches { worker, claims, under_way, staged }
+        let (claims, under_way, staged, fetched) = Default::default();
+        LayerFetches { worker, claims, under_way, staged, fetched }
     }
 
     /// Waits for the next fetched layer. `None` if no fetch is running.
@@ -73,7 +75,8 @@ impl LayerFetches {
     /// Releases all claims: a pull that waits out of claim order must not hold claims that others wait for. Fetched bytes
     /// remain in the ingest files.
     fn release_claims(&mut self) {
-        *self = LayerFetches::new(self.worker.clone());
+        let fetched = std::mem::take(&mut self.fetched);
+        *self = LayerFetches { fetched, ..LayerFetches::new(self.worker.clone()) };
     }
 }
 
@@ -134,6 +137,12 @@ impl StorePuller {
                     None => self.again(from, wanted, &layers, &mut own).await?,
                 },
             };
+            let layer = if own.fetched.contains(layer.key()) || from.may_reuse(layer.record(), wanted) {
+                layer
+            } else {
+                let staged = self.fetch_missing(from.clone(), wanted.clone(), own.worker.clone()).await?;
+                self.settle_staged(wanted, staged, &layers, &mut own).await?
+            };
             from.note(wanted, LayerPhase::Done);
             layers.push(layer);
         }
@@ -150,7 +159,7 @@ impl StorePuller {
     ) -> Result<Option<LayerHandle>, PullError> {
         let Some(claim) = own.claims.remove(&at) else { return Ok(None) };
         let staged = own.staged(at).await?;
-        let layer = self.settle_staged(wanted, staged, below, &own.worker).await?;
+        let layer = self.settle_staged(wanted, staged, below, own).await?;
         claim.done(&layer);
         Ok(Some(layer))
     }
@@ -194,7 +203,7 @@ impl StorePuller {
             LayerOrigin::Import(import) => {
                 return take(self.store.clone(), import, wanted, options, &worker).await;
             }
-            LayerOrigin::Registry { session, tally } => (session, tally),
+            LayerOrigin::Registry { session, tally, .. } => (session, tally),
         };
         let (tracker, digest) = (Arc::clone(&tally), wanted.descriptor.digest.clone());
         let observer: FetchObserver = Arc::new(move |notice| tracker.notice_of(&digest, &notice));
@@ -281,7 +290,7 @@ impl StorePuller {
             }
             ClaimOutcome::Fetch(claim) => {
                 let staged = self.fetch_missing(from.clone(), wanted.clone(), own.worker.clone()).await?;
-                let layer = self.settle_staged(wanted, staged, below, &own.worker).await?;
+                let layer = self.settle_staged(wanted, staged, below, own).await?;
                 claim.done(&layer);
                 Ok(Some((layer, true)))
             }
@@ -294,14 +303,14 @@ impl StorePuller {
         wanted: &PlannedLayer,
         staged: StagedLayer,
         below: &[LayerHandle],
-        worker: &PullTaskHandle,
+        own: &mut LayerFetches,
     ) -> Result<LayerHandle, PullError> {
         let StagedLayer { staging, unpacked, ingest } = staged;
         let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
         let (digest, lowers) = (wanted.descriptor.digest.clone(), lowers(below));
         let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
         // The thread owns the directory, as during unpacking.
-        let settling = worker.blocking(move || {
+        let settling = own.worker.blocking(move || {
             let settled = if unpacked.pending.is_empty() {
                 LowerMergeReport::default()
             } else {
@@ -319,9 +328,11 @@ impl StorePuller {
             if let Some(ingest) = ingest {
                 ingest.discard()?;
             }
-            Ok(layer)
+            Ok::<_, PullError>(layer)
         });
-        settling.await?
+        let layer = settling.await??;
+        own.fetched.insert(layer.key().clone());
+        Ok(layer)
     }
 
     /// The right to have these layers open. What waits for it holds nothing else that is bounded.

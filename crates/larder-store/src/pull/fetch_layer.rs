@@ -57,6 +57,10 @@ pub(super) async fn fetch_layer(
     worker: &PullTaskHandle,
 ) -> Result<StagedLayer, PullError> {
     let ingest = ingest_of(&store, &wanted, worker).await?;
+    if ingest.done() == wanted.descriptor.size {
+        // An earlier pull fetched all of it, maybe from another repository. A partial blob is proved by its rest.
+        session.check_blob(&wanted.descriptor).await?;
+    }
     let mut session = session;
     let mut again = true;
     loop {

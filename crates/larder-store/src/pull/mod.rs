@@ -19,6 +19,7 @@ mod layer_origin;
 mod load;
 mod open_files;
 mod plan;
+mod possession;
 mod pull_progress;
 mod pull_tasks;
 
@@ -47,6 +48,7 @@ use larder_registry::{ImageDocuments, RegistryClient};
 use layer_origin::LayerOrigin;
 use open_files::OpenFileBudget;
 use plan::PullPlan;
+use possession::ProvedBlobs;
 use pull_progress::PullProgress;
 use pull_tasks::{AbandonedPulls, PullTaskHandle, PullTasks, blocking};
 
@@ -147,22 +149,42 @@ impl StorePuller {
         let watching = Arc::clone(&tally);
         let session =
             self.client.session(name, credential)?.with_watcher(move |notice| watching.notice(&notice));
-        // A pull of what is here, as the policy Always has it, asks for manifests alone.
-        let store = self.store.clone();
-        let known = move |digest: &Digest| store.blob(digest).ok().flatten().map(Bytes::from);
+        // A repeated pull of a present image, as with the policy Always, fetches manifests only.
+        let (store, repository) = (self.store.clone(), name.clone());
+        let known = move |digest: &Digest| {
+            let image = store.image(digest).ok().flatten()?;
+            let bytes = || store.blob(digest).ok().flatten().map(Bytes::from);
+            possession::has_served(&image, &repository).then(bytes).flatten()
+        };
         let documents = session.documents_with_known_configs(&self.config.platform, &known).await?;
         let plan = PullPlan::of(&documents);
+        let proved = self.proved_blobs(name, &documents).await?;
         let claims = self.claim(&plan).await?;
         let missing = plan.to_fetch(&claims);
         self.admit(&missing).await?;
         let lease = self.lease_of(&plan, &claims).await?;
         tally.layers(&plan, &claims);
-        let origin = LayerOrigin::Registry { session, tally: Arc::clone(&tally) };
+        let reusable =
+            plan.layers.iter().zip(&claims).filter(|(_, claim)| !matches!(claim, ClaimOutcome::Fetch(_)));
+        proved.check(&session, reusable.map(|(layer, _)| &layer.descriptor)).await?;
+        let origin = LayerOrigin::Registry { session, tally: Arc::clone(&tally), proved: Arc::new(proved) };
         let layers = self.assemble(&origin, &plan, claims, workers.worker()).await?;
         tally.commit();
         let commit = self.commit_of(name, &documents, &plan, layers, lease);
         let store = self.store.clone();
         Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
+    }
+
+    /// What the repository has proved to have before this pull requests any layer.
+    async fn proved_blobs(
+        &self,
+        name: &Reference,
+        documents: &ImageDocuments,
+    ) -> Result<ProvedBlobs, PullError> {
+        let (store, id) = (self.store.clone(), documents.layers.config.digest.clone());
+        let image = blocking(move || store.image(&id)).await??;
+        let served = |image| possession::has_served_documents(&image, name, documents);
+        Ok(ProvedBlobs::new(image.is_some_and(served)))
     }
 
     /// Refuses a pull that would fill the disk, after expired leftovers of dead processes are removed.

@@ -263,8 +263,14 @@ fn sort(names: &mut Vec<String>) {
     names.dedup();
 }
 
-/// Adds what was known of the image before.
+/// Adds what was known of the image before. Its layers keep the blobs they were made from, whatever another manifest of the
+/// same config names.
 fn merge(record: &mut ImageRecord, before: ImageRecord) {
+    for (layer, before) in record.layers.iter_mut().zip(before.layers) {
+        if layer.key == before.key {
+            *layer = before;
+        }
+    }
     record.tags.extend(before.tags);
     record.digests.extend(before.digests);
     sort(&mut record.tags);

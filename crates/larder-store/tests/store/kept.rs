@@ -42,10 +42,14 @@ fn pull(store: &Store, registry: &FaultRegistry, name: &str) -> Result<(), PullE
     runtime.block_on(puller.pull(&name, None, &ProgressReporter::unwatched())).map(drop)
 }
 
-/// Digests of the requested blobs.
+/// Digests of the fetched blobs.
 fn asked(registry: &FaultRegistry) -> Vec<String> {
     let requests = registry.requests_for("/blobs/");
-    requests.iter().map(|request| request.path.rsplit('/').next().unwrap().to_owned()).collect()
+    requests
+        .iter()
+        .filter(|request| request.method == "GET")
+        .map(|request| request.path.rsplit('/').next().unwrap().to_owned())
+        .collect()
 }
 
 fn pull_leases(store: &Store) -> Vec<LeaseRecord> {
