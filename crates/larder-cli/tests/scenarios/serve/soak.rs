@@ -172,7 +172,7 @@ fn live(mut world: RuntimeFixture) {
                 Err(error) => shared.excuse(&error, start),
             }
             assert!(daemon.get("/healthz").starts_with("HTTP/1.1 200"));
-            assert!(daemon.metrics().contains("# EOF"));
+            assert!(daemon.metrics().contains("larder_backend_up "));
             pause(Duration::from_millis(200 + below(&mut random, 1500)));
         }
     });
