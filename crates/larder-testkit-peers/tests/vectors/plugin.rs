@@ -247,6 +247,7 @@ struct ProvideStep {
     pod: PluginPod,
     response: Option<PlainResponse>,
     service_account: Option<PluginAccount>,
+    service_account_error: Option<String>,
     #[serde(default)]
     token: String,
     token_error: Option<String>,
@@ -285,7 +286,7 @@ struct PluginAccount {
 #[derive(Default)]
 struct ProviderScript {
     answer: Option<Result<CredentialProviderResponse, PluginExecError>>,
-    account: Option<ServiceAccount>,
+    account: Option<Result<ServiceAccount, String>>,
     token: Option<Result<Secret, String>>,
     executions: Vec<Value>,
     token_requests: Vec<Value>,
@@ -320,7 +321,7 @@ impl PluginExecutor for ScriptedPlugin {
 #[async_trait]
 impl ServiceAccountClient for ScriptedPlugin {
     async fn get(&self, _namespace: &str, _name: &str) -> Result<ServiceAccount, String> {
-        self.with(|script| script.account.clone().ok_or("not found".to_owned()))
+        self.with(|script| script.account.clone().expect("the step has a service account"))
     }
 
     async fn token(&self, request: &ServiceAccountTokenRequest) -> Result<Secret, String> {
@@ -367,6 +368,7 @@ async fn provide(input: ProvideCase) -> Value {
         let account = step.service_account.map(|PluginAccount { namespace, name, uid, annotations }| {
             ServiceAccount { at: ServiceAccountCoordinates { uid, namespace, name }, annotations }
         });
+        let account = step.service_account_error.map(Err).or(account.map(Ok));
         let token = step.token_error.map_or(Ok(Secret::new(step.token)), Err);
         stage.with(|script| {
             *script = ProviderScript { answer, account, token: Some(token), ..ProviderScript::default() };

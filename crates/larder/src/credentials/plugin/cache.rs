@@ -30,6 +30,14 @@ impl PluginCache {
         PluginCache { answers: HashMap::new(), purged: now }
     }
 
+    /// Drops expired answers, at most every 15 minutes.
+    pub(super) fn purge(&mut self, now: Instant) {
+        if now.duration_since(self.purged) > PURGE {
+            self.answers.retain(|_, answer| now <= answer.until);
+            self.purged = now;
+        }
+    }
+
     pub(super) fn get(&mut self, key: &[u8], now: Instant) -> Option<DockerConfig> {
         if self.answers.get(key).is_some_and(|answer| now > answer.until) {
             self.answers.remove(key);
@@ -37,12 +45,13 @@ impl PluginCache {
         self.answers.get(key).map(|answer| answer.auth.clone())
     }
 
-    pub(super) fn put(&mut self, key: Vec<u8>, auth: DockerConfig, time: Duration, now: Instant) {
-        if now.duration_since(self.purged) > PURGE {
-            self.answers.retain(|_, answer| now <= answer.until);
-            self.purged = now;
-        }
-        self.answers.insert(key, CachedAuth { auth, until: now + time.min(LONGEST) });
+    /// Caches an answer for a time; `None` caches it as expired.
+    pub(super) fn put(&mut self, key: Vec<u8>, auth: DockerConfig, time: Option<Duration>, now: Instant) {
+        let until = match time {
+            Some(time) => now + time.min(LONGEST),
+            None => now.checked_sub(Duration::from_nanos(1)).unwrap_or(now),
+        };
+        self.answers.insert(key, CachedAuth { auth, until });
     }
 
     #[cfg(feature = "internals")]

@@ -185,6 +185,7 @@ impl Plugin {
 
     fn known(&self, image: &str, asker: &PluginIdentity) -> Option<DockerConfig> {
         let (mut cache, now) = (self.lock_cache(), Instant::now());
+        cache.purge(now);
         [image, keys::registry_of(image), GLOBAL]
             .into_iter()
             .find_map(|base| cache.get(&keys::cache_key(base, &asker.key), now))
@@ -240,9 +241,9 @@ impl Plugin {
             "Global" => GLOBAL,
             other => return Err(ProvideError::CacheKeyType(Secret::new(other))),
         };
-        let given = response.cache_duration.map(|time| time.to_std().unwrap_or_default());
-        let time = given.unwrap_or(self.default_duration);
-        if !time.is_zero() {
+        // As in kubelet, a negative duration is cached as expired, and zero is not cached.
+        let time = response.cache_duration.map_or(Some(self.default_duration), GoDuration::to_std);
+        if time.is_none_or(|time| !time.is_zero()) {
             let key = keys::cache_key(base, &asker.key);
             self.lock_cache().put(key, response.auth.clone(), time, Instant::now());
         }

@@ -64,7 +64,6 @@ fn name_problems<'a>(
     match name {
         "." => wrong("provider name cannot be '.'"),
         ".." => wrong("provider name cannot be '..'"),
-        "" => problems.push("providers.name: Required value: name is required".to_owned()),
         _ => {}
     }
     if !names.insert(name) {
@@ -89,11 +88,6 @@ fn token_problems(
     if attributes.audience.is_empty() {
         problems.push(format!("{}: Required value", at("serviceAccountTokenAudience")));
     }
-    match attributes.cache_type.as_str() {
-        "ServiceAccount" | "Token" => {}
-        "" => problems.push(format!("{}: Required value", at("cacheType"))),
-        other => problems.push(unsupported(&at("cacheType"), other, &["ServiceAccount", "Token"])),
-    }
     if attributes.require_service_account.is_none() {
         problems.push(format!("{}: Required value", at("requireServiceAccount")));
     }
@@ -101,6 +95,15 @@ fn token_problems(
         problems.push(format!(
             "providers.tokenAttributes: Forbidden: tokenAttributes is only supported for {V1} API version"
         ));
+    }
+    match attributes.cache_type.as_str() {
+        "ServiceAccount" | "Token" => {}
+        "" => problems.push(format!(
+            "{}: Required value: cacheType is required to be set when tokenAttributes is specified. \
+             Supported values are: ServiceAccount, Token",
+            at("cacheType")
+        )),
+        other => problems.push(unsupported(&at("cacheType"), other, &["ServiceAccount", "Token"])),
     }
     annotation_problems(attributes, problems);
 }
