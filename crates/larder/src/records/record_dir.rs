@@ -22,7 +22,10 @@ const LARGEST: u64 = 64 << 20;
 /// From this number of files on, one sync of the filesystem replaces a sync of each file.
 const MANY: usize = 4;
 const PREFIX: &str = "sha256-";
-const SUFFIX: &str = ".tmp";
+/// Of the temporary files of larder; kubelet has others.
+const SUFFIX: &str = ".larder-tmp";
+/// Length of the name of an intent or a record: the prefix and 64 hexadecimal digits.
+const NAME_LENGTH: usize = PREFIX.len() + 64;
 
 /// A step on the disk, reported before it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -282,7 +285,7 @@ impl RecordDir {
         for entry in fs_err::read_dir(self.path_of(kind))? {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
-            if name.starts_with(PREFIX) && !name.ends_with(SUFFIX) && !entry.file_type()?.is_dir() {
+            if name.starts_with(PREFIX) && name.len() == NAME_LENGTH && !entry.file_type()?.is_dir() {
                 names.push(name);
             }
         }

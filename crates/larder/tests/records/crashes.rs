@@ -4,7 +4,7 @@ use larder::backend::Image;
 use larder::records::{PullRecordStore, PullRecords as _, Rfc3339Time, Verification};
 use larder_testkit::fake_backend::FakeBackend;
 
-use crate::world::{ID, IMAGE, dying_after, id, image, may_use, open, secret};
+use crate::world::{ID, IMAGE, PodWithSecret, dying_after, id, image, may_use, open, secret};
 
 fn present() -> FakeBackend {
     let backend = FakeBackend::new();
@@ -75,15 +75,19 @@ async fn a_pull_that_its_caller_gave_up_leaves_no_intent() {
 }
 
 #[tokio::test]
-async fn an_intent_is_recovered_also_by_a_short_name() {
+async fn an_intent_of_a_short_name_stays_and_restricts_the_image_under_each_name() {
     let dir = tempfile::tempdir().unwrap();
     let records = open(dir.path());
     records.record_pull_intent(&"busybox".into()).await.unwrap();
     drop(records);
     let backend = FakeBackend::new();
-    let tag = "docker.io/library/busybox:latest".to_owned();
-    backend.set_images(vec![Image { id: ID.into(), repo_tags: vec![tag], ..Image::default() }]);
+    let tag = "docker.io/library/busybox:latest";
+    backend.set_images(vec![Image { id: ID.into(), repo_tags: vec![tag.into()], ..Image::default() }]);
     let again = open(dir.path());
     again.recover(&backend).await;
-    assert_eq!(again.on_disk().unwrap(), (0, 1));
+    assert_eq!(again.on_disk().unwrap(), (1, 0), "as kubelet leaves it");
+    for name in ["busybox", tag] {
+        let (result, _) = again.check(&name.into(), &id(), &mut PodWithSecret("")).await;
+        assert!(result.unwrap().must_pull(), "{name}");
+    }
 }
