@@ -219,6 +219,7 @@ struct CallFailures {
 #[derive(Default)]
 struct ScenarioState {
     now: i64,
+    image_volumes: bool,
     images: Vec<Image>,
     in_use: ContainerInventory,
     fs: FsInput,
@@ -300,8 +301,12 @@ impl Backend for ScenarioNode {
     async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
         let state = self.state();
         failing(state.fail.list_containers.as_ref())?;
-        let status = state.fail.container_status.as_ref().map(|text| format!("get container status: {text}"));
-        failing(status.as_ref())?;
+        // Kubelet asks for the status of each container, for its image volumes.
+        if state.image_volumes && !state.in_use.containers.is_empty() {
+            let status =
+                state.fail.container_status.as_ref().map(|text| format!("get container status: {text}"));
+            failing(status.as_ref())?;
+        }
         Ok(state.in_use.clone())
     }
 }
@@ -362,6 +367,7 @@ fn in_use(containers: Vec<ContainerInput>, gates: &CriGates) -> ContainerInvento
 fn scenario(Scenario { policy, began_ms, gates, steps }: Scenario) -> Value {
     let node = ScenarioNode::default();
     node.state().now = began_ms;
+    node.state().image_volumes = gates.image_volume;
     let shared = Arc::new(node.clone());
     let collector = Collector::builder(shared.clone())
         .policy(policy.policy())

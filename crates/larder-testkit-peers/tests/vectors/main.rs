@@ -18,6 +18,7 @@ mod runtime_client;
 mod runtime_service;
 mod secrets;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -122,7 +123,9 @@ fn run_file(path: &Path) -> Result<(), Failed> {
     }
     let (mut failures, mut on_store) = (Vec::new(), 0);
     for case in &file.cases {
-        match run_case(case) {
+        // A panic fails its own case only.
+        let answer = catch_unwind(AssertUnwindSafe(|| run_case(case)));
+        match answer.unwrap_or_else(|_| Err("panicked, see above".to_owned())) {
             Ok(also_on_store) => on_store += usize::from(also_on_store),
             Err(why) => failures.push(format!("{} ({}): {why}", case.id, case.op)),
         }

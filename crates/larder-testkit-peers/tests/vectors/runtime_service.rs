@@ -365,7 +365,7 @@ struct ImageFsStats {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReportedFilesystem {
-    mountpoint: String,
+    mountpoint: Option<String>,
     used_bytes: Option<u64>,
     inodes_used: Option<u64>,
 }
@@ -383,7 +383,7 @@ fn image_fs_stats(input: ImageFsStats) -> Value {
         fake.fail_next(BackendOp::Filesystems, fake_backend::error(input.error));
     }
     let reported = |usage: ReportedFilesystem| FilesystemUsage {
-        mountpoint: usage.mountpoint.into(),
+        mountpoint: usage.mountpoint.unwrap_or_default().into(),
         timestamp_ns: 1,
         used_bytes: usage.used_bytes,
         inodes_used: usage.inodes_used,

@@ -171,6 +171,7 @@ impl Collector {
         let snapshot = &mut self.list_present_images(policy).await?;
         let started = snapshot.now;
         report.warnings = Self::warnings_by(policy, snapshot);
+        self.report_invalid_ids(snapshot);
         let age_error = self.age_pass(policy, snapshot, report).await;
         if let (Some(error), Accounting::Nominal) = (&age_error, policy.accounting) {
             return Err(error.clone());
@@ -222,6 +223,7 @@ impl Collector {
         let snapshot = &mut self.list_present_images(policy).await?;
         let started = snapshot.now;
         report.warnings = Self::warnings_by(policy, snapshot);
+        self.report_invalid_ids(snapshot);
         snapshot.disk = match (goal, policy.accounting) {
             (GcGoal::AllUnused, Accounting::Nominal) => None,
             (GcGoal::AllUnused, Accounting::Exact) => self.parts.disk.measure_after_deletion().await.ok(),
@@ -296,7 +298,7 @@ impl Collector {
         let happened = self.sightings(&images).await;
         let observed = GcObservation { images: &images, uses: &uses, sightings: &happened };
         let (records, now) = self.state.observe(began, &observed, &*parts.clock, policy.clock);
-        let subjects = self.subjects(&records, &images, &uses);
+        let subjects = Self::subjects(&records, &images, &uses);
         let (began, watched) = (self.began, records.watched().unwrap_or(now));
         Ok(GcSnapshot { now, began, watched, images: subjects, layers, disk: None })
     }
@@ -321,14 +323,14 @@ impl Collector {
         })
     }
 
-    fn subjects(&self, records: &ImageUsageRecords, images: &[Image], uses: &ImageUseIndex) -> Vec<GcImage> {
+    fn subjects(records: &ImageUsageRecords, images: &[Image], uses: &ImageUseIndex) -> Vec<GcImage> {
         let names: std::collections::HashMap<_, _> =
             images.iter().map(|image| ((image.id.as_str(), handler_of(image)), image)).collect();
         let subject = |record: &super::usage_records::ImageUsageRecord| {
             let image = names.get(&(record.id.as_str(), record.handler.as_str()));
             let names =
                 image.map(|image| image.repo_tags.iter().chain(&image.repo_digests).cloned().collect());
-            let subject = GcImage {
+            GcImage {
                 names: names.unwrap_or_default(),
                 uses: uses.of_image(&record.id, &record.handler).cloned().collect(),
                 id: record.id.clone(),
@@ -338,16 +340,21 @@ impl Collector {
                 first_seen: record.first_seen,
                 last_used: record.last_used,
                 failed: None,
-            };
-            if subject.id.is_empty() && !subject.pinned && subject.uses.is_empty() {
-                let handler = &subject.handler;
+            }
+        };
+        records.iter().map(subject).collect()
+    }
+
+    /// Raises kubelet's event for each candidate without an ID.
+    fn report_invalid_ids(&self, snapshot: &GcSnapshot) {
+        for image in &snapshot.images {
+            if image.id.is_empty() && !image.pinned && image.uses.is_empty() {
+                let handler = &image.handler;
                 let key = if handler.is_empty() { String::new() } else { format!(",{handler}") };
                 let message = format!("ImageID is not valid, skipping, image: {key}");
                 self.event(EventReason::InvalidImageId, &message);
             }
-            subject
-        };
-        records.iter().map(subject).collect()
+        }
     }
 
     async fn disk_after_deletion(&self) -> Result<FsStats, GcError> {

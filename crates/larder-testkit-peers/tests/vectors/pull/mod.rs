@@ -72,11 +72,12 @@ fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// Kubelet's mode without a throttle.
-fn unthrottled(serialize_image_pulls: bool, max_parallel_image_pulls: Option<u32>) -> PullConfig {
+/// Kubelet's mode without a throttle. A bound below 1 is none.
+fn unthrottled(serialize_image_pulls: bool, max_parallel_image_pulls: Option<i32>) -> PullConfig {
+    let bound = max_parallel_image_pulls.and_then(|bound| u32::try_from(bound).ok());
     PullConfig {
         serialize_image_pulls,
-        max_parallel_image_pulls: max_parallel_image_pulls.and_then(NonZeroU32::new),
+        max_parallel_image_pulls: bound.and_then(NonZeroU32::new),
         registry_pull_qps: 0,
         ..PullConfig::kubelet()
     }

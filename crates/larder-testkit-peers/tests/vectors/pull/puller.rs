@@ -45,7 +45,7 @@ pub(super) fn pulling_time(input: PullingTime) -> Value {
 #[serde(deny_unknown_fields)]
 pub(super) struct Concurrency {
     serialize_image_pulls: bool,
-    max_parallel_image_pulls: Option<u32>,
+    max_parallel_image_pulls: Option<i32>,
     steps: Vec<ConcurrencyStep>,
 }
 
@@ -131,7 +131,7 @@ pub(super) async fn concurrency(input: Concurrency) -> Value {
 #[serde(deny_unknown_fields)]
 pub(super) struct StartOrder {
     serialize_image_pulls: bool,
-    max_parallel_image_pulls: Option<u32>,
+    max_parallel_image_pulls: Option<i32>,
     requests: Vec<String>,
 }
 
