@@ -4,7 +4,7 @@
 //! began and never wait for writes. A write is durable when it returns, or it did not happen.
 //!
 //! A write is two steps: the transaction is written to the write-ahead log and synced, then copied into the database and
-//! synced there. If the first fails, SQLite never reads its pages again; if the second fails, the next one repeats it. So a
+//! synced there. If the first fails, the log is emptied; if the second fails, the next one repeats it. So a
 //! failed sync is no reason to trust less, nor to reopen.
 //!
 //! Each row has a checksum, each table has the number and the sum of the checksums of its rows, and opening verifies all of
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder::hint::Hint;
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::{Connection, ErrorCode, ffi};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -122,7 +122,12 @@ impl DbError {
 
 impl From<rusqlite::Error> for DbError {
     fn from(error: rusqlite::Error) -> DbError {
+        // Read back, it is too short, or a block of the disk is lost.
+        let unreadable = [ffi::SQLITE_IOERR_READ, ffi::SQLITE_IOERR_SHORT_READ, ffi::SQLITE_IOERR_CORRUPTFS];
         match error.sqlite_error_code() {
+            _ if error.sqlite_extended_error_code().is_some_and(|code| unreadable.contains(&code)) => {
+                DbError::damaged(error.to_string())
+            }
             Some(ErrorCode::DiskFull) => DbError::Io(rustix::io::Errno::NOSPC.into()),
             Some(
                 ErrorCode::SystemIoFailure
@@ -283,12 +288,19 @@ impl Db {
             let writer = self.writer();
             let transaction = DbTransaction::begin(&writer)?;
             let value = run(&transaction)?;
-            if transaction.commit(&*self.disk, &self.path)?
-                && let Err(error) = connection::copy_log(&*self.disk, &self.path, &writer)
-            {
-                // It is durable in the log. The next write, or the next open, copies it.
+            let committed = transaction.commit(&*self.disk, &self.path);
+            let cleaned = match &committed {
+                Ok(false) => Ok(()),
+                // It is durable in the log. If this fails, the next write, or the next open, copies it.
+                Ok(true) => connection::copy_log(&*self.disk, &self.path, &writer),
+                Err(error) if error.is_no_space() => Ok(()),
+                // If only its sync failed, all of it is in the log, and must not be found there later.
+                Err(_) => connection::empty_log(&*self.disk, &self.path, &writer),
+            };
+            if let Err(error) = cleaned {
                 tracing::warn!(%error, database = %self.path.display(), "could not copy the database's log");
             }
+            committed?;
             Ok(value)
         };
         write().map_err(|abort: TransactionAbort| abort.explain(doing))

@@ -62,6 +62,15 @@ pub(super) fn copy_log(disk: &dyn Disk, path: &Path, connection: &Connection) ->
     Ok(copied?)
 }
 
+/// Like [`copy_log`], and makes the log empty.
+pub(super) fn empty_log(disk: &dyn Disk, path: &Path, connection: &Connection) -> DbResult<()> {
+    copy_log(disk, path, connection)?;
+    let mut emptied = Ok(());
+    let mut empty = || emptied = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+    disk.database_step(&log_of(path), &mut empty)?;
+    Ok(emptied?)
+}
+
 /// Checks the structure of the file, the checksum of each row, and that no row is missing.
 pub(super) fn verify(connection: &Connection) -> DbResult<()> {
     let text = |pragma| connection.query_row(pragma, [], |row| row.get::<_, String>(0));
