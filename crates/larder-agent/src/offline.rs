@@ -1,6 +1,6 @@
 //! larder's own store without a node: what needs it alone, while nothing else has it open. Everything here may block.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use larder::credentials::NodeKeyring;
@@ -15,7 +15,7 @@ use crate::backend::{OpenMode, cannot_open, store_backend};
 use crate::config::Config;
 use crate::error::Error;
 
-pub use larder_store::fsck::{FsckReport, IncompleteImage, MissingContent};
+pub use larder_store::fsck::{FsckReport, IncompleteImage, MissingContent, RebuildReport};
 pub use larder_store::mounts::is_seen_at as is_mount_visible;
 
 /// larder's own store, opened by this process alone.
@@ -24,15 +24,17 @@ pub struct OfflineStore {
 }
 
 impl OfflineStore {
-    /// Rebuilds the index of the store from the files beside it. Returns where the old index was kept, if there was one.
-    pub fn rebuild(config: &Config) -> Result<Option<PathBuf>, Error> {
+    /// Rebuilds the index of the store from the files beside it. Returns what was found.
+    pub fn rebuild(config: &Config) -> Result<RebuildReport, Error> {
         let rebuilt = Store::rebuild(&config.root, config.store.config.clone(), &ManifestLayerChecker);
-        Ok(rebuilt.map_err(|error| cannot_open(&error))?.1.old)
+        Ok(rebuilt.map_err(|error| cannot_open(&error))?.1)
     }
 
-    /// Opens the store, which must exist. A damaged database is a failure, not a store that is unavailable.
-    pub fn open(config: &Config) -> Result<OfflineStore, Error> {
-        let backend = store_backend(config, OpenMode::Existing).map_err(|error| match &error {
+    /// Opens the store, which must exist. A damaged database is a failure, not a store that is unavailable; with `repair` it
+    /// is rebuilt. Without, nothing is changed.
+    pub fn open(config: &Config, repair: bool) -> Result<OfflineStore, Error> {
+        let mode = if repair { OpenMode::Existing } else { OpenMode::Check };
+        let backend = store_backend(config, mode).map_err(|error| match &error {
             StoreOpenError::Database { .. } | StoreOpenError::Format { .. } => {
                 Error::failed(error_chain(&error)).hints(error.hint())
             }

@@ -240,6 +240,39 @@ impl Disk for FaultyDisk {
         Ok(())
     }
 
+    /// A step that is to fail is not taken. The power is cut when everything is written and nothing synced.
+    fn database_step(&self, file: &Path, step: &mut dyn FnMut()) -> io::Result<()> {
+        let was_off = self.0.state().off;
+        let done = self.0.step();
+        let cut = self.0.state().off && !was_off;
+        if done.is_err() && !cut {
+            return done;
+        }
+        let content = || fs_err::read(file).unwrap_or_default();
+        let before = content();
+        step();
+        let changes = model::changes(&before, &content());
+        let Ok(written) = fs_err::File::open(file) else { return done };
+        let written = written.into_file();
+        let metadata = written.metadata()?;
+        let inode = metadata.ino();
+        let mut guard = self.0.state();
+        let state = &mut *guard;
+        state.pins.entry(inode).or_insert(written);
+        if cut {
+            state.unsynced.entry(inode).or_default().extend(changes);
+            return done;
+        }
+        state.durable.sync_file(inode, model::FileAttributes::of(&metadata), &changes);
+        // SQLite syncs the directory with the first sync of a file that it made.
+        match file.parent() {
+            Some(dir) if !state.durable.has_entry(dir, inode)? => {
+                state.durable.sync_dir(dir, &mut state.pins)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn boot_id(&self) -> String {
         format!("boot-{}", self.0.boot)
     }

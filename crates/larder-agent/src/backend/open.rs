@@ -22,6 +22,8 @@ use crate::error::{Error, NodeOpenError};
 pub enum OpenMode {
     /// Fail: a mistyped directory does not become a store.
     Existing,
+    /// Fail if it does not exist or is damaged, and change nothing.
+    Check,
     /// Create it if missing.
     Create,
 }
@@ -90,6 +92,7 @@ pub(crate) fn store_backend(config: &Config, mode: OpenMode) -> Result<StoreBack
     let store = match mode {
         OpenMode::Create => Store::open(&config.root, settings),
         OpenMode::Existing => Store::open_existing(&config.root, settings),
+        OpenMode::Check => Store::open_for_check(&config.root, settings),
     }?;
     Ok(StoreBackend::new(StorePuller::new(
         store,

@@ -28,12 +28,10 @@ pub(super) async fn run(args: &FsckArgs, session: &CommandSession) -> Result<Com
     }
     let (_, config) = session.config(&ImageAccess::read().of_store())?;
     refuse_beside_a_daemon(&config)?;
-    if args.rebuild
-        && let Some(old) = OfflineStore::rebuild(&config)?
-    {
-        out.info(format_args!("note: the old database is kept as {}", old.display()));
+    if args.rebuild {
+        out.info(format_args!("note: {}", OfflineStore::rebuild(&config)?));
     }
-    let store = OfflineStore::open(&config)?;
+    let store = OfflineStore::open(&config, args.repair)?;
     if args.repair {
         store.finish_deletion();
     }

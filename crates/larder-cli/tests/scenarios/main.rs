@@ -17,6 +17,7 @@ mod daemon;
 mod docker;
 mod examples;
 mod hygiene;
+mod index_damage;
 mod joined;
 mod kills;
 mod outages;

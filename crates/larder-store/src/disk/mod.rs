@@ -1,6 +1,6 @@
 //! Disk access for every operation that a crash could interrupt.
 //!
-//! Included: the database, blobs, files being fetched, and the operations that make files appear and disappear (create,
+//! Included: the steps of the database, blobs, files being fetched, and the operations that make files appear and disappear (create,
 //! rename, remove, sync). Not included: reading, and unpacking of layers, which writes in bulk into directories that are
 //! not visible until an operation of this module renames them.
 //!
@@ -55,6 +55,14 @@ pub trait Disk: fmt::Debug + Send + Sync + 'static {
     /// Returns once everything written so far to the filesystem that holds `path` is durable.
     fn sync_all(&self, path: &Path) -> io::Result<()>;
 
+    /// Lets the database take a step, in which it writes and syncs `file` by itself. An error of the database is not this
+    /// one: it means that there was no such step.
+    fn database_step(&self, file: &Path, step: &mut dyn FnMut()) -> io::Result<()> {
+        let _ = file;
+        step();
+        Ok(())
+    }
+
     /// Boot ID of the machine: what was written without a sync is guaranteed to exist only while
     /// this stays the same.
     fn boot_id(&self) -> String;
@@ -81,22 +89,6 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
 
     /// Returns once content and length are durable.
     fn sync_data(&self) -> io::Result<()>;
-}
-
-/// Fills the buffer, or fails with [`io::ErrorKind::UnexpectedEof`].
-pub(crate) fn read_exact_at(file: &dyn DiskFile, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !buffer.is_empty() {
-        match file.read_at(buffer, offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(read) => {
-                buffer = &mut buffer[read..];
-                offset += read as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// Makes a directory unless it is there.

@@ -1,7 +1,7 @@
 //! Finds damage in a store and repairs it.
 //!
 //! ```text
-//! records -> blobs -> layers (all files, at disk speed) -> leftovers
+//! index -> records -> blobs -> layers (all files, at disk speed) -> leftovers
 //! ```
 //!
 //! Nothing is changed without `repair`. A repair never guesses content: the [`IncompleteImage`] list names what a pull must
@@ -14,7 +14,7 @@ mod layers;
 mod leftovers;
 mod names;
 mod options;
-mod rebuild;
+pub(crate) mod rebuild;
 mod report;
 
 use std::collections::HashSet;
@@ -31,6 +31,8 @@ use crate::store::{ImageRecord, LayerKey, LayerRecord, Store, StoreError};
 impl Store {
     /// Checks the store.
     pub fn fsck(&self, options: &FsckOptions<'_>) -> Result<FsckReport, StoreError> {
+        // Nothing is judged, nor repaired, by an index that is damaged itself.
+        self.0.db.verify().context("check the database")?;
         let mut report = FsckReport::default();
         self.0.check_records(options.repair, &mut report)?;
         self.0.check_names(options.repair, &mut report)?;
@@ -42,7 +44,9 @@ impl Store {
         }
         report.refetch = self.missing()?;
         report.trash = measure(&self.0.layout.trash()).context("measure the trash")?;
-        self.0.trash.kick();
+        if options.repair {
+            self.0.trash.kick();
+        }
         Ok(report)
     }
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::report::{FsckReport, StoreDamage};
 use crate::store::commit::{for_uses, put_uses};
 use crate::store::db::{
-    DbError, DbRead, DbResult, DbTransaction, IMAGES, LAYERS, LEASES, LISTED, MOUNTS, NAMES, RedbTable, USES,
-    decode, same,
+    DbError, DbRead, DbResult, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, LISTED, MOUNTS, NAMES, USES,
+    decode,
 };
 use crate::store::layers::RECORD;
 use crate::store::listing::{ImageListing, put_image};
@@ -16,7 +16,7 @@ impl OpenStore {
     /// Records that cannot be read. They are replaced by their copies where there are any.
     pub(super) fn check_records(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
         let doing = "check the database's records";
-        let mut bad: Vec<(RedbTable, DbError)> = Vec::new();
+        let mut bad: Vec<(DbTable, DbError)> = Vec::new();
         self.db.read(doing, |reader| {
             unreadable::<ImageRecord>(reader, IMAGES, &mut bad)?;
             unreadable::<LayerRecord>(reader, LAYERS, &mut bad)?;
@@ -27,7 +27,7 @@ impl OpenStore {
             let (key, reason) = match &error {
                 DbError::Record { key, cause } => (key.clone(), cause.to_string()),
                 DbError::Newer { key, found } => (key.clone(), format!("unsupported version {found:?}")),
-                DbError::Storage(_) => continue, // it would have ended the read
+                _ => continue, // it would have ended the read
             };
             // A later larder can read what is merely newer.
             let repair = repair && matches!(error, DbError::Record { .. });
@@ -39,12 +39,12 @@ impl OpenStore {
         Ok(())
     }
 
-    fn restore_record(&self, table: RedbTable, key: &str) -> Result<(), StoreError> {
-        let copy = if same(table, IMAGES) {
+    fn restore_record(&self, table: DbTable, key: &str) -> Result<(), StoreError> {
+        let copy = if table == IMAGES {
             let path = larder::reference::Digest::parse(key).ok().map(|id| self.layout.image(&id));
             path.and_then(|path| fs_err::read(path).ok())
                 .filter(|copy| decode::<ImageRecord>(key, copy).is_ok())
-        } else if same(table, LAYERS) {
+        } else if table == LAYERS {
             let path = LayerKey::parse(key).map(|key| self.layout.layer(&key).join(RECORD));
             path.and_then(|path| fs_err::read(path).ok())
                 .filter(|copy| decode::<LayerRecord>(key, copy).is_ok())
@@ -63,7 +63,7 @@ impl OpenStore {
     /// Checks that names and references match the images. A repair rebuilds them from the images.
     pub(super) fn check_names(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
         let doing = "check the database's names";
-        let Some(detail) = self.db.read(doing, first_difference)? else { return Ok(()) };
+        let Some(detail) = self.db.read(doing, |reader| first_difference(reader))? else { return Ok(()) };
         if repair {
             self.db.write("rebuild the database's names", |writer| Ok(write_names(writer)?))?;
         }
@@ -74,8 +74,8 @@ impl OpenStore {
 
 fn unreadable<T: serde::de::DeserializeOwned>(
     source: &impl DbRead,
-    table: RedbTable,
-    bad: &mut Vec<(RedbTable, DbError)>,
+    table: DbTable,
+    bad: &mut Vec<(DbTable, DbError)>,
 ) -> DbResult<()> {
     source.visit(table, "", &mut |key, value| {
         if let Err(error) = decode::<T>(key, value) {

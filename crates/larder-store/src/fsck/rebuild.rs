@@ -1,26 +1,33 @@
 //! Rebuilds a lost or damaged database from the files on disk.
 //!
-//! Each layer has a copy of its record beside its files, each image has one in `images`. Only intact content is used: a
-//! layer that matches its manifest byte for byte, a manifest and config that match their digests. An image without all
-//! of its layers is recorded as incomplete, so that a pull fetches just those. Leases and the learned unpack ratio are
-//! lost.
+//! Each layer has a copy of its record beside its files, each image has one in `images`, each mount has one in its directory.
+//! What an image, a mount or a lease refers to is never dropped: a layer that does not match its manifest is recorded as
+//! damaged, an image without all of its content as incomplete, so that a pull fetches just that. Leases, mounts and the
+//! learned unpack ratio are taken from what can still be read of the old database.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use larder::reference::Digest;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::names::write_names;
-use super::options::LayerChecker;
-use crate::disk::{Disk, RealDisk};
+use super::options::{LayerChecker, ManifestLayerChecker};
+use crate::disk::{Disk, RealDisk, measure};
 use crate::mounts::mounted_of;
 use crate::store::blobs::{check_digest, read_blob};
-use crate::store::db::{Db, DbTransaction, IMAGES, LAYERS, decode};
+use crate::store::db::{Db, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, META, MOUNTS, decode, log_of};
 use crate::store::error::StoreOpenError;
 use crate::store::layers::RECORD;
 use crate::store::layout::{StoreLayout, names_in};
 use crate::store::open::{LockedStoreDir, MissingStoreAction};
-use crate::store::{ImageRecord, LayerKey, LayerRecord, Store, StoreConfig, StoreError};
+use crate::store::{
+    ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseRecord, MountRecord, OpenStore,
+    Store, StoreConfig, StoreError,
+};
+use larder::reference::Digest;
 
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -29,12 +36,54 @@ pub struct RebuildReport {
     pub images: u64,
     /// Incomplete images; a pull completes them.
     pub incomplete: u64,
-    /// Intact layers.
+    /// Layers, damaged ones included.
     pub layers: u64,
-    /// What was left out, and why: `layers/abc...: usr/bin/tool: content differs`.
+    /// Damaged layers, and why: `layers/abc...: usr/bin/tool: content differs`. A pull replaces them.
+    pub damaged: Vec<String>,
+    /// What was left out, and why: `images/sha256-abc....json: ...`.
     pub left_out: Vec<String>,
     /// Path of the old database, if there was one.
     pub old: Option<PathBuf>,
+}
+
+impl fmt::Display for RebuildReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RebuildReport { images, incomplete, layers, damaged, left_out, old } = self;
+        write!(f, "rebuilt the database: {images} images, {layers} layers")?;
+        if *incomplete > 0 {
+            write!(f, ", {incomplete} incomplete images")?;
+        }
+        for (list, what) in [(damaged, "damaged"), (left_out, "left out")] {
+            if !list.is_empty() {
+                write!(f, "; {what}: {}", list.join("; "))?;
+            }
+        }
+        old.as_ref().map_or(Ok(()), |old| write!(f, "; the old database is kept as {}", old.display()))
+    }
+}
+
+/// What is compared of the layers' files.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum RebuildLayerCheck<'a> {
+    /// Names, sizes and modes: the index of a store that is needed now was damaged, not its layers.
+    Metadata,
+    /// Every byte.
+    Content(&'a dyn LayerChecker),
+}
+
+impl RebuildLayerCheck<'_> {
+    /// What is wrong with a layer, first.
+    fn check(self, layer: &Path) -> Option<String> {
+        let (check, contents): (&dyn LayerChecker, _) = match self {
+            RebuildLayerCheck::Metadata => (&ManifestLayerChecker, false),
+            RebuildLayerCheck::Content(check) => (check, true),
+        };
+        let mut first = None;
+        let checked = check.check(layer, contents, &mut |damage| {
+            first.get_or_insert(damage);
+        });
+        first.or(checked.err().map(|error| error.to_string()))
+    }
 }
 
 impl Store {
@@ -44,106 +93,158 @@ impl Store {
         config: StoreConfig,
         check: &dyn LayerChecker,
     ) -> Result<(Store, RebuildReport), StoreOpenError> {
-        Store::rebuild_on(Arc::new(RealDisk), root, config, check)
-    }
-
-    /// Like [`rebuild`](Store::rebuild), on a disk of the caller's choice.
-    fn rebuild_on(
-        disk: Arc<dyn Disk>,
-        root: &Path,
-        config: StoreConfig,
-        check: &dyn LayerChecker,
-    ) -> Result<(Store, RebuildReport), StoreOpenError> {
-        let opening = LockedStoreDir::begin(disk, root, MissingStoreAction::Rebuild)?;
-        let root = opening.layout.root().to_owned();
-        let failed = |cause| StoreOpenError::Io { doing: "rebuild", root: root.clone(), cause };
-        // A mount's record cannot be rebuilt, and without it the layers would not be protected.
-        let mounted = mounted_of(&opening.layout.mounts()).map_err(failed)?;
-        if !mounted.is_empty() {
-            return Err(StoreOpenError::Mounted { root, mounted });
-        }
-        let mut rebuilt = RebuildReport::default();
-        let layers = find_layers(&opening.layout, check, &mut rebuilt).map_err(failed)?;
-        let images = find_images(&opening.layout, &layers, &mut rebuilt).map_err(failed)?;
-        rebuilt.old = keep_old(&*opening.disk, &opening.layout).map_err(failed)?;
-
-        let path = opening.layout.database();
-        let database = |cause| StoreOpenError::Database { path: path.clone(), cause };
-        // It appears with everything in it: an empty one would make all layers look like leftovers.
-        let fill = |writer: &DbTransaction| {
-            for layer in &layers {
-                writer.put(LAYERS, layer.key.as_str(), layer)?;
-            }
-            for image in &images {
-                writer.put(IMAGES, image.id.as_str(), image)?;
-            }
-            write_names(writer)
-        };
-        Db::create(&*opening.disk, &path, fill).map_err(database)?;
-        let db = Db::open(&opening.disk, &path, config.database_cache_bytes).map_err(database)?;
-        Ok((opening.finish(db, config)?, rebuilt))
+        let opening = LockedStoreDir::begin(Arc::new(RealDisk), root, MissingStoreAction::Rebuild)?;
+        rebuild_begun(opening, config, RebuildLayerCheck::Content(check))
     }
 }
 
-/// Moves the old database out of the way. Without one the store does not open, but for another rebuild.
-fn keep_old(disk: &dyn Disk, layout: &StoreLayout) -> std::io::Result<Option<PathBuf>> {
+/// Rebuilds the database of a store that is being opened.
+pub(crate) fn rebuild_begun(
+    opening: LockedStoreDir,
+    config: StoreConfig,
+    check: RebuildLayerCheck<'_>,
+) -> Result<(Store, RebuildReport), StoreOpenError> {
+    let root = opening.layout.root().to_owned();
+    let failed = |cause| StoreOpenError::Io { doing: "rebuild", root: root.clone(), cause };
+    let layout = &opening.layout;
+    let ratio = Db::salvage(&layout.database(), META);
+    let leases = salvaged::<LeaseRecord>(layout, LEASES);
+    let mounts = find_mounts(layout).map_err(failed)?;
+    // Without its record, a mount's layers would not be protected.
+    let mut mounted = mounted_of(&layout.mounts()).map_err(failed)?;
+    mounted.retain(|target| !mounts.values().any(|mount| mount.target.display().to_string() == *target));
+    if !mounted.is_empty() {
+        return Err(StoreOpenError::Mounted { root, mounted });
+    }
+    let mut rebuilt = RebuildReport::default();
+    let mut images = find_images(layout, &mut rebuilt).map_err(failed)?;
+    let mut needed: BTreeMap<&LayerKey, Option<&ImageLayer>> = BTreeMap::new();
+    needed.extend(leases.values().flat_map(|lease| &lease.leased.layers).map(|key| (key, None)));
+    needed.extend(mounts.values().flat_map(|mount| &mount.layers).map(|key| (key, None)));
+    needed.extend(images.iter().flat_map(|image| &image.layers).map(|layer| (&layer.key, Some(layer))));
+    let layers = find_layers(layout, &needed, check, &mut rebuilt);
+    for image in &mut images {
+        image.complete &= image.keys().into_iter().all(|key| layers.iter().any(|layer| layer.key == *key));
+        *(if image.complete { &mut rebuilt.images } else { &mut rebuilt.incomplete }) += 1;
+    }
+    rebuilt.old = keep_old(&*opening.disk, layout).map_err(failed)?;
+
+    // It appears with everything in it: an empty one would make all layers look like leftovers.
+    let fill = |writer: &DbTransaction| {
+        ratio.iter().try_for_each(|(key, value)| writer.put_raw(META, key, value))?;
+        put_all(writer, LEASES, &leases)?;
+        put_all(writer, MOUNTS, &mounts)?;
+        layers.iter().try_for_each(|layer| writer.put(LAYERS, layer.key.as_str(), layer))?;
+        images.iter().try_for_each(|image| writer.put(IMAGES, image.id.as_str(), image))?;
+        write_names(writer)
+    };
     let path = layout.database();
+    Db::create(&*opening.disk, &path, fill).map_err(|cause| StoreOpenError::Database { path, cause })?;
+    let db = opening.open_database(&config)?;
+    Ok((opening.into_store(db, config, OpenStore::recover)?, rebuilt))
+}
+
+fn put_all<T: Serialize>(
+    writer: &DbTransaction,
+    table: DbTable,
+    records: &BTreeMap<String, T>,
+) -> Result<(), crate::store::DbError> {
+    records.iter().try_for_each(|(key, record)| writer.put(table, key, record))
+}
+
+/// The records of a table that can still be read.
+fn salvaged<T: DeserializeOwned>(layout: &StoreLayout, table: DbTable) -> BTreeMap<String, T> {
+    let rows = Db::salvage(&layout.database(), table);
+    rows.into_iter().filter_map(|(key, value)| Some((key.clone(), decode(&key, &value).ok()?))).collect()
+}
+
+/// Moves the old database out of the way, with its log. Without one the store does not open, but for another rebuild.
+fn keep_old(disk: &dyn Disk, layout: &StoreLayout) -> std::io::Result<Option<PathBuf>> {
+    let (path, old) = (layout.database(), layout.old_database());
     if !path.exists() {
         return Ok(None);
     }
-    let old = layout.root().join("larder.redb.old");
+    disk.remove_file(&log_of(&old))?;
     disk.rename(&path, &old)?;
+    if log_of(&path).exists() {
+        disk.rename(&log_of(&path), &log_of(&old))?;
+    }
     disk.sync_dir(layout.root())?;
     Ok(Some(old))
 }
 
-/// The layers that are whole.
+/// The mounts, by id: from the old database, and from the copies of their records.
+fn find_mounts(layout: &StoreLayout) -> std::io::Result<BTreeMap<String, MountRecord>> {
+    let mut mounts = salvaged::<MountRecord>(layout, MOUNTS);
+    for id in names_in(&layout.mounts())? {
+        let copy = fs_err::read(layout.mount_record(&id)).ok();
+        if let Some(mount) = copy.and_then(|copy| decode::<MountRecord>(&id, &copy).ok())
+            && mount.id == id
+        {
+            mounts.entry(id).or_insert(mount);
+        }
+    }
+    Ok(mounts)
+}
+
+/// The layers that are needed and have a record. What nothing needs would be removed again.
 fn find_layers(
     layout: &StoreLayout,
-    check: &dyn LayerChecker,
+    needed: &BTreeMap<&LayerKey, Option<&ImageLayer>>,
+    check: RebuildLayerCheck<'_>,
     rebuilt: &mut RebuildReport,
-) -> std::io::Result<Vec<LayerRecord>> {
+) -> Vec<LayerRecord> {
     let mut layers = Vec::new();
-    for name in names_in(&layout.layers())? {
-        match whole_layer(layout, &name, check) {
-            Ok(layer) => layers.push(layer),
-            Err(reason) => rebuilt.left_out.push(format!("layers/{name}: {reason}")),
+    for (key, of_image) in needed {
+        let record = layer_record(layout, key);
+        let record = record.or_else(|reason| of_image.and_then(|layer| guessed(layout, layer)).ok_or(reason));
+        match record {
+            Ok(mut layer) => {
+                let damage = check.check(&layout.layer(key));
+                layer.damaged = damage.is_some();
+                rebuilt.damaged.extend(damage.map(|damage| format!("layers/{key}: {damage}")));
+                layers.push(layer);
+            }
+            Err(reason) => rebuilt.left_out.push(format!("layers/{key}: {reason}")),
         }
     }
     rebuilt.layers = layers.len() as u64;
-    Ok(layers)
+    layers
 }
 
-fn whole_layer(layout: &StoreLayout, name: &str, check: &dyn LayerChecker) -> Result<LayerRecord, String> {
-    let key = LayerKey::parse(name).ok_or("not a layer key")?;
-    let path = layout.layer(&key);
-    let copy = fs_err::read(path.join(RECORD)).map_err(|error| error.to_string())?;
-    let mut layer: LayerRecord = decode(name, &copy).map_err(|error| error.to_string())?;
-    if layer.key != key {
+fn layer_record(layout: &StoreLayout, key: &LayerKey) -> Result<LayerRecord, String> {
+    let copy = fs_err::read(layout.layer(key).join(RECORD)).map_err(|error| error.to_string())?;
+    let mut layer: LayerRecord = decode(key.as_str(), &copy).map_err(|error| larder::error_chain(&error))?;
+    if layer.key != *key {
         return Err(format!("its record belongs to {}", layer.key));
     }
-    let mut first = None;
-    let checked = check.check(&path, true, &mut |damage| {
-        first.get_or_insert(damage);
-    });
-    checked.map_err(|error| error.to_string())?;
     layer.present = true;
-    first.map_or(Ok(layer), Err)
+    Ok(layer)
 }
 
-/// The images whose manifests and configs are whole, complete if their layers are.
-fn find_images(
-    layout: &StoreLayout,
-    layers: &[LayerRecord],
-    rebuilt: &mut RebuildReport,
-) -> std::io::Result<Vec<ImageRecord>> {
+/// The record of a layer that has none, as far as an image knows it.
+fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<LayerRecord> {
+    let usage = measure(&layout.layer(&layer.key)).ok()?;
+    let facts = LayerMetadata {
+        diff_id: layer.diff_id.clone(),
+        digest: layer.digest.clone(),
+        compressed_bytes: layer.size,
+        plain_bytes: 0,
+        files: 0,
+        pending: true,
+    };
+    Some(LayerRecord { key: layer.key.clone(), facts, usage, present: true, damaged: false })
+}
+
+/// The images that have a record; incomplete if their manifests and configs are not as they were fetched.
+fn find_images(layout: &StoreLayout, rebuilt: &mut RebuildReport) -> std::io::Result<Vec<ImageRecord>> {
     let mut images = Vec::new();
     for name in names_in(&layout.images())? {
-        match whole_image(layout, &name) {
+        match image_record(layout, &name) {
             Ok(mut image) => {
-                image.complete =
-                    image.keys().into_iter().all(|key| layers.iter().any(|layer| layer.key == *key));
-                *(if image.complete { &mut rebuilt.images } else { &mut rebuilt.incomplete }) += 1;
+                let damage = image.blobs().find_map(|digest| whole_blob(layout, digest).err());
+                image.complete = damage.is_none();
+                rebuilt.damaged.extend(damage.map(|damage| format!("image {}: {damage}", image.id)));
                 images.push(image);
             }
             Err(reason) => rebuilt.left_out.push(format!("images/{name}: {reason}")),
@@ -152,14 +253,11 @@ fn find_images(
     Ok(images)
 }
 
-fn whole_image(layout: &StoreLayout, name: &str) -> Result<ImageRecord, String> {
+fn image_record(layout: &StoreLayout, name: &str) -> Result<ImageRecord, String> {
     let copy = fs_err::read(layout.images().join(name)).map_err(|error| error.to_string())?;
-    let image: ImageRecord = decode(name, &copy).map_err(|error| error.to_string())?;
+    let image: ImageRecord = decode(name, &copy).map_err(|error| larder::error_chain(&error))?;
     if layout.image(&image.id) != layout.images().join(name) {
         return Err(format!("its record belongs to {}", image.id));
-    }
-    for digest in image.blobs() {
-        whole_blob(layout, digest)?;
     }
     Ok(image)
 }

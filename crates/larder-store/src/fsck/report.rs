@@ -25,9 +25,11 @@ pub struct FsckReport {
 }
 
 impl FsckReport {
-    /// Whether the store has no unrepaired problem and nothing must be fetched.
+    /// Whether the store has no unrepaired problem and nothing must be fetched. Leftovers only take space.
     pub fn is_sound(&self) -> bool {
-        self.refetch.is_empty() && self.problems.iter().all(|problem| problem.repaired)
+        let harmless =
+            |problem: &FsckProblem| problem.repaired || matches!(problem.found, StoreDamage::Leftover { .. });
+        self.refetch.is_empty() && self.problems.iter().all(harmless)
     }
 
     pub(super) fn add(&mut self, found: StoreDamage, repaired: bool) {

@@ -27,8 +27,8 @@ use larder::reference::ImageName;
 use self::other_namespaces::MountLocation;
 use self::overlay::OverlaySpec;
 use self::table::MountTable;
-use crate::disk::ensure_dir;
-use crate::store::db::{DbRead as _, MOUNTS};
+use crate::disk::{FileOpenMode, ensure_dir};
+use crate::store::db::{DbRead as _, MOUNTS, encode};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::names_in;
 use crate::store::{ImageRecord, LayerHandle, LayerKey, MountRecord, OpenStore, Store, StoreError, seconds};
@@ -170,6 +170,11 @@ impl OpenStore {
             like(&empty, None).context(doing)?;
             lower.push(empty);
         }
+        let mounted = MountRecord { mounted: true, ..record.clone() };
+        let copy = encode(&record.id, &mounted).context(doing)?;
+        let file =
+            self.disk.open(&self.layout.mount_record(&record.id), FileOpenMode::CreateNew).context(doing)?;
+        file.write_all_at(&copy, 0).context(doing)?;
         OverlaySpec { dir: &dir, lower: &lower, upper: upper.as_ref() }.mount(&record.target)
     }
 }

@@ -77,7 +77,9 @@ impl OpenStore {
         }
         for id in dirs {
             let dir = self.layout.mounts().join(&id);
-            if !recorded.iter().any(|mount| mount.id == id) && !table.has_dir(&dir) {
+            // What was written to a mount whose record is lost is the user's.
+            let written = names_in(&dir.join("upper")).is_ok_and(|names| !names.is_empty());
+            if !recorded.iter().any(|mount| mount.id == id) && !table.has_dir(&dir) && !written {
                 self.discard(&dir).context(doing)?;
             }
         }

@@ -1,57 +1,79 @@
-//! The database: the only module that uses redb.
+//! The index: the only module, with its submodules, that uses SQLite.
 //!
 //! Tables map text to a record, written as its version, a space, and JSON. Reads see a snapshot of the moment in which they
 //! began and never wait for writes. A write is durable when it returns, or it did not happen.
 //!
-//! redb refuses all operations after an I/O error, since it cannot know what is on disk. The database is then reopened,
-//! which repairs it: one failed write, as on a full disk, does not end the daemon.
+//! A write is two steps: the transaction is written to the write-ahead log and synced, then copied into the database and
+//! synced there. If the first fails, the log is emptied; if the second fails, the next one repeats it. So a
+//! failed sync is no reason to trust less, nor to reopen.
+//!
+//! Each row has a checksum, each table has the number and the sum of the checksums of its rows, and opening verifies all of
+//! them: SQLite itself checks structure, not content.
+
+mod connection;
 
 use std::io;
-use std::ops::Bound;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder::hint::Hint;
-use redb::{
-    Database, ReadTransaction, ReadableDatabase as _, ReadableTable, StorageBackend, TableDefinition,
-    TableHandle as _, WriteTransaction,
-};
+use rusqlite::{Connection, ErrorCode, ffi};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub(crate) use self::connection::{DbSnapshot, DbTransaction};
 use super::error::StoreError;
 use super::records::VERSION;
-use crate::disk::{Disk, DiskFile, FileOpenMode, read_exact_at};
+use crate::disk::{Disk, FileOpenMode};
 
 /// A table.
-pub(crate) type RedbTable = TableDefinition<'static, &'static str, &'static [u8]>;
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct DbTable(&'static str);
+
+impl DbTable {
+    pub(super) fn name(self) -> &'static str {
+        self.0
+    }
+}
 
 /// Image id to [`ImageRecord`](super::records::ImageRecord).
-pub(crate) const IMAGES: RedbTable = TableDefinition::new("images");
+pub(crate) const IMAGES: DbTable = DbTable("images");
 /// Image id to [`Listed`](super::listing::Listed).
-pub(crate) const LISTED: RedbTable = TableDefinition::new("listed");
+pub(crate) const LISTED: DbTable = DbTable("listed");
 /// Full name, with tag or digest, to image id.
-pub(crate) const NAMES: RedbTable = TableDefinition::new("names");
+pub(crate) const NAMES: DbTable = DbTable("names");
 /// Layer key to [`LayerRecord`](super::records::LayerRecord).
-pub(crate) const LAYERS: RedbTable = TableDefinition::new("layers");
+pub(crate) const LAYERS: DbTable = DbTable("layers");
 /// `layer/KEY/IMAGE` and `blob/DIGEST/IMAGE`, to nothing: which images need a layer or a blob.
-pub(crate) const USES: RedbTable = TableDefinition::new("uses");
+pub(crate) const USES: DbTable = DbTable("uses");
 /// Lease id to [`LeaseRecord`](super::records::LeaseRecord).
-pub(crate) const LEASES: RedbTable = TableDefinition::new("leases");
+pub(crate) const LEASES: DbTable = DbTable("leases");
 /// Mount id to [`MountRecord`](super::records::MountRecord).
-pub(crate) const MOUNTS: RedbTable = TableDefinition::new("mounts");
+pub(crate) const MOUNTS: DbTable = DbTable("mounts");
 /// What is known of the store as a whole.
-pub(crate) const META: RedbTable = TableDefinition::new("meta");
+pub(crate) const META: DbTable = DbTable("meta");
 
-const TABLES: [RedbTable; 8] = [IMAGES, LISTED, NAMES, LAYERS, USES, LEASES, MOUNTS, META];
+pub(super) const TABLES: [DbTable; 8] = [IMAGES, LISTED, NAMES, LAYERS, USES, LEASES, MOUNTS, META];
+
+/// Connections for reading that are kept open for the next read.
+const IDLE_READERS: usize = 4;
 
 /// Why a database operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DbError {
-    /// The disk failed, or the file is damaged.
+    /// The disk refused a step.
     #[error(transparent)]
-    Storage(Box<redb::Error>),
+    Io(#[from] io::Error),
+    /// The file is missing, or not as it was written.
+    #[error("damaged: {detail}")]
+    Damaged {
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// SQLite refused a step for another reason.
+    #[error(transparent)]
+    Sqlite(Box<rusqlite::Error>),
     /// A record cannot be read.
     #[error("damaged record {key:?}")]
     Record {
@@ -74,46 +96,56 @@ pub enum DbError {
 impl DbError {
     /// What the reader could try next.
     pub fn hint(&self) -> Option<Hint> {
-        match self {
-            DbError::Storage(error) => match error.as_ref() {
-                redb::Error::Io(cause) => super::error::hint_of_io(cause),
-                _ => Some(super::error::rebuild()),
-            },
-            DbError::Record { .. } => Some(super::error::rebuild()),
-            DbError::Newer { .. } => Some("use the version of larder that wrote it, or a later one".into()),
-        }
+        Some(match self {
+            DbError::Io(cause) => return super::error::hint_of_io(cause),
+            DbError::Sqlite(_) => Hint::from("the kernel log shows errors of the disk; ")
+                .command(["fsck", "--rebuild"])
+                .text(" rebuilds the database from the images on disk"),
+            DbError::Damaged { .. } | DbError::Record { .. } => super::error::rebuild(),
+            DbError::Newer { .. } => "use the version of larder that wrote it, or a later one".into(),
+        })
     }
 
     pub(crate) fn is_no_space(&self) -> bool {
-        matches!(self, DbError::Storage(error)
-            if matches!(error.as_ref(), redb::Error::Io(cause) if super::error::is_no_space(cause)))
+        matches!(self, DbError::Io(cause) if super::error::is_no_space(cause))
     }
 
-    /// Whether redb will refuse everything from now on.
-    fn is_final(&self) -> bool {
-        matches!(self, DbError::Storage(error)
-            if matches!(error.as_ref(), redb::Error::Io(_) | redb::Error::PreviousIo | redb::Error::DatabaseClosed))
+    /// Whether the file cannot be used any more, so that a rebuilt one should replace it.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(self, DbError::Damaged { .. })
+    }
+
+    pub(super) fn damaged(detail: impl Into<String>) -> DbError {
+        DbError::Damaged { detail: detail.into() }
     }
 }
 
-/// redb has an error for each operation; all of them turn into the one that holds them all.
-macro_rules! from_redb {
-    ($($error:ty),*) => {$(
-        impl From<$error> for DbError {
-            fn from(error: $error) -> DbError {
-                DbError::Storage(Box::new(error.into()))
+impl From<rusqlite::Error> for DbError {
+    fn from(error: rusqlite::Error) -> DbError {
+        // Read back, it is too short, or a block of the disk is lost.
+        let unreadable = [ffi::SQLITE_IOERR_READ, ffi::SQLITE_IOERR_SHORT_READ, ffi::SQLITE_IOERR_CORRUPTFS];
+        match error.sqlite_error_code() {
+            _ if error.sqlite_extended_error_code().is_some_and(|code| unreadable.contains(&code)) => {
+                DbError::damaged(error.to_string())
             }
+            Some(ErrorCode::DiskFull) => DbError::Io(rustix::io::Errno::NOSPC.into()),
+            Some(
+                ErrorCode::SystemIoFailure
+                | ErrorCode::CannotOpen
+                | ErrorCode::ReadOnly
+                | ErrorCode::PermissionDenied
+                | ErrorCode::OutOfMemory
+                | ErrorCode::DatabaseBusy
+                | ErrorCode::DatabaseLocked
+                | ErrorCode::OperationInterrupted
+                | ErrorCode::OperationAborted
+                | ErrorCode::ApiMisuse,
+            ) => DbError::Sqlite(Box::new(error)),
+            // A text that is no UTF-8, a column of another type, a table that is not there: all statements are right.
+            _ => DbError::damaged(error.to_string()),
         }
-    )*};
+    }
 }
-from_redb!(
-    redb::CommitError,
-    redb::DatabaseError,
-    redb::SetDurabilityError,
-    redb::StorageError,
-    redb::TableError,
-    redb::TransactionError
-);
 
 pub(crate) type DbResult<T> = Result<T, DbError>;
 
@@ -150,74 +182,79 @@ impl From<StoreError> for TransactionAbort {
 /// An open database.
 #[derive(Debug)]
 pub(crate) struct Db {
-    /// Held for reading by every transaction, for writing by who opens it again. `None` when that failed.
-    database: RwLock<Option<Database>>,
+    writer: Mutex<Connection>,
+    /// Idle ones.
+    readers: Mutex<Vec<Connection>>,
     disk: Arc<dyn Disk>,
     path: PathBuf,
     cache_bytes: usize,
 }
 
 impl Db {
-    /// Opens a database that is there.
+    /// Opens a database that is there, and verifies all of it.
     pub(crate) fn open(disk: &Arc<dyn Disk>, path: &Path, cache_bytes: usize) -> DbResult<Db> {
-        let db = Db { database: RwLock::new(None), disk: disk.clone(), path: path.to_owned(), cache_bytes };
-        db.reopen()?;
+        if !path.exists() {
+            return Err(DbError::damaged("missing"));
+        }
+        let db = Db {
+            writer: Mutex::new(connection::connect(path, cache_bytes)?),
+            readers: Mutex::default(),
+            disk: disk.clone(),
+            path: path.to_owned(),
+            cache_bytes,
+        };
+        db.verify()?;
+        // What a process that died left in the log may not be durable; nothing is to be built on it before it is.
+        connection::copy_log(&*db.disk, &db.path, &db.writer())?;
         Ok(db)
     }
 
-    /// Makes a database with what `write_first` writes, instead of the one that may be at `path`. It appears as a whole: redb
-    /// cannot open one whose creation was interrupted by a power loss.
+    /// Makes a database with what `write_first` writes, instead of the one that may be at `path`. It appears as a whole.
     pub(crate) fn create(
         disk: &dyn Disk,
         path: &Path,
         write_first: impl FnOnce(&DbTransaction) -> DbResult<()>,
     ) -> DbResult<()> {
-        let new = path.with_extension("redb.new");
-        let failed = |cause| DbError::from(redb::StorageError::Io(cause));
-        disk.remove_file(&new).map_err(failed)?;
-        let file = disk.open(&new, FileOpenMode::CreateNew).map_err(failed)?;
-        let database = redb::Builder::new().create_with_backend(RedbFile(file.clone()))?;
-        let writer = DbTransaction(database.begin_write()?);
-        for table in TABLES {
-            writer.0.open_table(table)?;
+        let new = path.with_extension("db.new");
+        for leftover in [&new, &log_of(&new)] {
+            disk.remove_file(leftover)?;
         }
-        write_first(&writer)?;
-        writer.0.commit()?;
-        drop(database);
-        file.sync_data().and_then(|()| disk.rename(&new, path)).map_err(failed)?;
-        path.parent().map_or(Ok(()), |dir| disk.sync_dir(dir)).map_err(failed)
+        disk.open(&new, FileOpenMode::CreateNew)?;
+        let mut created = Ok(());
+        disk.database_step(&new, &mut || created = connection::create(&new))?;
+        created?;
+        let connection = connection::connect(&new, 1 << 20)?;
+        let transaction = DbTransaction::begin(&connection)?;
+        write_first(&transaction)?;
+        transaction.commit(disk, &new)?;
+        connection::copy_log(disk, &new, &connection)?;
+        drop(connection);
+        disk.remove_file(&log_of(&new))?;
+        // A log of the file that is replaced would be applied to the new one.
+        disk.remove_file(&log_of(path))?;
+        let dir = path.parent().unwrap_or(path);
+        disk.sync_dir(dir)?;
+        disk.rename(&new, path)?;
+        Ok(disk.sync_dir(dir)?)
     }
 
-    fn open_file(&self) -> DbResult<Database> {
-        let file = self.disk.open(&self.path, FileOpenMode::Existing).map_err(redb::StorageError::Io)?;
-        Ok(redb::Builder::new().set_cache_size(self.cache_bytes).create_with_backend(RedbFile(file))?)
+    /// Checks the structure of the file, the checksum of each row, and that no row is missing.
+    pub(crate) fn verify(&self) -> DbResult<()> {
+        connection::verify(&self.writer())
     }
 
-    /// Closes the database and reopens it, once no operation uses it.
-    fn reopen(&self) -> DbResult<()> {
-        let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
-        // Closed first: two of them on one file would each think that they know what is free.
-        *database = None;
-        *database = Some(self.open_file()?);
-        Ok(())
+    /// The rows of a table that can still be read where a database is damaged.
+    pub(crate) fn salvage(path: &Path, table: DbTable) -> Vec<(String, Vec<u8>)> {
+        connection::connect(path, 1 << 20)
+            .map_or_else(|_| Vec::new(), |found| connection::salvage(&found, table))
     }
 
-    fn with<T>(
-        &self,
-        run: impl FnOnce(&Database) -> Result<T, TransactionAbort>,
-    ) -> Result<T, TransactionAbort> {
-        {
-            let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(database) = database.as_ref() {
-                return run(database);
-            }
-        }
-        self.reopen()?;
-        let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
-        match database.as_ref() {
-            Some(database) => run(database),
-            None => Err(DbError::Storage(Box::new(redb::Error::DatabaseClosed)).into()),
-        }
+    fn writer(&self) -> MutexGuard<'_, Connection> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn readers(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `run` on the state of this moment. It must not call the database again.
@@ -226,11 +263,19 @@ impl Db {
         doing: &'static str,
         run: impl FnOnce(&DbSnapshot) -> DbResult<T>,
     ) -> Result<T, StoreError> {
-        let read = self.with(|database| {
-            let reader = DbSnapshot(database.begin_read().map_err(DbError::from)?);
-            Ok(run(&reader)?)
-        });
-        read.map_err(|abort| abort.explain(doing))
+        let read = || {
+            let idle = self.readers().pop();
+            let connection = idle.map_or_else(|| connection::connect(&self.path, self.cache_bytes), Ok)?;
+            let snapshot = DbSnapshot::begin(&connection)?;
+            let value = run(&snapshot)?;
+            drop(snapshot);
+            let mut readers = self.readers();
+            if readers.len() < IDLE_READERS {
+                readers.push(connection);
+            }
+            Ok(value)
+        };
+        read().map_err(|cause| StoreError::Database { operation: doing, cause })
     }
 
     /// Runs `run`, and makes what it wrote durable if it succeeds. One at a time; it must not call the database again.
@@ -239,52 +284,57 @@ impl Db {
         doing: &'static str,
         run: impl FnOnce(&DbTransaction) -> Result<T, TransactionAbort>,
     ) -> Result<T, StoreError> {
-        let written = self.with(|database| {
-            let writer = DbTransaction(database.begin_write().map_err(DbError::from)?);
-            let value = run(&writer)?;
-            writer.0.commit().map_err(DbError::from)?;
+        let write = || {
+            let writer = self.writer();
+            let transaction = DbTransaction::begin(&writer)?;
+            let value = run(&transaction)?;
+            let committed = transaction.commit(&*self.disk, &self.path);
+            let cleaned = match &committed {
+                Ok(false) => Ok(()),
+                // It is durable in the log. If this fails, the next write, or the next open, copies it.
+                Ok(true) => connection::copy_log(&*self.disk, &self.path, &writer),
+                Err(error) if error.is_no_space() => Ok(()),
+                // If only its sync failed, all of it is in the log, and must not be found there later.
+                Err(_) => connection::empty_log(&*self.disk, &self.path, &writer),
+            };
+            if let Err(error) = cleaned {
+                tracing::warn!(%error, database = %self.path.display(), "could not copy the database's log");
+            }
+            committed?;
             Ok(value)
-        });
-        if matches!(&written, Err(TransactionAbort::Failed(error)) if error.is_final())
-            || (written.is_err() && self.is_broken())
-        {
-            // If this fails as well, the next call tries again.
-            let _ = self.reopen();
-        }
-        written.map_err(|abort| abort.explain(doing))
+        };
+        write().map_err(|abort: TransactionAbort| abort.explain(doing))
     }
+}
 
-    /// Whether redb has given up.
-    fn is_broken(&self) -> bool {
-        let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
-        database.as_ref().is_none_or(|database| match database.begin_write() {
-            Ok(transaction) => transaction.abort().is_err(),
-            Err(_) => true,
-        })
-    }
+/// The write-ahead log of a database, which SQLite keeps beside it.
+pub(crate) fn log_of(path: &Path) -> PathBuf {
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    log.into()
 }
 
 /// What can be read, inside and outside of a write.
 pub(crate) trait DbRead {
     /// The raw value of this key.
-    fn value(&self, table: RedbTable, key: &str) -> DbResult<Option<Vec<u8>>>;
+    fn value(&self, table: DbTable, key: &str) -> DbResult<Option<Vec<u8>>>;
 
     /// Visits the entries whose key starts with `prefix`, in order, until `visit` returns false. It must not touch
     /// the database.
     fn visit(
         &self,
-        table: RedbTable,
+        table: DbTable,
         prefix: &str,
         visit: &mut dyn FnMut(&str, &[u8]) -> DbResult<bool>,
     ) -> DbResult<()>;
 
     /// The record of this key.
-    fn get<T: DeserializeOwned>(&self, table: RedbTable, key: &str) -> DbResult<Option<T>> {
+    fn get<T: DeserializeOwned>(&self, table: DbTable, key: &str) -> DbResult<Option<T>> {
         self.value(table, key)?.map(|value| decode(key, &value)).transpose()
     }
 
     /// Visits all records of a table, in order.
-    fn for_each<T: DeserializeOwned>(&self, table: RedbTable, mut visit: impl FnMut(T)) -> DbResult<()> {
+    fn for_each<T: DeserializeOwned>(&self, table: DbTable, mut visit: impl FnMut(T)) -> DbResult<()> {
         self.visit(table, "", &mut |key, value| {
             visit(decode(key, value)?);
             Ok(true)
@@ -292,14 +342,14 @@ pub(crate) trait DbRead {
     }
 
     /// All records of a table, in order.
-    fn all<T: DeserializeOwned>(&self, table: RedbTable) -> DbResult<Vec<T>> {
+    fn all<T: DeserializeOwned>(&self, table: DbTable) -> DbResult<Vec<T>> {
         let mut records = Vec::new();
         self.for_each(table, |record| records.push(record))?;
         Ok(records)
     }
 
     /// What comes after the prefix in each key that has it.
-    fn endings(&self, table: RedbTable, prefix: &str) -> DbResult<Vec<String>> {
+    fn endings(&self, table: DbTable, prefix: &str) -> DbResult<Vec<String>> {
         let mut endings = Vec::new();
         self.visit(table, prefix, &mut |key, _| {
             endings.push(key[prefix.len()..].to_owned());
@@ -309,7 +359,7 @@ pub(crate) trait DbRead {
     }
 
     /// Whether any key starts like this.
-    fn any(&self, table: RedbTable, prefix: &str) -> DbResult<bool> {
+    fn any(&self, table: DbTable, prefix: &str) -> DbResult<bool> {
         let mut found = false;
         self.visit(table, prefix, &mut |_, _| {
             found = true;
@@ -317,89 +367,6 @@ pub(crate) trait DbRead {
         })?;
         Ok(found)
     }
-}
-
-/// Whether two tables are one.
-pub(crate) fn same(one: RedbTable, other: RedbTable) -> bool {
-    one.name() == other.name()
-}
-
-/// A look at the database as it was at one moment.
-pub(crate) struct DbSnapshot(ReadTransaction);
-
-impl DbRead for DbSnapshot {
-    fn value(&self, table: RedbTable, key: &str) -> DbResult<Option<Vec<u8>>> {
-        value_of(&self.0.open_table(table)?, key)
-    }
-
-    fn visit(
-        &self,
-        table: RedbTable,
-        prefix: &str,
-        visit: &mut dyn FnMut(&str, &[u8]) -> DbResult<bool>,
-    ) -> DbResult<()> {
-        visit_table(&self.0.open_table(table)?, prefix, visit)
-    }
-}
-
-/// A change under way.
-pub(crate) struct DbTransaction(WriteTransaction);
-
-impl DbRead for DbTransaction {
-    fn value(&self, table: RedbTable, key: &str) -> DbResult<Option<Vec<u8>>> {
-        value_of(&self.0.open_table(table)?, key)
-    }
-
-    fn visit(
-        &self,
-        table: RedbTable,
-        prefix: &str,
-        visit: &mut dyn FnMut(&str, &[u8]) -> DbResult<bool>,
-    ) -> DbResult<()> {
-        visit_table(&self.0.open_table(table)?, prefix, visit)
-    }
-}
-
-impl DbTransaction {
-    pub(crate) fn put<T: Serialize>(&self, table: RedbTable, key: &str, record: &T) -> DbResult<()> {
-        self.put_raw(table, key, &encode(key, record)?)
-    }
-
-    pub(crate) fn put_raw(&self, table: RedbTable, key: &str, value: &[u8]) -> DbResult<()> {
-        self.0.open_table(table)?.insert(key, value)?;
-        Ok(())
-    }
-
-    /// Succeeds when there is no such key.
-    pub(crate) fn delete(&self, table: RedbTable, key: &str) -> DbResult<()> {
-        self.0.open_table(table)?.remove(key)?;
-        Ok(())
-    }
-
-    /// Removes every entry.
-    pub(crate) fn clear(&self, table: RedbTable) -> DbResult<()> {
-        self.0.open_table(table)?.retain(|_, _| false)?;
-        Ok(())
-    }
-}
-
-fn value_of(table: &impl ReadableTable<&'static str, &'static [u8]>, key: &str) -> DbResult<Option<Vec<u8>>> {
-    Ok(table.get(key)?.map(|value| value.value().to_vec()))
-}
-
-fn visit_table(
-    table: &impl ReadableTable<&'static str, &'static [u8]>,
-    prefix: &str,
-    visit: &mut dyn FnMut(&str, &[u8]) -> DbResult<bool>,
-) -> DbResult<()> {
-    for entry in table.range::<&str>((Bound::Included(prefix), Bound::Unbounded))? {
-        let (key, value) = entry?;
-        let key = key.value();
-        if !key.starts_with(prefix) || !visit(key, value.value())? {
-            break;
-        }
-    }
-    Ok(())
 }
 
 /// A record as it is kept: `VERSION JSON`.
@@ -419,36 +386,6 @@ pub(crate) fn decode<T: DeserializeOwned>(key: &str, value: &[u8]) -> DbResult<T
         return Err(DbError::Newer { key: key.to_owned(), found });
     }
     serde_json::from_slice(json).map_err(|cause| DbError::Record { key: key.to_owned(), cause })
-}
-
-/// A file of ours as redb wants it.
-#[derive(Debug)]
-struct RedbFile(Arc<dyn DiskFile>);
-
-impl StorageBackend for RedbFile {
-    fn len(&self) -> io::Result<u64> {
-        self.0.len()
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        read_exact_at(&*self.0, out, offset)
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        let grows = len > self.0.len()?;
-        self.0.set_len(len)?;
-        // redb writes the new length into its header with the next commit, and panics when it opens a file that is
-        // shorter than its header says. A power cut may keep the header and lose the length, unless it is durable.
-        if grows { self.0.sync_data() } else { Ok(()) }
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.0.sync_data()
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(data, offset)
-    }
 }
 
 #[cfg(test)]

@@ -96,6 +96,11 @@ pub enum StoreOpenError {
 }
 
 impl StoreOpenError {
+    /// Whether the database is not as it was written, and is to be rebuilt.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, StoreOpenError::Database { cause, .. } if cause.is_damage())
+    }
+
     /// What the reader could try next.
     pub fn hint(&self) -> Option<Hint> {
         Some(match self {

@@ -46,7 +46,12 @@ impl StoreLayout {
     }
 
     pub(crate) fn database(&self) -> PathBuf {
-        self.root.join("larder.redb")
+        self.root.join("larder.db")
+    }
+
+    /// The database before a rebuild.
+    pub(crate) fn old_database(&self) -> PathBuf {
+        self.root.join("larder.db.old")
     }
 
     pub(crate) fn blobs(&self) -> PathBuf {
@@ -88,6 +93,11 @@ impl StoreLayout {
 
     pub(crate) fn mount(&self, id: &str) -> PathBuf {
         self.mounts().join(id)
+    }
+
+    /// The copy of a mount's record, for rebuilding the database.
+    pub(crate) fn mount_record(&self, id: &str) -> PathBuf {
+        self.mount(id).join("mount.json")
     }
 
     pub(crate) fn staging(&self) -> PathBuf {

@@ -37,6 +37,7 @@ mod resumable_layers;
 mod resumable_list;
 mod sharing;
 mod trash;
+mod upgrade;
 mod usage;
 
 pub use commit::{CommitLayer, ImageCommit};
@@ -55,4 +56,4 @@ pub use remove::{RemoveOptions, StoreRemoval};
 pub use usage::{ImageUsage, StoreUsage};
 
 /// The format of stores that this larder makes, and the latest that it reads.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;

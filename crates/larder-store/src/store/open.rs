@@ -5,13 +5,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use super::db::Db;
-use super::error::StoreOpenError;
+use super::error::{StoreError, StoreOpenError};
 use super::handle::{OpenStore, Store};
 use super::layout::{StoreLayout, names_in};
 use super::lock::{StoreLock, StoreLockError};
 use super::trash::Trash;
-use super::{FORMAT, StoreConfig};
+use super::{FORMAT, StoreConfig, upgrade};
 use crate::disk::{Disk, FileOpenMode, RealDisk};
+use crate::fsck::rebuild::{RebuildLayerCheck, rebuild_begun};
 
 /// First line of the file `format`.
 const TITLE: &str = "larder image store";
@@ -36,11 +37,24 @@ impl Store {
         )
     }
 
+    /// Opens the store for a check: changes nothing in it. A damaged database is an error, and what an interrupted operation
+    /// left stays.
+    pub fn open_for_check(root: &Path, config: StoreConfig) -> Result<Store, StoreOpenError> {
+        let opening = LockedStoreDir::begin(Arc::new(RealDisk), root, MissingStoreAction::Refuse)?;
+        let db = opening.open_database(&config)?;
+        opening.into_store(db, config, OpenStore::look)
+    }
+
     fn open_begun(opening: LockedStoreDir, config: StoreConfig) -> Result<Store, StoreOpenError> {
-        let path = opening.layout.database();
-        let db = Db::open(&opening.disk, &path, config.database_cache_bytes)
-            .map_err(|cause| StoreOpenError::Database { path, cause })?;
-        opening.finish(db, config)
+        let damage = match opening.open_database(&config) {
+            Ok(db) => return opening.into_store(db, config, OpenStore::recover),
+            Err(error) if error.is_damage() => error,
+            Err(error) => return Err(error),
+        };
+        tracing::warn!("{}; rebuilding it from the images on disk", larder::error_chain(&damage));
+        let (store, rebuilt) = rebuild_begun(opening, config, RebuildLayerCheck::Metadata)?;
+        tracing::warn!("{rebuilt}");
+        Ok(store)
     }
 }
 
@@ -104,7 +118,7 @@ impl LockedStoreDir {
             None => create(&*disk, &layout)?,
             // Removed directories are created again: their content is then found missing, and can be fetched.
             Some(FORMAT) => layout.create(&*disk).map_err(failed("prepare"))?,
-            // There is no earlier format that would have to be brought up to date.
+            Some(1) => upgrade_1(&*disk, &layout)?,
             Some(found) => {
                 return Err(StoreOpenError::Newer { root: root.clone(), found, known: FORMAT });
             }
@@ -112,7 +126,19 @@ impl LockedStoreDir {
         Ok(LockedStoreDir { disk, layout, lock })
     }
 
-    pub(crate) fn finish(self, db: Db, config: StoreConfig) -> Result<Store, StoreOpenError> {
+    pub(crate) fn open_database(&self, config: &StoreConfig) -> Result<Db, StoreOpenError> {
+        let path = self.layout.database();
+        Db::open(&self.disk, &path, config.database_cache_bytes)
+            .map_err(|cause| StoreOpenError::Database { path, cause })
+    }
+
+    /// The open store, once `prepare` has looked at what is there.
+    pub(crate) fn into_store(
+        self,
+        db: Db,
+        config: StoreConfig,
+        prepare: impl FnOnce(&OpenStore) -> Result<(), StoreError>,
+    ) -> Result<Store, StoreOpenError> {
         let LockedStoreDir { disk, layout, lock } = self;
         let root = layout.root().to_owned();
         let inner = OpenStore {
@@ -127,7 +153,7 @@ impl LockedStoreDir {
             _lock: lock,
         };
         let store = Store(Arc::new(inner));
-        store.0.recover().map_err(|cause| StoreOpenError::Recovery { root, cause: Box::new(cause) })?;
+        prepare(&store.0).map_err(|cause| StoreOpenError::Recovery { root, cause: Box::new(cause) })?;
         Ok(store)
     }
 }
@@ -154,6 +180,12 @@ fn may_become_a_store(root: &Path) -> io::Result<bool> {
         "format.new",
         "images",
         "ingest",
+        "larder.db",
+        "larder.db-wal",
+        "larder.db.new",
+        "larder.db.new-wal",
+        "larder.db.old",
+        "larder.db.old-wal",
         "larder.redb",
         "larder.redb.new",
         "larder.redb.old",
@@ -174,6 +206,15 @@ fn create(disk: &dyn Disk, layout: &StoreLayout) -> Result<(), StoreOpenError> {
     let path = layout.database();
     Db::create(disk, &path, |_| Ok(())).map_err(|cause| StoreOpenError::Database { path, cause })?;
     write_format(disk, layout).map_err(failed)
+}
+
+fn upgrade_1(disk: &dyn Disk, layout: &StoreLayout) -> Result<(), StoreOpenError> {
+    let path = layout.database();
+    upgrade::from_format_1(disk, layout).map_err(|cause| StoreOpenError::Database { path, cause })?;
+    layout
+        .create(disk)
+        .and_then(|()| upgrade::finish(disk, layout, write_format))
+        .map_err(|cause| StoreOpenError::Io { doing: "upgrade", root: layout.root().to_owned(), cause })
 }
 
 fn write_format(disk: &dyn Disk, layout: &StoreLayout) -> io::Result<()> {

@@ -12,7 +12,7 @@ use super::layout::{digest_of_name, names_in};
 use super::records::{LayerKey, LayerRecord};
 
 impl OpenStore {
-    pub(super) fn recover(&self) -> Result<(), StoreError> {
+    pub(crate) fn recover(&self) -> Result<(), StoreError> {
         let doing = "recover the store";
         self.layout.skip_names_in_use().context(doing)?;
         self.recover_staging()?;
@@ -28,6 +28,20 @@ impl OpenStore {
         Ok(())
     }
 
+    /// Instead of [`recover`](OpenStore::recover), where nothing is to be changed.
+    pub(super) fn look(&self) -> Result<(), StoreError> {
+        let doing = "look at the store";
+        self.layout.skip_names_in_use().context(doing)?;
+        let known = self.db.read(doing, |reader| reader.endings(LAYERS, ""))?;
+        let leased = self.leased_archives()?;
+        for name in names_in(&self.layout.layers()).context(doing)? {
+            if known.binary_search(&name).is_err() {
+                self.keep_resumable_layer(&name, &leased);
+            }
+        }
+        Ok(())
+    }
+
     /// Layers that were being unpacked, and files that were being written.
     fn recover_staging(&self) -> Result<(), StoreError> {
         let doing = "clean up interrupted unpacks";
@@ -35,7 +49,7 @@ impl OpenStore {
         for name in names_in(&dir).context(doing)? {
             self.discard(&dir.join(name)).context(doing)?;
         }
-        for name in ["format.new", "larder.redb.new"] {
+        for name in ["format.new", "larder.db.new", "larder.db.new-wal"] {
             self.disk.remove_file(&self.layout.root().join(name)).context(doing)?;
         }
         Ok(())

@@ -7,7 +7,7 @@ use larder::reference::Digest;
 use serde::Deserialize;
 
 use super::commit::RATIO;
-use super::db::{DbRead, DbResult, LAYERS, LISTED, META, USES};
+use super::db::{DbRead, DbResult, LAYERS, LISTED, META, USES, log_of};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::listing::ImageListing;
@@ -207,6 +207,7 @@ impl Store {
             trash: measured(&layout.trash())?,
             mounts: measured(&layout.mounts())?,
             database: measured(&layout.database())?
+                + taken(&log_of(&layout.database()))
                 + measured(&layout.lock())?
                 + measured(&layout.format())?
                 + measure_one(&layout.layers()).context(doing)?

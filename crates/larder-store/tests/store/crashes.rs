@@ -273,6 +273,13 @@ fn any_step_may_fail_without_space_and_be_retried() {
 }
 
 #[test]
+fn any_step_may_fail_for_an_error_of_the_disk_and_be_tried_again() {
+    for life in &LIVES {
+        fail_everywhere(life, ErrorKind::Other);
+    }
+}
+
+#[test]
 fn making_a_store_survives_power_loss_at_any_step() {
     for survives in
         [UnsyncedData::Nothing, UnsyncedData::Everything, UnsyncedData::Some(1), UnsyncedData::Some(2)]

@@ -1,5 +1,5 @@
 //! Stores of every released format stay readable. `tests/fixtures/store-v1.tar.gz` is one of format 1, as it lay on
-//! disk after its process was killed; this test opens a copy.
+//! disk after its process was killed; these tests open copies.
 //!
 //! To make the fixture of a new format, as root: `LARDER_WRITE_FIXTURE=1 cargo test -p larder-store --test store
 //! writing_the_fixture`. Fixtures of released formats are never written again.
@@ -20,17 +20,51 @@ fn path(format: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/store-v{format}.tar.gz"))
 }
 
-#[test]
-fn a_store_of_format_1_is_read() {
+/// The store of this format, unpacked in a directory that is deleted when this is dropped.
+fn unpack_fixture(format: u32) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
-    let archive = GzDecoder::new(fs_err::File::open(path(1)).unwrap());
+    let archive = GzDecoder::new(fs_err::File::open(path(format)).unwrap());
     let mut archive = tar::Archive::new(archive);
     archive.set_preserve_permissions(true);
     archive.set_preserve_mtime(true);
     archive.unpack(dir.path()).unwrap();
     let root = dir.path().join("store");
+    (dir, root)
+}
 
-    let store = open(&root);
+#[test]
+fn a_store_of_format_1_whose_database_cannot_be_read_is_rebuilt() {
+    type Damage = fn(&Path);
+    let damages: [Damage; 3] = [
+        |root| fs_err::write(root.join("larder.redb"), "lost").unwrap(),
+        |root| fs_err::remove_file(root.join("larder.redb")).unwrap(),
+        // An earlier attempt to read it ended the process.
+        |root| fs_err::write(root.join("upgrade"), "").unwrap(),
+    ];
+    for damage in damages {
+        let (_dir, root) = unpack_fixture(1);
+        damage(&root);
+        for _ in 0..2 {
+            let store = open(&root);
+            assert_eq!(tags(&store).len(), 3);
+            let report = store.fsck(&FsckOptions { contents: false, ..FsckOptions::default() }).unwrap();
+            assert!(report.refetch.is_empty(), "{report:?}");
+        }
+        assert!(!root.join("larder.redb").exists() && !root.join("upgrade").exists());
+        assert_eq!(fs_err::read_to_string(root.join("mounts/000001/upper/notes")).unwrap(), "kept");
+    }
+}
+
+#[test]
+fn stores_of_all_formats_are_read() {
+    for format in 1..=FORMAT {
+        let (_dir, root) = unpack_fixture(format);
+        assert_is_the_fixture(&root);
+    }
+}
+
+fn assert_is_the_fixture(root: &Path) {
+    let store = open(root);
     assert_eq!(
         tags(&store),
         ["docker.io/library/app:latest", "docker.io/library/app:v2", "docker.io/library/web:latest"]
@@ -55,7 +89,7 @@ fn a_store_of_format_1_is_read() {
     commit(&store, "new", &["new"]);
     store.remove("web", RemoveOptions::default()).unwrap().expect("web was there");
     drop(store);
-    assert_eq!(tags(&open(&root)).len(), 3);
+    assert_eq!(tags(&open(root)).len(), 3);
 }
 
 #[test]

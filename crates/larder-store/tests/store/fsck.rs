@@ -263,9 +263,10 @@ fn rebuild(scratch: TempStore, damage: impl Fn(&Path)) -> (TempStore, larder_sto
     let TempStore { store, dir } = scratch;
     let root = store.root().to_owned();
     drop(store);
-    fs_err::write(root.join("larder.redb"), "lost").unwrap();
+    fs_err::write(root.join("larder.db"), "lost").unwrap();
+    fs_err::write(root.join("larder.db-wal"), "lost").unwrap();
     damage(&root);
-    assert!(matches!(Store::open(&root, config()), Err(StoreOpenError::Database { .. })));
+    assert!(matches!(Store::open_for_check(&root, config()), Err(StoreOpenError::Database { .. })));
     let (store, rebuilt) = Store::rebuild(&root, config(), &ManifestLayerChecker).expect("a new database");
     (TempStore { store, dir }, rebuilt)
 }
@@ -287,21 +288,26 @@ fn a_lost_database_is_rebuilt_from_blobs_and_layers() {
 }
 
 #[test]
-fn a_new_database_has_only_what_is_whole() {
+fn a_rebuild_loses_nothing_that_is_damaged_and_says_so() {
     let scratch = two_images();
     unpacked(&scratch.store, "third", &[("third", "3")]);
-    let (damaged, config_of_third) = {
+    let (damaged, no_record, config_of_third) = {
         let store = &scratch.store;
-        (layer_dir(store, "app").join("fs/bin/tool"), store.image("third").unwrap().unwrap().id)
+        let record = layer_dir(store, "web").join("layer.json");
+        (layer_dir(store, "app").join("fs/bin/tool"), record, store.image("third").unwrap().unwrap().id)
     };
     let (scratch, rebuilt) = rebuild(scratch, |root| {
         fs_err::write(&damaged, "something else").unwrap();
+        fs_err::write(&no_record, "{").unwrap();
         fs_err::write(root.join("blobs/sha256").join(config_of_third.hex()), "{}").unwrap();
     });
-    assert_eq!((rebuilt.images, rebuilt.incomplete, rebuilt.left_out.len()), (1, 1, 2), "{rebuilt:?}");
-    assert_eq!(tags(&scratch.store), ["docker.io/library/web:latest"]);
-    assert_eq!(scratch.store.missing().unwrap().len(), 1, "one layer brings app back");
+    assert_eq!((rebuilt.images, rebuilt.incomplete, rebuilt.layers), (2, 1, 3), "{rebuilt:?}");
+    assert_eq!((rebuilt.damaged.len(), rebuilt.left_out.len()), (2, 0), "{rebuilt:?}");
+    assert_eq!(tags(&scratch.store), ["docker.io/library/app:latest", "docker.io/library/web:latest"]);
+    assert_eq!(scratch.store.missing().unwrap().len(), 1, "the layer of app");
+    assert!(!check(&scratch.store).is_sound());
+    assert_eq!(entries(&scratch.root().join("layers")).len(), 3, "nothing was removed");
     unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
+    unpacked(&scratch.store, "third", &[("third", "3")]);
     assert!(check(&scratch.store).is_sound());
-    assert!(entries(&scratch.root().join("layers")).len() == 2, "what is not known was cleaned");
 }

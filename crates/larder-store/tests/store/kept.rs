@@ -133,7 +133,7 @@ fn kept_layers_count_and_are_removed_after_an_unused_day() {
     scratch.store.sweep(SystemTime::now() + DAY).unwrap();
     assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
     scratch.store.empty_trash().unwrap();
-    assert!(du(&scratch.root()) < 200_000 + du(&scratch.root().join("larder.redb")));
+    assert!(du(&scratch.root()) < 200_000 + du(&scratch.root().join("larder.db")));
     assert_eq!(scratch.store.usage().unwrap().layers.bytes, 0);
 }
 

@@ -1,10 +1,11 @@
 //! Opening a store, whatever was there before.
 
+use std::error::Error;
 use std::path::Path;
 use std::process::Command;
 
-use larder_store::fsck::ManifestLayerChecker;
-use larder_store::store::{Store, StoreOpenError};
+use larder_store::fsck::{FsckOptions, LayerChecker, ManifestLayerChecker};
+use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreOpenError};
 
 use crate::help::*;
 
@@ -98,9 +99,9 @@ fn a_fresh_file_system_will_do() {
 fn a_later_format_is_refused_and_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     open(dir.path());
-    fs_err::write(dir.path().join("format"), "larder image store 2\n").unwrap();
+    fs_err::write(dir.path().join("format"), "larder image store 3\n").unwrap();
     let error = Store::open(dir.path(), config()).expect_err("a later format");
-    assert!(matches!(error, StoreOpenError::Newer { found: 2, known: 1, .. }), "{error}");
+    assert!(matches!(error, StoreOpenError::Newer { found: 3, known: 2, .. }), "{error}");
     for damage in ["", "larder image store", "larder image store 0\n", "something else"] {
         fs_err::write(dir.path().join("format"), damage).unwrap();
         let error = Store::open(dir.path(), config()).expect_err(damage);
@@ -162,33 +163,79 @@ fn an_image_without_a_layer_is_hidden_until_a_pull_fetches_the_layer() {
 }
 
 #[test]
-fn a_damaged_database_is_an_error_with_the_next_step() {
-    let dir = tempfile::tempdir().unwrap();
-    open(dir.path());
-    fs_err::write(dir.path().join("larder.redb"), vec![7; 100_000]).unwrap();
-    let error = Store::open(dir.path(), config()).expect_err("damaged");
-    assert!(matches!(error, StoreOpenError::Database { .. }), "{error}");
-    assert!(error.hint().unwrap().to_string().contains("--rebuild"));
+fn a_damaged_database_is_rebuilt_and_a_check_says_what_to_do() {
+    let scratch = TempStore::new();
+    commit(&scratch.store, "app", &["a"]);
+    let lease = LeaseRecord {
+        id: "held/1".into(),
+        kind: LeaseKind::Requested,
+        leased: LeaseResources::default(),
+        ends_at: u64::MAX,
+    };
+    let TempStore { store, dir } = scratch;
+    let root = store.root().to_owned();
+    drop(store);
+    let database = root.join("larder.db");
+    for damage in [None, Some(vec![]), Some(vec![7; 100_000]), Some(vec![0; 4096])] {
+        match &damage {
+            Some(bytes) => fs_err::write(&database, bytes).unwrap(),
+            None => fs_err::remove_file(&database).unwrap(),
+        }
+        let before = fs_err::read(&database).ok();
+        let error = Store::open_for_check(&root, config()).expect_err("damaged");
+        assert!(error.is_damage() && error.hint().unwrap().to_string().contains("--rebuild"), "{error:?}");
+        assert_eq!(fs_err::read(&database).ok(), before, "a check changes nothing");
+        assert_eq!(entries(&root.join("layers")), [key("a").as_str()], "nothing was cleaned");
+        let store = open(&root);
+        assert_eq!(tags(&store), ["docker.io/library/app:latest"]);
+        assert!(store.layer(&key("a")).unwrap().is_some());
+        store.lease(&lease).unwrap();
+    }
+    // What can be read of it is used.
+    let mut bytes = fs_err::read(&database).unwrap();
+    let listed = b"docker.io/library/app";
+    let at = bytes.windows(listed.len()).position(|part| part == listed).expect("the name of the image");
+    bytes[at] ^= 1;
+    fs_err::write(&database, bytes).unwrap();
+    let store = open(&root);
+    assert_eq!(tags(&store), ["docker.io/library/app:latest"]);
+    assert_eq!(store.leases(noon()).unwrap(), [lease]);
+    assert!(store.ratio().unwrap().bytes > 0.0);
+    drop(dir);
 }
 
 #[test]
-fn a_lost_database_is_an_error_and_not_an_empty_store() {
+fn a_check_leaves_what_an_interrupted_operation_left() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
     let TempStore { store, dir } = scratch;
     let root = store.root().to_owned();
     drop(store);
-    fs_err::remove_file(root.join("larder.redb")).unwrap();
-    for _ in 0..2 {
-        let error = Store::open(&root, config()).expect_err("the database is lost");
-        assert!(matches!(error, StoreOpenError::Database { .. }), "{error}");
-    }
-    assert_eq!(entries(&root.join("layers")), [key("a").as_str()], "nothing was cleaned");
-    fs_err::write(root.join("larder.redb"), "").unwrap();
-    let error = Store::open(&root, config()).expect_err("the database is empty");
-    assert!(error.hint().unwrap().to_string().contains("--rebuild"), "{error}");
-    assert_eq!(entries(&root.join("layers")), [key("a").as_str()], "nothing was cleaned");
+    fs_err::create_dir(root.join("layers").join(key("unlisted").as_str())).unwrap();
+    fs_err::create_dir(root.join("staging/7")).unwrap();
+    let store = Store::open_for_check(&root, config()).unwrap();
+    let report = store.fsck(&FsckOptions { check: &AnyLayer, ..FsckOptions::default() }).unwrap();
+    assert_eq!((report.problems.len(), report.is_sound()), (1, true), "{report:?}");
+    drop(store);
+    assert_eq!((entries(&root.join("layers")).len(), entries(&root.join("staging")).len()), (2, 1));
+    open(&root);
+    assert_eq!((entries(&root.join("layers")).len(), entries(&root.join("staging")).len()), (1, 0));
     drop(dir);
+}
+
+/// Layers without a manifest are as good as any here.
+#[derive(Debug)]
+struct AnyLayer;
+
+impl LayerChecker for AnyLayer {
+    fn check(
+        &self,
+        _: &Path,
+        _: bool,
+        _: &mut dyn FnMut(String),
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(())
+    }
 }
 
 #[test]

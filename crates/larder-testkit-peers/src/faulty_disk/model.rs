@@ -76,6 +76,22 @@ impl UnsyncedWrite {
     }
 }
 
+/// What makes one content another: blocks that differ, in their order.
+pub(super) fn changes(before: &[u8], after: &[u8]) -> Vec<UnsyncedWrite> {
+    const BLOCK: usize = 4096;
+    let mut changes = Vec::new();
+    if after.len() < before.len() {
+        changes.push(UnsyncedWrite::SetLen(after.len() as u64));
+    }
+    for (number, block) in after.chunks(BLOCK).enumerate() {
+        let offset = number * BLOCK;
+        if before.get(offset..offset + block.len()) != Some(block) {
+            changes.push(UnsyncedWrite::Write { offset: offset as u64, bytes: block.to_vec() });
+        }
+    }
+    changes
+}
+
 /// Chooses, always in the same way for the same seed.
 #[derive(Debug, Clone)]
 pub(super) struct SeededChoice(u64);
@@ -134,6 +150,16 @@ impl DiskModel {
             DiskNode { attributes: FileAttributes::of(&metadata), kind: DiskNodeKind::Directory(entries) };
         self.nodes.insert(metadata.ino(), node);
         Ok(())
+    }
+
+    /// Whether a directory is known to have this file.
+    pub(super) fn has_entry(&self, dir: &Path, inode: u64) -> io::Result<bool> {
+        Ok(match self.nodes.get(&fs_err::metadata(dir)?.ino()) {
+            Some(DiskNode { kind: DiskNodeKind::Directory(entries), .. }) => {
+                entries.values().any(|entry| *entry == inode)
+            }
+            _ => false,
+        })
     }
 
     /// Notes what was done to a file.

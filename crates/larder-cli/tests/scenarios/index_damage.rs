@@ -1,0 +1,218 @@
+//! The index is damaged by bit, page and length, and larder's commands are run on it: none may end by a signal or a panic,
+//! show other images than before, or remove a layer, and a check must name the next step.
+//!
+//! `LARDER_DAMAGE=CASES` and `LARDER_DAMAGE_SEED=NUMBER` try more, or others; `--nocapture` prints what came of each class.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use larder_store::store::{Store, StoreConfig};
+use larder_testkit_peers::{ImageBuilder, LayerFiles};
+use tempfile::TempDir;
+
+use crate::kills::{number, random};
+use crate::world::{LarderOutput, LarderProcess, larder_in};
+
+const CASES: u64 = 56;
+const SEED: u64 = 20_261_122;
+const PAGE: usize = 4096;
+
+/// The files of the index.
+const FILES: [&str; 2] = ["larder.db", "larder.db-wal"];
+
+/// What happens to a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum FileDamage {
+    Bit,
+    ZeroedPage,
+    MisplacedPage,
+    CutAtPage,
+    CutAnywhere,
+    Garbage,
+    Missing,
+}
+
+const DAMAGES: [FileDamage; 7] = [
+    FileDamage::Bit,
+    FileDamage::ZeroedPage,
+    FileDamage::MisplacedPage,
+    FileDamage::CutAtPage,
+    FileDamage::CutAnywhere,
+    FileDamage::Garbage,
+    FileDamage::Missing,
+];
+
+impl FileDamage {
+    /// What is left of a file; `None` if it is gone.
+    fn of(self, mut bytes: Vec<u8>, mut next: impl FnMut(usize) -> usize) -> Option<Vec<u8>> {
+        let pages = bytes.len().div_ceil(PAGE);
+        let page = next(pages) * PAGE;
+        let end = (page + PAGE).min(bytes.len());
+        match self {
+            FileDamage::Bit => {
+                let at = next(bytes.len());
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte ^= 1 << next(8);
+                }
+            }
+            FileDamage::ZeroedPage => bytes[page..end].fill(0),
+            FileDamage::MisplacedPage => {
+                let from = next(bytes.len() / PAGE) * PAGE;
+                let other = bytes.get(from..from + end - page).map(<[u8]>::to_vec).unwrap_or_default();
+                bytes[page..page + other.len()].copy_from_slice(&other);
+            }
+            FileDamage::CutAtPage => bytes.truncate(page),
+            FileDamage::CutAnywhere => bytes.truncate(next(bytes.len())),
+            FileDamage::Garbage => bytes = (0..bytes.len().max(100)).map(|_| next(256) as u8).collect(),
+            FileDamage::Missing => return None,
+        }
+        Some(bytes)
+    }
+}
+
+/// A store of several images, and its index as it was after a clean and after an unclean end.
+struct DamagedStore {
+    home: TempDir,
+    /// Contents of [`FILES`].
+    indexes: [[Vec<u8>; 2]; 2],
+    images: Vec<String>,
+    files: BTreeMap<&'static str, Vec<String>>,
+}
+
+impl DamagedStore {
+    fn new() -> DamagedStore {
+        let home = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let mut store =
+            DamagedStore { home, indexes: Default::default(), images: Vec::new(), files: BTreeMap::new() };
+        let shared = LayerFiles::new().noise("srv/shared", 2000, 1);
+        for number in 0..6 {
+            let own =
+                LayerFiles::new().file("etc/name", format!("image {number}")).noise("srv/own", 1000, number);
+            let image = ImageBuilder::new().layer(shared.clone()).layer(own);
+            let layout = store.home.path().join(format!("layout-{number}"));
+            image.write(&layout).unwrap();
+            let name = format!("registry.example/shop/app-{number}");
+            store.larder(&["load", &layout.to_string_lossy(), "--name", &name]).expect(0);
+        }
+        store.larder(&["rm", "registry.example/shop/app-5:image"]).expect(0);
+        store.indexes[0] = store.index();
+        // As if the process was killed now: its last write may be in the log only.
+        let open = Store::open(&store.root(), StoreConfig::default()).unwrap();
+        open.lease(&lease()).unwrap();
+        store.indexes[1] = store.index();
+        drop(open);
+        store.images = store.listed();
+        assert_eq!(store.images.len(), 5);
+        store.files = store.entries();
+        store
+    }
+
+    fn root(&self) -> PathBuf {
+        self.home.path().join("store")
+    }
+
+    fn larder(&self, arguments: &[&str]) -> LarderOutput {
+        let mut command = larder_in(self.home.path());
+        command.arg("--root").arg(self.root()).args(arguments);
+        LarderProcess::start(command).finish()
+    }
+
+    fn index(&self) -> [Vec<u8>; 2] {
+        FILES.map(|name| fs_err::read(self.root().join(name)).unwrap())
+    }
+
+    fn listed(&self) -> Vec<String> {
+        let listed = self.larder(&["images", "-o", "json"]).expect(0).json();
+        let images = listed.as_array().unwrap().iter();
+        images.map(|image| format!("{}:{} {}", image["repository"], image["tag"], image["id"])).collect()
+    }
+
+    /// What must not be lost.
+    fn entries(&self) -> BTreeMap<&'static str, Vec<String>> {
+        let names = |dir: &Path| {
+            let entries = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+            let mut names: Vec<String> = entries.map(|name| name.into_string().unwrap()).collect();
+            names.sort();
+            names
+        };
+        ["layers", "blobs/sha256", "images"].map(|dir| (dir, names(&self.root().join(dir)))).into()
+    }
+
+    /// Damages the index, and runs commands on it. Returns whether the check found the damage.
+    fn survives(&self, damaged: &[Option<Vec<u8>>; 2], repair: bool, mount: bool, what: &str) -> bool {
+        for name in ["larder.db.old", "larder.db.old-wal"] {
+            let _ = fs_err::remove_file(self.root().join(name));
+        }
+        for (name, bytes) in FILES.iter().zip(damaged) {
+            let path = self.root().join(name);
+            match bytes {
+                Some(bytes) => fs_err::write(path, bytes).unwrap(),
+                None => fs_err::remove_file(path).unwrap(),
+            }
+        }
+        let check = self.larder(&["fsck", "--quick"]);
+        assert!([0, 1].contains(&check.code), "{what}: fsck: {check:?}");
+        let found = check.code == 1;
+        assert!(!found || check.stderr.contains("fsck --rebuild"), "{what}: fsck: {check:?}");
+        assert_eq!(self.entries(), self.files, "{what}: a check removes nothing: {check:?}");
+        if repair {
+            let repaired = self.larder(&["fsck", "--quick", "--repair"]);
+            assert_eq!(repaired.code, 0, "{what}: fsck --repair: {repaired:?}");
+        }
+        assert_eq!(self.listed(), self.images, "{what}");
+        if mount {
+            let target = self.home.path().join("mnt");
+            fs_err::create_dir_all(&target).unwrap();
+            let path = target.to_string_lossy();
+            self.larder(&["mount", "registry.example/shop/app-3:image", &path]).expect(0);
+            assert_eq!(fs_err::read_to_string(target.join("etc/name")).unwrap(), "image 3", "{what}");
+            self.larder(&["umount", &path]).expect(0);
+        }
+        let check = self.larder(&["fsck", "--quick"]);
+        assert_eq!(check.code, 0, "{what}: fsck at the end: {check:?}");
+        assert_eq!(self.entries(), self.files, "{what}: nothing is lost");
+        found
+    }
+}
+
+fn lease() -> larder_store::store::LeaseRecord {
+    larder_store::store::LeaseRecord {
+        id: "held/1".into(),
+        kind: larder_store::store::LeaseKind::Requested,
+        leased: larder_store::store::LeaseResources::default(),
+        ends_at: u64::MAX,
+    }
+}
+
+#[test]
+fn no_damage_of_the_index_ends_a_command_or_loses_an_image() {
+    let (cases, seed) = (number("LARDER_DAMAGE", CASES), number("LARDER_DAMAGE_SEED", SEED));
+    let store = DamagedStore::new();
+    let mut state = seed;
+    let mut next = |below: usize| match below {
+        0 => 0,
+        below => usize::try_from(random(&mut state) % below as u64).unwrap(),
+    };
+    let mountable = rustix::process::geteuid().is_root();
+    // For each class and file: in how many cases, and how often the check found it.
+    let mut results: BTreeMap<(FileDamage, &str), (u32, u32)> = BTreeMap::new();
+    for case in 0..cases {
+        let damage = DAMAGES[usize::try_from(case).unwrap() % DAMAGES.len()];
+        let index = &store.indexes[next(2)];
+        // The log is small, and often not needed.
+        let file = usize::from(next(4) == 0);
+        let mut damaged = [0, 1].map(|number| Some(index[number].clone()));
+        damaged[file] = damage.of(index[file].clone(), &mut next);
+        let what = format!("case {case} of seed {seed}: {damage:?} of {}", FILES[file]);
+        let found = store.survives(&damaged, case % 2 == 1, mountable && case % 8 == 0, &what);
+        let result = results.entry((damage, FILES[file])).or_default();
+        *result = (result.0 + 1, result.1 + u32::from(found));
+    }
+    for ((damage, file), (cases, found)) in &results {
+        eprintln!("{damage:?} of {file}: {cases} cases, found in {found}, correct in {}", cases - found);
+    }
+    let found: u32 = results.values().map(|(_, found)| found).sum();
+    assert!(found > 0, "some of it matters: {results:?}");
+    // All of it is gone.
+    assert!(store.survives(&[None, None], false, mountable, "no index"));
+}
