@@ -55,6 +55,7 @@ fn kind(code: Code) -> CallErrorKind {
         Code::Cancelled => CallErrorKind::Canceled,
         Code::Unavailable => CallErrorKind::Unavailable,
         Code::Unimplemented => CallErrorKind::Unimplemented,
+        Code::FailedPrecondition => CallErrorKind::FailedPrecondition,
         _ => CallErrorKind::Other,
     }
 }

@@ -7,6 +7,7 @@
 //! A daemon runs its node: health checks, garbage collection on a timer, static pods, prefetch, reloads. A
 //! command that works without a daemon opens one for as long as it lives, with the same settings.
 
+pub(crate) mod cri_pins;
 pub(crate) mod event_log;
 pub(crate) mod health;
 pub(crate) mod metrics;

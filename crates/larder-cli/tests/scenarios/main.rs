@@ -20,6 +20,7 @@ mod hygiene;
 mod joined;
 mod kills;
 mod outages;
+mod pinned;
 mod policy;
 mod serve;
 mod served;
