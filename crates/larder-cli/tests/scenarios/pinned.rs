@@ -9,14 +9,14 @@ use crate::served::CriDaemon;
 use crate::store::may_mount;
 use crate::world::RuntimeFixture;
 
-fn named(image: &str) -> Option<proto::ImageSpec> {
-    Some(proto::ImageSpec { image: image.into(), ..proto::ImageSpec::default() })
+fn named(image: &str) -> proto::ImageSpec {
+    proto::ImageSpec { image: image.into(), ..proto::ImageSpec::default() }
 }
 
 /// What `crictl rmi NAME` sends.
 fn remove(daemon: &CriDaemon, image: &str) -> Result<(), Status> {
     let mut images = daemon.wire().images();
-    let request = proto::RemoveImageRequest { image: named(image) };
+    let request = proto::RemoveImageRequest { image: Some(named(image)) };
     daemon.runtime.block_on(images.remove_image(request)).map(drop)
 }
 
@@ -38,7 +38,7 @@ fn prune(daemon: &CriDaemon) -> Vec<String> {
 
 /// Whether `ImageStatus` reports the image as pinned.
 fn is_pinned(daemon: &CriDaemon, image: &str) -> bool {
-    let request = |verbose| proto::ImageStatusRequest { image: named(image), verbose };
+    let request = |verbose| proto::ImageStatusRequest { image: Some(named(image)), verbose };
     let mut images = daemon.wire().images();
     let [plain, verbose] = [false, true].map(|verbose| {
         daemon.runtime.block_on(images.image_status(request(verbose))).unwrap().into_inner().image.unwrap()
