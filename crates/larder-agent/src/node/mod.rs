@@ -26,8 +26,8 @@ use larder::backend::Backend;
 use larder::credentials::NodeKeyring;
 use larder::events::{Event, EventReason, EventSink, EventType, FanOutSink, LogSink, RingSink};
 use larder::gc::{
-    Collector, CollectorBuilder, GcCounts, GcIntervals, GcLoops, GcPolicy, HistoryFile, KeepRule,
-    PostImageGcHook, RemovalGate, UsageRecordFileStore,
+    Collector, CollectorBuilder, GcCounts, GcIntervals, GcLoops, GcPolicy, HistoryFile, ImageUseSource,
+    KeepRule, PostImageGcHook, RemovalGate, UsageRecordFileStore,
 };
 use larder::hint::Hint;
 use larder::pod::ObjectRef;
@@ -214,6 +214,11 @@ impl Node {
     /// larder's own store, if that is the backend.
     pub(crate) fn store(&self) -> Option<&StoreBackend> {
         self.handle.as_ref().and_then(BackendHandle::store)
+    }
+
+    /// The containers of a runtime that its inventory lacks, if there may be any.
+    pub(crate) fn unlisted_containers(&self) -> Option<Arc<dyn ImageUseSource>> {
+        self.handle.as_ref()?.unlisted_containers()
     }
 
     /// larder's own store, for calls that need it.

@@ -1,20 +1,19 @@
 //! Computes layers and the images that use them from blobs and snapshots. Pure.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use larder::backend::Image;
 use larder::gc::{DiskSpace, LayerUsageIndex, MeasuredLayer};
 use larder::reference::LayerId;
 
-use super::positive;
-use crate::containerd_proto::content::Info as Blob;
-use crate::containerd_proto::snapshots::{Info as Snapshot, Kind};
+use crate::proto::content::Info as Blob;
+use crate::proto::snapshots::{Info as Snapshot, Kind};
 
 /// Prefix of the labels of a blob that name the blobs it references.
-const NEEDS_BLOB: &str = "containerd.io/gc.ref.content";
+pub(crate) const NEEDS_BLOB: &str = "containerd.io/gc.ref.content";
 
 /// Prefix of the label of a config that names the top snapshot of its image; the snapshotter's name follows.
-const NEEDS_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
+pub(crate) const NEEDS_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
 
 /// Blobs are files, and use whole blocks of this size on the filesystems of nodes.
 const BLOCK: u64 = 4096;
@@ -23,25 +22,57 @@ const BLOCK: u64 = 4096;
 const OVERLAY_DIRS: DiskSpace = DiskSpace { bytes: 2 * BLOCK, inodes: 2 };
 
 /// The blobs and their references.
-pub(super) struct ContentGraph {
+pub(crate) struct ContentGraph {
     blobs: HashMap<String, Blob>,
     /// By digest, the blobs that reference it.
     above: HashMap<String, Vec<String>>,
+    /// By digest, what retains it beside the images that CRI lists.
+    held: HashMap<String, String>,
 }
 
 impl ContentGraph {
-    pub(super) fn of(blobs: Vec<Blob>) -> ContentGraph {
+    pub(crate) fn of(blobs: Vec<Blob>) -> ContentGraph {
         let mut above: HashMap<String, Vec<String>> = HashMap::new();
         for blob in &blobs {
             for child in children(blob) {
                 above.entry(child.to_owned()).or_default().push(blob.digest.clone());
             }
         }
-        ContentGraph { blobs: blobs.into_iter().map(|blob| (blob.digest.clone(), blob)).collect(), above }
+        let blobs = blobs.into_iter().map(|blob| (blob.digest.clone(), blob)).collect();
+        ContentGraph { blobs, above, held: HashMap::new() }
+    }
+
+    /// Marks a blob as retained.
+    pub(crate) fn hold(&mut self, digest: String, by: &str) {
+        self.held.entry(digest).or_insert_with(|| by.to_owned());
+    }
+
+    /// A blob and all that it references.
+    pub(crate) fn below<'a>(&'a self, digest: &'a str) -> Vec<&'a str> {
+        let (mut found, mut seen) = (vec![digest], HashSet::from([digest]));
+        let mut next = 0;
+        while let Some(blob) = found.get(next) {
+            let blobs = self.blobs.get(*blob).into_iter().flat_map(children);
+            let new: Vec<&str> = blobs.filter(|digest| seen.insert(digest)).collect();
+            found.extend(new);
+            next += 1;
+        }
+        found
+    }
+
+    /// The snapshots that a blob references, by snapshotter and name.
+    pub(crate) fn top_snapshots(&self, digest: &str) -> impl Iterator<Item = (String, String)> {
+        let tops = self.blobs.get(digest).into_iter().flat_map(tops);
+        tops.map(|(snapshotter, name)| (snapshotter.to_owned(), name.to_owned()))
+    }
+
+    /// The blobs with this label.
+    pub(crate) fn labelled(&self, label: &str) -> impl Iterator<Item = &str> {
+        self.blobs.values().filter(move |blob| blob.labels.contains_key(label)).map(|blob| &*blob.digest)
     }
 
     /// The snapshotters that images are unpacked with.
-    pub(super) fn snapshotters(&self) -> BTreeSet<&str> {
+    pub(crate) fn snapshotters(&self) -> BTreeSet<&str> {
         self.blobs.values().flat_map(tops).map(|(snapshotter, _)| snapshotter).collect()
     }
 
@@ -88,28 +119,54 @@ fn tops(config: &Blob) -> impl Iterator<Item = (&str, &str)> {
 }
 
 /// The snapshots of one snapshotter.
-pub(super) struct SnapshotChains {
+pub(crate) struct SnapshotChains {
     snapshotter: String,
     parents: HashMap<String, String>,
-    /// By name, a snapshot on top of it that belongs to no image, such as a container's.
+    /// By name, what retains it beside the images that CRI lists, such as a container's snapshot.
     held: HashMap<String, String>,
+    /// The labels of all.
+    labels: HashMap<String, Vec<String>>,
     usages: HashMap<String, DiskSpace>,
 }
 
 impl SnapshotChains {
-    pub(super) fn of(
+    pub(crate) fn of(
         snapshotter: &str,
         all: &[Snapshot],
         usages: HashMap<String, DiskSpace>,
     ) -> SnapshotChains {
         let parents = all.iter().map(|snapshot| (snapshot.name.clone(), snapshot.parent.clone())).collect();
-        let mut stacks =
-            SnapshotChains { snapshotter: snapshotter.to_owned(), parents, held: HashMap::new(), usages };
+        let labels =
+            all.iter().map(|snapshot| (snapshot.name.clone(), snapshot.labels.keys().cloned().collect()));
+        let (snapshotter, labels) = (snapshotter.to_owned(), labels.collect());
+        let mut chains = SnapshotChains { snapshotter, parents, held: HashMap::new(), labels, usages };
         for user in all.iter().filter(|snapshot| snapshot.kind() != Kind::Committed) {
-            let below: Vec<String> = stacks.down_from(&user.parent).map(str::to_owned).collect();
-            stacks.held.extend(below.into_iter().map(|name| (name, user.name.clone())));
+            chains.hold(&user.name, &format!("snapshot {}", user.name));
         }
-        stacks
+        chains
+    }
+
+    /// Whether these are the snapshots of this snapshotter.
+    pub(crate) fn is_of(&self, snapshotter: &str) -> bool {
+        self.snapshotter == snapshotter
+    }
+
+    /// Marks a snapshot and its parents as retained.
+    pub(crate) fn hold(&mut self, name: &str, by: &str) {
+        // A snapshot that is not committed belongs to no image.
+        let is_committed = self.usages.contains_key(name);
+        let top = if is_committed { Some(name) } else { self.parents.get(name).map(String::as_str) };
+        let below: Vec<String> =
+            top.into_iter().flat_map(|top| self.down_from(top)).map(str::to_owned).collect();
+        for name in below {
+            self.held.entry(name).or_insert_with(|| by.to_owned());
+        }
+    }
+
+    /// The snapshots with this label, by snapshotter and name.
+    pub(crate) fn labelled(&self, label: &str) -> impl Iterator<Item = (String, String)> {
+        let found = self.labels.iter().filter(move |(_, labels)| labels.iter().any(|known| known == label));
+        found.map(|(name, _)| (self.snapshotter.clone(), name.clone()))
     }
 
     /// A committed snapshot and its parents.
@@ -124,21 +181,27 @@ impl SnapshotChains {
         format!("{} {name}", self.snapshotter).into()
     }
 
-    fn layers(&self) -> impl Iterator<Item = MeasuredLayer> {
+    fn layers(&self, estimated: bool) -> impl Iterator<Item = MeasuredLayer> {
         let beside = if self.snapshotter == "overlayfs" { OVERLAY_DIRS } else { DiskSpace::ZERO };
         self.usages.iter().map(move |(name, usage)| MeasuredLayer {
             id: self.id(name),
             amount: *usage + beside,
-            estimated: false,
-            referenced_by: self.held.get(name).map(|user| format!("snapshot {user}")),
+            estimated,
+            referenced_by: self.held.get(name).cloned(),
         })
     }
 }
 
-/// Layers are snapshots and the archives they were unpacked from. An image whose config is missing is skipped.
-pub(super) fn layers(images: &[Image], content: &ContentGraph, stacks: &[SnapshotChains]) -> LayerUsageIndex {
+/// Layers are snapshots and the archives they were unpacked from. An image whose config is missing is skipped. The sizes
+/// are `estimated` unless everything that retains a layer is known.
+pub(crate) fn layers(
+    images: &[Image],
+    content: &ContentGraph,
+    stacks: &[SnapshotChains],
+    estimated: bool,
+) -> LayerUsageIndex {
     let mut layers = LayerUsageIndex::unknown();
-    stacks.iter().flat_map(SnapshotChains::layers).for_each(|layer| layers.add(layer));
+    stacks.iter().flat_map(|chains| chains.layers(estimated)).for_each(|layer| layers.add(layer));
     let configs = || images.iter().filter_map(|image| content.blobs.get(image.id.as_str()));
     let mut leads: HashMap<&str, usize> = HashMap::new();
     for config in configs() {
@@ -150,7 +213,8 @@ pub(super) fn layers(images: &[Image], content: &ContentGraph, stacks: &[Snapsho
         let mut ids = Vec::new();
         for archive in content.archives(&config.digest) {
             let (id, amount) = (LayerId::from(format!("archive {archive}")), content.amount(archive));
-            layers.add(MeasuredLayer { id: id.clone(), amount, estimated: false, referenced_by: None });
+            let referenced_by = content.held.get(archive).cloned();
+            layers.add(MeasuredLayer { id: id.clone(), amount, estimated, referenced_by });
             ids.push(id);
         }
         for (snapshotter, top) in tops(config) {
@@ -159,15 +223,24 @@ pub(super) fn layers(images: &[Image], content: &ContentGraph, stacks: &[Snapsho
         }
         // An index that leads to several images belongs to none alone.
         let leading = content.leading_to(&config.digest).into_iter().filter(|digest| leads[digest] == 1);
-        let own = leading.chain([config.digest.as_str()]).map(|digest| content.amount(digest)).sum();
+        let metadata = leading.chain([config.digest.as_str()]);
+        let metadata = metadata.filter(|digest| !content.held.contains_key(*digest));
+        let own = metadata.map(|digest| content.amount(digest)).sum();
         layers.add_image(&config.digest, &ids, own, None);
     }
     layers
 }
 
+/// A size as a Go integer.
+pub(crate) fn positive(size: i64) -> u64 {
+    u64::try_from(size).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::holders::{self, Holder};
+    use crate::proto::images::{Descriptor, Image as ImageRecord};
 
     fn blob(digest: &str, size: i64, labels: &[(&str, &str)]) -> Blob {
         let labels = labels.iter().map(|&(label, text)| (label.to_owned(), text.to_owned())).collect();
@@ -175,7 +248,7 @@ mod tests {
     }
 
     fn snapshot(name: &str, parent: &str, kind: Kind) -> Snapshot {
-        Snapshot { name: name.into(), parent: parent.into(), kind: kind.into() }
+        Snapshot { name: name.into(), parent: parent.into(), kind: kind.into(), ..Snapshot::default() }
     }
 
     fn of(bytes: u64, inodes: u64) -> DiskSpace {
@@ -227,7 +300,7 @@ mod tests {
 
     #[test]
     fn an_image_has_its_archives_and_snapshots_and_beside_them_its_documents() {
-        let found = layers(&images(), &content(), &[stacks(&[])]);
+        let found = layers(&images(), &content(), &[stacks(&[])], false);
         let expected = [
             ("archive archive-1", of(8192, 1)),
             ("archive archive-base", of(8192, 1)),
@@ -244,11 +317,100 @@ mod tests {
     #[test]
     fn the_layers_below_a_container_are_retained() {
         let stacks = stacks(&[snapshot("container", "top-2", Kind::Active)]);
-        let found = layers(&images(), &content(), &[stacks]);
+        let found = layers(&images(), &content(), &[stacks], false);
         let held = found.all().iter().filter(|layer| layer.referenced_by.is_some());
         let mut held: Vec<&str> = held.map(|layer| layer.id.as_str()).collect();
         held.sort_unstable();
         assert_eq!(held, ["overlayfs base", "overlayfs top-2"]);
+    }
+
+    /// The layers that removing images does not free, and what retains them.
+    fn held(holders: &[Holder]) -> Vec<(String, String)> {
+        let (mut content, mut chains) = (content(), vec![stacks(&[])]);
+        holders::mark(holders, &mut content, &mut chains);
+        let found = layers(&images(), &content, &chains, false);
+        let held =
+            found.all().iter().filter_map(|layer| Some((layer.id.to_string(), layer.referenced_by.clone()?)));
+        let mut held: Vec<_> = held.collect();
+        held.sort();
+        held
+    }
+
+    fn pairs(held: &[(&str, &str)]) -> Vec<(String, String)> {
+        held.iter().map(|&(layer, by)| (layer.to_owned(), by.to_owned())).collect()
+    }
+
+    #[test]
+    fn a_lease_retains_what_its_resources_reference_and_a_flat_one_only_these() {
+        let lease = |flat| Holder {
+            by: "lease x".into(),
+            blobs: vec!["manifest-1".into(), "archive-2".into()],
+            snapshots: Vec::new(),
+            flat,
+        };
+        assert_eq!(held(&[lease(true)]), pairs(&[("archive archive-2", "lease x")]));
+        let all = [
+            "archive archive-1",
+            "archive archive-2",
+            "archive archive-base",
+            "overlayfs base",
+            "overlayfs top-1",
+        ];
+        assert_eq!(held(&[lease(false)]), pairs(&all.map(|layer| (layer, "lease x"))));
+        let snapshots = vec![("overlayfs".into(), "top-2".into()), ("native".into(), "top-1".into())];
+        let lease = Holder { by: "lease y".into(), blobs: Vec::new(), snapshots, flat: true };
+        assert_eq!(held(&[lease]), pairs(&[("overlayfs base", "lease y"), ("overlayfs top-2", "lease y")]));
+    }
+
+    #[test]
+    fn blobs_that_another_namespace_has_are_not_freed_and_snapshots_are() {
+        let others = ["archive-1", "config-1", "manifest-1", "index"].map(str::to_owned).to_vec();
+        let (mut content, mut chains) = (content(), vec![stacks(&[])]);
+        holders::mark(&[Holder::namespace("moby", others)], &mut content, &mut chains);
+        let found = layers(&images(), &content, &chains, false);
+        assert_eq!(found.layers_of("config-1").unwrap().own, DiskSpace::ZERO);
+        assert_eq!(found.layers_of("config-2").unwrap().own, of(2 * 4096, 2));
+        let held = found.all().iter().filter(|layer| layer.referenced_by.is_some());
+        assert_eq!(held.map(|layer| layer.id.as_str()).collect::<Vec<_>>(), ["archive archive-1"]);
+    }
+
+    #[test]
+    fn an_image_that_cri_does_not_list_retains_its_layers() {
+        let record = |name: &str, digest: &str| ImageRecord {
+            name: name.into(),
+            target: Some(Descriptor { digest: digest.into() }),
+        };
+        let records = [record("a:1", "index"), record("b:1", "manifest-2"), record("c:1", "archive-base")];
+        let unlisted = |images: &[Image]| holders::unlisted(&records, images, &content());
+        assert_eq!(held(&unlisted(&images())), pairs(&[("archive archive-base", "image c:1")]));
+        let by: Vec<String> = unlisted(&images()[1..]).into_iter().map(|holder| holder.by).collect();
+        assert_eq!(by, ["image a:1", "image c:1"]);
+    }
+
+    #[test]
+    fn labelled_roots_are_retained() {
+        let root = ("containerd.io/gc.root".to_owned(), "now".to_owned());
+        let (mut content, mut top) = (content(), snapshot("top-3", "top-1", Kind::Committed));
+        content.blobs.get_mut("archive-2").unwrap().labels.insert(root.0.clone(), root.1.clone());
+        top.labels.insert(root.0, root.1);
+        let mut chains = vec![stacks(&[top])];
+        let roots = holders::labelled_roots(&content, &chains);
+        holders::mark(&roots, &mut content, &mut chains);
+        let found = layers(&images(), &content, &chains, false);
+        let mut held: Vec<&str> = found
+            .all()
+            .iter()
+            .filter(|layer| layer.referenced_by.is_some())
+            .map(|layer| layer.id.as_str())
+            .collect();
+        held.sort_unstable();
+        assert_eq!(held, ["archive archive-2", "overlayfs base", "overlayfs top-1"]);
+    }
+
+    #[test]
+    fn sizes_are_estimated_while_it_is_unknown_what_else_retains_layers() {
+        let found = layers(&images(), &content(), &[stacks(&[])], true);
+        assert!(!found.all().is_empty() && found.all().iter().all(|layer| layer.estimated));
     }
 
     #[test]
