@@ -152,9 +152,9 @@ pub struct MetricsSettings {
 pub struct CriPinSettings {
     /// Images of keep rules, of the prefetch list and of static pods.
     pub kept: bool,
-    /// Mounted images of the embedded store.
+    /// Mounted images of larder's own store.
     pub mounted: bool,
-    /// Images with a lease of `larder lease` in the embedded store.
+    /// Images with a lease of `larder lease` in larder's own store.
     pub leased: bool,
 }
 

@@ -43,7 +43,7 @@ impl CriPins {
         Ok(pins)
     }
 
-    /// Mounted images of the embedded store.
+    /// Mounted images of larder's own store.
     async fn mounted(&self) -> Result<Pins, BackendError> {
         if self.node.store().is_none() {
             return Ok(Pins::new());
@@ -56,7 +56,7 @@ impl CriPins {
         Ok(mounts.into_iter().map(|mount| (mount.image_id, pin(mount.name))).collect())
     }
 
-    /// Images with a requested lease in the embedded store.
+    /// Images with a requested lease in larder's own store.
     async fn leased(&self) -> Result<Pins, BackendError> {
         let Some(store) = self.node.store() else { return Ok(Pins::new()) };
         let leases = store.uses().await.map_err(ImageUseError::into_backend_error)?;

@@ -94,14 +94,14 @@ pub(super) const SECTIONS: &[Setting] = &[
         BoolCodec,
         cri_pins.mounted,
         Live,
-        "With the embedded store: likewise mounted images. Without it they are not reported, and the store still refuses their removal."
+        "With larder's own store: likewise mounted images. Without it they are not reported, and the store still refuses their removal."
     ),
     setting!(
         "cri.pinLeased",
         BoolCodec,
         cri_pins.leased,
         Live,
-        "With the embedded store: likewise images with a lease of `larder lease`. The leases of pulls and ensures never pin an image: `PullImage` takes one, too."
+        "With larder's own store: likewise images with a lease of `larder lease`. The leases of pulls and ensures never pin an image: `PullImage` takes one, too."
     ),
     setting!("log.level", EnumCodec<Level>, log.level, Live, "The lowest level that is logged. `LARDER_LOG` overrides it."),
     setting!("log.format", EnumCodec<LogFormat>, log.format, Live, "Text, or one JSON object per line."),
