@@ -94,7 +94,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         BoolCodec,
         cri_pins.mounted,
         Live,
-        "With larder's own store: likewise mounted images. Without it they are not reported, and the store still refuses their removal."
+        "With larder's own store: likewise mounted images. If false, they are not reported as pinned; the store refuses their removal in any case."
     ),
     setting!(
         "cri.pinLeased",
