@@ -21,6 +21,10 @@ const BLOCK: u64 = 4096;
 /// Disk usage of an overlayfs snapshot besides its files: its directory, and the kernel's work directory.
 const OVERLAY_DIRS: DiskSpace = DiskSpace { bytes: 2 * BLOCK, inodes: 2 };
 
+/// containerd's own snapshotters. Others may share snapshots between namespaces, or fetch their content later.
+const LOCAL_SNAPSHOTTERS: [&str; 7] =
+    ["overlayfs", "native", "btrfs", "zfs", "devmapper", "blockfile", "erofs"];
+
 /// The blobs and their references.
 pub(crate) struct ContentGraph {
     blobs: HashMap<String, Blob>,
@@ -183,6 +187,7 @@ impl SnapshotChains {
 
     fn layers(&self, estimated: bool) -> impl Iterator<Item = MeasuredLayer> {
         let beside = if self.snapshotter == "overlayfs" { OVERLAY_DIRS } else { DiskSpace::ZERO };
+        let estimated = estimated || !LOCAL_SNAPSHOTTERS.contains(&&*self.snapshotter);
         self.usages.iter().map(move |(name, usage)| MeasuredLayer {
             id: self.id(name),
             amount: *usage + beside,
@@ -411,6 +416,12 @@ mod tests {
     fn sizes_are_estimated_while_it_is_unknown_what_else_retains_layers() {
         let found = layers(&images(), &content(), &[stacks(&[])], true);
         assert!(!found.all().is_empty() && found.all().iter().all(|layer| layer.estimated));
+        let base = snapshot("base", "", Kind::Committed);
+        let remote = SnapshotChains::of("remote", &[base], [("base".to_owned(), of(4096, 1))].into());
+        let found = layers(&images(), &content(), &[stacks(&[]), remote], false);
+        let estimated: Vec<&str> =
+            found.all().iter().filter(|layer| layer.estimated).map(|layer| layer.id.as_str()).collect();
+        assert_eq!(estimated, ["remote base"], "a snapshotter that is not containerd's own");
     }
 
     #[test]

@@ -81,7 +81,7 @@ async fn refused_calls_make_sizes_estimates_and_uses_unknown() {
     backend.pull(&spec, None, None, &ProgressReporter::unwatched()).await.unwrap();
     let images = backend.list().await.unwrap();
     let layers = ContainerdLayers::new(backend.image_channel(), LIMIT);
-    let uses = ContainerdUses::new(backend.image_channel(), LIMIT);
+    let uses = ContainerdUses::new(backend.runtime_channel(), LIMIT);
 
     assert!(!is_estimated(&layers.layers(&images).await.unwrap()));
     assert_eq!(uses.uses().await, Ok(Vec::new()));
@@ -113,7 +113,7 @@ async fn a_container_uses_the_image_below_its_snapshot_whatever_its_name_means_n
         (Containerd::start().unwrap(), RegistryProcess::start(RegistryOptions::default()).unwrap());
     containerd.add_registry(&registry).unwrap();
     let backend = CriBackend::new(Endpoint::at(containerd.socket()), CriConfig::default());
-    let uses = ContainerdUses::new(backend.image_channel(), LIMIT);
+    let uses = ContainerdUses::new(backend.runtime_channel(), LIMIT);
     let name = registry.image("shop/web:1");
     let spec = ImageSpec::named(&name);
     let mut ids = Vec::new();

@@ -132,6 +132,11 @@ impl CriBackend {
         }
     }
 
+    /// The connection to the runtime service, for other services on the same socket.
+    pub fn runtime_channel(&self) -> CriChannel {
+        self.runtime.clone()
+    }
+
     /// The connection to the image service, for other services on the same socket.
     pub fn image_channel(&self) -> CriChannel {
         self.images.clone()

@@ -61,7 +61,7 @@ impl BackendHandle {
     pub(crate) fn unlisted_containers(&self) -> Option<Arc<dyn ImageUseSource>> {
         match self {
             BackendHandle::Runtime(runtime) => {
-                Some(Arc::new(ContainerdUses::new(runtime.image_channel(), runtime.request_timeout())))
+                Some(Arc::new(ContainerdUses::new(runtime.runtime_channel(), runtime.request_timeout())))
             }
             BackendHandle::Store(_) => None,
             #[cfg(feature = "docker")]

@@ -26,7 +26,7 @@ async fn what_is_kept_is_what_a_round_retains_whichever_images_are_asked_about()
         KeepRule::new(name.clone()),
         KeepRule::new(Selector::Digest(id("base:1").to_string())),
         KeepRule::new(Selector::Label("team".into(), None)), // labels are unknown
-        KeepRule { ttl: Some(Duration::from_secs(200)), ..KeepRule::new(name.clone()) },
+        KeepRule { ttl: Some(Duration::from_secs(150)), ..KeepRule::new(name.clone()) },
         KeepRule { budget_bytes: Some(15), ..KeepRule::new(name) },
     ];
     let mut counts = Vec::new();
