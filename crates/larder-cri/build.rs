@@ -1,4 +1,4 @@
-//! Compiles the definitions of CRI, and of containerd's extensions, without a system `protoc`.
+//! Compiles the definitions of CRI without a system `protoc`.
 
 use std::error::Error;
 
@@ -7,9 +7,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     {
         println!("cargo:rerun-if-changed=proto");
     }
-    let definitions =
-        ["runtime/v1/api.proto", "containerd/v1/content.proto", "containerd/v1/snapshots.proto"];
-    let definitions = protox::compile(definitions, ["proto"])?;
+    let definitions = protox::compile(["runtime/v1/api.proto"], ["proto"])?;
     tonic_prost_build::configure()
         .build_transport(false) // the client brings its own connection, the server is started by its user
         .btree_map(".") // sorted annotations, and requests that are equal byte by byte

@@ -18,7 +18,6 @@ use tonic::codegen::http::Uri;
 use tonic::{Code, Request, Response, Status};
 
 use crate::channel::CriChannel;
-use crate::containerd::ContainerdLayers;
 use crate::endpoint::Endpoint;
 use crate::list_streaming::StreamSupport;
 use crate::proto::image_service_client::ImageServiceClient;
@@ -133,9 +132,19 @@ impl CriBackend {
         }
     }
 
-    /// Disk usage of layers, if the runtime is containerd.
-    pub fn containerd_layers(&self) -> ContainerdLayers {
-        ContainerdLayers::new(self.images.clone(), self.config.request_timeout)
+    /// The connection to the runtime service, for other services on the same socket.
+    pub fn runtime_channel(&self) -> CriChannel {
+        self.runtime.clone()
+    }
+
+    /// The connection to the image service, for other services on the same socket.
+    pub fn image_channel(&self) -> CriChannel {
+        self.images.clone()
+    }
+
+    /// Time limit of each method except a pull.
+    pub fn request_timeout(&self) -> Duration {
+        self.config.request_timeout
     }
 
     fn runtime(&self) -> RuntimeServiceClient<CriChannel> {
@@ -317,7 +326,7 @@ impl CriBackend {
 }
 
 /// The authority that runtimes expect over a Unix socket.
-pub(crate) fn origin() -> Uri {
+pub fn origin() -> Uri {
     Uri::from_static("http://localhost")
 }
 

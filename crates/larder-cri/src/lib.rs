@@ -15,7 +15,6 @@
 
 pub mod channel;
 mod client;
-mod containerd;
 mod convert;
 mod endpoint;
 mod list_streaming;
@@ -23,9 +22,10 @@ mod preface;
 pub mod server;
 mod status;
 
-pub use client::{CriBackend, CriConfig};
-pub use containerd::ContainerdLayers;
+pub use client::{CriBackend, CriConfig, origin};
 pub use endpoint::{Endpoint, EndpointError, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover, short_path};
+pub use list_streaming::joined;
+pub use status::{call_error, deadline};
 
 /// Messages and services of CRI v1, as far as larder uses them; generated from `proto/runtime/v1/api.proto`.
 pub mod proto {
@@ -40,27 +40,6 @@ pub mod proto {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.debug_struct("AuthConfig").field("username", &self.username).finish_non_exhaustive()
         }
-    }
-}
-
-/// The parts of containerd's own API that larder uses; generated from `proto/containerd/v1`.
-mod containerd_proto {
-    #![allow(
-        missing_docs,
-        clippy::all,
-        clippy::pedantic,
-        dead_code,
-        unreachable_pub,
-        unused_qualifications,
-        reason = "generated code"
-    )]
-
-    pub(crate) mod content {
-        tonic::include_proto!("containerd.services.content.v1");
-    }
-
-    pub(crate) mod snapshots {
-        tonic::include_proto!("containerd.services.snapshots.v1");
     }
 }
 

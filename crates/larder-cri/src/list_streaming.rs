@@ -34,8 +34,8 @@ impl StreamSupport {
     }
 }
 
-/// The joined parts of a stream.
-pub(crate) async fn joined<P, T>(
+/// The joined parts of a streamed list.
+pub async fn joined<P, T>(
     stream: impl Future<Output = Result<Response<Streaming<P>>, Status>>,
     items: fn(P) -> Vec<T>,
 ) -> Result<Vec<T>, Status> {

@@ -9,7 +9,7 @@ use crate::channel::EndpointUnavailable;
 use crate::endpoint::Endpoint;
 
 /// The error of a call: `rpc error: code = CODE desc = MESSAGE`.
-pub(crate) fn call_error(endpoint: &Endpoint, status: &Status) -> BackendError {
+pub fn call_error(endpoint: &Endpoint, status: &Status) -> BackendError {
     unreachable(endpoint, status).unwrap_or_else(|| BackendError::Call {
         message: format!("rpc error: code = {} desc = {}", code_name(status.code()), status.message()),
         kind: kind(status.code()),
@@ -31,7 +31,7 @@ pub(crate) fn pull_error(endpoint: &Endpoint, status: &Status) -> BackendError {
 }
 
 /// The status of a call after its time limit, in the words of kubelet's client.
-pub(crate) fn deadline() -> Status {
+pub fn deadline() -> Status {
     Status::new(Code::DeadlineExceeded, "context deadline exceeded")
 }
 
@@ -55,6 +55,7 @@ fn kind(code: Code) -> CallErrorKind {
         Code::Cancelled => CallErrorKind::Canceled,
         Code::Unavailable => CallErrorKind::Unavailable,
         Code::Unimplemented => CallErrorKind::Unimplemented,
+        Code::FailedPrecondition => CallErrorKind::FailedPrecondition,
         _ => CallErrorKind::Other,
     }
 }

@@ -57,7 +57,7 @@ impl StoreBackend {
     ) -> Result<T, BackendError> {
         let store = self.store().clone();
         match tokio::task::spawn_blocking(move || question(&store)).await {
-            Ok(answer) => answer.map_err(|error| hinted(&error, CallErrorKind::Other, error.hint())),
+            Ok(answer) => answer.map_err(|error| hinted(&error, kind_of(&error), error.hint())),
             Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
         }
     }
@@ -142,6 +142,13 @@ impl Backend for StoreBackend {
             ..Container::default()
         });
         Ok(ContainerInventory { containers: containers.collect(), sandboxes: Vec::new() })
+    }
+}
+
+fn kind_of(error: &StoreError) -> CallErrorKind {
+    match error {
+        StoreError::Mounted { .. } => CallErrorKind::FailedPrecondition,
+        _ => CallErrorKind::Other,
     }
 }
 

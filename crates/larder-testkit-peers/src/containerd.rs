@@ -2,9 +2,11 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
+use tonic::Request;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Endpoint;
 
@@ -116,6 +118,28 @@ impl Containerd {
         fs_err::read_to_string(self.dir.path().join("containerd.log")).unwrap_or_default()
     }
 
+    /// Runs `ctr` in a namespace and returns what it prints.
+    pub fn ctr(&self, namespace: &str, arguments: &[&str]) -> PeerResult<String> {
+        let mut command = Command::new("ctr");
+        let output = command.arg("-a").arg(self.socket()).args(["-n", namespace]).args(arguments).output()?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        Err(PeerError::new(format_args!("run ctr {}", arguments.join(" ")), text))
+    }
+
+    /// Adds a resource to a lease of a namespace, which `ctr` cannot: `content` and a digest, or `snapshots/SNAPSHOTTER`
+    /// and a key.
+    pub fn add_to_lease(&self, namespace: &str, lease: &str, kind: &str, id: &str) -> PeerResult<()> {
+        let resource = LeaseResource { id: id.to_owned(), kind: kind.to_owned() };
+        let mut request =
+            Request::new(AddLeaseResource { lease: lease.to_owned(), resource: Some(resource) });
+        let namespace = namespace.parse().map_err(|error| PeerError::new("name a namespace", error))?;
+        request.metadata_mut().insert("containerd-namespace", namespace);
+        call(&self.endpoint(), "/containerd.services.leases.v1.Leases/AddResource", request)
+    }
+
     /// Configures access to a registry: plain HTTP, or TLS with the registry's own CA. Takes effect at once.
     pub fn add_registry(&self, registry: &RegistryProcess) -> PeerResult<()> {
         self.knows_at(&registry.address(), registry.scheme(), registry.ca())
@@ -189,23 +213,54 @@ fn overlay_works(dir: &Path) -> bool {
     works
 }
 
-/// Whether a CRI image service answers at the endpoint. Which answer it gives is not looked at.
-fn serves_cri(endpoint: &str) -> bool {
-    // In a thread of its own: the caller may be inside a runtime already.
-    std::thread::scope(|scope| scope.spawn(|| ask_cri(endpoint).is_ok()).join().unwrap_or(false))
+/// `AddResourceRequest` of containerd's lease service.
+#[derive(Clone, PartialEq, prost::Message)]
+struct AddLeaseResource {
+    #[prost(string, tag = "1")]
+    lease: String,
+    #[prost(message, optional, tag = "2")]
+    resource: Option<LeaseResource>,
 }
 
-fn ask_cri(endpoint: &str) -> PeerResult<()> {
+/// `Resource` of containerd's lease service.
+#[derive(Clone, PartialEq, prost::Message)]
+struct LeaseResource {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(string, tag = "2")]
+    kind: String,
+}
+
+/// Whether a CRI image service answers at the endpoint. Which answer it gives is not looked at.
+fn serves_cri(endpoint: &str) -> bool {
+    call(endpoint, "/runtime.v1.ImageService/ListImages", Request::new(())).is_ok()
+}
+
+/// One call, whose answer is not looked at. In a thread of its own: the caller may be inside a runtime already.
+fn call<M: prost::Message + 'static>(
+    endpoint: &str,
+    method: &'static str,
+    request: Request<M>,
+) -> PeerResult<()> {
+    let called = std::thread::scope(|scope| scope.spawn(|| call_here(endpoint, method, request)).join());
+    called.map_err(|_| PeerError::new(method, "the call panicked"))?
+}
+
+fn call_here<M: prost::Message + 'static>(
+    endpoint: &str,
+    method: &'static str,
+    request: Request<M>,
+) -> PeerResult<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let failed = |error: &dyn std::error::Error| PeerError::new("ask for images", error);
+        let failed = |error: &dyn std::error::Error| PeerError::new(method, error);
         let endpoint = Endpoint::from_shared(endpoint.to_owned()).map_err(|error| failed(&error))?;
         let channel = endpoint.connect().await.map_err(|error| failed(&error))?;
         let mut client = tonic::client::Grpc::new(channel);
         client.ready().await.map_err(|error| failed(&error))?;
-        let path = PathAndQuery::from_static("/runtime.v1.ImageService/ListImages");
-        let codec = tonic_prost::ProstCodec::<(), ()>::default();
-        client.unary(tonic::Request::new(()), path, codec).await.map_err(|error| failed(&error))?;
+        let codec = tonic_prost::ProstCodec::<M, ()>::default();
+        let path = PathAndQuery::from_static(method);
+        client.unary(request, path, codec).await.map_err(|error| failed(&error))?;
         Ok(())
     })
 }

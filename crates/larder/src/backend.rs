@@ -252,6 +252,8 @@ pub enum CallErrorKind {
     Denied,
     /// Not enough disk space. CRI has no such code.
     InsufficientSpace,
+    /// The state of the image forbids the call, such as the removal of an image that is kept or mounted.
+    FailedPrecondition,
     /// The runtime did not answer within the deadline of the call.
     DeadlineExceeded,
     /// The call was canceled.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use larder::backend::Backend;
 use larder::gc::{Collector, CollectorBuilder, InspectLayerSource, ReclaimWait};
+use larder_containerd::ContainerdLayers;
 use larder_store::gc_sources::{StoreFsStats, StoreLayerSource};
 
 use super::handle::BackendHandle;
@@ -23,10 +24,14 @@ pub(crate) fn backend_and_collector(handle: &BackendHandle) -> (Arc<dyn Backend>
             (backend, builder)
         }
         BackendHandle::Runtime(runtime) => {
-            let sizes = Arc::new(runtime.containerd_layers());
+            let sizes = ContainerdLayers::new(runtime.image_channel(), runtime.request_timeout());
             let backend: Arc<dyn Backend> = runtime.clone();
-            let layers = InspectLayerSource::new(backend.clone()).with_sizes_from(sizes);
-            (backend.clone(), Collector::builder(backend).layers(Arc::new(layers)))
+            let layers = InspectLayerSource::new(backend.clone()).with_sizes_from(Arc::new(sizes));
+            let mut builder = Collector::builder(backend.clone()).layers(Arc::new(layers));
+            if let Some(unlisted) = handle.unlisted_containers() {
+                builder = builder.use_source(unlisted);
+            }
+            (backend, builder)
         }
         #[cfg(feature = "docker")]
         BackendHandle::Docker(engine) => super::docker::parts(engine),

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use larder::backend::Backend;
+use larder::gc::ImageUseSource;
+use larder_containerd::ContainerdUses;
 use larder_cri::CriBackend;
 #[cfg(feature = "docker")]
 use larder_docker::DockerBackend;
@@ -50,6 +52,18 @@ impl BackendHandle {
         match self {
             BackendHandle::Store(store) => Some(store),
             BackendHandle::Runtime(_) => None,
+            #[cfg(feature = "docker")]
+            BackendHandle::Docker(_) => None,
+        }
+    }
+
+    /// The containers of a runtime that its inventory lacks. Each call is a client of its own.
+    pub(crate) fn unlisted_containers(&self) -> Option<Arc<dyn ImageUseSource>> {
+        match self {
+            BackendHandle::Runtime(runtime) => {
+                Some(Arc::new(ContainerdUses::new(runtime.runtime_channel(), runtime.request_timeout())))
+            }
+            BackendHandle::Store(_) => None,
             #[cfg(feature = "docker")]
             BackendHandle::Docker(_) => None,
         }

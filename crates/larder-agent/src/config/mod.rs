@@ -68,6 +68,8 @@ pub struct Config {
     pub listen: ListenSettings,
     /// Where metrics are served.
     pub metrics: MetricsSettings,
+    /// Which images are pinned over CRI.
+    pub cri_pins: CriPinSettings,
     /// What is logged.
     pub log: LogSettings,
     /// How images are pulled, kubelet's settings included.
@@ -143,6 +145,17 @@ pub struct MetricsSettings {
     pub address: Option<SocketAddr>,
     /// Whether the address may be one that other machines reach.
     pub allow_remote: bool,
+}
+
+/// Which images callers of CRI see as pinned and cannot remove.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CriPinSettings {
+    /// Images of keep rules, of the prefetch list and of static pods.
+    pub kept: bool,
+    /// Mounted images of larder's own store.
+    pub mounted: bool,
+    /// Images with a lease of `larder lease` in larder's own store.
+    pub leased: bool,
 }
 
 /// What is logged.

@@ -19,8 +19,8 @@ use super::config_errors::ConfigErrors;
 use super::file;
 use super::settings::{self, ConfigDraft, Setting};
 use super::{
-    API_VERSION, BackendSetting, Config, CredentialPlugins, KIND, ListenSettings, LogFormat, LogSettings,
-    MetricsSettings, SettingOrigin, StoreSettings,
+    API_VERSION, BackendSetting, Config, CredentialPlugins, CriPinSettings, KIND, ListenSettings, LogFormat,
+    LogSettings, MetricsSettings, SettingOrigin, StoreSettings,
 };
 use crate::environment::DefaultPaths;
 use crate::manifest::tree::{NodeCursor, YamlNode, parse_open};
@@ -224,6 +224,7 @@ impl ConfigDraft {
                 group: None,
             },
             metrics: MetricsSettings { address: Some(([127, 0, 0, 1], 9464).into()), allow_remote: false },
+            cri_pins: CriPinSettings { kept: true, mounted: true, leased: false },
             log: LogSettings { level: tracing::Level::INFO, format: LogFormat::Text },
             pull: PullConfig::default(),
             credential_tokens: TokenPolicy::Keep,

@@ -159,7 +159,8 @@ impl Control for ControlApi {
         }
         let Node { backend, gate, .. } = self.node();
         let store = self.node().store();
-        let mut answer = remove::remove(&request, backend, store, gate).await;
+        let mut answer =
+            remove::remove(&request, backend, store, self.node().unlisted_containers(), gate).await;
         let is_removed =
             |removed: &api::Removed| matches!(removed.result, Some(api::removed::Result::Removed(_)));
         if answer.results.iter().any(is_removed)

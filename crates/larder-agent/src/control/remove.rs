@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use larder::backend::{Backend, BackendError, Container, ContainerInventory, Image, ImageSpec};
 use larder::detached::run_to_completion;
 use larder::error_chain;
-use larder::gc::RemovalGate;
+use larder::gc::{ImageUseError, ImageUseSource, RemovalGate, ReportedUse};
 use larder::hint::Hint;
 use larder::reference::{ImageId, ImageName};
 use larder_api::convert;
@@ -23,16 +23,17 @@ use crate::error::{Error, ErrorKind};
 use naming::ImageNameForm;
 
 /// Removes images one after the other; their names were checked. `store` is the backend, where that is larder's own
-/// store; `gate` is what ensures and collection agree on. An unavailable backend ends it. Dropping
+/// store; `unlisted` reports the containers that the backend's inventory lacks; `gate` is what ensures and collection agree on. An unavailable backend ends it. Dropping
 /// the call ends it after the image that is being removed.
 pub(super) async fn remove(
     request: &RemoveRequest,
     backend: &Arc<dyn Backend>,
     store: Option<&StoreBackend>,
+    unlisted: Option<Arc<dyn ImageUseSource>>,
     gate: &Arc<RemovalGate>,
 ) -> RemoveResponse {
     let mut answer = RemoveResponse::default();
-    if let Err(failure) = remove_all(request, backend, store, gate, &mut answer).await {
+    if let Err(failure) = remove_all(request, backend, store, unlisted, gate, &mut answer).await {
         answer.error = Some(failure.into());
         return answer;
     }
@@ -76,6 +77,7 @@ async fn remove_all(
     request: &RemoveRequest,
     backend: &Arc<dyn Backend>,
     store: Option<&StoreBackend>,
+    unlisted: Option<Arc<dyn ImageUseSource>>,
     gate: &Arc<RemovalGate>,
     answer: &mut RemoveResponse,
 ) -> Result<(), Error> {
@@ -83,6 +85,10 @@ async fn remove_all(
     // Mounts that stay after a forced removal are reported for the store only.
     let looks = !found.is_empty() && (store.is_some() || !request.force);
     let in_use = if looks { backend.container_inventory().await? } else { ContainerInventory::default() };
+    let unlisted = match unlisted {
+        Some(source) if looks => source.uses().await.map_err(ImageUseError::into_backend_error)?,
+        _ => Vec::new(),
+    };
     for RemovalRequest { name, image, ways } in &found {
         if !request.force && naming::has_other_names(image, ways) {
             answer.refuse(other_names(name, image, is_docker(backend).await))?;
@@ -94,6 +100,14 @@ async fn remove_all(
                 Some(_) => mounted(name, &mounts),
                 None => used(name, &users(image, &in_use), &mounts, !is_docker(backend).await),
             })?;
+            continue;
+        }
+        let unlisted = unlisted_users(image, &unlisted);
+        if !unlisted.is_empty() {
+            answer.refuse(
+                Error::failed(format!("{name}: in use by {}", unlisted.join(", ")))
+                    .hint(Hint::from("remove that first; or use ").setting("force", "")),
+            )?;
             continue;
         }
         if let Err(error) = remove_one(&image.id, request.force, backend, store, gate).await {
@@ -223,14 +237,25 @@ fn other_names(name: &str, image: &Image, is_docker: bool) -> Error {
 
 /// What uses an image, whatever name of it the runtime reports: containers, or mounts of larder's own store.
 fn using<'a>(image: &'a Image, in_use: &'a ContainerInventory) -> impl Iterator<Item = &'a Container> {
-    let is_this = |name: &ImageId| {
-        let names = |all: &[String]| all.iter().any(|known| known == name.as_str());
-        *name == image.id || names(&image.repo_tags) || names(&image.repo_digests)
-    };
+    let is_this = |name: &ImageId| is_name_of(image, name);
     in_use
         .containers
         .iter()
         .filter(move |container| is_this(&container.image_id) || container.mounted_images.iter().any(is_this))
+}
+
+fn is_name_of(image: &Image, name: &ImageId) -> bool {
+    let names = |all: &[String]| all.iter().any(|known| known == name.as_str());
+    *name == image.id || names(&image.repo_tags) || names(&image.repo_digests)
+}
+
+/// The containers beside the inventory that use an image, in words, each once.
+pub(super) fn unlisted_users(image: &Image, unlisted: &[ReportedUse]) -> Vec<String> {
+    let of_image = unlisted.iter().filter(|reported| is_name_of(image, &reported.image));
+    let mut users: Vec<String> = of_image.map(|reported| reported.by.to_string()).collect();
+    users.sort_unstable();
+    users.dedup();
+    users
 }
 
 /// The containers that use an image, in words.
@@ -302,7 +327,7 @@ mod tests {
         fake.remove_slowly(minute);
         let backend: Arc<dyn Backend> = Arc::new(fake.clone());
         let request = RemoveRequest { images: vec!["a:1".into(), "b:1".into()], ..RemoveRequest::default() };
-        let removing = remove(&request, &backend, None, &gate);
+        let removing = remove(&request, &backend, None, None, &gate);
         assert!(timeout(minute / 2, removing).await.is_err(), "it goes away");
         assert!(!Arc::clone(&gate).begin_presence_check().lease("sha256:a:1", minute).await);
         let left: Vec<_> = fake.images().into_iter().map(|image| image.id).collect();

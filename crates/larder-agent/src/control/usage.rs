@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use larder::backend::BackendError;
 use larder::error_chain;
-use larder::gc::{Collector, GcPolicy, RetentionBreakdown, holders as who_holds};
+use larder::gc::{Collector, GcPolicy, ImageUseError, RetentionBreakdown, holders as who_holds};
 use larder::image_service::{FilesystemError, FsStats, ImageService, local_disk};
 use larder_api::v1alpha1 as api;
 use larder_store::disk::DiskSpace;
 use larder_store::store::{ImageUsage, Store, StoreError, StoreUsage};
 use tokio::task::spawn_blocking;
 
-use super::remove::users;
+use super::remove::{unlisted_users, users};
 use super::report::usage_by_state;
 use crate::error::Error;
 use crate::node::Node;
@@ -57,11 +57,15 @@ async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> O
 async fn measure(node: &Node) -> Result<api::UsageResponse, Error> {
     let service = ImageService::new(Arc::clone(&node.backend));
     let (list, in_use) = (service.list().await?, service.backend().container_inventory().await?);
+    let unlisted = match node.unlisted_containers() {
+        Some(source) => source.uses().await.map_err(ImageUseError::into_backend_error)?,
+        None => Vec::new(),
+    };
     let found = service.image_filesystem(local_disk).await.map_err(filesystem_error)?;
     let [mut total, mut used, mut unused] = [api::ImageTotal::default(); 3];
     for image in &list {
         add(&mut total, image.size);
-        let is_used = !users(image, &in_use).is_empty();
+        let is_used = !users(image, &in_use).is_empty() || !unlisted_users(image, &unlisted).is_empty();
         add(if is_used { &mut used } else { &mut unused }, image.size);
     }
     let disk = found.disk;

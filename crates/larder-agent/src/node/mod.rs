@@ -7,6 +7,7 @@
 //! A daemon runs its node: health checks, garbage collection on a timer, static pods, prefetch, reloads. A
 //! command that works without a daemon opens one for as long as it lives, with the same settings.
 
+pub(crate) mod cri_pins;
 pub(crate) mod event_log;
 pub(crate) mod health;
 pub(crate) mod metrics;
@@ -25,8 +26,8 @@ use larder::backend::Backend;
 use larder::credentials::NodeKeyring;
 use larder::events::{Event, EventReason, EventSink, EventType, FanOutSink, LogSink, RingSink};
 use larder::gc::{
-    Collector, CollectorBuilder, GcCounts, GcIntervals, GcLoops, GcPolicy, HistoryFile, KeepRule,
-    PostImageGcHook, RemovalGate, UsageRecordFileStore,
+    Collector, CollectorBuilder, GcCounts, GcIntervals, GcLoops, GcPolicy, HistoryFile, ImageUseSource,
+    KeepRule, PostImageGcHook, RemovalGate, UsageRecordFileStore,
 };
 use larder::hint::Hint;
 use larder::pod::ObjectRef;
@@ -213,6 +214,11 @@ impl Node {
     /// larder's own store, if that is the backend.
     pub(crate) fn store(&self) -> Option<&StoreBackend> {
         self.handle.as_ref().and_then(BackendHandle::store)
+    }
+
+    /// The containers of a runtime that its inventory lacks, if there may be any.
+    pub(crate) fn unlisted_containers(&self) -> Option<Arc<dyn ImageUseSource>> {
+        self.handle.as_ref()?.unlisted_containers()
     }
 
     /// larder's own store, for calls that need it.

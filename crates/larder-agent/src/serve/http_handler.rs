@@ -9,7 +9,6 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use larder::pull::ImageManager;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
@@ -45,9 +44,9 @@ impl HttpHandler {
         HttpHandler { node, connections, measuring: Arc::new(Semaphore::new(1)) }
     }
 
-    /// The image manager of the node.
-    pub(super) fn manager(&self) -> &Arc<ImageManager> {
-        &self.node.manager
+    /// The node.
+    pub(super) fn node(&self) -> &Arc<Node> {
+        &self.node
     }
 
     /// Serves on loopback until dropped; without a listener it only waits.

@@ -18,6 +18,7 @@ use super::http_handler::HttpHandler;
 use super::request_memory::{LimitedBody, RequestKind};
 use super::responses::is_grpc;
 use crate::control;
+use crate::node::cri_pins::CriPins;
 
 /// Everything that is served on the socket.
 #[derive(Clone)]
@@ -34,7 +35,9 @@ impl Router {
     /// Beside plain requests. Callers of CRI share the queue, the pulls in flight and the leases of the node.
     pub(crate) fn new(plain: HttpHandler, control: ControlServer<control::ControlApi>) -> Router {
         let about = ServerVersion { name: "larder".into(), version: env!("CARGO_PKG_VERSION").into() };
-        let backend = ManagedBackend::new(Arc::clone(plain.manager()));
+        let node = plain.node();
+        let pins = Arc::new(CriPins::of(Arc::clone(node)));
+        let backend = ManagedBackend::new(Arc::clone(&node.manager)).with_pins(pins);
         let (images, runtime) = services(Arc::new(backend), about);
         Router { plain, images, runtime, control }
     }

@@ -21,6 +21,7 @@ mod index_damage;
 mod joined;
 mod kills;
 mod outages;
+mod pinned;
 mod policy;
 mod serve;
 mod served;

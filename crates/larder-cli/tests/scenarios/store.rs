@@ -54,7 +54,7 @@ impl MachineWithoutRuntime {
 }
 
 /// Whether mounts can be tested; says so loudly if not.
-fn may_mount() -> bool {
+pub(crate) fn may_mount() -> bool {
     if rustix::process::geteuid().is_root() {
         return true;
     }

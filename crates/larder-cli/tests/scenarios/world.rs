@@ -290,12 +290,7 @@ impl Drop for RuntimeFixture {
 }
 
 fn names_in_containerd(containerd: &Containerd) -> Vec<String> {
-    let output = Command::new("ctr")
-        .args(["-a", &containerd.socket().to_string_lossy(), "-n", "k8s.io", "images", "ls", "-q"])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "ctr: {}", String::from_utf8_lossy(&output.stderr));
-    let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+    let lines = containerd.ctr("k8s.io", &["images", "ls", "-q"]).unwrap();
     // containerd keeps a record under each image's id as well.
     lines.lines().filter(|name| !name.starts_with("sha256:")).map(str::to_owned).collect()
 }

@@ -20,6 +20,10 @@ pub(super) fn of(error: &BackendError) -> Status {
         BackendError::Call { message, .. } if REASONS.iter().any(|reason| message.starts_with(reason)) => {
             Status::unknown(message)
         }
+        // Clients print the message only, and the next step is on this node.
+        BackendError::Call { message, kind: CallErrorKind::FailedPrecondition, hint: Some(hint) } => {
+            Status::failed_precondition(format!("{message}; {hint}"))
+        }
         BackendError::Call { message, kind, .. } => {
             let (code, message) = status::behind(message, *kind).unwrap_or((code(*kind), message));
             Status::new(code, message)
@@ -35,6 +39,7 @@ fn code(kind: CallErrorKind) -> Code {
         CallErrorKind::Canceled => Code::Cancelled,
         CallErrorKind::Unavailable => Code::Unavailable,
         CallErrorKind::Unimplemented => Code::Unimplemented,
+        CallErrorKind::FailedPrecondition => Code::FailedPrecondition,
         _ => Code::Unknown,
     }
 }
@@ -65,6 +70,7 @@ mod tests {
             (call(CallErrorKind::Unavailable, "restarting"), Code::Unavailable, "restarting"),
             (call(CallErrorKind::Unimplemented, "what?"), Code::Unimplemented, "what?"),
             (call(CallErrorKind::Other, "boom"), Code::Unknown, "boom"),
+            (call(CallErrorKind::FailedPrecondition, "kept"), Code::FailedPrecondition, "kept; try again"),
             (
                 call(CallErrorKind::Unavailable, "RegistryUnavailable: no route"),
                 Code::Unknown,

@@ -108,9 +108,12 @@ fn config_of(details: &ImageDetails) -> Option<VerboseImageSpec> {
     wrapped.map(|wrapped| wrapped.image_spec).or_else(bare)
 }
 
-#[async_trait]
-impl LayerSource for InspectLayerSource {
-    async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError> {
+impl InspectLayerSource {
+    /// The configs of these images, the known ones without a call. Images with an unreadable config are omitted.
+    async fn configs<'a>(
+        &self,
+        images: &'a [Image],
+    ) -> Result<Vec<(&'a Image, Arc<VerboseImageSpec>)>, BackendError> {
         let mut known = self.known.lock().await;
         let new: Vec<ImageId> = images
             .iter()
@@ -126,6 +129,15 @@ impl LayerSource for InspectLayerSource {
         }
         let present: Vec<(&Image, Arc<VerboseImageSpec>)> =
             images.iter().filter_map(|image| Some((image, known.get(&image.id)?.clone()))).collect();
+        *known = present.iter().map(|(image, config)| (image.id.clone(), Arc::clone(config))).collect();
+        Ok(present)
+    }
+}
+
+#[async_trait]
+impl LayerSource for InspectLayerSource {
+    async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError> {
+        let present = self.configs(images).await?;
         let mut layers = if let Some(layers) = self.reported_sizes(images).await {
             layers
         } else {
@@ -136,8 +148,17 @@ impl LayerSource for InspectLayerSource {
         for (image, config) in &present {
             layers.set_labels(&image.id, config.config.labels.clone().unwrap_or_default());
         }
-        *known = present.into_iter().map(|(image, config)| (image.id.clone(), config)).collect();
         Ok(layers)
+    }
+
+    async fn labels(
+        &self,
+        images: &[Image],
+    ) -> Result<HashMap<ImageId, BTreeMap<String, String>>, BackendError> {
+        let labels = |(image, config): (&Image, Arc<VerboseImageSpec>)| {
+            (image.id.clone(), config.config.labels.clone().unwrap_or_default())
+        };
+        Ok(self.configs(images).await?.into_iter().map(labels).collect())
     }
 }
 

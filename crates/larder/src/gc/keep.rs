@@ -55,6 +55,11 @@ impl KeepRule {
         })
     }
 
+    /// Whether what it retains depends on more than one image and its records: on other images, or on labels.
+    pub(super) fn needs_all_images(&self) -> bool {
+        self.budget_bytes.is_some() || matches!(self.select, Selector::Newest { .. } | Selector::Label(..))
+    }
+
     /// The rule as text, for an image that it retains; `labels_known` of that image.
     pub(super) fn text_for(&self, labels_known: bool) -> String {
         match &self.select {

@@ -13,6 +13,16 @@ use crate::reference::{ImageId, LayerId};
 pub trait LayerSource: Send + Sync {
     /// The layers of these images. Images with unknown layers are omitted.
     async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError>;
+
+    /// The labels of these images' configs. Images with unknown labels are omitted.
+    async fn labels(
+        &self,
+        images: &[Image],
+    ) -> Result<HashMap<ImageId, BTreeMap<String, String>>, BackendError> {
+        let layers = self.layers(images).await?;
+        let labels = |image: &Image| Some((image.id.clone(), layers.layers_of(&image.id)?.labels.clone()?));
+        Ok(images.iter().filter_map(labels).collect())
+    }
 }
 
 /// One layer on disk.

@@ -20,6 +20,7 @@ mod gated_remover;
 mod history;
 mod inspect;
 mod keep;
+mod kept_images;
 mod layers;
 mod loops;
 mod node_status;

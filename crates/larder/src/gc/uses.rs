@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::policy::UseRule;
-use crate::backend::{Backend, BackendError, Image};
+use crate::backend::{Backend, BackendError, CallErrorKind, Image};
 use crate::go_format;
 use crate::reference::ImageId;
 
@@ -35,6 +35,18 @@ pub enum ImageUse {
         /// Id of the container.
         container: String,
         /// `NAMESPACE/NAME` of its pod, empty if not known.
+        pod: String,
+    },
+    /// A container that CRI does not list, such as one of `ctr run`.
+    UnlistedContainer {
+        /// Id of the container.
+        id: String,
+        /// The runtime's namespace of the container and its image, such as `k8s.io`.
+        namespace: String,
+    },
+    /// A pod sandbox, which runs the sandbox image of the runtime.
+    Sandbox {
+        /// `NAMESPACE/NAME` of its pod.
         pod: String,
     },
     /// A lease in the store.
@@ -69,6 +81,10 @@ impl fmt::Display for ImageUse {
                 write!(f, "volume of container {container}")
             }
             ImageUse::Volume { pod, .. } => write!(f, "volume of pod {pod}"),
+            ImageUse::UnlistedContainer { id, namespace } => {
+                write!(f, "container {id} of containerd namespace {namespace}")
+            }
+            ImageUse::Sandbox { pod } => write!(f, "sandbox of pod {pod}"),
             ImageUse::Lease { left } | ImageUse::Ensured { left, .. } if left.is_zero() => {
                 f.write_str("lease")
             }
@@ -116,6 +132,17 @@ pub enum ImageUseError {
 }
 
 impl ImageUseError {
+    /// The same as the error of a backend's call.
+    pub fn into_backend_error(self) -> BackendError {
+        match self {
+            ImageUseError::Backend(error) => error,
+            error => {
+                let message = error.to_string();
+                BackendError::Call { message, kind: CallErrorKind::Other, hint: None }
+            }
+        }
+    }
+
     /// The error of another source.
     pub fn other(error: impl fmt::Display) -> ImageUseError {
         ImageUseError::Other(error.to_string())
@@ -200,14 +227,17 @@ impl ImageUseIndex {
             // Under kubelet's rule a mount counts for the record without a handler only.
             let handler =
                 if rule == UseRule::Ids { handler.or_else(|| Some(String::new())) } else { handler };
-            if let Some(&id) = ids.get(image.as_str()) {
-                by_id.entry(id.clone()).or_default().push((handler.clone(), by.clone()));
-            }
-            let uses = by_id.entry(image).or_default();
-            // Both the gate and a store may report the same ensure.
-            let ensured = |by: &ImageUse| matches!(by, ImageUse::Ensured { .. });
-            if !ensured(&by) || !uses.iter().any(|(_, known)| ensured(known)) {
-                uses.push((handler, by));
+            let named = ids.get(image.as_str()).map(|&id| id.clone());
+            for id in named.into_iter().chain([image]) {
+                let uses: &mut Vec<_> = by_id.entry(id).or_default();
+                // Both the gate and a store may report the same ensure, and a source the same use by ID and by name.
+                let ensured = |by: &ImageUse| matches!(by, ImageUse::Ensured { .. });
+                let is_known = uses.iter().any(|(with, known)| {
+                    (*with == handler && *known == by) || (ensured(known) && ensured(&by))
+                });
+                if !is_known {
+                    uses.push((handler.clone(), by.clone()));
+                }
             }
         }
         ImageUseIndex { by_id }

@@ -1,5 +1,6 @@
 //! A backend that uses the manager, so that all callers share pulls, leases and removals.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -7,13 +8,30 @@ use async_trait::async_trait;
 
 use super::manager::ImageManager;
 use crate::backend::{
-    Backend, BackendError, ContainerInventory, Filesystems, Image, ImageDetails, ImageSpec, ProgressReporter,
-    RuntimeInfo,
+    Backend, BackendError, CallErrorKind, ContainerInventory, Filesystems, Image, ImageDetails, ImageSpec,
+    ProgressReporter, RuntimeInfo,
 };
 use crate::credentials::Credential;
 use crate::detached::run_to_completion;
+use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 use crate::reference::ImageId;
+
+/// Why callers of a [`ManagedBackend`] may not remove an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImagePin {
+    /// The reason, such as `kept by rule 1 (name shop/*)`.
+    pub reason: String,
+    /// How to lift it.
+    pub hint: Hint,
+}
+
+/// The images that callers of a [`ManagedBackend`] may not remove, in addition to those that the backend has pinned.
+#[async_trait]
+pub trait ImagePinSource: Send + Sync {
+    /// The pins of these images, by image ID; possibly also those of others. Must fail rather than omit one.
+    async fn pins(&self, images: &[Image]) -> Result<HashMap<ImageId, ImagePin>, BackendError>;
+}
 
 /// The backend of an [`ImageManager`], for callers that expect a plain backend, such as kubelet over CRI.
 ///
@@ -24,17 +42,48 @@ use crate::reference::ImageId;
 /// * A removal is by id, and one at a time for each image; others of the same image wait, and then find nothing left.
 ///   Once begun, it runs to its end even if the caller is canceled. It ignores leases, which only defer garbage
 ///   collection. Status calls during the removal are answered after it.
+/// * Images of the [pin source](Self::with_pins) are reported as pinned, and their removal fails with
+///   [`CallErrorKind::FailedPrecondition`].
 ///
 /// Leases and removals need a manager that was built with a [`lease`](super::ImageManagerBuilder::lease).
 #[derive(Clone)]
 pub struct ManagedBackend {
     manager: Arc<ImageManager>,
+    pins: Option<Arc<dyn ImagePinSource>>,
 }
 
 impl ManagedBackend {
-    /// The manager's backend, behind it.
+    /// The manager's backend, behind it. Pins no image.
     pub fn new(manager: Arc<ImageManager>) -> Self {
-        ManagedBackend { manager }
+        ManagedBackend { manager, pins: None }
+    }
+
+    /// Also pins the images of this source.
+    #[must_use]
+    pub fn with_pins(self, pins: Arc<dyn ImagePinSource>) -> Self {
+        ManagedBackend { pins: Some(pins), ..self }
+    }
+
+    /// The pins of these images.
+    async fn pins(&self, images: &[Image]) -> Result<HashMap<ImageId, ImagePin>, BackendError> {
+        match &self.pins {
+            Some(pins) => pins.pins(images).await,
+            None => Ok(HashMap::new()),
+        }
+    }
+
+    /// These images, pinned where the source says so.
+    async fn with_pinned(&self, mut images: Vec<Image>) -> Result<Vec<Image>, BackendError> {
+        let pins = self.pins(&images).await?;
+        for image in &mut images {
+            image.pinned |= pins.contains_key(&image.id);
+        }
+        Ok(images)
+    }
+
+    /// One image, pinned where the source says so.
+    async fn with_pin(&self, image: Option<Image>) -> Result<Option<Image>, BackendError> {
+        Ok(self.with_pinned(image.into_iter().collect()).await?.pop())
     }
 
     fn backend(&self) -> &dyn Backend {
@@ -55,19 +104,26 @@ impl Backend for ManagedBackend {
     }
 
     async fn list(&self) -> Result<Vec<Image>, BackendError> {
-        self.backend().list().await
+        self.with_pinned(self.backend().list().await?).await
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        self.manager.leases.lease_found(|| self.backend().status(image), |found| &found.id).await
+        let leases = &self.manager.leases;
+        let found = leases.lease_found(|| self.backend().status(image), |found| &found.id).await?;
+        self.with_pin(found).await
     }
 
     async fn peek_status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        self.backend().peek_status(image).await
+        self.with_pin(self.backend().peek_status(image).await?).await
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
-        self.manager.leases.lease_found(|| self.backend().inspect(image), |found| &found.image.id).await
+        let leases = &self.manager.leases;
+        let found = leases.lease_found(|| self.backend().inspect(image), |found| &found.image.id).await?;
+        let Some(mut details) = found else { return Ok(None) };
+        let pins = self.pins(std::slice::from_ref(&details.image)).await?;
+        details.image.pinned |= pins.contains_key(&details.image.id);
+        Ok(Some(details))
     }
 
     async fn pull(
@@ -85,6 +141,14 @@ impl Backend for ManagedBackend {
             // An image whose status fails, such as one that lacks a layer, can still be removed.
             return self.backend().remove(image).await;
         };
+        // Before the removal begins: that ends the image's lease.
+        if let Some(pin) = self.pins(std::slice::from_ref(&found)).await?.remove(&found.id) {
+            return Err(BackendError::Call {
+                message: format!("cannot remove image {}: {}", image.image, pin.reason),
+                kind: CallErrorKind::FailedPrecondition,
+                hint: Some(pin.hint),
+            });
+        }
         let removing = self.manager.leases.removal(&found.id).await;
         // By ID: the name may refer to another image now.
         let (own, spec) = (self.clone(), ImageSpec { image: found.id.into(), ..image.clone() });

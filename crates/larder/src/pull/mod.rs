@@ -29,7 +29,7 @@ pub use config::{DuplicatePullPolicy, NewCredentialsPolicy, PullConfig, RateLimi
 pub use ensure::{
     BackendAdvice, EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence, Priority,
 };
-pub use managed::ManagedBackend;
+pub use managed::{ImagePin, ImagePinSource, ManagedBackend};
 pub use manager::ImageManager;
 pub use metrics::{EnsureLabels, PullMetrics, TriState, image_size_bucket};
 pub use policy::{PullPolicy, default_policy};

@@ -3,6 +3,7 @@
 mod abandoned;
 mod clocks;
 mod feed;
+mod kept;
 mod loops;
 mod plans;
 mod race;

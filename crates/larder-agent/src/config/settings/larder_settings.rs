@@ -82,6 +82,27 @@ pub(super) const SECTIONS: &[Setting] = &[
         Restart,
         "Allow a `metrics.address` that other machines can reach."
     ),
+    setting!(
+        "cri.pinKept",
+        BoolCodec,
+        cri_pins.kept,
+        Live,
+        "Report images of keep rules, of `prefetch` and of static pods as pinned over CRI, and refuse their removal there."
+    ),
+    setting!(
+        "cri.pinMounted",
+        BoolCodec,
+        cri_pins.mounted,
+        Live,
+        "With larder's own store: likewise mounted images. If false, they are not reported as pinned; the store refuses their removal in any case."
+    ),
+    setting!(
+        "cri.pinLeased",
+        BoolCodec,
+        cri_pins.leased,
+        Live,
+        "With larder's own store: likewise images with a lease of `larder lease`. The leases of pulls and ensures never pin an image: `PullImage` takes one, too."
+    ),
     setting!("log.level", EnumCodec<Level>, log.level, Live, "The lowest level that is logged. `LARDER_LOG` overrides it."),
     setting!("log.format", EnumCodec<LogFormat>, log.format, Live, "Text, or one JSON object per line."),
     setting!(

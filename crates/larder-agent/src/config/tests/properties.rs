@@ -64,8 +64,11 @@ fn another(setting: &Setting) -> &'static str {
         "registry.plainHTTP" => "['1:2', 'a:1']",
         "registry.certsDirs" => "['/a b', /c]",
         "root" | "state" | "staticPodPath" | "listen.socket" => "/p/q",
-        "serializeImagePulls" | "metrics.allowRemote" | "docker.pruneBuildCache" => "true",
-        "runtime.imageVolumes" | "featureGates.KubeletEnsureSecretPulledImages" => "false",
+        "serializeImagePulls" | "metrics.allowRemote" | "docker.pruneBuildCache" | "cri.pinLeased" => "true",
+        "cri.pinKept"
+        | "cri.pinMounted"
+        | "runtime.imageVolumes"
+        | "featureGates.KubeletEnsureSecretPulledImages" => "false",
         key if key.starts_with("featureGates.") => "true",
         _ => match (setting.codec_name)().as_str() {
             "duration" => "77s",

@@ -1,0 +1,433 @@
+//! Computes layers and the images that use them from blobs and snapshots. Pure.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use larder::backend::Image;
+use larder::gc::{DiskSpace, LayerUsageIndex, MeasuredLayer};
+use larder::reference::LayerId;
+
+use crate::proto::content::Info as Blob;
+use crate::proto::snapshots::{Info as Snapshot, Kind};
+
+/// Prefix of the labels of a blob that name the blobs it references.
+pub(crate) const NEEDS_BLOB: &str = "containerd.io/gc.ref.content";
+
+/// Prefix of the label of a config that names the top snapshot of its image; the snapshotter's name follows.
+pub(crate) const NEEDS_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
+
+/// Blobs are files, and use whole blocks of this size on the filesystems of nodes.
+const BLOCK: u64 = 4096;
+
+/// Disk usage of an overlayfs snapshot besides its files: its directory, and the kernel's work directory.
+const OVERLAY_DIRS: DiskSpace = DiskSpace { bytes: 2 * BLOCK, inodes: 2 };
+
+/// containerd's own snapshotters. Others may share snapshots between namespaces, or fetch their content later.
+const LOCAL_SNAPSHOTTERS: [&str; 7] =
+    ["overlayfs", "native", "btrfs", "zfs", "devmapper", "blockfile", "erofs"];
+
+/// The blobs and their references.
+pub(crate) struct ContentGraph {
+    blobs: HashMap<String, Blob>,
+    /// By digest, the blobs that reference it.
+    above: HashMap<String, Vec<String>>,
+    /// By digest, what retains it beside the images that CRI lists.
+    held: HashMap<String, String>,
+}
+
+impl ContentGraph {
+    pub(crate) fn of(blobs: Vec<Blob>) -> ContentGraph {
+        let mut above: HashMap<String, Vec<String>> = HashMap::new();
+        for blob in &blobs {
+            for child in children(blob) {
+                above.entry(child.to_owned()).or_default().push(blob.digest.clone());
+            }
+        }
+        let blobs = blobs.into_iter().map(|blob| (blob.digest.clone(), blob)).collect();
+        ContentGraph { blobs, above, held: HashMap::new() }
+    }
+
+    /// Marks a blob as retained.
+    pub(crate) fn hold(&mut self, digest: String, by: &str) {
+        self.held.entry(digest).or_insert_with(|| by.to_owned());
+    }
+
+    /// A blob and all that it references.
+    pub(crate) fn below<'a>(&'a self, digest: &'a str) -> Vec<&'a str> {
+        let (mut found, mut seen) = (vec![digest], HashSet::from([digest]));
+        let mut next = 0;
+        while let Some(blob) = found.get(next) {
+            let blobs = self.blobs.get(*blob).into_iter().flat_map(children);
+            let new: Vec<&str> = blobs.filter(|digest| seen.insert(digest)).collect();
+            found.extend(new);
+            next += 1;
+        }
+        found
+    }
+
+    /// The snapshots that a blob references, by snapshotter and name.
+    pub(crate) fn top_snapshots(&self, digest: &str) -> impl Iterator<Item = (String, String)> {
+        let tops = self.blobs.get(digest).into_iter().flat_map(tops);
+        tops.map(|(snapshotter, name)| (snapshotter.to_owned(), name.to_owned()))
+    }
+
+    /// The blobs with this label.
+    pub(crate) fn labelled(&self, label: &str) -> impl Iterator<Item = &str> {
+        self.blobs.values().filter(move |blob| blob.labels.contains_key(label)).map(|blob| &*blob.digest)
+    }
+
+    /// The snapshotters that images are unpacked with.
+    pub(crate) fn snapshotters(&self) -> BTreeSet<&str> {
+        self.blobs.values().flat_map(tops).map(|(snapshotter, _)| snapshotter).collect()
+    }
+
+    /// Disk usage of a blob; zero if it is missing, for example because archives are discarded after unpacking.
+    fn amount(&self, digest: &str) -> DiskSpace {
+        self.blobs.get(digest).map_or(DiskSpace::ZERO, |blob| {
+            let bytes = positive(blob.size).next_multiple_of(BLOCK);
+            DiskSpace { bytes, inodes: 1 }
+        })
+    }
+
+    /// The manifests and indexes that lead to a config.
+    fn leading_to(&self, config: &str) -> BTreeSet<&str> {
+        let mut found = BTreeSet::new();
+        let mut waiting = vec![config];
+        while let Some(digest) = waiting.pop() {
+            for above in self.above.get(digest).into_iter().flatten() {
+                if found.insert(above.as_str()) {
+                    waiting.push(above);
+                }
+            }
+        }
+        found
+    }
+
+    /// The archives of the layers of the image with this config.
+    fn archives(&self, config: &str) -> BTreeSet<&str> {
+        let manifests = self.above.get(config).into_iter().flatten();
+        let blobs = manifests.filter_map(|manifest| self.blobs.get(manifest)).flat_map(children);
+        blobs.filter(|blob| *blob != config).collect()
+    }
+}
+
+/// The digests that a blob references.
+fn children(blob: &Blob) -> impl Iterator<Item = &str> {
+    let needs = blob.labels.iter().filter(|(label, _)| label.starts_with(NEEDS_BLOB));
+    needs.map(|(_, digest)| digest.as_str())
+}
+
+/// By snapshotter, the top snapshot of a config.
+fn tops(config: &Blob) -> impl Iterator<Item = (&str, &str)> {
+    let labels = config.labels.iter();
+    labels.filter_map(|(label, top)| Some((label.strip_prefix(NEEDS_SNAPSHOT)?, top.as_str())))
+}
+
+/// The snapshots of one snapshotter.
+pub(crate) struct SnapshotChains {
+    snapshotter: String,
+    parents: HashMap<String, String>,
+    /// By name, what retains it beside the images that CRI lists, such as a container's snapshot.
+    held: HashMap<String, String>,
+    /// The labels of all.
+    labels: HashMap<String, Vec<String>>,
+    usages: HashMap<String, DiskSpace>,
+}
+
+impl SnapshotChains {
+    pub(crate) fn of(
+        snapshotter: &str,
+        all: &[Snapshot],
+        usages: HashMap<String, DiskSpace>,
+    ) -> SnapshotChains {
+        let parents = all.iter().map(|snapshot| (snapshot.name.clone(), snapshot.parent.clone())).collect();
+        let labels =
+            all.iter().map(|snapshot| (snapshot.name.clone(), snapshot.labels.keys().cloned().collect()));
+        let (snapshotter, labels) = (snapshotter.to_owned(), labels.collect());
+        let mut chains = SnapshotChains { snapshotter, parents, held: HashMap::new(), labels, usages };
+        for user in all.iter().filter(|snapshot| snapshot.kind() != Kind::Committed) {
+            chains.hold(&user.name, &format!("snapshot {}", user.name));
+        }
+        chains
+    }
+
+    /// Whether these are the snapshots of this snapshotter.
+    pub(crate) fn is_of(&self, snapshotter: &str) -> bool {
+        self.snapshotter == snapshotter
+    }
+
+    /// Marks a snapshot and its parents as retained.
+    pub(crate) fn hold(&mut self, name: &str, by: &str) {
+        // A snapshot that is not committed belongs to no image.
+        let is_committed = self.usages.contains_key(name);
+        let top = if is_committed { Some(name) } else { self.parents.get(name).map(String::as_str) };
+        let below: Vec<String> =
+            top.into_iter().flat_map(|top| self.down_from(top)).map(str::to_owned).collect();
+        for name in below {
+            self.held.entry(name).or_insert_with(|| by.to_owned());
+        }
+    }
+
+    /// The snapshots with this label, by snapshotter and name.
+    pub(crate) fn labelled(&self, label: &str) -> impl Iterator<Item = (String, String)> {
+        let found = self.labels.iter().filter(move |(_, labels)| labels.iter().any(|known| known == label));
+        found.map(|(name, _)| (self.snapshotter.clone(), name.clone()))
+    }
+
+    /// A committed snapshot and its parents.
+    fn down_from<'a>(&'a self, top: &'a str) -> impl Iterator<Item = &'a str> {
+        let present = |name: &&str| self.usages.contains_key(*name);
+        let below = move |name: &&str| self.parents.get(*name).map(String::as_str).filter(present);
+        // Bounds the loop, whatever the response contains.
+        std::iter::successors(Some(top).filter(present), below).take(self.usages.len())
+    }
+
+    fn id(&self, name: &str) -> LayerId {
+        format!("{} {name}", self.snapshotter).into()
+    }
+
+    fn layers(&self, estimated: bool) -> impl Iterator<Item = MeasuredLayer> {
+        let beside = if self.snapshotter == "overlayfs" { OVERLAY_DIRS } else { DiskSpace::ZERO };
+        let estimated = estimated || !LOCAL_SNAPSHOTTERS.contains(&&*self.snapshotter);
+        self.usages.iter().map(move |(name, usage)| MeasuredLayer {
+            id: self.id(name),
+            amount: *usage + beside,
+            estimated,
+            referenced_by: self.held.get(name).cloned(),
+        })
+    }
+}
+
+/// Layers are snapshots and the archives they were unpacked from. An image whose config is missing is skipped. The sizes
+/// are `estimated` unless everything that retains a layer is known.
+pub(crate) fn layers(
+    images: &[Image],
+    content: &ContentGraph,
+    stacks: &[SnapshotChains],
+    estimated: bool,
+) -> LayerUsageIndex {
+    let mut layers = LayerUsageIndex::unknown();
+    stacks.iter().flat_map(|chains| chains.layers(estimated)).for_each(|layer| layers.add(layer));
+    let configs = || images.iter().filter_map(|image| content.blobs.get(image.id.as_str()));
+    let mut leads: HashMap<&str, usize> = HashMap::new();
+    for config in configs() {
+        for digest in content.leading_to(&config.digest) {
+            *leads.entry(digest).or_default() += 1;
+        }
+    }
+    for config in configs() {
+        let mut ids = Vec::new();
+        for archive in content.archives(&config.digest) {
+            let (id, amount) = (LayerId::from(format!("archive {archive}")), content.amount(archive));
+            let referenced_by = content.held.get(archive).cloned();
+            layers.add(MeasuredLayer { id: id.clone(), amount, estimated, referenced_by });
+            ids.push(id);
+        }
+        for (snapshotter, top) in tops(config) {
+            let of = stacks.iter().filter(|stacks| stacks.snapshotter == snapshotter);
+            ids.extend(of.flat_map(|stacks| stacks.down_from(top).map(|name| stacks.id(name))));
+        }
+        // An index that leads to several images belongs to none alone.
+        let leading = content.leading_to(&config.digest).into_iter().filter(|digest| leads[digest] == 1);
+        let metadata = leading.chain([config.digest.as_str()]);
+        let metadata = metadata.filter(|digest| !content.held.contains_key(*digest));
+        let own = metadata.map(|digest| content.amount(digest)).sum();
+        layers.add_image(&config.digest, &ids, own, None);
+    }
+    layers
+}
+
+/// A size as a Go integer.
+pub(crate) fn positive(size: i64) -> u64 {
+    u64::try_from(size).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::holders::{self, Holder};
+    use crate::proto::images::{Descriptor, Image as ImageRecord};
+
+    fn blob(digest: &str, size: i64, labels: &[(&str, &str)]) -> Blob {
+        let labels = labels.iter().map(|&(label, text)| (label.to_owned(), text.to_owned())).collect();
+        Blob { digest: digest.into(), size, labels }
+    }
+
+    fn snapshot(name: &str, parent: &str, kind: Kind) -> Snapshot {
+        Snapshot { name: name.into(), parent: parent.into(), kind: kind.into(), ..Snapshot::default() }
+    }
+
+    fn of(bytes: u64, inodes: u64) -> DiskSpace {
+        DiskSpace { bytes, inodes }
+    }
+
+    /// Two images on one base; an index leads to the first.
+    fn content() -> ContentGraph {
+        let image = |number: &str, top: &str| {
+            let (config, archive) = (format!("config-{number}"), format!("archive-{number}"));
+            let needs = [
+                ("containerd.io/gc.ref.content.config", config.as_str()),
+                ("containerd.io/gc.ref.content.l.0", "archive-base"),
+                ("containerd.io/gc.ref.content.l.1", archive.as_str()),
+            ];
+            [
+                blob(&format!("manifest-{number}"), 700, &needs),
+                blob(&config, 900, &[("containerd.io/gc.ref.snapshot.overlayfs", top)]),
+                blob(&archive, 5000, &[("containerd.io/uncompressed", "sha256:x")]),
+            ]
+        };
+        let index = blob("index", 300, &[("containerd.io/gc.ref.content.m.0", "manifest-1")]);
+        let blobs = [index, blob("archive-base", 4097, &[])];
+        ContentGraph::of(blobs.into_iter().chain(image("1", "top-1")).chain(image("2", "top-2")).collect())
+    }
+
+    fn stacks(more: &[Snapshot]) -> SnapshotChains {
+        let mut all = vec![
+            snapshot("base", "", Kind::Committed),
+            snapshot("top-1", "base", Kind::Committed),
+            snapshot("top-2", "base", Kind::Committed),
+        ];
+        all.extend_from_slice(more);
+        let usages = [("base", of(40960, 9)), ("top-1", of(8192, 2)), ("top-2", of(4096, 1))];
+        SnapshotChains::of("overlayfs", &all, usages.map(|(name, usage)| (name.to_owned(), usage)).into())
+    }
+
+    fn images() -> Vec<Image> {
+        ["config-1", "config-2", "unknown"].map(|id| Image { id: id.into(), ..Image::default() }).into()
+    }
+
+    /// The layers of an image, by id.
+    fn layers_of(layers: &LayerUsageIndex, image: &str) -> Vec<(LayerId, DiskSpace)> {
+        let known = layers.layers_of(image).unwrap().layers.iter().map(|&at| &layers.all()[at as usize]);
+        let mut known: Vec<_> = known.map(|layer| (layer.id.clone(), layer.amount)).collect();
+        known.sort_by(|(a, _), (b, _)| a.cmp(b));
+        known
+    }
+
+    #[test]
+    fn an_image_has_its_archives_and_snapshots_and_beside_them_its_documents() {
+        let found = layers(&images(), &content(), &[stacks(&[])], false);
+        let expected = [
+            ("archive archive-1", of(8192, 1)),
+            ("archive archive-base", of(8192, 1)),
+            ("overlayfs base", of(40960 + 8192, 11)),
+            ("overlayfs top-1", of(8192 + 8192, 4)),
+        ];
+        assert_eq!(layers_of(&found, "config-1"), expected.map(|(id, amount)| (id.into(), amount)));
+        assert_eq!(found.layers_of("config-1").unwrap().own, of(3 * 4096, 3), "config, manifest, index");
+        assert_eq!(found.layers_of("config-2").unwrap().own, of(2 * 4096, 2), "config, manifest");
+        assert_eq!(found.layers_of("unknown"), None);
+        assert!(found.all().iter().all(|layer| !layer.estimated && layer.referenced_by.is_none()));
+    }
+
+    #[test]
+    fn the_layers_below_a_container_are_retained() {
+        let stacks = stacks(&[snapshot("container", "top-2", Kind::Active)]);
+        let found = layers(&images(), &content(), &[stacks], false);
+        let held = found.all().iter().filter(|layer| layer.referenced_by.is_some());
+        let mut held: Vec<&str> = held.map(|layer| layer.id.as_str()).collect();
+        held.sort_unstable();
+        assert_eq!(held, ["overlayfs base", "overlayfs top-2"]);
+    }
+
+    /// The layers that removing images does not free, and what retains them.
+    fn held(holders: &[Holder]) -> Vec<(String, String)> {
+        let (mut content, mut chains) = (content(), vec![stacks(&[])]);
+        holders::mark(holders, &mut content, &mut chains);
+        let found = layers(&images(), &content, &chains, false);
+        let held =
+            found.all().iter().filter_map(|layer| Some((layer.id.to_string(), layer.referenced_by.clone()?)));
+        let mut held: Vec<_> = held.collect();
+        held.sort();
+        held
+    }
+
+    fn pairs(held: &[(&str, &str)]) -> Vec<(String, String)> {
+        held.iter().map(|&(layer, by)| (layer.to_owned(), by.to_owned())).collect()
+    }
+
+    #[test]
+    fn a_lease_retains_what_its_resources_reference_and_a_flat_one_only_these() {
+        let lease = |flat| Holder {
+            by: "lease x".into(),
+            blobs: vec!["manifest-1".into(), "archive-2".into()],
+            snapshots: Vec::new(),
+            flat,
+        };
+        assert_eq!(held(&[lease(true)]), pairs(&[("archive archive-2", "lease x")]));
+        let all = [
+            "archive archive-1",
+            "archive archive-2",
+            "archive archive-base",
+            "overlayfs base",
+            "overlayfs top-1",
+        ];
+        assert_eq!(held(&[lease(false)]), pairs(&all.map(|layer| (layer, "lease x"))));
+        let snapshots = vec![("overlayfs".into(), "top-2".into()), ("native".into(), "top-1".into())];
+        let lease = Holder { by: "lease y".into(), blobs: Vec::new(), snapshots, flat: true };
+        assert_eq!(held(&[lease]), pairs(&[("overlayfs base", "lease y"), ("overlayfs top-2", "lease y")]));
+    }
+
+    #[test]
+    fn blobs_that_another_namespace_has_are_not_freed_and_snapshots_are() {
+        let others = ["archive-1", "config-1", "manifest-1", "index"].map(str::to_owned).to_vec();
+        let (mut content, mut chains) = (content(), vec![stacks(&[])]);
+        holders::mark(&[Holder::namespace("moby", others)], &mut content, &mut chains);
+        let found = layers(&images(), &content, &chains, false);
+        assert_eq!(found.layers_of("config-1").unwrap().own, DiskSpace::ZERO);
+        assert_eq!(found.layers_of("config-2").unwrap().own, of(2 * 4096, 2));
+        let held = found.all().iter().filter(|layer| layer.referenced_by.is_some());
+        assert_eq!(held.map(|layer| layer.id.as_str()).collect::<Vec<_>>(), ["archive archive-1"]);
+    }
+
+    #[test]
+    fn an_image_that_cri_does_not_list_retains_its_layers() {
+        let record = |name: &str, digest: &str| ImageRecord {
+            name: name.into(),
+            target: Some(Descriptor { digest: digest.into() }),
+        };
+        let records = [record("a:1", "index"), record("b:1", "manifest-2"), record("c:1", "archive-base")];
+        let unlisted = |images: &[Image]| holders::unlisted(&records, images, &content());
+        assert_eq!(held(&unlisted(&images())), pairs(&[("archive archive-base", "image c:1")]));
+        let by: Vec<String> = unlisted(&images()[1..]).into_iter().map(|holder| holder.by).collect();
+        assert_eq!(by, ["image a:1", "image c:1"]);
+    }
+
+    #[test]
+    fn labelled_roots_are_retained() {
+        let root = ("containerd.io/gc.root".to_owned(), "now".to_owned());
+        let (mut content, mut top) = (content(), snapshot("top-3", "top-1", Kind::Committed));
+        content.blobs.get_mut("archive-2").unwrap().labels.insert(root.0.clone(), root.1.clone());
+        top.labels.insert(root.0, root.1);
+        let mut chains = vec![stacks(&[top])];
+        let roots = holders::labelled_roots(&content, &chains);
+        holders::mark(&roots, &mut content, &mut chains);
+        let found = layers(&images(), &content, &chains, false);
+        let mut held: Vec<&str> = found
+            .all()
+            .iter()
+            .filter(|layer| layer.referenced_by.is_some())
+            .map(|layer| layer.id.as_str())
+            .collect();
+        held.sort_unstable();
+        assert_eq!(held, ["archive archive-2", "overlayfs base", "overlayfs top-1"]);
+    }
+
+    #[test]
+    fn sizes_are_estimated_while_it_is_unknown_what_else_retains_layers() {
+        let found = layers(&images(), &content(), &[stacks(&[])], true);
+        assert!(!found.all().is_empty() && found.all().iter().all(|layer| layer.estimated));
+        let base = snapshot("base", "", Kind::Committed);
+        let remote = SnapshotChains::of("remote", &[base], [("base".to_owned(), of(4096, 1))].into());
+        let found = layers(&images(), &content(), &[stacks(&[]), remote], false);
+        let estimated: Vec<&str> =
+            found.all().iter().filter(|layer| layer.estimated).map(|layer| layer.id.as_str()).collect();
+        assert_eq!(estimated, ["remote base"], "a snapshotter that is not containerd's own");
+    }
+
+    #[test]
+    fn snapshots_in_a_circle_do_not_hang_it() {
+        let all = [snapshot("a", "b", Kind::Committed), snapshot("b", "a", Kind::Committed)];
+        let usages = ["a", "b"].map(|name| (name.to_owned(), of(1, 1))).into();
+        assert_eq!(SnapshotChains::of("overlayfs", &all, usages).down_from("a").count(), 2);
+    }
+}

@@ -1,0 +1,62 @@
+//! Clients of containerd's own API, which it serves on the socket of CRI: the disk usage of images, and what uses them
+//! beside CRI.
+//!
+//! ```text
+//! ContainerdLayers -> content, snapshots            -> layers of images   \
+//!        '----------> images, leases, namespaces    -> what else has them  > garbage collection
+//! ContainerdUses   -> containers that CRI omits     -> images in use      /
+//! ```
+//!
+//! Read `layers.rs` first. `graph.rs` and `holders.rs` are pure.
+//!
+//! Promises: larder reads this API only; a runtime without it, such as CRI-O, has no sizes and no further uses; if a part
+//! of it is refused, sizes are marked as estimated, and unknown uses are an error.
+
+mod client;
+mod graph;
+mod holders;
+mod layers;
+mod uses;
+
+pub use layers::ContainerdLayers;
+pub use uses::ContainerdUses;
+
+/// The parts of containerd's API that larder uses; generated from `proto`.
+mod proto {
+    #![allow(
+        missing_docs,
+        clippy::all,
+        clippy::pedantic,
+        dead_code,
+        unreachable_pub,
+        unused_qualifications,
+        reason = "generated code"
+    )]
+
+    pub(crate) mod containers {
+        tonic::include_proto!("containerd.services.containers.v1");
+    }
+
+    pub(crate) mod content {
+        tonic::include_proto!("containerd.services.content.v1");
+    }
+
+    pub(crate) mod images {
+        tonic::include_proto!("containerd.services.images.v1");
+    }
+
+    pub(crate) mod leases {
+        tonic::include_proto!("containerd.services.leases.v1");
+    }
+
+    pub(crate) mod namespaces {
+        tonic::include_proto!("containerd.services.namespaces.v1");
+    }
+
+    pub(crate) mod snapshots {
+        tonic::include_proto!("containerd.services.snapshots.v1");
+    }
+}
+
+/// The namespace in which containerd's CRI plugin stores images.
+const NAMESPACE: &str = "k8s.io";

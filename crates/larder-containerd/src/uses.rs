@@ -1,0 +1,107 @@
+//! Containers that CRI does not list: those of `ctr run` and `nerdctl` in the namespace of CRI, and pod sandboxes.
+//!
+//! A container names its image, but the name may point at another image now. So the images with the layers that its
+//! snapshot lies on are in use, too.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use larder::gc::{ImageUse, ImageUseError, ImageUseSource, ReportedUse};
+use larder::reference::ImageId;
+use larder_cri::channel::CriChannel;
+use tokio::sync::Mutex;
+use tonic::{Code, Status};
+
+use crate::NAMESPACE;
+use crate::client::ContainerdClient;
+use crate::graph::NEEDS_SNAPSHOT;
+use crate::proto::containers::Container;
+
+/// All but the containers that CRI lists.
+const NOT_LISTED: &str = "labels.\"io.cri-containerd.kind\"!=container";
+
+/// The label of containers and sandboxes of CRI.
+const KIND: &str = "io.cri-containerd.kind";
+
+/// Number of containers queried concurrently.
+const CALLS_AT_ONCE: usize = 8;
+
+/// Queries containerd for containers that CRI does not list. Other runtimes have none.
+pub struct ContainerdUses {
+    client: ContainerdClient,
+    /// By ID of a container, the images below its snapshot; they do not change during its life.
+    known: Mutex<HashMap<String, Vec<ImageId>>>,
+}
+
+impl ContainerdUses {
+    /// Over this connection; `timeout` limits each query with all its calls.
+    pub fn new(channel: CriChannel, timeout: Duration) -> ContainerdUses {
+        ContainerdUses { client: ContainerdClient::new(channel, timeout), known: Mutex::default() }
+    }
+
+    async fn look(&self) -> Result<Vec<ReportedUse>, Status> {
+        let containers = match self.client.containers(NAMESPACE, NOT_LISTED).await {
+            Err(status) if status.code() == Code::Unimplemented => return Ok(Vec::new()),
+            listed => listed?,
+        };
+        let mut known = self.known.lock().await;
+        let ids: HashSet<&str> = containers.iter().map(|container| container.id.as_str()).collect();
+        known.retain(|id, _| ids.contains(id.as_str()));
+        let new: Vec<&Container> =
+            containers.iter().filter(|container| !known.contains_key(&container.id)).collect();
+        let calls = new.into_iter().map(|container| async move {
+            self.images_below(container).await.map(|images| (container.id.clone(), images))
+        });
+        let mut answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
+        while let Some((id, images)) = answers.try_next().await? {
+            known.insert(id, images);
+        }
+        let uses = |container: &Container| {
+            let named = (!container.image.is_empty()).then(|| ImageId::from(container.image.as_str()));
+            let below = known.get(&container.id).cloned().unwrap_or_default();
+            let by = use_by(container);
+            let reported = move |image| ReportedUse { image, handler: None, by: by.clone() };
+            named.into_iter().chain(below).map(reported).collect::<Vec<_>>()
+        };
+        Ok(containers.iter().flat_map(uses).collect())
+    }
+
+    /// The images that were unpacked into the snapshot below that of a container.
+    async fn images_below(&self, container: &Container) -> Result<Vec<ImageId>, Status> {
+        let Container { snapshotter, snapshot_key, .. } = container;
+        if snapshot_key.is_empty() {
+            return Ok(Vec::new());
+        }
+        let snapshot = match self.client.snapshot(NAMESPACE, snapshotter, snapshot_key).await {
+            Err(status) if status.code() == Code::NotFound => return Ok(Vec::new()),
+            found => found?,
+        };
+        if snapshot.parent.is_empty() {
+            return Ok(Vec::new());
+        }
+        let filter = format!("labels.\"{NEEDS_SNAPSHOT}{snapshotter}\"==\"{}\"", snapshot.parent);
+        let configs = self.client.content(NAMESPACE, Some(filter)).await?;
+        Ok(configs.into_iter().map(|config| config.digest.into()).collect())
+    }
+}
+
+fn use_by(container: &Container) -> ImageUse {
+    let label = |name: &str| container.labels.get(name).map(String::as_str);
+    let pod = (label("io.kubernetes.pod.namespace"), label("io.kubernetes.pod.name"));
+    match (label(KIND), pod) {
+        (Some("sandbox"), (Some(namespace), Some(name))) => {
+            ImageUse::Sandbox { pod: format!("{namespace}/{name}") }
+        }
+        _ => ImageUse::UnlistedContainer { id: container.id.clone(), namespace: NAMESPACE.to_owned() },
+    }
+}
+
+#[async_trait]
+impl ImageUseSource for ContainerdUses {
+    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
+        let found = self.client.within_limit(self.look()).await;
+        found.map_err(|status| self.client.error(&status).into())
+    }
+}

@@ -1,0 +1,54 @@
+//! The images that keep rules retain now, for callers that remove images without a round.
+
+use std::collections::HashMap;
+
+use super::collector::Collector;
+use super::keep::{self, KeepRule, KeepRuleInput};
+use super::usage_records::handler_of;
+use crate::backend::{BackendError, Image};
+use crate::reference::ImageId;
+
+impl Collector {
+    /// Of these images, those that a keep rule retains, each with the index of the rule in the [policy](Self::policy).
+    /// Updates no records; an image without a record is first seen now. Lists all images if a rule compares images or
+    /// selects by label, and calls the backend in no other case.
+    pub async fn kept_images(&self, images: &[Image]) -> Result<HashMap<ImageId, usize>, BackendError> {
+        let policy = self.policy();
+        if policy.keep.is_empty() || images.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let all;
+        let compared = if policy.keep.iter().any(KeepRule::needs_all_images) {
+            all = self.parts.backend.list().await?;
+            &all
+        } else {
+            images
+        };
+        let labels = match &self.parts.layers {
+            Some(source) if policy.asks_for_labels() => source.labels(compared).await?,
+            _ => HashMap::new(),
+        };
+        let names: Vec<Vec<String>> = compared
+            .iter()
+            .map(|image| image.repo_tags.iter().chain(&image.repo_digests).cloned().collect())
+            .collect();
+        let (records, now) = (self.records(), self.parts.clock.read().wall);
+        let inputs = compared.iter().zip(&names).map(|(image, names)| {
+            let record = records.get(&image.id, handler_of(image));
+            KeepRuleInput {
+                id: &image.id,
+                names,
+                labels: labels.get(&image.id),
+                size: image.size,
+                first_seen: record.map_or(now, |record| record.first_seen),
+                last_used: record.and_then(|record| record.last_used),
+            }
+        });
+        let inputs: Vec<KeepRuleInput<'_>> = inputs.collect();
+        let kept = keep::matching_rules(now, &policy.keep, &inputs);
+        let mut kept: HashMap<ImageId, usize> =
+            compared.iter().zip(kept).filter_map(|(image, rule)| Some((image.id.clone(), rule?))).collect();
+        kept.retain(|id, _| images.iter().any(|image| image.id == *id));
+        Ok(kept)
+    }
+}
