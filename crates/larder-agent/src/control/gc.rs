@@ -99,9 +99,10 @@ pub(super) async fn failure_of(collector: &Collector, error: GcError) -> Error {
 /// Why a round did not do all that it should, as a failure with its exit code.
 pub(crate) fn failure(error: GcError) -> Error {
     match error {
-        GcError::List(error) | GcError::Layers(error) | GcError::Disk(FilesystemError::Backend(error)) => {
-            error.into()
-        }
+        GcError::List(error)
+        | GcError::Layers(error)
+        | GcError::Reclaim(error)
+        | GcError::Disk(FilesystemError::Backend(error)) => error.into(),
         GcError::Uses(error) => {
             Error::failed(format!("cannot determine image usage: {error}; removed nothing"))
                 .hint(Hint::from("fix the cause, then rerun ").command(["gc"]))
