@@ -37,6 +37,17 @@ pub struct SpaceEstimate {
     pub least: DiskSpace,
 }
 
+impl SpaceEstimate {
+    /// Without the `downloaded` bytes of its archives that are on disk already. The least has only the largest archive.
+    pub(crate) fn after_download(self, downloaded: u64, largest: u64) -> SpaceEstimate {
+        let without = |need: DiskSpace, bytes| DiskSpace { bytes: need.bytes.saturating_sub(bytes), ..need };
+        SpaceEstimate {
+            likely: without(self.likely, downloaded),
+            least: without(self.least, downloaded.min(largest)),
+        }
+    }
+}
+
 impl Default for UnpackRatio {
     fn default() -> UnpackRatio {
         FIRST
