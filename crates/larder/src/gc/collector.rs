@@ -189,6 +189,17 @@ impl Collector {
         round.instrument(tracing::info_span!("gc_round", goal = goal.name())).await
     }
 
+    /// What [`reclaim_only`](Collector::reclaim_only) would do now.
+    pub async fn plan_reclaim_only(&self) -> Result<GcReport, GcError> {
+        let before = self.checked(self.parts.disk.measure().await?)?;
+        let reclaimed = match &self.parts.reclaim {
+            Some(source) => source.reclaimable(ReclaimTrigger::Request).await.map_err(GcError::Reclaim)?,
+            None => SpaceBesideImages::default(),
+        };
+        let after = filesystem_stats::with_more_free(before, reclaimed.total());
+        Ok(GcReport { reclaimed, before: Some(before), after: Some(after), ..GcReport::default() })
+    }
+
     /// Reclaims all space beside images that no running pull uses, and removes no image.
     pub async fn reclaim_only(&self) -> Result<GcReport, GcError> {
         let _turn = self.round.lock().await;
@@ -377,8 +388,8 @@ impl Collector {
     }
 
     async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
-        let Some(reclaimer) = &self.parts.reclaim else { return Ok(SpaceBesideImages::default()) };
-        let reclaimed = reclaimer.reclaim(trigger).await?;
+        let Some(source) = &self.parts.reclaim else { return Ok(SpaceBesideImages::default()) };
+        let reclaimed = source.reclaim(trigger).await?;
         if reclaimed.total() != DiskSpace::ZERO {
             tracing::info!("reclaimed {reclaimed}");
         }
