@@ -9,6 +9,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder::backend::ProgressReporter;
 use larder::gc::ReclaimTrigger;
@@ -132,8 +133,19 @@ impl SmallDiskImage {
 
     /// Brings an image, and returns when all threads that worked at it have ended.
     fn bring(&self, store: &Store, how: ImportMethod, name: &str) -> Result<(), PullError> {
+        self.bring_beside(store, how, name, DiskSpace::default())
+    }
+
+    /// The same, with a reserve.
+    fn bring_beside(
+        &self,
+        store: &Store,
+        how: ImportMethod,
+        name: &str,
+        reserve: DiskSpace,
+    ) -> Result<(), PullError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        runtime.unwrap().block_on(self.bring_in_runtime(store, how, name))
+        runtime.unwrap().block_on(self.bring_in_runtime(store, how, name, reserve))
     }
 
     /// Pulls one layer after another, the largest first.
@@ -149,8 +161,14 @@ impl SmallDiskImage {
         runtime.block_on(puller.pull(&name, None, &ProgressReporter::unwatched())).map(drop)
     }
 
-    async fn bring_in_runtime(&self, store: &Store, how: ImportMethod, name: &str) -> Result<(), PullError> {
-        let config = StorePullConfig { reserve: DiskSpace::default(), ..StorePullConfig::default() };
+    async fn bring_in_runtime(
+        &self,
+        store: &Store,
+        how: ImportMethod,
+        name: &str,
+        reserve: DiskSpace,
+    ) -> Result<(), PullError> {
+        let config = StorePullConfig { reserve, ..StorePullConfig::default() };
         let puller = StorePuller::new(store.clone(), RegistryClient::new(RegistryConfig::default()), config);
         match how {
             ImportMethod::Pull => {
@@ -387,4 +405,55 @@ fn a_download_of_a_pull_that_failed_does_not_keep_another_one_out() {
     source.bring(&store, ImportMethod::Pull, "other").unwrap_or_else(|error| panic!("{}", chain(&error)));
     assert_eq!(sound_images(&store, "the other image").len(), 1);
     assert!(store.usage().unwrap().ingest.bytes < 1 << 20, "it gave way");
+}
+
+/// The least that is free on the disk while something runs.
+fn least_free_during(disk: &SmallDisk, run: impl FnOnce()) -> DiskSpace {
+    let ended = AtomicBool::new(false);
+    let look = || {
+        let stat = rustix::fs::statvfs(disk.path()).unwrap();
+        DiskSpace { bytes: stat.f_bavail * stat.f_frsize, inodes: stat.f_favail }
+    };
+    std::thread::scope(|scope| {
+        let watching = scope.spawn(|| {
+            let mut least = look();
+            while !ended.load(Ordering::Acquire) {
+                let now = look();
+                least = DiskSpace { bytes: least.bytes.min(now.bytes), inodes: least.inodes.min(now.inodes) };
+                std::thread::yield_now();
+            }
+            least
+        });
+        run();
+        ended.store(true, Ordering::Release);
+        watching.join().unwrap()
+    })
+}
+
+#[test]
+fn a_layer_that_swells_stops_at_the_reserve() {
+    let Some(disk) = SmallDisk::new(64, 4000) else { return };
+    let source = SmallDiskImage::new();
+    source.add(&ImageBuilder::new().layer(LayerFiles::new().file("srv/bomb", vec![0; 200 << 20])), "bytes");
+    source.add(&numerous(), "inodes");
+    let store = open(&disk);
+    let reserve = DiskSpace { bytes: 16 << 20, inodes: 3000 };
+    for how in [ImportMethod::Pull, ImportMethod::Load] {
+        for (name, figures) in [("bytes", "(16.8MB reserved)"), ("inodes", "(3000 reserved)")] {
+            let what = format!("{how:?} of {name}");
+            let mut brought = Ok(());
+            let least =
+                least_free_during(&disk, || brought = source.bring_beside(&store, how, name, reserve));
+            let error = brought.unwrap_err();
+            let text = chain(&error);
+            assert!(text.contains("insufficient space: ") && text.contains(figures), "{what}: {text}");
+            assert!(error.hint().is_some_and(|hint| hint.to_string().contains("df")), "{what}: {error:?}");
+            // Tables of the filesystem, and what was on its way to other threads.
+            assert!(least.bytes + (1 << 20) >= reserve.bytes, "{what}: {least:?}");
+            assert!(least.inodes + 16 >= reserve.inodes, "{what}: {least:?}");
+            for dir in ["ingest", "layers", "staging", "trash"] {
+                assert_eq!(entries(&store, dir), [""; 0], "{what}: {dir}");
+            }
+        }
+    }
 }

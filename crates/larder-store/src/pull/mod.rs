@@ -37,7 +37,7 @@ use tokio::sync::Semaphore;
 pub use error::PullError;
 pub use load::LoadedImage;
 
-use crate::disk::DiskSpace;
+use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::admission::{self, admit};
 use crate::store::{
     ClaimOutcome, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, LeaseResources, Store, StoreError,
@@ -61,7 +61,7 @@ pub struct StorePullConfig {
     /// Maximum of layers fetched and unpacked at the same time, over all pulls. Default 4. Each takes up to 3 MiB of memory.
     pub layers_at_once: usize,
     /// Space to leave free on the store's filesystem. A pull or load is refused if even its least estimate does not fit
-    /// beside the reserve; one that takes more than that may use it up. Default 64 MiB and 1,000 inodes.
+    /// beside the reserve; one that takes more fails when it would use up the reserve. Default 64 MiB and 1,000 inodes.
     pub reserve: DiskSpace,
     /// Files that all pulls together keep open, but for a few of each pull. Default three quarters of this process's
     /// limit, and no more than 4,096. Below 200, pulls get slower.
@@ -103,6 +103,7 @@ pub struct StorePuller {
     lowers: Arc<Semaphore>,
     syncer: BackgroundSyncer,
     leaving: AbandonedPulls,
+    reserve: SpaceReserve,
 }
 
 impl StorePuller {
@@ -112,7 +113,18 @@ impl StorePuller {
         let files = OpenFileBudget::of(config.open_files, config.layers_at_once);
         let lowers = Arc::new(Semaphore::new(files.lowers as usize));
         let (syncer, leaving) = (BackgroundSyncer::new(files.waiting), AbandonedPulls::default());
-        StorePuller { store, client, config: Arc::new(config), slots, files, lowers, syncer, leaving }
+        let reserve = SpaceReserve::new(store.root().to_owned(), config.reserve);
+        StorePuller {
+            store,
+            client,
+            config: Arc::new(config),
+            slots,
+            files,
+            lowers,
+            syncer,
+            leaving,
+            reserve,
+        }
     }
 
     /// The store that it pulls into.
@@ -307,6 +319,7 @@ impl StorePuller {
             limits,
             open_files,
             write_behind: Some(worker.write_behind().clone()),
+            reserve: Some(self.reserve.clone()),
             ..UnpackOptions::default()
         }
     }

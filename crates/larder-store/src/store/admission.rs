@@ -4,8 +4,8 @@
 //! earlier pulls on this node. While a layer is unpacked its compressed bytes are still on disk, so both count.
 //!
 //! Images differ: some grow to twice their compressed size, some to five times. A pull is refused only if the
-//! [least](SpaceEstimate) that it could take does not fit. One that grows more than that fails when the disk is full, and
-//! leaves nothing behind; refusing one that would fit would make the image unavailable.
+//! [least](SpaceEstimate) that it could take does not fit. One that grows more than that fails when it would use up the
+//! reserve, and leaves nothing behind; refusing one that would fit would make the image unavailable.
 
 use std::fmt;
 

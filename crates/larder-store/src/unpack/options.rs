@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::WriteBehind;
+use super::{UnpackError, WriteBehind};
+use crate::disk::{DiskSpace, SpaceReserve};
 
 /// How layers are unpacked. The default suits this process: root applies owners, other users record them.
 #[derive(Debug, Clone)]
@@ -25,6 +26,8 @@ pub struct UnpackOptions {
     pub open_files: usize,
     /// Receives large files as soon as they are complete, to sync them early. Default: none.
     pub write_behind: Option<WriteBehind>,
+    /// Space that must stay free while the layer is written. Default: none.
+    pub reserve: Option<SpaceReserve>,
 }
 
 impl Default for UnpackOptions {
@@ -39,11 +42,18 @@ impl Default for UnpackOptions {
             progress: Arc::default(),
             open_files: 160,
             write_behind: None,
+            reserve: None,
         }
     }
 }
 
 impl UnpackOptions {
+    /// Fails if a write of this amount would use up the reserve.
+    pub(super) fn admit(&self, amount: DiskSpace) -> Result<(), UnpackError> {
+        let Some(reserve) = &self.reserve else { return Ok(()) };
+        reserve.admit(amount).map_err(|full| UnpackError::file("write to", reserve.root(), full))
+    }
+
     /// Directories that the tree of the layer keeps open.
     pub(super) fn open_in_tree(&self) -> usize {
         (self.open_files.max(FEWEST_OPEN) / 2).min(MOST_IN_TREE)
