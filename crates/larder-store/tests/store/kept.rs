@@ -242,7 +242,7 @@ fn leftovers() -> TempStore {
     scratch.store.lease(&LeaseRecord { ends_at, ..wants("a") }).unwrap();
     drop(layer(&scratch.store, "a"));
     let download = scratch.store.ingest(&facts("b").digest, 500_000).unwrap();
-    download.write_at(&[7; 400_000], 0).unwrap();
+    download.write_at(&vec![7; 400_000], 0).unwrap();
     scratch.store.lease(&LeaseRecord { ends_at, ..wants("b") }).unwrap();
     let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
     let lease = LeaseRecord { id: "other".into(), kind: LeaseKind::Requested, leased, ends_at };
