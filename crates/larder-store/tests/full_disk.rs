@@ -341,8 +341,8 @@ fn layers_of_a_pull_that_failed_do_not_keep_another_one_out() {
 fn swelling() -> ImageBuilder {
     let layer = |seed: u64| {
         LayerFiles::new()
-            .noise(&format!("srv/noise{seed}"), 2 << 20, seed)
-            .file(&format!("srv/zeros{seed}"), vec![0; 10 << 20])
+            .noise(format!("srv/noise{seed}"), 2 << 20, seed)
+            .file(format!("srv/zeros{seed}"), vec![0; 10 << 20])
     };
     ImageBuilder::new().layer(layer(1)).layer(layer(2)).layer(layer(3))
 }

@@ -10,7 +10,7 @@ use tar_core::{EntryType, HEADER_SIZE};
 
 use super::layer_manifest::FileTime;
 use super::pax::{PaxValues, strict_pax};
-use super::stream::{BufferSource, TarStream};
+use super::stream::{BufferSource, TarStream, admit};
 use super::{EntryRefusal, UnpackError, UnpackOptions};
 use crate::disk::DiskSpace;
 
@@ -283,7 +283,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
             return Err(UnpackError::Canceled);
         }
         // Its content is admitted as it is read.
-        self.options.admit(DiskSpace { bytes: FILE_BYTES, inodes: 1 })
+        admit(self.options, DiskSpace { bytes: FILE_BYTES, inodes: 1 })
     }
 
     fn check_entries(&self) -> Result<(), UnpackError> {

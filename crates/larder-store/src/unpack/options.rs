@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::{UnpackError, WriteBehind};
-use crate::disk::{DiskSpace, SpaceReserve};
+use super::WriteBehind;
+use crate::disk::SpaceReserve;
 
 /// How layers are unpacked. The default suits this process: root applies owners, other users record them.
 #[derive(Debug, Clone)]
@@ -48,12 +48,6 @@ impl Default for UnpackOptions {
 }
 
 impl UnpackOptions {
-    /// Fails if a write of this amount would use up the reserve.
-    pub(super) fn admit(&self, amount: DiskSpace) -> Result<(), UnpackError> {
-        let Some(reserve) = &self.reserve else { return Ok(()) };
-        reserve.admit(amount).map_err(|full| UnpackError::file("write to", reserve.root(), full))
-    }
-
     /// Directories that the tree of the layer keeps open.
     pub(super) fn open_in_tree(&self) -> usize {
         (self.open_files.max(FEWEST_OPEN) / 2).min(MOST_IN_TREE)

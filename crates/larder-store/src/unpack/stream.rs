@@ -112,6 +112,12 @@ impl BufferSource for BufferConsumer {
     }
 }
 
+/// Fails if a write of this amount would use up the reserve.
+pub(super) fn admit(options: &UnpackOptions, amount: DiskSpace) -> Result<(), UnpackError> {
+    let Some(reserve) = &options.reserve else { return Ok(()) };
+    reserve.admit(amount).map_err(|full| UnpackError::file("write to", reserve.root(), full))
+}
+
 /// The archive's bytes, in order, each hashed once.
 pub(super) struct TarStream<'a, F> {
     feed: &'a mut F,
@@ -159,7 +165,7 @@ impl<'a, F: BufferSource> TarStream<'a, F> {
         if self.total > limit {
             return Err(UnpackError::Limit { what: "plain bytes", limit });
         }
-        self.options.admit(DiskSpace { bytes: fresh.len() as u64, inodes: 0 })?;
+        admit(self.options, DiskSpace { bytes: fresh.len() as u64, inodes: 0 })?;
         self.hasher.update(fresh);
         self.options.progress.set_plain(self.total);
         Ok(())
