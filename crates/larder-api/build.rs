@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 28] = [
+const SHOWN: [&str; 29] = [
     "CallStatus",
     "Collection",
     "Condition",
@@ -66,6 +66,7 @@ const SHOWN: [&str; 28] = [
     "PulledRecord",
     "Removal",
     "RuntimeResponse",
+    "SpaceBesideImages",
     "StatusResponse",
     "StoreDiskUsage",
     "StoreImageUsage",

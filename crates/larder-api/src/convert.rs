@@ -10,7 +10,7 @@ use larder::backend::{
 };
 use larder::credentials::{PullSecret, SecretCoordinates};
 use larder::events::{Event, EventReason, EventType};
-use larder::gc::{KeepRule, Selector};
+use larder::gc::{DiskSpace, KeepRule, Selector, SpaceBesideImages};
 use larder::hint::{Hint, HintPart};
 use larder::pod::{ObjectKind, ObjectRef};
 use larder::pull::{
@@ -36,6 +36,32 @@ pub fn time(time: SystemTime) -> String {
     let moment =
         Timestamp::try_from(time).and_then(|time| Timestamp::from_millisecond(time.as_millisecond()));
     moment.map(|time| time.to_string()).unwrap_or_default()
+}
+
+/// Space beside images as a message, with the sum.
+pub fn space_beside_images(space: &SpaceBesideImages) -> api::SpaceBesideImages {
+    let of = |amount: DiskSpace| Some(api::DiskSpace { size_bytes: amount.bytes, inodes: amount.inodes });
+    api::SpaceBesideImages {
+        downloads: of(space.downloads),
+        layers: of(space.layers),
+        removed: of(space.removed),
+        build_cache: of(space.build_cache),
+        total: of(space.total()),
+    }
+}
+
+/// The space beside images in a message; the sum is not read.
+pub fn to_space_beside_images(space: &api::SpaceBesideImages) -> SpaceBesideImages {
+    let of = |amount: Option<api::DiskSpace>| {
+        let api::DiskSpace { size_bytes, inodes } = amount.unwrap_or_default();
+        DiskSpace { bytes: size_bytes, inodes }
+    };
+    SpaceBesideImages {
+        downloads: of(space.downloads),
+        layers: of(space.layers),
+        removed: of(space.removed),
+        build_cache: of(space.build_cache),
+    }
 }
 
 /// A hint as a message.

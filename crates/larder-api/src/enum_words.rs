@@ -25,6 +25,7 @@ impl EnumWord for CollectionGoal {
             CollectionGoal::Thresholds => "thresholds",
             CollectionGoal::Free => "free",
             CollectionGoal::AllUnused => "allUnused",
+            CollectionGoal::FailedPulls => "failedPulls",
         }
     }
 }

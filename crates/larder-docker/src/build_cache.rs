@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind};
-use larder::gc::SpaceReclaimer;
+use larder::gc::{DiskSpace, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
 use larder::go_format;
 use reqwest::Method;
 use reqwest::header::HeaderMap;
@@ -49,9 +49,12 @@ fn too_late() -> BackendError {
 
 #[async_trait]
 impl SpaceReclaimer for BuildCachePruner {
-    async fn reclaim(&self) -> Result<(), BackendError> {
-        let freed = self.prune().await?;
-        tracing::info!("build cache pruned: the engine reports {} freed", go_format::bytes(freed));
-        Ok(())
+    /// Prunes only under pressure: a build cache is of use until then. The bytes are those that the engine reports.
+    async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+        if trigger != ReclaimTrigger::Pressure {
+            return Ok(SpaceBesideImages::default());
+        }
+        let build_cache = DiskSpace { bytes: self.prune().await?, inodes: 0 };
+        Ok(SpaceBesideImages { build_cache, ..SpaceBesideImages::default() })
     }
 }

@@ -51,7 +51,7 @@ impl StoreBackend {
     }
 
     /// Asks the store on a thread where it may block.
-    async fn ask<T: Send + 'static>(
+    pub(crate) async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, BackendError> {

@@ -1,4 +1,4 @@
-//! GC's inputs from the store: the layers and labels of its images, its leases, and disk usage.
+//! GC's inputs from the store: the layers and labels of its images, its leases, disk usage, and what it reclaims.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
 use larder::gc::{
-    FsStatsProvider, ImageUse, ImageUseError, ImageUseSource, LayerSource, LayerUsageIndex, ReportedUse,
+    FsStatsProvider, ImageUse, ImageUseError, ImageUseSource, LayerSource, LayerUsageIndex, ReclaimTrigger,
+    ReportedUse, SpaceBesideImages, SpaceReclaimer,
 };
 use larder::image_service::{FilesystemError, FsStats, local_disk};
 use larder::reference::ImageId;
@@ -49,6 +50,17 @@ impl ImageUseSource for StoreBackend {
             })
         });
         Ok(found.collect())
+    }
+}
+
+#[async_trait]
+impl SpaceReclaimer for StoreBackend {
+    async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+        self.ask(move |store| store.reclaimable(trigger, SystemTime::now())).await
+    }
+
+    async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+        self.ask(move |store| store.reclaim(trigger, SystemTime::now())).await
     }
 }
 

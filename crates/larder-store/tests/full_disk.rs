@@ -9,16 +9,18 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder::backend::ProgressReporter;
-use larder::reference::Reference;
+use larder::gc::ReclaimTrigger;
+use larder::reference::{Digest, Reference};
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::disk::DiskSpace;
 use larder_store::fsck::FsckOptions;
 use larder_store::mounts::MountOptions;
 use larder_store::pull::{PullError, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
-use larder_store::store::{RemoveOptions, Store, StoreConfig};
+use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use larder_testkit_peers::packages::find_program;
@@ -131,8 +133,19 @@ impl SmallDiskImage {
 
     /// Brings an image, and returns when all threads that worked at it have ended.
     fn bring(&self, store: &Store, how: ImportMethod, name: &str) -> Result<(), PullError> {
+        self.bring_beside(store, how, name, DiskSpace::default())
+    }
+
+    /// The same, with a reserve.
+    fn bring_beside(
+        &self,
+        store: &Store,
+        how: ImportMethod,
+        name: &str,
+        reserve: DiskSpace,
+    ) -> Result<(), PullError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        runtime.unwrap().block_on(self.bring_in_runtime(store, how, name))
+        runtime.unwrap().block_on(self.bring_in_runtime(store, how, name, reserve))
     }
 
     /// Pulls one layer after another, the largest first.
@@ -148,8 +161,14 @@ impl SmallDiskImage {
         runtime.block_on(puller.pull(&name, None, &ProgressReporter::unwatched())).map(drop)
     }
 
-    async fn bring_in_runtime(&self, store: &Store, how: ImportMethod, name: &str) -> Result<(), PullError> {
-        let config = StorePullConfig { reserve: DiskSpace::default(), ..StorePullConfig::default() };
+    async fn bring_in_runtime(
+        &self,
+        store: &Store,
+        how: ImportMethod,
+        name: &str,
+        reserve: DiskSpace,
+    ) -> Result<(), PullError> {
+        let config = StorePullConfig { reserve, ..StorePullConfig::default() };
         let puller = StorePuller::new(store.clone(), RegistryClient::new(RegistryConfig::default()), config);
         match how {
             ImportMethod::Pull => {
@@ -316,4 +335,125 @@ fn layers_of_a_pull_that_failed_do_not_keep_another_one_out() {
     source.bring(&store, ImportMethod::Pull, "other").unwrap_or_else(|error| panic!("{}", chain(&error)));
     assert_eq!(sound_images(&store, "the other image").len(), 1);
     assert!(store.usage().unwrap().layers.bytes < 24 << 20, "they gave way");
+}
+
+/// Layers of a megabyte of noise, which is what is fetched of them, and of zeros: admission expects less than they take.
+fn swelling() -> ImageBuilder {
+    let layer = |seed: u64| {
+        LayerFiles::new()
+            .noise(format!("srv/noise{seed}"), 2 << 20, seed)
+            .file(format!("srv/zeros{seed}"), vec![0; 10 << 20])
+    };
+    ImageBuilder::new().layer(layer(1)).layer(layer(2)).layer(layer(3))
+}
+
+/// Names in a directory of the store.
+fn entries(store: &Store, dir: &str) -> Vec<String> {
+    let entries = fs_err::read_dir(store.root().join(dir)).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+fn pull_leases(store: &Store) -> usize {
+    let leases = store.leases(std::time::UNIX_EPOCH).unwrap();
+    leases.iter().filter(|lease| lease.kind == LeaseKind::Pull).count()
+}
+
+#[test]
+fn a_pull_that_fails_for_lack_of_space_keeps_nothing() {
+    let Some(disk) = SmallDisk::new(40, 4000) else { return };
+    let source = SmallDiskImage::new();
+    source.add(&swelling(), "app");
+    source.add(&large(), "other");
+    let store = open(&disk);
+    let before = disk.free();
+    for one_by_one in [true, false] {
+        let pulled = if one_by_one {
+            source.pull_one_by_one(&store, "app")
+        } else {
+            source.bring(&store, ImportMethod::Pull, "app")
+        };
+        let error = chain(&pulled.unwrap_err());
+        assert!(error.contains("No space left on device"), "{error}");
+        for dir in ["ingest", "layers", "staging", "trash"] {
+            assert_eq!(entries(&store, dir), [""; 0], "{dir}");
+        }
+        assert_eq!(pull_leases(&store), 0);
+        let after = disk.free();
+        assert!(after.bytes + (256 << 10) >= before.bytes, "{before:?} before, {after:?} after");
+    }
+    source.bring(&store, ImportMethod::Pull, "other").unwrap_or_else(|error| panic!("{}", chain(&error)));
+    assert_eq!(sound_images(&store, "the other image").len(), 1);
+}
+
+#[test]
+fn a_download_of_a_pull_that_failed_does_not_keep_another_one_out() {
+    let Some(disk) = SmallDisk::new(40, 4000) else { return };
+    let source = SmallDiskImage::new();
+    source.add(&ImageBuilder::small(1, 9 << 20), "other");
+    let store = open(&disk);
+    let archive = Digest::parse(&format!("sha256:{}", "a".repeat(64))).unwrap();
+    let download = store.ingest(&archive, 20 << 20).unwrap();
+    download.write_at(&vec![7; 16 << 20], 0).unwrap();
+    drop(download);
+    let leased = LeaseResources { ingests: vec![archive], ..LeaseResources::default() };
+    store
+        .lease(&LeaseRecord { id: "pull/a".into(), kind: LeaseKind::Pull, leased, ends_at: u64::MAX })
+        .unwrap();
+    let kept = store.usage().unwrap().ingest.bytes;
+    let offered = store.reclaimable(ReclaimTrigger::Pressure, std::time::SystemTime::now()).unwrap();
+    assert!(offered.downloads.bytes + (64 << 10) > kept, "{offered:?}");
+    source.bring(&store, ImportMethod::Pull, "other").unwrap_or_else(|error| panic!("{}", chain(&error)));
+    assert_eq!(sound_images(&store, "the other image").len(), 1);
+    assert!(store.usage().unwrap().ingest.bytes < 1 << 20, "it gave way");
+}
+
+/// The least that is free on the disk while something runs.
+fn least_free_during(disk: &SmallDisk, run: impl FnOnce()) -> DiskSpace {
+    let ended = AtomicBool::new(false);
+    let look = || {
+        let stat = rustix::fs::statvfs(disk.path()).unwrap();
+        DiskSpace { bytes: stat.f_bavail * stat.f_frsize, inodes: stat.f_favail }
+    };
+    std::thread::scope(|scope| {
+        let watching = scope.spawn(|| {
+            let mut least = look();
+            while !ended.load(Ordering::Acquire) {
+                let now = look();
+                least = DiskSpace { bytes: least.bytes.min(now.bytes), inodes: least.inodes.min(now.inodes) };
+                std::thread::yield_now();
+            }
+            least
+        });
+        run();
+        ended.store(true, Ordering::Release);
+        watching.join().unwrap()
+    })
+}
+
+#[test]
+fn a_layer_that_swells_stops_at_the_reserve() {
+    let Some(disk) = SmallDisk::new(64, 4000) else { return };
+    let source = SmallDiskImage::new();
+    source.add(&ImageBuilder::new().layer(LayerFiles::new().file("srv/bomb", vec![0; 200 << 20])), "bytes");
+    source.add(&numerous(), "inodes");
+    let store = open(&disk);
+    let reserve = DiskSpace { bytes: 16 << 20, inodes: 3000 };
+    for how in [ImportMethod::Pull, ImportMethod::Load] {
+        for (name, figures) in [("bytes", "(16.8MB reserved)"), ("inodes", "(3000 reserved)")] {
+            let what = format!("{how:?} of {name}");
+            let mut brought = Ok(());
+            let least =
+                least_free_during(&disk, || brought = source.bring_beside(&store, how, name, reserve));
+            let error = brought.unwrap_err();
+            let text = chain(&error);
+            assert!(text.contains("insufficient space: ") && text.contains(figures), "{what}: {text}");
+            assert!(error.hint().is_some_and(|hint| hint.to_string().contains("df")), "{what}: {error:?}");
+            // Tables of the filesystem, and what was on its way to other threads.
+            assert!(least.bytes + (1 << 20) >= reserve.bytes, "{what}: {least:?}");
+            assert!(least.inodes + 16 >= reserve.inodes, "{what}: {least:?}");
+            for dir in ["ingest", "layers", "staging", "trash"] {
+                assert_eq!(entries(&store, dir), [""; 0], "{what}: {dir}");
+            }
+        }
+    }
 }

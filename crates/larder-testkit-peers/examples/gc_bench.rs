@@ -150,6 +150,7 @@ fn scene(
         images: images.iter().map(subject).collect(),
         layers,
         disk: Some(disk),
+        reclaimed: DiskSpace::ZERO,
     }
 }
 
@@ -231,6 +232,7 @@ fn planned(
         images: subjects,
         layers,
         disk: Some(disk),
+        reclaimed: DiskSpace::ZERO,
     };
     plan(&scene, policy, GcGoal::Thresholds)
 }

@@ -17,6 +17,7 @@ pub(crate) fn backend_and_collector(handle: &BackendHandle) -> (Arc<dyn Backend>
             let backend: Arc<dyn Backend> = Arc::new(store.clone());
             let builder = Collector::builder(backend.clone())
                 .use_source(Arc::new(store.clone()))
+                .reclaimer(Arc::new(store.clone()))
                 .disk(Arc::new(StoreFsStats(store.store().clone())))
                 // What was removed is deleted when the disk is measured: there is nothing to wait for.
                 .reclaim_wait(ReclaimWait { quiet: Duration::ZERO, ..ReclaimWait::default() })

@@ -16,13 +16,15 @@ pub(super) async fn dry_run(
     policy: &GcPolicy,
     goal: GcGoal,
 ) -> Result<Collection, Error> {
-    let found = match goal {
+    let mut found = match goal {
         GcGoal::AllUnused => scene(collector, policy).await?,
         _ => match collector.snapshot_for(policy).await {
             Ok(found) => found,
             Err(error) => return Err(failure_of(collector, error).await),
         },
     };
+    let before = found.disk;
+    let reclaimed = collector.expect_reclaim(&mut found, policy, goal).await;
     let planned = match goal {
         GcGoal::Thresholds => plan_round(&found, policy),
         goal => plan(&found, policy, goal),
@@ -31,8 +33,24 @@ pub(super) async fn dry_run(
     Ok(Collection {
         warnings: collector.warnings(&found).iter().map(ToString::to_string).collect(),
         usage_by_state: (!enough).then(|| usage_by_state(&who_holds(&found, policy))),
-        ..report::of_plan(&planned, found.disk, policy)
+        ..report::of_plan(&planned, before, &reclaimed, policy)
     })
+}
+
+/// What [`reclaim_failed_pulls`] would do.
+pub(super) async fn plan_failed_pulls(collector: &Collector) -> Result<Collection, Error> {
+    match collector.plan_reclaim_only().await {
+        Ok(report) => Ok(report::of_failed_pulls(&report, true)),
+        Err(error) => Err(failure_of(collector, error).await),
+    }
+}
+
+/// Removes what failed and interrupted pulls left, and no image.
+pub(super) async fn reclaim_failed_pulls(collector: &Collector) -> Result<Collection, Error> {
+    match collector.reclaim_only().await {
+        Ok(report) => Ok(report::of_failed_pulls(&report, false)),
+        Err(error) => Err(failure_of(collector, error).await),
+    }
 }
 
 /// One GC round; its report includes incomplete removals.
@@ -99,9 +117,10 @@ pub(super) async fn failure_of(collector: &Collector, error: GcError) -> Error {
 /// Why a round did not do all that it should, as a failure with its exit code.
 pub(crate) fn failure(error: GcError) -> Error {
     match error {
-        GcError::List(error) | GcError::Layers(error) | GcError::Disk(FilesystemError::Backend(error)) => {
-            error.into()
-        }
+        GcError::List(error)
+        | GcError::Layers(error)
+        | GcError::Reclaim(error)
+        | GcError::Disk(FilesystemError::Backend(error)) => error.into(),
         GcError::Uses(error) => {
             Error::failed(format!("cannot determine image usage: {error}; removed nothing"))
                 .hint(Hint::from("fix the cause, then rerun ").command(["gc"]))

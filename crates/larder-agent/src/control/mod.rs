@@ -27,6 +27,7 @@ use std::sync::Arc;
 use futures_util::Stream;
 use larder::gc::GcPolicy;
 use larder_api::v1alpha1 as api;
+use larder_api::v1alpha1::collect_request::Goal;
 use larder_api::v1alpha1::control_server::{Control, ControlServer};
 use larder_api::{MAX_MESSAGE_BYTES, convert};
 use larder_store::store::Store;
@@ -176,12 +177,20 @@ impl Control for ControlApi {
 
     async fn plan(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {
         let request = request.into_inner();
+        if let Some(Goal::FailedPulls(true)) = request.goal {
+            self.node().require_store()?;
+            return Ok(Response::new(gc::plan_failed_pulls(self.node().collector()?).await?));
+        }
         let (policy, goal) = (self.policy(&request)?, limits::goal(&request));
         Ok(Response::new(gc::dry_run(self.node().collector()?, &policy, goal).await?))
     }
 
     async fn collect(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {
         let request = request.into_inner();
+        if let Some(Goal::FailedPulls(true)) = request.goal {
+            self.node().require_store()?;
+            return Ok(Response::new(gc::reclaim_failed_pulls(self.node().collector()?).await?));
+        }
         let (policy, goal) = (self.policy(&request)?, limits::goal(&request));
         Ok(Response::new(gc::run_round(self.node().collector()?, &policy, goal).await))
     }

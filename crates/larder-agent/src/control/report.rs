@@ -4,15 +4,21 @@ use std::collections::HashMap;
 
 use larder::gc::filesystem_stats::used_percent;
 use larder::gc::{
-    DiskSpace, GcDecision, GcGoal, GcPlan, GcPolicy, GcRoundResult, ImageDecision, PlannedRemoval,
-    RemovalReason, RetainReason, RetentionBreakdown, RetentionClass, UnixMillis,
+    DiskSpace, GcDecision, GcGoal, GcPlan, GcPolicy, GcReport, GcRoundResult, ImageDecision, PlannedRemoval,
+    RemovalReason, RetainReason, RetentionBreakdown, RetentionClass, SpaceBesideImages, UnixMillis,
 };
 use larder::image_service::FsStats;
 use larder::reference::ImageId;
+use larder_api::convert;
 use larder_api::v1alpha1::{self as api, CollectionGoal, VerdictReason};
 
 /// What would be done.
-pub(super) fn of_plan(plan: &GcPlan, disk: Option<FsStats>, policy: &GcPolicy) -> api::Collection {
+pub(super) fn of_plan(
+    plan: &GcPlan,
+    disk: Option<FsStats>,
+    reclaimed: &SpaceBesideImages,
+    policy: &GcPolicy,
+) -> api::Collection {
     api::Collection {
         before: disk.map(file_system),
         after: plan.after.map(file_system),
@@ -24,6 +30,7 @@ pub(super) fn of_plan(plan: &GcPlan, disk: Option<FsStats>, policy: &GcPolicy) -
         removals: plan.removals.iter().map(|removal| removed(removal, None)).collect(),
         images: plan.decisions.iter().map(|verdict| image(verdict, policy)).collect(),
         planned: true,
+        reclaimed: Some(convert::space_beside_images(reclaimed)),
         ..empty(true, plan.goal, policy)
     }
 }
@@ -57,7 +64,23 @@ pub(super) fn of_round(goal: GcGoal, round: &GcRoundResult, policy: &GcPolicy) -
         skipped: swept.iter().flat_map(|swept| swept.skipped.iter().map(ToString::to_string)).collect(),
         gone: swept.iter().flat_map(|swept| swept.gone.iter().map(ToString::to_string)).collect(),
         planned: !round.report.plans.is_empty(),
+        reclaimed: Some(convert::space_beside_images(&round.report.reclaimed)),
         ..empty(false, goal, policy)
+    }
+}
+
+/// What was or would be reclaimed without any image.
+pub(super) fn of_failed_pulls(report: &GcReport, dry_run: bool) -> api::Collection {
+    api::Collection {
+        dry_run,
+        goal: CollectionGoal::FailedPulls.into(),
+        before: report.before.map(file_system),
+        after: report.after.map(file_system),
+        freed_bytes: (!dry_run).then_some(0),
+        reached: true,
+        planned: true,
+        reclaimed: Some(convert::space_beside_images(&report.reclaimed)),
+        ..api::Collection::default()
     }
 }
 

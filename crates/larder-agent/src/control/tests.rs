@@ -387,7 +387,7 @@ async fn a_lease_keeps_an_image_from_a_round() {
     let lease = |image: &str, seconds| api::LeaseRequest { image: image.into(), seconds };
     assert!(client.lease(lease("a:1", 60)).await.unwrap().into_inner().ends.is_some());
     assert_eq!(client.lease(lease("no:1", 60)).await.unwrap_err().code(), Code::NotFound);
-    let goal = Some(api::collect_request::Goal::AllUnused(true));
+    let goal = Some(Goal::AllUnused(true));
     let round = client.collect(api::CollectRequest { goal, ..Default::default() }).await.unwrap();
     let removed: Vec<_> = round.into_inner().removals.into_iter().map(|removal| removal.id).collect();
     assert_eq!(removed, ["sha256:b:1"]);

@@ -1,11 +1,16 @@
 //! Disk usage: of images, of their filesystem, and what the backend reports in addition.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use larder::backend::BackendError;
 use larder::error_chain;
-use larder::gc::{Collector, GcPolicy, ImageUseError, RetentionBreakdown, holders as who_holds};
+use larder::gc::{
+    Collector, GcPolicy, ImageUseError, ReclaimTrigger, RetentionBreakdown, SpaceBesideImages,
+    holders as who_holds,
+};
 use larder::image_service::{FilesystemError, FsStats, ImageService, local_disk};
+use larder_api::convert;
 use larder_api::v1alpha1 as api;
 use larder_store::disk::DiskSpace;
 use larder_store::store::{ImageUsage, Store, StoreError, StoreUsage};
@@ -18,11 +23,14 @@ use crate::node::Node;
 
 /// The disk usage of images. `policy` says which images count as unused.
 pub(super) async fn usage(node: &Node, policy: &GcPolicy) -> Result<api::UsageResponse, Error> {
-    let store = match node.store() {
-        Some(store) => Some(of_store(store.store().clone()).await?),
-        None => None,
+    let (store, reclaimable_beside_images) = match node.store() {
+        Some(store) => {
+            let (usage, reclaimable) = of_store(store.store().clone()).await?;
+            (Some(usage), Some(convert::space_beside_images(&reclaimable)))
+        }
+        None => (None, None),
     };
-    let mut usage = api::UsageResponse { store, ..measure(node).await? };
+    let mut usage = api::UsageResponse { store, reclaimable_beside_images, ..measure(node).await? };
     #[cfg(feature = "docker")]
     if let Some(crate::backend::BackendHandle::Docker(engine)) = &node.handle {
         let engine = docker::of_engine(&engine.usage().await?);
@@ -100,11 +108,12 @@ fn filesystem_error(error: FilesystemError) -> Error {
     }
 }
 
-async fn of_store(store: Store) -> Result<api::StoreUsage, Error> {
+async fn of_store(store: Store) -> Result<(api::StoreUsage, SpaceBesideImages), Error> {
     let failed = |error: StoreError| Error::failed(error_chain(&error));
     let measured = spawn_blocking(move || {
         let images = store.image_usages().map_err(failed)?;
-        Ok(store_usage(images, &store.usage().map_err(failed)?))
+        let reclaimable = store.reclaimable(ReclaimTrigger::Request, SystemTime::now()).map_err(failed)?;
+        Ok((store_usage(images, &store.usage().map_err(failed)?), reclaimable))
     });
     let measured = measured.await;
     measured.map_err(|error| Error::failed(format!("cannot measure the store: {error}")))?

@@ -18,7 +18,8 @@ use crate::output::PrintFormat;
 /// Run one garbage collection (GC) round: remove unused images, untagged ones first, then the least recently used.
 ///
 /// If the usage of the image filesystem is at or above the high threshold, GC removes unused images until it is at the
-/// low threshold, and measures the filesystem after each removal. A layer that several images share counts once, for
+/// low threshold, and measures the filesystem after each removal. Before any image, it reclaims what failed and interrupted
+/// pulls left, unless a later pull can use it and no space is needed. A layer that several images share counts once, for
 /// the image that is removed last. With each goal, GC retains images that are in use, pinned, leased, kept by a rule
 /// (larder keep) or younger than the minimum age (2m by default).
 ///
@@ -30,6 +31,7 @@ use crate::output::PrintFormat;
   larder gc                     one round, now
   larder gc --free 10GiB        free 10GiB and a margin
   larder gc --all-unused        remove every image that GC does not retain
+  larder gc --failed-pulls      remove what failed and interrupted pulls left; no image
   larder gc --image-gc-high-threshold 70 --image-gc-low-threshold 60
 
 Exit code: 0 goal reached, 1 a removal failed or not enough reclaimable space, 2 invalid input (nothing removed), 3 backend
@@ -48,6 +50,11 @@ pub(crate) struct GcArgs {
     #[arg(long)]
     pub(crate) all_unused: bool,
 
+    /// Remove only what failed and interrupted pulls left: downloads that could be resumed, and layers without an image.
+    /// Removes no image, and nothing that a running pull uses. Requires larder's own store.
+    #[arg(long, conflicts_with_all = ["free", "all_unused"])]
+    pub(crate) failed_pulls: bool,
+
     #[command(flatten)]
     pub(crate) limits: GcThresholdFlags,
 
@@ -62,6 +69,7 @@ impl GcArgs {
         let goal = match self.free {
             Some(bytes) => Goal::FreeBytes(bytes),
             None if self.all_unused => Goal::AllUnused(true),
+            None if self.failed_pulls => Goal::FailedPulls(true),
             None => Goal::Thresholds(true),
         };
         CollectRequest { goal: Some(goal), ..self.limits.request() }

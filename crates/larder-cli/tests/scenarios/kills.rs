@@ -188,7 +188,12 @@ fn many_files(name: &str, count: usize) -> LayerFiles {
 }
 
 /// Writes an image to a directory and lets a registry serve it; the digests of its blobs, the config first.
-fn serve(registry: &FaultRegistry, image: &ImageBuilder, repository: &str, dir: &Path) -> Vec<String> {
+pub(crate) fn serve(
+    registry: &FaultRegistry,
+    image: &ImageBuilder,
+    repository: &str,
+    dir: &Path,
+) -> Vec<String> {
     let layout = image.write(dir).unwrap();
     let blob = |digest: &str| {
         fs_err::read(dir.join("blobs/sha256").join(digest.trim_start_matches("sha256:"))).unwrap()

@@ -10,6 +10,7 @@
 mod measure;
 mod real;
 mod remove;
+mod reserve;
 
 use std::fmt;
 use std::io;
@@ -19,6 +20,8 @@ use std::sync::Arc;
 pub(crate) use measure::measure_one;
 pub use measure::{DiskSpace, measure};
 pub use real::RealDisk;
+pub(crate) use reserve::free_space;
+pub use reserve::{ReserveReached, SpaceReserve};
 
 /// How [`Disk::open`] opens a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

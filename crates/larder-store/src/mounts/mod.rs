@@ -146,7 +146,7 @@ impl OpenStore {
         self.db.write(doing, |writer| Ok(writer.delete(MOUNTS, id)?))?;
         self.discard(&self.layout.mount(id)).context(doing)?;
         self.trash.kick();
-        self.sweep()
+        self.sweep().map(drop)
     }
 
     fn make_overlay(&self, record: &MountRecord, layers: &[LayerHandle]) -> Result<(), MountError> {

@@ -11,6 +11,7 @@ use larder::reference::Digest;
 use super::error::PullError;
 use super::plan::PlannedLayer;
 use super::pull_tasks::PullTaskHandle;
+use crate::disk::{DiskSpace, SpaceReserve};
 pub(super) use crate::store::FILES;
 use crate::store::import::Import;
 use crate::store::{FS, IngestFile, LayerStaging, Store, StoreError};
@@ -117,10 +118,11 @@ async fn attempt(
 ) -> Result<(LayerStaging, UnpackedLayer), PullError> {
     ingest.resume();
     let _stop = StopIngestOnDrop { ingest: ingest.clone(), progress: options.progress.clone() };
+    let reserve = options.reserve.clone();
     let unpacking = start_unpacking(store.clone(), ingest, wanted, options, worker);
     tokio::pin!(unpacking);
     let present: ByteRanges = ingest.present().into_iter().collect();
-    let sink = IngestSink { ingest: ingest.clone(), _worker: worker.clone() };
+    let sink = IngestSink { ingest: ingest.clone(), reserve, _worker: worker.clone() };
     let fetching = fetch_blob(session, &wanted.descriptor, &present, Arc::new(sink));
     tokio::pin!(fetching);
     let fetched = tokio::select! {
@@ -233,11 +235,15 @@ impl Drop for StopIngestOnDrop {
 /// The fetch has a sink for a moment after it was dropped.
 struct IngestSink {
     ingest: IngestFile,
+    reserve: Option<SpaceReserve>,
     _worker: PullTaskHandle,
 }
 
 impl BlobSink for IngestSink {
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        if let Some(reserve) = &self.reserve {
+            reserve.admit(DiskSpace { bytes: data.len() as u64, inodes: 0 })?;
+        }
         self.ingest.write_at(data, offset).map_err(io::Error::other)
     }
 }

@@ -70,7 +70,7 @@ impl StorePuller {
         let plan = PullPlan::new(&image.manifest, &image.parsed_config, image.config.clone());
         let claims = self.claim(&plan).await?;
         let missing = plan.to_fetch(&claims);
-        self.admit(&missing).await?;
+        self.admit(&plan, &missing).await?;
         let origin = LayerOrigin::Import(import.clone());
         let layers = self.assemble(&origin, &plan, claims, workers.worker()).await?;
         let commit = ImageCommit {

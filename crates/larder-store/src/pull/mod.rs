@@ -10,7 +10,7 @@
 //!
 //! Guarantees: an image is visible only after all its bytes are verified and durable; a layer needed by several
 //! pulls is fetched once; a pull that fails, is dropped, or dies with its process leaves its fetched bytes and finished
-//! layers to the next one, unless the disk is full; memory does not depend on the image.
+//! layers to the next one, unless it failed for lack of space; memory does not depend on the image.
 
 mod assemble;
 mod error;
@@ -30,13 +30,14 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use larder::backend::ProgressReporter;
 use larder::credentials::Credential;
+use larder::gc::ReclaimTrigger;
 use larder::reference::{Digest, Reference};
 use tokio::sync::Semaphore;
 
 pub use error::PullError;
 pub use load::LoadedImage;
 
-use crate::disk::DiskSpace;
+use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::admission::{self, admit};
 use crate::store::{
     ClaimOutcome, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, LeaseResources, Store, StoreError,
@@ -60,7 +61,7 @@ pub struct StorePullConfig {
     /// Maximum of layers fetched and unpacked at the same time, over all pulls. Default 4. Each takes up to 3 MiB of memory.
     pub layers_at_once: usize,
     /// Space to leave free on the store's filesystem. A pull or load is refused if even its least estimate does not fit
-    /// beside the reserve; one that takes more than that may use it up. Default 64 MiB and 1,000 inodes.
+    /// beside the reserve; one that takes more fails when it would use up the reserve. Default 64 MiB and 1,000 inodes.
     pub reserve: DiskSpace,
     /// Files that all pulls together keep open, but for a few of each pull. Default three quarters of this process's
     /// limit, and no more than 4,096. Below 200, pulls get slower.
@@ -84,7 +85,7 @@ impl Default for StorePullConfig {
     }
 }
 
-/// How long the fetched bytes and finished layers of a failed pull are retained for a retry.
+/// How long the fetched bytes and finished layers of a failed pull are retained for a retry, unless space is needed.
 const PULL_LEASE: Duration = Duration::from_secs(24 * 3600);
 
 /// Layers of at least so many compressed bytes are unpacked on several threads.
@@ -102,6 +103,7 @@ pub struct StorePuller {
     lowers: Arc<Semaphore>,
     syncer: BackgroundSyncer,
     leaving: AbandonedPulls,
+    reserve: SpaceReserve,
 }
 
 impl StorePuller {
@@ -111,7 +113,18 @@ impl StorePuller {
         let files = OpenFileBudget::of(config.open_files, config.layers_at_once);
         let lowers = Arc::new(Semaphore::new(files.lowers as usize));
         let (syncer, leaving) = (BackgroundSyncer::new(files.waiting), AbandonedPulls::default());
-        StorePuller { store, client, config: Arc::new(config), slots, files, lowers, syncer, leaving }
+        let reserve = SpaceReserve::new(store.root().to_owned(), config.reserve);
+        StorePuller {
+            store,
+            client,
+            config: Arc::new(config),
+            slots,
+            files,
+            lowers,
+            syncer,
+            leaving,
+            reserve,
+        }
     }
 
     /// The store that it pulls into.
@@ -159,9 +172,12 @@ impl StorePuller {
         let documents = session.documents_with_known_configs(&self.config.platform, &known).await?;
         let plan = PullPlan::of(&documents);
         let proved = self.proved_blobs(name, &documents).await?;
+        // Before the claims: a resumable layer must not be reclaimed in between.
+        let _archives =
+            self.store.hold_archives(plan.layers.iter().map(|layer| layer.descriptor.digest.clone()));
         let claims = self.claim(&plan).await?;
         let missing = plan.to_fetch(&claims);
-        self.admit(&missing).await?;
+        self.admit(&plan, &missing).await?;
         let lease = self.lease_of(&plan, &claims).await?;
         tally.layers(&plan, &claims);
         let reusable =
@@ -187,40 +203,44 @@ impl StorePuller {
         Ok(ProvedBlobs::new(image.is_some_and(served)))
     }
 
-    /// Refuses a pull that would fill the disk, after expired leftovers of dead processes are removed.
-    async fn admit(&self, missing: &[(usize, u64)]) -> Result<(), PullError> {
+    /// Refuses a pull that would fill the disk, after space beside images was reclaimed: what has expired, and if that is
+    /// not enough, everything that no running pull uses.
+    async fn admit(&self, plan: &PullPlan, missing: &[(usize, u64)]) -> Result<(), PullError> {
         if missing.is_empty() {
             return Ok(());
         }
         let sizes: Vec<u64> = missing.iter().map(|(_, size)| *size).collect();
+        let archives: Vec<Digest> =
+            missing.iter().map(|(at, _)| plan.layers[*at].descriptor.digest.clone()).collect();
         let (store, reserve) = (self.store.clone(), self.config.reserve);
         let fits = move || {
             store.sweep(SystemTime::now())?;
             let need = admission::estimate(store.ratio()?, &sizes);
+            let largest = sizes.iter().copied().max().unwrap_or_default();
+            let need = need.after_download(store.downloaded(&archives), largest);
             Ok::<_, StoreError>((admit(need, store.free()?, reserve, DiskSpace::default()).is_ok(), need))
         };
         let (fits, need) = blocking(fits).await??;
         if fits {
             return Ok(());
         }
-        // First remove what dropped pulls still use, then what is retained for a retry.
+        // What dropped pulls still use can be reclaimed once their workers have ended.
         self.leaving.wait().await;
         let store = self.store.clone();
         blocking(move || {
-            store.discard_resumable_layers()?;
-            store.empty_trash()?;
+            store.reclaim(ReclaimTrigger::Pressure, SystemTime::now())?;
             Ok(admit(need, store.free()?, reserve, reclaimable(&store)?)?)
         })
         .await?
     }
 
-    /// Neither resumable layers nor the trash of a failed pull may keep the disk full.
+    /// A pull that failed for lack of space leaves nothing for a retry, nor do other ended pulls.
     async fn reclaim_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
         if ended.as_ref().is_err_and(PullError::is_no_space) {
             let store = self.store.clone();
-            let make_room = move || store.discard_resumable_layers().and_then(|_| store.empty_trash());
-            if let Err(error) = blocking(make_room).await? {
-                tracing::warn!(%error, "cannot remove the layers of failed pulls");
+            let reclaim = move || store.reclaim(ReclaimTrigger::Pressure, SystemTime::now());
+            if let Err(error) = blocking(reclaim).await? {
+                tracing::warn!(%error, "cannot remove the downloads and layers of failed pulls");
             }
         }
         ended
@@ -299,6 +319,7 @@ impl StorePuller {
             limits,
             open_files,
             write_behind: Some(worker.write_behind().clone()),
+            reserve: Some(self.reserve.clone()),
             ..UnpackOptions::default()
         }
     }

@@ -4,8 +4,8 @@
 //! earlier pulls on this node. While a layer is unpacked its compressed bytes are still on disk, so both count.
 //!
 //! Images differ: some grow to twice their compressed size, some to five times. A pull is refused only if the
-//! [least](SpaceEstimate) that it could take does not fit. One that grows more than that fails when the disk is full, and
-//! leaves nothing behind; refusing one that would fit would make the image unavailable.
+//! [least](SpaceEstimate) that it could take does not fit. One that grows more than that fails when it would use up the
+//! reserve, and leaves nothing behind; refusing one that would fit would make the image unavailable.
 
 use std::fmt;
 
@@ -35,6 +35,17 @@ pub struct SpaceEstimate {
     pub likely: DiskSpace,
     /// If they grow little, and one after the other.
     pub least: DiskSpace,
+}
+
+impl SpaceEstimate {
+    /// Without the `downloaded` bytes of its archives that are on disk already. The least has only the largest archive.
+    pub(crate) fn after_download(self, downloaded: u64, largest: u64) -> SpaceEstimate {
+        let without = |need: DiskSpace, bytes| DiskSpace { bytes: need.bytes.saturating_sub(bytes), ..need };
+        SpaceEstimate {
+            likely: without(self.likely, downloaded),
+            least: without(self.least, downloaded.min(largest)),
+        }
+    }
 }
 
 impl Default for UnpackRatio {

@@ -6,20 +6,17 @@
 //! The record may lag behind the file, but never the other way round: after a crash of the process the recorded extents
 //! are in the file, and after a power loss those recorded as durable are. The reader verifies digests.
 
+use larder::reference::Digest;
+use larder_registry::ByteRanges;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
-
-use larder::reference::Digest;
-use larder_registry::ByteRanges;
 use tokio::time::Instant;
 
 use super::error::{StoreError, StoreErrorContext as _};
 use super::extents::{self, SavedExtents};
-use super::handle::{OpenStore, Store, seconds};
-use super::layout::{digest_of_name, names_in};
+use super::handle::{OpenStore, Store};
 use super::records::ImageRecord;
 use super::references::{ItemReference, ReferencedItem};
 use crate::disk::{Disk, DiskFile, FileOpenMode, ensure_dir, replace};
@@ -381,28 +378,4 @@ impl OpenStore {
             self.trash.kick();
         }
     }
-
-    /// Removes partially fetched blobs that no pull resumed.
-    pub(super) fn sweep_ingests(&self, now: SystemTime) -> Result<(), StoreError> {
-        let doing = "clean up interrupted fetches";
-        let leased = self.leased_archives()?;
-        for name in names_in(&self.layout.ingests()).context(doing)? {
-            let Some(digest) = digest_of_name(&name) else { continue };
-            // No fetch of it can start in between.
-            let Some(_hold) = self.holds.hold_alone(ReferencedItem::Ingest(digest.clone())) else { continue };
-            let dir = self.layout.ingest(&digest);
-            if leased.contains(&digest) || touched_within(&dir, now, self.config.ingest_keep) {
-                continue;
-            }
-            self.discard(&dir).context(doing)?;
-            self.trash.kick();
-        }
-        Ok(())
-    }
-}
-
-/// Whether a note was written to this directory less than `keep` ago.
-fn touched_within(dir: &Path, now: SystemTime, keep: Duration) -> bool {
-    let modified = fs_err::metadata(dir).and_then(|metadata| metadata.modified());
-    modified.is_ok_and(|modified| seconds(now).saturating_sub(seconds(modified)) < keep.as_secs())
 }

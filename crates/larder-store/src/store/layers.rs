@@ -106,7 +106,7 @@ impl PendingLayers {
     pub(super) fn usage(&self) -> DiskSpace {
         // Let go of the list first: the last handle of a layer may be dropped here, which needs it.
         let layers: Vec<_> = self.fresh().values().filter_map(Weak::upgrade).collect();
-        layers.iter().map(|layer| layer.record.usage).sum::<DiskSpace>() + self.kept.usage()
+        layers.iter().map(|layer| layer.record.usage).sum::<DiskSpace>() + self.kept.usage_of(|_| true)
     }
 
     /// Whether a layer waits for its commit under this key.

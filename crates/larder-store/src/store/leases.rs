@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use super::db::{DbRead as _, LEASES};
 use super::error::StoreError;
-use super::handle::{OpenStore, Store, seconds};
+use super::handle::{Store, seconds};
 use super::records::LeaseRecord;
 
 impl Store {
@@ -23,24 +23,5 @@ impl Store {
         let mut leases: Vec<LeaseRecord> = self.0.db.read("list leases", |reader| reader.all(LEASES))?;
         leases.retain(|lease| lease.ends_at > seconds(now));
         Ok(leases)
-    }
-}
-
-impl OpenStore {
-    /// Drops the leases that have ended.
-    pub(super) fn end_leases(&self, now: SystemTime) -> Result<(), StoreError> {
-        let doing = "end leases";
-        let over = |lease: &LeaseRecord| lease.ends_at <= seconds(now);
-        let leases: Vec<LeaseRecord> = self.db.read(doing, |reader| reader.all(LEASES))?;
-        if !leases.iter().any(over) {
-            return Ok(());
-        }
-        self.db.write(doing, |writer| {
-            // Read again: a lease may have been renewed since.
-            for lease in writer.all::<LeaseRecord>(LEASES)?.iter().filter(|lease| over(lease)) {
-                writer.delete(LEASES, &lease.id)?;
-            }
-            Ok(())
-        })
     }
 }

@@ -29,6 +29,7 @@ mod leases;
 pub(crate) mod listing;
 mod lock;
 pub(crate) mod open;
+mod reclaim;
 pub(crate) mod records;
 mod recover;
 pub(crate) mod references;
@@ -48,6 +49,7 @@ pub use handle::Store;
 pub(crate) use handle::{OpenStore, seconds};
 pub use ingest::{IngestFile, IngestReader};
 pub use layers::{ClaimOutcome, FILES, FS, LayerClaim, LayerHandle, LayerStaging, LayerWait};
+pub use reclaim::ArchiveReferences;
 pub use records::{
     ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseKind, LeaseRecord, LeaseResources,
     MountRecord, UnpackRatio,

@@ -14,7 +14,10 @@ use super::records::LayerKey;
 pub(crate) enum ReferencedItem {
     Layer(LayerKey),
     Blob(Digest),
+    /// The download of an archive: one writer at a time.
     Ingest(Digest),
+    /// An archive that a running pull needs, with its download and its layer.
+    Archive(Digest),
 }
 
 /// How often each thing is held.

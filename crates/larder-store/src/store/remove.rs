@@ -49,15 +49,6 @@ impl Store {
         self.0.remove(&image.into(), options)
     }
 
-    /// Removes expired leases, unused layers, and partially fetched blobs that were not written
-    /// for [`ingest_keep`](super::StoreConfig::ingest_keep). Cheap when there is nothing to do.
-    pub fn sweep(&self, now: SystemTime) -> Result<(), StoreError> {
-        self.0.end_leases(now)?;
-        self.0.sweep_ingests(now)?;
-        self.0.sweep_resumable_layers()?;
-        self.0.sweep()
-    }
-
     /// Lets the closing of this store wait until everything that was removed is deleted, as
     /// [`finish_deletion`](super::StoreConfig::finish_deletion) does. For a caller that removes an image and then closes the store.
     pub fn finish_deletion(&self) {
@@ -78,7 +69,7 @@ impl OpenStore {
             let Some(record) = find(writer, image)? else { return Ok(None) };
             refuse_used(writer, image, &record, options)?;
             remove_image(writer, &record)?;
-            let needed = ReferencedContent::beside_images(writer, &self.holds)?;
+            let needed = ReferencedContent::beside_images(writer, &self.holds, |_| true)?;
             let mut freed = FreedContent::default();
             for key in record.keys() {
                 freed.layer_unless_needed(writer, &needed, key)?;
@@ -101,17 +92,17 @@ impl OpenStore {
         Ok(Some(StoreRemoval { image: record, layers: freed.layers, freed: freed.usage + own }))
     }
 
-    /// Removes layers that no image, lease, mount or pull needs.
-    pub(crate) fn sweep(&self) -> Result<(), StoreError> {
+    /// Removes layers that no image, lease, mount or pull needs; returns what they take.
+    pub(crate) fn sweep(&self) -> Result<DiskSpace, StoreError> {
         let doing = "remove unused layers";
         // A look first: a write costs a sync.
-        let layers = self.db.read(doing, |reader| unused(reader, &self.holds))?;
+        let layers = self.db.read(doing, |reader| unused(reader, &self.holds, |_| true))?;
         if layers.is_empty() {
-            return Ok(());
+            return Ok(DiskSpace::ZERO);
         }
         let _gate = self.gate();
         let freed = self.db.write(doing, |writer| {
-            let needed = ReferencedContent::beside_images(writer, &self.holds)?;
+            let needed = ReferencedContent::beside_images(writer, &self.holds, |_| true)?;
             let mut freed = FreedContent::default();
             for key in &layers {
                 freed.layer_unless_needed(writer, &needed, key)?;
@@ -120,7 +111,7 @@ impl OpenStore {
         })?;
         self.discard_freed(&freed).context(doing)?;
         self.trash.kick();
-        Ok(())
+        Ok(freed.usage)
     }
 
     fn discard_freed(&self, freed: &FreedContent) -> std::io::Result<()> {
@@ -178,16 +169,24 @@ fn remove_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
     delete_uses(writer, image)
 }
 
-/// What is needed by other than images: leases, mounts, and pulls under way.
+/// What is needed by other than images: leases in force, mounts, and pulls under way.
 struct ReferencedContent<'a> {
     layers: HashSet<LayerKey>,
     holds: &'a ReferenceCounts,
 }
 
 impl<'a> ReferencedContent<'a> {
-    fn beside_images(source: &impl DbRead, holds: &'a ReferenceCounts) -> DbResult<ReferencedContent<'a>> {
+    fn beside_images(
+        source: &impl DbRead,
+        holds: &'a ReferenceCounts,
+        is_in_force: impl Fn(&LeaseRecord) -> bool,
+    ) -> DbResult<ReferencedContent<'a>> {
         let mut layers = HashSet::new();
-        source.for_each(LEASES, |lease: LeaseRecord| layers.extend(lease.leased.layers))?;
+        source.for_each(LEASES, |lease: LeaseRecord| {
+            if is_in_force(&lease) {
+                layers.extend(lease.leased.layers);
+            }
+        })?;
         source.for_each(MOUNTS, |mount: MountRecord| layers.extend(mount.layers))?;
         Ok(ReferencedContent { layers, holds })
     }
@@ -240,7 +239,11 @@ impl FreedContent {
 }
 
 /// Layers that nothing needs, as far as can be seen without keeping others from changing it.
-fn unused(source: &impl DbRead, holds: &ReferenceCounts) -> DbResult<Vec<LayerKey>> {
+pub(super) fn unused(
+    source: &impl DbRead,
+    holds: &ReferenceCounts,
+    is_in_force: impl Fn(&LeaseRecord) -> bool,
+) -> DbResult<Vec<LayerKey>> {
     // Both tables are in the order of layers, so one walk through each is enough.
     let mut used: Vec<String> = Vec::new();
     source.visit(USES, "layer/", &mut |key, _| {
@@ -250,7 +253,7 @@ fn unused(source: &impl DbRead, holds: &ReferenceCounts) -> DbResult<Vec<LayerKe
         }
         Ok(true)
     })?;
-    let needed = ReferencedContent::beside_images(source, holds)?;
+    let needed = ReferencedContent::beside_images(source, holds, is_in_force)?;
     let mut unused = source.endings(LAYERS, "")?;
     unused.retain(|key| used.binary_search(key).is_err());
     Ok(unused.iter().filter_map(|key| LayerKey::parse(key)).filter(|key| !needed.layer(key)).collect())

@@ -2,7 +2,7 @@
 //!
 //! They are in `layers` but not in the database. Two conditions bound them. They were not synced, so they are trusted
 //! only until the machine reboots: their record has the boot ID. And they are retained only while a lease names their
-//! archive, such as the lease of an interrupted pull.
+//! archive, such as the lease of an interrupted pull, and no space is needed (`reclaim.rs`).
 
 use std::collections::HashSet;
 use std::io;
@@ -11,18 +11,11 @@ use larder::reference::Digest;
 
 use super::db::{DbRead as _, LEASES, decode};
 use super::error::{StoreError, StoreErrorContext as _};
-use super::handle::{OpenStore, Store};
+use super::handle::OpenStore;
 use super::layers::RECORD;
 use super::records::{LayerKey, LayerRecord, LeaseRecord};
 use super::resumable_list::LayerRecordFile;
-
-impl Store {
-    /// Gives up the layers that are kept for pulls that may come back, because their room is wanted. Says whether
-    /// there were any.
-    pub fn discard_resumable_layers(&self) -> Result<bool, StoreError> {
-        self.0.discard_resumable_layers(|_| true)
-    }
-}
+use crate::disk::DiskSpace;
 
 impl OpenStore {
     /// The digests of archives that leases name: what a pull may come back for.
@@ -33,23 +26,19 @@ impl OpenStore {
         Ok(leased)
     }
 
-    /// Gives up the kept layers that no lease names any more.
-    pub(super) fn sweep_resumable_layers(&self) -> Result<(), StoreError> {
-        if self.arrivals.kept.is_empty() {
-            return Ok(());
-        }
-        let leased = self.leased_archives()?;
-        self.discard_resumable_layers(|layer| !leased.contains(&layer.facts.digest)).map(drop)
-    }
-
-    fn discard_resumable_layers(&self, choose: impl Fn(&LayerRecord) -> bool) -> Result<bool, StoreError> {
+    /// Moves resumable layers to the trash; returns what they take.
+    pub(super) fn discard_resumable_layers(
+        &self,
+        choose: impl Fn(&LayerRecord) -> bool,
+    ) -> Result<DiskSpace, StoreError> {
         let _gate = self.gate();
-        let chosen = self.arrivals.kept.keys(choose);
-        for key in &chosen {
-            self.discard_layer(key).context("remove a resumable layer")?;
+        let mut freed = DiskSpace::ZERO;
+        for layer in self.arrivals.kept.layers_that(choose) {
+            self.discard_layer(&layer.key).context("remove a resumable layer")?;
+            freed += layer.usage;
             self.trash.kick();
         }
-        Ok(!chosen.is_empty())
+        Ok(freed)
     }
 
     /// Moves a layer's directory to the trash, whichever pull it was retained for.

@@ -40,17 +40,13 @@ impl ResumableLayers {
         self.layers().contains_key(key)
     }
 
-    pub(super) fn usage(&self) -> DiskSpace {
-        self.layers().values().map(|layer| layer.usage).sum()
+    /// What those take that `choose` names.
+    pub(super) fn usage_of(&self, choose: impl Fn(&LayerRecord) -> bool) -> DiskSpace {
+        self.layers().values().filter(|layer| choose(layer)).map(|layer| layer.usage).sum()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.layers().is_empty()
-    }
-
-    /// The keys of those that `choose` names.
-    pub(super) fn keys(&self, choose: impl Fn(&LayerRecord) -> bool) -> Vec<LayerKey> {
-        let layers = self.layers();
-        layers.values().filter(|layer| choose(layer)).map(|layer| layer.key.clone()).collect()
+    /// Those that `choose` names.
+    pub(super) fn layers_that(&self, choose: impl Fn(&LayerRecord) -> bool) -> Vec<LayerRecord> {
+        self.layers().values().filter(|layer| choose(layer)).cloned().collect()
     }
 }

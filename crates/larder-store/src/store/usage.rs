@@ -12,7 +12,7 @@ use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::listing::ImageListing;
 use super::records::{LayerKey, UnpackRatio};
-use crate::disk::{DiskSpace, measure, measure_one};
+use crate::disk::{DiskSpace, free_space, measure, measure_one};
 
 /// Disk usage of the store by category, as `larder df` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -245,12 +245,7 @@ impl Store {
 
     /// Free space of the store's filesystem, for unprivileged users.
     pub fn free(&self) -> Result<DiskSpace, StoreError> {
-        let stat = rustix::fs::statvfs(self.0.layout.root())
-            .map_err(std::io::Error::from)
-            .context("inspect the store's filesystem")?;
-        // Some filesystems make inodes as they go and report none.
-        let inodes = if stat.f_files == 0 { u64::MAX } else { stat.f_favail };
-        Ok(DiskSpace { bytes: stat.f_bavail.saturating_mul(stat.f_frsize), inodes })
+        free_space(self.0.layout.root()).context("inspect the store's filesystem")
     }
 
     /// What a fetched byte becomes on disk, as learned on this node.

@@ -10,8 +10,12 @@ use tar_core::{EntryType, HEADER_SIZE};
 
 use super::layer_manifest::FileTime;
 use super::pax::{PaxValues, strict_pax};
-use super::stream::{BufferSource, TarStream};
+use super::stream::{BufferSource, TarStream, admit};
 use super::{EntryRefusal, UnpackError, UnpackOptions};
+use crate::disk::DiskSpace;
+
+/// What an entry takes on disk beside its content, at most a little more.
+const FILE_BYTES: u64 = 4096;
 
 /// A part of a sparse file that has data: offset and length.
 pub(super) type SparseExtent = (u64, u64);
@@ -278,7 +282,8 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         if self.options.progress.is_canceled() {
             return Err(UnpackError::Canceled);
         }
-        Ok(())
+        // Its content is admitted as it is read.
+        admit(self.options, DiskSpace { bytes: FILE_BYTES, inodes: 1 })
     }
 
     fn check_entries(&self) -> Result<(), UnpackError> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::WriteBehind;
+use crate::disk::SpaceReserve;
 
 /// How layers are unpacked. The default suits this process: root applies owners, other users record them.
 #[derive(Debug, Clone)]
@@ -25,6 +26,8 @@ pub struct UnpackOptions {
     pub open_files: usize,
     /// Receives large files as soon as they are complete, to sync them early. Default: none.
     pub write_behind: Option<WriteBehind>,
+    /// Space that must stay free while the layer is written. Default: none.
+    pub reserve: Option<SpaceReserve>,
 }
 
 impl Default for UnpackOptions {
@@ -39,6 +42,7 @@ impl Default for UnpackOptions {
             progress: Arc::default(),
             open_files: 160,
             write_behind: None,
+            reserve: None,
         }
     }
 }

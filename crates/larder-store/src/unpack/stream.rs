@@ -2,14 +2,14 @@
 
 use std::io::Read;
 use std::mem;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use larder::reference::Digest;
 
 use super::decompress::LayerDecoder;
 use super::source::StreamHasher;
-use super::{LayerEncoding, UnpackError, UnpackOptions, UnpackProgress};
+use super::{LayerEncoding, UnpackError, UnpackOptions};
+use crate::disk::DiskSpace;
 
 /// Size of a buffer between two threads, and how many there are. What is hashed is written a moment later: with larger
 /// ones it has left the core's cache by then, and a pull takes a fifth longer.
@@ -112,27 +112,31 @@ impl BufferSource for BufferConsumer {
     }
 }
 
+/// Fails if a write of this amount would use up the reserve.
+pub(super) fn admit(options: &UnpackOptions, amount: DiskSpace) -> Result<(), UnpackError> {
+    let Some(reserve) = &options.reserve else { return Ok(()) };
+    reserve.admit(amount).map_err(|full| UnpackError::file("write to", reserve.root(), full))
+}
+
 /// The archive's bytes, in order, each hashed once.
 pub(super) struct TarStream<'a, F> {
     feed: &'a mut F,
     buffer: Buffer,
     ended: bool,
     total: u64,
-    limit: u64,
     hasher: StreamHasher,
-    progress: Arc<UnpackProgress>,
+    options: &'a UnpackOptions,
 }
 
 impl<'a, F: BufferSource> TarStream<'a, F> {
-    pub(super) fn new(feed: &'a mut F, diff_id: &Digest, options: &UnpackOptions) -> TarStream<'a, F> {
+    pub(super) fn new(feed: &'a mut F, diff_id: &Digest, options: &'a UnpackOptions) -> TarStream<'a, F> {
         TarStream {
             feed,
             buffer: Buffer::default(),
             ended: false,
             total: 0,
-            limit: options.limits.max_plain_bytes,
             hasher: StreamHasher::like(diff_id),
-            progress: options.progress.clone(),
+            options,
         }
     }
 
@@ -150,18 +154,20 @@ impl<'a, F: BufferSource> TarStream<'a, F> {
     }
 
     fn refill(&mut self) -> Result<(), UnpackError> {
-        if self.progress.is_canceled() {
+        if self.options.progress.is_canceled() {
             return Err(UnpackError::Canceled);
         }
         self.feed.refill(&mut self.buffer)?;
         let fresh = &self.buffer.bytes[self.buffer.start..self.buffer.end];
         self.ended = fresh.is_empty();
         self.total += fresh.len() as u64;
-        if self.total > self.limit {
-            return Err(UnpackError::Limit { what: "plain bytes", limit: self.limit });
+        let limit = self.options.limits.max_plain_bytes;
+        if self.total > limit {
+            return Err(UnpackError::Limit { what: "plain bytes", limit });
         }
+        admit(self.options, DiskSpace { bytes: fresh.len() as u64, inodes: 0 })?;
         self.hasher.update(fresh);
-        self.progress.set_plain(self.total);
+        self.options.progress.set_plain(self.total);
         Ok(())
     }
 

@@ -29,6 +29,7 @@ fn scene(store: &Store) -> GcSnapshot {
         images,
         layers: store.layer_usage_index().unwrap(),
         disk: None,
+        reclaimed: DiskSpace::ZERO,
     }
 }
 

@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use larder::backend::ProgressReporter;
+use larder::gc::{ReclaimTrigger, SpaceBesideImages};
 use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::fsck::FsckOptions;
@@ -222,7 +223,89 @@ fn layers_are_kept_only_for_pulls() {
     assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
     scratch.store.lease(&wants("a")).unwrap();
     drop(layer(&scratch.store, "a"));
-    assert!(scratch.store.discard_resumable_layers().unwrap(), "there was one");
-    assert!(!scratch.store.discard_resumable_layers().unwrap());
+    assert_eq!(entries(&scratch.root().join("layers")).len(), 1);
+}
+
+/// Reclaims, after a check that this is what was announced.
+fn reclaim(store: &Store, trigger: ReclaimTrigger, now: SystemTime) -> SpaceBesideImages {
+    let announced = store.reclaimable(trigger, now).unwrap();
+    let reclaimed = store.reclaim(trigger, now).unwrap();
+    assert_eq!(announced, reclaimed, "{trigger:?}");
+    assert_eq!(store.reclaimable(trigger, now).unwrap(), SpaceBesideImages::default(), "{trigger:?}");
+    reclaimed
+}
+
+/// A store with a resumable layer `a`, a download `b` and their lease, and a layer `c` that only a lease of its own names.
+fn leftovers() -> TempStore {
+    let scratch = TempStore::new();
+    let ends_at = (noon() + Duration::from_secs(60)).duration_since(UNIX_EPOCH).unwrap().as_secs();
+    scratch.store.lease(&LeaseRecord { ends_at, ..wants("a") }).unwrap();
+    drop(layer(&scratch.store, "a"));
+    let download = scratch.store.ingest(&facts("b").digest, 500_000).unwrap();
+    download.write_at(&vec![7; 400_000], 0).unwrap();
+    scratch.store.lease(&LeaseRecord { ends_at, ..wants("b") }).unwrap();
+    let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
+    let lease = LeaseRecord { id: "other".into(), kind: LeaseKind::Requested, leased, ends_at };
+    scratch.store.commit_layers(&[layer(&scratch.store, "c")], Some(&lease)).unwrap();
+    scratch
+}
+
+#[test]
+fn until_space_is_needed_only_what_has_expired_is_reclaimed() {
+    let scratch = leftovers();
+    assert_eq!(reclaim(&scratch.store, ReclaimTrigger::Schedule, noon()), SpaceBesideImages::default());
+    let later = SystemTime::now().max(noon()) + DAY;
+    let reclaimed = reclaim(&scratch.store, ReclaimTrigger::Schedule, later);
+    assert!((400_000..500_000).contains(&reclaimed.downloads.bytes), "{reclaimed:?}");
+    assert!(reclaimed.layers.inodes > 0, "{reclaimed:?}");
+    assert_eq!(entries(&scratch.root().join("ingest")), [""; 0]);
     assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
+    assert_eq!(scratch.store.leases(UNIX_EPOCH).unwrap(), []);
+}
+
+#[test]
+fn when_space_is_needed_all_that_ended_pulls_left_is_reclaimed() {
+    for trigger in [ReclaimTrigger::Pressure, ReclaimTrigger::Request] {
+        let scratch = leftovers();
+        let before = du(&scratch.root());
+        let reclaimed = reclaim(&scratch.store, trigger, noon());
+        assert!((400_000..500_000).contains(&reclaimed.downloads.bytes), "{reclaimed:?}");
+        let freed = before - du(&scratch.root());
+        assert!(freed.abs_diff(reclaimed.total().bytes) < 50_000, "du: {freed}, {reclaimed:?}");
+        assert_eq!(entries(&scratch.root().join("ingest")), [""; 0]);
+        assert_eq!(
+            entries(&scratch.root().join("layers")),
+            [key("c").as_str()],
+            "its lease is none of a pull"
+        );
+        assert_eq!(pull_leases(&scratch.store), []);
+    }
+}
+
+#[test]
+fn removed_files_that_are_not_deleted_yet_are_reclaimed() {
+    let scratch = TempStore::new();
+    commit(&scratch.store, "app", &["a"]);
+    scratch.store.remove("app", RemoveOptions::default()).unwrap();
+    let reclaimed = reclaim(&scratch.store, ReclaimTrigger::Schedule, noon());
+    assert!(reclaimed.removed.inodes > 0, "{reclaimed:?}");
+    assert_eq!(entries(&scratch.root().join("trash")), [""; 0]);
+}
+
+#[test]
+fn what_a_running_pull_needs_is_never_reclaimed() {
+    let later = SystemTime::now().max(noon()) + DAY;
+    for trigger in [ReclaimTrigger::Schedule, ReclaimTrigger::Pressure, ReclaimTrigger::Request] {
+        let scratch = leftovers();
+        let running = scratch.store.hold_archives(["a", "b"].map(|name| facts(name).digest));
+        reclaim(&scratch.store, trigger, later);
+        assert_eq!(entries(&scratch.root().join("ingest")).len(), 1, "{trigger:?}");
+        assert_eq!(entries(&scratch.root().join("layers")), [key("a").as_str()], "{trigger:?}");
+        let leases = scratch.store.leases(UNIX_EPOCH).unwrap();
+        assert_eq!(leases.len(), 2, "those of the pull: {trigger:?}");
+        drop(running);
+        reclaim(&scratch.store, trigger, later);
+        assert_eq!(entries(&scratch.root().join("ingest")), [""; 0], "{trigger:?}");
+        assert_eq!(entries(&scratch.root().join("layers")), [""; 0], "{trigger:?}");
+    }
 }

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::activity::ActivityFeed;
 use super::collector::Collector;
-use super::dependencies::{CollectorDependencies, PostImageGcHook, SpaceReclaimer};
+use super::dependencies::{CollectorDependencies, PostImageGcHook};
 use super::filesystem_stats::{BackendFsStats, FsStatsProvider};
 use super::history::RemovalHistory;
 use super::layers::LayerSource;
 use super::policy::GcPolicy;
+use super::reclaim::SpaceReclaimer;
 use super::removal_gate::RemovalGate;
 use super::sweep::ReclaimWait;
 use super::usage_records::{Clock, SystemClock, UsageRecordStore, VolatileUsageRecords};
@@ -83,7 +84,7 @@ impl CollectorBuilder {
         self
     }
 
-    /// The reclaimer that runs before any image is removed.
+    /// The reclaimer of space beside images. It runs before any image is removed.
     #[must_use]
     pub fn reclaimer(mut self, reclaim: Arc<dyn SpaceReclaimer>) -> Self {
         self.0.reclaim = Some(reclaim);

@@ -8,6 +8,7 @@ use tracing::Instrument as _;
 
 use super::activity::ImageActivity;
 use super::dependencies::CollectorDependencies;
+use super::disk_space::DiskSpace;
 use super::error::GcError;
 use super::filesystem_stats;
 use super::gated_remover::GatedRemover;
@@ -15,13 +16,14 @@ use super::keep::{self, KeepWarning};
 use super::layers::LayerUsageIndex;
 use super::plan::{GcGoal, GcImage, GcPlan, GcSnapshot, insufficient, keep_rule_inputs, plan, plan_round};
 use super::policy::{Accounting, GcPolicy, HookRule};
+use super::reclaim::{ReclaimTrigger, SpaceBesideImages};
 use super::report::{GcCounts, GcReport, GcRoundResult};
 use super::state::{GcObservation, GcState};
 use super::sweep::{SweepReport, sweep};
 use super::unix_millis::UnixMillis;
 use super::usage_records::{ImageUsageRecords, handler_of};
 use super::uses::ImageUseIndex;
-use crate::backend::Image;
+use crate::backend::{BackendError, Image};
 use crate::events::{Event, EventReason, EventType};
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
@@ -108,14 +110,34 @@ impl Collector {
 
     /// What [`collect`](Collector::collect) would do now.
     pub async fn plan_round(&self) -> Result<GcPlan, GcError> {
-        let snapshot = self.snapshot_with_fs_stats().await?;
-        Ok(plan_round(&snapshot, &self.policy()))
+        let (mut snapshot, policy) = (self.snapshot_with_fs_stats().await?, self.policy());
+        self.expect_reclaim(&mut snapshot, &policy, GcGoal::Thresholds).await;
+        Ok(plan_round(&snapshot, &policy))
     }
 
     /// What collecting for this goal would do now.
     pub async fn plan(&self, goal: GcGoal) -> Result<GcPlan, GcError> {
-        let snapshot = self.snapshot_with_fs_stats().await?;
-        Ok(plan(&snapshot, &self.policy(), goal))
+        let (mut snapshot, policy) = (self.snapshot_with_fs_stats().await?, self.policy());
+        self.expect_reclaim(&mut snapshot, &policy, goal).await;
+        Ok(plan(&snapshot, &policy, goal))
+    }
+
+    /// Adds what a round for this goal would reclaim beside images to the free space of `snapshot`, and returns it.
+    pub async fn expect_reclaim(
+        &self,
+        snapshot: &mut GcSnapshot,
+        policy: &GcPolicy,
+        goal: GcGoal,
+    ) -> SpaceBesideImages {
+        let Some(reclaimer) = &self.parts.reclaim else { return SpaceBesideImages::default() };
+        let expected = reclaimer.reclaimable(trigger(goal, snapshot.disk, policy)).await;
+        let expected = expected.unwrap_or_else(|error| {
+            tracing::warn!("cannot determine reclaimable space beside images: {error}");
+            SpaceBesideImages::default()
+        });
+        snapshot.reclaimed = expected.total();
+        snapshot.disk = snapshot.disk.map(|disk| filesystem_stats::with_more_free(disk, snapshot.reclaimed));
+        expected
     }
 
     /// The input of a plan. Does not wait for a running round.
@@ -136,7 +158,7 @@ impl Collector {
     }
 
     /// Whether the backend can be reached.
-    pub async fn backend_answers(&self) -> Result<(), crate::backend::BackendError> {
+    pub async fn backend_answers(&self) -> Result<(), BackendError> {
         self.parts.backend.info().await.map(drop)
     }
 
@@ -167,8 +189,38 @@ impl Collector {
         round.instrument(tracing::info_span!("gc_round", goal = goal.name())).await
     }
 
+    /// What [`reclaim_only`](Collector::reclaim_only) would do now.
+    pub async fn plan_reclaim_only(&self) -> Result<GcReport, GcError> {
+        let before = self.checked(self.parts.disk.measure().await?)?;
+        let reclaimed = match &self.parts.reclaim {
+            Some(source) => source.reclaimable(ReclaimTrigger::Request).await.map_err(GcError::Reclaim)?,
+            None => SpaceBesideImages::default(),
+        };
+        let after = filesystem_stats::with_more_free(before, reclaimed.total());
+        Ok(GcReport { reclaimed, before: Some(before), after: Some(after), ..GcReport::default() })
+    }
+
+    /// Reclaims all space beside images that no running pull uses, and removes no image.
+    pub async fn reclaim_only(&self) -> Result<GcReport, GcError> {
+        let _turn = self.round.lock().await;
+        let before = Some(self.disk_after_deletion().await?);
+        let reclaimed = self.reclaim(ReclaimTrigger::Request).await.map_err(GcError::Reclaim)?;
+        let after = Some(self.disk_after_deletion().await?);
+        Ok(GcReport { reclaimed, before, after, ..GcReport::default() })
+    }
+
+    /// Reclaims what nothing can use any more, as a round does that needs no space.
+    pub(super) async fn reclaim_on_schedule(&self) {
+        let _turn = self.round.lock().await;
+        if let Err(error) = self.reclaim(ReclaimTrigger::Schedule).await {
+            tracing::warn!("cannot reclaim space beside images: {error}");
+        }
+    }
+
     async fn collect_on_schedule(&self, policy: &GcPolicy, report: &mut GcReport) -> Result<(), GcError> {
+        let reclaimed = self.reclaim_before_images(policy, GcGoal::Thresholds, report).await;
         let snapshot = &mut self.list_present_images(policy).await?;
+        snapshot.reclaimed = reclaimed;
         let started = snapshot.now;
         report.warnings = Self::warnings_by(policy, snapshot);
         self.report_invalid_ids(snapshot);
@@ -179,8 +231,6 @@ impl Collector {
         let disk = self.disk_after_deletion().await?;
         snapshot.disk = Some(disk);
         report.before.get_or_insert(disk);
-        let disk = self.reclaimed(policy, disk).await?;
-        snapshot.disk = Some(disk);
         report.after = Some(disk);
         let planned = plan(snapshot, policy, GcGoal::Thresholds);
         if !is_due(disk, policy) {
@@ -220,7 +270,9 @@ impl Collector {
     }
 
     async fn on_demand(&self, policy: &GcPolicy, goal: GcGoal, report: &mut GcReport) -> Result<(), GcError> {
+        let reclaimed = self.reclaim_before_images(policy, goal, report).await;
         let snapshot = &mut self.list_present_images(policy).await?;
+        snapshot.reclaimed = reclaimed;
         let started = snapshot.now;
         report.warnings = Self::warnings_by(policy, snapshot);
         self.report_invalid_ids(snapshot);
@@ -229,7 +281,7 @@ impl Collector {
             (GcGoal::AllUnused, Accounting::Exact) => self.parts.disk.measure_after_deletion().await.ok(),
             _ => Some(self.disk_after_deletion().await?),
         };
-        report.before = snapshot.disk;
+        report.before = report.before.or(snapshot.disk);
         let planned = plan(snapshot, policy, goal);
         let swept = self.execute_plan(policy, snapshot, planned, report).await;
         if let Some(error) = swept.error(goal, policy) {
@@ -257,7 +309,7 @@ impl Collector {
         }
         if policy.accounting == Accounting::Exact {
             snapshot.disk = self.parts.disk.measure_after_deletion().await.ok();
-            report.before = snapshot.disk;
+            report.before = report.before.or(snapshot.disk);
         }
         let swept = self.execute_plan(policy, snapshot, planned, report).await;
         swept.error(GcGoal::Age, policy)
@@ -300,18 +352,50 @@ impl Collector {
         let (records, now) = self.state.observe(began, &observed, &*parts.clock, policy.clock);
         let subjects = Self::subjects(&records, &images, &uses);
         let (began, watched) = (self.began, records.watched().unwrap_or(now));
-        Ok(GcSnapshot { now, began, watched, images: subjects, layers, disk: None })
+        Ok(GcSnapshot {
+            now,
+            began,
+            watched,
+            images: subjects,
+            layers,
+            disk: None,
+            reclaimed: DiskSpace::ZERO,
+        })
     }
 
-    /// The filesystem after the reclaimer has run, if it was past a threshold.
-    async fn reclaimed(&self, policy: &GcPolicy, disk: FsStats) -> Result<FsStats, GcError> {
-        let Some(reclaim) = self.parts.reclaim.as_ref().filter(|_| is_due(disk, policy)) else {
-            return Ok(disk);
-        };
-        if let Err(error) = reclaim.reclaim().await {
-            tracing::warn!("cannot reclaim space outside of images: {error}");
+    /// Reclaims space beside images. Returns the measured part of it, which counts towards a goal of bytes.
+    async fn reclaim_before_images(
+        &self,
+        policy: &GcPolicy,
+        goal: GcGoal,
+        report: &mut GcReport,
+    ) -> DiskSpace {
+        if self.parts.reclaim.is_none() {
+            return DiskSpace::ZERO;
         }
-        self.disk_after_deletion().await
+        // A filesystem that cannot be measured is the round's error, and not of this step.
+        let measure = async || self.parts.disk.measure_after_deletion().await.ok();
+        let before = measure().await;
+        let reclaimed = self.reclaim(trigger(goal, before, policy)).await.unwrap_or_else(|error| {
+            tracing::warn!("cannot reclaim space beside images: {error}");
+            SpaceBesideImages::default()
+        });
+        if reclaimed.total() == DiskSpace::ZERO {
+            return DiskSpace::ZERO;
+        }
+        (report.before, report.reclaimed) = (before, reclaimed);
+        let freed =
+            |(before, after)| filesystem_stats::free(before).shortfall_to(filesystem_stats::free(after));
+        before.zip(measure().await).map_or(reclaimed.total(), freed)
+    }
+
+    async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+        let Some(source) = &self.parts.reclaim else { return Ok(SpaceBesideImages::default()) };
+        let reclaimed = source.reclaim(trigger).await?;
+        if reclaimed.total() != DiskSpace::ZERO {
+            tracing::info!("reclaimed {reclaimed}");
+        }
+        Ok(reclaimed)
     }
 
     /// The activity since the last observation. An error does not end the round, because current uses are known.
@@ -397,6 +481,17 @@ impl Collector {
             object: self.parts.node.clone(),
             message: message.to_owned(),
         });
+    }
+}
+
+/// Why a round for this goal reclaims space beside images.
+fn trigger(goal: GcGoal, disk: Option<FsStats>, policy: &GcPolicy) -> ReclaimTrigger {
+    match goal {
+        GcGoal::Free { .. } | GcGoal::AllUnused => ReclaimTrigger::Request,
+        GcGoal::Thresholds | GcGoal::Age => match disk {
+            Some(disk) if disk.capacity > 0 && is_due(disk, policy) => ReclaimTrigger::Pressure,
+            _ => ReclaimTrigger::Schedule,
+        },
     }
 }
 

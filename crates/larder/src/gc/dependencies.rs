@@ -2,19 +2,18 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
-
 use super::activity::ActivityFeed;
 use super::filesystem_stats::FsStatsProvider;
 use super::history::RemovalHistory;
 use super::layers::LayerSource;
 use super::policy::GcPolicy;
+use super::reclaim::SpaceReclaimer;
 use super::removal_gate::RemovalGate;
 use super::sweep::ReclaimWait;
 use super::unix_millis::UnixMillis;
 use super::usage_records::{Clock, UsageRecordStore};
 use super::uses::ImageUseSource;
-use crate::backend::{Backend, BackendError};
+use crate::backend::Backend;
 use crate::events::EventSink;
 use crate::pod::ObjectRef;
 use crate::reference::ImageId;
@@ -24,14 +23,6 @@ pub trait PostImageGcHook: Send + Sync {
     /// `kept` are IDs of present images, selected by [`HookRule`](super::HookRule); the collection began at `started`.
     /// Must be quick.
     fn collected(&self, kept: &[ImageId], started: UnixMillis);
-}
-
-/// Frees space other than images.
-#[async_trait]
-pub trait SpaceReclaimer: Send + Sync {
-    /// Frees what it can. Called when a round finds the filesystem past a threshold, before any image is removed for
-    /// space; the filesystem is then measured again. A failure does not end the round.
-    async fn reclaim(&self) -> Result<(), BackendError>;
 }
 
 pub(super) struct CollectorDependencies {

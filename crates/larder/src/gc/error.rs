@@ -23,6 +23,9 @@ pub enum GcError {
     /// The filesystem could not be measured. Nothing was removed for space.
     #[error(transparent)]
     Disk(#[from] FilesystemError),
+    /// Space beside images could not be reclaimed.
+    #[error(transparent)]
+    Reclaim(BackendError),
     /// The filesystem reports no size.
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
@@ -64,6 +67,7 @@ impl GcError {
             | GcError::Uses(_)
             | GcError::Layers(_)
             | GcError::Disk(_)
+            | GcError::Reclaim(_)
             | GcError::NoCapacity => true,
             GcError::Age { .. } | GcError::Space { .. } | GcError::Insufficient(_) => false,
         }

@@ -115,8 +115,8 @@ impl GcLoops {
         self.images.subscribe()
     }
 
-    /// Runs until dropped. Without a threshold that can be exceeded nothing is removed, but usage records and the image
-    /// list are updated.
+    /// Runs until dropped. Without a threshold that can be exceeded no image is removed, but what nothing can use any more
+    /// is reclaimed, and usage records and the image list are updated.
     pub async fn run(&self) {
         // Rounds first: a round that the timer starts at the same moment handles the pressure.
         tokio::join!(biased; self.rounds(), self.listing(), self.watching(), self.following());
@@ -164,6 +164,7 @@ impl GcLoops {
         if self.collector.policy().is_enabled() {
             return self.collector.collect().await;
         }
+        self.collector.reclaim_on_schedule().await;
         self.collector.detect().await.map(|()| GcReport::default())
     }
 

@@ -1,7 +1,7 @@
 //! Garbage collection: removes images when space is needed, with a reason for each decision.
 //!
 //! ```text
-//! list + uses -> records -> plan -> sweep -> history
+//! reclaim -> list + uses -> records -> plan -> sweep -> history
 //! ```
 //!
 //! Read [`Collector::collect`] first. [`plan()`] decides, and is pure: a dry run and a real run are the same plan.
@@ -26,6 +26,7 @@ mod loops;
 mod node_status;
 mod plan;
 mod policy;
+mod reclaim;
 mod removal_gate;
 mod report;
 mod state;
@@ -37,7 +38,7 @@ mod uses;
 pub use activity::{ActivityFeed, ActivityKind, ImageActivity};
 pub use builder::CollectorBuilder;
 pub use collector::Collector;
-pub use dependencies::{PostImageGcHook, SpaceReclaimer};
+pub use dependencies::PostImageGcHook;
 pub use disk_space::DiskSpace;
 pub use error::GcError;
 pub use filesystem_stats::{FsStatsProvider, size_text};
@@ -54,6 +55,7 @@ pub use plan::{
 pub use policy::{
     Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, PolicyError, ThresholdKind, UseRule,
 };
+pub use reclaim::{ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
 pub use removal_gate::{PresenceCheck, RemovalGate, RemovalGuard};
 pub use report::{GcCounts, GcReport, GcRoundResult};
 pub use sweep::{ImageRemover, ReclaimWait, RemovalError, RemovalOutcome, RemovedImage, SweepReport, sweep};

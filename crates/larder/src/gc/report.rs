@@ -3,6 +3,7 @@
 use super::error::GcError;
 use super::keep::KeepWarning;
 use super::plan::GcPlan;
+use super::reclaim::SpaceBesideImages;
 use super::sweep::SweepReport;
 use crate::image_service::FsStats;
 
@@ -22,7 +23,9 @@ pub struct GcReport {
     pub plans: Vec<GcPlan>,
     /// The result of each plan.
     pub swept: Vec<SweepReport>,
-    /// The filesystem before the first removal, if it was measured.
+    /// Space that was reclaimed beside images, before any image was removed.
+    pub reclaimed: SpaceBesideImages,
+    /// The filesystem before anything was reclaimed or removed, if it was measured.
     pub before: Option<FsStats>,
     /// The last measurement of the filesystem.
     pub after: Option<FsStats>,

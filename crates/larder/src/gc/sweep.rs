@@ -138,7 +138,7 @@ pub async fn sweep(
     patience: ReclaimWait,
 ) -> SweepReport {
     let goal = first.goal;
-    let target = reclaim_target(goal, snapshot.disk, policy);
+    let target = reclaim_target(goal, snapshot, policy);
     let before = snapshot.disk;
     let exact = policy.accounting == Accounting::Exact && snapshot.disk.is_some();
     let mut sweep = Sweep {

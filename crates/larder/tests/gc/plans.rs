@@ -171,6 +171,7 @@ impl PlanCase {
             images: subjects,
             layers,
             disk: Some(disk),
+            reclaimed: DiskSpace::ZERO,
         };
         (snapshot, policy)
     }
@@ -293,6 +294,7 @@ fn empty(disk: FsStats) -> GcSnapshot {
         images: Vec::new(),
         layers: LayerUsageIndex::unknown(),
         disk: Some(disk),
+        reclaimed: DiskSpace::ZERO,
     }
 }
 

@@ -1,46 +1,159 @@
-//! Space that is reclaimed from something other than images first.
+//! Space beside images, which is reclaimed before any image is removed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::BackendError;
-use larder::gc::SpaceReclaimer;
+use larder::gc::{
+    Accounting, Collector, DiskSpace, GcGoal, GcIntervals, GcLoops, GcPolicy, ReclaimTrigger,
+    SpaceBesideImages, SpaceReclaimer,
+};
 
 use crate::world::{FakeNode, failure};
 
-/// A cache on the disk, which is dropped completely or not at all.
-struct FakeBuildCache {
+/// Downloads on the disk, all that is not images; some of them have expired.
+struct FakeDownloads {
     world: FakeNode,
-    goes: bool,
+    expired: u64,
+    fails: bool,
 }
 
-#[async_trait]
-impl SpaceReclaimer for FakeBuildCache {
-    async fn reclaim(&self) -> Result<(), BackendError> {
-        if !self.goes {
-            return Err(failure("the cache is locked"));
-        }
-        self.world.state().other = 0;
-        Ok(())
+impl FakeDownloads {
+    fn space(&self, trigger: ReclaimTrigger) -> SpaceBesideImages {
+        let all = self.world.state().other;
+        let bytes = if trigger == ReclaimTrigger::Schedule { all.min(self.expired) } else { all };
+        SpaceBesideImages { downloads: DiskSpace { bytes, inodes: 0 }, ..SpaceBesideImages::default() }
     }
 }
 
-/// The names of the images that a round removes, on a disk of 1000 with an image of 500 and this much in a cache.
-async fn removed(cached: u64, goes: bool) -> (Vec<String>, u64) {
-    let world = FakeNode::new(1000);
-    world.state().other = cached;
-    world.have("a", &[("l", 500)]);
-    let cache = Arc::new(FakeBuildCache { world: world.clone(), goes });
-    let collector = world.collector().reclaimer(cache).build();
-    collector.detect().await.expect("nothing fails here");
-    world.advance(3_600_000);
-    let _ = collector.collect().await;
-    (world.removals(), world.state().other)
+#[async_trait]
+impl SpaceReclaimer for FakeDownloads {
+    async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+        Ok(self.space(trigger))
+    }
+
+    async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+        if self.fails {
+            return Err(failure("the disk is read-only"));
+        }
+        let reclaimed = self.space(trigger);
+        self.world.state().other -= reclaimed.total().bytes;
+        Ok(reclaimed)
+    }
+}
+
+/// A disk of 1000 with an unused image of 500 and downloads, of which some have expired.
+struct FullNode {
+    world: FakeNode,
+    collector: Collector,
+}
+
+impl FullNode {
+    async fn new(downloads: u64, expired: u64, policy: GcPolicy) -> FullNode {
+        FullNode::with(downloads, expired, policy, false).await
+    }
+
+    async fn with(downloads: u64, expired: u64, policy: GcPolicy, fails: bool) -> FullNode {
+        let world = FakeNode::new(1000);
+        world.state().other = downloads;
+        world.have("a", &[("l", 500)]);
+        let reclaimer = FakeDownloads { world: world.clone(), expired, fails };
+        let collector = world.collector().policy(policy).reclaimer(Arc::new(reclaimer)).build();
+        collector.detect().await.expect("nothing fails here");
+        world.advance(3_600_000);
+        FullNode { world, collector }
+    }
+
+    /// The number of removed images, and the bytes of downloads that are left.
+    fn state(&self) -> (usize, u64) {
+        (self.world.removals().len(), self.world.state().other)
+    }
+}
+
+fn without_margin(accounting: Accounting) -> GcPolicy {
+    GcPolicy { free_margin_percent: 0, accounting, ..GcPolicy::default() }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cache_is_reclaimed_before_images_and_only_when_space_is_needed() {
-    assert_eq!(removed(400, true).await, (vec![], 0), "it was enough");
-    assert_eq!(removed(400, false).await, (vec!["a".to_owned()], 400), "a failure keeps nothing");
-    assert_eq!(removed(100, true).await, (vec![], 100), "there is room");
+async fn downloads_go_before_images_and_all_of_them_only_when_space_is_needed() {
+    let full = FullNode::new(400, 0, GcPolicy::default()).await;
+    let report = full.collector.collect().await.expect("enough is free then");
+    assert_eq!(full.state(), (0, 0));
+    assert_eq!(report.reclaimed.downloads.bytes, 400);
+    assert_eq!(report.before.map(|disk| disk.available), Some(100), "as it was before");
+    assert_eq!(report.after.map(|disk| disk.available), Some(500));
+
+    let spacious = FullNode::new(300, 120, GcPolicy::default()).await;
+    spacious.collector.collect().await.expect("nothing is due");
+    assert_eq!(spacious.state(), (0, 180), "those that can be resumed are retained");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reclaim_that_fails_does_not_end_the_round() {
+    let broken = FullNode::with(400, 0, GcPolicy::default(), true).await;
+    broken.collector.collect().await.expect("the image frees enough");
+    assert_eq!(broken.state(), (1, 400));
+}
+
+#[tokio::test(start_paused = true)]
+async fn downloads_count_towards_the_bytes_to_free_and_a_plan_says_so() {
+    for accounting in [Accounting::Exact, Accounting::Nominal] {
+        for (bytes, need, removals) in [(150, 0, 0), (200, 0, 0), (300, 100, 1)] {
+            let node = FullNode::new(200, 0, without_margin(accounting)).await;
+            let goal = GcGoal::Free { bytes };
+            let plan = node.collector.plan(goal).await.expect("a plan");
+            let what = format!("{accounting:?}, {bytes} bytes");
+            assert_eq!(
+                (plan.need.bytes, plan.removals.len(), plan.reachable),
+                (need, removals, true),
+                "{what}"
+            );
+            let round = node.collector.round(goal).await;
+            assert_eq!(round.error, None, "{what}");
+            assert_eq!(node.state(), (removals, 0), "{what}");
+            assert_eq!(round.report.reclaimed.total().bytes, 200, "{what}");
+            assert_eq!(round.report.plans[0].need, plan.need, "{what}: as planned");
+            let freed: i64 = round.report.swept.iter().map(|swept| swept.freed).sum();
+            assert_eq!(freed, if removals == 0 { 0 } else { 500 }, "{what}: of images alone");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dry_run_of_a_full_disk_plans_no_removal_that_downloads_make_needless() {
+    let full = FullNode::new(400, 0, GcPolicy::default()).await;
+    let plan = full.collector.plan_round().await.expect("a plan");
+    assert!(plan.removals.is_empty() && plan.reachable, "{plan:?}");
+    assert_eq!(full.state(), (0, 400), "nothing happened");
+}
+
+#[tokio::test(start_paused = true)]
+async fn removing_all_unused_images_reclaims_downloads_too() {
+    let node = FullNode::new(200, 0, GcPolicy::default()).await;
+    node.collector.delete_unused().await.expect("nothing fails");
+    assert_eq!(node.state(), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn downloads_alone_can_be_reclaimed_on_demand() {
+    let node = FullNode::new(200, 0, GcPolicy::default()).await;
+    let report = node.collector.reclaim_only().await.expect("nothing fails");
+    assert_eq!(node.state(), (0, 0));
+    assert_eq!((report.reclaimed.total().bytes, report.plans.len()), (200, 0));
+    assert_eq!(report.before.zip(report.after).map(|(b, a)| a.available - b.available), Some(200));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_timer_reclaims_what_has_expired_even_where_gc_of_images_is_off() {
+    let off =
+        GcPolicy { high_threshold_percent: 100, min_free_bytes: 0, inodes: None, ..GcPolicy::default() };
+    assert!(!off.is_enabled());
+    for policy in [off, GcPolicy::default()] {
+        let FullNode { world, collector } = FullNode::new(200, 50, policy).await;
+        let loops = GcLoops::new(Arc::new(collector), GcIntervals::default());
+        let running = tokio::time::timeout(Duration::from_secs(1), loops.run());
+        running.await.expect_err("it runs until dropped");
+        assert_eq!((world.removals().len(), world.state().other), (0, 150));
+    }
 }

@@ -134,7 +134,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         ByteSizeCodec<0>,
         store.reserve_bytes,
         Restart,
-        "Space that stays free on the store's filesystem. A pull or load whose minimum size does not fit is rejected."
+        "Space that stays free on the store's filesystem. A pull or load whose minimum size does not fit is rejected; one that grows more fails."
     ),
     setting!(
         "store.reserveInodes",

@@ -73,10 +73,10 @@ fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
     }
     if let Some(by_state) = usage.usage_by_state {
         let reclaimable_bytes = usage.reclaimable_bytes.unwrap_or_default();
-        out.line(format_args!(
-            "\n{}",
-            usage_by_state::table(&UsageByState { reclaimable_bytes, ..by_state })
-        ));
+        let beside_images = usage.reclaimable_beside_images.as_ref().and_then(|space| space.total);
+        let beside_images = beside_images.unwrap_or_default().size_bytes;
+        let table = usage_by_state::table(&UsageByState { reclaimable_bytes, ..by_state }, beside_images);
+        out.line(format_args!("\n{table}"));
     }
 }
 

@@ -1,9 +1,11 @@
 //! The tables and lines of `larder gc`.
 
-use larder::hint::Hint;
 use std::collections::BTreeMap;
 
+use larder::gc::SpaceBesideImages;
+use larder::hint::Hint;
 use larder_api::EnumWord as _;
+use larder_api::convert::to_space_beside_images;
 use larder_api::v1alpha1::{Collection, CollectionGoal, FileSystem, ImageVerdict, VerdictReason};
 
 use crate::output::table::TextTable;
@@ -13,13 +15,16 @@ use crate::printer::Printer;
 /// Prints a plan, with a reason for each image.
 pub(super) fn plan(report: &Collection, wide: bool, out: &Printer) {
     out.line(situation(report));
+    if let Some(reclaimed) = reclaimed(report) {
+        out.line(format_args!("would reclaim {reclaimed}{}", after_reclaim(report, "used after that")));
+    }
     if !report.removals.is_empty() {
         out.line(format_args!("\n{}\n", removals(report, wide)));
         let images = count(report.removals.len());
         let frees = format!("{}{}", about(report), size::bytes(report.promised_bytes));
         let after = report.after.map(|disk| format!(", {}% used after that", disk.used_percent));
         out.line(format_args!("would remove {images} and free {frees}{}", after.unwrap_or_default()));
-    } else if report.goal() == CollectionGoal::AllUnused {
+    } else if removes_something(report) {
         out.line("would remove nothing");
     }
     print_retained(report, wide, out);
@@ -48,11 +53,19 @@ fn shortfall(report: &Collection) -> String {
 /// Prints the result of a round.
 pub(super) fn round(report: &Collection, wide: bool, out: &Printer) {
     out.line(situation(report));
+    let reclaimed = reclaimed(report);
+    if let Some(reclaimed) = reclaimed {
+        out.line(format_args!("reclaimed {reclaimed}{}", after_reclaim(report, "used now")));
+    }
     if !report.removals.is_empty() {
         out.line(format_args!("\n{}\n", removals(report, wide)));
     }
     if report.removals.is_empty() {
-        out.line("removed nothing");
+        match reclaimed {
+            None => out.line("removed nothing"),
+            Some(_) if report.goal() == CollectionGoal::FailedPulls => {}
+            Some(_) => out.line("removed no images"),
+        }
     } else {
         let images = count(report.removals.len());
         let freed = u64::try_from(report.freed_bytes.unwrap_or_default()).unwrap_or_default();
@@ -79,6 +92,27 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Printer) {
         print_retained(report, wide, out);
     } else if report.goal() == CollectionGoal::AllUnused {
         count_retained(report, out);
+    }
+}
+
+/// What was or would be reclaimed beside images, if anything.
+fn reclaimed(report: &Collection) -> Option<SpaceBesideImages> {
+    let reclaimed = report.reclaimed.as_ref().map(to_space_beside_images)?;
+    (reclaimed != SpaceBesideImages::default()).then_some(reclaimed)
+}
+
+/// The disk usage after that, where no image is removed.
+fn after_reclaim(report: &Collection, when: &str) -> String {
+    let after = report.after.filter(|_| report.removals.is_empty());
+    after.map(|disk| format!(", {}% {when}", disk.used_percent)).unwrap_or_default()
+}
+
+/// Whether the goal is to remove something, whatever the disk usage.
+fn removes_something(report: &Collection) -> bool {
+    match report.goal() {
+        CollectionGoal::AllUnused => true,
+        CollectionGoal::FailedPulls => reclaimed(report).is_none(),
+        _ => false,
     }
 }
 
@@ -154,12 +188,17 @@ fn situation(report: &Collection) -> String {
     };
     let usage = report.before.as_ref().map_or("usage unknown".to_owned(), used);
     let disk = format!("image filesystem: {usage}");
+    // What has to be freed in all; the report has what is left to images.
+    let reclaimed = reclaimed(report).unwrap_or_default().total().bytes;
+    let needed_bytes =
+        if report.needed_bytes == 0 { 0 } else { report.needed_bytes.saturating_add(reclaimed) };
     let (high, low) = (report.high_threshold_percent, report.low_threshold_percent);
     match report.goal() {
         CollectionGoal::AllUnused => format!("{disk}, goal: remove all unused images"),
+        CollectionGoal::FailedPulls => format!("{disk}, goal: remove what failed pulls left"),
         CollectionGoal::Free => {
             let requested = size::bytes(report.asked_bytes);
-            match report.needed_bytes.saturating_sub(report.asked_bytes) {
+            match needed_bytes.saturating_sub(report.asked_bytes) {
                 0 => format!("{disk}, goal: free {requested}"),
                 margin => format!("{disk}, goal: free {requested} and a margin of {}", size::bytes(margin)),
             }
@@ -174,7 +213,7 @@ fn situation(report: &Collection) -> String {
             format!("{disk}, goal: free {} inodes", report.needed_inodes)
         }
         _ => {
-            let need = size::bytes(report.needed_bytes);
+            let need = size::bytes(needed_bytes);
             format!("{disk}, goal: free {need} (high threshold {high}%, low threshold {low}%)")
         }
     }

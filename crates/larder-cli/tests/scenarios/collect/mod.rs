@@ -2,6 +2,7 @@
 
 mod containerd;
 mod docker;
+mod failed_pulls;
 mod real_family;
 mod store;
 

@@ -29,18 +29,21 @@ pub(in crate::gc) enum ReclaimTarget {
 }
 
 /// Translates the goal for this filesystem.
-pub(in crate::gc) fn reclaim_target(goal: GcGoal, disk: Option<FsStats>, policy: &GcPolicy) -> ReclaimTarget {
+pub(in crate::gc) fn reclaim_target(goal: GcGoal, snapshot: &GcSnapshot, policy: &GcPolicy) -> ReclaimTarget {
+    let disk = snapshot.disk;
     match (goal, policy.accounting) {
         (GcGoal::Age, _) => ReclaimTarget::Old,
         (GcGoal::AllUnused, Accounting::Nominal) => ReclaimTarget::Nominal(i64::MAX),
         (GcGoal::AllUnused, Accounting::Exact) => ReclaimTarget::Everything,
         (GcGoal::Free { bytes }, accounting) => {
             let bytes = bytes.saturating_add(bytes / 100 * u64::from(policy.free_margin_percent));
+            let bytes = bytes.saturating_sub(snapshot.reclaimed.bytes);
             match (accounting, disk) {
                 (Accounting::Exact, Some(disk)) => {
                     let bytes = filesystem_stats::free(disk).bytes.saturating_add(bytes);
                     ReclaimTarget::Free(DiskSpace { bytes, inodes: 0 })
                 }
+                _ if bytes == 0 && snapshot.reclaimed.bytes > 0 => ReclaimTarget::Nothing,
                 _ => ReclaimTarget::Nominal(i64::try_from(bytes).unwrap_or(i64::MAX)),
             }
         }
@@ -55,7 +58,7 @@ pub(in crate::gc) fn reclaim_target(goal: GcGoal, disk: Option<FsStats>, policy:
 
 /// Plans the removals for this goal. Every other image gets the reason for which it is retained.
 pub fn plan(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
-    plan_for(snapshot, policy, goal, reclaim_target(goal, snapshot.disk, policy))
+    plan_for(snapshot, policy, goal, reclaim_target(goal, snapshot, policy))
 }
 
 /// Plans one whole round: first the images past the maximum age, then what the thresholds require.

@@ -1,5 +1,6 @@
 //! The input of a plan.
 
+use crate::gc::disk_space::DiskSpace;
 use crate::gc::layers::LayerUsageIndex;
 use crate::gc::unix_millis::UnixMillis;
 use crate::gc::uses::ImageUse;
@@ -44,6 +45,9 @@ pub struct GcSnapshot {
     pub layers: LayerUsageIndex,
     /// The image filesystem, if it was measured.
     pub disk: Option<FsStats>,
+    /// Space that was reclaimed beside images for this goal. `disk` has it as free, and it counts towards
+    /// [`GcGoal::Free`](super::GcGoal::Free).
+    pub reclaimed: DiskSpace,
 }
 
 impl GcSnapshot {

@@ -1,0 +1,148 @@
+//! Keeps a reserve of a filesystem free while data is written to it.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use larder::go_format;
+
+use super::DiskSpace;
+
+/// What may be written between two looks at the filesystem: a look costs a system call, and other processes write too.
+const STEP: DiskSpace = DiskSpace { bytes: 4 << 20, inodes: 256 };
+
+/// Admits writes to one filesystem as long as the reserve stays free. Clones share it.
+#[derive(Debug, Clone)]
+pub struct SpaceReserve(Arc<SpaceReserveInner>);
+
+#[derive(Debug)]
+struct SpaceReserveInner {
+    root: PathBuf,
+    reserve: DiskSpace,
+    /// What may be written before the next look.
+    budget: Mutex<DiskSpace>,
+}
+
+impl SpaceReserve {
+    /// Keeps `reserve` free on the filesystem of `root`. Where it is zero, nothing is refused.
+    pub fn new(root: PathBuf, reserve: DiskSpace) -> SpaceReserve {
+        SpaceReserve(Arc::new(SpaceReserveInner { root, reserve, budget: Mutex::default() }))
+    }
+
+    /// The directory whose filesystem it is.
+    pub fn root(&self) -> &Path {
+        &self.0.root
+    }
+
+    /// Admits a write of this amount, or fails with [`io::ErrorKind::StorageFull`] and the figures. To be called before
+    /// the write.
+    pub fn admit(&self, amount: DiskSpace) -> io::Result<()> {
+        let SpaceReserveInner { root, reserve, budget } = &*self.0;
+        if *reserve == DiskSpace::ZERO {
+            return Ok(());
+        }
+        let mut budget = budget.lock().unwrap_or_else(PoisonError::into_inner);
+        if budget.shortfall_to(amount) != DiskSpace::ZERO {
+            *budget = next_budget(amount, free_space(root)?, *reserve)
+                .map_err(|full| io::Error::new(io::ErrorKind::StorageFull, full))?;
+        }
+        *budget = amount.shortfall_to(*budget);
+        Ok(())
+    }
+}
+
+/// Free space of a filesystem for unprivileged users. Some filesystems make inodes as needed and report none.
+pub(crate) fn free_space(root: &Path) -> io::Result<DiskSpace> {
+    let stat = rustix::fs::statvfs(root)?;
+    let inodes = if stat.f_files == 0 { u64::MAX } else { stat.f_favail };
+    Ok(DiskSpace { bytes: stat.f_bavail.saturating_mul(stat.f_frsize), inodes })
+}
+
+/// What may be written before the next look, at least `amount`.
+fn next_budget(amount: DiskSpace, free: DiskSpace, reserve: DiskSpace) -> Result<DiskSpace, ReserveReached> {
+    // A reserve of none leaves it to the filesystem to refuse.
+    let usable = |free: u64, reserve: u64| if reserve == 0 { u64::MAX } else { free.saturating_sub(reserve) };
+    let usable =
+        DiskSpace { bytes: usable(free.bytes, reserve.bytes), inodes: usable(free.inodes, reserve.inodes) };
+    if usable.shortfall_to(amount) != DiskSpace::ZERO {
+        return Err(ReserveReached { free, reserve, lacks_inodes: usable.bytes >= amount.bytes });
+    }
+    Ok(DiskSpace {
+        bytes: usable.bytes.min(STEP.bytes.max(amount.bytes)),
+        inodes: usable.inodes.min(STEP.inodes.max(amount.inodes)),
+    })
+}
+
+/// A write would use up the reserve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReserveReached {
+    /// What is free.
+    pub free: DiskSpace,
+    /// What must remain free.
+    pub reserve: DiskSpace,
+    lacks_inodes: bool,
+}
+
+/// `insufficient space: 67.2MB free (67.1MB reserved)`
+impl fmt::Display for ReserveReached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ReserveReached { free, reserve, .. } = self;
+        if self.lacks_inodes {
+            write!(f, "insufficient space: {} inodes free ({} reserved)", free.inodes, reserve.inodes)
+        } else {
+            let (free, reserve) = (go_format::bytes(free.bytes), go_format::bytes(reserve.bytes));
+            write!(f, "insufficient space: {free} free ({reserve} reserved)")
+        }
+    }
+}
+
+impl std::error::Error for ReserveReached {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn space(bytes: u64, inodes: u64) -> DiskSpace {
+        DiskSpace { bytes, inodes }
+    }
+
+    #[test]
+    fn a_write_into_the_reserve_is_refused_with_the_figures() {
+        let reserve = space(64 * MIB, 1000);
+        let budget = |amount, free| next_budget(amount, free, reserve);
+        assert_eq!(budget(space(MIB, 1), space(999 * MIB, 9999)), Ok(STEP), "no more than a step");
+        assert_eq!(budget(space(9 * MIB, 1), space(999 * MIB, 9999)), Ok(space(9 * MIB, 256)));
+        assert_eq!(
+            budget(space(MIB, 1), space(66 * MIB, 1010)),
+            Ok(space(2 * MIB, 10)),
+            "no more than there is"
+        );
+        let full = budget(space(3 * MIB, 1), space(66 * MIB, 9999)).unwrap_err();
+        assert_eq!(full.to_string(), "insufficient space: 69.2MB free (67.1MB reserved)");
+        let full = budget(space(MIB, 1), space(999 * MIB, 1000)).unwrap_err();
+        assert_eq!(full.to_string(), "insufficient space: 1000 inodes free (1000 reserved)");
+        assert!(budget(space(0, 0), space(0, 0)).is_ok(), "nothing is written");
+    }
+
+    #[test]
+    fn what_has_no_reserve_is_left_to_the_filesystem() {
+        assert!(next_budget(space(MIB, 1), space(0, 9999), space(0, 1000)).is_ok());
+        let nowhere = SpaceReserve::new("/does/not/exist".into(), DiskSpace::ZERO);
+        assert!(nowhere.admit(space(u64::MAX, u64::MAX)).is_ok());
+    }
+
+    #[test]
+    fn the_filesystem_is_measured_once_per_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let reserve = SpaceReserve::new(dir.path().to_owned(), space(1, 1));
+        reserve.admit(space(MIB, 1)).unwrap();
+        let left = *reserve.0.budget.lock().unwrap();
+        assert_eq!(left, space(3 * MIB, 255));
+        drop(dir);
+        reserve.admit(space(3 * MIB, 1)).expect("within the step");
+        reserve.admit(space(1, 0)).expect_err("the directory is gone, and so it is not measured");
+    }
+}

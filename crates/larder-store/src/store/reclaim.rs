@@ -1,0 +1,232 @@
+//! Reclaims what no image needs: downloads and layers of pulls that ended without an image, expired leases, and removed
+//! files.
+//!
+//! Two conditions retain a download or a resumable layer. A running pull holds its archives ([`Store::hold_archives`]),
+//! whatever the trigger. And until space is needed, the lease of an ended pull retains what the next attempt can use.
+
+use std::collections::HashSet;
+use std::time::{Duration, SystemTime};
+
+use larder::gc::{ReclaimTrigger, SpaceBesideImages};
+use larder::reference::Digest;
+
+use super::db::{DbRead, DbResult, LAYERS, LEASES};
+use super::error::{StoreError, StoreErrorContext as _};
+use super::handle::{OpenStore, Store, seconds};
+use super::layout::{digest_of_name, names_in};
+use super::records::{LayerRecord, LeaseKind, LeaseRecord};
+use super::references::{ItemReference, ReferencedItem};
+use super::remove::unused;
+use crate::disk::{DiskSpace, measure};
+
+/// Archives that a running pull needs. Their downloads and layers are not reclaimed until this is dropped.
+#[derive(Debug)]
+pub struct ArchiveReferences {
+    _held: Vec<ItemReference>,
+}
+
+/// The conditions of one reclaim.
+#[derive(Debug, Clone, Copy)]
+struct ReclaimRule {
+    trigger: ReclaimTrigger,
+    now: SystemTime,
+    /// How long a download without a lease is retained after its last write.
+    ingest_keep: Duration,
+}
+
+impl ReclaimRule {
+    fn needs_space(&self) -> bool {
+        self.trigger != ReclaimTrigger::Schedule
+    }
+
+    /// Whether a lease still retains what it names.
+    fn is_in_force(&self, lease: &LeaseRecord, is_in_flight: impl Fn(&Digest) -> bool) -> bool {
+        if lease.kind == LeaseKind::Pull && lease.leased.ingests.iter().any(is_in_flight) {
+            return true;
+        }
+        lease.ends_at > seconds(self.now) && !(self.needs_space() && lease.kind == LeaseKind::Pull)
+    }
+
+    /// Whether a download that no running pull needs is reclaimed; it was last written at `written`.
+    fn takes_download(&self, is_leased: bool, written: Option<SystemTime>) -> bool {
+        let idle = |written| seconds(self.now).saturating_sub(seconds(written)) >= self.ingest_keep.as_secs();
+        !is_leased && (self.needs_space() || written.is_none_or(idle))
+    }
+}
+
+impl Store {
+    /// References the archives of a pull, so that its downloads and layers are not reclaimed while it runs.
+    pub fn hold_archives(&self, archives: impl IntoIterator<Item = Digest>) -> ArchiveReferences {
+        let hold = |archive| self.0.holds.hold(ReferencedItem::Archive(archive));
+        ArchiveReferences { _held: archives.into_iter().map(hold).collect() }
+    }
+
+    /// What [`reclaim`](Store::reclaim) would free now.
+    pub fn reclaimable(
+        &self,
+        trigger: ReclaimTrigger,
+        now: SystemTime,
+    ) -> Result<SpaceBesideImages, StoreError> {
+        self.0.reclaimable(self.0.reclaim_rule(trigger, now))
+    }
+
+    /// Frees what no image and no running pull needs, and returns how much that was. The space is free when this returns.
+    /// With [`ReclaimTrigger::Schedule`], what a later pull could resume with is retained.
+    pub fn reclaim(&self, trigger: ReclaimTrigger, now: SystemTime) -> Result<SpaceBesideImages, StoreError> {
+        let removed = self.0.trash_usage()?;
+        // First what needs no write to the database: that may fail on a full disk.
+        self.empty_trash()?;
+        let rule = self.0.reclaim_rule(trigger, now);
+        let resumable = self.0.discard_resumable(rule)?;
+        self.empty_trash()?;
+        self.0.end_leases(rule)?;
+        let unused = SpaceBesideImages { layers: self.0.sweep()?, ..SpaceBesideImages::default() };
+        self.empty_trash()?;
+        Ok(SpaceBesideImages { removed, ..resumable } + unused)
+    }
+
+    /// Removes expired leases, unused layers, and partially fetched blobs that were not written
+    /// for [`ingest_keep`](super::StoreConfig::ingest_keep). Cheap when there is nothing to do, and returns before the
+    /// files are deleted.
+    pub fn sweep(&self, now: SystemTime) -> Result<(), StoreError> {
+        let rule = self.0.reclaim_rule(ReclaimTrigger::Schedule, now);
+        self.0.end_leases(rule)?;
+        self.0.discard_resumable(rule)?;
+        self.0.sweep().map(drop)
+    }
+
+    /// Bytes on disk of these archives' downloads.
+    pub(crate) fn downloaded<'a>(&self, archives: impl IntoIterator<Item = &'a Digest>) -> u64 {
+        let bytes = |archive| measure(&self.0.layout.ingest(archive)).map_or(0, |usage| usage.bytes);
+        archives.into_iter().map(bytes).sum()
+    }
+}
+
+impl OpenStore {
+    fn reclaim_rule(&self, trigger: ReclaimTrigger, now: SystemTime) -> ReclaimRule {
+        ReclaimRule { trigger, now, ingest_keep: self.config.ingest_keep }
+    }
+
+    fn is_in_flight(&self, archive: &Digest) -> bool {
+        self.holds.has(&ReferencedItem::Archive(archive.clone()))
+    }
+
+    fn is_in_force(&self, rule: ReclaimRule, lease: &LeaseRecord) -> bool {
+        rule.is_in_force(lease, |archive| self.is_in_flight(archive))
+    }
+
+    /// The archives that leases in force name.
+    fn leased_by(&self, rule: ReclaimRule) -> Result<HashSet<Digest>, StoreError> {
+        let mut leased = HashSet::new();
+        let note = |lease: LeaseRecord| {
+            if self.is_in_force(rule, &lease) {
+                leased.extend(lease.leased.ingests);
+            }
+        };
+        self.db.read("look up the leases of pulls", |reader| reader.for_each(LEASES, note))?;
+        Ok(leased)
+    }
+
+    fn reclaimable(&self, rule: ReclaimRule) -> Result<SpaceBesideImages, StoreError> {
+        let doing = "measure reclaimable space";
+        let leased = self.leased_by(rule)?;
+        let mut downloads = DiskSpace::ZERO;
+        for archive in self.downloads()? {
+            let in_use =
+                self.is_in_flight(&archive) || self.holds.has(&ReferencedItem::Ingest(archive.clone()));
+            if !in_use && rule.takes_download(leased.contains(&archive), self.written(&archive)) {
+                downloads += measure(&self.layout.ingest(&archive)).context(doing)?;
+            }
+        }
+        let resumable = self.arrivals.kept.usage_of(|layer| self.takes_layer(&leased, layer));
+        let unused = self.db.read(doing, |reader| {
+            let unused = unused(reader, &self.holds, |lease| self.is_in_force(rule, lease))?;
+            let usage = |key: &super::records::LayerKey| -> DbResult<DiskSpace> {
+                let layer = reader.get::<LayerRecord>(LAYERS, key.as_str())?;
+                Ok(layer.filter(|layer| layer.present).map_or(DiskSpace::ZERO, |layer| layer.usage))
+            };
+            unused.iter().map(usage).sum::<DbResult<DiskSpace>>()
+        })?;
+        let removed = self.trash_usage()?;
+        Ok(SpaceBesideImages {
+            downloads,
+            layers: resumable + unused,
+            removed,
+            ..SpaceBesideImages::default()
+        })
+    }
+
+    /// Moves downloads and resumable layers to the trash.
+    fn discard_resumable(&self, rule: ReclaimRule) -> Result<SpaceBesideImages, StoreError> {
+        let leased = self.leased_by(rule)?;
+        Ok(SpaceBesideImages {
+            downloads: self.discard_downloads(rule, &leased)?,
+            layers: self.discard_resumable_layers(|layer| self.takes_layer(&leased, layer))?,
+            ..SpaceBesideImages::default()
+        })
+    }
+
+    fn takes_layer(&self, leased: &HashSet<Digest>, layer: &LayerRecord) -> bool {
+        let archive = &layer.facts.digest;
+        !leased.contains(archive) && !self.is_in_flight(archive)
+    }
+
+    fn discard_downloads(
+        &self,
+        rule: ReclaimRule,
+        leased: &HashSet<Digest>,
+    ) -> Result<DiskSpace, StoreError> {
+        let doing = "clean up interrupted fetches";
+        let mut freed = DiskSpace::ZERO;
+        for archive in self.downloads()? {
+            // No fetch of it can start in between.
+            let Some(_hold) = self.holds.hold_alone(ReferencedItem::Ingest(archive.clone())) else {
+                continue;
+            };
+            if self.is_in_flight(&archive)
+                || !rule.takes_download(leased.contains(&archive), self.written(&archive))
+            {
+                continue;
+            }
+            let dir = self.layout.ingest(&archive);
+            freed += measure(&dir).context(doing)?;
+            self.discard(&dir).context(doing)?;
+            self.trash.kick();
+        }
+        Ok(freed)
+    }
+
+    /// Drops the leases that are not in force.
+    fn end_leases(&self, rule: ReclaimRule) -> Result<(), StoreError> {
+        let doing = "end leases";
+        let is_over = |lease: &LeaseRecord| !self.is_in_force(rule, lease);
+        let leases: Vec<LeaseRecord> = self.db.read(doing, |reader| reader.all(LEASES))?;
+        if !leases.iter().any(is_over) {
+            return Ok(());
+        }
+        self.db.write(doing, |writer| {
+            // Read again: a lease may have been renewed since.
+            for lease in writer.all::<LeaseRecord>(LEASES)?.iter().filter(|lease| is_over(lease)) {
+                writer.delete(LEASES, &lease.id)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The archives that have a directory for their download.
+    fn downloads(&self) -> Result<Vec<Digest>, StoreError> {
+        let names = names_in(&self.layout.ingests()).context("list downloads")?;
+        Ok(names.iter().filter_map(|name| digest_of_name(name)).collect())
+    }
+
+    /// When a download was last written.
+    fn written(&self, archive: &Digest) -> Option<SystemTime> {
+        fs_err::metadata(self.layout.ingest(archive)).and_then(|metadata| metadata.modified()).ok()
+    }
+
+    fn trash_usage(&self) -> Result<DiskSpace, StoreError> {
+        let doing = "measure removed files";
+        let names = names_in(&self.layout.trash()).context(doing)?;
+        names.iter().map(|name| measure(&self.layout.trash().join(name)).context(doing)).sum()
+    }
+}

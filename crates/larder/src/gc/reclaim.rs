@@ -1,0 +1,91 @@
+//! Space that a backend takes beside images, and that is reclaimed before any image is removed.
+
+use std::fmt;
+use std::ops::{Add, AddAssign};
+
+use async_trait::async_trait;
+
+use super::disk_space::DiskSpace;
+use crate::backend::BackendError;
+use crate::go_format;
+
+/// Why space is reclaimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReclaimTrigger {
+    /// A scheduled round, and no space is needed: only what no later pull can use is reclaimed.
+    Schedule,
+    /// Space is needed: the filesystem is past a threshold, or a pull does not fit.
+    Pressure,
+    /// A command asked for space.
+    Request,
+}
+
+/// Space beside images, by kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpaceBesideImages {
+    /// Downloads of failed and interrupted pulls.
+    pub downloads: DiskSpace,
+    /// Layers without an image: of failed and interrupted pulls, or of expired leases.
+    pub layers: DiskSpace,
+    /// Removed files that are not deleted yet.
+    pub removed: DiskSpace,
+    /// Build cache.
+    pub build_cache: DiskSpace,
+}
+
+/// Frees space beside images.
+#[async_trait]
+pub trait SpaceReclaimer: Send + Sync {
+    /// What [`reclaim`](SpaceReclaimer::reclaim) would free now. By default unknown, which counts as nothing.
+    async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+        let _ = trigger;
+        Ok(SpaceBesideImages::default())
+    }
+
+    /// Frees what the trigger allows, and returns what that was. Never frees what a running pull uses. Called by each
+    /// round before any image is removed; a failure does not end the round.
+    async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError>;
+}
+
+impl SpaceBesideImages {
+    /// The sum of all kinds.
+    pub fn total(&self) -> DiskSpace {
+        self.downloads + self.layers + self.removed + self.build_cache
+    }
+}
+
+impl Add for SpaceBesideImages {
+    type Output = SpaceBesideImages;
+
+    fn add(self, other: SpaceBesideImages) -> SpaceBesideImages {
+        SpaceBesideImages {
+            downloads: self.downloads + other.downloads,
+            layers: self.layers + other.layers,
+            removed: self.removed + other.removed,
+            build_cache: self.build_cache + other.build_cache,
+        }
+    }
+}
+
+impl AddAssign for SpaceBesideImages {
+    fn add_assign(&mut self, other: SpaceBesideImages) {
+        *self = *self + other;
+    }
+}
+
+/// `156MB (downloads 150MB, layers without an image 6MB)`
+impl fmt::Display for SpaceBesideImages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = [
+            ("downloads", self.downloads),
+            ("layers without an image", self.layers),
+            ("removed files", self.removed),
+            ("build cache", self.build_cache),
+        ];
+        let kinds = kinds.iter().filter(|(_, space)| *space != DiskSpace::ZERO);
+        let kinds: Vec<_> =
+            kinds.map(|(kind, space)| format!("{kind} {}", go_format::bytes(space.bytes))).collect();
+        write!(f, "{}", go_format::bytes(self.total().bytes))?;
+        if kinds.is_empty() { Ok(()) } else { write!(f, " ({})", kinds.join(", ")) }
+    }
+}
