@@ -298,7 +298,7 @@ impl Db {
                 Err(_) => connection::empty_log(&*self.disk, &self.path, &writer),
             };
             if let Err(error) = cleaned {
-                tracing::warn!(%error, database = %self.path.display(), "could not copy the database's log");
+                tracing::warn!(%error, database = %self.path.display(), "cannot copy the database's log");
             }
             committed?;
             Ok(value)

@@ -27,7 +27,7 @@ pub(super) fn from_format_1(disk: &dyn Disk, layout: &StoreLayout) -> DbResult<(
             rows.iter().try_for_each(|(table, key, value)| writer.put_raw(TABLES[*table], key, value))
         }),
         Err(error) => {
-            tracing::warn!(%error, database = %old.display(), "could not read the database of format 1");
+            tracing::warn!(%error, database = %old.display(), "cannot read the database of format 1");
             Ok(())
         }
     }
