@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
 use larder::gc::{
-    FsStatsProvider, ImageUse, ImageUseError, ImageUseSource, LayerSource, LayerUsageIndex, ReportedUse,
+    ClockReading, FsStatsProvider, ImageUse, ImageUseError, ImageUseSource, LayerSource, LayerUsageIndex,
+    ReportedUse,
 };
 use larder::image_service::{FilesystemError, FsStats, local_disk};
 use larder::reference::ImageId;
@@ -32,12 +32,14 @@ impl LayerSource for StoreBackend {
 impl ImageUseSource for StoreBackend {
     async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
         let store = self.store().clone();
-        let leases = match tokio::task::spawn_blocking(move || store.leases(SystemTime::now())).await {
+        let now = ClockReading::now();
+        let at = now.clone();
+        let leases = match tokio::task::spawn_blocking(move || store.leases(at)).await {
             Ok(leases) => leases.map_err(|error| failed(&error, CallErrorKind::Other))?,
             Err(error) => return Err(failed(&error, CallErrorKind::Canceled).into()),
         };
         let found = leases.into_iter().flat_map(|lease| {
-            let left = left(lease.ends_at);
+            let left = lease.left(&now);
             let by = match lease.kind {
                 LeaseKind::Ensured => ImageUse::Ensured { ago: None, left },
                 _ => ImageUse::Lease { left },
@@ -50,12 +52,6 @@ impl ImageUseSource for StoreBackend {
         });
         Ok(found.collect())
     }
-}
-
-/// Time until a lease ends, in seconds since 1970.
-fn left(ends_at: u64) -> Duration {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Duration::from_secs(ends_at).saturating_sub(now)
 }
 
 /// The layers of a store's images, and their labels. One small file is read for each image, once in its life.

@@ -30,6 +30,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use larder::backend::ProgressReporter;
 use larder::credentials::Credential;
+use larder::gc::ClockReading;
 use larder::reference::{Digest, Reference};
 use tokio::sync::Semaphore;
 
@@ -40,7 +41,6 @@ use crate::disk::DiskSpace;
 use crate::store::admission::{self, admit};
 use crate::store::{
     ClaimOutcome, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, LeaseResources, Store, StoreError,
-    seconds,
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
 use larder_registry::manifest::PlatformMatcher;
@@ -195,7 +195,7 @@ impl StorePuller {
         let sizes: Vec<u64> = missing.iter().map(|(_, size)| *size).collect();
         let (store, reserve) = (self.store.clone(), self.config.reserve);
         let fits = move || {
-            store.sweep(SystemTime::now())?;
+            store.sweep(ClockReading::now())?;
             let need = admission::estimate(store.ratio()?, &sizes);
             Ok::<_, StoreError>((admit(need, store.free()?, reserve, DiskSpace::default()).is_ok(), need))
         };
@@ -234,12 +234,9 @@ impl StorePuller {
             return Ok(id);
         }
         let ingests = plan.layers.iter().map(|layer| layer.descriptor.digest.clone()).collect();
-        let lease = LeaseRecord {
-            id: id.clone(),
-            kind: LeaseKind::Pull,
-            leased: LeaseResources { images: Vec::new(), layers: Vec::new(), ingests },
-            ends_at: seconds(SystemTime::now() + PULL_LEASE),
-        };
+        let leased = LeaseResources { ingests, ..LeaseResources::default() };
+        let now = ClockReading::now();
+        let lease = LeaseRecord::granted(id.clone(), LeaseKind::Pull, leased, PULL_LEASE, &now);
         let store = self.store.clone();
         blocking(move || store.lease(&lease)).await??;
         Ok(id)
@@ -278,12 +275,10 @@ impl StorePuller {
 
     /// Leases an image that was just made present, until it is in use or the lease expires.
     fn ensured(&self, id: Digest) -> LeaseRecord {
-        LeaseRecord {
-            id: format!("ensured/{id}"),
-            kind: LeaseKind::Ensured,
-            leased: LeaseResources { images: vec![id], layers: Vec::new(), ingests: Vec::new() },
-            ends_at: seconds(SystemTime::now() + self.config.ensured_lease),
-        }
+        let name = format!("ensured/{id}");
+        let leased = LeaseResources { images: vec![id], ..LeaseResources::default() };
+        let time = self.config.ensured_lease;
+        LeaseRecord::granted(name, LeaseKind::Ensured, leased, time, &ClockReading::now())
     }
 
     /// How a layer of `size` compressed bytes is unpacked: on several threads if it may be the last one to end, when

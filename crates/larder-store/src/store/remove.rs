@@ -6,12 +6,13 @@
 use std::collections::HashSet;
 use std::time::SystemTime;
 
+use larder::gc::ClockReading;
 use larder::reference::{Digest, ImageName};
 
 use super::commit::delete_uses;
 use super::db::{DbRead, DbResult, DbTransaction, LAYERS, LEASES, MOUNTS, NAMES, TransactionAbort, USES};
 use super::error::{StoreError, StoreErrorContext as _};
-use super::handle::{OpenStore, Store, seconds};
+use super::handle::{OpenStore, Store};
 use super::images::find;
 use super::listing::delete_image;
 use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord};
@@ -51,9 +52,10 @@ impl Store {
 
     /// Removes expired leases, unused layers, and partially fetched blobs that were not written
     /// for [`ingest_keep`](super::StoreConfig::ingest_keep). Cheap when there is nothing to do.
-    pub fn sweep(&self, now: SystemTime) -> Result<(), StoreError> {
-        self.0.end_leases(now)?;
-        self.0.sweep_ingests(now)?;
+    pub fn sweep(&self, now: impl Into<ClockReading>) -> Result<(), StoreError> {
+        let now = now.into();
+        self.0.end_leases(&now)?;
+        self.0.sweep_ingests(now.wall.into())?;
         self.0.sweep_resumable_layers()?;
         self.0.sweep()
     }
@@ -152,10 +154,10 @@ fn refuse_used(
             return Err(StoreError::Mounted { image: asked.clone(), mounts }.into());
         }
     }
-    if let Some(now) = options.spare_leased_at {
+    if let Some(now) = options.spare_leased_at.map(ClockReading::from) {
         let mut leases = Vec::new();
         let note = |lease: LeaseRecord| {
-            if lease.ends_at > seconds(now) && lease.leased.images.contains(&image.id) {
+            if !lease.left(&now).is_zero() && lease.leased.images.contains(&image.id) {
                 leases.push(lease.id);
             }
         };
