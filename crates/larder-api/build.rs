@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 28] = [
+const SHOWN: [&str; 29] = [
     "CallStatus",
     "Collection",
     "Condition",
@@ -66,6 +66,7 @@ const SHOWN: [&str; 28] = [
     "PulledRecord",
     "Removal",
     "RuntimeResponse",
+    "SpaceHolder",
     "StatusResponse",
     "StoreDiskUsage",
     "StoreImageUsage",
@@ -76,7 +77,8 @@ const SHOWN: [&str; 28] = [
 ];
 
 /// Texts of theirs that may say nothing, which is `null` there.
-const MAY_BE_EMPTY: [&str; 10] = [
+const MAY_BE_EMPTY: [&str; 11] = [
+    "Collection.when_unreachable",
     "Event.namespace",
     "Event.name",
     "Event.uid",

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
 use larder::gc::{
     ClockReading, FsStatsProvider, ImageUse, ImageUseError, ImageUseSource, LayerSource, LayerUsageIndex,
-    ReportedUse,
+    ReportedUse, SpaceHolder, deleted_open_files,
 };
 use larder::image_service::{FilesystemError, FsStats, local_disk};
 use larder::reference::ImageId;
@@ -130,6 +130,10 @@ impl StoreFsStats {
 
 #[async_trait]
 impl FsStatsProvider for StoreFsStats {
+    async fn deleted_open_files(&self) -> Vec<SpaceHolder> {
+        deleted_open_files(self.0.root().to_owned()).await
+    }
+
     async fn measure(&self) -> Result<FsStats, FilesystemError> {
         self.measure_after(|_| ()).await
     }

@@ -3,6 +3,7 @@
 mod abandoned;
 mod clocks;
 mod feed;
+mod last_use;
 mod loops;
 mod plans;
 mod race;
@@ -12,5 +13,6 @@ mod simulation;
 mod stacked;
 mod stalled;
 mod sweeps;
+mod unreachable;
 mod uses;
 mod world;
