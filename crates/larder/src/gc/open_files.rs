@@ -69,7 +69,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("layer");
         let mut file = fs_err::File::create(&path).unwrap();
-        file.write_all(&[7; 1 << 20]).unwrap();
+        file.write_all(&vec![7; 1 << 20]).unwrap();
         file.sync_all().unwrap();
         let own = || {
             let holders = find(Path::new("/proc"), dir.path()).unwrap();
