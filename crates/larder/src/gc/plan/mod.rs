@@ -73,7 +73,8 @@ pub struct GcPlan {
     pub expected_freed: DiskSpace,
     /// Whether the removals free enough.
     pub reachable: bool,
-    /// What removing all candidates would free; zero for goals without an amount.
+    /// What removing all candidates would free if the goal cannot be reached, else what the removals free; zero for
+    /// goals without an amount.
     pub reclaimable: DiskSpace,
     /// The rule by which images were retained because the goal cannot be reached; `None` if it can, or if all
     /// candidates are removed nonetheless.
