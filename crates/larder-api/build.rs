@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 29] = [
+const SHOWN: [&str; 30] = [
     "CallStatus",
     "Collection",
     "Condition",
@@ -67,6 +67,7 @@ const SHOWN: [&str; 29] = [
     "Removal",
     "RuntimeResponse",
     "SpaceBesideImages",
+    "SpaceHolder",
     "StatusResponse",
     "StoreDiskUsage",
     "StoreImageUsage",
@@ -77,7 +78,8 @@ const SHOWN: [&str; 29] = [
 ];
 
 /// Texts of theirs that may say nothing, which is `null` there.
-const MAY_BE_EMPTY: [&str; 10] = [
+const MAY_BE_EMPTY: [&str; 11] = [
+    "Collection.when_unreachable",
     "Event.namespace",
     "Event.name",
     "Event.uid",

@@ -47,6 +47,8 @@ impl EnumWord for VerdictReason {
             VerdictReason::NotNeeded => "NotNeeded",
             VerdictReason::Pinned => "Pinned",
             VerdictReason::TooYoung => "TooYoung",
+            VerdictReason::Unreachable => "Unreachable",
+            VerdictReason::Recent => "Recent",
         }
     }
 }

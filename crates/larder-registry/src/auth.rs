@@ -185,12 +185,12 @@ impl AuthorizationError {
 
 impl HostAuthorizer {
     fn new(repository: &str, credential: Option<Credential>) -> HostAuthorizer {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let shown = credential
             .as_ref()
             .filter(|credential| !credential.registry_token.is_empty())
             .and_then(|credential| token::bearer(&credential.registry_token))
             .map(|value| AuthorizationHeader { value, expires: None });
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         HostAuthorizer {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             repository: repository.into(),

@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
 use larder::gc::{
-    FsStatsProvider, ImageUse, ImageUseError, ImageUseSource, LayerSource, LayerUsageIndex, ReclaimTrigger,
-    ReportedUse, SpaceBesideImages, SpaceReclaimer,
+    ClockReading, FsStatsProvider, ImageUse, ImageUseError, ImageUseSource, LayerSource, LayerUsageIndex,
+    ReclaimTrigger, ReportedUse, SpaceBesideImages, SpaceHolder, SpaceReclaimer, deleted_open_files,
 };
 use larder::image_service::{FilesystemError, FsStats, local_disk};
 use larder::reference::ImageId;
@@ -33,12 +32,14 @@ impl LayerSource for StoreBackend {
 impl ImageUseSource for StoreBackend {
     async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
         let store = self.store().clone();
-        let leases = match tokio::task::spawn_blocking(move || store.leases(SystemTime::now())).await {
+        let now = ClockReading::now();
+        let at = now.clone();
+        let leases = match tokio::task::spawn_blocking(move || store.leases(at)).await {
             Ok(leases) => leases.map_err(|error| failed(&error, CallErrorKind::Other))?,
             Err(error) => return Err(failed(&error, CallErrorKind::Canceled).into()),
         };
         let found = leases.into_iter().flat_map(|lease| {
-            let left = left(lease.ends_at);
+            let left = lease.left(&now);
             let by = match lease.kind {
                 LeaseKind::Ensured => ImageUse::Ensured { ago: None, left },
                 _ => ImageUse::Lease { left },
@@ -56,18 +57,12 @@ impl ImageUseSource for StoreBackend {
 #[async_trait]
 impl SpaceReclaimer for StoreBackend {
     async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
-        self.ask(move |store| store.reclaimable(trigger, SystemTime::now())).await
+        self.ask(move |store| store.reclaimable(trigger, ClockReading::now())).await
     }
 
     async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
-        self.ask(move |store| store.reclaim(trigger, SystemTime::now())).await
+        self.ask(move |store| store.reclaim(trigger, ClockReading::now())).await
     }
-}
-
-/// Time until a lease ends, in seconds since 1970.
-fn left(ends_at: u64) -> Duration {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Duration::from_secs(ends_at).saturating_sub(now)
 }
 
 /// The layers of a store's images, and their labels. One small file is read for each image, once in its life.
@@ -146,6 +141,10 @@ impl StoreFsStats {
 
 #[async_trait]
 impl FsStatsProvider for StoreFsStats {
+    async fn deleted_open_files(&self) -> Vec<SpaceHolder> {
+        deleted_open_files(self.0.root().to_owned()).await
+    }
+
     async fn measure(&self) -> Result<FsStats, FilesystemError> {
         self.measure_after(|_| ()).await
     }

@@ -172,7 +172,9 @@ async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
     ] {
         let ends_at = ends_at.duration_since(UNIX_EPOCH).unwrap().as_secs();
         let leased = LeaseResources { images: Vec::new(), layers: Vec::new(), ingests: vec![digest.clone()] };
-        store.lease(&LeaseRecord { id: id.into(), kind: LeaseKind::Pull, leased, ends_at }).unwrap();
+        store
+            .lease(&LeaseRecord { id: id.into(), kind: LeaseKind::Pull, leased, ends_at, granted: None })
+            .unwrap();
     }
     let mut ingests = Vec::new();
     for entry in fs_err::read_dir(root.join("ingest")).unwrap() {

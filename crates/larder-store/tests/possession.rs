@@ -75,7 +75,7 @@ impl Tenants {
     }
 
     fn record(&self) -> ImageRecord {
-        self.puller.store().image(&self.id()).unwrap().unwrap()
+        self.puller.store().image(self.id()).unwrap().unwrap()
     }
 
     /// The config and the layers of the private image, for a repository that has them.

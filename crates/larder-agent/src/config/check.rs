@@ -199,8 +199,12 @@ impl ConfigCheck<'_> {
                 self.report(&keys, problem.to_string(), None);
             }
         }
-        // Usage is rounded up, so that a threshold of 100 would still be reached.
-        if self.config.gc.inodes.is_some_and(|inodes| inodes.high_percent == 100) {
+        // Usage is rounded up, so that a threshold of 100 would still be reached. An operator who sets kubelet's
+        // threshold to 100 wants no GC: the default thresholds of inodes follow it, and others are meant.
+        let by_default = |key| *self.config.origin(key) == SettingOrigin::Default;
+        let follows = by_default("gc.inodeHighThresholdPercent") && by_default("gc.inodeLowThresholdPercent");
+        let never = self.config.gc.high_threshold_percent == 100 && follows;
+        if never || self.config.gc.inodes.is_some_and(|inodes| inodes.high_percent == 100) {
             self.config.gc.inodes = None;
         }
         let (pull, registry) = (&self.config.pull, &self.config.registry);

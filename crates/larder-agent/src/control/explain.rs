@@ -50,7 +50,9 @@ pub(super) async fn explain(
 fn under_pressure(now: &GcDecision, last: &GcDecision) -> String {
     match (now, last) {
         (
-            GcDecision::Retain(RetainReason::NotNeeded | RetainReason::FreesNothing),
+            GcDecision::Retain(
+                RetainReason::NotNeeded | RetainReason::FreesNothing | RetainReason::Unreachable(_),
+            ),
             GcDecision::Retain(stays),
         ) => {
             format!("retained: {stays}")

@@ -1,11 +1,14 @@
 //! One round of garbage collection, or what it would do.
 
-use larder::gc::{Collector, GcError, GcGoal, GcPolicy, GcSnapshot, holders as who_holds, plan, plan_round};
+use larder::gc::{
+    Accounting, Collector, GcError, GcGoal, GcPolicy, GcReport, GcRoundResult, GcSnapshot, SpaceBesideImages,
+    holders as who_holds, plan, plan_round,
+};
 use larder::go_format;
 use larder::hint::Hint;
 use larder::image_service::FilesystemError;
 use larder_api::is_gone;
-use larder_api::v1alpha1::Collection;
+use larder_api::v1alpha1::{Collection, SpaceHolder};
 
 use super::report::{self, usage_by_state};
 use crate::error::Error;
@@ -23,6 +26,19 @@ pub(super) async fn dry_run(
             Err(error) => return Err(failure_of(collector, error).await),
         },
     };
+    if goal == GcGoal::Thresholds && !policy.is_enabled() {
+        return Ok(Collection {
+            disabled: true,
+            planned: true,
+            warnings: collector.warnings(&found).iter().map(ToString::to_string).collect(),
+            ..report::of_plan(
+                &plan(&found, &never(policy), goal),
+                found.disk,
+                &SpaceBesideImages::default(),
+                policy,
+            )
+        });
+    }
     let before = found.disk;
     let reclaimed = collector.expect_reclaim(&mut found, policy, goal).await;
     let planned = match goal {
@@ -53,8 +69,24 @@ pub(super) async fn reclaim_failed_pulls(collector: &Collector) -> Result<Collec
     }
 }
 
-/// One GC round; its report includes incomplete removals.
+/// A policy by which no threshold is exceeded: kubelet's own counts a full filesystem as 100 percent.
+fn never(policy: &GcPolicy) -> GcPolicy {
+    GcPolicy { accounting: Accounting::Exact, ..policy.clone() }
+}
+
+/// One GC round; its report includes incomplete removals. Without a threshold that can be exceeded it removes nothing,
+/// as in the daemon.
 pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: GcGoal) -> Collection {
+    if goal == GcGoal::Thresholds && !policy.is_enabled() {
+        let looked = collector.detect().await;
+        return match looked {
+            Ok(()) => match dry_run(collector, policy, goal).await {
+                Ok(planned) => Collection { dry_run: false, freed_bytes: Some(0), ..planned },
+                Err(error) => failed(goal, policy, error),
+            },
+            Err(error) => failed(goal, policy, failure_of(collector, error).await),
+        };
+    }
     let round = collector.round_by(policy, goal).await;
     let usage_by_state = match &round.error {
         Some(GcError::Insufficient(_)) => {
@@ -65,8 +97,7 @@ pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: Gc
     };
     let report = report::of_round(goal, &round, policy);
     let error = match round.error.clone() {
-        // Kubelet's text is for events; the command prints the same in its own units.
-        Some(GcError::Insufficient(_)) => Some(Error::failed(shortfall(&report)).into()),
+        Some(GcError::Insufficient(_)) => Some(insufficient(&report).into()),
         Some(error) => Some(failure_of(collector, error).await.into()),
         None => None,
     };
@@ -114,6 +145,32 @@ pub(super) async fn failure_of(collector: &Collector, error: GcError) -> Error {
     failure(error)
 }
 
+/// A round that ended before its plan.
+fn failed(goal: GcGoal, policy: &GcPolicy, error: Error) -> Collection {
+    let round = GcRoundResult { report: GcReport::default(), error: None };
+    Collection { error: Some(error.into()), reached: false, ..report::of_round(goal, &round, policy) }
+}
+
+/// Why a round did not free enough.
+fn insufficient(report: &Collection) -> Error {
+    let mut error = Error::failed(shortfall(report));
+    if report.lagging {
+        error = error.hint("stopped: removed images freed less than planned; their files may still be open");
+    }
+    for SpaceHolder { process, command, bytes } in &report.space_holders {
+        let bytes = go_format::bytes(*bytes);
+        error = error.hint(format!("process {process} ({command}) holds {bytes} of deleted files open"));
+    }
+    if report.when_unreachable.is_empty() {
+        return error;
+    }
+    error.hint(format!(
+        "all candidates would free {}: gc.whenUnreachable is {}; all removes every candidate",
+        go_format::bytes(report.reclaimable_bytes),
+        report.when_unreachable
+    ))
+}
+
 /// Why a round did not do all that it should, as a failure with its exit code.
 pub(crate) fn failure(error: GcError) -> Error {
     match error {
@@ -139,8 +196,9 @@ mod tests {
     use std::time::Duration;
 
     use larder::backend::{BackendError, Container, ContainerInventory, EndpointFailure};
-    use larder::gc::FsStatsProvider;
+    use larder::gc::{FsStatsProvider, WhenUnreachable};
     use larder::image_service::FsStats;
+    use larder_api::v1alpha1::VerdictReason;
     use larder_testkit::fake_backend::{FakeBackend, image};
 
     use super::*;
@@ -172,6 +230,46 @@ mod tests {
                 dry_run(&collector, policy, goal).await.unwrap().removals.len()
             };
             assert_eq!((planned(&default).await, planned(&kubelet).await), (0, 1), "{goal:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_high_threshold_of_100_is_never_for_one_round_too() {
+        let never = |policy| GcPolicy { high_threshold_percent: 100, inodes: None, ..policy };
+        for policy in [never(GcPolicy::default()), never(GcPolicy::kubelet())] {
+            let policy = GcPolicy { minimum_age: Duration::ZERO, ..policy };
+            let backend = FakeBackend::new();
+            backend.add_image("a:1", image("sha256:1", 500));
+            let collector = Collector::builder(Arc::new(backend.clone())).disk(Arc::new(FullDisk)).build();
+            let planned = dry_run(&collector, &policy, GcGoal::Thresholds).await.unwrap();
+            let done = run_round(&collector, &policy, GcGoal::Thresholds).await;
+            for report in [planned, done] {
+                assert!(report.disabled && report.reached && report.error.is_none(), "{report:?}");
+                assert!(report.removals.is_empty());
+            }
+            let asked = run_round(&collector, &policy, GcGoal::AllUnused).await;
+            assert_eq!((asked.removals.len(), asked.disabled), (1, false), "who asks for it has it");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_goal_out_of_reach_is_reported_with_the_rule_that_retains_images() {
+        for (rule, word) in [(WhenUnreachable::Helpful, "helpful"), (WhenUnreachable::Nothing, "nothing")] {
+            let backend = FakeBackend::new();
+            backend.add_image("a:1", image("sha256:1", 10));
+            let collector = Collector::builder(Arc::new(backend.clone())).disk(Arc::new(FullDisk)).build();
+            let policy =
+                GcPolicy { minimum_age: Duration::ZERO, when_unreachable: rule, ..GcPolicy::default() };
+            let planned = dry_run(&collector, &policy, GcGoal::Thresholds).await.unwrap();
+            let done = run_round(&collector, &policy, GcGoal::Thresholds).await;
+            for report in [&planned, &done] {
+                assert!(!report.reached && report.removals.is_empty());
+                assert_eq!((report.when_unreachable.as_str(), report.reclaimable_bytes), (word, 10));
+                assert_eq!(report.images[0].reason(), VerdictReason::Unreachable);
+            }
+            let error = done.error.unwrap();
+            let hints = format!("{:?}", error.hints);
+            assert!(hints.contains(&format!("gc.whenUnreachable is {word}")), "{error:?}");
         }
     }
 

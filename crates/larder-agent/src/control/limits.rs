@@ -30,6 +30,10 @@ pub(super) fn policy(
     }
     if let Some(high) = request.high_threshold_percent {
         policy.high_threshold_percent = high;
+        if high == 100 && base.high_threshold_percent != 100 {
+            // 100 is never, and the default of the inode thresholds follows it.
+            policy.inodes = None;
+        }
     }
     if let Some(low) = request.low_threshold_percent {
         policy.low_threshold_percent = low;
@@ -87,6 +91,12 @@ mod tests {
         assert_eq!(policy(&base, &kubelet), Ok(GcPolicy { keep: base.keep.clone(), ..GcPolicy::kubelet() }));
         let wrong = CollectRequest { low_threshold_percent: Some(90), ..CollectRequest::default() };
         assert!(policy(&base, &wrong).is_err());
+    }
+
+    #[test]
+    fn a_high_threshold_of_100_is_never_for_inodes_too() {
+        let request = CollectRequest { high_threshold_percent: Some(100), ..CollectRequest::default() };
+        assert!(!policy(&GcPolicy::default(), &request).unwrap().is_enabled());
     }
 
     #[test]

@@ -4,12 +4,11 @@ mod naming;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use larder::backend::{Backend, BackendError, Container, ContainerInventory, Image, ImageSpec};
 use larder::detached::run_to_completion;
 use larder::error_chain;
-use larder::gc::{ImageUseError, ImageUseSource, RemovalGate, ReportedUse};
+use larder::gc::{ClockReading, ImageUseError, ImageUseSource, RemovalGate, ReportedUse};
 use larder::hint::Hint;
 use larder::reference::{ImageId, ImageName};
 use larder_api::convert;
@@ -40,7 +39,7 @@ pub(super) async fn remove(
     // A removal is the time to let go of what dead processes left, too. The images are gone whether or not that works.
     if let Some(store) = store.map(StoreBackend::store).cloned() {
         let swept = spawn_blocking(move || {
-            store.sweep(SystemTime::now()).map_err(|error| unswept(store.root(), &error))
+            store.sweep(ClockReading::now()).map_err(|error| unswept(store.root(), &error))
         });
         if let Ok(Err(warning)) = swept.await {
             answer.warnings.push(warning);

@@ -26,6 +26,9 @@ pub(super) fn of_plan(
         needed_inodes: plan.need.inodes,
         promised_bytes: plan.expected_freed.bytes,
         promised_inodes: plan.expected_freed.inodes,
+        reclaimable_bytes: plan.reclaimable.bytes,
+        reclaimable_inodes: plan.reclaimable.inodes,
+        when_unreachable: held_back(plan),
         reached: plan.reachable,
         removals: plan.removals.iter().map(|removal| removed(removal, None)).collect(),
         images: plan.decisions.iter().map(|verdict| image(verdict, policy)).collect(),
@@ -39,7 +42,14 @@ pub(super) fn of_plan(
 pub(super) fn of_round(goal: GcGoal, round: &GcRoundResult, policy: &GcPolicy) -> api::Collection {
     let done = || round.report.swept.iter().flat_map(|swept| &swept.done);
     let promised: DiskSpace = done().map(|done| done.removal.frees).sum();
-    let need = round.report.plans.last().map_or(DiskSpace::ZERO, |plan| plan.need);
+    let last = round.report.plans.last();
+    let need = last.map_or(DiskSpace::ZERO, |plan| plan.need);
+    let reclaimable = last.map_or(DiskSpace::ZERO, |plan| plan.reclaimable);
+    let space_holders = round.report.space_holders.iter().map(|holder| api::SpaceHolder {
+        process: holder.process,
+        command: holder.command.clone(),
+        bytes: holder.bytes,
+    });
     // An image is in the plan for age and in the one for room; the later one knows more.
     let mut images: HashMap<(&ImageId, &str), &ImageDecision> = HashMap::new();
     for verdict in round.report.plans.iter().flat_map(|plan| &plan.decisions) {
@@ -56,6 +66,12 @@ pub(super) fn of_round(goal: GcGoal, round: &GcRoundResult, policy: &GcPolicy) -
         needed_inodes: need.inodes,
         promised_bytes: promised.bytes,
         promised_inodes: promised.inodes,
+        reclaimable_bytes: reclaimable.bytes,
+        reclaimable_inodes: reclaimable.inodes,
+        when_unreachable: last.map(held_back).unwrap_or_default(),
+        disabled: round.report.disabled,
+        lagging: swept.iter().any(|swept| swept.lagging),
+        space_holders: space_holders.collect(),
         freed_bytes: Some(swept.iter().map(|swept| swept.freed).sum()),
         reached: round.error.is_none(),
         removals: done().map(|done| removed(&done.removal, done.freed)).collect(),
@@ -82,6 +98,11 @@ pub(super) fn of_failed_pulls(report: &GcReport, dry_run: bool) -> api::Collecti
         reclaimed: Some(convert::space_beside_images(&report.reclaimed)),
         ..api::Collection::default()
     }
+}
+
+/// The rule that retained images because the goal cannot be reached, as in the settings.
+fn held_back(plan: &GcPlan) -> String {
+    plan.held_back.map_or_else(String::new, |rule| rule.as_str().to_owned())
 }
 
 fn empty(dry_run: bool, goal: GcGoal, policy: &GcPolicy) -> api::Collection {
@@ -164,7 +185,7 @@ pub(super) fn time(stamp: UnixMillis) -> Option<String> {
 fn reason_of(why: &RemovalReason) -> VerdictReason {
     match why {
         RemovalReason::TooOld { .. } => VerdictReason::TooOld,
-        RemovalReason::Room { .. } => VerdictReason::Space,
+        RemovalReason::Room { .. } | RemovalReason::Untagged { .. } => VerdictReason::Space,
         RemovalReason::SharedLayer { .. } => VerdictReason::SharedLayer,
         RemovalReason::Unused => VerdictReason::Unused,
         _ => VerdictReason::Unspecified,
@@ -179,6 +200,8 @@ fn stays_of(stays: &RetainReason) -> VerdictReason {
         RetainReason::TooYoung { .. } => VerdictReason::TooYoung,
         RetainReason::ClockWentBack => VerdictReason::ClockWentBack,
         RetainReason::FreesNothing => VerdictReason::FreesNothing,
+        RetainReason::Unreachable(_) => VerdictReason::Unreachable,
+        RetainReason::Recent { .. } => VerdictReason::Recent,
         RetainReason::NotNeeded => VerdictReason::NotNeeded,
         RetainReason::InvalidId => VerdictReason::InvalidId,
         RetainReason::Failed(_) => VerdictReason::Failed,

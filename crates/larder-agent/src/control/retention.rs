@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use larder::backend::ImageSpec;
 use larder::error_chain;
-use larder::gc::{Collector, GcPolicy, KeepRule};
+use larder::gc::{ClockReading, Collector, GcPolicy, KeepRule};
 use larder::hint::Hint;
 use larder_api::convert;
 use larder_api::v1alpha1::{self as api, KeepRequest, LeaseResponse};
@@ -136,9 +136,8 @@ fn take(store: &Store, name: &str, time: Duration) -> Result<LeaseResponse, Erro
     }
     let ends = SystemTime::now().checked_add(time);
     let ends = ends.ok_or_else(|| Error::bad_input("the lease is too long"))?;
-    let ends_at = ends.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let leased = LeaseResources { images: vec![image.id], layers: Vec::new(), ingests: Vec::new() };
-    let record = LeaseRecord { id: lease, kind: LeaseKind::Requested, leased, ends_at };
+    let record = LeaseRecord::granted(lease, LeaseKind::Requested, leased, time, &ClockReading::now());
     store.lease(&record).map_err(failed)?;
     Ok(LeaseResponse { id, ends: Some(convert::time(ends)) })
 }

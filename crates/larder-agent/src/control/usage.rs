@@ -1,12 +1,11 @@
 //! Disk usage: of images, of their filesystem, and what the backend reports in addition.
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use larder::backend::BackendError;
 use larder::error_chain;
 use larder::gc::{
-    Collector, GcPolicy, ImageUseError, ReclaimTrigger, RetentionBreakdown, SpaceBesideImages,
+    ClockReading, Collector, GcPolicy, ImageUseError, ReclaimTrigger, RetentionBreakdown, SpaceBesideImages,
     holders as who_holds,
 };
 use larder::image_service::{FilesystemError, FsStats, ImageService, local_disk};
@@ -112,7 +111,7 @@ async fn of_store(store: Store) -> Result<(api::StoreUsage, SpaceBesideImages), 
     let failed = |error: StoreError| Error::failed(error_chain(&error));
     let measured = spawn_blocking(move || {
         let images = store.image_usages().map_err(failed)?;
-        let reclaimable = store.reclaimable(ReclaimTrigger::Request, SystemTime::now()).map_err(failed)?;
+        let reclaimable = store.reclaimable(ReclaimTrigger::Request, ClockReading::now()).map_err(failed)?;
         Ok((store_usage(images, &store.usage().map_err(failed)?), reclaimable))
     });
     let measured = measured.await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::credentials::NodeKeyring as Credentials;
-use larder::gc::{Collector, FsStatsProvider, GcIntervals, GcPolicy};
+use larder::gc::{Collector, FsStatsProvider, GcIntervals, GcPolicy, WhenUnreachable};
 use larder::pull::PullConfig;
 use larder_testkit::fake_backend::FakeBackend;
 
@@ -48,7 +48,11 @@ pub(crate) fn parts(
         backend,
         handle: None,
         state: StateDir::at(dir.to_owned()).lock().unwrap(),
-        policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
+        policy: GcPolicy {
+            minimum_age: Duration::ZERO,
+            when_unreachable: WhenUnreachable::All,
+            ..GcPolicy::default()
+        },
         credentials: Credentials::default(),
         metrics: Arc::default(),
         records: None,

@@ -9,10 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use larder::gc::{
-    Clock as _, ClockReading, ImageUse, ImageUseError, ImageUseSource, ReportedUse, SavedClockReading,
-    SystemClock,
-};
+use larder::gc::{ClockReading, ImageUse, ImageUseError, ImageUseSource, ReportedUse, SavedClockReading};
 use larder::reference::ImageId;
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +27,6 @@ const LONGEST_FILE: u64 = 8 << 20;
 #[derive(Clone)]
 pub(crate) struct EnsureLeaseFile {
     path: PathBuf,
-    clock: SystemClock,
     /// How long an image is left alone.
     lease: Duration,
 }
@@ -80,7 +76,7 @@ impl EnsureLeaseDocument {
 impl EnsureLeaseFile {
     /// That of this place, where an image is leased for so long.
     pub(crate) fn at(place: &StateDir, lease: Duration) -> EnsureLeaseFile {
-        EnsureLeaseFile { path: place.ensured(), clock: SystemClock::new(), lease }
+        EnsureLeaseFile { path: place.ensured(), lease }
     }
 
     /// Takes note that these images, by id, were made present now. Durable when it returns. To be called by one thread at
@@ -88,7 +84,7 @@ impl EnsureLeaseFile {
     pub(crate) fn add(&self, ids: &[ImageId]) -> Result<(), Error> {
         let failed = |error: &dyn std::fmt::Display| Error::failed(error.to_string());
         let known = self.read().map_err(|error| failed(&error))?;
-        let all = known.with(ids, &self.clock.read(), self.lease);
+        let all = known.with(ids, &ClockReading::now(), self.lease);
         replace(&self.path, &all).map_err(|error| failed(&error))
     }
 
@@ -119,7 +115,7 @@ impl ImageUseSource for EnsureLeaseFile {
         let file = self.clone();
         let read = tokio::task::spawn_blocking(move || file.read()).await;
         let ensured = read.map_err(|error| ImageUseError::other(error.to_string()))??;
-        Ok(ensured.uses(&self.clock.read(), self.lease))
+        Ok(ensured.uses(&ClockReading::now(), self.lease))
     }
 }
 
@@ -144,7 +140,7 @@ mod tests {
     }
 
     fn file(dir: &tempfile::TempDir) -> EnsureLeaseFile {
-        EnsureLeaseFile { path: dir.path().join("ensured.json"), clock: SystemClock::new(), lease: LEASE }
+        EnsureLeaseFile { path: dir.path().join("ensured.json"), lease: LEASE }
     }
 
     #[test]
@@ -176,6 +172,15 @@ mod tests {
                 "{step}"
             );
         }
+    }
+
+    #[test]
+    fn an_image_ensured_with_the_clock_ahead_is_a_candidate_after_the_lease_in_the_next_boot() {
+        let ahead = 10 * 365 * 24 * 3600;
+        let ensured = || EnsureLeaseDocument::default().with(&["a".into()], &seconds(ahead, 10), LEASE);
+        let next = |since_boot: i64| ClockReading { boot: "next".to_owned(), ..seconds(5000, since_boot) };
+        assert_eq!(images(&ensured().uses(&next(599), LEASE)), ["a"]);
+        assert_eq!(images(&ensured().uses(&next(600), LEASE)), [""; 0]);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 
 use larder_testkit_peers::fake_cri::Rpc;
+use larder_testkit_peers::process::wait_until;
 use serde_json::json;
 use tonic::Code;
 
@@ -312,4 +313,49 @@ fn a_misspelt_kind_is_bad_input_and_a_strange_one_is_not() {
     world
         .file("other.yaml", &(pod("web", "busybox:1.36") + "apiVersion: example.com/v1\nkind: Deploymnet\n"));
     world.larder(&["ensure", "-f", "other.yaml"]).expect(0);
+}
+
+/// The first process answers about an image while the second collects: whichever comes first, an image that was
+/// reported as present is present.
+#[test]
+fn an_image_reported_as_present_outlives_a_collection_of_another_process() {
+    const NAME: &str = "r.example/shop/web:1";
+    const ALL: [&str; 3] = ["gc", "--all-unused", "--minimum-image-ttl-duration=0"];
+    let present = |world: &CliFixture| {
+        let mut names = 0;
+        world.cri.change(|contents| names = contents.images.len());
+        names == 1
+    };
+    for holds_the_ensure in [true, false] {
+        let world = CliFixture::offering(&[NAME]);
+        world.larder(&["pull", NAME]).expect(0);
+        world.end_leases();
+        // The first waits in the middle of its call to the runtime, with the image still unleased.
+        let (rpc, first, second) = if holds_the_ensure {
+            (Rpc::ImageStatus, &["ensure", NAME][..], &ALL[..])
+        } else {
+            (Rpc::RemoveImage, &ALL[..], &["ensure", NAME][..])
+        };
+        let before = world.cri.calls(rpc).started;
+        let held = world.cri.hold_next(rpc);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| world.larder(first));
+            wait_until("the first waits", || world.cri.calls(rpc).started > before);
+            let looks = world.cri.calls(Rpc::ImageStatus).started;
+            let second = scope.spawn(|| world.larder(second));
+            wait_until("the collection ended, or the ensure has found the image", || {
+                if holds_the_ensure {
+                    second.is_finished()
+                } else {
+                    world.cri.calls(Rpc::ImageStatus).started > looks
+                }
+            });
+            held.release();
+            first.join().unwrap().expect(0);
+            second.join().unwrap().expect(0);
+        });
+        assert!(present(&world), "ensure first: {holds_the_ensure}");
+        world.larder(&ALL).expect(0);
+        assert!(present(&world), "leased, also for a process that comes later");
+    }
 }

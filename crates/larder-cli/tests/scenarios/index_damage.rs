@@ -181,6 +181,7 @@ fn lease() -> larder_store::store::LeaseRecord {
         kind: larder_store::store::LeaseKind::Requested,
         leased: larder_store::store::LeaseResources::default(),
         ends_at: u64::MAX,
+        granted: None,
     }
 }
 

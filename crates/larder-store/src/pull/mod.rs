@@ -30,7 +30,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use larder::backend::ProgressReporter;
 use larder::credentials::Credential;
-use larder::gc::ReclaimTrigger;
+use larder::gc::{ClockReading, ReclaimTrigger};
 use larder::reference::{Digest, Reference};
 use tokio::sync::Semaphore;
 
@@ -41,7 +41,6 @@ use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::admission::{self, admit};
 use crate::store::{
     ClaimOutcome, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, LeaseResources, Store, StoreError,
-    seconds,
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
 use larder_registry::manifest::PlatformMatcher;
@@ -214,7 +213,7 @@ impl StorePuller {
             missing.iter().map(|(at, _)| plan.layers[*at].descriptor.digest.clone()).collect();
         let (store, reserve) = (self.store.clone(), self.config.reserve);
         let fits = move || {
-            store.sweep(SystemTime::now())?;
+            store.sweep(ClockReading::now())?;
             let need = admission::estimate(store.ratio()?, &sizes);
             let largest = sizes.iter().copied().max().unwrap_or_default();
             let need = need.after_download(store.downloaded(&archives), largest);
@@ -228,7 +227,7 @@ impl StorePuller {
         self.leaving.wait().await;
         let store = self.store.clone();
         blocking(move || {
-            store.reclaim(ReclaimTrigger::Pressure, SystemTime::now())?;
+            store.reclaim(ReclaimTrigger::Pressure, ClockReading::now())?;
             Ok(admit(need, store.free()?, reserve, reclaimable(&store)?)?)
         })
         .await?
@@ -238,7 +237,7 @@ impl StorePuller {
     async fn reclaim_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
         if ended.as_ref().is_err_and(PullError::is_no_space) {
             let store = self.store.clone();
-            let reclaim = move || store.reclaim(ReclaimTrigger::Pressure, SystemTime::now());
+            let reclaim = move || store.reclaim(ReclaimTrigger::Pressure, ClockReading::now());
             if let Err(error) = blocking(reclaim).await? {
                 tracing::warn!(%error, "cannot remove the downloads and layers of failed pulls");
             }
@@ -254,12 +253,9 @@ impl StorePuller {
             return Ok(id);
         }
         let ingests = plan.layers.iter().map(|layer| layer.descriptor.digest.clone()).collect();
-        let lease = LeaseRecord {
-            id: id.clone(),
-            kind: LeaseKind::Pull,
-            leased: LeaseResources { images: Vec::new(), layers: Vec::new(), ingests },
-            ends_at: seconds(SystemTime::now() + PULL_LEASE),
-        };
+        let leased = LeaseResources { ingests, ..LeaseResources::default() };
+        let now = ClockReading::now();
+        let lease = LeaseRecord::granted(id.clone(), LeaseKind::Pull, leased, PULL_LEASE, &now);
         let store = self.store.clone();
         blocking(move || store.lease(&lease)).await??;
         Ok(id)
@@ -298,12 +294,10 @@ impl StorePuller {
 
     /// Leases an image that was just made present, until it is in use or the lease expires.
     fn ensured(&self, id: Digest) -> LeaseRecord {
-        LeaseRecord {
-            id: format!("ensured/{id}"),
-            kind: LeaseKind::Ensured,
-            leased: LeaseResources { images: vec![id], layers: Vec::new(), ingests: Vec::new() },
-            ends_at: seconds(SystemTime::now() + self.config.ensured_lease),
-        }
+        let name = format!("ensured/{id}");
+        let leased = LeaseResources { images: vec![id], ..LeaseResources::default() };
+        let time = self.config.ensured_lease;
+        LeaseRecord::granted(name, LeaseKind::Ensured, leased, time, &ClockReading::now())
     }
 
     /// How a layer of `size` compressed bytes is unpacked: on several threads if it may be the last one to end, when

@@ -1,7 +1,7 @@
 //! Proof that the repository of a pull has what the pull would take from the store instead of from there.
 //!
 //! Digests are no secrets: a manifest may name any config and any layer. Without proof, a repository that names the config of
-//! a private image would make that image available to whoever may pull from that repository. Therefore a pull reuses
+//! a private image would make that image available to all who may pull from that repository. Therefore a pull reuses
 //!
 //! - a config only if its image was pulled from this repository before; otherwise the config is fetched, it is small;
 //! - a layer only if the registry serves its blob to this pull's credential, and the stored layer came from that blob.

@@ -1,10 +1,10 @@
 //! Leases: content that is retained until a time although no image uses it, also across restarts.
 
-use std::time::SystemTime;
+use larder::gc::ClockReading;
 
 use super::db::{DbRead as _, LEASES};
 use super::error::StoreError;
-use super::handle::{Store, seconds};
+use super::handle::Store;
 use super::records::LeaseRecord;
 
 impl Store {
@@ -19,9 +19,10 @@ impl Store {
     }
 
     /// The leases that have not expired at `now`.
-    pub fn leases(&self, now: SystemTime) -> Result<Vec<LeaseRecord>, StoreError> {
+    pub fn leases(&self, now: impl Into<ClockReading>) -> Result<Vec<LeaseRecord>, StoreError> {
+        let now = now.into();
         let mut leases: Vec<LeaseRecord> = self.0.db.read("list leases", |reader| reader.all(LEASES))?;
-        leases.retain(|lease| lease.ends_at > seconds(now));
+        leases.retain(|lease| !lease.left(&now).is_zero());
         Ok(leases)
     }
 }

@@ -51,8 +51,8 @@ pub use ingest::{IngestFile, IngestReader};
 pub use layers::{ClaimOutcome, FILES, FS, LayerClaim, LayerHandle, LayerStaging, LayerWait};
 pub use reclaim::ArchiveReferences;
 pub use records::{
-    ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseKind, LeaseRecord, LeaseResources,
-    MountRecord, UnpackRatio,
+    ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseGrant, LeaseKind, LeaseRecord,
+    LeaseResources, MountRecord, UnpackRatio,
 };
 pub use remove::{RemoveOptions, StoreRemoval};
 pub use usage::{ImageUsage, StoreUsage};

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
-use larder::gc::{ReclaimTrigger, SpaceBesideImages};
+use larder::gc::{ClockReading, ReclaimTrigger, SpaceBesideImages};
 use larder::reference::Digest;
 
 use super::db::{DbRead, DbResult, LAYERS, LEASES};
@@ -26,10 +26,10 @@ pub struct ArchiveReferences {
 }
 
 /// The conditions of one reclaim.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct ReclaimRule {
     trigger: ReclaimTrigger,
-    now: SystemTime,
+    now: ClockReading,
     /// How long a download without a lease is retained after its last write.
     ingest_keep: Duration,
 }
@@ -44,12 +44,13 @@ impl ReclaimRule {
         if lease.kind == LeaseKind::Pull && lease.leased.ingests.iter().any(is_in_flight) {
             return true;
         }
-        lease.ends_at > seconds(self.now) && !(self.needs_space() && lease.kind == LeaseKind::Pull)
+        !lease.left(&self.now).is_zero() && !(self.needs_space() && lease.kind == LeaseKind::Pull)
     }
 
     /// Whether a download that no running pull needs is reclaimed; it was last written at `written`.
     fn takes_download(&self, is_leased: bool, written: Option<SystemTime>) -> bool {
-        let idle = |written| seconds(self.now).saturating_sub(seconds(written)) >= self.ingest_keep.as_secs();
+        let now = SystemTime::from(self.now.wall);
+        let idle = |written| seconds(now).saturating_sub(seconds(written)) >= self.ingest_keep.as_secs();
         !is_leased && (self.needs_space() || written.is_none_or(idle))
     }
 }
@@ -65,18 +66,22 @@ impl Store {
     pub fn reclaimable(
         &self,
         trigger: ReclaimTrigger,
-        now: SystemTime,
+        now: impl Into<ClockReading>,
     ) -> Result<SpaceBesideImages, StoreError> {
-        self.0.reclaimable(self.0.reclaim_rule(trigger, now))
+        self.0.reclaimable(&self.0.reclaim_rule(trigger, now.into()))
     }
 
     /// Frees what no image and no running pull needs, and returns how much that was. The space is free when this returns.
     /// With [`ReclaimTrigger::Schedule`], what a later pull could resume with is retained.
-    pub fn reclaim(&self, trigger: ReclaimTrigger, now: SystemTime) -> Result<SpaceBesideImages, StoreError> {
+    pub fn reclaim(
+        &self,
+        trigger: ReclaimTrigger,
+        now: impl Into<ClockReading>,
+    ) -> Result<SpaceBesideImages, StoreError> {
         let removed = self.0.trash_usage()?;
         // First what needs no write to the database: that may fail on a full disk.
         self.empty_trash()?;
-        let rule = self.0.reclaim_rule(trigger, now);
+        let rule = &self.0.reclaim_rule(trigger, now.into());
         let resumable = self.0.discard_resumable(rule)?;
         self.empty_trash()?;
         self.0.end_leases(rule)?;
@@ -88,8 +93,8 @@ impl Store {
     /// Removes expired leases, unused layers, and partially fetched blobs that were not written
     /// for [`ingest_keep`](super::StoreConfig::ingest_keep). Cheap when there is nothing to do, and returns before the
     /// files are deleted.
-    pub fn sweep(&self, now: SystemTime) -> Result<(), StoreError> {
-        let rule = self.0.reclaim_rule(ReclaimTrigger::Schedule, now);
+    pub fn sweep(&self, now: impl Into<ClockReading>) -> Result<(), StoreError> {
+        let rule = &self.0.reclaim_rule(ReclaimTrigger::Schedule, now.into());
         self.0.end_leases(rule)?;
         self.0.discard_resumable(rule)?;
         self.0.sweep().map(drop)
@@ -103,7 +108,7 @@ impl Store {
 }
 
 impl OpenStore {
-    fn reclaim_rule(&self, trigger: ReclaimTrigger, now: SystemTime) -> ReclaimRule {
+    fn reclaim_rule(&self, trigger: ReclaimTrigger, now: ClockReading) -> ReclaimRule {
         ReclaimRule { trigger, now, ingest_keep: self.config.ingest_keep }
     }
 
@@ -111,12 +116,12 @@ impl OpenStore {
         self.holds.has(&ReferencedItem::Archive(archive.clone()))
     }
 
-    fn is_in_force(&self, rule: ReclaimRule, lease: &LeaseRecord) -> bool {
+    fn is_in_force(&self, rule: &ReclaimRule, lease: &LeaseRecord) -> bool {
         rule.is_in_force(lease, |archive| self.is_in_flight(archive))
     }
 
     /// The archives that leases in force name.
-    fn leased_by(&self, rule: ReclaimRule) -> Result<HashSet<Digest>, StoreError> {
+    fn leased_by(&self, rule: &ReclaimRule) -> Result<HashSet<Digest>, StoreError> {
         let mut leased = HashSet::new();
         let note = |lease: LeaseRecord| {
             if self.is_in_force(rule, &lease) {
@@ -127,7 +132,7 @@ impl OpenStore {
         Ok(leased)
     }
 
-    fn reclaimable(&self, rule: ReclaimRule) -> Result<SpaceBesideImages, StoreError> {
+    fn reclaimable(&self, rule: &ReclaimRule) -> Result<SpaceBesideImages, StoreError> {
         let doing = "measure reclaimable space";
         let leased = self.leased_by(rule)?;
         let mut downloads = DiskSpace::ZERO;
@@ -157,7 +162,7 @@ impl OpenStore {
     }
 
     /// Moves downloads and resumable layers to the trash.
-    fn discard_resumable(&self, rule: ReclaimRule) -> Result<SpaceBesideImages, StoreError> {
+    fn discard_resumable(&self, rule: &ReclaimRule) -> Result<SpaceBesideImages, StoreError> {
         let leased = self.leased_by(rule)?;
         Ok(SpaceBesideImages {
             downloads: self.discard_downloads(rule, &leased)?,
@@ -173,7 +178,7 @@ impl OpenStore {
 
     fn discard_downloads(
         &self,
-        rule: ReclaimRule,
+        rule: &ReclaimRule,
         leased: &HashSet<Digest>,
     ) -> Result<DiskSpace, StoreError> {
         let doing = "clean up interrupted fetches";
@@ -197,7 +202,7 @@ impl OpenStore {
     }
 
     /// Drops the leases that are not in force.
-    fn end_leases(&self, rule: ReclaimRule) -> Result<(), StoreError> {
+    fn end_leases(&self, rule: &ReclaimRule) -> Result<(), StoreError> {
         let doing = "end leases";
         let is_over = |lease: &LeaseRecord| !self.is_in_force(rule, lease);
         let leases: Vec<LeaseRecord> = self.db.read(doing, |reader| reader.all(LEASES))?;

@@ -4,7 +4,9 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use larder::gc::{ClockReading, SavedClockReading};
 use larder::reference::{Digest, ImageName};
 use serde::{Deserialize, Serialize};
 
@@ -209,8 +211,54 @@ pub struct LeaseRecord {
     /// What for.
     #[serde(flatten)]
     pub leased: LeaseResources,
-    /// When it ends.
+    /// When it ends by the wall clock, if the wall clock is not set until then.
     pub ends_at: u64,
+    /// When and for how long it was granted. `None` in records of earlier versions: then `ends_at` counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub granted: Option<LeaseGrant>,
+}
+
+/// When and for how long a lease was granted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseGrant {
+    /// All clocks at that time.
+    pub at: SavedClockReading,
+    /// How long, in seconds.
+    pub seconds: u64,
+}
+
+/// The longest time left of a lease that was taken for a pull or an ensure, in seconds.
+const LONGEST_AUTOMATIC: u64 = 24 * 3600;
+
+impl LeaseRecord {
+    /// A lease that is granted now. Steps of the wall clock neither end nor extend it.
+    pub fn granted(
+        id: impl Into<String>,
+        kind: LeaseKind,
+        leased: LeaseResources,
+        time: Duration,
+        now: &ClockReading,
+    ) -> LeaseRecord {
+        let granted = LeaseGrant { at: SavedClockReading::from_reading(now), seconds: time.as_secs() };
+        let ends_at = seconds(now).saturating_add(time.as_secs());
+        LeaseRecord { id: id.into(), kind, leased, ends_at, granted: Some(granted) }
+    }
+
+    /// Time until it expires, at most the granted time; zero once it has expired.
+    pub fn left(&self, now: &ClockReading) -> Duration {
+        match (&self.granted, self.kind) {
+            (Some(granted), _) => Duration::from_secs(granted.seconds).saturating_sub(granted.at.age(now)),
+            (None, LeaseKind::Requested) => Duration::from_secs(self.ends_at.saturating_sub(seconds(now))),
+            (None, LeaseKind::Pull | LeaseKind::Ensured) => {
+                Duration::from_secs(self.ends_at.saturating_sub(seconds(now)).min(LONGEST_AUTOMATIC))
+            }
+        }
+    }
+}
+
+/// Seconds since 1970 by the wall clock.
+fn seconds(now: &ClockReading) -> u64 {
+    u64::try_from(now.wall.0 / 1000).unwrap_or_default()
 }
 
 /// A mounted image.

@@ -6,12 +6,13 @@
 use std::collections::HashSet;
 use std::time::SystemTime;
 
+use larder::gc::ClockReading;
 use larder::reference::{Digest, ImageName};
 
 use super::commit::delete_uses;
 use super::db::{DbRead, DbResult, DbTransaction, LAYERS, LEASES, MOUNTS, NAMES, TransactionAbort, USES};
 use super::error::{StoreError, StoreErrorContext as _};
-use super::handle::{OpenStore, Store, seconds};
+use super::handle::{OpenStore, Store};
 use super::images::find;
 use super::listing::delete_image;
 use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord};
@@ -143,10 +144,10 @@ fn refuse_used(
             return Err(StoreError::Mounted { image: asked.clone(), mounts }.into());
         }
     }
-    if let Some(now) = options.spare_leased_at {
+    if let Some(now) = options.spare_leased_at.map(ClockReading::from) {
         let mut leases = Vec::new();
         let note = |lease: LeaseRecord| {
-            if lease.ends_at > seconds(now) && lease.leased.images.contains(&image.id) {
+            if !lease.left(&now).is_zero() && lease.leased.images.contains(&image.id) {
                 leases.push(lease.id);
             }
         };

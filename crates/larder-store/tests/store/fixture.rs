@@ -112,6 +112,7 @@ fn writing_the_fixture() {
             ..LeaseResources::default()
         },
         ends_at: u64::MAX,
+        granted: None,
     };
     store.lease(&lease).unwrap();
     store.ingest(&digest("half"), 3 << 20).unwrap().write_at(&vec![7; 1 << 20], 0).unwrap();

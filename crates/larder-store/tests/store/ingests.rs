@@ -146,6 +146,7 @@ fn unused_partial_blobs_are_removed() {
         kind: LeaseKind::Pull,
         leased: LeaseResources { ingests: vec![digest("wanted")], ..LeaseResources::default() },
         ends_at: u64::MAX,
+        granted: None,
     };
     scratch.store.lease(&lease).unwrap();
     let open = scratch.store.ingest(&digest("open"), 100).unwrap();

@@ -65,6 +65,7 @@ fn wants(layer: &str) -> LeaseRecord {
         kind: LeaseKind::Pull,
         leased: LeaseResources { ingests: vec![facts(layer).digest], ..LeaseResources::default() },
         ends_at: u64::MAX,
+        granted: None,
     }
 }
 

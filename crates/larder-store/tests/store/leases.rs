@@ -2,12 +2,19 @@
 
 use std::time::Duration;
 
+use larder::gc::{ClockReading, UnixMillis};
 use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, StoreError};
 
 use crate::help::*;
 
 fn lease(id: &str, leased: LeaseResources, seconds: u64) -> LeaseRecord {
-    LeaseRecord { id: id.into(), kind: LeaseKind::Ensured, leased, ends_at: 1_800_000_000 + seconds }
+    LeaseRecord {
+        id: id.into(),
+        kind: LeaseKind::Ensured,
+        leased,
+        ends_at: 1_800_000_000 + seconds,
+        granted: None,
+    }
 }
 
 #[test]
@@ -28,6 +35,57 @@ fn a_lease_lasts_until_its_time_also_across_restarts() {
     assert!(ids(0) == ["b"]);
     scratch.store.sweep(noon() + Duration::from_secs(20)).unwrap();
     assert!(ids(0).is_empty());
+}
+
+const HOUR: i64 = 3600;
+
+/// The clocks in one boot, in seconds.
+fn reading(wall: i64, since_boot: i64, boot: &str) -> ClockReading {
+    ClockReading { wall: UnixMillis(wall * 1000), since_boot: Some(since_boot * 1000), boot: boot.to_owned() }
+}
+
+fn granted(hours: u64, now: &ClockReading) -> LeaseRecord {
+    let time = Duration::from_secs(hours * 3600);
+    LeaseRecord::granted("l", LeaseKind::Requested, LeaseResources::default(), time, now)
+}
+
+#[test]
+fn a_step_of_the_wall_clock_neither_ends_nor_extends_a_lease() {
+    let scratch = TempStore::new();
+    let start = 1_800_000_000;
+    for step in [72 * HOUR, -72 * HOUR, 10 * 365 * 24 * HOUR, -start] {
+        scratch.store.lease(&granted(48, &reading(start, 100, "a"))).unwrap();
+        let at = |hours: i64| reading(start + hours * HOUR + step, 100 + hours * HOUR, "a");
+        let left =
+            |hours| scratch.store.leases(at(hours)).unwrap().first().map(|lease| lease.left(&at(hours)));
+        assert_eq!(left(1), Some(Duration::from_secs(47 * 3600)), "{step}");
+        assert_eq!(left(48), None, "{step}");
+        scratch.store.sweep(at(47)).unwrap();
+        assert_eq!(left(47), Some(Duration::from_secs(3600)), "a sweep ends no other lease: {step}");
+        scratch.store.sweep(at(48)).unwrap();
+        assert_eq!(left(1), None, "{step}");
+    }
+}
+
+#[test]
+fn a_lease_taken_with_a_wrong_clock_ends_at_most_its_time_after_the_next_boot() {
+    let start = 1_800_000_000;
+    let ahead = granted(48, &reading(start + 10 * 365 * 24 * HOUR, 100, "a"));
+    let in_next_boot = |hours: i64| ahead.left(&reading(start + hours * HOUR, hours * HOUR, "b"));
+    assert_eq!(in_next_boot(1), Duration::from_secs(47 * 3600));
+    assert_eq!(in_next_boot(48), Duration::ZERO);
+    let behind = granted(48, &reading(0, 100, "a"));
+    let left = behind.left(&reading(start, 0, "b"));
+    assert_eq!(left, Duration::from_secs(24 * 3600), "a machine is assumed to be off for at most a day");
+}
+
+#[test]
+fn a_lease_of_an_earlier_version_is_read() {
+    let text = r#"{"id":"ensured/x","kind":"ensured","images":[],"ends_at":1800000060}"#;
+    let record: LeaseRecord = serde_json::from_str(text).unwrap();
+    let left = |wall| record.left(&reading(wall, 5, "a")).as_secs();
+    assert_eq!((left(1_800_000_000), left(1_800_000_060)), (60, 0));
+    assert_eq!(left(0), 24 * 3600, "taken with the clock ahead, by an ensure");
 }
 
 #[test]

@@ -152,6 +152,7 @@ impl StoreWithModel {
                         ingests: Vec::new(),
                     },
                     ends_at: 1_800_000_000 + ends,
+                    granted: None,
                 };
                 store.lease(&lease).unwrap();
                 self.model.leases.insert(*id, (layers.clone(), image.clone(), ends));

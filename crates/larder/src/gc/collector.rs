@@ -18,7 +18,7 @@ use super::plan::{GcGoal, GcImage, GcPlan, GcSnapshot, insufficient, keep_rule_i
 use super::policy::{Accounting, GcPolicy, HookRule};
 use super::reclaim::{ReclaimTrigger, SpaceBesideImages};
 use super::report::{GcCounts, GcReport, GcRoundResult};
-use super::state::{GcObservation, GcState};
+use super::state::{GcObservation, GcState, ObservationPurpose};
 use super::sweep::{SweepReport, sweep};
 use super::unix_millis::UnixMillis;
 use super::usage_records::{ImageUsageRecords, handler_of};
@@ -103,7 +103,7 @@ impl Collector {
 
     /// Updates the usage records, also on disk, and removes nothing.
     pub async fn detect(&self) -> Result<(), GcError> {
-        self.snapshot().await?;
+        self.list_present_images(&self.policy(), ObservationPurpose::Round).await?;
         self.state.flush().await;
         Ok(())
     }
@@ -140,9 +140,9 @@ impl Collector {
         expected
     }
 
-    /// The input of a plan. Does not wait for a running round.
+    /// The input of a plan. Does not wait for a running round. Records which images are present, but no use.
     pub async fn snapshot(&self) -> Result<GcSnapshot, GcError> {
-        self.list_present_images(&self.policy()).await
+        self.list_present_images(&self.policy(), ObservationPurpose::Look).await
     }
 
     /// The input of a plan with filesystem statistics. Does not wait for a running round.
@@ -152,7 +152,7 @@ impl Collector {
 
     /// The input of a plan under this policy.
     pub async fn snapshot_for(&self, policy: &GcPolicy) -> Result<GcSnapshot, GcError> {
-        let mut snapshot = self.list_present_images(policy).await?;
+        let mut snapshot = self.list_present_images(policy, ObservationPurpose::Look).await?;
         snapshot.disk = Some(self.checked(self.parts.disk.measure().await?)?);
         Ok(snapshot)
     }
@@ -219,7 +219,7 @@ impl Collector {
 
     async fn collect_on_schedule(&self, policy: &GcPolicy, report: &mut GcReport) -> Result<(), GcError> {
         let reclaimed = self.reclaim_before_images(policy, GcGoal::Thresholds, report).await;
-        let snapshot = &mut self.list_present_images(policy).await?;
+        let snapshot = &mut self.list_present_images(policy, ObservationPurpose::Round).await?;
         snapshot.reclaimed = reclaimed;
         let started = snapshot.now;
         report.warnings = Self::warnings_by(policy, snapshot);
@@ -271,7 +271,7 @@ impl Collector {
 
     async fn on_demand(&self, policy: &GcPolicy, goal: GcGoal, report: &mut GcReport) -> Result<(), GcError> {
         let reclaimed = self.reclaim_before_images(policy, goal, report).await;
-        let snapshot = &mut self.list_present_images(policy).await?;
+        let snapshot = &mut self.list_present_images(policy, ObservationPurpose::Round).await?;
         snapshot.reclaimed = reclaimed;
         let started = snapshot.now;
         report.warnings = Self::warnings_by(policy, snapshot);
@@ -328,13 +328,20 @@ impl Collector {
         if !swept.done.is_empty() {
             self.state.save();
         }
+        if swept.lagging {
+            report.space_holders = self.parts.disk.deleted_open_files().await;
+        }
         report.after = swept.disk.or(report.after);
         report.swept.push(swept.clone());
         swept
     }
 
     /// Queries all sources, updates the usage records, and builds the snapshot. On an error the records do not change.
-    async fn list_present_images(&self, policy: &GcPolicy) -> Result<GcSnapshot, GcError> {
+    async fn list_present_images(
+        &self,
+        policy: &GcPolicy,
+        purpose: ObservationPurpose,
+    ) -> Result<GcSnapshot, GcError> {
         let parts = &self.parts;
         let began = self.state.begin_observation(&*parts.clock);
         let images = parts.backend.list().await.map_err(GcError::List)?;
@@ -348,7 +355,7 @@ impl Collector {
         };
         let uses = ImageUseIndex::match_images(found, &images, policy.uses);
         let happened = self.sightings(&images).await;
-        let observed = GcObservation { images: &images, uses: &uses, sightings: &happened };
+        let observed = GcObservation { purpose, images: &images, uses: &uses, sightings: &happened };
         let (records, now) = self.state.observe(began, &observed, &*parts.clock, policy.clock);
         let subjects = Self::subjects(&records, &images, &uses);
         let (began, watched) = (self.began, records.watched().unwrap_or(now));

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 
 use super::disk_space::DiskSpace;
+use super::open_files::{self, SpaceHolder};
 use super::policy::GcPolicy;
 use crate::backend::Backend;
 use crate::image_service::{FilesystemError, FsStats, ImageService, local_disk};
@@ -20,6 +21,11 @@ pub trait FsStatsProvider: Send + Sync {
     /// Its statistics after background deletion of removed images has ended.
     async fn measure_after_deletion(&self) -> Result<FsStats, FilesystemError> {
         self.measure().await
+    }
+
+    /// The processes that hold deleted files of the filesystem open, as far as known, the largest first.
+    async fn deleted_open_files(&self) -> Vec<SpaceHolder> {
+        Vec::new()
     }
 }
 
@@ -52,6 +58,14 @@ impl FsStatsProvider for BackendFsStats {
         let found = self.images.image_filesystem(local_disk).await?;
         *self.known() = Some(found.usage.mountpoint);
         Ok(found.disk.unwrap_or_default())
+    }
+
+    async fn deleted_open_files(&self) -> Vec<SpaceHolder> {
+        let mountpoint = self.known().clone();
+        match mountpoint {
+            Some(mountpoint) => open_files::deleted_open_files(mountpoint).await,
+            None => Vec::new(),
+        }
     }
 }
 
@@ -102,7 +116,7 @@ pub(super) fn wanted_free(disk: FsStats, policy: &GcPolicy) -> Option<DiskSpace>
     let now = free(disk);
     let mut wanted = DiskSpace::ZERO;
     let mut due = false;
-    if used_percent(disk.capacity, disk.available) >= i64::from(policy.high_threshold_percent) {
+    if is_past(disk.capacity, disk.available, policy.high_threshold_percent) {
         (due, wanted.bytes) = (true, free_at(disk.capacity, policy.low_threshold_percent));
     }
     if now.bytes < policy.min_free_bytes {
@@ -110,11 +124,29 @@ pub(super) fn wanted_free(disk: FsStats, policy: &GcPolicy) -> Option<DiskSpace>
     }
     if let Some(limits) = policy.inodes
         && disk.inodes > 0
-        && used_percent(disk.inodes, disk.inodes_free) >= i64::from(limits.high_percent)
+        && is_past(disk.inodes, disk.inodes_free, limits.high_percent)
     {
         (due, wanted.inodes) = (true, free_at(disk.inodes, limits.low_percent));
     }
     due.then_some(wanted)
+}
+
+/// Whether usage is at or above a high threshold; 100 is never.
+fn is_past(capacity: u64, available: u64, high: i32) -> bool {
+    high < 100 && used_percent(capacity, available) >= i64::from(high)
+}
+
+/// The free space at which the filesystem is no longer past any threshold: just below those where a round starts.
+/// Never more than [`wanted_free`].
+pub(super) fn relieving_free(disk: FsStats, policy: &GcPolicy) -> Option<DiskSpace> {
+    let wanted = wanted_free(disk, policy)?;
+    let below = |capacity: u64, high: i32| {
+        let percent = u128::from((101 - high.clamp(0, 100)).unsigned_abs());
+        u64::try_from((u128::from(capacity) * percent).div_ceil(100)).unwrap_or(u64::MAX)
+    };
+    let bytes = below(disk.capacity, policy.high_threshold_percent).max(policy.min_free_bytes);
+    let inodes = policy.inodes.map_or(0, |limits| below(disk.inodes, limits.high_percent));
+    Some(DiskSpace { bytes: bytes.min(wanted.bytes), inodes: inodes.min(wanted.inodes) })
 }
 
 /// A size as kubelet writes it: `1023 B`, `1.5 KiB`, up to `TiB`.

@@ -24,6 +24,7 @@ mod kept_images;
 mod layers;
 mod loops;
 mod node_status;
+mod open_files;
 mod plan;
 mod policy;
 mod reclaim;
@@ -48,12 +49,14 @@ pub use keep::{KeepRule, KeepWarning, Selector, nearest_names};
 pub use layers::{LayerSource, LayerUsageIndex, MeasuredLayer};
 pub use loops::{FailureCount, GcIntervals, GcLoops, GcStatus, ImageCache};
 pub use node_status::{NodeImage, NodeStatusError, images_for_node_status};
+pub use open_files::{SpaceHolder, deleted_open_files};
 pub use plan::{
     GcDecision, GcGoal, GcImage, GcPlan, GcSnapshot, ImageDecision, PlannedRemoval, RemovalReason,
     RetainReason, RetentionBreakdown, RetentionClass, RetentionClassUsage, holders, plan, plan_round,
 };
 pub use policy::{
     Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, PolicyError, ThresholdKind, UseRule,
+    WhenUnreachable,
 };
 pub use reclaim::{ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
 pub use removal_gate::{PresenceCheck, RemovalGate, RemovalGuard};

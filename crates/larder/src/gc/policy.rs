@@ -9,7 +9,8 @@ use super::keep::KeepRule;
 /// When images are collected, and which.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GcPolicy {
-    /// Start when this percentage of the filesystem is used. 0 to 100, default 85; 100 is never.
+    /// Start when this percentage of the filesystem is used. 0 to 100, default 85; 100 is never (for kubelet, when the
+    /// filesystem is full). Other limits still apply.
     pub high_threshold_percent: i32,
     /// Free until this percentage is used. 0 to 100, not above the high threshold, default 80.
     pub low_threshold_percent: i32,
@@ -23,6 +24,12 @@ pub struct GcPolicy {
     pub inodes: Option<InodeThresholds>,
     /// Percentage freed on demand in addition to the request. 0 to 100, default 5.
     pub free_margin_percent: u32,
+    /// What is removed when the goal cannot be reached. Default [`WhenUnreachable::Helpful`]; kubelet:
+    /// [`WhenUnreachable::All`].
+    pub when_unreachable: WhenUnreachable,
+    /// The most recently used candidates are not removed for space, up to this many bytes on disk. Default 0: none;
+    /// kubelet: none.
+    pub keep_bytes: u64,
     /// Keep rules. Default none; kubelet: none.
     pub keep: Vec<KeepRule>,
     /// How freed space is counted. Default [`Accounting::Exact`]; kubelet: [`Accounting::Nominal`].
@@ -46,6 +53,29 @@ pub struct InodeThresholds {
     pub high_percent: i32,
     /// Free until this percentage is used.
     pub low_percent: i32,
+}
+
+/// What is removed when removing all candidates would not reach the goal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenUnreachable {
+    /// Every candidate that frees something.
+    All,
+    /// As few images as bring usage below the high threshold, if that is possible; else all candidates, if together
+    /// they free at least half of what is missing; else only those that each free at least a tenth of it.
+    Helpful,
+    /// Nothing.
+    Nothing,
+}
+
+impl WhenUnreachable {
+    /// Its value in the settings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            WhenUnreachable::All => "all",
+            WhenUnreachable::Helpful => "helpful",
+            WhenUnreachable::Nothing => "nothing",
+        }
+    }
 }
 
 /// How freed space is counted.
@@ -98,6 +128,7 @@ impl Default for GcPolicy {
     fn default() -> Self {
         GcPolicy {
             inodes: Some(InodeThresholds { high_percent: 90, low_percent: 85 }),
+            when_unreachable: WhenUnreachable::Helpful,
             accounting: Accounting::Exact,
             age: AgeRule::FromFirstSeen,
             uses: UseRule::IdsAndNames,
@@ -119,6 +150,8 @@ impl GcPolicy {
             min_free_bytes: 0,
             inodes: None,
             free_margin_percent: 5,
+            when_unreachable: WhenUnreachable::All,
+            keep_bytes: 0,
             keep: Vec::new(),
             accounting: Accounting::Nominal,
             age: AgeRule::Kubelet,

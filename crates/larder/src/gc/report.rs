@@ -2,6 +2,7 @@
 
 use super::error::GcError;
 use super::keep::KeepWarning;
+use super::open_files::SpaceHolder;
 use super::plan::GcPlan;
 use super::reclaim::SpaceBesideImages;
 use super::sweep::SweepReport;
@@ -29,6 +30,10 @@ pub struct GcReport {
     pub before: Option<FsStats>,
     /// The last measurement of the filesystem.
     pub after: Option<FsStats>,
+    /// The processes that hold deleted files open, as far as known, if a sweep was [lagging](SweepReport::lagging).
+    pub space_holders: Vec<SpaceHolder>,
+    /// Whether the round did nothing because the policy never starts one.
+    pub disabled: bool,
     /// Keep rules that match no image.
     pub warnings: Vec<KeepWarning>,
 }

@@ -53,8 +53,19 @@ pub(super) struct ObservationStart {
     at: UnixMillis,
 }
 
+/// Why images are observed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ObservationPurpose {
+    /// For a round: what is used now is recorded as used.
+    Round,
+    /// To answer a question: it records which images are present, and no use, so that looking does not change the
+    /// order of removals.
+    Look,
+}
+
 /// An observation: the images present, their uses, and the activity since the last observation.
 pub(super) struct GcObservation<'a> {
+    pub(super) purpose: ObservationPurpose,
     pub(super) images: &'a [Image],
     pub(super) uses: &'a ImageUseIndex,
     pub(super) sightings: &'a [ImageActivity],
@@ -104,22 +115,30 @@ impl GcState {
         let mut memory = self.memory();
         // Under the lock, so that time does not go back from one observation to the next.
         let now = clock.read();
-        let apply = |records: &mut ImageUsageRecords| {
-            records.observe(observed.images, observed.uses, &now, rule);
+        let apply = |records: &mut ImageUsageRecords, uses: &ImageUseIndex| {
+            records.observe(observed.images, uses, &now, rule);
             records.apply_activity(observed.sightings, began.at);
         };
-        let records = if began.number > memory.current {
+        let before = Arc::clone(&memory.records);
+        let is_latest = began.number > memory.current;
+        if is_latest {
             memory.current = began.number;
-            apply(Arc::make_mut(&mut memory.records));
-            Arc::clone(&memory.records)
+            let none = ImageUseIndex::default();
+            let uses = if observed.purpose == ObservationPurpose::Round { observed.uses } else { &none };
+            apply(Arc::make_mut(&mut memory.records), uses);
         } else {
             Arc::make_mut(&mut memory.records).apply_activity(observed.sightings, began.at);
-            let mut private = ImageUsageRecords::clone(&memory.records);
-            apply(&mut private);
-            Arc::new(private)
-        };
+        }
+        let current = Arc::clone(&memory.records);
         drop(memory);
-        self.save();
+        let mut records = Arc::clone(&current);
+        if !is_latest || observed.purpose == ObservationPurpose::Look {
+            apply(Arc::make_mut(&mut records), observed.uses);
+        }
+        // A look that finds nothing new leaves the file as it is.
+        if observed.purpose == ObservationPurpose::Round || !current.has_same_images(&before) {
+            self.save();
+        }
         (records, now.wall)
     }
 
@@ -258,7 +277,8 @@ mod tests {
             let image = |id: &&str| Image { id: (*id).into(), ..Image::default() };
             let images: Vec<_> = present.iter().map(image).collect();
             let uses = ImageUseIndex::match_images(Vec::new(), &images, UseRule::IdsAndNames);
-            let observed = GcObservation { images: &images, uses: &uses, sightings };
+            let purpose = ObservationPurpose::Round;
+            let observed = GcObservation { purpose, images: &images, uses: &uses, sightings };
             state.observe(began, &observed, &clock, ClockRule::KeepAges).0
         };
         let first = state.begin_observation(&clock);

@@ -3,7 +3,8 @@
 //! A removal that fails, or whose image is now in use, does not stop the sweep: if the goal is not reached at the end
 //! of the plan, the remaining images are planned again. With exact accounting the filesystem is measured after each
 //! removal, the sweep waits a bounded time for a backend that frees in the background, and stops as soon as the
-//! measured free space is enough.
+//! measured free space is enough. It also stops when removals were planned to free half as much again as was missing and
+//! the filesystem does not show it: more removals would not help while other processes hold the files.
 
 use std::time::Duration;
 
@@ -110,6 +111,8 @@ pub struct SweepReport {
     pub wanted: i64,
     /// Whether the goal was reached.
     pub reached: bool,
+    /// Whether it stopped because removals freed much less than planned: their files may be open in other processes.
+    pub lagging: bool,
     /// The last measurement of the filesystem.
     pub disk: Option<FsStats>,
     /// For kubelet's hooks: the images that the space pass examined and retained.
@@ -124,6 +127,10 @@ struct Sweep<'a> {
     waited: Duration,
     /// Bytes that other processes freed by removing images, as planned for these images.
     freed_by_others: u64,
+    /// What was missing before the first removal.
+    missing: DiskSpace,
+    /// What the removals so far were planned to free. Those by others may have been measured before the first one.
+    promised: DiskSpace,
     snapshot: &'a mut GcSnapshot,
     swept: SweepReport,
 }
@@ -148,6 +155,8 @@ pub async fn sweep(
         patience,
         waited: Duration::ZERO,
         freed_by_others: 0,
+        missing: first.need,
+        promised: DiskSpace::ZERO,
         snapshot,
         swept: SweepReport::default(),
     };
@@ -157,7 +166,7 @@ pub async fn sweep(
     };
     let mut plan = first;
     while sweep.carry_out(plan).await {
-        plan = plan_for(sweep.snapshot, policy, goal, sweep.rest(target));
+        plan = plan_for(sweep.snapshot, policy, goal, sweep.rest(target), Some(sweep.missing));
     }
     sweep.end(target, before)
 }
@@ -168,6 +177,10 @@ impl Sweep<'_> {
         self.note_examined(&plan);
         let planned = plan.removals.len();
         for removal in plan.removals {
+            if self.is_lagging() {
+                self.swept.lagging = true;
+                return false;
+            }
             self.take(removal).await;
             self.swept.reached = self.is_reached(self.target);
             if self.swept.reached {
@@ -176,6 +189,8 @@ impl Sweep<'_> {
         }
         !self.swept.reached
             && planned != 0
+            // What such a plan retained does not become worth removing by what it removed.
+            && plan.held_back.is_none()
             && !matches!(self.target, ReclaimTarget::Old | ReclaimTarget::Everything)
     }
 
@@ -186,6 +201,7 @@ impl Sweep<'_> {
                 let freed = if self.exact { self.freed_by(&removal, before).await } else { None };
                 self.hands.removed(&removal, freed).await;
                 self.snapshot.forget(&removal.id, &removal.handler);
+                self.promised += removal.frees;
                 let counted = i64::try_from(removal.frees.bytes).unwrap_or(i64::MAX);
                 self.swept.freed = self.swept.freed.saturating_add(counted);
                 self.swept.done.push(RemovedImage { removal, freed });
@@ -283,6 +299,20 @@ impl Sweep<'_> {
             }
             (ReclaimTarget::Free(_), None) | (ReclaimTarget::Old | ReclaimTarget::Everything, _) => false,
         }
+    }
+
+    /// Whether everything that is still missing should be free by the plans, and half as much again.
+    fn is_lagging(&self) -> bool {
+        let (ReclaimTarget::Free(wanted), Some(disk), true) = (self.target, self.snapshot.disk, self.exact)
+        else {
+            return false;
+        };
+        let missing = filesystem_stats::free(disk).shortfall_to(wanted);
+        let lags = |missing: u64, at_first: u64, promised: u64| {
+            missing == 0 || (promised > 0 && promised >= at_first.saturating_add(at_first / 2))
+        };
+        lags(missing.bytes, self.missing.bytes, self.promised.bytes)
+            && lags(missing.inodes, self.missing.inodes, self.promised.inodes)
     }
 
     /// The rest of the goal.

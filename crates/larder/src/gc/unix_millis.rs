@@ -36,6 +36,15 @@ impl From<SystemTime> for UnixMillis {
     }
 }
 
+impl From<UnixMillis> for SystemTime {
+    fn from(time: UnixMillis) -> SystemTime {
+        let distance = Duration::from_millis(time.0.unsigned_abs());
+        let moved =
+            if time.0 < 0 { UNIX_EPOCH.checked_sub(distance) } else { UNIX_EPOCH.checked_add(distance) };
+        moved.unwrap_or(UNIX_EPOCH)
+    }
+}
+
 /// A duration in whole milliseconds.
 pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)

@@ -68,6 +68,13 @@ pub enum ImageUse {
     },
 }
 
+impl ImageUse {
+    /// Whether it is a lease, which ends by itself, and not a use.
+    pub fn is_lease(&self) -> bool {
+        matches!(self, ImageUse::Lease { .. } | ImageUse::Ensured { .. })
+    }
+}
+
 impl fmt::Display for ImageUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use larder::gc::{
     Accounting, DiskSpace, GcDecision, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, ImageUse,
-    InodeThresholds, LayerUsageIndex, MeasuredLayer, RetainReason, UnixMillis, plan, plan_round,
+    InodeThresholds, LayerUsageIndex, MeasuredLayer, RetainReason, UnixMillis, WhenUnreachable, plan,
+    plan_round,
 };
 use larder::image_service::FsStats;
 use proptest::prelude::*;
@@ -162,6 +163,7 @@ impl PlanCase {
             min_free_bytes: need.bytes,
             inodes: (need.inodes > 0).then_some(inodes),
             minimum_age: Duration::from_millis(MINIMUM_AGE.unsigned_abs()),
+            when_unreachable: WhenUnreachable::All,
             ..GcPolicy::default()
         };
         let snapshot = GcSnapshot {
@@ -181,10 +183,18 @@ impl PlanCase {
         plan(&snapshot, &policy, GcGoal::Thresholds)
     }
 
-    fn rank(&self, image: usize) -> (Option<i64>, i64, usize) {
+    fn rank(&self, image: usize) -> (i64, KubeletRank) {
+        let GeneratedImage { last_used, first_seen, .. } = self.images[image];
+        (last_used.unwrap_or(first_seen), self.kubelet_rank(image))
+    }
+
+    fn kubelet_rank(&self, image: usize) -> KubeletRank {
         (self.images[image].last_used, self.images[image].first_seen, image)
     }
 }
+
+/// Never used comes first, whenever it was first seen.
+type KubeletRank = (Option<i64>, i64, usize);
 
 fn at(id: &str) -> usize {
     id[1..].parse().expect("ids are numbered")
@@ -244,6 +254,36 @@ proptest! {
         }
     }
 
+    /// A goal in reach has the same plan by each rule; one out of reach removes no more than all, and by `helpful` only
+    /// what frees half of what is missing together, or a tenth alone.
+    #[test]
+    fn a_rule_for_goals_out_of_reach_changes_no_other_plan(case in case()) {
+        let order: Vec<usize> = (0..case.images.len()).collect();
+        let (snapshot, policy) = case.snapshot(&order);
+        let by = |rule| plan(&snapshot, &GcPolicy { when_unreachable: rule, ..policy.clone() }, GcGoal::Thresholds);
+        let (all, helpful, nothing) = (by(WhenUnreachable::All), by(WhenUnreachable::Helpful), by(WhenUnreachable::Nothing));
+        prop_assert!(helpful.reachable == all.reachable && nothing.reachable == all.reachable);
+        if all.reachable {
+            prop_assert_eq!(&helpful, &all);
+            prop_assert_eq!(&nothing, &all);
+            return Ok(());
+        }
+        prop_assert!(nothing.removals.is_empty());
+        let removed = |plan: &GcPlan| plan.removals.iter().map(|removal| at(removal.id.as_str())).collect::<BTreeSet<_>>();
+        prop_assert!(removed(&helpful).is_subset(&removed(&all)));
+        prop_assert_eq!(helpful.expected_freed, case.frees(&removed(&helpful)));
+        prop_assert_eq!(helpful.reclaimable, all.expected_freed);
+        let is_part = |amount: DiskSpace, parts: u64| {
+            let need = case.need();
+            (need.bytes > 0 && amount.bytes * parts >= need.bytes) || (need.inodes > 0 && amount.inodes * parts >= need.inodes)
+        };
+        if is_part(all.expected_freed, 2) {
+            prop_assert_eq!(removed(&helpful), removed(&all));
+        } else {
+            prop_assert!(helpful.removals.is_empty() || is_part(helpful.expected_freed, 10));
+        }
+    }
+
     #[test]
     fn the_order_of_input_does_not_matter(case in case(), seed in any::<u64>()) {
         let order: Vec<usize> = (0..case.images.len()).collect();
@@ -267,7 +307,7 @@ proptest! {
         let wanted = wanted.min(500);
         let plan = plan(&snapshot, &policy, GcGoal::Thresholds);
         let mut oldest: Vec<usize> = order.into_iter().filter(|&image| case.removable(image)).collect();
-        oldest.sort_by_key(|&image| case.rank(image));
+        oldest.sort_by_key(|&image| case.kubelet_rank(image));
         let mut expected = Vec::new();
         let mut sum = 0;
         for image in oldest {

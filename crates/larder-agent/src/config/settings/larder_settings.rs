@@ -1,7 +1,9 @@
 //! Settings of larder's own.
 
 use larder::credentials::TokenPolicy;
-use larder::gc::{Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, UseRule};
+use larder::gc::{
+    Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, UseRule, WhenUnreachable,
+};
 use larder::pull::{DuplicatePullPolicy, NewCredentialsPolicy, RateLimitAction};
 use serde_json::json;
 use tracing::Level;
@@ -177,6 +179,21 @@ pub(super) const SECTIONS: &[Setting] = &[
         "Percentage that `larder gc --free` frees in addition to the requested size."
     ),
     setting!(
+        "gc.whenUnreachable",
+        EnumCodec<WhenUnreachable>,
+        gc.when_unreachable,
+        Live,
+        "What is removed when all candidates together do not free enough. `all`: every candidate. `helpful`: as few images as bring usage below the high threshold, if that is possible; else all candidates if they free at least half of what is missing; else only images that each free at least a tenth of it. `nothing`: no image."
+    )
+    .kubelet_has("`all`"),
+    setting!(
+        "gc.keepBytes",
+        ByteSizeCodec<0>,
+        gc.keep_bytes,
+        Live,
+        "When space is needed, GC retains the most recently used images up to this size on disk, each layer counted once; 0 is none. `imageMaximumGCAge` and `larder gc --all-unused` ignore it."
+    ),
+    setting!(
         "gc.accounting",
         EnumCodec<Accounting>,
         gc.accounting,
@@ -295,7 +312,7 @@ const fn inode_setting(key: &'static str, which: InodeThreshold) -> Setting {
             |draft, at| inodes(&mut draft.config.gc, at, |inodes, percent| inodes.high_percent = percent),
             |config| json!(config.gc.inodes.map_or(100, |inodes| inodes.high_percent)),
             ReloadSupport::Live,
-            "GC also starts at this inode usage, in percent; 100 is never.",
+            "GC also starts at this inode usage, in percent; 100 is never, and the default if `imageGCHighThresholdPercent` is 100.",
         ),
         InodeThreshold::Low => Setting::new(
             key,

@@ -1,7 +1,7 @@
 //! Values that only one setting has.
 
 use larder::credentials::TokenPolicy;
-use larder::gc::{Accounting, AgeRule, ClockRule, HookRule, UseRule};
+use larder::gc::{Accounting, AgeRule, ClockRule, HookRule, UseRule, WhenUnreachable};
 use larder::go_format::quote;
 use larder::pull::{DuplicatePullPolicy, NewCredentialsPolicy, RateLimitAction};
 use larder::reference::Reference;
@@ -185,6 +185,14 @@ impl EnumWords for NewCredentialsPolicy {
 impl EnumWords for TokenPolicy {
     const WORDS: &'static [(&'static str, TokenPolicy)] =
         &[("keep", TokenPolicy::Keep), ("ignore", TokenPolicy::Ignore)];
+}
+
+impl EnumWords for WhenUnreachable {
+    const WORDS: &'static [(&'static str, WhenUnreachable)] = &[
+        (WhenUnreachable::All.as_str(), WhenUnreachable::All),
+        (WhenUnreachable::Helpful.as_str(), WhenUnreachable::Helpful),
+        (WhenUnreachable::Nothing.as_str(), WhenUnreachable::Nothing),
+    ];
 }
 
 impl EnumWords for Accounting {

@@ -26,11 +26,22 @@ fn without_settings_everything_is_as_larder_has_it() {
 fn each_default_that_is_not_kubelets_can_be_set_back() {
     let kubelet = "serializeImagePulls: true\npull: {overRate: refuse, sameImage: eachRequest, newCredentials: wait}\n\
         gc: {accounting: nominal, neverUsed: expired, uses: ids, clock: wallClock, hooks: examined,\n\
+        whenUnreachable: all,\n\
         inodeHighThresholdPercent: 100, pressurePeriod: 0}\n";
     let config = read(kubelet).unwrap();
     assert_eq!(config.pull, PullConfig::kubelet());
     assert_eq!(config.gc_intervals, larder::gc::GcIntervals::kubelet());
     assert_eq!(config.gc, GcPolicy::kubelet());
+}
+
+#[test]
+fn a_high_threshold_of_100_is_never_for_inodes_too_unless_they_have_thresholds_of_their_own() {
+    let never = "imageGCHighThresholdPercent: 100\n";
+    assert!(!read(never).unwrap().gc.is_enabled());
+    let inodes = format!("{never}gc: {{inodeHighThresholdPercent: 95}}\n");
+    assert!(read(&inodes).unwrap().gc.is_enabled());
+    let free = format!("{never}gc: {{minimumFreeBytes: 1GiB}}\n");
+    assert!(read(&free).unwrap().gc.is_enabled());
 }
 
 #[test]

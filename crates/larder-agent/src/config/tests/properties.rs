@@ -50,6 +50,7 @@ fn another(setting: &Setting) -> &'static str {
         "pull.sameImage" => "eachRequest",
         "pull.newCredentials" => "wait",
         "pull.credentialTokens" => "ignore",
+        "gc.whenUnreachable" => "all",
         "gc.accounting" => "nominal",
         "gc.neverUsed" => "expired",
         "gc.uses" => "ids",

@@ -46,7 +46,14 @@ fn shortfall(report: &Collection) -> String {
         let inodes: u64 = report.removals.iter().map(|removal| removal.promised_inodes).sum();
         return format!("not enough reclaimable inodes: would free {inodes} of {}", report.needed_inodes);
     }
-    let (frees, needed) = (size::bytes(report.promised_bytes), size::bytes(report.needed_bytes));
+    let needed = size::bytes(report.needed_bytes);
+    if !report.when_unreachable.is_empty() {
+        let (all, rule) = (size::bytes(report.reclaimable_bytes), &report.when_unreachable);
+        return format!(
+            "not enough reclaimable space: all candidates would free {all} of {needed} (gc.whenUnreachable: {rule})"
+        );
+    }
+    let frees = size::bytes(report.promised_bytes);
     format!("not enough reclaimable space: would free {}{frees} of {needed}", about(report))
 }
 
@@ -152,6 +159,8 @@ fn retain_reason(reason: VerdictReason) -> &'static str {
         VerdictReason::TooYoung => "younger than the minimum age (imageMinimumGCAge)",
         VerdictReason::ClockWentBack => "last used in the future: the clock was set back",
         VerdictReason::FreesNothing => "frees no space",
+        VerdictReason::Unreachable => "goal cannot be reached",
+        VerdictReason::Recent => "recently used (gc.keepBytes)",
         VerdictReason::NotNeeded => "not needed to reach the goal",
         VerdictReason::InvalidId => "no valid image ID",
         VerdictReason::Failed => "removal failed",
@@ -203,9 +212,7 @@ fn situation(report: &Collection) -> String {
                 margin => format!("{disk}, goal: free {requested} and a margin of {}", size::bytes(margin)),
             }
         }
-        _ if report.needed_bytes == 0 && report.needed_inodes == 0 && high == 100 => {
-            format!("{disk}, GC is off (high threshold 100%)")
-        }
+        _ if report.disabled => format!("{disk}, GC is off (high threshold 100%)"),
         _ if report.needed_bytes == 0 && report.needed_inodes == 0 => {
             format!("{disk}, GC starts at {high}%")
         }

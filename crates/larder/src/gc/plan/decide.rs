@@ -1,15 +1,19 @@
 //! Computes a [`GcPlan`] from a [`GcSnapshot`]. Pure. Read [`plan`] first.
 
+use std::collections::BTreeSet;
+
+use super::floor::recent_images;
 use super::layer_graph::{LayerGraph, RemovalStep, exclusive_space};
+use super::unreachable::UnreachableGoal;
 use super::{
     GcDecision, GcGoal, GcImage, GcPlan, GcSnapshot, ImageDecision, PlannedRemoval, RemovalReason,
-    RetainReason, unused_for,
+    RetainReason, last_use, unused_for,
 };
 use crate::gc::disk_space::DiskSpace;
 use crate::gc::filesystem_stats::{self, size_text, used_percent, wanted_free, with_more_free};
 use crate::gc::keep::{KeepRuleInput, matching_rules};
-use crate::gc::policy::{Accounting, AgeRule, GcPolicy};
-use crate::gc::unix_millis::millis;
+use crate::gc::policy::{Accounting, AgeRule, GcPolicy, WhenUnreachable};
+use crate::gc::unix_millis::{UnixMillis, millis};
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
 
@@ -58,7 +62,7 @@ pub(in crate::gc) fn reclaim_target(goal: GcGoal, snapshot: &GcSnapshot, policy:
 
 /// Plans the removals for this goal. Every other image gets the reason for which it is retained.
 pub fn plan(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
-    plan_for(snapshot, policy, goal, reclaim_target(goal, snapshot, policy))
+    plan_for(snapshot, policy, goal, reclaim_target(goal, snapshot, policy), None)
 }
 
 /// Plans one whole round: first the images past the maximum age, then what the thresholds require.
@@ -81,15 +85,17 @@ pub fn plan_round(snapshot: &GcSnapshot, policy: &GcPolicy) -> GcPlan {
     both
 }
 
-/// Plans the removals for the rest of a goal.
+/// Plans the removals for the rest of a goal. `missing` is what was missing when the round began, if that is not now.
 pub(in crate::gc) fn plan_for(
     snapshot: &GcSnapshot,
     policy: &GcPolicy,
     goal: GcGoal,
     target: ReclaimTarget,
+    missing: Option<DiskSpace>,
 ) -> GcPlan {
-    let retained = retain_reasons(snapshot, policy, target);
     let exact = policy.accounting == Accounting::Exact;
+    let mut retained = retain_reasons(snapshot, policy, target);
+    retain_recent(snapshot, policy, target, &mut retained);
     let order = removable(&snapshot.images, &retained, exact);
     let mut examined = Vec::new();
     let need = needed(target, snapshot.disk);
@@ -105,14 +111,32 @@ pub(in crate::gc) fn plan_for(
         ReclaimTarget::Nominal(wanted) => add_up(&snapshot.images, &order, &retained, wanted, &mut examined),
         ReclaimTarget::Free(_) => graph.remove_until(need),
     };
-    let frees: DiskSpace = steps.iter().map(|step| step.frees).sum();
-    let removals: Vec<PlannedRemoval> =
-        steps.iter().map(|step| removal(snapshot, policy, target, step)).collect();
+    let reclaimable: DiskSpace = steps.iter().map(|step| step.frees).sum();
     let reached = match target {
         ReclaimTarget::Nominal(i64::MAX) => true,
-        ReclaimTarget::Nominal(wanted) => i128::from(frees.bytes) >= i128::from(wanted),
-        _ => frees.shortfall_to(need) == DiskSpace::ZERO,
+        ReclaimTarget::Nominal(wanted) => i128::from(reclaimable.bytes) >= i128::from(wanted),
+        _ => reclaimable.shortfall_to(need) == DiskSpace::ZERO,
     };
+    let is_in_vain = !reached && !steps.is_empty();
+    let held_back = Some(policy.when_unreachable).filter(|rule| is_in_vain && *rule != WhenUnreachable::All);
+    let steps = match held_back {
+        None | Some(WhenUnreachable::All) => steps,
+        Some(WhenUnreachable::Nothing) => Vec::new(),
+        Some(WhenUnreachable::Helpful) => {
+            let relief = relief(snapshot, policy, goal);
+            let goal = UnreachableGoal { missing: missing.unwrap_or(need), relief };
+            goal.helpful(steps, |images, amount| {
+                let order: Vec<usize> = order
+                    .iter()
+                    .copied()
+                    .filter(|image| images.is_none_or(|only| only.contains(image)))
+                    .collect();
+                freeing(snapshot, exact, &order, amount)
+            })
+        }
+    };
+    let frees: DiskSpace = steps.iter().map(|step| step.frees).sum();
+    let removals = removals(snapshot, policy, target, &order, &steps);
     let mut removed: Vec<Option<RemovalReason>> = vec![None; snapshot.images.len()];
     for (step, removal) in steps.iter().zip(&removals) {
         removed[step.image] = Some(removal.why.clone());
@@ -121,11 +145,56 @@ pub(in crate::gc) fn plan_for(
         goal,
         need,
         removals,
-        decisions: verdicts(snapshot, removed, retained, &useless),
+        decisions: verdicts(snapshot, removed, retained, &useless, held_back),
         expected_freed: frees,
+        reclaimable: if need == DiskSpace::ZERO { DiskSpace::ZERO } else { reclaimable },
+        held_back,
         reachable: reached,
         after: snapshot.disk.map(|disk| with_more_free(disk, frees)),
         examined,
+    }
+}
+
+/// The removals of these candidates, in this order, that free as much.
+fn freeing(snapshot: &GcSnapshot, exact: bool, order: &[usize], amount: DiskSpace) -> Vec<RemovalStep> {
+    if exact {
+        return LayerGraph::new(&snapshot.images, &snapshot.layers, order).remove_until(amount);
+    }
+    let mut freed = DiskSpace::ZERO;
+    let short = |step: &RemovalStep| {
+        let short = freed.bytes < amount.bytes;
+        freed += step.frees;
+        short
+    };
+    order.iter().map(|&image| nominal(&snapshot.images, image)).take_while(short).collect()
+}
+
+/// What has to be freed to get below the thresholds where a round starts.
+fn relief(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> Option<DiskSpace> {
+    let disk = snapshot.disk.filter(|_| goal == GcGoal::Thresholds)?;
+    let relieving = filesystem_stats::relieving_free(disk, policy)?;
+    Some(filesystem_stats::free(disk).shortfall_to(relieving))
+}
+
+/// Retains the most recently used candidates when space is needed.
+fn retain_recent(
+    snapshot: &GcSnapshot,
+    policy: &GcPolicy,
+    target: ReclaimTarget,
+    retained: &mut [Option<RetainReason>],
+) {
+    let for_space = match target {
+        ReclaimTarget::Free(_) => true,
+        ReclaimTarget::Nominal(wanted) => wanted != i64::MAX,
+        ReclaimTarget::Nothing | ReclaimTarget::Old | ReclaimTarget::Everything => false,
+    };
+    let keep_bytes = policy.keep_bytes;
+    if keep_bytes == 0 || !for_space {
+        return;
+    }
+    let order = removable(&snapshot.images, retained, policy.accounting == Accounting::Exact);
+    for image in recent_images(snapshot, &order, |image| retained[image].is_some(), keep_bytes) {
+        retained[image] = Some(RetainReason::Recent { keep_bytes });
     }
 }
 
@@ -140,12 +209,14 @@ fn needed(target: ReclaimTarget, disk: Option<FsStats>) -> DiskSpace {
     }
 }
 
-/// The decision for each image. Removing a `useless` image frees nothing.
+/// The decision for each image. Removing a `useless` image frees nothing; `held_back` is the rule that retains the
+/// other candidates because the goal cannot be reached.
 fn verdicts(
     snapshot: &GcSnapshot,
     removed: Vec<Option<RemovalReason>>,
     retained: Vec<Option<RetainReason>>,
     useless: &[bool],
+    held_back: Option<WhenUnreachable>,
 ) -> Vec<ImageDecision> {
     let alone = exclusive_space(&snapshot.images, &snapshot.layers);
     let images = snapshot.images.iter().zip(alone).zip(removed.into_iter().zip(retained)).enumerate();
@@ -154,7 +225,9 @@ fn verdicts(
             (Some(why), _) => GcDecision::Remove(why),
             (None, Some(retained)) => GcDecision::Retain(retained),
             (None, None) if useless[index] => GcDecision::Retain(RetainReason::FreesNothing),
-            (None, None) => GcDecision::Retain(RetainReason::NotNeeded),
+            (None, None) => {
+                GcDecision::Retain(held_back.map_or(RetainReason::NotNeeded, RetainReason::Unreachable))
+            }
         };
         let (id, handler, names) = (image.id.clone(), image.handler.clone(), image.names.clone());
         let (first_seen, last_used) = (image.first_seen, image.last_used);
@@ -258,13 +331,14 @@ fn fresh(snapshot: &GcSnapshot, policy: &GcPolicy, image: &GcImage) -> Option<Re
     (!old).then_some(RetainReason::NotNeeded)
 }
 
-/// The candidates, least recently used first: never used before used, then by first seen, then by id. Unless the order
-/// must be kubelet's, images without a name come before all others, because no pod can request them by name.
-fn removable(images: &[GcImage], retained: &[Option<RetainReason>], nameless_first: bool) -> Vec<usize> {
+/// The candidates, in the order of their removal. Kubelet's order is least recently used first: never used before used,
+/// then by first seen, then by id. By larder's, an image that was never used was last used when it was first seen, and
+/// images without a name come before all others, because no pod can request them by name.
+fn removable(images: &[GcImage], retained: &[Option<RetainReason>], exact: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..images.len()).filter(|&image| retained[image].is_none()).collect();
     sort(&mut order, images);
-    if nameless_first {
-        order.sort_by_key(|&image| !images[image].names.is_empty());
+    if exact {
+        order.sort_by_key(|&image| (!images[image].names.is_empty(), last_use(&images[image])));
     }
     order
 }
@@ -312,11 +386,33 @@ fn add_up(
     steps
 }
 
+fn removals(
+    snapshot: &GcSnapshot,
+    policy: &GcPolicy,
+    target: ReclaimTarget,
+    order: &[usize],
+    steps: &[RemovalStep],
+) -> Vec<PlannedRemoval> {
+    // Candidates that are still present, in the order of their last use.
+    let mut left: BTreeSet<(UnixMillis, usize)> =
+        order.iter().map(|&image| (last_use(&snapshot.images[image]), image)).collect();
+    let planned = |step: &RemovalStep| {
+        let own = (last_use(&snapshot.images[step.image]), step.image);
+        left.remove(&own);
+        // Kubelet's order is another one.
+        let exact = policy.accounting == Accounting::Exact;
+        let passed_over = if exact { left.range(..(own.0, 0)).count() } else { 0 };
+        removal(snapshot, policy, target, step, passed_over)
+    };
+    steps.iter().map(planned).collect()
+}
+
 fn removal(
     snapshot: &GcSnapshot,
     policy: &GcPolicy,
     target: ReclaimTarget,
     step: &RemovalStep,
+    passed_over: usize,
 ) -> PlannedRemoval {
     let image = &snapshot.images[step.image];
     let unused_for = unused_for(snapshot.now, image);
@@ -329,7 +425,10 @@ fn removal(
         (_, Some((layer, images))) => {
             RemovalReason::SharedLayer { layer: snapshot.layers.all()[layer as usize].id.clone(), images }
         }
-        (_, None) => RemovalReason::Room { unused_for },
+        (_, None) if image.names.is_empty() && policy.accounting == Accounting::Exact => {
+            RemovalReason::Untagged { unused_for }
+        }
+        (_, None) => RemovalReason::Room { unused_for, passed_over },
     };
     PlannedRemoval {
         id: image.id.clone(),

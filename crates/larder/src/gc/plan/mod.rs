@@ -8,10 +8,12 @@
 //! [`Accounting::Exact`]: super::policy::Accounting::Exact
 
 mod decide;
+mod floor;
 mod layer_graph;
 mod reason;
 mod retention;
 mod snapshot;
+mod unreachable;
 
 use std::time::Duration;
 
@@ -23,6 +25,7 @@ pub use snapshot::{GcImage, GcSnapshot};
 pub(super) use decide::{ReclaimTarget, insufficient, keep_rule_inputs, plan_for, reclaim_target};
 
 use super::disk_space::DiskSpace;
+use super::policy::WhenUnreachable;
 use super::unix_millis::UnixMillis;
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
@@ -70,6 +73,12 @@ pub struct GcPlan {
     pub expected_freed: DiskSpace,
     /// Whether the removals free enough.
     pub reachable: bool,
+    /// What removing all candidates would free if the goal cannot be reached, else what the removals free; zero for
+    /// goals without an amount.
+    pub reclaimable: DiskSpace,
+    /// The rule by which images were retained because the goal cannot be reached; `None` if it can, or if all
+    /// candidates are removed nonetheless.
+    pub held_back: Option<WhenUnreachable>,
     /// The expected filesystem after the removals, if the snapshot has the filesystem.
     pub after: Option<FsStats>,
     /// IDs that kubelet's space pass examines and retains before it stops, in its order.
@@ -118,7 +127,12 @@ pub struct ImageDecision {
     pub verdict: GcDecision,
 }
 
+/// When the image was last used; if never, when it was first seen.
+pub(super) fn last_use(subject: &GcImage) -> UnixMillis {
+    subject.last_used.unwrap_or(subject.first_seen)
+}
+
 /// Time since the image's last use, or since it was first seen.
 pub(super) fn unused_for(now: UnixMillis, subject: &GcImage) -> Duration {
-    now.since(subject.last_used.unwrap_or(subject.first_seen))
+    now.since(last_use(subject))
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::gc::policy::WhenUnreachable;
 use crate::gc::uses::ImageUse;
 use crate::go_format;
 use crate::reference::LayerId;
@@ -29,6 +30,13 @@ pub enum RemovalReason {
     },
     /// Space is needed, and it is the least recently used image that frees any.
     Room {
+        /// Time since the last use.
+        unused_for: Duration,
+        /// How many candidates are unused for longer and free too little on their own.
+        passed_over: usize,
+    },
+    /// Space is needed, and it has no name, so that no pod can request it by name: such images come first.
+    Untagged {
         /// Time since the last use.
         unused_for: Duration,
     },
@@ -69,6 +77,13 @@ pub enum RetainReason {
     ClockWentBack,
     /// Removing it frees only metadata: retained images share all its layers.
     FreesNothing,
+    /// The goal cannot be reached, and the policy does not remove it in vain.
+    Unreachable(WhenUnreachable),
+    /// It is among the most recently used, which the policy retains.
+    Recent {
+        /// The policy's bound, in bytes.
+        keep_bytes: u64,
+    },
     /// Enough is free without its removal, or other images are removed first.
     NotNeeded,
     /// Its ID is empty, which a runtime could match with any image.
@@ -99,8 +114,16 @@ impl fmt::Display for RemovalReason {
             RemovalReason::TooOld { unused_for: None, maximum } => {
                 write!(f, "never used since larder started (maximum age {})", whole_seconds(*maximum))
             }
-            RemovalReason::Room { unused_for } => {
+            RemovalReason::Room { unused_for, passed_over: 0 } => {
                 write!(f, "unused for {}, least recently used", whole_seconds(*unused_for))
+            }
+            RemovalReason::Room { unused_for, passed_over } => {
+                let older = if *passed_over == 1 { "image frees" } else { "images free" };
+                let unused_for = whole_seconds(*unused_for);
+                write!(f, "unused for {unused_for}; {passed_over} older {older} too little alone")
+            }
+            RemovalReason::Untagged { unused_for } => {
+                write!(f, "untagged, unused for {}", whole_seconds(*unused_for))
             }
             RemovalReason::SharedLayer { layer, images } => {
                 write!(f, "one of {images} images removed together to free layer {layer}")
@@ -132,6 +155,12 @@ impl fmt::Display for RetainReason {
             RetainReason::ClockWentBack => f.write_str("last used in the future: the clock was set back"),
             RetainReason::FreesNothing => {
                 f.write_str("frees only metadata: retained images share all layers")
+            }
+            RetainReason::Unreachable(rule) => {
+                write!(f, "goal cannot be reached (gc.whenUnreachable: {})", rule.as_str())
+            }
+            RetainReason::Recent { keep_bytes } => {
+                write!(f, "recently used (gc.keepBytes: {})", go_format::bytes(*keep_bytes))
             }
             RetainReason::NotNeeded => f.write_str("unused, removal not needed"),
             RetainReason::InvalidId => f.write_str("the runtime reports no image ID"),

@@ -7,7 +7,6 @@ use super::{GcGoal, GcImage, GcSnapshot, plan};
 use crate::gc::disk_space::DiskSpace;
 use crate::gc::keep::matching_rules;
 use crate::gc::policy::GcPolicy;
-use crate::gc::uses::ImageUse;
 
 /// Why an image is retained. A layer counts for the first of these classes that any of its images is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -105,9 +104,8 @@ pub fn holders(snapshot: &GcSnapshot, policy: &GcPolicy) -> RetentionBreakdown {
 }
 
 fn holder_of(snapshot: &GcSnapshot, policy: &GcPolicy, image: &GcImage, kept: bool) -> RetentionClass {
-    let lease = |by: &ImageUse| matches!(by, ImageUse::Lease { .. } | ImageUse::Ensured { .. });
     match () {
-        () if image.uses.iter().any(|by| !lease(by)) => RetentionClass::InUse,
+        () if image.uses.iter().any(|by| !by.is_lease()) => RetentionClass::InUse,
         () if image.pinned => RetentionClass::Pinned,
         () if kept => RetentionClass::Kept,
         () if !image.uses.is_empty() => RetentionClass::Leased,

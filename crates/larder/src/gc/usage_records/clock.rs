@@ -1,11 +1,11 @@
 //! Steps of the wall clock. They must neither cause nor prevent a removal.
 //!
 //! Within one boot the monotonic clock gives the time that passed since the last observation; what the wall clock moved
-//! beyond that is a step, and all recorded times move with it, so that ages do not change. Across a boot the elapsed
-//! time is unknown: a wall clock that went back counts as a step of that size, and one that went forward is trusted for
-//! up to a day.
+//! beyond that is a step, and all recorded times move with it, so that ages do not change. Across a boot the time since
+//! the boot has passed; of the time before it the wall clock is trusted for up to a day, and not at all if it went back.
 
-use std::time::Duration;
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,18 @@ impl ClockReading {
     pub fn wall(now: UnixMillis) -> ClockReading {
         ClockReading { wall: now, since_boot: None, boot: String::new() }
     }
+
+    /// The clocks of the system, now.
+    pub fn now() -> ClockReading {
+        SystemClock::new().read()
+    }
+}
+
+impl From<SystemTime> for ClockReading {
+    /// The same as [`ClockReading::wall`].
+    fn from(now: SystemTime) -> ClockReading {
+        ClockReading::wall(now.into())
+    }
 }
 
 /// The clocks at the last observation, as stored on disk.
@@ -54,20 +66,27 @@ impl SavedClockReading {
 
     /// The time since then, without steps of the wall clock.
     pub fn age(&self, now: &ClockReading) -> Duration {
-        now.wall.since(self.wall.moved(self.step(now)))
+        Duration::from_millis(u64::try_from(self.elapsed(now)).unwrap_or_default())
     }
 
     /// The step of the wall clock since then, in milliseconds.
     pub(super) fn step(&self, now: &ClockReading) -> i64 {
-        let moved = now.wall.millis_since(self.wall);
-        let step = match (self.since_boot, now.since_boot) {
-            (Some(then), Some(since_boot)) if self.boot == now.boot && since_boot >= then => {
-                moved.saturating_sub(since_boot - then)
-            }
-            _ if moved < 0 => return moved,
-            _ => return (moved - LONGEST_OFF_MS).max(0),
-        };
+        let step = now.wall.millis_since(self.wall).saturating_sub(self.elapsed(now));
         if step.abs() <= TOLERANCE_MS { 0 } else { step }
+    }
+
+    /// Milliseconds since then; never negative.
+    fn elapsed(&self, now: &ClockReading) -> i64 {
+        let moved = now.wall.millis_since(self.wall);
+        match (self.since_boot, now.since_boot) {
+            (Some(then), Some(since_boot)) if self.boot == now.boot && since_boot >= then => {
+                since_boot - then
+            }
+            (_, Some(this_boot)) => {
+                this_boot.saturating_add(moved.saturating_sub(this_boot).clamp(0, LONGEST_OFF_MS))
+            }
+            (_, None) => moved.max(0),
+        }
     }
 }
 
@@ -78,23 +97,23 @@ pub trait Clock: Send + Sync {
 }
 
 /// The clocks of the system.
-#[derive(Debug, Clone)]
-pub struct SystemClock {
-    boot: String,
-}
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
 
 impl SystemClock {
-    /// Reads the boot ID once.
+    /// The system's own.
     pub fn new() -> SystemClock {
-        let boot = fs_err::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        SystemClock { boot: boot.trim().to_owned() }
+        SystemClock
     }
 }
 
-impl Default for SystemClock {
-    fn default() -> Self {
-        SystemClock::new()
-    }
+/// The boot ID, read once; empty if unavailable.
+fn boot_id() -> &'static str {
+    static BOOT: OnceLock<String> = OnceLock::new();
+    BOOT.get_or_init(|| {
+        let boot = fs_err::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        boot.trim().to_owned()
+    })
 }
 
 impl Clock for SystemClock {
@@ -102,10 +121,11 @@ impl Clock for SystemClock {
         // Unlike /proc/uptime, this opens no file and is exact to the nanosecond.
         let time = clock_gettime(ClockId::Boottime);
         let since_boot = time.tv_sec.saturating_mul(1000).saturating_add(time.tv_nsec / 1_000_000);
+        let boot = boot_id();
         ClockReading {
-            wall: std::time::SystemTime::now().into(),
-            since_boot: (!self.boot.is_empty()).then_some(since_boot),
-            boot: self.boot.clone(),
+            wall: SystemTime::now().into(),
+            since_boot: (!boot.is_empty()).then_some(since_boot),
+            boot: boot.to_owned(),
         }
     }
 }

@@ -59,7 +59,7 @@ pub(super) fn handler_of(image: &Image) -> &str {
 }
 
 impl ImageUsageRecords {
-    /// Applies which images are present and used now. New images are first seen now, used images are last used now,
+    /// Applies which images are present and used now; a lease is no use. New images are first seen now, used images are last used now,
     /// records of images that are no longer present are dropped. Under [`ClockRule::KeepAges`] all times first move
     /// with a step of the clock.
     pub fn observe(&mut self, images: &[Image], uses: &ImageUseIndex, now: &ClockReading, rule: ClockRule) {
@@ -72,7 +72,8 @@ impl ImageUsageRecords {
         let mut seen = HashSet::with_capacity(images.len());
         for image in images {
             let key = (image.id.clone(), handler_of(image).to_owned());
-            let in_use = uses.of_image(&key.0, &key.1).next().is_some();
+            // A lease is no use: the ensure before it was, and is recorded as one.
+            let in_use = uses.of_image(&key.0, &key.1).any(|by| !by.is_lease());
             let record = self.by_key.entry(key.clone()).or_insert_with(|| ImageUsageRecord {
                 id: key.0.clone(),
                 handler: key.1.clone(),
@@ -104,6 +105,11 @@ impl ImageUsageRecords {
                 ActivityKind::Used => record.last_used = record.last_used.max(Some(at)),
             }
         }
+    }
+
+    /// Whether these have the same images with the same times.
+    pub(crate) fn has_same_images(&self, other: &ImageUsageRecords) -> bool {
+        self.by_key == other.by_key && self.watched == other.watched
     }
 
     /// Since when there are records.
