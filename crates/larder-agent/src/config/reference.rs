@@ -35,8 +35,9 @@ All settings of larder, with types and defaults, and how the daemon and commands
 
 <!-- Printed by `larder config --reference`; a test compares. -->
 
-All settings are optional. `larder serve` and every command that works on images read one YAML file: the one of `--config` or
-`LARDER_CONFIG`, or `/etc/larder/config.yaml` if it exists (as another user than root, `$XDG_CONFIG_HOME/larder/config.yaml`).
+All settings are optional. `larder serve` and every command that works on images read one YAML file: the one of `--config`
+(`serve` and `config` only), the one of `LARDER_CONFIG`, or `/etc/larder/config.yaml` if it exists (as another user than root,
+`$XDG_CONFIG_HOME/larder/config.yaml`).
 
 ```yaml
 apiVersion: {API_VERSION}
@@ -57,6 +58,7 @@ gc:
 
 **Precedence.** Flags override the variable `LARDER_BACKEND`, which overrides larder's file, kubelet's file (`--kubelet-config`) and
 the defaults, in this order. Only the image settings of kubelet's file are read; all others are ignored.
+`Flag:` in the tables names a flag of `larder serve` and `larder config`; other commands have those in their `--help`.
 
 **Names and values.** A setting of kubelet has the name, range and error messages of kubelet. Durations have units (`90s`,
 `1h30m`); sizes are bytes or have a unit (`500MB`, `10GiB`). `null` means the default. Unknown keys are errors.
@@ -113,7 +115,7 @@ Each is a keep rule with exactly one selector, as in `larder keep`. GC retains t
 | `name` | images with a name that matches; `*` matches any text, `?` one character |
 | `digest` | the image with this image ID, or with a name of this digest |
 | `label` | images whose config has this label: `KEY` or `KEY=VALUE` |
-| `repository`, `newest` | the newest N images of each repository that matches |
+| `repository`, `newest` | the N images of each matching repository that were first seen most recently, whatever their tags |
 | `ttl` | limit: only until this long after the last use |
 | `budget` | limit: only as many images as fit into this size, the last used first |
 

@@ -71,7 +71,7 @@ const EXAMPLES: &str = "Examples:
 pub(crate) struct GlobalFlags {
     /// The backend: "store" for larder's own store, "cri" for the CRI runtime of this machine, "docker" for Docker
     /// Engine, or the socket of a runtime, such as unix:///run/containerd/containerd.sock
-    /// [env: LARDER_BACKEND] [default: store].
+    /// [env: LARDER_BACKEND] [default: backend of the settings, store].
     ///
     /// "cri" uses $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl does, else the first default socket
     /// of a runtime that answers (containerd, CRI-O, cri-dockerd, k3s). "docker" uses $DOCKER_HOST (with

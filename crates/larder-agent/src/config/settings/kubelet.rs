@@ -59,7 +59,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         KubeletIntCodec,
         max_parallel_image_pulls,
         Live,
-        "Limit of concurrent pulls, at least 1; above 1 only if `serializeImagePulls` is false.",
+        "Limit of concurrent pulls, at least 1; above 1 only if `serializeImagePulls` is false. Only `ensure` and `pull` have a flag for it: `--max-parallel-image-pulls`.",
         |config| config.images.max_parallel_image_pulls.map_or(Value::Null, |bound| KubeletIntCodec::print(&bound))
     )
     .default("`4`; no limit if `serializeImagePulls` is true")
@@ -77,7 +77,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         GoDurationCodec,
         image_maximum_gc_age,
         Live,
-        "GC removes images unused for longer than this, whatever the disk usage; 0 is never. Otherwise above `imageMinimumGCAge`."
+        "GC removes images unused for longer than this, whatever the disk usage; 0 is never. Otherwise above `imageMinimumGCAge`. Only `gc` and `explain` have a flag for it: `--image-maximum-gc-age`."
     ),
     image_setting!(
         "imageGCHighThresholdPercent",

@@ -27,7 +27,7 @@ pub(super) const TOP: &[Setting] = &[
         AbsolutePathCodec,
         root,
         Restart,
-        "The directory of larder's own store, created if missing."
+        "The directory of larder's own store. `serve`, `ensure`, `pull` and `load` create it if missing."
     )
     .default("`/var/lib/larder`; as another user than root, `~/.local/share/larder`"),
     setting!(
@@ -230,7 +230,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         EnumCodec<HookRule>,
         gc.hooks,
         Live,
-        "Which images a GC round reports as retained: all that are present, or only the examined ones."
+        "Which pull records are kept after a GC round: those of all images that are present, or only of the retained images that the round examined before it reached its goal."
     )
     .kubelet_has("`examined`"),
     Setting::new(
