@@ -63,7 +63,9 @@ impl FileDamage {
             }
             FileDamage::CutAtPage => bytes.truncate(page),
             FileDamage::CutAnywhere => bytes.truncate(next(bytes.len())),
-            FileDamage::Garbage => bytes = (0..bytes.len().max(100)).map(|_| next(256) as u8).collect(),
+            FileDamage::Garbage => {
+                bytes = (0..bytes.len().max(100)).map(|_| u8::try_from(next(256)).unwrap()).collect()
+            }
             FileDamage::Missing => return None,
         }
         Some(bytes)

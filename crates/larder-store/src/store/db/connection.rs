@@ -86,9 +86,12 @@ pub(super) fn verify(connection: &Connection) -> DbResult<()> {
     let mut rows = connection.prepare("SELECT section, key, value, crc FROM record")?;
     let mut rows = rows.query([])?;
     while let Some(row) = rows.next()? {
-        let (section, key) =
-            (row.get_ref(0)?.as_str().map_err(invalid)?, row.get_ref(1)?.as_str().map_err(invalid)?);
-        let (value, crc) = (row.get_ref(2)?.as_blob().map_err(invalid)?, row.get::<_, i64>(3)?);
+        let (section, key) = (
+            row.get_ref(0)?.as_str().map_err(|error| invalid(&error))?,
+            row.get_ref(1)?.as_str().map_err(|error| invalid(&error))?,
+        );
+        let (value, crc) =
+            (row.get_ref(2)?.as_blob().map_err(|error| invalid(&error))?, row.get::<_, i64>(3)?);
         if crc != checksum(section, key, value) {
             return Err(wrong_checksum(section, key));
         }
@@ -105,7 +108,7 @@ pub(super) fn verify(connection: &Connection) -> DbResult<()> {
     Ok(())
 }
 
-fn invalid(error: rusqlite::types::FromSqlError) -> DbError {
+fn invalid(error: &rusqlite::types::FromSqlError) -> DbError {
     DbError::damaged(error.to_string())
 }
 
@@ -168,8 +171,10 @@ fn visit(
         .prepare("SELECT key, value, crc FROM record WHERE section = ?1 AND key >= ?2 ORDER BY key")?;
     let mut rows = rows.query((table.0, prefix))?;
     while let Some(row) = rows.next()? {
-        let (key, value) =
-            (row.get_ref(0)?.as_str().map_err(invalid)?, row.get_ref(1)?.as_blob().map_err(invalid)?);
+        let (key, value) = (
+            row.get_ref(0)?.as_str().map_err(|error| invalid(&error))?,
+            row.get_ref(1)?.as_blob().map_err(|error| invalid(&error))?,
+        );
         if row.get::<_, i64>(2)? != checksum(table.0, key, value) {
             return Err(wrong_checksum(table.0, key));
         }
