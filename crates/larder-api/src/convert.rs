@@ -44,7 +44,7 @@ pub fn space_beside_images(space: &SpaceBesideImages) -> api::SpaceBesideImages 
     api::SpaceBesideImages {
         downloads: of(space.downloads),
         layers: of(space.layers),
-        removed: of(space.removed),
+        trash: of(space.trash),
         build_cache: of(space.build_cache),
         total: of(space.total()),
     }
@@ -59,7 +59,7 @@ pub fn to_space_beside_images(space: &api::SpaceBesideImages) -> SpaceBesideImag
     SpaceBesideImages {
         downloads: of(space.downloads),
         layers: of(space.layers),
-        removed: of(space.removed),
+        trash: of(space.trash),
         build_cache: of(space.build_cache),
     }
 }

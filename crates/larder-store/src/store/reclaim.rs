@@ -78,7 +78,7 @@ impl Store {
         trigger: ReclaimTrigger,
         now: impl Into<ClockReading>,
     ) -> Result<SpaceBesideImages, StoreError> {
-        let removed = self.0.trash_usage()?;
+        let trash = self.0.trash_usage()?;
         // First what needs no write to the database: that may fail on a full disk.
         self.empty_trash()?;
         let rule = &self.0.reclaim_rule(trigger, now.into());
@@ -87,7 +87,7 @@ impl Store {
         self.0.end_leases(rule)?;
         let unused = SpaceBesideImages { layers: self.0.sweep()?, ..SpaceBesideImages::default() };
         self.empty_trash()?;
-        Ok(SpaceBesideImages { removed, ..resumable } + unused)
+        Ok(SpaceBesideImages { trash, ..resumable } + unused)
     }
 
     /// Removes expired leases, unused layers, and partially fetched blobs that were not written
@@ -152,13 +152,8 @@ impl OpenStore {
             };
             unused.iter().map(usage).sum::<DbResult<DiskSpace>>()
         })?;
-        let removed = self.trash_usage()?;
-        Ok(SpaceBesideImages {
-            downloads,
-            layers: resumable + unused,
-            removed,
-            ..SpaceBesideImages::default()
-        })
+        let trash = self.trash_usage()?;
+        Ok(SpaceBesideImages { downloads, layers: resumable + unused, trash, ..SpaceBesideImages::default() })
     }
 
     /// Moves downloads and resumable layers to the trash.
@@ -230,7 +225,7 @@ impl OpenStore {
     }
 
     fn trash_usage(&self) -> Result<DiskSpace, StoreError> {
-        let doing = "measure removed files";
+        let doing = "measure the trash";
         let names = names_in(&self.layout.trash()).context(doing)?;
         names.iter().map(|name| measure(&self.layout.trash().join(name)).context(doing)).sum()
     }

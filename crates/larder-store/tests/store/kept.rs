@@ -289,7 +289,7 @@ fn removed_files_that_are_not_deleted_yet_are_reclaimed() {
     commit(&scratch.store, "app", &["a"]);
     scratch.store.remove("app", RemoveOptions::default()).unwrap();
     let reclaimed = reclaim(&scratch.store, ReclaimTrigger::Schedule, noon());
-    assert!(reclaimed.removed.inodes > 0, "{reclaimed:?}");
+    assert!(reclaimed.trash.inodes > 0, "{reclaimed:?}");
     assert_eq!(entries(&scratch.root().join("trash")), [""; 0]);
 }
 

@@ -28,7 +28,7 @@ pub struct SpaceBesideImages {
     /// Layers without an image: of failed and interrupted pulls, or of expired leases.
     pub layers: DiskSpace,
     /// Removed files that are not deleted yet.
-    pub removed: DiskSpace,
+    pub trash: DiskSpace,
     /// Build cache.
     pub build_cache: DiskSpace,
 }
@@ -50,7 +50,7 @@ pub trait SpaceReclaimer: Send + Sync {
 impl SpaceBesideImages {
     /// The sum of all kinds.
     pub fn total(&self) -> DiskSpace {
-        self.downloads + self.layers + self.removed + self.build_cache
+        self.downloads + self.layers + self.trash + self.build_cache
     }
 }
 
@@ -61,7 +61,7 @@ impl Add for SpaceBesideImages {
         SpaceBesideImages {
             downloads: self.downloads + other.downloads,
             layers: self.layers + other.layers,
-            removed: self.removed + other.removed,
+            trash: self.trash + other.trash,
             build_cache: self.build_cache + other.build_cache,
         }
     }
@@ -79,7 +79,7 @@ impl fmt::Display for SpaceBesideImages {
         let kinds = [
             ("downloads", self.downloads),
             ("layers without an image", self.layers),
-            ("removed files", self.removed),
+            ("trash", self.trash),
             ("build cache", self.build_cache),
         ];
         let kinds = kinds.iter().filter(|(_, space)| *space != DiskSpace::ZERO);

@@ -73,10 +73,7 @@ impl InterruptedNode {
 }
 
 fn total(space: &Value) -> u64 {
-    ["downloads", "layers", "removed", "buildCache"]
-        .map(|kind| number(&space[kind], "sizeBytes"))
-        .iter()
-        .sum()
+    ["downloads", "layers", "trash", "buildCache"].map(|kind| number(&space[kind], "sizeBytes")).iter().sum()
 }
 
 #[test]
