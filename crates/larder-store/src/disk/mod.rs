@@ -52,12 +52,20 @@ pub trait Disk: fmt::Debug + Send + Sync + 'static {
     /// Returns once the entries of this directory are durable.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 
-    /// Returns once everything written so far to the file system that holds `path` is durable.
-    fn sync_all(&self, path: &Path) -> io::Result<()>;
+    /// Opens the file system that holds `path`, to sync it after writes that follow.
+    fn open_sync(&self, path: &Path) -> io::Result<Box<dyn FilesystemSync>>;
 
     /// Boot ID of the machine: what was written without a sync is guaranteed to exist only while
     /// this stays the same.
     fn boot_id(&self) -> String;
+}
+
+/// An open file system of a [`Disk`].
+pub trait FilesystemSync: fmt::Debug + Send + Sync {
+    /// Returns once everything written so far to the file system is durable. Fails if a write failed since this was
+    /// opened, or since the last call: also one that the kernel made on its own, and whose error another process has
+    /// received. Errors from before it was opened may go unreported.
+    fn sync(&self) -> io::Result<()>;
 }
 
 /// An open file of a [`Disk`]. Calls may overlap.

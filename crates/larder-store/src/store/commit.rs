@@ -7,6 +7,7 @@
 //! Guarantees: before the transaction, no reader sees any of it; after it, everything that the image needs is durable. The
 //! leftovers of an interrupted commit are removed when the store is opened.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use larder::reference::{Digest, Reference};
@@ -17,10 +18,12 @@ use super::db::{
 };
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store, seconds};
-use super::layers::LayerHandle;
+use super::layers::{FILES, LayerHandle};
 use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio};
 use super::references::ReferencedItem;
+use super::shared_sync::{SharedSync, sync_each};
+use crate::unpack::{CheckDepth, verify};
 use larder_registry::manifest::{ImageConfig, ManifestError};
 
 /// Key of the learned [`UnpackRatio`] in the table of what is known of the store as a whole.
@@ -78,7 +81,8 @@ impl Store {
         lease: Option<&LeaseRecord>,
     ) -> Result<(), StoreError> {
         let doing = "keep layers";
-        self.0.disk.sync_all(self.0.layout.root()).context(doing)?;
+        let writes = self.0.begin_writes().context(doing)?;
+        self.0.sync_layers(doing, writes, layers)?;
         let _gate = self.0.gate();
         self.0.db.write(doing, |writer| {
             self.0.put_layers(writer, layers.iter())?;
@@ -94,6 +98,7 @@ impl OpenStore {
     fn commit(&self, image: &ImageCommit, now: SystemTime) -> Result<ImageRecord, StoreError> {
         let doing = "commit the image";
         let config = check(image)?;
+        let writes = self.begin_writes().context(doing)?;
         let blobs: Vec<_> = std::iter::once(&image.config).chain(&image.manifests).collect();
         let held = {
             // A removal that is under way has either taken them already, or will leave them.
@@ -106,12 +111,13 @@ impl OpenStore {
         for (digest, bytes) in blobs {
             self.put_blob(digest, bytes)?;
         }
-        self.disk.sync_all(self.layout.root()).context(doing)?;
+        let layers: Vec<LayerHandle> = image.layers.iter().map(|layer| layer.layer.clone()).collect();
+        self.sync_layers(doing, writes, &layers)?;
 
         let gate = self.gate();
         let (record, others) = self.db.write(doing, |writer| {
             learn_from(writer, image)?;
-            self.put_layers(writer, image.layers.iter().map(|layer| &layer.layer))?;
+            self.put_layers(writer, layers.iter())?;
             let (record, others) = self.put_image(writer, image, &config, now)?;
             if let Some(lease) = &image.end_lease {
                 writer.delete(LEASES, lease)?;
@@ -121,12 +127,35 @@ impl OpenStore {
             }
             Ok((record, others))
         })?;
-        self.forget_fresh(image.layers.iter().map(|layer| &layer.layer));
+        self.forget_fresh(layers.iter());
         self.note_images(others.iter().chain([&record]));
         drop(gate);
         drop(held);
         self.discard_ingests(&record);
         Ok(record)
+    }
+
+    /// Makes fresh layers durable, and what was written since `writes` began.
+    fn sync_layers(
+        &self,
+        doing: &'static str,
+        writes: Arc<SharedSync>,
+        layers: &[LayerHandle],
+    ) -> Result<(), StoreError> {
+        let fresh = || layers.iter().filter(|layer| layer.is_fresh());
+        let of_layers = fresh().filter_map(LayerHandle::written).cloned();
+        sync_each(of_layers.chain([writes]).collect()).context(doing)?;
+        fresh().filter(|layer| layer.written().is_none()).try_for_each(|layer| self.verify_on_disk(layer))
+    }
+
+    /// Compares a layer that a dead process wrote with its manifest. Its write errors may have gone to another process.
+    fn verify_on_disk(&self, layer: &LayerHandle) -> Result<(), StoreError> {
+        let (fs, files) = (layer.fs(), layer.path().join(FILES));
+        if verify(&fs, &files, CheckDepth::Disk).is_ok_and(|mut mismatches| mismatches.next().is_none()) {
+            return Ok(());
+        }
+        layer.set_lost();
+        Err(StoreError::LostWrites { key: layer.key().clone() })
     }
 
     /// Writes the image's record, moves its names to it, and returns it with the images that lost a name.

@@ -10,6 +10,7 @@ use super::layers::PendingLayers;
 use super::layout::StoreLayout;
 use super::lock::StoreLock;
 use super::references::ReferenceCounts;
+use super::shared_sync::SharedSync;
 use super::trash::Trash;
 use crate::disk::Disk;
 
@@ -30,6 +31,8 @@ pub(crate) struct OpenStore {
     /// Held while layers and blobs come to their place or leave it, together with what the database says of them.
     /// Looking at images does not need it.
     pub(super) gate: Mutex<()>,
+    /// For what is written from now on; `None` until the first write.
+    pub(super) writes: Mutex<Option<Arc<SharedSync>>>,
     pub(super) _lock: StoreLock,
 }
 

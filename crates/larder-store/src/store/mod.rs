@@ -35,6 +35,7 @@ pub(crate) mod references;
 mod remove;
 mod resumable_layers;
 mod resumable_list;
+mod shared_sync;
 mod sharing;
 mod trash;
 mod usage;

@@ -11,7 +11,7 @@ use super::layout::{StoreLayout, names_in};
 use super::lock::{StoreLock, StoreLockError};
 use super::trash::Trash;
 use super::{FORMAT, StoreConfig};
-use crate::disk::{Disk, FileOpenMode, RealDisk};
+use crate::disk::{Disk, FileOpenMode, FilesystemSync, RealDisk};
 
 /// First line of the file `format`.
 const TITLE: &str = "larder image store";
@@ -124,6 +124,7 @@ impl LockedStoreDir {
             holds: Arc::default(),
             arrivals: super::layers::PendingLayers::default(),
             gate: Mutex::new(()),
+            writes: Mutex::new(None),
             _lock: lock,
         };
         let store = Store(Arc::new(inner));
@@ -170,19 +171,20 @@ fn may_become_a_store(root: &Path) -> io::Result<bool> {
 /// The format is written last, when everything else is durable.
 fn create(disk: &dyn Disk, layout: &StoreLayout) -> Result<(), StoreOpenError> {
     let failed = |cause| StoreOpenError::Io { doing: "create", root: layout.root().to_owned(), cause };
+    let filesystem = disk.open_sync(layout.root()).map_err(failed)?;
     layout.create(disk).map_err(failed)?;
     let path = layout.database();
     Db::create(disk, &path, |_| Ok(())).map_err(|cause| StoreOpenError::Database { path, cause })?;
-    write_format(disk, layout).map_err(failed)
+    write_format(disk, layout, &*filesystem).map_err(failed)
 }
 
-fn write_format(disk: &dyn Disk, layout: &StoreLayout) -> io::Result<()> {
+fn write_format(disk: &dyn Disk, layout: &StoreLayout, filesystem: &dyn FilesystemSync) -> io::Result<()> {
     let new = layout.root().join("format.new");
     disk.remove_file(&new)?;
     let file = disk.open(&new, FileOpenMode::CreateNew)?;
     file.write_all_at(format!("{TITLE} {FORMAT}\n").as_bytes(), 0)?;
     file.sync_data()?;
-    disk.sync_all(layout.root())?;
+    filesystem.sync()?;
     disk.rename(&new, &layout.format())?;
     disk.sync_dir(layout.root())
 }

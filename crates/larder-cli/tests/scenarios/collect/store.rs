@@ -102,7 +102,7 @@ fn a_killed_round_changes_neither_ages_nor_order() {
     disk.end_leases();
     let journal = disk.path().join("store/collect/history.jsonl");
     killed_rounds_change_nothing(&journal, |arguments| {
-        let mut command = larder_in(disk.dir.path());
+        let mut command = larder_in(disk.home());
         command.arg("--root").arg(disk.path().join("store")).args(arguments);
         command
     });

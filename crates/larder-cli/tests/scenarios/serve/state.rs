@@ -46,7 +46,7 @@ fn a_store_of_a_later_format_is_refused_and_left_alone() {
 #[test]
 fn a_store_that_cannot_be_written_is_refused_with_what_to_do() {
     let Some(disk) = MountedDisk::new(16) else { return };
-    let (home, root) = (disk.dir.path(), disk.path().join("store"));
+    let (home, root) = (disk.home(), disk.path().join("store"));
     serving(home, &root).stop().expect(0);
     let remount = |how: &str| {
         let status = Command::new("mount").args(["-o", how]).arg(disk.path()).status();
@@ -69,7 +69,7 @@ fn on_a_full_disk_the_daemon_serves_refuses_pulls_and_pulls_again_when_there_is_
         return;
     }
     let Some(disk) = MountedDisk::new(160) else { return };
-    let (home, root) = (disk.dir.path(), disk.path().join("store"));
+    let (home, root) = (disk.home(), disk.path().join("store"));
     let registry = RegistryProcess::start(RegistryOptions::default()).unwrap();
     ImageBuilder::small(1, 3_000_000).push(&registry, "shop/web:1").unwrap();
     let image = registry.image("shop/web:1");
