@@ -7,6 +7,7 @@
 //! Guarantees: before the transaction, no reader sees any of it; after it, everything that the image needs is durable. The
 //! leftovers of an interrupted commit are removed when the store is opened.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -83,9 +84,10 @@ impl Store {
         let doing = "keep layers";
         let writes = self.0.begin_writes().context(doing)?;
         self.0.sync_layers(doing, writes, layers)?;
+        let fresh = self.0.settled_records(layers)?;
         let _gate = self.0.gate();
         self.0.db.write(doing, |writer| {
-            self.0.put_layers(writer, layers.iter())?;
+            self.0.put_layers(writer, layers, &fresh)?;
             lease.map_or(Ok(()), |lease| writer.put(LEASES, &lease.id, lease))?;
             Ok(())
         })?;
@@ -113,11 +115,12 @@ impl OpenStore {
         }
         let layers: Vec<LayerHandle> = image.layers.iter().map(|layer| layer.layer.clone()).collect();
         self.sync_layers(doing, writes, &layers)?;
+        let fresh = self.settled_records(&layers)?;
 
         let gate = self.gate();
         let (record, others) = self.db.write(doing, |writer| {
-            learn_from(writer, image)?;
-            self.put_layers(writer, layers.iter())?;
+            learn_from(writer, &fresh)?;
+            self.put_layers(writer, &layers, &fresh)?;
             let (record, others) = self.put_image(writer, image, &config, now)?;
             if let Some(lease) = &image.end_lease {
                 writer.delete(LEASES, lease)?;
@@ -207,16 +210,17 @@ impl OpenStore {
     }
 
     /// Writes the records of fresh layers; the others must be there.
-    fn put_layers<'a>(
+    fn put_layers(
         &self,
         writer: &DbTransaction,
-        layers: impl Iterator<Item = &'a LayerHandle>,
+        layers: &[LayerHandle],
+        fresh: &HashMap<LayerKey, LayerRecord>,
     ) -> Result<(), TransactionAbort> {
         for layer in layers {
             let key = layer.key();
             let before = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
-            if layer.is_fresh() {
-                writer.put(LAYERS, key.as_str(), layer.record())?;
+            if let Some(record) = fresh.get(key).filter(|_| layer.is_fresh()) {
+                writer.put(LAYERS, key.as_str(), record)?;
                 if before.is_some() {
                     // It was damaged and is back: images that waited for it may be whole again.
                     self.recheck_images(writer, key)?;
@@ -344,12 +348,11 @@ pub(crate) fn for_uses(image: &ImageRecord, mut with: impl FnMut(&str) -> DbResu
 }
 
 /// Remembers what fetched bytes became on disk.
-fn learn_from(writer: &DbTransaction, image: &ImageCommit) -> DbResult<()> {
-    let fresh = image.layers.iter().map(|layer| &layer.layer).filter(|layer| layer.is_fresh());
+fn learn_from(writer: &DbTransaction, fresh: &HashMap<LayerKey, LayerRecord>) -> DbResult<()> {
     let (mut fetched, mut became) = (0_u64, crate::disk::DiskSpace::default());
-    for layer in fresh {
-        fetched = fetched.saturating_add(layer.record().facts.compressed_bytes);
-        became += layer.record().usage;
+    for layer in fresh.values() {
+        fetched = fetched.saturating_add(layer.facts.compressed_bytes);
+        became += layer.usage;
     }
     let before = writer.get::<UnpackRatio>(META, RATIO)?;
     match learn(before, fetched, became) {

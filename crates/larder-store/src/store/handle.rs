@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::config::StoreConfig;
 use super::db::Db;
+use super::layer_sizes::SizeAccuracy;
 use super::layers::PendingLayers;
 use super::layout::StoreLayout;
 use super::lock::StoreLock;
@@ -31,6 +32,7 @@ pub(crate) struct OpenStore {
     /// Held while layers and blobs come to their place or leave it, together with what the database says of them.
     /// Looking at images does not need it.
     pub(super) gate: Mutex<()>,
+    pub(super) sizes: SizeAccuracy,
     /// For what is written from now on; `None` until the first write.
     pub(super) writes: Mutex<Option<Arc<SharedSync>>>,
     pub(super) _lock: StoreLock,

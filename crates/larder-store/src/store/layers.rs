@@ -215,6 +215,7 @@ impl LayerStaging {
             key: key.clone(),
             facts,
             usage: DiskSpace::default(),
+            settled: false,
             present: true,
             damaged: false,
         };

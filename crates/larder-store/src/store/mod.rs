@@ -23,6 +23,7 @@ pub(crate) mod handle;
 pub(crate) mod images;
 pub mod import;
 mod ingest;
+mod layer_sizes;
 pub(crate) mod layers;
 pub(crate) mod layout;
 mod leases;

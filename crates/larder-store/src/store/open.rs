@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::db::Db;
 use super::error::StoreOpenError;
 use super::handle::{OpenStore, Store};
+use super::layer_sizes::SizeAccuracy;
 use super::layout::{StoreLayout, names_in};
 use super::lock::{StoreLock, StoreLockError};
 use super::trash::Trash;
@@ -115,7 +116,13 @@ impl LockedStoreDir {
     pub(crate) fn finish(self, db: Db, config: StoreConfig) -> Result<Store, StoreOpenError> {
         let LockedStoreDir { disk, layout, lock } = self;
         let root = layout.root().to_owned();
+        let sizes = SizeAccuracy::of(&root).map_err(|cause| StoreOpenError::Io {
+            doing: "open",
+            root: root.clone(),
+            cause,
+        })?;
         let inner = OpenStore {
+            sizes,
             trash: Trash::new(disk.clone(), layout.trash(), &config),
             db,
             disk,
