@@ -1,4 +1,4 @@
-//! Compiles the definitions of CRI, and of what containerd tells beyond it, without a system `protoc`.
+//! Compiles the definitions of CRI, and of containerd's extensions, without a system `protoc`.
 
 use std::error::Error;
 

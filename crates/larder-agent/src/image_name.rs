@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn easy_mistakes_get_the_name_that_was_meant() {
+    fn misspelt_names_get_a_suggestion() {
         assert_eq!(hint_for("Busybox"), "did you mean busybox?");
         assert_eq!(hint_for("registry.example/Team/App:V2"), "did you mean registry.example/team/app:V2?");
         assert_eq!(hint_for("busybox "), "did you mean busybox?");
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn other_mistakes_get_advice() {
+    fn other_errors_have_a_hint() {
         assert!(hint_for(&"a".repeat(64)).contains("image ID"));
         for blank in ["my image", "a b/c:1", "busybox nginx:1", "app :v1"] {
             assert!(hint_for(blank).contains("no spaces"), "what was meant is not known: {blank}");

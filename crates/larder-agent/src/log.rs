@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn level_and_format_change_while_it_runs_and_directives_stay() {
+    fn a_reload_changes_level_and_format_and_keeps_directives() {
         let change = |handle: &Handle<LogWriter, Registry>| {
             chatter();
             handle.modify(|lines| lines.change(Level::ERROR, LogLineFormat::Terse)).unwrap();

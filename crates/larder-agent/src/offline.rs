@@ -1,4 +1,4 @@
-//! The embedded store without a node: what needs it alone, while nothing else has it open. Everything here may block.
+//! larder's own store without a node: what needs it alone, while nothing else has it open. Everything here may block.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::error::Error;
 pub use larder_store::fsck::{FsckReport, IncompleteImage, MissingContent};
 pub use larder_store::mounts::is_seen_at as is_mount_visible;
 
-/// The embedded store, opened by this process alone.
+/// larder's own store, opened by this process alone.
 pub struct OfflineStore {
     backend: StoreBackend,
 }
@@ -93,7 +93,7 @@ mod tests {
             let error = StoreError::Io { operation: "measure the trash", cause: cause.into() };
             let shown = format!("{:?}", unchecked("/images".as_ref(), &error));
             assert!(
-                shown.contains("in /images: could not measure the trash") && !shown.contains("hints: []"),
+                shown.contains("in /images: cannot measure the trash") && !shown.contains("hints: []"),
                 "{shown}"
             );
         }

@@ -401,7 +401,7 @@ mod tests {
     use crate::EnumWord as _;
 
     #[tokio::test(start_paused = true)]
-    async fn a_pull_comes_out_as_it_went_in() {
+    async fn a_pull_survives_the_conversion() {
         let now = Instant::now();
         let wait =
             |left| Some(PullWait { reason: "rate limited by r.example".into(), until: Some(now + left) });
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_comes_out_as_it_went_in_and_an_unknown_one_pulls() {
+    fn a_policy_survives_the_conversion_and_an_unknown_one_pulls() {
         let of = |pull_policy| {
             policy_from(&api::WantedImage { image: "a:1".into(), pull_policy, ..Default::default() })
         };
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn events_tell_no_empty_texts_and_no_nanoseconds() {
+    fn events_have_no_empty_texts_and_no_nanoseconds() {
         let event = Event {
             time: SystemTime::UNIX_EPOCH + Duration::from_nanos(1_234_567_890),
             event_type: EventType::Normal,
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_comes_out_as_it_went_in_and_others_do_not_travel() {
+    fn a_pull_secret_survives_the_conversion_and_others_are_not_sent() {
         for (kind, key) in SECRETS {
             let given = PullSecret {
                 kind: kind.into(),

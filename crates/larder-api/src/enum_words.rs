@@ -3,7 +3,7 @@
 use serde::{Deserialize as _, Deserializer, Serializer};
 
 use crate::v1alpha1::{
-    CollectionGoal, EventType, LayerPhase, PullPhase, PullStep, RemovalPurpose, VerdictReason,
+    CollectionGoal, EventType, LayerPhase, PullPhase, PullStep, RemovalTrigger, VerdictReason,
 };
 
 /// An enum of the API whose values print as words. Its numbers have no gaps.
@@ -33,7 +33,7 @@ impl EnumWord for VerdictReason {
     fn word(self) -> &'static str {
         match self {
             VerdictReason::Unspecified => "Other",
-            VerdictReason::Room => "Room",
+            VerdictReason::Space => "Space",
             VerdictReason::SharedLayer => "SharedLayer",
             VerdictReason::TooOld => "TooOld",
             VerdictReason::Unused => "Unused",
@@ -50,15 +50,14 @@ impl EnumWord for VerdictReason {
     }
 }
 
-/// The words of the journal.
-impl EnumWord for RemovalPurpose {
+impl EnumWord for RemovalTrigger {
     fn word(self) -> &'static str {
         match self {
-            RemovalPurpose::Unspecified => "other",
-            RemovalPurpose::Space => "space",
-            RemovalPurpose::Age => "age",
-            RemovalPurpose::Demand => "demand",
-            RemovalPurpose::Unused => "unused",
+            RemovalTrigger::Unspecified => "other",
+            RemovalTrigger::Space => "space",
+            RemovalTrigger::Age => "age",
+            RemovalTrigger::Free => "free",
+            RemovalTrigger::AllUnused => "allUnused",
         }
     }
 }
@@ -159,7 +158,7 @@ mod tests {
         }
         check::<CollectionGoal>();
         check::<VerdictReason>();
-        check::<RemovalPurpose>();
+        check::<RemovalTrigger>();
         check::<PullPhase>();
         check::<PullStep>();
         check::<LayerPhase>();

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_comes_out_as_it_went_in() {
+    fn an_error_survives_the_conversion() {
         let failures = [
             Error::failed("it is mounted at /mnt"),
             Error::bad_input("\"Busybox\": bad").hint("did you mean busybox?").hint("100% sure, caf\u{e9}"),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_that_is_silent_has_one_hint_and_its_own_comes_first() {
+    fn a_silent_runtime_has_one_hint_after_that_of_the_error() {
         let silent = |hint| {
             let kind = CallErrorKind::DeadlineExceeded;
             Error::from(BackendError::Call { message: "no answer within 1s".into(), kind, hint })
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_for_a_header_is_left_out_from_the_end() {
+    fn a_header_is_truncated_at_its_end() {
         let error = Error::failed("no").hint("first").hint("x".repeat(MAX_DETAILS));
         assert_eq!(Error::from_status(&error.into()), Error::failed("no").hint("first"));
     }

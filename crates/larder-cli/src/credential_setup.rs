@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_to_the_daemon_is_what_was_read() {
+    fn the_archive_reaches_the_daemon_unchanged() {
         let entry = DockerConfigEntry {
             username: "b\"ob".into(),
             password: Secret::new("p\u{e9}:\\"),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_goes_to_one_registry() {
+    fn a_password_is_sent_to_one_registry() {
         assert_eq!(only_registry(["busybox", "docker.io/team/app:1"]), Ok("docker.io".into()));
         assert!(only_registry(["busybox", "registry.example/app"]).is_err());
         assert!(only_registry([]).is_err());

@@ -1,9 +1,9 @@
 //! SIGINT and SIGTERM, watched by a thread of their own.
 //!
-//! The thread that does the work may block in a write to a full pipe. Promises: a
-//! command that does not [handle](InterruptSignals::handle) interrupts ends at once, unless others work through it; one that does
-//! has [`GRACE`] to end by itself, and longer while others work through it, which standard error says; a second signal
-//! ends any at once. The exit code is that of [`CommandOutcome::Interrupted`].
+//! The thread of the command may block in a write to a full pipe. A command that does not
+//! [handle](InterruptSignals::handle) interrupts ends at once, unless calls of other commands are in progress in it. One
+//! that does has [`GRACE`] to end, and longer while calls of other commands are in progress, which is noted on standard
+//! error. A second signal ends any command at once. The exit code is that of [`CommandOutcome::Interrupted`].
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use tokio::time;
 
 use crate::exit::CommandOutcome;
 
-/// How long a command may take to end by itself after the first signal.
+/// How long a command that handles interrupts may take to end after the first signal.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// How long standard error may take for a note about joined commands.
@@ -27,15 +27,15 @@ const NOTE_WITHIN: Duration = Duration::from_millis(200);
 #[derive(Clone)]
 pub(crate) struct InterruptSignals {
     handled: InterruptHandle,
-    /// A signal has come that the command does not handle, while others work through it.
+    /// Whether a signal arrived that the command does not handle, while calls of others are in progress.
     cut_off: watch::Receiver<bool>,
     others: JoinedCommandCount,
 }
 
-/// How many other commands work through this one, once that is known.
+/// Returns the number of other commands with a call in progress in this one, once that is known.
 pub(crate) type JoinedCommandCount = Arc<OnceLock<Box<dyn Fn() -> usize + Send + Sync>>>;
 
-/// Signals that the command handles: it ends by itself after the first one.
+/// Signals that the command handles: it ends its work after the first one.
 #[derive(Clone)]
 pub(crate) struct InterruptHandle {
     asked: watch::Receiver<bool>,
@@ -44,7 +44,7 @@ pub(crate) struct InterruptHandle {
 }
 
 impl InterruptSignals {
-    /// Begins to watch. Should that fail, signals end the program as they do without.
+    /// Begins to watch. If that fails, signals have their default effect.
     pub(crate) fn watch() -> InterruptSignals {
         let (ask, asked) = watch::channel(false);
         let (cut, cut_off) = watch::channel(false);
@@ -61,18 +61,18 @@ impl InterruptSignals {
         interrupt
     }
 
-    /// The first signal is the caller's from now on.
+    /// From now on, the caller handles the first signal.
     pub(crate) fn handle(self) -> InterruptHandle {
         self.handled.claimed.store(true, Ordering::Release);
         self.handled
     }
 
-    /// Where to say how many other commands work through this one.
+    /// To be set to the function that counts the commands with calls in progress.
     pub(crate) fn joined_commands(&self) -> JoinedCommandCount {
         Arc::clone(&self.others)
     }
 
-    /// Does this unless, or until, a signal comes that it does not handle while others work through the command.
+    /// Runs this until a signal arrives that the command does not handle while calls of others are in progress.
     pub(crate) async fn run_unless_interrupted<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut cut_off = self.cut_off.clone();
         tokio::select! {
@@ -82,20 +82,20 @@ impl InterruptSignals {
         }
     }
 
-    /// The command has ended, and waits for others that work through it: only a further signal ends it early.
+    /// The command has ended and waits for calls of others: only a further signal ends it early.
     pub(crate) fn mark_command_finished(&self) {
         self.handled.claimed.store(true, Ordering::Release);
         self.handled.lingers.store(true, Ordering::Release);
     }
 
-    /// Whether a signal has come.
+    /// Whether a signal has arrived.
     pub(crate) fn is_interrupted(&self) -> bool {
         *self.handled.asked.borrow()
     }
 }
 
 impl InterruptHandle {
-    /// Done when a signal has come.
+    /// Returns when a signal has arrived.
     pub(crate) async fn interrupted(&self) {
         let mut asked = self.asked.clone();
         if asked.wait_for(|asked| *asked).await.is_err() {
@@ -103,7 +103,7 @@ impl InterruptHandle {
         }
     }
 
-    /// Does this work unless, or until, a signal comes; `None` says that one came.
+    /// Runs this until a signal arrives, and then returns `None`.
     pub(crate) async fn or<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -131,11 +131,11 @@ fn listen(
             if is_handled || joined() > 0 {
                 ask.send_replace(true);
                 cut.send_replace(!is_handled);
-                note_if_any(joined(), "still uses this one; interrupt again to stop it");
+                print_note(joined(), |calls| format!("{calls} in progress; interrupt again to end them"));
                 while time::timeout(GRACE, signals.next()).await.is_err()
                     && (lingers.load(Ordering::Acquire) || joined() > 0)
                 {}
-                note_if_any(joined(), "used this one and was stopped");
+                print_note(joined(), |calls| format!("ended {calls}"));
             }
             Ok(())
         })
@@ -146,21 +146,25 @@ fn listen(
     }
 }
 
-/// Prints what happens to joined commands, if there are any. Not through [`Printer`](crate::out::Printer), whose lock the command
-/// may hold in a blocked write; a blocked standard error is not waited for either.
-fn note_if_any(joined: usize, happens: &'static str) {
-    let commands = match joined {
-        0 => return,
-        1 => "1 other larder command".to_owned(),
-        more => format!("each of {more} other larder commands"),
-    };
+/// The calls of so many other commands, in notes.
+pub(crate) fn joined_calls(commands: usize) -> String {
+    format!("calls of {commands} other larder {}", if commands == 1 { "command" } else { "commands" })
+}
+
+/// Prints a note about calls of so many joined commands, if there are any. Not through [`Printer`](crate::out::Printer), whose lock the command
+/// may hold in a blocked write.
+fn print_note(commands: usize, note: impl FnOnce(String) -> String) {
+    if commands == 0 {
+        return;
+    }
+    let note = note(joined_calls(commands));
     let (done, printed) = mpsc::channel();
     let print = move || {
-        let _ = writeln!(io::stderr(), "note: {commands} {happens}");
+        let _ = writeln!(io::stderr(), "note: {note}");
         let _ = done.send(());
     };
     if thread::Builder::new().name("note".into()).spawn(print).is_ok() {
-        let _ = printed.recv_timeout(NOTE_WITHIN); // printed, or as good as it gets
+        let _ = printed.recv_timeout(NOTE_WITHIN); // a blocked standard error is not waited for
     }
 }
 
@@ -195,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_is_done_until_a_signal_comes_and_not_begun_after_it() {
+    async fn work_continues_until_a_signal_and_does_not_begin_after_it() {
         let (ask, interrupt) = handled();
         assert_eq!(interrupt.or(async { 1 }).await, Some(1));
         let signal = async { ask.send_replace(true) };
@@ -205,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_is_done_where_nobody_watches() {
+    async fn work_is_done_without_a_signal_handler() {
         let (ask, interrupt) = handled();
         drop(ask);
         assert_eq!(interrupt.or(tokio::task::yield_now()).await, Some(()));

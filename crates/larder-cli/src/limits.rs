@@ -1,24 +1,23 @@
-//! What the kernel allows this process.
+//! Resource limits of this process.
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
 
-/// Takes as many open files as may be had without asking anybody: shells and services start programs with the 1,024 that
-/// `select` knows, which is few for a daemon with many connections and layers.
+/// Raises the soft limit of open files to the hard limit. Shells and services start programs with a soft limit of 1,024
+/// for `select`, which is too low for a daemon with many connections and layers.
 pub(crate) fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if limit != raised
         && let Err(error) = setrlimit(Resource::Nofile, raised)
     {
-        tracing::debug!(%error, "the limit of open files stays as it is");
+        tracing::debug!(%error, "cannot raise the limit of open files");
     }
 }
 
-/// Keeps the memory of this process, which holds passwords and tokens, out of core files, and from debuggers of others than
-/// root.
+/// Disables core dumps, and debuggers of users other than root: the memory of this process contains passwords and tokens.
 pub(crate) fn forbid_core_files() {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        tracing::warn!("a core file of larder would hold passwords, and cannot be forbidden: {error}");
+        tracing::warn!("cannot disable core dumps, which may contain passwords: {error}");
     }
 }
 

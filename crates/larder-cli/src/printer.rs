@@ -1,6 +1,6 @@
-//! Where text goes: results to standard output, everything else to standard error.
+//! Output of commands: results on standard output, everything else on standard error.
 //!
-//! Live progress, where there is some, stays below all of it. Promises: a closed pipe is a success without a message; any other write error is reported once, at the end;
+//! Live progress is below all of it. a closed pipe is a success without a message; any other write error is reported once, at the end;
 //! control characters in text from registries and files reach a terminal only in escaped form.
 
 use std::fmt::{self, Write as _};
@@ -25,7 +25,7 @@ struct PrinterStreams {
     notes: Box<dyn Write + Send>,
     /// Results can no longer be written.
     closed: bool,
-    trouble: Option<io::Error>,
+    write_error: Option<io::Error>,
 }
 
 impl Printer {
@@ -36,7 +36,7 @@ impl Printer {
 
     /// Any two writers.
     pub(crate) fn to(results: Box<dyn Write + Send>, notes: Box<dyn Write + Send>) -> Self {
-        let inner = PrinterStreams { results, notes, closed: false, trouble: None };
+        let inner = PrinterStreams { results, notes, closed: false, write_error: None };
         Printer { inner: Mutex::new(inner), progress: OnceLock::new(), given: OnceLock::new() }
     }
 
@@ -64,7 +64,7 @@ impl Printer {
     /// Prints a line to standard error.
     pub(crate) fn info(&self, text: impl fmt::Display) {
         let text = format!("{}\n", escaped(&text.to_string()));
-        // There is no place left to say that standard error is broken.
+        // An error of standard error cannot be reported.
         self.above_progress(|| _ = self.inner().notes.write_all(text.as_bytes()));
     }
 
@@ -87,9 +87,9 @@ impl Printer {
         self.info(all);
     }
 
-    /// What kept results from being written, if anything but a reader that went away.
+    /// The error of writing results, unless the reader closed the pipe.
     pub(crate) fn finish(&self) -> io::Result<()> {
-        self.inner().trouble.take().map_or(Ok(()), Err)
+        self.inner().write_error.take().map_or(Ok(()), Err)
     }
 
     fn hinted(&self, hint: &Hint) -> String {
@@ -117,7 +117,7 @@ impl PrinterStreams {
         if let Err(error) = written {
             self.closed = true;
             if error.kind() != io::ErrorKind::BrokenPipe {
-                self.trouble = Some(error);
+                self.write_error = Some(error);
             }
         }
     }
@@ -182,7 +182,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_reader_that_went_away_is_no_trouble() {
+    fn a_closed_output_is_no_error() {
         let out = Printer::to(Box::new(FailingWriter(io::ErrorKind::BrokenPipe)), Box::new(io::sink()));
         out.line("one");
         out.line("two");
@@ -190,7 +190,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told_at_the_end() {
+    fn a_full_disk_is_reported_at_the_end() {
         let out = Printer::to(Box::new(FailingWriter(io::ErrorKind::StorageFull)), Box::new(io::sink()));
         out.line("one");
         assert_eq!(out.finish().expect_err("the disk is full").kind(), io::ErrorKind::StorageFull);

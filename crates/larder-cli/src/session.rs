@@ -34,7 +34,7 @@ use crate::args::{GlobalFlags, verbosity_level};
 use crate::credential_setup::usual_programs;
 use crate::exit::CommandOutcome;
 use crate::failure::{ErrorKind, ExitReport as _, Failure};
-use crate::interrupt::JoinedCommandCount;
+use crate::interrupt::{JoinedCommandCount, joined_calls};
 use crate::printer::Printer;
 
 pub(crate) use image_access::{ImageAccess, LocalPullSettings};
@@ -117,7 +117,7 @@ impl CommandSession {
     async fn holder(&self, command: ControlServerAddress) -> Option<String> {
         let client = Client::of(command, self.connection.timeout);
         let status = client.ask(async |mut calls| calls.status(StatusRequest { look: false }).await);
-        let process = status.await.ok()?.process;
+        let process = status.await.ok()?.pid;
         let words = fs_err::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
         let words = String::from_utf8_lossy(&words).trim_end_matches('\0').replace('\0', " ");
         Some(if words.is_empty() {
@@ -190,9 +190,9 @@ impl CommandSession {
         }
     }
 
-    /// Says which settings of this command a daemon does not have.
+    /// Warns of settings of this command that a daemon does not have.
     async fn warn_of_ignored(&self, client: &Client, need: &ImageAccess) {
-        // Settings with mistakes are of no account where a daemon does the work.
+        // Invalid settings are ignored where a daemon does the work.
         let Ok((_, config)) = self.config(need) else { return };
         let given = need.pulling.iter().flat_map(|pulling| &pulling.given);
         let warned: Vec<&str> = given.map(|(_, key)| *key).collect(); // the command itself warns of them
@@ -272,7 +272,7 @@ impl CommandSession {
         }
     }
 
-    /// Whether a daemon that was not to be asked has the images: it does not end by itself.
+    /// Whether the images are open in a daemon that `--daemon none` excludes: waiting for it is useless.
     fn daemon_has(&self, target: &BackendTarget) -> bool {
         matches!(
             find_server(target, self.connection.state.as_deref()),
@@ -320,13 +320,11 @@ impl CommandSession {
         Ok((None, opening.map(|opening| LocalNodeSettings { command, ..opening })))
     }
 
-    /// Ends what the command has open, once other commands that work through it have ended.
+    /// Closes the images, after the calls of other commands that are in progress.
     pub(crate) async fn close(&self) {
         let Some(server) = self.server.lock().await.take() else { return };
-        let waiting = |commands: usize| {
-            let others = if commands == 1 { "command that uses" } else { "commands that use" };
-            self.out.info(format_args!("note: waiting for {commands} other larder {others} this one"));
-        };
+        let waiting =
+            |commands: usize| self.out.info(format_args!("note: waiting for {}", joined_calls(commands)));
         server.close(waiting).await;
     }
 

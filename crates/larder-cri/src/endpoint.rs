@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_this_user_may_not_look_into_is_a_candidate() {
+    fn an_inaccessible_directory_is_a_candidate() {
         let denied = || Err(io::ErrorKind::PermissionDenied.into());
         assert_eq!(sight(denied(), || true), SocketProbe::Candidate);
         assert_eq!(sight(Err(io::ErrorKind::NotFound.into()), || true), SocketProbe::Nothing);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn discovery_that_finds_nothing_says_where_it_looked() {
+    fn failed_discovery_names_the_sockets_that_were_checked() {
         let tried = ["/nowhere/a.sock", "/nowhere/b.sock"].map(PathBuf::from);
         let error = discover_among(tried, probe_path).unwrap_err();
         assert_eq!(error.to_string(), "no container runtime found; tried /nowhere/a.sock, /nowhere/b.sock");

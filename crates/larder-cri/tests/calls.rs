@@ -144,10 +144,10 @@ async fn dropping_a_pull_cancels_it_in_the_runtime() {
     let pulling = pull(&client, "app:v1");
     tokio::select! {
         ended = pulling => panic!("a hanging pull ended: {ended:?}"),
-        calls = fake.until(Rpc::PullImage, |calls| calls.running == 1) => assert_eq!(calls.cancelled, 0),
+        calls = fake.until(Rpc::PullImage, |calls| calls.running == 1) => assert_eq!(calls.canceled, 0),
     }
     let calls = fake.until(Rpc::PullImage, |calls| calls.running == 0).await;
-    assert_eq!(calls.cancelled, 1);
+    assert_eq!(calls.canceled, 1);
     fake.answer_pull("sha256:app");
     assert_eq!(pull(&client, "app:v1").await, Ok("sha256:app".into()), "the connection is still good");
 }
@@ -301,7 +301,7 @@ async fn lists_up_to_the_limit_of_kubernetes_are_read() {
 }
 
 #[tokio::test]
-async fn info_tells_version_and_conditions() {
+async fn info_has_version_and_conditions() {
     let fake = FakeCri::start();
     fake.change(|contents| {
         contents.conditions = vec![proto::RuntimeCondition {
@@ -321,7 +321,7 @@ async fn info_tells_version_and_conditions() {
 }
 
 #[tokio::test]
-async fn images_may_be_served_elsewhere() {
+async fn images_may_be_served_by_another_repository() {
     let (fake, images) = (FakeCri::start(), FakeCri::start());
     images.change(|contents| contents.images = vec![listed("a")]);
     let config = CriConfig { image_endpoint: Some(images.endpoint()), ..CriConfig::default() };
@@ -425,7 +425,7 @@ async fn many_containers_are_asked_about_some_at_a_time_and_one_that_is_broken_s
 }
 
 #[tokio::test]
-async fn a_runtime_that_goes_away_while_it_is_asked_about_containers_is_an_error() {
+async fn a_runtime_lost_while_listing_containers_is_an_error() {
     let mut fake = FakeCri::start();
     run_a_container(&fake);
     fake.hang_next(Rpc::ContainerStatus);
@@ -453,7 +453,7 @@ async fn use_is_streamed_when_wanted_and_known() {
 }
 
 #[tokio::test]
-async fn use_whose_stream_breaks_drops_its_parts_and_is_asked_for_again() {
+async fn a_broken_usage_stream_is_dropped_and_requested_again() {
     for rpc in [Rpc::StreamContainers, Rpc::StreamPodSandboxes] {
         let fake = FakeCri::start();
         run_a_container(&fake);

@@ -30,7 +30,7 @@ async fn found_at(path: &Path) -> EndpointFailure {
     problem
 }
 
-/// A server on a socket that says `greeting` to each caller, and then hangs up or stays.
+/// A server on a socket that sends `greeting` on each connection, and then closes it or keeps it open.
 fn server(dir: &TempDir, greeting: &'static [u8], stays: bool) -> std::path::PathBuf {
     let path = dir.path().join("other.sock");
     let listener = UnixListener::bind(&path).expect("the path is free");
@@ -54,7 +54,7 @@ async fn a_missing_socket_is_named() {
 }
 
 #[tokio::test]
-async fn a_file_or_folder_is_no_socket() {
+async fn a_file_or_directory_is_not_a_socket() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs_err::write(&file, "").unwrap();

@@ -196,7 +196,7 @@ impl EngineActivityFeed {
     async fn image_of_container(&self, id: &str) -> ImageLookup {
         let path = format!("/containers/{id}/json");
         let found = self.inspections.engine().get::<ContainerInspect>(&path, &[]).await;
-        let image = if_told(found)?.map(|found| found.image).filter(|image| !image.is_empty());
+        let image = if_found(found)?.map(|found| found.image).filter(|image| !image.is_empty());
         Ok((id.to_owned(), image))
     }
 
@@ -205,7 +205,7 @@ impl EngineActivityFeed {
             return Ok((name.to_owned(), Some(known)));
         }
         let found = self.inspections.engine().inspect::<ImageInspect>(name).await;
-        Ok((name.to_owned(), if_told(found)?.map(|found| found.id)))
+        Ok((name.to_owned(), if_found(found)?.map(|found| found.id)))
     }
 
     /// The known images of these containers.
@@ -285,7 +285,7 @@ async fn answers(
 }
 
 /// An engine that fails on one subject knows nothing of it; only an unreachable engine is an error.
-fn if_told<T>(answer: Result<Option<T>, BackendError>) -> Result<Option<T>, BackendError> {
+fn if_found<T>(answer: Result<Option<T>, BackendError>) -> Result<Option<T>, BackendError> {
     match answer {
         Err(error) if !matches!(error, BackendError::Unreachable { .. }) => {
             tracing::debug!("cannot inspect the subject of an engine event: {error}");

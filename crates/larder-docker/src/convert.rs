@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_of_images_depends_on_the_image_store() {
+    fn the_image_directory_depends_on_the_image_store() {
         let unix = EngineHost::Unix("/d.sock".into());
         let graph = json!({"DockerRootDir": "/data", "Driver": "overlay2", "DriverStatus": [["Backing Filesystem", "extfs"]]});
         assert_eq!(image_root(&unix, &info(graph), true), PathBuf::from("/data"));

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_takes_what_du_says() {
+    fn a_directory_has_the_size_that_du_prints() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path();
         fs_err::create_dir_all(path.join("a/b")).unwrap();

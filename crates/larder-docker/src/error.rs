@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_pulls_are_told_apart_by_their_words() {
+    fn pull_errors_are_classified_by_their_text() {
         for (text, kind) in [
             ("Head \"https://r/v2/x/manifests/1\": no basic auth credentials", CallErrorKind::Denied),
             (

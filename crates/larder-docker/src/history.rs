@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_that_tells_other_layers_is_not_believed() {
+    fn a_history_with_other_layers_is_not_trusted() {
         let strange = history(&[("something", 0), ("else", 5)]);
         assert_eq!(sizes(&strange, 1), Some(vec![5]), "the one that has bytes");
         assert_eq!(sizes(&strange, 3), None);

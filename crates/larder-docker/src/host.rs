@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_engine_says_what_to_write() {
+    fn an_invalid_engine_url_is_an_error_with_an_example() {
         for text in ["unix://", "docker://", "unix://run/d.sock", "/run/d.sock", "tcp://a/b", "tcp://u:p@h:1"]
         {
             let error = EngineHost::parse(text, false).unwrap_err();

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_goes_before_an_id_and_what_is_ambiguous_is_nobody_s() {
+    fn a_name_takes_precedence_over_an_id_and_an_ambiguous_one_matches_none() {
         let images = images();
         let listed = ImageNameIndex::of(&images);
         assert_eq!(listed.find("6985811").map(ImageId::as_str), Some("sha256:7777777"), "as the engine does");

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_are_told_apart_by_all_that_is_below_them() {
+    fn layers_are_identified_by_all_layers_below_them() {
         let stack = [
             "sha256:8fee94c80dd6de4d75d04bcfa2f346dd414c5a770fc49467962be87e4291fb8d",
             "sha256:64121e9d845f7e14300aebdee70df7c01c4d7ad3e470539cae7535e144f8a15e",
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folders_of_an_overlay_are_those_of_its_layers_from_the_bottom_up() {
+    fn the_directories_of_an_overlay_are_those_of_its_layers_from_the_bottom_up() {
         let inspect = |data| {
             let found = json!({"Id": "a", "RootFS": {"Layers": ["l1", "l2", "l3"]}, "GraphDriver": {"Data": data},
                 "Metadata": {"LastTagTime": "2026-11-21T19:36:34.770517089Z"}});

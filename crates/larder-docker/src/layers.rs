@@ -147,8 +147,7 @@ impl EngineLayers {
     ) -> Result<HashMap<LayerId, CachedLayerSize>, BackendError> {
         let mut turn = Arc::clone(&self.turn).lock_owned().await;
         let mut known = lock(&self.known).clone();
-        let new: Vec<(LayerId, PathBuf)> =
-            facts.values().flat_map(|facts| new_folders(facts, &known)).collect();
+        let new: Vec<(LayerId, PathBuf)> = facts.values().flat_map(|facts| new_dirs(facts, &known)).collect();
         if let Some(files) = files.filter(|_| !new.is_empty()) {
             let (files, layers) = (files.clone(), self.known.clone());
             let measure = move || measure_all(new, &layers, |chain, dir| files.measure(chain.as_str(), dir));
@@ -203,7 +202,7 @@ async fn own(files: Option<GraphDriverFiles>, images: &[&ImageId]) -> HashMap<Im
     tokio::task::spawn_blocking(measure).await.unwrap_or_default()
 }
 
-fn new_folders(facts: &InspectedImage, known: &HashMap<LayerId, CachedLayerSize>) -> Vec<(LayerId, PathBuf)> {
+fn new_dirs(facts: &InspectedImage, known: &HashMap<LayerId, CachedLayerSize>) -> Vec<(LayerId, PathBuf)> {
     let dirs = facts.dirs.iter().flatten();
     let all = facts.chains.iter().zip(dirs);
     all.filter(|(chain, _)| !known.contains_key(*chain))
@@ -211,7 +210,7 @@ fn new_folders(facts: &InspectedImage, known: &HashMap<LayerId, CachedLayerSize>
         .collect()
 }
 
-/// Runs blocking work, which cannot be cancelled. The work holds the lock until it ends; the lock is lost if the work
+/// Runs blocking work, which cannot be canceled. The work holds the lock until it ends; the lock is lost if the work
 /// fails.
 async fn in_turn(
     turn: OwnedMutexGuard<()>,
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_measure_that_nobody_waits_for_any_more_keeps_its_turn() {
+    async fn an_abandoned_measurement_keeps_its_place_in_the_queue() {
         let turn = MeasureLock::default();
         let (go_on, held) = std::sync::mpsc::channel::<()>();
         let (started, begun) = tokio::sync::oneshot::channel();
@@ -318,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn without_files_the_history_tells_and_without_a_history_the_size_of_the_image() {
+    fn without_files_sizes_are_of_the_history_or_else_of_the_image() {
         let mut known = HashMap::new();
         guess(100, &facts(&["base"]), Some(vec![100]), &mut known);
         guess(160, &facts(&["base", "a", "b"]), None, &mut known);

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_elsewhere_is_not_that_of_the_same_name_here() {
+    fn a_remote_directory_is_not_the_local_one_of_the_same_path() {
         let data = || PathBuf::from("/var/lib/docker");
         let tcp = EngineHost::Tcp { address: "h:1".into(), tls: false };
         let of_tcp = qualify_path(&tcp, &EngineInfo::default(), false, data());
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_whose_images_are_not_here_is_elsewhere_whatever_its_name() {
+    fn an_engine_without_local_images_is_remote_whatever_its_name() {
         let dir = tempfile::tempdir().unwrap();
         let has = |info: &EngineInfo, images: &[&str]| has_its_files(info, images);
         let info = below(dir.path());

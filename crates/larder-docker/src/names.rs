@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_stays_within_its_place_in_the_path() {
+    fn a_name_does_not_leave_its_path_segment() {
         assert_eq!(in_path("127.0.0.1:5000/a/b:v1").unwrap(), "127.0.0.1:5000/a/b:v1");
         assert_eq!(in_path("a@sha256:ff").unwrap(), "a@sha256:ff");
         assert_eq!(in_path("a?b#c%").unwrap(), "a%3Fb%23c%25");

@@ -68,7 +68,7 @@ impl PendingActivity {
         }
     }
 
-    /// Takes the activity of these images, once; that of others stays, because they may just have been added.
+    /// Takes the activity of these images, once; that of others is kept, because they may just have been added.
     pub(crate) fn take(
         &mut self,
         images: &[Image],
@@ -124,12 +124,12 @@ impl<'a> EventTimes<'a> {
         times
     }
 
-    /// When an image last got this name; the distant past if no event says so.
+    /// When an image last got this name; the distant past without an event.
     fn moved(&self, name: &str) -> i64 {
         self.moved.get(&familiar(name)).copied().unwrap_or(i64::MIN)
     }
 
-    /// When an image was added; the distant past if no event says so.
+    /// When an image was added; the distant past without an event.
     fn brought(&self, id: &str) -> i64 {
         self.brought.get(id).copied().unwrap_or(i64::MIN)
     }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_by_id_goes_before_what_was_told_by_name_and_is_forgotten_when_it_goes() {
+    fn a_use_by_id_takes_precedence_over_a_use_by_name_until_it_is_removed() {
         let now = EngineState { names: map(&[("app:latest", "a")]), ..EngineState::default() };
         let a = id("a");
         let loaded = [(DAY, "image", "pull", "app:latest", "app"), (2 * DAY, "image", "load", &a, &a)];
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn however_much_is_told_the_latest_use_is_kept_and_nothing_else() {
+    fn the_latest_use_is_kept_after_any_number_of_events() {
         let now = EngineState { containers: map(&[("c", "a")]), ..EngineState::default() };
         let mut gathered = PendingActivity::default();
         for hundred in 0..2_000 {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_of_an_image_that_is_not_listed_yet_is_told_when_it_is() {
+    fn the_use_of_an_image_is_reported_once_it_is_listed() {
         let now = EngineState { containers: map(&[("c", "a")]), ..EngineState::default() };
         let mut gathered = PendingActivity::default();
         gathered.add_events(&events(&[(DAY, "container", "create", "c", "web:2")]), &now);

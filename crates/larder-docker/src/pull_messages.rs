@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_is_tried_again_says_so_until_it_goes_on() {
+    fn a_retried_layer_is_shown_as_retrying_until_it_progresses() {
         let retrying = r#"{"status":"Retrying in 5 seconds","progressDetail":{},"id":"aaa"}"#;
         let course = after(&[retrying]);
         let waiting = course.detail().layers[0].waiting.clone().unwrap();

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_goes_with_a_name_of_its_own_is_not_another_s() {
+    fn an_image_removed_by_its_own_name_is_not_attributed_to_another() {
         let removed = |deleted: &[&str]| {
             let name = DeletedImage { deleted: ImageId::default() };
             let ids = deleted.iter().map(|id| DeletedImage { deleted: (*id).into() });

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_in_the_middle_of_a_value_is_an_error() {
+    fn a_truncated_value_is_an_error() {
         for (text, whole) in [("{}\r\n", true), ("", true), ("{} {\"a\"", false), ("{}{", false)] {
             let mut values = JsonStreamBuffer::default();
             values.push::<Value>(text.as_bytes()).unwrap();
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_or_never_ends_is_an_error() {
+    fn invalid_or_endless_json_is_an_error() {
         assert!(JsonStreamBuffer::default().push::<Value>(b"<html>").is_err());
         let endless = [b"{\"a\":\"".to_vec(), vec![b'x'; LARGEST]].concat();
         assert!(JsonStreamBuffer::default().push::<Value>(&endless).is_err());

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_host_that_is_gone_is_avoided_until_it_answers_or_a_time_passes() {
+    async fn an_unreachable_host_is_avoided_until_it_answers_or_a_time_passes() {
         let budget = HostBudget::new("reg.example", 1);
         let now = Instant::now();
         assert_eq!(budget.avoid_reason(now), None);

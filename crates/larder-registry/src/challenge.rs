@@ -135,7 +135,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_by_the_grammar_is_read_back(realm in "[^\\x00-\\x1f]{0,40}", service in "[a-z0-9.]{1,20}") {
+        fn names_of_the_grammar_are_read_back(realm in "[^\\x00-\\x1f]{0,40}", service in "[a-z0-9.]{1,20}") {
             let quoted = realm.replace('\\', "\\\\").replace('"', "\\\"");
             let challenges = parse(&format!("Basic realm=\"r\", Bearer realm=\"{quoted}\",service=\"{service}\""));
             prop_assert_eq!(challenges.len(), 2);

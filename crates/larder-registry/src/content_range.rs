@@ -100,7 +100,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read_back(first in 0u64..1 << 50, more in 1u64..1 << 40, rest in 0u64..1 << 40) {
+        fn written_values_are_read_back(first in 0u64..1 << 50, more in 1u64..1 << 40, rest in 0u64..1 << 40) {
             let (end, total) = (first + more, first + more + rest);
             let range = ContentRange::parse(&format!("bytes {first}-{}/{total}", end - 1)).expect("a range");
             prop_assert_eq!((range.first, range.end, range.total), (first, end, Some(total)));

@@ -60,9 +60,7 @@ impl FetchWait {
         let (reason, until) = match self {
             FetchWait::Connection { host } => (format!("waiting for a free connection to {host}"), None),
             FetchWait::RateLimited { host, until } => (format!("rate limited by {host}"), Some(*until)),
-            FetchWait::Retry { host, until, reason } => {
-                (format!("retrying {host} after {reason}"), Some(*until))
-            }
+            FetchWait::Retry { host, until, reason } => (format!("retrying {host} ({reason})"), Some(*until)),
             FetchWait::Token { host } => (format!("requesting a token from {host}"), None),
         };
         PullWait { reason, until }

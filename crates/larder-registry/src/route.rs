@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_gets_fewer_tries_and_none_when_it_is_gone_or_busy() {
+    fn a_mirror_has_fewer_attempts_and_none_when_unreachable_or_busy() {
         let mut through = route(2);
         assert!(matches!(through.failed(failing(), 0), RetryDecision::Retry(_)));
         assert!(matches!(through.failed(failing(), 0), RetryDecision::NextHost));

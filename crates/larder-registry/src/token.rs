@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_goes_as_basic_and_an_identity_token_as_a_form() {
+    fn a_password_is_sent_as_basic_and_an_identity_token_as_a_form() {
         let request = asked(HEADER, "https://reg.example/v2", Some(&login("u", "p"))).unwrap();
         assert_eq!(request.authorization.unwrap(), "Basic dTpw");
 

@@ -118,7 +118,7 @@ fn config_of(store: &Store, id: &ImageId) -> Result<Option<ImageConfig>, StoreEr
     Ok(bytes.and_then(|bytes| ImageConfig::parse(&bytes).ok()))
 }
 
-/// The file system of a store.
+/// The filesystem of a store.
 pub struct StoreFsStats(pub Store);
 
 impl StoreFsStats {

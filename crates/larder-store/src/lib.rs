@@ -1,4 +1,4 @@
-//! An embedded store of container images: no container runtime needed.
+//! A store of container images that needs no container runtime.
 //!
 //! ```text
 //! larder-registry -> ingest -> unpack -> store -> mounts

@@ -25,9 +25,9 @@ fn open_below(dir: &Path) -> Vec<PathBuf> {
     files.iter().filter_map(|fd| fs_err::read_link(fd).ok()).filter(|file| file.starts_with(dir)).collect()
 }
 
-/// On one thread, so that no stopped task can end by itself before the error is returned.
+/// On one thread, so that no stopped task can end before the error is returned.
 #[tokio::test]
-async fn a_pull_that_fails_has_let_go_of_everything_when_it_tells_so() {
+async fn a_failed_pull_releases_everything_before_it_returns() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("store");
     let store =

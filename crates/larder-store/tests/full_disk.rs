@@ -1,4 +1,4 @@
-//! Pulls and loads on a small file system that runs out of room, or of inodes, in their middle.
+//! Pulls and loads on a small filesystem that runs out of space or inodes during them.
 //!
 //! Admission lets these pass: no reserve is kept, and the layers are megabytes of zeros, or thousands of files, that
 //! come as a few kilobytes. A filler takes all but so much as a round wants; each round leaves a little more, until the
@@ -54,7 +54,7 @@ impl SmallDisk {
         }
         let file = fs_err::OpenOptions::new().create(true).append(true).open(filler.join("0")).unwrap();
         let mut bytes = self.free().bytes.saturating_sub(left.bytes);
-        // The last blocks may be wanted for the file system's own tables.
+        // The last blocks may be wanted for the filesystem's own tables.
         while bytes > 0
             && rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).is_err()
         {
@@ -67,7 +67,7 @@ impl SmallDisk {
     }
 }
 
-/// How an image comes.
+/// How an image is stored.
 #[derive(Debug, Clone, Copy)]
 enum ImportMethod {
     Pull,
@@ -221,7 +221,7 @@ fn fill_up(
             error => {
                 let text = chain(error);
                 assert!(text.contains("No space left on device"), "{what}: {text}");
-                assert!(text.contains("store/") || text.contains("could not"), "{what}: where? {text}");
+                assert!(text.contains("store/") || text.contains("cannot"), "{what}: where? {text}");
                 full += 1;
             }
         }

@@ -83,11 +83,11 @@ async fn seen_with(
 }
 
 #[tokio::test]
-async fn a_layer_that_the_registry_asks_to_wait_for_says_so() {
+async fn a_layer_that_the_registry_delays_is_shown_as_waiting() {
     let (_dir, store, registry) = node();
     let image = put(&registry, "shop/web", &[("web", 300_000), ("more", 5000)]);
     registry.fault(FaultTrigger::path(&image.layers[1]), ResponseFault::RetryAfter(429, "40".into()));
-    // One after the other, the larger first: a registry that asks to wait asks all who come later.
+    // One after the other, the larger first: a rate limit of the registry delays all later requests.
     let config = StorePullConfig { layers_at_once: 1, ..StorePullConfig::default() };
     let waits = |detail: &PullDetail| {
         detail.layers.first().is_some_and(|layer| layer.phase == LayerPhase::Done)
@@ -106,7 +106,7 @@ async fn a_layer_that_the_registry_asks_to_wait_for_says_so() {
 /// Its bytes are put there by hand: a pull that is dropped keeps what was written in whole batches by then, which is
 /// chance, and reports each batch when it writes the next.
 #[tokio::test]
-async fn a_layer_that_goes_on_where_it_was_left_shows_what_is_here() {
+async fn a_resumed_layer_shows_the_bytes_already_fetched() {
     let (_dir, store, registry) = node();
     let layer = TarBuilder::new().with(TarBuilderEntry::file("web", vec![7; 300_000])).finish();
     let image = registry.put_image("shop/web", "1", PLAIN, std::slice::from_ref(&layer), &[]);
@@ -121,7 +121,7 @@ async fn a_layer_that_goes_on_where_it_was_left_shows_what_is_here() {
 }
 
 #[tokio::test]
-async fn a_manifest_that_the_registry_asks_to_wait_for_says_so() {
+async fn a_manifest_that_the_registry_delays_is_shown_as_waiting() {
     let (_dir, store, registry) = node();
     registry.fault(FaultTrigger::path("/manifests/"), ResponseFault::RetryAfter(429, "40".into()));
     let detail = seen(&registry, &store, |detail| detail.waiting.is_some()).await;
@@ -211,7 +211,7 @@ async fn refused(store: &Store, image: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_a_refusal_hints_at_reaches_who_asked_for_the_image() {
+async fn the_hint_of_a_refusal_reaches_the_caller() {
     let (_dir, store, registry) = node();
     let reserve = DiskSpace { bytes: 1 << 62, inodes: 0 };
     let full = backend(&store, StorePullConfig { reserve, ..StorePullConfig::default() });
@@ -241,7 +241,7 @@ fn holds_about(error: &str, layers: u32) -> bool {
 }
 
 #[tokio::test]
-async fn a_refusal_says_what_could_be_reclaimed_each_layer_once() {
+async fn a_refusal_counts_reclaimable_bytes_each_layer_once() {
     let (dir, store, registry) = node();
     let (a, b, c) = (("base", 3 << 20), ("app", 1 << 20), ("other", 2 << 20));
     put(&registry, "shop/app", &[a, b]);

@@ -1,6 +1,6 @@
 //! A disk that loses what was written: the kernel reports it once, to whoever asks first.
 //!
-//! The blocks of a small ext4 are in a tmpfs that a filler takes up: the file system has room, its disk has not.
+//! The blocks of a small ext4 are in a tmpfs that a filler takes up: the filesystem has room, its disk has not.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -19,14 +19,14 @@ use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit_peers::{LoopDisk, LoopFilesystem};
 use tempfile::TempDir;
 
-/// Size of the file system.
+/// Size of the filesystem.
 const MIB: u64 = 80;
 
 /// Files of a layer, and the bytes of each. ext4 would place smaller ones into space that it reserved before.
 const FILES_OF_LAYER: usize = 40;
 const FILE_BYTES: usize = 100_000;
 
-/// A file system whose disk can be full.
+/// A filesystem whose disk can be full.
 struct OverbookedDisk {
     disk: LoopDisk,
     tmpfs: TmpfsDir,
@@ -52,7 +52,7 @@ impl OverbookedDisk {
         let image = tmpfs.0.path().join("image");
         let disk = LoopDisk::on_image(&image, LoopFilesystem::Ext4, MIB, &["-N", "2000"]).unwrap();
         let opened = fs_err::OpenOptions::new().write(true).open(&image).unwrap();
-        // The file system's own tables must have a place whatever the data has.
+        // The filesystem's own tables must have a place whatever the data has.
         rustix::fs::fallocate(&opened, rustix::fs::FallocateFlags::KEEP_SIZE, 0, MIB << 20).unwrap();
         Some(OverbookedDisk { disk, tmpfs })
     }
@@ -79,7 +79,7 @@ impl OverbookedDisk {
         fs_err::remove_file(self.filler()).unwrap();
     }
 
-    /// Another process syncs the file system, and receives the error.
+    /// Another process syncs the filesystem, and receives the error.
     fn another_process_receives_the_error(&self) {
         self.disk.sync().expect_err("writes have failed");
         self.disk.sync().expect("the kernel reports it once");

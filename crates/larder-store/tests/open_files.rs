@@ -79,7 +79,7 @@ async fn layers_that_wait_for_the_one_below_keep_no_file_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_pulls_at_once_stay_within_256_open_files() {
+async fn ten_concurrent_pulls_need_at_most_256_open_files() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: Some(256), maximum }).unwrap();
     let dir = tempfile::tempdir().unwrap();

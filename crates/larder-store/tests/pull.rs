@@ -134,7 +134,7 @@ async fn ten_pulls_that_share_a_base_fetch_each_blob_once() {
 }
 
 #[tokio::test]
-async fn what_is_pulled_lies_unpacked_and_goes_when_removed() {
+async fn a_pulled_image_is_unpacked_until_it_is_removed() {
     let Some((dir, backend, registry)) = node() else { return };
     let layout = ImageBuilder::small(3, 100_000).push(&registry, "shop/web:1").unwrap();
     let name = registry.image("shop/web:1");
@@ -159,7 +159,7 @@ async fn an_image_that_does_not_exist_is_not_found_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_layer_looks_on_each_base_as_that_base_says() {
+async fn a_layer_takes_implied_metadata_from_each_base() {
     let Some((dir, backend, registry)) = node() else { return };
     // Two bases that differ in the mode of a directory, and one layer that puts a file there without naming it.
     let shared = LayerFiles::archive(TarBuilder::new().with(TarBuilderEntry::file("srv/x", "x")).finish());

@@ -40,15 +40,15 @@ fn main() -> std::io::Result<()> {
     for (name, policy) in [("nominal", GcPolicy::kubelet()), ("exact", GcPolicy::default())] {
         let policy =
             GcPolicy { high_threshold_percent: 65, low_threshold_percent: 45, inodes: None, ..policy };
-        let told = family(&policy);
-        let over = i128::from(told.freed) - i128::from(told.wanted);
-        let (passes, removed) = (told.passes, told.removed);
+        let report = family(&policy);
+        let over = i128::from(report.freed) - i128::from(report.wanted);
+        let (passes, removed) = (report.passes, report.removed);
         writeln!(
             out,
             "{name:>8} {passes:>7} {removed:>8} {:>12} {:>12} {over:>10}",
-            told.wanted, told.freed
+            report.wanted, report.freed
         )?;
-        for (pass, (removed, freed)) in (1..).zip(&told.each).take(5) {
+        for (pass, (removed, freed)) in (1..).zip(&report.each).take(5) {
             writeln!(out, "           pass {pass}: {removed} images, {freed} bytes really freed")?;
         }
     }
@@ -177,10 +177,10 @@ fn family(policy: &GcPolicy) -> GcBenchReport {
         layers.into_iter().map(|layer| sizes[layer]).sum::<u64>()
     };
     let capacity = on_disk(&images) * 100 / 70;
-    let mut told = GcBenchReport { passes: 0, removed: 0, wanted: 0, freed: 0, each: Vec::new() };
+    let mut report = GcBenchReport { passes: 0, removed: 0, wanted: 0, freed: 0, each: Vec::new() };
     let before = on_disk(&images);
-    told.wanted = before - capacity * 45 / 100;
-    while told.passes < 100 {
+    report.wanted = before - capacity * 45 / 100;
+    while report.passes < 100 {
         let used = on_disk(&images);
         let disk = FsStats { capacity, available: capacity - used, inodes: 0, inodes_free: 0, reserved: 0 };
         let plan = planned(&images, &sizes, disk, policy);
@@ -190,12 +190,12 @@ fn family(policy: &GcPolicy) -> GcBenchReport {
         for removal in &plan.removals {
             images.retain(|n, _| id(*n) != removal.id);
         }
-        told.passes += 1;
-        told.removed += plan.removals.len();
-        told.each.push((plan.removals.len(), used - on_disk(&images)));
+        report.passes += 1;
+        report.removed += plan.removals.len();
+        report.each.push((plan.removals.len(), used - on_disk(&images)));
     }
-    told.freed = before - on_disk(&images);
-    told
+    report.freed = before - on_disk(&images);
+    report
 }
 
 fn planned(

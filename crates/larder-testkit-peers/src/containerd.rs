@@ -90,7 +90,7 @@ impl Containerd {
         Ok(())
     }
 
-    /// Ends the process; state and configuration stay. The socket file stays too, as it does after a crash.
+    /// Ends the process and keeps state, configuration and the socket file, as after a crash.
     pub fn stop(&mut self) {
         self.server = None;
         unmount_below(self.dir.path());
@@ -143,16 +143,16 @@ impl Drop for Containerd {
 }
 
 fn config(dir: &Path) -> String {
-    let folder_text = dir.display();
+    let dir_text = dir.display();
     let snapshotter = if overlay_works(dir) { "overlayfs" } else { "native" };
     format!(
         r#"version = 2
-root = "{folder_text}/root"
-state = "{folder_text}/state"
+root = "{dir_text}/root"
+state = "{dir_text}/state"
 disabled_plugins = {DISABLED:?}
 
 [grpc]
-  address = "{folder_text}/containerd.sock"
+  address = "{dir_text}/containerd.sock"
 
 [plugins."io.containerd.grpc.v1.cri"]
   disable_tcp_service = true
@@ -160,12 +160,12 @@ disabled_plugins = {DISABLED:?}
   # Sizes of snapshots are measured this often, in seconds.
   stats_collect_period = 1
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{folder_text}/cni/bin"
-    conf_dir = "{folder_text}/cni/conf"
+    bin_dir = "{dir_text}/cni/bin"
+    conf_dir = "{dir_text}/cni/conf"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "{snapshotter}"
   [plugins."io.containerd.grpc.v1.cri".registry]
-    config_path = "{folder_text}/certs.d"
+    config_path = "{dir_text}/certs.d"
 "#
     )
 }
@@ -222,7 +222,7 @@ pub(super) fn unmount_below(dir: &Path) {
     points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
     for point in points {
         if let Err(error) = unmount(&point, UnmountFlags::DETACH) {
-            eprintln!("could not unmount {}: {error}", point.display());
+            eprintln!("cannot unmount {}: {error}", point.display());
         }
     }
 }

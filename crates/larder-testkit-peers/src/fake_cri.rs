@@ -1,6 +1,6 @@
 //! A scripted container runtime, served over CRI on a Unix socket in a directory of its own.
 //!
-//! It runs on a thread of its own, with the wall clock: a test decides when a call goes on with a [`CallHold`], not
+//! It runs on a thread of its own, with the wall clock: a test decides when a call continues with a [`CallHold`], not
 //! with time. Stopping it is a crash: all connections break at once. It can start again on the same path, with
 //! everything it knew.
 //!
@@ -53,7 +53,7 @@ pub struct ReceivedCall {
     pub auth: Option<proto::AuthConfig>,
     /// Its sandbox.
     pub sandbox: Option<proto::PodSandboxConfig>,
-    /// Whether it asked for everything.
+    /// Whether it requested all details.
     pub verbose: bool,
 }
 
@@ -65,7 +65,7 @@ pub struct CallCounts {
     /// Being served now.
     pub running: usize,
     /// Given up by the caller, or cut off by a crash.
-    pub cancelled: usize,
+    pub canceled: usize,
 }
 
 /// Lets one held call go on. Dropped unused, it leaves the call hanging for good.
@@ -143,7 +143,7 @@ impl SharedRuntimeScript {
 
 /// A scripted runtime. See the [module](self).
 pub struct FakeCri {
-    _folder: tempfile::TempDir,
+    _dir: tempfile::TempDir,
     socket: PathBuf,
     shared: SharedRuntimeScript,
     server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
@@ -172,7 +172,7 @@ impl FakeCri {
             calls: Arc::new(watch::Sender::new(HashMap::new())),
         };
         let socket = dir.path().join("cri.sock");
-        let mut fake = FakeCri { _folder: dir, socket, shared, server: None };
+        let mut fake = FakeCri { _dir: dir, socket, shared, server: None };
         fake.restart();
         fake
     }

@@ -20,7 +20,7 @@ use larder_store::disk::{Disk, DiskFile, FileOpenMode, FilesystemSync, RealDisk}
 
 use self::model::{DiskModel, OpenFilesByInode, SeededChoice, UnsyncedWrite};
 
-/// What goes wrong, and when. Steps count from 0, since [`FaultyDisk::arm`].
+/// The fault and its step. Steps count from 0, since [`FaultyDisk::arm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskFault {
     /// Nothing.
@@ -36,7 +36,7 @@ pub enum DiskFault {
 pub enum UnsyncedData {
     /// Nothing of it.
     Nothing,
-    /// All of it: as if the process was killed, and the machine went on.
+    /// All of it: as if only the process was killed.
     Everything,
     /// Some of it, chosen by this seed: of each directory the old or the new entries, of each file some of the writes.
     Some(u64),
@@ -65,13 +65,13 @@ struct DiskFaultState {
 }
 
 impl FaultyDisk {
-    /// An empty disk on which nothing goes wrong yet.
+    /// An empty disk without a fault.
     #[allow(clippy::new_without_default, reason = "it makes a directory on the real disk")]
     pub fn new() -> FaultyDisk {
-        FaultyDisk::in_folder(dir(), 1)
+        FaultyDisk::in_dir(dir(), 1)
     }
 
-    fn in_folder(dir: tempfile::TempDir, boot: u64) -> FaultyDisk {
+    fn in_dir(dir: tempfile::TempDir, boot: u64) -> FaultyDisk {
         let mut pins = OpenFilesByInode::new();
         let durable = DiskModel::of(dir.path(), &mut pins).expect("the directory can be read");
         let state = DiskFaultState {
@@ -110,7 +110,7 @@ impl FaultyDisk {
         }
     }
 
-    /// The disk as the next start of the machine finds it. Nothing goes wrong on it until it is armed.
+    /// The disk at the next boot of the machine, without a fault until it is armed.
     ///
     /// # Panics
     /// When the real disk fails.
@@ -128,7 +128,7 @@ impl FaultyDisk {
             }
         };
         left.write_to(dir.path()).expect("what survived can be written");
-        FaultyDisk::in_folder(dir, boot)
+        FaultyDisk::in_dir(dir, boot)
     }
 }
 
@@ -143,7 +143,7 @@ impl SharedDisk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a step; an error when it is the one that goes wrong.
+    /// Counts a step; an error if it is the faulty one.
     fn step(&self) -> io::Result<()> {
         let mut state = self.state();
         let number = state.steps;
@@ -168,7 +168,7 @@ impl SharedDisk {
     }
 }
 
-/// A temporary directory, in memory where there is such a file system: tests make thousands of small files.
+/// A temporary directory, in memory where there is such a filesystem: tests make thousands of small files.
 fn dir() -> tempfile::TempDir {
     let made = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
     made.expect("a temporary directory")
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_synced_is_lost() {
+    fn unsynced_data_is_lost() {
         let disk = FaultyDisk::new();
         let (synced, lost) = (disk.root().join("synced"), disk.root().join("lost"));
         write(&disk, &synced, b"old").unwrap();
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn power_is_lost_at_the_step_that_was_asked_for_and_stays_off() {
+    fn power_is_lost_at_the_requested_step_and_remains_off() {
         let disk = FaultyDisk::new();
         disk.arm(DiskFault::LosesPowerAt(1));
         let file = disk.open(&disk.root().join("a"), FileOpenMode::CreateNew).expect("step 0 works");

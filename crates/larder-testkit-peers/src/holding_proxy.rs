@@ -45,7 +45,7 @@ struct ProxyConnections {
 impl HoldingProxy {
     /// Opens a gate on a free port of 127.0.0.1 in front of the registry at `port`. It lets everything pass.
     ///
-    /// For plain HTTP only: it reads each request's head to know what is asked.
+    /// For plain HTTP only: it reads the head of each request.
     pub fn for_registry(port: u16) -> PeerResult<HoldingProxy> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .map_err(|error| PeerError::new("open a gate", error))?;
@@ -81,7 +81,7 @@ impl HoldingProxy {
         self.shared.lock().hold_after = Some(bytes);
     }
 
-    /// Lets everything pass that is held, and everything that comes.
+    /// Releases all held requests, and holds no further ones.
     pub fn open(&self) {
         let mut state = self.shared.lock();
         state.hold_after = None;
@@ -238,8 +238,8 @@ impl HoldingProxyShared {
     }
 }
 
-/// The head of a request, up to and with its empty line, without a `Connection` field. `None` when nobody asks, or
-/// when what comes is not HTTP: clients try TLS first, and wait for an answer to it.
+/// The head of a request, up to and with its empty line, without a `Connection` field. `None` without a
+/// request, or if it is not HTTP: clients try TLS first, and wait for a response to it.
 fn read_head(client: &mut TcpStream) -> io::Result<Option<String>> {
     let mut head = Vec::new();
     let mut byte = [0];

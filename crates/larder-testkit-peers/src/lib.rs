@@ -12,7 +12,7 @@
 //! least as long as they do (they are signalled to end when that thread does).
 //!
 //! [`fake_cri`] is a scripted container runtime and [`wire`] a bare client of one; [`faulty_disk`] fails or loses power
-//! below the store, and [`loop_disk`] mounts a small file system of any kind; [`fixtures`] puts each backend through `larder_testkit::backend_suite`; [`fuzz`] feeds what strangers
+//! below the store, and [`loop_disk`] mounts a small filesystem of any kind; [`fixtures`] puts each backend through `larder_testkit::backend_suite`; [`fuzz`] feeds what strangers
 //! send to the code that reads it.
 
 pub mod containerd;

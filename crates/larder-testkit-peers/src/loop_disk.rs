@@ -1,4 +1,4 @@
-//! A small file system in a file, mounted as long as its value lives. As root only.
+//! A small filesystem in a file, mounted as long as its value lives. As root only.
 
 use std::fmt;
 use std::fs::File;
@@ -14,7 +14,7 @@ use super::packages::find_program;
 use super::process::run;
 use super::{PeerError, PeerResult};
 
-/// Kinds of file systems.
+/// Kinds of filesystems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoopFilesystem {
     /// Blocks of 4 KiB and no reserve for root.
@@ -78,7 +78,7 @@ impl fmt::Display for LoopFilesystem {
     }
 }
 
-/// The file system. Dropping it unmounts and removes it.
+/// The filesystem. Dropping it unmounts and removes it.
 #[derive(Debug)]
 pub struct LoopDisk {
     dir: TempDir,
@@ -134,7 +134,7 @@ impl LoopDisk {
     /// Bytes and inodes that are free, after a sync; and all bytes.
     pub fn free(&self) -> PeerResult<(DiskSpace, u64)> {
         self.sync()?;
-        let stat = statvfs(&self.path()).map_err(|error| PeerError::new("measure the file system", error))?;
+        let stat = statvfs(&self.path()).map_err(|error| PeerError::new("measure the filesystem", error))?;
         let free = DiskSpace { bytes: stat.f_bavail * stat.f_frsize, inodes: stat.f_favail };
         Ok((free, stat.f_blocks * stat.f_frsize))
     }
@@ -142,7 +142,7 @@ impl LoopDisk {
     /// Syncs it, as any process may. An error of a write that failed before is received here.
     pub fn sync(&self) -> PeerResult<()> {
         let opened = fs_err::File::open(self.path())?;
-        syncfs(opened).map_err(|error| PeerError::new("sync the file system", error))
+        syncfs(opened).map_err(|error| PeerError::new("sync the filesystem", error))
     }
 
     /// Unmounts it and mounts it again: nothing of it is in the page cache then.

@@ -64,7 +64,7 @@ impl Package {
 /// Whether a test with real servers can run here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Availability {
-    /// Everything is there.
+    /// All are installed.
     Available,
     /// Something is missing; the text says what, and how to get it.
     Skip(String),

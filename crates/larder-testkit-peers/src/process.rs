@@ -13,7 +13,7 @@ use super::{PeerError, PeerResult};
 /// milliseconds; the rest is for a machine that is busy with something else.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a server that was asked to end may take before it is killed.
+/// How long a server may take to end after SIGTERM before it is killed.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Calls `ready` until it answers, at most for `limit`. `None` when it never did.
@@ -33,6 +33,16 @@ pub fn poll<T>(limit: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(50));
     }
+}
+
+/// Copies a program that the test is about to run, in another process: a child that this process forks during the copy
+/// would inherit the file open for writing, and the copy could not be executed ("Text file busy").
+///
+/// # Panics
+/// When the copy fails.
+pub fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("--").arg(from).arg(to).status().expect("cp is installed");
+    assert!(copied.success(), "cp {} {}: {copied}", from.display(), to.display());
 }
 
 /// Lets other processes run for this time: for tests that disturb them at moments of no meaning.
@@ -58,10 +68,10 @@ pub(crate) struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts `program`; what it says on standard output goes to the end of `stdout`, on standard error of `log`.
+    /// Starts `program` and appends its standard output to `stdout` and its standard error to `log`.
     ///
     /// The process is in a group of its own, so that Ctrl-C in a terminal reaches only its parent, and it
-    /// gets SIGTERM when the thread that started it ends, however that comes about.
+    /// gets SIGTERM when the thread that started it ends, for whatever reason.
     pub(crate) fn start(
         name: &'static str,
         program: &Path,
@@ -85,7 +95,7 @@ impl ServerProcess {
         self.child.id()
     }
 
-    /// Waits until `ready`, or until the server ends by itself, which is an error that quotes its log.
+    /// Waits until `ready`, or until the server exits, which is an error that quotes its log.
     pub(crate) fn wait_ready(&mut self, mut ready: impl FnMut() -> bool) -> PeerResult<()> {
         let name = self.name;
         let outcome = poll(PATIENCE, || match self.child.try_wait() {

@@ -151,7 +151,7 @@ impl RegistryProcess {
         self.server = None;
     }
 
-    /// From now on [`USER`] has [`NEW_PASSWORD`] and no other. The registry reads the file again by itself.
+    /// From now on [`USER`] has [`NEW_PASSWORD`] and no other. The registry notices the changed file.
     pub fn change_password(&self) -> PeerResult<()> {
         write_password(self.dir.path(), NEW_PASSWORD_HASH)
     }
@@ -276,7 +276,7 @@ fn write_password(dir: &Path, hash: &str) -> PeerResult<()> {
     Ok(fs_err::rename(new, dir.join("htpasswd"))?)
 }
 
-/// The user in a line of the log that is about one who was refused.
+/// The user in a log line about a refused request.
 fn refused_user(line: &str) -> Option<&str> {
     let (_, rest) = line.split_once("error authenticating user \\\"")?;
     rest.split_once("\\\"").map(|(user, _)| user)

@@ -1,5 +1,5 @@
 //! A bare gRPC client on a Unix socket. It sends what it is given and nothing else: deadlines, credentials and broken
-//! messages are up to the test, and every answer comes as the server gave it.
+//! messages are up to the test, and each response is that of the server.
 
 use std::path::Path;
 use std::pin::Pin;

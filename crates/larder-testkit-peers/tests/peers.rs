@@ -73,7 +73,7 @@ fn processes_that_name(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_registry_keeps_images_over_a_stop_and_logs_who_asked_for_what() {
+fn a_registry_keeps_images_across_a_restart_and_logs_user_and_path() {
     if let Availability::Skip(_) = require(&[Package::DockerRegistry, Package::Skopeo]) {
         return;
     }

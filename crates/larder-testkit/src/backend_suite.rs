@@ -189,7 +189,7 @@ async fn calls_may_overlap<B: Backend + 'static>(backend: Arc<B>, names: &Fixtur
 
 async fn filesystems_are_named(backend: &impl Backend) {
     let filesystems = backend.filesystems().await.expect("filesystems");
-    let first = filesystems.image.first().expect("images live on some file system");
+    let first = filesystems.image.first().expect("images live on some filesystem");
     assert!(first.mountpoint.is_absolute(), "a mountpoint is an absolute path: {first:?}");
 }
 
@@ -206,12 +206,12 @@ async fn uses_are_reported(fixture: &impl BackendFixture, names: &FixtureImages)
     }
     assert!(in_use.sandboxes.iter().all(|sandbox| !sandbox.id.is_empty()), "a sandbox has an id");
     if runs {
-        let told = in_use
+        let has_use = in_use
             .containers
             .iter()
             .filter(|container| container.image_id == id)
             .any(|container| !fixture.mounts_images() || container.mounted_images.contains(&id));
-        assert!(told, "a container tells the image that it runs, and those it mounts: {in_use:?}");
+        assert!(has_use, "a container has the image that it runs, and those it mounts: {in_use:?}");
     }
 }
 

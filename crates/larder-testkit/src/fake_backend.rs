@@ -50,7 +50,7 @@ pub struct PullCounts {
     /// Ended with an error.
     pub failed: usize,
     /// Dropped before they ended.
-    pub cancelled: usize,
+    pub canceled: usize,
 }
 
 /// A scripted backend. See the [module](self).
@@ -267,7 +267,7 @@ impl FakeBackend {
 
     /// The script of this pull: its own, the one given while it is held, or the offered image.
     async fn script(&self, image: &str) -> ScriptedPull {
-        let told = {
+        let next_script = {
             let mut state = self.state();
             if let Some(pull) = state.scripts_by_image.get_mut(image).and_then(VecDeque::pop_front) {
                 return pull;
@@ -285,7 +285,7 @@ impl FakeBackend {
             state.held.push_back((image.to_owned(), sender));
             receiver
         };
-        match told.await {
+        match next_script.await {
             Ok(pull) => pull,
             Err(_dropped) => future::pending().await,
         }
@@ -316,7 +316,7 @@ impl BackendScript {
     }
 }
 
-/// Counts a pull as cancelled unless it ended.
+/// Counts a pull as canceled unless it ended.
 struct PullCounter<'a> {
     counts: &'a watch::Sender<PullCounts>,
     ended: bool,
@@ -350,7 +350,7 @@ impl Drop for PullCounter<'_> {
         if !self.ended {
             self.counts.send_modify(|counts| {
                 counts.running -= 1;
-                counts.cancelled += 1;
+                counts.canceled += 1;
             });
         }
     }

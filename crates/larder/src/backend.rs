@@ -1,4 +1,4 @@
-//! Access to images: a container runtime behind CRI, the embedded store, or a Docker engine.
+//! Access to images: a container runtime behind CRI, larder's own store, or a Docker engine.
 //!
 //! The trait is shaped like CRI's image service. Its contract is documented at each method and tested for every
 //! implementation by `larder_testkit::backend_suite`.
@@ -254,7 +254,7 @@ pub enum CallErrorKind {
     InsufficientSpace,
     /// The runtime did not answer within the deadline of the call.
     DeadlineExceeded,
-    /// The call was cancelled.
+    /// The call was canceled.
     Canceled,
     /// The connection broke, or the runtime is shutting down.
     Unavailable,

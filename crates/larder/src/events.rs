@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_gets_what_is_kept_and_then_what_comes_and_hears_what_it_missed() {
+    async fn a_reader_gets_kept_events_then_new_ones_and_the_count_of_missed_ones() {
         let ring = Arc::new(RingSink::new(2));
         let mut early = ring.follow(0);
         for message in ["a", "b", "c"] {
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn who_followed_before_a_restart_gets_all() {
+    fn a_follower_from_before_a_restart_gets_all_events() {
         let ring = Arc::new(RingSink::new(2));
         ring.record(event("a"));
         assert!(matches!(ring.follow(7).try_next(), Some(EventStreamItem::Event(0, _))));
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_without_room_keeps_nothing_and_still_counts() {
+    fn a_ring_without_capacity_keeps_nothing_and_still_counts() {
         let ring = Arc::new(RingSink::new(0));
         ring.record(event("a"));
         assert_eq!(ring.snapshot(), []);

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_wait_says_how_long_it_still_takes() {
+    async fn a_wait_shows_its_remaining_time() {
         let now = Instant::now();
         let wait = PullWait {
             reason: "rate limited by r.example".into(),

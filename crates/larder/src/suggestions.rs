@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slips_lead_to_the_word_that_was_meant() {
+    fn misspelt_words_get_a_suggestion() {
         let words = ["containers", "initContainers", "image", "name"];
         for (text, meant) in [
             ("containrs", Some("containers")),

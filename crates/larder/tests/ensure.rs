@@ -1,4 +1,4 @@
-//! `ImageManager::ensure` beyond kubelet: one in-flight pull per image, cancelled callers, waiting and status.
+//! `ImageManager::ensure` beyond kubelet: one in-flight pull per image, canceled callers, waiting and status.
 //! Kubelet's own rules are covered by the vectors. Time is simulated throughout.
 
 use std::num::NonZeroU32;
@@ -149,10 +149,10 @@ async fn one_caller_leaving_does_not_cancel_the_others() {
     let node = node(PullConfig::default());
     node.backend.hold_pulls();
     let (first, second) = (node.start(wants("a", APP)).await, node.start(wants("b", APP)).await);
-    // The caller that started the pull is cancelled; the other one keeps it running.
+    // The caller that started the pull is canceled; the other one keeps it running.
     first.abort();
     settle().await;
-    assert_eq!(node.backend.counts().cancelled, 0);
+    assert_eq!(node.backend.counts().canceled, 0);
     node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("the pull still runs");
     assert_eq!(second.await.unwrap().expect("pulled").image_ref, "sha256:app");
     assert_eq!(node.pulls(), 1);
@@ -169,7 +169,7 @@ async fn the_last_caller_leaving_cancels_the_pull_and_frees_its_slot() {
     }
     settle().await;
     let counts = node.backend.counts();
-    assert_eq!((counts.cancelled, counts.running, counts.started), (1, 1, 2));
+    assert_eq!((counts.canceled, counts.running, counts.started), (1, 1, 2));
     node.backend.finish_pull(ScriptedPull::ok("sha256:other", 7)).expect("the next in line pulls");
     other.await.unwrap().expect("pulled");
     // The image can be requested again after the cancellation.
@@ -180,7 +180,7 @@ async fn the_last_caller_leaving_cancels_the_pull_and_frees_its_slot() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_a_pull_counts_no_failure() {
+async fn a_caller_that_leaves_a_pull_counts_no_failure() {
     let node = node(PullConfig::default());
     node.backend.hold_pulls();
     let task = node.start(wants("a", APP)).await;
@@ -192,7 +192,7 @@ async fn who_leaves_a_pull_counts_no_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_with_other_credentials_does_not_ride_on_a_private_pull() {
+async fn a_pod_with_other_credentials_does_not_join_a_private_pull() {
     let node = node(PullConfig::default());
     node.backend.hold_pulls();
     let owner = node.start(wants_as("owner", "ann")).await;
@@ -247,7 +247,7 @@ impl PullRecords for CredentialRecorder {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_joins_a_pull_is_recorded_with_his_own_secret() {
+async fn a_joining_caller_is_recorded_with_its_own_secret() {
     let (backend, noted) = (FakeBackend::new(), Arc::new(CredentialRecorder::default()));
     let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).records(noted.clone()).build());
     let node = EnsureFixture { backend, events: Arc::new(RingSink::new(0)), manager };
@@ -343,7 +343,7 @@ async fn no_more_pulls_run_at_once_than_the_bound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prefetch_in_the_queue_waits_for_pods_and_goes_on_as_theirs_when_they_join_it() {
+async fn a_queued_prefetch_waits_for_pods_and_gets_their_priority_when_they_join_it() {
     let node = node(PullConfig { serialize_image_pulls: true, ..PullConfig::default() });
     node.backend.hold_pulls();
     let prefetch = |image: &str| EnsureRequest { priority: Priority::Prefetch, ..wants("prefetch", image) };
@@ -369,7 +369,7 @@ async fn a_prefetch_in_the_queue_waits_for_pods_and_goes_on_as_theirs_when_they_
 }
 
 #[tokio::test(start_paused = true)]
-async fn over_the_rate_a_pull_waits_and_says_so() {
+async fn a_pull_over_the_rate_waits_and_reports_it() {
     let node = node(PullConfig {
         registry_pull_qps: 1,
         registry_burst: 1,
@@ -396,7 +396,7 @@ async fn over_the_rate_a_pull_waits_and_says_so() {
         node.backend.finish_pull(ScriptedPull::ok("sha256:x", 1)).expect("both pull");
     }
     for task in [first, second] {
-        task.await.unwrap().expect("nobody is refused");
+        task.await.unwrap().expect("no caller is refused");
     }
 }
 
@@ -410,7 +410,7 @@ async fn kubelets_way_over_the_rate_is_to_refuse() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_zero_burst_still_lets_waiting_pulls_start() {
+async fn waiting_pulls_start_with_a_burst_of_zero() {
     let node = node(PullConfig {
         registry_pull_qps: 1,
         registry_burst: 0,
@@ -427,7 +427,7 @@ async fn a_watcher_sees_the_turn_the_bytes_and_the_end() {
     node.backend.hold_pulls();
     let before = node.start(wants("a", "first:v1")).await;
     let task = node.start(wants("b", APP)).await;
-    let mut watch = node.manager.watch(APP).expect("the pull is on the board");
+    let mut watch = node.manager.watch(APP).expect("the pull is tracked");
     let status = watch.borrow_and_update().clone();
     assert_eq!(status.phase, PullPhase::Queued);
     assert!(
@@ -480,7 +480,7 @@ async fn a_present_image_is_one_status_call_and_no_pull() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn short_names_stay_short_towards_the_runtime() {
+async fn short_names_are_sent_short_to_the_runtime() {
     let node = node(PullConfig::default());
     node.backend.offer("busybox:latest", image("sha256:b", 1));
     node.manager.ensure(&wants("a", "busybox")).await.expect("pulled");
@@ -499,7 +499,7 @@ impl Dice {
     }
 }
 
-/// Random callers start, are cancelled, succeed and fail, in every mode; the invariants are checked after each step.
+/// Random callers start, are canceled, succeed and fail, in every mode; the invariants are checked after each step.
 #[tokio::test(start_paused = true)]
 async fn whatever_callers_do_the_rules_hold() {
     for seed in 0..60 {
@@ -565,6 +565,6 @@ async fn whatever_callers_do_the_rules_hold() {
         }
         assert_eq!(node.manager.pulls(), []);
         let counts = node.backend.counts();
-        assert_eq!(counts.started, counts.succeeded + counts.failed + counts.cancelled);
+        assert_eq!(counts.started, counts.succeeded + counts.failed + counts.canceled);
     }
 }

@@ -191,7 +191,7 @@ async fn a_caller_that_leaves_changes_nothing_for_the_others_and_the_last_one_ca
     second.abort();
     settle().await;
     let counts = node.backend.counts();
-    assert_eq!((counts.started, counts.running, counts.cancelled), (1, 0, 1));
+    assert_eq!((counts.started, counts.running, counts.canceled), (1, 0, 1));
     assert_eq!(node.manager.pulls(), []);
     let again = node.pull(APP, None).await;
     node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("a new pull");
@@ -199,7 +199,7 @@ async fn a_caller_that_leaves_changes_nothing_for_the_others_and_the_last_one_ca
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_callers_credential_brought_serves_only_who_holds_it() {
+async fn an_image_pulled_with_a_credential_serves_only_its_holders() {
     let node = node(PullConfig::default());
     node.backend.hold_pulls();
     let owner = node.pull(APP, Some(login("ann"))).await;
@@ -244,7 +244,7 @@ async fn a_pull_brings_its_credential_sandbox_and_annotations_to_the_backend() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_comes_as_the_backend_had_it_and_counts_no_back_off() {
+async fn a_failure_is_returned_as_the_backend_gave_it_and_counts_no_back_off() {
     let node = node(PullConfig::default());
     let denied = BackendError::Call {
         message: "not for you".into(),
@@ -262,7 +262,7 @@ async fn a_failure_comes_as_the_backend_had_it_and_counts_no_back_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_larder_itself_refuses_is_a_backends_error_too() {
+async fn a_refusal_by_larder_is_a_backend_error() {
     let refuse =
         PullConfig { over_rate: RateLimitAction::Refuse, registry_burst: 0, ..PullConfig::default() };
     let refused = node(refuse).pull(APP, None).await.await.unwrap();
@@ -271,18 +271,18 @@ async fn what_larder_itself_refuses_is_a_backends_error_too() {
     let slow = node(PullConfig { pull_timeout: patience, ..PullConfig::default() });
     slow.backend.hold_pulls();
     let late = slow.pull(APP, None).await.await.unwrap();
-    let message = "pull timed out after 1m30s and was cancelled".to_owned();
+    let message = "pull timed out after 1m30s and was canceled".to_owned();
     assert_eq!(late, Err(BackendError::Call { message, kind: CallErrorKind::DeadlineExceeded, hint: None }));
 }
 
 #[tokio::test(start_paused = true)]
-async fn callers_wait_for_their_turn_with_the_pods_and_show_on_the_board() {
+async fn callers_wait_for_their_turn_with_the_pods_and_are_tracked() {
     let node = node(PullConfig { max_parallel_image_pulls: NonZeroU32::new(1), ..PullConfig::default() });
     node.backend.hold_pulls();
     let pod = node.ensure(pod(None)).await;
     let caller = node.pull("registry.example/other:v1", None).await;
-    let board = node.manager.pulls();
-    let phases: Vec<_> = board.iter().map(|pull| (pull.image.as_str(), pull.phase)).collect();
+    let pulls = node.manager.pulls();
+    let phases: Vec<_> = pulls.iter().map(|pull| (pull.image.as_str(), pull.phase)).collect();
     assert_eq!(phases, [(APP, PullPhase::Pulling), ("registry.example/other:v1", PullPhase::Queued)]);
     for (pulling, id) in [(pod, "sha256:app"), (caller, "sha256:other")] {
         node.backend.finish_pull(ScriptedPull::ok(id, 7)).expect("one runs at a time");

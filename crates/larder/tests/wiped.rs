@@ -103,7 +103,7 @@ const SOUND: &str = r#""}}}"#;
 const BROKEN: [&str; 3] = [r#"!"}}}"#, r#""}}"#, ""];
 
 #[test]
-fn passwords_do_not_stay_in_memory() {
+fn passwords_are_erased_from_memory() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let kept = password();
     assert!(copies() > 0, "the search finds what is there");
@@ -145,7 +145,7 @@ fn passwords_do_not_stay_in_memory() {
 }
 
 #[test]
-fn answers_of_providers_do_not_stay_in_memory() {
+fn answers_of_providers_are_erased_from_memory() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for end in [r#"", "more": 1}}}"#, r#""}}} x"#, r#""}}}"#] {
         assert_wiped(end, || {

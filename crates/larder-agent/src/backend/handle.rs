@@ -13,7 +13,7 @@ use super::target::BackendTarget;
 /// An opened backend. Runtimes and engines are not connected to before the first call.
 #[derive(Clone)]
 pub enum BackendHandle {
-    /// The embedded store.
+    /// larder's own store.
     Store(StoreBackend),
     /// A container runtime, over CRI.
     Runtime(Arc<CriBackend>),
@@ -27,7 +27,7 @@ impl BackendHandle {
     pub fn description(&self) -> String {
         match self {
             BackendHandle::Store(store) => {
-                format!("the embedded store in {}", store.store().root().display())
+                format!("larder's own store in {}", store.store().root().display())
             }
             BackendHandle::Runtime(runtime) => format!("the images of {}", runtime.endpoint()),
             #[cfg(feature = "docker")]
@@ -45,7 +45,7 @@ impl BackendHandle {
         }
     }
 
-    /// The embedded store, if the backend is that.
+    /// larder's own store, if the backend is that.
     pub fn store(&self) -> Option<&StoreBackend> {
         match self {
             BackendHandle::Store(store) => Some(store),

@@ -120,7 +120,7 @@ fn found(mode: RuntimeRequirement) -> Result<Endpoint, Error> {
         (Err(error), RuntimeRequirement::WaitForDefault) => Ok(expected(&error)),
         (Err(error), RuntimeRequirement::Require) => {
             Err(Error::unreachable(error.to_string()).hint(error.hint()).hint(
-                Hint::from("or use the embedded store, which needs no runtime: ").setting("backend", "store"),
+                Hint::from("or use larder's own store, which needs no runtime: ").setting("backend", "store"),
             ))
         }
     }

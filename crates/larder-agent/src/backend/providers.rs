@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mistake_is_told_with_its_place_and_without_the_secrets_around_it() {
+    fn an_error_names_its_place_and_shows_no_secrets_around_it() {
         let text = "kind: CredentialProviderConfig\nproviders:\n- name: p\n  env: [{name: K, value: hunter2, more: hunter2}]\n";
         let error = decode(text).err().unwrap();
         assert!(error.contains("more") && error.contains("line 4"), "{error}");

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The embedded store, as a backend's name.
+/// larder's own store, as a backend's name.
 pub const STORE: &str = "store";
 /// The container runtime of this node, as a backend's name.
 pub const CRI: &str = "cri";
@@ -12,7 +12,7 @@ pub const DOCKER: &str = "docker";
 /// Where images live.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BackendTarget {
-    /// In the embedded store in this directory.
+    /// In larder's own store in this directory.
     Store(PathBuf),
     /// In the runtime or engine at this endpoint.
     Runtime(String),

@@ -25,7 +25,7 @@ pub struct EnsureSession {
     /// The user's own credentials.
     own: Option<PullSecret>,
     events: Arc<dyn EventSink>,
-    /// Whether anybody wants to know how pulls get on.
+    /// Whether the caller wants the progress of pulls.
     progress: bool,
     under_way: Mutex<BTreeMap<u64, Vec<api::Pull>>>,
     /// Why the daemon can be asked no more.

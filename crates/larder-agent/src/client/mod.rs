@@ -36,6 +36,8 @@ pub use upload::{ArchiveReadError, ArchiveUpload};
 
 /// How long a call may take that does not wait for a pull or a removal, unless the caller says otherwise.
 const ANSWER_WITHIN: Duration = Duration::from_secs(120);
+/// How long a daemon may take to compare settings. The result is only a warning.
+const COMPARE_WITHIN: Duration = Duration::from_secs(2);
 /// How long the connection may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -125,37 +127,36 @@ impl Client {
         }
     }
 
-    /// Asks a command that has the images open whether it has these settings of this process, as far as the caller
+    /// Fails unless the command that has the images open has these settings of this process, as far as the caller
     /// depends on them. A process that pulls names the [programs](larder::credentials::NodeKeyring::programs) that it would
-    /// ask for credentials.
+    /// run for credentials.
     pub async fn join(
         &self,
         config: &Config,
         depends_on: impl Fn(&str) -> bool,
         programs: Option<Vec<String>>,
     ) -> Result<(), Error> {
-        self.compare(insisted_on(config, depends_on), programs).await
-    }
-
-    /// The error that names settings of this process which the daemon does not have, as far as the caller depends on
-    /// them.
-    pub async fn ignored(&self, config: &Config, depends_on: impl Fn(&str) -> bool) -> Option<Error> {
-        let given: Vec<_> = config::explicit_settings(config).filter(|(key, ..)| depends_on(key)).collect();
-        if given.is_empty() {
-            return None;
-        }
-        // Any other failure is reported by the call itself.
-        let compared = self.compare(values(given.into_iter()), None).await;
-        compared.err().filter(|error| error.kind() == ErrorKind::Failed)
-    }
-
-    async fn compare(&self, settings: Vec<SettingValue>, programs: Option<Vec<String>>) -> Result<(), Error> {
+        let settings = insisted_on(config, depends_on);
         let credential_programs = programs.map(|programs| CredentialPrograms { programs });
         let request = JoinRequest { settings, credential_programs };
         self.ask(async |mut calls| calls.join(request).await).await.map(drop)
     }
 
-    /// Asks it something that it answers soon.
+    /// The error that names settings of this process which the daemon does not have, as far as the caller depends on
+    /// them. `None` for a daemon that is too old to compare settings, or that does not answer soon.
+    pub async fn ignored(&self, config: &Config, depends_on: impl Fn(&str) -> bool) -> Option<Error> {
+        let given: Vec<_> = config::explicit_settings(config).filter(|(key, ..)| depends_on(key)).collect();
+        if given.is_empty() {
+            return None;
+        }
+        let request = JoinRequest { settings: values(given.into_iter()), credential_programs: None };
+        // Any other failure is reported by the call that follows.
+        let answer = time::timeout(COMPARE_WITHIN, self.calls().join(request)).await.ok()?;
+        let status = answer.err().filter(|status| status.code() != Code::Unimplemented)?;
+        Some(self.error(&status)).filter(|error| error.kind() == ErrorKind::Failed)
+    }
+
+    /// Makes a call that is answered soon.
     pub async fn ask<T>(
         &self,
         call: impl AsyncFnOnce(GrpcControlClient) -> Result<Response<T>, Status>,
@@ -167,7 +168,7 @@ impl Client {
         }
     }
 
-    /// Asks it something that may take any time.
+    /// Makes a call that may take any time.
     pub async fn wait<T>(
         &self,
         call: impl AsyncFnOnce(GrpcControlClient) -> Result<Response<T>, Status>,
@@ -184,18 +185,18 @@ impl Client {
 
     /// Whether its backend answered when it was last asked, which is not long ago.
     pub async fn answered(&self) -> Result<(), Error> {
-        // A command does not ask its backend by itself.
-        self.backend_answers(self.is_joined()).await
+        // A command does not check its backend periodically.
+        self.check_backend(self.is_joined()).await
     }
 
     /// Whether its backend answers now.
     pub async fn answers(&self) -> Result<(), Error> {
-        self.backend_answers(true).await
+        self.check_backend(true).await
     }
 
-    async fn backend_answers(&self, look: bool) -> Result<(), Error> {
+    async fn check_backend(&self, look: bool) -> Result<(), Error> {
         let status = self.ask(async |mut calls| calls.status(StatusRequest { look }).await).await?;
-        if status.backend_answers {
+        if status.backend_available {
             return Ok(());
         }
         let retried = self.daemon().map(|_| format!("{} keeps retrying", self.shown()));
@@ -216,7 +217,7 @@ impl Client {
             return self.nothing_there(found);
         }
         if let Some(ConnectionBroken(how)) = status.source().and_then(|source| source.downcast_ref()) {
-            // How a connection breaks says nothing to whom it happens.
+            // The cause of a broken connection does not help the user.
             tracing::debug!("lost the connection to {peer}: {how}");
             if self.is_joined() {
                 return self.ended();
@@ -279,4 +280,31 @@ fn serve_at(socket: &Path) -> Vec<String> {
         args.extend(["--socket".to_owned(), socket.display().to_string()]);
     }
     args
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::config::{SettingsSource, SettingsSources};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_daemon_delays_the_comparison_of_settings_only_for_its_own_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let given = SettingsSource::Given {
+            by: SettingOrigin::Flag("--state"),
+            key: "state",
+            value: dir.path().display().to_string(),
+        };
+        let sources = SettingsSources { places: DefaultPaths::of(true, |_| None), layers: vec![given] };
+        let config = config::load(&sources).unwrap();
+        let client = Client::of(ControlServerAddress::Daemon(socket), None);
+        let started = Instant::now();
+        assert!(client.ignored(&config, |key| key == "state").await.is_none());
+        assert_eq!(started.elapsed(), COMPARE_WITHIN);
+    }
 }

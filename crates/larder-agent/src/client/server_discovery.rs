@@ -75,7 +75,7 @@ fn is_trusted_owner(owner: u32, user: u32) -> bool {
     owner == 0 || owner == user
 }
 
-/// Where a daemon on the embedded store in this directory leaves the path of its socket.
+/// Where a daemon on larder's own store in this directory leaves the path of its socket.
 pub(crate) fn daemon_file(root: &Path) -> PathBuf {
     root.join("daemon")
 }
@@ -84,7 +84,7 @@ pub(crate) fn daemon_file(root: &Path) -> PathBuf {
 pub(crate) fn command_socket(target: &BackendTarget, dir: &StateDir) -> PathBuf {
     match target {
         BackendTarget::Store(root) => root.join("control.sock"),
-        BackendTarget::Runtime(_) => dir.dir().join("control.sock"),
+        BackendTarget::Runtime(_) => dir.path().join("control.sock"),
     }
 }
 

@@ -28,8 +28,8 @@ impl ArchiveUpload {
     pub fn of(file: &Path, name: &str) -> (ArchiveUpload, ArchiveReadError) {
         let (pieces, chunks) = mpsc::channel(AHEAD);
         let (file, name) = (file.to_owned(), name.to_owned());
-        let trouble = Arc::new(Mutex::new(None));
-        let shared = Arc::clone(&trouble);
+        let error = Arc::new(Mutex::new(None));
+        let shared = Arc::clone(&error);
         thread::spawn(move || {
             let mut pieces = UploadChunks { to: pieces, name, next: Vec::with_capacity(PIECE) };
             let packed = pack(&file, &mut pieces).and_then(|()| pieces.send());
@@ -40,13 +40,13 @@ impl ArchiveUpload {
                 *shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         });
-        (ArchiveUpload(chunks), ArchiveReadError(trouble))
+        (ArchiveUpload(chunks), ArchiveReadError(error))
     }
 }
 
 impl ArchiveReadError {
-    /// What could not be read, once the call has ended.
-    pub fn trouble(&self) -> Option<io::Error> {
+    /// The read error, once the call has ended.
+    pub fn take(&self) -> Option<io::Error> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }

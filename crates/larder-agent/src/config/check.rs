@@ -23,14 +23,14 @@ const MAX_SOCKET_BYTES: usize = 107;
 pub(super) fn finish(
     draft: ConfigDraft,
     broken: &HashSet<&'static str>,
-    mistakes: &mut Vec<LocatedProblem>,
+    errors: &mut Vec<LocatedProblem>,
 ) -> Config {
-    let mut checking = ConfigCheck { broken, mistakes, config: draft.config };
+    let mut checking = ConfigCheck { broken, errors, config: draft.config };
     checking.images(&draft.written);
     checking.endpoints();
     checking.places();
     checking.own(draft.no_proxy);
-    if checking.mistakes.is_empty() {
+    if checking.errors.is_empty() {
         warn_of_idle(&mut checking.config);
     }
     checking.config
@@ -38,7 +38,7 @@ pub(super) fn finish(
 
 struct ConfigCheck<'a> {
     broken: &'a HashSet<&'static str>,
-    mistakes: &'a mut Vec<LocatedProblem>,
+    errors: &'a mut Vec<LocatedProblem>,
     config: Config,
 }
 
@@ -49,13 +49,13 @@ impl ConfigCheck<'_> {
         let gates = self.config.gates;
         let kubelet = written.defaulted(gates);
         for problem in kubelet.problems(gates) {
-            self.kubelet_mistake(&problem);
+            self.kubelet_config_error(&problem);
         }
         // A policy that cannot be read is among the problems, and is never replaced by another one.
         self.config.verification = kubelet.verification(gates).unwrap_or_default();
         if kubelet.runtime_request_timeout.is_negative() {
             let what = format!("must not be negative, is {}", kubelet.runtime_request_timeout);
-            self.mistake(&["runtimeRequestTimeout"], what, None);
+            self.report(&["runtimeRequestTimeout"], what, None);
         }
         let default = PullConfig::default();
         let config = &mut self.config;
@@ -83,7 +83,7 @@ impl ConfigCheck<'_> {
         config.gc.maximum_age = time(images.image_maximum_gc_age);
     }
 
-    fn kubelet_mistake(&mut self, problem: &ConfigProblem) {
+    fn kubelet_config_error(&mut self, problem: &ConfigProblem) {
         let keys: Vec<_> = [Some(problem.field()), problem.other_field()]
             .into_iter()
             .flatten()
@@ -92,7 +92,7 @@ impl ConfigCheck<'_> {
         // The place is that of one of the two.
         let origins = keys.iter().map(|key| format!("{key} is set by {}", self.config.origin(key)));
         let origins = origins.collect::<Vec<_>>().join(", ");
-        self.mistake(&keys, problem.to_string(), (keys.len() > 1).then(|| origins.into()));
+        self.report(&keys, problem.to_string(), (keys.len() > 1).then(|| origins.into()));
     }
 
     /// Where runtimes are. Larder is no runtime of its own.
@@ -114,7 +114,7 @@ impl ConfigCheck<'_> {
         ];
         for (key, text) in named.iter().filter(|(_, text)| !text.is_empty()) {
             match Endpoint::parse(text) {
-                Err(error) => self.mistake(
+                Err(error) => self.report(
                     &[key],
                     format!("{}: {error}", quote(text)),
                     Some("write it as unix:///path/to.sock".into()),
@@ -148,7 +148,7 @@ impl ConfigCheck<'_> {
     }
 
     fn own_socket(&mut self, key: &'static str) {
-        self.mistake(
+        self.report(
             &[key, "listen.socket"],
             "is the socket that larder listens on",
             Some("name the runtime's socket".into()),
@@ -158,12 +158,12 @@ impl ConfigCheck<'_> {
     fn places(&mut self) {
         if self.config.root.as_os_str().is_empty() {
             let what = "no default: neither XDG_DATA_HOME nor HOME is set";
-            self.mistake(&["root"], what, Some(Hint::from("name a directory: ").setting("root", "DIR")));
+            self.report(&["root"], what, Some(Hint::from("name a directory: ").setting("root", "DIR")));
         }
         let socket = self.config.listen.socket.as_os_str().len();
         if socket == 0 {
             let what = "no default: neither XDG_RUNTIME_DIR nor HOME is set";
-            self.mistake(
+            self.report(
                 &["listen.socket"],
                 what,
                 Some(Hint::from("name a socket: ").setting("socket", "PATH")),
@@ -172,12 +172,12 @@ impl ConfigCheck<'_> {
         {
             // The default one concerns the daemon alone, which checks it when it listens.
             let what = format!("path too long for a socket: {socket} bytes, the limit is {MAX_SOCKET_BYTES}");
-            self.mistake(&["listen.socket"], what, Some("use a shorter path".into()));
+            self.report(&["listen.socket"], what, Some("use a shorter path".into()));
         }
         let (config, bin_dir) = ("imageCredentialProviderConfig", "imageCredentialProviderBinDir");
         match (&self.config.credential_plugins.config, &self.config.credential_plugins.bin_dir) {
-            (Some(_), None) => self.mistake(&[config, bin_dir], format!("requires {bin_dir}"), None),
-            (None, Some(_)) => self.mistake(&[bin_dir, config], format!("requires {config}"), None),
+            (Some(_), None) => self.report(&[config, bin_dir], format!("requires {bin_dir}"), None),
+            (None, Some(_)) => self.report(&[bin_dir, config], format!("requires {config}"), None),
             _ => {}
         }
     }
@@ -187,7 +187,7 @@ impl ConfigCheck<'_> {
             && !address.ip().is_loopback()
             && !self.config.metrics.allow_remote
         {
-            self.mistake(
+            self.report(
                 &["metrics.address", "metrics.allowRemote"],
                 format!("{address} is reachable from other machines, without encryption or authentication"),
                 Some("use 127.0.0.1, or set metrics.allowRemote: true to allow it".into()),
@@ -196,7 +196,7 @@ impl ConfigCheck<'_> {
         for problem in self.config.gc.problems() {
             if matches!(problem, PolicyError::InodeLowAboveHigh { .. }) {
                 let keys = ["gc.inodeLowThresholdPercent", "gc.inodeHighThresholdPercent"];
-                self.mistake(&keys, problem.to_string(), None);
+                self.report(&keys, problem.to_string(), None);
             }
         }
         // Usage is rounded up, so that a threshold of 100 would still be reached.
@@ -205,13 +205,13 @@ impl ConfigCheck<'_> {
         }
         let (pull, registry) = (&self.config.pull, &self.config.registry);
         if pull.backoff_max < pull.backoff_initial {
-            self.mistake(
+            self.report(
                 &["pull.backoffMax", "pull.backoffInitial"],
                 "pull.backoffMax is below pull.backoffInitial",
                 None,
             );
         } else if registry.retry_max < registry.retry_initial {
-            self.mistake(
+            self.report(
                 &["registry.retryMax", "registry.retryInitial"],
                 "registry.retryMax is below registry.retryInitial",
                 None,
@@ -225,7 +225,7 @@ impl ConfigCheck<'_> {
         match (no_proxy, &mut self.config.registry.proxy) {
             (None, _) => {}
             (Some(hosts), Proxy::Fixed { except, .. }) => *except = hosts,
-            (Some(_), Proxy::FromEnvironment | Proxy::None) => self.mistake(
+            (Some(_), Proxy::FromEnvironment | Proxy::None) => self.report(
                 &["registry.noProxy", "registry.proxy"],
                 "requires a URL as registry.proxy",
                 Some("set NO_PROXY in larder's environment".into()),
@@ -233,8 +233,8 @@ impl ConfigCheck<'_> {
         }
     }
 
-    /// Adds a mistake about these settings, at the first that is not a default.
-    fn mistake(&mut self, keys: &[&'static str], what: impl Into<String>, hint: Option<Hint>) {
+    /// Adds an error about these settings, at the first that is not a default.
+    fn report(&mut self, keys: &[&'static str], what: impl Into<String>, hint: Option<Hint>) {
         if keys.iter().any(|key| self.broken.contains(key)) {
             return;
         }
@@ -248,7 +248,7 @@ impl ConfigCheck<'_> {
             }
             SettingOrigin::Flag(name) | SettingOrigin::Variable(name) => ((*name).to_owned(), 0),
         };
-        self.mistakes.push(InputPlace::file(file).holds(problem.at_line(line)));
+        self.errors.push(InputPlace::file(file).holds(problem.at_line(line)));
     }
 }
 

@@ -70,14 +70,14 @@ impl SettingCodec for BoolCodec {
     }
 }
 
-/// Any text.
+/// Any string.
 pub(super) struct StringCodec;
 
 impl SettingCodec for StringCodec {
     type Value = String;
 
     fn name() -> String {
-        "text".into()
+        "string".into()
     }
 
     fn parse(at: &NodeCursor<'_>) -> Result<String, InputProblem> {
@@ -89,14 +89,14 @@ impl SettingCodec for StringCodec {
     }
 }
 
-/// A text that may be empty for none.
+/// A string that may be empty for none.
 pub(super) struct OptionalStringCodec;
 
 impl SettingCodec for OptionalStringCodec {
     type Value = Option<String>;
 
     fn name() -> String {
-        "text".into()
+        "string".into()
     }
 
     fn parse(at: &NodeCursor<'_>) -> Result<Option<String>, InputProblem> {
@@ -108,14 +108,14 @@ impl SettingCodec for OptionalStringCodec {
     }
 }
 
-/// A list of texts.
+/// A list of strings.
 pub(super) struct StringListCodec;
 
 impl SettingCodec for StringListCodec {
     type Value = Vec<String>;
 
     fn name() -> String {
-        "list of texts".into()
+        "list of strings".into()
     }
 
     fn parse(at: &NodeCursor<'_>) -> Result<Vec<String>, InputProblem> {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::manifest::LocatedProblem;
 
-/// Why there is no configuration: at least one mistake. It prints one a line.
+/// Why there is no configuration: at least one error. It prints one a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors(pub(super) Vec<LocatedProblem>);
 
@@ -16,9 +16,9 @@ impl ConfigErrors {
 
     /// All of them and what to do, for a log: in one line.
     pub fn line(&self) -> String {
-        let each = self.0.iter().map(|mistake| {
-            let hints: Vec<_> = mistake.hints().iter().map(ToString::to_string).collect();
-            if hints.is_empty() { mistake.to_string() } else { format!("{mistake} ({})", hints.join("; ")) }
+        let each = self.0.iter().map(|error| {
+            let hints: Vec<_> = error.hints().iter().map(ToString::to_string).collect();
+            if hints.is_empty() { error.to_string() } else { format!("{error} ({})", hints.join("; ")) }
         });
         each.collect::<Vec<_>>().join("; ")
     }
@@ -26,11 +26,11 @@ impl ConfigErrors {
 
 impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, mistake) in self.0.iter().enumerate() {
+        for (index, error) in self.0.iter().enumerate() {
             if index > 0 {
                 f.write_str("\n")?;
             }
-            write!(f, "{mistake}")?;
+            write!(f, "{error}")?;
         }
         Ok(())
     }

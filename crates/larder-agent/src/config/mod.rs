@@ -1,11 +1,11 @@
 //! Settings: sources, values and errors. Commands and the daemon read the same settings.
 //!
 //! ```text
-//! kubelet's file < larder's file < variables < flags  --load-->  Config, or Mistakes
+//! kubelet's file < larder's file < variables < flags  --load-->  Config, or ConfigErrors
 //! ```
 //!
 //! Kubelet's settings have kubelet's names and rules; larder's own stand in sections. One table has
-//! them all: reading, printing, comparing and the reference page go through it. [`load`] reports every mistake at once,
+//! them all: reading, printing, comparing and the reference page go through it. [`load`] reports all errors at once,
 //! each with file, line and key. [`diff`] says what of a new configuration can be taken over by a running daemon.
 
 mod check;
@@ -82,9 +82,9 @@ pub struct Config {
     pub gc: GcPolicy,
     /// Intervals of GC and of listings.
     pub gc_intervals: GcIntervals,
-    /// The registry client of the embedded store.
+    /// The registry client of larder's own store.
     pub registry: RegistryConfig,
-    /// The embedded store.
+    /// larder's own store.
     pub store: StoreSettings,
     /// Connection to a runtime; `Config::cri` completes it.
     pub runtime: CriConfig,
@@ -221,7 +221,7 @@ impl Config {
     }
 
     /// The runtime that is the backend: its endpoint (`None`: look for one), and how it is talked to. `None` where images
-    /// are in the embedded store, or in Docker.
+    /// are in larder's own store, or in Docker.
     pub(crate) fn cri(&self) -> Option<(Option<Endpoint>, CriConfig)> {
         let mut config = self.runtime.clone();
         config.request_timeout = self.images.runtime_request_timeout.to_std().unwrap_or_default();

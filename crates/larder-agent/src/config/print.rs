@@ -50,7 +50,7 @@ fn push_item(text: &mut String, indent: &str, item: &Value) {
     }
 }
 
-/// A value on one line. JSON is YAML; only what needs no quotes goes without.
+/// A value on one line: JSON, which is YAML, without quotes where YAML needs none.
 fn scalar(value: &Value) -> String {
     match value {
         Value::String(text) if is_plain(text) => text.clone(),

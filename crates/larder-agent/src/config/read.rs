@@ -40,7 +40,7 @@ pub enum SettingsSource {
     File {
         /// As the user named it.
         path: PathBuf,
-        /// Whether it is a mistake if there is none.
+        /// Whether it is an error if there is none.
         required: bool,
     },
     /// A file of kubelet's. What has nothing to do with images is passed over.
@@ -58,7 +58,7 @@ pub enum SettingsSource {
     GivenList {
         /// Which.
         by: SettingOrigin,
-        /// The setting, a list of texts.
+        /// The setting, a list of strings.
         key: &'static str,
         /// Its items.
         values: Vec<String>,
@@ -88,12 +88,12 @@ pub(super) struct ConfigReader {
     draft: ConfigDraft,
     /// Settings with invalid values: conflicts with them are not reported.
     broken: HashSet<&'static str>,
-    mistakes: Vec<LocatedProblem>,
+    errors: Vec<LocatedProblem>,
 }
 
 impl ConfigReader {
     pub(super) fn new(places: &DefaultPaths) -> ConfigReader {
-        ConfigReader { draft: ConfigDraft::new(places), broken: HashSet::new(), mistakes: Vec::new() }
+        ConfigReader { draft: ConfigDraft::new(places), broken: HashSet::new(), errors: Vec::new() }
     }
 
     fn take(&mut self, source: &SettingsSource) {
@@ -117,7 +117,7 @@ impl ConfigReader {
         match file::read(path, required) {
             Ok(None) => {}
             Ok(Some(text)) => self.take_text(path, &text, of_kubelet),
-            Err(problem) => self.mistakes.push(InputPlace::file(path.display().to_string()).holds(problem)),
+            Err(problem) => self.errors.push(InputPlace::file(path.display().to_string()).holds(problem)),
         }
     }
 
@@ -135,7 +135,7 @@ impl ConfigReader {
         }
         problems.sort_by_key(InputProblem::line);
         let place = InputPlace::file(path.display().to_string());
-        self.mistakes.extend(problems.into_iter().map(|problem| place.holds(problem)));
+        self.errors.extend(problems.into_iter().map(|problem| place.holds(problem)));
     }
 
     fn take_settings(
@@ -193,14 +193,14 @@ impl ConfigReader {
     fn take_given(&mut self, by: &SettingOrigin, setting: &'static Setting, node: &YamlNode) {
         let problems = self.take_value(setting, &NodeCursor::given(node, setting.key), by.clone());
         let place = InputPlace::file(by.to_string());
-        self.mistakes.extend(problems.into_iter().map(|problem| place.holds(problem)));
+        self.errors.extend(problems.into_iter().map(|problem| place.holds(problem)));
     }
 
     /// Checks what was read as a whole.
     pub(super) fn finish(self) -> Result<Config, ConfigErrors> {
-        let ConfigReader { draft, broken, mut mistakes } = self;
-        let config = check::finish(draft, &broken, &mut mistakes);
-        if mistakes.is_empty() { Ok(config) } else { Err(ConfigErrors(mistakes)) }
+        let ConfigReader { draft, broken, mut errors } = self;
+        let config = check::finish(draft, &broken, &mut errors);
+        if errors.is_empty() { Ok(config) } else { Err(ConfigErrors(errors)) }
     }
 }
 

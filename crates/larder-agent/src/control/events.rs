@@ -34,11 +34,11 @@ pub(super) fn follow(
 }
 
 fn response(item: EventStreamItem) -> api::EventsResponse {
-    let told = match item {
+    let item = match item {
         EventStreamItem::Event(number, event) => {
-            events_response::Told::Event(convert::event(event, Some(number)))
+            events_response::Item::Event(convert::event(event, Some(number)))
         }
-        EventStreamItem::Missed(count) => events_response::Told::Missed(count),
+        EventStreamItem::Missed(count) => events_response::Item::Missed(count),
     };
-    api::EventsResponse { told: Some(told) }
+    api::EventsResponse { item: Some(item) }
 }

@@ -11,7 +11,7 @@ use larder::gc::{
 use larder::records::{ImagePullCredentials, PullRecordStore};
 use larder::reference::ImageId;
 use larder_api::convert::millis;
-use larder_api::v1alpha1::{Explanation, PullRecord};
+use larder_api::v1alpha1::{Explanation, PulledRecord};
 
 use super::images::absent;
 use super::{gc, report};
@@ -42,7 +42,7 @@ pub(super) async fn explain(
         under_pressure: under_pressure(&now.verdict, &last.verdict),
         milliseconds_since_first_seen: since(now.first_seen),
         milliseconds_since_last_used: now.last_used.map(since),
-        pull_records: pull_records(records, &image.id).await,
+        pulled_records: pulled_records(records, &image.id).await,
     })
 }
 
@@ -88,9 +88,8 @@ fn unknown(name: &str, scene: &GcSnapshot) -> Error {
     }
 }
 
-/// What is on record of an image, by its id. What cannot be read is logged, and is as good as nothing: nobody is let in
-/// by it.
-async fn pull_records(records: Option<&PullRecordStore>, image_ref: &ImageId) -> Vec<PullRecord> {
+/// The pulled records of an image, by its id. An unreadable record is logged and ignored: it grants no access.
+async fn pulled_records(records: Option<&PullRecordStore>, image_ref: &ImageId) -> Vec<PulledRecord> {
     let Some(records) = records else { return Vec::new() };
     match records.record(image_ref).await {
         Ok(record) => record.into_iter().flat_map(|record| record.names).map(of_name).collect(),
@@ -101,8 +100,8 @@ async fn pull_records(records: Option<&PullRecordStore>, image_ref: &ImageId) ->
     }
 }
 
-fn of_name((name, access): (String, ImagePullCredentials)) -> PullRecord {
-    PullRecord {
+fn of_name((name, access): (String, ImagePullCredentials)) -> PulledRecord {
+    PulledRecord {
         name,
         every_pod: access.node_pods,
         secrets: access.secrets.iter().map(|secret| of_secret(&secret.at)).collect(),

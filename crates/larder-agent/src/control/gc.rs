@@ -1,12 +1,13 @@
 //! One round of garbage collection, or what it would do.
 
 use larder::gc::{Collector, GcError, GcGoal, GcPolicy, GcSnapshot, holders as who_holds, plan, plan_round};
+use larder::go_format;
 use larder::hint::Hint;
 use larder::image_service::FilesystemError;
 use larder_api::is_gone;
 use larder_api::v1alpha1::Collection;
 
-use super::report::{self, held_by};
+use super::report::{self, usage_by_state};
 use crate::error::Error;
 
 /// The plan alone. What is present and used is looked at, and written down.
@@ -29,7 +30,7 @@ pub(super) async fn dry_run(
     let enough = planned.reachable;
     Ok(Collection {
         warnings: collector.warnings(&found).iter().map(ToString::to_string).collect(),
-        held_by: (!enough).then(|| held_by(&who_holds(&found, policy))),
+        usage_by_state: (!enough).then(|| usage_by_state(&who_holds(&found, policy))),
         ..report::of_plan(&planned, found.disk, policy)
     })
 }
@@ -37,26 +38,39 @@ pub(super) async fn dry_run(
 /// One GC round; its report includes incomplete removals.
 pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: GcGoal) -> Collection {
     let round = collector.round_by(policy, goal).await;
-    let held_by = match &round.error {
+    let usage_by_state = match &round.error {
         Some(GcError::Insufficient(_)) => {
             let scene = collector.snapshot_for(policy).await.ok();
-            scene.map(|scene| held_by(&who_holds(&scene, policy)))
+            scene.map(|scene| usage_by_state(&who_holds(&scene, policy)))
         }
         _ => None,
     };
+    let report = report::of_round(goal, &round, policy);
     let error = match round.error.clone() {
+        // Kubelet's text is for events; the command prints the same in its own units.
+        Some(GcError::Insufficient(_)) => Some(Error::failed(shortfall(&report)).into()),
         Some(error) => Some(failure_of(collector, error).await.into()),
         None => None,
     };
     Collection {
         warnings: round.report.warnings.iter().map(ToString::to_string).collect(),
-        held_by,
+        usage_by_state,
         error,
-        ..report::of_round(goal, &round, policy)
+        ..report
     }
 }
 
-/// Everything that a plan depends on; a file system that cannot be read is left out.
+/// The bytes that a round freed, and those that it had to.
+fn shortfall(report: &Collection) -> String {
+    let freed = go_format::bytes(u64::try_from(report.freed_bytes.unwrap_or(0)).unwrap_or(0));
+    if report.needed_bytes == 0 && report.needed_inodes > 0 {
+        let inodes: u64 = report.removals.iter().map(|removal| removal.promised_inodes).sum();
+        return format!("not enough reclaimable inodes: freed {inodes} of {}", report.needed_inodes);
+    }
+    format!("not enough reclaimable space: freed {freed} of {}", go_format::bytes(report.needed_bytes))
+}
+
+/// Everything that a plan depends on; a filesystem that cannot be read is left out.
 pub(super) async fn scene(collector: &Collector, policy: &GcPolicy) -> Result<GcSnapshot, Error> {
     let scene = match collector.snapshot_for(policy).await {
         Err(GcError::Disk(error)) => {
@@ -92,11 +106,9 @@ pub(crate) fn failure(error: GcError) -> Error {
             Error::failed(format!("cannot determine image usage: {error}; removed nothing"))
                 .hint(Hint::from("fix the cause, then rerun ").command(["gc"]))
         }
-        // Kubelet's text is for events; the command prints the same in its own units.
-        GcError::Insufficient(_) => Error::failed("not enough reclaimable space: removed all candidates"),
         // Kubelet's number for all that there is.
         GcError::Space { wanted: i64::MAX, errors, .. } => {
-            Error::failed(format!("could not remove all unused images: {errors}"))
+            Error::failed(format!("cannot remove all unused images: {errors}"))
         }
         other => Error::failed(other.to_string()),
     }
@@ -145,13 +157,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_round_whose_backend_went_says_so_and_another_that_not_all_could_be_removed() {
+    async fn a_round_reports_a_lost_backend_and_removals_that_failed() {
         let backend = FakeBackend::new();
         let collector = Collector::builder(Arc::new(backend.clone())).build();
         let failed = || GcError::Space { wanted: i64::MAX, freed: 0, errors: "in use".into() };
         let failure = failure_of(&collector, failed()).await;
         assert_eq!(failure.kind(), ErrorKind::Failed);
-        assert_eq!(failure.message(), "could not remove all unused images: in use");
+        assert_eq!(failure.message(), "cannot remove all unused images: in use");
         let problem = EndpointFailure::Reported { problem: "no such socket".into(), hint: "start it".into() };
         backend.set_down(Some(BackendError::Unreachable { endpoint: "unix:///d.sock".into(), problem }));
         for error in [failed(), GcError::Uses(larder::gc::ImageUseError::other("closed"))] {

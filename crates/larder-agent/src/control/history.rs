@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use larder::gc::{HistoryFile, RemovalHistoryEntry};
-use larder_api::EnumWord as _;
-use larder_api::v1alpha1::{HistoryEntry, HistoryResponse, RemovalPurpose};
+use larder_api::v1alpha1::{HistoryEntry, HistoryResponse, RemovalTrigger};
 
 use super::report::time;
 use crate::error::Error;
@@ -26,12 +25,23 @@ fn shown(entry: RemovalHistoryEntry) -> HistoryEntry {
         time: time(entry.at),
         id: entry.id.into(),
         names: entry.names,
-        reason: RemovalPurpose::from_word(&entry.reason).into(),
+        trigger: trigger_of(&entry.reason).into(),
         why: entry.why,
         promised_bytes: entry.promised.bytes,
         promised_inodes: entry.promised.inodes,
         estimated: entry.estimated,
         freed_bytes: entry.freed.map(|freed| freed.bytes),
         freed_inodes: entry.freed.map(|freed| freed.inodes),
+    }
+}
+
+/// The word of the history file as the API has it.
+fn trigger_of(word: &str) -> RemovalTrigger {
+    match word {
+        "space" => RemovalTrigger::Space,
+        "age" => RemovalTrigger::Age,
+        "demand" => RemovalTrigger::Free,
+        "unused" => RemovalTrigger::AllUnused,
+        _ => RemovalTrigger::Unspecified,
     }
 }

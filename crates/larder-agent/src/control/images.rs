@@ -1,4 +1,4 @@
-//! Looks at images, and at the backend that has them.
+//! Describes images, and the backend that has them.
 
 use larder::backend::{Backend, BackendError, FilesystemUsage, ImageDetails, ImageSpec};
 use larder::hint::Hint;
@@ -7,16 +7,16 @@ use larder_api::v1alpha1::{Condition, RuntimeResponse};
 
 use crate::error::Error;
 
-/// One image, with all that is known of it.
+/// One image with its details.
 pub(super) async fn inspect(name: &str, backend: &dyn Backend) -> Result<ImageDetails, Error> {
     match backend.inspect(&ImageSpec::named(name)).await {
         Ok(found) => found.ok_or_else(|| absent(name)),
-        Err(error) => Err(trouble_with(name, error)),
+        Err(error) => Err(image_error(name, error)),
     }
 }
 
-/// The trouble with one image. A backend that is gone is the end of all, and says nothing of the image.
-pub(super) fn trouble_with(name: &str, error: BackendError) -> Error {
+/// An error about one image. That of an unreachable backend does not name the image.
+pub(super) fn image_error(name: &str, error: BackendError) -> Error {
     if is_gone(&error) {
         return error.into();
     }
@@ -27,7 +27,7 @@ pub(super) fn trouble_with(name: &str, error: BackendError) -> Error {
     }
 }
 
-/// An image that was asked for and is not there.
+/// A requested image that does not exist.
 pub(super) fn absent(image: &str) -> Error {
     Error::missing(format!("{image}: image not found"))
         .hint(Hint::new().command(["images"]).text(" lists the present images"))

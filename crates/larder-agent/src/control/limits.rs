@@ -60,8 +60,8 @@ pub(super) fn policy(
         .hint("use percentages from 0 to 100, with the low threshold below the high one"))
 }
 
-/// The policy for a look at usage: every image that may be removed sooner or later counts as unused.
-pub(super) fn looking_policy(policy: &GcPolicy) -> GcPolicy {
+/// The policy of usage reports, without the minimum age: an unused image counts as unused at any age.
+pub(super) fn usage_policy(policy: &GcPolicy) -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, ..policy.clone() }
 }
 
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_asked_for_stays_as_it_is() {
+    fn settings_that_are_not_given_do_not_change() {
         let keep = vec![KeepRule::new(Selector::Name("a".into()))];
         let base =
             GcPolicy { high_threshold_percent: 70, low_threshold_percent: 60, keep, ..GcPolicy::default() };

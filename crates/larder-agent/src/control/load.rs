@@ -31,7 +31,7 @@ const MAX_PIECE: usize = 1 << 20;
 /// Timeout of the next chunk; the program that writes the archive may start slowly.
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// Loads what comes; `turns` are [`AT_ONCE`].
+/// Loads the stream; `turns` limits concurrent loads to [`AT_ONCE`].
 pub(super) async fn load(
     node: &Node,
     turns: &Semaphore,
@@ -99,7 +99,7 @@ async fn next(
 ) -> Result<Option<api::LoadRequest>, Status> {
     let next = time::timeout(SILENCE, pieces.next()).await.map_err(|_| {
         let silence = go_format::duration(SILENCE);
-        Error::unreachable(format!("no data of the archive for {silence}"))
+        Error::unreachable(format!("no archive data received within {silence}"))
             .hint("check that the program that writes it still runs")
     })?;
     let piece = next.transpose()?;
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_that_breaks_is_told_as_it_broke() {
+    async fn a_broken_stream_is_reported_with_its_cause() {
         let dir = tempfile::tempdir().unwrap();
         let (node, turns) = (node(&dir), Semaphore::new(1));
         let then = |last| stream::iter([Ok(piece(100)), last]).chain(stream::pending());
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(large.code(), Code::InvalidArgument);
         let waiting = load(&node, &turns, then(Ok(piece(100))));
         let (silent, ()) = tokio::join!(waiting, time::advance(SILENCE));
-        assert_eq!(silent.unwrap_err().message(), "no data of the archive for 10m0s");
+        assert_eq!(silent.unwrap_err().message(), "no archive data received within 10m0s");
         let empty = load(&node, &turns, stream::empty()).await.unwrap_err();
         assert_eq!(empty.message(), "no data received");
     }

@@ -95,7 +95,7 @@ impl ControlApi {
         limits::policy(&node.collector()?.policy(), request, |key| config.origin(key).to_string())
     }
 
-    /// Calls the embedded store on a thread that may block.
+    /// Calls larder's own store on a thread that may block.
     async fn store<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Store) -> Result<T, Error> + Send + 'static,
@@ -202,7 +202,7 @@ impl Control for ControlApi {
     }
 
     async fn usage(&self, _: Request<api::UsageRequest>) -> ControlResult<api::UsageResponse> {
-        let policy = limits::looking_policy(&self.node().collector()?.policy());
+        let policy = limits::usage_policy(&self.node().collector()?.policy());
         Ok(Response::new(usage::usage(self.node(), &policy).await?))
     }
 

@@ -1,4 +1,4 @@
-//! Root file systems of images in the embedded store. Everything here may block.
+//! Root filesystems of images in larder's own store. Everything here may block.
 
 use std::path::Path;
 use std::time::SystemTime;

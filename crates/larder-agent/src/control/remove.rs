@@ -18,7 +18,7 @@ use larder_store::backend::StoreBackend;
 use larder_store::store::StoreError;
 use tokio::task::spawn_blocking;
 
-use super::images::{absent, trouble_with};
+use super::images::{absent, image_error};
 use crate::error::{Error, ErrorKind};
 use naming::ImageNameForm;
 
@@ -66,7 +66,7 @@ async fn look_up<'a>(
             },
             Ok(None) if request.ignore_not_found => {}
             Ok(None) => answer.refuse(absent(name))?,
-            Err(error) => answer.refuse(trouble_with(name, error))?,
+            Err(error) => answer.refuse(image_error(name, error))?,
         }
     }
     Ok(found)
@@ -97,7 +97,7 @@ async fn remove_all(
             continue;
         }
         if let Err(error) = remove_one(&image.id, request.force, backend, store, gate).await {
-            answer.refuse(trouble_with(name, error))?;
+            answer.refuse(image_error(name, error))?;
             continue;
         }
         answer.results.push(api::Removed {
@@ -108,7 +108,7 @@ async fn remove_all(
     Ok(())
 }
 
-/// Removes one image. The store goes on removing after its caller went away; the gate has to stay closed until then.
+/// Removes one image. The store completes a removal whose caller is gone; the gate must be closed until then.
 async fn remove_one(
     id: &ImageId,
     force: bool,
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn on_docker_the_refusal_says_how_one_name_goes_alone() {
+    fn on_docker_the_refusal_names_the_command_that_removes_one_name() {
         let names = vec!["api:2".to_owned(), "keepme:1".to_owned()];
         let image = Image { repo_tags: names, ..Image::default() };
         let steps = |is_docker| format!("{:?}", other_names("api:2", &image, is_docker).next_steps());
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_removal_whose_caller_goes_away_ends_behind_the_closed_gate_and_no_other_begins() {
+    async fn a_removal_without_its_caller_ends_behind_the_closed_gate_and_no_other_begins() {
         let (fake, gate) = (FakeBackend::new(), Arc::new(RemovalGate::default()));
         let minute = Duration::from_secs(60);
         for name in ["a:1", "b:1"] {

@@ -54,7 +54,7 @@ pub(super) fn of_round(goal: GcGoal, round: &GcRoundResult, policy: &GcPolicy) -
         removals: done().map(|done| removed(&done.removal, done.freed)).collect(),
         images: images.into_iter().map(|verdict| image(verdict, policy)).collect(),
         failed: errors.map(|(id, message)| api::FailedRemoval { id: id.into(), message }).collect(),
-        spared: swept.iter().flat_map(|swept| swept.skipped.iter().map(ToString::to_string)).collect(),
+        skipped: swept.iter().flat_map(|swept| swept.skipped.iter().map(ToString::to_string)).collect(),
         gone: swept.iter().flat_map(|swept| swept.gone.iter().map(ToString::to_string)).collect(),
         planned: !round.report.plans.is_empty(),
         ..empty(false, goal, policy)
@@ -103,9 +103,9 @@ fn removed(removal: &PlannedRemoval, freed: Option<DiskSpace>) -> api::Removal {
     }
 }
 
-/// One image, and whether it goes. Of one that a rule keeps, the name that the rule means comes first.
+/// One image, and whether the round removes it. If a keep rule retains it, the matching name comes first.
 pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdict {
-    let (goes, reason, why) = match &image.verdict {
+    let (remove, reason, why) = match &image.verdict {
         GcDecision::Remove(why) => (true, reason_of(why), why.to_string()),
         GcDecision::Retain(stays) => (false, stays_of(stays), stays.to_string()),
     };
@@ -126,7 +126,7 @@ pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdi
         unique_bytes: image.alone.bytes,
         first_seen: time(image.first_seen),
         last_used: image.last_used.and_then(time),
-        goes,
+        remove,
         reason: reason.into(),
         why,
         used_by,
@@ -141,7 +141,7 @@ pub(super) fn time(stamp: UnixMillis) -> Option<String> {
 fn reason_of(why: &RemovalReason) -> VerdictReason {
     match why {
         RemovalReason::TooOld { .. } => VerdictReason::TooOld,
-        RemovalReason::Room { .. } => VerdictReason::Room,
+        RemovalReason::Room { .. } => VerdictReason::Space,
         RemovalReason::SharedLayer { .. } => VerdictReason::SharedLayer,
         RemovalReason::Unused => VerdictReason::Unused,
         _ => VerdictReason::Unspecified,
@@ -163,16 +163,16 @@ fn stays_of(stays: &RetainReason) -> VerdictReason {
     }
 }
 
-/// The shape of `heldBy` in `larder df -o json`.
-pub(super) fn held_by(holders: &RetentionBreakdown) -> api::HeldBy {
+/// The shape of `usageByState` in `larder df -o json`.
+pub(super) fn usage_by_state(holders: &RetentionBreakdown) -> api::UsageByState {
     let of = |holder: RetentionClass| {
         let found = holders.images.iter().find(|held| held.holder == holder);
-        found.map_or(api::Held::default(), |held| api::Held {
+        found.map_or(api::ImageTotal::default(), |held| api::ImageTotal {
             count: held.images as u64,
             size_bytes: held.amount.bytes,
         })
     };
-    api::HeldBy {
+    api::UsageByState {
         in_use: Some(of(RetentionClass::InUse)),
         pinned: Some(of(RetentionClass::Pinned)),
         kept: Some(of(RetentionClass::Kept)),

@@ -23,7 +23,7 @@ pub(super) async fn now(
     let configuration = configuration(node).await;
     let now = Instant::now();
     let health = node.health.borrow().clone();
-    let (backend_answers, backend_message) = match &health {
+    let (backend_available, backend_message) = match &health {
         BackendHealth::Unknown => (true, "not checked yet".to_owned()),
         BackendHealth::Up(info) => (true, format!("{} {}", info.name, info.version)),
         BackendHealth::Down { why, .. } => (false, why.clone()),
@@ -36,22 +36,22 @@ pub(super) async fn now(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         uptime_seconds: now.saturating_duration_since(node.started).as_secs(),
         backend: node.description.clone(),
-        backend_answers,
+        backend_available,
         backend_message,
         socket: match process {
             ServingProcess::Daemon(socket) => socket.as_ref().map(|socket| socket.display().to_string()),
             ServingProcess::Command => None,
         },
-        state: node.state.dir().display().to_string(),
+        state: node.state.path().display().to_string(),
         pulls: node.manager.pulls().iter().map(|pull| convert::pull(pull, now)).collect(),
-        collection: Some(collection(&node.loops.status().borrow())),
+        gc: Some(gc_status(&node.loops.status().borrow())),
         calls: calls.collect(),
         connections: u32::try_from(connections.open()).unwrap_or(u32::MAX),
         configuration,
-        reload_error: node.settings.trouble(),
+        reload_error: node.settings.reload_error(),
         needs_restart: node.settings.pending().into_iter().map(str::to_owned).collect(),
         next_event: node.events.next_number(),
-        process: i32::try_from(std::process::id()).unwrap_or_default(),
+        pid: i32::try_from(std::process::id()).unwrap_or_default(),
     }
 }
 
@@ -67,12 +67,12 @@ async fn configuration(node: &Node) -> Option<String> {
     (!files.is_empty()).then(|| files.join(", "))
 }
 
-fn collection(status: &GcStatus) -> api::GcStatus {
+fn gc_status(status: &GcStatus) -> api::GcStatus {
     api::GcStatus {
         rounds: status.rounds,
         running: status.running,
         ended: status.ended.map(convert::time),
-        last: status.last.as_ref().map(|last| match last {
+        result: status.last.as_ref().map(|last| match last {
             Ok(report) => did(report),
             Err(error) => error.to_string(),
         }),

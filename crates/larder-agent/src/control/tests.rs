@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use larder::events::EventReason;
 use larder_api::v1alpha1::ensure_update::Update;
-use larder_api::v1alpha1::events_response::Told;
+use larder_api::v1alpha1::events_response::Item;
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, error, image};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{UnixListener, UnixStream};
@@ -128,7 +128,7 @@ async fn a_failure_holds_back_the_same_run_and_no_other() {
 }
 
 #[tokio::test]
-async fn who_goes_away_gives_up_and_others_go_on() {
+async fn a_canceled_caller_leaves_the_queue_and_others_continue() {
     let served = TestDaemon::new();
     served.backend.hold_pulls();
     let (mut one, mut two) = (served.client(), served.client());
@@ -149,7 +149,7 @@ async fn who_goes_away_gives_up_and_others_go_on() {
 }
 
 #[tokio::test]
-async fn a_caller_that_does_not_read_holds_up_nobody() {
+async fn a_caller_that_does_not_read_delays_no_other_caller() {
     let served = TestDaemon::new();
     let mut client = served.client();
     let many: Vec<String> = (0..5000).map(|number| format!("i{number}:1")).collect();
@@ -187,7 +187,7 @@ async fn errors_have_a_code_a_sentence_and_a_hint() {
 }
 
 #[tokio::test]
-async fn too_much_is_refused_and_the_connection_goes_on() {
+async fn an_excessive_request_is_refused_and_the_connection_remains() {
     let served = TestDaemon::new();
     let mut client = served.client();
     let secret = |bytes: usize| api::PullSecret { document: vec![b'x'; bytes], ..Default::default() };
@@ -246,7 +246,7 @@ async fn rules_of_the_settings_are_listed_with_their_place() {
 }
 
 #[tokio::test]
-async fn who_comes_while_the_daemon_stops_is_told_so_at_once() {
+async fn a_client_of_a_stopping_daemon_gets_an_error_at_once() {
     let served = TestDaemon::new();
     served.backend.hold_pulls();
     let mut early = served.client();
@@ -301,7 +301,7 @@ async fn answer_of(mut stream: UnixStream) -> String {
 const PLAIN: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: larder\r\nconnection: close\r\n\r\n";
 
 #[tokio::test]
-async fn who_came_before_the_stop_and_asks_after_it_is_answered() {
+async fn a_connection_from_before_the_stop_is_served_after_it() {
     let served = TestDaemon::new();
     let mut silent = Vec::new();
     for number in 0..20 {
@@ -321,7 +321,7 @@ async fn who_came_before_the_stop_and_asks_after_it_is_answered() {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_place_at_the_stop_is_told_so() {
+async fn a_queued_client_gets_an_error_at_the_stop() {
     let served = TestDaemon::new();
     served.backend.hold_pulls();
     let mut early = served.client();
@@ -339,7 +339,7 @@ async fn who_waits_for_a_place_at_the_stop_is_told_so() {
 }
 
 #[tokio::test]
-async fn what_all_requests_take_together_is_bounded() {
+async fn the_memory_of_all_requests_is_bounded() {
     let served = TestDaemon::new();
     served.backend.hold_pulls();
     let giant = |image: &str| api::EnsureRequest {
@@ -362,16 +362,16 @@ async fn what_all_requests_take_together_is_bounded() {
 }
 
 #[tokio::test]
-async fn watchers_are_told_what_comes_and_let_the_daemon_stop() {
+async fn watchers_get_new_events_and_do_not_delay_the_stop() {
     let served = TestDaemon::new();
     let mut client = served.client();
     let request = api::EventsRequest { from: 0, watch: true };
     let mut events = client.events(request).await.unwrap().into_inner();
     assert_eq!(updates(&mut served.client(), wants(&["Bad"])).await.len(), 2);
-    let first = events.message().await.unwrap().unwrap().told;
-    assert!(matches!(first, Some(Told::Event(event)) if event.number == Some(0)));
-    let second = events.message().await.unwrap().unwrap().told;
-    assert!(matches!(second, Some(Told::Event(event)) if event.message == "Error: InvalidImageName"));
+    let first = events.message().await.unwrap().unwrap().item;
+    assert!(matches!(first, Some(Item::Event(event)) if event.number == Some(0)));
+    let second = events.message().await.unwrap().unwrap().item;
+    assert!(matches!(second, Some(Item::Event(event)) if event.message == "Error: InvalidImageName"));
     served.stop.send_replace(true);
     assert_eq!(events.message().await.unwrap(), None);
 }
@@ -422,7 +422,7 @@ async fn a_command_leases_no_image_of_a_runtime() {
 }
 
 #[tokio::test]
-async fn what_needs_a_restart_is_told_until_it_is_as_it_was() {
+async fn settings_that_require_a_restart_are_reported_until_they_are_reverted() {
     let served = TestDaemon::new();
     let reload = |settings: &str| {
         let text = format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{settings}\n");

@@ -1,4 +1,4 @@
-//! What holds the disk: images, the file system, and what a backend knows beside them.
+//! Disk usage: of images, of their filesystem, and what the backend reports in addition.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use larder_store::store::{ImageUsage, Store, StoreError, StoreUsage};
 use tokio::task::spawn_blocking;
 
 use super::remove::users;
-use super::report::held_by;
+use super::report::usage_by_state;
 use crate::error::Error;
 use crate::node::Node;
 
@@ -28,7 +28,7 @@ pub(super) async fn usage(node: &Node, policy: &GcPolicy) -> Result<api::UsageRe
         let engine = docker::of_engine(&engine.usage().await?);
         if let (Some(filesystem), Some(images)) = (&mut usage.filesystem, &engine.images) {
             filesystem.images_bytes = Some(images.size_bytes);
-            // A guess at inodes may be more than the file system has.
+            // A guess at inodes may be more than the filesystem has.
             filesystem.images_inodes = (!images.estimated).then_some(images.inodes);
         }
         usage.docker = Some(engine);
@@ -36,12 +36,12 @@ pub(super) async fn usage(node: &Node, policy: &GcPolicy) -> Result<api::UsageRe
     let disk_is_here = usage.filesystem.as_ref().is_some_and(|filesystem| filesystem.size_bytes.is_some());
     if let Some(held) = held(node.collector()?, policy, disk_is_here).await {
         usage.reclaimable_bytes = Some(held.reclaimable.bytes);
-        usage.held_by = Some(held_by(&held));
+        usage.usage_by_state = Some(usage_by_state(&held));
     }
     Ok(usage)
 }
 
-/// What holds the disk; `None`, after a warning, where that cannot be determined.
+/// Disk usage by state of the images; `None`, after a warning, if image usage cannot be determined.
 async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> Option<RetentionBreakdown> {
     let scene =
         if disk_is_here { collector.snapshot_with_fs_stats().await } else { collector.snapshot().await };
@@ -58,7 +58,7 @@ async fn measure(node: &Node) -> Result<api::UsageResponse, Error> {
     let service = ImageService::new(Arc::clone(&node.backend));
     let (list, in_use) = (service.list().await?, service.backend().container_inventory().await?);
     let found = service.image_filesystem(local_disk).await.map_err(filesystem_error)?;
-    let [mut total, mut used, mut unused] = [api::Held::default(); 3];
+    let [mut total, mut used, mut unused] = [api::ImageTotal::default(); 3];
     for image in &list {
         add(&mut total, image.size);
         let is_used = !users(image, &in_use).is_empty();
@@ -84,7 +84,7 @@ async fn measure(node: &Node) -> Result<api::UsageResponse, Error> {
     })
 }
 
-fn add(group: &mut api::Held, size: u64) {
+fn add(group: &mut api::ImageTotal, size: u64) {
     group.count += 1;
     group.size_bytes = group.size_bytes.saturating_add(size);
 }
@@ -112,18 +112,18 @@ async fn of_store(store: Store) -> Result<api::StoreUsage, Error> {
 fn store_usage(images: Vec<ImageUsage>, usage: &StoreUsage) -> api::StoreUsage {
     let mut images: Vec<_> = images.into_iter().map(image_usage).collect();
     images.sort_by(|a, b| (b.size_bytes, &a.repo_tags, &a.id).cmp(&(a.size_bytes, &b.repo_tags, &b.id)));
-    let other_layers = DiskSpace {
+    let unique_layers = DiskSpace {
         bytes: usage.layers.bytes.saturating_sub(usage.shared_layers.bytes),
         inodes: usage.layers.inodes.saturating_sub(usage.shared_layers.inodes),
     };
     let disk = api::StoreDiskUsage {
         shared_layers: space(usage.shared_layers),
-        other_layers: space(other_layers),
+        unique_layers: space(unique_layers),
         manifests: space(usage.blobs),
-        fetching: space(usage.ingest),
+        downloads: space(usage.ingest),
         unpacking: space(usage.staging),
         mounts: space(usage.mounts),
-        removed: space(usage.trash),
+        trash: space(usage.trash),
         database: space(usage.database),
         total: space(usage.total()),
     };
@@ -158,20 +158,20 @@ mod docker {
     pub(super) fn of_engine(usage: &EngineUsage) -> api::DockerUsage {
         let reported = usage.engine.as_ref();
         api::DockerUsage {
-            builder_bytes: reported.map(|reported| reported.builder_bytes).ok(),
-            builder_unused_bytes: reported.map(|reported| reported.builder_unused_bytes).ok(),
+            build_cache_bytes: reported.map(|reported| reported.builder_bytes).ok(),
+            build_cache_unused_bytes: reported.map(|reported| reported.builder_unused_bytes).ok(),
             system_df: reported.ok().map(|reported| api::DockerSystemDf {
                 layers_bytes: reported.layers_bytes,
                 reclaimable_bytes: reported.reclaimable_bytes,
                 containers_bytes: reported.containers_bytes,
             }),
-            system_df_problem: reported.err().map(ToString::to_string),
+            system_df_error: reported.err().map(ToString::to_string),
             layer_store: usage.layer_store.as_ref().map(|path| path.display().to_string()),
             layer_store_bytes: usage.on_disk.map(|amount| amount.bytes),
             layer_store_inodes: usage.on_disk.map(|amount| amount.inodes),
             images: Some(part(usage.images)),
             containers: Some(part(usage.containers)),
-            rest_bytes: usage.unattributed().map(|amount| amount.bytes),
+            other_bytes: usage.unattributed().map(|amount| amount.bytes),
         }
     }
 

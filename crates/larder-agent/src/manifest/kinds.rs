@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_that_a_group_of_kubernetes_does_not_have_is_a_slip() {
+    fn a_kind_unknown_to_a_kubernetes_group_is_misspelt() {
         for (api_version, kind, said) in [
             ("apps/v1", "Deploymnet", "did you mean Deployment?"),
             ("v1", "pod", "did you mean Pod?"),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_told_from_what_they_hold() {
+    fn lists_are_recognized_by_their_items() {
         assert_eq!(kind_of("v1", "List"), ManifestKind::List);
         assert_eq!(kind_of("v1", "PodList"), ManifestKind::List);
         assert_eq!(kind_of("apps/v1", "DeploymentList"), ManifestKind::List);

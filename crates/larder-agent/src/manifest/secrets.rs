@@ -219,15 +219,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_named_by_its_type_alone() {
+    fn a_value_that_is_no_string_is_named_only_by_its_type() {
         for (text, problem) in [
-            ("stringData: {password: 80443921}", "stringData.password: must be a text, is a number"),
-            ("data: {password: 80443921}", "data.password: must be a text, is a number"),
-            ("stringData: {password: true}", "stringData.password: must be a text, is a boolean"),
-            ("stringData: {password: {80443921: x}}", "stringData.password: must be a text, is a mapping"),
-            ("stringData: {password: [80443921]}", "stringData.password: must be a text, is a list"),
+            ("stringData: {password: 80443921}", "stringData.password: must be a string, is a number"),
+            ("data: {password: 80443921}", "data.password: must be a string, is a number"),
+            ("stringData: {password: true}", "stringData.password: must be a string, is a boolean"),
+            ("stringData: {password: {80443921: x}}", "stringData.password: must be a string, is a mapping"),
+            ("stringData: {password: [80443921]}", "stringData.password: must be a string, is a list"),
             ("stringData: 80443921", "stringData: must be a mapping, is a number"),
-            ("stringData: {'password 80443921': 1}", "stringData[...]: must be a text, is a number"),
+            ("stringData: {'password 80443921': 1}", "stringData[...]: must be a string, is a number"),
         ] {
             assert_eq!(read_secret(text).1, [problem], "{text}");
         }

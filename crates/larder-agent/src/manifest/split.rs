@@ -1,4 +1,4 @@
-//! Cuts a file into its documents, so that one that is broken does not take the others with it.
+//! Splits a file into its documents, so that an invalid one does not affect the others.
 //!
 //! Files are cut at lines that start with `---`, as kubectl does; then JSON values that follow each other where one
 //! ends. Every piece knows the line of the file on which it starts.
@@ -44,7 +44,7 @@ fn after_separator(line: &str) -> Option<&str> {
     rest.is_empty().then_some(rest).or_else(|| rest.starts_with([' ', '\t', '\r', '\n']).then_some(rest))
 }
 
-/// Cuts JSON values that follow each other. Whatever else begins with a brace stays whole: YAML's own mappings do, and
+/// Splits consecutive JSON values. Whatever else begins with a brace stays whole: YAML's own mappings do, and
 /// only a JSON parser distinguishes the two.
 fn split_json(piece: DocumentText<'_>) -> Vec<DocumentText<'_>> {
     let text = piece.text;

@@ -136,7 +136,7 @@ spec: {containers: [{name: c, image: busybox}]}
             "app.yaml:9: document 3: not a Kubernetes object: apiVersion and kind are missing",
             "app.yaml:18: document 4 (Pod default/bad): spec.containers[0].image: \
              \"Busybox\": repository name must be lowercase",
-            "app.yaml:20: document 4 (Pod default/bad): spec.containers[1].image: must be a text, is the number 1.25",
+            "app.yaml:20: document 4 (Pod default/bad): spec.containers[1].image: must be a string, is the number 1.25",
             "app.yaml:21: document 4 (Pod default/bad): spec.containers[1].imagePullPolicy: \
              \"always\": must be Always, IfNotPresent or Never",
         ]
@@ -145,12 +145,12 @@ spec: {containers: [{name: c, image: busybox}]}
 }
 
 #[test]
-fn what_a_pod_lacks_is_named() {
+fn missing_fields_of_a_pod_are_named() {
     for (spec, problem) in [
         ("", "app.yaml:2: document 1 (Pod default/p): spec: required"),
         ("spec: {containers: []}", "spec.containers: a pod must have at least one container"),
         ("spec: {volumes: []}", "spec.containers: a pod must have at least one container"),
-        ("spec: {containers: web}", "spec.containers: must be a list, is a text"),
+        ("spec: {containers: web}", "spec.containers: must be a list, is a string"),
         ("spec: {containers: [{image: a}]}", "spec.containers[0].name: required"),
         ("spec: {containers: [{name: a}]}", "spec.containers[0].image: required"),
         ("spec: {containers: [{name: a, image: ''}]}", "image: \"\": an image name must not be empty"),
@@ -167,9 +167,9 @@ fn what_a_pod_lacks_is_named() {
 }
 
 #[test]
-fn what_an_object_lacks_is_named() {
+fn missing_fields_of_an_object_are_named() {
     for (text, problem) in [
-        ("just words\n", "app.yaml:1: document 1: not a Kubernetes object: must be a mapping, is a text"),
+        ("just words\n", "app.yaml:1: document 1: not a Kubernetes object: must be a mapping, is a string"),
         ("kind: Pod\n", "app.yaml:1: document 1: not a Kubernetes object: apiVersion is missing"),
         (
             "apiVersion: v1\nkind: Pod\nspec: {containers: [{name: a, image: b}]}\n",
@@ -177,7 +177,7 @@ fn what_an_object_lacks_is_named() {
         ),
         (
             "apiVersion: v1\nkind: Pod\nmetadata: none\nspec: {containers: [{name: a, image: b}]}\n",
-            "app.yaml:3: document 1 (Pod): metadata: must be a mapping, is a text",
+            "app.yaml:3: document 1 (Pod): metadata: must be a mapping, is a string",
         ),
         ("", "app.yaml: no document in it"),
         (

@@ -42,7 +42,7 @@ const STACK_BYTES: usize = 16 * 1024 * 1024;
 /// Reads each of the documents, on a thread that has the stack for the deepest.
 ///
 /// Nothing is caught here: the reader gives an error beyond `MAX_DEPTH`, aliases counted in, and so cannot use the
-/// stack up; a panic would be a mistake of the program and ends it, as everywhere.
+/// stack up; a panic would be a defect of the program and ends it, as everywhere.
 pub fn parse_all(texts: &[&str]) -> Vec<Result<YamlNode, InputProblem>> {
     on_deep_stack(texts, KeyVisibility::Hidden)
 }

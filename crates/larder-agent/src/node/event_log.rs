@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_again_with_the_same_text_is_logged_again_and_what_comes_between_does_not_count() {
+    fn a_failure_is_logged_again_after_another_one() {
         let ring = Arc::new(RingSink::new(10));
         let log = DedupEventSink::new(SharedRing(Arc::clone(&ring)));
         let event = |reason, message: &str| Event {

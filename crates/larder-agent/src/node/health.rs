@@ -108,7 +108,7 @@ fn words(error: &BackendError) -> String {
     }
 }
 
-/// What is worth an event: that it went, and that it came back.
+/// The changes that are events: the backend became unavailable, or available again.
 fn news(before: &BackendHealth, now: &BackendHealth) -> Option<(EventType, EventReason, String)> {
     match (before, now) {
         (BackendHealth::Unknown | BackendHealth::Up(_), BackendHealth::Down { why, .. }) => Some((

@@ -28,6 +28,7 @@ use larder::gc::{
     Collector, CollectorBuilder, GcCounts, GcIntervals, GcLoops, GcPolicy, HistoryFile, KeepRule,
     PostImageGcHook, RemovalGate, UsageRecordFileStore,
 };
+use larder::hint::Hint;
 use larder::pod::ObjectRef;
 use larder::pull::{ImageManager, PullConfig};
 use larder::records::{PullRecordStore, PullRecords};
@@ -99,7 +100,7 @@ pub struct Node {
     pub(crate) desired_uses: DesiredUses,
     pub(crate) settings: NodeSettings,
     pub(crate) records: Option<Arc<PullRecordStore>>,
-    /// Whether pulls of an earlier process are settled.
+    /// Whether the pulls of an earlier process are resolved.
     recovered: OnceCell<()>,
     /// Ensures for those who collect later; `None` where no state is kept.
     pub(crate) ensures: Option<RecentEnsures>,
@@ -209,16 +210,16 @@ impl Node {
         &self.description
     }
 
-    /// The embedded store, if that is the backend.
+    /// larder's own store, if that is the backend.
     pub(crate) fn store(&self) -> Option<&StoreBackend> {
         self.handle.as_ref().and_then(BackendHandle::store)
     }
 
-    /// The embedded store, for calls that need it.
+    /// larder's own store, for calls that need it.
     pub(crate) fn require_store(&self) -> Result<&StoreBackend, Error> {
         self.store().ok_or_else(|| {
-            Error::failed(format!("these are {}", self.description))
-                .hint("only larder's own store can do this: leave the backend out")
+            Error::failed(format!("requires larder's own store, but the backend is {}", self.description))
+                .hint(Hint::from("select a store with ").setting("root", "DIR").text(", or omit the backend"))
         })
     }
 
@@ -227,7 +228,7 @@ impl Node {
         if self.state.is_locked() {
             return Ok(&self.state);
         }
-        Err(Error::failed("this process keeps no state of garbage collection"))
+        Err(Error::failed("no GC state: the process was opened without a state directory"))
     }
 
     /// Asks the backend whether it answers, and records the result.
@@ -246,15 +247,15 @@ impl Node {
         Ok(self.backend.info().await.map(drop)?)
     }
 
-    /// Settles pulls that an earlier process did not finish; `false` where the backend could not be asked. Pods are
-    /// not granted what those pulls may have brought before this has succeeded. Does nothing after a success.
+    /// Resolves pulls that an earlier process did not finish; `false` if the backend did not answer. Until this has
+    /// succeeded, pods have no access to images that those pulls may have stored. Does nothing after a success.
     pub async fn recover(&self) -> bool {
         let Some(records) = &self.records else { return true };
         let recover = async || if records.recover(&*self.backend).await { Ok(()) } else { Err(()) };
         self.recovered.get_or_try_init(recover).await.is_ok()
     }
 
-    /// Records that an image was ensured, for processes that collect later.
+    /// Records that an image was ensured, for later GC processes.
     pub(crate) fn note_ensured(&self, id: &ImageId) {
         // In a runtime, images may be older than larder: their ages start with the first listing.
         if let Some(ensures) = &self.ensures
@@ -274,7 +275,7 @@ impl Node {
     }
 }
 
-/// Where events go: to those who ask, the metrics, the call that they are about, and the log.
+/// The receivers of events: the ring for `larder events`, the metrics, the call that caused the event, and the log.
 fn sink_of(events: &Arc<RingSink>, metrics: &Arc<NodeMetrics>, logs: bool) -> Arc<dyn EventSink> {
     let mut sinks: Vec<Arc<dyn EventSink>> = vec![events.clone(), metrics.clone(), Arc::new(CallerEventSink)];
     if logs {
@@ -283,7 +284,7 @@ fn sink_of(events: &Arc<RingSink>, metrics: &Arc<NodeMetrics>, logs: bool) -> Ar
     Arc::new(FanOutSink(sinks))
 }
 
-/// Where ensures are recorded for those who collect later, if there is state to record them in.
+/// The records of ensures for later GC processes, if the state directory is locked.
 fn recent_ensures(
     state: &StateDir,
     handle: Option<&BackendHandle>,

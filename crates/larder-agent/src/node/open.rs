@@ -33,7 +33,7 @@ pub struct NodeOptions {
     pub verbosity: tracing::Level,
 }
 
-/// What of the state directory a node needs. The embedded store has it in any case.
+/// What of the state directory a node needs. larder's own store has it in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateDirAccess {
     /// Nothing: the node lists and inspects.

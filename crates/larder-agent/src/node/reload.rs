@@ -29,13 +29,13 @@ pub(crate) struct ReloadReport {
 }
 
 impl Node {
-    /// Reads all settings again, and takes over what can change. The error is all that is wrong with them. Blocks on the
+    /// Reads all settings again, and applies those that can change. The error has all problems of them. Blocks on the
     /// disk.
     pub(crate) fn reload(&self) -> Result<ReloadReport, String> {
         let _alone = self.settings.changing();
         let outcome = self.take_over();
-        let trouble = outcome.as_ref().err().cloned();
-        *self.settings.last_error.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        let error = outcome.as_ref().err().cloned();
+        *self.settings.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
         match &outcome {
             Ok(reloaded) if *reloaded == ReloadReport::default() => {
                 tracing::info!("reloaded: no changes");
@@ -60,7 +60,7 @@ impl Node {
 
     fn take_over(&self) -> Result<ReloadReport, String> {
         let old = self.settings.now();
-        let new = config::load(&self.settings.sources).map_err(|mistakes| mistakes.line())?;
+        let new = config::load(&self.settings.sources).map_err(|errors| errors.line())?;
         for warning in &new.warnings {
             tracing::warn!("{warning}");
         }

@@ -1,4 +1,4 @@
-//! What a node does by itself: health checks, garbage collection on a timer, recovery, reloads, static pods, prefetch.
+//! Background tasks of a node: health checks, garbage collection on a timer, recovery, reloads, static pods, prefetch.
 
 use std::collections::BTreeMap;
 use std::future;
@@ -18,7 +18,7 @@ const RECOVERY_RETRY: Duration = Duration::from_secs(1);
 const MAX_RECOVERY_RETRY: Duration = Duration::from_secs(30);
 
 impl Node {
-    /// Runs what runs by itself, until dropped.
+    /// Runs the background tasks until dropped.
     pub(crate) async fn run(self: &Arc<Node>) {
         // The first collection waits until it is known what has to stay.
         let first = self.desired_uses.begin_first_scan();

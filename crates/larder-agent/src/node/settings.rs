@@ -56,7 +56,7 @@ impl NodeSettings {
     }
 
     /// Why the last reload changed nothing, if it failed.
-    pub(crate) fn trouble(&self) -> Option<String> {
+    pub(crate) fn reload_error(&self) -> Option<String> {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -1,4 +1,4 @@
-//! What runs by itself, on a full disk in simulated time.
+//! Background tasks of a node, on a full disk in simulated time.
 
 use async_trait::async_trait;
 use larder::gc::FsStatsProvider;
@@ -20,7 +20,7 @@ impl FsStatsProvider for FullFsStats {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_collection_leaves_alone_what_static_pods_and_the_prefetch_list_want() {
+async fn the_first_round_retains_images_of_static_pods_and_the_prefetch_list() {
     let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
     for name in ["static:1", "prefetched:1", "unused:1"] {
         backend.add_image(name, image(format!("sha256:{name}"), 1));
@@ -45,7 +45,7 @@ async fn the_first_collection_leaves_alone_what_static_pods_and_the_prefetch_lis
 }
 
 #[tokio::test]
-async fn what_an_earlier_process_ensured_is_leased_for_as_long_as_the_settings_say() {
+async fn images_ensured_by_an_earlier_process_are_leased_as_configured() {
     let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
     backend.add_image("a:1", image("sha256:a", 1));
     let node = |lease| {

@@ -85,14 +85,14 @@ impl CommandServer {
         &self.node
     }
 
-    /// Returns how many other commands have a call under way in this one, whenever it is asked.
+    /// Returns a function that counts the other commands with a call in progress in this one.
     pub fn joined(&self) -> impl Fn() -> usize + Send + Sync + use<> {
         let connections = self.connections.clone();
         move || connections.busy()
     }
 
-    /// Ends it: calls of commands that joined finish, and what a later process depends on is on disk. `waiting` is
-    /// called if calls of other commands take longer than a moment, with the number of those commands.
+    /// Ends the server: calls of joined commands finish, and state for later processes is flushed to disk. `waiting` is
+    /// called with the number of other commands whose calls take longer than [`PATIENCE`].
     pub async fn close(self, waiting: impl FnOnce(usize)) {
         self.stop.send_replace(true);
         if let Some(mut serving) = self.serving

@@ -52,7 +52,7 @@ struct AcceptLoop {
 }
 
 impl Connections {
-    /// Serves until `stop` says so, and then until the last connection has ended. Dropping it cuts off what is left.
+    /// Serves until `stop` is set, and then until the last connection has ended. Dropping it closes the rest.
     pub(crate) async fn serve(&self, listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
         let mut accepting = AcceptLoop { running: JoinSet::new(), next: None, router, stop: stop.clone() };
         let mut stopped = stop;
@@ -64,7 +64,7 @@ impl Connections {
         }
     }
 
-    /// Serves until `stop` says so, and then until those connections have ended that were open; `close` is called, and
+    /// Serves until `stop` is set, and then until those connections have ended that were open; `close` is called, and
     /// connections that were accepted while waiting for them end, too. Connections without calls are asked to end once
     /// they are idle for [`JOINED_IDLE`], those with calls are not.
     pub(crate) async fn serve_joined(

@@ -126,7 +126,7 @@ impl Daemon {
     pub async fn run(self) -> Result<(), Error> {
         let Daemon { node, socket, metrics, note, mut signals } = self;
         let cannot = |error: io::Error| Error::failed(format!("cannot use the bound sockets: {error}"));
-        // The file goes with the daemon; the listener goes when it stops, and then nobody waits in vain.
+        // The file is removed with the daemon. The listener is closed when the daemon stops, so that no client waits in vain.
         let BoundSocket { listener, path, own: _own } = socket;
         let listener = UnixListener::from_std(listener).map_err(cannot)?;
         let metrics = metrics.map(TcpListener::from_std).transpose().map_err(cannot)?;
@@ -153,7 +153,7 @@ impl Daemon {
         tokio::select! {
             () = drain(serving, &connections, &node, grace) => {}
             () = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {
-                tracing::warn!("second signal: cancelling in-flight calls");
+                tracing::warn!("second signal: canceling in-flight calls");
             }
         }
         // While the state is this daemon's: the next one leaves a note of its own.
@@ -211,7 +211,7 @@ struct DaemonSignals {
 }
 
 impl DaemonSignals {
-    /// From now on none of them ends the process by itself.
+    /// From now on, none of them has its default effect of ending the process.
     fn listen() -> Result<DaemonSignals, Error> {
         let listen =
             |kind| signal(kind).map_err(|error| Error::failed(format!("cannot handle signals: {error}")));
@@ -246,16 +246,16 @@ async fn drain(
     }
     let now = Instant::now();
     tracing::warn!(
-        "in-flight calls did not end within {}: cancelling them",
+        "in-flight calls did not end within {}: canceling them",
         larder::go_format::duration(grace)
     );
     for call in connections.calls() {
         let age = larder::go_format::duration(Duration::from_secs(now.duration_since(call.since).as_secs()));
-        tracing::warn!("cancelled call after {age}: {}", call.path);
+        tracing::warn!("canceled call after {age}: {}", call.path);
     }
     for pull in node.manager.pulls() {
         let age = larder::go_format::duration(Duration::from_secs(now.duration_since(pull.since).as_secs()));
-        tracing::warn!("cancelled pull after {age}: {}", pull.image);
+        tracing::warn!("canceled pull after {age}: {}", pull.image);
     }
 }
 

@@ -56,7 +56,7 @@ struct ReservedBytes {
 }
 
 impl MemoryReservation {
-    /// Takes more; false where that is not left. One at a time: a request comes in order.
+    /// Reserves more; `false` if the limit is reached. Called by one task: the data of a request arrives in order.
     fn take(&self, bytes: usize) -> bool {
         let ReservedBytes { left, bytes: taken } = &*self.0;
         let before = taken.load(Ordering::Relaxed);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_stream_the_message_that_comes_counts_however_it_is_cut() {
+    fn a_streamed_message_is_limited_however_it_is_split() {
         let all = [message(0), message(3 * FIRST), message(1), message(20 << 20), message(5)].concat();
         for cut in [1 << 20, 4099, all.len()] {
             let intake = RequestMemoryLimit::default();

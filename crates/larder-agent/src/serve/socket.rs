@@ -37,7 +37,7 @@ pub(super) struct BoundSocket {
     pub(super) listener: UnixListener,
     /// Where people find it; a socket of systemd may have no path.
     pub(super) path: Option<PathBuf>,
-    /// What goes with the daemon; `None` for a socket of systemd, which keeps it.
+    /// Removes the socket with the daemon; `None` for a socket of systemd, which keeps it.
     pub(super) own: Option<SocketCleanup>,
 }
 
@@ -84,15 +84,15 @@ impl BoundSocket {
     pub(super) fn bind(listen: &SocketOptions) -> Result<BoundSocket, Error> {
         let path = &listen.socket;
         check_path(path)?;
-        let trouble = |error: io::Error| {
+        let listen_error = |error: io::Error| {
             Error::failed(format!("cannot listen on {}: {error}", path.display()))
                 .hint(named("run as the owner of the directory, or name another path: "))
         };
         let group = listen.group.as_deref().map(group_id).transpose()?;
         if let Some(dir) = path.parent() {
-            fs_err::create_dir_all(dir).map_err(trouble)?;
+            fs_err::create_dir_all(dir).map_err(listen_error)?;
         }
-        let lock = lock(path, trouble)?;
+        let lock = lock(path, listen_error)?;
         clear(path)?;
         // Under another name first: who finds the final one finds its final mode, too.
         let new = path.with_file_name(passing_name());
@@ -109,7 +109,7 @@ impl BoundSocket {
         })();
         let listener = made.map_err(|error| {
             let _ = fs_err::remove_file(&new);
-            trouble(error)
+            listen_error(error)
         })?;
         let own = Some(SocketCleanup { path: path.clone(), _lock: lock });
         Ok(BoundSocket { listener, path: Some(path.clone()), own })
@@ -155,7 +155,7 @@ fn passing_name() -> String {
 }
 
 /// The lock beside the socket, held for as long as the daemon lives.
-fn lock(path: &Path, trouble: impl Fn(io::Error) -> Error) -> Result<fs_err::File, Error> {
+fn lock(path: &Path, to_error: impl Fn(io::Error) -> Error) -> Result<fs_err::File, Error> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let open = fs_err::OpenOptions::new()
@@ -164,11 +164,11 @@ fn lock(path: &Path, trouble: impl Fn(io::Error) -> Error) -> Result<fs_err::Fil
         .write(true)
         .mode(0o600)
         .open(PathBuf::from(name));
-    let lock = open.map_err(&trouble)?;
+    let lock = open.map_err(&to_error)?;
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
         Err(Errno::WOULDBLOCK) => Err(taken(path)),
-        Err(error) => Err(trouble(error.into())),
+        Err(error) => Err(to_error(error.into())),
     }
 }
 
@@ -187,10 +187,10 @@ fn named(text: &'static str) -> Hint {
 /// Removes what a dead process left at the path, and nothing else.
 fn clear(path: &Path) -> Result<(), Error> {
     let shown = path.display();
-    let trouble = |error: io::Error| Error::failed(format!("cannot inspect {shown}: {error}"));
+    let inspect_error = |error: io::Error| Error::failed(format!("cannot inspect {shown}: {error}"));
     match fs_err::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(trouble(error)),
+        Err(error) => return Err(inspect_error(error)),
         Ok(found) if !found.file_type().is_socket() => {
             return Err(Error::failed(format!("{shown} exists, and is not a socket"))
                 .hint(named("name another path: ")));
@@ -199,10 +199,10 @@ fn clear(path: &Path) -> Result<(), Error> {
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs_err::remove_file(path).map_err(trouble)
+            fs_err::remove_file(path).map_err(inspect_error)
         }
         Ok(_) => Err(taken(path)),
-        Err(error) => Err(trouble(error)),
+        Err(error) => Err(inspect_error(error)),
     }
 }
 
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_has_its_mode_and_goes_with_the_daemon() {
+    fn a_socket_has_its_mode_and_is_removed_with_the_daemon() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/larder.sock");
         let socket = BoundSocket::bind(&at(path.clone())).ok().unwrap();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_daemon_left_is_replaced_and_a_living_one_is_not() {
+    fn the_socket_of_a_dead_daemon_is_replaced_and_that_of_a_live_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("larder.sock");
         drop(UnixListener::bind(&path).unwrap());
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_socket_is_named() {
+    fn an_unusable_socket_path_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs_err::write(&file, "").unwrap();

@@ -1,4 +1,4 @@
-//! A small file beside what the daemon works on: where it listens, so that the command line finds it.
+//! A small file beside the state of the daemon with the path of its socket, by which commands find the daemon.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use crate::client;
 use crate::error::Error;
 use crate::node::Node;
 
-/// The file; it goes with the daemon. One that a dead daemon left is replaced, and does no harm until then: nobody
-/// listens where it leads.
+/// The file; removed with the daemon. That of a dead daemon is replaced, and has no effect until then: no process
+/// listens on its socket.
 pub(super) struct SocketPathFile(PathBuf);
 
 impl SocketPathFile {
-    /// Writes it; a socket without a path is nothing to find.
+    /// Writes it, unless the socket has no path.
     pub(super) fn leave(node: &Node, socket: Option<&Path>) -> Result<Option<SocketPathFile>, Error> {
         let Some(socket) = socket else { return Ok(None) };
         let file = match node.store() {

@@ -19,7 +19,7 @@ const LINKS: usize = 8;
 
 /// The directory of one backend's state, and its lock once it is taken.
 pub struct StateDir {
-    dir: PathBuf,
+    path: PathBuf,
     lock: Option<fs_err::File>,
     roots: RootStateDir,
 }
@@ -60,8 +60,8 @@ impl StateDir {
     }
 
     /// That in this directory.
-    pub(crate) fn at(dir: PathBuf) -> StateDir {
-        StateDir { dir, lock: None, roots: RootStateDir::None }
+    pub(crate) fn at(path: PathBuf) -> StateDir {
+        StateDir { path, lock: None, roots: RootStateDir::None }
     }
 
     /// Root's, where this user is another one and root is known to collect here, too.
@@ -100,15 +100,15 @@ impl StateDir {
     /// The same, also where root keeps a state directory of the same runtime.
     pub(crate) fn lock_beside_root(self) -> Result<StateDir, NodeOpenError> {
         if let Some(roots) = self.of_root() {
-            let dir = roots.dir().display();
+            let dir = roots.path().display();
             tracing::warn!(
                 "root's larder also runs GC on this runtime, and does not know these leases: {dir}"
             );
         }
         let mut dir = self;
         let open = || -> std::io::Result<fs_err::File> {
-            fs_err::create_dir_all(&dir.dir)?;
-            let path = dir.dir.join("lock");
+            fs_err::create_dir_all(&dir.path)?;
+            let path = dir.path.join("lock");
             fs_err::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
         };
         let lock = open().map_err(|error| {
@@ -117,7 +117,7 @@ impl StateDir {
                     .hint(named_state("run as the owner of the directory, or name another: ")),
             )
         })?;
-        let shown = dir.dir.display();
+        let shown = dir.path.display();
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
@@ -145,37 +145,37 @@ impl StateDir {
 
     /// The records of use.
     pub(crate) fn records(&self) -> PathBuf {
-        self.dir.join("records.json")
+        self.path.join("records.json")
     }
 
     /// The journal of removals.
     pub(crate) fn history(&self) -> PathBuf {
-        self.dir.join("history.jsonl")
+        self.path.join("history.jsonl")
     }
 
     /// The directory itself.
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
-    /// Where a daemon leaves the path of its socket, unless its backend is the embedded store.
+    /// Where a daemon leaves the path of its socket, unless its backend is larder's own store.
     pub(crate) fn daemon(&self) -> PathBuf {
-        self.dir.join("daemon")
+        self.path.join("daemon")
     }
 
     /// The directory of the pull records, in kubelet's layout.
     pub(crate) fn pull_records(&self) -> PathBuf {
-        self.dir.join("image_manager")
+        self.path.join("image_manager")
     }
 
     /// What commands made present without a daemon.
     pub(crate) fn ensured(&self) -> PathBuf {
-        self.dir.join("ensured.json")
+        self.path.join("ensured.json")
     }
 
     /// The keep rules.
     pub(crate) fn keep(&self) -> PathBuf {
-        self.dir.join("keep.json")
+        self.path.join("keep.json")
     }
 }
 
@@ -254,7 +254,7 @@ mod tests {
 
     /// A link to itself stands for a directory that this user may not look into: root may look into any.
     #[test]
-    fn who_cannot_see_whether_root_collects_does_not() {
+    fn a_user_without_access_to_roots_state_does_not_collect() {
         let dir = tempfile::tempdir().unwrap();
         let (own, root) = (dir.path().join("own"), dir.path().join("root"));
         std::os::unix::fs::symlink("root", &root).unwrap();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_root_does_not_collect_beside_root() {
+    fn an_unprivileged_user_does_not_collect_while_root_does() {
         let dir = tempfile::tempdir().unwrap();
         let (own, root) = (dir.path().join("own"), dir.path().join("root"));
         let place = |root_of_this: &Path| StateDir::of_runtime(root_of_this, &root, "unix:///nowhere/d.sock");
@@ -274,7 +274,7 @@ mod tests {
         assert!(place(&root).without_root_state().is_ok());
         let refused = Error::from(place(&own).lock().err().unwrap());
         assert!(refused.message().contains("root/collect/runtimes/nowhere-d.sock"), "{}", refused.message());
-        assert_eq!(place(&own).of_root().unwrap().dir(), place(&root).dir());
+        assert_eq!(place(&own).of_root().unwrap().path(), place(&root).path());
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl EnsureLeaseFile {
         .map_err(|error| ImageUseError::other(format!("cannot read the recent ensures: {error}")))?;
         let ensured: EnsureLeaseDocument = serde_json::from_slice(&text).map_err(|error| broken(&error))?;
         if ensured.version != VERSION {
-            return Err(broken(&format_args!("version {}, known is {VERSION}", ensured.version)));
+            return Err(broken(&format_args!("unsupported version {}: expected {VERSION}", ensured.version)));
         }
         Ok(ensured)
     }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_left_alone_for_as_long_as_the_lease_and_the_last_ensure_counts() {
+    fn an_image_is_retained_for_the_lease_of_its_last_ensure() {
         let first = EnsureLeaseDocument::default().with(&["a".into(), "b".into()], &seconds(1000, 10), LEASE);
         let second = first.with(&["a".into()], &seconds(1500, 510), LEASE);
         let left = |at: i64| {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_is_dropped_and_the_file_is_bounded() {
+    fn expired_entries_are_dropped_and_the_file_is_bounded() {
         let ids: Vec<ImageId> = (0..MOST).map(|number| format!("sha256:{number:064x}").into()).collect();
         let many = EnsureLeaseDocument::default().with(&ids, &seconds(1000, 10), LEASE).with(
             &["new".into()],

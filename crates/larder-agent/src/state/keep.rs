@@ -67,7 +67,10 @@ impl KeepRuleFile {
             .map_err(|error| wrong(&format_args!("{}: {error}", self.0.display())))?;
         if file.version != VERSION {
             let place = self.0.display();
-            return Err(wrong(&format_args!("{place} has version {}, known is {VERSION}", file.version)));
+            return Err(wrong(&format_args!(
+                "{place}: unsupported version {}: expected {VERSION}",
+                file.version
+            )));
         }
         Ok(file.rules.into_iter().map(KeepRule::from).collect())
     }
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_taken_for_no_rules() {
+    fn unreadable_rules_are_not_taken_for_no_rules() {
         let dir = tempfile::tempdir().unwrap();
         let file = KeepRuleFile(dir.path().join("keep.json"));
         for text in

@@ -25,7 +25,7 @@ const RENEW: Duration = Duration::from_secs(30);
 
 /// Where ensures are recorded.
 enum EnsureJournal {
-    /// As leases of the embedded store.
+    /// As leases of larder's own store.
     Store(StoreBackend),
     /// In a file of the state directory.
     File(EnsureLeaseFile),
@@ -52,7 +52,7 @@ enum JournalCommand {
 }
 
 impl RecentEnsures {
-    /// Records in the embedded store.
+    /// Records in larder's own store.
     pub(crate) fn in_store(store: StoreBackend) -> RecentEnsures {
         RecentEnsures::new(EnsureJournal::Store(store))
     }
@@ -153,7 +153,7 @@ mod tests {
     use crate::state::StateDir;
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_noted_is_on_disk_after_a_flush_and_is_renewed_later() {
+    async fn a_use_is_on_disk_after_a_flush_and_is_renewed_later() {
         let dir = tempfile::tempdir().unwrap();
         let lease = Duration::from_secs(60);
         let file = || EnsureLeaseFile::at(&StateDir::at(dir.path().to_owned()), lease);

@@ -51,7 +51,7 @@ impl DockerLoginFile {
             Failure::bad_input("no file for the credentials: neither DOCKER_CONFIG nor HOME is set")
                 .hint("use --authfile FILE")
         })?;
-        // A link stays a link.
+        // A symbolic link is kept, and its target is replaced.
         Ok(DockerLoginFile { path: fs_err::canonicalize(&path).unwrap_or(path) })
     }
 
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn one_entry_changes_and_all_else_stays() {
+    fn only_the_given_entry_changes() {
         let before = r#"{"psFormat": "x\ty", "auths": {"a.example": {"auth": "Yjpj", "email": "e"}, "https://r.example/v1/": {"auth": "b2xkOm9sZA=="}}, "n": 12345678901234567890}"#;
         let registry = LoginRegistry::parse("r.example").unwrap();
         let after = written(before, |logins| logins.set(&registry, Some(("bob", &Secret::new("p:1")))));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_is_named_and_left_alone() {
+    fn a_broken_file_is_reported_and_not_changed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.json");
         for text in ["{\"auths\": \"hunter2\"}", "{\"auths\": {\"r\": {\"auth\": 1}}} ", "hunter2", "{} {}"] {

@@ -15,12 +15,12 @@ use larder_api::v1alpha1::collect_request::Goal;
 use super::CredentialArgs;
 use crate::output::PrintFormat;
 
-/// Run one garbage collection (GC) round: remove unused images, least recently used first.
+/// Run one garbage collection (GC) round: remove unused images, untagged ones first, then the least recently used.
 ///
 /// If the usage of the image filesystem is at or above the high threshold, GC removes unused images until it is at the
 /// low threshold, and measures the filesystem after each removal. A layer that several images share counts once, for
-/// the image that is removed last. GC retains images that are in use, pinned, leased, kept by a rule (larder keep) or
-/// younger than the minimum age.
+/// the image that is removed last. With each goal, GC retains images that are in use, pinned, leased, kept by a rule
+/// (larder keep) or younger than the minimum age (2m by default).
 ///
 /// The flags have the names of kubelet's; its configuration file calls them imageGCHighThresholdPercent,
 /// imageGCLowThresholdPercent, imageMinimumGCAge and imageMaximumGCAge.
@@ -29,7 +29,7 @@ use crate::output::PrintFormat;
   larder gc --dry-run           print the plan with the reason for each image; remove nothing
   larder gc                     one round, now
   larder gc --free 10GiB        free 10GiB and a margin
-  larder gc --all-unused        remove all images that are not in use, pinned, leased or kept
+  larder gc --all-unused        remove every image that GC does not retain
   larder gc --image-gc-high-threshold 70 --image-gc-low-threshold 60
 
 Exit code: 0 goal reached, 1 a removal failed or not enough reclaimable space, 2 invalid input (nothing removed), 3 backend
@@ -44,7 +44,7 @@ pub(crate) struct GcArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "all_unused")]
     pub(crate) free: Option<u64>,
 
-    /// Remove all images that GC may remove, regardless of the thresholds.
+    /// Remove every image that GC does not retain for one of the reasons above, regardless of the thresholds.
     #[arg(long)]
     pub(crate) all_unused: bool,
 

@@ -96,7 +96,7 @@ pub(crate) struct GlobalFlags {
     pub(crate) certs_d: Option<PathBuf>,
 
     /// State directory: last use of images, GC history, keep rules
-    /// [default: the directory collect in the store; for a runtime, one for its socket in the default store].
+    /// [default: collect in the root of the store; for a runtime, a directory per socket in the default root].
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) state: Option<PathBuf>,
 

@@ -110,7 +110,7 @@ impl SettingFlags {
         self.sources_with(connection, rustix::process::geteuid().is_root(), variable)
     }
 
-    /// The same for commands that work on the embedded store only, regardless of variables and files.
+    /// The same for commands that work on larder's own store only, regardless of variables and files.
     pub(crate) fn sources_of_store(&self, connection: &GlobalFlags) -> SettingsSources {
         let mut sources = self.sources(connection);
         let (by, value) = (SettingOrigin::Default, "store".to_owned());
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stronger_comes_later() {
+    fn later_sources_override_earlier_ones() {
         let given = ["--kubelet-config", "k", "--config", "c", "--backend", "cri", "--log-level", "debug"];
         let layers = sources(&given, &[("LARDER_BACKEND", "/x"), ("LARDER_CONFIG", "v")]).layers;
         let variable = SettingOrigin::Variable("LARDER_BACKEND");

@@ -21,7 +21,7 @@ pub(super) fn run(args: &ConfigArgs, connection: &GlobalFlags, out: &Printer) ->
     };
     let config = match config::load(&flags.sources(connection)) {
         Ok(config) => config,
-        Err(mistakes) => return print_mistakes(&mistakes, out),
+        Err(errors) => return print_config_errors(&errors, out),
     };
     if args.check.is_some()
         && let Some(group) = &config.listen.group
@@ -29,8 +29,8 @@ pub(super) fn run(args: &ConfigArgs, connection: &GlobalFlags, out: &Printer) ->
     {
         // Groups differ between machines, so only --check on this one reports a missing group.
         let (at, what) = (config.origin("listen.group"), failure.message());
-        let mistake = Failure::bad_input(format!("{at}: listen.group: {what}"));
-        return mistake.hints(failure.next_steps().iter().cloned()).print(out);
+        let error = Failure::bad_input(format!("{at}: listen.group: {what}"));
+        return error.hints(failure.next_steps().iter().cloned()).print(out);
     }
     for warning in &config.warnings {
         out.warning(warning);
@@ -44,9 +44,9 @@ pub(super) fn run(args: &ConfigArgs, connection: &GlobalFlags, out: &Printer) ->
 }
 
 /// Prints everything that is wrong with the settings.
-pub(super) fn print_mistakes(mistakes: &ConfigErrors, out: &Printer) -> CommandOutcome {
-    for mistake in mistakes.each() {
-        out.error(mistake, mistake.hints());
+pub(super) fn print_config_errors(errors: &ConfigErrors, out: &Printer) -> CommandOutcome {
+    for error in errors.each() {
+        out.error(error, error.hints());
     }
     CommandOutcome::BadInput
 }

@@ -192,7 +192,7 @@ async fn ensure_with_retries(
             _ => SYNC_PERIOD,
         };
         let next = Instant::now() + error.retry_in.unwrap_or(SYNC_PERIOD).min(period);
-        // A bad name stays bad.
+        // A retry cannot fix an invalid name.
         if deadline.is_some_and(|deadline| next > deadline) || error.reason == EnsureReason::InvalidImageName
         {
             return EnsureResult::Failed(error);

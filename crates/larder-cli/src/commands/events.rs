@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use larder_agent::client::Client;
 use larder_api::EnumWord as _;
-use larder_api::v1alpha1::events_response::Told;
+use larder_api::v1alpha1::events_response::Item;
 use larder_api::v1alpha1::{Event, EventsRequest, EventsResponse};
 use rustix::event::{PollFd, PollFlags, poll};
 use tokio::time;
@@ -48,7 +48,7 @@ pub(super) async fn run(args: &EventsArgs, session: &CommandSession) -> Result<C
     ended
 }
 
-/// Shows what comes.
+/// Prints the stream.
 async fn follow(
     stream: &mut Streaming<EventsResponse>,
     args: &EventsArgs,
@@ -62,10 +62,10 @@ async fn follow(
             // A closed pipe ends the command before the next event.
             () = pipe_closed() => return Ok(CommandOutcome::Done),
         };
-        match next.map(|next| next.told) {
-            Some(Some(Told::Event(event))) => page.take(event, out),
+        match next.map(|next| next.item) {
+            Some(Some(Item::Event(event))) => page.take(event, out),
             // A start from the beginning misses nothing.
-            Some(Some(Told::Missed(count))) if args.since > 0 || !page.is_empty() => {
+            Some(Some(Item::Missed(count))) if args.since > 0 || !page.is_empty() => {
                 out.warning(format_args!("{count} events are no longer available"));
             }
             Some(_) => {}
@@ -93,7 +93,7 @@ async fn pipe_closed() {
     }
 }
 
-/// What is shown. Where all of it is there at once, the columns fit; what is watched widens them as it comes.
+/// The printed events. Columns fit all events that are known at once; those of a watch widen them as they arrive.
 struct EventPrinter {
     format: PrintFormat,
     watched: bool,

@@ -46,7 +46,7 @@ struct ExplainRecord<'a> {
     /// Whether GC may remove it to remove all unused images.
     removable: bool,
     /// Pods that may use it without asking the registry; empty without a record of a pull.
-    pull_records: &'a [api::PullRecord],
+    pulled_records: &'a [api::PulledRecord],
 }
 
 impl ExplainRecord<'_> {
@@ -55,7 +55,7 @@ impl ExplainRecord<'_> {
             image: explanation.verdict.as_ref(),
             shared_bytes: explanation.shared_bytes,
             removable: explanation.removable,
-            pull_records: &explanation.pull_records,
+            pulled_records: &explanation.pulled_records,
         }
     }
 }
@@ -68,7 +68,7 @@ fn print(requested: &str, explanation: &Explanation, out: &Printer) {
         out.line(format_args!("  also named: {name}"));
     }
     out.line(format_args!("  id:         {}", image.id));
-    let decision = if image.goes { "remove" } else { "retain" };
+    let decision = if image.remove { "remove" } else { "retain" };
     out.line(format_args!("  next GC:    {decision}: {}", image.why));
     if !explanation.under_pressure.is_empty() {
         out.line(format_args!("  under pressure: {}", explanation.under_pressure));
@@ -80,7 +80,7 @@ fn print(requested: &str, explanation: &Explanation, out: &Printer) {
         let since = go_format::duration(Duration::from_secs(milliseconds / 1000));
         format!("{since} ago ({})", time.as_deref().unwrap_or_default())
     };
-    record::print(&explanation.pull_records, out);
+    record::print(&explanation.pulled_records, out);
     let first_seen = ago(explanation.milliseconds_since_first_seen, &image.first_seen);
     out.line(format_args!("  first seen: {first_seen}"));
     let last_used = explanation.milliseconds_since_last_used.map(|since| ago(since, &image.last_used));

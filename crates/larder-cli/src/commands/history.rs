@@ -29,7 +29,7 @@ pub(super) async fn run(args: &HistoryArgs, session: &CommandSession) -> Result<
 }
 
 fn table(rows: &[HistoryEntry], wide: bool) -> TextTable {
-    let mut table = TextTable::new(["REMOVED", "IMAGE", "GOAL", "EXPECTED", "FREED", "REASON"]);
+    let mut table = TextTable::new(["TIME", "IMAGE", "TRIGGER", "EXPECTED", "FREED", "REASON"]);
     for row in rows {
         let named = names::image_names(&row.names, &row.id, wide);
         let image = if wide && !row.names.is_empty() { format!("{named} {}", row.id) } else { named };
@@ -38,7 +38,7 @@ fn table(rows: &[HistoryEntry], wide: bool) -> TextTable {
         let guess = if row.estimated { "about " } else { "" };
         let promised = format!("{guess}{}", size::bytes(row.promised_bytes));
         let freed = row.freed_bytes.map_or_else(String::new, size::bytes);
-        table.row([seconds, image, row.reason().word().to_owned(), promised, freed, row.why.clone()]);
+        table.row([seconds, image, row.trigger().word().to_owned(), promised, freed, row.why.clone()]);
     }
     table
 }

@@ -1,4 +1,4 @@
-//! `larder load`: images out of archives and layouts into the embedded store.
+//! `larder load`: images out of archives and layouts into larder's own store.
 
 use std::path::Path;
 
@@ -47,10 +47,10 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
 }
 
 async fn send(client: &Client, file: &Path, name: Option<&str>) -> Result<Vec<LoadedImage>, Failure> {
-    let (upload, problem) = ArchiveUpload::of(file, name.unwrap_or_default());
+    let (upload, read_error) = ArchiveUpload::of(file, name.unwrap_or_default());
     let answer = client.wait(async |mut calls| calls.load(upload).await).await;
-    // What was not read was not sent, and then the answer is about half an archive.
-    problem.trouble().map_or(answer.map(|answer| answer.images), |error| {
+    // After a read error, the answer is about a truncated archive.
+    read_error.take().map_or(answer.map(|answer| answer.images), |error| {
         Err(Failure::bad_input(format!("cannot read: {error}")))
     })
 }

@@ -72,7 +72,7 @@ pub(super) async fn log_out(args: &LogoutArgs, out: &Arc<Printer>) -> Result<Com
     if found {
         file.write(&logins, &lock)?;
     }
-    // The helper comes last: a missing one must not leave a password in the file.
+    // The helper is last: a missing one must not leave a password in the file.
     if let Some(helper) = &helper {
         erase(helper, found).await?;
     }

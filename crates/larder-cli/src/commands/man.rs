@@ -22,7 +22,7 @@ fn page(command: clap::Command) -> Result<Vec<u8>, Failure> {
     let mut page = Vec::new();
     clap_mangen::Man::new(command)
         .render(&mut page)
-        .map_err(|error| Failure::failed(format!("could not write the manual page: {error}")))?;
+        .map_err(|error| Failure::failed(format!("cannot write the manual page: {error}")))?;
     Ok(page)
 }
 

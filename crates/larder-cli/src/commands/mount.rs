@@ -1,4 +1,4 @@
-//! `larder mount`, `larder mounts`, `larder umount`: root file systems out of the embedded store.
+//! `larder mount`, `larder mounts`, `larder umount`: root filesystems out of larder's own store.
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,7 @@ async fn check_seen(mount: &Mount, client: &Client) -> Result<(), Failure> {
         return Ok(());
     }
     let status = client.ask(async |mut calls| calls.status(StatusRequest::default()).await).await;
-    let process = status.map_or_else(|_| "PID".to_owned(), |status| status.process.to_string());
+    let process = status.map_or_else(|_| "PID".to_owned(), |status| status.pid.to_string());
     Err(Failure::failed(format!(
         "{target}: mounted by the daemon, but not visible here: this command and the daemon are in different mount namespaces"
     ))

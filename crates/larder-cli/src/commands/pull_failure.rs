@@ -1,5 +1,5 @@
-//! What kind of trouble a failed pull had. Larder's own store says it; of a runtime it is read from the text, since CRI
-//! has no codes for it. Pure.
+//! The kind of a failed pull. Larder's own store returns it; for a runtime it is read from the text, since CRI has no
+//! codes for it. Pure.
 //!
 //! The kind only chooses hints; nothing is decided by it.
 
@@ -8,7 +8,7 @@ use larder::hint::Hint;
 use larder::pull::{BackendAdvice, EnsureError, EnsureReason};
 use larder::reference::ImageName;
 
-/// What kind of trouble it is, as far as hints differ.
+/// The kind of a failed pull, as far as hints differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PullFailureKind {
     /// The registry wants other credentials.
@@ -21,7 +21,7 @@ pub(super) enum PullFailureKind {
     Other,
 }
 
-/// What containerd, CRI-O and registries say of credentials, in lower case.
+/// Texts of containerd, CRI-O and registries about credentials, in lower case.
 const DENIED: [&str; 7] = [
     "401 unauthorized",
     "403 forbidden",
@@ -47,7 +47,7 @@ fn make_room() -> Hint {
 const CHECK_NAME: &str =
     "check the name and the tag, and that it was pushed: skopeo list-tags docker://REPOSITORY lists its tags";
 
-/// What systems and Go programs say of trouble that has a next step of its own, in lower case, and that step.
+/// Texts of systems and Go programs for causes with a specific next step, in lower case, and that step.
 const CAUSES: [(&str, &str); 7] = [
     ("connection refused", "check the host and the port, and that the registry is running"),
     ("no such host", NO_HOST),
@@ -87,7 +87,7 @@ pub(super) fn access_denied_hint(image: &ImageName, error: &EnsureError) -> Opti
              imagePullCredentialsVerificationPolicy in the daemon's settings, --verify without a daemon"
         ))),
         (true, false) => Some(Hint::from(format!(
-            "{image} is present, but the pod's access could not be verified: the registry must accept its \
+            "{image} is present, but larder cannot verify the pod's access: the registry must accept its \
              credentials, and the pull failed ('larder explain {image}' shows the pull record)"
         ))),
     }
@@ -109,7 +109,7 @@ impl PullFailureKind {
         }
     }
 
-    /// What to try next, as the backend says it; for a runtime, what helps against most trouble of this kind. `denied`
+    /// The next step, as the backend gives it; for a runtime, that for most failures of this kind. `denied`
     /// describes the credentials, of which the backend knows only the one that it got.
     pub(super) fn advice(error: &EnsureError, denied: impl FnOnce() -> String) -> Option<Hint> {
         match (PullFailureKind::of(error), &error.advice) {
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn runtimes_words_are_understood() {
-        for (message, trouble) in [
+        for (message, kind) in [
             ("failed to resolve reference \"r/a:1\": r/a:1: not found", PullFailureKind::NotFound),
             ("reading manifest 9 in r/a: manifest unknown", PullFailureKind::NotFound),
             (
@@ -157,12 +157,12 @@ mod tests {
             ("write /var/lib/x: no space left on device", PullFailureKind::InsufficientSpace),
             ("lookup r.example: no such host", PullFailureKind::Other),
         ] {
-            assert_eq!(PullFailureKind::guess(message), trouble, "{message}");
+            assert_eq!(PullFailureKind::guess(message), kind, "{message}");
         }
     }
 
     #[test]
-    fn what_a_runtime_says_of_the_cause_leads_to_a_next_step() {
+    fn the_cause_that_a_runtime_reports_has_a_hint() {
         for (message, step) in [
             ("dial tcp 127.0.0.1:5000: connect: connection refused", "registry is running"),
             ("dial tcp: lookup r.example: no such host", "check the registry's name"),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_denial_says_that_credentials_were_not_shown() {
+    fn only_a_denial_reports_missing_credentials() {
         let error = |reason, message: &str, withheld| EnsureError {
             reason,
             message: message.to_owned(),
@@ -199,18 +199,18 @@ mod tests {
             (EnsureReason::ErrImagePull, "r/a:1: not found"),
         ] {
             let text = hint(&error(reason, message, true));
-            assert!(!text.contains(not_shown) && text.contains("could not be verified"), "{text}");
+            assert!(!text.contains(not_shown) && text.contains("cannot verify"), "{text}");
         }
         assert_eq!(hint(&error(EnsureReason::ErrImagePull, "401 Unauthorized", false)), "");
     }
 
     #[test]
-    fn what_the_backend_says_is_not_guessed_again() {
+    fn the_failure_kind_of_the_backend_is_not_guessed() {
         let text = "mirror.example: 401 unauthorized: ... no space left on device";
-        let trouble = |kind| PullFailureKind::known(Some(&BackendAdvice { kind, hint: "so".into() }), text);
-        assert_eq!(trouble(CallErrorKind::Other), PullFailureKind::Other);
-        assert_eq!(trouble(CallErrorKind::NotFound), PullFailureKind::NotFound);
-        assert_eq!(trouble(CallErrorKind::Denied), PullFailureKind::Denied);
+        let known = |kind| PullFailureKind::known(Some(&BackendAdvice { kind, hint: "so".into() }), text);
+        assert_eq!(known(CallErrorKind::Other), PullFailureKind::Other);
+        assert_eq!(known(CallErrorKind::NotFound), PullFailureKind::NotFound);
+        assert_eq!(known(CallErrorKind::Denied), PullFailureKind::Denied);
         assert_eq!(PullFailureKind::known(None, text), PullFailureKind::InsufficientSpace);
     }
 }

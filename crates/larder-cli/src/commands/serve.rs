@@ -7,12 +7,12 @@ use larder_agent::config::LogFormat;
 use larder_agent::serve::{self, Daemon, StartError};
 
 use crate::args::{GlobalFlags, ServeArgs, verbosity_level};
-use crate::commands::config::print_mistakes;
+use crate::commands::config::print_config_errors;
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::printer::Printer;
 
-/// Runs until a signal comes.
+/// Runs until a signal arrives.
 pub(super) fn run(
     args: &ServeArgs,
     connection: &GlobalFlags,
@@ -22,7 +22,7 @@ pub(super) fn run(
     let within = runtime.enter();
     let daemon = match Daemon::build(args.flags.sources(connection), verbosity_level(connection.verbose)) {
         Ok(daemon) => daemon,
-        Err(StartError::Settings(mistakes)) => return Ok(print_mistakes(&mistakes, out)),
+        Err(StartError::Settings(errors)) => return Ok(print_config_errors(&errors, out)),
         Err(StartError::Failed(failure)) => return Err(failure),
     };
     announce(&daemon, out);

@@ -24,7 +24,7 @@ pub(super) async fn run(args: &StatusArgs, session: &CommandSession) -> Result<C
         Some(format) => output::data(out, format, &status),
         None => print(&status, args.output.is_wide(), out),
     }
-    Ok(if status.backend_answers { CommandOutcome::Done } else { CommandOutcome::Unreachable })
+    Ok(if status.backend_available { CommandOutcome::Done } else { CommandOutcome::Unreachable })
 }
 
 fn print(status: &StatusResponse, wide: bool, out: &Printer) {
@@ -43,10 +43,10 @@ fn print(status: &StatusResponse, wide: bool, out: &Printer) {
 fn table(status: &StatusResponse) -> TextTable {
     let mut table = TextTable::new(["DAEMON", &format!("larder {}", status.version)]);
     let up = age(status.uptime_seconds.saturating_mul(1000));
-    table.row(["Process".to_owned(), format!("{}, up {up}", status.process)]);
+    table.row(["Process".to_owned(), format!("{}, up {up}", status.pid)]);
     table.row(["Socket".to_owned(), status.socket.clone().unwrap_or_else(|| "passed by systemd".to_owned())]);
     table.row(["Serves".to_owned(), status.backend.clone()]);
-    let health = if status.backend_answers { "available" } else { "unavailable" };
+    let health = if status.backend_available { "available" } else { "unavailable" };
     table.row(["Backend".to_owned(), format!("{health}: {}", status.backend_message)]);
     table.row(["State".to_owned(), status.state.clone()]);
     if let Some(configuration) = &status.configuration {
@@ -58,9 +58,9 @@ fn table(status: &StatusResponse) -> TextTable {
     if let Some(error) = &status.reload_error {
         table.row(["Last reload".to_owned(), format!("failed, previous configuration in effect: {error}")]);
     }
-    table.row(["Last GC".to_owned(), last_gc(status.collection.as_ref())]);
+    table.row(["Last GC".to_owned(), last_gc(status.gc.as_ref())]);
     table.row(["Connections".to_owned(), status.connections.to_string()]);
-    table.row(["Events".to_owned(), status.next_event.to_string()]);
+    table.row(["Next event".to_owned(), status.next_event.to_string()]);
     table.row(["Pulls".to_owned(), status.pulls.len().to_string()]);
     table
 }
@@ -73,7 +73,7 @@ fn last_gc(status: Option<&GcStatus>) -> String {
         Some(status.failures).filter(|&count| count > 1).map(|count| format!("failed {count} times")),
     );
     let notes = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
-    match (&status.ended, &status.last) {
+    match (&status.ended, &status.result) {
         (Some(ended), Some(last)) => format!("{ended}{notes}: {last}"),
         _ => format!("none yet{notes}"),
     }
@@ -93,7 +93,7 @@ mod tests {
         let row = |last: &str, failures, running| {
             let status = GcStatus {
                 ended: Some("T".into()),
-                last: Some(last.into()),
+                result: Some(last.into()),
                 failures,
                 running,
                 ..GcStatus::default()

@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_name_goes_silently_and_a_digest_of_a_tag_is_no_other_name() {
+    fn each_removed_name_is_reported_and_the_digest_of_a_tag_is_no_other_name() {
         let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
         for (all, short, wide) in [
             (names(&[]), "id", "id"),

@@ -66,7 +66,7 @@ impl ProgressLines {
         self.live.is_some()
     }
 
-    /// Prints something that stays, above the lines. What prints must not come here again.
+    /// Prints permanent text above the lines. `print` must not call this function.
     pub(crate) fn above(&self, print: impl FnOnce()) {
         match &self.live {
             Some(live) => live.screen.suspend(print),
@@ -205,7 +205,7 @@ pub(crate) fn phase_of(pull: &PullStatus) -> String {
     detail.step.to_string()
 }
 
-/// How fast a pull is, while something is fetched for it: nothing comes while layers are unpacked and committed.
+/// The speed of a pull while it fetches; none while layers are unpacked and committed.
 fn rate_of(pull: &PullStatus) -> Option<u64> {
     let detail = pull.detail.as_ref()?;
     let fetches = detail.layers.iter().any(|layer| layer.phase == LayerPhase::Fetching);
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_line_tells_phase_wait_time_and_bytes() {
+    async fn a_line_shows_phase_wait_time_and_bytes() {
         let since = Instant::now();
         let mut pull = PullStatus {
             image: "busybox:1.36".into(),
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_drawn_fits_the_terminal_and_the_sum_is_always_there() {
+    async fn progress_fits_the_terminal_and_always_has_the_total() {
         let now = Instant::now();
         let pulls: Vec<_> = (0..13)
             .map(|number| PullStatus {

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 /// What a command wants of its images.
 #[derive(Default)]
 pub(crate) struct ImageAccess {
-    /// Only the embedded store has it: `LARDER_BACKEND` is not read.
+    /// Only larder's own store has it: `LARDER_BACKEND` is not read.
     pub(crate) store_only: bool,
     /// A store that does not exist is created.
     pub(crate) creates: bool,
@@ -74,7 +74,7 @@ impl ImageAccess {
         self.pulling.is_some() || self.settings.iter().any(|start| key.starts_with(start))
     }
 
-    /// The same, of the embedded store only.
+    /// The same, of larder's own store only.
     pub(crate) fn of_store(self) -> ImageAccess {
         ImageAccess { store_only: true, ..self }
     }

@@ -54,7 +54,7 @@ impl CommandSession {
         Ok(LocalNodeSettings { sources, config, target, command: None })
     }
 
-    /// Where flags and variables say that images are, whatever files of settings say: those may have mistakes.
+    /// The backend that flags and variables name. Settings files are not read: they may have errors.
     pub(super) fn target_of_flags(&self) -> Option<BackendTarget> {
         if !self.names_images() {
             return None;
@@ -79,7 +79,7 @@ impl CommandSession {
         if !self.reads_files {
             sources.layers.retain(|layer| matches!(layer, SettingsSource::Given { .. }));
         }
-        let mut config = config::load(&sources).map_err(|mistakes| refused(&mistakes))?;
+        let mut config = config::load(&sources).map_err(|errors| refused(&errors))?;
         if let Some(root) = &self.connection.root {
             config.root.clone_from(root); // as it was typed, for messages
         }
@@ -177,14 +177,14 @@ impl CommandSession {
     }
 }
 
-/// All mistakes in one failure, which prints as if each were an error of its own.
-fn refused(mistakes: &ConfigErrors) -> Failure {
-    let Some((last, others)) = mistakes.each().split_last() else {
+/// All errors in one failure, which prints each as an error of its own.
+fn refused(errors: &ConfigErrors) -> Failure {
+    let Some((last, others)) = errors.each().split_last() else {
         return Failure::bad_input("invalid settings");
     };
-    let others = others.iter().map(|mistake| {
-        let hints = mistake.hints().iter().map(|hint| format!("hint: {hint}\n"));
-        format!("{mistake}\n{}error: ", hints.collect::<String>())
+    let others = others.iter().map(|error| {
+        let hints = error.hints().iter().map(|hint| format!("hint: {hint}\n"));
+        format!("{error}\n{}error: ", hints.collect::<String>())
     });
     Failure::bad_input(format!("{}{last}", others.collect::<String>())).hints(last.hints().iter().cloned())
 }

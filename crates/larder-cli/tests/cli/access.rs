@@ -78,7 +78,7 @@ fn run(world: &CliFixture, arguments: &[&str], more: &[String]) -> CliOutput {
     CliOutput::of(command(world, arguments, more).output().unwrap())
 }
 
-/// The users that were shown, in order; empty for nobody.
+/// The users that were sent, in order; empty without one.
 fn shown(world: &CliFixture) -> Vec<String> {
     let pulls = world.cri.received().into_iter().filter(|received| received.rpc == Rpc::PullImage);
     pulls
@@ -125,7 +125,7 @@ fn kubelets_way_asks_no_helpers() {
 }
 
 #[test]
-fn what_is_wrong_with_providers_is_told_before_anything_is_pulled() {
+fn errors_of_providers_are_reported_before_any_pull() {
     let world = CliFixture::offering(&[IMAGE]);
     let flags = provider(&world, "true");
     let printed = |said: &str| {
@@ -278,7 +278,7 @@ fn a_uid_in_a_manifest_proves_nothing() {
 }
 
 #[test]
-fn what_a_users_own_credential_brought_is_not_for_every_pod() {
+fn an_image_pulled_with_a_users_credential_is_not_for_every_pod() {
     let login =
         |password: &str| json!({"auths": {HOST: {"username": "u", "password": password}}}).to_string();
     for given in [&["--username", "u", "--password-stdin"][..], &["--authfile", "auth.json"], &[]] {
@@ -303,7 +303,7 @@ fn what_a_users_own_credential_brought_is_not_for_every_pod() {
 }
 
 #[test]
-fn what_the_groups_of_larders_user_can_change_is_not_run() {
+fn a_program_that_the_groups_of_the_user_can_write_is_not_run() {
     let world = CliFixture::offering(&[IMAGE]);
     let flags = provider(&world, "true");
     let group =

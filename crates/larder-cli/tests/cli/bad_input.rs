@@ -7,7 +7,7 @@ use std::process::Stdio;
 use larder_testkit_peers::fake_cri::Rpc;
 use tonic::Code;
 
-use crate::world::{CliFixture, CliOutput};
+use crate::world::{CliFixture, CliOutput, larder};
 
 const GOOD: &str = "apiVersion: v1
 kind: Pod
@@ -194,7 +194,7 @@ fn an_authfile_that_cannot_be_used_is_named() {
 }
 
 #[test]
-fn a_docker_config_that_is_skipped_is_told() {
+fn a_skipped_docker_config_is_reported() {
     let world = CliFixture::offering(&["busybox:1"]);
     let config = world.file(".docker/config.json", "{\"auths\": 1}");
     let run = world.larder(&["pull", "busybox:1"]).expect(0);
@@ -203,6 +203,19 @@ fn a_docker_config_that_is_skipped_is_told() {
     world.file(".docker/config.json", "{\"credsStore\": \"pass\"}");
     let run = world.larder(&["pull", "busybox:1"]).expect(0);
     assert!(run.stderr.contains("docker-credential-pass not found in PATH"), "{run:?}");
+}
+
+#[test]
+fn a_daemon_that_cannot_compare_settings_causes_no_warning() {
+    let world = CliFixture::new();
+    let socket = world.cri.endpoint().to_string();
+    let mut command = larder(world.home.path());
+    command.args(["--daemon", &socket, "--state", "state", "gc", "--dry-run"]);
+    let run = CliOutput::of(command.output().unwrap()).expect(1);
+    assert!(
+        run.stderr.starts_with("error: ") && run.stderr.contains("does not support this call"),
+        "{run:?}"
+    );
 }
 
 #[test]
@@ -219,7 +232,7 @@ fn a_missing_socket_is_one_clear_line_and_exit_code_3() {
 }
 
 #[test]
-fn ensure_without_anything_says_what_it_takes() {
+fn ensure_without_arguments_prints_its_usage() {
     let run = CliFixture::new().larder(&["ensure"]).expect(2);
     assert!(
         run.stderr.starts_with("error: nothing to ensure: name images or give -f FILE\nhint: "),
@@ -255,7 +268,7 @@ fn a_runtime_that_hangs_after_its_greeting_is_unreachable() {
 }
 
 #[test]
-fn a_runtime_that_comes_up_within_the_time_to_retry_is_waited_for() {
+fn a_runtime_that_starts_within_the_retry_time_is_waited_for() {
     let mut world = CliFixture::offering(&["busybox:1.36"]);
     world.cri.stop();
     let mut command = world.command(&["ensure", "--retry-for", "60", "busybox:1.36"]);
@@ -269,7 +282,7 @@ fn a_runtime_that_comes_up_within_the_time_to_retry_is_waited_for() {
     assert!(child.wait().unwrap().success());
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
-    assert!(!rest.contains("waiting"), "it is told once: {rest}");
+    assert!(!rest.contains("waiting"), "printed once: {rest}");
 }
 
 #[test]
@@ -299,7 +312,7 @@ fn programs_get_their_data_even_if_the_backend_is_unreachable() {
 }
 
 #[test]
-fn unreadable_files_are_told_to_those_who_may_not_read_them() {
+fn unreadable_files_are_reported_to_the_user() {
     if rustix::process::geteuid().is_root() {
         return; // root may read everything
     }

@@ -19,7 +19,7 @@ fn world() -> CliFixture {
 }
 
 #[test]
-fn each_value_says_where_it_came_from() {
+fn each_value_names_its_source() {
     let world = world();
     let run = world
         .larder(&[
@@ -50,7 +50,7 @@ fn each_value_says_where_it_came_from() {
 }
 
 #[test]
-fn what_is_printed_is_a_file_that_says_the_same() {
+fn the_printed_settings_are_a_file_with_the_same_settings() {
     let world = world();
     let printed = world.larder(&["config", "--config", "c.yaml"]).expect(0).stdout;
     world.file("printed.yaml", &printed);
@@ -64,7 +64,7 @@ fn what_is_printed_is_a_file_that_says_the_same() {
 }
 
 #[test]
-fn all_mistakes_are_told_and_nothing_else() {
+fn all_errors_are_reported_and_nothing_else() {
     let world = world();
     world.file("bad.yaml", &format!("{HEAD}registryBurst: -1\nrot: /x\ngc:\n  perriod: 1m\n"));
     for arguments in [&["config", "--check", "bad.yaml"][..], &["config", "--config", "bad.yaml"]] {
@@ -100,7 +100,7 @@ fn flags_of_kubelet_are_only_in_the_long_help() {
 }
 
 #[test]
-fn a_group_that_this_machine_does_not_have_is_told_by_a_check() {
+fn a_check_reports_a_group_that_does_not_exist() {
     let world = CliFixture::new();
     world.file("c.yaml", &format!("{HEAD}listen:\n  group: no-such-group\n"));
     let run = world.larder(&["config", "--check", "c.yaml"]).expect(2);

@@ -17,7 +17,7 @@ fn without_a_backend_images_are_in_the_users_own_store_whatever_crictl_talks_to(
         command.env("CONTAINER_RUNTIME_ENDPOINT", world.cri.endpoint().to_string());
         CliOutput::of(command.args(arguments).stdin(Stdio::null()).output().unwrap())
     };
-    // The registry's name leads nowhere; a store is made before it is asked.
+    // The registry's name does not resolve; a store is created before the first request.
     run(&["pull", "127.0.0.1:1/no/such:1"]).expect(1);
     let info = run(&["runtime", "-o", "json"]).expect(0).json();
     assert_eq!(info["name"], "larder");
@@ -67,7 +67,7 @@ fn a_mistyped_root_does_not_become_a_store() {
 }
 
 #[test]
-fn commands_is_of_store_say_that_the_variable_changes_nothing() {
+fn commands_of_the_store_report_that_the_variable_has_no_effect() {
     let home = tempfile::tempdir().unwrap();
     let mut command = unprivileged(home.path());
     command.env("LARDER_BACKEND", "cri").args(["mount", "busybox", "/mnt"]);
@@ -76,7 +76,7 @@ fn commands_is_of_store_say_that_the_variable_changes_nothing() {
 }
 
 #[test]
-fn pulls_without_a_pod_are_told_without_one() {
+fn pulls_without_a_pod_are_reported_without_one() {
     let world = CliFixture::offering(&["busybox:1.36"]);
     let run = world.larder(&["-v", "pull", "busybox:1.36"]).expect(0);
     assert!(run.stderr.contains("info: Pulling image") && !run.stderr.contains("//"), "{run:?}");
@@ -111,7 +111,7 @@ fn the_usual_daemon_is_not_asked_about_images_that_a_settings_file_names() {
 }
 
 #[test]
-fn before_the_first_pull_lists_are_empty_and_say_so() {
+fn before_the_first_pull_lists_are_empty_with_a_note() {
     let home = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let mut command = unprivileged(home.path());

@@ -1,4 +1,4 @@
-//! `larder demo`: as root and as anybody else, to its end and cut short.
+//! `larder demo`: as root and as another user, complete and interrupted.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ const SAID: [&str; 12] = [
     "=> the registry served 4 layers, ",
     "\n3 present, 0 pulled, 0 failed\n",
     "=> the registry saw 0 requests and served 0 blobs\n",
-    "\nlayers of several images   12.6MB ",
+    "\nshared layers              12.6MB ",
     ": srv/api/data-1: content differs\n",
     "=> srv/api/data-1 is named, and the exit code is 1\n",
     ": repaired\n",
@@ -77,7 +77,7 @@ fn every_step_holds_as_root() {
 }
 
 #[test]
-fn the_folder_is_kept_when_that_is_wanted() {
+fn the_directory_is_kept_on_request() {
     let home = home();
     let kept = run(larder(home.path()), &["--keep"], home.path()).expect(0);
     let [dir] = left_in(home.path()).try_into().expect("one directory");
@@ -88,7 +88,7 @@ fn the_folder_is_kept_when_that_is_wanted() {
 }
 
 #[test]
-fn an_interrupt_ends_it_and_takes_the_folder_away() {
+fn an_interrupt_ends_the_demo_and_removes_its_directory() {
     let home = home();
     let out = home.path().join("out");
     let mut command = larder(home.path());
@@ -105,7 +105,7 @@ fn an_interrupt_ends_it_and_takes_the_folder_away() {
 }
 
 #[test]
-fn a_step_that_does_not_hold_is_named_and_the_folder_goes() {
+fn a_failed_step_is_named_and_the_directory_is_removed() {
     let home = home();
     // With so few open files the store cannot be opened.
     let mut command = Command::new("/usr/bin/prlimit");

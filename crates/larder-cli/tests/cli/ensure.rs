@@ -1,4 +1,4 @@
-//! `larder ensure` and `larder pull`: events, summary, exit codes, and what the runtime is asked.
+//! `larder ensure` and `larder pull`: events, summary, exit codes, and calls to the runtime.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -26,7 +26,7 @@ fn a_missing_image_is_pulled_with_kubelets_events_and_found_the_next_time() {
 }
 
 #[test]
-fn a_failed_pull_tells_when_the_back_off_ends() {
+fn a_failed_pull_prints_when_the_back_off_ends() {
     let world = CliFixture::new();
     world.file("pod.yaml", &pod("web", "busybox:1.36"));
     world.cri.refuse(Rpc::PullImage, Code::Unknown, "no route to host");
@@ -34,7 +34,7 @@ fn a_failed_pull_tells_when_the_back_off_ends() {
 }
 
 #[test]
-fn policies_come_from_the_flag_then_the_manifest_then_the_tag() {
+fn policies_are_of_the_flag_then_the_manifest_then_the_tag() {
     let world = CliFixture::offering(&["busybox:latest", "busybox:1.36"]);
     world.larder(&["ensure", "busybox:latest", "busybox:1.36"]).expect(0);
     assert_eq!(world.cri.calls(Rpc::PullImage).started, 2);
@@ -58,13 +58,13 @@ fn a_retry_waits_for_the_back_off_and_shows_it() {
 }
 
 #[test]
-fn a_pull_that_takes_too_long_is_cancelled_and_counts_as_failed() {
+fn a_pull_that_takes_too_long_is_canceled_and_counts_as_failed() {
     let world = CliFixture::offering(&["busybox:1.36"]);
     world.cri.hang_next(Rpc::PullImage);
     let run = world.larder(&["ensure", "--pull-timeout", "200ms", "busybox:1.36"]).expect(1);
-    assert!(run.stdout.contains("pull timed out after 200ms and was cancelled"), "{run:?}");
+    assert!(run.stdout.contains("pull timed out after 200ms and was canceled"), "{run:?}");
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(world.cri.until(Rpc::PullImage, |calls| calls.cancelled == 1));
+    runtime.block_on(world.cri.until(Rpc::PullImage, |calls| calls.canceled == 1));
     world.larder(&["pull", "--pull-timeout", "1m", "busybox:1.36"]).expect(0);
 }
 
@@ -107,7 +107,7 @@ fn json_has_images_events_bad_input_and_a_summary() {
         json["images"],
         json!([{
             "image": "busybox:1.36", "policy": "IfNotPresent", "object": "pod/web", "namespace": "default",
-            "part": "main", "field": "spec.containers{main}", "result": "Pulled", "reason": null, "message": null,
+            "container": "main", "field": "spec.containers{main}", "result": "Pulled", "reason": null, "message": null,
             "id": format!("sha256:{:064x}", 1), "sizeBytes": 4_261_550, "pullSeconds": 0.0, "totalSeconds": 0.0,
             "retryInSeconds": null,
         }])
@@ -162,7 +162,7 @@ fn pull_prints_the_ids_in_the_order_of_the_arguments() {
 }
 
 #[test]
-fn pull_tells_what_came_of_each_image_as_data() {
+fn pull_prints_the_outcome_of_each_image_as_json() {
     let mut world = CliFixture::offering(&["a:1"]);
     let run = world.larder(&["pull", "-o", "json", "a:1", "nowhere:1", "Bad"]).expect(2);
     let mut json = run.json();
@@ -233,7 +233,7 @@ fn json_pod(name: &str, image: &str) -> String {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_a_quiet_success() {
+fn a_closed_output_is_a_quiet_success() {
     let world = CliFixture::offering(&["busybox:1.36"]);
     for arguments in [&["ensure", "busybox:1.36"][..], &["images"], &["--help"], &["completions", "bash"]] {
         let mut child = world
@@ -287,11 +287,11 @@ fn an_object_of_any_kind_with_a_pod_template_wants_the_images_of_its_pods() {
     let json = world.larder(&["ensure", "-f", "others.yaml", "-o", "json"]).expect(0).json();
     assert_eq!(json["summary"]["pulled"], 2, "{json}");
     assert_eq!(
-        (&json["images"][0]["object"], &json["images"][0]["part"]),
+        (&json["images"][0]["object"], &json["images"][0]["container"]),
         (&json!("rollout/web"), &json!("main"))
     );
     assert_eq!(
-        (&json["images"][1]["object"], &json["images"][1]["part"]),
+        (&json["images"][1]["object"], &json["images"][1]["container"]),
         (&json!("service/web"), &json!(null))
     );
     assert_eq!(json["images"][1]["field"], "spec.containers[0]");

@@ -31,7 +31,7 @@ fn pod(name: &str, image: &str, secrets: &[&str]) -> String {
 }
 
 #[test]
-fn each_credential_is_told_with_its_place_its_host_and_the_answer() {
+fn each_credential_is_shown_with_source_host_and_result() {
     let (world, registry, mirror) = (CliFixture::new(), registry(), FaultRegistry::start());
     let (image, host) = (registry.image("team/app:1"), registry.address());
     let hosts = format!("server = \"{}\"\n[host.\"{}\"]\n", registry.url(), mirror.url());
@@ -49,19 +49,19 @@ fn each_credential_is_told_with_its_place_its_host_and_the_answer() {
     let run = world.larder(&[&arguments[..], &["-o", "json"]].concat()).expect(0);
     assert!(!format!("{run:?}").contains("planted"), "{run:?}");
     let printed = run.json();
-    assert_eq!(printed["askers"].as_array().unwrap().len(), 2, "{printed:#}");
-    let web = &printed["askers"][0];
-    assert_eq!((&web["who"], &web["accepted"]), (&json!("pod/web"), &json!(true)), "{printed:#}");
-    assert_eq!(web["notFitting"], json!(["secret default/other has: quay.io"]));
-    let summary = |asker: &Value| -> Vec<String> {
-        let credentials = asker["credentials"].as_array().unwrap().iter();
+    assert_eq!(printed["subjects"].as_array().unwrap().len(), 2, "{printed:#}");
+    let web = &printed["subjects"][0];
+    assert_eq!((&web["object"], &web["accepted"]), (&json!("pod/web"), &json!(true)), "{printed:#}");
+    assert_eq!(web["otherRegistries"], json!(["secret default/other has: quay.io"]));
+    let summary = |subject: &Value| -> Vec<String> {
+        let credentials = subject["credentials"].as_array().unwrap().iter();
         let lines = credentials.flat_map(|found| {
             let hosts = found["hosts"].as_array().unwrap().iter();
             hosts.map(|answered| {
                 let whose = if answered["host"] == host.as_str() { "registry" } else { "mirror" };
-                let place = found["foundIn"].as_str().unwrap_or("nowhere");
+                let place = found["source"].as_str().unwrap_or("nowhere");
                 let place = place.rsplit('/').next().unwrap();
-                format!("{place} {} {whose} {} {}", found["user"], answered["shown"], answered["status"])
+                format!("{place} {} {whose} {} {}", found["user"], answered["sent"], answered["status"])
             })
         });
         lines.collect()
@@ -86,7 +86,7 @@ fn each_credential_is_told_with_its_place_its_host_and_the_answer() {
 }
 
 #[test]
-fn without_any_credential_it_is_the_anonymous_attempt_that_is_told() {
+fn without_any_credential_the_anonymous_attempt_is_shown() {
     let (world, registry) = (CliFixture::new(), registry());
     let image = registry.image("team/app:1");
     let run = world.larder(&["explain", "access", &image]).expect(1);
@@ -94,12 +94,12 @@ fn without_any_credential_it_is_the_anonymous_attempt_that_is_told() {
     assert!(run.stdout.contains("\nanonymous "), "{run:?}");
     registry.require(FaultRegistryAuth::None);
     let run = world.larder(&["explain", "access", &image, "-o", "json"]).expect(0);
-    assert_eq!(run.json()["askers"][0]["credentials"][0]["foundIn"], Value::Null);
+    assert_eq!(run.json()["subjects"][0]["credentials"][0]["source"], Value::Null);
     assert!(run.stderr.contains("note: tested by larder"), "the runtime's configuration may differ: {run:?}");
 }
 
 #[test]
-fn what_comes_after_the_credential_that_is_taken_is_not_tried() {
+fn credentials_after_the_accepted_one_are_not_tried() {
     let (world, registry) = (CliFixture::new(), registry());
     let (image, host) = (registry.image("team/app:1"), registry.address());
     world.file("secrets.yaml", &(secret("a", &host, "planted-right") + &secret("b", &host, "planted-wrong")));
@@ -134,7 +134,7 @@ fn a_redirect_is_followed_as_a_pull_does_and_without_the_credential() {
 }
 
 #[test]
-fn pods_of_one_name_in_two_namespaces_are_two_who_ask() {
+fn pods_of_one_name_in_two_namespaces_are_two_callers() {
     let (world, registry) = (CliFixture::new(), registry());
     let (image, host) = (registry.image("team/app:1"), registry.address());
     let of = |namespace: &str, password: &str| {
@@ -144,16 +144,18 @@ fn pods_of_one_name_in_two_namespaces_are_two_who_ask() {
     world.file("pods.yaml", &(of("n1", "planted-right") + &of("n2", "planted-wrong")));
     let arguments = ["explain", "access", &image, "-f", "pods.yaml"];
     let printed = world.larder(&[&arguments[..], &["-o", "json"]].concat()).expect(1).json();
-    let askers = printed["askers"].as_array().unwrap();
-    let askers: Vec<_> =
-        askers.iter().map(|asker| (asker["namespace"].as_str(), asker["accepted"].as_bool())).collect();
-    assert_eq!(askers, [(Some("n1"), Some(true)), (Some("n2"), Some(false))]);
+    let subjects = printed["subjects"].as_array().unwrap();
+    let subjects: Vec<_> = subjects
+        .iter()
+        .map(|subject| (subject["namespace"].as_str(), subject["accepted"].as_bool()))
+        .collect();
+    assert_eq!(subjects, [(Some("n1"), Some(true)), (Some("n2"), Some(false))]);
     let run = world.larder(&arguments).expect(1);
     assert!(run.stdout.contains("for pod/web in namespace n2: not accessible"), "{run:?}");
 }
 
 #[test]
-fn a_host_that_serves_digests_alone_is_asked_for_digests_alone() {
+fn a_host_that_serves_only_digests_is_requested_only_for_digests() {
     let (world, registry, mirror) = (CliFixture::new(), registry(), FaultRegistry::start());
     let layer = "application/vnd.oci.image.layer.v1.tar";
     let put = mirror.put_image("team/app", "1", layer, &[vec![0; 1024]], &[]);
@@ -195,7 +197,7 @@ fn a_helper_that_fails_is_named_with_its_error_and_not_as_refused() {
     assert!(run.stdout.contains(&by_hand), "it can be copied: {run:?}");
     let printed =
         larder(&["explain", "access", &image, "--authfile", "auth.json", "-o", "json"]).expect(1).json();
-    assert_eq!(printed["askers"][0]["failed"][0]["program"], "docker-credential-test", "{printed:#}");
+    assert_eq!(printed["subjects"][0]["failed"][0]["program"], "docker-credential-test", "{printed:#}");
     let run = larder(&["--root", "images", "pull", &image, "--authfile", "auth.json"]).expect(1);
     assert!(
         run.stderr.contains("hint: no credentials sent to the registry: docker-credential-test failed"),

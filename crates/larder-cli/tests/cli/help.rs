@@ -61,7 +61,7 @@ fn the_manual_has_a_page_for_each_command() {
 }
 
 #[test]
-fn the_version_is_told() {
+fn the_version_is_printed() {
     let run = CliFixture::new().larder(&["--version"]).expect(0);
     assert_eq!(run.stdout, format!("larder {}\n", env!("CARGO_PKG_VERSION")));
 }

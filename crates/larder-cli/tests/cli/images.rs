@@ -80,7 +80,7 @@ fn images_are_found_by_short_names_and_patterns() {
     let world = world();
     let ids = |pattern: &str| world.larder(&["images", "-q", pattern]).expect(0).stdout;
     assert_eq!(ids("busybox"), format!("{BUSYBOX}\n"));
-    assert_eq!(ids("*/web:*"), format!("{WEB}\n"), "an image with two tags is told once");
+    assert_eq!(ids("*/web:*"), format!("{WEB}\n"), "an image with two tags is printed once");
     assert_eq!(ids("nothing"), "");
     assert_eq!(world.larder(&["ls", "-q"]).expect(0).stdout.lines().count(), 3);
 }
@@ -134,7 +134,7 @@ fn a_blank_name_among_others_removes_nothing_and_the_others_are_removed() {
 }
 
 #[test]
-fn a_pattern_that_fits_nothing_is_told_with_a_wider_one() {
+fn a_pattern_without_a_match_is_reported_with_a_wider_one() {
     let world = world();
     let run = world.larder(&["images", "old"]).expect(0);
     assert_eq!(run.stderr, "note: no image matches \"old\"; try '*/old*'\n");
@@ -153,7 +153,7 @@ fn images_in_use_are_removed_only_by_force() {
 }
 
 #[test]
-fn what_was_removed_is_told_as_data_up_to_where_the_runtime_goes_away() {
+fn removals_before_a_lost_runtime_are_printed_as_json() {
     let world = world();
     let run = world.larder(&["rm", "-o", "json", BUSYBOX, "nowhere:1"]).expect(1);
     let busybox = json!([{"id": BUSYBOX, "repoTags": ["docker.io/library/busybox:1.36"], "repoDigests": []}]);
@@ -181,7 +181,7 @@ fn what_was_removed_is_told_as_data_up_to_where_the_runtime_goes_away() {
 }
 
 #[test]
-fn removing_what_is_not_there_is_an_error_unless_told_otherwise() {
+fn removing_an_unknown_image_is_an_error_unless_allowed() {
     let world = world();
     let run = world.larder(&["rm", "nowhere:1", BUSYBOX]).expect(1);
     assert!(run.stderr.contains("nowhere:1: image not found"), "{run:?}");
@@ -227,7 +227,7 @@ fn force_removes_an_image_under_the_names_of_all_repositories() {
 }
 
 #[test]
-fn nothing_to_remove_is_fine_only_if_told_so() {
+fn nothing_to_remove_is_an_error_unless_allowed() {
     let world = world();
     world.larder(&["rm", "--ignore-not-found"]).expect(0);
     world.larder(&["rm"]).expect(2);
@@ -244,14 +244,14 @@ fn a_bad_name_is_the_same_bad_input_to_every_command() {
 }
 
 #[test]
-fn df_tells_the_room_and_what_is_in_use() {
+fn df_shows_free_space_and_usage() {
     let world = world();
     world.larder(&["df"]).expect(0).golden("df.txt", &world);
     world.larder(&["df", "-o", "json"]).expect(0).golden("df.json.txt", &world);
 }
 
 #[test]
-fn runtime_tells_what_it_is_and_what_is_wrong_with_it() {
+fn runtime_prints_version_and_conditions() {
     let world = world();
     world.larder(&["runtime"]).expect(0).golden("runtime.txt", &world);
     world.larder(&["runtime", "-o", "json"]).expect(0).golden("runtime.json.txt", &world);

@@ -32,7 +32,7 @@ fn interrupted(world: &CliFixture, arguments: &[&str], signal: Signal) -> CliOut
     until(world, Rpc::PullImage, |calls| calls.running == 1);
     kill_process(Pid::from_child(&child), signal).unwrap();
     let run = CliOutput::of(child.wait_with_output().unwrap());
-    until(world, Rpc::PullImage, |calls| calls.cancelled == 1);
+    until(world, Rpc::PullImage, |calls| calls.canceled == 1);
     run
 }
 
@@ -84,7 +84,7 @@ fn blocked(world: &CliFixture, arguments: &[&str]) -> Child {
 }
 
 #[test]
-fn a_command_that_nobody_reads_can_be_interrupted() {
+fn a_command_whose_output_is_not_read_can_be_interrupted() {
     let world = crowded();
     for signal in [Signal::INT, Signal::TERM] {
         let mut child = blocked(&world, &["images", "--no-trunc"]);
@@ -107,7 +107,7 @@ fn a_second_signal_ends_at_once_what_the_first_could_not() {
 }
 
 #[test]
-fn one_signal_is_enough_even_if_nobody_reads() {
+fn one_signal_is_enough_when_output_is_not_read() {
     let world = crowded();
     let mut child = blocked(&world, &["ensure", "-f", "pod.yaml"]);
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
@@ -116,7 +116,7 @@ fn one_signal_is_enough_even_if_nobody_reads() {
 }
 
 #[test]
-fn the_question_whether_a_failing_runtime_is_gone_can_be_interrupted() {
+fn the_check_of_a_failing_runtime_can_be_interrupted() {
     for command in ["ensure", "pull"] {
         let world = CliFixture::new();
         world.cri.hold_next(Rpc::Version).release();
@@ -133,7 +133,7 @@ fn the_question_whether_a_failing_runtime_is_gone_can_be_interrupted() {
         let run = CliOutput::of(child.wait_with_output().unwrap()).expect(130);
         assert!(
             format!("{run:?}").contains("failed to resolve busybox:1.36"),
-            "the failure is told: {run:?}"
+            "the failure is printed: {run:?}"
         );
         assert!(!run.stderr.contains("interrupted"), "nothing is unfinished: {run:?}");
     }

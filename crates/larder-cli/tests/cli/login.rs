@@ -60,7 +60,7 @@ fn a_login_that_the_registry_takes_is_written_and_one_that_it_refuses_is_not() {
 }
 
 #[test]
-fn what_was_in_the_file_stays_and_a_link_stays_a_link() {
+fn other_content_of_the_file_is_kept_and_a_link_remains_a_link() {
     let (world, registry) = (CliFixture::new(), registry());
     let host = registry.address();
     let before = json!({"detachKeys": "ctrl-e", "auths": {"other.example": {"auth": "eDp5"}}});
@@ -83,7 +83,7 @@ fn what_was_in_the_file_stays_and_a_link_stays_a_link() {
 }
 
 #[test]
-fn a_broken_file_is_told_before_a_password_is_read_and_stays_as_it_is() {
+fn a_broken_file_is_reported_before_a_password_is_read_and_not_changed() {
     let (world, registry) = (CliFixture::new(), registry());
     let file = world.file(".docker/config.json", "{\"auths\": planted");
     let run = log_in(&world, &registry.address(), "bob", PASSWORD).expect(2);
@@ -94,7 +94,7 @@ fn a_broken_file_is_told_before_a_password_is_read_and_stays_as_it_is() {
 }
 
 #[test]
-fn a_helper_keeps_and_forgets_what_the_file_says_it_keeps() {
+fn a_helper_stores_and_erases_the_logins_that_the_file_assigns_to_it() {
     let (world, registry) = (CliFixture::new(), registry());
     let host = registry.address();
     world.file(".docker/config.json", r#"{"credsStore": "test"}"#);
@@ -147,7 +147,7 @@ fn a_helper_keeps_and_forgets_what_the_file_says_it_keeps() {
 }
 
 #[test]
-fn the_file_stays_its_owners_and_is_no_more_open_than_before() {
+fn the_file_keeps_its_owner_and_mode() {
     if !rustix::process::geteuid().is_root() {
         assert!(std::env::var_os("CI").is_none(), "CI must not skip this: run the tests as root");
         eprintln!("==== SKIPPED: only root can write a file that is another user's ====");
@@ -165,7 +165,7 @@ fn the_file_stays_its_owners_and_is_no_more_open_than_before() {
 }
 
 #[test]
-fn what_a_killed_login_left_behind_goes_with_the_next_command() {
+fn leftovers_of_a_killed_login_are_removed_by_the_next_command() {
     let (world, registry) = (CliFixture::new(), registry());
     world.file(".docker/config.json", "{}");
     for arguments in
@@ -180,7 +180,7 @@ fn what_a_killed_login_left_behind_goes_with_the_next_command() {
 }
 
 #[test]
-fn a_token_server_is_asked_about_the_login_alone() {
+fn a_token_request_for_a_login_names_no_repository() {
     let (world, registry) = (CliFixture::new(), FaultRegistry::start());
     let login = Some(("bob".to_owned(), PASSWORD.to_owned()));
     registry.require(FaultRegistryAuth::Token { realm: String::new(), login, expires_in: 60 });
@@ -191,7 +191,7 @@ fn a_token_server_is_asked_about_the_login_alone() {
 }
 
 #[test]
-fn a_registry_that_asks_for_nothing_is_told_as_such() {
+fn a_registry_without_authentication_is_reported() {
     let (world, registry) = (CliFixture::new(), FaultRegistry::start());
     let run = log_in(&world, &registry.address(), "bob", PASSWORD).expect(0);
     assert!(run.stderr.contains("does not require authentication; credentials not verified"), "{run:?}");

@@ -54,7 +54,7 @@ fn a_pod_gets_the_pull_secret_that_it_names() {
 }
 
 #[test]
-fn a_secret_may_come_in_a_file_of_its_own() {
+fn a_secret_may_be_in_a_separate_file() {
     let world = CliFixture::offering(&[IMAGE]);
     world.file("secret.yaml", &secret("finance", "kubernetes.io/dockerconfigjson"));
     world.file("pod.yaml", &pod());
@@ -107,7 +107,7 @@ spec: {template: {spec: {imagePullSecrets: [{name: absent}, {name: regcred}], co
             .collect();
         let file = if files.len() == 2 { "all.yaml" } else { "secret.yaml" };
         let message =
-            format!("the pull secret regcred is broken ({file}: document 1 (Secret finance/regcred))");
+            format!("the pull secret regcred is invalid ({file}: document 1 (Secret finance/regcred))");
         let expected = [
             ("Pod finance/ledger", "spec.imagePullSecrets[0]"),
             ("Deployment finance/api", "spec.template.spec.imagePullSecrets[1]"),
@@ -143,7 +143,7 @@ fn arguments_are_not_pulled_without_the_secrets_given_for_them() {
 }
 
 #[test]
-fn entries_that_cannot_be_used_are_told_once() {
+fn unusable_entries_are_reported_once() {
     let world = CliFixture::offering(&[IMAGE]);
     let secret = secret("finance", "kubernetes.io/dockerconfigjson").replace(
         "{\"auths\": {",
@@ -160,18 +160,18 @@ fn entries_that_cannot_be_used_are_told_once() {
 }
 
 #[test]
-fn what_secret_names_must_be_pull_secrets() {
+fn secrets_given_by_the_flag_must_be_pull_secrets() {
     let world = CliFixture::offering(&[IMAGE]);
     world.file("opaque.yaml", &secret("default", "Opaque"));
     let run = world.larder(&["ensure", IMAGE, "--secret", "opaque.yaml"]).expect(2);
     assert!(run.stderr.contains("opaque.yaml: document 1 (Secret default/regcred): type: "), "{run:?}");
     world.file("pod.yaml", &pod());
     let run = world.larder(&["ensure", IMAGE, "--secret", "pod.yaml"]).expect(2);
-    assert!(run.stderr.contains("pod.yaml: holds no Secret"), "{run:?}");
+    assert!(run.stderr.contains("pod.yaml: contains no Secret"), "{run:?}");
 }
 
 #[test]
-fn a_password_comes_from_standard_input_for_one_registry() {
+fn a_password_is_read_from_standard_input_for_one_registry() {
     let world = CliFixture::offering(&[IMAGE, "busybox:1"]);
     let flags = ["-vv", "pull", "--username", "larder", "--password-stdin"];
     let run = world.larder_reading("pantry\n", &[&flags[..], &[IMAGE]].concat()).expect(0);
@@ -225,7 +225,7 @@ fn standard_input_is_read_once() {
 }
 
 #[test]
-fn a_denied_pull_says_which_credentials_were_tried() {
+fn a_denied_pull_names_the_credentials_that_were_tried() {
     let world = CliFixture::new();
     world.cri.refuse(Rpc::PullImage, Code::Unknown, "r.example/app:1: 401 Unauthorized");
     world.file("auth.json", r#"{"auths": {"r.example": {"username": "u", "password": "pantry"}}}"#);

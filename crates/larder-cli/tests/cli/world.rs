@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 use larder_cri::proto;
 use larder_testkit::private_state::assert_private;
 use larder_testkit_peers::fake_cri::FakeCri;
+use larder_testkit_peers::process::copy_program;
 use tempfile::TempDir;
 
 /// A fake runtime and a home without credentials.
@@ -94,24 +95,24 @@ pub(crate) fn larder(home: &Path) -> Command {
     command
 }
 
-/// The same as a user who is not root, and who owns the directory.
+/// The same as an unprivileged user that owns the directory.
 pub(crate) fn unprivileged(home: &Path) -> Command {
     if !rustix::process::geteuid().is_root() {
         return larder(home);
     }
     // The build directory need not be open to others.
     let binary = home.join("larder-for-all");
-    fs_err::copy(env!("CARGO_BIN_EXE_larder"), &binary).unwrap();
-    chown(home, Some(NOBODY), Some(NOBODY)).unwrap();
+    copy_program(Path::new(env!("CARGO_BIN_EXE_larder")), &binary);
+    chown(home, Some(UNPRIVILEGED_USER), Some(UNPRIVILEGED_USER)).unwrap();
     let mut command = Command::new("/usr/bin/setpriv");
-    let nobody = NOBODY.to_string();
-    command.args(["--reuid", &nobody, "--regid", &nobody, "--clear-groups", "--"]).arg(binary);
+    let user = UNPRIVILEGED_USER.to_string();
+    command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--"]).arg(binary);
     command.env_clear().env("HOME", home).env("TZ", "UTC").env("TMPDIR", home).current_dir(home);
     command
 }
 
-/// The user `nobody` of Debian.
-const NOBODY: u32 = 65534;
+/// UID and GID of a user without privileges.
+const UNPRIVILEGED_USER: u32 = 65534;
 
 impl CliOutput {
     pub(crate) fn of(output: Output) -> CliOutput {

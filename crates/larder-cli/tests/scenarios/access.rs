@@ -68,7 +68,7 @@ fn provider(world: &RuntimeFixture, registry: &str, user: &str, password: &str) 
 }
 
 #[test]
-fn records_go_with_their_images_when_a_command_collects() {
+fn records_are_removed_with_their_images_by_gc() {
     for (world, image, host) in worlds() {
         let pod = pod_with_secrets("a", "IfNotPresent", &[&image], &["right"]);
         let file = world.file("a.yaml", &(pod + &secret("right", &host, USER, PASSWORD)));
@@ -120,7 +120,10 @@ fn a_present_image_is_for_those_who_could_have_pulled_it() {
         let refused = world.larder(&["ensure", "-f", &none]).expect(1);
         assert!(refused.stderr.contains("its pull record requires other credentials"), "{refused:?}");
         let explained = world.larder(&["explain", &image, "-o", "json"]).expect(0).json();
-        assert!(explained["pullRecords"][0]["secrets"].to_string().contains("default/right"), "{explained}");
+        assert!(
+            explained["pulledRecords"][0]["secrets"].to_string().contains("default/right"),
+            "{explained}"
+        );
         daemon.stop().expect(0);
     }
 }

@@ -31,7 +31,7 @@ fn images_are_listed_inspected_measured_and_removed() {
                 assert!(text.contains(part.as_str()), "{part} in {text}");
             }
         }
-        world.larder(&["inspect", "nobody/knows:1"]).expect(1);
+        world.larder(&["inspect", "unknown/image:1"]).expect(1);
 
         let run = world.larder(&["df", "-o", "json"]).expect(0);
         assert!(run.stdout.contains(&*world.place().to_string_lossy()), "where images live: {run:?}");

@@ -5,7 +5,7 @@ use larder_testkit_peers::{HoldingProxy, ImageBuilder, RegistryOptions};
 
 use crate::world::{RuntimeFixture, pod};
 
-/// How often the tag was asked for. containerd asks with HEAD and fetches by digest, larder's store fetches at once.
+/// Number of requests for the tag. containerd resolves it with HEAD and fetches by digest, larder's store fetches at once.
 fn lookups(gate: &HoldingProxy) -> usize {
     gate.count("HEAD", "/manifests/1") + gate.count("GET", "/manifests/1")
 }

@@ -31,7 +31,7 @@ fn pod(image: &str, secrets: &[&str]) -> String {
 #[track_caller]
 fn assert_no_password(run: &LarderOutput) {
     for secret in [PASSWORD, "not-the-password"] {
-        assert!(!format!("{}{}", run.stdout, run.stderr).contains(secret), "a password is told: {run:?}");
+        assert!(!format!("{}{}", run.stdout, run.stderr).contains(secret), "a password is printed: {run:?}");
     }
 }
 
@@ -47,7 +47,7 @@ fn a_registry_with_a_password_serves_clients_that_have_it() {
         // Each: a manifest, and whether the image can be had with it.
         let manifests = [
             ("no secret", pod(&image, &[]), false),
-            ("a secret that nobody names", pod(&image, &[]) + &right, false),
+            ("a secret that no pod names", pod(&image, &[]) + &right, false),
             ("the wrong password", pod(&image, &["wrong"]) + &wrong, false),
             (
                 "a secret for another registry",

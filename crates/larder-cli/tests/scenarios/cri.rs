@@ -63,7 +63,7 @@ fn an_image_is_pulled_by_tag_by_digest_and_without_a_tag_and_is_the_same_by_each
 }
 
 #[test]
-fn all_names_of_an_image_go_together_also_when_five_remove_it_at_once() {
+fn all_names_of_an_image_are_removed_together_by_five_concurrent_calls() {
     for world in worlds() {
         let layout = peers::ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:a").unwrap();
         let names: Vec<_> =
@@ -194,7 +194,7 @@ fn usage_rises_after_a_pull_and_falls_after_the_removal() {
 }
 
 #[test]
-fn credentials_of_a_request_open_the_registry_and_are_told_to_nobody() {
+fn credentials_of_a_request_are_used_and_never_returned() {
     for world in RuntimeFixture::of_each_backend(RegistryOptions {
         auth: RegistryAccess::Basic,
         ..RegistryOptions::default()
@@ -243,7 +243,7 @@ fn a_registry_that_is_down_is_named_first_and_an_unknown_image_is_not_found() {
 }
 
 #[test]
-fn bytes_that_are_no_grpc_harm_nobody() {
+fn bytes_that_are_no_grpc_affect_no_other_client() {
     for world in worlds() {
         let daemon = CriDaemon::of(&world);
         let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
@@ -267,7 +267,7 @@ fn bytes_that_are_no_grpc_harm_nobody() {
 }
 
 #[test]
-fn what_larder_pulls_the_runtime_has_and_what_the_runtime_pulls_larder_has() {
+fn larder_and_the_runtime_list_each_others_pulls() {
     let Some(world) = RuntimeFixture::plain() else { return };
     for name in ["shop/ours:1", "shop/theirs:1"] {
         peers::ImageBuilder::small(name.len() as u64, 50_000).push(&world.registry, name).unwrap();
@@ -279,7 +279,7 @@ fn what_larder_pulls_the_runtime_has_and_what_the_runtime_pulls_larder_has() {
 
     let id = daemon.pull(&ours).unwrap();
     let seen = daemon.runtime.block_on(runtime.status(&ImageSpec::named(&ours))).unwrap();
-    assert_eq!(seen, daemon.status(id.as_str()), "the runtime tells the same of it");
+    assert_eq!(seen, daemon.status(id.as_str()), "the runtime has the same status");
     assert_eq!(world.images(), [ours.as_str()]);
 
     let theirs_spec = ImageSpec::named(&theirs);
@@ -294,7 +294,7 @@ fn what_larder_pulls_the_runtime_has_and_what_the_runtime_pulls_larder_has() {
 }
 
 #[test]
-fn a_runtime_that_dies_is_told_and_found_again() {
+fn a_runtime_that_dies_is_reported_and_reconnected() {
     let Some(mut world) = RuntimeFixture::plain() else { return };
     peers::ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let name = world.registry.image("shop/web:1");

@@ -1,5 +1,5 @@
-//! A pull with a secret that is cut off at moments all along its way, by a kill, by Ctrl-C, or because the daemon's client
-//! goes away: afterwards nobody may use the image who has not shown that they may.
+//! A pull with a secret that is interrupted at each of its stages, by a kill, by Ctrl-C, or because the daemon's client
+//! disconnects: afterwards only callers with a valid credential have access to the image.
 
 use std::time::Duration;
 
@@ -125,17 +125,17 @@ fn whenever_a_pull_is_cut_off_by(cut_off: fn(LarderProcess, Duration) -> bool) {
 }
 
 #[test]
-fn whenever_a_pull_is_killed_its_image_is_only_for_who_shows_a_credential() {
+fn an_image_of_a_killed_pull_requires_a_credential() {
     whenever_a_pull_is_cut_off_by(LarderProcess::kill_after);
 }
 
 #[test]
-fn whenever_a_pull_is_interrupted_its_image_is_only_for_who_shows_a_credential() {
+fn an_image_of_an_interrupted_pull_requires_a_credential() {
     whenever_a_pull_is_cut_off_by(interrupt_after);
 }
 
 #[test]
-fn whenever_a_client_of_the_daemon_leaves_its_image_is_only_for_who_shows_a_credential() {
+fn an_image_of_a_disconnected_client_requires_a_credential() {
     for world in RuntimeFixture::of_each_backend(options()) {
         let daemon = CriDaemon::of(&world);
         // Each of its own, as a record of another round would refuse as well.

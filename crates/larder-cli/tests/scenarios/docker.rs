@@ -1,9 +1,10 @@
-//! What is particular to Docker: how its engine is reached, and what its events tell a daemon.
+//! Docker: how larder connects to the engine, and what the daemon learns from its events.
 
+use std::path::Path;
 use std::process::Command;
 
 use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::process::wait_until;
+use larder_testkit_peers::process::{copy_program, wait_until};
 use larder_testkit_peers::tls::certificates;
 use larder_testkit_peers::{Dockerd, DockerdOptions, ImageBuilder, Package, RegistryOptions, require};
 use serde_json::Value;
@@ -12,7 +13,7 @@ use crate::served::CriDaemon;
 use crate::world::{LarderProcess, RuntimeFixture, larder_in};
 
 #[test]
-fn who_may_not_open_the_socket_is_told_how() {
+fn a_user_without_access_to_the_socket_gets_a_hint() {
     if !require(&[Package::DockerIo]).is_available() || find_program("setpriv").is_none() {
         return;
     }
@@ -24,9 +25,9 @@ fn who_may_not_open_the_socket_is_told_how() {
     fs_err::set_permissions(&dir, mode(0o755)).unwrap();
     fs_err::set_permissions(engine.socket(), mode(0o660)).unwrap();
     fs_err::set_permissions(home.path(), mode(0o777)).unwrap();
-    // Where the user nobody cannot read the build directory, a copy can be run.
+    // The unprivileged user may be unable to read the build directory, but can run a copy.
     let copy = home.path().join("larder");
-    fs_err::copy(env!("CARGO_BIN_EXE_larder"), &copy).unwrap();
+    copy_program(Path::new(env!("CARGO_BIN_EXE_larder")), &copy);
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&copy);
     command.env("HOME", home.path()).env("DOCKER_HOST", engine.host());
@@ -37,7 +38,7 @@ fn who_may_not_open_the_socket_is_told_how() {
 }
 
 #[test]
-fn an_engine_behind_tls_is_trusted_by_the_authority_of_docker_cert_path_alone() {
+fn an_engine_behind_tls_is_trusted_only_by_the_authority_of_docker_cert_path() {
     if !require(&[Package::DockerIo, Package::Openssl]).is_available() {
         return;
     }
@@ -73,9 +74,9 @@ fn an_engine_behind_tls_is_trusted_by_the_authority_of_docker_cert_path_alone() 
     for own in ["cert.pem", "key.pem"] {
         fs_err::remove_file(dir.path().join("right").join(own)).unwrap();
     }
-    let nobody = runtime("right").expect(3);
-    assert!(nobody.stderr.contains("TLS: received fatal alert"), "{nobody:?}");
-    assert!(nobody.stderr.contains("set DOCKER_CERT_PATH to a directory"), "{nobody:?}");
+    let anonymous = runtime("right").expect(3);
+    assert!(anonymous.stderr.contains("TLS: received fatal alert"), "{anonymous:?}");
+    assert!(anonymous.stderr.contains("set DOCKER_CERT_PATH to a directory"), "{anonymous:?}");
     let missing = runtime("nowhere").expect(2);
     assert!(missing.stderr.contains("ca.pem") && missing.stderr.contains("DOCKER_CERT_PATH"), "{missing:?}");
 }
@@ -101,7 +102,7 @@ fn a_daemon_hears_of_containers_between_its_rounds_and_remembers_them_over_resta
     };
     let daemon = CriDaemon::of(&world);
     assert_eq!(last_used(&world, &daemon, &used), Value::Null);
-    // More than the engine remembers, so that only who listened all the time knows of the first.
+    // More than the engine keeps, so that only a permanent listener has the first.
     let container = world.docker().create_container(&used, "short").unwrap();
     let refused = world.larder(&["rm", &used]).expect(1);
     assert!(refused.stderr.ends_with("hint: remove the container short first\n"), "{refused:?}");

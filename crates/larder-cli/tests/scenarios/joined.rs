@@ -48,7 +48,7 @@ fn held_pull(world: &RuntimeFixture, gate: &HoldingProxy, flags: &[&str], image:
     running
 }
 
-/// A command that waits for its input, which comes from the file once that is written to and dropped.
+/// A command that waits for its input from the returned file, which ends when the file is dropped.
 fn held_load(world: &RuntimeFixture) -> (LarderProcess, File) {
     let pipe = world.path("archive");
     let made = rustix::fs::mknodat(
@@ -60,7 +60,7 @@ fn held_load(world: &RuntimeFixture) -> (LarderProcess, File) {
     );
     made.unwrap();
     let running = world.start_larder(&["-v", "load", &pipe]);
-    // Opening for reading and writing waits for nobody; the reader sees the end once this is dropped.
+    // Opening for reading and writing does not wait for the other end; the reader sees the end once this is dropped.
     let input = File::options().read(true).write(true).open(&pipe).unwrap();
     wait_until("the command serves", || socket(world).exists());
     (running, input)
@@ -98,7 +98,7 @@ fn every_command_works_through_the_one_that_has_the_store_open() {
     other_gate.wait_until_held(1);
     gate.open();
     wait_until("the first has done its own, and says that it waits", || {
-        first.stderr().contains("waiting for 1 other larder command that uses this one")
+        first.stderr().contains("waiting for calls of 1 other larder command")
     });
     assert!(first.stdout().starts_with("sha256:") && !first.is_finished(), "{}", first.stdout());
     assert_eq!(world.larder(&["images"]).expect(0).lines_with(&["shop/big"]), 1);
@@ -119,7 +119,7 @@ fn sorted(names: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn of_many_commands_at_once_none_is_refused() {
+fn none_of_many_concurrent_commands_is_refused() {
     let Some(world) = store() else { return };
     let names: Vec<String> = (0..4)
         .map(|number| {
@@ -144,7 +144,7 @@ fn of_many_commands_at_once_none_is_refused() {
 }
 
 #[test]
-fn what_was_ensured_is_not_removed_by_a_collection_beside_it() {
+fn an_ensured_image_is_not_removed_by_a_concurrent_round() {
     for world in [RuntimeFixture::plain(), store()].into_iter().flatten() {
         let names: Vec<String> = (0..4)
             .map(|number| {
@@ -251,7 +251,7 @@ fn an_interrupt_ends_the_commands_own_work_and_not_that_of_others() {
     let second = world.start_larder(&["pull", &web]);
     other_gate.wait_until_held(1);
     first.interrupt();
-    wait_until("its own work is cancelled", || first.stderr().contains("interrupted; not finished"));
+    wait_until("its own work is canceled", || first.stderr().contains("interrupted; not finished"));
     other_gate.open();
     second.finish().expect(0);
     first.finish().expect(130);
@@ -270,7 +270,9 @@ fn an_interrupt_of_a_command_that_handles_none_does_not_end_others() {
     let second = world.start_larder(&["pull", &web]);
     gate.wait_until_held(1);
     first.interrupt();
-    wait_until("it waits for the other", || first.stderr().contains("waiting for 1 other larder command"));
+    wait_until("it waits for the other", || {
+        first.stderr().contains("waiting for calls of 1 other larder command")
+    });
     gate.open();
     second.finish().expect(0);
     first.finish().expect(130);
@@ -282,7 +284,7 @@ fn an_interrupt_of_a_command_that_handles_none_does_not_end_others() {
     assert_eq!(world.images(), [web]);
 }
 
-/// The same on a pipe that is there.
+/// The same on an existing pipe.
 fn held_load_again(world: &RuntimeFixture) -> (LarderProcess, File) {
     fs_err::remove_file(world.path("archive")).unwrap();
     held_load(world)
@@ -305,9 +307,10 @@ fn a_pull_takes_over_when_the_command_that_it_works_through_is_ended() {
         }
         let first = first.finish();
         assert_eq!(first.code, if signals.len() == 2 { 130 } else { -1 });
-        for note in ["still uses this one; interrupt again", "used this one and was stopped"] {
-            let is_told = first.stderr.contains(&format!("note: 1 other larder command {note}"));
-            assert_eq!(is_told, signals.len() == 2, "{note}: {first:?}");
+        let calls = "calls of 1 other larder command";
+        for note in [format!("note: {calls} in progress; interrupt again"), format!("note: ended {calls}")] {
+            let is_printed = first.stderr.contains(&note);
+            assert_eq!(is_printed, signals.len() == 2, "{note}: {first:?}");
         }
         other_gate.open();
         assert!(second.finish().expect(0).stdout.starts_with("sha256:"));
@@ -417,7 +420,7 @@ fn one_shot_commands_honour_the_settings_of_the_daemon() {
 }
 
 #[test]
-fn settings_with_mistakes_end_a_command_before_it_does_anything() {
+fn invalid_settings_end_a_command_before_any_effect() {
     let Some(world) = store() else { return };
     let app = present(&world, 1, "shop/app:1");
     world.end_leases();

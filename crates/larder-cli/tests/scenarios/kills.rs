@@ -23,12 +23,11 @@ const SEED: u64 = 20_260_101;
 /// Bytes of the layer that takes long to fetch.
 const BIG: usize = 4 << 20;
 
-/// What of its fetches a killed process may lose: bytes that a note did not tell yet (1 MiB), and what was on the way
-/// between two kernels and in its memory. Far less than one range (16 MiB). Of a layer that was finished it loses
-/// nothing.
+/// Bytes of its fetches that a killed process may lose: those not yet recorded (1 MiB), and those in transit and in its
+/// memory. Far less than one range (16 MiB). Of a finished layer it loses nothing.
 const LOST: u64 = 4 << 20;
 
-/// The name of the image that comes from a layout, where its tag is `image`.
+/// The name of the image from a layout, where its tag is `image`.
 const LOADED: &str = "registry.example/shop/other:image";
 
 /// What is killed.
@@ -39,7 +38,7 @@ enum KilledCommand {
     Remove,
 }
 
-/// A machine with one image that stays and one that comes and goes. They share a layer.
+/// A machine with a permanent image and one that is pulled and removed. They share a layer.
 struct KillMachine {
     registry: FaultRegistry,
     home: TempDir,
@@ -131,7 +130,7 @@ impl KillMachine {
         }
     }
 
-    /// How long the deed takes when nobody disturbs it.
+    /// How long the command takes without interference.
     fn length_of(&self, deed: KilledCommand) -> Duration {
         self.prepare(deed, &self.images());
         let start = Instant::now();
@@ -139,7 +138,7 @@ impl KillMachine {
         start.elapsed()
     }
 
-    /// The names of all images with their tags, as `larder images` tells them.
+    /// The names of all images with their tags, as `larder images` lists them.
     fn images(&self) -> Vec<String> {
         let listed = self.larder(&["images", "-o", "json"]).json();
         let images = listed.as_array().unwrap().iter();

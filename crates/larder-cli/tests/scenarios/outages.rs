@@ -9,7 +9,7 @@ use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 use crate::world::{LarderProcess, RuntimeFixture, larder_in, pod};
 
 #[test]
-fn a_registry_that_comes_back_is_tried_again_after_the_back_off() {
+fn a_recovered_registry_is_retried_after_the_back_off() {
     for mut world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
         ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
         let image = world.registry.image("shop/web:1");
@@ -44,7 +44,7 @@ fn a_pull_that_is_cut_in_its_middle_fails_and_the_next_run_completes() {
         gate.hold_blobs_after(100_000);
         let mut running = world.start_larder(&["ensure", &image]);
         gate.wait_until_held(1);
-        // containerd asks some times for the rest of what was cut. Nothing more comes.
+        // containerd requests the rest of a truncated blob several times. It receives nothing more.
         gate.hold_blobs_after(0);
         let given_up = poll(Duration::from_secs(60), || {
             gate.cut();
@@ -62,13 +62,13 @@ fn a_pull_that_is_cut_in_its_middle_fails_and_the_next_run_completes() {
 }
 
 #[test]
-fn a_runtime_that_stops_is_reported_and_one_that_comes_back_still_has_its_images() {
+fn a_runtime_that_stops_is_reported_and_has_its_images_after_its_restart() {
     for world in RuntimeFixture::of_each_runtime(RegistryOptions::default()) {
-        stops_and_comes_back(world);
+        stops_and_restarts(world);
     }
 }
 
-fn stops_and_comes_back(mut world: RuntimeFixture) {
+fn stops_and_restarts(mut world: RuntimeFixture) {
     ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let image = world.registry.image("shop/web:1");
     world.larder(&["ensure", &image]).expect(0);
@@ -116,7 +116,7 @@ fn stops_in_the_middle_of_a_pull(mut world: RuntimeFixture) {
 }
 
 #[test]
-fn what_is_no_runtime_is_told_in_one_line_and_in_bounded_time() {
+fn a_server_that_is_no_runtime_is_reported_in_one_line_and_in_bounded_time() {
     let home = tempfile::tempdir().unwrap();
     let silent = home.path().join("silent.sock");
     let listener = UnixListener::bind(&silent).unwrap();

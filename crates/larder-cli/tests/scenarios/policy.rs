@@ -100,7 +100,7 @@ fn an_unknown_image_fails_by_name_and_the_others_are_still_made_present() {
         let (known, no_tag, no_repository) = (
             world.registry.image("shop/web:1"),
             world.registry.image("shop/web:2"),
-            world.registry.image("nobody/knows:1"),
+            world.registry.image("unknown/image:1"),
         );
 
         let run = world.larder(&["ensure", &no_tag, &known, &no_repository, "upper/CASE"]).expect(2);

@@ -123,7 +123,7 @@ impl CriDaemon {
         self.running.finish()
     }
 
-    /// A connection that adds nothing to what is asked.
+    /// A connection that adds nothing to requests.
     pub(crate) fn wire(&self) -> RawConnection {
         self.runtime.block_on(RawConnection::connect(&self.socket))
     }

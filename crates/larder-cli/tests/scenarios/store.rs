@@ -96,7 +96,7 @@ fn every_command_works_without_a_runtime() {
 }
 
 #[test]
-fn what_df_says_agrees_with_du() {
+fn df_agrees_with_du() {
     let Some(machine) = MachineWithoutRuntime::new() else { return };
     for (seed, name) in [(1, "shop/web:1"), (2, "shop/api:1")] {
         ImageBuilder::small(seed, 3_000_000).push(&machine.registry, name).unwrap();
@@ -181,7 +181,7 @@ fn a_repair_that_fetches_nothing_takes_nothing_away() {
 }
 
 #[test]
-fn a_repair_mends_the_image_that_is_here_though_its_tag_has_moved() {
+fn a_repair_fetches_the_local_image_although_its_tag_has_moved() {
     let Some(machine) = MachineWithoutRuntime::new() else { return };
     let here = ImageBuilder::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
     let name = machine.registry.image("shop/web:1");
@@ -201,7 +201,7 @@ fn a_repair_mends_the_image_that_is_here_though_its_tag_has_moved() {
 }
 
 #[test]
-fn a_repair_that_cannot_fetch_does_not_say_that_it_did() {
+fn a_repair_that_cannot_fetch_reports_the_failure() {
     let Some(machine) = MachineWithoutRuntime::new() else { return };
     ImageBuilder::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
     let from = format!("docker://{}", machine.registry.image("shop/web:1"));
@@ -218,7 +218,7 @@ fn a_repair_that_cannot_fetch_does_not_say_that_it_did() {
 
     let run = machine.larder(&["fsck", "--repair"]).expect(1);
     assert!(!run.stdout.contains(": repaired\n") && run.stderr.contains(" load FILE"), "{run:?}");
-    assert_eq!(machine.registry.requests().len(), 0, "what its tag stands for there is nobody's business");
+    assert_eq!(machine.registry.requests().len(), 0, "the tag is not resolved");
     machine.larder(&["load", &archive]).expect(0);
     machine.larder(&["fsck"]).expect(0);
 }
@@ -275,7 +275,7 @@ fn archives_and_layouts_are_loaded_and_known_layers_skipped() {
 }
 
 #[test]
-fn a_sweep_that_fails_is_told_and_does_not_make_a_removal_fail() {
+fn a_failed_sweep_is_reported_and_does_not_fail_the_removal() {
     let Some(machine) = MachineWithoutRuntime::new() else { return };
     if !may_mount() {
         return;
@@ -305,7 +305,7 @@ fn a_sweep_that_fails_is_told_and_does_not_make_a_removal_fail() {
 }
 
 #[test]
-fn only_who_removes_waits_until_it_is_deleted() {
+fn only_the_caller_of_a_removal_waits_for_the_deletion() {
     let Some(machine) = MachineWithoutRuntime::new() else { return };
     ImageBuilder::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
     let name = machine.registry.image("shop/web:1");
@@ -328,7 +328,7 @@ fn only_who_removes_waits_until_it_is_deleted() {
 }
 
 #[test]
-fn a_mirror_is_asked_and_a_misspelt_key_is_told_once() {
+fn a_mirror_is_requested_and_a_misspelt_key_is_reported_once() {
     let Some(machine) = MachineWithoutRuntime::new() else { return };
     for (seed, name) in [(1, "shop/web:1"), (2, "shop/api:1")] {
         ImageBuilder::small(seed, 50_000).push(&machine.registry, name).unwrap();

@@ -41,7 +41,7 @@ impl RuntimeFixture {
         Some(RuntimeFixture { containerd: Some(containerd), docker: None, registry, home })
     }
 
-    /// With a Docker Engine in place of a runtime. It reaches registries on loopback without being told.
+    /// With a Docker Engine in place of a runtime. It connects to registries on loopback without configuration.
     pub(crate) fn with_docker(options: RegistryOptions) -> Option<RuntimeFixture> {
         if !require(&[Package::DockerIo, Package::DockerRegistry, Package::Skopeo]).is_available() {
             return None;
@@ -240,7 +240,7 @@ impl RuntimeFixture {
         command
     }
 
-    /// Names with tags of the images that the backend has, not asked through larder's commands, sorted.
+    /// Names with tags of the backend's images, listed without larder, sorted.
     pub(crate) fn images(&self) -> Vec<String> {
         let mut names = self.image_names();
         names.retain(|name| !name.contains('@'));
@@ -306,7 +306,7 @@ fn names_in_store(root: &Path) -> Vec<String> {
     store.images().unwrap().into_iter().flat_map(|image| [image.tags, image.digests].concat()).collect()
 }
 
-/// As if what was ensured on a runtime, whose state is here, had been ensured long ago.
+/// Ends the leases of images ensured on the runtime with this state directory.
 pub(crate) fn end_leases(state: &Path) {
     fs_err::remove_file(state.join("ensured.json")).unwrap();
 }

@@ -20,7 +20,7 @@ const NEEDS_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
 const BLOCK: u64 = 4096;
 
 /// Disk usage of an overlayfs snapshot besides its files: its directory, and the kernel's work directory.
-const OVERLAY_FOLDERS: DiskSpace = DiskSpace { bytes: 2 * BLOCK, inodes: 2 };
+const OVERLAY_DIRS: DiskSpace = DiskSpace { bytes: 2 * BLOCK, inodes: 2 };
 
 /// The blobs and their references.
 pub(super) struct ContentGraph {
@@ -125,7 +125,7 @@ impl SnapshotChains {
     }
 
     fn layers(&self) -> impl Iterator<Item = MeasuredLayer> {
-        let beside = if self.snapshotter == "overlayfs" { OVERLAY_FOLDERS } else { DiskSpace::ZERO };
+        let beside = if self.snapshotter == "overlayfs" { OVERLAY_DIRS } else { DiskSpace::ZERO };
         self.usages.iter().map(move |(name, usage)| MeasuredLayer {
             id: self.id(name),
             amount: *usage + beside,
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_container_stands_on_is_held() {
+    fn the_layers_below_a_container_are_retained() {
         let stacks = stacks(&[snapshot("container", "top-2", Kind::Active)]);
         let found = layers(&images(), &content(), &[stacks]);
         let held = found.all().iter().filter(|layer| layer.referenced_by.is_some());

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_timeout_counts_as_none() {
+    fn an_invalid_timeout_counts_as_none() {
         assert_eq!(deadline_of(&HeaderMap::new()), None);
         for text in
             ["", "1", "m", "1s", "+1S", "-1S", "1.5S", "1 S", "123456789S", "1mm", "\u{e9}S", "1\u{e9}"]

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_stay_with_their_server() {
+    fn credentials_are_sent_only_to_their_server() {
         let of = |server: &str| proto::AuthConfig {
             username: "ann".into(),
             server_address: server.into(),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_decoded_is_refused_and_not_shown() {
+    fn undecodable_input_is_refused_and_not_shown() {
         for auth in ["c2VjcmV0", "secret!", "c2VjcmV0OnB3="] {
             let auth = proto::AuthConfig { auth: auth.into(), ..proto::AuthConfig::default() };
             let Err(status) = credential(Some(auth.clone()), &app()) else { panic!("{auth:?}") };

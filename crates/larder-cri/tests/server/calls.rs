@@ -1,4 +1,4 @@
-//! What each call of CRI gives, asked as kubelet and crictl ask it.
+//! The response to each call of CRI, as kubelet and crictl make it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ fn full() -> Image {
 }
 
 #[tokio::test]
-async fn an_image_is_told_with_all_that_is_known_and_the_same_by_each_of_its_names() {
+async fn the_status_of_an_image_is_complete_and_equal_for_each_of_its_names() {
     let fake = FakeBackend::new();
     fake.set_images(vec![full(), image("sha256:other", 8)]);
     let server = CriTestServer::start(fake);
@@ -191,7 +191,7 @@ async fn an_absent_image_can_be_removed() {
 }
 
 #[tokio::test]
-async fn file_systems_are_told_with_what_they_hold() {
+async fn filesystem_info_has_the_usage_of_images() {
     let fake = FakeBackend::new();
     let usage = |mountpoint: &str, used| FilesystemUsage {
         mountpoint: mountpoint.into(),
@@ -215,7 +215,7 @@ async fn file_systems_are_told_with_what_they_hold() {
 }
 
 #[tokio::test]
-async fn version_and_status_are_told_also_while_the_backend_is_down() {
+async fn version_and_status_are_served_while_the_backend_is_down() {
     let fake = FakeBackend::new();
     let server = CriTestServer::start(fake.clone());
     let mut runtime = server.wire().await.runtime();
@@ -275,7 +275,7 @@ async fn a_deadline_ends_a_pull_and_the_backend_hears_of_it() {
     let late = images.pull_image(with_deadline(pull(APP), "1m")).await.unwrap_err();
     assert_eq!((late.code(), late.message()), (Code::DeadlineExceeded, "context deadline exceeded"));
     let counts = fake.until(|counts| counts.running == 0).await;
-    assert_eq!((counts.started, counts.cancelled), (1, 1));
+    assert_eq!((counts.started, counts.canceled), (1, 1));
     fake.on_pull(ScriptedPull::ok("sha256:app", 7));
     let in_time = images.pull_image(with_deadline(pull(APP), "1H")).await.unwrap().into_inner();
     assert_eq!(in_time.image_ref, "sha256:app");
@@ -298,11 +298,11 @@ async fn a_caller_that_vanishes_cancels_its_pull() {
         pulling.abort();
         fake.until(|counts| counts.running == 0).await;
     }
-    assert_eq!(fake.counts().cancelled, 2);
+    assert_eq!(fake.counts().canceled, 2);
 }
 
 #[tokio::test]
-async fn what_the_backend_says_of_an_error_arrives_at_the_client_as_it_was() {
+async fn an_error_of_the_backend_reaches_the_client_unchanged() {
     let fake = FakeBackend::new();
     let server = CriTestServer::start(fake.clone());
     let client = server.client();
@@ -310,7 +310,7 @@ async fn what_the_backend_says_of_an_error_arrives_at_the_client_as_it_was() {
         ("RegistryUnavailable: no route", CallErrorKind::Unavailable, "RegistryUnavailable: no route"),
         ("the disk is full", CallErrorKind::InsufficientSpace, "the disk is full"),
         ("gone", CallErrorKind::NotFound, "rpc error: code = NotFound desc = gone"),
-        // As it comes from a runtime behind the server: not wrapped twice.
+        // As a runtime behind the server returns it: not wrapped twice.
         (
             "rpc error: code = PermissionDenied desc = no",
             CallErrorKind::Other,

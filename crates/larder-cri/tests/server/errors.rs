@@ -73,7 +73,7 @@ async fn a_failure_of_the_backend_has_the_same_code_in_each_call() {
 }
 
 #[tokio::test]
-async fn what_names_no_image_is_an_invalid_argument_and_the_backend_is_not_asked() {
+async fn an_invalid_image_name_is_an_invalid_argument_without_a_backend_call() {
     let fake = FakeBackend::new();
     let server = CriTestServer::start(fake.clone());
     let wire = server.wire().await;

@@ -20,7 +20,7 @@ async fn still_serves(server: &CriTestServer) {
     runtime.version(proto::VersionRequest::default()).await.expect("the server serves still");
 }
 
-/// A gRPC message with this length in its head, whatever comes after it.
+/// A gRPC message with this length in its head, whatever its content.
 fn framed(compressed: u8, length: usize, bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(length).expect("a gRPC message has less than 4 GiB").to_be_bytes();
     [&[compressed][..], &length, bytes].concat()
@@ -41,7 +41,7 @@ async fn post(
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_grpc_harm_nobody() {
+async fn bytes_that_are_no_grpc_affect_no_other_client() {
     let server = CriTestServer::start(FakeBackend::new());
     let frames = [PREFACE, SETTINGS].concat();
     // A frame of data for a stream that was never opened, and one that says it has 16 MiB.
@@ -75,7 +75,7 @@ async fn bytes_that_are_no_grpc_harm_nobody() {
 }
 
 #[tokio::test]
-async fn messages_that_are_none_are_errors_of_their_call_alone() {
+async fn invalid_messages_fail_only_their_own_call() {
     let server = CriTestServer::start(FakeBackend::new());
     let mut wire = server.wire().await;
     let path = "/runtime.v1.ImageService/ImageStatus";
@@ -124,7 +124,7 @@ async fn paths_and_types_that_are_not_served_are_refused() {
         assert_eq!(status_of(response).await.code(), Code::Unimplemented, "{path}");
     }
     for content_type in ["", "text/html", "application/grpc-web+json"] {
-        // Which answer comes does not matter, as long as one does.
+        // Any response is allowed, but there must be one.
         post(&mut wire, "/runtime.v1.ImageService/ListImages", content_type, framed(0, 0, b"")).await;
         still_serves(&server).await;
     }

@@ -1,4 +1,4 @@
-//! What goes wrong: engines that are down, go away, or are something else; images with strange names; others who meddle.
+//! Failures: engines that are down, stop, or are other servers; images with strange names; concurrent clients.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +21,7 @@ fn unreachable(error: &BackendError) -> (String, String) {
 }
 
 #[tokio::test]
-async fn what_is_no_engine_is_told_apart() {
+async fn a_server_that_is_no_engine_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("d.sock");
     let found = async || unreachable(&at(&path).info().await.unwrap_err());
@@ -44,7 +44,7 @@ async fn what_is_no_engine_is_told_apart() {
 }
 
 #[test]
-fn an_engine_that_comes_back_is_found_again_and_a_pull_that_it_left_is_told() {
+fn an_engine_that_restarts_is_reconnected_and_its_lost_pull_is_reported() {
     let Some(mut world) = EngineFixture::new() else { return };
     let name = world.push("app:1", &ImageBuilder::small(1, 300_000));
     let backend = world.backend();
@@ -83,7 +83,7 @@ fn images_with_no_name_and_with_hundreds_are_listed_once_and_removed_whole() {
     world.engine.commit(&container, "built", "1").unwrap();
     world.engine.remove_container(&container).unwrap();
     let nameless = block_on(status(&backend, "built:1")).unwrap().id;
-    // Its name goes to the other image.
+    // Its name moves to the other image.
     world.engine.tag(id.as_str(), "built", "1").unwrap();
     block_on(async {
         let listed = backend.list().await.unwrap();
@@ -125,7 +125,7 @@ fn an_image_of_a_container_keeps_all_its_names_whatever_the_container_does() {
 }
 
 #[test]
-fn an_image_that_another_was_built_on_goes_with_that_one() {
+fn a_base_image_is_removed_with_the_image_built_on_it() {
     let Some(world) = EngineFixture::new() else { return };
     let base = world.push("base:1", &ImageBuilder::small(1, 10_000));
     let backend = world.backend();

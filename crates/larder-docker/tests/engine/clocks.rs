@@ -17,7 +17,7 @@ fn seconds(path: &str, name: &str) -> Option<f64> {
     query.split('&').find_map(|part| part.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
 }
 
-/// An engine that takes events for past ones up to the time that is asked for, and refuses to look from later on. The
+/// An engine that counts events up to the requested time as past, and refuses later start times. The
 /// first time it reports a use an hour from now, as before a clock was set back; then of another a minute ago.
 fn with_a_clock_that_was_set_back() -> (FakeEngine, [UnixMillis; 2]) {
     let now = now().0 / 1000;
@@ -48,7 +48,7 @@ fn with_a_clock_that_was_set_back() -> (FakeEngine, [UnixMillis; 2]) {
 }
 
 #[tokio::test]
-async fn uses_are_told_also_after_a_clock_was_set_back() {
+async fn uses_are_reported_after_a_clock_was_set_back() {
     let (engine, times) = with_a_clock_that_was_set_back();
     let feed = engine.backend().feed();
     for at in times {
@@ -65,13 +65,13 @@ async fn the_engine_is_followed_also_after_a_clock_was_set_back() {
     assert_eq!(feed.take_activity(&images).await.unwrap()[0].at, later);
     tokio::select! {
         () = feed.follow() => unreachable!("it never ends"),
-        () = until_told(&feed, &images, earlier) => {}
+        () = until_reported(&feed, &images, earlier) => {}
     }
     assert!(engine.asked().iter().any(|call| call.contains("/events") && !call.contains("until=")));
 }
 
 #[tokio::test]
-async fn an_engine_that_tells_no_past_events_is_followed() {
+async fn an_engine_without_past_events_is_followed() {
     let engine = FakeEngine::replying(|_, path| match path.trim_start_matches("/v1.41") {
         "/version" => ScriptedHttpReply::Whole(200, VERSION.into()),
         path if path.starts_with("/events") && path.contains("until=") => {
@@ -87,7 +87,7 @@ async fn an_engine_that_tells_no_past_events_is_followed() {
     let feed = engine.backend().feed();
     let looking = async {
         until_following(&feed).await;
-        until_told(&feed, &[listed("a", "web:2")], UnixMillis(50_000)).await;
+        until_reported(&feed, &[listed("a", "web:2")], UnixMillis(50_000)).await;
     };
     tokio::select! {
         () = feed.follow() => unreachable!("it never ends"),
@@ -95,7 +95,7 @@ async fn an_engine_that_tells_no_past_events_is_followed() {
     }
 }
 
-async fn until_told(feed: &EngineActivityFeed, images: &[Listed], at: UnixMillis) {
+async fn until_reported(feed: &EngineActivityFeed, images: &[Listed], at: UnixMillis) {
     while !feed.take_activity(images).await.unwrap().iter().any(|activity| activity.at == at) {
         tokio::task::yield_now().await;
     }

@@ -1,4 +1,4 @@
-//! What collection goes by: what layers take, what was used when, and what the engine counts.
+//! The input of garbage collection: sizes of layers, times of use, and figures of the engine.
 
 use std::process::Command;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn du(path: &std::path::Path) -> u64 {
 }
 
 #[test]
-fn layers_take_what_du_says_and_shared_ones_count_once() {
+fn layers_have_the_size_that_du_prints_and_shared_ones_count_once() {
     let Some(world) = EngineFixture::new() else { return };
     let backend = world.backend();
     fill(&world, &backend);
@@ -56,7 +56,7 @@ fn layers_take_what_du_says_and_shared_ones_count_once() {
 }
 
 #[test]
-fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
+fn a_container_that_started_and_ended_between_two_scans_counts_as_a_use() {
     let Some(mut world) = EngineFixture::new() else { return };
     let dir = tempfile::tempdir().unwrap();
     let backend = world.backend();
@@ -86,7 +86,7 @@ fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
 }
 
 #[test]
-fn a_container_holds_its_layers_also_when_its_image_is_gone() {
+fn a_container_retains_its_layers_after_its_image_is_removed() {
     let Some(world) = EngineFixture::new() else { return };
     let backend = world.backend();
     let [a, b] = fill(&world, &backend);
@@ -112,7 +112,7 @@ fn with_containerd_store(method: &str, path: &str) -> (u16, String) {
         (_, "/containers/json?all=1") => json!([{"Id": "c", "Names": ["/web"], "ImageID": "sha256:i",
             "Image": "app", "State": "running", "Mounts": [{"Type": "image", "Source": ""}]},
             {"Id": "d", "Names": ["/old"], "ImageID": "sha256:h", "State": "exited"}]),
-        // Nobody lists it, because others were built on it, and a container stands on it.
+        // In no list, because other images were built on it; a container uses it.
         (_, "/images/sha256:h/json") => json!({"Id": "sha256:h", "RootFS": {"Layers": ["sha256:1"]}}),
         (_, "/containers/c/json") => {
             json!({"HostConfig": {"Mounts": [{"Type": "image", "Source": "data", "Target": "/data"}]}})
@@ -147,7 +147,7 @@ async fn layers_of_containerd_s_store_are_estimated_from_histories() {
 }
 
 #[tokio::test]
-async fn an_engine_that_has_its_images_elsewhere_is_measured_nowhere() {
+async fn an_engine_with_remote_images_is_not_measured() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().to_owned();
     let engine = FakeEngine::start(move |method, path| match path {
@@ -193,13 +193,13 @@ fn slow() -> FakeEngine {
 }
 
 #[tokio::test]
-async fn what_system_df_would_say_is_left_out_where_that_takes_too_long() {
+async fn sizes_of_system_df_are_omitted_after_a_timeout() {
     let engine = slow();
     let backend = engine.backend();
     backend.info().await.unwrap();
     let limit = EngineConfig::default().request_timeout;
     tokio::time::pause();
-    // Nothing else comes within the time that passes here; all that follows is answered in real time.
+    // No other event occurs in the simulated time; all later calls are answered in real time.
     let minutes = async {
         tokio::time::sleep(limit).await;
         tokio::time::resume();

@@ -54,7 +54,7 @@ fn same_name_twice(world: &EngineFixture, between: impl FnOnce(&str)) -> (String
 }
 
 #[test]
-fn an_image_did_not_come_with_an_earlier_one_of_its_name() {
+fn an_image_does_not_inherit_the_pull_of_an_earlier_one_of_its_name() {
     let Some(world) = EngineFixture::new() else { return };
     let dir = tempfile::tempdir().unwrap();
     let mut between = UnixMillis(0);
@@ -76,7 +76,7 @@ fn a_container_of_an_earlier_image_of_the_name_is_no_use_of_the_later_one() {
 }
 
 #[test]
-fn who_follows_knows_the_image_of_a_container_whatever_its_name_is_given_to() {
+fn a_follower_knows_the_image_of_a_container_after_its_name_moves() {
     let Some(world) = EngineFixture::new() else { return };
     let (backend, feed) = (world.backend(), world.backend().feed());
     let mut container = String::new();
@@ -140,7 +140,7 @@ fn a_use_counts_however_the_image_was_called() {
 }
 
 #[test]
-fn an_image_is_as_old_as_the_engine_s_file_of_it_where_no_event_tells() {
+fn an_image_without_events_is_as_old_as_its_file_in_the_engine() {
     let Some(mut world) = EngineFixture::new() else { return };
     let dir = tempfile::tempdir().unwrap();
     let name = world.push("app:1", &ImageBuilder::small(1, 10_000));
@@ -156,7 +156,7 @@ fn an_image_is_as_old_as_the_engine_s_file_of_it_where_no_event_tells() {
 }
 
 #[tokio::test]
-async fn what_was_heard_survives_a_look_that_is_given_up() {
+async fn received_events_survive_an_abandoned_scan() {
     let hung = AtomicBool::new(false);
     let engine = FakeEngine::replying(move |_, path| match path.trim_start_matches("/v1.41") {
         "/version" => ScriptedHttpReply::Whole(200, VERSION.into()),
@@ -210,7 +210,7 @@ fn followed(live: String) -> FakeEngine {
 }
 
 #[tokio::test]
-async fn who_begins_to_follow_has_heard_what_came_before() {
+async fn a_new_follower_has_the_earlier_events() {
     let engine = followed(String::new());
     let feed = engine.backend().feed();
     let looking = async {
@@ -224,7 +224,7 @@ async fn who_begins_to_follow_has_heard_what_came_before() {
 }
 
 #[tokio::test]
-async fn a_use_that_was_read_and_waits_to_be_taken_in_is_told_by_asking() {
+async fn a_use_that_is_read_but_not_yet_processed_is_returned_by_a_query() {
     let (hung, began) = (AtomicBool::new(false), AtomicBool::new(false));
     let event = of_container("start", "c", "web:2", 50);
     let engine = FakeEngine::replying(move |_, path| match path.trim_start_matches("/v1.41") {
@@ -254,7 +254,7 @@ async fn a_use_that_was_read_and_waits_to_be_taken_in_is_told_by_asking() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_container_that_is_told_twice_is_twice_of_its_own_image() {
+async fn a_repeated_end_of_a_container_counts_for_its_own_image() {
     let end = of_container("destroy", "c", "web:2", 50);
     // The last event reaches only the follower: once it is processed, so are all before it.
     let live = format!("{end}{}", of_container("start", "d", "x:1", 60));
@@ -291,7 +291,7 @@ async fn the_end_of_a_container_that_is_told_twice_is_twice_of_its_own_image() {
 }
 
 #[tokio::test]
-async fn what_a_burst_names_is_asked_for_once() {
+async fn images_of_a_burst_are_queried_once() {
     let mut burst: String = (0..2_000).map(|n| of_container("start", "c", "web:2", 1_000 + n)).collect();
     burst.push_str(&of_container("start", "d", "6985", 4_000));
     let engine = followed(burst);
@@ -341,7 +341,7 @@ async fn an_engine_that_was_updated_behind_its_socket_is_spoken_to_in_its_own_ve
     }
     let versions = engine.asked().iter().filter(|call| call.ends_with("/version")).count();
     assert_eq!(versions, 2);
-    // One that goes on refusing is believed.
+    // Repeated refusals are final.
     let stubborn = FakeEngine::start(|_, path| match path {
         "/version" => (200, VERSION.into()),
         _ => (400, r#"{"message":"client version 1.41 is too old"}"#.into()),

@@ -43,7 +43,7 @@ pub enum BlobError {
     #[error(transparent)]
     Fetch(#[from] FetchError),
     /// The sink failed.
-    #[error("could not write blob {digest}")]
+    #[error("cannot write blob {digest}")]
     Sink {
         /// The blob.
         digest: Digest,
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_cut_at_fixed_places() {
+    fn missing_ranges_are_split_at_fixed_offsets() {
         assert_eq!(parts(45, &[0..5, 12..30], 10), [5..10, 10..12, 30..40, 40..45]);
         assert_eq!(parts(20, &[0..5, 5..20], 10), []);
         assert_eq!(parts(0, &[], 10), []);

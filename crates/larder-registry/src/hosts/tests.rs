@@ -142,7 +142,7 @@ fn the_most_specific_directory_decides() {
 }
 
 #[test]
-fn mistakes_are_named_with_file_line_and_key() {
+fn errors_have_file_line_and_key() {
     for (file, parts) in [
         ("server = 5", &["hosts.toml: line 1: server: expected a string, found integer"][..]),
         ("\n\nserver = \"ftp://x\"", &["line 3: server", "http://"]),

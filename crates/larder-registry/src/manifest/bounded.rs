@@ -63,7 +63,7 @@ impl<'de, const N: usize> Visitor<'de> for LimitedStringMap<N> {
     type Value = BTreeMap<String, String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a map of at most {N} texts")
+        write!(f, "a map of at most {N} strings")
     }
 
     fn visit_unit<E>(self) -> Result<Self::Value, E> {

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_writes_as_null_is_empty() {
+    fn null_as_go_writes_it_is_empty() {
         let raw = br#"{"architecture":"amd64","os":"linux","config":{"User":null,"Labels":null},"rootfs":{"diff_ids":null}}"#;
         let config = ImageConfig::parse(raw).unwrap();
         assert_eq!((config.user.as_str(), config.labels.len(), config.diff_ids.len()), ("", 0, 0));

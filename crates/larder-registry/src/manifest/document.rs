@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_document_says_of_itself_counts_before_the_header() {
+    fn the_media_type_of_a_document_takes_precedence_over_the_header() {
         let mut value = manifest();
         value["mediaType"] = OCI_MANIFEST.into();
         assert!(matches!(parse(&value, OCI_INDEX), Ok(ManifestOrIndex::Manifest(_))));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_platform_comes_first_and_unnamed_ones_last() {
+    fn the_best_platform_is_first_and_unnamed_ones_are_last() {
         let entry = |digest: &str, platform: Value| json!({"mediaType": OCI_MANIFEST, "digest": hex(digest), "size": 1, "platform": platform});
         let mut attestation = entry("ff", json!({"os": "unknown", "architecture": "unknown"}));
         attestation["annotations"] = json!({"vnd.docker.reference.type": "attestation-manifest"});

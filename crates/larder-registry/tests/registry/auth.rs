@@ -1,4 +1,4 @@
-//! Passwords and tokens: asked for, shown to the right ones, renewed.
+//! Passwords and tokens: required, sent only to their servers, renewed.
 
 use larder::credentials::{Credential, Secret};
 use larder_registry::manifest::PlatformMatcher;

@@ -10,7 +10,7 @@ use crate::support::*;
 const SIZE: usize = 1_000_000;
 
 #[tokio::test]
-async fn a_large_blob_comes_in_ranges_side_by_side_each_byte_once() {
+async fn a_large_blob_is_fetched_in_parallel_ranges_each_byte_once() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, SIZE);
     registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(20_000, Duration::from_millis(3)));
@@ -29,7 +29,7 @@ async fn a_large_blob_comes_in_ranges_side_by_side_each_byte_once() {
 }
 
 #[tokio::test]
-async fn a_small_blob_comes_whole() {
+async fn a_small_blob_is_fetched_in_one_request() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 99_000);
     let sink = MemorySink::new();
@@ -144,7 +144,7 @@ async fn a_server_that_ignores_ranges_sends_the_blob_over_one_connection() {
     assert!(sink.content() == content);
     assert_eq!(registry.requests().len(), 1);
 
-    // What is here already comes again, for it cannot be avoided, and is not written.
+    // Bytes that are already present are received again, which cannot be avoided, and not written.
     let present: ByteRanges = std::iter::once(0..700_000).collect();
     let sink = MemorySink::holding(&content[..700_000]);
     let (session, notices) = watched(&session);
@@ -179,7 +179,7 @@ async fn ranges_that_are_not_what_was_asked_for_are_refused() {
     ] {
         let registry = FaultRegistry::start();
         let (_, blob) = put_blob(&registry, SIZE);
-        // The first range of a blob is asked for from 0; let the second one be wrong for the first of the cases.
+        // The first range of a blob starts at 0; the second one is wrong in the first case.
         let on = if text == "requested bytes" {
             FaultTrigger::path("/blobs/").nth(2..=2)
         } else {
@@ -308,7 +308,7 @@ async fn connections_to_a_registry_are_bounded_over_all_pulls() {
 }
 
 #[tokio::test]
-async fn an_opened_blob_says_where_it_starts_and_gives_exactly_the_range() {
+async fn an_opened_blob_has_its_start_and_exactly_the_range() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 50_000);
     let session = session(quick(), &registry.image("a/b"));

@@ -1,4 +1,4 @@
-//! Mirrors: asked first, left for the next host at the byte that was reached.
+//! Mirrors: requested first; the next host continues at the byte that was reached.
 
 use larder_registry::{
     ByteRanges, FetchErrorKind, RegistryClient, RegistryConfig, RepositorySession, fetch_blob,
@@ -123,7 +123,7 @@ async fn a_next_host_without_ranges_takes_over_on_one_connection() {
 }
 
 #[tokio::test]
-async fn a_mirror_that_is_gone_is_not_asked_for_every_blob() {
+async fn an_unreachable_mirror_is_not_requested_for_every_blob() {
     let origin = FaultRegistry::start();
     let blobs: Vec<_> = (1..=5).map(|size| put_blob(&origin, size * 1000)).collect();
     let gone = FaultRegistry::start();
@@ -136,7 +136,7 @@ async fn a_mirror_that_is_gone_is_not_asked_for_every_blob() {
         fetch_blob(&session, blob, &ByteRanges::new(), MemorySink::new()).await.unwrap();
         assert_eq!(waits(&notices), [], "blob {number}: the next host is asked at once");
     }
-    // What was avoided is still asked when nothing else is left.
+    // An avoided host is still requested when no other is left.
     origin.fault(FaultTrigger::path("/"), ResponseFault::status(404));
     let error = session.resolve().await.unwrap_err();
     assert!(error.to_string().contains("recently unreachable"), "{error}");
@@ -199,14 +199,14 @@ async fn a_host_that_lied_can_be_left_out() {
 }
 
 #[tokio::test]
-async fn mistakes_in_hosts_toml_fail_the_pull_with_file_and_key() {
+async fn errors_in_hosts_toml_fail_the_pull_with_file_and_key() {
     let (_root, config) = with_hosts("reg.example", "[host.\"https://m.example\"]\nskip_verify = 1");
     let error = RegistryClient::new(config).session(&reference("reg.example/shop/web:1"), None).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("hosts.toml: line 2: host.\"https://m.example\".skip_verify: expected true or false, found integer"), "{text}");
 }
 
-/// A proxy that answers everything itself, and knows what it was asked.
+/// A proxy that answers all requests itself and records them.
 #[tokio::test]
 async fn registries_are_reached_through_the_proxy_and_loopback_is_not() {
     let proxy = FaultRegistry::start();

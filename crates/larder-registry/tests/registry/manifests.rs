@@ -63,7 +63,7 @@ async fn nested_indexes_are_searched_for_the_platform_and_a_loop_of_them_ends() 
     assert!(matches!(*error.kind, FetchErrorKind::Manifest(ManifestError::NoPlatform { .. })));
     assert!(error.to_string().contains("wanted linux/riscv64, offered linux/s390x"), "{error}");
 
-    // Deeper than anybody nests: each index names the one before it.
+    // Beyond any real nesting: each index names the one before it.
     let (mut below, mut below_size) = (inner_digest, inner.len());
     for depth in 0..6 {
         let index =
@@ -82,7 +82,7 @@ async fn registry_size(registry: &FaultRegistry, name: &str) -> usize {
 }
 
 #[tokio::test]
-async fn an_entry_without_platform_is_taken_for_what_its_config_says() {
+async fn an_entry_without_platform_has_that_of_its_config() {
     let registry = FaultRegistry::start();
     let image = registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
     let size = registry_size(&registry, "shop/web:1").await;

@@ -45,7 +45,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn an_image_comes_from_a_plain_registry_in_ranges() {
+fn an_image_is_fetched_from_a_plain_registry_in_ranges() {
     if let Availability::Skip(_) = require(&[Package::DockerRegistry, Package::Skopeo]) {
         return;
     }
@@ -78,7 +78,7 @@ fn a_password_opens_a_registry_that_wants_one() {
 }
 
 #[test]
-fn a_private_authority_is_trusted_by_each_of_the_ways_to_say_so() {
+fn a_private_authority_is_trusted_in_each_of_the_ways_to_name_it() {
     if let Availability::Skip(_) = require(&[Package::DockerRegistry, Package::Skopeo, Package::Openssl]) {
         return;
     }

@@ -15,7 +15,7 @@ async fn a_redirect_to_another_host_is_followed_without_credentials() {
     registry.require(FaultRegistryAuth::Basic { user: "u".into(), password: "s3cret".into() });
     let digest = blob.digest.as_str().to_owned();
     registry.fault(FaultTrigger::path("/manifests/"), ResponseFault::status(404));
-    // The password is asked for first, so that there is one to leak.
+    // The registry requires the password first, so that one could leak.
     registry.fault(
         FaultTrigger::path("/blobs/").nth(2..=usize::MAX),
         ResponseFault::Redirect(format!("{}/v2/x/blobs/{digest}?sig=signed", storage.url())),
@@ -80,7 +80,7 @@ async fn a_redirect_back_to_the_registry_sends_no_credentials() {
 }
 
 #[tokio::test]
-async fn a_redirect_to_a_dead_host_is_tried_again_and_then_says_which() {
+async fn a_redirect_to_a_dead_host_is_retried_and_then_names_the_host() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 1000);
     let dead = {

@@ -31,7 +31,7 @@ pub enum FileOpenMode {
     Existing,
 }
 
-/// Steps on a file system. Paths are absolute.
+/// Steps on a filesystem. Paths are absolute.
 pub trait Disk: fmt::Debug + Send + Sync + 'static {
     /// Makes a directory of mode 0700; fails when something is there already.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
@@ -52,7 +52,7 @@ pub trait Disk: fmt::Debug + Send + Sync + 'static {
     /// Returns once the entries of this directory are durable.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 
-    /// Opens the file system that holds `path`, to sync it after writes that follow.
+    /// Opens the filesystem that holds `path`, to sync it after writes that follow.
     fn open_sync(&self, path: &Path) -> io::Result<Box<dyn FilesystemSync>>;
 
     /// Boot ID of the machine: what was written without a sync is guaranteed to exist only while
@@ -60,9 +60,9 @@ pub trait Disk: fmt::Debug + Send + Sync + 'static {
     fn boot_id(&self) -> String;
 }
 
-/// An open file system of a [`Disk`].
+/// An open filesystem of a [`Disk`].
 pub trait FilesystemSync: fmt::Debug + Send + Sync {
-    /// Returns once everything written so far to the file system is durable. Fails if a write failed since this was
+    /// Returns once everything written so far to the filesystem is durable. Fails if a write failed since this was
     /// opened, or since the last call: also one that the kernel made on its own, and whose error another process has
     /// received. Errors from before it was opened may go unreported.
     fn sync(&self) -> io::Result<()>;

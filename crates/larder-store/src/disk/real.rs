@@ -1,4 +1,4 @@
-//! The real file system.
+//! The real filesystem.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _};
@@ -9,7 +9,7 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 
 use super::{Disk, DiskFile, FileOpenMode, FilesystemSync, remove};
 
-/// The file system of this machine.
+/// The filesystem of this machine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RealDisk;
 
@@ -81,13 +81,13 @@ struct RealSync(RealFile);
 impl FilesystemSync for RealSync {
     fn sync(&self) -> io::Result<()> {
         let RealFile { file, path } = &self.0;
-        rustix::fs::syncfs(file).map_err(|error| explain("sync the file system of", path, &error.into()))
+        rustix::fs::syncfs(file).map_err(|error| explain("sync the filesystem of", path, &error.into()))
     }
 }
 
 impl DiskFile for RealFile {
     fn len(&self) -> io::Result<u64> {
-        let metadata = self.file.metadata().map_err(|error| explain("look at", &self.path, &error))?;
+        let metadata = self.file.metadata().map_err(|error| explain("inspect", &self.path, &error))?;
         Ok(metadata.len())
     }
 

@@ -71,7 +71,7 @@ fn empty(dir: &OwnedFd, top: &OwnedFd, depth: usize, steps: &mut TreeRemoval<'_>
         drop(inner);
         match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
             Ok(()) => steps.removed += 1,
-            // A file system may leave out entries of a directory that changes while it is read: the next round finds them.
+            // A filesystem may leave out entries of a directory that changes while it is read: the next round finds them.
             Err(Errno::NOTEMPTY) => {}
             Err(error) => return Err(error.into()),
         }
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_goes_with_its_links_but_not_what_they_name() {
+    fn a_tree_is_removed_with_its_links_but_not_their_targets() {
         let scratch = tempfile::tempdir().unwrap();
         let kept = scratch.path().join("kept");
         fs_err::create_dir(&kept).unwrap();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_deeper_than_any_path_may_be_long_goes_too() {
+    fn a_tree_deeper_than_the_path_limit_is_removed() {
         let scratch = tempfile::tempdir().unwrap();
         let doomed = scratch.path().join("doomed");
         fs_err::create_dir(&doomed).unwrap();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn removal_stops_when_told() {
+    fn removal_stops_when_canceled() {
         let scratch = tempfile::tempdir().unwrap();
         let doomed = scratch.path().join("doomed");
         fs_err::create_dir(&doomed).unwrap();

@@ -11,8 +11,7 @@ use crate::store::{ImageRecord, OpenStore, StoreError};
 
 impl OpenStore {
     pub(super) fn check_blobs(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
-        let images: Vec<ImageRecord> =
-            self.db.read("look for damaged manifests", |reader| reader.all(IMAGES))?;
+        let images: Vec<ImageRecord> = self.db.read("find damaged manifests", |reader| reader.all(IMAGES))?;
         report.images = images.len() as u64;
         for image in &images {
             let mut broken = false;

@@ -18,7 +18,7 @@ impl OpenStore {
         report: &mut FsckReport,
     ) -> Result<(), StoreError> {
         let mut layers: Vec<LayerRecord> =
-            self.db.read("look for damaged layers", |reader| reader.all(LAYERS))?;
+            self.db.read("find damaged layers", |reader| reader.all(LAYERS))?;
         layers.retain(|layer| layer.present); // those that are missing are in the list of what to fetch
         report.layers = layers.len() as u64;
         let found = Mutex::new(Vec::new());

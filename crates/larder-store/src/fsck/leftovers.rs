@@ -14,7 +14,7 @@ use crate::store::{LayerKey, OpenStore, StoreError};
 
 impl OpenStore {
     pub(super) fn check_leftovers(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
-        let doing = "look for leftovers";
+        let doing = "find leftovers";
         // While nothing moves: this reads names only, no content.
         let _gate = self.gate();
         let mut leftovers = self.leftover_layers()?;
@@ -40,7 +40,7 @@ impl OpenStore {
     }
 
     fn leftover_layers(&self) -> Result<Vec<PathBuf>, StoreError> {
-        let doing = "look for leftover layers";
+        let doing = "find leftover layers";
         let known: HashSet<String> =
             self.db.read(doing, |reader| reader.endings(LAYERS, ""))?.into_iter().collect();
         let mut leftovers = Vec::new();
@@ -54,7 +54,7 @@ impl OpenStore {
     }
 
     fn leftover_blobs(&self) -> Result<Vec<PathBuf>, StoreError> {
-        let doing = "look for leftover manifests";
+        let doing = "find leftover manifests";
         let used = self.db.read(doing, |reader| reader.endings(USES, "blob/"))?;
         let used: HashSet<&str> = used.iter().filter_map(|key| key.split('/').next()).collect();
         let mut leftovers = Vec::new();

@@ -48,7 +48,7 @@ impl Store {
 
     /// Missing or damaged content of images, for a pull to fetch. Empty unless something was damaged.
     pub fn missing(&self) -> Result<Vec<IncompleteImage>, StoreError> {
-        let images: Vec<ImageRecord> = self.0.db.read("look for incomplete images", |reader| {
+        let images: Vec<ImageRecord> = self.0.db.read("find incomplete images", |reader| {
             let layers: Vec<LayerRecord> = reader.all(LAYERS)?;
             let damaged: HashSet<LayerKey> =
                 layers.into_iter().filter(|layer| layer.damaged).map(|layer| layer.key).collect();

@@ -112,7 +112,7 @@ pub enum StoreDamage {
         count: u64,
     },
     /// A layer could not be checked.
-    #[error("could not check layer {key}: {reason}")]
+    #[error("cannot check layer {key}: {reason}")]
     LayerUnchecked {
         /// The layer.
         key: LayerKey,

@@ -47,7 +47,7 @@ pub enum MountError {
         target: PathBuf,
     },
     /// The kernel refused to unmount.
-    #[error("could not unmount {}", target.display())]
+    #[error("cannot unmount {}", target.display())]
     Unmount {
         /// Where it is mounted.
         target: PathBuf,
@@ -76,7 +76,7 @@ pub enum MountError {
         target: PathBuf,
     },
     /// The kernel's mount table cannot be read.
-    #[error("could not read the mount table")]
+    #[error("cannot read the mount table")]
     Table(#[source] io::Error),
 }
 

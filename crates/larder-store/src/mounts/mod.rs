@@ -41,7 +41,7 @@ pub struct MountOptions {
 }
 
 impl Store {
-    /// Mounts an image's root file system at `target`, an existing directory where no image is mounted.
+    /// Mounts an image's root filesystem at `target`, an existing directory where no image is mounted.
     pub fn mount(
         &self,
         image: impl Into<ImageName>,

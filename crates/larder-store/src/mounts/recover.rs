@@ -55,7 +55,7 @@ impl OpenStore {
             return Ok(());
         }
         let Ok(table) = MountTable::read() else {
-            tracing::warn!("could not read the mount table; all recorded mounts count as in use");
+            tracing::warn!("cannot read the mount table; all recorded mounts count as in use");
             return Ok(());
         };
         for mut mount in recorded.iter().cloned() {
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_is_a_use_until_it_is_surely_gone() {
+    fn a_mount_is_a_use_until_its_end_is_certain() {
         let here = MountEvidence { in_table: true, same_place: true, same_boot: true, written: false };
         let gone = MountEvidence { in_table: false, ..here };
         assert_eq!(decide_recovery(true, here), MountRecovery::Retain);

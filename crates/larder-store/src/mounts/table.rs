@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_an_escape_and_is_none_stays() {
+    fn text_that_resembles_an_escape_is_not_changed() {
         assert_eq!(unescape(b"a\\04"), b"a\\04");
         assert_eq!(unescape(b"\\999\\134"), b"\\999\\");
     }

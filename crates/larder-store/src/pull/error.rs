@@ -24,7 +24,7 @@ pub enum PullError {
     #[error(transparent)]
     Blob(#[from] BlobError),
     /// A layer could not be unpacked.
-    #[error("could not unpack layer {digest}")]
+    #[error("cannot unpack layer {digest}")]
     Unpack {
         /// Digest of the layer in the manifest.
         digest: Digest,

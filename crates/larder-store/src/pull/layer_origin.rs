@@ -12,7 +12,7 @@ use crate::store::import::Import;
 /// Where layers come from.
 #[derive(Clone)]
 pub(super) enum LayerOrigin {
-    /// A registry; the tally counts what comes.
+    /// A registry; the tally counts received bytes.
     Registry { session: RepositorySession, tally: Arc<PullProgress> },
     /// An archive or a layout.
     Import(Arc<Import>),

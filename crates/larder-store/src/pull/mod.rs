@@ -198,7 +198,7 @@ impl StorePuller {
             let store = self.store.clone();
             let make_room = move || store.discard_resumable_layers().and_then(|_| store.empty_trash());
             if let Err(error) = blocking(make_room).await? {
-                tracing::warn!(%error, "could not remove the layers of failed pulls");
+                tracing::warn!(%error, "cannot remove the layers of failed pulls");
             }
         }
         ended

@@ -204,7 +204,7 @@ impl LayerPullProgress {
     }
 }
 
-/// What a fetch waits for. Its ranges come side by side: it waits as long as none of them goes on.
+/// The reason that a fetch waits. Its ranges are parallel: it waits while none of them progresses.
 #[derive(Default)]
 struct FetchWaitState {
     /// Whether there is anything in `wait`: bytes come more often than waits.
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_an_earlier_pull_left_counts_and_what_is_forgotten_does_not() {
+    async fn blobs_of_an_earlier_pull_count_and_forgotten_ones_do_not() {
         let (tally, digests) = pull(&[('a', Some(1000), LayerPhase::Fetching)]);
         let start = Instant::now();
         let rate = |millis| tally.detail(start + Duration::from_millis(millis)).rate;

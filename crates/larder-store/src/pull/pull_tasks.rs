@@ -25,7 +25,7 @@ pub(super) struct PullTasks {
 #[derive(Clone)]
 pub(super) struct PullTaskHandle {
     write_behind: WriteBehind,
-    /// Nothing is sent: the receiver learns when the last one goes.
+    /// Nothing is sent: the receiver is notified when the last sender is dropped.
     _alive: mpsc::Sender<()>,
 }
 
@@ -167,7 +167,7 @@ mod tests {
     use crate::unpack::BackgroundSyncer;
 
     #[tokio::test]
-    async fn a_pull_ends_after_a_thread_and_what_nobody_takes_of_it() {
+    async fn a_pull_ends_after_its_threads_and_drops_results_without_a_receiver() {
         struct DropLog(Arc<Mutex<Vec<&'static str>>>);
         impl Drop for DropLog {
             fn drop(&mut self) {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_is_a_worker_until_it_is_gone() {
+    async fn a_task_is_a_worker_until_it_ends() {
         let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &AbandonedPulls::default());
         let task = workers.worker().task(std::future::pending::<Result<(), PullError>>());
         tokio::task::yield_now().await;

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_the_numbers() {
+    fn an_image_that_does_not_fit_is_refused_with_the_sizes() {
         let error = admit(just(3 * GIB, 10), of(2 * GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn inodes_are_room_too() {
+    fn a_shortage_of_inodes_is_a_shortage_of_space() {
         let error = admit(just(1, 1000), of(GIB, 10), of(0, 0), of(0, 5)).unwrap_err();
         assert_eq!(
             error.to_string(),

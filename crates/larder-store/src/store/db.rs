@@ -62,7 +62,7 @@ pub enum DbError {
         cause: serde_json::Error,
     },
     /// A later larder wrote this record.
-    #[error("record {key:?} has version {found:?}: this version of larder supports {VERSION}")]
+    #[error("record {key:?} has unsupported version {found:?}: expected {VERSION}")]
     Newer {
         /// Its key.
         key: String,
@@ -166,7 +166,7 @@ impl Db {
     }
 
     /// Makes a database with what `write_first` writes, instead of the one that may be at `path`. It appears as a whole: redb
-    /// cannot open one that was being made when the power went.
+    /// cannot open one whose creation was interrupted by a power loss.
     pub(crate) fn create(
         disk: &dyn Disk,
         path: &Path,
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_there_after_opening_again() {
+    fn written_rows_are_present_after_reopening() {
         let dir = tempfile::tempdir().unwrap();
         open(dir.path()).write("test", |writer| Ok(writer.put(META, "a", &7)?)).unwrap();
         let db = open(dir.path());

@@ -41,7 +41,7 @@ pub enum StoreOpenError {
         root: PathBuf,
     },
     /// A later larder made this store.
-    #[error("the store {} has format {found}: this version of larder supports formats up to {known}", root.display())]
+    #[error("the store {} has unsupported format {found}: expected at most {known}", root.display())]
     Newer {
         /// The store's directory.
         root: PathBuf,
@@ -57,7 +57,7 @@ pub enum StoreOpenError {
         path: PathBuf,
     },
     /// The database cannot be read.
-    #[error("could not open the store's database {}", path.display())]
+    #[error("cannot open the store's database {}", path.display())]
     Database {
         /// The database file.
         path: PathBuf,
@@ -74,7 +74,7 @@ pub enum StoreOpenError {
         mounted: Vec<String>,
     },
     /// The disk refused a step.
-    #[error("could not {doing} the store {}", root.display())]
+    #[error("cannot {doing} the store {}", root.display())]
     Io {
         /// Such as `create` or `recover`.
         doing: &'static str,
@@ -85,7 +85,7 @@ pub enum StoreOpenError {
         cause: io::Error,
     },
     /// Cleaning up after a dead process failed.
-    #[error("could not recover the store {}", root.display())]
+    #[error("cannot recover the store {}", root.display())]
     Recovery {
         /// The store's directory.
         root: PathBuf,
@@ -100,11 +100,10 @@ impl StoreOpenError {
     pub fn hint(&self) -> Option<Hint> {
         Some(match self {
             StoreOpenError::InUse { .. } => {
-                Hint::from("only one process can use a store: a command until it exits, ")
+                Hint::from("one process at a time can use a store: wait for the command to end, or stop ")
                     .command(["serve"])
-                    .text(" until it is stopped")
             }
-            StoreOpenError::Mounted { .. } => "unmount them first: umount DIR".into(),
+            StoreOpenError::Mounted { .. } => Hint::from("unmount them first: ").command(["umount", "DIR"]),
             StoreOpenError::NotAStore { .. } | StoreOpenError::NotADirectory { .. } => {
                 named_root("to use the directory of a store, an empty or a new directory, pass ")
             }
@@ -112,9 +111,7 @@ impl StoreOpenError {
                 .text("; ")
                 .command(["pull"])
                 .text(", ensure and load create a store"),
-            StoreOpenError::Newer { .. } => {
-                "use the version of larder that created it, or a later one".into()
-            }
+            StoreOpenError::Newer { .. } => "use the version of larder that wrote it, or a later one".into(),
             StoreOpenError::Format { .. } | StoreOpenError::Database { .. } => rebuild(),
             StoreOpenError::Io { cause, .. } => hint_of_io(cause).unwrap_or_else(|| {
                 named_root("run as the owner of the directory, or use another directory with ")
@@ -129,7 +126,7 @@ impl StoreOpenError {
 #[non_exhaustive]
 pub enum StoreError {
     /// The disk refused a step.
-    #[error("could not {operation}")]
+    #[error("cannot {operation}")]
     Io {
         /// Such as `commit the image`.
         operation: &'static str,
@@ -138,7 +135,7 @@ pub enum StoreError {
         cause: io::Error,
     },
     /// The database refused a step.
-    #[error("could not {operation}: database error")]
+    #[error("cannot {operation}: database error")]
     Database {
         /// Such as `list images`.
         operation: &'static str,
@@ -264,7 +261,7 @@ impl StoreError {
 
 /// Adds the failed operation to an error of the disk or database.
 pub(crate) trait StoreErrorContext<T> {
-    /// `could not {operation}`.
+    /// `cannot {operation}`.
     fn context(self, doing: &'static str) -> Result<T, StoreError>;
 }
 

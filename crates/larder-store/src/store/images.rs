@@ -122,7 +122,7 @@ impl OpenStore {
                 .map_err(std::io::Error::other)
                 .and_then(|bytes| replace(&*self.disk, &self.layout.new_staging(), &path, &bytes));
             if let Err(error) = noted {
-                tracing::warn!(image = %image.id, %error, "could not save a record for rebuilding the database");
+                tracing::warn!(image = %image.id, %error, "cannot save a record for rebuilding the database");
             }
         }
     }

@@ -219,7 +219,7 @@ impl IngestFile {
         self.0.store.discard(&self.0.dir).context("remove a fetched blob")?;
         // Now, not when the trash comes to it: else the sync of a commit may write all of it to the disk.
         if let Err(error) = data.and_then(|data| data.set_len(0)) {
-            tracing::debug!(digest = %self.0.digest, %error, "could not truncate a removed blob; its deletion frees the space");
+            tracing::debug!(digest = %self.0.digest, %error, "cannot truncate a removed blob; its deletion frees the space");
         }
         self.0.store.trash.kick();
         Ok(())
@@ -292,7 +292,7 @@ impl Drop for IngestInner {
         if self.state().unnoted > 0
             && let Err(error) = self.note(false)
         {
-            tracing::debug!(digest = %self.digest, %error, "could not save the progress of a blob; a resume fetches more bytes");
+            tracing::debug!(digest = %self.digest, %error, "cannot save the progress of a blob; a resume fetches more bytes");
         }
     }
 }
@@ -376,7 +376,7 @@ impl OpenStore {
                 continue;
             }
             if let Err(error) = self.discard(&dir) {
-                tracing::warn!(digest = %layer.digest, %error, "could not remove a fetched blob");
+                tracing::warn!(digest = %layer.digest, %error, "cannot remove a fetched blob");
             }
             self.trash.kick();
         }

@@ -99,7 +99,7 @@ impl Drop for LayerHandleInner {
         if self.uncommitted.load(Ordering::Acquire)
             && let Err(error) = self.store.abandon(self)
         {
-            tracing::warn!(layer = %self.record.key, %error, "could not remove an unused layer");
+            tracing::warn!(layer = %self.record.key, %error, "cannot remove an unused layer");
         }
     }
 }

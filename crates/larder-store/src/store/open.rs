@@ -140,7 +140,7 @@ impl LockedStoreDir {
     }
 }
 
-/// The format that the store says it has; `None` when nothing says so.
+/// The recorded format of the store; `None` without a record.
 fn read_format(layout: &StoreLayout) -> Result<Option<u32>, StoreOpenError> {
     let path = layout.format();
     let text = match fs_err::read(&path) {

@@ -96,7 +96,7 @@ impl OpenStore {
         drop(gate);
         self.trash.kick();
         if let Err(error) = moved {
-            tracing::warn!(image = %record.id, %error, "could not move the removed image's files to the trash");
+            tracing::warn!(image = %record.id, %error, "cannot move the removed image's files to the trash");
         }
         Ok(Some(StoreRemoval { image: record, layers: freed.layers, freed: freed.usage + own }))
     }

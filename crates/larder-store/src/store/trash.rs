@@ -71,7 +71,7 @@ impl Trash {
                 state.working = true;
                 state.worker = Some(worker);
             }
-            Err(error) => tracing::warn!(%error, "could not delete removed layers; the next removal retries"),
+            Err(error) => tracing::warn!(%error, "cannot delete removed layers; the next removal retries"),
         }
     }
 
@@ -119,7 +119,7 @@ impl TrashDir {
                 && error.kind() != io::ErrorKind::Interrupted
             {
                 let dir = self.dir.display();
-                tracing::warn!(%error, %dir, "could not delete removed files; the next removal retries");
+                tracing::warn!(%error, %dir, "cannot delete removed files; the next removal retries");
             }
         }
     }

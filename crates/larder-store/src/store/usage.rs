@@ -247,7 +247,7 @@ impl Store {
         let stat = rustix::fs::statvfs(self.0.layout.root())
             .map_err(std::io::Error::from)
             .context("inspect the store's filesystem")?;
-        // Some file systems make inodes as they go and report none.
+        // Some filesystems make inodes as they go and report none.
         let inodes = if stat.f_files == 0 { u64::MAX } else { stat.f_favail };
         Ok(DiskSpace { bytes: stat.f_bavail.saturating_mul(stat.f_frsize), inodes })
     }

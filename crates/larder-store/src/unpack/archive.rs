@@ -275,8 +275,8 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         if self.total_size > self.max_size {
             return Err(UnpackError::Limit { what: "bytes of file content", limit: self.max_size });
         }
-        if self.options.progress.is_cancelled() {
-            return Err(UnpackError::Cancelled);
+        if self.options.progress.is_canceled() {
+            return Err(UnpackError::Canceled);
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use super::layer_manifest::LayerManifestError;
 #[non_exhaustive]
 pub enum UnpackError {
     /// The compressed bytes could not be read, from the network or the ingest file.
-    #[error("could not read the compressed layer")]
+    #[error("cannot read the compressed layer")]
     Read(#[source] io::Error),
     /// The bytes do not have the expected digest.
     #[error("layer digest mismatch ({stage}): expected {expected}, got {found}")]
@@ -37,7 +37,7 @@ pub enum UnpackError {
         /// Whether there may be still more.
         more: bool,
     },
-    /// The compressed stream is damaged, ends early, or goes on after its end.
+    /// The compressed stream is damaged, ends early, or continues after its end.
     #[error("the layer's {compression} stream is damaged at compressed byte {at}")]
     Decompress {
         /// What it looks like from its first bytes.
@@ -75,8 +75,8 @@ pub enum UnpackError {
         /// The limit.
         limit: u64,
     },
-    /// The local file system failed: no space, no permission, an I/O error.
-    #[error("could not {doing} {}", path.display())]
+    /// The local filesystem failed: no space, no permission, an I/O error.
+    #[error("cannot {doing} {}", path.display())]
     File {
         /// What was tried.
         doing: &'static str,
@@ -87,7 +87,7 @@ pub enum UnpackError {
         cause: io::Error,
     },
     /// The layer manifest on disk cannot be used.
-    #[error("could not read the layer manifest {}", path.display())]
+    #[error("cannot read the layer manifest {}", path.display())]
     Manifest {
         /// The file.
         path: PathBuf,
@@ -97,7 +97,7 @@ pub enum UnpackError {
     },
     /// [`super::UnpackProgress::cancel`] was called.
     #[error("unpacking was canceled")]
-    Cancelled,
+    Canceled,
     /// The half that reads the layer ended early; its own error is the one that is reported.
     #[doc(hidden)]
     #[error("the layer ended early")]
@@ -204,14 +204,14 @@ impl UnpackError {
             | UnpackError::Limit { .. }
             | UnpackError::File { .. }
             | UnpackError::Manifest { .. }
-            | UnpackError::Cancelled
+            | UnpackError::Canceled
             | UnpackError::Hangup => false,
         }
     }
 
     /// A local failure or a cancellation, not the layer's bytes: reading on would not change the outcome.
     pub(super) fn is_local(&self) -> bool {
-        matches!(self, UnpackError::File { .. } | UnpackError::Cancelled | UnpackError::Manifest { .. })
+        matches!(self, UnpackError::File { .. } | UnpackError::Canceled | UnpackError::Manifest { .. })
     }
 
     /// What the reader could try next.
@@ -226,18 +226,19 @@ impl UnpackError {
             UnpackError::Decompress { .. }
             | UnpackError::Archive { .. }
             | UnpackError::ForeignCompression(_) => {
-                "the content matches the manifest, so the image itself is broken; rebuild the image"
+                "the content matches the manifest, so the image itself is invalid; rebuild the image"
             }
             UnpackError::Refused { .. } => "do not trust this image; report it to its publisher",
-            UnpackError::Limit { .. } => "if you trust this image, raise the limit in the configuration",
+            UnpackError::Limit { .. } => {
+                "the limit guards against hostile archives and has no setting; rebuild the image with smaller layers"
+            }
             UnpackError::File { .. } if self.is_no_space() => "free space or inodes, then retry",
             UnpackError::Manifest { .. } => {
                 return Some(Hint::from("to fetch the layer again, run ").command(["fsck", "--repair"]));
             }
-            UnpackError::Read(_)
-            | UnpackError::File { .. }
-            | UnpackError::Cancelled
-            | UnpackError::Hangup => return None,
+            UnpackError::Read(_) | UnpackError::File { .. } | UnpackError::Canceled | UnpackError::Hangup => {
+                return None;
+            }
         };
         Some(text.into())
     }

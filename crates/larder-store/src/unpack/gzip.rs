@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_followed_by_something_else_is_an_error() {
+    fn a_truncated_or_trailing_document_is_an_error() {
         let bytes = gzip(flate2::GzBuilder::new(), &b"larder ".repeat(100));
         for cut in 1..bytes.len() {
             assert_eq!(gunzip(&bytes[..cut]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof, "{cut}");

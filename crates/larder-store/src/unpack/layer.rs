@@ -17,7 +17,7 @@ pub struct ExpectedLayer<'a> {
     pub diff_id: &'a Digest,
 }
 
-/// Where a layer goes.
+/// The destination of a layer.
 #[derive(Debug, Clone, Copy)]
 pub struct UnpackTarget<'a> {
     /// The layer's directory: exists, is empty, and no other process uses it.
@@ -43,13 +43,13 @@ pub struct UnpackedLayer {
     pub pending: PendingLowerWork,
     /// Devices that this process may not make; they are in the manifest, not in the tree.
     pub skipped_devices: u64,
-    /// Extended attributes that this process or this file system may not set.
+    /// Extended attributes that this process or this filesystem may not set.
     pub skipped_xattrs: u64,
     /// Whether there are whiteouts or opaque directories, so that [`super::UnpackOptions::overlay`] matters to a mount.
     pub hides_lowers: bool,
 }
 
-/// Space as the file system counts it.
+/// Space as the filesystem counts it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AllocatedSpace {
     /// Allocated bytes: `st_blocks * 512`, hard-linked files once.

@@ -113,7 +113,7 @@ pub struct UnpackMode {
 #[non_exhaustive]
 pub enum LayerManifestError {
     /// The file cannot be read or written.
-    #[error("could not read or write the file")]
+    #[error("cannot read or write the file")]
     Io(#[from] io::Error),
     /// Another file, or from a later release.
     #[error("unsupported version, or not a layer manifest")]
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_records_are_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let reader = LayerManifestReader::open(&written(dir.path())).unwrap();
         assert_eq!(reader.form(), UnpackMode { owners: OwnerMode::Record, overlay: OverlayForm::User });

@@ -58,7 +58,7 @@ impl XattrTarget<'_> {
     }
 }
 
-/// Sets one attribute. `false` when this process or this file system cannot have it.
+/// Sets one attribute. `false` when this process or this filesystem cannot have it.
 pub(super) fn set_xattr(on: XattrTarget<'_>, name: &[u8], value: &[u8]) -> Result<bool, Errno> {
     let set = match on {
         XattrTarget::Open(fd) => fsetxattr(fd, path_of(name), value, XattrFlags::empty()),

@@ -144,7 +144,7 @@ fn write(
     })
 }
 
-/// Threads that make small files: the kernel keeps no more than a few busy in one file system.
+/// Threads that make small files: the kernel keeps no more than a few busy in one filesystem.
 fn makers() -> usize {
     thread::available_parallelism().map_or(1, std::num::NonZero::get).clamp(1, 4)
 }

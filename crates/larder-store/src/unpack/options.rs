@@ -141,7 +141,7 @@ pub struct UnpackProgress {
     compressed: AtomicU64,
     plain: AtomicU64,
     entries: AtomicU64,
-    cancelled: AtomicBool,
+    canceled: AtomicBool,
 }
 
 impl UnpackProgress {
@@ -160,15 +160,15 @@ impl UnpackProgress {
         self.entries.load(Ordering::Relaxed)
     }
 
-    /// Makes the unpacking end soon, with [`super::UnpackError::Cancelled`]. It is noticed at every entry and every
+    /// Makes the unpacking end soon, with [`super::UnpackError::Canceled`]. It is noticed at every entry and every
     /// buffer; a `read` of the compressed bytes that blocks is the caller's to end.
     pub fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Relaxed);
+        self.canceled.store(true, Ordering::Relaxed);
     }
 
     /// Whether it was canceled.
-    pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed)
+    pub(crate) fn is_canceled(&self) -> bool {
+        self.canceled.load(Ordering::Relaxed)
     }
 
     pub(super) fn set_compressed(&self, bytes: u64) {

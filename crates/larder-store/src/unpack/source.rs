@@ -141,8 +141,8 @@ impl<R: Read> CompressedReader<R> {
             return Err(io::ErrorKind::Other.into());
         }
         let read = loop {
-            if self.progress.is_cancelled() {
-                self.fault = Some(UnpackError::Cancelled);
+            if self.progress.is_canceled() {
+                self.fault = Some(UnpackError::Canceled);
                 return Err(io::ErrorKind::Other.into());
             }
             match self.inner.read(&mut self.buffer[self.end..]) {

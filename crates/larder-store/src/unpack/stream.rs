@@ -16,7 +16,7 @@ use super::{LayerEncoding, UnpackError, UnpackOptions, UnpackProgress};
 const SHARED_BUFFER: usize = 128 << 10;
 const SHARED_BUFFERS: usize = 8;
 
-/// Size of the buffer on one thread: it stays in the core's cache.
+/// Size of the buffer on one thread: it fits into the core's cache.
 const OWN_BUFFER: usize = 128 << 10;
 
 /// Where buffers of plain bytes come from.
@@ -150,8 +150,8 @@ impl<'a, F: BufferSource> TarStream<'a, F> {
     }
 
     fn refill(&mut self) -> Result<(), UnpackError> {
-        if self.progress.is_cancelled() {
-            return Err(UnpackError::Cancelled);
+        if self.progress.is_canceled() {
+            return Err(UnpackError::Canceled);
         }
         self.feed.refill(&mut self.buffer)?;
         let fresh = &self.buffer.bytes[self.buffer.start..self.buffer.end];

@@ -360,7 +360,7 @@ fn is(stat: &Stat, kind: FileType) -> bool {
     FileType::from_raw_mode(stat.st_mode) == kind
 }
 
-/// Some file systems keep whole seconds only, and none keeps all the times that an archive can name.
+/// Some filesystems keep whole seconds only, and none keeps all the times that an archive can name.
 fn same_time(record: &ManifestRecord, stat: &Stat) -> bool {
     let kept = i32::try_from(record.mtime.seconds).is_ok();
     let nanos = u64::from(record.mtime.nanos);

@@ -183,7 +183,7 @@ mod tests {
         file.into()
     }
 
-    /// Whether anybody has the other end open.
+    /// Whether the other end is open.
     fn is_open(writer: &io::PipeWriter) -> bool {
         let mut fds = [rustix::event::PollFd::new(writer, rustix::event::PollFlags::empty())];
         rustix::event::poll(&mut fds, Some(&rustix::time::Timespec::default())).unwrap();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_disk_is_told_to_the_pull_whose_file_it_is() {
+    fn a_disk_error_is_returned_to_the_pull_of_its_file() {
         let syncer = BackgroundSyncer::with(8, slow);
         let (ours, other) = (syncer.begin(), syncer.begin());
         ours.take(file(FAILS), LARGE);

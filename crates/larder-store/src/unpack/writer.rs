@@ -58,7 +58,7 @@ pub(super) struct LayerWriter<'a> {
     crew: Option<FileThreads>,
 }
 
-/// Where an entry goes: a name in a directory.
+/// The destination of an entry: a name in a directory.
 #[derive(Clone, Copy)]
 struct DirEntryName<'a> {
     dir: DirId,
@@ -111,7 +111,7 @@ impl<'a> LayerWriter<'a> {
             return self.describe_directory(ROOT, entry);
         }
         let (parent, name) = split(&path);
-        // What an old union file system kept for itself.
+        // What an old union filesystem kept for itself.
         if parts(&path).any(|part| part.starts_with(b".wh..wh.") && part != b".wh..wh..opq") {
             return Ok(());
         }

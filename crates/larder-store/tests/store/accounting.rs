@@ -97,7 +97,7 @@ fn the_ratio_is_learned_from_commits_and_kept() {
 }
 
 #[test]
-fn what_is_free_is_what_the_file_system_says() {
+fn free_space_is_that_of_the_filesystem() {
     let scratch = TempStore::new();
     let free = scratch.store.free().unwrap();
     assert!(free.bytes > 0 && free.inodes > 0);

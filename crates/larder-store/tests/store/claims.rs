@@ -19,7 +19,7 @@ fn wait(store: &Store, layer: &str) -> LayerWait {
 }
 
 #[tokio::test]
-async fn who_waits_gets_the_layer_that_another_fetched() {
+async fn a_waiting_pull_gets_the_layer_of_another_pull() {
     let scratch = TempStore::new();
     let claim = fetch(&scratch.store, "a");
     let waiting = [wait(&scratch.store, "a"), wait(&scratch.store, "a")];

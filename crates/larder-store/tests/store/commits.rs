@@ -8,7 +8,7 @@ use crate::help::*;
 const APP: &str = "registry.example/app:v1";
 
 #[test]
-fn a_committed_image_is_found_by_every_way_to_say_it() {
+fn a_committed_image_is_found_by_each_spelling_of_its_name() {
     let scratch = TempStore::new();
     let record = commit(&scratch.store, "busybox", &["a", "b"]);
     let hex = record.id.hex();
@@ -70,7 +70,7 @@ fn one_image_has_all_its_names() {
 }
 
 #[test]
-fn a_moved_tag_is_taken_from_the_image_that_had_it() {
+fn a_moved_tag_is_removed_from_its_previous_image() {
     let scratch = TempStore::new();
     let old = commit(&scratch.store, APP, &["a"]);
     let new = commit(&scratch.store, APP, &["b"]);
@@ -106,7 +106,7 @@ fn a_layer_outlives_its_handles_once_it_is_committed() {
 }
 
 #[test]
-fn bytes_that_are_not_what_their_digest_says_are_refused() {
+fn bytes_with_another_digest_are_refused() {
     let scratch = TempStore::new();
     let mut commit = image(&[APP], &[layer(&scratch.store, "a")]);
     commit.manifests[0].1.push(b'!');
@@ -154,7 +154,7 @@ fn an_image_may_have_the_same_layer_twice() {
 }
 
 #[test]
-fn commits_side_by_side_all_come_through() {
+fn concurrent_commits_all_succeed() {
     let scratch = TempStore::new();
     std::thread::scope(|scope| {
         for number in 0..8 {

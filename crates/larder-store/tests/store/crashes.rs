@@ -184,7 +184,7 @@ fn fail_everywhere(life: &CrashScenario, kind: ErrorKind) {
         let done = (life.run)(&disk, &store);
         let met = disk.has_failed();
         disk.arm(DiskFault::None);
-        // The store that met the failure goes on, without being opened again.
+        // The store continues after the failure, without being reopened.
         let visible = tags(&store);
         if done.is_ok() {
             assert_eq!(visible, life.after, "{what}");
@@ -266,7 +266,7 @@ fn a_recovery_survives_power_loss_at_any_step() {
 }
 
 #[test]
-fn any_step_may_fail_for_want_of_room_and_be_tried_again() {
+fn any_step_may_fail_without_space_and_be_retried() {
     for life in &LIVES {
         fail_everywhere(life, ErrorKind::StorageFull);
     }

@@ -174,7 +174,7 @@ fn fail_everywhere(deed: StoreOperation) {
             let done = world.run(&store, deed).is_ok();
             let met = disk.has_failed();
             disk.arm(DiskFault::None);
-            // The store that met the failure goes on, without being opened again.
+            // The store continues after the failure, without being reopened.
             world.go_on(&store, deed, done, &what);
             drop(store);
             let store = open_on(&disk);

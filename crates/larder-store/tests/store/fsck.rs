@@ -171,7 +171,7 @@ fn a_damaged_manifest_is_found() {
 }
 
 #[test]
-fn the_list_of_what_to_fetch_says_where_it_is() {
+fn the_list_of_files_to_fetch_names_its_place() {
     let scratch = two_images();
     let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
     fs_err::remove_dir_all(layer_dir(&scratch.store, "app")).unwrap();
@@ -184,7 +184,7 @@ fn the_list_of_what_to_fetch_says_where_it_is() {
 }
 
 #[test]
-fn leftovers_are_found_and_taken_away() {
+fn leftovers_are_found_and_removed() {
     let scratch = two_images();
     let root = scratch.root();
     let leftovers = [
@@ -221,7 +221,7 @@ fn leftovers_are_found_and_taken_away() {
 }
 
 #[test]
-fn a_damaged_layer_in_use_stays() {
+fn a_damaged_layer_in_use_is_retained() {
     let scratch = two_images();
     let path = layer_dir(&scratch.store, "app");
     let key = scratch.store.image("app").unwrap().unwrap().layers[0].key.clone();
@@ -246,7 +246,7 @@ fn a_damaged_layer_in_use_stays() {
 }
 
 #[test]
-fn a_damaged_layer_is_brought_again_by_who_pulls_and_stays_over_a_restart() {
+fn a_damaged_layer_is_fetched_again_by_a_pull_and_survives_a_restart() {
     let scratch = two_images();
     let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
     fs_err::write(layer_dir(&scratch.store, "app").join("fs/bin/tool"), "something else").unwrap();
@@ -276,7 +276,7 @@ fn rebuild(scratch: TempStore, damage: impl Fn(&Path)) -> (TempStore, larder_sto
 }
 
 #[test]
-fn a_lost_database_is_made_anew_from_blobs_and_layers() {
+fn a_lost_database_is_rebuilt_from_blobs_and_layers() {
     let scratch = two_images();
     unpacked(&scratch.store, "app:v2", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     unpacked(&scratch.store, "moved", &[("old", "old")]);

@@ -74,7 +74,7 @@ pub(crate) fn facts(layer: &str) -> LayerMetadata {
     }
 }
 
-/// The layer of this name: the one that is there, or one "unpacked" now, through `disk` so that it can fail.
+/// The layer of this name: the present one, or one "unpacked" now, through `disk` so that it can fail.
 pub(crate) fn layer_on(
     disk: &dyn Disk,
     store: &Store,

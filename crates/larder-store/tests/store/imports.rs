@@ -205,7 +205,7 @@ fn a_layout_is_read_from_a_directory_a_file_and_a_stream() {
 }
 
 #[test]
-fn what_docker_saved_is_read_from_a_file_and_a_stream() {
+fn a_docker_archive_is_read_from_a_file_and_a_stream() {
     let scratch = TempStore::new();
     let archive = docker_archive(&["app:v1", APP], &["a", "b", "a"]);
     let file = write_file(&scratch, &archive);
@@ -250,7 +250,7 @@ fn a_newer_docker_archive_has_its_names_in_full() {
 }
 
 #[test]
-fn a_bare_tag_needs_to_be_told_of_what() {
+fn a_bare_tag_requires_a_repository() {
     let scratch = TempStore::new();
     let mut files = ArchiveFiles::new();
     let manifest = manifest(&mut files, "amd64", &["a"]);
@@ -271,7 +271,7 @@ fn a_bare_tag_needs_to_be_told_of_what() {
 }
 
 #[test]
-fn what_has_no_name_gets_the_one_that_is_given_and_what_has_one_keeps_it() {
+fn images_without_a_name_get_the_given_one_and_others_keep_theirs() {
     let scratch = TempStore::new();
     for (tags, base, names) in [
         (&[][..], "registry.example/app:v1", &[APP][..]),
@@ -328,7 +328,7 @@ fn layers_that_the_store_has_are_not_kept_again() {
     let large = "a".repeat(3 << 20);
     let packed = gzip(&plain(&large[..100]));
     let files = layout(APP, &[&large[..100], "b"]);
-    // The first layer is here already.
+    // The first layer is already present.
     let diff_id = digest(plain(&large[..100]));
     let staging = store.begin_layer().unwrap();
     fs_err::create_dir(staging.dir().join("fs")).unwrap();
@@ -357,7 +357,7 @@ fn layers_that_the_store_has_are_not_kept_again() {
 }
 
 #[test]
-fn bytes_that_are_not_what_their_name_says_are_refused() {
+fn bytes_that_do_not_match_their_name_are_refused() {
     let scratch = TempStore::new();
     for (damaged, what) in [(".json", "config"), ("manifest", "manifest")] {
         let mut files = layout(APP, &["a"]);
@@ -375,7 +375,7 @@ fn bytes_that_are_not_what_their_name_says_are_refused() {
 }
 
 #[test]
-fn what_is_missing_is_named_before_anything_is_unpacked() {
+fn missing_blobs_are_named_before_unpacking() {
     let scratch = TempStore::new();
     let files = layout(APP, &["a", "b"]);
     for missing in 0..files.len() {

@@ -1,4 +1,4 @@
-//! What a stream of images keeps others from removing while it comes, and what it leaves when it breaks off.
+//! Layers that a streamed import protects from removal, and its leftovers after an error.
 
 use std::io::{Cursor, Read};
 
@@ -63,7 +63,7 @@ fn have(store: &Store, name: &str, layer: &str) -> LayerKey {
 }
 
 #[test]
-fn layers_that_a_stream_has_not_left_out_can_be_removed_while_it_comes() {
+fn layers_that_a_stream_contains_can_be_removed_during_the_import() {
     let scratch = TempStore::new();
     let (store, archive) = (&scratch.store, tar_of(&layout(APP, &["a"])));
     let of_another = have(store, "other", "b");
@@ -82,7 +82,7 @@ fn layers_that_a_stream_has_not_left_out_can_be_removed_while_it_comes() {
 }
 
 #[test]
-fn a_layer_that_a_stream_has_left_out_stays_until_the_import_ends() {
+fn a_layer_omitted_by_a_stream_is_retained_until_the_import_ends() {
     let scratch = TempStore::new();
     let (store, archive) = (&scratch.store, tar_of(&layout(APP, &["a"])));
     let key = have(store, "other", "a");

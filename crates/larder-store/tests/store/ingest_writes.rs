@@ -1,4 +1,4 @@
-//! Blobs being fetched are gone before anybody should write them to the disk.
+//! Ingested blobs are deleted before the kernel writes them to the disk.
 
 use std::io;
 use std::path::Path;
@@ -85,7 +85,7 @@ fn a_new_file_is_not_cut_to_nothing() {
 }
 
 #[test]
-fn a_discarded_blob_takes_no_room_while_it_waits_to_be_deleted() {
+fn a_discarded_blob_counts_as_no_space_until_it_is_deleted() {
     let scratch = TempStore::new();
     let file = scratch.store.ingest(&digest("blob"), 100).unwrap();
     file.write_at(&[7; 100], 0).unwrap();

@@ -10,7 +10,7 @@ use crate::help::*;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn a_fetch_goes_on_where_a_dead_process_left_it() {
+fn a_fetch_resumes_where_a_dead_process_stopped() {
     let scratch = TempStore::new();
     let file = scratch.store.ingest(&digest("blob"), 10 * MIB).unwrap();
     let chunk = vec![7; 1 << 20];
@@ -50,7 +50,7 @@ fn a_failed_fetch_notes_every_byte() {
 }
 
 #[test]
-fn a_blob_of_another_size_begins_anew() {
+fn a_blob_of_another_size_restarts_at_byte_0() {
     let scratch = TempStore::new();
     scratch.store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
     assert_eq!(scratch.store.ingest(&digest("blob"), 50).unwrap().done(), 0);
@@ -91,7 +91,7 @@ fn more_bytes_than_declared_are_refused() {
 }
 
 #[test]
-fn a_reader_follows_the_bytes_as_they_come() {
+fn a_reader_follows_the_bytes_as_they_are_written() {
     let scratch = TempStore::new();
     let content: Vec<u8> = (0..200_000_u32).map(|number| (number % 251) as u8).collect();
     let file = scratch.store.ingest(&digest("blob"), content.len() as u64).unwrap();
@@ -110,7 +110,7 @@ fn a_reader_follows_the_bytes_as_they_come() {
 }
 
 #[test]
-fn a_reader_hears_that_no_more_will_come() {
+fn a_reader_gets_the_end_of_the_stream() {
     let scratch = TempStore::new();
     let file = scratch.store.ingest(&digest("blob"), 100).unwrap();
     file.write_at(b"0123456789", 0).unwrap();
@@ -125,7 +125,7 @@ fn a_reader_hears_that_no_more_will_come() {
 }
 
 #[test]
-fn what_was_fetched_goes_with_the_commit() {
+fn fetched_blobs_are_removed_by_the_commit() {
     let scratch = TempStore::new();
     let layers = [layer(&scratch.store, "a")];
     let file = scratch.store.ingest(&facts("a").digest, 1000).unwrap();
@@ -136,7 +136,7 @@ fn what_was_fetched_goes_with_the_commit() {
 }
 
 #[test]
-fn half_fetched_blobs_go_when_nobody_comes_back_for_them() {
+fn unused_partial_blobs_are_removed() {
     let scratch = TempStore::new();
     for blob in ["wanted", "forgotten", "open"] {
         scratch.store.ingest(&digest(blob), 100).unwrap().write_at(b"x", 0).unwrap();

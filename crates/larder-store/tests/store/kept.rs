@@ -43,7 +43,7 @@ fn pull(store: &Store, registry: &FaultRegistry, name: &str) -> Result<(), PullE
     runtime.block_on(puller.pull(&name, None, &ProgressReporter::unwatched())).map(drop)
 }
 
-/// Digests of the blobs that were asked for.
+/// Digests of the requested blobs.
 fn asked(registry: &FaultRegistry) -> Vec<String> {
     let requests = registry.requests_for("/blobs/");
     requests.iter().map(|request| request.path.rsplit('/').next().unwrap().to_owned()).collect()
@@ -117,7 +117,7 @@ fn each_pull_keeps_its_layers_whichever_pull_fetched_them() {
 }
 
 #[test]
-fn what_is_kept_counts_and_goes_when_nobody_came_back_for_a_day() {
+fn kept_layers_count_and_are_removed_after_an_unused_day() {
     let (registry, scratch) = (FaultRegistry::start(), TempStore::new());
     put_broken_image(&registry, "app", &[900_000, 500_000, 50_000]);
     pull(&scratch.store, &registry, "app").unwrap_err();
@@ -215,7 +215,7 @@ fn a_removal_takes_a_kept_layer_of_the_damaged_image_with_it() {
 }
 
 #[test]
-fn layers_are_kept_for_pulls_alone() {
+fn layers_are_kept_only_for_pulls() {
     let scratch = TempStore::new();
     scratch.store.lease(&wants("other")).unwrap();
     drop(layer(&scratch.store, "a"));

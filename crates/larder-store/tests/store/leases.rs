@@ -49,7 +49,7 @@ fn collection_is_refused_a_leased_image_and_a_person_is_not() {
 }
 
 #[test]
-fn a_lease_comes_with_the_commit_and_that_of_the_pull_goes() {
+fn a_commit_adds_its_lease_and_ends_that_of_the_pull() {
     let scratch = TempStore::new();
     scratch.store.lease(&lease("pull/1", LeaseResources::default(), 60)).unwrap();
     let mut commit = image(&["app"], &[layer(&scratch.store, "a")]);

@@ -36,7 +36,7 @@ fn load(store: &Store, archive: Vec<u8>, reserve: DiskSpace) -> (PullError, usiz
 }
 
 #[test]
-fn a_stream_leaves_the_reserve_free_while_it_comes() {
+fn a_stream_keeps_the_reserve_free() {
     let scratch = TempStore::new();
     let store = &scratch.store;
     commit(store, "app", &["a"]);

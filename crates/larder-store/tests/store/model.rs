@@ -67,7 +67,7 @@ impl StoreModel {
         self.images.keys().flatten().chain(leased).chain(&self.held).copied().collect()
     }
 
-    /// What is not needed goes, of these layers.
+    /// Those of these layers that are not needed are removed.
     fn drop_unneeded(&mut self, of: &LayerSet) {
         let needed = self.needed();
         self.present.retain(|layer, _| needed.contains(layer) || !of.contains(layer));
@@ -248,7 +248,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_life_ends_as_the_model_says(steps in prop::collection::vec(step(), 1..25)) {
+    fn any_history_ends_as_the_model_predicts(steps in prop::collection::vec(step(), 1..25)) {
         let mut pair = StoreWithModel { scratch: TempStore::new(), model: StoreModel::default(), held: None };
         for step in &steps {
             pair = pair.run(step);

@@ -1,4 +1,4 @@
-//! Mounts. All of it needs root, and an overlay file system in the kernel.
+//! Mounts. All of it needs root, and an overlay filesystem in the kernel.
 
 use std::path::{Path, PathBuf};
 
@@ -123,7 +123,7 @@ fn a_writable_mount_keeps_its_files_apart_and_drops_them_in_the_end() {
 }
 
 #[test]
-fn the_root_of_a_mount_looks_as_the_image_says() {
+fn the_root_of_a_mount_has_the_metadata_of_the_image() {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     if !can_mount() {
         return;
@@ -193,7 +193,7 @@ fn a_mount_that_ended_without_us_is_no_use_after_a_restart() {
 }
 
 #[test]
-fn mistakes_are_named() {
+fn errors_name_their_input() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
     let nowhere = scratch.dir.path().join("nowhere");
@@ -226,7 +226,7 @@ fn a_directory_takes_one_image_at_a_time() {
 }
 
 #[test]
-fn a_busy_mount_stays() {
+fn a_busy_mount_is_retained() {
     if !can_mount() {
         return;
     }

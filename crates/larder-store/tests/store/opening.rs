@@ -9,7 +9,7 @@ use larder_store::store::{Store, StoreOpenError};
 use crate::help::*;
 
 #[test]
-fn a_store_is_open_once_and_says_who_has_it() {
+fn a_store_is_opened_once_and_names_its_owner() {
     let scratch = TempStore::new();
     let error = Store::open(&scratch.root(), config()).expect_err("it is open");
     assert!(
@@ -95,7 +95,7 @@ fn a_fresh_file_system_will_do() {
 }
 
 #[test]
-fn a_later_format_is_refused_and_left_alone() {
+fn a_later_format_is_refused_and_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     open(dir.path());
     fs_err::write(dir.path().join("format"), "larder image store 2\n").unwrap();
@@ -109,7 +109,7 @@ fn a_later_format_is_refused_and_left_alone() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_cleaned() {
+fn leftovers_of_a_killed_process_are_removed() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
     // A layer that was being unpacked, one that was finished, a blob of an image that was not committed.
@@ -144,7 +144,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn an_image_whose_layer_vanished_is_hidden_until_a_pull_brings_the_layer_back() {
+fn an_image_without_a_layer_is_hidden_until_a_pull_fetches_the_layer() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["base", "app"]);
     commit(&scratch.store, "web", &["base", "web"]);
@@ -162,7 +162,7 @@ fn an_image_whose_layer_vanished_is_hidden_until_a_pull_brings_the_layer_back() 
 }
 
 #[test]
-fn a_damaged_database_is_an_error_that_says_what_to_do() {
+fn a_damaged_database_is_an_error_with_the_next_step() {
     let dir = tempfile::tempdir().unwrap();
     open(dir.path());
     fs_err::write(dir.path().join("larder.redb"), vec![7; 100_000]).unwrap();

@@ -30,7 +30,7 @@ fn removing_by_one_name_removes_all() {
 }
 
 #[test]
-fn a_shared_layer_goes_with_the_last_image_that_has_it() {
+fn a_shared_layer_is_removed_with_its_last_image() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["base", "app"]);
     commit(&scratch.store, "web", &["base", "web"]);
@@ -42,7 +42,7 @@ fn a_shared_layer_goes_with_the_last_image_that_has_it() {
 }
 
 #[test]
-fn what_a_removal_frees_is_what_it_says() {
+fn a_removal_frees_what_it_reports() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["base", "app"]);
     commit(&scratch.store, "web", &["base", "web"]);
@@ -109,7 +109,7 @@ fn removed_layers_are_deleted_in_the_background_without_being_asked() {
 }
 
 #[test]
-fn what_is_in_the_trash_when_the_store_closes_goes_at_the_next_start() {
+fn trash_of_a_closed_store_is_removed_at_the_next_start() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
     remove(&scratch.store, "app");

@@ -112,7 +112,7 @@ fn modes_owners_times_and_attributes_are_those_of_the_archive() {
 }
 
 #[test]
-fn long_names_come_through_in_every_format() {
+fn long_names_are_read_in_every_format() {
     let name = |letter: &str| format!("{}/{}", letter.repeat(120), letter.repeat(240));
     let mut prefixed = TarBuilderEntry::file("short", "prefix").header();
     prefixed[345..345 + 6].copy_from_slice(b"prefix");
@@ -265,7 +265,7 @@ fn a_file_keeps_its_other_names_when_its_first_is_replaced() {
 }
 
 #[test]
-fn entries_come_in_any_order() {
+fn entries_may_be_in_any_order() {
     let layer = unpacked([
         TarBuilderEntry::hard_link("link-to-link", "link"),
         TarBuilderEntry::hard_link("link", "dir/file"),
@@ -358,7 +358,7 @@ fn whiteouts_can_be_marked_files() {
 }
 
 #[test]
-fn without_owners_files_stay_usable_and_the_manifest_knows_better() {
+fn without_owners_files_are_usable_and_the_manifest_has_the_owners() {
     let options =
         UnpackOptions { owners: OwnerMode::Record, overlay: OverlayForm::User, ..UnpackOptions::default() };
     let archive = TarBuilder::new()
@@ -404,24 +404,24 @@ fn a_default_acl_does_not_reach_the_files_of_the_archive() {
 }
 
 #[test]
-fn cancelling_ends_it() {
+fn canceling_ends_it() {
     let [archive, _] = edge_case_layers();
     for threads in [UnpackThreads::One, UnpackThreads::Two, UnpackThreads::Many] {
         let options = UnpackOptions { threads, ..UnpackOptions::default() };
         options.progress.cancel();
         let error = UnpackDir::new().unpack_with(&gzip(&archive), &archive, &options).unwrap_err();
-        assert!(matches!(error, UnpackError::Cancelled), "{error:?}");
+        assert!(matches!(error, UnpackError::Canceled), "{error:?}");
     }
 }
 
 /// Cancels while it is read, and counts what is read afterwards.
-struct CancellingReader<'a> {
+struct CancelingReader<'a> {
     bytes: &'a [u8],
     options: &'a UnpackOptions,
     reads: &'a mut u32,
 }
 
-impl std::io::Read for CancellingReader<'_> {
+impl std::io::Read for CancelingReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         *self.reads += 1;
         if *self.reads == 3 {
@@ -433,7 +433,7 @@ impl std::io::Read for CancellingReader<'_> {
 }
 
 #[test]
-fn cancelling_in_the_middle_reads_no_further() {
+fn canceling_in_the_middle_reads_no_further() {
     let [archive, _] = edge_case_layers();
     let digest = crate::support::digest(&archive);
     for threads in [UnpackThreads::One, UnpackThreads::Two, UnpackThreads::Many] {
@@ -441,13 +441,13 @@ fn cancelling_in_the_middle_reads_no_further() {
         let (layer, mut reads) = (UnpackDir::new(), 0);
         let (root, files) = (layer.root(), layer.files());
         let error = larder_store::unpack::unpack_layer(
-            CancellingReader { bytes: &archive, options: &options, reads: &mut reads },
+            CancelingReader { bytes: &archive, options: &options, reads: &mut reads },
             &larder_store::unpack::ExpectedLayer { digest: None, size: None, diff_id: &digest },
             larder_store::unpack::UnpackTarget { root: &root, files: &files },
             &options,
         )
         .unwrap_err();
-        assert!(matches!(error, UnpackError::Cancelled), "{error:?}");
+        assert!(matches!(error, UnpackError::Canceled), "{error:?}");
         assert_eq!(reads, 3);
     }
 }

@@ -6,13 +6,14 @@ use std::process::Command;
 use larder_store::unpack::layer_manifest::RecordKind;
 use larder_store::unpack::{LowerMergeMode, OverlayForm, OwnerMode, UnpackOptions};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
+use larder_testkit_peers::process::copy_program;
 
 use crate::support::{UnpackDir, capability};
 
 #[test]
-fn without_root_everything_but_devices_is_there() {
+fn without_root_all_files_except_devices_are_unpacked() {
     if rustix::process::geteuid().is_root() {
-        run_without_root("unprivileged::without_root_everything_but_devices_is_there");
+        run_without_root("unprivileged::without_root_all_files_except_devices_are_unpacked");
         return;
     }
     let options = UnpackOptions::default();
@@ -63,12 +64,12 @@ fn without_root_devices_and_capabilities_are_counted() {
     assert_eq!(layer.damage(), []);
 }
 
-/// Runs one test of this program again, as the user `nobody`.
+/// Runs one test of this program again, as a user without privileges.
 fn run_without_root(test: &str) {
     let dir = tempfile::tempdir().unwrap();
     // The build directory may be closed to others.
     let program = dir.path().join("tests");
-    fs_err::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    copy_program(&std::env::current_exe().unwrap(), &program);
     std::os::unix::fs::chown(dir.path(), Some(65_534), Some(65_534)).unwrap();
     let run = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])

@@ -229,7 +229,7 @@ fn exit_code(status: ExitStatus) -> u8 {
     u8::try_from(code).unwrap_or(1)
 }
 
-/// Carries out what comes over the control socket, a line and an answer at a time, until told to end.
+/// Executes the requests of the control socket, one line and one response at a time, until a request to end.
 fn serve_control(listener: &UnixListener, servers: &mut Servers) {
     for visitor in listener.incoming() {
         let Ok(mut visitor) = visitor else { continue };
@@ -241,7 +241,7 @@ fn serve_control(listener: &UnixListener, servers: &mut Servers) {
             return;
         }
         let answer = carry_out(line.trim(), servers).map_or_else(|problem| problem, |()| "done".to_owned());
-        // A visitor that went away before its answer does not want it.
+        // A client that disconnected before its response is no error.
         let _ = writeln!(visitor, "{answer}");
     }
 }

@@ -52,7 +52,7 @@ async fn main() -> Result<(), BoxError> {
         at(100)
     ));
 
-    let process = client.clone().status(StatusRequest::default()).await?.into_inner().process;
+    let process = client.clone().status(StatusRequest::default()).await?.into_inner().pid;
     say(&format!("before: {}", held(process)?));
     for _ in 0..ROUNDS {
         at_once(&client, &images).await?;

@@ -10,7 +10,7 @@ use tonic::{Code, Request, Response, Status, async_trait};
 
 use super::{CallCounts, ReceivedCall, Rpc, RuntimeContents, ScriptedReply, SharedRuntimeScript};
 
-/// A call being served; dropped before it is done, it counts as cancelled.
+/// A call being served; dropped before it is done, it counts as canceled.
 struct ActiveCall<'a> {
     shared: &'a SharedRuntimeScript,
     rpc: Rpc,
@@ -37,7 +37,7 @@ impl Drop for ActiveCall<'_> {
         let done = self.done;
         self.count(|calls| {
             calls.running -= 1;
-            calls.cancelled += usize::from(!done);
+            calls.canceled += usize::from(!done);
         });
     }
 }

@@ -116,7 +116,7 @@ impl DiskModel {
         Ok(model)
     }
 
-    /// Notes the entries of a directory. What was not there before is there now, with nothing in it.
+    /// Records the entries of a directory. New entries are empty.
     pub(super) fn sync_dir(&mut self, path: &Path, pins: &mut OpenFilesByInode) -> io::Result<()> {
         let entries = entries_of(path)?;
         for (name, inode) in &entries {

@@ -2,7 +2,7 @@
 //! leave its directory.
 //!
 //! `cargo test -p larder-testkit-peers --test fuzz` runs the corpus (`fuzz/corpus/TARGET/*`) and some thousand mutations of
-//! it; `larder-fuzz TARGET --seconds N` goes on for as long as one likes; `fuzz/` has the same targets for cargo-fuzz.
+//! it; `larder-fuzz TARGET --seconds N` runs for a given time; `fuzz/` has the same targets for cargo-fuzz.
 
 mod mutate;
 mod targets;

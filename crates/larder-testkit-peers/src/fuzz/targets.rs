@@ -40,7 +40,7 @@ pub const TARGETS: [FuzzTarget; 7] = [
     FuzzTarget { name: "import", fuzz_one: import },
 ];
 
-/// A directory in memory where there is such a file system.
+/// A directory in memory where there is such a filesystem.
 fn dir() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a temporary directory")
 }

@@ -265,7 +265,7 @@ fn remove_image(input: RemoveImage) -> Value {
         user_specified_image: ImageName::default(),
     };
     let removed = block_on(client(&fake, input.runtime_class_in_image_cri_api).remove(&spec));
-    // The case's error comes from a runtime that is faked above gRPC, so it lacks the frame that gRPC adds.
+    // The runtime of the case is faked above gRPC, so its error lacks the prefix that gRPC adds.
     let bare = |error: backend::BackendError| {
         let text = error.to_string();
         text.strip_prefix("rpc error: code = Unknown desc = ").map(str::to_owned).unwrap_or(text)

@@ -13,17 +13,17 @@ pub enum BackendCall {
     List,
     /// [`Backend::status`](larder::backend::Backend::status).
     Status {
-        /// The name or id asked for.
+        /// The requested name or id.
         image: String,
     },
     /// [`Backend::inspect`](larder::backend::Backend::inspect).
     Inspect {
-        /// The name or id asked for.
+        /// The requested name or id.
         image: String,
     },
     /// [`Backend::pull`](larder::backend::Backend::pull), noted when it begins.
     Pull {
-        /// The name asked for.
+        /// The requested name.
         image: String,
         /// User name of the credential; `None` for an anonymous pull.
         username: Option<String>,

@@ -40,14 +40,14 @@ impl ScriptedPull {
         ScriptedPull { steps: VecDeque::new(), outcome, status_error: None }
     }
 
-    /// Reports progress before it goes on.
+    /// Reports progress before it continues.
     #[must_use]
     pub fn progress(mut self, done: u64, total: Option<u64>) -> ScriptedPull {
         self.steps.push_back(PullStepScript::Progress(ByteProgress { done, total }));
         self
     }
 
-    /// Sleeps on tokio's clock before it goes on.
+    /// Sleeps on tokio's clock before it continues.
     #[must_use]
     pub fn after(mut self, time: Duration) -> ScriptedPull {
         self.steps.push_back(PullStepScript::Sleep(time));
@@ -75,7 +75,7 @@ impl ScriptedPull {
 pub struct PullHold(oneshot::Sender<()>);
 
 impl PullHold {
-    /// Continues the pull. No effect if the pull was cancelled in between.
+    /// Continues the pull. No effect if the pull was canceled in between.
     pub fn release(self) {
         let _ = self.0.send(());
     }

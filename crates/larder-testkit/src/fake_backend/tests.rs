@@ -22,7 +22,7 @@ async fn a_held_pull_ends_when_it_is_released() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_pull_counts_as_cancelled_and_is_not_finished_later() {
+async fn a_dropped_pull_counts_as_canceled_and_is_not_finished_later() {
     let fake = FakeBackend::new();
     fake.hold_pulls();
     let first = tokio::spawn(pull(fake.clone(), "a:1"));
@@ -30,7 +30,7 @@ async fn a_dropped_pull_counts_as_cancelled_and_is_not_finished_later() {
     let second = tokio::spawn(pull(fake.clone(), "b:1"));
     fake.until(|counts| counts.running == 2).await;
     first.abort();
-    fake.until(|counts| counts.cancelled == 1).await;
+    fake.until(|counts| counts.canceled == 1).await;
     assert_eq!(fake.held_pulls(), ["b:1"]);
     assert_eq!(fake.finish_pull(ScriptedPull::fails("denied")).as_deref(), Some("b:1"));
     assert_eq!(second.await.unwrap(), Err(error("denied")));

@@ -18,11 +18,11 @@ pub enum ResponseFault {
     Truncate(u64),
     /// The first byte of the body is another one.
     Corrupt,
-    /// The body goes on for so many bytes more than it should, without saying how long it is.
+    /// The body is so many bytes longer than the content, without Content-Length.
     Overlong(u64),
     /// So many bytes at a time, with a pause after each.
     Trickle(u64, Duration),
-    /// After so many bytes of the body nothing more comes, and the connection stays open.
+    /// After so many bytes of the body the response stalls, and the connection is kept open.
     StallAfter(u64),
     /// The headers come only after this time.
     SlowHeaders(Duration),

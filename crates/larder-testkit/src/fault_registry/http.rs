@@ -66,14 +66,14 @@ impl RequestHead {
         self.parts().map(|(repository, _, _)| repository)
     }
 
-    /// The range that is asked for: first byte, and last byte if it is named.
+    /// The requested range: first byte, and last byte if given.
     pub(super) fn range(&self) -> Option<(u64, Option<u64>)> {
         let (first, last) = self.field("range")?.strip_prefix("bytes=")?.split_once('-')?;
         Some((first.parse().ok()?, if last.is_empty() { None } else { Some(last.parse().ok()?) }))
     }
 }
 
-/// An answer before it goes wrong.
+/// A response before its fault.
 #[derive(Debug, Clone)]
 pub(super) struct PlannedResponse {
     pub(super) status: u16,
@@ -104,7 +104,7 @@ impl PlannedResponse {
         &self.content[self.part.clone()]
     }
 
-    /// The part of the content that was asked for, as 206 or 416.
+    /// The requested part of the content, as 206 or 416.
     pub(super) fn ranged(mut self, first: u64, last: Option<u64>) -> PlannedResponse {
         let total = self.content.len() as u64;
         if first >= total {

@@ -1,10 +1,10 @@
 //! A registry inside the test's process that misbehaves on demand.
 //!
 //! It serves manifests and blobs from memory over plain HTTP on loopback. [`FaultRegistry::fault`] says which requests
-//! go wrong, and how; [`FaultRegistry::requests`] says what was asked and how many bytes of each body were sent, so
+//! go wrong, and how; [`FaultRegistry::requests`] has the requests and how many bytes of each body were sent, so
 //! that a test can assert what was downloaded again.
 //!
-//! It speaks HTTP by itself, on a thread of its own: a server library would not let a test cut, stretch and falsify
+//! It implements HTTP itself, on its own thread: a server library would not let a test cut, stretch and falsify
 //! answers, and a test may block its own thread or pause its own clock.
 
 mod auth;
@@ -191,7 +191,7 @@ impl FaultRegistry {
         self.shared.lock().faults.push(fault::InjectedFault::new(on, fault));
     }
 
-    /// From now on, nothing goes wrong.
+    /// Removes all faults.
     pub fn clear_faults(&self) {
         self.shared.lock().faults.clear();
     }

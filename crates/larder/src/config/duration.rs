@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_refused() {
+    fn input_that_go_refuses_is_refused() {
         for text in ["", "-", "5", "s", ".s", "1..5s", "1x", "1m 3s", " 1s", "1e3s", "--1s", "1s-"] {
             assert_eq!(GoDuration::parse(text), Err(DurationError::Form), "{text}");
         }
@@ -174,7 +174,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_is_read_back(nanos: i64) {
+        fn printed_values_are_read_back(nanos: i64) {
             let duration = GoDuration { nanos };
             prop_assert_eq!(GoDuration::parse(&duration.to_string()), Ok(duration));
         }

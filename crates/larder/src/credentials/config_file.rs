@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_sound_file_is_named() {
+    fn an_unusable_file_is_named() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("config.json");
         assert_eq!(problem_of(&path), ConfigFileProblem::Missing);
@@ -136,7 +136,7 @@ mod tests {
             read_config_file(&path, DockerConfigFormat::ConfigJson, TokenPolicy::Keep).expect_err("broken");
         assert_eq!(
             error.to_string(),
-            format!("{}: line 2, column 1: the text ends too early", path.display())
+            format!("{}: line 2, column 1: unexpected end of input", path.display())
         );
         assert!(error.problem.hint().is_some());
     }

@@ -80,9 +80,9 @@ pub enum TokenPolicy {
 /// Why a docker config is invalid. Names the position and the registry, never the content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Line of the mistake, from 1.
+    /// Line of the error, from 1.
     pub line: usize,
-    /// Column of the mistake in characters, from 1.
+    /// Column of the error in characters, from 1.
     pub column: usize,
     /// The registry of the entry, if it can be shown.
     pub registry: Option<String>,
@@ -371,8 +371,8 @@ mod tests {
     #[test]
     fn errors_name_line_column_and_registry() {
         for (text, message) in [
-            ("", "line 1, column 1: there is no text"),
-            ("{\"auths\":", "line 1, column 10: the text ends too early"),
+            ("", "line 1, column 1: empty input"),
+            ("{\"auths\":", "line 1, column 10: unexpected end of input"),
             ("[]", "line 1, column 1: a docker config must be an object"),
             ("{\n \"auths\": []}", "line 2, column 11: \"auths\" must be an object"),
             (
@@ -391,7 +391,7 @@ mod tests {
                 "{\"HttpHeaders\": {\"a\": 1}}",
                 "line 1, column 23: each value of \"HttpHeaders\" must be a string",
             ),
-            ("{} x", "line 1, column 4: text after the end of the value"),
+            ("{} x", "line 1, column 4: data after the end of the value"),
         ] {
             assert_eq!(error(text), message);
         }

@@ -137,7 +137,7 @@ impl<'a> JsonScanner<'a> {
     pub(super) fn end(&mut self) -> Result<(), JsonSyntaxError> {
         match self.peek() {
             None => Ok(()),
-            Some(_) => Err(self.syntax_error("text after the end of the value")),
+            Some(_) => Err(self.syntax_error("data after the end of the value")),
         }
     }
 
@@ -168,7 +168,7 @@ impl<'a> JsonScanner<'a> {
             let rest = &self.text[self.at..];
             let Some(plain) = rest.find(|c| c < ' ' || matches!(c, '"' | '\\')) else {
                 self.at = self.text.len();
-                return Err(self.syntax_error("the text ends inside of a string"));
+                return Err(self.syntax_error("unexpected end of input inside a string"));
             };
             string.push_str(&rest[..plain]);
             self.at += plain;
@@ -291,8 +291,8 @@ impl<'a> JsonScanner<'a> {
 
     fn syntax_error(&self, problem: impl Into<String>) -> JsonSyntaxError {
         let problem = match self.text.len() {
-            0 => "there is no text".to_owned(),
-            end if self.at == end => "the text ends too early".to_owned(),
+            0 => "empty input".to_owned(),
+            end if self.at == end => "unexpected end of input".to_owned(),
             _ => problem.into(),
         };
         JsonSyntaxError { at: self.at, problem }
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_json_is_skipped_whole() {
+    fn a_json_document_is_skipped_whole() {
         for text in
             ["0", "-1.5e+3", " [1, {\"a\": [true, false, null]}, \"x\\u00e9\"] ", "{}", "[]", "[[],{}]"]
         {
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_refused() {
+    fn input_that_is_not_json_is_refused() {
         for text in [
             "",
             "01",

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_does_not_take_for_a_url_is_none() {
+    fn urls_that_go_rejects_are_rejected() {
         for text in [
             "%zz",
             "host:*",

@@ -107,7 +107,7 @@ impl NodeKeyring {
     }
 
     /// Sets what to do with identity and registry tokens in secrets and node files; kept by default. A
-    /// [`fixed`](NodeKeyring::fixed) config stays as it was parsed.
+    /// [`fixed`](NodeKeyring::fixed) config keeps those that it was parsed with.
     #[must_use]
     pub fn with_tokens(mut self, tokens: TokenPolicy) -> Self {
         self.tokens = tokens;
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_found_where_nothing_is() {
+    async fn an_empty_directory_has_no_match() {
         let found =
             NodeKeyring::default().lookup(&"busybox".into(), &[], &Pod::default()).await.expect("no error");
         assert_eq!(found, []);

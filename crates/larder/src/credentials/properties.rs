@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn an_entry_comes_back_as_it_was_written(entry in entry()) {
+    fn an_entry_is_read_as_it_was_written(entry in entry()) {
         let text = format!("{{\"r.example\":{}}}", encode_entry(&entry).reveal());
         let config = parse_dockercfg(text.as_bytes(), TokenPolicy::Keep).expect("written by larder");
         prop_assert_eq!(&config.entries["r.example"], &entry);

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_images_on_one_base_differ_in_is_their_own() {
+    fn images_on_one_base_have_unique_bytes() {
         let (a, b, c) = (image("a", 1000), image("b", 1100), image("c", 1300));
         let of = |own: &str| ids(&["base", own]);
         let (of_a, of_b, of_c) = (of("a"), of("b"), of("c"));

@@ -159,7 +159,7 @@ async fn users(
     Ok(uses.of_image(&image.id, &image.handler).cloned().collect())
 }
 
-/// A removed image. Dropping this records it, even if the round was cancelled before it measured what the removal
+/// A removed image. Dropping this records it, even if the round was canceled before it measured what the removal
 /// freed.
 struct RemovalRecorder {
     parts: Arc<CollectorDependencies>,
@@ -191,7 +191,7 @@ impl Drop for RemovalRecorder {
             estimated: image.estimated,
             freed: *freed,
         });
-        // Also after a cancelled round: an image that is pulled again is new.
+        // Also after a canceled round: an image that is pulled again is new.
         state.save();
     }
 }

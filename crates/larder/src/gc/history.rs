@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_recorded_is_read_in_order() {
+    fn recorded_entries_are_read_in_order() {
         let dir = tempfile::tempdir().unwrap();
         let file = HistoryFile::new(dir.path().join("history"));
         assert_eq!(ids(&file), (vec![], 0));

@@ -252,7 +252,10 @@ impl fmt::Display for KeepWarning {
         write!(f, "keep rule {} ({}) matches no image", self.rule + 1, self.text)?;
         if self.labels_unknown > 0 {
             let unknown = self.labels_unknown;
-            write!(f, " with known labels and keeps {unknown} with unknown labels; keep images by name")?;
+            write!(
+                f,
+                "; images kept because their labels are unknown: {unknown}; keep images by name instead"
+            )?;
         } else if !self.nearest.is_empty() {
             write!(f, "; similar images: {}", self.nearest.join(", "))?;
         }

@@ -112,7 +112,7 @@ impl RemovalGate {
                     return RemovalGuard { gate: self.clone(), id };
                 }
             }
-            // This gate owns the sender, so the channel stays open.
+            // This gate owns the sender, so the channel is open.
             let _ = ended.changed().await;
         }
     }

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_observation_that_is_outdated_counts_for_its_caller_alone_and_what_happened_for_all() {
+    fn an_outdated_observation_counts_only_for_its_caller_and_an_event_for_all() {
         let (state, _) = GcState::open(Arc::new(VolatileUsageRecords::default()), None);
         let clock = TickingClock(Mutex::new(0));
         let observe = |began, present: &[&str], sightings: &[ImageActivity]| {

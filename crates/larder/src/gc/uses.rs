@@ -129,7 +129,7 @@ pub trait ImageUseSource: Send + Sync {
     async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError>;
 }
 
-/// Containers of a runtime, or mounts of the embedded store: what [`Backend::container_inventory`] returns.
+/// Containers of a runtime, or mounts of larder's own store: what [`Backend::container_inventory`] returns.
 pub struct BackendUseSource(Arc<dyn Backend>);
 
 impl BackendUseSource {

@@ -110,7 +110,7 @@ impl ImageManagerBuilder {
             metrics: self.metrics,
             times: self.times,
             backoff: Mutex::new(Backoff::new(self.config.backoff_initial, self.config.backoff_max)),
-            flights: SharedPulls::default(),
+            shared_pulls: SharedPulls::default(),
             coalesce_pulls: AtomicBool::new(self.config.same_image == DuplicatePullPolicy::Coalesce),
             retry_on_new_credentials: AtomicBool::new(
                 self.config.new_credentials == NewCredentialsPolicy::PullAtOnce,

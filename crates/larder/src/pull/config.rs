@@ -23,7 +23,7 @@ pub struct PullConfig {
     /// How a request with new credentials during back-off is handled. Default [`NewCredentialsPolicy::PullAtOnce`];
     /// kubelet: [`NewCredentialsPolicy::Wait`].
     pub new_credentials: NewCredentialsPolicy,
-    /// Time limit of a pull, without its time in the queue; after it, the pull is cancelled and fails. Default none, as
+    /// Time limit of a pull, without its time in the queue; after it, the pull is canceled and fails. Default none, as
     /// in kubelet.
     pub pull_timeout: Option<Duration>,
     /// Back-off after the first failure. Default 10 s.

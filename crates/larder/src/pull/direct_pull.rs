@@ -48,27 +48,27 @@ impl ImageManager {
             urgency: QueuePriority::new(true),
         };
         let start = Instant::now();
-        let landed = self.pull_shared(&job).await;
-        let pulled = match &landed.result.pulled {
+        let shared = self.pull_shared(&job).await;
+        let pulled = match &shared.result.pulled {
             Ok(pulled) => pulled,
             Err(error) => {
                 intent.failed(error).await;
                 return Err(error.as_of_backend());
             }
         };
-        let whose = match pulled.credential {
+        let recorded = match pulled.credential {
             None => RecordedCredentials::NodePodsAccessible,
             Some(_) => RecordedCredentials::NotRecorded,
         };
-        intent.pulled(&pulled.image_ref, &whose).await;
+        intent.pulled(&pulled.image_ref, &recorded).await;
         if let Some(metrics) = &self.metrics {
-            metrics.image_pulled(landed.result.size_bytes, start.elapsed());
+            metrics.image_pulled(shared.result.size_bytes, start.elapsed());
         }
         Ok(pulled.image_ref.clone())
     }
 }
 
-/// The error of a pull whose intent could not be recorded.
+/// The error of a pull recorded intent could not be recorded.
 fn no_intent(error: &RecordsError) -> BackendError {
     let full = error.is_no_space();
     let (kind, hint) = if full {

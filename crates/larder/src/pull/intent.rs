@@ -6,7 +6,7 @@ use crate::go_format;
 use crate::records::{PullRecords, RecordedCredentials, RecordsError};
 use crate::reference::{ImageId, ImageName};
 
-/// A recorded intent to pull. Unless it is closed, the pull counts as interrupted, as when the caller is cancelled.
+/// A recorded intent to pull. Unless it is closed, the pull counts as interrupted, as when the caller is canceled.
 pub(super) struct PullIntentGuard<'a> {
     records: Option<&'a dyn PullRecords>,
     image: &'a ImageName,

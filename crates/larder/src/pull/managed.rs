@@ -1,4 +1,4 @@
-//! A backend that goes through the manager, so that all callers share pulls, leases and removals.
+//! A backend that uses the manager, so that all callers share pulls, leases and removals.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::reference::ImageId;
 /// * An image that is found present is leased, because this is the call before a container start. Lists and
 ///   [`Backend::peek_status`] take no lease.
 /// * A removal is by id, and one at a time for each image; others of the same image wait, and then find nothing left.
-///   Once begun, it runs to its end even if the caller is cancelled. It ignores leases, which only defer garbage
+///   Once begun, it runs to its end even if the caller is canceled. It ignores leases, which only defer garbage
 ///   collection. Status calls during the removal are answered after it.
 ///
 /// Leases and removals need a manager that was built with a [`lease`](super::ImageManagerBuilder::lease).

@@ -41,7 +41,7 @@ pub struct ImageManager {
     pub(super) times: Option<Arc<dyn PullTimeRecorder>>,
     pub(super) backoff: Mutex<Backoff>,
     pub(super) puller: RwLock<Arc<ImagePuller>>,
-    pub(super) flights: SharedPulls,
+    pub(super) shared_pulls: SharedPulls,
     /// Whether a request joins a pull that is in progress.
     pub(super) coalesce_pulls: AtomicBool,
     /// Whether other credentials end a back-off.
@@ -246,21 +246,21 @@ impl ImageManager {
         let (sandbox, urgency) =
             (request.sandbox.clone(), QueuePriority::new(request.priority == Priority::Pod));
         let job = PullJob { spec, credentials, sandbox, credential_owner: CredentialOwner::Pod, urgency };
-        let landed = self.pull_shared(&job).await;
+        let shared = self.pull_shared(&job).await;
 
         let total_duration = start.elapsed();
-        let pulled = match &landed.result.pulled {
+        let pulled = match &shared.result.pulled {
             Ok(pulled) => pulled,
             Err(error) => {
-                let failed = self.pull_failed(request, &job.credentials, &landed, error);
+                let failed = self.pull_failed(request, &job.credentials, &shared, error);
                 intent.failed(error).await;
                 return Err(failed);
             }
         };
         self.finished_pulling(request);
-        let used = RecordedCredentials::of(landed.credential_of(&job.credentials));
+        let used = RecordedCredentials::of(shared.credential_of(&job.credentials));
         intent.pulled(&pulled.image_ref, &used).await;
-        let outcome = self.report_pulled(request, &landed, total_duration);
+        let outcome = self.report_pulled(request, &shared, total_duration);
         self.lock_backoff().gc(Instant::now());
         Ok(EnsuredImage { image_ref: pulled.image_ref.clone(), message: String::new(), outcome })
     }
@@ -268,12 +268,12 @@ impl ImageManager {
     fn report_pulled(
         &self,
         request: &EnsureRequest,
-        landed: &SharedPullResult,
+        shared: &SharedPullResult,
         total_duration: Duration,
     ) -> ImagePresence {
-        let size_bytes = landed.result.size_bytes;
+        let size_bytes = shared.result.size_bytes;
         // A caller that joined a pull in progress waited less than the pull took.
-        let pull_duration = landed.result.duration.min(total_duration);
+        let pull_duration = shared.result.duration.min(total_duration);
         let message = format!(
             "Successfully pulled image {} in {} ({} including waiting). Image size: {size_bytes} bytes.",
             go_format::quote(request.image.as_str()),
@@ -297,11 +297,12 @@ impl ImageManager {
             runtime_handler: job.spec.runtime_handler.clone(),
         };
         loop {
-            let (flight, own) =
-                self.flights.join(key.clone(), &job.urgency, || self.start_shared_pull(job.clone()).boxed());
-            let landed = flight.await;
-            if own || landed.applies_to(&job.credentials) {
-                return landed;
+            let (outcome, own) = self
+                .shared_pulls
+                .join(key.clone(), &job.urgency, || self.start_shared_pull(job.clone()).boxed());
+            let shared = outcome.await;
+            if own || shared.applies_to(&job.credentials) {
+                return shared;
             }
         }
     }
@@ -326,7 +327,7 @@ impl ImageManager {
         &self,
         request: &EnsureRequest,
         credentials: &[Credential],
-        landed: &SharedPullResult,
+        shared: &SharedPullResult,
         error: &PullerError,
     ) -> EnsureError {
         let (advice, error) = (error.advice(), error.to_string());
@@ -336,7 +337,7 @@ impl ImageManager {
         let key = backoff_key(request);
         let mut backoff = self.lock_backoff();
         let delay =
-            if landed.counts_for(&key) { backoff.fail(&key, Instant::now()) } else { backoff.delay(&key) };
+            if shared.counts_for(&key) { backoff.fail(&key, Instant::now()) } else { backoff.delay(&key) };
         backoff.note_shown(&key, CredentialHashes::of(credentials));
         backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message), advice.clone());
         let error = EnsureError::new(evaluated.reason, evaluated.message);

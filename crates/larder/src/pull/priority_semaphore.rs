@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urgent_ones_go_first_and_the_others_in_the_order_of_coming() {
+    fn urgent_requests_are_first_and_the_others_in_order_of_arrival() {
         let turns = PrioritySemaphore::new(1);
         let (urgent, idle) = (QueuePriority::new(true), QueuePriority::new(false));
         let first = turns.take(&idle).now_or_never().expect("it is free");
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_not_lost_with_who_goes_away() {
+    fn a_slot_is_released_when_its_caller_disconnects() {
         let turns = PrioritySemaphore::new(1);
         let idle = QueuePriority::new(false);
         let place = turns.take(&idle).now_or_never().expect("it is free");

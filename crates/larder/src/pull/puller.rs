@@ -55,7 +55,7 @@ pub(super) enum PullerError {
     #[error(transparent)]
     Failed(#[from] PullAttemptsError),
     /// larder's own; kubelet has no such limit.
-    #[error("pull timed out after {} and was cancelled", crate::go_format::duration(*.0))]
+    #[error("pull timed out after {} and was canceled", crate::go_format::duration(*.0))]
     TimedOut(Duration),
 }
 

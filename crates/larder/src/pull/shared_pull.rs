@@ -1,7 +1,7 @@
 //! One pull per image at a time, however many callers want it.
 //!
-//! An in-flight pull is a future that all its callers poll. Cancelling one caller does not affect the others; when the
-//! last caller is cancelled, the future is dropped, which cancels the pull.
+//! An in-flight pull is a future that all its callers poll. Canceling one caller does not affect the others; when the
+//! last caller is canceled, the future is dropped, which cancels the pull.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -99,15 +99,15 @@ type OngoingPulls = Arc<Mutex<HashMap<SharedPullKey, OngoingPull>>>;
 #[derive(Debug)]
 struct OngoingPull {
     number: u64,
-    flight: WeakShared<BoxFuture<'static, Arc<SharedPullResult>>>,
+    outcome: WeakShared<BoxFuture<'static, Arc<SharedPullResult>>>,
     urgency: QueuePriority,
 }
 
 /// The in-flight pulls.
 #[derive(Debug, Default)]
 pub(super) struct SharedPulls {
-    under_way: OngoingPulls,
-    departed: AtomicU64,
+    ongoing_pulls: OngoingPulls,
+    started: AtomicU64,
 }
 
 impl SharedPulls {
@@ -119,45 +119,45 @@ impl SharedPulls {
         urgency: &QueuePriority,
         pull: impl FnOnce() -> BoxFuture<'static, SharedPullResult>,
     ) -> (SharedPullFuture, bool) {
-        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(departed) = under_way.get(&key)
-            && let Some(flight) = departed.flight.upgrade()
+        let mut ongoing_pulls = self.ongoing_pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ongoing) = ongoing_pulls.get(&key)
+            && let Some(outcome) = ongoing.outcome.upgrade()
         {
-            departed.urgency.raise_to(urgency);
-            return (flight, false);
+            ongoing.urgency.raise_to(urgency);
+            return (outcome, false);
         }
-        let number = self.departed.fetch_add(1, Ordering::Relaxed);
-        let listed = OngoingPullGuard { under_way: self.under_way.clone(), key: key.clone(), number };
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        let guard = OngoingPullGuard { ongoing_pulls: self.ongoing_pulls.clone(), key: key.clone(), number };
         let pull = pull();
-        let flight = async move {
-            let listed = listed;
-            let landed = pull.await;
-            // Unlisted before the outcome is published, so that a later request starts a new pull.
-            drop(listed);
-            Arc::new(landed)
+        let outcome = async move {
+            let guard = guard;
+            let result = pull.await;
+            // Removed from the list before the outcome is published, so that a later request starts a new pull.
+            drop(guard);
+            Arc::new(result)
         }
         .boxed()
         .shared();
-        if let Some(weak) = flight.downgrade() {
-            under_way.insert(key, OngoingPull { number, flight: weak, urgency: urgency.clone() });
+        if let Some(weak) = outcome.downgrade() {
+            ongoing_pulls.insert(key, OngoingPull { number, outcome: weak, urgency: urgency.clone() });
         }
-        (flight, true)
+        (outcome, true)
     }
 }
 
 /// An in-flight pull's entry in the list; removed when the pull ends or is abandoned.
 struct OngoingPullGuard {
-    under_way: OngoingPulls,
+    ongoing_pulls: OngoingPulls,
     key: SharedPullKey,
     number: u64,
 }
 
 impl Drop for OngoingPullGuard {
     fn drop(&mut self) {
-        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ongoing_pulls = self.ongoing_pulls.lock().unwrap_or_else(PoisonError::into_inner);
         // The next in-flight pull of this key may already be listed.
-        if under_way.get(&self.key).is_some_and(|departed| departed.number == self.number) {
-            under_way.remove(&self.key);
+        if ongoing_pulls.get(&self.key).is_some_and(|ongoing| ongoing.number == self.number) {
+            ongoing_pulls.remove(&self.key);
         }
     }
 }

@@ -94,7 +94,7 @@ impl PullTracker {
         let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
         let id = pulls.last_key_value().map_or(0, |(last, _)| last + 1);
         pulls.insert(id, TrackedPull { status: receiver, describe: Arc::clone(&describe) });
-        PullTrackerEntry { board: self.clone(), id, status: sender, describe }
+        PullTrackerEntry { tracker: self.clone(), id, status: sender, describe }
     }
 
     /// The tracked pulls, oldest first.
@@ -112,7 +112,7 @@ impl PullTracker {
 
 /// The entry of a tracked pull.
 pub(super) struct PullTrackerEntry {
-    board: PullTracker,
+    tracker: PullTracker,
     id: u64,
     status: watch::Sender<PullStatus>,
     describe: SharedDetailProvider,
@@ -144,7 +144,7 @@ impl PullTrackerEntry {
 
 impl Drop for PullTrackerEntry {
     fn drop(&mut self) {
-        self.board.pulls.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        self.tracker.pulls.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
     }
 }
 
@@ -155,9 +155,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_pull_is_described_by_its_last_caller_and_only_when_listed() {
-        let board = PullTracker::default();
-        let entry = board.track(&"a:1".into(), Instant::now());
-        assert_eq!(board.snapshot()[0].detail, None);
+        let tracker = PullTracker::default();
+        let entry = tracker.track(&"a:1".into(), Instant::now());
+        assert_eq!(tracker.snapshot()[0].detail, None);
         let asked = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         for step in [PullStep::Layers, PullStep::Committing] {
             let asked = Arc::clone(&asked);
@@ -167,9 +167,12 @@ mod tests {
             });
         }
         assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 0);
-        assert_eq!(board.snapshot()[0].detail.as_ref().map(|detail| detail.step), Some(PullStep::Committing));
+        assert_eq!(
+            tracker.snapshot()[0].detail.as_ref().map(|detail| detail.step),
+            Some(PullStep::Committing)
+        );
         assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 1);
         drop(entry);
-        assert_eq!(board.snapshot(), []);
+        assert_eq!(tracker.snapshot(), []);
     }
 }

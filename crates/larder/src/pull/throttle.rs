@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_that_never_refills_says_to_wait_forever() {
+    fn a_bucket_that_never_refills_returns_an_endless_wait() {
         let now = Instant::now();
         let mut bucket = TokenBucket::new(0, 1, now);
         assert_eq!(bucket.try_take(now), Ok(()));

@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_repeated_or_of_another_case_is_refused_without_a_quote_of_it() {
+    fn repeated_keys_and_other_cases_are_refused_without_a_quote() {
         let head = r#"{"kind":"ImagePulledRecord","apiVersion":"kubelet.config.k8s.io/v1beta1","#;
         for rest in [
             r#""imageRef":"hunter2","imageRef":"r"}"#,

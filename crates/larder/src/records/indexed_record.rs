@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_without_a_uid_is_known_by_its_content_alone() {
+    fn a_secret_without_a_uid_is_identified_by_its_content() {
         let known = holders(&[("", "h1")]);
         assert_eq!(asked(&known, "", "h1"), AccessCheck::Yes);
         assert_eq!(asked(&known, "", "h2"), AccessCheck::No, "anybody can write a manifest with that name");

@@ -1,6 +1,6 @@
 //! Resolves interrupted pulls: queries the backend for the image, and closes the intent accordingly.
 //!
-//! Cancelling a caller does not stop the backend: the image may still become present. Until the outcome is known, the
+//! Canceling a caller does not stop the backend: the image may still become present. Until the outcome is known, the
 //! intent remains, and the image is accessible to no pod.
 
 use std::sync::{Arc, Weak};
@@ -58,7 +58,7 @@ impl InterruptedPullResolver {
         is_known
     }
 
-    /// Closes a pull whose caller was cancelled, once its outcome is known. If the tokio runtime ends first, the intent
+    /// Closes a pull whose caller was canceled, once its outcome is known. If the tokio runtime ends first, the intent
     /// remains for the next start.
     pub(super) fn resolve_later(self, image: &ImageName) {
         let Ok(runtime) = Handle::try_current() else { return };
@@ -79,7 +79,7 @@ impl InterruptedPullResolver {
                     break;
                 }
             }
-            // A caller that was cancelled since then began later, and needs checks of its own.
+            // A caller that was canceled since then began later, and needs checks of its own.
             let is_known = !matches!(seen, InterruptedPullResult::Unknown);
             if is_known && self.in_flight.unwatch(image, left) {
                 return self.close(image, seen).await;
@@ -90,7 +90,7 @@ impl InterruptedPullResolver {
     async fn close(&self, image: &ImageName, seen: InterruptedPullResult) {
         match seen {
             InterruptedPullResult::NewImage(id) => self.came(image, id).await,
-            InterruptedPullResult::Nothing => self.nothing_came(image),
+            InterruptedPullResult::Nothing => self.no_new_image(image),
             InterruptedPullResult::Unknown => {}
         }
     }
@@ -104,7 +104,7 @@ impl InterruptedPullResolver {
         }
     }
 
-    fn nothing_came(&self, image: &ImageName) {
+    fn no_new_image(&self, image: &ImageName) {
         let Some(writer) = self.writer.upgrade() else { return };
         if self.in_flight.end(image) {
             writer.submit(RecordChange::Failed { image: image.clone(), absent: true });

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_stays_is_given_up_after_a_minute_and_its_holder_named() {
+    fn waiting_for_a_lock_ends_after_a_minute_and_names_its_owner() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let (held, ours) = (create(&path), create(&path));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_goes_is_had() {
+    fn a_lock_that_is_released_is_acquired() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let (held, ours) = (create(&path), create(&path));

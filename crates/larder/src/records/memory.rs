@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_asked_for_least_lately_goes_first() {
+    fn the_least_recently_used_entry_is_dropped_first() {
         let known = || Arc::new(IndexedRecord::new(&ImagePulledRecord::default()));
         let memory = RecordCache::new(100 * known().weight);
         for number in 0..100 {

@@ -84,7 +84,7 @@ pub trait PullRecords: Send + Sync {
         true
     }
 
-    /// Records that the caller of the pull of `image` was cancelled, or that its outcome is unknown: the image may
+    /// Records that the caller of the pull of `image` was canceled, or that its outcome is unknown: the image may
     /// still become present.
     fn record_image_pull_interrupted(&self, image: &ImageName) {
         self.record_image_pull_failed(image);

@@ -93,8 +93,8 @@ mod tests {
     }
 
     #[test]
-    fn what_one_holds_another_sees_until_it_is_dropped() {
-        let (_folder, one, other) = two();
+    fn a_lock_is_visible_to_other_processes_until_it_is_dropped() {
+        let (_dir, one, other) = two();
         let held = one.hold("a/b:1").unwrap();
         assert!(other.is_locked_by_other_process("a/b:1").unwrap());
         assert!(!other.is_locked_by_other_process("a/b:2").unwrap());
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn several_may_hold_the_same() {
-        let (_folder, one, other) = two();
+        let (_dir, one, other) = two();
         let (mine, _theirs) = (one.hold("a/b:1").unwrap(), other.hold("a/b:1").unwrap());
         assert!(one.is_locked_by_other_process("a/b:1").unwrap());
         drop(mine);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_after_the_file_was_removed_is_seen() {
+    fn a_deleted_file_that_is_open_is_found() {
         let (dir, one, other) = two();
         let before = one.hold("a/b:1").unwrap();
         fs_err::remove_file(dir.path().join("alive")).unwrap();
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_thousand_take_one_open_file() {
-        let (_folder, one, other) = two();
+        let (_dir, one, other) = two();
         let names: Vec<_> = (0..1000).map(|number| format!("a/b:{number}")).collect();
         let held: Vec<_> = names.iter().map(|name| one.hold(name).unwrap()).collect();
         assert!(names.iter().all(|name| other.is_locked_by_other_process(name).unwrap()));

@@ -54,7 +54,7 @@ pub struct PullRecordStore {
     verification: RwLock<Arc<Verification>>,
     counts: MustPullCheckCounts,
     writer: Arc<PullRecordWriter>,
-    settler: OnceLock<InterruptedPullResolver>,
+    resolver: OnceLock<InterruptedPullResolver>,
     /// Whether interrupted pulls of dead processes are still unresolved.
     unrecovered: AtomicBool,
 }
@@ -157,7 +157,7 @@ impl PullRecordStore {
             verification,
             counts: MustPullCheckCounts::default(),
             writer: Arc::new(writer),
-            settler: OnceLock::new(),
+            resolver: OnceLock::new(),
             unrecovered: AtomicBool::new(false),
         })
     }
@@ -166,7 +166,7 @@ impl PullRecordStore {
     /// failed pull counts as having pulled nothing, and interrupted pulls are resolved at the next start.
     pub fn resolve_interrupted_with(&self, backend: Arc<dyn Backend>) {
         let (in_flight, writer) = (Arc::clone(&self.in_flight), Arc::downgrade(&self.writer));
-        let _ = self.settler.set(InterruptedPullResolver { backend, in_flight, writer });
+        let _ = self.resolver.set(InterruptedPullResolver { backend, in_flight, writer });
     }
 
     /// Sets the policy for later checks.
@@ -429,12 +429,12 @@ impl PullRecords for PullRecordStore {
 
     async fn record_pull_intent(&self, image: &ImageName) -> Result<(), RecordsError> {
         let alone = self.in_flight.begin(image);
-        // Also if the caller is cancelled.
+        // Also if the caller is canceled.
         let begun = UnstartedPullGuard { records: self, image };
         let written = self.writer.submit_and_wait(RecordChange::Intent { image: image.clone() }).await;
         written.map_err(|error| RecordsError::Intent(Box::new(error)))?;
-        if let Some(settler) = self.settler.get().filter(|_| alone) {
-            settler.record_prior_image(image).await;
+        if let Some(resolver) = self.resolver.get().filter(|_| alone) {
+            resolver.record_prior_image(image).await;
         }
         std::mem::forget(begun);
         Ok(())
@@ -459,8 +459,8 @@ impl PullRecords for PullRecordStore {
     }
 
     async fn record_image_pull_ended(&self, image: &ImageName) -> bool {
-        if let Some(settler) = self.settler.get() {
-            return settler.resolve(image).await;
+        if let Some(resolver) = self.resolver.get() {
+            return resolver.resolve(image).await;
         }
         self.record_image_pull_failed(image);
         true
@@ -468,8 +468,8 @@ impl PullRecords for PullRecordStore {
 
     fn record_image_pull_interrupted(&self, image: &ImageName) {
         // Without a backend the intent remains: no pod has access, and the next start resolves it.
-        if let Some(settler) = self.settler.get() {
-            settler.clone().resolve_later(image);
+        if let Some(resolver) = self.resolver.get() {
+            resolver.clone().resolve_later(image);
         }
     }
 }

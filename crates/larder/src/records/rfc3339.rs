@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_refused() {
+    fn an_invalid_time_is_refused() {
         for text in [
             "yesterday",
             "2024-10-21",
@@ -78,7 +78,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_is_read_back(seconds in 0_i64..253_402_300_800) {
+        fn printed_values_are_read_back(seconds in 0_i64..253_402_300_800) {
             prop_assert_eq!(Rfc3339Time::parse(&Rfc3339Time(seconds).to_string()), Some(Rfc3339Time(seconds)));
         }
 

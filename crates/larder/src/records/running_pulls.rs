@@ -13,7 +13,7 @@ pub(super) struct RunningPulls(Mutex<HashMap<ImageName, RunningPull>>);
 struct RunningPull {
     count: usize,
     before: PriorImage,
-    /// Number of callers cancelled during the pull.
+    /// Number of callers canceled during the pull.
     left: u64,
     /// Whether a task resolves the interrupted pulls.
     watched: bool,
@@ -94,7 +94,7 @@ impl RunningPulls {
         self.map().get(image).is_some_and(was)
     }
 
-    /// Records a cancelled caller. Returns whether a task must be started that resolves the pull; the task then takes
+    /// Records a canceled caller. Returns whether a task must be started that resolves the pull; the task then takes
     /// the caller's place.
     pub(super) fn abandon(&self, image: &ImageName) -> bool {
         let mut map = self.map();
@@ -107,12 +107,12 @@ impl RunningPulls {
         !std::mem::replace(&mut running.watched, true)
     }
 
-    /// Number of cancelled callers.
+    /// Number of canceled callers.
     pub(super) fn abandoned_count(&self, image: &ImageName) -> u64 {
         self.map().get(image).map_or(0, |running| running.left)
     }
 
-    /// Ends the resolving task, unless more callers were cancelled since `left`. Returns whether it ended.
+    /// Ends the resolving task, unless more callers were canceled since `left`. Returns whether it ended.
     pub(super) fn unwatch(&self, image: &ImageName, left: u64) -> bool {
         let mut map = self.map();
         let Some(running) = map.get_mut(image) else { return true };

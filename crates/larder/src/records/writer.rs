@@ -197,7 +197,7 @@ impl<'a> ChangeBatch<'a> {
             }
             RecordChange::Failed { image, absent } => {
                 if *absent || !self.is_found(image, held) {
-                    self.intent_goes(image);
+                    self.intent_is_removed(image);
                 } else if self.context.in_flight.count(image) == 0 {
                     self.intents.remove(image);
                     self.released_locks.push(image.clone());
@@ -250,7 +250,7 @@ impl<'a> ChangeBatch<'a> {
         }
     }
 
-    fn intent_goes(&mut self, image: &ImageName) {
+    fn intent_is_removed(&mut self, image: &ImageName) {
         if self.context.in_flight.count(image) == 0 {
             self.intents.remove(image);
             self.closed.insert(image.clone());
@@ -308,7 +308,7 @@ impl<'a> ChangeBatch<'a> {
             }
             let id = present.id.clone();
             self.merge(&id, "", None, now);
-            self.intent_goes(&image);
+            self.intent_is_removed(&image);
         }
         Ok(())
     }

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_of_mistake_has_its_own_error() {
+    fn each_kind_of_input_error_has_its_own_message() {
         for (text, error) in [
             ("", DigestError::Format),
             ("sha256", DigestError::Format),

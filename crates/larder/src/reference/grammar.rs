@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_a_domain_is_path() {
+    fn a_first_part_that_is_no_domain_is_path() {
         let parts = parse("my_reg/app:v1").expect("a path of two parts");
         assert_eq!((parts.name, parts.path), ("my_reg/app", "my_reg/app"));
         let parts = parse("my-reg/app:v1").expect("a domain and a path");

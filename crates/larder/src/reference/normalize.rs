@@ -5,7 +5,7 @@ use super::grammar::lower_case;
 
 /// The registry of names without one.
 pub(super) const HUB: &str = "docker.io";
-/// What comes before one-part names on the hub.
+/// The prefix of one-part names on the hub.
 pub(super) const OFFICIAL: &str = "library/";
 const LEGACY_HUB: &str = "index.docker.io";
 

@@ -1,4 +1,4 @@
-//! Removals whose caller is cancelled: they complete, the gate remains closed until then, and they are recorded.
+//! Removals whose caller is canceled: they complete, the gate remains closed until then, and they are recorded.
 
 use std::future::poll_fn;
 use std::io;
@@ -78,7 +78,7 @@ async fn a_collection_that_is_abandoned_ends_the_removal_it_began() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_removal_over_cri_that_is_abandoned_goes_on_behind_the_closed_gate() {
+async fn a_removal_over_cri_that_is_abandoned_continues_behind_the_closed_gate() {
     let world = world();
     let gate = Arc::new(RemovalGate::default());
     let manager = Arc::new(ImageManager::builder(Arc::new(world.clone())).lease(gate, LEASE).build());

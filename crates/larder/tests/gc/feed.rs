@@ -28,8 +28,8 @@ async fn a_use_between_two_looks_counts_and_an_older_one_takes_nothing_back() {
     let collector = || world.collector().records(Arc::new(UsageRecordFileStore::new(&path))).build();
     let used =
         |at| Some(vec![sighting("a", at, ActivityKind::Used), sighting("gone", at, ActivityKind::Used)]);
-    for (told, known) in [(390 * DAY, 390 * DAY), (395 * DAY, 395 * DAY), (392 * DAY, 395 * DAY)] {
-        world.state().sightings = used(told);
+    for (reported, known) in [(390 * DAY, 390 * DAY), (395 * DAY, 395 * DAY), (392 * DAY, 395 * DAY)] {
+        world.state().sightings = used(reported);
         // Each time by another process.
         let collector = collector();
         collector.detect().await.unwrap();
@@ -49,7 +49,7 @@ async fn a_use_between_two_looks_counts_and_an_older_one_takes_nothing_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_is_first_seen_when_it_came_and_that_does_not_change() {
+async fn the_first_detection_time_of_an_image_does_not_change() {
     let world = world();
     let collector = world.collector().build();
     let first_seen = async || {
@@ -89,7 +89,7 @@ async fn a_feed_that_fails_keeps_nothing_from_being_collected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn images_without_a_name_go_first_however_young() {
+async fn images_without_a_name_are_removed_first_at_any_age() {
     let world = world();
     let collector = world.collector().build();
     collector.detect().await.unwrap();

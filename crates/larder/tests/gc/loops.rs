@@ -143,8 +143,8 @@ async fn a_full_disk_without_candidates_is_reported_once_at_the_start() {
     let collector = world.collector().policy(policy()).events(events.clone(), "node").build();
     let (loops, task) = running(collector, GcIntervals::default());
     sleep(secs(290)).await;
-    let told: Vec<_> = events.snapshot().iter().map(|event| event.reason.to_string()).collect();
-    assert_eq!((told, loops.status().borrow().rounds), (vec!["FreeDiskSpaceFailed".to_owned()], 1));
+    let reasons: Vec<_> = events.snapshot().iter().map(|event| event.reason.to_string()).collect();
+    assert_eq!((reasons, loops.status().borrow().rounds), (vec!["FreeDiskSpaceFailed".to_owned()], 1));
     task.abort();
 }
 

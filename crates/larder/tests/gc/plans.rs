@@ -324,7 +324,7 @@ fn an_image_that_is_not_in_the_list_keeps_its_layers() {
 }
 
 #[test]
-fn no_image_goes_for_the_few_files_beside_its_layers() {
+fn no_image_is_removed_only_for_its_metadata_files() {
     let case = PlanCase {
         layers: vec![(100, 1, false), (30, 1, false)],
         images: vec![sketched(&[0], None, false), sketched(&[0, 1], Some(5), true)],
@@ -341,7 +341,7 @@ fn no_image_goes_for_the_few_files_beside_its_layers() {
 }
 
 #[test]
-fn what_is_too_young_for_the_maximum_age_says_so() {
+fn images_below_the_maximum_age_are_reported() {
     let case = PlanCase {
         layers: vec![(100, 1, false)],
         images: vec![GeneratedImage { first_seen: NOW - 10, ..sketched(&[0], None, false) }],

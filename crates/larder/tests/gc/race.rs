@@ -19,7 +19,7 @@ type PromisedUntil = Arc<Mutex<HashMap<String, Instant>>>;
 
 fn check(world: &FakeNode, promises: &PromisedUntil, seed: u64) {
     let state = world.state();
-    for (image, until) in promises.lock().expect("nobody panicked").iter() {
+    for (image, until) in promises.lock().expect("no thread panicked").iter() {
         assert!(
             *until <= Instant::now() || state.present.contains(image),
             "seed {seed}: {image} is gone, {:?} before its lease ends",
@@ -42,7 +42,7 @@ async fn ensures(
         let asked = Instant::now();
         let request = EnsureRequest::new(image.clone(), policy, Pod::default());
         manager.ensure(&request).await.expect("the registry has all of them");
-        promises.lock().expect("nobody panicked").insert(image, asked + LEASE);
+        promises.lock().expect("no thread panicked").insert(image, asked + LEASE);
         check(&world, &promises, seed);
         if dice.chance(20) {
             sleep(Duration::from_secs(dice.roll(80))).await;
@@ -91,7 +91,7 @@ async fn one_order(seed: u64) {
 }
 
 #[test]
-fn an_ensured_image_stays_until_its_lease_ends() {
+fn an_ensured_image_is_retained_until_its_lease_ends() {
     for seed in 0..400 {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();

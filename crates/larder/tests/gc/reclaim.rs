@@ -39,7 +39,7 @@ async fn removed(cached: u64, goes: bool) -> (Vec<String>, u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cache_goes_before_images_and_only_when_room_is_needed() {
+async fn a_cache_is_reclaimed_before_images_and_only_when_space_is_needed() {
     assert_eq!(removed(400, true).await, (vec![], 0), "it was enough");
     assert_eq!(removed(400, false).await, (vec!["a".to_owned()], 400), "a failure keeps nothing");
     assert_eq!(removed(100, true).await, (vec![], 100), "there is room");

@@ -104,12 +104,12 @@ impl PostImageGcHook for HookCalls {
 
 #[tokio::test(start_paused = true)]
 async fn every_round_reports_retained_images_and_kubelets_only_after_a_space_pass() {
-    for (policy, told) in [(GcPolicy::default(), 1), (GcPolicy::kubelet(), 0)] {
+    for (policy, reports) in [(GcPolicy::default(), 1), (GcPolicy::kubelet(), 0)] {
         let (world, hook) = (world(), Arc::new(HookCalls::default()));
         world.state().capacity = 10_000;
         let collector = world.collector().policy(policy).hook(hook.clone()).build();
         collector.collect().await.unwrap();
         let rounds = hook.0.lock().unwrap().clone();
-        assert_eq!(rounds, vec![vec![ImageId::from("sha256:a")]; told]);
+        assert_eq!(rounds, vec![vec![ImageId::from("sha256:a")]; reports]);
     }
 }

@@ -32,7 +32,7 @@ async fn kubelet_removes_the_oldest_frees_nothing_and_calls_it_success() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn exact_accounting_removes_what_frees_room_and_no_more() {
+async fn exact_accounting_removes_only_what_frees_space() {
     let world = stack();
     let collector = world.collector().policy(no_minimum_age(GcPolicy::default())).build();
     world.advance(1000);
@@ -46,7 +46,7 @@ async fn exact_accounting_removes_what_frees_room_and_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shared_layer_goes_with_all_that_have_it_when_it_is_needed() {
+async fn a_shared_layer_is_reclaimed_with_all_its_images_when_needed() {
     let world = stack();
     let collector = world.collector().policy(no_minimum_age(GcPolicy::default())).build();
     world.advance(1000);

@@ -129,7 +129,7 @@ impl UsageRecordStore for HangingRecordStore {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_disk_that_hangs_keeps_only_who_needs_it_waiting() {
+async fn a_disk_that_hangs_blocks_only_callers_that_need_it() {
     let (release, hangs) = channel();
     let collector =
         world().collector().policy(policy()).records(Arc::new(HangingRecordStore(Mutex::new(hangs)))).build();

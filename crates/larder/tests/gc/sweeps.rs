@@ -32,7 +32,7 @@ fn ten() -> FakeNode {
 }
 
 #[tokio::test(start_paused = true)]
-async fn room_that_comes_free_late_is_waited_for() {
+async fn space_that_is_freed_late_is_waited_for() {
     let world = ten();
     world.frees_after(Duration::from_millis(700));
     let collector = world.collector().policy(policy()).build();
@@ -46,7 +46,7 @@ async fn room_that_comes_free_late_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_is_bounded_and_then_more_goes() {
+async fn waiting_is_bounded_and_then_more_is_removed() {
     let world = ten();
     world.frees_after(Duration::from_secs(3600));
     let patience =
@@ -61,7 +61,7 @@ async fn waiting_is_bounded_and_then_more_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_policy_counts_from_the_next_round_and_one_for_a_round_for_that_alone() {
+async fn a_new_policy_applies_from_the_next_round_and_a_round_policy_only_to_its_round() {
     let world = ten();
     let collector = world.collector().policy(GcPolicy { high_threshold_percent: 100, ..policy() }).build();
     world.advance(1000);
@@ -141,7 +141,7 @@ impl RemovalHistory for ConcurrentDeletion {
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_do_not_stop_it_and_others_go_instead() {
+async fn failed_removals_do_not_stop_a_round_and_are_replaced_by_others() {
     let world = ten();
     let collector = world.collector().policy(policy()).build();
     world.state().remove_fails.insert("i0".into(), "device busy".into());
@@ -161,7 +161,7 @@ struct LateUseSource(&'static str, Mutex<usize>);
 #[async_trait]
 impl ImageUseSource for LateUseSource {
     async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
-        let mut asked = self.1.lock().expect("nobody panicked");
+        let mut asked = self.1.lock().expect("no thread panicked");
         *asked += 1;
         let by = ImageUse::Lease { left: Duration::from_secs(60) };
         let found = ReportedUse { image: id(self.0), handler: None, by };
@@ -170,7 +170,7 @@ impl ImageUseSource for LateUseSource {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_used_since_the_plan_is_spared_and_another_goes() {
+async fn an_image_used_since_the_plan_is_retained_and_another_is_removed() {
     let world = ten();
     let user = Arc::new(LateUseSource("i0", Mutex::default()));
     let collector = world.collector().policy(policy()).use_source(user).build();
@@ -196,7 +196,7 @@ async fn space_of_images_removed_by_other_processes_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn room_that_was_free_before_the_first_measure_is_not_taken_from_what_the_round_freed() {
+async fn space_free_before_the_first_measure_is_not_counted_as_freed() {
     let world = ten();
     let other = world.clone();
     // Between the observation of the images and the first measurement.
@@ -238,7 +238,7 @@ struct RemovalLog(Mutex<Vec<ImageId>>);
 
 impl RemovalHistory for RemovalLog {
     fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()> {
-        self.0.lock().expect("nobody panicked").push(entry.id.clone());
+        self.0.lock().expect("no thread panicked").push(entry.id.clone());
         Ok(())
     }
 }
@@ -249,7 +249,7 @@ struct FailingUseSource(Mutex<usize>);
 #[async_trait]
 impl ImageUseSource for FailingUseSource {
     async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
-        let mut asked = self.0.lock().expect("nobody panicked");
+        let mut asked = self.0.lock().expect("no thread panicked");
         *asked += 1;
         if *asked > 1 { Err(ImageUseError::other("gone")) } else { Ok(Vec::new()) }
     }
@@ -282,7 +282,7 @@ async fn a_leased_image_is_in_use_until_the_lease_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_enough_is_said_with_an_event() {
+async fn an_insufficient_round_is_reported_with_an_event() {
     let world = ten();
     world.state().capacity = 9200;
     world.state().other = 8200;
@@ -309,7 +309,7 @@ struct RunOnFirstMeasure<F> {
 #[async_trait]
 impl<F: FnOnce() + Send> FsStatsProvider for RunOnFirstMeasure<F> {
     async fn measure(&self) -> Result<FsStats, FilesystemError> {
-        let act = self.act.lock().expect("nobody panicked").take();
+        let act = self.act.lock().expect("no thread panicked").take();
         let measured = self.world.measure().await;
         let Some(act) = act else { return measured };
         act();
@@ -324,7 +324,7 @@ struct RunOnSecondMeasure<F>(FakeNode, Mutex<(usize, Option<F>)>);
 impl<F: FnOnce() + Send> FsStatsProvider for RunOnSecondMeasure<F> {
     async fn measure(&self) -> Result<FsStats, FilesystemError> {
         let act = {
-            let mut looked = self.1.lock().expect("nobody panicked");
+            let mut looked = self.1.lock().expect("no thread panicked");
             looked.0 += 1;
             (looked.0 == 2).then(|| looked.1.take()).flatten()
         };
@@ -336,7 +336,7 @@ impl<F: FnOnce() + Send> FsStatsProvider for RunOnSecondMeasure<F> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_keep_rule_that_comes_during_a_round_is_honoured_by_it() {
+async fn a_keep_rule_added_during_a_round_is_honoured_by_it() {
     let world = ten();
     let keeping = Arc::new(std::sync::OnceLock::<Arc<Collector>>::new());
     let late = Arc::clone(&keeping);

@@ -175,7 +175,7 @@ impl FakeNode {
         state.later.push((Instant::now() + after, freed));
     }
 
-    /// A removal takes this long and, like the store's, continues when its caller is cancelled.
+    /// A removal takes this long and, like the store's, continues when its caller is canceled.
     pub(crate) fn removes_slowly(&self, time: Duration) {
         self.state().removes_slowly = time;
     }

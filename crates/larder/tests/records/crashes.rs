@@ -22,7 +22,7 @@ async fn after_any_crash_access_requires_authentication() {
             PullRecordStore::watched(dir.path(), Verification::of_unconfigured_kubelet(), Some(witness))
                 .unwrap();
         let began = records.record_pull_intent(&image()).await.is_ok();
-        // The pull happens only after the intent is there.
+        // The pull starts only after the intent is recorded.
         let backend = if began { present() } else { FakeBackend::new() };
         let recorded = began
             && records.pulled(&image(), &id(), Some(secret("a")), Rfc3339Time(1_800_000_000)).await.is_ok();
@@ -49,7 +49,7 @@ async fn after_any_crash_access_requires_authentication() {
 async fn a_pull_that_was_cut_off_is_remembered_without_a_restart_too() {
     let dir = tempfile::tempdir().unwrap();
     let records = open(dir.path());
-    assert!(may_use(&records, "").await, "nobody of us pulled it");
+    assert!(may_use(&records, "").await, "larder did not pull it");
     records.record_pull_intent(&image()).await.unwrap();
     assert!(!may_use(&records, "").await);
     records.record_image_pull_failed(&image());

@@ -62,7 +62,7 @@ async fn a_failed_pull_that_brought_nothing_leaves_a_preloaded_image_as_it_was()
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_pulled_after_its_caller_was_cancelled_gives_no_access() {
+async fn an_image_pulled_after_its_caller_was_canceled_gives_no_access() {
     for delay in [0, 5, 100] {
         let dir = tempfile::tempdir().unwrap();
         let (records, backend) = asking(dir.path());
@@ -78,7 +78,7 @@ async fn an_image_pulled_after_its_caller_was_cancelled_gives_no_access() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_intent_goes_only_when_the_backend_says_that_nothing_came() {
+async fn an_intent_is_removed_only_if_the_backend_has_no_new_image() {
     let dir = tempfile::tempdir().unwrap();
     let (records, backend) = asking(dir.path());
     records.record_pull_intent(&image()).await.unwrap();
@@ -93,7 +93,7 @@ async fn an_intent_goes_only_when_the_backend_says_that_nothing_came() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_again_and_again_is_watched_by_one_and_as_long_as_the_last() {
+async fn repeated_cancellations_have_one_watcher() {
     let dir = tempfile::tempdir().unwrap();
     let (records, backend) = asking(dir.path());
     for _ in 0..5 {

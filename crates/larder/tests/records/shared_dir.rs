@@ -96,7 +96,7 @@ async fn broken_foreign_and_future_records_give_no_access_and_are_replaced_by_a_
 }
 
 #[tokio::test]
-async fn what_is_no_file_is_not_read() {
+async fn only_regular_files_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let records = open(dir.path());
     let file = dir.path().join("pulled").join(file_name(ID));
@@ -124,7 +124,7 @@ async fn the_directory_is_private_and_an_unusable_path_is_named() {
 }
 
 #[tokio::test]
-async fn records_go_with_their_images_and_those_of_the_moment_stay() {
+async fn records_are_removed_with_their_images_and_recent_ones_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let records = open(dir.path());
     for (id, time) in [(ID, 100), ("sha256:old", 100), ("sha256:new", 300)] {

@@ -25,7 +25,7 @@ pub(super) const TOP: &[Setting] = &[
         AbsolutePathCodec,
         root,
         Restart,
-        "The directory of the embedded store, created if missing."
+        "The directory of larder's own store, created if missing."
     )
     .default("`/var/lib/larder`; as another user than root, `~/.local/share/larder`"),
     setting!(
@@ -40,7 +40,7 @@ pub(super) const TOP: &[Setting] = &[
         BackendCodec,
         backend,
         Restart,
-        "Where images are stored: `store` is the embedded store, `cri` the runtime of `containerRuntimeEndpoint`, `unix:///path/to.sock` the runtime on that socket, `docker` the Docker Engine of `DOCKER_HOST` or on a usual socket, `docker:///path/to.sock` the one on that socket."
+        "Where images are stored: `store` is larder's own store, `cri` the runtime of `containerRuntimeEndpoint`, `unix:///path/to.sock` the runtime on that socket, `docker` the Docker Engine of `DOCKER_HOST` or on a usual socket, `docker:///path/to.sock` the one on that socket."
     )
     .default("`store`; `cri` if `containerRuntimeEndpoint` or `imageServiceEndpoint` is set, also in kubelet's file"),
     Setting::new(
@@ -97,7 +97,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         EnumCodec<DuplicatePullPolicy>,
         pull.same_image,
         Live,
-        "Whether requests for the same image share one pull (if their credentials resolve to the same), or each starts its own."
+        "Whether requests for the same image `share` one pull (if their credentials resolve to the same), or `eachRequest` starts its own."
     )
     .kubelet_has("`eachRequest`"),
     setting!(
@@ -168,9 +168,9 @@ pub(super) const SECTIONS: &[Setting] = &[
         EnumCodec<AgeRule>,
         gc.age,
         Live,
-        "The age, for `imageMaximumGCAge`, of an image that was never used: since it was first seen, or infinite."
+        "How old an image that was never used is, for `imageMaximumGCAge`: `fromFirstSeen` counts from when it was first seen, `expired` counts it as older than any maximum."
     )
-    .kubelet_has("`infinitelyOld`"),
+    .kubelet_has("`expired`"),
     setting!(
         "gc.uses",
         EnumCodec<UseRule>,
@@ -184,9 +184,9 @@ pub(super) const SECTIONS: &[Setting] = &[
         EnumCodec<ClockRule>,
         gc.clock,
         Live,
-        "When the wall clock is set: `keepAges` keeps the ages of images, `believe` computes them from the new time."
+        "When the wall clock is set: `keepAges` keeps the ages of images, `wallClock` computes them from the new time."
     )
-    .kubelet_has("`believe`"),
+    .kubelet_has("`wallClock`"),
     setting!(
         "gc.hooks",
         EnumCodec<HookRule>,

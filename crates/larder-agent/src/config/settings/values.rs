@@ -174,7 +174,7 @@ impl EnumWords for RateLimitAction {
 
 impl EnumWords for DuplicatePullPolicy {
     const WORDS: &'static [(&'static str, DuplicatePullPolicy)] =
-        &[("once", DuplicatePullPolicy::Coalesce), ("eachRequest", DuplicatePullPolicy::EachRequest)];
+        &[("share", DuplicatePullPolicy::Coalesce), ("eachRequest", DuplicatePullPolicy::EachRequest)];
 }
 
 impl EnumWords for NewCredentialsPolicy {
@@ -194,7 +194,7 @@ impl EnumWords for Accounting {
 
 impl EnumWords for AgeRule {
     const WORDS: &'static [(&'static str, AgeRule)] =
-        &[("fromFirstSeen", AgeRule::FromFirstSeen), ("infinitelyOld", AgeRule::Kubelet)];
+        &[("fromFirstSeen", AgeRule::FromFirstSeen), ("expired", AgeRule::Kubelet)];
 }
 
 impl EnumWords for UseRule {
@@ -204,7 +204,7 @@ impl EnumWords for UseRule {
 
 impl EnumWords for ClockRule {
     const WORDS: &'static [(&'static str, ClockRule)] =
-        &[("keepAges", ClockRule::KeepAges), ("believe", ClockRule::Believe)];
+        &[("keepAges", ClockRule::KeepAges), ("wallClock", ClockRule::Believe)];
 }
 
 impl EnumWords for HookRule {

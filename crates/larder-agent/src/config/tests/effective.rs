@@ -25,7 +25,7 @@ fn without_settings_everything_is_as_larder_has_it() {
 #[test]
 fn each_default_that_is_not_kubelets_can_be_set_back() {
     let kubelet = "serializeImagePulls: true\npull: {overRate: refuse, sameImage: eachRequest, newCredentials: wait}\n\
-        gc: {accounting: nominal, neverUsed: infinitelyOld, uses: ids, clock: believe, hooks: examined,\n\
+        gc: {accounting: nominal, neverUsed: expired, uses: ids, clock: wallClock, hooks: examined,\n\
         inodeHighThresholdPercent: 100, pressurePeriod: 0}\n";
     let config = read(kubelet).unwrap();
     assert_eq!(config.pull, PullConfig::kubelet());

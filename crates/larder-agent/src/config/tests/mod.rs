@@ -1,7 +1,7 @@
 //! Settings that are sound, contradict, come from several places, and make no sense.
 
 mod effective;
-mod mistakes;
+mod errors;
 mod properties;
 
 use std::path::{Path, PathBuf};

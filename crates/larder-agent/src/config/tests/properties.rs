@@ -51,9 +51,9 @@ fn another(setting: &Setting) -> &'static str {
         "pull.newCredentials" => "wait",
         "pull.credentialTokens" => "ignore",
         "gc.accounting" => "nominal",
-        "gc.neverUsed" => "infinitelyOld",
+        "gc.neverUsed" => "expired",
         "gc.uses" => "ids",
-        "gc.clock" => "believe",
+        "gc.clock" => "wallClock",
         "gc.hooks" => "examined",
         "gc.keep" => {
             "[{digest: 'sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', ttl: 1m}, {label: 'a=b: #c'}]"
@@ -130,7 +130,7 @@ fn each_setting_alone_is_read_shown_and_printed() {
 
 proptest! {
     #[test]
-    fn what_is_printed_is_read_back(chosen in vec(any::<bool>(), settings::all().count())) {
+    fn printed_values_are_read_back(chosen in vec(any::<bool>(), settings::all().count())) {
         let place = |key: &str| settings::all().position(|setting| setting.key == key).unwrap();
         let mut chosen = chosen;
         for (key, rival) in RIVALS {

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn names_come_before_ids_and_ids_need_four_digits() {
+    fn names_take_precedence_over_ids_and_ids_need_four_digits() {
         let image = image(&["docker.io/library/cafe:1", "r.example/app:2"]);
         assert_eq!(name_form("cafe:1", &image), ImageNameForm::Repository("docker.io/library/cafe".into()));
         assert_eq!(name_form("cafe", &image), ImageNameForm::Repository("docker.io/library/cafe".into()));

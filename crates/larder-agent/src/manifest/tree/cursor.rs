@@ -105,8 +105,10 @@ impl<'a> NodeCursor<'a> {
     pub fn text(&self) -> Result<&'a str, InputProblem> {
         match &self.node.value {
             YamlValue::Text(text) => Ok(text),
-            YamlValue::Bool(_) | YamlValue::Number(_) => Err(self.must_be("a text").hint("put it in quotes")),
-            _ => Err(self.must_be("a text")),
+            YamlValue::Bool(_) | YamlValue::Number(_) => {
+                Err(self.must_be("a string").hint("put it in quotes"))
+            }
+            _ => Err(self.must_be("a string")),
         }
     }
 
@@ -196,7 +198,7 @@ impl YamlValue {
             YamlValue::Number(_) if private => "a number".into(),
             YamlValue::Bool(value) => format!("the boolean {value}"),
             YamlValue::Number(value) => format!("the number {value}"),
-            YamlValue::Text(_) => "a text".into(),
+            YamlValue::Text(_) => "a string".into(),
             YamlValue::List(_) => "a list".into(),
             YamlValue::Map(_) => "a mapping".into(),
         }

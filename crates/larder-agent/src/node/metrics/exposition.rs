@@ -100,7 +100,7 @@ fn collection(registry: &mut Registry, node: &Node) {
     gauge(registry, "larder_images", images.images.len() as u64);
     gauge(registry, "larder_images_bytes", images.images.iter().map(|image| image.size).sum());
     gauge(registry, "larder_leases", node.gate.active_leases().len() as u64);
-    // A runtime may store images on any filesystem; the embedded store is local.
+    // A runtime may store images on any filesystem; larder's own store is local.
     if let Some(store) = node.store()
         && let Ok(Some(disk)) = larder::image_service::local_disk(store.store().root())
     {

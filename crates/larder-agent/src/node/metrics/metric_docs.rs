@@ -117,7 +117,7 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         "larder_registry_requests",
         Counter,
         "registry",
-        "Requests of the embedded store to a registry or mirror",
+        "Requests of larder's own store to a registry or mirror",
     ),
     metric(
         "larder_registry_received_bytes",

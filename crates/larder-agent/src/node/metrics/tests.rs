@@ -22,7 +22,7 @@ use crate::node::testing;
 use crate::node::{Node, NodeDependencies};
 use crate::serve::connections::Connections;
 
-/// Metrics of the embedded store; a scenario test checks them.
+/// Metrics of larder's own store; a scenario test checks them.
 const STORE_PREFIXES: [&str; 2] = ["larder_registry_", "larder_filesystem_"];
 
 /// A disk of 1000 bytes with nothing on it but the images.

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn images_are_held_while_they_are_wanted_and_brought_back_when_they_go() {
+    async fn desired_images_are_in_use_and_pulled_again_after_a_removal() {
         let backend = FakeBackend::new();
         backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
         backend.offer("a:1", image("sha256:a", 1));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_held_is_told_once_all_was_looked_for_or_after_ten_seconds() {
+    async fn images_in_use_are_known_after_all_lookups_or_ten_seconds() {
         let backend = FakeBackend::new();
         backend.add_image("a:1", image("sha256:a", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());

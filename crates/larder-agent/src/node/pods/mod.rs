@@ -1,4 +1,4 @@
-//! Images that the node itself wants, without anybody asking: those of static pods, and those to prefetch.
+//! Images that the node desires without a request: those of static pods and of the prefetch list.
 //!
 //! [`desired`] keeps images present and spared from collection while a pod or the prefetch list needs them; `static_pods` and
 //! `prefetch` say who wants what.

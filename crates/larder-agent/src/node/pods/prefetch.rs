@@ -1,5 +1,5 @@
-//! Images that are made present before anybody asks, when nothing more urgent is being pulled: a prefetch begins when
-//! nobody pulls, and where it is queued all others go before it.
+//! The prefetch list: images that are pulled before a pod needs them. A prefetch starts when no pull is in flight, and
+//! has the lowest priority in the pull queue.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_due_again_as_its_entry_says() {
+    fn an_image_is_due_again_at_the_interval_of_its_entry() {
         let utc = |text: &str| text.parse::<Timestamp>().unwrap().to_zoned(TimeZone::UTC);
         let now = utc("2026-11-21T12:00:30Z");
         let failed = || -> Result<(), EnsureError> {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_here_is_held_before_it_is_due_and_when_it_cannot_be_refreshed() {
+    async fn a_present_image_is_in_use_before_it_is_due_and_when_a_refresh_fails() {
         let backend = FakeBackend::new();
         backend.add_image("a:1", image("sha256:a", 1));
         backend.add_image("b:1", image("sha256:b", 1));

@@ -1,8 +1,8 @@
 //! `staticPodPath`: a file or a directory of manifests, watched, as kubelet has it.
 //!
-//! Every file that does not begin with a dot counts, whatever its ending. One that cannot be used is told once, with
-//! file and line; the images of the pods that it had before are released, as those of a file that is gone. A directory
-//! that cannot be read now, though it may be there, releases nothing.
+//! Every file that does not begin with a dot counts, whatever its ending. An invalid file is reported once, with
+//! file and line; the images of the pods that it had before are released, as those of a deleted file. A directory that
+//! cannot be read releases nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -191,7 +191,7 @@ spec:
 ";
 
     #[test]
-    fn every_file_counts_but_hidden_ones_and_junk_is_told() {
+    fn every_file_but_hidden_ones_counts_and_unusable_ones_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs_err::write(dir.path().join(name), text).unwrap();
         write("proxy", POD);

@@ -104,7 +104,7 @@ async fn accept(listener: TcpListener, shared: Arc<DemoRegistryInner>) {
                 let response = shared.answer(&request);
                 async move { Ok::<_, Infallible>(response) }
             });
-            // A client that goes away is no trouble of the registry.
+            // A client that disconnects is no error of the registry.
             let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
         });
         while connections.try_join_next().is_some() {}
@@ -175,7 +175,7 @@ fn empty(status: StatusCode) -> Response<DemoBody> {
     response
 }
 
-/// The bytes piece by piece, each counted as it goes.
+/// The bytes in chunks, each counted as it is sent.
 fn stream_of(bytes: Bytes, pause: Duration, sent: Arc<AtomicUsize>) -> DemoBody {
     let pieces = stream::unfold((bytes, sent), move |(mut bytes, sent)| async move {
         if bytes.is_empty() {

@@ -151,7 +151,7 @@ fn damage(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(PathBuf, V
     let file = file.ok_or_else(|| stage.failed(format_args!("{} is not in the store", image.name)))?;
     let before = fs_err::read(&file).map_err(|error| stage.failed(error))?;
     let bad = !before[usize::try_from(PLACE).unwrap_or(0)];
-    // What goes bad by itself leaves no trace in the file's times.
+    // Bit rot does not change the file's times.
     let write = || {
         let file = fs_err::OpenOptions::new().write(true).open(&file)?;
         file.file().write_all_at(&[bad], PLACE)?;

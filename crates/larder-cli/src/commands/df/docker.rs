@@ -23,14 +23,10 @@ pub(super) fn table(usage: &DockerUsage) -> TextTable {
         let reported = more.clone().map(|_| reported.map(size::bytes).unwrap_or_default());
         table.row([name.to_owned()].into_iter().chain(cells).chain(reported));
     };
-    row("layers of images", about(usage.images), usage.system_df.map(|engine| engine.layers_bytes));
-    row(
-        "written by containers",
-        about(usage.containers),
-        usage.system_df.map(|engine| engine.containers_bytes),
-    );
-    let rest = usage.rest_bytes.map(size::bytes).unwrap_or_default();
-    row("build cache and the rest", [String::new(), rest, String::new()], usage.builder_bytes);
+    row("image layers", about(usage.images), usage.system_df.map(|engine| engine.layers_bytes));
+    row("container data", about(usage.containers), usage.system_df.map(|engine| engine.containers_bytes));
+    let rest = usage.other_bytes.map(size::bytes).unwrap_or_default();
+    row("build cache and other files", [String::new(), rest, String::new()], usage.build_cache_bytes);
     if let (Some(dir), Some(bytes)) = (&usage.layer_store, usage.layer_store_bytes) {
         let inodes = usage.layer_store_inodes.map(|inodes| inodes.to_string()).unwrap_or_default();
         row(dir, [String::new(), size::bytes(bytes), inodes], None);
@@ -45,7 +41,7 @@ pub(super) fn legend(usage: &DockerUsage) -> String {
     } else {
         "~: estimate, because the engine's files are not accessible to larder"
     };
-    let system_df = match (&usage.system_df_problem, &usage.layer_store) {
+    let system_df = match (&usage.system_df_error, &usage.layer_store) {
         (Some(problem), _) => format!("SYSTEM DF: unavailable: {problem}"),
         (None, Some(_)) => {
             "SYSTEM DF: bytes of files as docker system df reports them, without directories and the \

@@ -5,9 +5,11 @@ mod store;
 
 use larder::gc::filesystem_stats::used_percent;
 use larder_agent::environment::DefaultPaths;
-use larder_api::v1alpha1::{Held, HeldBy, UsageFileSystem, UsageImages, UsageRequest, UsageResponse};
+use larder_api::v1alpha1::{
+    ImageTotal, UsageByState, UsageFileSystem, UsageImages, UsageRequest, UsageResponse,
+};
 
-use super::gc::holders;
+use super::gc::usage_by_state;
 use crate::args::DfArgs;
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
@@ -39,7 +41,7 @@ fn usage_of_nothing() -> UsageResponse {
         images_inodes: Some(0),
         ..UsageFileSystem::default()
     };
-    let nothing = Some(Held::default());
+    let nothing = Some(ImageTotal::default());
     UsageResponse {
         filesystem: Some(filesystem),
         images: Some(UsageImages { total: nothing, in_use: nothing, unused: nothing }),
@@ -69,13 +71,16 @@ fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
         out.line(format_args!("{filesystem}\n\n{}\n", images_table(&usage.images.unwrap_or_default())));
         out.line("SIZE counts a shared layer once for each image, as kubelet does");
     }
-    if let Some(held_by) = usage.held_by {
+    if let Some(by_state) = usage.usage_by_state {
         let reclaimable_bytes = usage.reclaimable_bytes.unwrap_or_default();
-        out.line(format_args!("\n{}", holders::table(&HeldBy { reclaimable_bytes, ..held_by })));
+        out.line(format_args!(
+            "\n{}",
+            usage_by_state::table(&UsageByState { reclaimable_bytes, ..by_state })
+        ));
     }
 }
 
-/// The table of the file system, and why GC sees another percentage, where it does.
+/// The table of the filesystem, and why GC sees another percentage, where it does.
 fn described(filesystem: Option<&UsageFileSystem>, wide: bool) -> String {
     let Some(filesystem) = filesystem else { return String::new() };
     let table = filesystem_table(filesystem, wide);

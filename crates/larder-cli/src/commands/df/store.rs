@@ -1,11 +1,11 @@
-//! The disk usage of the embedded store. Each layer counts once; the sum is what `du` says of the store's directory.
+//! The disk usage of larder's own store. Each layer counts once; the total is that of `du` for the store's directory.
 
 use larder_api::v1alpha1::{DiskSpace, StoreDiskUsage, StoreImageUsage};
 
 use crate::output::size;
 use crate::output::table::TextTable;
 
-/// An image under each of its tags; what it takes stands in the first of its rows.
+/// A row for each tag of an image; the first one has the sizes.
 pub(super) fn images_table(images: &[StoreImageUsage]) -> TextTable {
     let mut table = TextTable::new(["IMAGE", "SIZE", "SHARED", "UNIQUE"]);
     for image in images {
@@ -20,18 +20,18 @@ pub(super) fn images_table(images: &[StoreImageUsage]) -> TextTable {
     table
 }
 
-/// What takes nothing is shown only where more is wanted; its empty directories are part of the rest.
+/// Empty directories are part of the last row before the total, unless the output is wide.
 pub(super) fn disk_table(disk: &StoreDiskUsage, wide: bool) -> TextTable {
     let always = [
-        ("layers of several images", disk.shared_layers),
-        ("layers of one image", disk.other_layers),
+        ("shared layers", disk.shared_layers),
+        ("unique layers", disk.unique_layers),
         ("manifests and configs", disk.manifests),
     ];
     let seldom = [
-        ("downloads that can be resumed", disk.fetching),
+        ("resumable downloads", disk.downloads),
         ("layers being unpacked", disk.unpacking),
-        ("written to mounts", disk.mounts),
-        ("removed, being deleted", disk.removed),
+        ("files written to mounts", disk.mounts),
+        ("trash, being deleted", disk.trash),
     ];
     let mut rest = disk.database.unwrap_or_default();
     let mut shown = Vec::from(always);
@@ -44,7 +44,7 @@ pub(super) fn disk_table(disk: &StoreDiskUsage, wide: bool) -> TextTable {
             rest.inodes += space.inodes;
         }
     }
-    shown.extend([("database and the rest", Some(rest)), ("total", disk.total)]);
+    shown.extend([("database and other files", Some(rest)), ("total", disk.total)]);
     let mut table = TextTable::new(["DISK", "SIZE", "INODES"]);
     for (name, space) in shown {
         let space = space.unwrap_or_default();
@@ -53,7 +53,6 @@ pub(super) fn disk_table(disk: &StoreDiskUsage, wide: bool) -> TextTable {
     table
 }
 
-/// The directory is there, and nothing in it.
 fn is_empty_directory(space: DiskSpace) -> bool {
     space.inodes <= 1
 }

@@ -171,7 +171,7 @@ impl EnsureInputs {
         if !args.secret.is_empty() && given.secrets.iter().next().is_none() && self.problems.is_empty() {
             let files: Vec<_> = args.secret.iter().map(|file| file.display().to_string()).collect();
             self.problems
-                .push(InputPlace::file(files.join(", ")).holds(InputProblem::new("holds no Secret")));
+                .push(InputPlace::file(files.join(", ")).holds(InputProblem::new("contains no Secret")));
         }
     }
 
@@ -230,7 +230,7 @@ fn secrets_of(
                 secret.kind
             )),
             Some(SecretEntry::Broken(place)) => {
-                let problem = wanted.problem(format!("the pull secret {name} is broken ({place})"));
+                let problem = wanted.problem(format!("the pull secret {name} is invalid ({place})"));
                 problems
                     .push(workload.place.holds(problem.hint("fix the secret, or remove it from the pod")));
             }

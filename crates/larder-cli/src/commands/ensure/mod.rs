@@ -80,7 +80,7 @@ pub(super) async fn run(
 
     let mut summary =
         EnsureSummary::new(&gathered, &verdicts, events.records()).with_course(progress.course());
-    // One list for all of them. What cannot be had stays unknown: it is not what was asked for.
+    // One list for all images. Without it, sizes are unknown, which is no error.
     if summary.lacks_sizes()
         && !summary.has_unfinished()
         && let Some(Ok(images)) = interrupt.or(pulls.client().images()).await

@@ -49,7 +49,7 @@ struct EnsureRow {
     object: String,
     namespace: String,
     #[serde(serialize_with = "larder_api::or_null")]
-    part: String,
+    container: String,
     #[serde(serialize_with = "larder_api::or_null")]
     field: String,
     /// `Present`, `Pulled`, `Failed`, `Unfinished`.
@@ -153,14 +153,14 @@ impl EnsureSummary {
     }
 
     fn table(&self, wide: bool) -> TextTable {
-        let heads = ["IMAGE", "OBJECT", "PART", "RESULT", "SIZE", "TIME"];
+        let heads = ["IMAGE", "OBJECT", "CONTAINER", "RESULT", "SIZE", "DURATION"];
         let more = ["POLICY", "IMAGE ID"].into_iter().filter(|_| wide);
         let mut table = TextTable::new(heads.into_iter().chain(more));
         for row in &self.images {
             let cells = [
                 row.image.to_string(),
                 row.object.clone(),
-                row.part.clone(),
+                row.container.clone(),
                 if row.reason.is_empty() { row.result.to_owned() } else { row.reason.clone() },
                 row.size_bytes.map(size::bytes).unwrap_or_default(),
                 row.total_seconds
@@ -227,7 +227,7 @@ fn unfinished(job: &EnsureJob) -> EnsureRow {
         policy: request.policy.to_string(),
         object: job.label.clone(),
         namespace: request.pod.namespace.clone(),
-        part: job.part.clone(),
+        container: job.part.clone(),
         field: request.target.as_ref().map(|target| target.field_path.clone()).unwrap_or_default(),
         result: "Unfinished",
         reason: String::new(),

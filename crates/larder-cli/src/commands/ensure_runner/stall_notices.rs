@@ -34,16 +34,16 @@ pub(super) async fn print_stalls(pulls: &EnsureSession, progress: &ProgressLines
         if !in_flight.iter().any(|pull| pull.phase == PullPhase::Pulling) {
             continue;
         }
-        let trouble = trouble(pulls).await;
-        if let Some(trouble) = trouble.as_ref().filter(|_| answers) {
-            out.warning(format_args!("the runtime does not respond during the pull: {trouble}"));
+        let unanswered = silence_reason(pulls).await;
+        if let Some(reason) = unanswered.as_ref().filter(|_| answers) {
+            out.warning(format_args!("the runtime does not respond during the pull: {reason}"));
         }
-        answers = trouble.is_none();
+        answers = unanswered.is_none();
     }
 }
 
 /// Why a backend does not answer a simple question.
-async fn trouble(pulls: &EnsureSession) -> Option<String> {
+async fn silence_reason(pulls: &EnsureSession) -> Option<String> {
     match time::timeout(ANSWER_WITHIN, pulls.client().answers()).await {
         Ok(Ok(())) => None,
         Ok(Err(failure)) => Some(failure.message().to_owned()),
@@ -53,7 +53,7 @@ async fn trouble(pulls: &EnsureSession) -> Option<String> {
 
 /// A line for each pull that has begun a while ago, and for each thing that others wait for.
 fn lines(pulls: &[PullStatus], now: Instant) -> Vec<String> {
-    // Rounded to seconds: progress comes a few times a second, and is a little older than now.
+    // Rounded to seconds: progress is updated a few times a second.
     let age = |pull: &PullStatus| {
         let age = now.saturating_duration_since(pull.since) + Duration::from_millis(500);
         Duration::from_secs(age.as_secs())
@@ -108,7 +108,7 @@ mod tests {
             backend.on_pull_of(image, ScriptedPull::ok("sha256:1", 100).after(time));
         }
         let serial = |config: &mut Config| config.pull.serialize_image_pulls = true;
-        let (pulls, _folder) = pulls_with(backend, Arc::new(LogSink), serial);
+        let (pulls, _dir) = pulls_with(backend, Arc::new(LogSink), serial);
         let requests =
             ["a:1", "b:1", "c:1"].map(|image| EnsureRequest::new(image, PullPolicy::Always, Pod::default()));
         let [a, b, c] = &requests;
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pulls_that_take_long_are_told_with_what_others_wait_for() {
+    async fn long_pulls_are_reported_with_the_queue_of_the_others() {
         assert_eq!(printed(FakeBackend::new(), Duration::from_secs(5)).await, "");
         assert_eq!(
             printed(FakeBackend::new(), Duration::from_secs(21)).await,
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_runtime_that_is_gone_while_it_pulls_is_told_once() {
+    async fn a_runtime_lost_during_a_pull_is_reported_once() {
         let backend = FakeBackend::new();
         backend.fail_next(BackendOp::Info, error("gone"));
         backend.fail_next(BackendOp::Info, error("gone"));

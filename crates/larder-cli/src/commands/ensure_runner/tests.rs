@@ -39,7 +39,7 @@ fn request(image: &str) -> EnsureRequest {
 
 async fn run(backend: FakeBackend, images: &[&str], retry_for: Duration) -> (Vec<EnsureResult>, Vec<String>) {
     let messages = Arc::new(MessageSink::default());
-    let (pulls, _folder) = pulls(backend, Arc::clone(&messages) as Arc<dyn EventSink>);
+    let (pulls, _dir) = pulls(backend, Arc::clone(&messages) as Arc<dyn EventSink>);
     let requests: Vec<_> = images.iter().map(|image| request(image)).collect();
     let (progress, out) = (ProgressLines::new(false), silent());
     let never = std::future::pending();
@@ -93,7 +93,7 @@ async fn without_a_time_to_retry_each_image_is_tried_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_shows_the_back_off_and_comes_when_it_is_over() {
+async fn a_retry_shows_the_back_off_and_starts_at_its_end() {
     let backend = FakeBackend::new();
     backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
     backend.on_pull_of("a:1", ScriptedPull::with_outcome(Ok(small())));
@@ -115,7 +115,7 @@ async fn a_retry_shows_the_back_off_and_comes_when_it_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retries_end_with_their_time_and_tell_the_last_error() {
+async fn retries_end_at_their_time_limit_with_the_last_error() {
     let backend = FakeBackend::new();
     for _ in 0..5 {
         backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
@@ -132,7 +132,7 @@ async fn an_interrupt_leaves_the_rest_unfinished() {
     let backend = FakeBackend::new();
     backend.on_pull_of("a:1", ScriptedPull::ok("sha256:1", 100).after(Duration::from_secs(100)));
     backend.on_pull_of("b:1", ScriptedPull::ok("sha256:1", 100));
-    let (pulls, _folder) = pulls(backend, Arc::new(MessageSink::default()));
+    let (pulls, _dir) = pulls(backend, Arc::new(MessageSink::default()));
     let requests = [request("a:1"), request("b:1")];
     let (messages, progress, out) = (MessageSink::default(), ProgressLines::new(false), silent());
     let interrupt = time::sleep(Duration::from_secs(5));

@@ -41,16 +41,16 @@ pub(super) async fn run(
     let credentials = credential_setup::gather(&args.credentials, TokenPolicy::Keep, [image], out)?;
     let (_, config) = session.config(&ImageAccess::read().of_store())?;
     let client = RegistryClient::new(config.registry.clone());
-    let mut access = AccessRecord { image: args.image.clone(), askers: Vec::new() };
+    let mut access = AccessRecord { image: args.image.clone(), subjects: Vec::new() };
     for job in &jobs {
-        access.askers.push(asker(image, job, &credentials, &client).await?);
+        access.subjects.push(subject(image, job, &credentials, &client).await?);
     }
     match args.output.data() {
         Some(format) => output::data(out, format, &access),
         None => print(&access, out),
     }
     note_pulling_process(session);
-    if access.askers.iter().any(|asker| !asker.accepted) {
+    if access.subjects.iter().any(|subject| !subject.accepted) {
         outcome = outcome.max(CommandOutcome::Failed);
     }
     Ok(outcome)
@@ -90,13 +90,13 @@ fn wanted(args: &ExplainAccessArgs) -> EnsureArgs {
 struct AccessRecord {
     image: ImageName,
     /// Pods that use it, or `image` for the argument itself.
-    askers: Vec<AccessSubject>,
+    subjects: Vec<AccessSubject>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AccessSubject {
-    who: String,
+    object: String,
     /// `null` without a pod.
     namespace: Option<String>,
     /// Whether a host accepts one of the credentials.
@@ -104,7 +104,7 @@ struct AccessSubject {
     /// In the order in which they are tried.
     credentials: Vec<TriedCredential>,
     /// Sources without a credential for this image.
-    not_fitting: Vec<String>,
+    other_registries: Vec<String>,
     /// Programs that failed.
     failed: Vec<FailedProgram>,
 }
@@ -120,7 +120,7 @@ struct FailedProgram {
 #[serde(rename_all = "camelCase")]
 struct TriedCredential {
     /// `null` for the anonymous attempt.
-    found_in: Option<String>,
+    source: Option<String>,
     /// `null` for a token, or without a credential.
     user: Option<String>,
     /// Empty if an earlier credential was accepted.
@@ -132,14 +132,14 @@ struct TriedCredential {
 struct RegistryAnswer {
     host: String,
     /// Whether the credential was sent to it.
-    shown: bool,
+    sent: bool,
     accepted: bool,
     /// HTTP status; `null` when there was no answer.
     status: Option<u16>,
     answer: String,
 }
 
-async fn asker(
+async fn subject(
     image: &str,
     job: &EnsureJob,
     credentials: &CredentialSetup,
@@ -153,31 +153,31 @@ async fn asker(
     })?;
     let tagged = reference::apply_default_tag(image).and_then(|image| Reference::parse(&image));
     let name = tagged.map_err(|error| Failure::bad_input(error.to_string()))?;
-    let mut asker = AccessSubject {
-        who: job.label.clone(),
+    let mut subject = AccessSubject {
+        object: job.label.clone(),
         namespace: Some(request.pod.namespace.clone()).filter(|_| !request.pod.name.is_empty()),
         accepted: false,
         credentials: Vec::new(),
-        not_fitting: credentials.candidates.other_registries(image, &request.secrets),
+        other_registries: credentials.candidates.other_registries(image, &request.secrets),
         failed: failed(image, &credentials.candidates),
     };
     let attempts: Vec<_> = if found.is_empty() { vec![None] } else { found.iter().map(Some).collect() };
     for credential in attempts {
         let mut hosts = Vec::new();
-        if !asker.accepted {
+        if !subject.accepted {
             let session = client
                 .session(&name, credential)
                 .map_err(|error| Failure::bad_input(error_chain(&error)).hints(error.hint()))?;
             hosts = session.try_hosts().await.into_iter().map(RegistryAnswer::from).collect();
         }
-        asker.accepted |= hosts.iter().any(|host: &RegistryAnswer| host.accepted);
-        asker.credentials.push(TriedCredential {
-            found_in: credential.map(|credential| place(credential, &credentials.candidates)),
+        subject.accepted |= hosts.iter().any(|host: &RegistryAnswer| host.accepted);
+        subject.credentials.push(TriedCredential {
+            source: credential.map(|credential| place(credential, &credentials.candidates)),
             user: credential.map(|credential| credential.username.clone()).filter(|user| !user.is_empty()),
             hosts,
         });
     }
-    Ok(asker)
+    Ok(subject)
 }
 
 fn failed(image: &str, candidates: &UserCredentials) -> Vec<FailedProgram> {
@@ -187,8 +187,8 @@ fn failed(image: &str, candidates: &UserCredentials) -> Vec<FailedProgram> {
 
 impl From<FetchAttempt> for RegistryAnswer {
     fn from(trial: FetchAttempt) -> RegistryAnswer {
-        let FetchAttempt { host, authenticated: shown, accepted, status, answer } = trial;
-        RegistryAnswer { host, shown, accepted, status, answer }
+        let FetchAttempt { host, authenticated: sent, accepted, status, answer } = trial;
+        RegistryAnswer { host, sent, accepted, status, answer }
     }
 }
 
@@ -207,28 +207,28 @@ fn place(credential: &Credential, candidates: &UserCredentials) -> String {
 }
 
 fn print(access: &AccessRecord, out: &Printer) {
-    for asker in &access.askers {
+    for subject in &access.subjects {
         let mut table = TextTable::new(["SOURCE", "USER", "HOST", "SENT", "ANSWER"]);
-        for found in &asker.credentials {
-            let place = found.found_in.clone().unwrap_or_else(|| "anonymous".to_owned());
+        for found in &subject.credentials {
+            let place = found.source.clone().unwrap_or_else(|| "anonymous".to_owned());
             let user = found.user.clone().unwrap_or_default();
             for (number, host) in found.hosts.iter().enumerate() {
                 let first = |text: &str| if number == 0 { text.to_owned() } else { String::new() };
-                let sent = if host.shown { "yes" } else { "no" };
+                let sent = if host.sent { "yes" } else { "no" };
                 table.row([first(&place), first(&user), host.host.clone(), sent.into(), host.answer.clone()]);
             }
             if found.hosts.is_empty() {
                 table.row([place, user, String::new(), String::new(), "not tried".into()]);
             }
         }
-        let place = asker.namespace.as_ref().map(|namespace| format!(" in namespace {namespace}"));
-        let subject = format!("{}{}", asker.who, place.unwrap_or_default());
-        out.line(format_args!("{} for {subject}: {}", access.image, asker.verdict()));
+        let place = subject.namespace.as_ref().map(|namespace| format!(" in namespace {namespace}"));
+        let place = place.unwrap_or_default();
+        out.line(format_args!("{} for {}{place}: {}", access.image, subject.object, subject.verdict()));
         out.line(table);
-        for place in &asker.not_fitting {
+        for place in &subject.other_registries {
             out.line(format_args!("no credential for this image: {place}"));
         }
-        for FailedProgram { program, error } in &asker.failed {
+        for FailedProgram { program, error } in &subject.failed {
             out.line(format_args!("no credential from {program}: {error}"));
         }
     }
@@ -239,7 +239,7 @@ impl AccessSubject {
     fn verdict(&self) -> String {
         let accepted = self.credentials.iter().find_map(|found| Some((found, found.accepting_host()?)));
         match accepted {
-            Some((TriedCredential { found_in: Some(place), .. }, host)) if host.shown => {
+            Some((TriedCredential { source: Some(place), .. }, host)) if host.sent => {
                 format!("accessible with {place}")
             }
             Some((_, host)) => format!("accessible anonymously from {}", host.host),

@@ -1,20 +1,20 @@
 //! The pull record of an image: which pods may use it without asking the registry.
 
-use larder_api::v1alpha1::PullRecord;
+use larder_api::v1alpha1::PulledRecord;
 
 use crate::printer::Printer;
 
 /// Prints a line for each name.
-pub(super) fn print(records: &[PullRecord], out: &Printer) {
+pub(super) fn print(records: &[PulledRecord], out: &Printer) {
     if records.is_empty() {
-        out.line("  pull record: none");
+        out.line("  pulled record: none");
     }
     for record in records {
-        out.line(format_args!("  pull record: {}: {}", record.name, allowed(record)));
+        out.line(format_args!("  pulled record: {}: {}", record.name, allowed(record)));
     }
 }
 
-fn allowed(record: &PullRecord) -> String {
+fn allowed(record: &PulledRecord) -> String {
     if record.every_pod {
         return "every pod".to_owned();
     }
@@ -42,13 +42,13 @@ mod tests {
 
     #[test]
     fn a_record_names_the_pods_that_may_use_the_image() {
-        let record = |secrets: &[&str], accounts: &[&str]| PullRecord {
+        let record = |secrets: &[&str], accounts: &[&str]| PulledRecord {
             secrets: secrets.iter().map(|&secret| secret.to_owned()).collect(),
             service_accounts: accounts.iter().map(|&account| account.to_owned()).collect(),
-            ..PullRecord::default()
+            ..PulledRecord::default()
         };
         for (record, text) in [
-            (PullRecord { every_pod: true, ..PullRecord::default() }, "every pod"),
+            (PulledRecord { every_pod: true, ..PulledRecord::default() }, "every pod"),
             (record(&[], &[]), "no pod without credentials"),
             (
                 record(&["team/reg"], &["team/ci"]),

@@ -1,7 +1,7 @@
 //! `larder gc`: one GC round, or its plan.
 
-pub(super) mod holders;
 pub(super) mod report;
+pub(super) mod usage_by_state;
 
 use larder_api::v1alpha1::Collection;
 
@@ -39,9 +39,9 @@ fn show(args: &GcArgs, collection: Collection, out: &Printer) -> CommandOutcome 
         None if collection.reached => CommandOutcome::Done,
         None => CommandOutcome::Failed,
     };
-    if let Some(held_by) = &collection.held_by {
+    if let Some(by_state) = &collection.usage_by_state {
         let lists_reasons = collection.dry_run || args.output != PrintFormat::Table;
-        holders::print(held_by, lists_reasons, out);
+        usage_by_state::print(by_state, lists_reasons, out);
     }
     outcome
 }

@@ -72,7 +72,7 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Printer) {
         let name = named.map_or(id.clone(), |image| names::image_names(&image.names, id, wide));
         out.line(format_args!("skipped {name}: removed by another process"));
     }
-    for id in &report.spared {
+    for id in &report.skipped {
         out.line(format_args!("skipped {id}: now in use or kept by a rule"));
     }
     if wide {
@@ -97,7 +97,7 @@ const NOISE: u64 = 1 << 20;
 /// Prints how many images `--all-unused` retained, by reason.
 fn count_retained(report: &Collection, out: &Printer) {
     let mut counts: BTreeMap<VerdictReason, usize> = BTreeMap::new();
-    for image in report.images.iter().filter(|image| !image.goes) {
+    for image in report.images.iter().filter(|image| !image.remove) {
         *counts.entry(image.reason()).or_default() += 1;
     }
     for (&reason, &count) in &counts {
@@ -127,7 +127,7 @@ fn retain_reason(reason: VerdictReason) -> &'static str {
 
 fn print_retained(report: &Collection, wide: bool, out: &Printer) {
     let mut table = TextTable::new(["RETAINED", "REASON"]);
-    let retained = report.images.iter().filter(|image| !image.goes);
+    let retained = report.images.iter().filter(|image| !image.remove);
     let row = |image: &ImageVerdict| [names::image_names(&image.names, &image.id, wide), image.why.clone()];
     let mut rows: Vec<_> = retained.map(row).collect();
     rows.sort();

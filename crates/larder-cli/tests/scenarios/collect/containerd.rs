@@ -66,7 +66,7 @@ fn one_round_reaches_the_low_mark_on_containerd() {
     let round = MeasuredGc::run(&disk, larder);
     assert_eq!(removals(&round.planned), removals(&round.done));
     round.ends_at_the_low_mark();
-    round.tells_what_came_free(larder);
+    round.prints_freed_bytes(larder);
     for removal in round.done["removals"].as_array().unwrap() {
         agree("one removal", number(removal, "promisedBytes"), number(removal, "freedBytes"));
         assert_eq!(removal["estimated"], false);

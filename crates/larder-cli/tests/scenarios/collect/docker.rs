@@ -69,7 +69,7 @@ fn one_round_reaches_the_low_mark_on_docker_and_touches_nothing_of_a_stopped_con
     let round = MeasuredGc::run(&disk, larder);
     assert_eq!(removals(&round.planned), removals(&round.done));
     round.ends_at_the_low_mark();
-    round.tells_what_came_free(larder);
+    round.prints_freed_bytes(larder);
     let (mut promised, mut freed) = (0, 0);
     for removal in round.done["removals"].as_array().unwrap() {
         assert_eq!(removal["estimated"], false);
@@ -135,7 +135,7 @@ fn df_agrees_with_du_of_the_layer_store() {
 }
 
 #[test]
-fn images_without_a_name_go_first_and_what_rules_name_stays() {
+fn images_without_a_name_are_removed_first_and_keep_rules_apply() {
     let Some(world) = RuntimeFixture::with_docker(RegistryOptions::default()) else { return };
     let mut ids = Vec::new();
     for (number, name) in ["web:1", "base:1", "tool:1", "old:1"].into_iter().enumerate() {

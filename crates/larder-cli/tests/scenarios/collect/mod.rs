@@ -1,4 +1,4 @@
-//! Collection on a real disk: a small file system that holds the images, measured by `statvfs` from outside.
+//! Collection on a real disk: a small filesystem that holds the images, measured by `statvfs` from outside.
 
 mod containerd;
 mod docker;
@@ -18,7 +18,7 @@ use crate::world::{LarderOutput, LarderProcess, larder_in};
 /// So much may be written beside: the database, the journal, directories.
 const SLACK: u64 = 1 << 20;
 
-/// A small file system, and a home beside it.
+/// A small filesystem, and a home beside it.
 pub(crate) struct MountedDisk(LoopDisk);
 
 impl MountedDisk {
@@ -71,7 +71,7 @@ impl MountedDisk {
         fs_err::remove_dir_all(layout).unwrap();
     }
 
-    /// As if those who loaded the images had lost their interest long ago.
+    /// Ends the leases of the loaded images.
     fn end_leases(&self) {
         let store = Store::open(&self.path().join("store"), StoreConfig::default()).unwrap();
         for lease in store.leases(SystemTime::now()).unwrap() {
@@ -101,7 +101,7 @@ fn agree(what: &str, said: u64, measured: u64) {
 struct MeasuredGc {
     planned: Value,
     done: Value,
-    /// Bytes free before and after, and all bytes of the file system.
+    /// Bytes free before and after, and all bytes of the filesystem.
     before: u64,
     after: u64,
     all: u64,
@@ -116,12 +116,12 @@ impl MeasuredGc {
         let done = larder(&gc(&[])).expect(0).json();
         let (after, _) = disk.free();
         let round = MeasuredGc { planned, done, before, after, all };
-        round.tell();
+        round.print();
         round
     }
 
-    /// For who looks into a failure, and for `docs/benchmarks.md`.
-    fn tell(&self) {
+    /// For the log of a failed test, and for `docs/benchmarks.md`.
+    fn print(&self) {
         let MeasuredGc { planned, done, before, after, all } = self;
         for (what, report) in [("planned", planned), ("done", done)] {
             let (needed, promised) = (number(report, "neededBytes"), number(report, "promisedBytes"));
@@ -145,9 +145,9 @@ impl MeasuredGc {
         assert!(over < last, "{over} bytes beyond the mark; the last image freed {last}");
     }
 
-    /// What it said that it freed, in its report and in the journal, is what came free.
+    /// The report and the journal have the freed bytes of the filesystem.
     #[track_caller]
-    fn tells_what_came_free(&self, larder: impl Fn(&[&str]) -> LarderOutput) {
+    fn prints_freed_bytes(&self, larder: impl Fn(&[&str]) -> LarderOutput) {
         let freed = self.after - self.before;
         agree("the report", number(&self.done, "freedBytes"), freed);
         let history = larder(&["history", "-o", "json"]).expect(0).json();
@@ -185,7 +185,7 @@ fn gc<'a>(more: &[&'a str]) -> Vec<&'a str> {
     arguments
 }
 
-/// Kills rounds that would remove everything after some removals each, as their journal tells: order and ages stay.
+/// Kills rounds that would remove everything after some removals each, counted in their journal: order and ages are kept.
 #[track_caller]
 fn killed_rounds_change_nothing(journal: &Path, command: impl Fn(&[&str]) -> Command) {
     let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];

@@ -21,7 +21,7 @@ fn family() -> Option<PathBuf> {
 }
 
 #[test]
-fn a_real_family_in_the_store_goes_as_the_dry_run_said() {
+fn a_real_family_in_the_store_is_removed_as_the_dry_run_planned() {
     let Some(family) = family() else { return };
     let Some(disk) = MountedDisk::new(910) else { return };
     let load = ["load", &family.to_string_lossy(), "--name", "registry.example/family"];
@@ -32,7 +32,7 @@ fn a_real_family_in_the_store_goes_as_the_dry_run_said() {
     let round = MeasuredGc::run(&disk, larder);
     assert_eq!(removals(&round.planned), removals(&round.done));
     round.ends_at_the_low_mark();
-    round.tells_what_came_free(larder);
+    round.prints_freed_bytes(larder);
 }
 
 /// Rounds as kubelet does them, until one has nothing to do or nothing left to remove.
@@ -115,7 +115,7 @@ fn a_real_family_in_docker_is_down_to_the_low_mark_in_one_round() {
     let round = MeasuredGc::run(&disk, larder);
     assert_eq!(removals(&round.planned), removals(&round.done));
     round.ends_at_the_low_mark();
-    round.tells_what_came_free(larder);
+    round.prints_freed_bytes(larder);
     assert!(engine.image_names().unwrap().contains(&names[0]), "a stopped container uses it");
 }
 
@@ -143,5 +143,5 @@ fn a_real_family_in_containerd_is_down_to_the_low_mark_in_one_round() {
     let round = MeasuredGc::run(&disk, larder);
     assert_eq!(removals(&round.planned), removals(&round.done));
     round.ends_at_the_low_mark();
-    round.tells_what_came_free(larder);
+    round.prints_freed_bytes(larder);
 }

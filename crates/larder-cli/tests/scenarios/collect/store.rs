@@ -23,14 +23,14 @@ fn one_round_reaches_the_low_mark_as_the_dry_run_said() {
     assert_eq!(round.planned["images"].as_array().unwrap().len(), 40);
     assert_eq!(removals(&round.planned), removals(&round.done));
     round.ends_at_the_low_mark();
-    round.tells_what_came_free(larder);
+    round.prints_freed_bytes(larder);
     agree("the promise", number(&round.done, "promisedBytes"), round.after - round.before);
     assert_eq!(disk.larder(&gc(&[])).expect(0).json()["removals"].as_array().unwrap().len(), 0);
     disk.larder(&["fsck"]).expect(0);
 }
 
 #[test]
-fn what_images_stacked_on_each_other_free_is_told_right() {
+fn the_freed_bytes_of_stacked_images_are_exact() {
     let Some(disk) = MountedDisk::new(192) else { return };
     let stack =
         |height: u64| (0..height).fold(ImageBuilder::new(), |image, seed| image.layer(layer(seed, 4 << 20)));

@@ -17,12 +17,12 @@ fn progress_reaches_the_client_and_a_second_ensure_pulls_nothing() {
     gate.hold_blobs_after(1000);
     let running = machine.start(&["ensure", "-o", "json", &web]);
     gate.wait_until_held(1);
-    wait_until("the daemon tells of the pull", || {
+    wait_until("the daemon reports the pull", || {
         let status = machine.status();
         let layers = status["pulls"][0]["layers"].as_array().into_iter().flatten();
         layers.into_iter().any(|layer| layer["phase"] == "fetching")
     });
-    // Progress comes a few times a second.
+    // Progress is sent a few times a second.
     pause(Duration::from_secs(1));
     gate.open();
     let printed = running.finish().expect(0).json();
@@ -73,14 +73,14 @@ fn the_last_client_that_dies_takes_its_pull_along() {
     gate.wait_until_held(1);
     assert_eq!(machine.status()["pulls"].as_array().unwrap().len(), 1);
     drop(client);
-    wait_until("nobody pulls", || machine.status()["pulls"].as_array().unwrap().is_empty());
+    wait_until("no pull is in flight", || machine.status()["pulls"].as_array().unwrap().is_empty());
     gate.open();
     assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout, "");
     machine.larder(&["ensure", &web]).expect(0);
 }
 
 #[test]
-fn a_daemon_that_is_told_to_stop_lets_an_ensure_end() {
+fn a_stopping_daemon_finishes_an_ensure() {
     let Some(mut machine) = MachineWithDaemon::serving() else { return };
     let gate = machine.gate();
     machine.push(1, "shop/web:1");
@@ -124,7 +124,7 @@ fn a_daemon_that_dies_in_the_middle_is_an_error_and_not_a_hang() {
 }
 
 #[test]
-fn credentials_of_one_call_serve_that_call_alone_and_are_told_nowhere() {
+fn credentials_of_one_call_serve_only_that_call_and_are_printed_nowhere() {
     let Some(mut machine) = MachineWithDaemon::serving() else { return };
     let private =
         RegistryProcess::start(RegistryOptions { auth: RegistryAccess::Basic, ..RegistryOptions::default() })
@@ -179,7 +179,7 @@ fn static_pods_are_pulled_with_the_docker_config_of_the_node() {
 }
 
 #[test]
-fn events_are_told_again_and_followed() {
+fn events_are_replayed_and_followed() {
     let Some(machine) = MachineWithDaemon::serving() else { return };
     let web = machine.push(1, "shop/web:1");
     let manifest = machine.home.path().join("pod.yaml");
@@ -201,7 +201,7 @@ fn events_are_told_again_and_followed() {
 }
 
 #[test]
-fn a_watcher_whose_reader_goes_away_ends_and_the_daemon_does_not_care() {
+fn a_watch_ends_with_its_reader_and_does_not_affect_the_daemon() {
     let Some(machine) = MachineWithDaemon::serving() else { return };
     let web = machine.push(1, "shop/web:1");
     machine.larder(&["ensure", &web]).expect(0);
@@ -220,7 +220,7 @@ fn a_watcher_whose_reader_goes_away_ends_and_the_daemon_does_not_care() {
 }
 
 #[test]
-fn what_is_kept_and_leased_survives_a_restart() {
+fn keep_rules_and_leases_survive_a_restart() {
     let Some(mut machine) = MachineWithDaemon::serving() else { return };
     let [web, api, old] = [(1, "shop/web:1"), (2, "shop/api:1"), (3, "shop/old:1")]
         .map(|(seed, name)| machine.push(seed, name));

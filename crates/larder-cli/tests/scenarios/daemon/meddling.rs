@@ -21,7 +21,7 @@ fn a_second_daemon_on_the_same_state_is_refused() {
 }
 
 #[test]
-fn ten_thousand_idle_clients_keep_nobody_out() {
+fn ten_thousand_idle_clients_keep_no_other_client_out() {
     if !may_open(10_100) {
         return;
     }
@@ -30,7 +30,7 @@ fn ten_thousand_idle_clients_keep_nobody_out() {
     let clients = (0..10_000).map(|number| {
         let mut stream = UnixStream::connect(machine.socket()).unwrap();
         if number % 2 == 0 {
-            // The daemon may have asked it to go already.
+            // The daemon may have closed it already.
             let _ = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
         }
         stream

@@ -115,5 +115,5 @@ fn give(dir: &Path, user: u32) {
     assert!(status.unwrap().success());
 }
 
-/// Number of the user and group nobody.
-const NOBODY: u32 = 65534;
+/// UID and GID of a user without privileges.
+const UNPRIVILEGED_USER: u32 = 65534;

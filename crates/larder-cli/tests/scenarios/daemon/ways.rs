@@ -8,7 +8,7 @@ use std::process::Command;
 use larder_testkit_peers::ImageBuilder;
 use larder_testkit_peers::process::wait_until;
 
-use super::{MachineWithDaemon, NOBODY, give, is_root};
+use super::{MachineWithDaemon, UNPRIVILEGED_USER, give, is_root};
 use crate::world::{LarderOutput, LarderProcess, RuntimeFixture, pod};
 
 /// Two stores with one home and one registry, one of them with a daemon; after each command they are in the same state.
@@ -39,7 +39,7 @@ impl DaemonComparison {
 
 /// A text without what differs from run to run: numbers, times and sizes, widths of columns, the directory of the store.
 ///
-/// Lines are sorted: of two images that are ensured at once, either may be told first.
+/// Lines are sorted: of two images that are ensured at once, either may be reported first.
 fn plain(text: &str, root: &Path) -> Vec<String> {
     let home = root.parent().unwrap().display().to_string();
     let text = text.replace(&home, "HOME");
@@ -54,7 +54,7 @@ fn plain(text: &str, root: &Path) -> Vec<String> {
 }
 
 #[test]
-fn every_command_says_the_same_both_ways() {
+fn every_command_prints_the_same_with_and_without_a_daemon() {
     let Some(pair) = DaemonComparison::new() else { return };
     // One registry for both: names are the same.
     let web = pair.with.push(1, "shop/web:1");
@@ -208,7 +208,7 @@ fn archives_are_loaded_by_the_daemon_as_without_one() {
 }
 
 #[test]
-fn who_cannot_see_what_the_daemon_mounted_is_told_so() {
+fn a_client_in_another_mount_namespace_gets_an_error() {
     if !is_root() {
         return;
     }
@@ -224,7 +224,7 @@ fn who_cannot_see_what_the_daemon_mounted_is_told_so() {
     let run = LarderProcess::start(elsewhere).finish().expect(1);
     assert_eq!(run.stdout, "");
     assert!(run.stderr.contains("different mount namespaces"), "{run:?}");
-    let process = machine.status()["process"].to_string();
+    let process = machine.status()["pid"].to_string();
     assert!(run.stderr.contains(&format!("nsenter --mount --target {process} ")), "{run:?}");
     machine.larder(&["umount", &target]).expect(0);
 }
@@ -259,7 +259,7 @@ fn rules_of_the_settings_are_dropped_where_they_are_written() {
 }
 
 #[test]
-fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
+fn verbose_names_the_choice_of_daemon_or_direct_access() {
     let Some(mut machine) = MachineWithDaemon::serving() else { return };
     let said = |run: &LarderOutput, text: &str| assert!(run.stderr.contains(text), "{text}: {run:?}");
     let asked = machine.larder(&["-v", "images"]).expect(0);
@@ -286,7 +286,7 @@ fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
 }
 
 #[test]
-fn who_may_not_speak_to_the_daemon_is_told_what_to_do() {
+fn a_user_without_access_to_the_daemon_gets_a_hint() {
     if !is_root() {
         return;
     }
@@ -294,7 +294,7 @@ fn who_may_not_speak_to_the_daemon_is_told_what_to_do() {
     for dir in [machine.home.path(), &machine.root()] {
         fs_err::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
-    machine.user = Some(NOBODY);
+    machine.user = Some(UNPRIVILEGED_USER);
     let run = machine.larder(&["images"]).expect(3);
     assert!(run.stderr.contains("permission denied") && run.stderr.contains("hint: "), "{run:?}");
     std::os::unix::fs::chown(machine.socket(), None, Some(1)).unwrap();
@@ -310,8 +310,8 @@ fn a_user_without_root_has_a_daemon_of_their_own() {
     }
     let Some(mut machine) = MachineWithDaemon::new() else { return };
     let web = machine.push(1, "shop/web:1");
-    give(machine.home.path(), NOBODY);
-    machine.user = Some(NOBODY);
+    give(machine.home.path(), UNPRIVILEGED_USER);
+    machine.user = Some(UNPRIVILEGED_USER);
     machine.serve();
     machine.larder(&["ensure", &web]).expect(0);
     assert_eq!(machine.larder(&["images"]).expect(0).lines_with(&["shop/web"]), 1);

@@ -1,4 +1,4 @@
-//! A backend that goes and comes back, pulls that are cut short, and metrics that move.
+//! A backend that stops and restarts, interrupted pulls, and metrics.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ fn a_runtime_that_is_down_at_the_start_and_dies_later_is_picked_up_each_time() {
 }
 
 #[test]
-fn commands_of_a_daemon_whose_runtime_died_a_moment_ago_say_so() {
+fn commands_of_a_daemon_report_that_its_runtime_has_just_died() {
     for mut world in RuntimeFixture::of_each_runtime(RegistryOptions::default()) {
         ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
         let image = world.registry.image("shop/web:1");
@@ -97,7 +97,7 @@ fn amid_a_pull(
 }
 
 #[test]
-fn a_daemon_that_is_told_to_stop_lets_a_pull_end_and_takes_no_new_one() {
+fn a_stopping_daemon_finishes_a_pull_and_refuses_new_ones() {
     for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
         let gate = world.gate();
         let (daemon, pull) = amid_a_pull(&world, &gate, &[]);
@@ -120,7 +120,7 @@ fn a_daemon_that_is_told_to_stop_lets_a_pull_end_and_takes_no_new_one() {
 }
 
 #[test]
-fn who_is_late_when_the_grace_ends_is_named_and_cut_off() {
+fn late_calls_are_named_and_ended_after_the_grace_period() {
     for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
         let gate = world.gate();
         let config = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ndrain: {gracePeriod: 1s}\n";
@@ -130,7 +130,7 @@ fn who_is_late_when_the_grace_ends_is_named_and_cut_off() {
         assert!(daemon.runtime.block_on(pull).unwrap().is_err());
         let run = daemon.running.finish().expect(0);
         let late =
-            |text: &str| run.stderr.lines().any(|line| line.contains("cancelled ") && line.contains(text));
+            |text: &str| run.stderr.lines().any(|line| line.contains("canceled ") && line.contains(text));
         assert!(late("/runtime.v1.ImageService/PullImage"), "{run:?}");
         assert!(late(&gate.image("shop/web:1")), "{run:?}");
         gate.cut();

@@ -1,5 +1,5 @@
-//! The daemon as a service of a machine: its units, what it tells a service manager, and what becomes of it when
-//! something around it goes wrong.
+//! The daemon as a system service: its units, its notifications to the service manager, and its behaviour when its
+//! environment fails.
 
 mod backend;
 mod reload;

@@ -18,7 +18,7 @@ fn status(world: &RuntimeFixture, daemon: &CriDaemon) -> serde_json::Value {
 }
 
 #[test]
-fn settings_that_turn_bad_change_nothing_and_are_told_until_they_are_mended() {
+fn invalid_settings_change_nothing_and_are_reported_until_they_are_fixed() {
     let Some(world) = world() else { return };
     let good = format!("{HEAD}imageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 80\n");
     let config = world.file("config.yaml", &good);
@@ -32,19 +32,19 @@ fn settings_that_turn_bad_change_nothing_and_are_told_until_they_are_mended() {
     daemon.wait_for_log("reason=ReloadFailed", 1);
     let printed = daemon.running.stderr();
     assert!(printed.contains("The settings are unchanged") && printed.contains("staticPodPath"), "{printed}");
-    let trouble = status(&world, &daemon).to_string();
-    assert!(trouble.contains("staticPodPth"), "the status says so: {trouble}");
+    let reported = status(&world, &daemon).to_string();
+    assert!(reported.contains("staticPodPth"), "the status says so: {reported}");
     let events = world.larder(&["--daemon", &daemon.socket.to_string_lossy(), "events"]).expect(0);
     assert_eq!(events.lines_with(&["ReloadFailed"]), 1, "{events:?}");
 
-    // Nobody says anything: the file alone is enough.
+    // No reload request: the changed file is enough.
     world.file(
         "config.yaml",
         &format!("{good}log: {{level: debug}}\nroot: /nowhere\nstaticPodPath: {pods}\n"),
     );
     daemon.wait_for_log("reason=Reloaded", 1);
     daemon.wait_for_log("Changed: ", 1);
-    assert!(!status(&world, &daemon).to_string().contains("staticPodPth"), "the trouble is over");
+    assert!(!status(&world, &daemon).to_string().contains("staticPodPth"), "the error is gone");
     daemon.stop().expect(0);
 }
 
@@ -64,7 +64,7 @@ fn a_log_for_programs_is_one_from_its_first_line() {
 }
 
 #[test]
-fn a_log_says_in_which_pull_layer_and_round_a_line_was_written() {
+fn a_log_line_names_its_pull_layer_and_round() {
     let Some(world) = world() else { return };
     ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let image = world.registry.image("shop/web:1");
@@ -86,12 +86,12 @@ fn a_log_says_in_which_pull_layer_and_round_a_line_was_written() {
 }
 
 #[test]
-fn a_folder_of_manifests_full_of_junk_is_told_and_the_good_ones_count() {
+fn unusable_manifests_in_a_directory_are_reported_and_valid_ones_count() {
     let Some(world) = world() else { return };
     ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let image = world.registry.image("shop/web:1");
     let pods = world.path("pods");
-    fs_err::create_dir_all(format!("{pods}/folder")).unwrap();
+    fs_err::create_dir_all(format!("{pods}/subdirectory")).unwrap();
     let write = |name: &str, content: &[u8]| fs_err::write(format!("{pods}/{name}"), content).unwrap();
     write("binary", &[0, 255, 7, 0, 128]);
     write("broken.yaml", b"a: [");
@@ -117,7 +117,7 @@ fn a_folder_of_manifests_full_of_junk_is_told_and_the_good_ones_count() {
         daemon.wait_for_log(&format!("static pods: {pods}/{name}"), 1);
     }
     assert_eq!(daemon.logged(".hidden"), 0);
-    // One more, seen by itself; what was printed is not printed again.
+    // Another one is noticed without a reload request; earlier problems are not printed again.
     ImageBuilder::small(2, 50_000).push(&world.registry, "shop/api:1").unwrap();
     let api = world.registry.image("shop/api:1");
     write("api.yaml", pod("api", "IfNotPresent", &[&api]).as_bytes());

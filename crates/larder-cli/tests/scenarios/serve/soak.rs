@@ -1,7 +1,7 @@
 //! A node's life at random: pulls, removals, callers that vanish, collections, reloads, and restarts of the registry
 //! and of the runtime. What must hold is checked all along, and in the end nothing has leaked.
 //!
-//! `LARDER_SOAK=SECONDS` goes on for longer; with `CI` set it takes three minutes, else 15 seconds.
+//! `LARDER_SOAK=SECONDS` runs for longer; with `CI` set it takes three minutes, else 15 seconds.
 //! `LARDER_SOAK_SEED=NUMBER` does other things; when they meet is the machine's affair.
 
 use std::env;
@@ -31,7 +31,7 @@ const AFTERMATH: Duration = Duration::from_secs(5);
 const GROWTH: u64 = 12 << 20;
 /// How many open files more may be left: a few connections.
 const IDLE_FILES: usize = 2;
-/// How many threads more may be left: one that has nothing to block on stays for a second.
+/// How many more threads may remain: an idle blocking thread ends after a second.
 const IDLE_THREADS: u64 = 2;
 
 fn number(variable: &str) -> Option<u64> {
@@ -91,14 +91,14 @@ impl Drop for StopOnDrop<'_> {
 }
 
 #[test]
-fn a_life_at_random_keeps_its_promises_on_larders_own_store() {
+fn random_operations_keep_the_guarantees_on_larders_own_store() {
     if let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) {
         live(world);
     }
 }
 
 #[test]
-fn a_life_at_random_keeps_its_promises_in_front_of_containerd() {
+fn random_operations_keep_the_guarantees_on_containerd() {
     if let Some(world) = RuntimeFixture::plain() {
         live(world);
     }
@@ -119,7 +119,7 @@ fn live(mut world: RuntimeFixture) {
     let config = world.file("config.yaml", &settings(0));
     let daemon = CriDaemon::with(&world, &["--config", &config, "--metrics-address", ""]);
     wait_until("the static pod has its image", || daemon.status(&known[0].0).is_some());
-    // Twice, so that all that is allocated once is there.
+    // Twice, so that one-time allocations are made.
     for (name, id) in known.iter().chain(&known) {
         assert_eq!(daemon.pull(name).as_ref(), Ok(id));
     }
@@ -211,7 +211,7 @@ fn work(worker: usize, seed: u64, shared: &SoakState, known: &[NamedImage], sock
     let client = client_of(socket.to_owned());
     let own = &known[1 + worker * IMAGES_EACH..][..IMAGES_EACH];
     let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    // Until when a pull that was left alone excuses that its image comes: one that was about to end may still end.
+    // Until when the image of an abandoned pull may still become present.
     let mut abandoned = [Instant::now(); IMAGES_EACH];
     while !shared.stop.load(Ordering::Relaxed) {
         shared.deeds.fetch_add(1, Ordering::Relaxed);
@@ -232,7 +232,7 @@ fn work(worker: usize, seed: u64, shared: &SoakState, known: &[NamedImage], sock
                 let progress = ProgressReporter::unwatched();
                 let pull = client.pull(&spec, None, None, &progress);
                 let ended = tokio::time::timeout(most, pull).await;
-                // Nobody waits for it any more.
+                // The pull has no caller any more.
                 *abandoned = Instant::now() + AFTERMATH;
                 ended.unwrap_or(Ok(ImageId::new(""))).map(drop)
             }),

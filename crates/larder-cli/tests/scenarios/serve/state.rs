@@ -12,7 +12,7 @@ use crate::collect::MountedDisk;
 use crate::served::CriDaemon;
 use crate::world::{LarderOutput, LarderProcess, larder_in};
 
-/// A daemon on a store in this directory that ends by itself.
+/// A daemon on a store in this directory that exits with an error.
 fn refused(home: &Path, root: &Path) -> LarderOutput {
     start(home, root).finish()
 }
@@ -33,13 +33,16 @@ fn says(run: &LarderOutput, words: &[&str]) {
 }
 
 #[test]
-fn a_store_of_a_later_format_is_refused_and_left_alone() {
+fn a_store_of_a_later_format_is_refused_and_not_changed() {
     let home = tempfile::tempdir().unwrap();
     let root = home.path().join("store");
     serving(home.path(), &root).stop().expect(0);
     fs_err::write(root.join("format"), "larder image store 99\n").unwrap();
     let run = refused(home.path(), &root).expect(3);
-    says(&run, &["has format 99", "hint: use the version of larder that created it, or a later one"]);
+    says(
+        &run,
+        &["has unsupported format 99", "hint: use the version of larder that wrote it, or a later one"],
+    );
     assert_eq!(fs_err::read_to_string(root.join("format")).unwrap(), "larder image store 99\n");
 }
 
@@ -64,7 +67,7 @@ fn a_store_that_cannot_be_written_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn on_a_full_disk_the_daemon_serves_refuses_pulls_and_pulls_again_when_there_is_room() {
+fn on_a_full_disk_the_daemon_refuses_pulls_until_space_is_free() {
     if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
         return;
     }

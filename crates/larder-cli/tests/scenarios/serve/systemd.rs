@@ -1,4 +1,4 @@
-//! The units, and what the daemon and systemd tell each other.
+//! The units, and the notifications between the daemon and systemd.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -92,7 +92,7 @@ impl NotifyDaemon {
 }
 
 #[test]
-fn a_service_manager_is_told_of_readiness_reloads_and_the_end() {
+fn a_service_manager_is_notified_of_readiness_reloads_and_stop() {
     let daemon = NotifyDaemon::start(&[]);
     assert_eq!(daemon.next(), "READY=1");
     assert!(UnixStream::connect(&daemon.socket).is_ok(), "ready is who can be asked");
@@ -116,7 +116,7 @@ fn a_watchdog_hears_from_the_daemon_more_often_than_it_wants() {
     for _ in 0..heard {
         assert_eq!(daemon.any(), "WATCHDOG=1");
     }
-    // Were it told once a period, ten times would take ten of them.
+    // With one notification a period, ten would take ten periods.
     assert!(start.elapsed() < period * (heard - 1), "{:?}", start.elapsed());
 }
 
@@ -131,7 +131,7 @@ fn a_signal_right_after_readiness_is_heard() {
 }
 
 #[test]
-fn systemd_hands_its_socket_over_when_the_first_client_comes() {
+fn systemd_passes_its_socket_at_the_first_connection() {
     if !require(&[Package::Systemd]).is_available() {
         return;
     }
@@ -162,7 +162,7 @@ fn bounding_set() -> String {
 }
 
 #[test]
-fn what_the_unit_allows_is_enough_for_any_image_and_for_mounts() {
+fn the_privileges_of_the_unit_suffice_for_any_image_and_for_mounts() {
     if !rustix::process::geteuid().is_root() {
         assert!(std::env::var_os("CI").is_none(), "CI must not skip this: run the tests as root");
         eprintln!("==== SKIPPED, NOT TESTED: what a service may do needs root ====");

@@ -50,7 +50,7 @@ impl DeletionGate {
         Some(DeletionGate { shared, thread: Some(thread) })
     }
 
-    /// Holds any user who next opens a directory that is being deleted. Others, who measure it, pass.
+    /// Blocks the next process that opens a directory for deletion. Processes that measure it pass.
     pub(super) fn hold(&self) {
         self.shared.hold.store(true, Ordering::SeqCst);
     }

@@ -82,7 +82,7 @@ fn a_mount_of_another_namespace_is_forgotten_once_nothing_has_it() {
 }
 
 #[test]
-fn a_mounted_image_that_is_removed_by_force_stays_mounted_until_it_is_unmounted() {
+fn an_image_removed_by_force_remains_mounted_until_it_is_unmounted() {
     let Some(machine) = MachineWithoutRuntime::new() else { return };
     if !may_mount() {
         return;

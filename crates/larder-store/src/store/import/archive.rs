@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_come_with_their_contents_and_places() {
+    fn entries_have_their_contents_and_offsets() {
         let (long, large) = ("d/".repeat(100) + "long", vec![7; 1_000_001]);
         let bytes = archive(&[("./a", b"one"), (&long, b""), ("b", &large), ("c", b"end")]);
         let found = all(&bytes).unwrap();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_archive_is_an_error_that_says_where() {
+    fn a_truncated_archive_is_an_error_with_the_offset() {
         let bytes = archive(&[("a", &[1; 2000]), ("b", &[2; 2000])]);
         for end in (1..bytes.len()).step_by(97) {
             let whole_files = usize::from(end >= 2512) + usize::from(end >= 5072);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stay_inside() {
+    fn names_do_not_leave_the_directory() {
         assert_eq!(normalize_entry_name("./a//b/../c").as_deref(), Some("a/c"));
         assert_eq!(normalize_entry_name("/a").as_deref(), Some("a"));
         assert_eq!(normalize_entry_name("../a"), None);

@@ -27,7 +27,7 @@ const MAX_LINKS: usize = 8;
 pub enum ImportSource {
     /// A directory with an OCI layout, or a file with an archive.
     Path(PathBuf),
-    /// An archive that comes once, such as standard input.
+    /// An archive that can be read once, such as standard input.
     Stream(Box<dyn Read + Send>),
 }
 
@@ -85,7 +85,7 @@ impl Drop for LayerReferences {
         }
         self.layers.clear();
         if let Err(error) = self.store.0.sweep() {
-            tracing::warn!(%error, "could not remove the layers of an import");
+            tracing::warn!(%error, "cannot remove the layers of an import");
         }
     }
 }
@@ -179,7 +179,7 @@ impl ImportEntries {
         Ok(())
     }
 
-    /// An archive that comes once. Its files are kept in the store's own directory.
+    /// An archive that can be read once. Its files are kept in the store's own directory.
     fn add_stream(
         &mut self,
         store: &Store,

@@ -21,7 +21,7 @@ pub enum ImportError {
     #[error(transparent)]
     NoRoom(#[from] InsufficientSpace),
     /// What was given cannot be read.
-    #[error("could not read {what}")]
+    #[error("cannot read {what}")]
     Read {
         /// A path, or `the archive`.
         what: String,

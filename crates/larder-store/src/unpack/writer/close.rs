@@ -78,7 +78,7 @@ impl LayerWriter<'_> {
         let (implicit, opaque, xattrs) = (node.implicit, node.opaque, node.xattrs);
         let name = path_of(&name);
         let stat: Stat =
-            statat(&*here, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| fail("look at", errno))?;
+            statat(&*here, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| fail("inspect", errno))?;
         let mode = u32::from(meta.mode);
         if let Some((uid, gid)) = self.options.owner_to_set((meta.uid, meta.gid), &stat) {
             chownat(&*here, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
@@ -171,9 +171,9 @@ struct RecordFilter<'a> {
 /// The record that hard links lead to.
 #[derive(Clone)]
 enum HardLinkRecord {
-    /// It stays, under this path.
+    /// It is kept, under this path.
     Stays(Vec<u8>),
-    /// It went.
+    /// It was removed.
     Orphan(u64),
 }
 

@@ -46,7 +46,7 @@ pub(super) fn describe_file(
 ) -> Result<CreatedFile, UnpackError> {
     let fail = |doing, errno: Errno| UnpackError::file(doing, path_of(&entry.path), errno);
     let mode = options.disk_mode(entry.mode, 0o400);
-    let stat = fstat(file).map_err(|errno| fail("look at", errno))?;
+    let stat = fstat(file).map_err(|errno| fail("inspect", errno))?;
     if let Some((uid, gid)) = options.owner_to_set((entry.uid, entry.gid), &stat) {
         fchown(file, Some(uid), Some(gid)).map_err(|errno| fail("set the owner of", errno))?;
     }
@@ -80,7 +80,7 @@ fn has_acl(entry: &LayerEntry) -> bool {
     entry.xattrs.iter().any(|(name, _)| name.starts_with(b"system."))
 }
 
-/// Writes the content as it comes. Returns its checksum.
+/// Writes the content as it arrives. Returns its checksum.
 pub(super) fn write_all(
     file: BorrowedFd<'_>,
     entry: &LayerEntry,

@@ -149,7 +149,7 @@ impl LayerWriter<'_> {
     ) -> Result<bool, UnpackError> {
         let here = self.tree.open(place.dir).map_err(|stuck| stuck.at(&entry.path))?;
         let stat = statat(&*here, path_of(place.name), AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(|errno| UnpackError::file("look at", path_of(&entry.path), errno))?;
+            .map_err(|errno| UnpackError::file("inspect", path_of(&entry.path), errno))?;
         let kind = FileType::from_raw_mode(stat.st_mode);
         let device = kind == FileType::CharacterDevice && stat.st_rdev == 0;
         let marked = self.tree.node(place.dir).xattr_whiteouts
@@ -244,7 +244,7 @@ impl LayerWriter<'_> {
         let fail = |doing, errno: Errno| UnpackError::file(doing, path_of(&entry.path), errno);
         let here = self.tree.open(place.dir).map_err(|stuck| stuck.at(&entry.path))?;
         let name = path_of(place.name);
-        let stat = statat(&*here, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| fail("look at", errno))?;
+        let stat = statat(&*here, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| fail("inspect", errno))?;
         if let Some((uid, gid)) = self.options.owner_to_set((entry.uid, entry.gid), &stat) {
             chownat(&*here, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(|errno| fail("set the owner of", errno))?;

@@ -188,7 +188,7 @@ pub(super) fn nonsense() -> Vec<HostileArchive> {
             }),
         ),
         case(
-            "what an old union file system kept",
+            "what an old union filesystem kept",
             entries([TarBuilderEntry::file(".wh..wh.plnk/1.2", "x")]),
             Contained(|layer, _| {
                 assert_eq!(fs_err::read_dir(layer.root()).unwrap().count(), 0);

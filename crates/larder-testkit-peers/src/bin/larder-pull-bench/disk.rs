@@ -1,4 +1,4 @@
-//! A new file system for one pull.
+//! A new filesystem for one pull.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::Outcome;
 /// How the loop device writes to the file behind it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LoopFileIo {
-    /// Through the page cache: every byte is there twice.
+    /// Through the page cache: each byte is cached twice.
     Cached,
     /// Past the page cache, as to a disk.
     Direct,
@@ -56,7 +56,7 @@ impl LoopDisk {
 impl Drop for LoopDisk {
     fn drop(&mut self) {
         let unmounted = run(Command::new("umount").args(["-l"]).arg(&self.mounted));
-        // It goes once nothing is open in it any more.
+        // The mount ends when no file in it is open.
         if let Err(error) = unmounted.and(run(Command::new("losetup").args(["-d", &self.device]))) {
             eprintln!("cannot remove {}: {error}", self.dir.path().display());
         }

@@ -49,7 +49,7 @@ impl PullProgram {
         kind.ok_or_else(|| format!("--only {name}: no such program; see --help").into())
     }
 
-    /// The program that inflates for containerd, and the names that it goes by.
+    /// The program that inflates for containerd, and its names.
     fn inflates(self) -> Option<(&'static str, &'static [&'static str])> {
         match self {
             PullProgram::ContainerdPigz => Some(("unpigz", &["unpigz"])),
@@ -110,7 +110,7 @@ impl ProgramPaths {
         }
     }
 
-    /// Pulls `image` into an empty directory on a file system of its own.
+    /// Pulls `image` into an empty directory on a filesystem of its own.
     pub(crate) fn pull(
         &self,
         kind: PullProgram,
@@ -213,7 +213,7 @@ fn peak_kib(pid: u32) -> Outcome<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// Bytes that everything below a directory takes on this file system, hard-linked files once.
+/// Bytes that everything below a directory takes on this filesystem, hard-linked files once.
 fn allocated(root: &Path) -> Outcome<u64> {
     let device = fs_err::metadata(root)?.dev();
     let (mut bytes, mut seen, mut todo) = (0, std::collections::HashSet::new(), vec![root.to_owned()]);

@@ -1,7 +1,7 @@
 //! The backend of a case: a fake that does as the case says, alone or with larder's own store behind it.
 //!
 //! With the store, the fake still says what is to happen: the registry in front of the store then has just that
-//! image, or none. Whether an image is here, and whether a pull succeeds, is the store's answer. Only what a case
+//! image, or none. Whether an image is present, and whether a pull succeeds, is the store's answer. Only what a case
 //! makes up is put in its place: ids, sizes and the texts of failures. Where the two do not agree, the store's own answer
 //! is given, which no case expects.
 
@@ -71,9 +71,9 @@ struct ScriptedStore {
     registry: FaultRegistry,
     /// The id that a case gave to an image, by the true one.
     ids: Mutex<BTreeMap<String, String>>,
-    /// The store's calls wait for a registry, in real time. The case's own clock stands still meanwhile.
+    /// The store's calls wait for a registry, in real time. The case's own clock does not advance during that.
     runtime: Option<Runtime>,
-    _folder: TempDir,
+    _dir: TempDir,
 }
 
 impl ScriptedStore {
@@ -94,7 +94,7 @@ impl ScriptedStore {
         ));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = Some(runtime.expect("a runtime"));
-        ScriptedStore { script, store, registry, ids: Mutex::default(), runtime, _folder: dir }
+        ScriptedStore { script, store, registry, ids: Mutex::default(), runtime, _dir: dir }
     }
 
     async fn run<T: Send + 'static>(&self, call: impl Future<Output = T> + Send + 'static) -> T {
@@ -103,7 +103,7 @@ impl ScriptedStore {
     }
 
     /// The id that the case gave to what the store has.
-    fn told(&self, id: &ImageId) -> Option<ImageId> {
+    fn scripted_id(&self, id: &ImageId) -> Option<ImageId> {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner).get(id.as_str()).map(ImageId::from)
     }
 
@@ -154,7 +154,7 @@ impl Backend for ScriptedStore {
         let (store, image) = (self.store.clone(), image.clone());
         let found = self.run(async move { store.status(&image).await }).await?;
         Ok(match (scripted, found) {
-            (Some(scripted), Some(found)) if self.told(&found.id).as_ref() == Some(&scripted.id) => {
+            (Some(scripted), Some(found)) if self.scripted_id(&found.id).as_ref() == Some(&scripted.id) => {
                 Some(scripted)
             }
             (_, found) => found,
@@ -175,7 +175,7 @@ impl Backend for ScriptedStore {
         let scripted = self.script.pull(image, credential, sandbox, progress).await;
         let pulled = self.pull_as(image, scripted.as_ref().map(ImageId::as_str).map_err(|_| ())).await;
         match (scripted, pulled) {
-            (Ok(id), Ok(pulled)) if self.told(&pulled).as_ref() == Some(&id) => Ok(id),
+            (Ok(id), Ok(pulled)) if self.scripted_id(&pulled).as_ref() == Some(&id) => Ok(id),
             (Err(error), Err(_)) => Err(error),
             (_, pulled) => pulled,
         }

@@ -61,7 +61,7 @@ pub(crate) fn simulated<T>(case: impl Future<Output = T>) -> T {
     runtime.block_on(case)
 }
 
-/// Lets all tasks run until none can go on by itself.
+/// Lets all tasks run until each waits for an input.
 async fn settle() {
     for _ in 0..200 {
         tokio::task::yield_now().await;

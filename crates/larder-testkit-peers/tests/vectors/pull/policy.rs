@@ -113,7 +113,7 @@ pub(super) async fn ensure_sequence(input: EnsureSequence, stage: BackendUnderTe
         tokio::time::advance(ms(attempt.advance_ms)).await;
         records.answer(attempt.must_attempt_pull.clone(), attempt.record_intent_error.clone());
         if let Some(text) = &attempt.inspect_error {
-            // Only asked for by policies that look first; for the others it must stay unused.
+            // Only called by policies that check for the image first; the others must not call it.
             let policy = attempt.policy.as_ref().unwrap_or(&input.policy);
             if policy != "Always" {
                 stage.script.fail_next(BackendOp::Status, error(text));

@@ -1,4 +1,4 @@
-//! `puller.json`: how many pulls run at once, in which order, and what is told of those that wait.
+//! `puller.json`: how many pulls run at once, in which order, and the status of those that wait.
 
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ impl PausedPullManager {
         settle().await;
     }
 
-    /// Images as requested, in the order in which the runtime was asked for them.
+    /// Images as requested, in the order of the calls to the runtime.
     fn runtime_pulls(&self) -> Vec<String> {
         let pulls = self.backend.calls().into_iter().filter_map(|call| match call {
             BackendCall::Pull { image, .. } => Some(image.trim_end_matches(":latest").to_owned()),

@@ -1,4 +1,4 @@
-//! What a manager tells, written down for a case: events, metrics, times, and what the records are asked.
+//! Recorders of the output of a manager in a case: events, metrics, times, and calls to the records.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -80,7 +80,7 @@ impl PullTimeRecorder for PullTimeCounter {
     }
 }
 
-/// A record check that answers as the case says and notes what it was told.
+/// A record check with the answers of the case, which records its calls.
 #[derive(Default)]
 pub(super) struct ScriptedRecords {
     answers: Mutex<(MustAttemptPullAnswer, Option<String>)>,

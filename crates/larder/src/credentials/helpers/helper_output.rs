@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_none() {
+    fn an_invalid_answer_is_none() {
         for text in ["", "null", "[]", "hunter2", "{\"Secret\": 1}", "{\"Username\": \"bob\"}", "{} {}"] {
             assert_eq!(decode(text.as_bytes()), None, "{text}");
         }

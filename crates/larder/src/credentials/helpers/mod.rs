@@ -43,7 +43,7 @@ pub enum HelperError {
     Run {
         /// The helper.
         name: String,
-        /// What went wrong.
+        /// The problem.
         problem: String,
     },
     /// It failed, and not because it has no credentials.

@@ -42,7 +42,7 @@ async fn a_helper_without_credentials_is_no_error() {
 }
 
 #[tokio::test]
-async fn what_a_helper_writes_is_in_no_error() {
+async fn the_output_of_a_helper_is_in_no_error() {
     for script in [
         "echo hunter2; echo hunter2 >&2; exit 1",
         "echo hunter2; exit 0",

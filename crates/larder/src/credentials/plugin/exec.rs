@@ -78,7 +78,7 @@ pub enum PluginExecError {
         name: String,
         /// The image.
         image: String,
-        /// What went wrong.
+        /// The problem.
         problem: String,
     },
     /// Its answer is invalid.

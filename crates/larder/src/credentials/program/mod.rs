@@ -1,7 +1,7 @@
 //! Credential programs: trusted by file permissions, with bounded run time and output.
 //!
 //! Promises: a program's output is never shown, because it may be a password; its memory is overwritten after use; when
-//! the caller is cancelled, the program's process group is killed.
+//! the caller is canceled, the program's process group is killed.
 
 mod run;
 mod trust;

@@ -52,7 +52,7 @@ pub(in super::super) struct ProgramOutput {
 /// Why a program returned no output. Never quotes it.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum ProgramError {
-    #[error("could not be started: {0}")]
+    #[error("cannot be started: {0}")]
     Start(#[source] io::Error),
     #[error("did not end within {} and was killed", go_format::duration(TIME_LIMIT))]
     TimedOut,

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_can_write_to_is_refused() {
+    fn a_program_that_others_can_write_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let (bin, program) = (dir.path().join("bin"), dir.path().join("bin/p"));
         fs_err::create_dir_all(&bin).unwrap();

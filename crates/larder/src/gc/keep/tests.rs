@@ -119,7 +119,7 @@ fn a_rule_that_matches_nothing_names_what_is_near() {
 }
 
 #[test]
-fn what_a_rule_cannot_judge_is_kept_and_takes_no_part_of_its_budget() {
+fn an_image_that_a_rule_cannot_judge_is_kept_outside_of_its_budget() {
     let mut images = [held("known", &[], 60, 10), held("unknown", &[], 60, 20), held("other", &[], 60, 30)];
     images[0].labels.insert("keep".into(), "yes".into());
     let mut seen = seen(&images);

@@ -1,6 +1,6 @@
 //! Usage records on disk: one versioned file, replaced atomically.
 //!
-//! A file that is broken or from a later version is moved aside and reported once, and garbage collection starts
+//! A file that is invalid or from a later version is moved aside and reported once, and garbage collection starts
 //! without it. Its images then count as first seen now, so that losing it never removes anything.
 
 use std::collections::BTreeMap;

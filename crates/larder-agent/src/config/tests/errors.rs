@@ -1,18 +1,18 @@
-//! Each mistake is reported with file, line, key and next step.
+//! Each error is reported with file, line, key and next step.
 
 use super::{read, read_both, read_whole};
 use crate::config::read::{SettingsSource, SettingsSources, load};
 use crate::config::{ConfigErrors, SettingOrigin};
 use crate::environment::DefaultPaths;
 
-/// The reported mistakes, with hints in brackets.
-fn reported(mistakes: &ConfigErrors) -> Vec<String> {
-    let each = mistakes.each().iter();
-    each.map(|mistake| match mistake.hints() {
-        [] => mistake.to_string(),
+/// The reported errors, with hints in brackets.
+fn reported(errors: &ConfigErrors) -> Vec<String> {
+    let each = errors.each().iter();
+    each.map(|error| match error.hints() {
+        [] => error.to_string(),
         hints => {
             let hints: Vec<_> = hints.iter().map(ToString::to_string).collect();
-            format!("{mistake} [{}]", hints.join("; "))
+            format!("{error} [{}]", hints.join("; "))
         }
     })
     .collect()
@@ -20,17 +20,17 @@ fn reported(mistakes: &ConfigErrors) -> Vec<String> {
 
 #[track_caller]
 fn expect(settings: &str, wanted: &[&str]) {
-    let mistakes = read(settings).expect_err(settings);
-    assert_eq!(reported(&mistakes), wanted, "{settings}");
+    let errors = read(settings).expect_err(settings);
+    assert_eq!(reported(&errors), wanted, "{settings}");
 }
 
 #[test]
 fn values_of_the_wrong_type_are_named() {
     for (settings, wanted) in [
-        ("registryPullQPS: many", "c.yaml:3: registryPullQPS: must be a number, is a text"),
+        ("registryPullQPS: many", "c.yaml:3: registryPullQPS: must be a number, is a string"),
         (
             "registryPullQPS: '5'",
-            "c.yaml:3: registryPullQPS: must be a number, is a text [leave out the quotes]",
+            "c.yaml:3: registryPullQPS: must be a number, is a string [leave out the quotes]",
         ),
         (
             "registryPullQPS: 1.5",
@@ -44,7 +44,7 @@ fn values_of_the_wrong_type_are_named() {
         ("serializeImagePulls: 1", "c.yaml:3: serializeImagePulls: must be true or false, is the number 1"),
         (
             "serializeImagePulls: 'true'",
-            "c.yaml:3: serializeImagePulls: must be true or false, is a text [leave out the quotes]",
+            "c.yaml:3: serializeImagePulls: must be true or false, is a string [leave out the quotes]",
         ),
         (
             "imageMinimumGCAge: 120",
@@ -79,6 +79,15 @@ fn values_of_the_wrong_type_are_named() {
             "gc: {accounting: Exact}",
             "c.yaml:3: gc.accounting: must be one of exact, nominal; is \"Exact\" [did you mean exact?]",
         ),
+        ("gc: {clock: believe}", "c.yaml:3: gc.clock: must be one of keepAges, wallClock; is \"believe\""),
+        (
+            "gc: {neverUsed: infinitelyOld}",
+            "c.yaml:3: gc.neverUsed: must be one of fromFirstSeen, expired; is \"infinitelyOld\"",
+        ),
+        (
+            "pull: {sameImage: once}",
+            "c.yaml:3: pull.sameImage: must be one of share, eachRequest; is \"once\"",
+        ),
         (
             "log: {level: loud}",
             "c.yaml:3: log.level: must be one of error, warn, info, debug, trace; is \"loud\"",
@@ -92,7 +101,7 @@ fn values_of_the_wrong_type_are_named() {
             "c.yaml:3: listen.mode: must be an octal mode from \"0000\" to \"0777\", is \"0999\"",
         ),
         ("root: images", "c.yaml:3: root: must be an absolute path, is \"images\" [begin it with /]"),
-        ("staticPodPath: [/a]", "c.yaml:3: staticPodPath: must be a text, is a list"),
+        ("staticPodPath: [/a]", "c.yaml:3: staticPodPath: must be a string, is a list"),
         (
             "metrics: {address: localhost}",
             "c.yaml:3: metrics.address: \"localhost\": not an address with a port [write it like 127.0.0.1:9464 or \
@@ -100,7 +109,7 @@ fn values_of_the_wrong_type_are_named() {
         ),
         (
             "registry: {certsDirs: /etc/certs}",
-            "c.yaml:3: registry.certsDirs: must be a list, is a text [begin each entry with a dash: - name: ...]",
+            "c.yaml:3: registry.certsDirs: must be a list, is a string [begin each entry with a dash: - name: ...]",
         ),
         (
             "registry: {certsDirs: [certs]}",
@@ -212,21 +221,21 @@ fn contradicting_settings_are_reported_at_their_place() {
         expect(settings, &[wanted]);
     }
     let long = "x".repeat(120);
-    let mistakes = read(&format!("listen: {{socket: /{long}}}")).unwrap_err();
-    assert!(mistakes.to_string().contains("121 bytes, the limit is 107"), "{mistakes}");
+    let errors = read(&format!("listen: {{socket: /{long}}}")).unwrap_err();
+    assert!(errors.to_string().contains("121 bytes, the limit is 107"), "{errors}");
 }
 
 #[test]
 fn credentials_of_a_proxy_are_refused_and_not_shown() {
     for url in ["http://u:hunter2@proxy.example:1", "u:hunter2@proxy.example", "socks5://hunter2@x"] {
-        let mistakes = read(&format!("registry: {{proxy: '{url}'}}")).unwrap_err();
-        assert!(mistakes.to_string().ends_with("registry.proxy: must not hold credentials"), "{mistakes}");
-        assert!(!format!("{mistakes:?}").contains("hunter2"), "{mistakes:?}");
+        let errors = read(&format!("registry: {{proxy: '{url}'}}")).unwrap_err();
+        assert!(errors.to_string().ends_with("registry.proxy: must not hold credentials"), "{errors}");
+        assert!(!format!("{errors:?}").contains("hunter2"), "{errors:?}");
     }
 }
 
 #[test]
-fn mistakes_name_the_item_of_a_list() {
+fn errors_name_the_item_of_a_list() {
     expect(
         "gc:\n  keep:\n    - name: a\n      digest: sha256:b\n    - nam: a\n    - newest: 3\n    - label: ''\n    - 5\n",
         &[
@@ -259,13 +268,13 @@ fn mistakes_name_the_item_of_a_list() {
 }
 
 #[test]
-fn all_mistakes_are_reported_together() {
+fn all_errors_are_reported_together() {
     expect(
         "gc:\n  period: soon\nimageGCHighThresholdPercent: 101\nregistryBurst: -1\nroots: /x\nlog: {level: 5}\n",
         &[
             "c.yaml:4: gc.period: \"soon\": not a duration; use a form like 90s, 5m or 1h30m",
             "c.yaml:7: roots: unknown setting [did you mean root?]",
-            "c.yaml:8: log.level: must be a text, is the number 5 [put it in quotes]",
+            "c.yaml:8: log.level: must be a string, is the number 5 [put it in quotes]",
             "c.yaml:5: imageGCHighThresholdPercent: invalid configuration: imageGCHighThresholdPercent \
              (--image-gc-high-threshold) 101 must be between 0 and 100, inclusive",
             "c.yaml:6: registryBurst: invalid configuration: registryBurst (--registry-burst) -1 must not be a negative \
@@ -278,7 +287,7 @@ fn all_mistakes_are_reported_together() {
 fn a_value_that_cannot_be_read_contradicts_nothing() {
     expect(
         "imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: '60'\n",
-        &["c.yaml:4: imageGCLowThresholdPercent: must be a number, is a text [leave out the quotes]"],
+        &["c.yaml:4: imageGCLowThresholdPercent: must be a number, is a string [leave out the quotes]"],
     );
 }
 
@@ -289,7 +298,7 @@ fn a_file_of_another_kind_is_reported() {
         ("", vec![format!("c.yaml: is empty [{begin}]")]),
         ("# nothing\n", vec![format!("c.yaml: is empty [{begin}]")]),
         ("- a\n", vec![format!("c.yaml:1: must be a mapping of settings, is a list [{begin}]")]),
-        ("root\n", vec![format!("c.yaml:1: must be a mapping of settings, is a text [{begin}]")]),
+        ("root\n", vec![format!("c.yaml:1: must be a mapping of settings, is a string [{begin}]")]),
         (
             "kind: KubeletConfiguration\nfoo: 1\n",
             vec!["c.yaml:1: this is a KubeletConfiguration [use it with --kubelet-config]".to_owned()],
@@ -324,13 +333,13 @@ fn a_file_of_another_kind_is_reported() {
 fn in_kubelets_file_only_settings_about_images_count() {
     let config = read_both("maxPods: nonsense\nroot: 5\nstaticPodPath: 7\nregistryPullQPS: 7\n", "").unwrap();
     assert_eq!(config.images.registry_pull_qps, 7);
-    let mistakes = read_both("registryPullQPS: '7'\nfeatureGates: 5\n", "registryBurst: x\n").unwrap_err();
+    let errors = read_both("registryPullQPS: '7'\nfeatureGates: 5\n", "registryBurst: x\n").unwrap_err();
     assert_eq!(
-        reported(&mistakes),
+        reported(&errors),
         [
-            "k.yaml:3: registryPullQPS: must be a number, is a text [leave out the quotes]",
+            "k.yaml:3: registryPullQPS: must be a number, is a string [leave out the quotes]",
             "k.yaml:4: featureGates: must be a mapping, is the number 5",
-            "c.yaml:3: registryBurst: must be a number, is a text",
+            "c.yaml:3: registryBurst: must be a number, is a string",
         ]
     );
 }
@@ -339,8 +348,8 @@ fn in_kubelets_file_only_settings_about_images_count() {
 fn load_file(path: &std::path::Path, required: bool) -> Result<(), Vec<String>> {
     let layers = vec![SettingsSource::File { path: path.to_owned(), required }];
     let loaded = load(&SettingsSources { places: super::places(), layers });
-    loaded.map(drop).map_err(|mistakes| {
-        reported(&mistakes).into_iter().map(|line| line.replace(&*path.to_string_lossy(), "F")).collect()
+    loaded.map(drop).map_err(|errors| {
+        reported(&errors).into_iter().map(|line| line.replace(&*path.to_string_lossy(), "F")).collect()
     })
 }
 
@@ -362,7 +371,7 @@ fn unreadable_files_are_reported_with_the_cause() {
 }
 
 #[test]
-fn mistakes_name_flags_and_variables() {
+fn errors_name_flags_and_variables() {
     let given = |by, key, value: &str| SettingsSource::Given { by, key, value: value.to_owned() };
     let sources = SettingsSources {
         places: DefaultPaths::default(),
@@ -381,7 +390,7 @@ fn mistakes_name_flags_and_variables() {
             "LARDER_BACKEND: backend: \"x\": not store, cri, docker or a socket [write a socket as unix:///path/to.sock]",
             "--certs-d: registry.certsDirs[0]: must be an absolute path, is \"certs\" [begin it with /]",
             "--registry-qps: registryPullQPS: must be a whole number from -2147483648 to 2147483647, is \"many\"",
-            "--serialize-image-pulls: serializeImagePulls: must be true or false, is a text",
+            "--serialize-image-pulls: serializeImagePulls: must be true or false, is a string",
             "--image-gc-high-threshold: imageGCHighThresholdPercent: invalid configuration: imageGCLowThresholdPercent \
              (--image-gc-low-threshold) 80 must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) 50 \
              [imageGCLowThresholdPercent is set by default, imageGCHighThresholdPercent is set by --image-gc-high-threshold]",
