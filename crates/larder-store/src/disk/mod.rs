@@ -10,6 +10,7 @@
 mod measure;
 mod real;
 mod remove;
+mod size_accuracy;
 
 use std::fmt;
 use std::io;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 pub(crate) use measure::measure_one;
 pub use measure::{DiskSpace, measure};
 pub use real::RealDisk;
+pub(crate) use size_accuracy::SizeAccuracy;
 
 /// How [`Disk::open`] opens a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,44 +1,14 @@
-//! When the size of a layer is known, and layers whose size was taken too early.
-//!
-//! ext4 counts the blocks of a file as it is written. XFS adds blocks that it reserves behind the end of an open file, and
-//! gives most of them back later. Others, such as btrfs, compress or share blocks: what a removal frees can only be
-//! estimated there, and the best estimate is that of files that are closed and synced.
+//! Measures layers when their size is final, and those that an earlier version measured too early.
 
 use std::collections::HashMap;
 use std::io;
-use std::path::Path;
 
 use super::db::{DbRead as _, LAYERS};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::layers::LayerHandle;
 use super::records::{LayerKey, LayerRecord};
-use crate::disk::{DiskSpace, measure};
-
-/// What a filesystem reports as the size of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SizeAccuracy {
-    /// What removing the file frees, also while it is written.
-    WhileWritten,
-    /// What removing the file frees, once it is closed and synced.
-    AfterSync,
-    /// An estimate of it.
-    Estimated,
-}
-
-impl SizeAccuracy {
-    /// That of the filesystem which holds `path`.
-    pub(crate) fn of(path: &Path) -> io::Result<SizeAccuracy> {
-        const EXT4: i64 = 0xef53;
-        const TMPFS: i64 = 0x0102_1994;
-        const XFS: i64 = 0x5846_5342;
-        Ok(match rustix::fs::statfs(path)?.f_type {
-            EXT4 | TMPFS => SizeAccuracy::WhileWritten,
-            XFS => SizeAccuracy::AfterSync,
-            _ => SizeAccuracy::Estimated,
-        })
-    }
-}
+use crate::disk::{DiskSpace, SizeAccuracy, measure};
 
 impl Store {
     /// Whether layer sizes are estimates on this filesystem.

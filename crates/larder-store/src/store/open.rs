@@ -7,12 +7,11 @@ use std::sync::{Arc, Mutex};
 use super::db::Db;
 use super::error::StoreOpenError;
 use super::handle::{OpenStore, Store};
-use super::layer_sizes::SizeAccuracy;
 use super::layout::{StoreLayout, names_in};
 use super::lock::{StoreLock, StoreLockError};
 use super::trash::Trash;
 use super::{FORMAT, StoreConfig};
-use crate::disk::{Disk, FileOpenMode, FilesystemSync, RealDisk};
+use crate::disk::{Disk, FileOpenMode, FilesystemSync, RealDisk, SizeAccuracy};
 
 /// First line of the file `format`.
 const TITLE: &str = "larder image store";

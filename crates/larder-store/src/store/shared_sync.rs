@@ -11,7 +11,6 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::handle::OpenStore;
 use crate::disk::FilesystemSync;
 
 /// A descriptor that several writers share.
@@ -24,6 +23,10 @@ pub(crate) struct SharedSync {
 }
 
 impl SharedSync {
+    pub(super) fn new(filesystem: Box<dyn FilesystemSync>) -> SharedSync {
+        SharedSync { filesystem, failed: AtomicBool::new(false), syncing: Mutex::new(()) }
+    }
+
     /// Returns once everything written so far is durable. Fails if a write failed since the descriptor was opened.
     pub(super) fn sync(&self) -> io::Result<()> {
         let _alone = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -36,19 +39,6 @@ impl SharedSync {
     /// Whether what was written may be lost.
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
-    }
-}
-
-impl OpenStore {
-    /// The descriptor for what is written from now on.
-    pub(super) fn begin_writes(&self) -> io::Result<Arc<SharedSync>> {
-        let mut current = self.writes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(shared) = current.as_ref().filter(|shared| !shared.has_failed()) {
-            return Ok(shared.clone());
-        }
-        let filesystem = self.disk.open_sync(self.layout.root())?;
-        let (failed, syncing) = (AtomicBool::new(false), Mutex::new(()));
-        Ok(current.insert(Arc::new(SharedSync { filesystem, failed, syncing })).clone())
     }
 }
 
