@@ -50,6 +50,7 @@ pub(super) fn of_round(goal: GcGoal, round: &GcRoundResult, policy: &GcPolicy) -
         promised_bytes: promised.bytes,
         promised_inodes: promised.inodes,
         freed_bytes: Some(swept.iter().map(|swept| swept.freed).sum()),
+        available_change_bytes: swept.iter().map(|swept| swept.available_change).sum(),
         reached: round.error.is_none(),
         removals: done().map(|done| removed(&done.removal, done.freed)).collect(),
         images: images.into_iter().map(|verdict| image(verdict, policy)).collect(),

@@ -28,6 +28,14 @@ impl MountedDisk {
         kind.is_available().then(|| MountedDisk(LoopDisk::new(kind, mib, &["-i", "16384"]).unwrap()))
     }
 
+    /// One of the kind that `LARDER_TEST_FILESYSTEM` names, ext4 without it.
+    fn of_environment(mib: u64) -> Option<MountedDisk> {
+        match LoopFilesystem::of_environment() {
+            LoopFilesystem::Ext4 => MountedDisk::new(mib),
+            kind => kind.is_available().then(|| MountedDisk(LoopDisk::new(kind, mib, &[]).unwrap())),
+        }
+    }
+
     pub(crate) fn path(&self) -> PathBuf {
         self.0.path()
     }
@@ -78,6 +86,11 @@ impl MountedDisk {
             store.end_lease(&lease.id).unwrap();
         }
     }
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn number(value: &Value, field: &str) -> u64 {
