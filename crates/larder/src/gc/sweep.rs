@@ -132,6 +132,8 @@ struct Sweep<'a> {
     counted: bool,
     /// Whether the filesystem did not show what a removal freed, because other processes write to it.
     busy: bool,
+    /// What was free before the first removal.
+    began_with: Option<DiskSpace>,
     /// Bytes to free, where the goal is a number of bytes.
     bytes_to_free: Option<u64>,
     snapshot: &'a mut GcSnapshot,
@@ -160,6 +162,7 @@ pub async fn sweep(
         freed_by_others: 0,
         counted: true,
         busy: false,
+        began_with: before.map(filesystem_stats::free),
         bytes_to_free: matches!(goal, GcGoal::Free { .. }).then_some(first.need.bytes),
         snapshot,
         swept: SweepReport::default(),
@@ -261,7 +264,7 @@ impl Sweep<'_> {
         let before = before?;
         let expected = counted.unwrap_or(removal.frees);
         let (longest, waits) = match counted {
-            Some(_) => (self.patience.quiet, !self.busy),
+            Some(counted) => (self.patience.quiet, !self.busy || self.should_be_reached(counted)),
             None => (self.patience.longest, true),
         };
         let (start, mut changed) = (Instant::now(), Instant::now());
@@ -290,6 +293,13 @@ impl Sweep<'_> {
             }
             tokio::time::sleep(self.patience.poll).await;
         }
+    }
+
+    /// Whether the goal is reached by the counted removals, `last` included, if nothing else writes to the filesystem.
+    fn should_be_reached(&self, last: DiskSpace) -> bool {
+        let (ReclaimTarget::Free(wanted), Some(began)) = (self.target, self.began_with) else { return false };
+        let counted = self.swept.done.iter().filter_map(|done| done.freed).sum::<DiskSpace>();
+        (began + counted + last).shortfall_to(wanted) == DiskSpace::ZERO
     }
 
     /// The part of an amount that the goal counts; the rest is not waited for.
