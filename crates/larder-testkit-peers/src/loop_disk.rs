@@ -1,7 +1,6 @@
 //! A small filesystem in a file, mounted as long as its value lives. As root only.
 
 use std::fmt;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -36,7 +35,7 @@ impl LoopFilesystem {
     pub fn of_environment() -> LoopFilesystem {
         let Some(name) = std::env::var_os("LARDER_TEST_FILESYSTEM") else { return LoopFilesystem::Ext4 };
         let known = LoopFilesystem::ALL.into_iter().find(|kind| name == kind.name());
-        known.unwrap_or_else(|| panic!("LARDER_TEST_FILESYSTEM={name:?}: ext4, xfs and btrfs are known"))
+        known.unwrap_or_else(|| panic!("LARDER_TEST_FILESYSTEM={}: not ext4, xfs or btrfs", name.display()))
     }
 
     /// As `mount -t` takes it.
@@ -106,7 +105,7 @@ impl LoopDisk {
         mib: u64,
         options: &[&str],
     ) -> PeerResult<LoopDisk> {
-        File::create(&image)?.set_len(mib.max(kind.least_mib()) << 20)?;
+        fs_err::File::create(&image)?.set_len(mib.max(kind.least_mib()) << 20)?;
         let program = format!("mkfs.{kind}");
         let mut mkfs = Command::new(find_program(&program).unwrap_or_else(|| program.into()));
         match kind {
@@ -134,7 +133,7 @@ impl LoopDisk {
     /// Bytes and inodes that are free, after a sync; and all bytes.
     pub fn free(&self) -> PeerResult<(DiskSpace, u64)> {
         self.sync()?;
-        let stat = statvfs(&self.path()).map_err(|error| PeerError::new("measure the filesystem", error))?;
+        let stat = statvfs(self.path()).map_err(|error| PeerError::new("measure the filesystem", error))?;
         let free = DiskSpace { bytes: stat.f_bavail * stat.f_frsize, inodes: stat.f_favail };
         Ok((free, stat.f_blocks * stat.f_frsize))
     }
@@ -147,7 +146,7 @@ impl LoopDisk {
 
     /// Unmounts it and mounts it again: nothing of it is in the page cache then.
     pub fn remount(&self) -> PeerResult<()> {
-        unmount(&self.path(), UnmountFlags::empty()).map_err(|error| PeerError::new("unmount", error))?;
+        unmount(self.path(), UnmountFlags::empty()).map_err(|error| PeerError::new("unmount", error))?;
         self.mount()
     }
 
@@ -159,6 +158,6 @@ impl LoopDisk {
 impl Drop for LoopDisk {
     fn drop(&mut self) {
         // What is still open in it keeps it until it is closed.
-        let _ = unmount(&self.path(), UnmountFlags::DETACH);
+        let _ = unmount(self.path(), UnmountFlags::DETACH);
     }
 }

@@ -83,7 +83,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let doing = "keep layers";
         let writes = self.0.begin_writes().context(doing)?;
-        self.0.sync_layers(doing, writes, layers)?;
+        sync_layers(doing, writes, layers)?;
         let fresh = self.0.settled_records(layers)?;
         let _gate = self.0.gate();
         self.0.db.write(doing, |writer| {
@@ -114,7 +114,7 @@ impl OpenStore {
             self.put_blob(digest, bytes)?;
         }
         let layers: Vec<LayerHandle> = image.layers.iter().map(|layer| layer.layer.clone()).collect();
-        self.sync_layers(doing, writes, &layers)?;
+        sync_layers(doing, writes, &layers)?;
         let fresh = self.settled_records(&layers)?;
 
         let gate = self.gate();
@@ -136,29 +136,6 @@ impl OpenStore {
         drop(held);
         self.discard_ingests(&record);
         Ok(record)
-    }
-
-    /// Makes fresh layers durable, and what was written since `writes` began.
-    fn sync_layers(
-        &self,
-        doing: &'static str,
-        writes: Arc<SharedSync>,
-        layers: &[LayerHandle],
-    ) -> Result<(), StoreError> {
-        let fresh = || layers.iter().filter(|layer| layer.is_fresh());
-        let of_layers = fresh().filter_map(LayerHandle::written).cloned();
-        sync_each(of_layers.chain([writes]).collect()).context(doing)?;
-        fresh().filter(|layer| layer.written().is_none()).try_for_each(|layer| self.verify_on_disk(layer))
-    }
-
-    /// Compares a layer that a dead process wrote with its manifest. Its write errors may have gone to another process.
-    fn verify_on_disk(&self, layer: &LayerHandle) -> Result<(), StoreError> {
-        let (fs, files) = (layer.fs(), layer.path().join(FILES));
-        if verify(&fs, &files, CheckDepth::Disk).is_ok_and(|mut mismatches| mismatches.next().is_none()) {
-            return Ok(());
-        }
-        layer.set_lost();
-        Err(StoreError::LostWrites { key: layer.key().clone() })
     }
 
     /// Writes the image's record, moves its names to it, and returns it with the images that lost a name.
@@ -246,6 +223,28 @@ impl OpenStore {
         }
         Ok(())
     }
+}
+
+/// Makes fresh layers durable, and what was written since `writes` began.
+fn sync_layers(
+    doing: &'static str,
+    writes: Arc<SharedSync>,
+    layers: &[LayerHandle],
+) -> Result<(), StoreError> {
+    let fresh = || layers.iter().filter(|layer| layer.is_fresh());
+    let of_layers = fresh().filter_map(LayerHandle::written).cloned();
+    sync_each(of_layers.chain([writes]).collect()).context(doing)?;
+    fresh().filter(|layer| layer.written().is_none()).try_for_each(verify_on_disk)
+}
+
+/// Compares a layer that a dead process wrote with its manifest. Its write errors may have gone to another process.
+fn verify_on_disk(layer: &LayerHandle) -> Result<(), StoreError> {
+    let (fs, files) = (layer.fs(), layer.path().join(FILES));
+    if verify(&fs, &files, CheckDepth::Disk).is_ok_and(|mut mismatches| mismatches.next().is_none()) {
+        return Ok(());
+    }
+    layer.set_lost();
+    Err(StoreError::LostWrites { key: layer.key().clone() })
 }
 
 /// Checks the config, and that its layers are those that were given.
