@@ -9,6 +9,9 @@ missing_packages() {
         docker.io) program=dockerd ;;
         util-linux) program=setpriv ;;
         systemd) program=systemd-analyze ;;
+        e2fsprogs) program=mkfs.ext4 ;;
+        xfsprogs) program=mkfs.xfs ;;
+        btrfs-progs) program=mkfs.btrfs ;;
         *) program=$package ;;
         esac
         PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v "$program" >/dev/null || echo "$package"

@@ -13,8 +13,9 @@ use larder::hint::Hint;
 use larder::pod::SandboxConfig;
 use larder::reference::{ImageId, ImageName};
 
+use crate::disk::DiskSpace;
 use crate::pull::{PullError, StorePuller};
-use crate::store::{RemoveOptions, Store, StoreError};
+use crate::store::{RemoveOptions, Store, StoreError, StoreRemoval};
 use larder_registry::FetchErrorKind;
 
 /// Pulls into a store and lists its images.
@@ -42,12 +43,16 @@ impl StoreBackend {
     /// Removes an image under all its names, even if it is mounted: the mount is not affected, and its layers are
     /// removed on unmount. Succeeds if the image is already removed.
     pub async fn remove_mounted(&self, image: &ImageName) -> Result<(), BackendError> {
-        self.remove_with(image, RemoveOptions { force: true, ..RemoveOptions::default() }).await
+        self.remove_with(image, RemoveOptions { force: true, ..RemoveOptions::default() }).await.map(drop)
     }
 
-    async fn remove_with(&self, image: &ImageName, options: RemoveOptions) -> Result<(), BackendError> {
+    async fn remove_with(
+        &self,
+        image: &ImageName,
+        options: RemoveOptions,
+    ) -> Result<Option<StoreRemoval>, BackendError> {
         let name = image.clone();
-        self.ask(move |store| store.remove(&name, options).map(drop)).await
+        self.ask(move |store| store.remove(&name, options)).await
     }
 
     /// Asks the store on a thread where it may block.
@@ -115,7 +120,14 @@ impl Backend for StoreBackend {
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        self.remove_with(&image.image, RemoveOptions::default()).await
+        self.remove_with(&image.image, RemoveOptions::default()).await.map(drop)
+    }
+
+    /// Sizes that are estimates are not reported: the change of the filesystem tells more.
+    async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
+        let removed = self.remove_with(&image.image, RemoveOptions::default()).await?;
+        let freed = removed.map_or(DiskSpace::ZERO, |removed| removed.freed);
+        Ok(Some(freed).filter(|_| !self.store().estimates_sizes()))
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {

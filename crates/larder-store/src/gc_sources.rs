@@ -20,7 +20,7 @@ use larder_registry::manifest::ImageConfig;
 impl LayerSource for StoreBackend {
     async fn layers(&self, _: &[Image]) -> Result<LayerUsageIndex, BackendError> {
         let store = self.store().clone();
-        match tokio::task::spawn_blocking(move || store.layer_usage_index()).await {
+        match tokio::task::spawn_blocking(move || exact_layers(&store)).await {
             Ok(sharing) => sharing.map_err(|error| failed(&error, CallErrorKind::Other)),
             Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
         }
@@ -87,7 +87,7 @@ impl LayerSource for StoreLayerSource {
         let (store, known) = (self.store.store().clone(), Arc::clone(&self.known));
         let ids: HashSet<ImageId> = images.iter().map(|image| image.id.clone()).collect();
         let read = move || -> Result<LayerUsageIndex, StoreError> {
-            let mut layers = store.layer_usage_index()?;
+            let mut layers = exact_layers(&store)?;
             let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
             known.retain(|id, labels| labels.is_some() && ids.contains(id));
             for id in ids {
@@ -108,6 +108,15 @@ impl LayerSource for StoreLayerSource {
             Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
         }
     }
+}
+
+/// The layers, each measured after it was synced. Without that, as when the disk is full, their sizes are as they were
+/// recorded.
+fn exact_layers(store: &Store) -> Result<LayerUsageIndex, StoreError> {
+    if let Err(error) = store.settle_layer_sizes() {
+        tracing::warn!("{}", larder::error_chain(&error));
+    }
+    store.layer_usage_index()
 }
 
 fn config_of(store: &Store, id: &ImageId) -> Result<Option<ImageConfig>, StoreError> {

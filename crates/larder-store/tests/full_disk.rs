@@ -8,7 +8,6 @@
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder::backend::ProgressReporter;
@@ -23,42 +22,29 @@ use larder_store::store::import::ImportSource;
 use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
-use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::{ImageBuilder, LayerFiles};
+use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
 use tempfile::TempDir;
 
-/// A filesystem in a file, mounted as long as this lives.
-struct SmallDisk {
-    dir: TempDir,
-}
+/// A small ext4.
+struct SmallDisk(LoopDisk);
 
 impl SmallDisk {
     /// Of so many MiB and inodes; `None`, after a loud message, where it cannot be mounted.
     fn new(mib: u64, inodes: u64) -> Option<SmallDisk> {
-        if !rustix::process::geteuid().is_root() || find_program("mkfs.ext4").is_none() {
-            assert!(std::env::var_os("CI").is_none(), "CI must not skip full disks: run the tests as root");
-            eprintln!("==== SKIPPED, NOT TESTED: a full disk needs root and mkfs.ext4 ====");
-            return None;
-        }
-        let disk = SmallDisk { dir: tempfile::tempdir().unwrap() };
-        let image = disk.dir.path().join("image");
-        fs_err::File::create(&image).unwrap().set_len(mib << 20).unwrap();
-        let inodes = inodes.to_string();
-        run(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0", "-N", &inodes]).arg(&image));
-        fs_err::create_dir(disk.path()).unwrap();
-        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(disk.path()));
-        Some(disk)
+        let kind = LoopFilesystem::Ext4;
+        kind.is_available().then(|| {
+            let inodes = inodes.to_string();
+            SmallDisk(LoopDisk::new(kind, mib, &["-b", "1024", "-N", &inodes]).unwrap())
+        })
     }
 
     fn path(&self) -> PathBuf {
-        self.dir.path().join("disk")
+        self.0.path()
     }
 
     /// What is free; what was deleted or written a moment ago counts.
     fn free(&self) -> DiskSpace {
-        rustix::fs::syncfs(fs_err::File::open(self.path()).unwrap()).unwrap();
-        let stat = rustix::fs::statvfs(self.path()).unwrap();
-        DiskSpace { bytes: stat.f_bavail * stat.f_frsize, inodes: stat.f_favail }
+        self.0.free().unwrap().0
     }
 
     /// Takes all but `left`.
@@ -81,17 +67,6 @@ impl SmallDisk {
     fn make_room(&self) {
         fs_err::remove_dir_all(self.path().join("filler")).unwrap();
     }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.path(), rustix::mount::UnmountFlags::DETACH);
-    }
-}
-
-fn run(command: &mut Command) {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// How an image is stored.
@@ -285,7 +260,7 @@ fn fill_up(
         drop(store);
         disk.make_room();
         let store = open(disk);
-        assert_mountable(&store, &id, &disk.dir.path().join("mnt"));
+        assert_mountable(&store, &id, &disk.0.dir().join("mnt"));
         source.bring(&store, how, "app").unwrap_or_else(|error| panic!("{what}: again: {}", chain(&error)));
         assert_eq!(sound_images(&store, &what).len(), 2, "{what}");
         let app = store.images().unwrap().into_iter().find(|image| image.id.to_string() != id).unwrap();
@@ -397,7 +372,13 @@ fn a_download_of_a_pull_that_failed_does_not_keep_another_one_out() {
     drop(download);
     let leased = LeaseResources { ingests: vec![archive], ..LeaseResources::default() };
     store
-        .lease(&LeaseRecord { id: "pull/a".into(), kind: LeaseKind::Pull, leased, ends_at: u64::MAX })
+        .lease(&LeaseRecord {
+            id: "pull/a".into(),
+            kind: LeaseKind::Pull,
+            leased,
+            ends_at: u64::MAX,
+            granted: None,
+        })
         .unwrap();
     let kept = store.usage().unwrap().ingest.bytes;
     let offered = store.reclaimable(ReclaimTrigger::Pressure, std::time::SystemTime::now()).unwrap();

@@ -16,7 +16,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_store::disk::{Disk, DiskFile, FileOpenMode, RealDisk};
+use larder_store::disk::{Disk, DiskFile, FileOpenMode, FilesystemSync, RealDisk};
 
 use self::model::{DiskModel, OpenFilesByInode, SeededChoice, UnsyncedWrite};
 
@@ -229,15 +229,8 @@ impl Disk for FaultyDisk {
         state.durable.sync_dir(path, &mut state.pins)
     }
 
-    fn sync_all(&self, _: &Path) -> io::Result<()> {
-        self.0.step()?;
-        let mut guard = self.0.state();
-        let state = &mut *guard;
-        state.durable = DiskModel::of(self.0.dir.path(), &mut state.pins)?;
-        for changes in state.unsynced.values_mut() {
-            changes.clear();
-        }
-        Ok(())
+    fn open_sync(&self, _: &Path) -> io::Result<Box<dyn FilesystemSync>> {
+        Ok(Box::new(self.clone()))
     }
 
     /// A step that is to fail is not taken. The power is cut when everything is written and nothing synced.
@@ -275,6 +268,19 @@ impl Disk for FaultyDisk {
 
     fn boot_id(&self) -> String {
         format!("boot-{}", self.0.boot)
+    }
+}
+
+impl FilesystemSync for FaultyDisk {
+    fn sync(&self) -> io::Result<()> {
+        self.0.step()?;
+        let mut guard = self.0.state();
+        let state = &mut *guard;
+        state.durable = DiskModel::of(self.0.dir.path(), &mut state.pins)?;
+        for changes in state.unsynced.values_mut() {
+            changes.clear();
+        }
+        Ok(())
     }
 }
 
@@ -356,7 +362,7 @@ mod tests {
         let disk = FaultyDisk::new();
         let (synced, lost) = (disk.root().join("synced"), disk.root().join("lost"));
         write(&disk, &synced, b"old").unwrap();
-        disk.sync_all(disk.root()).unwrap();
+        disk.sync().unwrap();
         write(&disk, &synced, b"new").unwrap();
         write(&disk, &lost, b"x").unwrap();
         let after = disk.restarted(UnsyncedData::Nothing);
@@ -393,7 +399,7 @@ mod tests {
         let (a, b) = (disk.root().join("a"), disk.root().join("b"));
         write(&disk, &a, b"a").unwrap();
         write(&disk, &b, b"b").unwrap();
-        disk.sync_all(disk.root()).unwrap();
+        disk.sync().unwrap();
         disk.remove_file(&b).unwrap();
         // It takes the number of the file that was removed, if anything can.
         write(&disk, &disk.root().join("c"), b"c").unwrap().sync_data().unwrap();
@@ -429,7 +435,7 @@ mod tests {
     fn some_of_what_was_not_synced_may_survive() {
         let disk = FaultyDisk::new();
         let file = write(&disk, &disk.root().join("a"), b"--------").unwrap();
-        disk.sync_all(disk.root()).unwrap();
+        disk.sync().unwrap();
         for at in 0..8 {
             file.write_all_at(b"x", at).unwrap();
         }

@@ -12,7 +12,7 @@
 //! least as long as they do (they are signalled to end when that thread does).
 //!
 //! [`fake_cri`] is a scripted container runtime and [`wire`] a bare client of one; [`faulty_disk`] fails or loses power
-//! below the store; [`fixtures`] puts each backend through `larder_testkit::backend_suite`; [`fuzz`] feeds what strangers
+//! below the store, and [`loop_disk`] mounts a small filesystem of any kind; [`fixtures`] puts each backend through `larder_testkit::backend_suite`; [`fuzz`] feeds what strangers
 //! send to the code that reads it.
 
 pub mod containerd;
@@ -24,6 +24,7 @@ pub mod fixtures;
 pub mod fuzz;
 pub mod holding_proxy;
 pub mod images;
+pub mod loop_disk;
 pub mod packages;
 pub mod process;
 pub mod registry;
@@ -34,6 +35,7 @@ pub use containerd::{Containerd, ContainerdOptions};
 pub use dockerd::{Dockerd, DockerdOptions};
 pub use holding_proxy::HoldingProxy;
 pub use images::{ImageBuilder, LayerFiles};
+pub use loop_disk::{LoopDisk, LoopFilesystem};
 pub use packages::{Availability, Package, require};
 pub use registry::{RegistryAccess, RegistryOptions, RegistryProcess, TlsMode};
 

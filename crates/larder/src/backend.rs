@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 
 use crate::credentials::Credential;
+use crate::gc::DiskSpace;
 use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 pub use crate::progress::{
@@ -195,6 +196,12 @@ pub trait Backend: Send + Sync {
 
     /// Removes an image under all its names. Succeeds when it is already absent, so that a sweep can be repeated.
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError>;
+
+    /// Like [`remove`](Backend::remove). Returns the disk space of the files that this removed; `None` if the backend does
+    /// not report it, as by default.
+    async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
+        self.remove(image).await.map(|()| None)
+    }
 
     /// The filesystems of images and containers, with their usage.
     async fn filesystems(&self) -> Result<Filesystems, BackendError>;

@@ -73,6 +73,7 @@ pub(super) fn of_round(goal: GcGoal, round: &GcRoundResult, policy: &GcPolicy) -
         lagging: swept.iter().any(|swept| swept.lagging),
         space_holders: space_holders.collect(),
         freed_bytes: Some(swept.iter().map(|swept| swept.freed).sum()),
+        available_change_bytes: swept.iter().map(|swept| swept.available_change).sum(),
         reached: round.error.is_none(),
         removals: done().map(|done| removed(&done.removal, done.freed)).collect(),
         images: images.into_iter().map(|verdict| image(verdict, policy)).collect(),

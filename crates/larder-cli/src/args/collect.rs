@@ -202,8 +202,9 @@ pub(crate) struct ExplainAccessArgs {
   larder history
   larder history -o json
 
-EXPECTED has the bytes in the plan, each shared layer counted once. FREED has the measured change of the whole filesystem,
-which includes what other processes wrote and deleted during the removal.
+EXPECTED has the bytes in the plan, each shared layer counted once. FREED has the size of the removed files; where the
+runtime does not report it, or sizes are estimated, the change of the whole filesystem, which includes what other processes
+wrote and deleted.
 
 The history has about the last 5000 removals.")]
 pub(crate) struct HistoryArgs {

@@ -64,7 +64,7 @@ impl FileDamage {
             FileDamage::CutAtPage => bytes.truncate(page),
             FileDamage::CutAnywhere => bytes.truncate(next(bytes.len())),
             FileDamage::Garbage => {
-                bytes = (0..bytes.len().max(100)).map(|_| u8::try_from(next(256)).unwrap()).collect()
+                bytes = (0..bytes.len().max(100)).map(|_| u8::try_from(next(256)).unwrap()).collect();
             }
             FileDamage::Missing => return None,
         }

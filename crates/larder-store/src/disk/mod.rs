@@ -11,6 +11,7 @@ mod measure;
 mod real;
 mod remove;
 mod reserve;
+mod size_accuracy;
 
 use std::fmt;
 use std::io;
@@ -22,6 +23,7 @@ pub use measure::{DiskSpace, measure};
 pub use real::RealDisk;
 pub(crate) use reserve::free_space;
 pub use reserve::{ReserveReached, SpaceReserve};
+pub(crate) use size_accuracy::SizeAccuracy;
 
 /// How [`Disk::open`] opens a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,8 +57,8 @@ pub trait Disk: fmt::Debug + Send + Sync + 'static {
     /// Returns once the entries of this directory are durable.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 
-    /// Returns once everything written so far to the filesystem that holds `path` is durable.
-    fn sync_all(&self, path: &Path) -> io::Result<()>;
+    /// Opens the filesystem that holds `path`, to sync it after writes that follow.
+    fn open_sync(&self, path: &Path) -> io::Result<Box<dyn FilesystemSync>>;
 
     /// Lets the database take a step, in which it writes and syncs `file` by itself. An error of the database is not this
     /// one: it means that there was no such step.
@@ -69,6 +71,14 @@ pub trait Disk: fmt::Debug + Send + Sync + 'static {
     /// Boot ID of the machine: what was written without a sync is guaranteed to exist only while
     /// this stays the same.
     fn boot_id(&self) -> String;
+}
+
+/// An open filesystem of a [`Disk`].
+pub trait FilesystemSync: fmt::Debug + Send + Sync {
+    /// Returns once everything written so far to the filesystem is durable. Fails if a write failed since this was
+    /// opened, or since the last call: also one that the kernel made on its own, and whose error another process has
+    /// received. Errors from before it was opened may go unreported.
+    fn sync(&self) -> io::Result<()>;
 }
 
 /// An open file of a [`Disk`]. Calls may overlap.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
-use super::{Disk, DiskFile, FileOpenMode, remove};
+use super::{Disk, DiskFile, FileOpenMode, FilesystemSync, remove};
 
 /// The filesystem of this machine.
 #[derive(Debug, Clone, Copy, Default)]
@@ -49,9 +49,9 @@ impl Disk for RealDisk {
         fs_err::File::open(path)?.sync_all()
     }
 
-    fn sync_all(&self, path: &Path) -> io::Result<()> {
-        let dir = fs_err::File::open(path)?;
-        rustix::fs::syncfs(&dir).map_err(|error| explain("sync the filesystem of", path, &error.into()))
+    fn open_sync(&self, path: &Path) -> io::Result<Box<dyn FilesystemSync>> {
+        let (file, path) = fs_err::File::open(path)?.into_parts();
+        Ok(Box::new(RealSync(RealFile { file, path })))
     }
 
     fn boot_id(&self) -> String {
@@ -72,6 +72,17 @@ fn explain(doing: &str, path: &Path, error: &io::Error) -> io::Error {
 struct RealFile {
     file: std::fs::File,
     path: PathBuf,
+}
+
+/// The kernel reports a failed write once to each descriptor that was open when it failed.
+#[derive(Debug)]
+struct RealSync(RealFile);
+
+impl FilesystemSync for RealSync {
+    fn sync(&self) -> io::Result<()> {
+        let RealFile { file, path } = &self.0;
+        rustix::fs::syncfs(file).map_err(|error| explain("sync the filesystem of", path, &error.into()))
+    }
 }
 
 impl DiskFile for RealFile {

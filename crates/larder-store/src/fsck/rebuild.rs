@@ -233,7 +233,7 @@ fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<LayerRecord> {
         files: 0,
         pending: true,
     };
-    Some(LayerRecord { key: layer.key.clone(), facts, usage, present: true, damaged: false })
+    Some(LayerRecord { key: layer.key.clone(), facts, usage, present: true, damaged: false, settled: true })
 }
 
 /// The images that have a record; incomplete if their manifests and configs are not as they were fetched.

@@ -7,6 +7,8 @@
 //! Guarantees: before the transaction, no reader sees any of it; after it, everything that the image needs is durable. The
 //! leftovers of an interrupted commit are removed when the store is opened.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use larder::reference::{Digest, Reference};
@@ -17,10 +19,12 @@ use super::db::{
 };
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store, seconds};
-use super::layers::LayerHandle;
+use super::layers::{FILES, LayerHandle};
 use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio};
 use super::references::ReferencedItem;
+use super::shared_sync::{SharedSync, sync_each};
+use crate::unpack::{CheckDepth, verify};
 use larder_registry::manifest::{ImageConfig, ManifestError};
 
 /// Key of the learned [`UnpackRatio`] in the table of what is known of the store as a whole.
@@ -78,10 +82,12 @@ impl Store {
         lease: Option<&LeaseRecord>,
     ) -> Result<(), StoreError> {
         let doing = "keep layers";
-        self.0.disk.sync_all(self.0.layout.root()).context(doing)?;
+        let writes = self.0.begin_writes().context(doing)?;
+        sync_layers(doing, writes, layers)?;
+        let fresh = self.0.settled_records(layers)?;
         let _gate = self.0.gate();
         self.0.db.write(doing, |writer| {
-            self.0.put_layers(writer, layers.iter())?;
+            self.0.put_layers(writer, layers, &fresh)?;
             lease.map_or(Ok(()), |lease| writer.put(LEASES, &lease.id, lease))?;
             Ok(())
         })?;
@@ -94,6 +100,7 @@ impl OpenStore {
     fn commit(&self, image: &ImageCommit, now: SystemTime) -> Result<ImageRecord, StoreError> {
         let doing = "commit the image";
         let config = check(image)?;
+        let writes = self.begin_writes().context(doing)?;
         let blobs: Vec<_> = std::iter::once(&image.config).chain(&image.manifests).collect();
         let held = {
             // A removal that is under way has either taken them already, or will leave them.
@@ -106,12 +113,14 @@ impl OpenStore {
         for (digest, bytes) in blobs {
             self.put_blob(digest, bytes)?;
         }
-        self.disk.sync_all(self.layout.root()).context(doing)?;
+        let layers: Vec<LayerHandle> = image.layers.iter().map(|layer| layer.layer.clone()).collect();
+        sync_layers(doing, writes, &layers)?;
+        let fresh = self.settled_records(&layers)?;
 
         let gate = self.gate();
         let (record, others) = self.db.write(doing, |writer| {
-            learn_from(writer, image)?;
-            self.put_layers(writer, image.layers.iter().map(|layer| &layer.layer))?;
+            learn_from(writer, &fresh)?;
+            self.put_layers(writer, &layers, &fresh)?;
             let (record, others) = self.put_image(writer, image, &config, now)?;
             if let Some(lease) = &image.end_lease {
                 writer.delete(LEASES, lease)?;
@@ -121,7 +130,7 @@ impl OpenStore {
             }
             Ok((record, others))
         })?;
-        self.forget_fresh(image.layers.iter().map(|layer| &layer.layer));
+        self.forget_fresh(layers.iter());
         self.note_images(others.iter().chain([&record]));
         drop(gate);
         drop(held);
@@ -178,16 +187,17 @@ impl OpenStore {
     }
 
     /// Writes the records of fresh layers; the others must be there.
-    fn put_layers<'a>(
+    fn put_layers(
         &self,
         writer: &DbTransaction,
-        layers: impl Iterator<Item = &'a LayerHandle>,
+        layers: &[LayerHandle],
+        fresh: &HashMap<LayerKey, LayerRecord>,
     ) -> Result<(), TransactionAbort> {
         for layer in layers {
             let key = layer.key();
             let before = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
-            if layer.is_fresh() {
-                writer.put(LAYERS, key.as_str(), layer.record())?;
+            if let Some(record) = fresh.get(key).filter(|_| layer.is_fresh()) {
+                writer.put(LAYERS, key.as_str(), record)?;
                 if before.is_some() {
                     // It was damaged and is back: images that waited for it may be whole again.
                     self.recheck_images(writer, key)?;
@@ -213,6 +223,28 @@ impl OpenStore {
         }
         Ok(())
     }
+}
+
+/// Makes fresh layers durable, and what was written since `writes` began.
+fn sync_layers(
+    doing: &'static str,
+    writes: Arc<SharedSync>,
+    layers: &[LayerHandle],
+) -> Result<(), StoreError> {
+    let fresh = || layers.iter().filter(|layer| layer.is_fresh());
+    let of_layers = fresh().filter_map(LayerHandle::written).cloned();
+    sync_each(of_layers.chain([writes]).collect()).context(doing)?;
+    fresh().filter(|layer| layer.written().is_none()).try_for_each(verify_on_disk)
+}
+
+/// Compares a layer that a dead process wrote with its manifest. Its write errors may have gone to another process.
+fn verify_on_disk(layer: &LayerHandle) -> Result<(), StoreError> {
+    let (fs, files) = (layer.fs(), layer.path().join(FILES));
+    if verify(&fs, &files, CheckDepth::Disk).is_ok_and(|mut mismatches| mismatches.next().is_none()) {
+        return Ok(());
+    }
+    layer.set_lost();
+    Err(StoreError::LostWrites { key: layer.key().clone() })
 }
 
 /// Checks the config, and that its layers are those that were given.
@@ -321,12 +353,11 @@ pub(crate) fn for_uses(image: &ImageRecord, mut with: impl FnMut(&str) -> DbResu
 }
 
 /// Remembers what fetched bytes became on disk.
-fn learn_from(writer: &DbTransaction, image: &ImageCommit) -> DbResult<()> {
-    let fresh = image.layers.iter().map(|layer| &layer.layer).filter(|layer| layer.is_fresh());
+fn learn_from(writer: &DbTransaction, fresh: &HashMap<LayerKey, LayerRecord>) -> DbResult<()> {
     let (mut fetched, mut became) = (0_u64, crate::disk::DiskSpace::default());
-    for layer in fresh {
-        fetched = fetched.saturating_add(layer.record().facts.compressed_bytes);
-        became += layer.record().usage;
+    for layer in fresh.values() {
+        fetched = fetched.saturating_add(layer.facts.compressed_bytes);
+        became += layer.usage;
     }
     let before = writer.get::<UnpackRatio>(META, RATIO)?;
     match learn(before, fetched, became) {

@@ -199,6 +199,12 @@ pub enum StoreError {
         /// The layer's key.
         key: LayerKey,
     },
+    /// A layer that a dead process unpacked was not completely written to disk. It is removed.
+    #[error("layer {key}, which an interrupted pull had unpacked, was not completely written to disk")]
+    LostWrites {
+        /// The layer's key.
+        key: LayerKey,
+    },
     /// Another pull of this process fetches this blob.
     #[error("{digest} is already being fetched")]
     Busy {
@@ -234,6 +240,9 @@ impl StoreError {
             StoreError::Leased { .. } => "wait until the lease expires".into(),
             StoreError::WrongDigest { .. } => {
                 "retry; if the digest still differs, report it to the registry's operator".into()
+            }
+            StoreError::LostWrites { .. } => {
+                "retry, which fetches the layer again; the kernel log shows disk errors".into()
             }
             StoreError::NoLayer { .. } => {
                 Hint::from("pull the image again; ").command(["fsck"]).text(" finds other damage")

@@ -1,5 +1,6 @@
 //! The store's shared state, which all clones of the handle use.
 
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,8 +11,9 @@ use super::layers::PendingLayers;
 use super::layout::StoreLayout;
 use super::lock::StoreLock;
 use super::references::ReferenceCounts;
+use super::shared_sync::SharedSync;
 use super::trash::Trash;
-use crate::disk::Disk;
+use crate::disk::{Disk, SizeAccuracy};
 
 /// A store of images. Clones share it; it is closed with the last of them, and of the layers and files it gave out.
 #[derive(Debug, Clone)]
@@ -30,12 +32,25 @@ pub(crate) struct OpenStore {
     /// Held while layers and blobs come to their place or leave it, together with what the database says of them.
     /// Looking at images does not need it.
     pub(super) gate: Mutex<()>,
+    pub(super) sizes: SizeAccuracy,
+    /// For what is written from now on; `None` until the first write.
+    pub(super) writes: Mutex<Option<Arc<SharedSync>>>,
     pub(super) _lock: StoreLock,
 }
 
 impl OpenStore {
     pub(crate) fn gate(&self) -> MutexGuard<'_, ()> {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The descriptor for what is written from now on.
+    pub(super) fn begin_writes(&self) -> io::Result<Arc<SharedSync>> {
+        let mut current = self.writes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = current.as_ref().filter(|shared| !shared.has_failed()) {
+            return Ok(shared.clone());
+        }
+        let filesystem = self.disk.open_sync(self.layout.root())?;
+        Ok(current.insert(Arc::new(SharedSync::new(filesystem))).clone())
     }
 }
 

@@ -17,7 +17,8 @@ use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
 use super::references::{ItemReference, ReferencedItem};
-use super::resumable_list::{LayerRecordFile, ResumableLayers};
+use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
+use super::shared_sync::SharedSync;
 use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
 
 /// Name of the directory with the unpacked files, inside of a layer's directory.
@@ -37,6 +38,10 @@ struct LayerHandleInner {
     path: PathBuf,
     /// No commit has made it durable yet.
     uncommitted: AtomicBool,
+    /// Opened before its first write. `None` if it is durable, or if a dead process wrote it.
+    written: Option<Arc<SharedSync>>,
+    /// Not completely written to disk.
+    lost: AtomicBool,
     _hold: ItemReference,
     store: Arc<OpenStore>,
 }
@@ -67,8 +72,25 @@ impl LayerHandle {
         self.0.uncommitted.load(Ordering::Acquire)
     }
 
+    /// What makes it durable; `None` if a dead process wrote it.
+    pub(super) fn written(&self) -> Option<&Arc<SharedSync>> {
+        self.0.written.as_ref()
+    }
+
+    /// Notes that it was not completely written to disk: it is removed, not retained for another pull.
+    pub(super) fn set_lost(&self) {
+        self.0.lost.store(true, Ordering::Release);
+    }
+
     pub(super) fn set_committed(&self) {
         self.0.uncommitted.store(false, Ordering::Release);
+    }
+}
+
+impl LayerHandleInner {
+    /// Whether some of it may not be on disk, although a reader still sees it.
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire) || self.written.as_ref().is_some_and(|written| written.has_failed())
     }
 }
 
@@ -170,6 +192,7 @@ impl LayerWait {
 pub struct LayerStaging {
     store: Arc<OpenStore>,
     dir: PathBuf,
+    written: Arc<SharedSync>,
     finished: bool,
 }
 
@@ -192,13 +215,15 @@ impl LayerStaging {
             key: key.clone(),
             facts,
             usage: DiskSpace::default(),
+            settled: false,
             present: true,
             damaged: false,
         };
         self.write_record(&record)?; // once for its own size, then with it
         record.usage = self.usage(usage)?;
         self.write_record(&record)?;
-        let layer = self.store.place(&self.dir, record)?;
+        let written = self.written.clone();
+        let layer = self.store.place(&self.dir, UncommittedLayer { record, written: Some(written) })?;
         self.finished = true;
         Ok(layer)
     }
@@ -281,33 +306,39 @@ impl Store {
         }
         let get = |reader: &DbSnapshot| reader.get::<LayerRecord>(LAYERS, key.as_str());
         let record = self.0.db.read("look up a layer", get)?.filter(|record| record.present);
-        Ok(record.map(|record| LayerHandle(Arc::new(self.0.inside(record, hold, false)))))
+        Ok(record.map(|record| self.0.committed(record, hold)))
     }
 
     /// A new directory to unpack a layer into.
     pub fn begin_layer(&self) -> Result<LayerStaging, StoreError> {
+        let doing = "create a directory for a layer";
         let dir = self.0.layout.new_staging();
-        self.0.disk.create_dir(&dir).context("create a directory for a layer")?;
-        Ok(LayerStaging { store: self.0.clone(), dir, finished: false })
+        let written = self.0.begin_writes().context(doing)?;
+        self.0.disk.create_dir(&dir).context(doing)?;
+        Ok(LayerStaging { store: self.0.clone(), dir, written, finished: false })
     }
 }
 
 impl OpenStore {
-    fn inside(self: &Arc<Self>, record: LayerRecord, hold: ItemReference, fresh: bool) -> LayerHandleInner {
+    /// The handle of a layer in the database.
+    fn committed(self: &Arc<Self>, record: LayerRecord, hold: ItemReference) -> LayerHandle {
         let path = self.layout.layer(&record.key);
-        LayerHandleInner {
+        let (uncommitted, store) = (AtomicBool::new(false), self.clone());
+        LayerHandle(Arc::new(LayerHandleInner {
             record,
             path,
-            uncommitted: AtomicBool::new(fresh),
+            uncommitted,
+            written: None,
+            lost: AtomicBool::new(false),
             _hold: hold,
-            store: self.clone(),
-        }
+            store,
+        }))
     }
 
     /// Moves a finished layer to its place; what was there gives way if it is damaged, or not in the database.
-    fn place(self: &Arc<Self>, dir: &Path, record: LayerRecord) -> Result<LayerHandle, StoreError> {
+    fn place(self: &Arc<Self>, dir: &Path, layer: UncommittedLayer) -> Result<LayerHandle, StoreError> {
         let doing = "move a layer into the store";
-        let key = record.key.clone();
+        let key = layer.record.key.clone();
         let waiting; // outlives the gate: the last handle of a layer needs it to go
         let _gate = self.gate();
         let used = self.is_used(&key)?;
@@ -320,12 +351,12 @@ impl OpenStore {
         let present = self.db.read(doing, |reader| reader.get::<LayerRecord>(LAYERS, key.as_str()))?;
         if let Some(present) = present.filter(|present| present.is_whole() || (present.present && used)) {
             self.discard(dir).context(doing)?;
-            return Ok(LayerHandle(Arc::new(self.inside(present, hold, false))));
+            return Ok(self.committed(present, hold));
         }
         self.discard_layer(&key)
             .and_then(|()| self.disk.rename(dir, &self.layout.layer(&key)))
             .context(doing)?;
-        Ok(self.fresh(record, hold))
+        Ok(self.fresh(layer, hold))
     }
 
     /// Whether a layer is mounted or referenced. The caller must hold the gate.
@@ -337,8 +368,13 @@ impl OpenStore {
     }
 
     /// The handle of a layer that waits for a commit.
-    fn fresh(self: &Arc<Self>, record: LayerRecord, hold: ItemReference) -> LayerHandle {
-        let layer = Arc::new(self.inside(record, hold, true));
+    fn fresh(self: &Arc<Self>, layer: UncommittedLayer, hold: ItemReference) -> LayerHandle {
+        let UncommittedLayer { record, written } = layer;
+        let path = self.layout.layer(&record.key);
+        let (uncommitted, store) = (AtomicBool::new(true), self.clone());
+        let lost = AtomicBool::new(false);
+        let layer =
+            Arc::new(LayerHandleInner { record, path, uncommitted, written, lost, _hold: hold, store });
         self.arrivals.fresh().insert(layer.record.key.clone(), Arc::downgrade(&layer));
         LayerHandle(layer)
     }
@@ -362,8 +398,9 @@ impl OpenStore {
             return Ok(());
         }
         let leased = self.leased_archives().map_err(io::Error::other)?;
-        if leased.contains(&layer.record.facts.digest) {
-            self.arrivals.kept.put(layer.record.clone());
+        if leased.contains(&layer.record.facts.digest) && !layer.is_lost() {
+            let (record, written) = (layer.record.clone(), layer.written.clone());
+            self.arrivals.kept.put(UncommittedLayer { record, written });
             return Ok(());
         }
         self.discard(&layer.path)?;

@@ -11,7 +11,7 @@ use super::layout::{StoreLayout, names_in};
 use super::lock::{StoreLock, StoreLockError};
 use super::trash::Trash;
 use super::{FORMAT, StoreConfig, upgrade};
-use crate::disk::{Disk, FileOpenMode, RealDisk};
+use crate::disk::{Disk, FileOpenMode, FilesystemSync, RealDisk, SizeAccuracy};
 use crate::fsck::rebuild::{RebuildLayerCheck, rebuild_begun};
 
 /// First line of the file `format`.
@@ -141,7 +141,13 @@ impl LockedStoreDir {
     ) -> Result<Store, StoreOpenError> {
         let LockedStoreDir { disk, layout, lock } = self;
         let root = layout.root().to_owned();
+        let sizes = SizeAccuracy::of(&root).map_err(|cause| StoreOpenError::Io {
+            doing: "open",
+            root: root.clone(),
+            cause,
+        })?;
         let inner = OpenStore {
+            sizes,
             trash: Trash::new(disk.clone(), layout.trash(), &config),
             db,
             disk,
@@ -150,6 +156,7 @@ impl LockedStoreDir {
             holds: Arc::default(),
             arrivals: super::layers::PendingLayers::default(),
             gate: Mutex::new(()),
+            writes: Mutex::new(None),
             _lock: lock,
         };
         let store = Store(Arc::new(inner));
@@ -202,28 +209,31 @@ fn may_become_a_store(root: &Path) -> io::Result<bool> {
 /// The format is written last, when everything else is durable.
 fn create(disk: &dyn Disk, layout: &StoreLayout) -> Result<(), StoreOpenError> {
     let failed = |cause| StoreOpenError::Io { doing: "create", root: layout.root().to_owned(), cause };
+    let filesystem = disk.open_sync(layout.root()).map_err(failed)?;
     layout.create(disk).map_err(failed)?;
     let path = layout.database();
     Db::create(disk, &path, |_| Ok(())).map_err(|cause| StoreOpenError::Database { path, cause })?;
-    write_format(disk, layout).map_err(failed)
+    write_format(disk, layout, &*filesystem).map_err(failed)
 }
 
 fn upgrade_1(disk: &dyn Disk, layout: &StoreLayout) -> Result<(), StoreOpenError> {
     let path = layout.database();
+    let io_failed = |cause| StoreOpenError::Io { doing: "upgrade", root: layout.root().to_owned(), cause };
+    let filesystem = disk.open_sync(layout.root()).map_err(io_failed)?;
     upgrade::from_format_1(disk, layout).map_err(|cause| StoreOpenError::Database { path, cause })?;
     layout
         .create(disk)
-        .and_then(|()| upgrade::finish(disk, layout, write_format))
-        .map_err(|cause| StoreOpenError::Io { doing: "upgrade", root: layout.root().to_owned(), cause })
+        .and_then(|()| upgrade::finish(disk, layout, |disk, layout| write_format(disk, layout, &*filesystem)))
+        .map_err(io_failed)
 }
 
-fn write_format(disk: &dyn Disk, layout: &StoreLayout) -> io::Result<()> {
+fn write_format(disk: &dyn Disk, layout: &StoreLayout, filesystem: &dyn FilesystemSync) -> io::Result<()> {
     let new = layout.root().join("format.new");
     disk.remove_file(&new)?;
     let file = disk.open(&new, FileOpenMode::CreateNew)?;
     file.write_all_at(format!("{TITLE} {FORMAT}\n").as_bytes(), 0)?;
     file.sync_data()?;
-    disk.sync_all(layout.root())?;
+    filesystem.sync()?;
     disk.rename(&new, &layout.format())?;
     disk.sync_dir(layout.root())
 }

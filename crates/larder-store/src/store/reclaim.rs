@@ -44,7 +44,9 @@ impl ReclaimRule {
         if lease.kind == LeaseKind::Pull && lease.leased.ingests.iter().any(is_in_flight) {
             return true;
         }
-        !lease.left(&self.now).is_zero() && !(self.needs_space() && lease.kind == LeaseKind::Pull)
+        let has_expired = lease.left(&self.now).is_zero();
+        let is_overridden = self.needs_space() && lease.kind == LeaseKind::Pull;
+        !has_expired && !is_overridden
     }
 
     /// Whether a download that no running pull needs is reclaimed; it was last written at `written`.

@@ -159,6 +159,9 @@ pub struct LayerRecord {
     /// What its directory takes on disk.
     #[serde(flatten)]
     pub usage: DiskSpace,
+    /// Whether `usage` was measured when all files were closed and synced.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub settled: bool,
     /// Whether it is there. False once it was found missing.
     #[serde(default = "yes")]
     pub present: bool,

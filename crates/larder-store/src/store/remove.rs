@@ -18,7 +18,7 @@ use super::listing::delete_image;
 use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord};
 use super::references::{ReferenceCounts, ReferencedItem};
 use super::usage::taken;
-use crate::disk::DiskSpace;
+use crate::disk::{DiskSpace, SizeAccuracy};
 
 /// Conditions of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -58,7 +58,13 @@ impl Store {
 
     /// Deletes removed files now. Returns when the space is free.
     pub fn empty_trash(&self) -> Result<(), StoreError> {
-        self.0.trash.empty().context("empty the trash")
+        let doing = "empty the trash";
+        self.0.trash.empty().context(doing)?;
+        if self.0.sizes == SizeAccuracy::WhileWritten {
+            return Ok(());
+        }
+        // XFS and btrfs count the blocks of removed files as free only some time later, or after a sync.
+        self.0.disk.open_sync(self.0.layout.root()).and_then(|filesystem| filesystem.sync()).context(doing)
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! They are in `layers` but not in the database. Two conditions bound them. They were not synced, so they are trusted
 //! only until the machine reboots: their record has the boot ID. And they are retained only while a lease names their
-//! archive, such as the lease of an interrupted pull, and no space is needed (`reclaim.rs`).
+//! archive, such as the lease of an interrupted pull, and no space is needed (`reclaim.rs`). Write errors of a dead process
+//! may be unknown, so a commit compares the layers of one with their manifest, as they are on disk.
 
 use std::collections::HashSet;
 use std::io;
@@ -14,7 +15,7 @@ use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::OpenStore;
 use super::layers::RECORD;
 use super::records::{LayerKey, LayerRecord, LeaseRecord};
-use super::resumable_list::LayerRecordFile;
+use super::resumable_list::{LayerRecordFile, UncommittedLayer};
 use crate::disk::DiskSpace;
 
 impl OpenStore {
@@ -62,7 +63,7 @@ impl OpenStore {
         let wanted =
             record.key == key && boot == self.disk.boot_id() && leased.contains(&record.facts.digest);
         if wanted {
-            self.arrivals.kept.put(record);
+            self.arrivals.kept.put(UncommittedLayer { record, written: None });
         }
         wanted
     }

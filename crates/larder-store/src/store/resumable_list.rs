@@ -1,11 +1,12 @@
 //! The list of layers that are retained for the next attempt of a pull; `resumable_layers.rs` decides which.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
 use super::records::{LayerKey, LayerRecord};
+use super::shared_sync::SharedSync;
 use crate::disk::DiskSpace;
 
 /// What a layer's own copy of its record holds.
@@ -18,21 +19,29 @@ pub(super) struct LayerRecordFile {
     pub(super) boot: String,
 }
 
+/// A finished layer that no commit has named.
+#[derive(Debug)]
+pub(super) struct UncommittedLayer {
+    pub(super) record: LayerRecord,
+    /// Opened before its first write; `None` if a dead process wrote it.
+    pub(super) written: Option<Arc<SharedSync>>,
+}
+
 /// Retained layers without a handle.
 #[derive(Debug, Default)]
-pub(super) struct ResumableLayers(Mutex<HashMap<LayerKey, LayerRecord>>);
+pub(super) struct ResumableLayers(Mutex<HashMap<LayerKey, UncommittedLayer>>);
 
 impl ResumableLayers {
-    fn layers(&self) -> MutexGuard<'_, HashMap<LayerKey, LayerRecord>> {
+    fn layers(&self) -> MutexGuard<'_, HashMap<LayerKey, UncommittedLayer>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn put(&self, layer: LayerRecord) {
-        self.layers().insert(layer.key.clone(), layer);
+    pub(super) fn put(&self, layer: UncommittedLayer) {
+        self.layers().insert(layer.record.key.clone(), layer);
     }
 
     /// Takes it off the list; its directory is the caller's affair now.
-    pub(super) fn take(&self, key: &LayerKey) -> Option<LayerRecord> {
+    pub(super) fn take(&self, key: &LayerKey) -> Option<UncommittedLayer> {
         self.layers().remove(key)
     }
 
@@ -42,11 +51,14 @@ impl ResumableLayers {
 
     /// What those take that `choose` names.
     pub(super) fn usage_of(&self, choose: impl Fn(&LayerRecord) -> bool) -> DiskSpace {
-        self.layers().values().filter(|layer| choose(layer)).map(|layer| layer.usage).sum()
+        let layers = self.layers();
+        let chosen = layers.values().map(|layer| &layer.record).filter(|layer| choose(layer));
+        chosen.map(|layer| layer.usage).sum()
     }
 
     /// Those that `choose` names.
     pub(super) fn layers_that(&self, choose: impl Fn(&LayerRecord) -> bool) -> Vec<LayerRecord> {
-        self.layers().values().filter(|layer| choose(layer)).cloned().collect()
+        let layers = self.layers();
+        layers.values().map(|layer| &layer.record).filter(|layer| choose(layer)).cloned().collect()
     }
 }

@@ -40,7 +40,7 @@ impl Store {
                 sharing.add(MeasuredLayer {
                     id,
                     amount: layer.usage,
-                    estimated: false,
+                    estimated: self.estimates_sizes(),
                     referenced_by: held_by,
                 });
             }

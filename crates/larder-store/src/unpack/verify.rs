@@ -6,7 +6,9 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, makedev, openat, readlinkat, statat};
+use rustix::fs::{
+    Advice, AtFlags, FileType, Mode, OFlags, Stat, fadvise, fstat, makedev, openat, readlinkat, statat,
+};
 use rustix::io::Errno;
 
 use super::beneath::{self, DIRECTORY, split};
@@ -23,6 +25,8 @@ pub enum CheckDepth {
     Metadata,
     /// Also every byte of every file.
     Content,
+    /// Also every byte, as it is on disk: what the page cache has of it is dropped, if it was written back.
+    Disk,
 }
 
 /// One thing that is not as the manifest has it.
@@ -177,7 +181,10 @@ impl LayerVerification {
                 let (file, stat) = open_file(here, name)?;
                 require(u64::try_from(stat.st_size) == Ok(*size), MismatchKind::Size)?;
                 self.compare_common(record, &stat, XattrTarget::Open(file.as_fd()))?;
-                if self.depth == CheckDepth::Content {
+                if self.depth == CheckDepth::Disk {
+                    fadvise(&file, 0, None, Advice::DontNeed)?;
+                }
+                if self.depth != CheckDepth::Metadata {
                     let found = match extents {
                         None => checksum_of(&file, &[(0, *size)], &mut self.buffer)?,
                         Some(extents) => checksum_of(&file, extents, &mut self.buffer)?,

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use larder_store::disk::Disk as _;
+use larder_store::disk::FilesystemSync as _;
 use larder_store::fsck::{FsckOptions, LayerChecker};
 use larder_store::store::{FS, RemoveOptions, Store};
 use larder_testkit_peers::faulty_disk::{DiskFault, FaultyDisk, UnsyncedData};
@@ -231,7 +231,7 @@ fn debris() -> FaultyDisk {
     commit(&store, "gone", &["gone"]);
     store.remove("gone", RemoveOptions::default()).unwrap();
     fs_err::write(store.root().join("blobs/sha256").join(digest("x").hex()), "x").unwrap();
-    disk.sync_all(disk.root()).unwrap();
+    disk.sync().unwrap();
     let killed = disk.restarted(UnsyncedData::Everything);
     drop((left, staging));
     killed

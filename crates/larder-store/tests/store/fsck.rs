@@ -3,13 +3,19 @@
 use std::path::{Path, PathBuf};
 
 use larder_store::fsck::{FsckOptions, FsckReport, ManifestLayerChecker, MissingContent, StoreDamage};
-use larder_store::store::{ClaimOutcome, Store, StoreOpenError};
+use larder_store::store::{ClaimOutcome, LayerHandle, Store, StoreOpenError};
 use larder_store::unpack::{ExpectedLayer, UnpackOptions, UnpackTarget, unpack_layer};
 
 use crate::help::*;
 
 /// An image of one layer that was really unpacked, so that it has a manifest of its files.
 pub(crate) fn unpacked(store: &Store, name: &str, files: &[(&str, &str)]) {
+    let layer = unpacked_layer(store, files);
+    store.commit(&image(&[name], &[layer]), noon()).unwrap();
+}
+
+/// Such a layer, before its commit.
+pub(crate) fn unpacked_layer(store: &Store, files: &[(&str, &str)]) -> LayerHandle {
     let mut archive = tar::Builder::new(Vec::new());
     for (path, content) in files {
         let mut header = tar::Header::new_gnu();
@@ -36,8 +42,7 @@ pub(crate) fn unpacked(store: &Store, name: &str, files: &[(&str, &str)]) {
         files: 1,
         pending: false,
     };
-    let layer = staging.finish(&key, facts, None).unwrap();
-    store.commit(&image(&[name], &[layer]), noon()).unwrap();
+    staging.finish(&key, facts, None).unwrap()
 }
 
 fn two_images() -> TempStore {

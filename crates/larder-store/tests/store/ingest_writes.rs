@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use larder_store::disk::{Disk, DiskFile, FileOpenMode, RealDisk};
+use larder_store::disk::{Disk, DiskFile, FileOpenMode, FilesystemSync, RealDisk};
 use larder_store::store::Store;
 
 use crate::help::*;
@@ -41,8 +41,8 @@ impl Disk for SetLenRecorder {
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         RealDisk.sync_dir(path)
     }
-    fn sync_all(&self, path: &Path) -> io::Result<()> {
-        RealDisk.sync_all(path)
+    fn open_sync(&self, path: &Path) -> io::Result<Box<dyn FilesystemSync>> {
+        RealDisk.open_sync(path)
     }
     fn boot_id(&self) -> String {
         RealDisk.boot_id()

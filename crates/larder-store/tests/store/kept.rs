@@ -16,6 +16,7 @@ use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, PutImage, ResponseFault};
 use larder_testkit_peers::faulty_disk::{FaultyDisk, UnsyncedData};
 
+use crate::fsck::unpacked_layer;
 use crate::help::*;
 
 const DAY: Duration = Duration::from_secs(24 * 3600 + 60);
@@ -149,7 +150,7 @@ fn a_kept_layer_is_believed_only_in_the_run_of_the_machine_that_unpacked_it() {
     store.lease(&wants("a")).unwrap();
     drop(layer_on(&disk, &store, "a").unwrap());
     drop(layer_on(&disk, &store, "unwanted").unwrap());
-    larder_store::disk::Disk::sync_all(&disk, disk.root()).unwrap();
+    larder_store::disk::FilesystemSync::sync(&disk).unwrap();
     drop(store);
     for (survives, there) in [(UnsyncedData::Everything, true), (UnsyncedData::Nothing, false)] {
         let disk = disk.restarted(survives);
@@ -165,17 +166,20 @@ fn a_commit_of_a_kept_layer_makes_it_durable() {
     let disk = FaultyDisk::new();
     let root = disk.root().join("store");
     let store = Store::open_on(Arc::new(disk.clone()), &root, config()).unwrap();
-    store.lease(&wants("a")).unwrap();
-    drop(layer_on(&disk, &store, "a").unwrap());
+    let layer = unpacked_layer(&store, &[("etc/name", "a")]);
+    let (wanted, ingests) = (layer.key().clone(), vec![layer.record().facts.digest.clone()]);
+    let leased = LeaseResources { ingests, ..LeaseResources::default() };
+    store.lease(&LeaseRecord { leased, ..wants("a") }).unwrap();
+    drop(layer);
     drop(store);
     let store = Store::open_on(Arc::new(disk.clone()), &root, config()).unwrap();
-    let kept = store.layer(&key("a")).unwrap().expect("it is kept");
+    let kept = store.layer(&wanted).unwrap().expect("it is kept");
     store.commit(&image(&["app"], &[kept]), noon()).unwrap();
     drop(store);
     let disk = disk.restarted(UnsyncedData::Nothing);
     let store = Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), config()).unwrap();
     assert_eq!(tags(&store).len(), 1);
-    let layer = store.layer(&key("a")).unwrap().expect("it is committed");
+    let layer = store.layer(&wanted).unwrap().expect("it is committed");
     assert_eq!(fs_err::read_to_string(layer.fs().join("etc/name")).unwrap(), "a");
 }
 
@@ -246,7 +250,8 @@ fn leftovers() -> TempStore {
     download.write_at(&vec![7; 400_000], 0).unwrap();
     scratch.store.lease(&LeaseRecord { ends_at, ..wants("b") }).unwrap();
     let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
-    let lease = LeaseRecord { id: "other".into(), kind: LeaseKind::Requested, leased, ends_at };
+    let lease =
+        LeaseRecord { id: "other".into(), kind: LeaseKind::Requested, leased, ends_at, granted: None };
     scratch.store.commit_layers(&[layer(&scratch.store, "c")], Some(&lease)).unwrap();
     scratch
 }

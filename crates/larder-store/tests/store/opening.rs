@@ -171,6 +171,7 @@ fn a_damaged_database_is_rebuilt_and_a_check_says_what_to_do() {
         kind: LeaseKind::Requested,
         leased: LeaseResources::default(),
         ends_at: u64::MAX,
+        granted: None,
     };
     let TempStore { store, dir } = scratch;
     let root = store.root().to_owned();

@@ -87,25 +87,24 @@ impl ImageRemover for GatedRemover<'_> {
         // The backend may continue the removal after the future is dropped; the gate must stay closed until it ends.
         let ended = run_to_completion(async move {
             let _removing = removing;
-            if let Some(left) = remove_unused(&parts, &image, recheck).await? {
-                return Ok(Err(left));
-            }
+            let outcome = remove_unused(&parts, &image, recheck).await?;
+            let RemovalOutcome::Removed(freed) = outcome else { return Ok((outcome, None)) };
             state.forget(&image.id, &image.handler);
-            Ok::<_, RemovalError>(Ok(RemovalRecorder { parts, counts, state, goal, image, freed: None }))
+            Ok::<_, RemovalError>((
+                outcome,
+                Some(RemovalRecorder { parts, counts, state, goal, image, freed }),
+            ))
         })
         .await?;
-        Ok(match ended {
-            Ok(gone) => {
-                *self.gone.lock().unwrap_or_else(PoisonError::into_inner) = Some(gone);
-                RemovalOutcome::Removed
+        let (outcome, gone) = ended;
+        match outcome {
+            RemovalOutcome::Removed(_) => {
+                *self.gone.lock().unwrap_or_else(PoisonError::into_inner) = gone;
             }
-            Err(left) => {
-                if left == RemovalOutcome::AlreadyGone {
-                    self.snapshot().forget(&removal.id, &removal.handler);
-                }
-                left
-            }
-        })
+            RemovalOutcome::AlreadyGone => self.snapshot().forget(&removal.id, &removal.handler),
+            RemovalOutcome::InUse(_) | RemovalOutcome::Kept(_) => {}
+        }
+        Ok(outcome)
     }
 
     async fn measure(&self) -> Result<FsStats, String> {
@@ -124,16 +123,16 @@ impl ImageRemover for GatedRemover<'_> {
     }
 }
 
-/// Removes the image. If a recheck finds it in use or already absent, returns that outcome instead.
+/// Removes the image, unless a recheck finds it in use or already absent.
 async fn remove_unused(
     parts: &CollectorDependencies,
     image: &PlannedRemoval,
     recheck: Option<UseRule>,
-) -> Result<Option<RemovalOutcome>, RemovalError> {
+) -> Result<RemovalOutcome, RemovalError> {
     if let Some(rule) = recheck {
         let uses = users(parts, image, rule).await?;
         if !uses.is_empty() {
-            return Ok(Some(RemovalOutcome::InUse(uses)));
+            return Ok(RemovalOutcome::InUse(uses));
         }
     }
     let handler = image.handler.clone();
@@ -141,10 +140,9 @@ async fn remove_unused(
     // Removing an absent image succeeds, so presence is checked first. If the check fails, the removal reports the
     // error.
     if recheck.is_some() && matches!(parts.backend.peek_status(&spec).await, Ok(None)) {
-        return Ok(Some(RemovalOutcome::AlreadyGone));
+        return Ok(RemovalOutcome::AlreadyGone);
     }
-    parts.backend.remove(&spec).await?;
-    Ok(None)
+    Ok(RemovalOutcome::Removed(parts.backend.remove_counted(&spec).await?))
 }
 
 /// The current uses of the image.

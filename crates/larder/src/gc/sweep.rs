@@ -28,15 +28,15 @@ pub trait ImageRemover: Send + Sync {
     async fn remove(&self, image: &PlannedRemoval) -> Result<RemovalOutcome, RemovalError>;
     /// Measures the image filesystem.
     async fn measure(&self) -> Result<FsStats, String>;
-    /// Records a removed image, with the measured amount that it freed.
+    /// Records a removed image, with the amount that it freed.
     async fn removed(&self, image: &PlannedRemoval, freed: Option<DiskSpace>);
 }
 
 /// The outcome of a removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RemovalOutcome {
-    /// The image was removed.
-    Removed,
+    /// The image was removed, and with it files of this size, if the backend counted them.
+    Removed(Option<DiskSpace>),
     /// Another process had removed it before.
     AlreadyGone,
     /// Skipped: it is now in use.
@@ -89,7 +89,8 @@ impl Default for ReclaimWait {
 pub struct RemovedImage {
     /// The removal, with the amount that was planned.
     pub removal: PlannedRemoval,
-    /// The measured amount; `None` if it was not measured. Includes what other writers changed.
+    /// The size of the removed files as the backend counted them. Otherwise the change of the filesystem, which includes
+    /// what other writers changed; `None` if it was not measured.
     pub freed: Option<DiskSpace>,
 }
 
@@ -104,9 +105,12 @@ pub struct SweepReport {
     pub skipped: Vec<ImageId>,
     /// Removed by another process before the sweep reached them, by ID.
     pub gone: Vec<ImageId>,
-    /// Bytes freed: measured if the accounting is exact, nominal otherwise. Excludes what the images in `gone` were
-    /// planned to free; includes what other writers changed during the sweep.
+    /// Bytes freed. With exact accounting those of the removed files, if the backend counted them, else the change of the
+    /// filesystem, without what the images in `gone` were planned to free; nominal otherwise.
     pub freed: i64,
+    /// Change of the available bytes of the filesystem, including what other writers changed during the sweep. `None` if
+    /// it was not measured.
+    pub available_change: Option<i64>,
     /// Bytes that had to be freed.
     pub wanted: i64,
     /// Whether the goal was reached.
@@ -131,6 +135,14 @@ struct Sweep<'a> {
     missing: DiskSpace,
     /// What the removals so far were planned to free. Those by others may have been measured before the first one.
     promised: DiskSpace,
+    /// Whether the backend counted the files of each removal.
+    counted: bool,
+    /// Whether the filesystem did not show what a removal freed, because other processes write to it.
+    busy: bool,
+    /// What was free before the first removal.
+    began_with: Option<DiskSpace>,
+    /// Bytes to free, where the goal is a number of bytes.
+    bytes_to_free: Option<u64>,
     snapshot: &'a mut GcSnapshot,
     swept: SweepReport,
 }
@@ -157,6 +169,10 @@ pub async fn sweep(
         freed_by_others: 0,
         missing: first.need,
         promised: DiskSpace::ZERO,
+        counted: true,
+        busy: false,
+        began_with: before.map(filesystem_stats::free),
+        bytes_to_free: matches!(goal, GcGoal::Free { .. }).then_some(first.need.bytes),
         snapshot,
         swept: SweepReport::default(),
     };
@@ -197,13 +213,16 @@ impl Sweep<'_> {
     async fn take(&mut self, removal: PlannedRemoval) {
         let before = self.snapshot.disk;
         match self.hands.remove(&removal).await {
-            Ok(RemovalOutcome::Removed) => {
-                let freed = if self.exact { self.freed_by(&removal, before).await } else { None };
+            Ok(RemovalOutcome::Removed(counted)) => {
+                let counted = counted.filter(|_| self.exact);
+                self.counted &= counted.is_some();
+                let measured = if self.exact { self.freed_by(&removal, counted, before).await } else { None };
+                let freed = counted.or(measured);
                 self.hands.removed(&removal, freed).await;
                 self.snapshot.forget(&removal.id, &removal.handler);
                 self.promised += removal.frees;
-                let counted = i64::try_from(removal.frees.bytes).unwrap_or(i64::MAX);
-                self.swept.freed = self.swept.freed.saturating_add(counted);
+                let bytes = i64::try_from(counted.unwrap_or(removal.frees).bytes).unwrap_or(i64::MAX);
+                self.swept.freed = self.swept.freed.saturating_add(bytes);
                 self.swept.done.push(RemovedImage { removal, freed });
             }
             Ok(RemovalOutcome::AlreadyGone) => self.gone(removal).await,
@@ -235,7 +254,7 @@ impl Sweep<'_> {
     /// freed by this sweep.
     async fn gone(&mut self, removal: PlannedRemoval) {
         if self.exact {
-            self.freed_by(&removal, self.snapshot.disk).await;
+            self.freed_by(&removal, None, self.snapshot.disk).await;
             self.freed_by_others = self.freed_by_others.saturating_add(removal.frees.bytes);
         }
         self.snapshot.forget(&removal.id, &removal.handler);
@@ -249,15 +268,26 @@ impl Sweep<'_> {
         self.snapshot.images.iter_mut().filter(same).for_each(why);
     }
 
-    /// Measures what a removal freed, and waits while more may be freed. `None` if it cannot be measured; then the
-    /// planned amount counts.
-    async fn freed_by(&mut self, removal: &PlannedRemoval, before: Option<FsStats>) -> Option<DiskSpace> {
+    /// Measures what a removal freed, and waits while more may be freed: of the `counted` amount, or of the planned one.
+    /// `None` if it cannot be measured; then that amount counts. What a backend counted is waited for only until the
+    /// filesystem has once failed to show it.
+    async fn freed_by(
+        &mut self,
+        removal: &PlannedRemoval,
+        counted: Option<DiskSpace>,
+        before: Option<FsStats>,
+    ) -> Option<DiskSpace> {
         let before = before?;
+        let expected = counted.unwrap_or(removal.frees);
+        let (longest, waits) = match counted {
+            Some(counted) => (self.patience.quiet, !self.busy || self.should_be_reached(counted)),
+            None => (self.patience.longest, true),
+        };
         let (start, mut changed) = (Instant::now(), Instant::now());
         let mut last: Option<FsStats> = None;
         loop {
             let Ok(disk) = self.hands.measure().await else {
-                self.snapshot.disk = Some(filesystem_stats::with_more_free(before, removal.frees));
+                self.snapshot.disk = Some(filesystem_stats::with_more_free(before, expected));
                 return None;
             };
             if last != Some(disk) {
@@ -265,17 +295,27 @@ impl Sweep<'_> {
             }
             self.snapshot.disk = Some(disk);
             let freed = filesystem_stats::free(before).shortfall_to(filesystem_stats::free(disk));
-            let missing = self.watched(freed.shortfall_to(removal.frees));
+            let missing = self.watched(freed.shortfall_to(expected));
             let waiting = start.elapsed();
-            let given_up = changed.elapsed() >= self.patience.quiet
-                || waiting >= self.patience.longest
+            let given_up = !waits
+                || changed.elapsed() >= self.patience.quiet
+                || waiting >= longest
                 || self.waited + waiting >= self.patience.sweep;
-            if self.patience.tolerance.shortfall_to(missing) == DiskSpace::ZERO || given_up {
+            let complete = self.patience.tolerance.shortfall_to(missing) == DiskSpace::ZERO;
+            if complete || given_up {
+                self.busy |= counted.is_some() && !complete;
                 self.waited += waiting;
                 return Some(freed);
             }
             tokio::time::sleep(self.patience.poll).await;
         }
+    }
+
+    /// Whether the goal is reached by the counted removals, `last` included, if nothing else writes to the filesystem.
+    fn should_be_reached(&self, last: DiskSpace) -> bool {
+        let (ReclaimTarget::Free(wanted), Some(began)) = (self.target, self.began_with) else { return false };
+        let counted = self.swept.done.iter().filter_map(|done| done.freed).sum::<DiskSpace>();
+        (began + counted + last).shortfall_to(wanted) == DiskSpace::ZERO
     }
 
     /// The part of an amount that the goal counts; the rest is not waited for.
@@ -294,6 +334,9 @@ impl Sweep<'_> {
             (ReclaimTarget::Nothing, _) => true,
             // Only after a success, so that at least one image is removed.
             (ReclaimTarget::Nominal(wanted), _) => !self.swept.done.is_empty() && self.swept.freed >= wanted,
+            (ReclaimTarget::Free(_), Some(_)) if self.counted_goal().is_some() => {
+                self.counted_goal() == Some(0)
+            }
             (ReclaimTarget::Free(wanted), Some(disk)) => {
                 filesystem_stats::free(disk).shortfall_to(wanted) == DiskSpace::ZERO
             }
@@ -301,8 +344,12 @@ impl Sweep<'_> {
         }
     }
 
-    /// Whether everything that is still missing should be free by the plans, and half as much again.
+    /// Whether everything that is still missing should be free by the plans, and half as much again. Counted bytes do not
+    /// lag.
     fn is_lagging(&self) -> bool {
+        if self.counted_goal().is_some() {
+            return false;
+        }
         let (ReclaimTarget::Free(wanted), Some(disk), true) = (self.target, self.snapshot.disk, self.exact)
         else {
             return false;
@@ -315,11 +362,25 @@ impl Sweep<'_> {
             && lags(missing.inodes, self.missing.inodes, self.promised.inodes)
     }
 
+    /// Bytes still to be freed, where the goal is a number of bytes and the backend counts them: other writers neither
+    /// reach nor miss such a goal. Without a removal there is nothing to count yet.
+    fn counted_goal(&self) -> Option<u64> {
+        let wanted = self.bytes_to_free.filter(|_| self.counted && !self.swept.done.is_empty())?;
+        Some(wanted.saturating_sub(self.freed_by_others).saturating_sub(self.swept.freed.unsigned_abs()))
+    }
+
     /// The rest of the goal.
     fn rest(&self, target: ReclaimTarget) -> ReclaimTarget {
         match target {
             ReclaimTarget::Nominal(i64::MAX) => target,
             ReclaimTarget::Nominal(wanted) => ReclaimTarget::Nominal(wanted.saturating_sub(self.swept.freed)),
+            ReclaimTarget::Free(wanted) => match (self.counted_goal(), self.snapshot.disk) {
+                (Some(rest), Some(disk)) => {
+                    let bytes = filesystem_stats::free(disk).bytes.saturating_add(rest);
+                    ReclaimTarget::Free(DiskSpace { bytes, ..wanted })
+                }
+                _ => target,
+            },
             target => target,
         }
     }
@@ -334,7 +395,12 @@ impl Sweep<'_> {
 
     fn end(mut self, target: ReclaimTarget, before: Option<FsStats>) -> SweepReport {
         self.swept.disk = self.snapshot.disk;
-        if let (true, Some(before), Some(after)) = (self.exact, before, self.snapshot.disk) {
+        if let (Some(before), Some(after)) = (before, self.snapshot.disk) {
+            let [before, after] = [before, after].map(|disk| filesystem_stats::free(disk).bytes);
+            self.swept.available_change =
+                self.exact.then(|| i64::try_from(i128::from(after) - i128::from(before)).unwrap_or(i64::MAX));
+        }
+        if let (true, Some(before), Some(after)) = (self.exact && !self.counted, before, self.snapshot.disk) {
             let freed = filesystem_stats::free(before).shortfall_to(filesystem_stats::free(after)).bytes;
             // The space of other processes' removals may have been free before the first measurement, so this is at
             // least what was measured after this sweep's own removals.

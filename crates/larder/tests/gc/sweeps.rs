@@ -107,6 +107,46 @@ async fn inodes_outside_of_the_goal_are_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_goal_in_bytes_counts_removed_files_while_another_process_writes() {
+    let world = ten();
+    world.state().counts_files = true;
+    world.state().written_during_removal = 60;
+    let (free_margin_percent, wait) =
+        (0, ReclaimWait { tolerance: DiskSpace::ZERO, ..ReclaimWait::default() });
+    let collector = world.collector().reclaim_wait(wait).build();
+    world.advance(1000);
+    let start = Instant::now();
+    let policy = GcPolicy { free_margin_percent, ..policy() };
+    let round = collector.round_by(&policy, GcGoal::Free { bytes: 250 }).await;
+    assert!(round.error.is_none(), "{:?}", round.error);
+    assert_eq!(world.removals(), ["i0", "i1", "i2"]);
+    let swept = &round.report.swept[0];
+    let freed: Vec<_> = swept.done.iter().map(|done| done.freed.unwrap().bytes).collect();
+    assert_eq!((freed, swept.freed, swept.available_change), (vec![90; 3], 270, Some(270 - 3 * 60)));
+    assert!(
+        start.elapsed() <= Duration::from_secs(1),
+        "a busy disk is waited for once: {:?}",
+        start.elapsed()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_goal_in_bytes_is_not_reached_by_what_another_process_deletes() {
+    let world = ten();
+    world.state().counts_files = true;
+    world.state().other = 50;
+    let collector = world.collector().build();
+    world.advance(1000);
+    let policy = GcPolicy { free_margin_percent: 0, ..policy() };
+    world.state().deleted_during_removal = true;
+    let round = collector.round_by(&policy, GcGoal::Free { bytes: 100 }).await;
+    assert!(round.error.is_none(), "{:?}", round.error);
+    assert_eq!(world.removals(), ["i0", "i1"]);
+    let swept = &round.report.swept[0];
+    assert_eq!((swept.freed, swept.available_change), (180, Some(230)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_shortfall_from_other_writers_is_not_waited_for() {
     let world = ten();
     world.frees_after(Duration::from_secs(60));

@@ -43,6 +43,7 @@ impl SeededRandom {
 }
 
 #[derive(Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each switches one behavior of the fake")]
 pub(crate) struct FakeNodeState {
     /// What the registry has: layers of each image. Its id is its name with `sha256:` before it.
     pub(crate) registry: BTreeMap<String, Vec<String>>,
@@ -74,6 +75,12 @@ pub(crate) struct FakeNodeState {
     /// The same for inodes alone.
     inodes_later: Vec<(Instant, u64)>,
     pub(crate) frees_inodes_after: Duration,
+    /// Whether the backend counts the files of a removal.
+    pub(crate) counts_files: bool,
+    /// Bytes that another process writes during each removal.
+    pub(crate) written_during_removal: u64,
+    /// Whether another process deletes all data that is no image during the next removal.
+    pub(crate) deleted_during_removal: bool,
     /// Whether a removal runs now.
     pub(crate) removing: bool,
     removes_slowly: Duration,
@@ -271,6 +278,10 @@ impl Backend for FakeNode {
             let before = state.image_bytes();
             state.present.remove(&name);
             let freed = before - state.image_bytes();
+            state.other += state.written_during_removal;
+            if std::mem::take(&mut state.deleted_during_removal) {
+                state.other = 0;
+            }
             let after = state.frees_after;
             state.later.retain(|(at, _)| *at > Instant::now());
             if !after.is_zero() {
@@ -282,6 +293,14 @@ impl Backend for FakeNode {
         }
         self.turns().await;
         Ok(())
+    }
+
+    async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
+        let before = self.state().image_bytes();
+        self.remove(image).await?;
+        let state = self.state();
+        let bytes = before - state.image_bytes();
+        Ok(state.counts_files.then_some(DiskSpace { bytes, inodes: bytes }))
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {

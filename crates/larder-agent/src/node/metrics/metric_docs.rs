@@ -98,7 +98,7 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         "larder_gc_freed_bytes",
         Counter,
         "reason",
-        "Bytes that became free on the filesystem during image removals, including changes by other processes",
+        "Bytes of removed files; where the runtime does not report them, bytes that became free on the filesystem",
     ),
     metric("larder_gc_rounds", Counter, "", "Completed GC rounds"),
     metric("larder_gc_consecutive_failures", Gauge, "", "Failed GC rounds since the last successful one"),

@@ -86,6 +86,15 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Printer) {
             let expected = size::bytes(report.promised_bytes);
             out.line(format_args!("expected {}{expected}: {FREED_MEANING}", about(report)));
         }
+        if let Some(change) = report.available_change_bytes
+            && differs_from_plan(freed, u64::try_from(change).unwrap_or_default())
+        {
+            let sign = if change < 0 { "-" } else { "+" };
+            let change = size::bytes(change.unsigned_abs());
+            out.line(format_args!(
+                "available: {sign}{change}, including writes and deletions of other processes"
+            ));
+        }
     }
     for id in &report.gone {
         let named = report.images.iter().find(|image| image.id == *id);
@@ -123,9 +132,9 @@ fn removes_something(report: &Collection) -> bool {
     }
 }
 
-/// Why the measured bytes may differ from the expected ones.
-pub(in crate::commands) const FREED_MEANING: &str =
-    "FREED is the change of the whole filesystem, including writes and deletions of other processes";
+/// Why freed bytes may differ from the expected ones.
+pub(in crate::commands) const FREED_MEANING: &str = "where the runtime does not report the size of removed files, FREED is the \
+     change of the whole filesystem, including writes and deletions of other processes";
 
 /// Whether the measured bytes differ from the expected ones by more than other processes usually write.
 pub(in crate::commands) fn differs_from_plan(promised: u64, freed: u64) -> bool {

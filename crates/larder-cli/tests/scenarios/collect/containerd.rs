@@ -40,7 +40,7 @@ fn one_round_reaches_the_low_mark_on_containerd() {
         return;
     }
     let Some(disk) = MountedDisk::new(192) else { return };
-    let home = disk.dir.path();
+    let home = disk.home();
     let (mut containerd, registry) = peers(&disk);
     let names: Vec<String> = family(6 << 20, 3 << 19)
         .enumerate()
@@ -80,7 +80,7 @@ fn a_killed_round_changes_neither_ages_nor_order_on_containerd() {
         return;
     }
     let Some(disk) = MountedDisk::new(192) else { return };
-    let home = disk.dir.path();
+    let home = disk.home();
     let (containerd, registry) = peers(&disk);
     on(&containerd, home, &gc(&[])).expect(0);
     for number in 0..12 {
@@ -116,7 +116,7 @@ fn what_others_use_in_containerd_is_neither_promised_nor_removed() {
         return;
     }
     let Some(disk) = MountedDisk::new(256) else { return };
-    let home = disk.dir.path();
+    let home = disk.home();
     let (containerd, registry) = peers(&disk);
     on(&containerd, home, &gc(&[])).expect(0);
     let mut seed = 0;

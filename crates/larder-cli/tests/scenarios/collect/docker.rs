@@ -42,7 +42,7 @@ fn one_round_reaches_the_low_mark_on_docker_and_touches_nothing_of_a_stopped_con
         return;
     }
     let Some(disk) = MountedDisk::new(128) else { return };
-    let home = disk.dir.path();
+    let home = disk.home();
     let (mut engine, registry) = peers(&disk);
     let names: Vec<String> = family(6 << 20, 3 << 19)
         .enumerate()
@@ -89,7 +89,7 @@ fn a_killed_round_changes_neither_ages_nor_order_on_docker() {
         return;
     }
     let Some(disk) = MountedDisk::new(192) else { return };
-    let home = disk.dir.path();
+    let home = disk.home();
     let (engine, registry) = peers(&disk);
     for number in 0..12 {
         let name = format!("app-{number}:1");
@@ -108,7 +108,7 @@ fn df_agrees_with_du_of_the_layer_store() {
         return;
     }
     let Some(disk) = MountedDisk::new(192) else { return };
-    let home = disk.dir.path();
+    let home = disk.home();
     let (engine, registry) = peers(&disk);
     for (number, (_, image)) in family(6 << 20, 3 << 19).take(8).enumerate() {
         let name = format!("family/app-{number:02}:1");

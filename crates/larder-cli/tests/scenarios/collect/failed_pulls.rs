@@ -26,7 +26,7 @@ impl InterruptedNode {
         disk.load("registry.example/innocent", &ImageBuilder::new().layer(layer(1, 8 << 20)));
         disk.end_leases();
         let image = ImageBuilder::new().layer(layer(2, 24 << 20)).layer(layer(3, 16 << 20));
-        let blobs = serve(&registry, &image, "shop/cut", &disk.dir.path().join("cut"));
+        let blobs = serve(&registry, &image, "shop/cut", &disk.home().join("cut"));
         registry.fault(FaultTrigger::path(&blobs[2]), ResponseFault::StallAfter(6 * MIB));
         let node = InterruptedNode { disk, registry, finished: blobs[1].clone() };
         node.interrupt_pull();
@@ -38,7 +38,7 @@ impl InterruptedNode {
     }
 
     fn interrupt_pull(&self) {
-        let mut command = larder_in(self.disk.dir.path());
+        let mut command = larder_in(self.disk.home());
         command.arg("--root").arg(self.disk.path().join("store")).args(["pull", "-q", &self.name()]);
         LarderProcess::start(command)
             .kill_when(|| self.entries("layers").len() == 2 && self.downloaded() > 5 * MIB);
@@ -145,8 +145,8 @@ fn a_pull_that_needs_more_than_there_is_leaves_nothing_and_the_reserve() {
     // Each is fetched as a few megabytes, and takes a hundred.
     let swelling = |seed: u64| layer(seed, 6 << 20).file(format!("srv/zeros{seed}"), vec![0; 96 << 20]);
     let image = (1..=2).fold(ImageBuilder::new(), |image, seed| image.layer(swelling(seed)));
-    serve(&registry, &image, "shop/swelling", &disk.dir.path().join("swelling"));
-    serve(&registry, &ImageBuilder::small(9, 8 << 20), "shop/web", &disk.dir.path().join("web"));
+    serve(&registry, &image, "shop/swelling", &disk.home().join("swelling"));
+    serve(&registry, &ImageBuilder::small(9, 8 << 20), "shop/web", &disk.home().join("web"));
     let (before, _) = disk.free();
     let run = disk.larder(&["pull", &registry.image("shop/swelling:1")]).expect(1);
     assert!(

@@ -11,48 +11,44 @@ use std::process::Command;
 use std::time::SystemTime;
 
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::{ImageBuilder, LayerFiles};
+use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
 use serde_json::Value;
-use tempfile::TempDir;
 
 use crate::world::{LarderOutput, LarderProcess, larder_in};
 
 /// So much may be written beside: the database, the journal, directories.
 const SLACK: u64 = 1 << 20;
 
-/// An ext4 in a file, mounted as long as this lives, and a home.
-pub(crate) struct MountedDisk {
-    pub(crate) dir: TempDir,
-}
+/// A small filesystem, and a home beside it.
+pub(crate) struct MountedDisk(LoopDisk);
 
 impl MountedDisk {
-    /// `None`, after a loud message, where it cannot be mounted.
+    /// An ext4; `None`, after a loud message, where it cannot be mounted.
     pub(crate) fn new(mib: u64) -> Option<MountedDisk> {
-        if !rustix::process::geteuid().is_root() || find_program("mkfs.ext4").is_none() {
-            assert!(std::env::var_os("CI").is_none(), "CI must not skip collection: run the tests as root");
-            eprintln!("==== SKIPPED, NOT TESTED: collection on a disk needs root and mkfs.ext4 ====");
-            return None;
+        let kind = LoopFilesystem::Ext4;
+        kind.is_available().then(|| MountedDisk(LoopDisk::new(kind, mib, &["-i", "16384"]).unwrap()))
+    }
+
+    /// One of the kind that `LARDER_TEST_FILESYSTEM` names, ext4 without it.
+    fn of_environment(mib: u64) -> Option<MountedDisk> {
+        match LoopFilesystem::of_environment() {
+            LoopFilesystem::Ext4 => MountedDisk::new(mib),
+            kind => kind.is_available().then(|| MountedDisk(LoopDisk::new(kind, mib, &[]).unwrap())),
         }
-        let disk = MountedDisk { dir: tempfile::tempdir().unwrap() };
-        let image = disk.dir.path().join("image");
-        fs_err::File::create(&image).unwrap().set_len(mib << 20).unwrap();
-        // Blocks as on nodes: mkfs would make smaller ones on so small a disk.
-        run(Command::new("mkfs.ext4").args(["-q", "-b", "4096", "-F", "-m", "0", "-i", "16384"]).arg(&image));
-        fs_err::create_dir(disk.path()).unwrap();
-        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(disk.path()));
-        Some(disk)
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        self.dir.path().join("disk")
+        self.0.path()
+    }
+
+    pub(crate) fn home(&self) -> &Path {
+        self.0.dir()
     }
 
     /// Bytes that are free, and all bytes.
     fn free(&self) -> (u64, u64) {
-        rustix::fs::syncfs(fs_err::File::open(self.path()).unwrap()).unwrap();
-        let stat = rustix::fs::statvfs(self.path()).unwrap();
-        (stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize)
+        let (free, all) = self.0.free().unwrap();
+        (free.bytes, all)
     }
 
     /// Other data, so that so many percent are in use; larder itself leaves a reserve.
@@ -71,14 +67,14 @@ impl MountedDisk {
     }
 
     fn larder(&self, arguments: &[&str]) -> LarderOutput {
-        let mut command = larder_in(self.dir.path());
+        let mut command = larder_in(self.home());
         command.arg("--root").arg(self.path().join("store")).args(arguments);
         LarderProcess::start(command).finish()
     }
 
     /// Loads an image under a name of its own.
     fn load(&self, name: &str, image: &ImageBuilder) {
-        let layout = self.dir.path().join("layout");
+        let layout = self.home().join("layout");
         image.write(&layout).unwrap();
         self.larder(&["load", &layout.to_string_lossy(), "--name", name]).expect(0);
         fs_err::remove_dir_all(layout).unwrap();
@@ -90,12 +86,6 @@ impl MountedDisk {
         for lease in store.leases(SystemTime::now()).unwrap() {
             store.end_lease(&lease.id).unwrap();
         }
-    }
-}
-
-impl Drop for MountedDisk {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.path(), rustix::mount::UnmountFlags::DETACH);
     }
 }
 

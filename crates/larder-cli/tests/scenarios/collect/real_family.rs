@@ -74,7 +74,7 @@ fn tags(layout: &Path) -> Vec<String> {
 
 /// A containerd on this disk with the whole family in it.
 fn filled(family: &Path, disk: &MountedDisk) -> (Containerd, RegistryProcess) {
-    let home = disk.dir.path();
+    let home = disk.home();
     let (containerd, registry) = peers(disk);
     on(&containerd, home, &gc(&[])).expect(0);
     for name in pushed(family, &registry) {
@@ -103,13 +103,13 @@ fn a_real_family_in_docker_is_down_to_the_low_mark_in_one_round() {
     }
     let Some(disk) = MountedDisk::new(910) else { return };
     let (engine, registry) = docker::peers(&disk);
-    let larder = |arguments: &[&str]| docker::on(&engine, disk.dir.path(), arguments);
+    let larder = |arguments: &[&str]| docker::on(&engine, disk.home(), arguments);
     let mut names = Vec::new();
     for name in pushed(&family, &registry) {
         larder(&["pull", "-q", &name]).expect(0);
         names.push(name);
     }
-    end_leases(&disk.dir.path().join("state"));
+    end_leases(&disk.home().join("state"));
     assert!(disk.used_percent() > 65.0, "{}", disk.used_percent());
     engine.create_container(&names[0], "stopped").unwrap();
     let round = MeasuredGc::run(&disk, larder);
@@ -127,7 +127,7 @@ fn a_real_family_in_containerd_as_kubelet_counts() {
     }
     let Some(disk) = MountedDisk::new(1600) else { return };
     let (containerd, _registry) = filled(&family, &disk);
-    nominal_rounds(&disk, |arguments| on(&containerd, disk.dir.path(), arguments));
+    nominal_rounds(&disk, |arguments| on(&containerd, disk.home(), arguments));
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_real_family_in_containerd_is_down_to_the_low_mark_in_one_round() {
     }
     let Some(disk) = MountedDisk::new(1600) else { return };
     let (containerd, _registry) = filled(&family, &disk);
-    let larder = |arguments: &[&str]| on(&containerd, disk.dir.path(), arguments);
+    let larder = |arguments: &[&str]| on(&containerd, disk.home(), arguments);
     assert!(disk.used_percent() > 65.0, "{}", disk.used_percent());
     let round = MeasuredGc::run(&disk, larder);
     assert_eq!(removals(&round.planned), removals(&round.done));

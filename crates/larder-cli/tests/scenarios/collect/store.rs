@@ -31,7 +31,7 @@ fn one_round_reaches_the_low_mark_as_the_dry_run_said() {
 
 #[test]
 fn the_freed_bytes_of_stacked_images_are_exact() {
-    let Some(disk) = MountedDisk::new(192) else { return };
+    let Some(disk) = MountedDisk::of_environment(192) else { return };
     let stack =
         |height: u64| (0..height).fold(ImageBuilder::new(), |image, seed| image.layer(layer(seed, 4 << 20)));
     for height in 1..=3 {
@@ -56,7 +56,7 @@ fn the_freed_bytes_of_stacked_images_are_exact() {
 #[test]
 fn whatever_layers_images_share_each_removal_frees_what_was_promised() {
     for seed in 1..=3_u64 {
-        let Some(disk) = MountedDisk::new(192) else { return };
+        let Some(disk) = MountedDisk::of_environment(192) else { return };
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut next = |below: u64| {
             random ^= random << 13;
@@ -92,7 +92,7 @@ fn whatever_layers_images_share_each_removal_frees_what_was_promised() {
 
 #[test]
 fn a_killed_round_changes_neither_ages_nor_order() {
-    let Some(disk) = MountedDisk::new(192) else { return };
+    let Some(disk) = MountedDisk::of_environment(192) else { return };
     for number in 0..12 {
         disk.load(
             &format!("registry.example/app-{number}"),
@@ -102,7 +102,7 @@ fn a_killed_round_changes_neither_ages_nor_order() {
     disk.end_leases();
     let journal = disk.path().join("store/collect/history.jsonl");
     killed_rounds_change_nothing(&journal, |arguments| {
-        let mut command = larder_in(disk.dir.path());
+        let mut command = larder_in(disk.home());
         command.arg("--root").arg(disk.path().join("store")).args(arguments);
         command
     });

@@ -49,7 +49,7 @@ fn a_store_of_a_later_format_is_refused_and_not_changed() {
 #[test]
 fn a_store_that_cannot_be_written_is_refused_with_what_to_do() {
     let Some(disk) = MountedDisk::new(16) else { return };
-    let (home, root) = (disk.dir.path(), disk.path().join("store"));
+    let (home, root) = (disk.home(), disk.path().join("store"));
     serving(home, &root).stop().expect(0);
     let remount = |how: &str| {
         let status = Command::new("mount").args(["-o", how]).arg(disk.path()).status();
@@ -72,7 +72,7 @@ fn on_a_full_disk_the_daemon_refuses_pulls_until_space_is_free() {
         return;
     }
     let Some(disk) = MountedDisk::new(160) else { return };
-    let (home, root) = (disk.dir.path(), disk.path().join("store"));
+    let (home, root) = (disk.home(), disk.path().join("store"));
     let registry = RegistryProcess::start(RegistryOptions::default()).unwrap();
     ImageBuilder::small(1, 3_000_000).push(&registry, "shop/web:1").unwrap();
     let image = registry.image("shop/web:1");

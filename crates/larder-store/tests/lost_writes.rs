@@ -1,0 +1,229 @@
+//! A disk that loses what was written: the kernel reports it once, to the first process that asks.
+//!
+//! The blocks of a small ext4 are in a tmpfs that a filler takes up: the filesystem has room, its disk has not.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::path::Path;
+use std::process::Command;
+use std::time::SystemTime;
+
+use larder::reference::{Digest, Reference};
+use larder_store::fsck::FsckOptions;
+use larder_store::store::{
+    CommitLayer, FILES, FS, ImageCommit, LayerHandle, LayerKey, LayerMetadata, LeaseKind, LeaseRecord,
+    LeaseResources, Store, StoreConfig, StoreError,
+};
+use larder_store::unpack::{ExpectedLayer, UnpackOptions, UnpackTarget, unpack_layer};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit_peers::{LoopDisk, LoopFilesystem};
+use tempfile::TempDir;
+
+/// Size of the filesystem.
+const MIB: u64 = 80;
+
+/// Files of a layer, and the bytes of each. ext4 would place smaller ones into space that it reserved before.
+const FILES_OF_LAYER: usize = 40;
+const FILE_BYTES: usize = 100_000;
+
+/// A filesystem whose disk can be full.
+struct OverbookedDisk {
+    disk: LoopDisk,
+    tmpfs: TmpfsDir,
+}
+
+/// A tmpfs, mounted as long as this lives.
+struct TmpfsDir(TempDir);
+
+impl Drop for TmpfsDir {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+impl OverbookedDisk {
+    fn new() -> Option<OverbookedDisk> {
+        if !LoopFilesystem::Ext4.is_available() {
+            return None;
+        }
+        let tmpfs = TmpfsDir(tempfile::tempdir().unwrap());
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", tmpfs.0.path(), "tmpfs", flags, Some(c"size=96m")).unwrap();
+        let image = tmpfs.0.path().join("image");
+        let disk = LoopDisk::on_image(&image, LoopFilesystem::Ext4, MIB, &["-N", "2000"]).unwrap();
+        let opened = fs_err::OpenOptions::new().write(true).open(&image).unwrap();
+        // The filesystem's own tables must have a place whatever the data has.
+        rustix::fs::fallocate(&opened, rustix::fs::FallocateFlags::KEEP_SIZE, 0, MIB << 20).unwrap();
+        Some(OverbookedDisk { disk, tmpfs })
+    }
+
+    fn open(&self) -> Store {
+        let config = StoreConfig { background_deletion: false, ..StoreConfig::default() };
+        Store::open(&self.disk.path().join("store"), config).unwrap()
+    }
+
+    fn filler(&self) -> std::path::PathBuf {
+        self.tmpfs.0.path().join("filler")
+    }
+
+    /// What was written, but is not on the disk yet, gets no place on it.
+    fn fill(&self) {
+        let trimmed = Command::new("fstrim").arg(self.disk.path()).status().unwrap();
+        assert!(trimmed.success());
+        let mut filler = fs_err::File::create(self.filler()).unwrap();
+        let page = [1; 4096];
+        while std::io::Write::write_all(&mut filler, &page).is_ok() {}
+    }
+
+    fn make_room(&self) {
+        fs_err::remove_file(self.filler()).unwrap();
+    }
+
+    /// Another process syncs the filesystem, and receives the error.
+    fn another_process_receives_the_error(&self) {
+        self.disk.sync().expect_err("writes have failed");
+        self.disk.sync().expect("the kernel reports it once");
+    }
+}
+
+fn archive(name: &str) -> Vec<u8> {
+    let file = |number: usize| TarBuilderEntry::file(format!("{name}/{number}"), vec![b'x'; FILE_BYTES]);
+    (0..FILES_OF_LAYER).map(file).fold(TarBuilder::new(), TarBuilder::with).finish()
+}
+
+/// The layer of this name, unpacked now or by an earlier pull.
+fn layer(store: &Store, name: &str) -> LayerHandle {
+    let archive = archive(name);
+    let diff_id = Digest::sha256(&archive);
+    let key = LayerKey::from(&diff_id);
+    if let Some(layer) = store.layer(&key).unwrap() {
+        return layer;
+    }
+    let staging = store.begin_layer().unwrap();
+    let (root, files) = (staging.dir().join(FS), staging.dir().join(FILES));
+    fs_err::create_dir(&root).unwrap();
+    let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
+    let target = UnpackTarget { root: &root, files: &files };
+    unpack_layer(&archive[..], &expected, target, &UnpackOptions::default()).unwrap();
+    let facts = LayerMetadata {
+        digest: diff_id.clone(),
+        diff_id,
+        compressed_bytes: archive.len() as u64,
+        plain_bytes: archive.len() as u64,
+        files: FILES_OF_LAYER as u64,
+        pending: false,
+    };
+    staging.finish(&key, facts, None).unwrap()
+}
+
+/// As a pull does it that may be interrupted and come back.
+fn lease(store: &Store, name: &str) {
+    let ingests = vec![Digest::sha256(archive(name))];
+    let leased = LeaseResources { ingests, ..LeaseResources::default() };
+    let lease = LeaseRecord {
+        id: format!("pull/{name}"),
+        kind: LeaseKind::Pull,
+        leased,
+        ends_at: u64::MAX,
+        granted: None,
+    };
+    store.lease(&lease).unwrap();
+}
+
+fn commit(store: &Store, name: &str, layer: LayerHandle) -> Result<(), StoreError> {
+    let diff_id = layer.record().facts.diff_id.clone();
+    let config = serde_json::json!({
+        "os": "linux", "architecture": "amd64",
+        "rootfs": { "type": "layers", "diff_ids": [diff_id.as_str()] },
+    });
+    let config = config.to_string().into_bytes();
+    let manifest = format!("manifest of {name}").into_bytes();
+    let image = ImageCommit {
+        names: vec![Reference::parse(name).unwrap()],
+        config: (Digest::sha256(&config), config),
+        manifests: vec![(Digest::sha256(&manifest), manifest)],
+        has_digest: true,
+        layers: vec![CommitLayer {
+            digest: diff_id,
+            size: layer.record().facts.compressed_bytes,
+            media_type: "application/vnd.oci.image.layer.v1.tar".into(),
+            layer,
+        }],
+        pinned: false,
+        lease: None,
+        end_lease: Some(format!("pull/{name}")),
+    };
+    store.commit(&image, SystemTime::now()).map(drop)
+}
+
+/// Each file of each image, as the disk has it.
+fn assert_sound_on_disk(disk: &OverbookedDisk, images: usize) {
+    disk.disk.remount().unwrap();
+    let store = disk.open();
+    let report = store.fsck(&FsckOptions::default()).unwrap();
+    assert!(report.is_sound() && report.problems.is_empty(), "{report:?}");
+    assert_eq!(store.images().unwrap().len(), images);
+}
+
+fn removed(path: &Path) -> bool {
+    !path.exists()
+}
+
+#[test]
+fn no_image_is_committed_whose_write_error_another_process_has_received() {
+    let Some(disk) = OverbookedDisk::new() else { return };
+    let store = disk.open();
+    commit(&store, "first", layer(&store, "first")).unwrap();
+    lease(&store, "app");
+    let lost = layer(&store, "app");
+    disk.fill();
+    disk.another_process_receives_the_error();
+    disk.make_room();
+    let path = lost.path().to_owned();
+    commit(&store, "app", lost).expect_err("its files are zeros on the disk");
+    assert!(removed(&path), "the next pull must not find it");
+    commit(&store, "app", layer(&store, "app")).expect("it is unpacked again");
+    drop(store);
+    assert_sound_on_disk(&disk, 2);
+}
+
+#[test]
+fn each_of_several_pulls_learns_of_a_write_error() {
+    let Some(disk) = OverbookedDisk::new() else { return };
+    let store = disk.open();
+    commit(&store, "first", layer(&store, "first")).unwrap();
+    let (app, web) = (layer(&store, "app"), layer(&store, "web"));
+    disk.fill();
+    disk.disk.sync().expect_err("writes have failed");
+    disk.make_room();
+    commit(&store, "app", app).expect_err("its files are lost");
+    commit(&store, "web", web).expect_err("so are those of the other pull");
+    commit(&store, "web", layer(&store, "web")).expect("it is unpacked again");
+    drop(store);
+    assert_sound_on_disk(&disk, 2);
+}
+
+#[test]
+fn a_layer_of_a_dead_process_is_compared_with_the_disk_before_its_commit() {
+    let Some(disk) = OverbookedDisk::new() else { return };
+    let store = disk.open();
+    commit(&store, "first", layer(&store, "first")).unwrap();
+    lease(&store, "app");
+    lease(&store, "web");
+    drop(layer(&store, "web"));
+    disk.disk.sync().unwrap();
+    drop(layer(&store, "app"));
+    drop(store);
+    disk.fill();
+    disk.another_process_receives_the_error();
+    disk.make_room();
+    let store = disk.open();
+    let [app, web] = ["app", "web"].map(|name| layer(&store, name));
+    assert!(app.is_fresh() && web.is_fresh(), "they are retained");
+    commit(&store, "web", web).expect("it was written");
+    let error = commit(&store, "app", app).unwrap_err();
+    assert!(matches!(error, StoreError::LostWrites { .. }), "{error}");
+    commit(&store, "app", layer(&store, "app")).expect("it is unpacked again");
+    drop(store);
+    assert_sound_on_disk(&disk, 3);
+}
