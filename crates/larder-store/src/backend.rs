@@ -123,7 +123,7 @@ impl Backend for StoreBackend {
         self.remove_with(&image.image, RemoveOptions::default()).await.map(drop)
     }
 
-    /// Sizes that are estimates are not reported: the change of the filesystem tells more.
+    /// Sizes that are estimates are not reported: the change of the filesystem is closer.
     async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
         let removed = self.remove_with(&image.image, RemoveOptions::default()).await?;
         let freed = removed.map_or(DiskSpace::ZERO, |removed| removed.freed);

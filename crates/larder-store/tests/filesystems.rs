@@ -107,9 +107,9 @@ fn a_removal_frees_what_was_promised() {
             }
             // XFS also frees the blocks of inodes.
             let inodes = if kind == LoopFilesystem::Xfs { 512 * promised.inodes } else { 0 };
-            for told in [promised, said] {
-                let off = told.bytes.abs_diff(freed.bytes);
-                assert!(off <= promised.bytes / 100 + inodes, "{kind}: {told}, freed {freed}");
+            for reported in [promised, said] {
+                let off = reported.bytes.abs_diff(freed.bytes);
+                assert!(off <= promised.bytes / 100 + inodes, "{kind}: {reported}, freed {freed}");
             }
             // XFS frees inodes in chunks of 64.
             if kind == LoopFilesystem::Ext4 {

@@ -311,9 +311,13 @@ impl Sweep<'_> {
         }
     }
 
-    /// Whether the goal is reached by the counted removals, `last` included, if nothing else writes to the filesystem.
+    /// Whether the goal is reached by the counted removals, `last` included, if nothing else writes to the filesystem. A
+    /// goal that is a number of bytes does not wait for the filesystem.
     fn should_be_reached(&self, last: DiskSpace) -> bool {
         let (ReclaimTarget::Free(wanted), Some(began)) = (self.target, self.began_with) else { return false };
+        if self.bytes_to_free.is_some() {
+            return false;
+        }
         let counted = self.swept.done.iter().filter_map(|done| done.freed).sum::<DiskSpace>();
         (began + counted + last).shortfall_to(wanted) == DiskSpace::ZERO
     }

@@ -299,7 +299,8 @@ impl Backend for FakeNode {
         let before = self.state().image_bytes();
         self.remove(image).await?;
         let state = self.state();
-        let bytes = before - state.image_bytes();
+        // Another pull may have added more.
+        let bytes = before.saturating_sub(state.image_bytes());
         Ok(state.counts_files.then_some(DiskSpace { bytes, inodes: bytes }))
     }
 
