@@ -1,0 +1,185 @@
+//! A load, and a removal, with the power cut at each step of them: the filesystem is shut down without flushing its journal, as
+//! `EXT4_IOC_SHUTDOWN` and XFS do it, and mounted again.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use larder::reference::Reference;
+use larder_registry::{RegistryClient, RegistryConfig};
+use larder_store::disk::{Disk, DiskFile, FileOpenMode, FilesystemSync, RealDisk};
+use larder_store::fsck::FsckOptions;
+use larder_store::pull::{StorePullConfig, StorePuller};
+use larder_store::store::import::ImportSource;
+use larder_store::store::{RemoveOptions, Store, StoreConfig};
+use larder_testkit_peers::packages::find_program;
+use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
+
+/// The real disk until its power is cut before a step.
+#[derive(Debug)]
+struct CutDisk {
+    mountpoint: PathBuf,
+    /// Steps until the cut.
+    left: AtomicUsize,
+}
+
+impl CutDisk {
+    fn step(&self) {
+        if self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)) == Ok(1) {
+            let program = find_program("xfs_io").expect("it comes with mkfs.xfs");
+            let cut = Command::new(program).args(["-x", "-c", "shutdown"]).arg(&self.mountpoint).status();
+            assert!(cut.unwrap().success(), "the power cannot be cut");
+        }
+    }
+
+    fn is_cut(&self) -> bool {
+        self.left.load(Ordering::Acquire) == 0
+    }
+}
+
+impl Disk for CutDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.step();
+        RealDisk.create_dir(path)
+    }
+
+    fn open(&self, path: &Path, how: FileOpenMode) -> io::Result<Arc<dyn DiskFile>> {
+        self.step();
+        RealDisk.open(path, how)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.step();
+        RealDisk.rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.step();
+        RealDisk.remove_file(path)
+    }
+
+    fn remove_tree(&self, path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<()> {
+        self.step();
+        RealDisk.remove_tree(path, go_on)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.step();
+        RealDisk.sync_dir(path)
+    }
+
+    fn open_sync(&self, path: &Path) -> io::Result<Box<dyn FilesystemSync>> {
+        RealDisk.open_sync(path)
+    }
+
+    fn database_step(&self, file: &Path, step: &mut dyn FnMut()) -> io::Result<()> {
+        self.step();
+        RealDisk.database_step(file, step)
+    }
+
+    /// Another one after each mount.
+    fn boot_id(&self) -> String {
+        RealDisk.boot_id()
+    }
+}
+
+/// A store on a small disk, and images to load.
+struct PowerCutStore {
+    disk: LoopDisk,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl PowerCutStore {
+    fn new(kind: LoopFilesystem) -> PowerCutStore {
+        let disk = LoopDisk::new(kind, 96, &[]).unwrap();
+        let base = LayerFiles::new().file("etc/motd", "base").noise("srv/base", 40_000, 1);
+        let kept = ImageBuilder::new().layer(base.clone());
+        let app = ImageBuilder::new().layer(base).layer(LayerFiles::new().noise("srv/app", 50_000, 2));
+        kept.write(&disk.dir().join("kept")).unwrap();
+        app.write(&disk.dir().join("app")).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let store = PowerCutStore { disk, runtime };
+        store.load(&store.open(usize::MAX).1, "kept").unwrap();
+        store
+    }
+
+    /// The store, whose power is cut before this step.
+    fn open(&self, steps: usize) -> (Arc<CutDisk>, Store) {
+        let cut = Arc::new(CutDisk { mountpoint: self.disk.path(), left: AtomicUsize::new(usize::MAX) });
+        let config = StoreConfig { background_deletion: false, ..StoreConfig::default() };
+        let store = Store::open_on(cut.clone(), &self.disk.path().join("store"), config).unwrap();
+        cut.left.store(steps, Ordering::Release);
+        (cut, store)
+    }
+
+    fn load(&self, store: &Store, name: &str) -> Result<(), String> {
+        let client = RegistryClient::new(RegistryConfig::default());
+        let puller = StorePuller::new(store.clone(), client, StorePullConfig::default());
+        let image = Reference::parse(&format!("registry.example/{name}")).unwrap();
+        let source = ImportSource::Path(self.disk.dir().join(name));
+        let loaded = self.runtime.block_on(puller.load(source, Some(image)));
+        loaded.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Mounts the disk again after the power came back; returns whether `app` is present. Nothing else may be lost.
+    fn check(&self, what: &str) -> bool {
+        self.disk.remount().unwrap();
+        let (_, store) = self.open(usize::MAX);
+        let report = store.fsck(&FsckOptions::default()).unwrap();
+        assert!(report.is_sound(), "{what}: {report:?}");
+        let present = |name: &str| store.image(format!("registry.example/{name}:image").as_str()).unwrap();
+        assert!(present("kept").is_some(), "{what}: an image is lost");
+        present("app").is_some()
+    }
+}
+
+fn filesystems() -> impl Iterator<Item = LoopFilesystem> {
+    // The program that cuts the power comes with XFS.
+    let all = [LoopFilesystem::Ext4, LoopFilesystem::Xfs];
+    all.into_iter().filter(|kind| kind.is_available() && LoopFilesystem::Xfs.is_available())
+}
+
+#[test]
+fn a_power_cut_loses_no_image_and_leaves_none_half_visible() {
+    for kind in filesystems() {
+        let node = PowerCutStore::new(kind);
+        let mut cuts = 0;
+        for step in 1.. {
+            let what = format!("{kind}, load, step {step}");
+            let (cut, store) = node.open(step);
+            let loaded = node.load(&store, "app");
+            drop(store);
+            let present = node.check(&what);
+            assert!(loaded.is_err() || present, "{what}: it was reported as loaded");
+            if !cut.is_cut() {
+                assert_eq!(loaded, Ok(()), "{what}");
+                break;
+            }
+            cuts += 1;
+            let (_, store) = node.open(usize::MAX);
+            if present {
+                store.remove("registry.example/app:image", RemoveOptions::default()).unwrap();
+            }
+        }
+        assert!(cuts >= 15, "{kind}: only {cuts} places to cut at");
+
+        for step in 1.. {
+            let what = format!("{kind}, removal, step {step}");
+            let (cut, store) = node.open(step);
+            let removed = store.remove("registry.example/app:image", RemoveOptions::default());
+            drop(store);
+            let present = node.check(&what);
+            assert!(removed.is_err() || !present, "{what}: it was reported as removed");
+            if !cut.is_cut() {
+                break;
+            }
+            if !present {
+                node.load(&node.open(usize::MAX).1, "app").unwrap();
+            }
+        }
+    }
+}
