@@ -92,7 +92,7 @@ impl CommandServer {
     }
 
     /// Ends the server: calls of joined commands finish, and state for later processes is flushed to disk. `waiting` is
-    /// called with the number of other commands whose calls take longer than [`PATIENCE`].
+    /// called with the number of other commands whose calls take longer than `PATIENCE`.
     pub async fn close(self, waiting: impl FnOnce(usize)) {
         self.stop.send_replace(true);
         if let Some(mut serving) = self.serving

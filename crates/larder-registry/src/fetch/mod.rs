@@ -3,7 +3,7 @@
 //! Promises: bytes in the sink are not requested again, unless a server ignores ranges; after a failure at most the
 //! unwritten bytes of one connection are fetched twice; memory is at most two batches per connection, whatever the
 //! blob's size; after a failing host the next one continues at the byte reached; a blob whose ranges a host does not serve
-//! correctly is requested whole, once. The content is **not** verified: the
+//! correctly is requested whole from then on. The content is **not** verified: the
 //! reader of the sink does that, and excludes hosts that sent wrong bytes with [`RepositorySession::without_hosts`].
 
 mod extents;

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 /// stays small whatever an image holds.
 const DEEPEST: usize = 64;
 
-/// Removes whatever `path` names. See [`FsStats::remove_tree`](super::FsStats::remove_tree).
+/// Removes whatever `path` names. See [`Disk::remove_tree`](super::Disk::remove_tree).
 pub(super) fn tree(path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<()> {
     match rustix::fs::unlinkat(CWD, path, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),

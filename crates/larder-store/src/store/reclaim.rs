@@ -97,8 +97,8 @@ impl Store {
     /// files are deleted.
     pub fn sweep(&self, now: impl Into<ClockReading>) -> Result<(), StoreError> {
         let rule = &self.0.reclaim_rule(ReclaimTrigger::Schedule, now.into());
-        self.0.end_leases(rule)?;
         self.0.discard_resumable(rule)?;
+        self.0.end_leases(rule)?;
         self.0.sweep().map(drop)
     }
 

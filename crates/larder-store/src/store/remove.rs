@@ -64,7 +64,8 @@ impl Store {
             return Ok(());
         }
         // XFS and btrfs count the blocks of removed files as free only some time later, or after a sync.
-        self.0.disk.open_sync(self.0.layout.root()).and_then(|filesystem| filesystem.sync()).context(doing)
+        let sync = || self.0.disk.open_sync(self.0.layout.root()).and_then(|filesystem| filesystem.sync());
+        self.0.trash.sync_deletions(sync).context(doing)
     }
 }
 

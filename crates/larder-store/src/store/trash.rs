@@ -27,6 +27,8 @@ struct TrashDir {
     dir: PathBuf,
     state: Mutex<TrashWorkerState>,
     stop: AtomicBool,
+    /// Something was deleted since the filesystem was last synced.
+    deleted: AtomicBool,
     /// Held while the directory is being emptied.
     emptying: Mutex<()>,
 }
@@ -42,7 +44,7 @@ struct TrashWorkerState {
 impl Trash {
     pub(crate) fn new(disk: Arc<dyn Disk>, dir: PathBuf, config: &StoreConfig) -> Trash {
         let (state, stop, emptying) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
-        let shared = TrashDir { disk, dir, state, stop, emptying };
+        let shared = TrashDir { disk, dir, state, stop, deleted: AtomicBool::new(false), emptying };
         Trash {
             shared: Arc::new(shared),
             background: config.background_deletion,
@@ -83,6 +85,14 @@ impl Trash {
     /// Deletes everything that is in the directory now.
     pub(crate) fn empty(&self) -> io::Result<()> {
         self.shared.empty()
+    }
+
+    /// Calls `sync` if something was deleted since it last succeeded.
+    pub(crate) fn sync_deletions(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        if !self.shared.deleted.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        sync().inspect_err(|_| self.shared.deleted.store(true, Ordering::Release))
     }
 }
 
@@ -135,6 +145,7 @@ impl TrashDir {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             let done = self.disk.remove_tree(&self.dir.join(name), &go_on);
+            self.deleted.store(true, Ordering::Release);
             if first.is_ok() {
                 first = done;
             }

@@ -23,9 +23,16 @@ pub(super) fn from_format_1(disk: &dyn Disk, layout: &StoreLayout) -> DbResult<(
     disk.open(&attempt, FileOpenMode::CreateNew)?.sync_data()?;
     disk.sync_dir(layout.root())?;
     match rows(&old) {
-        Ok(rows) => Db::create(disk, &layout.database(), |writer| {
-            rows.iter().try_for_each(|(table, key, value)| writer.put_raw(TABLES[*table], key, value))
-        }),
+        Ok(rows) => {
+            let created = Db::create(disk, &layout.database(), |writer| {
+                rows.iter().try_for_each(|(table, key, value)| writer.put_raw(TABLES[*table], key, value))
+            });
+            if created.is_err() {
+                // The old index was read: the next attempt reads it again. If this fails, that one rebuilds.
+                let _ = disk.remove_file(&attempt);
+            }
+            created
+        }
         Err(error) => {
             tracing::warn!(%error, database = %old.display(), "cannot read the database of format 1");
             Ok(())

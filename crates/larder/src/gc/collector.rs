@@ -203,7 +203,7 @@ impl Collector {
     /// Reclaims all space beside images that no running pull uses, and removes no image.
     pub async fn reclaim_only(&self) -> Result<GcReport, GcError> {
         let _turn = self.round.lock().await;
-        let before = Some(self.disk_after_deletion().await?);
+        let before = Some(self.checked(self.parts.disk.measure().await?)?);
         let reclaimed = self.reclaim(ReclaimTrigger::Request).await.map_err(GcError::Reclaim)?;
         let after = Some(self.disk_after_deletion().await?);
         Ok(GcReport { reclaimed, before, after, ..GcReport::default() })
@@ -381,8 +381,8 @@ impl Collector {
             return DiskSpace::ZERO;
         }
         // A filesystem that cannot be measured is the round's error, and not of this step.
-        let measure = async || self.parts.disk.measure_after_deletion().await.ok();
-        let before = measure().await;
+        // Not after deletion: that would empty the trash, which counts as reclaimed.
+        let before = self.parts.disk.measure().await.ok();
         let reclaimed = self.reclaim(trigger(goal, before, policy)).await.unwrap_or_else(|error| {
             tracing::warn!("cannot reclaim space beside images: {error}");
             SpaceBesideImages::default()
@@ -393,7 +393,8 @@ impl Collector {
         (report.before, report.reclaimed) = (before, reclaimed);
         let freed =
             |(before, after)| filesystem_stats::free(before).shortfall_to(filesystem_stats::free(after));
-        before.zip(measure().await).map_or(reclaimed.total(), freed)
+        let after = self.parts.disk.measure_after_deletion().await.ok();
+        before.zip(after).map_or(reclaimed.total(), freed)
     }
 
     async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {

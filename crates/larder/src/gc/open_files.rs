@@ -40,7 +40,11 @@ fn find(proc: &Path, mountpoint: &Path) -> io::Result<Vec<SpaceHolder>> {
             // A process may have ended, or be another user's.
             let Ok(files) = fs_err::read_dir(entry.path().join(table)) else { continue };
             for file in files.flatten() {
-                if let Ok(found) = fs_err::metadata(file.path())
+                // Only then its filesystem is asked: that of another file may hang.
+                let is_deleted =
+                    |target: PathBuf| target.as_os_str().as_encoded_bytes().ends_with(b" (deleted)");
+                if fs_err::read_link(file.path()).is_ok_and(is_deleted)
+                    && let Ok(found) = fs_err::metadata(file.path())
                     && found.dev() == device
                     && found.nlink() == 0
                 {

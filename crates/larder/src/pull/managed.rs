@@ -72,18 +72,28 @@ impl ManagedBackend {
         }
     }
 
-    /// These images, pinned where the source says so.
-    async fn with_pinned(&self, mut images: Vec<Image>) -> Result<Vec<Image>, BackendError> {
-        let pins = self.pins(&images).await?;
-        for image in &mut images {
-            image.pinned |= pins.contains_key(&image.id);
+    /// These images, pinned where the source says so; all of them, if it cannot. A list that fails would keep containers
+    /// from starting.
+    async fn with_pinned(&self, mut images: Vec<Image>) -> Vec<Image> {
+        match self.pins(&images).await {
+            Ok(pins) => {
+                for image in &mut images {
+                    image.pinned |= pins.contains_key(&image.id);
+                }
+            }
+            Err(error) => {
+                tracing::warn!("cannot determine pinned images, reporting all as pinned: {error}");
+                for image in &mut images {
+                    image.pinned = true;
+                }
+            }
         }
-        Ok(images)
+        images
     }
 
     /// One image, pinned where the source says so.
-    async fn with_pin(&self, image: Option<Image>) -> Result<Option<Image>, BackendError> {
-        Ok(self.with_pinned(image.into_iter().collect()).await?.pop())
+    async fn with_pin(&self, image: Option<Image>) -> Option<Image> {
+        self.with_pinned(image.into_iter().collect()).await.pop()
     }
 
     fn backend(&self) -> &dyn Backend {
@@ -104,25 +114,26 @@ impl Backend for ManagedBackend {
     }
 
     async fn list(&self) -> Result<Vec<Image>, BackendError> {
-        self.with_pinned(self.backend().list().await?).await
+        Ok(self.with_pinned(self.backend().list().await?).await)
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
         let leases = &self.manager.leases;
         let found = leases.lease_found(|| self.backend().status(image), |found| &found.id).await?;
-        self.with_pin(found).await
+        Ok(self.with_pin(found).await)
     }
 
     async fn peek_status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        self.with_pin(self.backend().peek_status(image).await?).await
+        Ok(self.with_pin(self.backend().peek_status(image).await?).await)
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
         let leases = &self.manager.leases;
         let found = leases.lease_found(|| self.backend().inspect(image), |found| &found.image.id).await?;
         let Some(mut details) = found else { return Ok(None) };
-        let pins = self.pins(std::slice::from_ref(&details.image)).await?;
-        details.image.pinned |= pins.contains_key(&details.image.id);
+        if let Some(image) = self.with_pin(Some(details.image.clone())).await {
+            details.image = image;
+        }
         Ok(Some(details))
     }
 
@@ -138,7 +149,7 @@ impl Backend for ManagedBackend {
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
         let Some(found) = self.backend().status(image).await? else {
-            // An image whose status fails, such as one that lacks a layer, can still be removed.
+            // An incomplete image, which has no status, can still be removed.
             return self.backend().remove(image).await;
         };
         // Before the removal begins: that ends the image's lease.
