@@ -36,7 +36,7 @@ pub(crate) fn parts(
     let backend: Arc<FakeBackend> = Arc::new(backend.clone());
     let file = SettingsSource::File { path: dir.join("config.yaml"), required: false };
     let sources = SettingsSources { places: DefaultPaths::of(true, |_| None), layers: vec![file] };
-    let mut config = config::load(&sources).unwrap();
+    let mut config = config::load(&sources).expect("defaults are valid settings");
     change(&mut config);
     let mut collector = Collector::builder(backend.clone());
     if let Some(disk) = disk {
@@ -47,7 +47,7 @@ pub(crate) fn parts(
         collector,
         backend,
         handle: None,
-        state: StateDir::at(dir.to_owned()).lock().unwrap(),
+        state: StateDir::at(dir.to_owned()).lock().expect("the test has a state directory of its own"),
         policy: GcPolicy {
             minimum_age: Duration::ZERO,
             when_unreachable: WhenUnreachable::All,

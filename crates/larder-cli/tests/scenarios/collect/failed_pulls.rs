@@ -108,7 +108,7 @@ fn what_an_interrupted_pull_left_goes_before_images() {
 #[test]
 fn more_than_an_interrupted_pull_left_comes_from_images() {
     let Some(node) = InterruptedNode::new() else { return };
-    // The half-unpacked layer of the killed process goes when the store is opened.
+    // The half-unpacked layer of the killed process is removed when the store is opened.
     node.json(&["gc"]);
     let (before, _) = node.disk.free();
     let done = node.json(&["gc", "--free=34MiB", "--minimum-image-ttl-duration=0"]);

@@ -28,7 +28,7 @@ usage: larder-pull-bench [--runs N] [--dir DIR] [--loop cached|direct] [--only N
   LAYOUT             a dir with an OCI image layout that has one image
   --runs N           how often each program pulls each image; default 3
   --dir DIR          where the filesystems for the pulls are made, 16 GB at most each; default: the temporary dir
-  --loop direct      write what goes to these filesystems past the page cache of the file behind them, which a disk
+  --loop direct      write to these filesystems past the page cache of the file behind them, which a disk
                      of their own would not have either; DIR must allow it (memory does not); default: cached
   --only NAME,...    of: larder, containerd, containerd+unpigz, containerd+igzip, podman; default: all that are installed
   --larder PATH      default: the larder next to this program
