@@ -31,8 +31,28 @@ const CALLS_AT_ONCE: usize = 8;
 /// Queries containerd for containers that CRI does not list. Other runtimes have none.
 pub struct ContainerdUses {
     client: ContainerdClient,
-    /// By ID of a container, the images below its snapshot; they do not change during its life.
-    known: Mutex<HashMap<String, Vec<ImageId>>>,
+    /// The images below the snapshot of each container; they do not change during its life.
+    known: Mutex<HashMap<ContainerIdentity, Vec<ImageId>>>,
+}
+
+/// A container from its creation to its removal. Another one may have the same ID later, and another image.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct ContainerIdentity {
+    namespace: &'static str,
+    id: String,
+    image: String,
+    snapshotter: String,
+    snapshot_key: String,
+    /// Seconds and nanoseconds.
+    created_at: Option<(i64, i32)>,
+}
+
+impl ContainerIdentity {
+    fn of(container: &Container) -> ContainerIdentity {
+        let Container { id, image, snapshotter, snapshot_key, created_at, .. } = container.clone();
+        let created_at = created_at.map(|time| (time.seconds, time.nanos));
+        ContainerIdentity { namespace: NAMESPACE, id, image, snapshotter, snapshot_key, created_at }
+    }
 }
 
 impl ContainerdUses {
@@ -47,20 +67,21 @@ impl ContainerdUses {
             listed => listed?,
         };
         let mut known = self.known.lock().await;
-        let ids: HashSet<&str> = containers.iter().map(|container| container.id.as_str()).collect();
-        known.retain(|id, _| ids.contains(id.as_str()));
-        let new: Vec<&Container> =
-            containers.iter().filter(|container| !known.contains_key(&container.id)).collect();
-        let calls = new.into_iter().map(|container| async move {
-            self.images_below(container).await.map(|images| (container.id.clone(), images))
+        let containers: Vec<_> =
+            containers.into_iter().map(|container| (ContainerIdentity::of(&container), container)).collect();
+        let present: HashSet<&ContainerIdentity> = containers.iter().map(|(identity, _)| identity).collect();
+        known.retain(|identity, _| present.contains(identity));
+        let new = containers.iter().filter(|(identity, _)| !known.contains_key(identity));
+        let calls = new.map(|(identity, container)| async move {
+            self.images_below(container).await.map(|images| (identity.clone(), images))
         });
         let mut answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
-        while let Some((id, images)) = answers.try_next().await? {
-            known.insert(id, images);
+        while let Some((identity, images)) = answers.try_next().await? {
+            known.insert(identity, images);
         }
-        let uses = |container: &Container| {
+        let uses = |(identity, container): &(ContainerIdentity, Container)| {
             let named = (!container.image.is_empty()).then(|| ImageId::from(container.image.as_str()));
-            let below = known.get(&container.id).cloned().unwrap_or_default();
+            let below = known.get(identity).cloned().unwrap_or_default();
             let by = use_by(container);
             let reported = move |image| ReportedUse { image, handler: None, by: by.clone() };
             named.into_iter().chain(below).map(reported).collect::<Vec<_>>()

@@ -9,6 +9,7 @@ use larder::backend::{
 };
 use larder::credentials::Credential;
 use larder::error_chain;
+use larder::gc::ClockReading;
 use larder::hint::Hint;
 use larder::pod::SandboxConfig;
 use larder::reference::{ImageId, ImageName};
@@ -125,7 +126,9 @@ impl Backend for StoreBackend {
 
     /// Sizes that are estimates are not reported: the change of the filesystem is closer.
     async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
-        let removed = self.remove_with(&image.image, RemoveOptions::default()).await?;
+        let options =
+            RemoveOptions { spare_leased_at: Some(ClockReading::now()), ..RemoveOptions::default() };
+        let removed = self.remove_with(&image.image, options).await?;
         let freed = removed.map_or(DiskSpace::ZERO, |removed| removed.freed);
         Ok(Some(freed).filter(|_| !self.store().estimates_sizes()))
     }
@@ -159,7 +162,7 @@ impl Backend for StoreBackend {
 
 fn kind_of(error: &StoreError) -> CallErrorKind {
     match error {
-        StoreError::Mounted { .. } => CallErrorKind::FailedPrecondition,
+        StoreError::Mounted { .. } | StoreError::Leased { .. } => CallErrorKind::FailedPrecondition,
         _ => CallErrorKind::Other,
     }
 }

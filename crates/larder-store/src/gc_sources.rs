@@ -34,7 +34,7 @@ impl ImageUseSource for StoreBackend {
         let store = self.store().clone();
         let now = ClockReading::now();
         let at = now.clone();
-        let leases = match tokio::task::spawn_blocking(move || store.leases(at)).await {
+        let leases = match tokio::task::spawn_blocking(move || store.leases(&at)).await {
             Ok(leases) => leases.map_err(|error| failed(&error, CallErrorKind::Other))?,
             Err(error) => return Err(failed(&error, CallErrorKind::Canceled).into()),
         };
@@ -57,11 +57,11 @@ impl ImageUseSource for StoreBackend {
 #[async_trait]
 impl SpaceReclaimer for StoreBackend {
     async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
-        self.ask(move |store| store.reclaimable(trigger, ClockReading::now())).await
+        self.ask(move |store| store.reclaimable(trigger, &ClockReading::now())).await
     }
 
     async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
-        self.ask(move |store| store.reclaim(trigger, ClockReading::now())).await
+        self.ask(move |store| store.reclaim(trigger, &ClockReading::now())).await
     }
 }
 
@@ -110,12 +110,9 @@ impl LayerSource for StoreLayerSource {
     }
 }
 
-/// The layers, each measured after it was synced. Without that, as when the disk is full, their sizes are as they were
-/// recorded.
+/// The layers, each measured after it was synced.
 fn exact_layers(store: &Store) -> Result<LayerUsageIndex, StoreError> {
-    if let Err(error) = store.settle_layer_sizes() {
-        tracing::warn!("{}", larder::error_chain(&error));
-    }
+    store.settle_layer_sizes();
     store.layer_usage_index()
 }
 

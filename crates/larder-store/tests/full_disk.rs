@@ -329,7 +329,7 @@ fn entries(store: &Store, dir: &str) -> Vec<String> {
 }
 
 fn pull_leases(store: &Store) -> usize {
-    let leases = store.leases(std::time::UNIX_EPOCH).unwrap();
+    let leases = store.leases(&std::time::UNIX_EPOCH.into()).unwrap();
     leases.iter().filter(|lease| lease.kind == LeaseKind::Pull).count()
 }
 
@@ -381,7 +381,7 @@ fn a_download_of_a_pull_that_failed_does_not_keep_another_one_out() {
         })
         .unwrap();
     let kept = store.usage().unwrap().ingest.bytes;
-    let offered = store.reclaimable(ReclaimTrigger::Pressure, std::time::SystemTime::now()).unwrap();
+    let offered = store.reclaimable(ReclaimTrigger::Pressure, &std::time::SystemTime::now().into()).unwrap();
     assert!(offered.downloads.bytes + (64 << 10) > kept, "{offered:?}");
     source.bring(&store, ImportMethod::Pull, "other").unwrap_or_else(|error| panic!("{}", chain(&error)));
     assert_eq!(sound_images(&store, "the other image").len(), 1);

@@ -199,7 +199,8 @@ async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
     let left: Vec<_> = ingests.iter().filter(|path| path.exists()).collect();
     assert_eq!(left.len(), 1, "{left:?}");
     assert!(left[0].to_string_lossy().contains(kept.hex()), "{left:?}");
-    let leases: Vec<String> = store.leases(UNIX_EPOCH).unwrap().into_iter().map(|lease| lease.id).collect();
+    let leases: Vec<String> =
+        store.leases(&UNIX_EPOCH.into()).unwrap().into_iter().map(|lease| lease.id).collect();
     assert!(!leases.contains(&"pull/stale".to_owned()), "{leases:?}");
     assert!(leases.contains(&"pull/kept".to_owned()), "{leases:?}");
 }

@@ -19,8 +19,7 @@ pub(crate) fn backend_and_collector(handle: &BackendHandle) -> (Arc<dyn Backend>
                 .use_source(Arc::new(store.clone()))
                 .reclaimer(Arc::new(store.clone()))
                 .disk(Arc::new(StoreFsStats(store.store().clone())))
-                // What was removed is deleted when the disk is measured: there is nothing to wait for.
-                .reclaim_wait(ReclaimWait { quiet: Duration::ZERO, ..ReclaimWait::default() })
+                .reclaim_wait(reclaim_wait(store.store().frees_at_once()))
                 .layers(Arc::new(StoreLayerSource::new(store.clone())));
             (backend, builder)
         }
@@ -36,5 +35,70 @@ pub(crate) fn backend_and_collector(handle: &BackendHandle) -> (Arc<dyn Backend>
         }
         #[cfg(feature = "docker")]
         BackendHandle::Docker(engine) => super::docker::parts(engine),
+    }
+}
+
+/// Removed files are deleted before the disk is measured. Where that frees their space at once, waiting would only be for
+/// what other processes write.
+fn reclaim_wait(frees_at_once: bool) -> ReclaimWait {
+    if frees_at_once {
+        ReclaimWait { quiet: Duration::ZERO, ..ReclaimWait::default() }
+    } else {
+        ReclaimWait::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use async_trait::async_trait;
+    use larder::gc::{FsStatsProvider, GcGoal, GcPolicy};
+    use larder::image_service::{FilesystemError, FsStats};
+    use larder_testkit::fake_backend::{FakeBackend, image};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// A filesystem that counts removed images as free 300 ms after it is first measured without them.
+    struct LateFsStats {
+        backend: FakeBackend,
+        missed: Mutex<Vec<Instant>>,
+    }
+
+    #[async_trait]
+    impl FsStatsProvider for LateFsStats {
+        async fn measure(&self) -> Result<FsStats, FilesystemError> {
+            let mut missed = self.missed.lock().unwrap();
+            let removed = 3 - self.backend.images().len();
+            missed.resize(removed, Instant::now());
+            let freed = missed.iter().filter(|since| since.elapsed() >= Duration::from_millis(300)).count();
+            let available = 100 + 100 * freed as u64;
+            Ok(FsStats { capacity: 1000, available, inodes: 1000, inodes_free: 900, reserved: 0 })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn space_that_is_freed_late_is_waited_for_unless_the_filesystem_frees_at_once() {
+        for (frees_at_once, expected) in [(false, 2), (true, 1)] {
+            let backend = FakeBackend::new();
+            for name in ["a", "b", "c"] {
+                backend.add_image(name, image(format!("sha256:{name}"), 100));
+            }
+            let disk = LateFsStats { backend: backend.clone(), missed: Mutex::default() };
+            let tolerance = larder::gc::DiskSpace::ZERO;
+            let collector = Collector::builder(Arc::new(backend.clone()))
+                .policy(GcPolicy {
+                    minimum_age: Duration::ZERO,
+                    free_margin_percent: 0,
+                    ..GcPolicy::default()
+                })
+                .disk(Arc::new(disk))
+                .reclaim_wait(ReclaimWait { tolerance, ..reclaim_wait(frees_at_once) })
+                .build();
+            let ended = collector.round(GcGoal::Free { bytes: 100 }).await;
+            assert!(ended.report.swept[0].done.len() == 3 - expected, "{ended:?}");
+            assert_eq!(backend.images().len(), expected, "frees at once: {frees_at_once}");
+        }
     }
 }

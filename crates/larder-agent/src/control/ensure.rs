@@ -90,7 +90,14 @@ async fn run(
     progress: Option<watch::Sender<Vec<api::Pull>>>,
 ) {
     let each = requests.iter().zip(0..).map(|(request, index)| {
-        CALLER.scope(updates.clone(), async move { (index, node.manager.ensure(request).await) })
+        CALLER.scope(updates.clone(), async move {
+            let ended = node.manager.ensure(request).await;
+            if let Ok(ensured) = &ended {
+                // On disk before the answer: a process that collects after this one was killed must find it.
+                node.note_ensured(&ensured.image_ref).await;
+            }
+            (index, ended)
+        })
     });
     let mut running: FuturesUnordered<_> = each.collect();
     let images: HashSet<ImageName> =
@@ -101,14 +108,9 @@ async fn run(
         tokio::select! {
             ended = running.next() => {
                 let Some((index, ended)) = ended else { return };
-                match &ended {
-                    Ok(ensured) => node.note_ensured(&ensured.image_ref),
-                    Err(error) => {
-                        if let Some(object) = target(requests, index) {
-                            // Outside of any caller's scope: a caller reports it itself.
-                            node.sink.record(Event::failed(object, error));
-                        }
-                    }
+                if let (Err(error), Some(object)) = (&ended, target(requests, index)) {
+                    // Outside of any caller's scope: a caller reports it itself.
+                    node.sink.record(Event::failed(object, error));
                 }
                 // If the receiver is gone, this task ends soon, too.
                 let _ = updates.send(verdict(index, ended));

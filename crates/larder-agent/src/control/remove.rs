@@ -39,7 +39,7 @@ pub(super) async fn remove(
     // A removal is the time to let go of what dead processes left, too. The images are gone whether or not that works.
     if let Some(store) = store.map(StoreBackend::store).cloned() {
         let swept = spawn_blocking(move || {
-            store.sweep(ClockReading::now()).map_err(|error| unswept(store.root(), &error))
+            store.sweep(&ClockReading::now()).map_err(|error| unswept(store.root(), &error))
         });
         if let Ok(Err(warning)) = swept.await {
             answer.warnings.push(warning);

@@ -116,6 +116,25 @@ async fn each_image_of_a_call_has_its_events_and_one_end() {
     assert!(failed == 3 && page.contains(&counted), "{failed}: {page}");
 }
 
+/// A process that is killed right after its answer leaves the record of the ensure.
+#[tokio::test]
+async fn an_ensure_answers_after_its_record_is_on_disk() {
+    let served = TestDaemon::new();
+    served.backend.add_image("a:1", image("sha256:1", 100));
+    let file = served.dir.path().join("ensured.json");
+    // The record is added to what is in the file, and reading a pipe waits for a writer.
+    rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let mut client = served.client();
+    let mut answer = std::pin::pin!(updates(&mut client, wants(&["a:1"])));
+    let early = time::timeout(Duration::from_millis(300), &mut answer).await;
+    assert!(early.is_err(), "answered before the record was written: {early:?}");
+    let writer = file.clone();
+    let empty = r#"{"version":1,"images":[]}"#;
+    spawn_blocking(move || fs_err::write(writer, empty)).await.unwrap().unwrap();
+    assert_eq!(answer.await, ["Pulled", "0 ensured"]);
+    assert!(fs_err::read_to_string(&file).unwrap().contains("sha256:1"));
+}
+
 #[tokio::test]
 async fn a_failure_holds_back_the_same_run_and_no_other() {
     let served = TestDaemon::new();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
-use larder::gc::{ImageUse, ImageUseError, ImageUseSource as _, KeepRule};
+use larder::gc::{ImageUse, ImageUseError, ImageUseSource as _, KeptBy};
 use larder::hint::Hint;
 use larder::pull::{ImagePin, ImagePinSource};
 use larder::reference::ImageId;
@@ -33,12 +33,8 @@ impl CriPins {
             let reason = format!("required by {}", desired.by);
             pins.insert(desired.image, ImagePin { reason, hint: "remove it from there first".into() });
         }
-        let kept = collector.kept_images(images).await?;
-        let policy = collector.policy();
-        for (image, index) in kept {
-            if let Some(rule) = policy.keep.get(index) {
-                pins.insert(image, rule_pin(config, rule, index));
-            }
+        for (image, kept) in collector.kept_images(images).await? {
+            pins.insert(image, rule_pin(config, &kept));
         }
         Ok(pins)
     }
@@ -94,10 +90,12 @@ impl ImagePinSource for CriPins {
 }
 
 /// The pin of a keep rule; the rules of the settings come before those of `larder keep`.
-fn rule_pin(config: &Config, rule: &KeepRule, index: usize) -> ImagePin {
+fn rule_pin(config: &Config, kept: &KeptBy) -> ImagePin {
+    let KeptBy { index, rule } = kept;
     let number = index + 1;
-    let hint = if index < config.gc.keep.len() {
-        let place = config.origin_of_item("gc.keep", index);
+    // The settings may have changed since the rule was matched.
+    let hint = if config.gc.keep.get(*index) == Some(rule) {
+        let place = config.origin_of_item("gc.keep", *index);
         Hint::from(format!("remove the rule from gc.keep ({place})"))
     } else {
         Hint::new().command(["unkeep".to_owned(), number.to_string()]).text(" removes the rule")

@@ -261,15 +261,15 @@ impl Node {
         self.recovered.get_or_try_init(recover).await.is_ok()
     }
 
-    /// Records that an image was ensured, for later GC processes.
-    pub(crate) fn note_ensured(&self, id: &ImageId) {
+    /// Records that an image was ensured, for later GC processes. The record is on disk when this returns, unless it cannot
+    /// be written, which is logged.
+    pub(crate) async fn note_ensured(&self, id: &ImageId) {
+        let Some(ensures) = &self.ensures else { return };
         // In a runtime, images may be older than larder: their ages start with the first listing.
-        if let Some(ensures) = &self.ensures
-            && ensures.note(id)
-            && (self.store().is_some() || self.collector.has_detected())
-        {
+        if ensures.note(id) && (self.store().is_some() || self.collector.has_detected()) {
             self.collector.note_ensured(id);
         }
+        ensures.flush().await;
     }
 
     /// Waits until everything that a later process depends on is on disk.

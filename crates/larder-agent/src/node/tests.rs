@@ -54,8 +54,7 @@ async fn images_ensured_by_an_earlier_process_are_leased_as_configured() {
         Node::build(parts)
     };
     let first = node(Duration::from_secs(60));
-    first.note_ensured(&"sha256:a".into());
-    first.flush().await;
+    first.note_ensured(&"sha256:a".into()).await;
     drop(first);
     for (lease, uses) in [(Duration::from_secs(60), 1), (Duration::ZERO, 0)] {
         let scene = node(lease).collector().unwrap().snapshot().await.unwrap();

@@ -2,7 +2,8 @@
 //! another process that collects.
 //!
 //! While this process lives, the gate of its manager protects them. This is the record for those after it: written
-//! behind by one thread, each image at most once in [`RENEW`], all that is pending in one write.
+//! by one thread, each image at most once in [`RENEW`], all that is pending in one write. An ensure answers after the
+//! write, so that the record exists even if the process is killed right after the answer.
 
 use std::collections::HashMap;
 use std::mem;
@@ -133,9 +134,8 @@ impl EnsureJournal {
         match self {
             EnsureJournal::File(file) => file.add(ids),
             EnsureJournal::Store(store) => {
-                let each = ids.iter().filter_map(ImageId::digest).map(|id| store.puller().lease_ensured(&id));
-                let failed = each.filter_map(Result::err).reduce(|_, later| later);
-                failed.map_or(Ok(()), |error| Err(Error::failed(error_chain(&error))))
+                let leased = store.puller().lease_ensured(ids.iter().filter_map(ImageId::digest));
+                leased.map_err(|error| Error::failed(error_chain(&error)))
             }
         }
     }

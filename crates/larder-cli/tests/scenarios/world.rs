@@ -264,7 +264,7 @@ impl RuntimeFixture {
             return end_leases(Path::new(&self.path("state")));
         }
         let store = Store::open(&self.place(), StoreConfig::default()).unwrap();
-        for lease in store.leases(SystemTime::now()).unwrap() {
+        for lease in store.leases(&SystemTime::now().into()).unwrap() {
             store.end_lease(&lease.id).unwrap();
         }
     }

@@ -213,7 +213,7 @@ impl StorePuller {
             missing.iter().map(|(at, _)| plan.layers[*at].descriptor.digest.clone()).collect();
         let (store, reserve) = (self.store.clone(), self.config.reserve);
         let fits = move || {
-            store.sweep(ClockReading::now())?;
+            store.sweep(&ClockReading::now())?;
             let need = admission::estimate(store.ratio()?, &sizes);
             let largest = sizes.iter().copied().max().unwrap_or_default();
             let need = need.after_download(store.downloaded(&archives), largest);
@@ -227,7 +227,7 @@ impl StorePuller {
         self.leaving.wait().await;
         let store = self.store.clone();
         blocking(move || {
-            store.reclaim(ReclaimTrigger::Pressure, ClockReading::now())?;
+            store.reclaim(ReclaimTrigger::Pressure, &ClockReading::now())?;
             Ok(admit(need, store.free()?, reserve, reclaimable(&store)?)?)
         })
         .await?
@@ -237,7 +237,7 @@ impl StorePuller {
     async fn reclaim_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
         if ended.as_ref().is_err_and(PullError::is_no_space) {
             let store = self.store.clone();
-            let reclaim = move || store.reclaim(ReclaimTrigger::Pressure, ClockReading::now());
+            let reclaim = move || store.reclaim(ReclaimTrigger::Pressure, &ClockReading::now());
             if let Err(error) = blocking(reclaim).await? {
                 tracing::warn!(%error, "cannot remove the downloads and layers of failed pulls");
             }
@@ -287,9 +287,10 @@ impl StorePuller {
         }
     }
 
-    /// Leases an image that was just reported as present, as if it was just pulled.
-    pub fn lease_ensured(&self, id: &Digest) -> Result<(), StoreError> {
-        self.store.lease(&self.ensured(id.clone()))
+    /// Leases images that were just reported as present, as if they were just pulled. Durable when it returns.
+    pub fn lease_ensured(&self, ids: impl IntoIterator<Item = Digest>) -> Result<(), StoreError> {
+        let leases: Vec<LeaseRecord> = ids.into_iter().map(|id| self.ensured(id)).collect();
+        self.store.lease_all(&leases)
     }
 
     /// Leases an image that was just made present, until it is in use or the lease expires.

@@ -17,8 +17,14 @@ impl Store {
     }
 
     /// Measures the layers that an earlier version of larder measured before they were synced. Does nothing once that is
-    /// done. Interrupted, it starts over.
-    pub fn settle_layer_sizes(&self) -> Result<(), StoreError> {
+    /// done. Interrupted, it starts over. If it fails, as on a full disk, the sizes remain as they were recorded.
+    pub fn settle_layer_sizes(&self) {
+        if let Err(error) = self.measure_unsettled_layers() {
+            tracing::warn!("{}", larder::error_chain(&error));
+        }
+    }
+
+    fn measure_unsettled_layers(&self) -> Result<(), StoreError> {
         let doing = "measure layers";
         let mut layers: Vec<LayerRecord> = self.0.db.read(doing, |reader| reader.all(LAYERS))?;
         layers.retain(|layer| layer.present && !layer.settled);
@@ -107,7 +113,7 @@ mod tests {
             store.0.db.write("record a layer", write).unwrap();
         };
         put(&early);
-        store.settle_layer_sizes().unwrap();
+        store.measure_unsettled_layers().unwrap();
         assert_eq!(record(&store, &key), settled);
         let (usage, missing) = (DiskSpace { bytes: 7, inodes: 7 }, false);
         for kept in [
@@ -115,7 +121,7 @@ mod tests {
             LayerRecord { usage, settled: false, present: missing, ..settled },
         ] {
             put(&kept);
-            store.settle_layer_sizes().unwrap();
+            store.measure_unsettled_layers().unwrap();
             assert_eq!(record(&store, &key), kept, "measured already, or not there");
         }
     }

@@ -10,7 +10,14 @@ use super::records::LeaseRecord;
 impl Store {
     /// Creates a lease, or replaces the one with this ID. Durable when it returns.
     pub fn lease(&self, lease: &LeaseRecord) -> Result<(), StoreError> {
-        self.0.db.write("create a lease", |writer| Ok(writer.put(LEASES, &lease.id, lease)?))
+        self.lease_all(std::slice::from_ref(lease))
+    }
+
+    /// Creates or replaces these leases. Durable when it returns.
+    pub fn lease_all(&self, leases: &[LeaseRecord]) -> Result<(), StoreError> {
+        self.0.db.write("create a lease", |writer| {
+            leases.iter().try_for_each(|lease| Ok(writer.put(LEASES, &lease.id, lease)?))
+        })
     }
 
     /// Ends a lease; succeeds if it has already ended.
@@ -19,10 +26,9 @@ impl Store {
     }
 
     /// The leases that have not expired at `now`.
-    pub fn leases(&self, now: impl Into<ClockReading>) -> Result<Vec<LeaseRecord>, StoreError> {
-        let now = now.into();
+    pub fn leases(&self, now: &ClockReading) -> Result<Vec<LeaseRecord>, StoreError> {
         let mut leases: Vec<LeaseRecord> = self.0.db.read("list leases", |reader| reader.all(LEASES))?;
-        leases.retain(|lease| !lease.left(&now).is_zero());
+        leases.retain(|lease| !lease.left(now).is_zero());
         Ok(leases)
     }
 }

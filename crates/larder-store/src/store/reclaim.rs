@@ -68,9 +68,9 @@ impl Store {
     pub fn reclaimable(
         &self,
         trigger: ReclaimTrigger,
-        now: impl Into<ClockReading>,
+        now: &ClockReading,
     ) -> Result<SpaceBesideImages, StoreError> {
-        self.0.reclaimable(&self.0.reclaim_rule(trigger, now.into()))
+        self.0.reclaimable(&self.0.reclaim_rule(trigger, now))
     }
 
     /// Frees what no image and no running pull needs, and returns how much that was. The space is free when this returns.
@@ -78,12 +78,12 @@ impl Store {
     pub fn reclaim(
         &self,
         trigger: ReclaimTrigger,
-        now: impl Into<ClockReading>,
+        now: &ClockReading,
     ) -> Result<SpaceBesideImages, StoreError> {
         let trash = self.0.trash_usage()?;
         // First what needs no write to the database: that may fail on a full disk.
         self.empty_trash()?;
-        let rule = &self.0.reclaim_rule(trigger, now.into());
+        let rule = &self.0.reclaim_rule(trigger, now);
         let resumable = self.0.discard_resumable(rule)?;
         self.empty_trash()?;
         self.0.end_leases(rule)?;
@@ -95,8 +95,8 @@ impl Store {
     /// Removes expired leases, unused layers, and partially fetched blobs that were not written
     /// for [`ingest_keep`](super::StoreConfig::ingest_keep). Cheap when there is nothing to do, and returns before the
     /// files are deleted.
-    pub fn sweep(&self, now: impl Into<ClockReading>) -> Result<(), StoreError> {
-        let rule = &self.0.reclaim_rule(ReclaimTrigger::Schedule, now.into());
+    pub fn sweep(&self, now: &ClockReading) -> Result<(), StoreError> {
+        let rule = &self.0.reclaim_rule(ReclaimTrigger::Schedule, now);
         self.0.discard_resumable(rule)?;
         self.0.end_leases(rule)?;
         self.0.sweep().map(drop)
@@ -110,8 +110,8 @@ impl Store {
 }
 
 impl OpenStore {
-    fn reclaim_rule(&self, trigger: ReclaimTrigger, now: ClockReading) -> ReclaimRule {
-        ReclaimRule { trigger, now, ingest_keep: self.config.ingest_keep }
+    fn reclaim_rule(&self, trigger: ReclaimTrigger, now: &ClockReading) -> ReclaimRule {
+        ReclaimRule { trigger, now: now.clone(), ingest_keep: self.config.ingest_keep }
     }
 
     fn is_in_flight(&self, archive: &Digest) -> bool {

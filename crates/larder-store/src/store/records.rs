@@ -10,6 +10,7 @@ use larder::gc::{ClockReading, SavedClockReading};
 use larder::reference::{Digest, ImageName};
 use serde::{Deserialize, Serialize};
 
+use super::handle::seconds;
 use crate::disk::DiskSpace;
 
 /// Version of all records.
@@ -243,7 +244,7 @@ impl LeaseRecord {
         now: &ClockReading,
     ) -> LeaseRecord {
         let granted = LeaseGrant { at: SavedClockReading::from_reading(now), seconds: time.as_secs() };
-        let ends_at = seconds(now).saturating_add(time.as_secs());
+        let ends_at = wall_seconds(now).saturating_add(time.as_secs());
         LeaseRecord { id: id.into(), kind, leased, ends_at, granted: Some(granted) }
     }
 
@@ -251,17 +252,19 @@ impl LeaseRecord {
     pub fn left(&self, now: &ClockReading) -> Duration {
         match (&self.granted, self.kind) {
             (Some(granted), _) => Duration::from_secs(granted.seconds).saturating_sub(granted.at.age(now)),
-            (None, LeaseKind::Requested) => Duration::from_secs(self.ends_at.saturating_sub(seconds(now))),
+            (None, LeaseKind::Requested) => {
+                Duration::from_secs(self.ends_at.saturating_sub(wall_seconds(now)))
+            }
             (None, LeaseKind::Pull | LeaseKind::Ensured) => {
-                Duration::from_secs(self.ends_at.saturating_sub(seconds(now)).min(LONGEST_AUTOMATIC))
+                Duration::from_secs(self.ends_at.saturating_sub(wall_seconds(now)).min(LONGEST_AUTOMATIC))
             }
         }
     }
 }
 
 /// Seconds since 1970 by the wall clock.
-fn seconds(now: &ClockReading) -> u64 {
-    u64::try_from(now.wall.0 / 1000).unwrap_or_default()
+fn wall_seconds(now: &ClockReading) -> u64 {
+    seconds(now.wall.into())
 }
 
 /// A mounted image.

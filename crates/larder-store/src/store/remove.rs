@@ -4,7 +4,6 @@
 //! transaction and are moved to the trash right after it; readers never wait for that.
 
 use std::collections::HashSet;
-use std::time::SystemTime;
 
 use larder::gc::ClockReading;
 use larder::reference::{Digest, ImageName};
@@ -21,12 +20,12 @@ use super::usage::taken;
 use crate::disk::{DiskSpace, SizeAccuracy};
 
 /// Conditions of a removal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RemoveOptions {
     /// Remove it even if it is mounted; its layers are retained until it is unmounted.
     pub force: bool,
     /// Refuse if a lease on it has not expired at this time. GC sets this; a removal by name does not.
-    pub spare_leased_at: Option<SystemTime>,
+    pub spare_leased_at: Option<ClockReading>,
 }
 
 /// An image that was removed.
@@ -47,7 +46,7 @@ impl Store {
         image: impl Into<ImageName>,
         options: RemoveOptions,
     ) -> Result<Option<StoreRemoval>, StoreError> {
-        self.0.remove(&image.into(), options)
+        self.0.remove(&image.into(), &options)
     }
 
     /// Lets the closing of this store wait until everything that was removed is deleted, as
@@ -56,21 +55,27 @@ impl Store {
         self.0.trash.finish();
     }
 
+    /// Whether the filesystem counts the blocks of a file as free as soon as it is deleted. XFS and btrfs do so some time
+    /// later.
+    pub fn frees_at_once(&self) -> bool {
+        self.0.sizes == SizeAccuracy::WhileWritten
+    }
+
     /// Deletes removed files now. Returns when the space is free.
     pub fn empty_trash(&self) -> Result<(), StoreError> {
         let doing = "empty the trash";
         self.0.trash.empty().context(doing)?;
-        if self.0.sizes == SizeAccuracy::WhileWritten {
+        if self.frees_at_once() {
             return Ok(());
         }
-        // XFS and btrfs count the blocks of removed files as free only some time later, or after a sync.
+        // A sync makes most of the space free.
         let sync = || self.0.disk.open_sync(self.0.layout.root()).and_then(|filesystem| filesystem.sync());
         self.0.trash.sync_deletions(sync).context(doing)
     }
 }
 
 impl OpenStore {
-    fn remove(&self, image: &ImageName, options: RemoveOptions) -> Result<Option<StoreRemoval>, StoreError> {
+    fn remove(&self, image: &ImageName, options: &RemoveOptions) -> Result<Option<StoreRemoval>, StoreError> {
         let doing = "remove an image";
         let gate = self.gate();
         let removed = self.db.write(doing, |writer| {
@@ -137,7 +142,7 @@ fn refuse_used(
     writer: &DbTransaction,
     asked: &ImageName,
     image: &ImageRecord,
-    options: RemoveOptions,
+    options: &RemoveOptions,
 ) -> Result<(), TransactionAbort> {
     if !options.force {
         let mut mounts = Vec::new();
@@ -151,10 +156,10 @@ fn refuse_used(
             return Err(StoreError::Mounted { image: asked.clone(), mounts }.into());
         }
     }
-    if let Some(now) = options.spare_leased_at.map(ClockReading::from) {
+    if let Some(now) = &options.spare_leased_at {
         let mut leases = Vec::new();
         let note = |lease: LeaseRecord| {
-            if !lease.left(&now).is_zero() && lease.leased.images.contains(&image.id) {
+            if !lease.left(now).is_zero() && lease.leased.images.contains(&image.id) {
                 leases.push(lease.id);
             }
         };

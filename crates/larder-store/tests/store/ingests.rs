@@ -150,9 +150,9 @@ fn unused_partial_blobs_are_removed() {
     };
     scratch.store.lease(&lease).unwrap();
     let open = scratch.store.ingest(&digest("open"), 100).unwrap();
-    scratch.store.sweep(SystemTime::now()).unwrap();
+    scratch.store.sweep(&SystemTime::now().into()).unwrap();
     assert_eq!(kept(&scratch.store), 3, "all are young");
-    scratch.store.sweep(SystemTime::now() + Duration::from_secs(25 * 3600)).unwrap();
+    scratch.store.sweep(&(SystemTime::now() + Duration::from_secs(25 * 3600)).into()).unwrap();
     assert_eq!(kept(&scratch.store), 2);
     drop(open);
 }

@@ -55,7 +55,7 @@ fn asked(registry: &FaultRegistry) -> Vec<String> {
 }
 
 fn pull_leases(store: &Store) -> Vec<LeaseRecord> {
-    let leases = store.leases(SystemTime::now()).unwrap();
+    let leases = store.leases(&SystemTime::now().into()).unwrap();
     leases.into_iter().filter(|lease| lease.kind == LeaseKind::Pull).collect()
 }
 
@@ -115,7 +115,7 @@ fn each_pull_keeps_its_layers_whichever_pull_fetched_them() {
     let [first] = &pull_leases(&scratch.store)[..] else { panic!("one lease") };
     pull(&scratch.store, &registry, "web").unwrap_err();
     scratch.store.end_lease(&first.id).unwrap();
-    scratch.store.sweep(SystemTime::now()).unwrap();
+    scratch.store.sweep(&SystemTime::now().into()).unwrap();
     registry.clear_faults();
     registry.forget_requests();
     pull(&scratch.store, &registry, "web").unwrap();
@@ -131,9 +131,9 @@ fn kept_layers_count_and_are_removed_after_an_unused_day() {
     let (said, is) = (scratch.store.usage().unwrap().total().bytes, du(&scratch.root()));
     assert!(is > 1_400_000 && is.abs_diff(said) * 100 <= is, "du says {is}, the store {said}");
     assert_sound(&scratch.store);
-    scratch.store.sweep(SystemTime::now()).unwrap();
+    scratch.store.sweep(&SystemTime::now().into()).unwrap();
     assert_eq!(entries(&scratch.root().join("layers")).len(), 2);
-    scratch.store.sweep(SystemTime::now() + DAY).unwrap();
+    scratch.store.sweep(&(SystemTime::now() + DAY).into()).unwrap();
     assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
     scratch.store.empty_trash().unwrap();
     assert!(du(&scratch.root()) < 200_000 + du(&scratch.root().join("larder.db")));
@@ -233,10 +233,10 @@ fn layers_are_kept_only_for_pulls() {
 
 /// Reclaims, after a check that this is what was announced.
 fn reclaim(store: &Store, trigger: ReclaimTrigger, now: SystemTime) -> SpaceBesideImages {
-    let announced = store.reclaimable(trigger, now).unwrap();
-    let reclaimed = store.reclaim(trigger, now).unwrap();
+    let announced = store.reclaimable(trigger, &now.into()).unwrap();
+    let reclaimed = store.reclaim(trigger, &now.into()).unwrap();
     assert_eq!(announced, reclaimed, "{trigger:?}");
-    assert_eq!(store.reclaimable(trigger, now).unwrap(), SpaceBesideImages::default(), "{trigger:?}");
+    assert_eq!(store.reclaimable(trigger, &now.into()).unwrap(), SpaceBesideImages::default(), "{trigger:?}");
     reclaimed
 }
 
@@ -266,7 +266,7 @@ fn until_space_is_needed_only_what_has_expired_is_reclaimed() {
     assert!(reclaimed.layers.inodes > 0, "{reclaimed:?}");
     assert_eq!(entries(&scratch.root().join("ingest")), [""; 0]);
     assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
-    assert_eq!(scratch.store.leases(UNIX_EPOCH).unwrap(), []);
+    assert_eq!(scratch.store.leases(&UNIX_EPOCH.into()).unwrap(), []);
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn what_a_running_pull_needs_is_never_reclaimed() {
         reclaim(&scratch.store, trigger, later);
         assert_eq!(entries(&scratch.root().join("ingest")).len(), 1, "{trigger:?}");
         assert_eq!(entries(&scratch.root().join("layers")), [key("a").as_str()], "{trigger:?}");
-        let leases = scratch.store.leases(UNIX_EPOCH).unwrap();
+        let leases = scratch.store.leases(&UNIX_EPOCH.into()).unwrap();
         assert_eq!(leases.len(), 2, "those of the pull: {trigger:?}");
         drop(running);
         reclaim(&scratch.store, trigger, later);

@@ -25,7 +25,7 @@ fn a_lease_lasts_until_its_time_also_across_restarts() {
     scratch.store.lease(&lease("b", LeaseResources::default(), 20)).unwrap();
     let scratch = scratch.reopen();
     let ids = |after: u64| -> Vec<String> {
-        let leases = scratch.store.leases(noon() + Duration::from_secs(after)).unwrap();
+        let leases = scratch.store.leases(&(noon() + Duration::from_secs(after)).into()).unwrap();
         leases.into_iter().map(|lease| lease.id).collect()
     };
     assert_eq!(ids(0), ["a", "b"]);
@@ -33,7 +33,7 @@ fn a_lease_lasts_until_its_time_also_across_restarts() {
     scratch.store.end_lease("a").unwrap();
     scratch.store.end_lease("a").expect("ending twice is no error");
     assert!(ids(0) == ["b"]);
-    scratch.store.sweep(noon() + Duration::from_secs(20)).unwrap();
+    scratch.store.sweep(&(noon() + Duration::from_secs(20)).into()).unwrap();
     assert!(ids(0).is_empty());
 }
 
@@ -57,12 +57,12 @@ fn a_step_of_the_wall_clock_neither_ends_nor_extends_a_lease() {
         scratch.store.lease(&granted(48, &reading(start, 100, "a"))).unwrap();
         let at = |hours: i64| reading(start + hours * HOUR + step, 100 + hours * HOUR, "a");
         let left =
-            |hours| scratch.store.leases(at(hours)).unwrap().first().map(|lease| lease.left(&at(hours)));
+            |hours| scratch.store.leases(&at(hours)).unwrap().first().map(|lease| lease.left(&at(hours)));
         assert_eq!(left(1), Some(Duration::from_secs(47 * 3600)), "{step}");
         assert_eq!(left(48), None, "{step}");
-        scratch.store.sweep(at(47)).unwrap();
+        scratch.store.sweep(&at(47)).unwrap();
         assert_eq!(left(47), Some(Duration::from_secs(3600)), "a sweep ends no other lease: {step}");
-        scratch.store.sweep(at(48)).unwrap();
+        scratch.store.sweep(&at(48)).unwrap();
         assert_eq!(left(1), None, "{step}");
     }
 }
@@ -95,7 +95,7 @@ fn collection_is_refused_a_leased_image_and_a_person_is_not() {
     let leased = LeaseResources { images: vec![record.id.clone()], ..LeaseResources::default() };
     scratch.store.lease(&lease("ensured/pod", leased, 60)).unwrap();
     let sparing = |after| RemoveOptions {
-        spare_leased_at: Some(noon() + Duration::from_secs(after)),
+        spare_leased_at: Some((noon() + Duration::from_secs(after)).into()),
         ..RemoveOptions::default()
     };
     let error = scratch.store.remove("app", sparing(59)).expect_err("leased");
@@ -115,7 +115,8 @@ fn a_commit_adds_its_lease_and_ends_that_of_the_pull() {
     commit.lease = Some(lease("ensured/1", leased, 60));
     commit.end_lease = Some("pull/1".into());
     scratch.store.commit(&commit, noon()).unwrap();
-    let ids: Vec<String> = scratch.store.leases(noon()).unwrap().into_iter().map(|lease| lease.id).collect();
+    let ids: Vec<String> =
+        scratch.store.leases(&noon().into()).unwrap().into_iter().map(|lease| lease.id).collect();
     assert_eq!(ids, ["ensured/1"]);
 }
 
@@ -126,9 +127,9 @@ fn layers_can_be_kept_without_an_image_as_long_as_a_lease_names_them() {
     let leased = LeaseResources { layers: vec![key("a")], ..LeaseResources::default() };
     scratch.store.commit_layers(&[kept], Some(&lease("pull/1", leased, 60))).unwrap();
     let scratch = scratch.reopen();
-    scratch.store.sweep(noon()).unwrap();
+    scratch.store.sweep(&noon().into()).unwrap();
     assert!(scratch.store.layer(&key("a")).unwrap().is_some(), "a restart changes nothing");
-    scratch.store.sweep(noon() + Duration::from_secs(60)).unwrap();
+    scratch.store.sweep(&(noon() + Duration::from_secs(60)).into()).unwrap();
     assert!(scratch.store.layer(&key("a")).unwrap().is_none());
     assert!(entries(&scratch.root().join("layers")).is_empty());
 }

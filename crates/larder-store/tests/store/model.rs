@@ -137,7 +137,8 @@ impl StoreWithModel {
                 assert_eq!(removed.is_some(), expected);
             }
             StoreStep::RemoveImage(layers) => {
-                let options = RemoveOptions { spare_leased_at: Some(self.now()), ..RemoveOptions::default() };
+                let options =
+                    RemoveOptions { spare_leased_at: Some(self.now().into()), ..RemoveOptions::default() };
                 let removed = store.remove(StoreWithModel::id(layers).as_str(), options);
                 assert_eq!(removed.is_ok_and(|removed| removed.is_some()), self.model.remove(layers, true));
             }
@@ -173,7 +174,7 @@ impl StoreWithModel {
             }
             StoreStep::Wait(seconds) => self.model.now += seconds,
             StoreStep::Sweep => {
-                store.sweep(self.now()).unwrap();
+                store.sweep(&self.now().into()).unwrap();
                 self.model.sweep();
             }
             StoreStep::Reopen => {

@@ -154,7 +154,7 @@ fn an_image_without_a_layer_is_hidden_until_a_pull_fetches_the_layer() {
     assert_eq!(tags(&scratch.store), ["docker.io/library/web:latest"]);
     assert!(scratch.store.image("app").unwrap().is_none());
     assert!(scratch.store.layer(&key("app")).unwrap().is_none());
-    scratch.store.sweep(noon()).unwrap();
+    scratch.store.sweep(&noon().into()).unwrap();
     assert!(scratch.store.layer(&key("base")).unwrap().is_some(), "the others wait for it");
     // Bringing back just the layer is enough.
     let layer = layer(&scratch.store, "app");
@@ -200,7 +200,7 @@ fn a_damaged_database_is_rebuilt_and_a_check_says_what_to_do() {
     fs_err::write(&database, bytes).unwrap();
     let store = open(&root);
     assert_eq!(tags(&store), ["docker.io/library/app:latest"]);
-    assert_eq!(store.leases(noon()).unwrap(), [lease]);
+    assert_eq!(store.leases(&noon().into()).unwrap(), [lease]);
     assert!(store.ratio().unwrap().bytes > 0.0);
     drop(dir);
 }

@@ -65,12 +65,12 @@ fn a_layer_that_a_pull_works_with_survives_the_removal_of_its_image() {
     let removed = remove(&scratch.store, "app").unwrap();
     assert!(removed.layers.is_empty());
     assert!(held.fs().exists());
-    scratch.store.sweep(noon()).unwrap();
+    scratch.store.sweep(&noon().into()).unwrap();
     assert!(held.fs().exists(), "held still");
     scratch.store.commit(&image(&["other"], std::slice::from_ref(&held)), noon()).expect("a commit with it");
     remove(&scratch.store, "other");
     drop(held);
-    scratch.store.sweep(noon()).unwrap();
+    scratch.store.sweep(&noon().into()).unwrap();
     assert!(entries(&scratch.root().join("layers")).is_empty());
 }
 
@@ -139,7 +139,7 @@ fn pulls_and_removals_of_images_that_share_layers_do_not_disturb_each_other() {
             });
         }
     });
-    scratch.store.sweep(noon()).unwrap();
+    scratch.store.sweep(&noon().into()).unwrap();
     assert!(scratch.store.list().unwrap().is_empty());
     assert!(entries(&scratch.root().join("layers")).is_empty());
 }

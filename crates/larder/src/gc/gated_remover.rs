@@ -15,7 +15,7 @@ use super::report::GcCounts;
 use super::state::GcState;
 use super::sweep::{ImageRemover, RemovalError, RemovalOutcome};
 use super::uses::{ImageUse, ImageUseIndex};
-use crate::backend::{Image, ImageSpec};
+use crate::backend::{BackendError, CallErrorKind, Image, ImageSpec};
 use crate::detached::run_to_completion;
 use crate::image_service::FsStats;
 
@@ -142,7 +142,20 @@ async fn remove_unused(
     if recheck.is_some() && matches!(parts.backend.peek_status(&spec).await, Ok(None)) {
         return Ok(RemovalOutcome::AlreadyGone);
     }
-    Ok(RemovalOutcome::Removed(parts.backend.remove_counted(&spec).await?))
+    let error = match parts.backend.remove_counted(&spec).await {
+        Ok(freed) => return Ok(RemovalOutcome::Removed(freed)),
+        Err(error) => error,
+    };
+    // The backend may have refused it because it came into use since the check.
+    if let (BackendError::Call { kind: CallErrorKind::FailedPrecondition, .. }, Some(rule)) =
+        (&error, recheck)
+    {
+        let uses = users(parts, image, rule).await?;
+        if !uses.is_empty() {
+            return Ok(RemovalOutcome::InUse(uses));
+        }
+    }
+    Err(error.into())
 }
 
 /// The current uses of the image.

@@ -8,11 +8,20 @@ use super::usage_records::handler_of;
 use crate::backend::{BackendError, Image};
 use crate::reference::ImageId;
 
+/// The keep rule that retains an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptBy {
+    /// Its index in the policy, from 0.
+    pub index: usize,
+    /// The rule.
+    pub rule: KeepRule,
+}
+
 impl Collector {
-    /// Of these images, those that a keep rule retains, each with the index of the rule in the [policy](Self::policy).
-    /// Updates no records; an image without a record is first seen now. Lists all images if a rule compares images or
+    /// Of these images, those that a keep rule retains, each with the rule and its index in the policy that is in force at
+    /// the call. Updates no records; an image without a record is first seen now. Lists all images if a rule compares images or
     /// selects by label, and calls the backend in no other case.
-    pub async fn kept_images(&self, images: &[Image]) -> Result<HashMap<ImageId, usize>, BackendError> {
+    pub async fn kept_images(&self, images: &[Image]) -> Result<HashMap<ImageId, KeptBy>, BackendError> {
         let policy = self.policy();
         if policy.keep.is_empty() || images.is_empty() {
             return Ok(HashMap::new());
@@ -46,9 +55,9 @@ impl Collector {
         });
         let inputs: Vec<KeepRuleInput<'_>> = inputs.collect();
         let kept = keep::matching_rules(now, &policy.keep, &inputs);
-        let mut kept: HashMap<ImageId, usize> =
-            compared.iter().zip(kept).filter_map(|(image, rule)| Some((image.id.clone(), rule?))).collect();
-        kept.retain(|id, _| images.iter().any(|image| image.id == *id));
-        Ok(kept)
+        let kept_by = |index: usize| policy.keep.get(index).map(|rule| KeptBy { index, rule: rule.clone() });
+        let kept = compared.iter().zip(kept).filter_map(|(image, index)| Some((image, kept_by(index?)?)));
+        let asked = kept.filter(|(image, _)| images.iter().any(|asked| asked.id == image.id));
+        Ok(asked.map(|(image, by)| (image.id.clone(), by)).collect())
     }
 }

@@ -46,6 +46,7 @@ pub use filesystem_stats::{FsStatsProvider, size_text};
 pub use history::{HistoryFile, RemovalHistory, RemovalHistoryEntry};
 pub use inspect::InspectLayerSource;
 pub use keep::{KeepRule, KeepWarning, Selector, nearest_names};
+pub use kept_images::KeptBy;
 pub use layers::{LayerSource, LayerUsageIndex, MeasuredLayer};
 pub use loops::{FailureCount, GcIntervals, GcLoops, GcStatus, ImageCache};
 pub use node_status::{NodeImage, NodeStatusError, images_for_node_status};

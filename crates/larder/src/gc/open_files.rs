@@ -4,6 +4,9 @@ use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::time::timeout;
 
 use crate::threads::blocking;
 
@@ -18,12 +21,19 @@ pub struct SpaceHolder {
     pub bytes: u64,
 }
 
+/// The longest search. A process that does not answer, as in an uninterruptible sleep, must not hold up the round.
+const LONGEST_SEARCH: Duration = Duration::from_secs(10);
+
 /// The processes that hold deleted files of this filesystem open, the largest first. Processes that this user may not
-/// inspect, and files that were opened through an overlay mount, are missing.
+/// inspect, and files that were opened through an overlay mount, are missing; after 10 s, all are.
 pub async fn deleted_open_files(mountpoint: PathBuf) -> Vec<SpaceHolder> {
-    let found = blocking(move || find(Path::new("/proc"), &mountpoint)).await;
-    found.unwrap_or_else(|error| {
-        tracing::debug!("cannot list open files: {error}");
+    found_in_time(blocking(move || find(Path::new("/proc"), &mountpoint))).await
+}
+
+async fn found_in_time(search: impl Future<Output = io::Result<Vec<SpaceHolder>>>) -> Vec<SpaceHolder> {
+    let found = timeout(LONGEST_SEARCH, search).await;
+    found.unwrap_or_else(|elapsed| Err(elapsed.into())).unwrap_or_else(|error| {
+        tracing::warn!("cannot list open files: {error}");
         Vec::new()
     })
 }
@@ -67,6 +77,13 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_search_that_hangs_is_given_up() {
+        let start = tokio::time::Instant::now();
+        assert_eq!(found_in_time(std::future::pending()).await, []);
+        assert_eq!(start.elapsed(), LONGEST_SEARCH);
+    }
 
     #[test]
     fn this_process_holds_a_file_that_it_deleted_until_it_closes_it() {

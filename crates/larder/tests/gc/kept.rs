@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use larder::backend::Backend as _;
-use larder::gc::{GcDecision, GcGoal, GcPolicy, KeepRule, RetainReason, Selector};
+use larder::gc::{GcDecision, GcGoal, GcPolicy, KeepRule, KeptBy, RetainReason, Selector};
 use larder::reference::ImageId;
 
 use crate::world::{FakeNode, id};
@@ -34,10 +34,12 @@ async fn what_is_kept_is_what_a_round_retains_whichever_images_are_asked_about()
         collector.set_policy(GcPolicy { keep: vec![rule.clone()], ..GcPolicy::default() });
         let plan = collector.plan(GcGoal::AllUnused).await.unwrap();
         let retained = plan.decisions.iter().filter_map(|image| match &image.verdict {
-            GcDecision::Retain(RetainReason::Kept { rule, .. }) => Some((image.id.clone(), *rule)),
+            GcDecision::Retain(RetainReason::Kept { rule: index, .. }) => {
+                Some((image.id.clone(), KeptBy { index: *index, rule: rule.clone() }))
+            }
             _ => None,
         });
-        let retained: HashMap<ImageId, usize> = retained.collect();
+        let retained: HashMap<ImageId, KeptBy> = retained.collect();
         assert_eq!(collector.kept_images(&images).await, Ok(retained.clone()), "{rule}");
         for image in &images {
             let alone = collector.kept_images(std::slice::from_ref(image)).await.unwrap();

@@ -83,7 +83,7 @@ impl MountedDisk {
     /// Ends the leases of the loaded images.
     fn end_leases(&self) {
         let store = Store::open(&self.path().join("store"), StoreConfig::default()).unwrap();
-        for lease in store.leases(SystemTime::now()).unwrap() {
+        for lease in store.leases(&SystemTime::now().into()).unwrap() {
             store.end_lease(&lease.id).unwrap();
         }
     }
