@@ -18,10 +18,10 @@ use super::db::{
     DbRead, DbResult, DbTransaction, IMAGES, LAYERS, LEASES, META, NAMES, TransactionAbort, USES,
 };
 use super::error::{StoreError, StoreErrorContext as _};
-use super::handle::{OpenStore, Store, seconds};
+use super::handle::{OpenStore, Store};
 use super::layers::{FILES, LayerHandle};
 use super::listing::put_image;
-use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio};
+use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio, seconds};
 use super::references::ReferencedItem;
 use super::shared_sync::{SharedSync, sync_each};
 use crate::unpack::{CheckDepth, verify};

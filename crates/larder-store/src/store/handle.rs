@@ -3,7 +3,6 @@
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::config::StoreConfig;
 use super::db::Db;
@@ -59,9 +58,4 @@ impl Store {
     pub fn root(&self) -> &Path {
         self.0.layout.root()
     }
-}
-
-/// Seconds since 1970.
-pub(crate) fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -47,11 +47,12 @@ pub use commit::{CommitLayer, ImageCommit};
 pub use config::StoreConfig;
 pub use db::DbError;
 pub use error::{StoreError, StoreOpenError};
+pub(crate) use handle::OpenStore;
 pub use handle::Store;
-pub(crate) use handle::{OpenStore, seconds};
 pub use ingest::{IngestFile, IngestReader};
 pub use layers::{ClaimOutcome, FILES, FS, LayerClaim, LayerHandle, LayerStaging, LayerWait};
 pub use reclaim::ArchiveReferences;
+pub(crate) use records::seconds;
 pub use records::{
     ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseGrant, LeaseKind, LeaseRecord,
     LeaseResources, MountRecord, UnpackRatio,

@@ -12,9 +12,9 @@ use larder::reference::Digest;
 
 use super::db::{DbRead, DbResult, LAYERS, LEASES};
 use super::error::{StoreError, StoreErrorContext as _};
-use super::handle::{OpenStore, Store, seconds};
+use super::handle::{OpenStore, Store};
 use super::layout::{digest_of_name, names_in};
-use super::records::{LayerRecord, LeaseKind, LeaseRecord};
+use super::records::{LayerRecord, LeaseKind, LeaseRecord, seconds};
 use super::references::{ItemReference, ReferencedItem};
 use super::remove::unused;
 use crate::disk::{DiskSpace, measure};

@@ -4,13 +4,12 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use larder::gc::{ClockReading, SavedClockReading};
 use larder::reference::{Digest, ImageName};
 use serde::{Deserialize, Serialize};
 
-use super::handle::seconds;
 use crate::disk::DiskSpace;
 
 /// Version of all records.
@@ -260,6 +259,11 @@ impl LeaseRecord {
             }
         }
     }
+}
+
+/// Seconds since 1970.
+pub(crate) fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Seconds since 1970 by the wall clock.
