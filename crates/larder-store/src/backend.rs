@@ -53,7 +53,7 @@ impl StoreBackend {
         options: RemoveOptions,
     ) -> Result<Option<StoreRemoval>, BackendError> {
         let name = image.clone();
-        self.ask(move |store| store.remove(&name, options)).await
+        self.ask(move |store| store.remove(&name, &options)).await
     }
 
     /// Asks the store on a thread where it may block.

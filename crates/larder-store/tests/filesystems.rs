@@ -61,7 +61,7 @@ fn remove(disk: &LoopDisk, store: &Store, id: &str, estimated: bool) -> Measured
     store.end_lease(&format!("ensured/{id}")).unwrap();
     store.empty_trash().unwrap();
     let before = disk.free().unwrap().0;
-    let StoreRemoval { freed: said, .. } = store.remove(id, RemoveOptions::default()).unwrap().unwrap();
+    let StoreRemoval { freed: said, .. } = store.remove(id, &RemoveOptions::default()).unwrap().unwrap();
     store.empty_trash().unwrap();
     let freed = || {
         let after = disk.free().unwrap().0;

@@ -230,7 +230,7 @@ fn fill_up(
             assert!(full >= 5, "{what}: it fits, and ran out of room only {full} times before");
             eprintln!("{what}: fits; full {full} times, refused {refused} times before");
             assert_eq!(sound_images(&store, &what).len(), 2, "{what}");
-            store.remove("app", RemoveOptions::default()).unwrap();
+            store.remove("app", &RemoveOptions::default()).unwrap();
             disk.make_room();
             return;
         }
@@ -264,7 +264,7 @@ fn fill_up(
         source.bring(&store, how, "app").unwrap_or_else(|error| panic!("{what}: again: {}", chain(&error)));
         assert_eq!(sound_images(&store, &what).len(), 2, "{what}");
         let app = store.images().unwrap().into_iter().find(|image| image.id.to_string() != id).unwrap();
-        store.remove(app.id.as_str(), RemoveOptions::default()).unwrap();
+        store.remove(app.id.as_str(), &RemoveOptions::default()).unwrap();
         store.empty_trash().unwrap();
     }
     panic!("{how:?}: it does not fit even with the most room");

@@ -162,7 +162,7 @@ fn a_power_cut_loses_no_image_and_leaves_none_half_visible() {
             cuts += 1;
             let (_, store) = node.open(usize::MAX);
             if present {
-                store.remove("registry.example/app:image", RemoveOptions::default()).unwrap();
+                store.remove("registry.example/app:image", &RemoveOptions::default()).unwrap();
             }
         }
         assert!(cuts >= 15, "{kind}: only {cuts} places to cut at");
@@ -170,7 +170,7 @@ fn a_power_cut_loses_no_image_and_leaves_none_half_visible() {
         for step in 1.. {
             let what = format!("{kind}, removal, step {step}");
             let (cut, store) = node.open(step);
-            let removed = store.remove("registry.example/app:image", RemoveOptions::default());
+            let removed = store.remove("registry.example/app:image", &RemoveOptions::default());
             drop(store);
             let present = node.check(&what);
             assert!(removed.is_err() || !present, "{what}: it was reported as removed");

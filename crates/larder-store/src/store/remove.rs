@@ -44,9 +44,9 @@ impl Store {
     pub fn remove(
         &self,
         image: impl Into<ImageName>,
-        options: RemoveOptions,
+        options: &RemoveOptions,
     ) -> Result<Option<StoreRemoval>, StoreError> {
-        self.0.remove(&image.into(), &options)
+        self.0.remove(&image.into(), options)
     }
 
     /// Lets the closing of this store wait until everything that was removed is deleted, as

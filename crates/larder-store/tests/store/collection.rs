@@ -53,7 +53,7 @@ fn a_plan_promises_what_the_store_then_frees() {
     assert_eq!(plan.removals.len(), 4);
     for removal in plan.removals {
         let before = images_take(&scratch);
-        let removed = scratch.store.remove(&removal.id, RemoveOptions::default()).unwrap().unwrap();
+        let removed = scratch.store.remove(&removal.id, &RemoveOptions::default()).unwrap().unwrap();
         assert_eq!(removal.frees, removed.freed, "{:?}", removal.names);
         let after = images_take(&scratch);
         assert_eq!(before.bytes - after.bytes, removal.frees.bytes, "{:?}", removal.names);
@@ -73,6 +73,6 @@ fn a_layer_that_a_lease_holds_is_not_promised() {
     scratch.store.lease(&lease).unwrap();
     let after = plan(&scene(&scratch.store), &policy(), GcGoal::AllUnused);
     assert!(after.expected_freed.bytes < before.expected_freed.bytes && after.expected_freed.bytes > 0);
-    let removed = scratch.store.remove("a", RemoveOptions::default()).unwrap().unwrap();
+    let removed = scratch.store.remove("a", &RemoveOptions::default()).unwrap().unwrap();
     assert_eq!(after.expected_freed.bytes, removed.freed.bytes);
 }

@@ -78,7 +78,7 @@ const LIVES: [CrashScenario; 4] = [
         what: "a removal",
         prepare: |store| drop(commit(store, "app", &["base", "app"])),
         run: |_, store| {
-            store.remove("app", RemoveOptions::default())?;
+            store.remove("app", &RemoveOptions::default())?;
             store.empty_trash()?;
             Ok(())
         },
@@ -229,7 +229,7 @@ fn debris() -> FaultyDisk {
     let left = [layer(&store, "lonely"), layer(&store, "other")];
     let staging = store.begin_layer().unwrap();
     commit(&store, "gone", &["gone"]);
-    store.remove("gone", RemoveOptions::default()).unwrap();
+    store.remove("gone", &RemoveOptions::default()).unwrap();
     fs_err::write(store.root().join("blobs/sha256").join(digest("x").hex()), "x").unwrap();
     disk.sync().unwrap();
     let killed = disk.restarted(UnsyncedData::Everything);

@@ -93,7 +93,7 @@ impl SharedLayerImages {
             }
             StoreOperation::Remove => {
                 let app = self.registry.image("app:1");
-                store.remove(&app, RemoveOptions::default()).map(drop).map_err(|error| format!("{error:?}"))
+                store.remove(&app, &RemoveOptions::default()).map(drop).map_err(|error| format!("{error:?}"))
             }
         };
         done.and_then(|()| store.empty_trash().map_err(|error| format!("{error:?}")))

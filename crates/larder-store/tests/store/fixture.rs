@@ -87,7 +87,7 @@ fn assert_is_the_fixture(root: &Path) {
     }
     // What only reading cannot show.
     commit(&store, "new", &["new"]);
-    store.remove("web", RemoveOptions::default()).unwrap().expect("web was there");
+    store.remove("web", &RemoveOptions::default()).unwrap().expect("web was there");
     drop(store);
     assert_eq!(tags(&open(root)).len(), 3);
 }
@@ -103,7 +103,7 @@ fn writing_the_fixture() {
     unpacked(store, "app:v2", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     unpacked(store, "web", &[("bin/server", "#!server")]);
     unpacked(store, "gone", &[("gone", "gone")]);
-    store.remove("gone", RemoveOptions::default()).unwrap();
+    store.remove("gone", &RemoveOptions::default()).unwrap();
     let lease = LeaseRecord {
         id: "held/1".into(),
         kind: LeaseKind::Requested,

@@ -352,7 +352,7 @@ fn layers_that_the_store_has_are_not_kept_again() {
         "its bytes were left out"
     );
     assert!(import.open(&image.manifest.layers[1].digest).is_ok());
-    store.remove("other", larder_store::store::RemoveOptions::default()).unwrap();
+    store.remove("other", &larder_store::store::RemoveOptions::default()).unwrap();
     assert!(store.layer(&LayerKey::from(&diff_id)).unwrap().is_some(), "it stays while the import lasts");
 }
 

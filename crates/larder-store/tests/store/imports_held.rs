@@ -37,7 +37,7 @@ fn read_while_removing(
 ) -> (Result<Import, ImportError>, StoreRemoval) {
     let (sender, removed) = std::sync::mpsc::channel();
     let own = store.clone();
-    let deed = move || sender.send(own.remove(image, RemoveOptions::default()).unwrap().unwrap()).unwrap();
+    let deed = move || sender.send(own.remove(image, &RemoveOptions::default()).unwrap().unwrap()).unwrap();
     let stream = ActingReader { archive: Cursor::new(archive), at_end, deed: Some(deed) };
     let import =
         store.read_import(ImportSource::Stream(Box::new(stream)), &amd64(), None, DiskSpace::default());
@@ -95,7 +95,7 @@ fn a_layer_omitted_by_a_stream_is_retained_until_the_import_ends() {
 
     let key = have(store, "other", "a");
     let import = store.read_import(stream(archive), &amd64(), None, DiskSpace::default()).unwrap();
-    store.remove("other", RemoveOptions::default()).unwrap();
+    store.remove("other", &RemoveOptions::default()).unwrap();
     assert!(store.layer(&key).unwrap().is_some());
     drop(import);
     assert!(store.layer(&key).unwrap().is_none());

@@ -214,7 +214,7 @@ fn a_removal_takes_a_kept_layer_of_the_damaged_image_with_it() {
     scratch.store.lease(&wants("a")).unwrap();
     drop(layer(&scratch.store, "a")); // fetched again, by a pull that failed at another layer
     let id = scratch.store.missing().unwrap()[0].image.to_string();
-    scratch.store.remove(&id, RemoveOptions { force: true, ..RemoveOptions::default() }).unwrap();
+    scratch.store.remove(&id, &RemoveOptions { force: true, ..RemoveOptions::default() }).unwrap();
     assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
     assert!(scratch.store.layer(&key("a")).unwrap().is_none(), "its files are gone");
     assert_eq!(scratch.store.usage().unwrap().layers.bytes, 0);
@@ -292,7 +292,7 @@ fn when_space_is_needed_all_that_ended_pulls_left_is_reclaimed() {
 fn removed_files_that_are_not_deleted_yet_are_reclaimed() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
-    scratch.store.remove("app", RemoveOptions::default()).unwrap();
+    scratch.store.remove("app", &RemoveOptions::default()).unwrap();
     let reclaimed = reclaim(&scratch.store, ReclaimTrigger::Schedule, noon());
     assert!(reclaimed.trash.inodes > 0, "{reclaimed:?}");
     assert_eq!(entries(&scratch.root().join("trash")), [""; 0]);

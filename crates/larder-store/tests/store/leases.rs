@@ -98,12 +98,12 @@ fn collection_is_refused_a_leased_image_and_a_person_is_not() {
         spare_leased_at: Some((noon() + Duration::from_secs(after)).into()),
         ..RemoveOptions::default()
     };
-    let error = scratch.store.remove("app", sparing(59)).expect_err("leased");
+    let error = scratch.store.remove("app", &sparing(59)).expect_err("leased");
     assert!(matches!(&error, StoreError::Leased { leases, .. } if leases == &["ensured/pod"]), "{error}");
     assert!(scratch.store.image("app").unwrap().is_some());
-    assert!(scratch.store.remove("app", sparing(60)).unwrap().is_some(), "it has ended");
+    assert!(scratch.store.remove("app", &sparing(60)).unwrap().is_some(), "it has ended");
     commit(&scratch.store, "app", &["a"]);
-    assert!(scratch.store.remove("app", RemoveOptions::default()).unwrap().is_some());
+    assert!(scratch.store.remove("app", &RemoveOptions::default()).unwrap().is_some());
 }
 
 #[test]

@@ -132,14 +132,14 @@ impl StoreWithModel {
             StoreStep::RemoveName(name) => {
                 let image = self.model.images.iter().find(|(_, tags)| tags.contains(name));
                 let image = image.map(|(image, _)| image.clone());
-                let removed = store.remove(NAMES[*name], RemoveOptions::default()).unwrap();
+                let removed = store.remove(NAMES[*name], &RemoveOptions::default()).unwrap();
                 let expected = image.is_some_and(|image| self.model.remove(&image, false));
                 assert_eq!(removed.is_some(), expected);
             }
             StoreStep::RemoveImage(layers) => {
                 let options =
                     RemoveOptions { spare_leased_at: Some(self.now().into()), ..RemoveOptions::default() };
-                let removed = store.remove(StoreWithModel::id(layers).as_str(), options);
+                let removed = store.remove(StoreWithModel::id(layers).as_str(), &options);
                 assert_eq!(removed.is_ok_and(|removed| removed.is_some()), self.model.remove(layers, true));
             }
             StoreStep::Lease { id, layers, image, seconds } => {

@@ -154,11 +154,11 @@ fn a_mounted_image_is_not_removed_unless_forced() {
     commit(&scratch.store, "app", &["a", "b"]);
     let target = MountTarget::new(&scratch, "mnt");
     mount(&scratch.store, "app", &target.0, false).unwrap();
-    let error = scratch.store.remove("app", RemoveOptions::default()).expect_err("in use");
+    let error = scratch.store.remove("app", &RemoveOptions::default()).expect_err("in use");
     assert!(matches!(&error, StoreError::Mounted { .. }), "{error}");
     assert!(error.to_string().contains(&target.0.display().to_string()), "{error}");
     let force = RemoveOptions { force: true, ..RemoveOptions::default() };
-    let removed = scratch.store.remove("app", force).unwrap().unwrap();
+    let removed = scratch.store.remove("app", &force).unwrap().unwrap();
     assert!(removed.layers.is_empty(), "the mount needs them");
     let scratch = scratch.reopen();
     assert_eq!(read(target.0.join("etc/name")), "b", "and has them, also after a restart");

@@ -7,7 +7,7 @@ use larder_store::store::{RemoveOptions, Store, StoreConfig};
 use crate::help::*;
 
 fn remove(store: &Store, image: &str) -> Option<larder_store::store::StoreRemoval> {
-    store.remove(image, RemoveOptions::default()).expect("a removal")
+    store.remove(image, &RemoveOptions::default()).expect("a removal")
 }
 
 #[test]
