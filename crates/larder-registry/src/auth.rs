@@ -221,26 +221,22 @@ impl HostAuthorizer {
         Ok(state.pass())
     }
 
-    /// Handles a 401 for `refused`: returns the value to send instead, or an error if there is no other.
+    /// Handles a 401 for `sent`: returns the value to send instead, or an error if there is no other.
     pub(crate) async fn handle_unauthorized(
         &self,
-        refused: &RequestAuthorization,
+        sent: &RequestAuthorization,
         reply: &HeaderMap,
         answer: ErrorResponse,
         context: AuthorizationContext<'_>,
     ) -> Result<RequestAuthorization, AuthorizationError> {
         let mut state = self.locked_state().await?;
-        if state.generation != refused.generation {
+        if state.generation != sent.generation {
             return Ok(state.pass()); // another request renewed it
         }
-        let denied = |answer| AuthorizationError {
-            host: context.host.name(),
-            kind: FetchErrorKind::Denied(answer),
-            token: false,
-        };
+        let refused = |kind| AuthorizationError { host: context.host.name(), kind, token: false };
         let fixed = self.credential.as_ref().is_some_and(|credential| !credential.registry_token.is_empty());
         if fixed {
-            return Err(denied(answer));
+            return Err(refused(FetchErrorKind::CredentialRejected(answer)));
         }
         let challenges: Vec<AuthChallenge> = reply
             .get_all(WWW_AUTHENTICATE)
@@ -259,7 +255,8 @@ impl HostAuthorizer {
                 state.show(AuthorizationHeader { value, expires: None }, None);
                 Ok(state.pass())
             }
-            _ => Err(denied(answer)),
+            (Some(_), Some(_)) => Err(refused(FetchErrorKind::CredentialRejected(answer))),
+            _ => Err(refused(FetchErrorKind::Denied(answer))),
         }
     }
 
@@ -341,7 +338,7 @@ impl HostAuthorizer {
         server: &str,
         context: AuthorizationContext<'_>,
     ) -> Result<token::BearerToken, FetchErrorKind> {
-        let mut route = HostRoute::new(context.config, 1, 0);
+        let mut route = HostRoute::new(context.config, 1, 0).at_first_contact();
         loop {
             let failure = match self.fetch_once(request, context).await {
                 Ok(token) => return Ok(token),
@@ -393,13 +390,22 @@ impl HostAuthorizer {
             return token::read_reply(&body).map_err(FetchErrorKind::BadReply);
         }
         let answer = ErrorResponse::read(status, &body, &self.secrets());
+        let has_credential = request.authorization.is_some() || request.body.is_some();
         Err(match status {
+            400 | 401 if has_credential => FetchErrorKind::CredentialRejected(answer),
             // Token servers refuse logins in each of these ways.
             400 | 401 | 403 | 404 => FetchErrorKind::Denied(answer),
             429 => FetchErrorKind::RateLimited { answer, after },
             500.. => FetchErrorKind::Failing(answer),
             _ => FetchErrorKind::Refused(answer),
         })
+    }
+}
+
+impl RequestAuthorization {
+    /// Whether it is a user name and a password, rather than a token that stands for them.
+    pub(crate) fn is_login(&self) -> bool {
+        self.value.as_ref().is_some_and(|value| value.as_bytes().starts_with(b"Basic "))
     }
 }
 

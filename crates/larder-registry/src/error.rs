@@ -87,9 +87,12 @@ impl fmt::Display for FetchTarget {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FetchErrorKind {
-    /// The credential, or a request without one, was rejected.
+    /// A request without a credential was rejected, or the credential has no access to this repository.
     #[error("pull access denied, repository does not exist or may require authorization: {0}")]
     Denied(ErrorResponse),
+    /// The credential was rejected by itself: a wrong user name or password, or an expired token.
+    #[error("authorization failed, the registry rejected the credential: {0}")]
+    CredentialRejected(ErrorResponse),
     /// The registry does not have it.
     #[error("not found: {0}")]
     NotFound(ErrorResponse),
@@ -174,6 +177,7 @@ impl FetchErrorKind {
     pub fn answer(&self) -> Option<&ErrorResponse> {
         match self {
             FetchErrorKind::Denied(answer)
+            | FetchErrorKind::CredentialRejected(answer)
             | FetchErrorKind::NotFound(answer)
             | FetchErrorKind::RateLimited { answer, .. }
             | FetchErrorKind::Refused(answer)
@@ -192,13 +196,16 @@ impl FetchErrorKind {
             FetchErrorKind::Denied(_) => {
                 Some("check the image name, and that the credential has read access to this repository")
             }
+            FetchErrorKind::CredentialRejected(_) => {
+                Some("check the user name and the password or token of this credential, or log in again")
+            }
             FetchErrorKind::NotFound(_) => Some(
                 "check the name and the tag, and that it was pushed: skopeo list-tags docker://REPOSITORY lists its tags",
             ),
             FetchErrorKind::RateLimited { .. } => {
                 Some("wait, log in (many registries have a higher limit for users), or configure a mirror")
             }
-            FetchErrorKind::Unreachable(text) if text.contains("Connection refused") => Some(
+            FetchErrorKind::Unreachable(text) if is_refused(text) => Some(
                 "nothing listens on this port: check the host and the port, and that the registry runs; mirrors are configured in hosts.toml",
             ),
             FetchErrorKind::Unreachable(text) if text.contains("dns error") => Some(
@@ -235,6 +242,7 @@ impl FetchErrorKind {
     pub(crate) fn for_waiter(&self) -> FetchErrorKind {
         match self {
             FetchErrorKind::Denied(answer) => FetchErrorKind::Denied(answer.clone()),
+            FetchErrorKind::CredentialRejected(answer) => FetchErrorKind::CredentialRejected(answer.clone()),
             FetchErrorKind::Failing(answer) => FetchErrorKind::Failing(answer.clone()),
             FetchErrorKind::RateLimited { answer, after } => {
                 FetchErrorKind::RateLimited { answer: answer.clone(), after: *after }
@@ -259,10 +267,26 @@ impl FetchErrorKind {
         )
     }
 
+    /// Whether no server has this name or listens on this port, which does not change within seconds.
+    pub(crate) fn is_wrong_address(&self) -> bool {
+        matches!(self, FetchErrorKind::Unreachable(text) if is_refused(text) || is_unknown_host(text))
+    }
+
     /// Whether the host seems to be down, so that other requests to it would only wait as well.
     pub(crate) fn is_host_gone(&self) -> bool {
         matches!(self, FetchErrorKind::Unreachable(_) | FetchErrorKind::NoAnswer(_) | FetchErrorKind::Tls(_))
     }
+}
+
+fn is_refused(text: &str) -> bool {
+    text.contains("Connection refused")
+}
+
+/// The resolver's texts for a name that does not exist; it has another one for a name server that does not answer.
+fn is_unknown_host(text: &str) -> bool {
+    ["Name or service not known", "Name does not resolve", "No address associated with hostname"]
+        .iter()
+        .any(|unknown| text.contains(unknown))
 }
 
 impl From<ManifestError> for FetchErrorKind {

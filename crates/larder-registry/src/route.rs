@@ -26,6 +26,8 @@ pub(crate) struct HostRoute {
     hosts: usize,
     at: usize,
     tries: u32,
+    /// Whether these are the first requests to the hosts, which also show whether the address is right.
+    is_first_contact: bool,
     policy: RetryPolicy,
 }
 
@@ -48,7 +50,12 @@ impl HostRoute {
             max: config.retry_max,
             longest_hold: config.longest_hold,
         };
-        HostRoute { hosts, at: start.min(hosts.saturating_sub(1)), tries: 0, policy }
+        HostRoute { hosts, at: start.min(hosts.saturating_sub(1)), tries: 0, is_first_contact: false, policy }
+    }
+
+    /// For the first requests of a pull: a wrong address is not retried. Later, a refused connection is an interruption.
+    pub(crate) fn at_first_contact(self) -> HostRoute {
+        HostRoute { is_first_contact: true, ..self }
     }
 
     /// The index of the host to use; valid until the route gives up.
@@ -82,6 +89,7 @@ impl HostRoute {
         let fallback = self.has_fallback();
         let again = match &failure {
             failure if !failure.is_passing() => None,
+            failure if self.is_first_contact && failure.is_wrong_address() => None,
             // Another host answers before this one recovers.
             FetchErrorKind::RateLimited { .. }
             | FetchErrorKind::Unreachable(_)
@@ -181,6 +189,23 @@ mod tests {
             route(2).failed(FetchErrorKind::Unreachable("gone".into()), 0),
             RetryDecision::NextHost
         ));
+    }
+
+    #[test]
+    fn a_wrong_address_is_retried_only_after_the_first_contact() {
+        for text in
+            ["tcp connect error: Connection refused (os error 111)", "dns error: Name or service not known"]
+        {
+            let failure = || FetchErrorKind::Unreachable(text.into());
+            let first = route(1).at_first_contact().failed(failure(), 0);
+            assert!(matches!(first, RetryDecision::GiveUp(_)), "{text}");
+            assert!(
+                matches!(route(1).failed(failure(), 0), RetryDecision::Retry(_)),
+                "a registry that restarts"
+            );
+        }
+        let passing = FetchErrorKind::Unreachable("dns error: Temporary failure in name resolution".into());
+        assert!(matches!(route(1).at_first_contact().failed(passing, 0), RetryDecision::Retry(_)));
     }
 
     #[test]

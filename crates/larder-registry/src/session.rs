@@ -355,6 +355,9 @@ impl RepositorySession {
                 renewed = true;
                 continue;
             }
+            if status == StatusCode::UNAUTHORIZED && !redirected && pass.is_login() {
+                return Err(failed(FetchErrorKind::CredentialRejected(answer)));
+            }
             return Err(failed(refusal(answer, redirected, after)));
         }
     }
@@ -419,6 +422,8 @@ impl RepositorySession {
             return Err(self.error(what, String::new(), FetchErrorKind::NoHost, Vec::new()));
         }
         let route = HostRoute::new(&self.shared.config, links.len(), start);
+        let is_first = matches!(what, FetchTarget::Manifest(_));
+        let route = if is_first { route.at_first_contact() } else { route };
         Ok(HostWalk { session: self, what, links, route, earlier: Vec::new() })
     }
 

@@ -193,7 +193,9 @@ fn pull_failed(error: &PullError) -> BackendError {
             hint,
         },
         Some(FetchErrorKind::NotFound { .. }) => hinted(error, CallErrorKind::NotFound, hint),
-        Some(FetchErrorKind::Denied(_)) => hinted(error, CallErrorKind::Denied, hint),
+        Some(FetchErrorKind::Denied(_) | FetchErrorKind::CredentialRejected(_)) => {
+            hinted(error, CallErrorKind::Denied, hint)
+        }
         _ => hinted(error, CallErrorKind::Other, hint),
     }
 }

@@ -136,7 +136,7 @@ async fn credential(
 
 fn refused(registry: &LoginRegistry, error: &FetchError) -> Failure {
     let host = registry.host();
-    if let FetchErrorKind::Denied(answer) = &*error.kind {
+    if let FetchErrorKind::Denied(answer) | FetchErrorKind::CredentialRejected(answer) = &*error.kind {
         return Failure::failed(format!("{host} rejected the credentials: {answer}"))
             .hint("check user and password; many registries require a token as password; wrote nothing");
     }

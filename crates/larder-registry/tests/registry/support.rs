@@ -132,6 +132,7 @@ pub(crate) fn waits(notices: &Mutex<Vec<FetchNotice>>) -> Vec<FetchWait> {
 pub(crate) fn kind(error: &FetchError) -> &'static str {
     match *error.kind {
         FetchErrorKind::Denied(_) => "denied",
+        FetchErrorKind::CredentialRejected(_) => "credential rejected",
         FetchErrorKind::NotFound(_) => "not found",
         FetchErrorKind::RateLimited { .. } => "rate limited",
         FetchErrorKind::Refused(_) => "refused",
