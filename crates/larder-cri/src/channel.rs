@@ -160,7 +160,7 @@ impl CriChannel {
                         retried = true;
                         request = unsent;
                     }
-                    _ => return Err(lost(error.into_error())),
+                    _ => return Err(lost_at(&self.0.endpoint, &error.into_error())),
                 },
             }
         }
@@ -217,13 +217,21 @@ impl std::error::Error for ConnectionBroken {}
 
 #[allow(clippy::needless_pass_by_value, reason = "used as a function that maps errors")]
 fn lost(error: hyper::Error) -> Status {
+    broken(&error, "connection lost")
+}
+
+fn lost_at(endpoint: &Endpoint, error: &hyper::Error) -> Status {
+    broken(error, &format!("{endpoint}: connection lost"))
+}
+
+fn broken(error: &hyper::Error, what: &str) -> Status {
     let mut detail = error.to_string();
-    let mut cause = std::error::Error::source(&error);
+    let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
         detail = format!("{detail}: {error}");
         cause = error.source();
     }
-    let mut status = Status::new(Code::Unavailable, format!("connection lost: {detail}"));
+    let mut status = Status::new(Code::Unavailable, format!("{what}: {detail}"));
     status.set_source(Arc::new(ConnectionBroken(detail)));
     status
 }

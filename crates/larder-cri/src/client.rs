@@ -22,7 +22,7 @@ use crate::endpoint::Endpoint;
 use crate::list_streaming::StreamSupport;
 use crate::proto::image_service_client::ImageServiceClient;
 use crate::proto::runtime_service_client::RuntimeServiceClient;
-use crate::{MAX_MESSAGE_BYTES, convert, proto, status};
+use crate::{MAX_MESSAGE_BYTES, convert, proto, server, status};
 
 /// Added to the deadline that is sent to the runtime: larder's own clock decides, and words the error.
 const DEADLINE_SLACK: Duration = Duration::from_secs(1);
@@ -175,7 +175,7 @@ impl CriBackend {
             }
             match tokio::time::timeout(self.config.request_timeout, work).await {
                 Ok(done) => done,
-                Err(_) => Err(status::call_error(self.endpoint(), &status::deadline())),
+                Err(_) => Err(status::late(self.endpoint(), self.config.request_timeout)),
             }
         }
     }
@@ -199,8 +199,13 @@ impl CriBackend {
 
     async fn version(&self) -> Result<proto::VersionResponse, BackendError> {
         let request = self.request(proto::VersionRequest { version: "v1".into() });
-        match self.runtime().version(request).await {
-            Ok(reply) => Ok(reply.into_inner()),
+        match self.runtime().version(request).await.map(Response::into_inner) {
+            // One larder would see images only, no containers, and lease and collect what the other one keeps.
+            Ok(reply) if reply.runtime_name == server::NAME => Err(BackendError::Unreachable {
+                endpoint: self.endpoint().to_string(),
+                problem: EndpointFailure::Larder,
+            }),
+            Ok(reply) => Ok(reply),
             Err(status) => Err(foreign(self.endpoint(), &status)
                 .unwrap_or_else(|| status::call_error(self.endpoint(), &status))),
         }

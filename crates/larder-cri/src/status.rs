@@ -1,8 +1,11 @@
 //! The meaning of a gRPC status, and kubelet's texts for it.
 
 use std::error::Error as _;
+use std::time::Duration;
 
 use larder::backend::{BackendError, CallErrorKind};
+use larder::go_format;
+use larder::hint::Hint;
 use tonic::{Code, Status};
 
 use crate::channel::EndpointUnavailable;
@@ -35,6 +38,18 @@ pub fn deadline() -> Status {
     Status::new(Code::DeadlineExceeded, "context deadline exceeded")
 }
 
+/// The error of calls that did not end within larder's own time limit. The text is kubelet's, so the hint has the socket.
+pub(crate) fn late(endpoint: &Endpoint, limit: Duration) -> BackendError {
+    let waited = go_format::duration(limit);
+    let hint = Hint::from(format!("{endpoint} did not answer within {waited}: the runtime hangs, or "))
+        .setting("timeout", "")
+        .text(" is too short; see the runtime's log");
+    match call_error(endpoint, &deadline()) {
+        BackendError::Call { message, kind, .. } => BackendError::Call { message, kind, hint: Some(hint) },
+        other => other,
+    }
+}
+
 /// The code and message of a text made by [`call_error`]; `None` for any other text.
 pub(crate) fn behind(text: &str, of: CallErrorKind) -> Option<(Code, &str)> {
     let (name, message) = text.strip_prefix("rpc error: code = ")?.split_once(" desc = ")?;
@@ -61,7 +76,7 @@ fn kind(code: Code) -> CallErrorKind {
 }
 
 /// The names of codes that Go's gRPC prints.
-fn code_name(code: Code) -> &'static str {
+pub fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "Canceled",

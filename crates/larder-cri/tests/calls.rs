@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use larder::backend::{
-    Backend as _, BackendError, CallErrorKind, Container, ContainerInventory, Image, ImageSpec,
-    ProgressReporter, Sandbox,
+    Backend as _, BackendError, CallErrorKind, Container, ContainerInventory, EndpointFailure, Image,
+    ImageSpec, ProgressReporter, Sandbox,
 };
 use larder::credentials::{Credential, Secret};
 use larder::pod::{Pod, SandboxConfig};
@@ -183,14 +183,15 @@ async fn every_call_but_a_pull_has_a_deadline() {
             client.container_inventory().await.map(drop),
         ]
     };
-    let late = BackendError::Call {
-        message: "rpc error: code = DeadlineExceeded desc = context deadline exceeded".into(),
-        kind: CallErrorKind::DeadlineExceeded,
-        hint: None,
+    let is_late = |answer: Result<(), BackendError>| {
+        let Err(BackendError::Call { message, kind, hint: Some(hint) }) = answer else { return false };
+        message == "rpc error: code = DeadlineExceeded desc = context deadline exceeded"
+            && kind == CallErrorKind::DeadlineExceeded
+            && hint.to_string().contains(&fake.endpoint().to_string())
     };
     tokio::select! {
         ended = pulling => panic!("a pull has no deadline, but it ended: {ended:?}"),
-        answers = others => assert_eq!(answers, [0; 7].map(|_| Err(late.clone()))),
+        answers = others => assert_eq!(answers.map(is_late), [true; 7]),
     }
 }
 
@@ -473,4 +474,17 @@ async fn a_broken_usage_stream_is_dropped_and_requested_again() {
             (0, 0)
         );
     }
+}
+
+#[tokio::test]
+async fn another_larder_is_refused() {
+    let fake = FakeCri::start();
+    fake.change(|contents| contents.version.runtime_name = "larder".into());
+    let refused = client(&fake).info().await.unwrap_err();
+    assert!(
+        matches!(refused, BackendError::Unreachable { problem: EndpointFailure::Larder, .. }),
+        "{refused}"
+    );
+    assert!(refused.to_string().contains(&fake.endpoint().to_string()), "{refused}");
+    assert!(refused.hint().is_some());
 }

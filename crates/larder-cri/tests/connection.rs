@@ -184,7 +184,8 @@ async fn a_crash_ends_a_running_pull_and_is_not_repeated() {
     };
     let (pulled, ()) = tokio::join!(pulling, crash);
     let error = pulled.unwrap_err().to_string();
-    assert!(error.starts_with("rpc error: code = Unavailable desc = connection lost: "), "{error}");
+    let start = format!("rpc error: code = Unavailable desc = {}: connection lost: ", fake.endpoint());
+    assert!(error.starts_with(&start), "{error}");
     assert_eq!(fake.calls(Rpc::PullImage).started, 1);
     client.info().await.expect("the client goes on");
 }

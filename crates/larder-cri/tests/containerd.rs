@@ -1,10 +1,12 @@
 //! The client against a real containerd with a real registry.
 
 use larder::backend::{Backend as _, BackendError, EndpointFailure};
-use larder_cri::{CriBackend, CriConfig, Endpoint};
+use larder_cri::{CriBackend, CriConfig, Endpoint, proto};
 use larder_testkit::backend_suite::check;
 use larder_testkit_peers::fixtures::ContainerdFixture;
+use larder_testkit_peers::wire::RawConnection;
 use larder_testkit_peers::{Availability, Containerd, Package, RegistryOptions, RegistryProcess, require};
+use tonic::Code;
 
 fn client(containerd: &Containerd, config: CriConfig) -> CriBackend {
     CriBackend::new(Endpoint::at(containerd.socket()), config)
@@ -38,4 +40,19 @@ async fn a_containerd_that_restarts_is_found_again() {
     };
     containerd.start_again().unwrap();
     client.list().await.expect("the same client, once it is back");
+}
+
+#[tokio::test]
+async fn a_pull_by_an_invalid_name_fails_with_the_code_that_larder_uses() {
+    if let Availability::Skip(_) = require(&[Package::Containerd, Package::Runc]) {
+        return;
+    }
+    let containerd = Containerd::start().unwrap();
+    let wire = RawConnection::connect(&containerd.socket()).await;
+    let image = Some(proto::ImageSpec { image: "registry.example/App:v1".into(), ..Default::default() });
+    let pull = proto::PullImageRequest { image, ..proto::PullImageRequest::default() };
+    let refused = wire.images().pull_image(pull).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unknown);
+    let start = "failed to parse image reference \"registry.example/App:v1\": invalid reference format";
+    assert!(refused.message().starts_with(start), "{refused}");
 }

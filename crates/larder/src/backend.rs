@@ -300,6 +300,8 @@ pub enum EndpointFailure {
         /// What the server reported.
         detail: String,
     },
+    /// Another larder serves this socket: it has the images of a runtime, or its own store, and is neither.
+    Larder,
     /// An error of another kind of backend, with its own text and hint.
     Reported {
         /// What is wrong.
@@ -320,6 +322,12 @@ impl EndpointFailure {
         let text = match self {
             EndpointFailure::Missing => {
                 return Hint::from("start the runtime, or name its socket with ").setting("backend", SOCKET);
+            }
+            EndpointFailure::Larder => {
+                return Hint::from("use that daemon with ")
+                    .setting("daemon", "PATH")
+                    .text(", or name the runtime's socket with ")
+                    .setting("backend", SOCKET);
             }
             EndpointFailure::NotASocket => {
                 return Hint::from("name the runtime's socket with ").setting("backend", SOCKET);
@@ -353,6 +361,7 @@ impl fmt::Display for EndpointFailure {
             }
             EndpointFailure::NotGrpc { detail } => write!(f, "the server does not speak gRPC ({detail})"),
             EndpointFailure::NotCri { detail } => write!(f, "the server does not offer CRI v1 ({detail})"),
+            EndpointFailure::Larder => f.write_str("served by larder itself, not by a container runtime"),
             EndpointFailure::Reported { problem, .. } => f.write_str(problem),
             EndpointFailure::ConnectionLost { detail } => f.write_str(detail),
         }

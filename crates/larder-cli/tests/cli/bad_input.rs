@@ -264,7 +264,11 @@ fn a_runtime_that_hangs_after_its_greeting_is_unreachable() {
     world.cri.hang_next(Rpc::Version);
     let run = world.larder(&["--timeout", "100ms", "runtime"]).expect(3);
     assert!(run.stderr.starts_with("error: the runtime did not answer in time: "), "{run:?}");
-    assert!(run.stderr.contains("\nhint: the runtime hangs, or --timeout is too short"), "{run:?}");
+    let hint = format!(
+        "\nhint: {} did not answer within 100ms: the runtime hangs, or --timeout is too short",
+        world.cri.endpoint()
+    );
+    assert!(run.stderr.contains(&hint), "{run:?}");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Requests in larder's types. Invalid ones are refused here, before they reach the backend.
 
+use std::fmt;
+
 use larder::backend::ImageSpec;
 use larder::credentials::{Credential, Secret, decode_auth};
 use larder::go_format;
@@ -33,12 +35,29 @@ pub(super) fn filter(filter: Option<proto::ImageFilter>) -> Option<ImageSpec> {
     named.and_then(|named| spec(Some(named)).ok())
 }
 
-/// The name of an image to pull.
+/// The repository, in full, of a name without tag and digest; `None` for any other text. It may also be part of an ID.
+pub(super) fn repository(image: &ImageName) -> Option<String> {
+    let named = image.reference().ok()?;
+    let is_bare = named.tag().is_none() && named.digest().is_none();
+    is_bare.then(|| named.name().to_owned())
+}
+
+/// The name of an image to pull. Code and text of an invalid one are containerd's.
 pub(super) fn name(image: &ImageName) -> Result<&Reference, Status> {
     image.reference().map_err(|error| {
         let hint = error.hint().map_or_else(String::new, |hint| format!(" ({hint})"));
-        Status::invalid_argument(format!("{}: {}{hint}", go_format::quote(image.as_str()), error.kind()))
+        unparsable(image.as_str(), format_args!("{}{hint}", error.kind()))
     })
+}
+
+fn unparsable(image: &str, why: fmt::Arguments<'_>) -> Status {
+    Status::unknown(format!("failed to parse image reference {}: {why}", go_format::quote(image)))
+}
+
+/// The image to pull.
+pub(super) fn to_pull(spec: Option<proto::ImageSpec>) -> Result<ImageSpec, Status> {
+    let named = spec.as_ref().map_or("", |spec| spec.image.as_str()).to_owned();
+    self::spec(spec).map_err(|_| unparsable(&named, format_args!("an image name must not be empty")))
 }
 
 /// The credential for the registry of this image: all non-empty fields, of which the backend uses the most specific;

@@ -1,7 +1,7 @@
 //! `runtime.v1.ImageService`.
 
 use futures_util::stream::{self, Iter};
-use larder::backend::{ImageSpec, ProgressReporter};
+use larder::backend::{Image, ImageSpec, ProgressReporter};
 use tonic::{Request, Response, Status, async_trait};
 
 use super::{CriService, from_request, to_response, to_status};
@@ -9,18 +9,27 @@ use crate::proto;
 use crate::proto::image_service_server::ImageService;
 
 impl CriService {
-    /// All images, or the named one, found as [`ImageService::image_status`] does. A list does not announce a use, so it
-    /// takes no lease.
+    /// All images; or those of a repository; or the named one, found as [`ImageService::image_status`] does. A list does not
+    /// announce a use, so it takes no lease.
     async fn listed(&self, filter: Option<proto::ImageFilter>) -> Result<Vec<proto::Image>, Status> {
-        let listed = match from_request::filter(filter) {
-            None => self.backend.list().await,
-            Some(named) => self.backend.peek_status(&named).await.map(|found| found.into_iter().collect()),
+        let failed = |error| to_status::of(&error);
+        let Some(named) = from_request::filter(filter) else {
+            let all = self.backend.list().await.map_err(failed)?;
+            return Ok(all.into_iter().map(to_response::image).collect());
         };
-        Ok(listed.map_err(|error| to_status::of(&error))?.into_iter().map(to_response::image).collect())
+        if let Some(repository) = from_request::repository(&named.image) {
+            let mut all = self.backend.list().await.map_err(failed)?;
+            all.retain(|image| is_of_repository(image, &repository));
+            if !all.is_empty() {
+                return Ok(all.into_iter().map(to_response::image).collect());
+            }
+        }
+        let found = self.backend.peek_status(&named).await.map_err(failed)?;
+        Ok(found.into_iter().map(to_response::image).collect())
     }
 
     async fn pulled(&self, request: proto::PullImageRequest) -> Result<String, Status> {
-        let spec = from_request::spec(request.image)?;
+        let spec = from_request::to_pull(request.image)?;
         let credential = from_request::credential(request.auth, from_request::name(&spec.image)?)?;
         let sandbox = request.sandbox_config.map(from_request::sandbox);
         let progress = ProgressReporter::unwatched();
@@ -29,11 +38,20 @@ impl CriService {
     }
 }
 
+/// Whether an image has a name in this repository.
+fn is_of_repository(image: &Image, repository: &str) -> bool {
+    let mut names = image.repo_tags.iter().chain(&image.repo_digests);
+    names.any(|name| {
+        let rest = name.strip_prefix(repository);
+        rest.is_some_and(|rest| rest.starts_with(['@', ':']) && !rest.contains('/'))
+    })
+}
+
 /// The status of a failed call that changes state, logged.
 fn refused(call: &'static str, spec: &ImageSpec, error: &larder::backend::BackendError) -> Status {
     let status = to_status::of(error);
     let hint = error.hint().map(|hint| hint.to_string());
-    tracing::info!(call, image = %spec.image, code = ?status.code(), hint, "{}", status.message());
+    tracing::debug!(call, image = %spec.image, code = ?status.code(), hint, "{}", status.message());
     status
 }
 

@@ -15,6 +15,7 @@ mod deadline;
 mod from_request;
 mod images;
 mod runtime;
+mod runtime_proxy;
 mod to_response;
 mod to_status;
 
@@ -28,6 +29,10 @@ use crate::proto::image_service_server::ImageServiceServer;
 use crate::proto::runtime_service_server::RuntimeServiceServer;
 
 pub use deadline::{deadline_of, within};
+pub use runtime_proxy::{RuntimeProxy, known_method};
+
+/// What the daemon calls itself over CRI. A runtime of this name is refused as a backend.
+pub const NAME: &str = "larder";
 
 /// The identity of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +44,8 @@ pub struct ServerVersion {
 }
 
 /// `runtime.v1.ImageService`, complete, and of `runtime.v1.RuntimeService` the calls that tools make first:
-/// `Version` and `Status`. The other calls of the latter return `Unimplemented`.
+/// `Version` and `Status`. The other calls of the latter return `Unimplemented`; where the backend is a runtime, the owner
+/// of the socket sends those that change nothing to a [`RuntimeProxy`] instead.
 ///
 /// Messages may have [`MAX_MESSAGE_BYTES`] in either direction.
 pub fn services(

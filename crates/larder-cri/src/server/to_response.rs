@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use larder::backend::{Condition, FilesystemUsage, Filesystems, Image, ImageSpec};
+use larder::reference::Digest;
 use prost::Message as _;
 use serde_json::{Value, json};
 
@@ -57,8 +58,8 @@ pub(super) fn parts(images: Vec<proto::Image>) -> Vec<proto::StreamImagesRespons
     parts
 }
 
-/// The verbose information of a backend: JSON under each key. An image's config is also under `info`, where readers
-/// of containerd's response expect it.
+/// The verbose information of a backend: JSON under each key. An image's config is under `info`, with the fields of
+/// containerd's response.
 pub(super) fn info(information: BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut info: BTreeMap<_, _> = information
         .into_iter()
@@ -67,11 +68,22 @@ pub(super) fn info(information: BTreeMap<String, String>) -> BTreeMap<String, St
             Err(_) => (key, Value::String(text).to_string()),
         })
         .collect();
-    if let Some(config) = info.get("config") {
-        let spec = format!("{{\"imageSpec\":{config}}}");
-        info.entry("info".into()).or_insert(spec);
+    if !info.contains_key("info")
+        && let Some(config) = info.remove("config")
+    {
+        let chain_id = Value::String(chain_id(&config));
+        info.insert("info".into(), format!("{{\"chainID\":{chain_id},\"imageSpec\":{config}}}"));
     }
     info
+}
+
+/// The chain ID of all layers of a config, as the OCI image specification defines it; empty without layers.
+fn chain_id(config: &str) -> String {
+    let config: Value = serde_json::from_str(config).unwrap_or_default();
+    let diff_ids = config["rootfs"]["diff_ids"].as_array().into_iter().flatten();
+    let layers = diff_ids.filter_map(|id| id.as_str().map(str::to_owned));
+    let chain = |below: String, layer: String| Digest::sha256(format!("{below} {layer}")).as_str().to_owned();
+    layers.reduce(chain).unwrap_or_default()
 }
 
 pub(super) fn filesystems(filesystems: &Filesystems) -> proto::ImageFsInfoResponse {
@@ -179,8 +191,19 @@ mod tests {
         for text in info.values() {
             serde_json::from_str::<Value>(text).expect("JSON");
         }
-        assert_eq!(info["info"], "{\"imageSpec\":{\"os\":\"linux\"}}");
+        assert_eq!(info["info"], "{\"chainID\":\"\",\"imageSpec\":{\"os\":\"linux\"}}");
+        assert!(!info.contains_key("config"), "containerd has it in one place");
         assert_eq!(info["note"], "\"plain \\\"text\\\"\"");
+    }
+
+    #[test]
+    fn the_chain_id_covers_all_layers() {
+        let (a, b) = ("sha256:aa", "sha256:bb");
+        assert_eq!(chain_id("{\"os\":\"linux\"}"), "");
+        assert_eq!(chain_id(&json!({ "rootfs": { "diff_ids": [a] } }).to_string()), a);
+        // printf '%s' 'sha256:aa sha256:bb' | sha256sum
+        let both = chain_id(&json!({ "rootfs": { "diff_ids": [a, b] } }).to_string());
+        assert_eq!(both, "sha256:b68ad689d6d1ec110ea1c13617437ad6f3766d4b3b309f6a603a222e07a0164f");
     }
 
     #[test]

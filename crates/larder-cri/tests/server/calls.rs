@@ -13,6 +13,7 @@ use larder::gc::RemovalGate;
 use larder::pull::{ImageManager, ManagedBackend};
 use larder_cri::{MAX_MESSAGE_BYTES, proto};
 use larder_testkit::fake_backend::{BackendCall, FakeBackend, ScriptedPull, image};
+use larder_testkit_peers::fake_cri::FakeCri;
 use larder_testkit_peers::wire::with_deadline;
 use tonic::Code;
 
@@ -220,7 +221,7 @@ async fn version_and_status_are_served_while_the_backend_is_down() {
     let server = CriTestServer::start(fake.clone());
     let mut runtime = server.wire().await.runtime();
     let version = runtime.version(proto::VersionRequest::default()).await.unwrap().into_inner();
-    assert_eq!((version.runtime_name.as_str(), version.runtime_version.as_str()), ("larder", "1.2.3"));
+    assert_eq!((version.runtime_name.as_str(), version.runtime_version.as_str()), ("served", "1.2.3"));
     assert_eq!((version.version.as_str(), version.runtime_api_version.as_str()), ("0.1.0", "v1"));
     let verbose = proto::StatusRequest { verbose: true };
     let up = runtime.status(verbose).await.unwrap().into_inner();
@@ -232,7 +233,7 @@ async fn version_and_status_are_served_while_the_backend_is_down() {
         .map(|condition| (condition.r#type, condition.status))
         .collect();
     assert_eq!(conditions, [("RuntimeReady".into(), true), ("NetworkReady".into(), true)]);
-    let expected = r#"{"backend":{"apiVersion":"v1","endpoint":"fake","name":"fake","version":"1"},"name":"larder","version":"1.2.3"}"#;
+    let expected = r#"{"backend":{"apiVersion":"v1","endpoint":"fake","name":"fake","version":"1"},"name":"served","version":"1.2.3"}"#;
     assert_eq!(up.info["larder"], expected);
 
     let own = Condition { kind: "NetworkReady".into(), reason: "NoPlugin".into(), ..Condition::default() };
@@ -325,4 +326,67 @@ async fn an_error_of_the_backend_reaches_the_client_unchanged() {
         let arrived = larder::backend::Backend::pull(&client, &spec, None, None, &progress).await;
         assert_eq!(arrived.unwrap_err().to_string(), expected);
     }
+}
+
+#[tokio::test]
+async fn a_filter_without_tag_lists_the_repository() {
+    let fake = FakeBackend::new();
+    let named = |id: &str, names: &[&str]| Image {
+        repo_tags: names.iter().filter(|name| !name.contains('@')).map(ToString::to_string).collect(),
+        repo_digests: names.iter().filter(|name| name.contains('@')).map(ToString::to_string).collect(),
+        ..image(format!("sha256:{id}"), 7)
+    };
+    fake.set_images(vec![
+        named("a", &["registry.example/app:v1", "registry.example/app:v2"]),
+        named("b", &["registry.example/app@sha256:d"]),
+        named("c", &["registry.example/app/part:v1"]),
+        named("d", &["registry.example/apple:v1"]),
+        named("e", &["docker.io/library/busybox:1.36"]),
+    ]);
+    let server = CriTestServer::start(fake);
+    let mut images = server.wire().await.images();
+    for (filter, expected) in [
+        ("registry.example/app", vec!["sha256:a", "sha256:b"]),
+        ("registry.example/app:v2", vec!["sha256:a"]),
+        ("busybox", vec!["sha256:e"]),
+        ("registry.example/none", vec![]),
+    ] {
+        let filter = Some(proto::ImageFilter { image: Some(spec(filter)) });
+        let listed = images.list_images(proto::ListImagesRequest { filter }).await.unwrap().into_inner();
+        let ids: Vec<_> = listed.images.into_iter().map(|image| image.id).collect();
+        assert_eq!(ids, expected);
+    }
+}
+
+#[tokio::test]
+async fn containers_are_those_of_the_runtime_with_all_fields() {
+    let mut runtime = FakeCri::start();
+    let container =
+        proto::Container { id: "c1".into(), image_ref: "sha256:app".into(), ..Default::default() };
+    runtime.change(|contents| contents.containers.push(container.clone()));
+    let server = CriTestServer::start_before(runtime.socket());
+    let mut client = server.wire().await.runtime();
+    let listed = client.list_containers(proto::ListContainersRequest::default()).await.unwrap().into_inner();
+    assert_eq!(listed.containers, [container]);
+    let missing = proto::ContainerStatusRequest { container_id: "c9".into(), verbose: false };
+    assert_eq!(client.container_status(missing).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(
+        client.version(proto::VersionRequest::default()).await.unwrap().into_inner().runtime_name,
+        "served"
+    );
+
+    runtime.stop();
+    let gone = client.list_containers(proto::ListContainersRequest::default()).await.unwrap_err();
+    assert_eq!(gone.code(), Code::Unavailable);
+    assert!(gone.message().contains("cri.sock"), "{gone}");
+}
+
+#[tokio::test]
+async fn without_a_runtime_a_list_of_containers_is_an_error() {
+    let server = CriTestServer::start(FakeBackend::new());
+    let mut client = server.wire().await.runtime();
+    let refused = client.list_containers(proto::ListContainersRequest::default()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
+    let refused = client.list_pod_sandbox(proto::ListPodSandboxRequest::default()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
 }

@@ -73,11 +73,11 @@ async fn a_failure_of_the_backend_has_the_same_code_in_each_call() {
 }
 
 #[tokio::test]
-async fn an_invalid_image_name_is_an_invalid_argument_without_a_backend_call() {
+async fn a_blank_image_name_is_an_invalid_argument_without_a_backend_call() {
     let fake = FakeBackend::new();
     let server = CriTestServer::start(fake.clone());
     let wire = server.wire().await;
-    for name in ["ImageStatus", "ImageStatus verbose", "PullImage", "RemoveImage"] {
+    for name in ["ImageStatus", "ImageStatus verbose", "RemoveImage"] {
         for blank in ["", " \t"] {
             let status = ask(&wire, name, blank).await.expect_err(name);
             let expected = format!("{}: an image name must not be empty", larder::go_format::quote(blank));
@@ -90,11 +90,20 @@ async fn an_invalid_image_name_is_an_invalid_argument_without_a_backend_call() {
     }
     let no_spec = wire.images().image_status(proto::ImageStatusRequest::default()).await.unwrap_err();
     assert_eq!(no_spec.code(), Code::InvalidArgument);
+    assert_eq!(fake.calls(), []);
+}
+
+#[tokio::test]
+async fn a_pull_by_an_invalid_name_has_the_code_and_text_of_containerd() {
+    let fake = FakeBackend::new();
+    let server = CriTestServer::start(fake.clone());
+    let wire = server.wire().await;
     let digits = "a".repeat(64);
-    for bad in ["registry.example/App:v1", "a b", "-", "app@sha256:short", digits.as_str()] {
+    for bad in ["registry.example/App:v1", "a b", "-", "app@sha256:short", digits.as_str(), ""] {
         let status = ask(&wire, "PullImage", bad).await.expect_err(bad);
-        assert_eq!(status.code(), Code::InvalidArgument, "{bad}: {status}");
-        assert!(status.message().contains(bad), "it names what was asked for: {status}");
+        assert_eq!(status.code(), Code::Unknown, "{bad}: {status}");
+        let start = format!("failed to parse image reference {}: ", larder::go_format::quote(bad));
+        assert!(status.message().starts_with(&start), "{status}");
     }
     assert_eq!(fake.calls(), []);
 }

@@ -11,7 +11,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use larder::backend::Backend;
 use larder_cri::proto::image_service_server::ImageServiceServer;
 use larder_cri::proto::runtime_service_server::RuntimeServiceServer;
-use larder_cri::server::{CriService, ServerVersion, deadline_of, services, within};
+use larder_cri::server::{CriService, RuntimeProxy, ServerVersion, deadline_of, services, within};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_testkit_peers::wire::RawConnection;
 use tokio::net::UnixListener;
@@ -21,6 +21,14 @@ use tonic::body::Body;
 use tonic::codegen::Service as _;
 use tonic::codegen::http::{Request, Response};
 
+/// The services of a server.
+#[derive(Clone)]
+struct TestServices {
+    images: ImageServiceServer<CriService>,
+    runtime: RuntimeServiceServer<CriService>,
+    proxy: Option<RuntimeProxy>,
+}
+
 pub(crate) struct CriTestServer {
     dir: tempfile::TempDir,
     serving: JoinHandle<()>,
@@ -28,14 +36,26 @@ pub(crate) struct CriTestServer {
 
 impl CriTestServer {
     pub(crate) fn start(backend: impl Backend + 'static) -> CriTestServer {
+        CriTestServer::serve(backend, None)
+    }
+
+    /// In front of the runtime at this socket.
+    pub(crate) fn start_before(runtime: &Path) -> CriTestServer {
+        let runtime = CriBackend::new(Endpoint::at(runtime), CriConfig::default());
+        let proxy = RuntimeProxy::new(runtime.runtime_channel());
+        CriTestServer::serve(runtime, Some(proxy))
+    }
+
+    fn serve(backend: impl Backend + 'static, proxy: Option<RuntimeProxy>) -> CriTestServer {
         let dir = tempfile::Builder::new().prefix("larder-cri-").tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("larder.sock")).unwrap();
-        let about = ServerVersion { name: "larder".into(), version: "1.2.3".into() };
+        let about = ServerVersion { name: "served".into(), version: "1.2.3".into() };
         let (images, runtime) = services(Arc::new(backend), about);
+        let services = TestServices { images, runtime, proxy };
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (images, runtime) = (images.clone(), runtime.clone());
-                let answer = service_fn(move |request| answer(request, images.clone(), runtime.clone()));
+                let services = services.clone();
+                let answer = service_fn(move |request| services.clone().answer(request));
                 let http2 = http2::Builder::new(TokioExecutor::new());
                 tokio::spawn(http2.serve_connection(TokioIo::new(stream), answer));
             }
@@ -70,16 +90,18 @@ impl Drop for CriTestServer {
     }
 }
 
-async fn answer(
-    request: Request<Incoming>,
-    mut images: ImageServiceServer<CriService>,
-    mut runtime: RuntimeServiceServer<CriService>,
-) -> Result<Response<Body>, Infallible> {
-    let limit = deadline_of(request.headers());
-    let service = request.uri().path().split('/').nth(1).unwrap_or_default();
-    Ok(match service {
-        "runtime.v1.ImageService" => within(limit, images.call(request)).await,
-        "runtime.v1.RuntimeService" => within(limit, runtime.call(request)).await,
-        _ => Status::unimplemented("unknown service").into_http(),
-    })
+impl TestServices {
+    async fn answer(mut self, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+        let limit = deadline_of(request.headers());
+        let path = request.uri().path();
+        if let Some(proxy) = self.proxy.filter(|_| RuntimeProxy::takes(path)) {
+            return Ok(proxy.forward(request.map(Body::new)).await);
+        }
+        let service = path.split('/').nth(1).unwrap_or_default();
+        Ok(match service {
+            "runtime.v1.ImageService" => within(limit, self.images.call(request)).await,
+            "runtime.v1.RuntimeService" => within(limit, self.runtime.call(request)).await,
+            _ => Status::unimplemented("unknown service").into_http(),
+        })
+    }
 }
