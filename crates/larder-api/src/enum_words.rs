@@ -61,6 +61,7 @@ impl EnumWord for RemovalTrigger {
             RemovalTrigger::Age => "age",
             RemovalTrigger::Free => "free",
             RemovalTrigger::AllUnused => "allUnused",
+            RemovalTrigger::Request => "request",
         }
     }
 }

@@ -58,6 +58,10 @@ pub enum EventReason {
     BackendUp,
     /// An image was loaded from an archive.
     Loaded,
+    /// A client removed an image.
+    Removed,
+    /// A client could not remove an image.
+    RemovalFailed,
     /// New settings are in force.
     Reloaded,
     /// The new settings are invalid; the old ones remain in force.
@@ -98,6 +102,8 @@ impl fmt::Display for EventReason {
             EventReason::BackendDown => "BackendDown",
             EventReason::BackendUp => "BackendUp",
             EventReason::Loaded => "Loaded",
+            EventReason::Removed => "Removed",
+            EventReason::RemovalFailed => "RemovalFailed",
             EventReason::Reloaded => "Reloaded",
             EventReason::ReloadFailed => "ReloadFailed",
         })

@@ -57,6 +57,16 @@ impl BackendHandle {
         }
     }
 
+    /// The container runtime, if the backend is that.
+    pub fn runtime(&self) -> Option<&CriBackend> {
+        match self {
+            BackendHandle::Runtime(runtime) => Some(runtime),
+            BackendHandle::Store(_) => None,
+            #[cfg(feature = "docker")]
+            BackendHandle::Docker(_) => None,
+        }
+    }
+
     /// The containers of a runtime that its inventory lacks. Each call is a client of its own.
     pub(crate) fn unlisted_containers(&self) -> Option<Arc<dyn ImageUseSource>> {
         match self {

@@ -42,6 +42,7 @@ fn trigger_of(word: &str) -> RemovalTrigger {
         "age" => RemovalTrigger::Age,
         "demand" => RemovalTrigger::Free,
         "unused" => RemovalTrigger::AllUnused,
+        "request" => RemovalTrigger::Request,
         _ => RemovalTrigger::Unspecified,
     }
 }

@@ -38,6 +38,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::error::Error;
 use crate::image_name;
 use crate::node::Node;
+use crate::node::requests::RequestApi;
 use crate::serve::connections::Connections;
 
 pub use load::base_name;
@@ -164,6 +165,12 @@ impl Control for ControlApi {
             remove::remove(&request, backend, store, self.node().unlisted_containers(), gate).await;
         let is_removed =
             |removed: &api::Removed| matches!(removed.result, Some(api::removed::Result::Removed(_)));
+        for image in answer.results.iter().filter_map(|removed| match &removed.result {
+            Some(api::removed::Result::Removed(image)) => Some(convert::image_from(image.clone())),
+            _ => None,
+        }) {
+            self.node().record_removal(RequestApi::Control, &image, None).await;
+        }
         if answer.results.iter().any(is_removed)
             && let Some(store) = store.map(|store| store.store().clone())
         {

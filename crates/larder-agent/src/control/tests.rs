@@ -1,5 +1,7 @@
 //! The service behind a real socket, on a fake backend.
 
+mod cri;
+
 use std::sync::Arc;
 use std::time::Duration;
 

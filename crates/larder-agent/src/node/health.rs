@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use larder::backend::{Backend, BackendError, RuntimeInfo};
+use larder::backend::{Backend, BackendError, EndpointFailure, RuntimeInfo};
 use larder::events::{Event, EventReason, EventSink, EventType};
 use larder::pod::ObjectRef;
+use larder_cri::CriBackend;
 use tokio::sync::watch;
 use tokio::time;
 
@@ -24,8 +25,8 @@ pub(crate) enum BackendHealth {
     Unknown,
     /// It answered.
     Up(Arc<RuntimeInfo>),
-    /// It does not answer, since when and why.
-    Down { since: SystemTime, why: String },
+    /// It does not work, since when and why. `unusable` where calls would wait for their time limit, or must not be made.
+    Down { since: SystemTime, why: String, unusable: bool },
 }
 
 impl BackendHealth {
@@ -37,8 +38,8 @@ impl BackendHealth {
     /// The same; one that was down before is so since then.
     fn since_before(self, before: &BackendHealth) -> BackendHealth {
         match (self, before) {
-            (BackendHealth::Down { why, .. }, BackendHealth::Down { since, .. }) => {
-                BackendHealth::Down { since: *since, why }
+            (BackendHealth::Down { why, unusable, .. }, BackendHealth::Down { since, .. }) => {
+                BackendHealth::Down { since: *since, why, unusable }
             }
             (found, _) => found,
         }
@@ -47,7 +48,7 @@ impl BackendHealth {
 
 /// Looks after one backend until dropped.
 pub(crate) async fn watch_backend(
-    backend: &dyn Backend,
+    backend: &CheckedBackend<'_>,
     health: &watch::Sender<BackendHealth>,
     node: &ObjectRef,
     events: &dyn EventSink,
@@ -68,12 +69,12 @@ pub(crate) async fn watch_backend(
 
 /// Checks once, emits an event on a change, and returns whether the backend responds. Concurrent checks emit one event.
 pub(crate) async fn check_now(
-    backend: &dyn Backend,
+    backend: &CheckedBackend<'_>,
     health: &watch::Sender<BackendHealth>,
     node: &ObjectRef,
     events: &dyn EventSink,
 ) -> bool {
-    let found = look(backend).await;
+    let found = backend.look().await;
     let is_up = found.is_up();
     let mut change = None;
     health.send_if_modified(|known| {
@@ -89,16 +90,45 @@ pub(crate) async fn check_now(
     is_up
 }
 
-async fn look(backend: &dyn Backend) -> BackendHealth {
-    let why = match time::timeout(WITHIN, backend.info()).await {
-        Ok(Ok(info)) => match info.conditions.iter().find(|condition| condition.kind == "RuntimeReady") {
-            Some(condition) if !condition.ok => format!("{}: {}", condition.reason, condition.message),
-            _ => return BackendHealth::Up(Arc::new(info)),
-        },
-        Ok(Err(error)) => words(&error),
-        Err(_) => format!("no answer within {}", larder::go_format::duration(WITHIN)),
-    };
-    BackendHealth::Down { since: SystemTime::now(), why }
+/// The backend to check, and how operators know it.
+pub(crate) struct CheckedBackend<'a> {
+    pub(crate) backend: &'a dyn Backend,
+    /// The runtime over CRI, whose image service is validated as well.
+    pub(crate) runtime: Option<&'a CriBackend>,
+    /// A description of the backend.
+    pub(crate) description: &'a str,
+}
+
+impl CheckedBackend<'_> {
+    async fn look(&self) -> BackendHealth {
+        let (why, unusable) = match time::timeout(WITHIN, self.working()).await {
+            Ok(Ok(info)) => match info.conditions.iter().find(|condition| condition.kind == "RuntimeReady") {
+                Some(condition) if !condition.ok => {
+                    (format!("{}: {}: {}", info.endpoint, condition.reason, condition.message), false)
+                }
+                _ => return BackendHealth::Up(Arc::new(info)),
+            },
+            Ok(Err(error)) => (words(&error), is_larder(&error)),
+            Err(_) => {
+                let within = larder::go_format::duration(WITHIN);
+                (format!("{}: no answer within {within}", self.description), true)
+            }
+        };
+        BackendHealth::Down { since: SystemTime::now(), why, unusable }
+    }
+
+    /// A runtime may answer although its image plugin does not work.
+    async fn working(&self) -> Result<RuntimeInfo, BackendError> {
+        let info = self.backend.info().await?;
+        if let Some(runtime) = self.runtime {
+            runtime.validate_image_service().await?;
+        }
+        Ok(info)
+    }
+}
+
+fn is_larder(error: &BackendError) -> bool {
+    matches!(error, BackendError::Unreachable { problem: EndpointFailure::Larder, .. })
 }
 
 fn words(error: &BackendError) -> String {
@@ -127,9 +157,38 @@ fn news(before: &BackendHealth, now: &BackendHealth) -> Option<(EventType, Event
 #[cfg(test)]
 mod tests {
     use larder::events::RingSink;
+    use larder_cri::CriConfig;
     use larder_testkit::fake_backend::{BackendOp, FakeBackend, error};
+    use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
+    use tonic::Code;
 
     use super::*;
+
+    fn checked(backend: &FakeBackend) -> CheckedBackend<'_> {
+        CheckedBackend { backend, runtime: None, description: "a fake" }
+    }
+
+    #[tokio::test]
+    async fn a_runtime_without_an_image_service_is_down_and_named() {
+        let fake = FakeCri::start();
+        let runtime = CriBackend::new(fake.endpoint(), CriConfig::default());
+        let checked = CheckedBackend {
+            backend: &runtime,
+            runtime: Some(&runtime),
+            description: "the images of a fake",
+        };
+        assert!(checked.look().await.is_up());
+        fake.refuse(Rpc::ImageFsInfo, Code::Unimplemented, "unknown service runtime.v1.ImageService");
+        let BackendHealth::Down { why, unusable, .. } = checked.look().await else { panic!("it is up") };
+        let place = format!(
+            "validate service connection: validate CRI v1 image API for endpoint \"{}\"",
+            fake.endpoint()
+        );
+        assert!(why.starts_with(&place) && !unusable, "{why}");
+        fake.change(|contents| contents.version.runtime_name = "larder".into());
+        let BackendHealth::Down { why, unusable, .. } = checked.look().await else { panic!("it is up") };
+        assert!(why.contains("served by larder itself") && unusable, "{why}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn each_change_of_health_emits_one_event() {
@@ -140,8 +199,9 @@ mod tests {
         let health = watch::Sender::default();
         let mut watched = health.subscribe();
         let node = ObjectRef::node("n");
+        let checked = checked(&backend);
         tokio::select! {
-            () = watch_backend(&backend, &health, &node, &events) => {}
+            () = watch_backend(&checked, &health, &node, &events) => {}
             () = async {
                 assert!(watched.wait_for(|health| matches!(health, BackendHealth::Down { .. })).await.is_ok());
                 assert!(watched.wait_for(BackendHealth::is_up).await.is_ok());
@@ -157,12 +217,13 @@ mod tests {
         let (backend, events, node) = (FakeBackend::new(), RingSink::new(10), ObjectRef::node("n"));
         let health = watch::Sender::default();
         let mut watched = health.subscribe();
+        let checked = checked(&backend);
         tokio::select! {
-            () = watch_backend(&backend, &health, &node, &events) => {}
+            () = watch_backend(&checked, &health, &node, &events) => {}
             () = async {
                 assert!(watched.wait_for(BackendHealth::is_up).await.is_ok());
                 backend.set_down(Some(error("gone")));
-                assert!(!check_now(&backend, &health, &node, &events).await);
+                assert!(!check_now(&checked, &health, &node, &events).await);
                 assert!(!health.borrow().is_up());
                 backend.set_down(None);
                 assert!(watched.wait_for(BackendHealth::is_up).await.is_ok());

@@ -7,13 +7,16 @@
 //! A daemon runs its node: health checks, garbage collection on a timer, static pods, prefetch, reloads. A
 //! command that works without a daemon opens one for as long as it lives, with the same settings.
 
-pub(crate) mod cri_pins;
+pub(crate) mod cri_backend;
+mod cri_pins;
 pub(crate) mod event_log;
 pub(crate) mod health;
 pub(crate) mod metrics;
 mod open;
+pub(crate) mod peer;
 mod pods;
 mod reload;
+pub(crate) mod requests;
 mod run;
 pub(crate) mod settings;
 #[cfg(test)]
@@ -43,7 +46,7 @@ use crate::control::caller::CallerEventSink;
 use crate::error::Error;
 use crate::state::{EnsureLeaseFile, KeepRuleFile, RecentEnsures, StateDir};
 use event_log::DedupEventSink;
-use health::BackendHealth;
+use health::{BackendHealth, CheckedBackend};
 use metrics::{MeteredHistory, NodeMetrics};
 use pods::desired::DesiredUses;
 use settings::NodeSettings;
@@ -103,6 +106,8 @@ pub struct Node {
     pub(crate) records: Option<Arc<PullRecordStore>>,
     /// Whether the pulls of an earlier process are resolved.
     recovered: OnceCell<()>,
+    /// The removal history; `None` where no state is kept.
+    history: Option<Arc<HistoryFile>>,
     /// Ensures for those who collect later; `None` where no state is kept.
     pub(crate) ensures: Option<RecentEnsures>,
     /// Why the keep rules are not known: nothing is planned or removed until they are.
@@ -132,8 +137,8 @@ impl Node {
             manager = manager.records(Arc::clone(records) as Arc<dyn PullRecords>);
             collector = collector.hook(Arc::clone(records) as Arc<dyn PostImageGcHook>);
         }
-        if state.is_locked() {
-            let history = HistoryFile::new(state.history());
+        let history = state.is_locked().then(|| Arc::new(HistoryFile::new(state.history())));
+        if let Some(history) = history.clone() {
             collector = collector
                 .records(Arc::new(UsageRecordFileStore::new(state.records())))
                 .history(Arc::new(MeteredHistory { history, metrics: metrics.clone() }))
@@ -164,6 +169,7 @@ impl Node {
             sink,
             desired_uses,
             records,
+            history,
             recovered: OnceCell::new(),
             unread_rules: Mutex::default(),
             state,
@@ -239,7 +245,13 @@ impl Node {
 
     /// Asks the backend whether it answers, and records the result.
     pub(crate) async fn check_health(&self) {
-        health::check_now(&*self.backend, &self.health, &self.object, &*self.sink).await;
+        health::check_now(&self.checked_backend(), &self.health, &self.object, &*self.sink).await;
+    }
+
+    /// What health checks look at.
+    fn checked_backend(&self) -> CheckedBackend<'_> {
+        let runtime = self.handle.as_ref().and_then(BackendHandle::runtime);
+        CheckedBackend { backend: &*self.backend, runtime, description: &self.description }
     }
 
     /// Records an event about the node.

@@ -22,8 +22,9 @@ impl Node {
     pub(crate) async fn run(self: &Arc<Node>) {
         // The first collection waits until it is known what has to stay.
         let first = self.desired_uses.begin_first_scan();
+        let checked = self.checked_backend();
         tokio::join!(
-            health::watch_backend(&*self.backend, &self.health, &self.object, &*self.sink),
+            health::watch_backend(&checked, &self.health, &self.object, &*self.sink),
             self.loops.run(),
             self.watch_files(),
             self.recover_with_retries(),

@@ -1,7 +1,7 @@
 //! Accepts connections on a socket, serves their requests, and lets them end when the process stops.
 //!
-//! Promises: what all requests take in memory is [bounded](super::request_memory); after the stop no request begins,
-//! clients that connect are answered so, and calls under way end.
+//! Promises: what all requests take in memory is [bounded](super::request_memory); after the stop only reads begin,
+//! other requests are answered so, and calls under way end.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -24,8 +24,9 @@ use tonic::codegen::Bytes;
 
 use super::connections::{CallEntry, ConnectionEntry, Connections, stop_requested};
 use super::request_memory::{LimitedBody, MemoryReservation};
-use super::router::{Router, takes};
-use super::shutdown;
+use super::router::{Router, is_read, takes};
+use super::shutdown::{self, ReadRouter};
+use crate::node::peer::Peer;
 
 /// How long one that was asked to go has to say goodbye, if nothing is under way on it.
 const GOODBYE: Duration = Duration::from_millis(200);
@@ -54,13 +55,14 @@ struct AcceptLoop {
 impl Connections {
     /// Serves until `stop` is set, and then until the last connection has ended. Dropping it closes the rest.
     pub(crate) async fn serve(&self, listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
+        let reads = self.reads(&router);
         let mut accepting = AcceptLoop { running: JoinSet::new(), next: None, router, stop: stop.clone() };
         let mut stopped = stop;
         self.accept_until(&listener, &mut accepting, stop_requested(&mut stopped)).await;
         let AcceptLoop { mut running, next, .. } = accepting;
         tokio::select! {
             () = async { while running.join_next().await.is_some() {} } => {}
-            () = shutdown::refuse_new_calls(&listener, next) => {}
+            () = shutdown::serve_reads(&listener, next, &reads) => {}
         }
     }
 
@@ -128,6 +130,11 @@ impl Connections {
         }
     }
 
+    /// What answers while the process stops.
+    fn reads(&self, router: &Router) -> ReadRouter {
+        ReadRouter { router: router.clone(), memory: self.0.memory.clone() }
+    }
+
     async fn one(
         &self,
         stream: UnixStream,
@@ -135,22 +142,23 @@ impl Connections {
         router: Router,
         mut stop: watch::Receiver<bool>,
     ) {
+        let peer = Peer::of(&stream);
         // Before it says anything hyper would close it without an answer.
         tokio::select! {
             biased;
             () = speaks(&stream) => {}
-            () = stop_requested(&mut stop) => return drop(time::timeout(GOODBYE, shutdown::announce_shutdown(stream)).await),
+            () = stop_requested(&mut stop) => return drop(time::timeout(GOODBYE, self.reads(&router).serve(stream)).await),
             () = entry.leave.notified() => return,
         }
         let stopping = stop.clone();
         let service = service_fn(|request: hyper::Request<Incoming>| {
-            let answer = if *stopping.borrow() {
-                Err(shutdown::answer(&request))
+            let answer = if *stopping.borrow() && !is_read(&request) {
+                Err(shutdown::refusal(&request))
             } else {
                 let path = request.uri().path();
                 let (call, share, takes) = (self.begin(entry.id, path), self.0.memory.share(), takes(path));
                 let request = request.map(|body| LimitedBody::new(body, takes, share.clone()));
-                Ok((router.answer(request), call, share))
+                Ok((peer.clone().scope(router.answer(request)), call, share))
             };
             async move {
                 let (answer, call, share) = match answer {

@@ -6,6 +6,7 @@
 
 mod command;
 pub(crate) mod connections;
+mod cri_calls;
 pub(crate) mod http_handler;
 mod listener;
 pub(crate) mod request_memory;
@@ -149,6 +150,7 @@ impl Daemon {
         let grace = node.settings.now().drain_grace_period;
         systemd::stopping(grace);
         tracing::info!("stopping: in-flight calls may continue for {}", larder::go_format::duration(grace));
+        let began = Instant::now();
         stop.send_replace(true);
         tokio::select! {
             () = drain(serving, &connections, &node, grace) => {}
@@ -156,6 +158,8 @@ impl Daemon {
                 tracing::warn!("second signal: canceling in-flight calls");
             }
         }
+        let took = Duration::from_secs(began.elapsed().as_secs());
+        tracing::info!("stopped after {}", larder::go_format::duration(took));
         // While the state is this daemon's: the next one leaves a note of its own.
         drop(note);
         Ok(())

@@ -4,21 +4,22 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use larder::pull::ManagedBackend;
 use larder_api::v1alpha1::control_server::{self, ControlServer};
 use larder_cri::proto::image_service_server::{self, ImageServiceServer};
 use larder_cri::proto::runtime_service_server::{self, RuntimeServiceServer};
-use larder_cri::server::{CriService, ServerVersion, deadline_of, services, within};
+use larder_cri::server::{CriService, NAME, RuntimeProxy, ServerVersion, deadline_of, services, within};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service as Answers;
 use tonic::codegen::http::{Request, Response};
 
+use super::cri_calls::CriCallCount;
 use super::http_handler::HttpHandler;
 use super::request_memory::{LimitedBody, RequestKind};
 use super::responses::is_grpc;
+use crate::backend::BackendHandle;
 use crate::control;
-use crate::node::cri_pins::CriPins;
+use crate::node::cri_backend::{CriImages, unusable};
 
 /// Everything that is served on the socket.
 #[derive(Clone)]
@@ -26,6 +27,8 @@ pub(crate) struct Router {
     plain: HttpHandler,
     images: ImageServiceServer<CriService>,
     runtime: RuntimeServiceServer<CriService>,
+    /// Where the backend is a runtime: what answers calls about containers.
+    containers: Option<RuntimeProxy>,
     control: ControlServer<control::ControlApi>,
 }
 
@@ -34,12 +37,12 @@ type RouterFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallibl
 impl Router {
     /// Beside plain requests. Callers of CRI share the queue, the pulls in flight and the leases of the node.
     pub(crate) fn new(plain: HttpHandler, control: ControlServer<control::ControlApi>) -> Router {
-        let about = ServerVersion { name: "larder".into(), version: env!("CARGO_PKG_VERSION").into() };
+        let about = ServerVersion { name: NAME.into(), version: env!("CARGO_PKG_VERSION").into() };
         let node = plain.node();
-        let pins = Arc::new(CriPins::of(Arc::clone(node)));
-        let backend = ManagedBackend::new(Arc::clone(&node.manager)).with_pins(pins);
-        let (images, runtime) = services(Arc::new(backend), about);
-        Router { plain, images, runtime, control }
+        let (images, runtime) = services(Arc::new(CriImages::of(Arc::clone(node))), about);
+        let backend = node.handle.as_ref().and_then(BackendHandle::runtime);
+        let containers = backend.map(|runtime| RuntimeProxy::new(runtime.runtime_channel()));
+        Router { plain, images, runtime, containers, control }
     }
 
     /// Sends a request to the service that its path names.
@@ -52,14 +55,56 @@ impl Router {
             );
         }
         match request.uri().path().split('/').nth(1).unwrap_or_default() {
-            image_service_server::SERVICE_NAME => call(&self.images, request),
-            runtime_service_server::SERVICE_NAME => call(&self.runtime, request),
+            image_service_server::SERVICE_NAME => {
+                self.counted(request, |request| call(&self.images, request))
+            }
+            runtime_service_server::SERVICE_NAME => self.counted(request, |request| self.containers(request)),
             control_server::SERVICE_NAME => call(&self.control, request),
             other => {
                 let unknown = Status::unimplemented(format!("unknown service {other}"));
                 Box::pin(async move { Ok(unknown.into_http()) })
             }
         }
+    }
+}
+
+impl Router {
+    /// A call over CRI, counted.
+    fn counted(
+        &self,
+        request: Request<LimitedBody>,
+        answer: impl FnOnce(Request<LimitedBody>) -> RouterFuture,
+    ) -> RouterFuture {
+        let count = CriCallCount::begin(Arc::clone(&self.plain.node().metrics), request.uri().path());
+        let answer = answer(request);
+        Box::pin(async move { Ok(count.ends_with(answer.await?)) })
+    }
+
+    /// A call about containers: forwarded to the runtime, if it changes nothing.
+    fn containers(&self, request: Request<LimitedBody>) -> RouterFuture {
+        let proxy = self.containers.clone().filter(|_| RuntimeProxy::takes(request.uri().path()));
+        let Some(proxy) = proxy else { return call(&self.runtime, request) };
+        let (limit, unusable) = (deadline_of(request.headers()), unusable(self.plain.node()));
+        Box::pin(async move {
+            if let Some(error) = unusable {
+                return Ok(Status::unavailable(error.to_string()).into_http());
+            }
+            Ok(within(limit, async { Ok(proxy.forward(request.map(Body::new)).await) }).await)
+        })
+    }
+}
+
+/// Whether the call of this request changes nothing, so that it is served while the process stops.
+pub(super) fn is_read<B>(request: &Request<B>) -> bool {
+    const READS: [&str; 4] = ["ListImages", "StreamImages", "ImageStatus", "ImageFsInfo"];
+    if !is_grpc(request) {
+        return request.uri().path() == "/metrics";
+    }
+    let mut parts = request.uri().path().split('/').skip(1);
+    match (parts.next(), parts.next()) {
+        (Some(image_service_server::SERVICE_NAME), Some(method)) => READS.contains(&method),
+        (Some(runtime_service_server::SERVICE_NAME), Some(_)) => true,
+        _ => false,
     }
 }
 

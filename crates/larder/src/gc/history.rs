@@ -19,7 +19,7 @@ pub struct RemovalHistoryEntry {
     pub id: ImageId,
     /// Its names.
     pub names: Vec<String>,
-    /// The goal: `age`, `space`, `demand` or `unused`.
+    /// The goal: `age`, `space`, `demand` or `unused`; `request` for an image that a client removed.
     pub reason: String,
     /// The reason, as text.
     pub why: String,

@@ -13,8 +13,17 @@ use crate::pod::SandboxConfig;
 use crate::records::{RecordedCredentials, RecordsError};
 use crate::reference::ImageId;
 
+/// The result of [`ImageManager::pull_directly`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirectPull {
+    /// The image's ID.
+    pub image_ref: ImageId,
+    /// Size in bytes as the backend counts it; 0 if it does not report one.
+    pub size_bytes: u64,
+}
+
 impl ImageManager {
-    /// Pulls an image and returns its id, whether it is present or not. The image may be named without a tag.
+    /// Pulls an image, whether it is present or not. The image may be named without a tag.
     ///
     /// It shares in-flight pulls, queue, rate limit, leases and progress with [`ensure`](ImageManager::ensure). It uses
     /// only the given credential, whatever its source; its success also serves other callers with the same credential.
@@ -28,7 +37,7 @@ impl ImageManager {
         spec: ImageSpec,
         credential: Option<Credential>,
         sandbox: Option<SandboxConfig>,
-    ) -> Result<ImageId, BackendError> {
+    ) -> Result<DirectPull, BackendError> {
         let image = spec.image.with_default_tag().map_err(|error| BackendError::Call {
             message: error.to_string(),
             kind: CallErrorKind::Other,
@@ -61,10 +70,11 @@ impl ImageManager {
             Some(_) => RecordedCredentials::NotRecorded,
         };
         intent.pulled(&pulled.image_ref, &recorded).await;
+        let size_bytes = shared.result.size_bytes;
         if let Some(metrics) = &self.metrics {
-            metrics.image_pulled(shared.result.size_bytes, start.elapsed());
+            metrics.image_pulled(size_bytes, start.elapsed());
         }
-        Ok(pulled.image_ref.clone())
+        Ok(DirectPull { image_ref: pulled.image_ref.clone(), size_bytes })
     }
 }
 

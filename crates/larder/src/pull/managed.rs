@@ -13,6 +13,7 @@ use crate::backend::{
 };
 use crate::credentials::Credential;
 use crate::detached::run_to_completion;
+use crate::gc::DiskSpace;
 use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 use crate::reference::ImageId;
@@ -144,13 +145,18 @@ impl Backend for ManagedBackend {
         sandbox: Option<&SandboxConfig>,
         _progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
-        self.manager.pull_directly(image.clone(), credential.cloned(), sandbox.cloned()).await
+        let pulled = self.manager.pull_directly(image.clone(), credential.cloned(), sandbox.cloned()).await?;
+        Ok(pulled.image_ref)
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+        self.remove_counted(image).await.map(drop)
+    }
+
+    async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
         let Some(found) = self.backend().status(image).await? else {
             // An incomplete image, which has no status, can still be removed.
-            return self.backend().remove(image).await;
+            return self.backend().remove_counted(image).await;
         };
         // Before the removal begins: that ends the image's lease.
         if let Some(pin) = self.pins(std::slice::from_ref(&found)).await?.remove(&found.id) {
@@ -166,7 +172,7 @@ impl Backend for ManagedBackend {
         // The backend may continue the removal after the future is dropped; the gate must stay closed until it ends.
         run_to_completion(async move {
             let _removing = removing;
-            own.backend().remove(&spec).await
+            own.backend().remove_counted(&spec).await
         })
         .await
     }

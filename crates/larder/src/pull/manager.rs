@@ -16,7 +16,7 @@ use super::ensure::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, Imag
 use super::errors::evaluate_pull_error;
 use super::intent::PullIntentGuard;
 use super::lease::EnsureLeases;
-use super::metrics::{EnsureLabels, PullMetrics, TriState};
+use super::metrics::{EnsureLabels, PullFailureReason, PullMetrics, TriState};
 use super::policy::PullPolicy;
 use super::priority_semaphore::QueuePriority;
 use super::puller::{CredentialOwner, ImagePuller, PullJob, PullerError};
@@ -315,8 +315,11 @@ impl ImageManager {
         let span = tracing::info_span!("pull", image = %job.spec.image);
         let pull = async move {
             let result = leases.pull(&puller, &job, &entry).await;
-            if let (Some(metrics), Ok(_)) = (&metrics, &result.pulled) {
-                metrics.image_downloaded(result.size_bytes);
+            if let Some(metrics) = &metrics {
+                match &result.pulled {
+                    Ok(_) => metrics.image_downloaded(result.size_bytes),
+                    Err(error) => metrics.pull_failed(PullFailureReason::of(&error.as_of_backend())),
+                }
             }
             SharedPullResult::new(result, job)
         };

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::backend::{BackendError, CallErrorKind};
+
 /// True, false or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TriState {
@@ -35,6 +37,65 @@ pub struct EnsureLabels {
     pub pull_required: TriState,
 }
 
+/// The class of a failed pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PullFailureReason {
+    /// The registry rejected the credential, or requires one.
+    AccessDenied,
+    /// The registry does not have the image.
+    NotFound,
+    /// The registry or the backend could not be reached.
+    Unavailable,
+    /// Not enough disk space.
+    NoSpace,
+    /// The signature is missing or not acceptable.
+    Signature,
+    /// The backend did not answer in time.
+    Deadline,
+    /// Anything else.
+    Other,
+}
+
+impl PullFailureReason {
+    /// The class of a backend's error.
+    pub fn of(error: &BackendError) -> PullFailureReason {
+        match error {
+            BackendError::Unreachable { .. } => PullFailureReason::Unavailable,
+            BackendError::Call { message, kind, .. } => {
+                if message.starts_with("SignatureValidationFailed") {
+                    return PullFailureReason::Signature;
+                }
+                if message.starts_with("RegistryUnavailable") {
+                    return PullFailureReason::Unavailable;
+                }
+                match kind {
+                    CallErrorKind::Denied => PullFailureReason::AccessDenied,
+                    CallErrorKind::NotFound => PullFailureReason::NotFound,
+                    CallErrorKind::Unavailable => PullFailureReason::Unavailable,
+                    CallErrorKind::InsufficientSpace => PullFailureReason::NoSpace,
+                    CallErrorKind::DeadlineExceeded => PullFailureReason::Deadline,
+                    _ => PullFailureReason::Other,
+                }
+            }
+            BackendError::Incomplete(_) => PullFailureReason::Other,
+        }
+    }
+
+    /// The word in metrics.
+    pub const fn word(self) -> &'static str {
+        match self {
+            PullFailureReason::AccessDenied => "access_denied",
+            PullFailureReason::NotFound => "not_found",
+            PullFailureReason::Unavailable => "unavailable",
+            PullFailureReason::NoSpace => "no_space",
+            PullFailureReason::Signature => "signature",
+            PullFailureReason::Deadline => "deadline",
+            PullFailureReason::Other => "other",
+        }
+    }
+}
+
 /// Counts ensure calls and pulls. Called on the hot path: must be quick.
 pub trait PullMetrics: Send + Sync {
     /// An ensure call ended.
@@ -44,6 +105,8 @@ pub trait PullMetrics: Send + Sync {
     fn image_pulled(&self, size_bytes: u64, duration: Duration);
     /// The backend pulled an image, for any number of callers; `size_bytes` is 0 when unknown.
     fn image_downloaded(&self, size_bytes: u64);
+    /// The backend failed to pull an image, for any number of callers. Not counted by default.
+    fn pull_failed(&self, _reason: PullFailureReason) {}
 }
 
 /// The label `image_size_in_bytes` of `kubelet_image_pull_duration_seconds`. Bounds are powers of 1024 despite their

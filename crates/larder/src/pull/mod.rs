@@ -26,12 +26,13 @@ mod times;
 pub use backoff::CredentialHashes;
 pub use builder::ImageManagerBuilder;
 pub use config::{DuplicatePullPolicy, NewCredentialsPolicy, PullConfig, RateLimitAction};
+pub use direct_pull::DirectPull;
 pub use ensure::{
     BackendAdvice, EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence, Priority,
 };
 pub use managed::{ImagePin, ImagePinSource, ManagedBackend};
 pub use manager::ImageManager;
-pub use metrics::{EnsureLabels, PullMetrics, TriState, image_size_bucket};
+pub use metrics::{EnsureLabels, PullFailureReason, PullMetrics, TriState, image_size_bucket};
 pub use policy::{PullPolicy, default_policy};
 pub use status::{PullPhase, PullStatus};
 pub use times::{PullTimeRecorder, PullTimes};

@@ -92,6 +92,14 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         "",
         "Total size of pulled images, as reported by the backend",
     ),
+    metric(
+        "larder_pull_failures",
+        Counter,
+        "reason",
+        "Failed pulls of the backend: access_denied, not_found, unavailable, no_space, signature, deadline, other",
+    ),
+    metric("larder_removals", Counter, "requester", "Removed images by requester: gc, cri, control"),
+    metric("larder_cri_calls", Counter, "method, code", "Calls over CRI by method and gRPC code"),
     metric("larder_events", Counter, "event_type, reason", "Events recorded"),
     metric("larder_gc_promised_bytes", Counter, "reason", "Bytes that image removals were estimated to free"),
     metric(

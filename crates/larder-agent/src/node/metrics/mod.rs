@@ -13,7 +13,7 @@ use std::time::Duration;
 use larder::credentials::plugin::PluginRunObserver;
 use larder::events::{Event, EventSink};
 use larder::gc::{RemovalHistory, RemovalHistoryEntry};
-use larder::pull::{EnsureLabels, PullMetrics, image_size_bucket};
+use larder::pull::{EnsureLabels, PullFailureReason, PullMetrics, image_size_bucket};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -66,12 +66,31 @@ struct ConfigHashLabels {
     hash: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CriCallLabels {
+    method: &'static str,
+    code: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequesterLabels {
+    requester: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PullFailureLabels {
+    reason: &'static str,
+}
+
 /// Counters and histograms of events.
 #[derive(Debug)]
 pub(crate) struct NodeMetrics {
     ensures: Family<EnsureMetricLabels, Counter>,
     pulls: Family<ImageSizeLabels, Histogram, fn() -> Histogram>,
     pulled_bytes: Counter,
+    pull_failures: Family<PullFailureLabels, Counter>,
+    removals: Family<RequesterLabels, Counter>,
+    cri_calls: Family<CriCallLabels, Counter>,
     events: Family<EventLabels, Counter>,
     promised: Family<GcReasonLabels, Counter>,
     freed: Family<GcReasonLabels, Counter>,
@@ -86,6 +105,9 @@ impl Default for NodeMetrics {
             ensures: Family::default(),
             pulls: Family::new_with_constructor(pull_histogram),
             pulled_bytes: Counter::default(),
+            pull_failures: Family::default(),
+            removals: Family::default(),
+            cri_calls: Family::default(),
             events: Family::default(),
             promised: Family::default(),
             freed: Family::default(),
@@ -106,6 +128,9 @@ impl NodeMetrics {
         add(registry, "kubelet_image_manager_ensure_image_requests", self.ensures.clone());
         add(registry, "kubelet_image_pull_duration_seconds", self.pulls.clone());
         add(registry, "larder_pulled_image_bytes", self.pulled_bytes.clone());
+        add(registry, "larder_pull_failures", self.pull_failures.clone());
+        add(registry, "larder_removals", self.removals.clone());
+        add(registry, "larder_cri_calls", self.cri_calls.clone());
         add(registry, "larder_events", self.events.clone());
         add(registry, "larder_gc_promised_bytes", self.promised.clone());
         add(registry, "larder_gc_freed_bytes", self.freed.clone());
@@ -118,6 +143,18 @@ impl NodeMetrics {
 /// Registers a metric with its help text.
 fn add(registry: &mut Registry, name: &'static str, metric: impl Metric) {
     registry.register(name, metric_docs::help(name), metric);
+}
+
+impl NodeMetrics {
+    /// Counts a call over CRI. Method and code are from fixed lists.
+    pub(crate) fn cri_called(&self, method: &'static str, code: &'static str) {
+        self.cri_calls.get_or_create(&CriCallLabels { method, code }).inc();
+    }
+
+    /// Counts a removed image by who requested it: `gc`, `cri` or `control`.
+    pub(crate) fn image_removed(&self, requester: &'static str) {
+        self.removals.get_or_create(&RequesterLabels { requester }).inc();
+    }
 }
 
 impl PullMetrics for NodeMetrics {
@@ -137,6 +174,10 @@ impl PullMetrics for NodeMetrics {
 
     fn image_downloaded(&self, size_bytes: u64) {
         self.pulled_bytes.inc_by(size_bytes);
+    }
+
+    fn pull_failed(&self, reason: PullFailureReason) {
+        self.pull_failures.get_or_create(&PullFailureLabels { reason: reason.word() }).inc();
     }
 }
 
@@ -163,15 +204,16 @@ fn known_policy(policy: &str) -> &'static str {
     ["always", "ifnotpresent", "never"].into_iter().find(|known| *known == policy).unwrap_or("other")
 }
 
-/// A removal history that counts estimated and freed bytes.
+/// A removal history of GC that counts removals, and estimated and freed bytes.
 pub(crate) struct MeteredHistory<H> {
-    pub(crate) history: H,
+    pub(crate) history: std::sync::Arc<H>,
     pub(crate) metrics: std::sync::Arc<NodeMetrics>,
 }
 
 impl<H: RemovalHistory> RemovalHistory for MeteredHistory<H> {
     fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()> {
         let reason = GcReasonLabels { reason: entry.reason.clone() };
+        self.metrics.image_removed("gc");
         self.metrics.promised.get_or_create(&reason).inc_by(entry.promised.bytes);
         if let Some(freed) = entry.freed {
             self.metrics.freed.get_or_create(&reason).inc_by(freed.bytes);

@@ -1,0 +1,121 @@
+//! CRI over a real socket: what a call leaves behind, and what is served when.
+
+use std::time::SystemTime;
+
+use larder::backend::{Backend as _, CallErrorKind, EndpointFailure, ImageSpec, ProgressReporter};
+use larder::gc::HistoryFile;
+use larder_cri::{CriBackend, CriConfig, Endpoint};
+use larder_testkit::fake_backend::{ScriptedPull, image};
+
+use super::TestDaemon;
+use crate::node::health::BackendHealth;
+use crate::node::metrics::{ExpositionFormat, exposition};
+use larder::backend::BackendError;
+use larder::events::EventReason;
+
+fn caller(served: &TestDaemon) -> CriBackend {
+    CriBackend::new(Endpoint::at(served.dir.path().join("s")), CriConfig::default())
+}
+
+async fn pull(client: &CriBackend, name: &str) -> Result<larder::reference::ImageId, BackendError> {
+    client.pull(&ImageSpec::named(name), None, None, &ProgressReporter::unwatched()).await
+}
+
+fn events(served: &TestDaemon) -> Vec<(EventReason, String)> {
+    served.node.events.snapshot().into_iter().map(|event| (event.reason, event.message)).collect()
+}
+
+#[tokio::test]
+async fn pulls_and_removals_over_cri_are_events_with_their_caller() {
+    let served = TestDaemon::new();
+    let client = caller(&served);
+    served.backend.on_pull_of("a:1", ScriptedPull::ok("sha256:1", 100));
+    served.backend.on_pull_of("b:1", ScriptedPull::fails("no route"));
+    pull(&client, "a:1").await.unwrap();
+    pull(&client, "b:1").await.unwrap_err();
+    client.remove(&ImageSpec::named("a:1")).await.unwrap();
+    client.remove(&ImageSpec::named("a:1")).await.expect("it is absent");
+    let own = format!("(pid {})", std::process::id());
+    let found = events(&served);
+    let reasons: Vec<_> = found.iter().map(|(reason, _)| *reason).collect();
+    assert_eq!(reasons, [EventReason::Pulled, EventReason::Failed, EventReason::Removed], "{found:?}");
+    assert!(
+        found.iter().all(|(_, message)| message.contains(&own) && message.contains("over CRI")),
+        "{found:?}"
+    );
+    assert!(found[0].1.contains("pulled image \"a:1\"") && found[0].1.contains("100 bytes"), "{found:?}");
+    assert!(found[1].1.contains("no route") && found[2].1.contains("sha256:1"), "{found:?}");
+
+    let (history, _) = HistoryFile::new(served.node.state.history()).entries().unwrap();
+    let [removed] = &history[..] else { panic!("{history:?}") };
+    assert_eq!((removed.id.as_str(), removed.reason.as_str()), ("sha256:1", "request"));
+    assert!(removed.why.contains(&own) && removed.why.contains("CRI"), "{}", removed.why);
+    let page = exposition(&served.node, &served.connections, ExpositionFormat::Text).unwrap();
+    for sample in [
+        "larder_cri_calls_total{method=\"PullImage\",code=\"OK\"} 1",
+        "larder_cri_calls_total{method=\"PullImage\",code=\"Unknown\"} 1",
+        "larder_cri_calls_total{method=\"RemoveImage\",code=\"OK\"} 2",
+        "larder_removals_total{requester=\"cri\"} 1",
+        "larder_pull_failures_total{reason=\"other\"} 1",
+    ] {
+        assert!(page.contains(sample), "{sample} is not in\n{page}");
+    }
+}
+
+#[tokio::test]
+async fn a_removal_over_the_control_api_is_in_the_history_with_its_caller() {
+    let served = TestDaemon::new();
+    served.backend.add_image("a:1", image("sha256:1", 100));
+    let request = super::api::RemoveRequest { images: vec!["a:1".into()], ..Default::default() };
+    served.client().remove(request).await.unwrap();
+    let (history, _) = HistoryFile::new(served.node.state.history()).entries().unwrap();
+    let [removed] = &history[..] else { panic!("{history:?}") };
+    assert!(removed.why.contains("over the control API"), "{}", removed.why);
+    assert!(events(&served).iter().any(|(reason, _)| *reason == EventReason::Removed));
+}
+
+#[tokio::test]
+async fn reads_are_served_until_a_stopping_daemon_ends_and_pulls_are_refused() {
+    let served = TestDaemon::new();
+    served.backend.hold_pulls();
+    served.backend.add_image("a:1", image("sha256:1", 100));
+    let before = caller(&served);
+    before.list().await.unwrap();
+    let pulling = {
+        let early = caller(&served);
+        tokio::spawn(async move { pull(&early, "b:1").await })
+    };
+    served.pulling(1).await;
+    served.stop.send_replace(true);
+    for client in [before, caller(&served)] {
+        let name = ImageSpec::named("a:1");
+        assert_eq!(client.status(&name).await.unwrap().map(|image| image.size), Some(100));
+        assert_eq!(client.list().await.unwrap().len(), 1);
+        client.filesystems().await.unwrap();
+        let refused = pull(&client, "c:1").await.unwrap_err().to_string();
+        assert!(refused.contains("shutting down"), "{refused}");
+        let refused = client.remove(&name).await.unwrap_err().to_string();
+        assert!(refused.contains("shutting down"), "{refused}");
+    }
+    served.backend.finish_pull(ScriptedPull::ok("sha256:2", 1));
+    assert_eq!(pulling.await.unwrap().unwrap(), "sha256:2");
+    let TestDaemon { mut serving, .. } = served;
+    serving.join_next().await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn calls_fail_at_once_while_the_backend_is_known_to_hang() {
+    let served = TestDaemon::new();
+    let client = caller(&served);
+    let why = "unix:///run/r.sock: no answer within 10s".to_owned();
+    served.node.health.send_replace(BackendHealth::Down { since: SystemTime::now(), why, unusable: true });
+    let refused = client.list().await.unwrap_err();
+    assert!(matches!(refused, BackendError::Call { kind: CallErrorKind::Unavailable, .. }), "{refused:?}");
+    assert!(refused.to_string().contains("no answer within 10s"), "{refused}");
+    pull(&client, "a:1").await.unwrap_err();
+    assert_eq!(served.backend.calls(), []);
+    // One that refuses connections answers each call for itself.
+    let why = EndpointFailure::Refused.to_string();
+    served.node.health.send_replace(BackendHealth::Down { since: SystemTime::now(), why, unusable: false });
+    client.list().await.unwrap();
+}

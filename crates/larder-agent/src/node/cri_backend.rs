@@ -1,0 +1,124 @@
+//! What callers of CRI work on: the node's manager, with a trail of who requested what.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use larder::backend::{
+    Backend, BackendError, CallErrorKind, ContainerInventory, Filesystems, Image, ImageDetails, ImageSpec,
+    ProgressReporter, RuntimeInfo,
+};
+use larder::credentials::Credential;
+use larder::gc::DiskSpace;
+use larder::pod::SandboxConfig;
+use larder::pull::ManagedBackend;
+use larder::reference::ImageId;
+use tokio::time::Instant;
+
+use super::Node;
+use super::cri_pins::CriPins;
+use super::health::BackendHealth;
+use super::requests::RequestApi;
+
+/// The images of a node as CRI has them. Pulls and removals are recorded; while the backend is known to hang, calls fail
+/// at once instead of at their callers' deadlines.
+pub(crate) struct CriImages {
+    node: Arc<Node>,
+    images: ManagedBackend,
+}
+
+impl CriImages {
+    pub(crate) fn of(node: Arc<Node>) -> CriImages {
+        let pins = Arc::new(CriPins::of(Arc::clone(&node)));
+        CriImages { images: ManagedBackend::new(Arc::clone(&node.manager)).with_pins(pins), node }
+    }
+
+    /// The images, unless the backend hangs.
+    fn responding(&self) -> Result<&ManagedBackend, BackendError> {
+        unusable(&self.node).map_or(Ok(&self.images), Err)
+    }
+}
+
+/// The error of calls while the backend is known to hang, or is another larder.
+pub(crate) fn unusable(node: &Node) -> Option<BackendError> {
+    match &*node.health.borrow() {
+        BackendHealth::Down { why, unusable: true, .. } => Some(BackendError::Call {
+            message: format!("the image backend is unavailable: {why}"),
+            kind: CallErrorKind::Unavailable,
+            hint: None,
+        }),
+        _ => None,
+    }
+}
+
+#[async_trait]
+impl Backend for CriImages {
+    async fn info(&self) -> Result<RuntimeInfo, BackendError> {
+        self.responding()?.info().await
+    }
+
+    async fn list(&self) -> Result<Vec<Image>, BackendError> {
+        self.responding()?.list().await
+    }
+
+    async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        self.responding()?.status(image).await
+    }
+
+    async fn peek_status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        self.responding()?.peek_status(image).await
+    }
+
+    async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
+        self.responding()?.inspect(image).await
+    }
+
+    async fn pull(
+        &self,
+        image: &ImageSpec,
+        credential: Option<&Credential>,
+        sandbox: Option<&SandboxConfig>,
+        _progress: &ProgressReporter,
+    ) -> Result<ImageId, BackendError> {
+        let start = Instant::now();
+        let pulled = if let Some(error) = unusable(&self.node) {
+            Err(error)
+        } else {
+            let manager = &self.node.manager;
+            manager.pull_directly(image.clone(), credential.cloned(), sandbox.cloned()).await
+        };
+        self.node.record_cri_pull(image, sandbox, start.elapsed(), &pulled).await;
+        pulled.map(|pulled| pulled.image_ref)
+    }
+
+    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+        self.remove_counted(image).await.map(drop)
+    }
+
+    async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
+        let removed = async {
+            let images = self.responding()?;
+            let found = images.peek_status(image).await?;
+            Ok((found, images.remove_counted(image).await?))
+        };
+        match removed.await {
+            Ok((found, freed)) => {
+                if let Some(found) = found {
+                    self.node.record_removal(RequestApi::Cri, &found, freed).await;
+                }
+                Ok(freed)
+            }
+            Err(error) => {
+                self.node.record_failed_removal(image, &error);
+                Err(error)
+            }
+        }
+    }
+
+    async fn filesystems(&self) -> Result<Filesystems, BackendError> {
+        self.responding()?.filesystems().await
+    }
+
+    async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
+        self.responding()?.container_inventory().await
+    }
+}

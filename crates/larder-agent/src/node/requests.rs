@@ -1,0 +1,125 @@
+//! Pulls and removals that clients request: who requested them, what became of them, as events, history and metrics.
+
+use std::time::{Duration, SystemTime};
+
+use larder::backend::{BackendError, Image, ImageSpec};
+use larder::events::{Event, EventReason, EventType};
+use larder::gc::{DiskSpace, RemovalHistory as _, RemovalHistoryEntry, UnixMillis};
+use larder::go_format;
+use larder::pod::{ObjectRef, Pod, SandboxConfig};
+use larder::pull::DirectPull;
+use tokio::task::spawn_blocking;
+
+use super::Node;
+use super::peer::Peer;
+
+/// The interface that a request came through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequestApi {
+    Cri,
+    Control,
+}
+
+impl RequestApi {
+    /// The word in metrics.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            RequestApi::Cri => "cri",
+            RequestApi::Control => "control",
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            RequestApi::Cri => "CRI",
+            RequestApi::Control => "the control API",
+        }
+    }
+}
+
+impl Node {
+    /// Records a pull over CRI. It is about the pod, if the caller names one.
+    pub(crate) async fn record_cri_pull(
+        &self,
+        image: &ImageSpec,
+        sandbox: Option<&SandboxConfig>,
+        took: Duration,
+        pulled: &Result<DirectPull, BackendError>,
+    ) {
+        let (by, image, took) =
+            (Peer::current(), go_format::quote(image.image.as_str()), go_format::duration(rounded(took)));
+        let (event_type, reason, message) = match pulled {
+            Ok(pulled) => {
+                self.note_ensured(&pulled.image_ref).await;
+                let size = pulled.size_bytes;
+                let message =
+                    format!("{by} pulled image {image} over CRI in {took}. Image size: {size} bytes.");
+                (EventType::Normal, EventReason::Pulled, message)
+            }
+            Err(error) => {
+                let message =
+                    format!("{by} failed to pull image {image} over CRI after {took}: {}", explained(error));
+                (EventType::Warning, EventReason::Failed, message)
+            }
+        };
+        let object = sandbox
+            .filter(|sandbox| !sandbox.name.is_empty())
+            .map_or_else(|| self.object.clone(), |sandbox| ObjectRef::new(&pod_of(sandbox), ""));
+        self.sink.record(Event { time: SystemTime::now(), event_type, reason, object, message });
+    }
+
+    /// Records a removal: as an event, and in the removal history.
+    pub(crate) async fn record_removal(&self, api: RequestApi, image: &Image, freed: Option<DiskSpace>) {
+        let by = Peer::current();
+        self.metrics.image_removed(api.word());
+        let names: Vec<String> = image.repo_tags.iter().chain(&image.repo_digests).cloned().collect();
+        let shown = names.first().map_or(image.id.as_str(), String::as_str);
+        let bytes = freed.map_or_else(String::new, |freed| format!(", freed {} bytes", freed.bytes));
+        let message = format!(
+            "{by} removed image {} ({}) over {}{bytes}",
+            go_format::quote(shown),
+            image.id,
+            api.name()
+        );
+        self.record(EventType::Normal, EventReason::Removed, &message);
+        let Some(history) = self.history.clone() else { return };
+        let entry = RemovalHistoryEntry {
+            at: UnixMillis::from(SystemTime::now()),
+            id: image.id.clone(),
+            names,
+            reason: "request".to_owned(),
+            why: format!("removed by {by} over {}", api.name()),
+            promised: DiskSpace { bytes: image.size, inodes: 0 },
+            estimated: true,
+            freed,
+        };
+        let written = spawn_blocking(move || history.record(&entry)).await;
+        if let Ok(Err(error)) = written {
+            tracing::warn!("cannot write the removal history: {error}");
+        }
+    }
+
+    /// Records a removal over CRI that failed.
+    pub(crate) fn record_failed_removal(&self, image: &ImageSpec, error: &BackendError) {
+        let (by, image) = (Peer::current(), go_format::quote(image.image.as_str()));
+        let message = format!("{by} failed to remove image {image} over CRI: {}", explained(error));
+        self.record(EventType::Warning, EventReason::RemovalFailed, &message);
+    }
+}
+
+fn explained(error: &BackendError) -> String {
+    match error.hint() {
+        Some(hint) => format!("{error} ({hint})"),
+        None => error.to_string(),
+    }
+}
+
+/// Milliseconds are precise enough for readers.
+fn rounded(took: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(took.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn pod_of(sandbox: &SandboxConfig) -> Pod {
+    let SandboxConfig { name, uid, namespace, .. } = sandbox.clone();
+    Pod { name, uid, namespace, ..Pod::default() }
+}
