@@ -438,3 +438,32 @@ fn a_layer_that_swells_stops_at_the_reserve() {
         }
     }
 }
+
+#[test]
+fn images_are_removed_where_no_byte_and_no_inode_is_free() {
+    let Some(disk) = SmallDisk::new(40, 1000) else { return };
+    let source = SmallDiskImage::new();
+    let layers = (0..60).map(|number| LayerFiles::new().file(format!("etc/{number}"), "x"));
+    source.add(&layers.fold(ImageBuilder::new(), ImageBuilder::layer), "app");
+    source.add(&kept(), "kept");
+    let store = open(&disk);
+    source.bring(&store, ImportMethod::Load, "app").unwrap();
+    source.bring(&store, ImportMethod::Load, "kept").unwrap();
+    drop(store);
+    // As after a failed sync, or a rebuild.
+    fs_err::write(disk.path().join("store/larder.db-wal"), "").unwrap();
+    drop(open(&disk));
+    disk.fill(DiskSpace::default());
+    assert_eq!(disk.free(), DiskSpace::default());
+    let store = open(&disk);
+    let images = store.images().unwrap();
+    assert_eq!(images.len(), 2);
+    for image in images {
+        let removed = store.remove(image.id.as_str(), RemoveOptions::default());
+        removed.unwrap_or_else(|error| panic!("{}", chain(&error))).expect("it was there");
+    }
+    let outcome = store.reclaim(ReclaimTrigger::Request, std::time::SystemTime::now());
+    assert!(outcome.error.is_none(), "{outcome:?}");
+    assert!(disk.free().inodes > 100, "{:?}", disk.free());
+    assert_eq!(sound_images(&store, "afterwards"), [""; 0]);
+}

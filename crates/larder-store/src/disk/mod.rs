@@ -97,6 +97,12 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     /// Writes all of it.
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
+    /// Takes blocks for the first `bytes` of the file, whatever its length is and stays, so that writing them later needs no
+    /// room. Without effect where the filesystem cannot, or is full.
+    fn reserve(&self, bytes: u64) {
+        let _ = bytes;
+    }
+
     /// Cuts the file, or extends it with zeros that take no room.
     fn set_len(&self, len: u64) -> io::Result<()>;
 

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
+use rustix::fs::FallocateFlags;
+
 use super::{Disk, DiskFile, FileOpenMode, FilesystemSync, remove};
 
 /// The filesystem of this machine.
@@ -97,6 +99,10 @@ impl DiskFile for RealFile {
 
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.file.write_all_at(bytes, offset).map_err(|error| explain("write to", &self.path, &error))
+    }
+
+    fn reserve(&self, bytes: u64) {
+        let _ = rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, bytes);
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

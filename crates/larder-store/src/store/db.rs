@@ -14,6 +14,7 @@ mod connection;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder::hint::Hint;
@@ -54,6 +55,9 @@ pub(crate) const MOUNTS: DbTable = DbTable("mounts");
 pub(crate) const META: DbTable = DbTable("meta");
 
 pub(super) const TABLES: [DbTable; 8] = [IMAGES, LISTED, NAMES, LAYERS, USES, LEASES, MOUNTS, META];
+
+/// Disk space of the log in bytes, whatever is in it: as much as the removal of an image with a hundred layers writes.
+const LOG_RESERVE: u64 = 1 << 20;
 
 /// Connections for reading that are kept open for the next read.
 const IDLE_READERS: usize = 4;
@@ -188,11 +192,22 @@ pub(crate) struct Db {
     disk: Arc<dyn Disk>,
     path: PathBuf,
     cache_bytes: usize,
+    /// The log has a transaction that was reported as failed: it could not be emptied yet.
+    has_failed_transaction: AtomicBool,
 }
 
 impl Db {
     /// Opens a database that is there, and verifies all of it.
     pub(crate) fn open(disk: &Arc<dyn Disk>, path: &Path, cache_bytes: usize) -> DbResult<Db> {
+        let db = Db::open_unchanged(disk, path, cache_bytes)?;
+        // What a process that died left in the log may not be durable; nothing is to be built on it before it is.
+        connection::copy_log(&*db.disk, &db.path, &db.writer())?;
+        db.reserve_log()?;
+        Ok(db)
+    }
+
+    /// Like [`open`](Db::open), only to be read: what is in the log stays there.
+    pub(crate) fn open_unchanged(disk: &Arc<dyn Disk>, path: &Path, cache_bytes: usize) -> DbResult<Db> {
         if !path.exists() {
             return Err(DbError::damaged("missing"));
         }
@@ -202,10 +217,9 @@ impl Db {
             disk: disk.clone(),
             path: path.to_owned(),
             cache_bytes,
+            has_failed_transaction: AtomicBool::new(false),
         };
         db.verify()?;
-        // What a process that died left in the log may not be durable; nothing is to be built on it before it is.
-        connection::copy_log(&*db.disk, &db.path, &db.writer())?;
         Ok(db)
     }
 
@@ -289,21 +303,52 @@ impl Db {
             let transaction = DbTransaction::begin(&writer)?;
             let value = run(&transaction)?;
             let committed = transaction.commit(&*self.disk, &self.path);
-            let cleaned = match &committed {
-                Ok(false) => Ok(()),
-                // It is durable in the log. If this fails, the next write, or the next open, copies it.
-                Ok(true) => connection::copy_log(&*self.disk, &self.path, &writer),
-                Err(error) if error.is_no_space() => Ok(()),
+            match &committed {
+                Ok(false) => {}
+                Ok(true) => {
+                    // It has replaced one that failed. It is durable in the log. If this fails, the next write, or the next
+                    // open, copies it.
+                    self.has_failed_transaction.store(false, Ordering::Relaxed);
+                    self.report(connection::copy_log(&*self.disk, &self.path, &writer));
+                }
+                Err(error) if error.is_no_space() => {}
                 // If only its sync failed, all of it is in the log, and must not be found there later.
-                Err(_) => connection::empty_log(&*self.disk, &self.path, &writer),
-            };
-            if let Err(error) = cleaned {
-                tracing::warn!(%error, database = %self.path.display(), "cannot copy the database's log");
+                Err(_) => self.empty_log(&writer),
             }
             committed?;
             Ok(value)
         };
         write().map_err(|abort: TransactionAbort| abort.explain(doing))
+    }
+
+    /// Takes blocks for the log: images must be removable on a full disk.
+    fn reserve_log(&self) -> DbResult<()> {
+        self.disk.open(&log_of(&self.path), FileOpenMode::Existing)?.reserve(LOG_RESERVE);
+        Ok(())
+    }
+
+    /// Removes a failed transaction from the log. If this fails, the next write replaces it, or closing tries once more.
+    fn empty_log(&self, writer: &Connection) {
+        let emptied =
+            connection::empty_log(&*self.disk, &self.path, writer).and_then(|()| self.reserve_log());
+        self.has_failed_transaction.store(emptied.is_err(), Ordering::Relaxed);
+        self.report(emptied);
+    }
+
+    fn report(&self, cleaned: DbResult<()>) {
+        if let Err(error) = cleaned {
+            tracing::warn!(%error, database = %self.path.display(), "cannot copy the database's log");
+        }
+    }
+}
+
+impl Drop for Db {
+    fn drop(&mut self) {
+        if self.has_failed_transaction.load(Ordering::Relaxed) {
+            // Nothing reads any more.
+            self.readers().clear();
+            self.empty_log(&self.writer());
+        }
     }
 }
 
@@ -456,5 +501,24 @@ mod tests {
         .unwrap();
         assert_eq!(db.read("test", |reader| reader.endings(USES, "a/")).unwrap(), ["1", "2"]);
         assert!(!db.read("test", |reader| reader.any(USES, "c")).unwrap());
+    }
+
+    #[test]
+    fn a_log_that_a_read_needs_is_not_taken_for_an_empty_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = open(dir.path());
+        let log = log_of(&db.path);
+        let writer = db.writer();
+        writer.busy_timeout(std::time::Duration::ZERO).unwrap();
+        let transaction = DbTransaction::begin(&writer).unwrap();
+        transaction.put(META, "a", &7).unwrap();
+        assert!(transaction.commit(&*db.disk, &db.path).unwrap());
+        let reader = connection::connect(&db.path, 1 << 20).unwrap();
+        let snapshot = DbSnapshot::begin(&reader).unwrap();
+        connection::empty_log(&*db.disk, &db.path, &writer).expect_err("it is read");
+        assert!(fs_err::metadata(&log).unwrap().len() > 0);
+        drop(snapshot);
+        connection::empty_log(&*db.disk, &db.path, &writer).unwrap();
+        assert_eq!(fs_err::metadata(&log).unwrap().len(), 0);
     }
 }

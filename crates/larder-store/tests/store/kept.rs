@@ -9,12 +9,13 @@ use larder::backend::ProgressReporter;
 use larder::gc::{ReclaimTrigger, SpaceBesideImages};
 use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
+use larder_store::disk::measure;
 use larder_store::fsck::FsckOptions;
 use larder_store::pull::{PullError, StorePullConfig, StorePuller};
 use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, PutImage, ResponseFault};
-use larder_testkit_peers::faulty_disk::{FaultyDisk, UnsyncedData};
+use larder_testkit_peers::faulty_disk::{DiskFault, FaultyDisk, UnsyncedData};
 
 use crate::fsck::unpacked_layer;
 use crate::help::*;
@@ -136,7 +137,8 @@ fn kept_layers_count_and_are_removed_after_an_unused_day() {
     scratch.store.sweep(&(SystemTime::now() + DAY).into()).unwrap();
     assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
     scratch.store.empty_trash().unwrap();
-    assert!(du(&scratch.root()) < 200_000 + du(&scratch.root().join("larder.db")));
+    let index = ["larder.db", "larder.db-wal"].map(|name| du(&scratch.root().join(name)));
+    assert!(du(&scratch.root()) < 200_000 + index.iter().sum::<u64>());
     assert_eq!(scratch.store.usage().unwrap().layers.bytes, 0);
 }
 
@@ -234,7 +236,9 @@ fn layers_are_kept_only_for_pulls() {
 /// Reclaims, after a check that this is what was announced.
 fn reclaim(store: &Store, trigger: ReclaimTrigger, now: SystemTime) -> SpaceBesideImages {
     let announced = store.reclaimable(trigger, &now.into()).unwrap();
-    let reclaimed = store.reclaim(trigger, &now.into()).unwrap();
+    let outcome = store.reclaim(trigger, &now.into());
+    assert!(outcome.error.is_none(), "{outcome:?}");
+    let reclaimed = outcome.freed;
     assert_eq!(announced, reclaimed, "{trigger:?}");
     assert_eq!(store.reclaimable(trigger, &now.into()).unwrap(), SpaceBesideImages::default(), "{trigger:?}");
     reclaimed
@@ -314,4 +318,61 @@ fn what_a_running_pull_needs_is_never_reclaimed() {
         assert_eq!(entries(&scratch.root().join("ingest")), [""; 0], "{trigger:?}");
         assert_eq!(entries(&scratch.root().join("layers")), [""; 0], "{trigger:?}");
     }
+}
+
+#[test]
+fn a_layer_whose_writes_failed_is_not_handed_out() {
+    let mut failed = 0;
+    for at in 0.. {
+        let disk = FaultyDisk::new();
+        let root = disk.root().join("store");
+        let store = Store::open_on(Arc::new(disk.clone()), &root, config()).unwrap();
+        store.lease(&wants("app")).unwrap();
+        drop(layer_on(&disk, &store, "app").unwrap());
+        let web = layer_on(&disk, &store, "web").unwrap();
+        disk.arm(DiskFault::FailsAt(at, std::io::ErrorKind::Other));
+        let committed = store.commit(&image(&["web"], &[web]), noon());
+        let met = disk.has_failed();
+        disk.arm(DiskFault::None);
+        failed += u32::from(committed.is_err());
+        // The one that was retained, or another.
+        let app = layer_on(&disk, &store, "app").unwrap();
+        store.commit(&image(&["app"], &[app]), noon()).unwrap_or_else(|error| panic!("step {at}: {error}"));
+        if !met {
+            break;
+        }
+    }
+    assert!(failed > 2, "{failed}");
+}
+
+#[test]
+fn a_reclaim_that_fails_reports_what_it_freed_before() {
+    let (mut failed, mut freed) = (0, 0);
+    for at in 0.. {
+        let disk = FaultyDisk::new();
+        let root = disk.root().join("store");
+        let store = Store::open_on(Arc::new(disk.clone()), &root, config()).unwrap();
+        drop(store.ingest(&facts("b").digest, 500_000).unwrap().write_at(&vec![7; 400_000], 0));
+        let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
+        let kind = LeaseKind::Requested;
+        let lease = LeaseRecord { id: "other".into(), kind, leased, ends_at: 0, granted: None };
+        store.commit_layers(&[layer_on(&disk, &store, "c").unwrap()], Some(&lease)).unwrap();
+        let usage = || {
+            ["ingest", "layers", "trash"]
+                .map(|dir| measure(&root.join(dir)).unwrap().bytes)
+                .iter()
+                .sum::<u64>()
+        };
+        let before = usage();
+        disk.arm(DiskFault::FailsAt(at, std::io::ErrorKind::Other));
+        let outcome = store.reclaim(ReclaimTrigger::Request, noon());
+        if outcome.error.is_none() && !disk.has_failed() {
+            break;
+        }
+        failed += u32::from(outcome.error.is_some());
+        freed += u32::from(outcome.error.is_some() && outcome.freed.downloads.bytes > 0);
+        let change = before - usage();
+        assert_eq!(outcome.freed.total().bytes, change, "step {at}: {outcome:?}");
+    }
+    assert!(failed > 2 && freed > 0, "{failed} failed, of these {freed} after the download was deleted");
 }

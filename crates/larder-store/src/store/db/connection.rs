@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::Path;
 
 use rusqlite::config::DbConfig;
@@ -65,10 +66,14 @@ pub(super) fn copy_log(disk: &dyn Disk, path: &Path, connection: &Connection) ->
 /// Like [`copy_log`], and makes the log empty.
 pub(super) fn empty_log(disk: &dyn Disk, path: &Path, connection: &Connection) -> DbResult<()> {
     copy_log(disk, path, connection)?;
-    let mut emptied = Ok(());
-    let mut empty = || emptied = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+    let mut emptied = Ok(false);
+    let mut empty = || {
+        emptied = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, bool>(0));
+    };
     disk.database_step(&log_of(path), &mut empty)?;
-    Ok(emptied?)
+    // It reports a log that a read still needs by a column only.
+    let is_busy = emptied?;
+    if is_busy { Err(DbError::Io(std::io::ErrorKind::ResourceBusy.into())) } else { Ok(()) }
 }
 
 /// Checks the structure of the file, the checksum of each row, and that no row is missing.
@@ -185,18 +190,21 @@ fn visit(
     Ok(())
 }
 
-/// The statement that finds one row.
-struct RowLookup<'c>(RefCell<Statement<'c>>);
+/// Finds rows, inside and outside of a change.
+pub(crate) struct RowReader<'c> {
+    connection: &'c Connection,
+    lookup: RefCell<Statement<'c>>,
+}
 
-impl<'c> RowLookup<'c> {
-    fn new(connection: &'c Connection) -> DbResult<RowLookup<'c>> {
+impl<'c> RowReader<'c> {
+    fn new(connection: &'c Connection) -> DbResult<RowReader<'c>> {
         let lookup = connection.prepare("SELECT value, crc FROM record WHERE section = ?1 AND key = ?2")?;
-        Ok(RowLookup(RefCell::new(lookup)))
+        Ok(RowReader { connection, lookup: RefCell::new(lookup) })
     }
 
     /// The value of a row, and its checksum.
     fn row(&self, table: DbTable, key: &str) -> DbResult<Option<(Vec<u8>, i64)>> {
-        let mut lookup = self.0.borrow_mut();
+        let mut lookup = self.lookup.borrow_mut();
         let found = lookup.query_row((table.0, key), |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
         let Some((value, crc)) = found else { return Ok(None) };
         let value: Vec<u8> = value;
@@ -207,32 +215,9 @@ impl<'c> RowLookup<'c> {
     }
 }
 
-/// A look at the database as it was at one moment.
-pub(crate) struct DbSnapshot<'c> {
-    connection: &'c Connection,
-    lookup: RowLookup<'c>,
-}
-
-impl<'c> DbSnapshot<'c> {
-    pub(super) fn begin(connection: &'c Connection) -> DbResult<DbSnapshot<'c>> {
-        let snapshot = DbSnapshot { connection, lookup: RowLookup::new(connection)? };
-        connection.execute_batch("BEGIN")?;
-        // It begins with what is read first.
-        snapshot.lookup.row(TOTALS, TABLES[0].0)?;
-        Ok(snapshot)
-    }
-}
-
-impl Drop for DbSnapshot<'_> {
-    fn drop(&mut self) {
-        // After an error there may be no transaction any more; otherwise this cannot fail, since nothing was written.
-        let _ = self.connection.execute_batch("ROLLBACK");
-    }
-}
-
-impl DbRead for DbSnapshot<'_> {
+impl<'c, T: Deref<Target = RowReader<'c>>> DbRead for T {
     fn value(&self, table: DbTable, key: &str) -> DbResult<Option<Vec<u8>>> {
-        Ok(self.lookup.row(table, key)?.map(|(value, _)| value))
+        Ok(self.row(table, key)?.map(|(value, _)| value))
     }
 
     fn visit(
@@ -245,10 +230,38 @@ impl DbRead for DbSnapshot<'_> {
     }
 }
 
+/// A look at the database as it was at one moment.
+pub(crate) struct DbSnapshot<'c>(RowReader<'c>);
+
+impl<'c> DbSnapshot<'c> {
+    pub(super) fn begin(connection: &'c Connection) -> DbResult<DbSnapshot<'c>> {
+        let snapshot = DbSnapshot(RowReader::new(connection)?);
+        connection.execute_batch("BEGIN")?;
+        // It begins with what is read first.
+        snapshot.0.row(TOTALS, TABLES[0].0)?;
+        Ok(snapshot)
+    }
+}
+
+impl Drop for DbSnapshot<'_> {
+    fn drop(&mut self) {
+        // After an error there may be no transaction any more; otherwise this cannot fail, since nothing was written.
+        let _ = self.0.connection.execute_batch("ROLLBACK");
+    }
+}
+
+impl<'c> Deref for DbSnapshot<'c> {
+    type Target = RowReader<'c>;
+
+    fn deref(&self) -> &RowReader<'c> {
+        &self.0
+    }
+}
+
 /// A change under way. It leaves nothing unless it is committed.
 pub(crate) struct DbTransaction<'c> {
     connection: &'c Connection,
-    lookup: RowLookup<'c>,
+    rows: RowReader<'c>,
     put: RefCell<Statement<'c>>,
     delete: RefCell<Statement<'c>>,
     /// The totals of the tables that it changed.
@@ -261,7 +274,7 @@ impl<'c> DbTransaction<'c> {
         let delete = "DELETE FROM record WHERE section = ?1 AND key = ?2";
         let transaction = DbTransaction {
             connection,
-            lookup: RowLookup::new(connection)?,
+            rows: RowReader::new(connection)?,
             put: RefCell::new(connection.prepare(put)?),
             delete: RefCell::new(connection.prepare(delete)?),
             totals: RefCell::default(),
@@ -292,7 +305,7 @@ impl<'c> DbTransaction<'c> {
     }
 
     pub(crate) fn put_raw(&self, table: DbTable, key: &str, value: &[u8]) -> DbResult<()> {
-        let before = self.lookup.row(table, key)?;
+        let before = self.rows.row(table, key)?;
         if before.as_ref().is_some_and(|(before, _)| before == value) {
             return Ok(());
         }
@@ -308,7 +321,7 @@ impl<'c> DbTransaction<'c> {
 
     /// Succeeds when there is no such key.
     pub(crate) fn delete(&self, table: DbTable, key: &str) -> DbResult<()> {
-        let Some((_, before)) = self.lookup.row(table, key)? else { return Ok(()) };
+        let Some((_, before)) = self.rows.row(table, key)? else { return Ok(()) };
         self.delete.borrow_mut().execute((table.0, key))?;
         self.count(table, |totals| totals.take(before))
     }
@@ -324,7 +337,7 @@ impl<'c> DbTransaction<'c> {
         let mut totals = match changed.get(&table) {
             Some(totals) => *totals,
             None => self
-                .lookup
+                .rows
                 .row(TOTALS, table.0)?
                 .map_or(Ok(Totals::default()), |(value, _)| Totals::parse(&value))?,
         };
@@ -343,17 +356,10 @@ impl Drop for DbTransaction<'_> {
     }
 }
 
-impl DbRead for DbTransaction<'_> {
-    fn value(&self, table: DbTable, key: &str) -> DbResult<Option<Vec<u8>>> {
-        Ok(self.lookup.row(table, key)?.map(|(value, _)| value))
-    }
+impl<'c> Deref for DbTransaction<'c> {
+    type Target = RowReader<'c>;
 
-    fn visit(
-        &self,
-        table: DbTable,
-        prefix: &str,
-        each: &mut dyn FnMut(&str, &[u8]) -> DbResult<bool>,
-    ) -> DbResult<()> {
-        visit(self.connection, table, prefix, each)
+    fn deref(&self) -> &RowReader<'c> {
+        &self.rows
     }
 }
