@@ -50,6 +50,16 @@ pub enum StoreOpenError {
         /// The latest format that this larder reads.
         known: u32,
     },
+    /// An earlier larder made this store, and it is not to be upgraded now.
+    #[error("the store {} has format {found}: a check does not upgrade it to {known}", root.display())]
+    Older {
+        /// The store's directory.
+        root: PathBuf,
+        /// The format on disk.
+        found: u32,
+        /// The format of this larder.
+        known: u32,
+    },
     /// The file that names the format cannot be understood.
     #[error("cannot determine the store's format from {}", path.display())]
     Format {
@@ -108,7 +118,8 @@ impl StoreOpenError {
                 Hint::from("one process at a time can use a store: wait for the command to end, or stop ")
                     .command(["serve"])
             }
-            StoreOpenError::Mounted { .. } => Hint::from("unmount them first: ").command(["umount", "DIR"]),
+            // Its own `umount` needs the database.
+            StoreOpenError::Mounted { .. } => "unmount them first: umount DIR".into(),
             StoreOpenError::NotAStore { .. } | StoreOpenError::NotADirectory { .. } => {
                 named_root("to use the directory of a store, an empty or a new directory, pass ")
             }
@@ -117,6 +128,9 @@ impl StoreOpenError {
                 .command(["pull"])
                 .text(", ensure and load create a store"),
             StoreOpenError::Newer { .. } => "use the version of larder that wrote it, or a later one".into(),
+            StoreOpenError::Older { .. } => Hint::new()
+                .command(["fsck", "--repair"])
+                .text(", or any other command that opens the store, upgrades it"),
             StoreOpenError::Format { .. } | StoreOpenError::Database { .. } => rebuild(),
             StoreOpenError::Io { cause, .. } => hint_of_io(cause).unwrap_or_else(|| {
                 named_root("run as the owner of the directory, or use another directory with ")

@@ -146,10 +146,15 @@ pub(crate) fn digest_of_name(name: &str) -> Option<Digest> {
     Digest::parse(&format!("{algorithm}:{hex}")).ok()
 }
 
-/// Names of the entries of a directory, in order; those that are not UTF-8 are not ours, and printed lossily.
+/// Names of the entries of a directory, in order; those that are not UTF-8 are not ours, and printed lossily. None if it
+/// does not exist: a check does not create what is missing.
 pub(crate) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
-    for entry in fs_err::read_dir(dir)? {
+    let entries = match fs_err::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(names),
+        entries => entries?,
+    };
+    for entry in entries {
         names.push(entry?.file_name().to_string_lossy().into_owned());
     }
     names.sort_unstable();

@@ -37,11 +37,13 @@ impl Store {
         )
     }
 
-    /// Opens the store for a check: changes nothing in it. A damaged database is an error, and what an interrupted operation
-    /// left stays.
+    /// Opens the store for a check: changes nothing in it. A damaged database and an earlier format are errors, and what an
+    /// interrupted operation left stays.
     pub fn open_for_check(root: &Path, config: StoreConfig) -> Result<Store, StoreOpenError> {
-        let opening = LockedStoreDir::begin(Arc::new(RealDisk), root, MissingStoreAction::Refuse)?;
-        let db = opening.open_database(&config)?;
+        let opening = LockedStoreDir::begin(Arc::new(RealDisk), root, MissingStoreAction::RefuseChange)?;
+        let path = opening.layout.database();
+        let db = Db::open_unchanged(&opening.disk, &path, config.database_cache_bytes)
+            .map_err(|cause| StoreOpenError::Database { path, cause })?;
         opening.into_store(db, config, OpenStore::look)
     }
 
@@ -58,7 +60,7 @@ impl Store {
     }
 }
 
-/// What to do where there is no store.
+/// What to do where there is no store, or not the directories and the format that it has today.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MissingStoreAction {
     /// Make one.
@@ -67,6 +69,8 @@ pub(crate) enum MissingStoreAction {
     Rebuild,
     /// Leave it so.
     Refuse,
+    /// The same, and leave a store as it is.
+    RefuseChange,
 }
 
 /// A store whose directory is locked and understood.
@@ -105,7 +109,7 @@ impl LockedStoreDir {
         }
         let some_of_it = || names_in(root).map(|names| !names.is_empty()).map_err(failed("open"));
         if format.is_none()
-            && (absent == MissingStoreAction::Refuse
+            && (matches!(absent, MissingStoreAction::Refuse | MissingStoreAction::RefuseChange)
                 || (absent == MissingStoreAction::Rebuild && !some_of_it()?))
         {
             return Err(no_store);
@@ -116,6 +120,10 @@ impl LockedStoreDir {
         })?;
         match format {
             None => create(&*disk, &layout)?,
+            Some(FORMAT) if absent == MissingStoreAction::RefuseChange => {}
+            Some(found) if found < FORMAT && absent == MissingStoreAction::RefuseChange => {
+                return Err(StoreOpenError::Older { root: root.clone(), found, known: FORMAT });
+            }
             // Removed directories are created again: their content is then found missing, and can be fetched.
             Some(FORMAT) => layout.create(&*disk).map_err(failed("prepare"))?,
             Some(1) => upgrade_1(&*disk, &layout)?,

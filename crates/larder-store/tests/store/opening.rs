@@ -258,3 +258,64 @@ fn a_store_on_a_disk_of_ones_own_is_the_same() {
     drop(store);
     assert_eq!(tags(&open(dir.path())).len(), 1);
 }
+
+/// Each path below a directory, with its kind, content and times.
+fn snapshot(root: &Path) -> Vec<(String, Vec<u8>, i64, i64)> {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut found = Vec::new();
+    let mut waiting = vec![root.to_owned()];
+    while let Some(path) = waiting.pop() {
+        let metadata = fs_err::symlink_metadata(&path).unwrap();
+        if metadata.is_dir() {
+            waiting.extend(fs_err::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        let content = if metadata.is_file() { fs_err::read(&path).unwrap() } else { Vec::new() };
+        found.push((path.to_string_lossy().into_owned(), content, metadata.mtime(), metadata.mtime_nsec()));
+    }
+    // The lock names the process.
+    found.retain(|(path, ..)| !path.ends_with("/lock"));
+    found.sort();
+    found
+}
+
+#[test]
+fn a_check_changes_nothing() {
+    let unclean = |dir: &Path| {
+        let root = dir.join("store");
+        let store = open(&root);
+        commit(&store, "app", &["a"]);
+        let log = fs_err::read(root.join("larder.db-wal")).unwrap();
+        drop(store);
+        fs_err::write(root.join("larder.db-wal"), log).unwrap();
+        root
+    };
+    let without_directories = |dir: &Path| {
+        let root = unclean(dir);
+        for name in ["ingest", "mounts", "staging", "trash"] {
+            fs_err::remove_dir(root.join(name)).unwrap();
+        }
+        root
+    };
+    for prepare in [&unclean as &dyn Fn(&Path) -> std::path::PathBuf, &without_directories] {
+        let dir = tempfile::tempdir().unwrap();
+        let root = prepare(dir.path());
+        let before = snapshot(&root);
+        let store = Store::open_for_check(&root, config()).unwrap();
+        let options = FsckOptions { check: &AnyLayer, ..FsckOptions::default() };
+        assert!(store.fsck(&options).unwrap().is_sound());
+        drop(store);
+        assert_eq!(snapshot(&root), before);
+        open(&root);
+    }
+}
+
+#[test]
+fn a_check_does_not_upgrade_a_store_and_says_what_does() {
+    let (_dir, root) = crate::fixture::unpack_fixture(1);
+    let before = snapshot(&root);
+    let error = Store::open_for_check(&root, config()).expect_err("format 1");
+    assert!(matches!(error, StoreOpenError::Older { found: 1, known: 2, .. }), "{error}");
+    assert!(error.hint().unwrap().to_string().contains("fsck --repair"), "{error:?}");
+    assert_eq!(snapshot(&root), before);
+    assert_eq!(tags(&open(&root)).len(), 3);
+}
