@@ -18,7 +18,7 @@ use super::handle::{OpenStore, Store};
 use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
-use super::shared_sync::SharedSync;
+use super::shared_sync::{SharedSync, has_failed};
 use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
 
 /// Name of the directory with the unpacked files, inside of a layer's directory.
@@ -90,7 +90,7 @@ impl LayerHandle {
 impl LayerHandleInner {
     /// Whether some of it may not be on disk, although a reader still sees it.
     fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Acquire) || self.written.as_ref().is_some_and(|written| written.has_failed())
+        self.lost.load(Ordering::Acquire) || has_failed(self.written.as_ref())
     }
 }
 
@@ -301,8 +301,13 @@ impl Store {
             return Ok(Some(LayerHandle(layer)));
         }
         let hold = self.0.holds.hold(ReferencedItem::Layer(key.clone()));
-        if let Some(kept) = self.0.arrivals.kept.take(key) {
-            return Ok(Some(self.0.fresh(kept, hold)));
+        match self.0.arrivals.kept.take(key) {
+            Some(kept) if kept.is_lost() => {
+                self.0.discard(&self.0.layout.layer(key)).context("remove a layer with lost writes")?;
+                self.0.trash.kick();
+            }
+            Some(kept) => return Ok(Some(self.0.fresh(kept, hold))),
+            None => {}
         }
         let get = |reader: &DbSnapshot| reader.get::<LayerRecord>(LAYERS, key.as_str());
         let record = self.0.db.read("look up a layer", get)?.filter(|record| record.present);

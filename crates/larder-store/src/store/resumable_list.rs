@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use super::records::{LayerKey, LayerRecord};
-use super::shared_sync::SharedSync;
+use super::shared_sync::{SharedSync, has_failed};
 use crate::disk::DiskSpace;
 
 /// What a layer's own copy of its record holds.
@@ -25,6 +25,13 @@ pub(super) struct UncommittedLayer {
     pub(super) record: LayerRecord,
     /// Opened before its first write; `None` if a dead process wrote it.
     pub(super) written: Option<Arc<SharedSync>>,
+}
+
+impl UncommittedLayer {
+    /// Whether some of it may not be on disk, although a reader still sees it.
+    pub(super) fn is_lost(&self) -> bool {
+        has_failed(self.written.as_ref())
+    }
 }
 
 /// Retained layers without a handle.

@@ -42,6 +42,11 @@ impl SharedSync {
     }
 }
 
+/// Whether what was written may be lost. `None` is the descriptor of a dead process.
+pub(super) fn has_failed(written: Option<&Arc<SharedSync>>) -> bool {
+    written.is_some_and(|written| written.has_failed())
+}
+
 /// Syncs each of these descriptors once.
 pub(super) fn sync_each(mut writes: Vec<Arc<SharedSync>>) -> io::Result<()> {
     writes.sort_unstable_by_key(|shared| Arc::as_ptr(shared).addr());
