@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind};
-use larder::gc::{DiskSpace, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
+use larder::gc::{DiskSpace, ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
 use larder::go_format;
 use reqwest::Method;
 use reqwest::header::HeaderMap;
@@ -50,11 +50,14 @@ fn too_late() -> BackendError {
 #[async_trait]
 impl SpaceReclaimer for BuildCachePruner {
     /// Prunes only under pressure: a build cache is of use until then. The bytes are those that the engine reports.
-    async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+    async fn reclaim(&self, trigger: ReclaimTrigger) -> ReclaimOutcome {
         if trigger != ReclaimTrigger::Pressure {
-            return Ok(SpaceBesideImages::default());
+            return ReclaimOutcome::default();
         }
-        let build_cache = DiskSpace { bytes: self.prune().await?, inodes: 0 };
-        Ok(SpaceBesideImages { build_cache, ..SpaceBesideImages::default() })
+        let pruned = self.prune().await;
+        let build_cache = pruned.map(|bytes| DiskSpace { bytes, inodes: 0 });
+        build_cache
+            .map(|build_cache| SpaceBesideImages { build_cache, ..SpaceBesideImages::default() })
+            .into()
     }
 }

@@ -63,10 +63,15 @@ impl StoreBackend {
     ) -> Result<T, BackendError> {
         let store = self.store().clone();
         match tokio::task::spawn_blocking(move || question(&store)).await {
-            Ok(answer) => answer.map_err(|error| hinted(&error, kind_of(&error), error.hint())),
+            Ok(answer) => answer.map_err(|error| backend_error(&error)),
             Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
         }
     }
+}
+
+/// An error of the store, with its next step.
+pub(crate) fn backend_error(error: &StoreError) -> BackendError {
+    hinted(error, kind_of(error), error.hint())
 }
 
 #[async_trait]

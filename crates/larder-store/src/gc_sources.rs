@@ -7,12 +7,13 @@ use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
 use larder::gc::{
     ClockReading, FsStatsProvider, ImageUse, ImageUseError, ImageUseSource, LayerSource, LayerUsageIndex,
-    ReclaimTrigger, ReportedUse, SpaceBesideImages, SpaceHolder, SpaceReclaimer, deleted_open_files,
+    ReclaimOutcome, ReclaimTrigger, ReportedUse, SpaceBesideImages, SpaceHolder, SpaceReclaimer,
+    deleted_open_files,
 };
 use larder::image_service::{FilesystemError, FsStats, local_disk};
 use larder::reference::ImageId;
 
-use crate::backend::{StoreBackend, failed};
+use crate::backend::{StoreBackend, backend_error, failed};
 use crate::store::{LeaseKind, Store, StoreError};
 use larder_registry::manifest::ImageConfig;
 
@@ -60,8 +61,13 @@ impl SpaceReclaimer for StoreBackend {
         self.ask(move |store| store.reclaimable(trigger, &ClockReading::now())).await
     }
 
-    async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
-        self.ask(move |store| store.reclaim(trigger, &ClockReading::now())).await
+    async fn reclaim(&self, trigger: ReclaimTrigger) -> ReclaimOutcome {
+        match self.ask(move |store| Ok(store.reclaim(trigger, &ClockReading::now()))).await {
+            Ok(ReclaimOutcome { freed, error }) => {
+                ReclaimOutcome { freed, error: error.map(|error| backend_error(&error)) }
+            }
+            Err(error) => Err(error).into(),
+        }
     }
 }
 
@@ -90,16 +96,8 @@ impl LayerSource for StoreLayerSource {
             let mut layers = exact_layers(&store)?;
             let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
             known.retain(|id, labels| labels.is_some() && ids.contains(id));
-            for id in ids {
-                let labels = match known.get(&id) {
-                    Some(labels) => labels.clone(),
-                    None => config_of(&store, &id)?.map(|config| config.labels),
-                };
-                // The labels of an image with an unreadable config are unknown, and rules about labels retain it.
-                if let Some(labels) = labels.clone() {
-                    layers.set_labels(&id, labels);
-                }
-                known.insert(id, labels);
+            for (id, labels) in labels_of(&store, &mut known, ids)? {
+                layers.set_labels(&id, labels);
             }
             Ok(layers)
         };
@@ -108,6 +106,37 @@ impl LayerSource for StoreLayerSource {
             Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
         }
     }
+
+    /// Measures nothing.
+    async fn labels(
+        &self,
+        images: &[Image],
+    ) -> Result<HashMap<ImageId, BTreeMap<String, String>>, BackendError> {
+        let known = Arc::clone(&self.known);
+        let ids: HashSet<ImageId> = images.iter().map(|image| image.id.clone()).collect();
+        let read = move |store: &Store| {
+            labels_of(store, &mut known.lock().unwrap_or_else(PoisonError::into_inner), ids)
+        };
+        self.store.ask(read).await
+    }
+}
+
+/// The labels of these images; those of an image with an unreadable config are unknown, and rules about labels retain it.
+fn labels_of(
+    store: &Store,
+    known: &mut HashMap<ImageId, CachedImageLabels>,
+    ids: HashSet<ImageId>,
+) -> Result<HashMap<ImageId, BTreeMap<String, String>>, StoreError> {
+    let mut found = HashMap::new();
+    for id in ids {
+        let labels = match known.get(&id) {
+            Some(labels) => labels.clone(),
+            None => config_of(store, &id)?.map(|config| config.labels),
+        };
+        known.insert(id.clone(), labels.clone());
+        found.extend(labels.map(|labels| (id, labels)));
+    }
+    Ok(found)
 }
 
 /// The layers, each measured after it was synced.

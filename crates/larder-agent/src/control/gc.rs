@@ -64,7 +64,11 @@ pub(super) async fn plan_failed_pulls(collector: &Collector) -> Result<Collectio
 /// Removes what failed and interrupted pulls left, and no image.
 pub(super) async fn reclaim_failed_pulls(collector: &Collector) -> Result<Collection, Error> {
     match collector.reclaim_only().await {
-        Ok(report) => Ok(report::of_failed_pulls(&report, false)),
+        Ok(GcRoundResult { report, error: None }) => Ok(report::of_failed_pulls(&report, false)),
+        Ok(GcRoundResult { report, error: Some(error) }) => {
+            let error = Some(failure_of(collector, error).await.into());
+            Ok(Collection { error, reached: false, ..report::of_failed_pulls(&report, false) })
+        }
         Err(error) => Err(failure_of(collector, error).await),
     }
 }

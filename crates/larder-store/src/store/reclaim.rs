@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
-use larder::gc::{ClockReading, ReclaimTrigger, SpaceBesideImages};
+use larder::gc::{ClockReading, ReclaimOutcome, ReclaimTrigger, SpaceBesideImages};
 use larder::reference::Digest;
 
 use super::db::{DbRead, DbResult, LAYERS, LEASES};
@@ -73,23 +73,34 @@ impl Store {
         self.0.reclaimable(&self.0.reclaim_rule(trigger, now))
     }
 
-    /// Frees what no image and no running pull needs, and returns how much that was. The space is free when this returns.
-    /// With [`ReclaimTrigger::Schedule`], what a later pull could resume with is retained.
+    /// Frees what no image and no running pull needs. The space is free when this returns. With
+    /// [`ReclaimTrigger::Schedule`], what a later pull could resume with is retained.
     pub fn reclaim(
         &self,
         trigger: ReclaimTrigger,
         now: &ClockReading,
-    ) -> Result<SpaceBesideImages, StoreError> {
+    ) -> ReclaimOutcome<StoreError> {
+        let mut freed = SpaceBesideImages::default();
+        let error = self.reclaim_in_steps(&self.0.reclaim_rule(trigger, now), &mut freed).err();
+        ReclaimOutcome { freed, error }
+    }
+
+    /// Adds to `freed` what is free after each step.
+    fn reclaim_in_steps(&self, rule: &ReclaimRule, freed: &mut SpaceBesideImages) -> Result<(), StoreError> {
         let trash = self.0.trash_usage()?;
         // First what needs no write to the database: that may fail on a full disk.
         self.empty_trash()?;
-        let rule = &self.0.reclaim_rule(trigger, now);
-        let resumable = self.0.discard_resumable(rule)?;
+        freed.trash += trash;
+        let mut resumable = SpaceBesideImages::default();
+        let discarded = self.0.discard_resumable(rule, &mut resumable);
         self.empty_trash()?;
+        *freed += resumable;
+        discarded?;
         self.0.end_leases(rule)?;
-        let unused = SpaceBesideImages { layers: self.0.sweep()?, ..SpaceBesideImages::default() };
+        let unused = self.0.sweep()?;
         self.empty_trash()?;
-        Ok(SpaceBesideImages { trash, ..resumable } + unused)
+        freed.layers += unused;
+        Ok(())
     }
 
     /// Removes expired leases, unused layers, and partially fetched blobs that were not written
@@ -97,7 +108,7 @@ impl Store {
     /// files are deleted.
     pub fn sweep(&self, now: &ClockReading) -> Result<(), StoreError> {
         let rule = &self.0.reclaim_rule(ReclaimTrigger::Schedule, now);
-        self.0.discard_resumable(rule)?;
+        self.0.discard_resumable(rule, &mut SpaceBesideImages::default())?;
         self.0.end_leases(rule)?;
         self.0.sweep().map(drop)
     }
@@ -158,14 +169,11 @@ impl OpenStore {
         Ok(SpaceBesideImages { downloads, layers: resumable + unused, trash, ..SpaceBesideImages::default() })
     }
 
-    /// Moves downloads and resumable layers to the trash.
-    fn discard_resumable(&self, rule: &ReclaimRule) -> Result<SpaceBesideImages, StoreError> {
+    /// Moves downloads and resumable layers to the trash. Adds each to `freed`.
+    fn discard_resumable(&self, rule: &ReclaimRule, freed: &mut SpaceBesideImages) -> Result<(), StoreError> {
         let leased = self.leased_by(rule)?;
-        Ok(SpaceBesideImages {
-            downloads: self.discard_downloads(rule, &leased)?,
-            layers: self.discard_resumable_layers(|layer| self.takes_layer(&leased, layer))?,
-            ..SpaceBesideImages::default()
-        })
+        self.discard_downloads(rule, &leased, &mut freed.downloads)?;
+        self.discard_resumable_layers(|layer| self.takes_layer(&leased, layer), &mut freed.layers)
     }
 
     fn takes_layer(&self, leased: &HashSet<Digest>, layer: &LayerRecord) -> bool {
@@ -177,9 +185,9 @@ impl OpenStore {
         &self,
         rule: &ReclaimRule,
         leased: &HashSet<Digest>,
-    ) -> Result<DiskSpace, StoreError> {
+        freed: &mut DiskSpace,
+    ) -> Result<(), StoreError> {
         let doing = "clean up interrupted fetches";
-        let mut freed = DiskSpace::ZERO;
         for archive in self.downloads()? {
             // No fetch of it can start in between.
             let Some(_hold) = self.holds.hold_alone(ReferencedItem::Ingest(archive.clone())) else {
@@ -191,11 +199,12 @@ impl OpenStore {
                 continue;
             }
             let dir = self.layout.ingest(&archive);
-            freed += measure(&dir).context(doing)?;
+            let usage = measure(&dir).context(doing)?;
             self.discard(&dir).context(doing)?;
+            *freed += usage;
             self.trash.kick();
         }
-        Ok(freed)
+        Ok(())
     }
 
     /// Drops the leases that are not in force.

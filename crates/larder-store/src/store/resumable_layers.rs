@@ -27,19 +27,19 @@ impl OpenStore {
         Ok(leased)
     }
 
-    /// Moves resumable layers to the trash; returns what they take.
+    /// Moves resumable layers to the trash. Adds to `freed` what they take.
     pub(super) fn discard_resumable_layers(
         &self,
         choose: impl Fn(&LayerRecord) -> bool,
-    ) -> Result<DiskSpace, StoreError> {
+        freed: &mut DiskSpace,
+    ) -> Result<(), StoreError> {
         let _gate = self.gate();
-        let mut freed = DiskSpace::ZERO;
         for layer in self.arrivals.kept.layers_that(choose) {
             self.discard_layer(&layer.key).context("remove a resumable layer")?;
-            freed += layer.usage;
+            *freed += layer.usage;
             self.trash.kick();
         }
-        Ok(freed)
+        Ok(())
     }
 
     /// Moves a layer's directory to the trash, whichever pull it was retained for.

@@ -9,8 +9,13 @@ use std::path::{Path, PathBuf};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
+use larder::gc::LayerSource as _;
+use larder_registry::{RegistryClient, RegistryConfig};
+use larder_store::backend::StoreBackend;
 use larder_store::fsck::FsckOptions;
+use larder_store::gc_sources::StoreLayerSource;
 use larder_store::mounts::MountOptions;
+use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::store::{FORMAT, LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store};
 
 use crate::fsck::unpacked;
@@ -21,7 +26,7 @@ fn path(format: u32) -> PathBuf {
 }
 
 /// The store of this format, unpacked in a directory that is deleted when this is dropped.
-fn unpack_fixture(format: u32) -> (tempfile::TempDir, PathBuf) {
+pub(crate) fn unpack_fixture(format: u32) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let archive = GzDecoder::new(fs_err::File::open(path(format)).unwrap());
     let mut archive = tar::Archive::new(archive);
@@ -53,6 +58,25 @@ fn a_store_of_format_1_whose_database_cannot_be_read_is_rebuilt() {
         assert!(!root.join("larder.redb").exists() && !root.join("upgrade").exists());
         assert_eq!(fs_err::read_to_string(root.join("mounts/000001/upper/notes")).unwrap(), "kept");
     }
+}
+
+#[tokio::test]
+async fn labels_are_read_without_measuring_layers() {
+    let (_dir, root) = unpack_fixture(1);
+    let store = open(&root);
+    let images = store.list().unwrap();
+    // An earlier version measured it too early.
+    let is_measured = || {
+        let app = store.image("app").unwrap().unwrap();
+        store.layer(&app.layers[0].key).unwrap().unwrap().record().settled
+    };
+    let client = RegistryClient::new(RegistryConfig::default());
+    let puller = StorePuller::new(store.clone(), client, StorePullConfig::default());
+    let source = StoreLayerSource::new(StoreBackend::new(puller));
+    assert_eq!(source.labels(&images).await.unwrap().len(), images.len());
+    assert!(!is_measured());
+    source.layers(&images).await.unwrap();
+    assert!(is_measured());
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::keep::{self, KeepWarning};
 use super::layers::LayerUsageIndex;
 use super::plan::{GcGoal, GcImage, GcPlan, GcSnapshot, insufficient, keep_rule_inputs, plan, plan_round};
 use super::policy::{Accounting, GcPolicy, HookRule};
-use super::reclaim::{ReclaimTrigger, SpaceBesideImages};
+use super::reclaim::{ReclaimOutcome, ReclaimTrigger, SpaceBesideImages};
 use super::report::{GcCounts, GcReport, GcRoundResult};
 use super::state::{GcObservation, GcState, ObservationPurpose};
 use super::sweep::{SweepReport, sweep};
@@ -201,20 +201,19 @@ impl Collector {
     }
 
     /// Reclaims all space beside images that no running pull uses, and removes no image.
-    pub async fn reclaim_only(&self) -> Result<GcReport, GcError> {
+    pub async fn reclaim_only(&self) -> Result<GcRoundResult, GcError> {
         let _turn = self.round.lock().await;
         let before = Some(self.checked(self.parts.disk.measure().await?)?);
-        let reclaimed = self.reclaim(ReclaimTrigger::Request).await.map_err(GcError::Reclaim)?;
+        let ReclaimOutcome { freed: reclaimed, error } = self.reclaim(ReclaimTrigger::Request).await;
         let after = Some(self.disk_after_deletion().await?);
-        Ok(GcReport { reclaimed, before, after, ..GcReport::default() })
+        let report = GcReport { reclaimed, before, after, ..GcReport::default() };
+        Ok(GcRoundResult { report, error: error.map(GcError::Reclaim) })
     }
 
     /// Reclaims what nothing can use any more, as a round does that needs no space.
     pub(super) async fn reclaim_on_schedule(&self) {
         let _turn = self.round.lock().await;
-        if let Err(error) = self.reclaim(ReclaimTrigger::Schedule).await {
-            tracing::warn!("cannot reclaim space beside images: {error}");
-        }
+        warn_of(&self.reclaim(ReclaimTrigger::Schedule).await);
     }
 
     async fn collect_on_schedule(&self, policy: &GcPolicy, report: &mut GcReport) -> Result<(), GcError> {
@@ -383,10 +382,9 @@ impl Collector {
         // A filesystem that cannot be measured is the round's error, and not of this step.
         // Not after deletion: that would empty the trash, which counts as reclaimed.
         let before = self.parts.disk.measure().await.ok();
-        let reclaimed = self.reclaim(trigger(goal, before, policy)).await.unwrap_or_else(|error| {
-            tracing::warn!("cannot reclaim space beside images: {error}");
-            SpaceBesideImages::default()
-        });
+        let outcome = self.reclaim(trigger(goal, before, policy)).await;
+        warn_of(&outcome);
+        let reclaimed = outcome.freed;
         if reclaimed.total() == DiskSpace::ZERO {
             return DiskSpace::ZERO;
         }
@@ -397,13 +395,13 @@ impl Collector {
         before.zip(after).map_or(reclaimed.total(), freed)
     }
 
-    async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
-        let Some(source) = &self.parts.reclaim else { return Ok(SpaceBesideImages::default()) };
-        let reclaimed = source.reclaim(trigger).await?;
-        if reclaimed.total() != DiskSpace::ZERO {
-            tracing::info!("reclaimed {reclaimed}");
+    async fn reclaim(&self, trigger: ReclaimTrigger) -> ReclaimOutcome {
+        let Some(source) = &self.parts.reclaim else { return ReclaimOutcome::default() };
+        let outcome = source.reclaim(trigger).await;
+        if outcome.freed.total() != DiskSpace::ZERO {
+            tracing::info!("reclaimed {}", outcome.freed);
         }
-        Ok(reclaimed)
+        outcome
     }
 
     /// The activity since the last observation. An error does not end the round, because current uses are known.
@@ -489,6 +487,12 @@ impl Collector {
             object: self.parts.node.clone(),
             message: message.to_owned(),
         });
+    }
+}
+
+fn warn_of(reclaimed: &ReclaimOutcome) {
+    if let Some(error) = &reclaimed.error {
+        tracing::warn!("cannot reclaim all space beside images: {error}");
     }
 }
 

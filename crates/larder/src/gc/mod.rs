@@ -59,7 +59,7 @@ pub use policy::{
     Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, PolicyError, ThresholdKind, UseRule,
     WhenUnreachable,
 };
-pub use reclaim::{ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
+pub use reclaim::{ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
 pub use removal_gate::{PresenceCheck, RemovalGate, RemovalGuard};
 pub use report::{GcCounts, GcReport, GcRoundResult};
 pub use sweep::{ImageRemover, ReclaimWait, RemovalError, RemovalOutcome, RemovedImage, SweepReport, sweep};

@@ -42,9 +42,33 @@ pub trait SpaceReclaimer: Send + Sync {
         Ok(SpaceBesideImages::default())
     }
 
-    /// Frees what the trigger allows, and returns what that was. Never frees what a running pull uses. Called by each
-    /// round before any image is removed; a failure does not end the round.
-    async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError>;
+    /// Frees what the trigger allows. Never frees what a running pull uses. Called by each round before any image is
+    /// removed; a failure does not end the round.
+    async fn reclaim(&self, trigger: ReclaimTrigger) -> ReclaimOutcome;
+}
+
+/// What a reclaim freed, and what ended it early.
+#[derive(Debug, Clone)]
+pub struct ReclaimOutcome<E = BackendError> {
+    /// Freed, before the error if there was one.
+    pub freed: SpaceBesideImages,
+    /// Why the rest was not freed.
+    pub error: Option<E>,
+}
+
+impl<E> Default for ReclaimOutcome<E> {
+    fn default() -> Self {
+        ReclaimOutcome { freed: SpaceBesideImages::default(), error: None }
+    }
+}
+
+impl<E> From<Result<SpaceBesideImages, E>> for ReclaimOutcome<E> {
+    fn from(reclaimed: Result<SpaceBesideImages, E>) -> Self {
+        match reclaimed {
+            Ok(freed) => ReclaimOutcome { freed, error: None },
+            Err(error) => ReclaimOutcome { error: Some(error), ..ReclaimOutcome::default() },
+        }
+    }
 }
 
 impl SpaceBesideImages {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::backend::BackendError;
 use larder::gc::{
-    Accounting, Collector, DiskSpace, GcGoal, GcIntervals, GcLoops, GcPolicy, ReclaimTrigger,
-    SpaceBesideImages, SpaceReclaimer,
+    Accounting, Collector, DiskSpace, GcError, GcGoal, GcIntervals, GcLoops, GcPolicy, GcRoundResult,
+    ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer,
 };
 
 use crate::world::{FakeNode, failure};
@@ -33,13 +33,13 @@ impl SpaceReclaimer for FakeDownloads {
         Ok(self.space(trigger))
     }
 
-    async fn reclaim(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+    async fn reclaim(&self, trigger: ReclaimTrigger) -> ReclaimOutcome {
+        let mut freed = self.space(trigger);
         if self.fails {
-            return Err(failure("the disk is read-only"));
+            freed.downloads.bytes = 50;
         }
-        let reclaimed = self.space(trigger);
-        self.world.state().other -= reclaimed.total().bytes;
-        Ok(reclaimed)
+        self.world.state().other -= freed.total().bytes;
+        ReclaimOutcome { freed, error: self.fails.then(|| failure("the disk is read-only")) }
     }
 }
 
@@ -92,8 +92,13 @@ async fn downloads_go_before_images_and_all_of_them_only_when_space_is_needed() 
 #[tokio::test(start_paused = true)]
 async fn a_reclaim_that_fails_does_not_end_the_round() {
     let broken = FullNode::with(400, 0, GcPolicy::default(), true).await;
-    broken.collector.collect().await.expect("the image frees enough");
-    assert_eq!(broken.state(), (1, 400));
+    let round = broken.collector.round(GcGoal::Thresholds).await;
+    assert_eq!(round.error, None, "the image frees enough");
+    assert_eq!(broken.state(), (1, 350));
+    assert_eq!(round.report.reclaimed.downloads.bytes, 50, "what was freed before the failure");
+    let round = broken.collector.reclaim_only().await.expect("the disk is measured");
+    assert!(matches!(round.error, Some(GcError::Reclaim(_))), "{:?}", round.error);
+    assert_eq!((round.report.reclaimed.downloads.bytes, broken.state().1), (50, 300));
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,7 +143,8 @@ async fn removing_all_unused_images_reclaims_downloads_too() {
 #[tokio::test(start_paused = true)]
 async fn downloads_alone_can_be_reclaimed_on_demand() {
     let node = FullNode::new(200, 0, GcPolicy::default()).await;
-    let report = node.collector.reclaim_only().await.expect("nothing fails");
+    let GcRoundResult { report, error } = node.collector.reclaim_only().await.expect("nothing fails");
+    assert!(error.is_none(), "{error:?}");
     assert_eq!(node.state(), (0, 0));
     assert_eq!((report.reclaimed.total().bytes, report.plans.len()), (200, 0));
     assert_eq!(report.before.zip(report.after).map(|(b, a)| a.available - b.available), Some(200));
