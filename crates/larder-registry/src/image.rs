@@ -1,5 +1,7 @@
 //! Resolves an image name to the documents that describe the image: index, manifest and config, without layers.
 
+use std::pin::Pin;
+
 use bytes::Bytes;
 use larder::reference::Digest;
 
@@ -13,6 +15,10 @@ use crate::manifest::{
 
 /// Most manifests and indexes fetched to find one image.
 const MAX_DOCUMENTS: usize = 32;
+
+/// Looks up a config that need not be fetched.
+type KnownConfigs<'a> =
+    dyn Fn(&Digest) -> Pin<Box<dyn Future<Output = Option<Bytes>> + Send>> + Send + Sync + 'a;
 
 /// The documents of one image.
 #[derive(Debug, Clone)]
@@ -34,14 +40,14 @@ impl RepositorySession {
     ///
     /// A name that points at a manifest selects that manifest, whatever its platform.
     pub async fn documents(&self, platform: &PlatformMatcher) -> Result<ImageDocuments, FetchError> {
-        self.documents_with_known_configs(platform, &|_| None).await
+        self.documents_with_known_configs(platform, &|_| Box::pin(std::future::ready(None))).await
     }
 
     /// Like [`documents`](RepositorySession::documents); a config that `known` returns for its digest is not fetched.
     pub async fn documents_with_known_configs(
         &self,
         platform: &PlatformMatcher,
-        known: &(dyn Fn(&Digest) -> Option<Bytes> + Send + Sync),
+        known: &KnownConfigs<'_>,
     ) -> Result<ImageDocuments, FetchError> {
         let target = self.resolve().await?;
         let index = match &target.document {
@@ -83,14 +89,14 @@ impl RepositorySession {
         &self,
         target: ResolvedManifest,
         manifest: ResolvedManifest,
-        known: &(dyn Fn(&Digest) -> Option<Bytes> + Send + Sync),
+        known: &KnownConfigs<'_>,
     ) -> Result<ImageDocuments, FetchError> {
         let problem = |error| self.unusable(&manifest.descriptor, &manifest.host, error);
         let ManifestOrIndex::Manifest(layers) = manifest.document.clone() else {
             return Err(problem(ManifestError::Ambiguous));
         };
-        let known =
-            known(&layers.config.digest).filter(|raw| verify::check(&layers.config.digest, raw).is_ok());
+        let known = known(&layers.config.digest).await;
+        let known = known.filter(|raw| verify::check(&layers.config.digest, raw).is_ok());
         let config_raw = match known {
             Some(raw) => raw,
             None => self.config(&layers.config).await?,

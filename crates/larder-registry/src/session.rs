@@ -238,25 +238,26 @@ impl RepositorySession {
     }
 
     async fn check_blob_at(&self, link: &SessionHost, descriptor: &Descriptor) -> Result<(), RequestError> {
+        match self.blob_length_at(link, descriptor).await {
+            Ok(Some(length)) if length == descriptor.size => Ok(()),
+            Err(failed) if failed.token || !is_undecided(&failed.kind) => Err(failed),
+            // Registries and the storage that they redirect to may not support HEAD. The first byte proves the same.
+            _ => self.open_at(link, descriptor, 0, 1).await.map(drop),
+        }
+    }
+
+    /// The length of a blob, as a `HEAD` request reports it.
+    async fn blob_length_at(
+        &self,
+        link: &SessionHost,
+        descriptor: &Descriptor,
+    ) -> Result<Option<u64>, RequestError> {
         let url = self.url(link, "blobs", descriptor.digest.as_str());
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        let reply = match self.request(link, Method::HEAD, url, headers, RequestSize::Small).await {
-            Ok((reply, _permit)) => reply,
-            // A server without HEAD: its first byte proves the same.
-            Err(refused) if refused.kind.status() == Some(StatusCode::METHOD_NOT_ALLOWED.as_u16()) => {
-                return self.open_at(link, descriptor, 0, 1).await.map(drop);
-            }
-            Err(failed) => return Err(failed),
-        };
+        let (reply, _permit) = self.request(link, Method::HEAD, url, headers, RequestSize::Small).await?;
         let length = reply.response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-        match length.and_then(|length| length.parse().ok()) {
-            Some(length) if length != descriptor.size => {
-                let kind = wrong_length(length, descriptor.size);
-                Err(RequestError { host: link.host.name(), kind, token: false })
-            }
-            _ => Ok(()),
-        }
+        Ok(length.and_then(|length| length.parse().ok()))
     }
 
     /// Opens a part of a blob at one host.
@@ -524,6 +525,19 @@ fn refusal(answer: ErrorResponse, redirected: bool, after: Option<std::time::Dur
         408 | 425 | 500.. => FetchErrorKind::Failing(answer),
         _ => FetchErrorKind::Refused(answer),
     }
+}
+
+/// Whether a failed `HEAD` request does not say what `GET` would: it failed otherwise than by a denial of the registry
+/// itself, a rate limit or the network.
+fn is_undecided(head: &FetchErrorKind) -> bool {
+    matches!(
+        head,
+        FetchErrorKind::NotFound(_)
+            | FetchErrorKind::Refused(_)
+            | FetchErrorKind::Failing(_)
+            | FetchErrorKind::BadRange(_)
+            | FetchErrorKind::BadReply(_)
+    )
 }
 
 /// The part of a blob that a response contains.

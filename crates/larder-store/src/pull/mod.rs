@@ -24,13 +24,14 @@ mod pull_progress;
 mod pull_tasks;
 
 use std::collections::{HashMap, HashSet};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use larder::backend::ProgressReporter;
 use larder::credentials::Credential;
-use larder::gc::{ClockReading, ReclaimTrigger};
+use larder::gc::{ClockReading, ReclaimOutcome, ReclaimTrigger};
 use larder::reference::{Digest, Reference};
 use tokio::sync::Semaphore;
 
@@ -163,10 +164,10 @@ impl StorePuller {
             self.client.session(name, credential)?.with_watcher(move |notice| watching.notice(&notice));
         // A repeated pull of a present image, as with the policy Always, fetches manifests only.
         let (store, repository) = (self.store.clone(), name.clone());
-        let known = move |digest: &Digest| {
-            let image = store.image(digest).ok().flatten()?;
-            let bytes = || store.blob(digest).ok().flatten().map(Bytes::from);
-            possession::has_served(&image, &repository).then(bytes).flatten()
+        let known = move |digest: &Digest| -> Pin<Box<dyn Future<Output = Option<Bytes>> + Send>> {
+            let (store, repository, digest) = (store.clone(), repository.clone(), digest.clone());
+            let read = blocking(move || possession::served_config(&store, &repository, &digest));
+            Box::pin(async { read.await.ok().flatten() })
         };
         let documents = session.documents_with_known_configs(&self.config.platform, &known).await?;
         let plan = PullPlan::of(&documents);
@@ -227,7 +228,7 @@ impl StorePuller {
         self.leaving.wait().await;
         let store = self.store.clone();
         blocking(move || {
-            store.reclaim(ReclaimTrigger::Pressure, &ClockReading::now())?;
+            warn_of(&store.reclaim(ReclaimTrigger::Pressure, &ClockReading::now()));
             Ok(admit(need, store.free()?, reserve, reclaimable(&store)?)?)
         })
         .await?
@@ -238,9 +239,7 @@ impl StorePuller {
         if ended.as_ref().is_err_and(PullError::is_no_space) {
             let store = self.store.clone();
             let reclaim = move || store.reclaim(ReclaimTrigger::Pressure, &ClockReading::now());
-            if let Err(error) = blocking(reclaim).await? {
-                tracing::warn!(%error, "cannot remove the downloads and layers of failed pulls");
-            }
+            warn_of(&blocking(reclaim).await?);
         }
         ended
     }
@@ -317,6 +316,12 @@ impl StorePuller {
             reserve: Some(self.reserve.clone()),
             ..UnpackOptions::default()
         }
+    }
+}
+
+fn warn_of(reclaimed: &ReclaimOutcome<StoreError>) {
+    if let Some(error) = &reclaimed.error {
+        tracing::warn!(%error, "cannot remove the downloads and layers of failed pulls");
     }
 }
 

@@ -12,16 +12,24 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
+use bytes::Bytes;
 use futures_util::future::try_join_all;
 use larder::reference::{Digest, Reference};
 use larder_registry::manifest::Descriptor;
 use larder_registry::{FetchError, ImageDocuments, RepositorySession};
 
 use super::plan::PlannedLayer;
-use crate::store::{ImageRecord, LayerRecord};
+use crate::store::{ImageRecord, LayerRecord, Store};
+
+/// The config of this digest, if the store has it and this repository has served it before. Blocks.
+pub(super) fn served_config(store: &Store, repository: &Reference, digest: &Digest) -> Option<Bytes> {
+    let image = store.image(digest).ok().flatten()?;
+    let bytes = || store.blob(digest).ok().flatten().map(Bytes::from);
+    has_served(&image, repository).then(bytes).flatten()
+}
 
 /// Whether this repository has served the config of `image` before.
-pub(super) fn has_served(image: &ImageRecord, repository: &Reference) -> bool {
+fn has_served(image: &ImageRecord, repository: &Reference) -> bool {
     let named = |name: &String| name.split_once('@').is_some_and(|(name, _)| name == repository.name());
     image.digests.iter().any(named)
 }
