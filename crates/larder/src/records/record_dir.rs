@@ -221,16 +221,6 @@ impl RecordDir {
         }
     }
 
-    /// Syncs an existing intent, which another process may have written.
-    pub(super) fn settle_intent(&self, image: &ImageName) -> io::Result<()> {
-        let path = self.path(RecordDirKind::Pulling, image.as_str());
-        self.step(RecordDirStep::Sync, &path)?;
-        fs_err::File::open(&path)?.sync_all()?;
-        let dir = self.path_of(RecordDirKind::Pulling);
-        self.step(RecordDirStep::SyncDir, &dir)?;
-        fs_err::File::open(&dir)?.sync_all()
-    }
-
     /// Locks the pull of an image until the result is dropped.
     pub(super) fn hold(&self, image: &ImageName) -> io::Result<PullLock> {
         self.pull_locks.hold(image.as_str())

@@ -321,18 +321,18 @@ impl<'a> ChangeBatch<'a> {
         let record = |(image_ref, record): (&ImageId, &ImagePulledRecord)| {
             (RecordDirKind::Pulled, image_ref.to_string(), record.encode())
         };
-        // Existing files are kept: another process may use them.
-        let (there, missing): (Vec<_>, Vec<_>) =
-            intents.iter().partition(|image| context.dir.has_intent(image).unwrap_or(false));
-        let missing = missing.into_iter().map(|image| ImagePullIntent { image: image.clone() });
-        let files: Vec<_> = missing.chain(renewed).map(intent).chain(records.iter().map(record)).collect();
+        let there: BTreeSet<&ImageName> =
+            intents.iter().filter(|image| context.dir.has_intent(image).unwrap_or(false)).collect();
+        // Intents that exist are replaced by equal ones: the process that wrote them may not have synced them, and the sync of
+        // a descriptor opened now would not report that a write failed.
+        let own = intents.iter().map(|image| ImagePullIntent { image: image.clone() });
+        let files: Vec<_> = own.chain(renewed).map(intent).chain(records.iter().map(record)).collect();
         context.dir.write(&files)?;
         for image in &there {
-            context.dir.settle_intent(image)?;
             context.in_flight.mark_ambiguous(image);
         }
         for image in &intents {
-            let own = ProcessIntent { _hold: context.dir.hold(image)?, found: there.contains(&image) };
+            let own = ProcessIntent { _hold: context.dir.hold(image)?, found: there.contains(image) };
             held.insert(image.clone(), own);
         }
         for image in let_go {

@@ -151,3 +151,20 @@ async fn an_image_that_was_pulled_again_during_a_round_keeps_its_record() {
     records.prune([], Rfc3339Time(201)).await.unwrap();
     assert_eq!(records.on_disk().unwrap().1, 0);
 }
+
+#[tokio::test]
+async fn an_intent_of_another_process_is_written_again() {
+    // Its write may have failed, and the error may have gone to that process.
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path()).record_pull_intent(&image()).await.unwrap();
+    let (witness, steps) = dying_after(usize::MAX);
+    let records =
+        PullRecordStore::watched(dir.path(), Verification::of_unconfigured_kubelet(), Some(witness)).unwrap();
+    records.record_pull_intent(&image()).await.unwrap();
+    let steps = steps.lock().unwrap().clone();
+    assert_eq!(
+        steps,
+        [RecordDirStep::Write, RecordDirStep::Sync, RecordDirStep::Move, RecordDirStep::SyncDir]
+    );
+    assert_eq!(records.on_disk().unwrap().0, 1);
+}
