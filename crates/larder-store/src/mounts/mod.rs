@@ -32,6 +32,7 @@ use crate::store::db::{DbRead as _, MOUNTS, encode};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::names_in;
 use crate::store::{ImageRecord, LayerHandle, LayerKey, MountRecord, OpenStore, Store, StoreError, seconds};
+use crate::unpack::visible_layers;
 
 /// How to mount an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -159,6 +160,7 @@ impl OpenStore {
         };
         ensure_dir(&*self.disk, &dir).context(doing)?;
         let mut lower: Vec<PathBuf> = layers.iter().rev().map(LayerHandle::fs).collect();
+        lower.truncate(visible_layers(&lower).context("read the layers")?);
         let upper = if record.writable { Some((make("upper")?, make("work")?)) } else { None };
         if let Some((upper, _)) = &upper {
             // The root of the mount looks like the upper directory does.

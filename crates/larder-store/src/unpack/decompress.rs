@@ -8,6 +8,7 @@ use std::io::{self, Read};
 use super::compression::DetectedCompression;
 use super::gzip::GzipReader;
 use super::source::CompressedReader;
+use super::zstd_frames::ZstdReader;
 use super::{UnpackError, UnpackLimits};
 
 /// Reads plain bytes from a [`CompressedReader`].
@@ -18,7 +19,7 @@ pub(super) struct LayerDecoder<R: Read> {
 
 enum DecoderKind<R: Read> {
     Gzip(Box<GzipReader<CompressedReader<R>>>),
-    Zstd(Box<zstd::stream::read::Decoder<'static, CompressedReader<R>>>),
+    Zstd(Box<ZstdReader<R>>),
     Plain(Box<CompressedReader<R>>),
 }
 
@@ -38,9 +39,7 @@ impl<R: Read> LayerDecoder<R> {
         };
         let form = match compression {
             DetectedCompression::Gzip => DecoderKind::Gzip(Box::new(GzipReader::new(source))),
-            DetectedCompression::Zstd => {
-                DecoderKind::Zstd(Box::new(zstd_decoder(source, limits).map_err(UnpackError::Read)?))
-            }
+            DetectedCompression::Zstd => DecoderKind::Zstd(Box::new(ZstdReader::new(source, limits))),
             DetectedCompression::None => DecoderKind::Plain(Box::new(source)),
         };
         Ok(LayerDecoder { form, failed: None })
@@ -87,7 +86,7 @@ impl<R: Read> LayerDecoder<R> {
         let LayerDecoder { form, failed } = self;
         let source = match form {
             DecoderKind::Gzip(decoder) => decoder.into_inner(),
-            DecoderKind::Zstd(decoder) => decoder.finish(),
+            DecoderKind::Zstd(decoder) => decoder.into_inner(),
             DecoderKind::Plain(source) => *source,
         };
         match failed {
@@ -112,12 +111,3 @@ impl<R: Read> LayerDecoder<R> {
 /// The decoder has failed and keeps the reason.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DecoderFailed;
-
-fn zstd_decoder<R: Read>(
-    source: CompressedReader<R>,
-    limits: &UnpackLimits,
-) -> io::Result<zstd::stream::read::Decoder<'static, CompressedReader<R>>> {
-    let mut decoder = zstd::stream::read::Decoder::with_buffer(source)?;
-    decoder.window_log_max(limits.max_zstd_window_log)?;
-    Ok(decoder)
-}

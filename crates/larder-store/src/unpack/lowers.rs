@@ -1,5 +1,6 @@
 //! Looks up paths in unpacked layers as an overlay of them would show them.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -13,7 +14,28 @@ use super::metadata::{XattrTarget, get, has_xattr};
 const MAX_LINKS: u32 = 40;
 
 /// Unpacked layers, the nearest first.
-pub(super) struct LowerLayers(Vec<OwnedFd>);
+pub(super) struct LowerLayers {
+    roots: Vec<OwnedFd>,
+    /// How many of them are seen: an opaque root hides those that follow.
+    visible: usize,
+}
+
+/// How many of these unpacked layers, the nearest first, are seen in their merged view. An opaque whiteout in the root of a
+/// layer hides all layers below it, but the kernel does not look for its mark there.
+pub fn visible_layers(layers: &[impl AsRef<Path>]) -> io::Result<usize> {
+    for (at, layer) in layers.iter().enumerate() {
+        let root = openat(rustix::fs::CWD, layer.as_ref(), DIRECTORY, Mode::empty())?;
+        if is_opaque(&root) {
+            return Ok(at + 1);
+        }
+    }
+    Ok(layers.len())
+}
+
+fn is_opaque(dir: &OwnedFd) -> bool {
+    let says_yes = |name: &[u8]| get(XattrTarget::Open(dir.as_fd()), name).is_ok_and(|value| value == b"y");
+    says_yes(b"trusted.overlay.opaque") || says_yes(b"user.overlay.opaque")
+}
 
 /// What is at a path.
 pub(super) struct LowerEntry {
@@ -41,16 +63,18 @@ impl LowerLayers {
         let open = |(at, layer): (usize, &&Path)| {
             openat(rustix::fs::CWD, *layer, DIRECTORY, Mode::empty()).map_err(|errno| (at, errno))
         };
-        layers.iter().enumerate().map(open).collect::<Result<_, _>>().map(LowerLayers)
+        let roots: Vec<OwnedFd> = layers.iter().enumerate().map(open).collect::<Result<_, _>>()?;
+        let visible = roots.iter().position(is_opaque).map_or(roots.len(), |at| at + 1);
+        Ok(LowerLayers { roots, visible })
     }
 
     pub(super) fn root(&self, layer: usize) -> BorrowedFd<'_> {
-        self.0[layer].as_fd()
+        self.roots[layer].as_fd()
     }
 
     /// Looks up `path`, following links in it, and at its end if `follow`. `None` when nothing is there.
     pub(super) fn find(&self, path: &[u8], follow: bool) -> Result<Option<LowerEntry>, Errno> {
-        let mut levels = vec![MergedDir { path: Vec::new(), layers: (0..self.0.len()).collect() }];
+        let mut levels = vec![MergedDir { path: Vec::new(), layers: (0..self.visible).collect() }];
         let mut todo: Vec<Vec<u8>> = parts(path).map(<[u8]>::to_vec).collect();
         todo.reverse();
         let mut links = 0;
@@ -106,7 +130,7 @@ impl LowerLayers {
             }
             merged.push(layer);
             nearest.get_or_insert_with(|| LowerEntry { layer, path: path.clone(), stat });
-            if self.is_opaque(layer, &path)? {
+            if is_opaque(&beneath::open(self.root(layer), &path, DIRECTORY)?) {
                 break;
             }
         }
@@ -123,13 +147,6 @@ impl LowerLayers {
             }
             _ => Ok(false),
         }
-    }
-
-    fn is_opaque(&self, layer: usize, path: &[u8]) -> Result<bool, Errno> {
-        let dir = beneath::open(self.root(layer), path, DIRECTORY)?;
-        let says_yes =
-            |name: &[u8]| get(XattrTarget::Open(dir.as_fd()), name).is_ok_and(|value| value == b"y");
-        Ok(says_yes(b"trusted.overlay.opaque") || says_yes(b"user.overlay.opaque"))
     }
 }
 

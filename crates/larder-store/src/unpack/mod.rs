@@ -37,6 +37,7 @@ mod tree;
 mod verify;
 mod write_behind;
 mod writer;
+mod zstd_frames;
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,6 +47,7 @@ pub use compression::DetectedCompression;
 pub use error::{EntryRefusal, LayerEncoding, UnpackError};
 pub use layer::{AllocatedSpace, ExpectedLayer, PendingLowerWork, UnpackTarget, UnpackedLayer};
 pub use lower_merge::{LowerMergeMode, LowerMergeReport, merge_lowers};
+pub use lowers::visible_layers;
 pub use options::{OverlayForm, OwnerMode, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads};
 pub use verify::{CheckDepth, LayerVerification, MismatchKind, PathMismatch, verify};
 pub use write_behind::{BackgroundSyncer, WriteBehind};

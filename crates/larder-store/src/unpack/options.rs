@@ -121,7 +121,8 @@ pub struct UnpackLimits {
     pub max_metadata: u32,
     /// Bytes of memory for what entries do to earlier ones: replaced paths, links to files that come later. Default 8 MiB.
     pub max_bookkeeping: usize,
-    /// Base-2 logarithm of the largest zstd window, which is memory. Default 27 (128 MiB), as in all decoders.
+    /// Base-2 logarithm of the largest zstd window, which is memory. Default 27 (128 MiB), as in all decoders. Windows of more
+    /// than 8 MiB share 128 MiB in this process: a layer waits until its own fits.
     pub max_zstd_window_log: u32,
 }
 

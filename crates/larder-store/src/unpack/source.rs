@@ -112,6 +112,16 @@ impl<R: Read> CompressedReader<R> {
         self.read
     }
 
+    pub(super) fn is_canceled(&self) -> bool {
+        self.progress.is_canceled()
+    }
+
+    /// Ends the reading of a canceled layer.
+    pub(super) fn cancel(&mut self) -> io::Error {
+        self.fault = Some(UnpackError::Canceled);
+        io::ErrorKind::Other.into()
+    }
+
     pub(super) fn take_fault(&mut self) -> Option<UnpackError> {
         self.fault.take()
     }
@@ -141,9 +151,8 @@ impl<R: Read> CompressedReader<R> {
             return Err(io::ErrorKind::Other.into());
         }
         let read = loop {
-            if self.progress.is_canceled() {
-                self.fault = Some(UnpackError::Canceled);
-                return Err(io::ErrorKind::Other.into());
+            if self.is_canceled() {
+                return Err(self.cancel());
             }
             match self.inner.read(&mut self.buffer[self.end..]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

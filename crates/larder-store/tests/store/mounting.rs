@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use larder_store::mounts::{MountError, MountOptions};
 use larder_store::store::{FS, LayerHandle, RemoveOptions, Store, StoreError};
 
+use crate::fsck::unpacked_layer;
 use crate::help::*;
 
 /// Whether mounts can be tried; says loudly when not.
@@ -79,6 +80,32 @@ fn one_layer_and_none_will_do() {
             .unwrap_or_else(|error| panic!("{image} {writable}: {error:?}"));
         assert_eq!(entries(&target.0).len(), files, "{image} {writable}");
         scratch.store.umount(&target.0).unwrap();
+    }
+}
+
+#[test]
+fn an_opaque_root_hides_all_layers_below() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = TempStore::new();
+    let layers = [&[("a", "1"), ("dir/a", "1")][..], &[("b", "2"), (".wh..wh..opq", "")], &[("dir/c", "3")]];
+    let layers = layers.map(|files| unpacked_layer(&scratch.store, files));
+    scratch.store.commit(&image(&["app"], &layers), noon()).unwrap();
+    scratch.store.commit(&image(&["opaque"], &layers[..2]), noon()).unwrap();
+    for writable in [false, true] {
+        let target = MountTarget::new(&scratch, &format!("app{writable}"));
+        mount(&scratch.store, "app", &target.0, writable).unwrap();
+        assert_eq!(
+            (entries(&target.0), entries(&target.0.join("dir"))),
+            (vec!["b".into(), "dir".into()], vec!["c".into()])
+        );
+        let topmost = MountTarget::new(&scratch, &format!("opaque{writable}"));
+        mount(&scratch.store, "opaque", &topmost.0, writable).unwrap();
+        assert_eq!(entries(&topmost.0), ["b"]);
+        for target in [&target, &topmost] {
+            scratch.store.umount(&target.0).unwrap();
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use std::process::Command;
 use larder::reference::Digest;
 use larder_store::unpack::{
     CheckDepth, ExpectedLayer, LowerMergeMode, UnpackError, UnpackOptions, UnpackTarget, UnpackThreads,
-    merge_lowers, unpack_layer, verify,
+    merge_lowers, unpack_layer, verify, visible_layers,
 };
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
 use larder_testkit_peers::packages::Package;
@@ -44,6 +44,21 @@ fn the_merged_view_of_one_file_equals_umoci() {
         &ImageBuilder::new().layer(LayerFiles::archive(TarBuilder::new().with(app).finish())),
         &[],
     );
+}
+
+#[test]
+fn the_merged_view_above_an_opaque_root_equals_umoci() {
+    let layer = |entries: &[TarBuilderEntry]| {
+        LayerFiles::archive(entries.iter().cloned().fold(TarBuilder::new(), TarBuilder::with).finish())
+    };
+    let hidden = [TarBuilderEntry::file("etc/hidden", "1"), TarBuilderEntry::file("hidden", "1")];
+    let opaque = TarBuilderEntry::file(".wh..wh..opq", "");
+    let own = [TarBuilderEntry::file("etc/own", "2"), opaque.clone(), TarBuilderEntry::file("own", "2")];
+    let above = [TarBuilderEntry::file("etc/above", "3"), TarBuilderEntry::file("above", "3")];
+    let image = ImageBuilder::new().layer(layer(&hidden)).layer(layer(&own)).layer(layer(&above));
+    compare_image("opaque", &image, &[]);
+    let topmost = ImageBuilder::new().layer(layer(&above)).layer(layer(&hidden)).layer(layer(&own));
+    compare_image("opaque at the top", &topmost, &[]);
 }
 
 /// A distribution's own files, as GNU tar packs them: what there is on any machine that runs this.
@@ -248,7 +263,8 @@ fn merge(dir: &Path, layers: &[OracleLayer]) -> Result<MergedMount, UnpackError>
     fs_err::create_dir(&empty).unwrap();
     let at = dir.join("merged");
     fs_err::create_dir(&at).unwrap();
-    let lowers: Vec<OsString> = roots.iter().rev().map(|root| root.clone().into_os_string()).collect();
+    let mut lowers: Vec<OsString> = roots.iter().rev().map(|root| root.clone().into_os_string()).collect();
+    lowers.truncate(visible_layers(&lowers).unwrap());
     if let [only] = &lowers[..] {
         return Ok(MergedMount { at: PathBuf::from(only), mounted: false });
     }
