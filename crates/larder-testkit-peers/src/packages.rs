@@ -22,6 +22,8 @@ pub enum Package {
     Openssl,
     /// Unpacks images: what ours are compared with.
     Umoci,
+    /// Lets system calls fail.
+    Strace,
     /// Checks units, and hands sockets over; no server of it runs.
     Systemd,
 }
@@ -47,6 +49,7 @@ impl Package {
             Package::Skopeo => "skopeo",
             Package::Openssl => "openssl",
             Package::Umoci => "umoci",
+            Package::Strace => "strace",
             Package::Systemd => "systemd",
         }
     }

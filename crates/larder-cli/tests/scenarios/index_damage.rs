@@ -5,9 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit_peers::{ImageBuilder, LayerFiles};
+use larder_testkit_peers::{ImageBuilder, LayerFiles, Package, require};
 use tempfile::TempDir;
 
 use crate::kills::{number, random};
@@ -218,4 +219,141 @@ fn no_damage_of_the_index_ends_a_command_or_loses_an_image() {
     assert!(found > 0, "some of it matters: {results:?}");
     // All of it is gone.
     assert!(store.survives(&[None, None], false, mountable, "no index"));
+}
+
+/// A daemon on a store, which listens.
+struct ServedStore {
+    daemon: LarderProcess,
+    socket: PathBuf,
+}
+
+impl ServedStore {
+    fn command(home: &Path, store: &Path) -> Command {
+        let mut command = larder_in(home);
+        command.arg("--root").arg(store).args(["serve", "--metrics-address", ""]);
+        command.args(["--image-gc-high-threshold", "100", "--socket"]).arg(home.join("larder.sock"));
+        command
+    }
+
+    fn start(home: &Path, store: &Path) -> ServedStore {
+        let daemon = LarderProcess::start(ServedStore::command(home, store));
+        let mut served = ServedStore { daemon, socket: home.join("larder.sock") };
+        served.daemon.wait_for_output("serves larder's own store");
+        served
+    }
+}
+
+#[test]
+fn a_daemon_rebuilds_a_damaged_index_and_says_so() {
+    let store = DamagedStore::new();
+    for damage in [FileDamage::Garbage, FileDamage::Missing] {
+        let bytes = damage.of(store.indexes[0][0].clone(), |below| below / 2);
+        match bytes {
+            Some(bytes) => fs_err::write(store.root().join(FILES[0]), bytes).unwrap(),
+            None => fs_err::remove_file(store.root().join(FILES[0])).unwrap(),
+        }
+        let served = ServedStore::start(store.home.path(), &store.root());
+        assert!(served.socket.exists());
+        let log = served.daemon.stderr();
+        assert!(log.contains("rebuilding it from the images on disk"), "{damage:?}: {log}");
+        assert!(log.contains("rebuilt the database: 5 images"), "{damage:?}: {log}");
+        assert_eq!(store.listed(), store.images, "{damage:?}");
+        served.daemon.terminate();
+        served.daemon.finish().expect(0);
+        assert_eq!(store.entries(), store.files, "{damage:?}");
+        store.larder(&["fsck", "--quick"]).expect(0);
+    }
+}
+
+#[test]
+fn a_daemon_that_cannot_rebuild_the_index_names_the_next_step() {
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "CI must not skip mounts: run the tests as root");
+        eprintln!("==== SKIPPED, NOT TESTED: mounting needs root; run the tests as root ====");
+        return;
+    }
+    let store = DamagedStore::new();
+    let target = store.home.path().join("mnt");
+    fs_err::create_dir_all(&target).unwrap();
+    store.larder(&["mount", "registry.example/shop/app-3:image", &target.to_string_lossy()]).expect(0);
+    for name in FILES {
+        fs_err::write(store.root().join(name), "lost").unwrap();
+    }
+    let mounts = store.root().join("mounts");
+    for mount in fs_err::read_dir(&mounts).unwrap() {
+        // Without it, nothing says which layers the mount needs.
+        fs_err::remove_file(mount.unwrap().path().join("mount.json")).unwrap();
+    }
+    let daemon = LarderProcess::start(ServedStore::command(store.home.path(), &store.root()));
+    let ended = daemon.finish().expect(3);
+    let hint = "unmount them first: umount DIR";
+    assert!(ended.stderr.contains(&*target.to_string_lossy()) && ended.stderr.contains(hint), "{ended:?}");
+    // As the hint says.
+    rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
+    let served = ServedStore::start(store.home.path(), &store.root());
+    assert_eq!(store.listed(), store.images);
+    served.daemon.terminate();
+    served.daemon.finish().expect(0);
+}
+
+/// Which sync of which files fails: counted in each thread; the first one is that of opening the index.
+struct FailedSync {
+    files: &'static [&'static str],
+    when: &'static str,
+    error: &'static str,
+}
+
+#[test]
+fn a_failed_sync_of_the_index_loses_nothing_and_reports_no_success() {
+    if !require(&[Package::Strace]).is_available() {
+        return;
+    }
+    let store = DamagedStore::new();
+    let added = store.home.path().join("layout-0");
+    let load = ["load", &*added.to_string_lossy(), "--name", "registry.example/shop/added"];
+    let remove = ["rm", "registry.example/shop/app-1:image"];
+    // The log at opening, at the commit, and from then on; then the database itself.
+    let (log, both) = (&FILES[1..], &FILES[..]);
+    for (files, when) in [(log, "1"), (log, "2"), (log, "2+"), (both, "2"), (both, "4"), (both, "4+")] {
+        for error in ["EIO", "ENOSPC"] {
+            let failed = FailedSync { files, when, error };
+            store.survives_failed_sync(&load, "added", true, &failed);
+            store.survives_failed_sync(&remove, "app-1", false, &failed);
+        }
+    }
+}
+
+impl DamagedStore {
+    /// Runs a command on a copy of the store, while a sync fails.
+    fn survives_failed_sync(&self, arguments: &[&str], name: &str, adds: bool, failed: &FailedSync) {
+        let FailedSync { files, when, error } = failed;
+        let what = format!("{} with {error} of sync {when} of {files:?}", arguments[0]);
+        let scratch = tempfile::tempdir_in(self.home.path()).unwrap();
+        let (root, trace) = (scratch.path().join("store"), scratch.path().join("trace"));
+        let copied = Command::new("cp").arg("-a").arg(self.root()).arg(&root).status().unwrap();
+        assert!(copied.success());
+        let larder = larder_in(self.home.path());
+        let mut command = Command::new("strace");
+        command.env_clear().envs(larder.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.args(["-f", "-e", "trace=fsync,fdatasync", "-o"]).arg(&trace);
+        command.args(["-e", &format!("inject=fsync,fdatasync:error={error}:when={when}")]);
+        command.args(files.iter().flat_map(|file| ["-P".into(), root.join(file)]));
+        command.arg(larder.get_program()).arg("--root").arg(&root).args(arguments);
+        let ended = LarderProcess::start(command).finish();
+        assert!(fs_err::read_to_string(&trace).unwrap().contains("INJECTED"), "{what}: nothing failed");
+
+        let run = |arguments: &[&str]| {
+            let mut command = larder_in(self.home.path());
+            command.arg("--root").arg(&root).args(arguments);
+            LarderProcess::start(command).finish().expect(0)
+        };
+        let listed = run(&["images"]).stdout;
+        assert_eq!(listed.contains(name), adds == (ended.code == 0), "{what}: {ended:?}\n{listed}");
+        assert!(ended.code == 0 || ended.stderr.contains("hint: "), "{what}: {ended:?}");
+        let others = (0..5).filter(|other| !name.ends_with(&other.to_string()));
+        for other in others {
+            assert!(listed.contains(&format!("app-{other}")), "{what}: {listed}");
+        }
+        run(&["fsck"]);
+    }
 }
