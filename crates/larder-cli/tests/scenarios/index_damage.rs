@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use larder_store::store::{Store, StoreConfig};
+use larder_testkit_peers::process::{PATIENCE, poll};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, Package, require};
 use tempfile::TempDir;
 
@@ -237,9 +238,9 @@ impl ServedStore {
 
     fn start(home: &Path, store: &Path) -> ServedStore {
         let daemon = LarderProcess::start(ServedStore::command(home, store));
-        let mut served = ServedStore { daemon, socket: home.join("larder.sock") };
-        served.daemon.wait_for_output("serves larder's own store");
-        served
+        let listens = || daemon.stderr().contains("CRI image service").then_some(());
+        assert!(poll(PATIENCE, listens).is_some(), "{}", daemon.stderr());
+        ServedStore { daemon, socket: home.join("larder.sock") }
     }
 }
 

@@ -16,6 +16,7 @@ mod cut_off;
 mod daemon;
 mod docker;
 mod examples;
+mod full_disk;
 mod hygiene;
 mod index_damage;
 mod joined;

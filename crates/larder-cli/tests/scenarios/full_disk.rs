@@ -1,0 +1,61 @@
+//! A disk without a free byte or inode: removing images must work, since nothing else makes room.
+
+use std::io::Write as _;
+use std::path::Path;
+
+use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
+
+use crate::world::{LarderOutput, LarderProcess, larder_in};
+
+/// Takes all inodes or all bytes.
+fn fill(disk: &Path, inodes: bool) {
+    let filler = disk.join("filler");
+    fs_err::create_dir(&filler).unwrap();
+    let mut file = fs_err::File::create(filler.join("bytes")).unwrap();
+    if inodes {
+        let mut number = 0;
+        while fs_err::write(filler.join(number.to_string()), "").is_ok() {
+            number += 1;
+        }
+    } else {
+        while file.write_all(&[1; 4096]).and_then(|()| file.sync_data()).is_ok() {}
+    }
+    let free = rustix::fs::statvfs(disk).unwrap();
+    assert_eq!(if inodes { free.f_ffree } else { free.f_bavail }, 0);
+}
+
+#[test]
+fn rm_and_gc_remove_images_from_a_full_disk() {
+    if !LoopFilesystem::Ext4.is_available() {
+        return;
+    }
+    for inodes in [false, true] {
+        let disk = LoopDisk::new(LoopFilesystem::Ext4, 96, &["-N", "1500"]).unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let settings = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n\
+                        pull: {ensuredLease: 0s}\nstore: {reserveBytes: 1MiB, reserveInodes: 10}\n";
+        fs_err::write(home.path().join("larder.yaml"), settings).unwrap();
+        let larder = |arguments: &[&str]| -> LarderOutput {
+            let mut command = larder_in(home.path());
+            command.env("LARDER_CONFIG", home.path().join("larder.yaml"));
+            command.arg("--root").arg(disk.path().join("store")).args(arguments);
+            LarderProcess::start(command).finish()
+        };
+        for number in 0..3 {
+            let layout = home.path().join(format!("layout-{number}"));
+            let layers = (0..20).map(|at| LayerFiles::new().file(format!("{number}/{at}"), "x"));
+            layers.fold(ImageBuilder::new(), ImageBuilder::layer).write(&layout).unwrap();
+            let name = format!("registry.example/app-{number}");
+            larder(&["load", &layout.to_string_lossy(), "--name", &name]).expect(0);
+        }
+        // As after a failed sync, or a rebuild.
+        fs_err::write(disk.path().join("store/larder.db-wal"), "").unwrap();
+        larder(&["images"]).expect(0);
+        fill(&disk.path(), inodes);
+        larder(&["rm", "registry.example/app-0:image"]).expect(0);
+        let collected = larder(&["gc", "--all-unused", "--minimum-image-ttl-duration", "0"]).expect(0);
+        assert!(collected.stdout.contains("removed 2 images"), "inodes: {inodes}: {collected:?}");
+        assert_eq!(larder(&["images", "-q"]).expect(0).stdout, "");
+        larder(&["fsck"]).expect(0);
+    }
+}
