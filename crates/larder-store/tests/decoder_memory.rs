@@ -36,7 +36,8 @@ fn peak() -> usize {
 fn four_layers_with_the_largest_window_take_the_memory_of_one() {
     let (frame, dir) = (frame(), tempfile::tempdir().unwrap());
     let mut hasher = Sha256::new();
-    (0..WINDOW / BLOCK).for_each(|_| hasher.update([0; BLOCK]));
+    let block = vec![0; BLOCK];
+    (0..WINDOW / BLOCK).for_each(|_| hasher.update(&block));
     let hash = hasher.finalize().iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
     let diff_id = Digest::parse(&format!("sha256:{hash}")).unwrap();
     fs_err::write("/proc/self/clear_refs", "5").unwrap();

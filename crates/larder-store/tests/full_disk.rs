@@ -459,10 +459,10 @@ fn images_are_removed_where_no_byte_and_no_inode_is_free() {
     let images = store.images().unwrap();
     assert_eq!(images.len(), 2);
     for image in images {
-        let removed = store.remove(image.id.as_str(), RemoveOptions::default());
+        let removed = store.remove(image.id.as_str(), &RemoveOptions::default());
         removed.unwrap_or_else(|error| panic!("{}", chain(&error))).expect("it was there");
     }
-    let outcome = store.reclaim(ReclaimTrigger::Request, std::time::SystemTime::now());
+    let outcome = store.reclaim(ReclaimTrigger::Request, &std::time::SystemTime::now().into());
     assert!(outcome.error.is_none(), "{outcome:?}");
     assert!(disk.free().inodes > 100, "{:?}", disk.free());
     assert_eq!(sound_images(&store, "afterwards"), [""; 0]);

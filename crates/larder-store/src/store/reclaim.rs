@@ -75,11 +75,7 @@ impl Store {
 
     /// Frees what no image and no running pull needs. The space is free when this returns. With
     /// [`ReclaimTrigger::Schedule`], what a later pull could resume with is retained.
-    pub fn reclaim(
-        &self,
-        trigger: ReclaimTrigger,
-        now: &ClockReading,
-    ) -> ReclaimOutcome<StoreError> {
+    pub fn reclaim(&self, trigger: ReclaimTrigger, now: &ClockReading) -> ReclaimOutcome<StoreError> {
         let mut freed = SpaceBesideImages::default();
         let error = self.reclaim_in_steps(&self.0.reclaim_rule(trigger, now), &mut freed).err();
         ReclaimOutcome { freed, error }

@@ -365,7 +365,7 @@ fn a_reclaim_that_fails_reports_what_it_freed_before() {
         };
         let before = usage();
         disk.arm(DiskFault::FailsAt(at, std::io::ErrorKind::Other));
-        let outcome = store.reclaim(ReclaimTrigger::Request, noon());
+        let outcome = store.reclaim(ReclaimTrigger::Request, &noon().into());
         if outcome.error.is_none() && !disk.has_failed() {
             break;
         }

@@ -196,3 +196,23 @@ fn a_hard_link_to_nothing_or_to_a_directory_is_refused() {
         top.assert_contained();
     }
 }
+
+#[test]
+fn what_an_opaque_root_hides_is_not_linked_to() {
+    let layers = [
+        vec![TarBuilderEntry::file("hidden", "1")],
+        vec![TarBuilderEntry::file(".wh..wh..opq", ""), TarBuilderEntry::file("seen", "2")],
+        vec![TarBuilderEntry::hard_link("copy", "seen")],
+        vec![TarBuilderEntry::hard_link("copy", "hidden")],
+    ]
+    .map(|entries| {
+        let layer = UnpackDir::new();
+        layer.unpack(&TarBuilder::new().extend(entries).finish()).unwrap();
+        layer
+    });
+    for at in 0..3 {
+        settle(&layers, at, LowerMergeMode::Apply).unwrap();
+    }
+    let error = layers[3].settle(&[&layers[2], &layers[1], &layers[0]], LowerMergeMode::Apply).unwrap_err();
+    assert!(matches!(error, UnpackError::Refused { reason: EntryRefusal::LinkTarget, .. }), "{error:?}");
+}
