@@ -65,6 +65,9 @@ impl Default for CriConfig {
     }
 }
 
+/// The images that a container mounts, or the runtime's error.
+type ContainerMounts = Result<Vec<ImageId>, String>;
+
 /// A container runtime behind its CRI socket.
 ///
 /// Long-lived: it reconnects automatically. Needs a tokio runtime with time and network; one thread is enough.
@@ -284,7 +287,7 @@ impl CriBackend {
     async fn mounted_images(
         &self,
         containers: &[proto::Container],
-    ) -> Result<HashMap<String, Vec<ImageId>>, BackendError> {
+    ) -> Result<HashMap<String, ContainerMounts>, BackendError> {
         if !self.config.image_volumes {
             return Ok(HashMap::new());
         }
@@ -293,15 +296,17 @@ impl CriBackend {
         for id in containers.iter().map(|container| container.id.clone()) {
             let known = self.known_mounts().get(&id).cloned();
             match known {
-                Some(images) => _ = mounts.insert(id, images),
+                Some(images) => _ = mounts.insert(id, Ok(images)),
                 None => calls.push(async move { self.mounts_of(&id).await.map(|images| (id, images)) }),
             }
         }
         let mut answers = stream::iter(calls).buffer_unordered(STATUS_CALLS_AT_ONCE);
         while let Some((id, images)) = answers.try_next().await? {
-            mounts.extend(images.map(|images| (id, images)));
+            mounts.insert(id, images);
         }
-        self.known_mounts().clone_from(&mounts); // those of vanished containers are forgotten
+        // Those of vanished containers are forgotten.
+        let known = mounts.iter().filter_map(|(id, images)| Some((id.clone(), images.clone().ok()?)));
+        *self.known_mounts() = known.collect();
         Ok(mounts)
     }
 
@@ -309,22 +314,16 @@ impl CriBackend {
         self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The images that one container mounts; empty if it is removed already, or if the runtime cannot report them. `None`
-    /// if the runtime fails for this container: the next call retries. An unreachable runtime is an error.
-    async fn mounts_of(&self, container: &str) -> Result<Option<Vec<ImageId>>, BackendError> {
+    /// The images that one container mounts; empty if it is removed already, or if the runtime cannot report them; or the
+    /// runtime's error for this container: the next call retries. An unreachable runtime is an error of the call.
+    async fn mounts_of(&self, container: &str) -> Result<ContainerMounts, BackendError> {
         let message = proto::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
         match self.runtime().container_status(self.request(message)).await {
-            Ok(reply) => Ok(Some(reply.into_inner().status.map(convert::mounted_images).unwrap_or_default())),
+            Ok(reply) => Ok(Ok(reply.into_inner().status.map(convert::mounted_images).unwrap_or_default())),
             Err(status) => match status.code() {
-                Code::NotFound | Code::Unimplemented => Ok(Some(Vec::new())),
+                Code::NotFound | Code::Unimplemented => Ok(Ok(Vec::new())),
                 Code::Unavailable => Err(status::call_error(self.endpoint(), &status)),
-                code => {
-                    tracing::debug!(
-                        "container {container}: cannot determine its mounts: {code:?} {}",
-                        status.message()
-                    );
-                    Ok(None)
-                }
+                _ => Ok(Err(status::call_error(self.endpoint(), &status).to_string())),
             },
         }
     }
@@ -422,10 +421,9 @@ impl Backend for CriBackend {
             })
             .await?;
         let with_mounts = |container: proto::Container| {
-            let images = mounts.remove(&container.id);
             // Without requests for image volumes, none are known.
-            let none = (!self.config.image_volumes).then(Vec::new);
-            convert::container(container, images.or(none))
+            let images = mounts.remove(&container.id).unwrap_or(Ok(Vec::new()));
+            convert::container(container, images)
         };
         Ok(ContainerInventory {
             containers: containers.into_iter().map(with_mounts).collect(),

@@ -123,10 +123,14 @@ fn filesystem(usage: proto::FilesystemUsage) -> FilesystemUsage {
     }
 }
 
-/// A container, with its mounted images, which its list entry lacks; `None` if they are unknown.
-pub(crate) fn container(container: proto::Container, mounted_images: Option<Vec<ImageId>>) -> Container {
+/// A container, with its mounted images, which its list entry lacks, or the runtime's error.
+pub(crate) fn container(container: proto::Container, mounted: Result<Vec<ImageId>, String>) -> Container {
     let metadata = container.metadata.unwrap_or_default();
     let running = container.state == i32::from(proto::ContainerState::ContainerRunning);
+    let (mounted_images, mounts_error) = match mounted {
+        Ok(images) => (images, None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
     let name = match container.labels.get(CONTAINER_NAME) {
         Some(name) => name.clone(),
         None => metadata.name,
@@ -136,8 +140,8 @@ pub(crate) fn container(container: proto::Container, mounted_images: Option<Vec<
         name,
         image_id: if container.image_id.is_empty() { container.image_ref } else { container.image_id }.into(),
         sandbox_id: container.pod_sandbox_id,
-        mounts_unknown: mounted_images.is_none(),
-        mounted_images: mounted_images.unwrap_or_default(),
+        mounts_error,
+        mounted_images,
         running,
         pod: pod_of(&container.labels).unwrap_or_default(),
     }

@@ -380,7 +380,7 @@ async fn use_names_pods_and_mounted_images_and_asks_once_for_each_container() {
         image_id: "registry.example/app@sha256:d".into(),
         sandbox_id: "s1".into(),
         mounted_images: vec!["sha256:model".into()],
-        mounts_unknown: false,
+        mounts_error: None,
         running: true,
         pod: "ns/web".into(),
     };
@@ -416,7 +416,9 @@ async fn many_containers_are_asked_about_some_at_a_time_and_one_that_is_broken_s
     };
     let (first, ()) = tokio::join!(client.container_inventory(), watch);
     let unknown = |in_use: ContainerInventory| {
-        let count = in_use.containers.iter().filter(|one| one.mounts_unknown).count();
+        let errors = in_use.containers.iter().filter_map(|one| one.mounts_error.as_deref());
+        let said = "rpc error: code = Unknown desc = container c0ffee is in an unknown state";
+        let count = errors.inspect(|error| assert_eq!(*error, said)).count();
         assert_eq!(count, in_use.containers.iter().filter(|one| one.mounted_images.is_empty()).count());
         count
     };

@@ -142,7 +142,9 @@ impl DockerBackend {
                 container.image_id
             },
             sandbox_id: String::new(),
-            mounts_unknown: mounted.is_none(),
+            mounts_error: mounted.is_none().then(|| {
+                format!("container {}: the engine does not report which images it mounts", container.id)
+            }),
             mounted_images: mounted.unwrap_or_default(),
             running: matches!(container.state.as_str(), "running" | "paused" | "restarting"),
             pod: pod.unwrap_or_default(),

@@ -103,8 +103,8 @@ pub struct Container {
     pub sandbox_id: String,
     /// Images mounted into it as volumes: their ids, or the names that the runtime reports.
     pub mounted_images: Vec<ImageId>,
-    /// Whether the runtime could not list its mounts this time: any image may be mounted into it.
-    pub mounts_unknown: bool,
+    /// Why the runtime could not list its mounts this time, in its words: any image may be mounted into it.
+    pub mounts_error: Option<String>,
     /// Whether it is running now.
     pub running: bool,
     /// `NAMESPACE/NAME` of its pod, if labelled.

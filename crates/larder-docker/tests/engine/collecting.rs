@@ -178,7 +178,7 @@ async fn an_image_that_a_container_mounts_is_in_use() {
     let container = &in_use.containers[0];
     assert_eq!((container.image_id.as_str(), container.running), ("sha256:i", true));
     assert_eq!(container.mounted_images, ["sha256:d"]);
-    assert!(!container.mounts_unknown);
+    assert_eq!(container.mounts_error, None);
 }
 
 /// An engine that answers at once, but for what takes it minutes.

@@ -125,13 +125,13 @@ pub enum ImageUseError {
     /// The backend did not answer.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The runtime does not report what a container mounts, so any image may be in use.
-    #[error(
-        "get container status: container {container}: the runtime does not report which images it mounts"
-    )]
+    /// The runtime does not report what a container mounts, so any image may be in use. The text is kubelet's.
+    #[error("get container status: {cause}")]
     MountsUnknown {
         /// Id of the container.
         container: String,
+        /// The runtime's error.
+        cause: String,
     },
     /// The error of another source.
     #[error("{0}")]
@@ -181,8 +181,8 @@ impl ImageUseSource for BackendUseSource {
             in_use.sandboxes.iter().map(|sandbox| (&*sandbox.id, &*sandbox.runtime_handler)).collect();
         let mut found = Vec::with_capacity(in_use.containers.len());
         for container in in_use.containers {
-            if container.mounts_unknown {
-                return Err(ImageUseError::MountsUnknown { container: container.id });
+            if let Some(cause) = container.mounts_error {
+                return Err(ImageUseError::MountsUnknown { container: container.id, cause });
             }
             let handler = handlers.get(&*container.sandbox_id).copied().unwrap_or_default();
             for image in container.mounted_images {

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{Backend, ImageSpec};
+use larder::events::{Event, EventSink};
 use larder::gc::{ImageUse, ImageUseError, ImageUseSource, ReportedUse};
-use larder::pull::{EnsureReason, EnsureRequest, ImageManager};
+use larder::pull::{EnsureError, EnsureReason, EnsureRequest, ImageManager};
 use larder::reference::{ImageId, ImageName};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
@@ -124,6 +125,7 @@ pub(crate) struct DesiredImages {
     manager: Arc<ImageManager>,
     backend: Arc<dyn Backend>,
     held: DesiredUses,
+    events: Option<Arc<dyn EventSink>>,
     tasks: JoinSet<()>,
     running: BTreeMap<DesiredKey, DesiredImageTask>,
 }
@@ -140,7 +142,20 @@ impl DesiredImages {
         backend: Arc<dyn Backend>,
         held: DesiredUses,
     ) -> DesiredImages {
-        DesiredImages { manager, backend, held, tasks: JoinSet::new(), running: BTreeMap::new() }
+        DesiredImages {
+            manager,
+            backend,
+            held,
+            events: None,
+            tasks: JoinSet::new(),
+            running: BTreeMap::new(),
+        }
+    }
+
+    /// Sends the event that kubelet sends after each failed ensure of a container, in addition to the manager's.
+    pub(crate) fn with_events(mut self, events: Arc<dyn EventSink>) -> DesiredImages {
+        self.events = Some(events);
+        self
     }
 
     /// From now on exactly these are wanted. What was wanted before and still is goes on undisturbed. `first` is held
@@ -164,12 +179,17 @@ impl DesiredImages {
             let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
             let wish_lives = Arc::new(AtomicBool::new(true));
             let (hands, own, still) = (self.held.clone(), key.clone(), Arc::clone(&wish_lives));
-            let first = first.cloned();
+            let (first, events) = (first.cloned(), self.events.clone());
             let task = self.tasks.spawn(async move {
                 let hold = |id: &ImageId| hands.hold(own.clone(), &still, id.clone());
                 hold_present(&*backend, &request.image, hold).await;
                 drop(first);
-                maintain_image(&manager, &*backend, &request, hold, &own).await;
+                let failed = |error: &EnsureError| {
+                    if let (Some(events), Some(target)) = (&events, &request.target) {
+                        events.record(Event::failed(target.clone(), error));
+                    }
+                };
+                maintain_image(&manager, &*backend, &request, hold, failed, &own).await;
             });
             self.running.insert(key, DesiredImageTask { task, wanted: wish_lives });
         }
@@ -191,6 +211,7 @@ async fn maintain_image(
     backend: &dyn Backend,
     request: &EnsureRequest,
     hold: impl Fn(&ImageId),
+    failed: impl Fn(&EnsureError),
     key: &DesiredKey,
 ) {
     loop {
@@ -200,9 +221,11 @@ async fn maintain_image(
                 while_present(backend, &ensured.image_ref).await;
                 tracing::warn!("{}: missing, but desired by {}", key.image, key.owner);
             }
-            Err(error) if error.reason == EnsureReason::InvalidImageName => return,
-            // The manager has sent the event.
             Err(error) => {
+                failed(&error);
+                if error.reason == EnsureReason::InvalidImageName {
+                    return;
+                }
                 // An image that could not be refreshed is desired all the same.
                 hold_present(backend, &request.image, &hold).await;
                 time::sleep(error.retry_in.unwrap_or(RETRY).min(RETRY)).await;
@@ -232,7 +255,8 @@ async fn while_present(backend: &dyn Backend, id: &ImageId) {
 
 #[cfg(test)]
 mod tests {
-    use larder::pod::Pod;
+    use larder::events::RingSink;
+    use larder::pod::{ObjectRef, Pod};
     use larder::pull::PullPolicy;
     use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 
@@ -274,6 +298,28 @@ mod tests {
         assert_eq!(held_by(&held).await, ["pod x/b: sha256:b"]);
         drop(wishes);
         assert!(held_by(&held).await.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_ensure_of_a_pod_sends_the_callers_event_of_kubelet() {
+        let backend = FakeBackend::new();
+        backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
+        backend.offer("a:1", image("sha256:a", 1));
+        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let events = Arc::new(RingSink::new(10));
+        let mut wishes = DesiredImages::new(manager, Arc::new(backend), DesiredUses::default())
+            .with_events(events.clone());
+        let pod = Pod { name: "proxy".into(), namespace: "kube-system".into(), ..Pod::default() };
+        let target = Some(ObjectRef::new(&pod, "spec.containers{app}"));
+        let of_pod = |(key, request): (DesiredKey, EnsureRequest)| {
+            (key, EnsureRequest { target: target.clone(), ..request })
+        };
+        wishes.set(BTreeMap::from([of_pod(wish("pod x/a", "a:1")), of_pod(wish("pod x/b", "B:1"))]), None);
+        time::sleep(Duration::from_secs(30)).await;
+        let mut found: Vec<_> = events.snapshot().into_iter().map(|event| event.message).collect();
+        found.sort();
+        assert_eq!(found, ["Error: ErrImagePull", "Error: InvalidImageName"]);
+        assert_eq!(events.snapshot()[0].object.field_path, "spec.containers{app}");
     }
 
     #[tokio::test(start_paused = true)]
