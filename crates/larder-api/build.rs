@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 30] = [
+const SHOWN: [&str; 31] = [
     "CallStatus",
     "Collection",
     "Condition",
@@ -61,6 +61,7 @@ const SHOWN: [&str; 30] = [
     "HistoryEntry",
     "ImageVerdict",
     "Mount",
+    "NodeImage",
     "Pull",
     "PullLayer",
     "PulledRecord",

@@ -65,6 +65,13 @@ pub struct ImageStats {
     pub total_storage_bytes: u64,
 }
 
+impl ImageStats {
+    /// The stats of these images.
+    pub fn of(images: &[Image]) -> ImageStats {
+        ImageStats { total_storage_bytes: images.iter().map(|image| image.size).sum() }
+    }
+}
+
 /// The filesystem that holds images: usage from the runtime, statistics from the system.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageFilesystem {
@@ -147,8 +154,7 @@ impl ImageService {
 
     /// The sum of the sizes of all images.
     pub async fn stats(&self) -> Result<ImageStats, BackendError> {
-        let total_storage_bytes = self.list().await?.iter().map(|image| image.size).sum();
-        Ok(ImageStats { total_storage_bytes })
+        Ok(ImageStats::of(&self.list().await?))
     }
 
     /// The filesystem that holds images: the first one the runtime reports, measured with `disk`

@@ -10,9 +10,8 @@ use larder::pull::PullConfig;
 use larder_cri::Endpoint;
 use larder_registry::Proxy;
 
-use super::settings::{self, ConfigDraft};
+use super::settings::ConfigDraft;
 use super::{BackendSetting, Config, SettingOrigin};
-use crate::environment::DefaultPaths;
 use crate::manifest::{InputPlace, InputProblem, LocatedProblem};
 
 /// The longest path that a socket can be bound to, in bytes.
@@ -30,9 +29,6 @@ pub(super) fn finish(
     checking.endpoints();
     checking.places();
     checking.own(draft.no_proxy);
-    if checking.errors.is_empty() {
-        warn_of_idle(&mut checking.config);
-    }
     checking.config
 }
 
@@ -254,16 +250,4 @@ impl ConfigCheck<'_> {
         };
         self.errors.push(InputPlace::file(file).holds(problem.at_line(line)));
     }
-}
-
-/// Warns of settings that have no effect.
-fn warn_of_idle(config: &mut Config) {
-    let defaults = ConfigDraft::new(&DefaultPaths::default()).config;
-    let warnings = settings::all().filter_map(|setting| {
-        let why = setting.unsupported_reason?;
-        let origin = config.origin(setting.key);
-        let is_set = (setting.show)(config) != (setting.show)(&defaults);
-        is_set.then(|| format!("{origin}: {} has no effect: {why}", setting.key))
-    });
-    config.warnings = warnings.collect();
 }

@@ -145,6 +145,8 @@ pub struct MetricsSettings {
     pub address: Option<SocketAddr>,
     /// Whether the address may be one that other machines reach.
     pub allow_remote: bool,
+    /// Whether metrics that kubelet has are under kubelet's names.
+    pub kubelet_names: bool,
 }
 
 /// Which images callers of CRI see as pinned and cannot remove.

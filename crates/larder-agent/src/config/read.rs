@@ -223,7 +223,11 @@ impl ConfigDraft {
                 mode: 0o660,
                 group: None,
             },
-            metrics: MetricsSettings { address: Some(([127, 0, 0, 1], 9464).into()), allow_remote: false },
+            metrics: MetricsSettings {
+                address: Some(([127, 0, 0, 1], 9464).into()),
+                allow_remote: false,
+                kubelet_names: false,
+            },
             cri_pins: CriPinSettings { kept: true, mounted: true, leased: false },
             log: LogSettings { level: tracing::Level::INFO, format: LogFormat::Text },
             pull: PullConfig::default(),

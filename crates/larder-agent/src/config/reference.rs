@@ -90,9 +90,8 @@ fn row(setting: &Setting, defaults: &Config) -> String {
         ReloadSupport::Restart => "restart",
     };
     let flag = setting.kubelet_flag.map(|flag| format!(" Flag: `{flag}`.")).unwrap_or_default();
-    let idle = setting.unsupported_reason.map(|why| format!(" No effect: {why}.")).unwrap_or_default();
     let (key, form, about) = (setting.key, (setting.codec_name)(), setting.description);
-    format!("| `{key}` | {form} | {default}{kubelet} | {reload} | {about}{flag}{idle} |\n")
+    format!("| `{key}` | {form} | {default}{kubelet} | {reload} | {about}{flag} |\n")
 }
 
 fn shown(value: &Value) -> String {

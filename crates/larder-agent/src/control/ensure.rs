@@ -94,7 +94,8 @@ async fn run(
             let ended = node.manager.ensure(request).await;
             if let Ok(ensured) = &ended {
                 // On disk before the answer: a process that collects after this one was killed must find it.
-                node.note_ensured(&ensured.image_ref).await;
+                let was_pulled = matches!(ensured.outcome, ImagePresence::Pulled { .. });
+                node.note_ensured(&ensured.image_ref, was_pulled).await;
             }
             (index, ended)
         })

@@ -35,6 +35,11 @@ pub(super) async fn explain(
         return Err(unknown(name, &scene));
     };
     let since = |stamp| millis(scene.now.since(stamp));
+    let pulled_records = pulled_records(records, &image.id).await;
+    let unrecorded_access = match records {
+        Some(records) if pulled_records.is_empty() => Some(records.allows_unrecorded(&name.into()).await),
+        _ => None,
+    };
     Ok(Explanation {
         verdict: Some(report::image(&now, policy)),
         shared_bytes: shared(&scene, &image.id),
@@ -42,7 +47,8 @@ pub(super) async fn explain(
         under_pressure: under_pressure(&now.verdict, &last.verdict),
         milliseconds_since_first_seen: since(now.first_seen),
         milliseconds_since_last_used: now.last_used.map(since),
-        pulled_records: pulled_records(records, &image.id).await,
+        pulled_records,
+        unrecorded_access,
     })
 }
 

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use larder::gc::{GcReport, GcStatus};
+use larder::gc::{GcReport, GcStatus, ImageCache, NodeImage, images_for_node_status};
 use larder::go_format;
+use larder::image_service::ImageStats;
 use larder_api::v1alpha1 as api;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
@@ -28,6 +29,7 @@ pub(super) async fn now(
         BackendHealth::Up(info) => (true, format!("{} {}", info.name, info.version)),
         BackendHealth::Down { why, .. } => (false, why.clone()),
     };
+    let images = node.loops.images().borrow().clone();
     let calls = connections.calls().into_iter().map(|call| api::CallStatus {
         path: call.path,
         milliseconds: millis(now.saturating_duration_since(call.since)),
@@ -50,9 +52,21 @@ pub(super) async fn now(
         configuration,
         reload_error: node.settings.reload_error(),
         needs_restart: node.settings.pending().into_iter().map(str::to_owned).collect(),
+        node_images: node_images(node, &images),
+        images_listed: images.listed.map(convert::time),
+        images_bytes: ImageStats::of(&images.images).total_storage_bytes,
         next_event: node.events.next_number(),
         pid: i32::try_from(std::process::id()).unwrap_or_default(),
     }
+}
+
+/// The images as kubelet reports them in the status of its node.
+fn node_images(node: &Node, images: &ImageCache) -> Vec<api::NodeImage> {
+    let most = node.settings.now().images.node_status_max_images;
+    // A list that is at hand cannot fail.
+    let reported = images_for_node_status(most, Ok(images.images.to_vec())).unwrap_or_default();
+    let image = |image: NodeImage| api::NodeImage { names: image.names, size_bytes: image.size_bytes };
+    reported.into_iter().map(image).collect()
 }
 
 /// The files that the settings come from.

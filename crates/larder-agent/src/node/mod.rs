@@ -33,13 +33,14 @@ use larder::gc::{
     KeepRule, PostImageGcHook, RemovalGate, UsageRecordFileStore,
 };
 use larder::hint::Hint;
+use larder::image_service::FsStats;
 use larder::pod::ObjectRef;
 use larder::pull::{ImageManager, PullConfig};
 use larder::records::{PullRecordStore, PullRecords};
 use larder::reference::ImageId;
 use larder_store::backend::StoreBackend;
 use tokio::sync::{OnceCell, watch};
-use tokio::time::Instant;
+use tokio::time::{self, Instant};
 
 use crate::backend::BackendHandle;
 use crate::control::caller::CallerEventSink;
@@ -52,6 +53,9 @@ use pods::desired::DesiredUses;
 use settings::NodeSettings;
 
 pub use open::{NodeOptions, StateDirAccess};
+
+/// How long a page of metrics waits for a measurement of the image filesystem.
+const MEASURE_WITHIN: Duration = Duration::from_secs(2);
 
 /// What a node is built from.
 pub(crate) struct NodeDependencies {
@@ -260,6 +264,15 @@ impl Node {
         self.sink.record(Event { time, event_type, reason, object, message });
     }
 
+    /// The image filesystem; `None` if it cannot be measured within [`MEASURE_WITHIN`].
+    pub(crate) async fn image_filesystem(&self) -> Option<FsStats> {
+        let measured = time::timeout(MEASURE_WITHIN, self.collector.measure_filesystem()).await;
+        measured
+            .ok()?
+            .inspect_err(|error| tracing::debug!("cannot measure the image filesystem: {error}"))
+            .ok()
+    }
+
     /// Whether the backend answers.
     pub async fn check_backend(&self) -> Result<(), Error> {
         Ok(self.backend.info().await.map(drop)?)
@@ -273,12 +286,13 @@ impl Node {
         self.recovered.get_or_try_init(recover).await.is_ok()
     }
 
-    /// Records that an image was ensured, for later GC processes. The record is on disk when this returns, unless it cannot
+    /// Records that an image was ensured, for later GC processes. An image that was pulled is first seen now. The record is on disk when this returns, unless it cannot
     /// be written, which is logged.
-    pub(crate) async fn note_ensured(&self, id: &ImageId) {
+    pub(crate) async fn note_ensured(&self, id: &ImageId, was_pulled: bool) {
         let Some(ensures) = &self.ensures else { return };
-        // In a runtime, images may be older than larder: their ages start with the first listing.
-        if ensures.note(id) && (self.store().is_some() || self.collector.has_detected()) {
+        // In a runtime, present images may be older than larder: their ages start with the first listing.
+        let is_known = self.store().is_some() || self.collector.has_detected();
+        if (ensures.note(id) && is_known) || was_pulled {
             self.collector.note_ensured(id);
         }
         ensures.flush().await;

@@ -50,7 +50,7 @@ impl Node {
             (Peer::current(), go_format::quote(image.image.as_str()), go_format::duration(rounded(took)));
         let (event_type, reason, message) = match pulled {
             Ok(pulled) => {
-                self.note_ensured(&pulled.image_ref).await;
+                self.note_ensured(&pulled.image_ref, true).await;
                 let size = pulled.size_bytes;
                 let message =
                     format!("{by} pulled image {image} over CRI in {took}. Image size: {size} bytes.");

@@ -54,10 +54,21 @@ async fn images_ensured_by_an_earlier_process_are_leased_as_configured() {
         Node::build(parts)
     };
     let first = node(Duration::from_secs(60));
-    first.note_ensured(&"sha256:a".into()).await;
+    first.note_ensured(&"sha256:a".into(), false).await;
     drop(first);
     for (lease, uses) in [(Duration::from_secs(60), 1), (Duration::ZERO, 0)] {
         let scene = node(lease).collector().unwrap().snapshot().await.unwrap();
         assert_eq!(scene.images[0].uses.len(), uses, "{lease:?}");
     }
+}
+
+#[tokio::test]
+async fn an_image_that_was_pulled_is_first_seen_at_its_pull() {
+    let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    let node = testing::node(&backend, dir.path(), None, |_| ());
+    node.note_ensured(&"sha256:present".into(), false).await;
+    node.note_ensured(&"sha256:pulled".into(), true).await;
+    let records = node.collector().unwrap().records();
+    assert!(records.get(&"sha256:pulled".into(), "").is_some());
+    assert!(records.get(&"sha256:present".into(), "").is_none(), "it may be older than larder");
 }

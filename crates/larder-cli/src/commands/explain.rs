@@ -47,6 +47,8 @@ struct ExplainRecord<'a> {
     removable: bool,
     /// Pods that may use it without asking the registry; empty without a record of a pull.
     pulled_records: &'a [api::PulledRecord],
+    /// Without a record: whether every pod may use it; `null` with one, or where no records are kept.
+    unrecorded_access: Option<bool>,
 }
 
 impl ExplainRecord<'_> {
@@ -56,6 +58,7 @@ impl ExplainRecord<'_> {
             shared_bytes: explanation.shared_bytes,
             removable: explanation.removable,
             pulled_records: &explanation.pulled_records,
+            unrecorded_access: explanation.unrecorded_access,
         }
     }
 }
@@ -80,7 +83,7 @@ fn print(requested: &str, explanation: &Explanation, out: &Printer) {
         let since = go_format::duration(Duration::from_secs(milliseconds / 1000));
         format!("{since} ago ({})", time.as_deref().unwrap_or_default())
     };
-    record::print(&explanation.pulled_records, out);
+    record::print(&explanation.pulled_records, explanation.unrecorded_access, out);
     let first_seen = ago(explanation.milliseconds_since_first_seen, &image.first_seen);
     out.line(format_args!("  first seen: {first_seen}"));
     let last_used = explanation.milliseconds_since_last_used.map(|since| ago(since, &image.last_used));

@@ -81,8 +81,8 @@ pub(super) fn access_denied_hint(image: &ImageName, error: &EnsureError) -> Opti
     match (error.access_denied, not_shown) {
         (false, _) => None,
         (true, true) => Some(Hint::from(format!(
-            "{image} is present, but its pull record requires other credentials: \
-             use the secret that it was pulled with ('larder explain {image}' names it, \
+            "{image} is present, but larder's pull records do not allow this pod to use it: \
+             use a secret that it was pulled with ('larder explain {image}' names them, \
              'larder explain access {image}' tests credentials), or relax the policy: \
              imagePullCredentialsVerificationPolicy in the daemon's settings, --verify without a daemon"
         ))),

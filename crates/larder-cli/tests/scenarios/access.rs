@@ -100,9 +100,9 @@ fn a_present_image_is_for_those_who_could_have_pulled_it() {
         ensure(&right, "AlwaysVerify").expect(0);
         for policy in ["AlwaysVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages"] {
             let refused = ensure(&none, policy).expect(1);
-            assert!(refused.stderr.contains("its pull record requires other credentials"), "{refused:?}");
+            assert!(refused.stderr.contains("pull records do not allow this pod"), "{refused:?}");
             assert!(
-                !refused.stdout.contains("its pull record"),
+                !refused.stdout.contains("pull records"),
                 "what a pod shows reveals nothing: {refused:?}"
             );
             ensure(&wrong, policy).expect(1);
@@ -112,13 +112,13 @@ fn a_present_image_is_for_those_who_could_have_pulled_it() {
             assert!(copy.stdout.contains("can be accessed by the pod"), "{copy:?}");
         }
         let never = world.larder(&["ensure", "-f", &none, "--verify", "AlwaysVerify", "--policy", "Never"]);
-        assert!(never.expect(1).stderr.contains("its pull record requires other credentials"));
+        assert!(never.expect(1).stderr.contains("pull records do not allow this pod"));
         let explained = world.larder(&["explain", &image]).expect(0);
         assert!(explained.stdout.contains("pods with secret default/right"), "{explained:?}");
         ensure(&none, "NeverVerify").expect(0);
         let daemon = CriDaemon::of(&world);
         let refused = world.larder(&["ensure", "-f", &none]).expect(1);
-        assert!(refused.stderr.contains("its pull record requires other credentials"), "{refused:?}");
+        assert!(refused.stderr.contains("pull records do not allow this pod"), "{refused:?}");
         let explained = world.larder(&["explain", &image, "-o", "json"]).expect(0).json();
         assert!(
             explained["pulledRecords"][0]["secrets"].to_string().contains("default/right"),

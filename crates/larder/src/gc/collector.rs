@@ -25,7 +25,7 @@ use super::usage_records::{ImageUsageRecords, handler_of};
 use super::uses::ImageUseIndex;
 use crate::backend::{BackendError, Image};
 use crate::events::{Event, EventReason, EventType};
-use crate::image_service::FsStats;
+use crate::image_service::{FilesystemError, FsStats};
 use crate::reference::ImageId;
 
 /// Collects the images of one backend. One round runs at a time, and only other rounds wait for it. Dropping a call
@@ -79,6 +79,11 @@ impl Collector {
     /// How many images were removed since the start.
     pub fn counts(&self) -> GcCounts {
         *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Measures the image filesystem.
+    pub async fn measure_filesystem(&self) -> Result<FsStats, FilesystemError> {
+        self.parts.disk.measure().await
     }
 
     /// The current usage records.

@@ -266,6 +266,14 @@ impl PullRecordStore {
         Ok(blocking(move || dir.record(&image_ref)).await?)
     }
 
+    /// Whether every pod may use a present image that has no record: by policy, unless larder may have pulled it.
+    pub async fn allows_unrecorded(&self, image: &ImageName) -> bool {
+        let asks = self.verification.read().unwrap_or_else(PoisonError::into_inner).requires_pull_records();
+        let pulled_here = !asks || self.may_be_ours(image).await;
+        let check = self.look(image, None, None, pulled_here);
+        matches!(check, RecordCheck::Ends(MustPullCheckResult::PolicyAllowed))
+    }
+
     /// Whether a pod must authenticate at the registry to use a present image, and the error if that could not be
     /// determined. `None`: the image is absent.
     ///

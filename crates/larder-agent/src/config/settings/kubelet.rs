@@ -32,8 +32,6 @@ macro_rules! image_setting {
     };
 }
 
-const NO_NODE_STATUS: &str = "kubelet writes the node status, larder does not";
-
 pub(super) const SETTINGS: &[Setting] = &[
     image_setting!(
         "registryPullQPS",
@@ -100,10 +98,9 @@ pub(super) const SETTINGS: &[Setting] = &[
         KubeletIntCodec,
         node_status_max_images,
         Live,
-        "Number of images in the node status, the largest first; -1 is all."
+        "Number of images in the node status (`nodeImages` of `larder status -o json`), the largest first; -1 is all."
     )
-    .kubelet_flag("--node-status-max-images")
-    .idle(NO_NODE_STATUS),
+    .kubelet_flag("--node-status-max-images"),
     image_setting!(
         "runtimeRequestTimeout",
         GoDurationCodec,

@@ -85,6 +85,13 @@ pub(super) const SECTIONS: &[Setting] = &[
         "Allow a `metrics.address` that other machines can reach."
     ),
     setting!(
+        "metrics.kubeletNames",
+        BoolCodec,
+        metrics.kubelet_names,
+        Live,
+        "Serve metrics that kubelet has under kubelet's names, which begin with `kubelet_` instead of `larder_`. Where kubelet's own metrics are collected as well, sums count both."
+    ),
+    setting!(
         "cri.pinKept",
         BoolCodec,
         cri_pins.kept,

@@ -38,8 +38,6 @@ pub(in crate::config) struct Setting {
     pub(in crate::config) kubelet_default: Option<&'static str>,
     /// What it does.
     pub(in crate::config) description: &'static str,
-    /// Why it has no effect yet.
-    pub(in crate::config) unsupported_reason: Option<&'static str>,
 }
 
 type SettingReader = fn(&mut ConfigDraft, &NodeCursor<'_>) -> Result<(), Vec<InputProblem>>;
@@ -84,7 +82,6 @@ impl Setting {
             default: None,
             kubelet_default: None,
             description,
-            unsupported_reason: None,
         }
     }
 
@@ -102,10 +99,6 @@ impl Setting {
 
     const fn kubelet_has(self, value: &'static str) -> Setting {
         Setting { kubelet_default: Some(value), ..self }
-    }
-
-    const fn idle(self, why: &'static str) -> Setting {
-        Setting { unsupported_reason: Some(why), ..self }
     }
 }
 

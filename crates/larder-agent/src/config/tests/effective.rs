@@ -157,15 +157,6 @@ fn a_proxy_and_what_needs_none() {
 }
 
 #[test]
-fn a_setting_that_nothing_obeys_yet_is_warned_about() {
-    let warnings = read("nodeStatusMaxImages: 7").unwrap().warnings;
-    assert_eq!(warnings.len(), 1);
-    assert!(warnings[0].starts_with("c.yaml:3: nodeStatusMaxImages has no effect: "));
-    let default = read("nodeStatusMaxImages: 50").unwrap();
-    assert_eq!(default.warnings, [""; 0], "what is written is what happens anyhow");
-}
-
-#[test]
 fn changes_are_sorted_by_whether_a_running_daemon_takes_them_over() {
     let old = read("").unwrap();
     assert!(diff(&old, &read("registryPullQPS: 5 # as before\n").unwrap()).is_empty());

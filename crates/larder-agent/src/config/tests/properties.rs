@@ -65,7 +65,11 @@ fn another(setting: &Setting) -> &'static str {
         "registry.plainHTTP" => "['1:2', 'a:1']",
         "registry.certsDirs" => "['/a b', /c]",
         "root" | "state" | "staticPodPath" | "listen.socket" => "/p/q",
-        "serializeImagePulls" | "metrics.allowRemote" | "docker.pruneBuildCache" | "cri.pinLeased" => "true",
+        "serializeImagePulls"
+        | "metrics.allowRemote"
+        | "metrics.kubeletNames"
+        | "docker.pruneBuildCache"
+        | "cri.pinLeased" => "true",
         "cri.pinKept"
         | "cri.pinMounted"
         | "runtime.imageVolumes"

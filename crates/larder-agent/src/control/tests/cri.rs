@@ -50,7 +50,11 @@ async fn pulls_and_removals_over_cri_are_events_with_their_caller() {
     let [removed] = &history[..] else { panic!("{history:?}") };
     assert_eq!((removed.id.as_str(), removed.reason.as_str()), ("sha256:1", "request"));
     assert!(removed.why.contains(&own) && removed.why.contains("CRI"), "{}", removed.why);
-    let page = exposition(&served.node, &served.connections, ExpositionFormat::Text).unwrap();
+    let page = exposition(&served.node, &served.connections, None, ExpositionFormat::Text).unwrap();
+    assert!(
+        page.contains("larder_image_pull_duration_seconds_count") && !page.contains("kubelet_"),
+        "{page}"
+    );
     for sample in [
         "larder_cri_calls_total{method=\"PullImage\",code=\"OK\"} 1",
         "larder_cri_calls_total{method=\"PullImage\",code=\"Unknown\"} 1",

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use larder::image_service::{FsStats, ImageStats};
 use larder::pull::PullPhase;
 use larder::records::MustPullCheckResult;
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -12,6 +13,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
+use super::format::with_own_names;
+use super::process_stats::ProcessStats;
 use super::{ExpositionFormat, add};
 use crate::node::Node;
 use crate::serve::connections::Connections;
@@ -38,18 +41,50 @@ struct RegistryLabel {
     registry: String,
 }
 
-/// All metrics.
+/// All metrics, with the image filesystem as measured before.
 pub(crate) fn exposition(
     node: &Node,
     connections: &Connections,
+    disk: Option<FsStats>,
     format: ExpositionFormat,
 ) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::default();
     node.metrics.register(&mut registry);
     register(&mut registry, node, connections);
+    filesystem(&mut registry, disk);
+    process(&mut registry);
     let mut page = String::new();
     text::encode(&mut page, &registry)?;
+    if !node.settings.now().metrics.kubelet_names {
+        page = with_own_names(&page);
+    }
     Ok(format.of_open_metrics(page))
+}
+
+/// The version, as a label: `count by (version) (larder_build_info)` shows a rollout.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VersionLabel {
+    version: &'static str,
+}
+
+/// What Prometheus clients report of a process.
+fn process(registry: &mut Registry) {
+    let build = Family::<VersionLabel, IntegerGauge>::default();
+    build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
+    add(registry, "larder_build_info", build);
+    let Some(stats) = ProcessStats::read() else { return };
+    add(registry, "process_cpu_seconds", ConstCounter::new(stats.cpu_seconds));
+    gauge(registry, "process_resident_memory_bytes", stats.resident_bytes);
+    gauge(registry, "process_virtual_memory_bytes", stats.virtual_bytes);
+    gauge(registry, "process_open_fds", stats.open_fds);
+    gauge(registry, "process_max_fds", stats.max_fds);
+}
+
+fn filesystem(registry: &mut Registry, disk: Option<FsStats>) {
+    let Some(disk) = disk else { return };
+    gauge(registry, "larder_filesystem_size_bytes", disk.capacity);
+    gauge(registry, "larder_filesystem_available_bytes", disk.available);
+    gauge(registry, "larder_filesystem_inodes_free", disk.inodes_free);
 }
 
 /// Registers the current state.
@@ -63,7 +98,7 @@ fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
     gauge(registry, "larder_inflight_calls", connections.calls().len() as u64);
     let uptime = node.started.elapsed();
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(uptime);
-    gauge(registry, "larder_start_time_seconds", started.as_secs());
+    gauge(registry, "process_start_time_seconds", started.as_secs());
 }
 
 fn gauge(registry: &mut Registry, name: &'static str, value: u64) {
@@ -102,16 +137,12 @@ fn collection(registry: &mut Registry, node: &Node) {
     counter(registry, "larder_gc_rounds", status.rounds);
     gauge(registry, "larder_gc_consecutive_failures", status.failures);
     gauge(registry, "larder_images", images.images.len() as u64);
-    gauge(registry, "larder_images_bytes", images.images.iter().map(|image| image.size).sum());
-    gauge(registry, "larder_leases", node.gate.active_leases().len() as u64);
-    // A runtime may store images on any filesystem; larder's own store is local.
-    if let Some(store) = node.store()
-        && let Ok(Some(disk)) = larder::image_service::local_disk(store.store().root())
-    {
-        gauge(registry, "larder_filesystem_size_bytes", disk.capacity);
-        gauge(registry, "larder_filesystem_available_bytes", disk.available);
-        gauge(registry, "larder_filesystem_inodes_free", disk.inodes_free);
+    gauge(registry, "larder_images_bytes", ImageStats::of(&images.images).total_storage_bytes);
+    if let Some(listed) = images.listed {
+        let listed = listed.duration_since(UNIX_EPOCH).unwrap_or_default();
+        gauge(registry, "larder_images_listed_timestamp_seconds", listed.as_secs());
     }
+    gauge(registry, "larder_leases", node.gate.active_leases().len() as u64);
 }
 
 /// Pull records. Without them there are no samples, as in a kubelet with its gate off.

@@ -4,6 +4,9 @@ use std::fmt::Write as _;
 
 use tonic::codegen::http::{HeaderMap, header};
 
+/// The prefix of kubelet's metrics.
+pub(super) const KUBELET_PREFIX: &str = "kubelet_";
+
 /// A format of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExpositionFormat {
@@ -65,6 +68,23 @@ impl ExpositionFormat {
     }
 }
 
+/// A page of `OpenMetrics` with larder's prefix instead of kubelet's.
+pub(super) fn with_own_names(page: &str) -> String {
+    let mut renamed = String::with_capacity(page.len());
+    for line in page.lines() {
+        let (head, rest) = ["# HELP ", "# TYPE ", "# UNIT ", ""]
+            .iter()
+            .find_map(|head| Some((*head, line.strip_prefix(head)?)))
+            .unwrap_or(("", line));
+        let rest = rest
+            .strip_prefix(KUBELET_PREFIX)
+            .map_or_else(|| rest.to_owned(), |name| format!("larder_{name}"));
+        // Writing to a `String` does not fail.
+        let _ = writeln!(renamed, "{head}{rest}");
+    }
+    renamed
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +102,17 @@ mod tests {
         for value in ["text/plain", "*/*", ""] {
             assert_eq!(accepted(value), ExpositionFormat::Text, "{value}");
         }
+    }
+
+    #[test]
+    fn only_names_of_metrics_are_renamed() {
+        let page = "# HELP kubelet_a Of kubelet_a.\n# TYPE kubelet_a counter\nkubelet_a_total{x=\"kubelet_b\"} 3\n\
+                    # HELP b Help.\n# TYPE b gauge\nb 4\n# EOF\n";
+        assert_eq!(
+            with_own_names(page),
+            "# HELP larder_a Of kubelet_a.\n# TYPE larder_a counter\nlarder_a_total{x=\"kubelet_b\"} 3\n\
+             # HELP b Help.\n# TYPE b gauge\nb 4\n# EOF\n"
+        );
     }
 
     #[test]

@@ -117,6 +117,12 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         "",
         "Sum of the image sizes reported by the backend; shared layers count for each image",
     ),
+    metric(
+        "larder_images_listed_timestamp_seconds",
+        Gauge,
+        "",
+        "Time of the last listing, in seconds since the Unix epoch",
+    ),
     metric("larder_leases", Gauge, "", "Images retained by a lease after an ensure"),
     metric("larder_pulls", Gauge, "phase", "In-flight pulls by phase: queued, throttled, pulling"),
     metric("larder_pull_fetched_bytes", Gauge, "", "Bytes that in-flight pulls have fetched so far"),
@@ -153,13 +159,19 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         "Remaining time of the wait that a registry requested",
     ),
     metric("larder_backend_up", Gauge, "", "1 if the backend responds, 0 if not"),
-    metric("larder_filesystem_size_bytes", Gauge, "", "Size of the filesystem of the store"),
-    metric("larder_filesystem_available_bytes", Gauge, "", "Available bytes on the filesystem of the store"),
-    metric("larder_filesystem_inodes_free", Gauge, "", "Free inodes on the filesystem of the store"),
+    metric("larder_filesystem_size_bytes", Gauge, "", "Size of the image filesystem"),
+    metric("larder_filesystem_available_bytes", Gauge, "", "Available bytes on the image filesystem"),
+    metric("larder_filesystem_inodes_free", Gauge, "", "Free inodes on the image filesystem"),
     metric("larder_connections", Gauge, "", "Open connections on the socket"),
     metric("larder_inflight_calls", Gauge, "", "In-flight calls on the socket"),
+    metric("larder_build_info", Gauge, "version", "Always 1; the label is the version of larder"),
+    metric("process_cpu_seconds", Counter, "", "User and system CPU time of the daemon, in seconds"),
+    metric("process_resident_memory_bytes", Gauge, "", "Resident memory of the daemon"),
+    metric("process_virtual_memory_bytes", Gauge, "", "Virtual memory of the daemon"),
+    metric("process_open_fds", Gauge, "", "Open file descriptors of the daemon"),
+    metric("process_max_fds", Gauge, "", "Limit of open file descriptors"),
     metric(
-        "larder_start_time_seconds",
+        "process_start_time_seconds",
         Gauge,
         "",
         "Start time of the daemon, in seconds since the Unix epoch",
@@ -176,12 +188,15 @@ pub(super) fn help(name: &str) -> &'static str {
 pub(super) fn page() -> String {
     use std::fmt::Write as _;
 
+    use super::format::KUBELET_PREFIX;
+
     let mut page = String::from(
         "# Metrics\n\n\
          All metrics of the daemon, at `/metrics` on its socket and on `metrics.address`: in OpenMetrics format for clients \
          that accept it, otherwise in the Prometheus text format.\n\n    \
          curl http://127.0.0.1:9464/metrics\n\n\
-         Metrics that kubelet has are under kubelet's names. A test generates this page.\n\n\
+         The first metrics, up to `larder_credential_provider_config_info`, are kubelet's. With `metrics.kubeletNames: true` they have \
+         kubelet's names, which begin with `kubelet_` instead of `larder_`. A test generates this page.\n\n\
          | name | type | labels | meaning |\n|---|---|---|---|\n",
     );
     for MetricDoc { name, kind, labels, help } in DOCUMENTED {
@@ -192,6 +207,9 @@ pub(super) fn page() -> String {
         };
         let labels: Vec<_> =
             labels.split(", ").filter(|label| !label.is_empty()).map(|label| format!("`{label}`")).collect();
+        let name = name
+            .strip_prefix(KUBELET_PREFIX)
+            .map_or_else(|| (*name).to_owned(), |name| format!("larder_{name}"));
         // Writing to a `String` does not fail.
         let _ = writeln!(page, "| `{name}{total}` | {kind} | {} | {help} |", labels.join(", "));
     }

@@ -1,4 +1,5 @@
-//! The metrics of a node; those that kubelet has are under kubelet's names.
+//! The metrics of a node. Those that kubelet has are registered under kubelet's names, and served under larder's own unless
+//! a setting says otherwise.
 //!
 //! Events are counted when they happen ([`NodeMetrics`]); state is read on each request ([`exposition`]).
 //! `metric_docs.rs` lists all metrics; the documentation is generated from it.
@@ -6,6 +7,7 @@
 mod exposition;
 mod format;
 mod metric_docs;
+mod process_stats;
 
 use std::io;
 use std::time::Duration;

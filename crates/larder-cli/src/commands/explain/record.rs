@@ -4,13 +4,21 @@ use larder_api::v1alpha1::PulledRecord;
 
 use crate::printer::Printer;
 
-/// Prints a line for each name.
-pub(super) fn print(records: &[PulledRecord], out: &Printer) {
+/// Prints a line for each name; without a record, what that means for pods.
+pub(super) fn print(records: &[PulledRecord], unrecorded_access: Option<bool>, out: &Printer) {
     if records.is_empty() {
-        out.line("  pulled record: none");
+        out.line(format_args!("  pulled record: {}", without_record(unrecorded_access)));
     }
     for record in records {
         out.line(format_args!("  pulled record: {}: {}", record.name, allowed(record)));
+    }
+}
+
+fn without_record(unrecorded_access: Option<bool>) -> &'static str {
+    match unrecorded_access {
+        Some(true) => "none, every pod may use the image",
+        Some(false) => "none, a pod needs credentials that the registry accepts",
+        None => "none",
     }
 }
 
@@ -39,6 +47,13 @@ fn is_login(secret: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_a_record_the_policy_decides() {
+        assert_eq!(without_record(None), "none");
+        assert!(without_record(Some(true)).contains("every pod"));
+        assert!(without_record(Some(false)).contains("needs credentials"));
+    }
 
     #[test]
     fn a_record_names_the_pods_that_may_use_the_image() {

@@ -149,7 +149,7 @@ fn a_pull_moves_the_metrics_of_registry_and_disk() {
         assert!(names.map(|name| daemon.metric(name)).iter().all(|&value| value < 0.5));
         daemon.pull(&world.registry.image("shop/web:1")).unwrap();
         assert!(daemon.metric("larder_pulled_image_bytes_total") > 4_000_000.0);
-        assert!(daemon.metric("kubelet_image_pull_duration_seconds_count") > 0.5);
+        assert!(daemon.metric("larder_image_pull_duration_seconds_count") > 0.5);
         // A runtime speaks to registries itself, and its disk is its own.
         if world.endpoint().is_none() {
             assert!(daemon.metric(names[0]) > 2.5, "a manifest, a config and a layer");
