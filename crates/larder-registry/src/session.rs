@@ -91,6 +91,11 @@ impl RepositorySession {
         self.links.iter().map(|link| link.host.name()).collect()
     }
 
+    /// Identities of the hosts with this repository and credential, unique in this process.
+    pub fn authorizers(&self) -> Vec<u64> {
+        self.links.iter().map(|link| link.auth.id()).collect()
+    }
+
     /// The same session with an observer of bytes and waits. It is called from within fetches, so it must return quickly.
     #[must_use]
     pub fn with_watcher(&self, watcher: impl Fn(FetchNotice) + Send + Sync + 'static) -> RepositorySession {

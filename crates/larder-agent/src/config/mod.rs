@@ -183,8 +183,10 @@ pub enum LogFormat {
 pub struct StoreSettings {
     /// Database and half-fetched blobs.
     pub config: StoreConfig,
-    /// Layers fetched and unpacked at once, over all pulls.
+    /// Layers of one registry fetched and unpacked at once, over all pulls.
     pub layers_at_once: usize,
+    /// The rate below which a layer's fetch gives way to waiting pulls.
+    pub minimum_rate: larder_store::store::MinimumRate,
     /// Bytes that must stay free after a pull.
     pub reserve_bytes: u64,
     /// Inodes that must stay free after a pull.
@@ -229,6 +231,7 @@ impl Config {
         };
         larder_store::pull::StorePullConfig {
             layers_at_once: self.store.layers_at_once,
+            minimum_rate: self.store.minimum_rate,
             reserve,
             ensured_lease: self.ensured_lease,
             ..larder_store::pull::StorePullConfig::default()

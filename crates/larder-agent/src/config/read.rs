@@ -240,6 +240,7 @@ impl ConfigDraft {
             store: StoreSettings {
                 config: StoreConfig::default(),
                 layers_at_once: pull.layers_at_once,
+                minimum_rate: pull.minimum_rate,
                 reserve_bytes: pull.reserve.bytes,
                 reserve_inodes: pull.reserve.inodes,
             },

@@ -3,12 +3,17 @@
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// Bytes collected before a write: large enough that the change of threads costs nothing.
 const BATCH: usize = 256 * 1024;
+
+/// How long bytes are collected at most: those of a slow connection count as progress, and are kept when it ends.
+const BATCH_TIME: Duration = Duration::from_secs(1);
 
 /// Receives the bytes of one blob, in any order.
 pub trait BlobSink: Send + Sync + 'static {
@@ -45,19 +50,22 @@ pub(super) struct RangeWriter {
     sink: Arc<ClosableSink>,
     batch: Vec<(u64, Bytes)>,
     collected: usize,
+    /// Time of the last write.
+    written: Instant,
     under_way: Option<JoinHandle<io::Result<Vec<Range<u64>>>>>,
 }
 
 impl RangeWriter {
     pub(super) fn new(sink: Arc<ClosableSink>) -> RangeWriter {
-        RangeWriter { sink, batch: Vec::new(), collected: 0, under_way: None }
+        RangeWriter { sink, batch: Vec::new(), collected: 0, written: Instant::now(), under_way: None }
     }
 
     /// Adds bytes to write; returns the ranges written since the last call.
     pub(super) async fn write(&mut self, offset: u64, data: Bytes) -> io::Result<Vec<Range<u64>>> {
         self.collected += data.len();
         self.batch.push((offset, data));
-        if self.collected < BATCH { Ok(Vec::new()) } else { self.submit().await }
+        let is_due = self.collected >= BATCH || self.written.elapsed() >= BATCH_TIME;
+        if is_due { self.submit().await } else { Ok(Vec::new()) }
     }
 
     /// Writes the rest; returns the ranges written.
@@ -72,6 +80,7 @@ impl RangeWriter {
         let written = self.settle().await?;
         let batch = std::mem::take(&mut self.batch);
         self.collected = 0;
+        self.written = Instant::now();
         let sink = self.sink.clone();
         self.under_way = Some(tokio::task::spawn_blocking(move || {
             let mut written: Vec<Range<u64>> = Vec::new();

@@ -1,27 +1,28 @@
 //! Fetches or unpacks the layers of an image, and finishes them from the bottom up.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
 use larder::backend::LayerPhase;
 use larder::reference::Digest;
+use larder_registry::FetchNotice;
 use tokio::sync::SemaphorePermit;
+use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::StorePuller;
 use super::error::PullError;
 use super::fetch_layer::{FILES, FetchObserver, StagedLayer, fetch_layer, take};
+use super::layer_fetches::LayerFetches;
 use super::layer_origin::LayerOrigin;
+use super::layer_slots::{CHECK_INTERVAL, SlotRequest};
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_tasks::{PullTaskHandle, blocking};
 use crate::disk::DiskSpace;
 use crate::store::error::StoreErrorContext as _;
+use crate::store::fetch_progress::{FetchProgress, FetchSource};
 use crate::store::{
     ClaimOutcome, FS, LayerClaim, LayerHandle, LayerKey, LayerMetadata, LayerWait, Store, StoreError,
 };
@@ -35,56 +36,24 @@ const BUSY_RETRY: Duration = Duration::from_millis(100);
 /// The source of a layer of the plan.
 enum LayerAcquisition {
     Present(LayerHandle),
-    Waiting(LayerWait),
+    /// Another pull fetches it.
+    Waiting,
     /// This pull fetches it.
     Own,
 }
 
-/// The layers that this pull fetches, by their index in the plan, until they are finished.
-struct LayerFetches {
-    worker: PullTaskHandle,
-    claims: HashMap<usize, LayerClaim>,
-    under_way: FuturesUnordered<BoxFuture<'static, (usize, Result<StagedLayer, PullError>)>>,
-    staged: HashMap<usize, StagedLayer>,
-    /// Finished layers whose whole blob was served to this pull.
-    fetched: HashSet<LayerKey>,
-}
-
-impl LayerFetches {
-    fn new(worker: PullTaskHandle) -> LayerFetches {
-        let (claims, under_way, staged, fetched) = Default::default();
-        LayerFetches { worker, claims, under_way, staged, fetched }
-    }
-
-    /// Waits for the next fetched layer. `None` if no fetch is running.
-    async fn next(&mut self) -> Option<Result<(), PullError>> {
-        let (at, brought) = self.under_way.next().await?;
-        Some(brought.map(|staged| drop(self.staged.insert(at, staged))))
-    }
-
-    /// Waits until the layer at this index of the plan is fetched.
-    async fn staged(&mut self, at: usize) -> Result<StagedLayer, PullError> {
-        while !self.staged.contains_key(&at)
-            && let Some(brought) = self.next().await
-        {
-            brought?;
-        }
-        self.staged.remove(&at).ok_or(PullError::Abandoned)
-    }
-
-    /// Releases all claims: a pull that waits out of claim order must not hold claims that others wait for. Fetched bytes
-    /// remain in the ingest files.
-    fn release_claims(&mut self) {
-        let fetched = std::mem::take(&mut self.fetched);
-        *self = LayerFetches { fetched, ..LayerFetches::new(self.worker.clone()) };
-    }
-}
-
 impl StorePuller {
     /// Claims each layer, from the bottom up. In that order, or two pulls could wait for each other.
-    pub(super) async fn claim(&self, plan: &PullPlan) -> Result<Vec<ClaimOutcome>, PullError> {
-        let (store, layers) = (self.store.clone(), plan.layers.clone());
-        let claim = move || layers.iter().map(|layer| store.claim(&layer.diff_id, &layer.chain_id)).collect();
+    pub(super) async fn claim(
+        &self,
+        plan: &PullPlan,
+        source: FetchSource,
+    ) -> Result<Vec<ClaimOutcome>, PullError> {
+        let (store, layers, minimum) = (self.store.clone(), plan.layers.clone(), self.config.minimum_rate);
+        let claim = move || {
+            let progress = || FetchProgress::new(source.clone(), minimum, Instant::now());
+            layers.iter().map(|layer| store.claim_for(&layer.diff_id, &layer.chain_id, progress())).collect()
+        };
         blocking::<Result<Vec<ClaimOutcome>, StoreError>>(claim).await?.map_err(PullError::from)
     }
 
@@ -113,7 +82,10 @@ impl StorePuller {
         for (at, claim) in claims.into_iter().enumerate() {
             coming.push(match claim {
                 ClaimOutcome::Present(layer) => LayerAcquisition::Present(layer),
-                ClaimOutcome::Wait(waiting) => LayerAcquisition::Waiting(waiting),
+                ClaimOutcome::Wait(waiting) => {
+                    own.waits.insert(at, waiting);
+                    LayerAcquisition::Waiting
+                }
                 ClaimOutcome::Fetch(claim) => {
                     own.claims.insert(at, claim);
                     LayerAcquisition::Own
@@ -124,15 +96,14 @@ impl StorePuller {
         let mut layers: Vec<LayerHandle> = Vec::with_capacity(coming.len());
         for (at, coming) in coming.into_iter().enumerate() {
             let wanted = &plan.layers[at];
-            let layer = match coming {
-                LayerAcquisition::Present(layer) => {
-                    self.fitting(from, wanted, layer, &layers, &mut own).await?
-                }
-                LayerAcquisition::Waiting(waiting) => match await_other(waiting, &mut own).await? {
-                    Some(layer) => self.fitting(from, wanted, layer, &layers, &mut own).await?,
-                    None => self.again(from, wanted, &layers, &mut own).await?,
-                },
-                LayerAcquisition::Own => match self.settle_own(at, wanted, &layers, &mut own).await? {
+            let found = match coming {
+                LayerAcquisition::Present(layer) => Some(layer),
+                LayerAcquisition::Waiting => self.await_other(at, from, plan, &mut own).await?,
+                LayerAcquisition::Own => None,
+            };
+            let layer = match found {
+                Some(layer) => self.fitting(from, wanted, layer, &layers, &mut own).await?,
+                None => match self.settle_own(at, wanted, &layers, &mut own).await? {
                     Some(layer) => layer,
                     None => self.again(from, wanted, &layers, &mut own).await?,
                 },
@@ -140,7 +111,9 @@ impl StorePuller {
             let layer = if own.fetched.contains(layer.key()) || from.may_reuse(layer.record(), wanted) {
                 layer
             } else {
-                let staged = self.fetch_missing(from.clone(), wanted.clone(), own.worker.clone()).await?;
+                let progress = Arc::default();
+                let staged =
+                    self.fetch_missing(from.clone(), wanted.clone(), progress, own.worker.clone()).await?;
                 self.settle_staged(wanted, staged, &layers, &mut own).await?
             };
             from.note(wanted, LayerPhase::Done);
@@ -149,7 +122,7 @@ impl StorePuller {
         Ok(layers)
     }
 
-    /// Waits for a layer that was claimed, and settles it; `None` if the claim was given back.
+    /// Waits for a layer that this pull claimed, and settles it; `None` if the claim was given back or taken over.
     async fn settle_own(
         &self,
         at: usize,
@@ -157,26 +130,62 @@ impl StorePuller {
         below: &[LayerHandle],
         own: &mut LayerFetches,
     ) -> Result<Option<LayerHandle>, PullError> {
-        let Some(claim) = own.claims.remove(&at) else { return Ok(None) };
-        let staged = own.staged(at).await?;
+        let Some((claim, staged)) = own.staged(at).await? else { return Ok(None) };
         let layer = self.settle_staged(wanted, staged, below, own).await?;
         claim.done(&layer);
         Ok(Some(layer))
     }
 
-    /// Starts to fetch the claimed layers.
+    /// Starts to fetch the claimed layers that are not being fetched yet.
     fn begin(&self, from: &LayerOrigin, plan: &PullPlan, own: &mut LayerFetches) {
-        let mut fetches: Vec<_> = own.claims.keys().map(|at| (*at, plan.layers[*at].clone())).collect();
+        let mut fetches: Vec<_> = own.to_begin().map(|at| (at, plan.layers[at].clone())).collect();
         // The largest first, or the last one to begin keeps the others waiting.
         fetches.sort_by_key(|(at, wanted)| (Reverse(wanted.descriptor.size), *at));
         for (at, wanted) in fetches {
+            let Some(claim) = own.claims.get(&at) else { continue };
             let (this, from, worker) = (self.clone(), from.clone(), own.worker.clone());
-            let bringing = {
+            let (progress, taken_over) = (Arc::clone(claim.progress()), claim.taken_over());
+            let fetching = {
                 let worker = worker.clone();
-                async move { this.fetch_missing(from, wanted, worker).await }
+                async move { this.fetch_missing(from, wanted, progress, worker).await }
             };
-            let task = worker.task(bringing);
-            own.under_way.push(Box::pin(async move { (at, task.join().await) }));
+            own.begin(at, worker.task(fetching), taken_over);
+        }
+    }
+
+    /// Waits for a layer that another pull fetches; `None` if it gave up, or if this pull took the fetch over. Ends early
+    /// if a fetch of this pull fails during the wait.
+    async fn await_other(
+        &self,
+        at: usize,
+        from: &LayerOrigin,
+        plan: &PullPlan,
+        own: &mut LayerFetches,
+    ) -> Result<Option<LayerHandle>, PullError> {
+        let Some(waiting) = own.waits.remove(&at) else { return Ok(None) };
+        let mut check = tokio::time::interval(CHECK_INTERVAL);
+        loop {
+            tokio::select! {
+                found = waiting.wait() => return Ok(found),
+                Some(fetched) = own.next() => fetched?,
+                _ = check.tick() => {
+                    let others = own.waits.keys().copied().collect::<Vec<_>>();
+                    let taken = take_over(from, &plan.layers[at], &waiting, own);
+                    let is_taken = taken.is_some();
+                    own.claims.extend(taken.map(|claim| (at, claim)));
+                    for other in others {
+                        let Some(waiting) = own.waits.remove(&other) else { continue };
+                        match take_over(from, &plan.layers[other], &waiting, own) {
+                            Some(claim) => drop(own.claims.insert(other, claim)),
+                            None => drop(own.waits.insert(other, waiting)),
+                        }
+                    }
+                    self.begin(from, plan, own);
+                    if is_taken {
+                        return Ok(None);
+                    }
+                }
+            }
         }
     }
 
@@ -184,48 +193,72 @@ impl StorePuller {
         &self,
         from: LayerOrigin,
         wanted: PlannedLayer,
+        progress: Arc<FetchProgress>,
         worker: PullTaskHandle,
     ) -> Result<StagedLayer, PullError> {
         let span = tracing::info_span!("layer", digest = %wanted.descriptor.digest);
-        self.bring_layer(from, wanted, worker).instrument(span).await
+        Box::pin(self.bring_layer(from, wanted, progress, worker)).instrument(span).await
     }
 
     async fn bring_layer(
         &self,
         from: LayerOrigin,
         wanted: PlannedLayer,
+        progress: Arc<FetchProgress>,
         worker: PullTaskHandle,
     ) -> Result<StagedLayer, PullError> {
-        let options = self.options(wanted.descriptor.size, &worker);
-        let mut slot = Some(self.slots.acquire().await.map_err(|_| PullError::Abandoned)?);
-        from.note(&wanted, LayerPhase::Fetching);
-        let (session, tally) = match from {
-            LayerOrigin::Import(import) => {
-                return take(self.store.clone(), import, wanted, options, &worker).await;
-            }
-            LayerOrigin::Registry { session, tally, .. } => (session, tally),
-        };
-        let (tracker, digest) = (Arc::clone(&tally), wanted.descriptor.digest.clone());
-        let observer: FetchObserver = Arc::new(move |notice| tracker.notice_of(&digest, &notice));
+        let (source, blob) = (from.source(), wanted.descriptor.digest.clone());
+        let mut request = SlotRequest { source, blob, progress, recalls: 0 };
         loop {
-            let (session, observer) = (session.clone(), Arc::clone(&observer));
-            match fetch_layer(self.store.clone(), session, wanted.clone(), options.clone(), observer, &worker)
-                .await
-            {
-                // The same bytes under another diff ID: rare and short. The pull that fetches them may need the slot.
-                Err(PullError::Store(StoreError::Busy { .. })) => {
-                    slot.take();
-                    tokio::time::sleep(BUSY_RETRY).await;
-                    slot = Some(self.slots.acquire().await.map_err(|_| PullError::Abandoned)?);
+            let slot = self.slots.acquire(&request).await;
+            from.note(&wanted, LayerPhase::Fetching);
+            tokio::select! {
+                fetched = self.fetch_from(&from, &wanted, &request.progress, &worker) => match fetched {
+                    // Another fetch has the download of these bytes, and may need the slot.
+                    Err(PullError::Store(StoreError::Busy { .. })) => {
+                        drop(slot);
+                        self.slots.recall_blob(&request.blob, &request.source, Instant::now());
+                        tokio::time::sleep(BUSY_RETRY).await;
+                    }
+                    fetched => return fetched,
+                },
+                () = slot.recalled() => {
+                    tracing::info!("a slow fetch gives way to layers that wait for its slot");
+                    from.note(&wanted, LayerPhase::Queued);
+                    request.recalls += 1;
                 }
-                Ok(staged) => {
-                    tally.set(&wanted.descriptor.digest, LayerPhase::Unpacked);
-                    tracing::debug!(digest = %wanted.descriptor.digest, "fetched and unpacked a layer");
-                    return Ok(staged);
-                }
-                failed => return failed,
             }
         }
+    }
+
+    async fn fetch_from(
+        &self,
+        from: &LayerOrigin,
+        wanted: &PlannedLayer,
+        progress: &Arc<FetchProgress>,
+        worker: &PullTaskHandle,
+    ) -> Result<StagedLayer, PullError> {
+        let (store, options) = (self.store.clone(), self.options(wanted.descriptor.size, worker));
+        let (session, tally) = match from {
+            LayerOrigin::Import(import) => {
+                progress.set_unpacking(options.progress.clone());
+                return take(store, import.clone(), wanted.clone(), options, worker).await;
+            }
+            LayerOrigin::Registry { session, tally, .. } => (session.clone(), tally),
+        };
+        let (tracker, counted, digest) =
+            (Arc::clone(tally), Arc::clone(progress), wanted.descriptor.digest.clone());
+        let observer: FetchObserver = Arc::new(move |notice| {
+            if let FetchNotice::Bytes(count) = notice {
+                counted.add_received(count, Instant::now());
+            }
+            tracker.notice_of(&digest, &notice);
+        });
+        let staged =
+            fetch_layer(store, session, wanted.clone(), options, (observer, progress), worker).await?;
+        tally.set(&wanted.descriptor.digest, LayerPhase::Unpacked);
+        tracing::debug!(digest = %wanted.descriptor.digest, "fetched and unpacked a layer");
+        Ok(staged)
     }
 
     /// A layer whose fetch another pull gave up.
@@ -237,7 +270,7 @@ impl StorePuller {
         own: &mut LayerFetches,
     ) -> Result<LayerHandle, PullError> {
         loop {
-            let layer = match self.turn(from, wanted, below, own, Store::claim).await? {
+            let layer = match self.turn(from, wanted, below, own, Store::claim_for).await? {
                 Some((layer, true)) => return Ok(layer),
                 Some((layer, false)) => layer,
                 None => continue,
@@ -279,22 +312,47 @@ impl StorePuller {
         wanted: &PlannedLayer,
         below: &[LayerHandle],
         own: &mut LayerFetches,
-        claim: fn(&Store, &Digest, &Digest) -> Result<ClaimOutcome, StoreError>,
+        claim: fn(&Store, &Digest, &Digest, FetchProgress) -> Result<ClaimOutcome, StoreError>,
     ) -> Result<Option<(LayerHandle, bool)>, PullError> {
         let (store, layer) = (self.store.clone(), wanted.clone());
-        match blocking(move || claim(&store, &layer.diff_id, &layer.chain_id)).await?? {
+        let progress = FetchProgress::new(from.source(), self.config.minimum_rate, Instant::now());
+        match blocking(move || claim(&store, &layer.diff_id, &layer.chain_id, progress)).await?? {
             ClaimOutcome::Present(layer) => Ok(Some((layer, false))),
             ClaimOutcome::Wait(waiting) => {
                 own.release_claims();
-                Ok(waiting.wait().await.map(|layer| (layer, false)))
+                let mut check = tokio::time::interval(CHECK_INTERVAL);
+                loop {
+                    tokio::select! {
+                        found = waiting.wait() => return Ok(found.map(|layer| (layer, false))),
+                        _ = check.tick() => {
+                            if let Some(claim) = take_over(from, wanted, &waiting, own) {
+                                return self.fetch_claimed(from, wanted, claim, below, own).await;
+                            }
+                        }
+                    }
+                }
             }
-            ClaimOutcome::Fetch(claim) => {
-                let staged = self.fetch_missing(from.clone(), wanted.clone(), own.worker.clone()).await?;
-                let layer = self.settle_staged(wanted, staged, below, own).await?;
-                claim.done(&layer);
-                Ok(Some((layer, true)))
-            }
+            ClaimOutcome::Fetch(claim) => self.fetch_claimed(from, wanted, claim, below, own).await,
         }
+    }
+
+    /// Fetches a claimed layer and settles it; `None` if another pull took the fetch over.
+    async fn fetch_claimed(
+        &self,
+        from: &LayerOrigin,
+        wanted: &PlannedLayer,
+        claim: LayerClaim,
+        below: &[LayerHandle],
+        own: &mut LayerFetches,
+    ) -> Result<Option<(LayerHandle, bool)>, PullError> {
+        let progress = Arc::clone(claim.progress());
+        let staged = tokio::select! {
+            staged = self.fetch_missing(from.clone(), wanted.clone(), progress, own.worker.clone()) => staged?,
+            () = claim.taken_over() => return Ok(None),
+        };
+        let layer = self.settle_staged(wanted, staged, below, own).await?;
+        claim.done(&layer);
+        Ok(Some((layer, true)))
     }
 
     /// Gives a staged layer what it takes from those below, and moves it to its place.
@@ -373,15 +431,18 @@ fn unpacking(wanted: &PlannedLayer, cause: UnpackError) -> PullError {
     PullError::Unpack { digest: wanted.descriptor.digest.clone(), cause }
 }
 
-/// Waits for a layer that another pull fetches; `None` if it gave up. Ends early if a fetch of this pull fails during the
-/// wait.
-async fn await_other(waiting: LayerWait, own: &mut LayerFetches) -> Result<Option<LayerHandle>, PullError> {
-    let wait = waiting.wait();
-    tokio::pin!(wait);
-    loop {
-        tokio::select! {
-            found = &mut wait => return Ok(found),
-            Some(brought) = own.next() => brought?,
-        }
+/// Takes over a fetch that makes no real progress, once for each layer.
+fn take_over(
+    from: &LayerOrigin,
+    wanted: &PlannedLayer,
+    waiting: &LayerWait,
+    own: &mut LayerFetches,
+) -> Option<LayerClaim> {
+    if own.taken_over.contains(&wanted.chain_id) {
+        return None;
     }
+    let claim = waiting.take_over(&from.source(), Instant::now())?;
+    tracing::info!(digest = %wanted.descriptor.digest, "fetching a layer whose fetch by another pull is too slow");
+    own.taken_over.insert(wanted.chain_id.clone());
+    Some(claim)
 }

@@ -13,6 +13,7 @@ use super::plan::PlannedLayer;
 use super::pull_tasks::PullTaskHandle;
 use crate::disk::{DiskSpace, SpaceReserve};
 pub(super) use crate::store::FILES;
+use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::Import;
 use crate::store::{FS, IngestFile, LayerStaging, Store, StoreError};
 use crate::unpack::{
@@ -54,7 +55,7 @@ pub(super) async fn fetch_layer(
     session: RepositorySession,
     wanted: PlannedLayer,
     options: UnpackOptions,
-    observer: FetchObserver,
+    (observer, progress): (FetchObserver, &FetchProgress),
     worker: &PullTaskHandle,
 ) -> Result<StagedLayer, PullError> {
     let ingest = ingest_of(&store, &wanted, worker).await?;
@@ -68,6 +69,7 @@ pub(super) async fn fetch_layer(
         // Bytes of an earlier pull count as come; those that were forgotten do not any more.
         observer(FetchNotice::Present(ingest.done()));
         let options = UnpackOptions { progress: Arc::default(), ..options.clone() };
+        progress.set_unpacking(options.progress.clone());
         let served = Arc::new(Mutex::new(Vec::new()));
         let watched = session.with_watcher(noting_hosts(served.clone(), observer.clone()));
         match attempt(&store, &watched, &wanted, &ingest, options, worker).await {

@@ -9,6 +9,7 @@ use super::plan::PlannedLayer;
 use super::possession::ProvedBlobs;
 use super::pull_progress::PullProgress;
 use crate::store::LayerRecord;
+use crate::store::fetch_progress::FetchSource;
 use crate::store::import::Import;
 
 /// Where layers come from.
@@ -29,10 +30,27 @@ impl LayerOrigin {
         }
     }
 
+    /// The source, as other pulls see it.
+    pub(super) fn source(&self) -> FetchSource {
+        match self {
+            LayerOrigin::Registry { session, .. } => source_of(session),
+            LayerOrigin::Import(_) => FetchSource::default(),
+        }
+    }
+
     /// Notes what happens to a layer.
     pub(super) fn note(&self, wanted: &PlannedLayer, phase: LayerPhase) {
         if let LayerOrigin::Registry { tally, .. } = self {
             tally.set(&wanted.descriptor.digest, phase);
         }
+    }
+}
+
+/// The source of a session's layers.
+pub(super) fn source_of(session: &RepositorySession) -> FetchSource {
+    FetchSource {
+        registry: session.image().registry().to_owned(),
+        repository: session.image().name().to_owned(),
+        authorizers: session.authorizers(),
     }
 }

@@ -11,6 +11,7 @@ use super::pull_tasks::{PullTasks, blocking};
 use super::{PullError, StorePuller, reclaimable};
 use crate::store::admission::InsufficientSpace;
 use crate::store::commit::names_of;
+use crate::store::fetch_progress::FetchSource;
 use crate::store::import::{Import, ImportError, ImportImage, ImportSource};
 use crate::store::{ImageCommit, ImageRecord, Store};
 
@@ -68,7 +69,7 @@ impl StorePuller {
         workers: &PullTasks,
     ) -> Result<LoadedImage, PullError> {
         let plan = PullPlan::new(&image.manifest, &image.parsed_config, image.config.clone());
-        let claims = self.claim(&plan).await?;
+        let claims = self.claim(&plan, FetchSource::default()).await?;
         let missing = plan.to_fetch(&claims);
         self.admit(&plan, &missing).await?;
         let origin = LayerOrigin::Import(import.clone());

@@ -15,7 +15,9 @@
 mod assemble;
 mod error;
 mod fetch_layer;
+mod layer_fetches;
 mod layer_origin;
+mod layer_slots;
 mod load;
 mod open_files;
 mod plan;
@@ -41,12 +43,14 @@ pub use load::LoadedImage;
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::admission::{self, admit};
 use crate::store::{
-    ClaimOutcome, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, LeaseResources, Store, StoreError,
+    ClaimOutcome, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, LeaseResources, MinimumRate, Store,
+    StoreError,
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
 use larder_registry::manifest::PlatformMatcher;
 use larder_registry::{ImageDocuments, RegistryClient};
-use layer_origin::LayerOrigin;
+use layer_origin::{LayerOrigin, source_of};
+use layer_slots::LayerSlots;
 use open_files::OpenFileBudget;
 use plan::PullPlan;
 use possession::ProvedBlobs;
@@ -58,8 +62,11 @@ use pull_tasks::{AbandonedPulls, PullTaskHandle, PullTasks, blocking};
 pub struct StorePullConfig {
     /// The platform to select from an index. Default: the platform of this machine.
     pub platform: PlatformMatcher,
-    /// Maximum of layers fetched and unpacked at the same time, over all pulls. Default 4. Each takes up to 3 MiB of memory.
+    /// Maximum of layers of one registry fetched and unpacked at the same time, over all pulls; twice as many of all
+    /// registries. Default 4. Each takes up to 3 MiB of memory.
     pub layers_at_once: usize,
+    /// A layer that is fetched more slowly gives way to pulls that wait for it or for its slot. Default 64 KiB/s over 10 s.
+    pub minimum_rate: MinimumRate,
     /// Space to leave free on the store's filesystem. A pull or load is refused if even its least estimate does not fit
     /// beside the reserve; one that takes more fails when it would use up the reserve. Default 64 MiB and 1,000 inodes.
     pub reserve: DiskSpace,
@@ -77,6 +84,7 @@ impl Default for StorePullConfig {
         StorePullConfig {
             platform: PlatformMatcher::host(),
             layers_at_once: 4,
+            minimum_rate: MinimumRate::default(),
             reserve: DiskSpace { bytes: 64 << 20, inodes: 1000 },
             open_files: open_files::usual(),
             limits: UnpackLimits::default(),
@@ -97,7 +105,7 @@ pub struct StorePuller {
     store: Store,
     client: RegistryClient,
     config: Arc<StorePullConfig>,
-    slots: Arc<Semaphore>,
+    slots: LayerSlots,
     files: OpenFileBudget,
     /// Bounds the layers that are open as lowers of others.
     lowers: Arc<Semaphore>,
@@ -109,8 +117,8 @@ pub struct StorePuller {
 impl StorePuller {
     /// Pulls into `store` through `client`.
     pub fn new(store: Store, client: RegistryClient, config: StorePullConfig) -> Self {
-        let slots = Arc::new(Semaphore::new(config.layers_at_once.max(1)));
-        let files = OpenFileBudget::of(config.open_files, config.layers_at_once);
+        let slots = LayerSlots::new(config.layers_at_once);
+        let files = OpenFileBudget::of(config.open_files, slots.total());
         let lowers = Arc::new(Semaphore::new(files.lowers as usize));
         let (syncer, leaving) = (BackgroundSyncer::new(files.waiting), AbandonedPulls::default());
         let reserve = SpaceReserve::new(store.root().to_owned(), config.reserve);
@@ -146,7 +154,7 @@ impl StorePuller {
         progress: &ProgressReporter,
     ) -> Result<ImageRecord, PullError> {
         let workers = PullTasks::new(self.syncer.begin(), &self.leaving);
-        let pulled = self.pull_layers(name, credential, progress, &workers).await;
+        let pulled = Box::pin(self.pull_layers(name, credential, progress, &workers)).await;
         workers.end().await;
         self.reclaim_if_full(pulled).await
     }
@@ -175,7 +183,7 @@ impl StorePuller {
         // Before the claims: a resumable layer must not be reclaimed in between.
         let _archives =
             self.store.hold_archives(plan.layers.iter().map(|layer| layer.descriptor.digest.clone()));
-        let claims = self.claim(&plan).await?;
+        let claims = self.claim(&plan, source_of(&session)).await?;
         let missing = plan.to_fetch(&claims);
         self.admit(&plan, &missing).await?;
         let lease = self.lease_of(&plan, &claims).await?;

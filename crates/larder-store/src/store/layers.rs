@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use larder::reference::Digest;
-use tokio::sync::watch;
 
+use super::claims::{self, Claimed, KeyedLayer, LayerClaims};
 use super::db::{DbRead as _, DbSnapshot, LAYERS, MOUNTS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
+use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};
 use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
 use super::references::{ItemReference, ReferencedItem};
@@ -107,8 +108,8 @@ impl Drop for LayerHandleInner {
 /// Layers being fetched, and layers without a commit.
 #[derive(Debug, Default)]
 pub(crate) struct PendingLayers {
-    /// In-flight fetches, by diff ID.
-    claims: Mutex<HashMap<Digest, watch::Receiver<Option<LayerHandle>>>>,
+    /// In-flight fetches.
+    pub(super) claims: LayerClaims<LayerHandle>,
     /// Layers in their place that no commit has named.
     fresh: Mutex<HashMap<LayerKey, Weak<LayerHandleInner>>>,
     /// Those of them without a handle.
@@ -116,10 +117,6 @@ pub(crate) struct PendingLayers {
 }
 
 impl PendingLayers {
-    fn claims(&self) -> MutexGuard<'_, HashMap<Digest, watch::Receiver<Option<LayerHandle>>>> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn fresh(&self) -> MutexGuard<'_, HashMap<LayerKey, Weak<LayerHandleInner>>> {
         self.fresh.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,6 +134,12 @@ impl PendingLayers {
     }
 }
 
+/// The right to fetch a layer. If it is dropped without `done`, the next waiter gets it.
+pub type LayerClaim = claims::LayerClaim<LayerHandle>;
+
+/// A layer that another pull fetches.
+pub type LayerWait = claims::LayerWait<LayerHandle>;
+
 /// Answer to [`Store::claim`].
 #[derive(Debug)]
 pub enum ClaimOutcome {
@@ -148,42 +151,9 @@ pub enum ClaimOutcome {
     Wait(LayerWait),
 }
 
-/// The right to fetch a layer. If it is dropped without [`done`](LayerClaim::done), the next waiter gets it.
-#[derive(Debug)]
-pub struct LayerClaim {
-    store: Arc<OpenStore>,
-    diff_id: Digest,
-    outcome: watch::Sender<Option<LayerHandle>>,
-}
-
-impl LayerClaim {
-    /// Passes the layer to all waiters.
-    pub fn done(self, layer: &LayerHandle) {
-        self.outcome.send_replace(Some(layer.clone()));
-    }
-}
-
-impl Drop for LayerClaim {
-    fn drop(&mut self) {
-        self.store.arrivals.claims().remove(&self.diff_id);
-    }
-}
-
-/// A layer that another pull fetches.
-#[derive(Debug)]
-pub struct LayerWait {
-    outcome: watch::Receiver<Option<LayerHandle>>,
-    keys: [LayerKey; 2],
-}
-
-impl LayerWait {
-    /// Waits until it is present. `None` if the other pull gave up, or the layer does not fit here: claim it again.
-    pub async fn wait(mut self) -> Option<LayerHandle> {
-        let layer = match self.outcome.wait_for(Option::is_some).await {
-            Ok(layer) => layer.clone(),
-            Err(_) => None,
-        };
-        layer.filter(|layer| self.keys.contains(layer.key()))
+impl KeyedLayer for LayerHandle {
+    fn layer_key(&self) -> &LayerKey {
+        self.key()
     }
 }
 
@@ -266,32 +236,50 @@ impl Store {
     ///
     /// `chain_id` is that of the layers up to this one; it names the layer where its content depends on them.
     pub fn claim(&self, diff_id: &Digest, chain_id: &Digest) -> Result<ClaimOutcome, StoreError> {
-        self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(diff_id)])
+        let progress = FetchProgress::default();
+        self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(diff_id)], progress)
     }
 
-    /// Like [`claim`](Store::claim), where the layer kept under its diff id was looked at and does not fit the layers
+    /// Like [`claim`](Store::claim), for a pull from a source: another pull may take the fetch over.
+    pub(crate) fn claim_for(
+        &self,
+        diff_id: &Digest,
+        chain_id: &Digest,
+        progress: FetchProgress,
+    ) -> Result<ClaimOutcome, StoreError> {
+        self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(diff_id)], progress)
+    }
+
+    /// Like [`claim_for`](Store::claim_for), where the layer kept under its diff id was looked at and does not fit the layers
     /// below: only one kept under this chain id will do.
-    pub(crate) fn claim_own(&self, diff_id: &Digest, chain_id: &Digest) -> Result<ClaimOutcome, StoreError> {
-        self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(chain_id)])
+    pub(crate) fn claim_own(
+        &self,
+        diff_id: &Digest,
+        chain_id: &Digest,
+        progress: FetchProgress,
+    ) -> Result<ClaimOutcome, StoreError> {
+        self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(chain_id)], progress)
     }
 
-    fn claim_one_of(&self, diff_id: &Digest, keys: [LayerKey; 2]) -> Result<ClaimOutcome, StoreError> {
-        let mut claims = self.0.arrivals.claims();
-        for key in &keys {
-            if let Some(layer) = self.layer(key)?.filter(|layer| layer.record().is_whole()) {
-                return Ok(ClaimOutcome::Present(layer));
+    fn claim_one_of(
+        &self,
+        diff_id: &Digest,
+        keys: [LayerKey; 2],
+        progress: FetchProgress,
+    ) -> Result<ClaimOutcome, StoreError> {
+        let present = |keys: &[LayerKey; 2]| {
+            for key in keys {
+                if let Some(layer) = self.layer(key)?.filter(|layer| layer.record().is_whole()) {
+                    return Ok(Some(layer));
+                }
             }
-        }
-        if let Some(outcome) = claims.get(diff_id) {
-            return Ok(ClaimOutcome::Wait(LayerWait { outcome: outcome.clone(), keys }));
-        }
-        let (sender, receiver) = watch::channel(None);
-        claims.insert(diff_id.clone(), receiver);
-        Ok(ClaimOutcome::Fetch(LayerClaim {
-            store: self.0.clone(),
-            diff_id: diff_id.clone(),
-            outcome: sender,
-        }))
+            Ok::<_, StoreError>(None)
+        };
+        Ok(match self.0.arrivals.claims.claim(diff_id, keys, progress, present)? {
+            Ok(layer) => ClaimOutcome::Present(layer),
+            Err(Claimed::Fetch(claim)) => ClaimOutcome::Fetch(claim),
+            Err(Claimed::Wait(waiting)) => ClaimOutcome::Wait(waiting),
+        })
     }
 
     /// The layer of this key, if it is here.

@@ -14,11 +14,13 @@
 
 pub mod admission;
 pub(crate) mod blobs;
+mod claims;
 pub(crate) mod commit;
 mod config;
 pub(crate) mod db;
 pub(crate) mod error;
 mod extents;
+pub(crate) mod fetch_progress;
 pub(crate) mod handle;
 pub(crate) mod images;
 pub mod import;
@@ -47,6 +49,7 @@ pub use commit::{CommitLayer, ImageCommit};
 pub use config::StoreConfig;
 pub use db::DbError;
 pub use error::{StoreError, StoreOpenError};
+pub use fetch_progress::MinimumRate;
 pub(crate) use handle::OpenStore;
 pub use handle::Store;
 pub use ingest::{IngestFile, IngestReader};

@@ -127,7 +127,21 @@ pub(super) const SETTINGS: &[Setting] = &[
         CountCodec<64>,
         store.layers_at_once,
         Restart,
-        "Limit of layers fetched and unpacked concurrently, over all pulls. Each uses up to 3 MiB of memory."
+        "Limit of layers fetched and unpacked concurrently from one registry, over all pulls; the limit over all registries is twice as high. Each uses up to 3 MiB of memory."
+    ),
+    setting!(
+        "store.minimumRate",
+        ByteSizeCodec<0>,
+        store.minimum_rate.bytes_per_second,
+        Restart,
+        "Bytes per second. A layer that is fetched more slowly gives way to other pulls that wait for it or for its slot. Without waiting pulls, it may be slower. 0: it never gives way."
+    ),
+    setting!(
+        "store.minimumRateWindow",
+        DurationCodec<1>,
+        store.minimum_rate.window,
+        Restart,
+        "Time over which the rate of `store.minimumRate` is measured."
     ),
     setting!(
         "store.reserveBytes",

@@ -1,0 +1,177 @@
+//! The right to fetch a layer: one pull has it, and others wait for the layer.
+//!
+//! A waiting pull takes the right over if the fetch makes no real progress: one slow registry must not delay all images
+//! that share a layer.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use larder::reference::Digest;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::fetch_progress::{FetchProgress, FetchSource};
+use super::records::LayerKey;
+
+/// A fetched layer.
+pub(super) trait KeyedLayer: Clone {
+    /// The key under which it is stored.
+    fn layer_key(&self) -> &LayerKey;
+}
+
+/// In-flight fetches, by diff ID. Clones share them.
+#[derive(Debug)]
+pub(super) struct LayerClaims<L>(Arc<Mutex<FetchMap<L>>>);
+
+type FetchMap<L> = HashMap<Digest, ClaimedLayer<L>>;
+type ClaimedLayer<L> = Arc<watch::Sender<ClaimState<L>>>;
+
+/// What the owner and the waiting pulls of a layer share.
+#[derive(Debug)]
+struct ClaimState<L> {
+    /// Increases with each takeover.
+    owner: u64,
+    progress: Arc<FetchProgress>,
+    layer: Option<L>,
+    given_up: bool,
+}
+
+impl<L> Clone for LayerClaims<L> {
+    fn clone(&self) -> Self {
+        LayerClaims(Arc::clone(&self.0))
+    }
+}
+
+impl<L> Default for LayerClaims<L> {
+    fn default() -> Self {
+        LayerClaims(Arc::default())
+    }
+}
+
+/// The claim of a layer that is not present.
+pub(super) enum Claimed<L> {
+    Fetch(LayerClaim<L>),
+    Wait(LayerWait<L>),
+}
+
+impl<L> LayerClaims<L> {
+    fn lock(&self) -> MutexGuard<'_, FetchMap<L>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Claims a layer unless `present` finds it. No fetch begins or ends during the search.
+    pub(super) fn claim<E>(
+        &self,
+        diff_id: &Digest,
+        keys: [LayerKey; 2],
+        progress: FetchProgress,
+        present: impl FnOnce(&[LayerKey; 2]) -> Result<Option<L>, E>,
+    ) -> Result<Result<L, Claimed<L>>, E> {
+        let mut fetches = self.lock();
+        if let Some(layer) = present(&keys)? {
+            return Ok(Ok(layer));
+        }
+        let (claims, diff_id) = (self.clone(), diff_id.clone());
+        if let Some(shared) = fetches.get(&diff_id) {
+            let shared = Arc::clone(shared);
+            return Ok(Err(Claimed::Wait(LayerWait { claims, diff_id, shared, keys })));
+        }
+        let progress = Arc::new(progress);
+        let state = ClaimState { owner: 0, progress: Arc::clone(&progress), layer: None, given_up: false };
+        let shared = Arc::new(watch::Sender::new(state));
+        fetches.insert(diff_id.clone(), Arc::clone(&shared));
+        Ok(Err(Claimed::Fetch(LayerClaim { claims, diff_id, shared, owner: 0, progress })))
+    }
+}
+
+/// The right to fetch a layer. If it is dropped without [`done`](LayerClaim::done), the next waiter gets it.
+#[derive(Debug)]
+pub struct LayerClaim<L> {
+    claims: LayerClaims<L>,
+    diff_id: Digest,
+    shared: ClaimedLayer<L>,
+    owner: u64,
+    progress: Arc<FetchProgress>,
+}
+
+impl<L: Send + Sync + 'static> LayerClaim<L> {
+    /// Passes the layer to all waiters.
+    pub fn done(self, layer: &L)
+    where
+        L: Clone,
+    {
+        self.shared.send_modify(|state| state.layer = Some(layer.clone()));
+    }
+
+    /// Progress of the fetch, which decides whether a waiting pull takes it over.
+    pub(crate) fn progress(&self) -> &Arc<FetchProgress> {
+        &self.progress
+    }
+
+    /// Ends when a waiting pull has taken the fetch over.
+    pub(crate) fn taken_over(&self) -> impl Future<Output = ()> + Send + use<L> {
+        let (mut state, owner) = (self.shared.subscribe(), self.owner);
+        async move {
+            // The sender is dropped only after the claim.
+            if state.wait_for(|state| state.owner != owner).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+impl<L> Drop for LayerClaim<L> {
+    fn drop(&mut self) {
+        let mut fetches = self.claims.lock();
+        if self.shared.borrow().owner != self.owner {
+            return;
+        }
+        fetches.remove(&self.diff_id);
+        self.shared.send_modify(|state| state.given_up = true);
+    }
+}
+
+/// A layer that another pull fetches.
+#[derive(Debug)]
+pub struct LayerWait<L> {
+    claims: LayerClaims<L>,
+    diff_id: Digest,
+    shared: ClaimedLayer<L>,
+    keys: [LayerKey; 2],
+}
+
+#[expect(private_bounds, reason = "only handles of layers are claimed")]
+impl<L: KeyedLayer> LayerWait<L> {
+    /// Waits until it is present. `None` if the other pull gave up, or the layer does not fit here: claim it again.
+    pub async fn wait(&self) -> Option<L> {
+        let mut state = self.shared.subscribe();
+        let layer = match state.wait_for(|state| state.given_up || state.layer.is_some()).await {
+            Ok(state) => state.layer.clone(),
+            Err(_) => None,
+        };
+        layer.filter(|layer| self.keys.contains(layer.layer_key()))
+    }
+
+    /// Takes the fetch over if it makes no real progress and `source` may be faster. The waiting pulls then wait for this one.
+    pub(crate) fn take_over(&self, source: &FetchSource, now: Instant) -> Option<LayerClaim<L>> {
+        let _fetches = self.claims.lock();
+        let mut claimed = None;
+        self.shared.send_if_modified(|state| {
+            let over = state.given_up || state.layer.is_some();
+            if over || !state.progress.is_stuck_for(source, now) {
+                return false;
+            }
+            state.owner += 1;
+            state.progress = Arc::new(FetchProgress::new(source.clone(), state.progress.minimum(), now));
+            claimed = Some((state.owner, Arc::clone(&state.progress)));
+            true
+        });
+        claimed.map(|(owner, progress)| LayerClaim {
+            claims: self.claims.clone(),
+            diff_id: self.diff_id.clone(),
+            shared: Arc::clone(&self.shared),
+            owner,
+            progress,
+        })
+    }
+}

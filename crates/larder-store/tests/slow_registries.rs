@@ -1,0 +1,158 @@
+//! A slow registry delays its own images only: slots and layers that others need are not kept by it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder::backend::ProgressReporter;
+use larder::reference::Reference;
+use larder_registry::{Proxy, RegistryClient, RegistryConfig};
+use larder_store::pull::{PullError, StorePullConfig, StorePuller};
+use larder_store::store::{ImageRecord, MinimumRate, Store, StoreConfig};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
+use larder_testkit_peers::process::poll;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+
+/// Enough for a pull on a busy machine, and far less than a slow layer takes.
+const SOON: Duration = Duration::from_secs(60);
+
+struct Node {
+    _dir: TempDir,
+    puller: StorePuller,
+}
+
+impl Node {
+    fn new() -> Node {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
+        let config =
+            RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
+        let minimum_rate = MinimumRate { window: Duration::from_millis(1500), ..MinimumRate::default() };
+        let pulls = StorePullConfig { minimum_rate, ..StorePullConfig::default() };
+        Node { _dir: dir, puller: StorePuller::new(store, RegistryClient::new(config), pulls) }
+    }
+
+    fn pull(&self, registry: &FaultRegistry, name: &str) -> JoinHandle<Result<ImageRecord, PullError>> {
+        let (name, puller) = (Reference::parse(&registry.image(name)).unwrap(), self.puller.clone());
+        tokio::spawn(async move { puller.pull(&name, None, &ProgressReporter::unwatched()).await })
+    }
+
+    async fn pull_soon(&self, registry: &FaultRegistry, name: &str) {
+        let pulling = tokio::time::timeout(SOON, self.pull(registry, name)).await;
+        pulling.expect("the slow registry does not delay it").unwrap().unwrap();
+    }
+}
+
+fn layer(name: &str, byte: u8) -> Vec<u8> {
+    TarBuilder::new().with(TarBuilderEntry::file(name, vec![byte; 3 << 20])).finish()
+}
+
+/// Serves these layers at 800 bytes per second.
+fn slow_down(registry: &FaultRegistry, layers: &[String]) {
+    for layer in layers {
+        let trickle = ResponseFault::Trickle(80, Duration::from_millis(100));
+        registry.fault(FaultTrigger::path(format!("/blobs/{layer}")), trickle);
+    }
+}
+
+async fn requested(registry: &Arc<FaultRegistry>, blob: &str, count: usize) {
+    let (registry, blob) = (registry.clone(), blob.to_owned());
+    let seen = move || {
+        poll(SOON, || (registry.requests_for(&format!("/blobs/{blob}")).len() >= count).then_some(()))
+    };
+    tokio::task::spawn_blocking(seen).await.unwrap().expect("the slow registry is asked for the layer");
+}
+
+#[tokio::test]
+async fn slow_layers_of_one_registry_do_not_stop_pulls_from_another() {
+    let (node, slow, fast) = (Node::new(), Arc::new(FaultRegistry::start()), FaultRegistry::start());
+    let layers: Vec<_> = (0..6).map(|byte| layer("slow", byte)).collect();
+    let image = slow.put_image("slow", "1", PLAIN, &layers, &[]);
+    slow_down(&slow, &image.layers);
+    let pulling = node.pull(&slow, "slow:1");
+    requested(&slow, "", 1 + 4).await;
+
+    fast.put_image("app", "1", PLAIN, &[layer("a", 11), layer("b", 12)], &[]);
+    node.pull_soon(&fast, "app:1").await;
+    assert!(!pulling.is_finished(), "a slow registry is not an error");
+    pulling.abort();
+}
+
+#[tokio::test]
+async fn slow_layers_of_many_registries_give_way() {
+    let (node, fast) = (Node::new(), FaultRegistry::start());
+    let mut slow = Vec::new();
+    for _ in 0..3 {
+        let registry = Arc::new(FaultRegistry::start());
+        let layers: Vec<_> = (0..4).map(|byte| layer(&registry.address(), byte)).collect();
+        let image = registry.put_image("slow", "1", PLAIN, &layers, &[]);
+        slow_down(&registry, &image.layers);
+        slow.push((node.pull(&registry, "slow:1"), registry));
+    }
+    for (_, registry) in &slow[..2] {
+        requested(registry, "", 1).await;
+    }
+    fast.put_image("app", "1", PLAIN, &[layer("a", 11), layer("b", 12)], &[]);
+    node.pull_soon(&fast, "app:1").await;
+    for (pulling, _registry) in slow {
+        pulling.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_pull_fetches_a_layer_itself_whose_fetch_by_another_pull_is_too_slow() {
+    let (node, slow, fast) = (Node::new(), Arc::new(FaultRegistry::start()), FaultRegistry::start());
+    let base = layer("base", 1);
+    let image = slow.put_image("slow", "1", PLAIN, std::slice::from_ref(&base), &[]);
+    slow_down(&slow, &image.layers);
+    let pulling = node.pull(&slow, "slow:1");
+    requested(&slow, &image.layers[0], 1).await;
+
+    fast.put_image("app", "1", PLAIN, &[base, layer("b", 12)], &[]);
+    node.pull_soon(&fast, "app:1").await;
+    pulling.abort();
+}
+
+#[tokio::test]
+async fn a_fetched_layer_above_a_slow_one_does_not_keep_others_waiting() {
+    let (node, slow, fast) = (Node::new(), Arc::new(FaultRegistry::start()), FaultRegistry::start());
+    let base = TarBuilder::new().with(TarBuilderEntry::file("usr/bin/base", vec![1; 1 << 20])).finish();
+    let image = slow.put_image("slow", "1", PLAIN, &[layer("junk", 9), base.clone()], &[]);
+    slow_down(&slow, &image.layers[..1]);
+    let pulling = node.pull(&slow, "slow:1");
+    requested(&slow, &image.layers[1], 1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await; // until it is unpacked
+
+    fast.put_image("app", "1", PLAIN, &[base, layer("b", 12)], &[]);
+    node.pull_soon(&fast, "app:1").await;
+    pulling.abort();
+}
+
+#[tokio::test]
+async fn the_download_of_a_blob_under_another_diff_id_does_not_keep_others_waiting() {
+    let (node, slow, fast) = (Node::new(), Arc::new(FaultRegistry::start()), FaultRegistry::start());
+    let base = layer("base", 1);
+    let blob = slow.put_blob(base.clone());
+    let config = json!({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers",
+        "diff_ids": [format!("sha256:{}", "0".repeat(64))]}})
+    .to_string();
+    let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST,
+        "config": {"mediaType": CONFIG, "digest": slow.put_blob(config.clone()), "size": config.len()},
+        "layers": [{"mediaType": PLAIN, "digest": blob, "size": base.len()}]});
+    slow.put_manifest("slow", "1", MANIFEST, manifest.to_string());
+    slow_down(&slow, std::slice::from_ref(&blob));
+    let pulling = node.pull(&slow, "slow:1");
+    requested(&slow, &blob, 1).await;
+
+    fast.put_image("app", "1", PLAIN, &[base], &[]);
+    node.pull_soon(&fast, "app:1").await;
+    pulling.abort();
+}
