@@ -1,0 +1,168 @@
+//! One hostile registry and one hostile repository at full effort: pulls of others keep their speed, and no private byte is
+//! served.
+//!
+//! The registry of the others sends at a fixed pace, so that the time of a pull is that of waiting, not of this machine's
+//! processors.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::time::Duration;
+
+use larder::backend::ProgressReporter;
+use larder::reference::{Digest, Reference};
+use larder_registry::{Proxy, RegistryClient, RegistryConfig};
+use larder_store::pull::{StorePullConfig, StorePuller};
+use larder_store::store::{Store, StoreConfig};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit::fault_registry::{
+    FaultRegistry, FaultRegistryAuth, FaultTrigger, PutImage, ResponseFault,
+};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tokio::time::{self, Instant};
+
+const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+
+/// Pulls that are measured, each once in peace and once under attack.
+const ROUNDS: usize = 6;
+/// Of the speed in peace.
+const LEAST: f64 = 0.8;
+/// Between two attempts of one hostile pull; kubelet's back-off is longer.
+const PAUSE: Duration = Duration::from_millis(100);
+const HOUR: Duration = Duration::from_secs(3600);
+
+struct Node {
+    _dir: TempDir,
+    puller: StorePuller,
+    honest: FaultRegistry,
+    hostile: FaultRegistry,
+    /// Of a hostile registry too; its token service does not answer.
+    hanging: FaultRegistry,
+    victim: PutImage,
+}
+
+fn layer(name: &str, bytes: usize) -> Vec<u8> {
+    TarBuilder::new().with(TarBuilderEntry::file(name, vec![7; bytes])).finish()
+}
+
+impl Node {
+    async fn new() -> Node {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
+        let config =
+            RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
+        let puller = StorePuller::new(store, RegistryClient::new(config), StorePullConfig::default());
+        let [honest, hostile, hanging] = [(); 3].map(|()| FaultRegistry::start());
+        let victim = honest.put_image("private/app", "1", PLAIN, &[layer("secret", 20_000)], &[]);
+        for round in 0..2 * ROUNDS {
+            let layers = ["a", "b", "c"].map(|name| layer(&format!("{name}{round}"), 400_000));
+            honest.put_image(&format!("app{round}"), "1", PLAIN, &layers, &[]);
+        }
+        // 400 kB in about half a second.
+        let pace = ResponseFault::Trickle(16 << 10, Duration::from_millis(20));
+        honest.fault(FaultTrigger::path("/v2/app"), pace);
+        let node = Node { _dir: dir, puller, honest, hostile, hanging, victim };
+        node.set_traps();
+        pull(&node.puller, &node.honest.image("private/app:1")).await.unwrap();
+        node
+    }
+
+    fn set_traps(&self) {
+        let layers: Vec<_> = (0..6).map(|byte| layer(&format!("slow{byte}"), 1 << 20)).collect();
+        let slow = self.hostile.put_image("slow", "1", PLAIN, &layers, &[]);
+        for blob in slow.layers {
+            let trickle = ResponseFault::Trickle(80, Duration::from_millis(100));
+            self.hostile.fault(FaultTrigger::path(format!("/blobs/{blob}")), trickle);
+        }
+        self.hostile.fault(FaultTrigger::path("/v2/silent/"), ResponseFault::SlowHeaders(HOUR));
+        self.hostile.fault(FaultTrigger::path("/v2/stalled/"), ResponseFault::StallAfter(10));
+        self.hostile.put_image("stalled", "1", PLAIN, &[layer("stalled", 10_000)], &[]);
+        let later = || ResponseFault::RetryAfter(429, "86400".into());
+        self.hostile.fault(FaultTrigger::path("/v2/limited/"), later());
+        // A repository of the honest registry whose owner exhausted its quota.
+        self.honest.fault(FaultTrigger::path("/v2/hostile/"), later());
+        self.name_private_config();
+        self.hanging.require(FaultRegistryAuth::Token { realm: String::new(), login: None, expires_in: 300 });
+        self.hanging.fault(FaultTrigger::path("/token"), ResponseFault::SlowHeaders(HOUR));
+        self.hanging.put_image("app", "1", PLAIN, &[layer("hanging", 10_000)], &[]);
+    }
+
+    /// Junk under the private image's config and with its layers' digests, in a registry that does not have them.
+    fn name_private_config(&self) {
+        let config = json!({"mediaType": CONFIG, "digest": self.victim.config, "size": 200});
+        let (junk, secret) = (layer("junk", 5_000), &self.victim.layers[0]);
+        for (name, blob, size) in [
+            ("junk", self.hostile.put_blob(junk.clone()), junk.len()),
+            ("stolen", secret.clone(), layer("secret", 20_000).len()),
+        ] {
+            let layers = json!([{"mediaType": PLAIN, "digest": blob, "size": size}]);
+            let manifest =
+                json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers});
+            self.hostile.put_manifest(name, "1", MANIFEST, manifest.to_string());
+        }
+    }
+
+    /// Hostile pulls, each repeated until the set is dropped.
+    fn attack(&self) -> JoinSet<()> {
+        let mut attack = JoinSet::new();
+        let of_hostile = ["slow:1", "silent:1", "stalled:1", "limited:1", "junk:1", "stolen:1"];
+        let mut names = of_hostile.map(|name| self.hostile.image(name)).to_vec();
+        names.extend([self.hanging.image("app:1"), self.honest.image("hostile:1")]);
+        for name in names {
+            for _ in 0..2 {
+                let (puller, name) = (self.puller.clone(), name.clone());
+                attack.spawn(async move {
+                    loop {
+                        assert!(pull(&puller, &name).await.is_err(), "{name} was pulled");
+                        time::sleep(PAUSE).await;
+                    }
+                });
+            }
+        }
+        attack
+    }
+
+    /// Time of the pull of an image that was not pulled before.
+    async fn measure(&self, number: usize) -> Duration {
+        let began = Instant::now();
+        pull(&self.puller, &self.honest.image(&format!("app{number}:1"))).await.unwrap();
+        began.elapsed()
+    }
+}
+
+async fn pull(puller: &StorePuller, name: &str) -> Result<(), String> {
+    let name = Reference::parse(name).unwrap();
+    let outcome = puller.pull(&name, None, &ProgressReporter::unwatched()).await;
+    outcome.map(drop).map_err(|error| error.to_string())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_registries_neither_slow_down_other_pulls_nor_get_private_images() {
+    let node = Node::new().await;
+    let id = Digest::parse(&node.victim.config).unwrap();
+    let before = node.puller.store().image(&id).unwrap().unwrap();
+    node.honest.forget_requests();
+    let (mut peace, mut attacked) = (Duration::ZERO, Duration::ZERO);
+    for round in 0..ROUNDS {
+        peace += node.measure(2 * round).await;
+        let mut attack = node.attack();
+        time::sleep(Duration::from_millis(300)).await; // until its fetches have begun
+        attacked += node.measure(2 * round + 1).await;
+        assert!(attack.try_join_next().is_none(), "no hostile pull succeeds");
+        attack.shutdown().await;
+    }
+    let speed = peace.as_secs_f64() / attacked.as_secs_f64();
+    eprintln!(
+        "{ROUNDS} pulls in peace: {peace:.2?}, under attack: {attacked:.2?}, speed: {:.0}%",
+        speed * 100.0
+    );
+    assert!(speed >= LEAST, "pulls of others have {:.0}% of their speed", speed * 100.0);
+    assert_eq!(node.puller.store().image(&id).unwrap().unwrap(), before, "the private image is unchanged");
+    let images = node.puller.store().images().unwrap();
+    assert_eq!(images.len(), 1 + 2 * ROUNDS, "no hostile image is present");
+    let secret = format!("/blobs/{}", node.victim.layers[0]);
+    assert!(node.honest.requests_for(&secret).is_empty());
+}
