@@ -20,6 +20,20 @@ const LEAVING: usize = 200;
 #[derive(Clone, Default)]
 pub(crate) struct Connections(pub(super) Arc<ConnectionsInner>);
 
+/// How many connections there may be.
+#[derive(Clone, Copy)]
+struct ConnectionLimits {
+    open: usize,
+    /// Those that were asked to go, besides.
+    leaving: usize,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        ConnectionLimits { open: LIMIT, leaving: LEAVING }
+    }
+}
+
 #[derive(Default)]
 pub(super) struct ConnectionsInner {
     table: Mutex<ConnectionTable>,
@@ -31,6 +45,7 @@ pub(super) struct ConnectionsInner {
 #[derive(Default)]
 pub(super) struct ConnectionTable {
     next: u64,
+    limits: ConnectionLimits,
     open: HashMap<u64, OpenConnection>,
     calls: HashMap<u64, OngoingCall>,
 }
@@ -53,6 +68,13 @@ pub(crate) struct OngoingCall {
 }
 
 impl Connections {
+    /// A table of its own, with another limit.
+    pub(super) fn limited(open: usize) -> Connections {
+        let connections = Connections::default();
+        connections.table().limits = ConnectionLimits { open, leaving: open };
+        connections
+    }
+
     /// How many connections are open.
     pub(crate) fn open(&self) -> usize {
         self.table().open.len()
@@ -146,10 +168,10 @@ impl ConnectionTable {
     /// Whether one more may come; where there are many, the one that was idle for the longest is asked to leave for it.
     pub(super) fn make_room(&mut self) -> bool {
         let leaving = self.open.values().filter(|open| open.leaving).count();
-        if self.open.len() - leaving < LIMIT {
+        if self.open.len() - leaving < self.limits.open {
             return true;
         }
-        if leaving >= LEAVING {
+        if leaving >= self.limits.leaving {
             return false;
         }
         let idle = self.open.values_mut().filter(|open| open.calls == 0 && !open.leaving);

@@ -9,14 +9,14 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time;
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 
-use super::connections::Connections;
+use super::connections::{ConnectionEntry, Connections};
 use super::responses::{page, text};
 use crate::node::Node;
 use crate::node::health::BackendHealth;
@@ -29,10 +29,16 @@ pub(crate) struct HttpHandler {
     connections: Connections,
     /// The turn of one page of metrics: while a disk hangs, more would take a thread each.
     measuring: Arc<Semaphore>,
+    /// Requests for metrics, waiting ones included.
+    scrapes: Arc<Semaphore>,
 }
 
-/// How many clients are served over TCP at once.
-const AT_ONCE: usize = 16;
+/// How many clients are connected over TCP at once. Clients that have sent no request leave for others.
+const AT_ONCE: usize = 64;
+/// How many requests for metrics there are at once. Those for health and readiness wait for nothing.
+const SCRAPES: usize = 8;
+/// How long one of them may take to send the head of its request.
+const HEAD_WITHIN: Duration = Duration::from_secs(5);
 /// How long one of them may take.
 const WITHIN: Duration = Duration::from_secs(10);
 /// How long to wait after the system had no room for one more.
@@ -41,7 +47,8 @@ const NO_ROOM: Duration = Duration::from_millis(100);
 impl HttpHandler {
     /// Answers about this node.
     pub(crate) fn new(node: Arc<Node>, connections: Connections) -> HttpHandler {
-        HttpHandler { node, connections, measuring: Arc::new(Semaphore::new(1)) }
+        let [measuring, scrapes] = [1, SCRAPES].map(|count| Arc::new(Semaphore::new(count)));
+        HttpHandler { node, connections, measuring, scrapes }
     }
 
     /// The node.
@@ -52,10 +59,8 @@ impl HttpHandler {
     /// Serves on loopback until dropped; without a listener it only waits.
     pub(super) async fn serve(&self, listener: Option<TcpListener>) {
         let Some(listener) = listener else { return future::pending().await };
-        let room = Arc::new(Semaphore::new(AT_ONCE));
+        let clients = Connections::limited(AT_ONCE);
         loop {
-            // The semaphore is never closed.
-            let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
@@ -64,23 +69,30 @@ impl HttpHandler {
                     continue;
                 }
             };
-            let plain = self.clone();
-            tokio::spawn(async move {
-                let service = service_fn(|request: Request<Incoming>| {
-                    let plain = plain.clone();
-                    async move {
-                        let (method, path) = (request.method(), request.uri().path());
-                        Ok::<_, Infallible>(plain.answer(method, path, request.headers()).await)
-                    }
-                });
-                let mut http = http1::Builder::new();
-                http.timer(TokioTimer::new()).header_read_timeout(WITHIN).keep_alive(false);
-                let served = time::timeout(WITHIN, http.serve_connection(TokioIo::new(stream), service));
-                if let Ok(Err(error)) = served.await {
-                    tracing::debug!("metrics connection failed: {error}");
-                }
-                drop(place);
-            });
+            clients.wait_for_slot().await;
+            let (plain, client) = (self.clone(), clients.enter());
+            let clients = clients.clone();
+            tokio::spawn(async move { plain.serve_one(stream, &clients, client).await });
+        }
+    }
+
+    async fn serve_one(&self, stream: TcpStream, clients: &Connections, client: ConnectionEntry) {
+        let service = service_fn(|request: Request<Incoming>| {
+            let call = clients.begin(client.id, request.uri().path());
+            async move {
+                let _call = call;
+                let (method, path) = (request.method(), request.uri().path());
+                Ok::<_, Infallible>(self.answer(method, path, request.headers()).await)
+            }
+        });
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).keep_alive(false);
+        let served = time::timeout(WITHIN, http.serve_connection(TokioIo::new(stream), service));
+        tokio::select! {
+            served = served => if let Ok(Err(error)) = served {
+                tracing::debug!("metrics connection failed: {error}");
+            },
+            () = client.leave.notified() => {}
         }
     }
 
@@ -98,6 +110,9 @@ impl HttpHandler {
     }
 
     async fn metrics(&self, format: ExpositionFormat) -> Response<Body> {
+        let Ok(_place) = self.scrapes.try_acquire() else {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "too many requests for metrics at once\n");
+        };
         // The semaphore is never closed.
         let turn = Arc::clone(&self.measuring).acquire_owned().await.ok();
         let HttpHandler { node, connections, .. } = self.clone();
@@ -126,5 +141,47 @@ impl HttpHandler {
                 text(StatusCode::SERVICE_UNAVAILABLE, &format!("the backend is unavailable: {why}\n"))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_testkit::fake_backend::FakeBackend;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::node::testing;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn silent_clients_and_scrapes_that_hang_do_not_block_health() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = testing::node(&FakeBackend::new(), dir.path(), None, |_| {});
+        let handler = HttpHandler::new(Arc::new(node), Connections::default());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = handler.clone();
+        let server = tokio::spawn(async move { serving.serve(Some(listener)).await });
+        // As if a disk hangs while metrics are collected.
+        let _hangs = Arc::clone(&handler.measuring).acquire_owned().await.unwrap();
+        let mut clients = Vec::new();
+        for number in 0..4 * AT_ONCE {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            match number {
+                0..SCRAPES => client.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap(),
+                _ if number % 2 == 0 => client.write_all(b"GET /hea").await.unwrap(),
+                _ => {}
+            }
+            clients.push(client);
+        }
+        for (path, status) in [("/healthz", "200"), ("/readyz", "503"), ("/metrics", "503")] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
+            client.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            let read = time::timeout(HEAD_WITHIN / 2, client.read_to_string(&mut answer)).await;
+            read.unwrap_or_else(|_| panic!("{path} waits for other clients")).unwrap();
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
+        }
+        server.abort();
     }
 }
