@@ -30,6 +30,7 @@ use larder_api::v1alpha1 as api;
 use larder_api::v1alpha1::collect_request::Goal;
 use larder_api::v1alpha1::control_server::{Control, ControlServer};
 use larder_api::{MAX_MESSAGE_BYTES, convert};
+use larder_store::mounts::MountOptions;
 use larder_store::store::Store;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinError, spawn_blocking};
@@ -256,9 +257,10 @@ impl Control for ControlApi {
     }
 
     async fn mount(&self, request: Request<api::MountRequest>) -> ControlResult<api::MountResponse> {
-        let api::MountRequest { image, target, writable } = request.into_inner();
+        let api::MountRequest { image, target, writable, suid, dev } = request.into_inner();
+        let options = MountOptions { writable, suid, dev };
         let target = absolute(&target)?;
-        let mount = self.store(move |store| mounts::mount_of(store, &image, &target, writable)).await?;
+        let mount = self.store(move |store| mounts::mount_of(store, &image, &target, options)).await?;
         Ok(Response::new(api::MountResponse { mount: Some(mount) }))
     }
 

@@ -12,8 +12,12 @@ use larder_store::store::{MountRecord, Store};
 use crate::error::Error;
 
 /// Mounts an image of this store. May block.
-pub(super) fn mount_of(store: &Store, image: &str, target: &Path, writable: bool) -> Result<Mount, Error> {
-    let options = MountOptions { writable };
+pub(super) fn mount_of(
+    store: &Store,
+    image: &str,
+    target: &Path,
+    options: MountOptions,
+) -> Result<Mount, Error> {
     let mount = store.mount(image, target, options, SystemTime::now()).map_err(|error| {
         let failure = failed(&error);
         match error {

@@ -53,6 +53,15 @@ pub(crate) struct MountArgs {
     /// Mount read-write; writes go to a directory that larder umount deletes.
     #[arg(short, long)]
     pub(crate) writable: bool,
+
+    /// Honor set-user-ID and set-group-ID bits and file capabilities of the image. Without this flag, the mount is nosuid: any user
+    /// who can reach it could run the image's programs as root.
+    #[arg(long)]
+    pub(crate) suid: bool,
+
+    /// Honor device nodes of the image. Without this flag, the mount is nodev.
+    #[arg(long)]
+    pub(crate) dev: bool,
 }
 
 /// List the mounts of images in larder's own store.

@@ -17,7 +17,13 @@ use crate::session::{CommandSession, ImageAccess};
 pub(super) async fn mount(args: &MountArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let target = text(&absolute(&args.dir)?)?;
     let client = session.open(ImageAccess::write().of_store()).await?;
-    let request = MountRequest { image: args.image.clone().into(), target, writable: args.writable };
+    let request = MountRequest {
+        image: args.image.clone().into(),
+        target,
+        writable: args.writable,
+        suid: args.suid,
+        dev: args.dev,
+    };
     let answer = client.wait(async |mut calls| calls.mount(request).await).await?;
     let mount = answer.mount.unwrap_or_default();
     check_seen(&mount, &client).await?;

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Guarantees: a mount is recorded before it exists, so its layers are not removed; when the store is opened, the records
-//! are compared with the kernel's mount table; a mount in another mount namespace counts as in use until `umount` finds
-//! that no namespace has it; files written to a writable mount are retained until `umount`, also if a reboot ended the
+//! are compared with the kernel's mount table; a mount in another mount namespace, also a copy, counts as in use until no
+//! namespace has it; files written to a writable mount are retained until `umount`, also if a reboot ended the
 //! mount.
 
 mod error;
@@ -39,6 +39,10 @@ use crate::unpack::visible_layers;
 pub struct MountOptions {
     /// Make the mount writable. Its files are in a separate directory, which `umount` removes.
     pub writable: bool,
+    /// Honor set-user-ID and set-group-ID bits and file capabilities of the image. Its author decides what they run.
+    pub suid: bool,
+    /// Honor device nodes of the image.
+    pub dev: bool,
 }
 
 impl Store {
@@ -72,7 +76,7 @@ impl Store {
             mounted: false,
         };
         let mut record = self.0.record_mount(record)?;
-        if let Err(error) = self.0.make_overlay(&record, &layers) {
+        if let Err(error) = self.0.make_overlay(&record, &layers, options) {
             self.0.forget_mount(&record.id)?;
             return Err(error);
         }
@@ -92,8 +96,8 @@ impl Store {
         self.0.db.read("list mounts", |reader| reader.all(MOUNTS))
     }
 
-    /// Unmounts the image at `target` and removes the files written to it. The record of a mount made in another mount
-    /// namespace is removed if no namespace has it; otherwise this fails with [`MountError::OtherNamespace`].
+    /// Unmounts the image at `target` and removes the files written to it. If another mount namespace has the mount too, this
+    /// fails with [`MountError::OtherNamespace`], and the record keeps its layers until no namespace has it.
     pub fn umount(&self, target: &Path) -> Result<MountRecord, MountError> {
         self.umount_with(target, false)
     }
@@ -108,10 +112,10 @@ impl Store {
         let mounted = MountTable::read()?.has(&self.0.layout.mount(&record.id), &record.target);
         if mounted {
             overlay::unmount(&record.target)?;
-        } else if record.seen_from != table::namespace_id(&*self.0.disk)
-            && table::same_boot(&*self.0.disk, &record)
-        {
-            match other_namespaces::find_mount(&self.0.layout.mount(&record.id)) {
+        }
+        if mounted || table::same_boot(&*self.0.disk, &record) {
+            // A namespace that was cloned from this one still has the mount, and needs the layers.
+            match self.0.find_mount(&record) {
                 MountLocation::Nowhere => {}
                 MountLocation::Unknown if forget => {}
                 MountLocation::Process(pid) => {
@@ -150,7 +154,18 @@ impl OpenStore {
         self.sweep().map(drop)
     }
 
-    fn make_overlay(&self, record: &MountRecord, layers: &[LayerHandle]) -> Result<(), MountError> {
+    /// Where a mount still exists.
+    fn find_mount(&self, record: &MountRecord) -> MountLocation {
+        let is_own = record.seen_from == table::namespace_id(&*self.disk);
+        other_namespaces::find_mount(&self.layout.mount(&record.id), is_own)
+    }
+
+    fn make_overlay(
+        &self,
+        record: &MountRecord,
+        layers: &[LayerHandle],
+        options: MountOptions,
+    ) -> Result<(), MountError> {
         let doing = "create the directories of a mount";
         let dir = self.layout.mount(&record.id);
         let make = |name: &str| -> Result<PathBuf, StoreError> {
@@ -177,7 +192,14 @@ impl OpenStore {
         let file =
             self.disk.open(&self.layout.mount_record(&record.id), FileOpenMode::CreateNew).context(doing)?;
         file.write_all_at(&copy, 0).context(doing)?;
-        OverlaySpec { dir: &dir, lower: &lower, upper: upper.as_ref() }.mount(&record.target)
+        OverlaySpec {
+            dir: &dir,
+            lower: &lower,
+            upper: upper.as_ref(),
+            suid: options.suid,
+            devices: options.dev,
+        }
+        .mount(&record.target)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Whether a mount that is not in this mount namespace still exists in another one.
+//! Whether a mount that is not in this mount namespace, or no longer, still exists in another one.
 //!
 //! The kernel shows the mounts of a namespace only through a process in it, so all processes and their threads are
 //! inspected. A namespace without a process exists as long as a bind mount or an open file refers to it. It cannot be
@@ -25,16 +25,17 @@ pub(super) enum MountLocation {
     Unknown,
 }
 
-/// Looks for the overlay with this directory in all mount namespaces.
-pub(super) fn find_mount(dir: &Path) -> MountLocation {
+/// Looks for the overlay with this directory in all mount namespaces. With `is_own`, it was mounted in this one: the others
+/// that have it were cloned from this one, by processes that this one can inspect.
+pub(super) fn find_mount(dir: &Path, is_own: bool) -> MountLocation {
     let all = fs_err::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new(ALL_PROCESSES));
-    if !all {
+    if !all && !is_own {
         return MountLocation::Unknown;
     }
-    search(dir).unwrap_or(MountLocation::Unknown)
+    search(dir, is_own).unwrap_or(MountLocation::Unknown)
 }
 
-fn search(dir: &Path) -> io::Result<MountLocation> {
+fn search(dir: &Path, is_own: bool) -> io::Result<MountLocation> {
     // Namespaces that a process is in, and those that something holds open.
     let (mut seen, mut held) = (HashSet::new(), HashSet::new());
     let mut blind = false;
@@ -59,7 +60,11 @@ fn search(dir: &Path) -> io::Result<MountLocation> {
             held.extend(alive(fs_err::read_link(file), &mut blind)?.filter(|link| is_mount_namespace(link)));
         }
     }
-    Ok(if !blind && held.is_subset(&seen) { MountLocation::Nowhere } else { MountLocation::Unknown })
+    Ok(if (!blind || is_own) && held.is_subset(&seen) {
+        MountLocation::Nowhere
+    } else {
+        MountLocation::Unknown
+    })
 }
 
 /// The entries of a directory whose names are numbers.

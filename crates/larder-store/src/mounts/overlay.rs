@@ -35,6 +35,10 @@ pub(super) struct OverlaySpec<'a> {
     pub(super) lower: &'a [PathBuf],
     /// Upper and work directory of a writable one.
     pub(super) upper: Option<&'a (PathBuf, PathBuf)>,
+    /// Honor set-user-ID bits and the like.
+    pub(super) suid: bool,
+    /// Honor device nodes.
+    pub(super) devices: bool,
 }
 
 impl OverlaySpec<'_> {
@@ -52,8 +56,10 @@ impl OverlaySpec<'_> {
         let mut names = OverlayPaths::default();
         self.configure(&fs, &mut names)
             .map_err(|cause| OverlayMountError { cause, messages: messages(&fs) })?;
-        let attributes =
-            if self.upper.is_some() { MountAttrFlags::empty() } else { MountAttrFlags::MOUNT_ATTR_RDONLY };
+        let mut attributes = MountAttrFlags::empty();
+        attributes.set(MountAttrFlags::MOUNT_ATTR_RDONLY, self.upper.is_none());
+        attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, !self.suid);
+        attributes.set(MountAttrFlags::MOUNT_ATTR_NODEV, !self.devices);
         let mount = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
         move_mount(&mount, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
         Ok(())
@@ -108,7 +114,10 @@ impl OverlaySpec<'_> {
         }
         let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|error| failed(error.into()));
         let (source, options) = (text(table::source(self.dir))?, text(options.into_bytes())?);
-        let flags = if self.upper.is_some() { MountFlags::empty() } else { MountFlags::RDONLY };
+        let mut flags = MountFlags::empty();
+        flags.set(MountFlags::RDONLY, self.upper.is_none());
+        flags.set(MountFlags::NOSUID, !self.suid);
+        flags.set(MountFlags::NODEV, !self.devices);
         rustix::mount::mount(source.as_c_str(), target, "overlay", flags, Some(options.as_c_str()))
             .map_err(|cause| refused(target, cause, String::new()))
     }
@@ -216,6 +225,8 @@ pub(super) fn unmount(target: &Path) -> Result<(), MountError> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::StatVfsMountFlags;
+
     use super::*;
 
     #[test]
@@ -246,15 +257,19 @@ mod tests {
         for upper in [None, Some((make("upper".into()), make("work".into())))] {
             let dir = make("mount".into());
             let target = make("target".into());
-            let overlay = OverlaySpec { dir: &dir, lower: &lower, upper: upper.as_ref() };
+            let upper = upper.as_ref();
+            let overlay = OverlaySpec { dir: &dir, lower: &lower, upper, suid: false, devices: false };
             overlay.mount_at_once(&target).unwrap();
             let seen = fs_err::read_dir(&target).unwrap().count();
             let known = table::MountTable::read().unwrap().has(&dir, &target);
+            let flags = rustix::fs::statvfs(&target).unwrap().f_flag;
             unmount(&target).unwrap();
             assert_eq!((seen, known), (200, true));
+            assert!(flags.contains(StatVfsMountFlags::NOSUID | StatVfsMountFlags::NODEV), "{flags:?}");
         }
         let many: Vec<PathBuf> = lower.iter().cycle().take(300).cloned().collect();
-        let overlay = OverlaySpec { dir: &make("m".into()), lower: &many, upper: None };
+        let dir = make("m".into());
+        let overlay = OverlaySpec { dir: &dir, lower: &many, upper: None, suid: false, devices: false };
         let error = overlay.mount_at_once(&make("t".into())).expect_err("more than fit on a page");
         assert!(matches!(error, MountError::TooManyLayers { layers: 300 }), "{error}");
     }

@@ -1,5 +1,6 @@
 //! Compares the recorded mounts with the kernel's mount table when the store is opened.
 
+use super::other_namespaces::MountLocation;
 use super::table::{self, MountTable};
 use crate::store::db::{DbRead as _, MOUNTS};
 use crate::store::error::StoreErrorContext as _;
@@ -25,10 +26,8 @@ enum MountRecovery {
 struct MountEvidence {
     /// It is in the mount table.
     in_table: bool,
-    /// It was made in the mount namespace that the table is of.
-    same_place: bool,
-    /// The machine was not rebooted since.
-    same_boot: bool,
+    /// Another mount namespace has it, or may have it.
+    elsewhere: bool,
     /// Something was written to it.
     written: bool,
 }
@@ -38,7 +37,7 @@ fn decide_recovery(mounted: bool, seen: MountEvidence) -> MountRecovery {
         MountEvidence { in_table: true, .. } if mounted => MountRecovery::Retain,
         MountEvidence { in_table: true, .. } => MountRecovery::MarkMounted,
         // It may be there, where this process cannot look.
-        MountEvidence { same_place: false, same_boot: true, .. } if mounted => MountRecovery::Retain,
+        MountEvidence { elsewhere: true, .. } if mounted => MountRecovery::Retain,
         MountEvidence { written: true, .. } if mounted => MountRecovery::KeepWrites,
         MountEvidence { written: true, .. } => MountRecovery::Retain,
         MountEvidence { .. } => MountRecovery::Forget,
@@ -60,10 +59,14 @@ impl OpenStore {
         };
         for mut mount in recorded.iter().cloned() {
             let dir = self.layout.mount(&mount.id);
+            let in_table = table.has(&dir, &mount.target);
+            let is_own = mount.seen_from == table::namespace_id(&*self.disk);
             let seen = MountEvidence {
-                in_table: table.has(&dir, &mount.target),
-                same_place: mount.seen_from == table::namespace_id(&*self.disk),
-                same_boot: table::same_boot(&*self.disk, &mount),
+                in_table,
+                elsewhere: !in_table
+                    && table::same_boot(&*self.disk, &mount)
+                    // Only `umount` inspects the namespaces of mounts that were made in another one.
+                    && (!is_own || self.find_mount(&mount) != MountLocation::Nowhere),
                 written: names_in(&dir.join("upper")).is_ok_and(|names| !names.is_empty()),
             };
             match decide_recovery(mount.mounted, seen) {
@@ -93,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_mount_is_a_use_until_its_end_is_certain() {
-        let here = MountEvidence { in_table: true, same_place: true, same_boot: true, written: false };
+        let here = MountEvidence { in_table: true, elsewhere: false, written: false };
         let gone = MountEvidence { in_table: false, ..here };
         assert_eq!(decide_recovery(true, here), MountRecovery::Retain);
         assert_eq!(
@@ -104,18 +107,13 @@ mod tests {
         assert_eq!(decide_recovery(true, gone), MountRecovery::Forget);
         assert_eq!(decide_recovery(false, gone), MountRecovery::Forget, "it died before mounting");
         assert_eq!(
-            decide_recovery(true, MountEvidence { same_place: false, ..gone }),
+            decide_recovery(true, MountEvidence { elsewhere: true, ..gone }),
             MountRecovery::Retain,
             "another namespace"
         );
-        let rebooted = MountEvidence { same_place: false, same_boot: false, ..gone };
-        assert_eq!(decide_recovery(true, rebooted), MountRecovery::Forget);
+        assert_eq!(decide_recovery(true, MountEvidence { written: true, ..gone }), MountRecovery::KeepWrites);
         assert_eq!(
-            decide_recovery(true, MountEvidence { written: true, ..rebooted }),
-            MountRecovery::KeepWrites
-        );
-        assert_eq!(
-            decide_recovery(false, MountEvidence { written: true, ..rebooted }),
+            decide_recovery(false, MountEvidence { written: true, ..gone }),
             MountRecovery::Retain,
             "still kept"
         );

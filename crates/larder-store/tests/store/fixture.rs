@@ -142,7 +142,7 @@ fn writing_the_fixture() {
     store.ingest(&digest("half"), 3 << 20).unwrap().write_at(&vec![7; 1 << 20], 0).unwrap();
     let target = scratch.dir.path().join("target");
     fs_err::create_dir(&target).unwrap();
-    store.mount("app", &target, MountOptions { writable: true }, noon()).unwrap();
+    store.mount("app", &target, MountOptions { writable: true, ..MountOptions::default() }, noon()).unwrap();
     fs_err::write(target.join("notes"), "kept").unwrap();
     rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
     let unfinished = layer(store, "unfinished");

@@ -36,7 +36,9 @@ impl Drop for MountTarget {
 }
 
 fn mount(store: &Store, image: &str, target: &Path, writable: bool) -> Result<String, MountError> {
-    store.mount(image, target, MountOptions { writable }, noon()).map(|mount| mount.id)
+    store
+        .mount(image, target, MountOptions { writable, ..MountOptions::default() }, noon())
+        .map(|mount| mount.id)
 }
 
 fn read(path: PathBuf) -> String {
@@ -267,4 +269,97 @@ fn a_busy_mount_is_retained() {
     assert!(scratch.store.mounts().unwrap()[0].mounted);
     drop(user);
     scratch.store.umount(&target.0).unwrap();
+}
+
+/// The mount options of a mountpoint, from `/proc/self/mountinfo`.
+fn options_of(target: &Path) -> Vec<String> {
+    let table = fs_err::read_to_string("/proc/self/mountinfo").unwrap();
+    let mut fields = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let of_target = fields.find(|fields| Path::new(fields[4]) == target).expect("it is mounted");
+    of_target[5].split(',').map(str::to_owned).collect()
+}
+
+#[test]
+fn set_id_bits_and_devices_of_an_image_have_no_effect_unless_requested() {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::process::CommandExt as _;
+    const UNPRIVILEGED: u32 = 65534;
+    if !can_mount() {
+        return;
+    }
+    let scratch = TempStore::new();
+    fs_err::set_permissions(scratch.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let staging = scratch.store.begin_layer().unwrap();
+    let fs = staging.dir().join(FS);
+    fs_err::create_dir(&fs).unwrap();
+    fs_err::copy("/usr/bin/id", fs.join("id")).unwrap();
+    fs_err::set_permissions(fs.join("id"), std::fs::Permissions::from_mode(0o4755)).unwrap();
+    let (kind, mode) = (rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::from_raw_mode(0o666));
+    // Of /dev/null.
+    rustix::fs::mknodat(rustix::fs::CWD, fs.join("null"), kind, mode, rustix::fs::makedev(1, 3)).unwrap();
+    fs_err::set_permissions(&fs, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let layer = staging.finish(&key("a"), facts("a"), None).unwrap();
+    scratch.store.commit(&image(&["app"], &[layer]), noon()).unwrap();
+    for (writable, honored) in [(false, false), (true, false), (false, true)] {
+        let target = MountTarget::new(&scratch, &format!("mnt{writable}{honored}"));
+        let options = MountOptions { writable, suid: honored, dev: honored };
+        scratch.store.mount("app", &target.0, options, noon()).unwrap();
+        let flags = options_of(&target.0);
+        for flag in ["nosuid", "nodev"] {
+            assert_eq!(flags.iter().any(|set| set == flag), !honored, "{flag} in {flags:?}");
+        }
+        let id = std::process::Command::new(target.0.join("id"))
+            .arg("-u")
+            .uid(UNPRIVILEGED)
+            .gid(UNPRIVILEGED)
+            .output();
+        let seen = String::from_utf8(id.unwrap().stdout).unwrap();
+        assert_eq!(seen.trim(), if honored { "0" } else { "65534" }, "{flags:?}");
+        assert_eq!(fs_err::File::open(target.0.join("null")).is_ok(), honored, "{flags:?}");
+        scratch.store.umount(&target.0).unwrap();
+    }
+}
+
+#[test]
+fn a_copy_of_a_mount_in_a_cloned_namespace_keeps_its_layers() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = TempStore::new();
+    commit(&scratch.store, "app", &["a", "b"]);
+    let target = MountTarget::new(&scratch, "mnt");
+    mount(&scratch.store, "app", &target.0, false).unwrap();
+    let mut other = std::process::Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sleep", "1000"])
+        .spawn()
+        .unwrap();
+    let proc = PathBuf::from(format!("/proc/{}", other.id()));
+    let own = fs_err::read_link("/proc/self/ns/mnt").unwrap();
+    // `sleep` runs after the namespace was cloned and made private.
+    let ready = || {
+        let command = fs_err::read_to_string(proc.join("comm")).ok()?;
+        let cloned = fs_err::read_link(proc.join("ns/mnt")).ok()? != own;
+        (cloned && command.trim() == "sleep").then_some(())
+    };
+    larder_testkit_peers::process::poll(std::time::Duration::from_secs(20), ready).expect("the clone");
+
+    let error = scratch.store.umount(&target.0).expect_err("the clone has it");
+    let held_by = |error: &MountError| match error {
+        MountError::OtherNamespace { process, .. } => *process,
+        _ => None,
+    };
+    assert_eq!(held_by(&error), Some(other.id()), "{error}");
+    assert!(entries(&target.0).is_empty(), "it is unmounted here");
+    let force = RemoveOptions { force: true, ..RemoveOptions::default() };
+    scratch.store.remove("app", force).unwrap().unwrap();
+    let scratch = scratch.reopen();
+    let copy = proc.join("root").join(target.0.strip_prefix("/").unwrap());
+    let files = fs_err::read_to_string(copy.join("etc/name"));
+    let again = scratch.store.umount(&target.0);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(files.unwrap(), "b", "the clone has its files, also after a restart");
+    assert_eq!(again.err().as_ref().and_then(held_by), Some(other.id()));
+    scratch.store.umount(&target.0).expect("no namespace has it");
+    assert!(entries(&scratch.root().join("layers")).is_empty());
 }
