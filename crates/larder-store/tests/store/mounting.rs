@@ -351,7 +351,7 @@ fn a_copy_of_a_mount_in_a_cloned_namespace_keeps_its_layers() {
     assert_eq!(held_by(&error), Some(other.id()), "{error}");
     assert!(entries(&target.0).is_empty(), "it is unmounted here");
     let force = RemoveOptions { force: true, ..RemoveOptions::default() };
-    scratch.store.remove("app", force).unwrap().unwrap();
+    scratch.store.remove("app", &force).unwrap().unwrap();
     let scratch = scratch.reopen();
     let copy = proc.join("root").join(target.0.strip_prefix("/").unwrap());
     let files = fs_err::read_to_string(copy.join("etc/name"));
