@@ -246,8 +246,14 @@ impl RepositorySession {
         match self.blob_length_at(link, descriptor).await {
             Ok(Some(length)) if length == descriptor.size => Ok(()),
             Err(failed) if failed.token || !is_undecided(&failed.kind) => Err(failed),
-            // Registries and the storage that they redirect to may not support HEAD. The first byte proves the same.
-            _ => self.open_at(link, descriptor, 0, 1).await.map(drop),
+            // Registries and the storage that they redirect to may not support HEAD. The first byte proves the same, or where
+            // ranges do not work, an answer with all of them.
+            _ => match self.open_at(link, descriptor, 0, 1).await {
+                Err(failed) if matches!(failed.kind, FetchErrorKind::BadRange(_)) => {
+                    self.open_at(link, descriptor, 0, descriptor.size).await.map(drop)
+                }
+                opened => opened.map(drop),
+            },
         }
     }
 

@@ -380,6 +380,13 @@ async fn a_head_request_that_does_not_decide_is_followed_by_one_for_the_first_by
             assert_eq!(registry.requests_for("/blobs/")[1].range.as_deref(), Some("bytes=0-0"));
         }
     }
+    // Ranges do not work either.
+    registry.clear_faults();
+    registry.forget_requests();
+    registry.fault(blobs().once(), ResponseFault::status(501));
+    registry.fault(blobs().ranged(), ResponseFault::status(416));
+    session.check_blob(&blob).await.unwrap();
+    assert_eq!(methods(&registry), ["HEAD", "GET", "GET"]);
     // Storage that a registry redirects to signs one method only.
     registry.clear_faults();
     registry.fault(blobs(), ResponseFault::Redirect(format!("{}/v2/x/blobs/{}", storage.url(), blob.digest)));
