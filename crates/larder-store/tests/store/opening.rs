@@ -259,8 +259,8 @@ fn a_store_on_a_disk_of_ones_own_is_the_same() {
     assert_eq!(tags(&open(dir.path())).len(), 1);
 }
 
-/// Each path below a directory, with its kind, content and times.
-fn snapshot(root: &Path) -> Vec<(String, Vec<u8>, i64, i64)> {
+/// Each path below a directory, with the digest of its content, and its time.
+fn snapshot(root: &Path) -> Vec<(String, String, i64, i64)> {
     use std::os::unix::fs::MetadataExt as _;
     let mut found = Vec::new();
     let mut waiting = vec![root.to_owned()];
@@ -270,6 +270,7 @@ fn snapshot(root: &Path) -> Vec<(String, Vec<u8>, i64, i64)> {
             waiting.extend(fs_err::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
         }
         let content = if metadata.is_file() { fs_err::read(&path).unwrap() } else { Vec::new() };
+        let content = digest(content).to_string();
         found.push((path.to_string_lossy().into_owned(), content, metadata.mtime(), metadata.mtime_nsec()));
     }
     // The lock names the process.
