@@ -1,19 +1,21 @@
 //! `ImageManager::pull_directly`: what it shares with `ImageManager::ensure`, and what it does not. Time is simulated
 //! throughout.
 
+use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec, ProgressReporter};
+use async_trait::async_trait;
+use larder::backend::{Backend as _, BackendError, CallErrorKind, Image, ImageSpec, ProgressReporter};
 use larder::credentials::{Credential, PullSecret, Secret, SecretCoordinates};
 use larder::events::RingSink;
 use larder::gc::RemovalGate;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{
-    EnsureLabels, EnsureRequest, ImageManager, ManagedBackend, PullConfig, PullMetrics, PullPhase,
-    PullPolicy, RateLimitAction,
+    EnsureLabels, EnsureRequest, ImageManager, ImagePin, ImagePinSource, ManagedBackend, PullConfig,
+    PullMetrics, PullPhase, PullPolicy, RateLimitAction,
 };
 use larder::records::{PullRecordStore, Verification};
 use larder::reference::ImageId;
@@ -403,6 +405,47 @@ async fn an_explicit_removal_ignores_leases() {
     assert_eq!(node.gate.active_leases().len(), 1);
     assert_eq!(node.managed.remove(&ImageSpec::named(APP)).await, Ok(()));
     assert_eq!((node.backend.images(), node.gate.active_leases()), (Vec::new(), Vec::new()));
+}
+
+type Pins = Result<HashMap<ImageId, ImagePin>, BackendError>;
+
+/// Answers always the same.
+struct FixedPins(Pins);
+
+#[async_trait]
+impl ImagePinSource for FixedPins {
+    async fn pins(&self, _: &[Image]) -> Pins {
+        self.0.clone()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pinned_images_are_not_removed_and_while_pins_are_unknown_all_are_pinned() {
+    let node = node(PullConfig::default());
+    for name in ["a:1", "b:1"] {
+        node.backend.add_image(name, image(format!("sha256:{name}"), 7));
+    }
+    let observe = async |pins: Pins| {
+        let managed = node.managed.clone().with_pins(Arc::new(FixedPins(pins)));
+        let mut listed = managed.list().await.unwrap();
+        listed.sort_by(|one, other| one.id.cmp(&other.id));
+        let peeked = managed.peek_status(&ImageSpec::named("a:1")).await.unwrap().unwrap();
+        assert_eq!(peeked.pinned, listed[0].pinned);
+        let pinned: Vec<bool> = listed.iter().map(|image| image.pinned).collect();
+        (pinned, managed.remove(&ImageSpec::named("a:1")).await)
+    };
+    let (pinned, removed) = observe(Err(error("the mounts are unknown"))).await;
+    assert_eq!((pinned, removed), (vec![true; 2], Err(error("the mounts are unknown"))));
+    let pin = ImagePin { reason: "mounted at /mnt".into(), hint: "unmount it".into() };
+    let (pinned, removed) = observe(Ok([("sha256:a:1".into(), pin)].into())).await;
+    assert_eq!(pinned, [true, false]);
+    let Err(BackendError::Call { message, kind: CallErrorKind::FailedPrecondition, .. }) = removed else {
+        panic!("{removed:?}")
+    };
+    assert_eq!(message, "cannot remove image a:1: mounted at /mnt");
+    assert_eq!(node.removals(), [""; 0]);
+    assert_eq!(observe(Ok(HashMap::new())).await, (vec![false; 2], Ok(())));
+    assert_eq!(node.removals(), ["sha256:a:1"]);
 }
 
 #[tokio::test(start_paused = true)]

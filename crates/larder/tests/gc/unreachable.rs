@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use larder::gc::{
-    GcDecision, GcError, GcGoal, GcPolicy, ReclaimWait, RemovalReason, RetainReason, WhenUnreachable,
+    GcDecision, GcError, GcGoal, GcPolicy, ReclaimWait, RemovalReason, RetainReason, SpaceHolder,
+    WhenUnreachable,
 };
 
 use crate::world::{FakeNode, id};
@@ -102,6 +103,8 @@ async fn files_held_open_by_others_do_not_lead_to_removing_everything() {
         world.have(&name, &[(name.as_str(), 60)]);
     }
     world.state().other = 700;
+    let holders = vec![SpaceHolder { process: 7, command: "backup".into(), bytes: 480 }];
+    world.state().space_holders.clone_from(&holders);
     world.advance(1000);
     world.frees_after(Duration::from_secs(3600));
     let patience = ReclaimWait { quiet: Duration::ZERO, ..ReclaimWait::default() };
@@ -110,5 +113,6 @@ async fn files_held_open_by_others_do_not_lead_to_removing_everything() {
     assert!(matches!(round.error, Some(GcError::Insufficient(_))), "{:?}", round.error);
     assert_eq!(world.removals().len(), 8, "five, and half as many again");
     assert!(round.report.swept[0].lagging);
+    assert_eq!(round.report.space_holders, holders, "the report names who holds the space");
     assert!(!round.report.swept[0].done.iter().any(|done| done.removal.id == id("i19")));
 }

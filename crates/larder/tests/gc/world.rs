@@ -13,7 +13,7 @@ use larder::backend::{
 use larder::credentials::Credential;
 use larder::gc::{
     ActivityFeed, Clock, ClockReading, Collector, CollectorBuilder, DiskSpace, FsStatsProvider,
-    ImageActivity, LayerSource, LayerUsageIndex, MeasuredLayer, ReclaimWait, UnixMillis,
+    ImageActivity, LayerSource, LayerUsageIndex, MeasuredLayer, ReclaimWait, SpaceHolder, UnixMillis,
 };
 use larder::image_service::{FilesystemError, FsStats};
 use larder::pod::SandboxConfig;
@@ -81,6 +81,8 @@ pub(crate) struct FakeNodeState {
     pub(crate) written_during_removal: u64,
     /// Whether another process deletes all data that is no image during the next removal.
     pub(crate) deleted_during_removal: bool,
+    /// The processes that hold deleted files open.
+    pub(crate) space_holders: Vec<SpaceHolder>,
     /// Whether a removal runs now.
     pub(crate) removing: bool,
     removes_slowly: Duration,
@@ -333,6 +335,10 @@ impl FsStatsProvider for FakeNode {
         let available = state.capacity.saturating_sub(state.used());
         let inodes_free = state.inodes.saturating_sub(state.used_inodes());
         Ok(FsStats { capacity: state.capacity, available, inodes: state.inodes, inodes_free, reserved: 0 })
+    }
+
+    async fn deleted_open_files(&self) -> Vec<SpaceHolder> {
+        self.state().space_holders.clone()
     }
 }
 
