@@ -437,6 +437,8 @@ pub(crate) fn decode<T: DeserializeOwned>(key: &str, value: &[u8]) -> DbResult<T
 mod tests {
     use super::*;
     use crate::disk::RealDisk;
+    use crate::fsck::FsckOptions;
+    use crate::store::{Store, StoreConfig};
 
     fn open(dir: &Path) -> Db {
         let (disk, path): (Arc<dyn Disk>, _) = (Arc::new(RealDisk), dir.join("db"));
@@ -488,6 +490,34 @@ mod tests {
             let error = decode::<u32>("images/x", bad).expect_err("damaged");
             assert!(error.to_string().contains("images/x"), "{error}");
         }
+    }
+
+    #[test]
+    fn rows_that_changed_or_vanished_are_damage() {
+        for damage in
+            ["UPDATE record SET value = X'312038' WHERE key = 'a'", "DELETE FROM record WHERE key = 'a'"]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let db = open(dir.path());
+            db.write("test", |writer| Ok(writer.put(META, "a", &7)?)).unwrap();
+            db.verify().unwrap();
+            assert_eq!(db.writer().execute(damage, []).unwrap(), 1);
+            assert!(db.verify().unwrap_err().is_damage(), "{damage}");
+            let (disk, path) = (db.disk.clone(), db.path.clone());
+            drop(db);
+            assert!(Db::open(&disk, &path, 1 << 20).unwrap_err().is_damage(), "{damage}");
+        }
+    }
+
+    #[test]
+    fn a_check_of_an_open_store_verifies_its_index() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
+        store.0.db.write("test", |writer| Ok(writer.put(META, "a", &7)?)).unwrap();
+        store.fsck(&FsckOptions::default()).unwrap();
+        store.0.db.writer().execute("DELETE FROM record WHERE key = 'a'", []).unwrap();
+        let error = store.fsck(&FsckOptions::default()).unwrap_err();
+        assert!(larder::error_chain(&error).contains("rows are missing"), "{error:?}");
     }
 
     #[test]
