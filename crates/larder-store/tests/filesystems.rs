@@ -4,12 +4,13 @@
 
 use std::time::Duration;
 
-use larder::backend::ProgressReporter;
-use larder::reference::Reference;
+use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
+use larder::reference::{Digest, Reference};
 use larder_registry::{RegistryClient, RegistryConfig};
+use larder_store::backend::StoreBackend;
 use larder_store::disk::{DiskSpace, measure};
 use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{RemoveOptions, Store, StoreConfig, StoreRemoval};
+use larder_store::store::{FS, LayerKey, LayerMetadata, RemoveOptions, Store, StoreConfig, StoreRemoval};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::FaultRegistry;
 use larder_testkit_peers::process::poll;
@@ -116,5 +117,49 @@ fn a_removal_frees_what_was_promised() {
                 assert_eq!((promised.inodes, said.inodes), (freed.inodes, freed.inodes), "{kind}");
             }
         }
+    }
+}
+
+#[test]
+fn a_layer_on_xfs_is_measured_when_its_files_are_closed_and_synced() {
+    let kind = LoopFilesystem::Xfs;
+    if !kind.is_available() {
+        return;
+    }
+    let disk = LoopDisk::new(kind, 256, &[]).unwrap();
+    let store = open(&disk);
+    let staging = store.begin_layer().unwrap();
+    fs_err::create_dir(staging.dir().join(FS)).unwrap();
+    fs_err::write(staging.dir().join(FS).join("file"), vec![1; 100_000]).unwrap();
+    let digest = Digest::sha256("layer");
+    let (key, diff_id) = (LayerKey::from(&digest), digest.clone());
+    let facts =
+        LayerMetadata { diff_id, digest, compressed_bytes: 1, plain_bytes: 1, files: 1, pending: false };
+    // As it was written: with the blocks that XFS reserves behind the end of an open file.
+    let while_open = DiskSpace { bytes: 64 << 20, inodes: 2 };
+    let layer = staging.finish(&key, facts, Some(while_open)).unwrap();
+    assert!(layer.record().usage.bytes >= while_open.bytes);
+    store.commit_layers(std::slice::from_ref(&layer), None).unwrap();
+    let committed = store.layer(&key).unwrap().unwrap();
+    assert_eq!(committed.record().usage, measure(layer.path()).unwrap());
+}
+
+#[test]
+fn gc_gets_the_size_of_removed_files_unless_it_is_an_estimate() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for kind in [LoopFilesystem::Ext4, LoopFilesystem::Btrfs] {
+        if !kind.is_available() {
+            continue;
+        }
+        let (disk, registry) = (LoopDisk::new(kind, 256, &[]).unwrap(), FaultRegistry::start());
+        let store = open(&disk);
+        let id = pull_three(&store, &registry).remove(0);
+        store.end_lease(&format!("ensured/{id}")).unwrap();
+        let usages = store.image_usages().unwrap();
+        let promised = usages.into_iter().find(|image| image.id.as_str() == id).unwrap().unique;
+        let client = RegistryClient::new(RegistryConfig::default());
+        let backend = StoreBackend::new(StorePuller::new(store.clone(), client, StorePullConfig::default()));
+        let counted = runtime.block_on(backend.remove_counted(&ImageSpec::named(&*id))).unwrap();
+        assert_eq!(counted, (kind == LoopFilesystem::Ext4).then_some(promised), "{kind}");
     }
 }
