@@ -12,6 +12,7 @@ missing_packages() {
         e2fsprogs) program=mkfs.ext4 ;;
         xfsprogs) program=mkfs.xfs ;;
         btrfs-progs) program=mkfs.btrfs ;;
+        erofs-utils) program=fsck.erofs ;;
         *) program=$package ;;
         esac
         PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v "$program" >/dev/null || echo "$package"

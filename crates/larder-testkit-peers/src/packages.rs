@@ -26,6 +26,8 @@ pub enum Package {
     Strace,
     /// Checks units, and hands sockets over; no server of it runs.
     Systemd,
+    /// Checks EROFS images.
+    ErofsUtils,
 }
 
 impl Package {
@@ -51,6 +53,7 @@ impl Package {
             Package::Umoci => "umoci",
             Package::Strace => "strace",
             Package::Systemd => "systemd",
+            Package::ErofsUtils => "erofs-utils",
         }
     }
 
@@ -59,6 +62,7 @@ impl Package {
         find_program(match self {
             Package::DockerIo => "dockerd",
             Package::Systemd => "systemd-analyze",
+            Package::ErofsUtils => "fsck.erofs",
             other => other.name(),
         })
     }

@@ -1,0 +1,122 @@
+//! Why an image could not be written.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+
+/// Why an image could not be written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// The output failed.
+    #[error("cannot write the EROFS image")]
+    Output(#[from] io::Error),
+    /// An entry that no image can hold, or that contradicts the others.
+    #[error("rejected entry {path:?}: {problem}")]
+    Rejected {
+        /// The entry, as the archive names it.
+        path: PathBuf,
+        /// Why.
+        problem: EntryProblem,
+    },
+    /// The data of a file does not have the size of its entry.
+    #[error("wrong amount of data for {path:?}: expected {expected} bytes, got {}{found}", if *.more { "more than " } else { "" })]
+    DataSize {
+        /// The file; empty when no file expects data.
+        path: PathBuf,
+        /// Bytes that the entry announced.
+        expected: u64,
+        /// Bytes that came, or that were enough.
+        found: u64,
+        /// Whether there were more.
+        more: bool,
+    },
+    /// Over [`ImageOptions::max_tree_bytes`](crate::ImageOptions::max_tree_bytes).
+    #[error(
+        "EROFS image limit exceeded at {path:?}: names and directories need more than {limit} bytes of memory"
+    )]
+    TreeTooLarge {
+        /// The entry that was one too many.
+        path: PathBuf,
+        /// The limit.
+        limit: usize,
+    },
+    /// More than 16 TiB of data, or more than 128 GiB of inodes.
+    #[error("EROFS image limit exceeded: block addresses have 32 bits")]
+    ImageTooLarge,
+}
+
+impl ImageError {
+    pub(crate) fn rejected(path: &[u8], problem: EntryProblem) -> ImageError {
+        ImageError::Rejected { path: path_of(path), problem }
+    }
+}
+
+/// Any bytes as a path, for messages.
+pub(crate) fn path_of(path: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(path))
+}
+
+/// Why an entry is rejected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EntryProblem {
+    /// A zero byte in a path or link.
+    #[error("its path or link target contains a zero byte")]
+    ZeroByte,
+    /// A part of the path is over 255 bytes.
+    #[error("a component of its path is longer than 255 bytes")]
+    NameTooLong,
+    /// Over 4096 bytes, once links in it are resolved.
+    #[error("its path is too long after symbolic links are resolved")]
+    PathTooLong,
+    /// A file where a directory must be.
+    #[error("its parent is not a directory")]
+    ParentNotDirectory,
+    /// Links that lead in a circle.
+    #[error("its path contains too many symbolic links")]
+    TooManyLinks,
+    /// The root as a file.
+    #[error("the root is not a directory")]
+    RootNotDirectory,
+    /// A whiteout of no name.
+    #[error("malformed whiteout")]
+    Whiteout,
+    /// An empty symbolic link, or one of 4096 bytes or more.
+    #[error("its symbolic link has no target, or a target longer than 4095 bytes")]
+    SymlinkTarget,
+    /// A hard link to a directory.
+    #[error("hard link to a directory")]
+    LinkToDirectory,
+    /// A hard link to its own name.
+    #[error("hard link to itself")]
+    LinkToItself,
+    /// A hard link that replaces the directory of its target.
+    #[error("hard link replaces the directory of its target")]
+    LinkTarget,
+    /// Hard links, each to a later one.
+    #[error("too many hard links that precede their targets")]
+    LinkChain,
+    /// 4294967295 is no owner: to chown(2) it means "leave it".
+    #[error("owner or group 4294967295")]
+    Owner,
+    /// A billion nanoseconds or more.
+    #[error("invalid modification time")]
+    Time,
+    /// A device number that Linux cannot have.
+    #[error("device number out of range")]
+    Device,
+    /// An attribute without a name; an access control list or file capabilities that the kernel cannot read.
+    #[error("invalid extended attribute")]
+    Xattr,
+    /// A name over 255 bytes, a value over 65535, or over 256 KiB in total; 2.8 KiB of the root directory.
+    #[error("extended attributes too large")]
+    XattrSpace,
+    /// Extents out of order, or outside of the file.
+    #[error("invalid map of a sparse file")]
+    SparseMap,
+    /// A sparse file whose map and padding would need over 256 MiB.
+    #[error("sparse file too large for its number of extents")]
+    SparseOverhead,
+}

@@ -1,0 +1,44 @@
+//! Writes EROFS images: a layer's archive entries come in, one file that Linux mounts goes out.
+//!
+//! ```text
+//! entry, data, entry, ... -> ImageWriter -> append, append, ..., write_at -> image
+//!                              | tree: names, directories, positions of inodes
+//!                              | metadata blocks that are not full yet
+//! ```
+//!
+//! Read [`ImageWriter::add`] first, then `writer/finish.rs`. Everything here is synchronous, and nothing here opens a
+//! file: the image goes to an [`ImageOutput`].
+//!
+//! ```text
+//! block 0        1 ...                                                    last
+//! | superblock, | file data and, as they fill up, blocks | directory | directory |
+//! | root inode  | of inodes with xattrs and file tails   | data      | inodes    |
+//! ```
+//!
+//! Guarantees:
+//! - file data is appended as it comes; a file's inode follows its data, with its last bytes behind it, so that a small
+//!   file occupies no block of its own;
+//! - equal input makes an equal image: no clock, no randomness;
+//! - memory is bounded by [`ImageOptions::max_tree_bytes`] and about 400 KiB, whatever the entries are;
+//! - entries are applied in order, as if each changed a directory on top of lower layers: a later entry replaces an earlier
+//!   one, parents that never come are made, links in a path are resolved inside the image. What a replacement hides from
+//!   lower layers stays hidden.
+//!
+//! After an error the image is useless, and so is the writer.
+
+mod chunked;
+mod entry;
+mod error;
+mod format;
+mod metadata_blocks;
+mod output;
+mod paths;
+mod sparse;
+mod tree;
+mod writer;
+mod xattr;
+
+pub use entry::{ImageEntry, ImageEntryKind, ImageTime};
+pub use error::{EntryProblem, ImageError};
+pub use output::ImageOutput;
+pub use writer::{ImageOptions, ImageSummary, ImageWriter, LowerLink};

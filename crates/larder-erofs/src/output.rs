@@ -1,0 +1,93 @@
+//! Where an image goes.
+
+use std::io;
+
+use crate::error::ImageError;
+use crate::format::BLOCK;
+
+/// Receives the bytes of an image.
+///
+/// An image is written from its beginning to its end by [`append`](ImageOutput::append). Only
+/// [`ImageWriter::finish`](crate::ImageWriter::finish) calls [`write_at`](ImageOutput::write_at), after the last `append`:
+/// first 4 bytes for each inode with several names (their number), at last block 0.
+pub trait ImageOutput {
+    /// Adds `bytes` to the end. Pieces may be small: an implementation that makes system calls collects them.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
+
+    /// Replaces bytes that were appended.
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+}
+
+impl<O: ImageOutput + ?Sized> ImageOutput for &mut O {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        (**self).append(bytes)
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        (**self).write_at(offset, bytes)
+    }
+}
+
+/// Appends to a vector, which must be empty at first.
+impl ImageOutput for Vec<u8> {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let at = usize::try_from(offset).ok().and_then(|at| Some(at..at.checked_add(bytes.len())?));
+        let place = at.and_then(|at| self.get_mut(at)).ok_or(io::ErrorKind::InvalidInput)?;
+        place.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+static ZEROS: [u8; 16 * BLOCK] = [0; 16 * BLOCK];
+
+/// An output and the number of bytes in it.
+pub(crate) struct Appender<O> {
+    pub(crate) output: O,
+    position: u64,
+}
+
+impl<O: ImageOutput> Appender<O> {
+    pub(crate) fn new(output: O) -> Appender<O> {
+        Appender { output, position: 0 }
+    }
+
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
+        self.output.append(bytes)?;
+        self.position += bytes.len() as u64;
+        Ok(())
+    }
+
+    pub(crate) fn append_zeros(&mut self, count: u64) -> Result<(), ImageError> {
+        let mut left = count;
+        while left > 0 {
+            let piece = usize::try_from(left).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
+            self.append(&ZEROS[..piece])?;
+            left -= piece as u64;
+        }
+        Ok(())
+    }
+
+    /// Zeros up to the next block.
+    pub(crate) fn pad(&mut self) -> Result<(), ImageError> {
+        self.append_zeros(self.position.wrapping_neg() % BLOCK as u64)
+    }
+
+    pub(crate) fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// The next block. Everything before it is complete.
+    pub(crate) fn block(&self) -> Result<u32, ImageError> {
+        block_address(self.position / BLOCK as u64)
+    }
+}
+
+/// A block number that fits; the last one means "no block".
+pub(crate) fn block_address(block: u64) -> Result<u32, ImageError> {
+    u32::try_from(block).ok().filter(|block| *block != u32::MAX).ok_or(ImageError::ImageTooLarge)
+}

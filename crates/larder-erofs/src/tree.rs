@@ -1,0 +1,355 @@
+//! What has which name, in little memory: 12 bytes for an entry, its name, and about 6 bytes to find it; 32 more for a
+//! directory.
+//!
+//! Nodes are never removed. A node of a name that is used again changes what it is. A directory that something replaced is
+//! no longer referenced by its node, and everything in it is dead with it: [`ImageTree::live_directories`].
+//!
+//! A directory's parent has a smaller number than the directory.
+
+mod index;
+mod names;
+
+use crate::chunked::ChunkedVec;
+use crate::entry::ImageTime;
+use crate::error::EntryProblem;
+
+use index::NodeIndex;
+use names::NameArena;
+
+/// Number of a directory.
+pub(crate) type DirId = u32;
+/// Number of a node.
+pub(crate) type NodeId = u32;
+
+pub(crate) const ROOT: DirId = 0;
+const NONE: u32 = u32::MAX;
+
+const MAX_NAME: usize = 255;
+/// Bytes of the path of a directory.
+const MAX_PATH: usize = 4096;
+/// Numbers that do not fit beside the other fields. Far more than fit into memory.
+const MAX_DIRECTORIES: usize = 1 << 28;
+
+/// What a name stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NodeKind {
+    File,
+    Directory,
+    Symlink,
+    CharDevice,
+    BlockDevice,
+    Fifo,
+    Whiteout,
+    /// A hard link whose target has not come.
+    PendingLink,
+}
+
+const KINDS: [NodeKind; 8] = [
+    NodeKind::File,
+    NodeKind::Directory,
+    NodeKind::Symlink,
+    NodeKind::CharDevice,
+    NodeKind::BlockDevice,
+    NodeKind::Fifo,
+    NodeKind::Whiteout,
+    NodeKind::PendingLink,
+];
+
+/// A name in a directory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TreeNode {
+    name: u32,
+    /// Directory, one bit for [`TreeNode::is_linked`], three for the kind.
+    packed: u32,
+    /// Slot of the inode; number of the directory; of a pending link, its number.
+    pub(crate) target: u32,
+}
+
+impl TreeNode {
+    fn new(dir: DirId, name: u32, kind: NodeKind, target: u32) -> TreeNode {
+        TreeNode { name, packed: dir << 4 | kind as u32, target }
+    }
+
+    /// The directory that has the name.
+    pub(crate) fn dir(self) -> DirId {
+        self.packed >> 4
+    }
+
+    pub(crate) fn kind(self) -> NodeKind {
+        KINDS[(self.packed & 7) as usize]
+    }
+
+    /// Whether its inode may have other names.
+    pub(crate) fn is_linked(self) -> bool {
+        self.packed & 8 != 0
+    }
+}
+
+/// What a directory's inode will say.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TreeDirectory {
+    mtime: i64,
+    nanos: u32,
+    /// Its node; [`NONE`] for the root.
+    node: NodeId,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// Number of its encoded attributes, or [`NONE`].
+    xattrs: u32,
+    mode_and_flags: u16,
+}
+
+const OPAQUE: u16 = 1 << 15;
+const IMPLICIT: u16 = 1 << 14;
+
+impl TreeDirectory {
+    fn implicit(node: NodeId, mtime: ImageTime) -> TreeDirectory {
+        let ImageTime { seconds, nanos } = mtime;
+        TreeDirectory {
+            mtime: seconds,
+            nanos,
+            node,
+            uid: 0,
+            gid: 0,
+            xattrs: NONE,
+            mode_and_flags: IMPLICIT | 0o755,
+        }
+    }
+
+    pub(crate) fn mtime(&self) -> ImageTime {
+        ImageTime { seconds: self.mtime, nanos: self.nanos }
+    }
+
+    pub(crate) fn mode(&self) -> u16 {
+        self.mode_and_flags & 0o7777
+    }
+
+    /// Whether it hides what lower layers have in it.
+    pub(crate) fn is_opaque(&self) -> bool {
+        self.mode_and_flags & OPAQUE != 0
+    }
+
+    /// Whether no entry describes it.
+    pub(crate) fn is_implicit(&self) -> bool {
+        self.mode_and_flags & IMPLICIT != 0
+    }
+}
+
+/// All names.
+pub(crate) struct ImageTree {
+    nodes: ChunkedVec<TreeNode>,
+    directories: ChunkedVec<TreeDirectory>,
+    names: NameArena,
+    index: NodeIndex,
+    /// Attributes of directories.
+    xattrs: Vec<Box<[u8]>>,
+    xattr_bytes: usize,
+}
+
+impl ImageTree {
+    /// A tree of nothing but the root.
+    pub(crate) fn new() -> ImageTree {
+        let mut directories = ChunkedVec::new();
+        directories.push(TreeDirectory::implicit(NONE, ImageTime::default()));
+        ImageTree {
+            nodes: ChunkedVec::new(),
+            directories,
+            names: NameArena::new(),
+            index: NodeIndex::new(),
+            xattrs: Vec::new(),
+            xattr_bytes: 0,
+        }
+    }
+
+    /// Whether there is no room for one more node of a tree of this much memory.
+    pub(crate) fn is_full(&self, max_bytes: usize) -> bool {
+        self.memory() > max_bytes || self.nodes.len() >= index::MAX_NODES
+    }
+
+    /// Bytes of memory.
+    fn memory(&self) -> usize {
+        self.nodes.memory()
+            + self.directories.memory()
+            + self.names.memory()
+            + self.index.memory()
+            + self.xattr_bytes
+    }
+
+    pub(crate) fn node(&self, node: NodeId) -> TreeNode {
+        self.nodes.get(node)
+    }
+
+    /// All nodes by their numbers.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (NodeId, TreeNode)> + '_ {
+        (0..).zip(self.nodes.iter())
+    }
+
+    pub(crate) fn name(&self, node: TreeNode) -> &[u8] {
+        self.names.name(node.name)
+    }
+
+    /// The text of a symbolic link; empty for all others.
+    pub(crate) fn symlink_target(&self, node: TreeNode) -> &[u8] {
+        if node.kind() == NodeKind::Symlink { self.names.link(node.name) } else { b"" }
+    }
+
+    pub(crate) fn directory(&self, dir: DirId) -> TreeDirectory {
+        self.directories.get(dir)
+    }
+
+    /// All directories by their numbers, dead ones included.
+    pub(crate) fn directories(&self) -> impl Iterator<Item = (DirId, TreeDirectory)> + '_ {
+        (0..).zip(self.directories.iter())
+    }
+
+    pub(crate) fn parent(&self, dir: DirId) -> DirId {
+        let node = self.directory(dir).node;
+        if node == NONE { ROOT } else { self.node(node).dir() }
+    }
+
+    pub(crate) fn find(&self, dir: DirId, name: &[u8]) -> Option<NodeId> {
+        let hash = self.names.hash(dir, name);
+        self.index.find(hash, |node| {
+            let node = self.node(node);
+            node.dir() == dir && self.name(node) == name
+        })
+    }
+
+    /// Gives a name in a directory a meaning; the one that it has is lost. `link` is the text of a symbolic link.
+    pub(crate) fn put(
+        &mut self,
+        dir: DirId,
+        name: &[u8],
+        kind: NodeKind,
+        target: u32,
+        link: &[u8],
+    ) -> NodeId {
+        let found = self.find(dir, name);
+        let name_id = match found {
+            Some(node) if kind != NodeKind::Symlink => self.node(node).name,
+            _ if kind == NodeKind::Symlink => self.names.add_symlink(name, link),
+            _ => self.names.add(name),
+        };
+        let new = TreeNode::new(dir, name_id, kind, target);
+        if let Some(node) = found {
+            *self.nodes.get_mut(node) = new;
+            return node;
+        }
+        let node = u32::try_from(self.nodes.len()).unwrap_or(NONE);
+        self.nodes.push(new);
+        let (names, nodes) = (&self.names, &self.nodes);
+        let hash_of = |node| {
+            let node = nodes.get(node);
+            names.hash(node.dir(), names.name(node.name))
+        };
+        self.index.insert(names.hash(dir, name), node, hash_of);
+        node
+    }
+
+    /// Notes that the node's inode has another name.
+    pub(crate) fn mark_linked(&mut self, node: NodeId) {
+        self.nodes.get_mut(node).packed |= 8;
+    }
+
+    /// Makes a directory that no entry describes yet.
+    pub(crate) fn make_directory(
+        &mut self,
+        parent: DirId,
+        name: &[u8],
+        mtime: ImageTime,
+    ) -> Result<DirId, EntryProblem> {
+        check_name(name)?;
+        if self.path_len(parent) + name.len() + 1 > MAX_PATH || self.directories.len() >= MAX_DIRECTORIES {
+            return Err(EntryProblem::PathTooLong);
+        }
+        let dir = u32::try_from(self.directories.len()).unwrap_or(NONE);
+        let node = self.put(parent, name, NodeKind::Directory, dir, b"");
+        self.directories.push(TreeDirectory::implicit(node, mtime));
+        Ok(dir)
+    }
+
+    pub(crate) fn mark_opaque(&mut self, dir: DirId) {
+        self.directories.get_mut(dir).mode_and_flags |= OPAQUE;
+    }
+
+    /// Notes what an entry says about its directory.
+    pub(crate) fn describe_directory(
+        &mut self,
+        dir: DirId,
+        mode: u16,
+        owner: (u32, u32),
+        mtime: ImageTime,
+        xattrs: Vec<u8>,
+    ) {
+        let xattrs = self.keep_xattrs(xattrs);
+        let described = self.directories.get_mut(dir);
+        described.mode_and_flags = described.mode_and_flags & OPAQUE | mode & 0o7777;
+        (described.uid, described.gid) = owner;
+        (described.mtime, described.nanos) = (mtime.seconds, mtime.nanos);
+        described.xattrs = xattrs;
+    }
+
+    /// A directory's encoded attributes, without the mark of an opaque one.
+    pub(crate) fn directory_xattrs(&self, dir: &TreeDirectory) -> &[u8] {
+        self.xattrs.get(dir.xattrs as usize).map_or(&[], |xattrs| xattrs)
+    }
+
+    /// The path from the root.
+    pub(crate) fn path(&self, dir: DirId) -> Vec<u8> {
+        let mut names = Vec::new();
+        let mut at = dir;
+        while at != ROOT {
+            let node = self.node(self.directory(at).node);
+            names.push(self.name(node));
+            at = node.dir();
+        }
+        names.reverse();
+        names.join(&b'/')
+    }
+
+    /// Of each directory, whether it is still there.
+    pub(crate) fn live_directories(&self) -> Vec<bool> {
+        let mut live: Vec<bool> = Vec::with_capacity(self.directories.len());
+        for (dir, directory) in self.directories() {
+            live.push(
+                dir == ROOT || {
+                    let node = self.node(directory.node);
+                    node.kind() == NodeKind::Directory && node.target == dir && live[node.dir() as usize]
+                },
+            );
+        }
+        live
+    }
+
+    /// Frees what only changes need. Nothing is found by its name any more.
+    pub(crate) fn seal(&mut self) {
+        self.index = NodeIndex::new();
+    }
+
+    fn path_len(&self, dir: DirId) -> usize {
+        let (mut at, mut length) = (dir, 0);
+        while at != ROOT {
+            let node = self.node(self.directory(at).node);
+            length += self.name(node).len() + 1;
+            at = node.dir();
+        }
+        length
+    }
+
+    /// Directories with attributes often have the same ones as the one before.
+    fn keep_xattrs(&mut self, xattrs: Vec<u8>) -> u32 {
+        if xattrs.is_empty() {
+            return NONE;
+        }
+        if self.xattrs.last().is_none_or(|last| **last != *xattrs) {
+            self.xattr_bytes += xattrs.len() + 2 * size_of::<Box<[u8]>>();
+            self.xattrs.push(xattrs.into_boxed_slice());
+        }
+        u32::try_from(self.xattrs.len() - 1).unwrap_or(NONE)
+    }
+}
+
+/// Whether a directory can have this name.
+pub(crate) fn check_name(name: &[u8]) -> Result<(), EntryProblem> {
+    if name.len() > MAX_NAME { Err(EntryProblem::NameTooLong) } else { Ok(()) }
+}

@@ -1,0 +1,366 @@
+//! Applies entries in the order in which they come.
+//!
+//! What an entry replaces stays hidden for lower layers: a directory in the place of a file, a link or a whiteout is opaque.
+//! A whiteout hides what lower layers have under a name; what this image itself has there stays.
+
+mod data;
+mod directories;
+mod finish;
+mod links;
+mod walk;
+
+use crate::entry::{ImageEntry, ImageEntryKind, ImageTime};
+use crate::error::{EntryProblem, ImageError};
+use crate::format::{BLOCK, DataLayout, Inode, device_number, file_type};
+use crate::metadata_blocks::MetadataBlocks;
+use crate::output::{Appender, ImageOutput};
+use crate::paths::{clean, parts, split};
+use crate::tree::{DirId, ImageTree, NodeKind, ROOT, check_name};
+use crate::xattr::encode_xattrs;
+
+use data::OpenFile;
+pub use links::LowerLink;
+use links::PendingLink;
+
+/// Longest text of a symbolic link.
+const MAX_SYMLINK: usize = 4095;
+
+/// How an image is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageOptions {
+    /// Bytes of memory for names and directories, at most; an image that needs more fails with
+    /// [`ImageError::TreeTooLarge`]. An entry takes 18 bytes and its name, a directory 32 more, a symbolic link its target;
+    /// [`ImageWriter::finish`] needs no more than what is freed before. Default 48 MiB, enough for a million entries with
+    /// names of 25 bytes.
+    pub max_tree_bytes: usize,
+    /// The UUID of the filesystem. Overlay mounts log a warning when two of their layers have the same one. Default zero.
+    pub uuid: [u8; 16],
+}
+
+impl Default for ImageOptions {
+    fn default() -> Self {
+        ImageOptions { max_tree_bytes: 48 << 20, uuid: [0; 16] }
+    }
+}
+
+/// What an image became.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ImageSummary {
+    /// Bytes of the image: full blocks.
+    pub size: u64,
+    /// Inodes that have a name.
+    pub inodes: u64,
+    /// Whether it hides anything of lower layers: it has a whiteout, or an opaque directory.
+    pub hides_lowers: bool,
+    /// Extended attributes that were left out.
+    pub skipped_xattrs: u64,
+    /// Hard links to files that the image does not have; they are not in it.
+    pub lower_links: u64,
+}
+
+/// Writes one image.
+pub struct ImageWriter<O> {
+    to: Appender<O>,
+    options: ImageOptions,
+    tree: ImageTree,
+    blocks: MetadataBlocks,
+    /// The file that expects data.
+    file: Option<OpenFile>,
+    /// Hard links to files that have not come, in the order in which they came.
+    links: Vec<PendingLink>,
+    link_bytes: usize,
+    /// Slot of the inode of all whiteouts.
+    whiteout: Option<u32>,
+    has_chunks: bool,
+    hides_lowers: bool,
+    skipped_xattrs: u64,
+    /// The parent of the last entry, as written: most entries have the same as the one before.
+    last_parent: (Vec<u8>, DirId),
+}
+
+/// A name in a directory, and the entry that takes it.
+#[derive(Clone, Copy)]
+struct EntryPlace<'a> {
+    dir: DirId,
+    name: &'a [u8],
+    /// For errors.
+    path: &'a [u8],
+}
+
+impl<O: ImageOutput> ImageWriter<O> {
+    /// An image of nothing but an empty root directory. Appends one block.
+    pub fn new(output: O, options: ImageOptions) -> Result<ImageWriter<O>, ImageError> {
+        let mut to = Appender::new(output);
+        to.append_zeros(BLOCK as u64)?;
+        Ok(ImageWriter {
+            to,
+            options,
+            tree: ImageTree::new(),
+            blocks: MetadataBlocks::new(),
+            file: None,
+            links: Vec::new(),
+            link_bytes: 0,
+            whiteout: None,
+            has_chunks: false,
+            hides_lowers: false,
+            skipped_xattrs: 0,
+            last_parent: (Vec::new(), ROOT),
+        })
+    }
+
+    /// Applies one entry. If it is a file with data, [`write_data`](ImageWriter::write_data) comes next.
+    pub fn add(&mut self, entry: &ImageEntry<'_>) -> Result<(), ImageError> {
+        if let Some(file) = &self.file {
+            return Err(file.incomplete());
+        }
+        let rejected = |problem| ImageError::rejected(entry.path, problem);
+        check(entry).map_err(rejected)?;
+        if self.tree.is_full(self.options.max_tree_bytes.saturating_sub(self.bookkeeping())) {
+            let limit = self.options.max_tree_bytes;
+            return Err(ImageError::TreeTooLarge { path: crate::error::path_of(entry.path), limit });
+        }
+        let path = clean(entry.path);
+        if path.is_empty() {
+            return match entry.kind {
+                ImageEntryKind::Directory => self.describe_directory(ROOT, entry),
+                _ => Err(rejected(EntryProblem::RootNotDirectory)),
+            };
+        }
+        // What an old union filesystem kept for itself.
+        if parts(&path).any(|part| part.starts_with(b".wh..wh.") && part != b".wh..wh..opq") {
+            self.file = OpenFile::ignored(entry);
+            return Ok(());
+        }
+        let (parent, name) = split(&path);
+        let dir = self.parent(parent, entry.mtime).map_err(rejected)?;
+        let place = EntryPlace { dir, name, path: entry.path };
+        match name.strip_prefix(b".wh.") {
+            Some(b".wh..opq") => self.mark_opaque(dir),
+            Some(b"" | b"." | b"..") => return Err(rejected(EntryProblem::Whiteout)),
+            Some(hidden) => self.whiteout(EntryPlace { name: hidden, ..place })?,
+            None => return self.make(place, entry),
+        }
+        self.file = OpenFile::ignored(entry);
+        Ok(())
+    }
+
+    /// Bytes of memory that only limits of the tree bound.
+    fn bookkeeping(&self) -> usize {
+        self.link_bytes + self.blocks.memory()
+    }
+
+    fn make(&mut self, place: EntryPlace<'_>, entry: &ImageEntry<'_>) -> Result<(), ImageError> {
+        check_name(place.name).map_err(|problem| ImageError::rejected(place.path, problem))?;
+        match entry.kind {
+            ImageEntryKind::File { size } => self.start_file(place, entry, size, None),
+            ImageEntryKind::Sparse { size, extents } => self.start_file(place, entry, size, Some(extents)),
+            ImageEntryKind::Directory => {
+                let dir = self.directory(place, entry.mtime)?;
+                self.describe_directory(dir, entry)
+            }
+            ImageEntryKind::Symlink { target } => self.symlink(place, entry, target),
+            ImageEntryKind::HardLink { target } => self.hard_link(place, target),
+            ImageEntryKind::Fifo => self.special(place, entry, NodeKind::Fifo, (0, 0)),
+            ImageEntryKind::CharDevice { major: 0, minor: 0 } => self.whiteout(place),
+            ImageEntryKind::CharDevice { major, minor } => {
+                self.special(place, entry, NodeKind::CharDevice, (major, minor))
+            }
+            ImageEntryKind::BlockDevice { major, minor } => {
+                self.special(place, entry, NodeKind::BlockDevice, (major, minor))
+            }
+        }
+    }
+
+    /// Gives a place to something that is not a directory.
+    fn put(&mut self, place: EntryPlace<'_>, kind: NodeKind, target: u32, link: &[u8]) -> u32 {
+        let replaced = self.tree.find(place.dir, place.name);
+        if replaced.is_some_and(|node| self.tree.node(node).kind() == NodeKind::Directory) {
+            self.forget_last_parent();
+        }
+        self.tree.put(place.dir, place.name, kind, target, link)
+    }
+
+    fn forget_last_parent(&mut self) {
+        self.last_parent = (Vec::new(), ROOT);
+    }
+
+    /// The directory at a place: the one that is there, or a new one. What was there instead hid what lower layers have at
+    /// this path, and so does the directory.
+    fn directory(&mut self, place: EntryPlace<'_>, mtime: ImageTime) -> Result<DirId, ImageError> {
+        let found = self.tree.find(place.dir, place.name).map(|node| self.tree.node(node));
+        if let Some(node) = found.filter(|node| node.kind() == NodeKind::Directory) {
+            return Ok(node.target);
+        }
+        let made = self.tree.make_directory(place.dir, place.name, mtime);
+        let dir = made.map_err(|problem| ImageError::rejected(place.path, problem))?;
+        if found.is_some_and(|node| node.kind() != NodeKind::PendingLink) {
+            self.mark_opaque(dir);
+        }
+        Ok(dir)
+    }
+
+    fn mark_opaque(&mut self, dir: DirId) {
+        self.hides_lowers = true;
+        self.tree.mark_opaque(dir);
+    }
+
+    fn describe_directory(&mut self, dir: DirId, entry: &ImageEntry<'_>) -> Result<(), ImageError> {
+        let xattrs = self.xattrs(entry, file_type::DIRECTORY)?;
+        if dir == ROOT && !directories::root_has_room(&xattrs) {
+            return Err(ImageError::rejected(entry.path, EntryProblem::XattrSpace));
+        }
+        let owner = (entry.uid, entry.gid);
+        self.tree.describe_directory(dir, mode_bits(entry.mode), owner, entry.mtime, xattrs);
+        Ok(())
+    }
+
+    /// Hides a name of the lower layers.
+    fn whiteout(&mut self, place: EntryPlace<'_>) -> Result<(), ImageError> {
+        check_name(place.name).map_err(|problem| ImageError::rejected(place.path, problem))?;
+        self.hides_lowers = true;
+        if let Some(node) = self.tree.find(place.dir, place.name) {
+            let node = self.tree.node(node);
+            if node.kind() == NodeKind::Directory {
+                self.tree.mark_opaque(node.target);
+            }
+            return Ok(());
+        }
+        let slot = match self.whiteout {
+            Some(slot) => slot,
+            None => self.place_inode(&inode_of_whiteout(), &[], &[])?,
+        };
+        self.whiteout = Some(slot);
+        let node = self.tree.put(place.dir, place.name, NodeKind::Whiteout, slot, b"");
+        self.tree.mark_linked(node);
+        Ok(())
+    }
+
+    fn symlink(
+        &mut self,
+        place: EntryPlace<'_>,
+        entry: &ImageEntry<'_>,
+        target: &[u8],
+    ) -> Result<(), ImageError> {
+        let xattrs = self.xattrs(entry, file_type::SYMLINK)?;
+        let mut inode = inode_of(entry, file_type::SYMLINK | 0o777);
+        inode.size = target.len() as u64;
+        // Kernels before 6.12 want the text in the block where the inode ends.
+        let slot = if crate::format::INODE + xattrs.len() + target.len() <= BLOCK {
+            inode.layout = DataLayout::Inline;
+            self.place_inode(&inode, &xattrs, target)?
+        } else {
+            inode.place = self.to.block()?;
+            self.to.append(target)?;
+            self.to.pad()?;
+            self.place_inode(&inode, &xattrs, &[])?
+        };
+        self.put(place, NodeKind::Symlink, slot, target);
+        Ok(())
+    }
+
+    fn special(
+        &mut self,
+        place: EntryPlace<'_>,
+        entry: &ImageEntry<'_>,
+        kind: NodeKind,
+        (major, minor): (u32, u32),
+    ) -> Result<(), ImageError> {
+        let file_type = type_of(kind);
+        let xattrs = self.xattrs(entry, file_type)?;
+        let mut inode = inode_of(entry, file_type | mode_bits(entry.mode));
+        inode.place = device_number(major, minor)
+            .ok_or_else(|| ImageError::rejected(entry.path, EntryProblem::Device))?;
+        let slot = self.place_inode(&inode, &xattrs, &[])?;
+        self.put(place, kind, slot, b"");
+        Ok(())
+    }
+
+    fn xattrs(&mut self, entry: &ImageEntry<'_>, file_type: u16) -> Result<Vec<u8>, ImageError> {
+        if entry.xattrs.is_empty() {
+            return Ok(Vec::new());
+        }
+        let encoded = encode_xattrs(entry.xattrs, file_type);
+        let (encoded, skipped) = encoded.map_err(|problem| ImageError::rejected(entry.path, problem))?;
+        self.skipped_xattrs += skipped;
+        Ok(encoded)
+    }
+
+    /// Stores an inode with what follows it. Between two files: it may append a block.
+    fn place_inode(&mut self, inode: &Inode, xattrs: &[u8], tail: &[u8]) -> Result<u32, ImageError> {
+        let mut record = inode.encode(xattrs);
+        record.extend_from_slice(tail);
+        if record.len() <= BLOCK {
+            return self.blocks.place(&record, &mut self.to);
+        }
+        let slot = self.blocks.start_long(&record, &mut self.to)?;
+        self.to.pad()?;
+        Ok(slot)
+    }
+}
+
+/// What no entry may have, wherever it is.
+fn check(entry: &ImageEntry<'_>) -> Result<(), EntryProblem> {
+    let link = match entry.kind {
+        ImageEntryKind::Symlink { target } if target.is_empty() || target.len() > MAX_SYMLINK => {
+            return Err(EntryProblem::SymlinkTarget);
+        }
+        ImageEntryKind::Symlink { target } | ImageEntryKind::HardLink { target } => target,
+        _ => b"",
+    };
+    if entry.path.contains(&0) || link.contains(&0) {
+        return Err(EntryProblem::ZeroByte);
+    }
+    if entry.uid == u32::MAX || entry.gid == u32::MAX {
+        return Err(EntryProblem::Owner);
+    }
+    if entry.mtime.nanos >= 1_000_000_000 {
+        return Err(EntryProblem::Time);
+    }
+    Ok(())
+}
+
+fn mode_bits(mode: u32) -> u16 {
+    u16::try_from(mode & 0o7777).unwrap_or(0)
+}
+
+/// The type bits of a node.
+fn type_of(kind: NodeKind) -> u16 {
+    match kind {
+        NodeKind::File | NodeKind::PendingLink => file_type::FILE,
+        NodeKind::Directory => file_type::DIRECTORY,
+        NodeKind::Symlink => file_type::SYMLINK,
+        NodeKind::CharDevice | NodeKind::Whiteout => file_type::CHAR_DEVICE,
+        NodeKind::BlockDevice => file_type::BLOCK_DEVICE,
+        NodeKind::Fifo => file_type::FIFO,
+    }
+}
+
+/// An empty inode with one name.
+fn inode_of(entry: &ImageEntry<'_>, mode: u16) -> Inode {
+    Inode {
+        layout: DataLayout::Plain,
+        mode,
+        size: 0,
+        place: 0,
+        uid: entry.uid,
+        gid: entry.gid,
+        seconds: entry.mtime.seconds,
+        nanos: entry.mtime.nanos,
+        links: 1,
+    }
+}
+
+fn inode_of_whiteout() -> Inode {
+    Inode {
+        layout: DataLayout::Plain,
+        mode: file_type::CHAR_DEVICE,
+        size: 0,
+        place: 0,
+        uid: 0,
+        gid: 0,
+        seconds: 0,
+        nanos: 0,
+        links: 1,
+    }
+}

@@ -1,0 +1,143 @@
+//! Hard links, also to files that come later, or that only a lower layer has.
+
+use crate::error::{EntryProblem, ImageError};
+use crate::output::ImageOutput;
+use crate::paths::{clean, split};
+use crate::tree::{DirId, NodeId, NodeKind};
+
+use super::{EntryPlace, ImageWriter};
+
+/// Links to links to links, at most, when each comes before its target.
+const MAX_CHAIN: u32 = 40;
+
+/// A hard link whose target was not there when it came.
+pub(super) struct PendingLink {
+    node: NodeId,
+    /// Clean, without a `/` at its beginning.
+    target: Box<[u8]>,
+}
+
+/// A hard link to a file that the image does not have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LowerLink {
+    /// The link, relative to the root, without links in it.
+    pub path: Vec<u8>,
+    /// The file as the archive names it, relative to the root.
+    pub target: Vec<u8>,
+}
+
+impl<O: ImageOutput> ImageWriter<O> {
+    pub(super) fn hard_link(&mut self, place: EntryPlace<'_>, target: &[u8]) -> Result<(), ImageError> {
+        let target = clean(target);
+        if self.link(place, &target)? {
+            return Ok(());
+        }
+        // It may come later. Until then the name means nothing.
+        let number = u32::try_from(self.links.len()).unwrap_or(u32::MAX);
+        let node = self.put(place, NodeKind::PendingLink, number, b"");
+        self.link_bytes += 2 * size_of::<PendingLink>() + target.len();
+        self.links.push(PendingLink { node, target: target.into() });
+        Ok(())
+    }
+
+    /// Makes the hard links whose target came after them. Call it after the last entry; what is left then is in
+    /// [`lower_links`](ImageWriter::lower_links). A caller that adds files of lower layers under the names of the targets
+    /// calls it once more, or leaves that to [`finish`](ImageWriter::finish).
+    pub fn resolve_links(&mut self) -> Result<(), ImageError> {
+        for _ in 0..=MAX_CHAIN {
+            let mut progress = false;
+            let live = self.tree.live_directories();
+            for number in 0..self.links.len() {
+                let pending = self.pending(number).filter(|(dir, ..)| live[*dir as usize]);
+                let Some((dir, name, target)) = pending else { continue };
+                let path = join(self.tree.path(dir), &name);
+                progress |= self.link(EntryPlace { dir, name: &name, path: &path }, &target)?;
+            }
+            if !progress {
+                return Ok(());
+            }
+        }
+        let first = self.lower_links().next().map_or_else(Vec::new, |link| link.path);
+        if first.is_empty() { Ok(()) } else { Err(ImageError::rejected(&first, EntryProblem::LinkChain)) }
+    }
+
+    /// Hard links to files that have not been added, in the order in which they came.
+    pub fn lower_links(&self) -> impl Iterator<Item = LowerLink> + '_ {
+        let live = self.tree.live_directories();
+        (0..self.links.len()).filter_map(move |number| {
+            let (dir, name, target) = self.pending(number)?;
+            live[dir as usize].then(|| LowerLink { path: join(self.tree.path(dir), &name), target })
+        })
+    }
+
+    /// Paths of the directories that no entry has described, relative to the root: their owner, mode and time are those of
+    /// the lower layers. An entry for one of them describes it. The root is the empty path.
+    pub fn implicit_directories(&self) -> impl Iterator<Item = Vec<u8>> + '_ {
+        let live = self.tree.live_directories();
+        let implicit = self.tree.directories().filter(|(_, directory)| directory.is_implicit());
+        implicit.filter(move |(dir, _)| live[*dir as usize]).map(|(dir, _)| self.tree.path(dir))
+    }
+
+    /// Directory, name and target of a link, unless it was made or replaced.
+    fn pending(&self, number: usize) -> Option<(DirId, Vec<u8>, Vec<u8>)> {
+        let link = &self.links[number];
+        let node = self.tree.node(link.node);
+        let is_pending = node.kind() == NodeKind::PendingLink && node.target as usize == number;
+        is_pending.then(|| (node.dir(), self.tree.name(node).to_vec(), link.target.to_vec()))
+    }
+
+    /// Links to a file that is there. `false` when it is not.
+    fn link(&mut self, place: EntryPlace<'_>, target: &[u8]) -> Result<bool, ImageError> {
+        let rejected = |problem| ImageError::rejected(place.path, problem);
+        let (parent, name) = split(target);
+        if name.is_empty() {
+            return Err(rejected(EntryProblem::LinkToDirectory));
+        }
+        let parent = self.existing(parent).map_err(rejected)?;
+        let Some(dir) = parent else { return Ok(false) };
+        if (dir, name) == (place.dir, place.name) {
+            return Err(rejected(EntryProblem::LinkToItself));
+        }
+        let Some(found) = self.tree.find(dir, name) else { return Ok(false) };
+        let node = self.tree.node(found);
+        match node.kind() {
+            NodeKind::Directory => return Err(rejected(EntryProblem::LinkToDirectory)),
+            // A whiteout is no file.
+            NodeKind::Whiteout | NodeKind::PendingLink => return Ok(false),
+            _ => {}
+        }
+        if self.is_under_removal(place, dir) {
+            return Err(rejected(EntryProblem::LinkTarget));
+        }
+        self.tree.mark_linked(found);
+        let text = self.tree.symlink_target(node).to_vec();
+        let link = self.put(place, node.kind(), node.target, &text);
+        self.tree.mark_linked(link);
+        Ok(true)
+    }
+
+    /// Whether making room for the link would remove its target: a link `a` to `a/b`.
+    fn is_under_removal(&self, place: EntryPlace<'_>, target: DirId) -> bool {
+        let replaced = self.tree.find(place.dir, place.name).map(|node| self.tree.node(node));
+        let Some(replaced) = replaced.filter(|node| node.kind() == NodeKind::Directory) else { return false };
+        let mut at = target;
+        loop {
+            if at == replaced.target {
+                return true;
+            }
+            let parent = self.tree.parent(at);
+            if parent == at {
+                return false;
+            }
+            at = parent;
+        }
+    }
+}
+
+fn join(mut dir: Vec<u8>, name: &[u8]) -> Vec<u8> {
+    if !dir.is_empty() {
+        dir.push(b'/');
+    }
+    dir.extend_from_slice(name);
+    dir
+}

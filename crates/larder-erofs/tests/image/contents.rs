@@ -1,0 +1,198 @@
+//! What single entries become.
+
+use larder_erofs::{EntryProblem, ImageError, ImageOptions, ImageWriter};
+
+use crate::reader::read;
+use crate::script::{ScriptEntry, ScriptKind, dir, entry, file, hard_link, noise, symlink, write};
+
+fn image(entries: &[ScriptEntry]) -> Vec<u8> {
+    write(entries).unwrap().0
+}
+
+#[test]
+fn an_empty_image_has_a_root_and_one_block() {
+    let (image, summary) = write(&[]).unwrap();
+    let tree = read(&image);
+    assert_eq!(tree.len(), 1);
+    assert_eq!((tree[&b""[..]].mode, summary.inodes, summary.size), (0o040_755, 1, 4096));
+    assert!(!summary.hides_lowers);
+}
+
+#[test]
+fn small_files_share_blocks() {
+    let size = |at: usize| at * 7919 % 3001;
+    let files: Vec<ScriptEntry> =
+        (0..1000).map(|at| file(format!("f{at}"), noise(size(at), at as u64))).collect();
+    let (image, _) = write(&files).unwrap();
+    let data: usize = (0..1000).map(|at| size(at) + 64).sum();
+    let directory = 1000 * 17;
+    assert!(image.len() < (data + directory) * 108 / 100, "{} for {data} bytes", image.len());
+    assert_eq!(read(&image).len(), 1001);
+}
+
+#[test]
+fn data_is_appended_as_it_comes_and_starts_at_a_block() {
+    let data = noise(3 * 4096, 1);
+    let image = image(&[file("a", data.clone())]);
+    assert_eq!(&image[4096..4 * 4096], &data[..]);
+}
+
+#[test]
+fn names_of_255_bytes_and_long_paths_are_kept() {
+    let deep = vec![vec![b'n'; 255]; 15].join(&b'/');
+    let tree = read(&image(&[file([&deep[..], b"/", &[b'x'; 255]].concat(), "deep")]));
+    assert_eq!(tree[&[&deep[..], b"/", &[b'x'; 255]].concat()].content, b"deep");
+}
+
+#[test]
+fn large_directories_are_in_order() {
+    let files: Vec<ScriptEntry> =
+        (0..20_000u32).map(|at| file(format!("d/{:05}", at.wrapping_mul(7919) % 20_000), "")).collect();
+    assert_eq!(read(&image(&files)).len(), 20_002);
+    let many: Vec<ScriptEntry> = (0..3000).map(|at| dir(format!("{at}"))).collect();
+    assert_eq!(read(&image(&many))[&b""[..]].links, 3002);
+}
+
+#[test]
+fn hard_links_share_an_inode_and_count() {
+    let (image, summary) = write(&[
+        hard_link("early", "dir/file"),
+        file("dir/file", "content").owner(7, 8),
+        hard_link("late", "/dir/../dir/file"),
+        symlink("link", "nowhere"),
+        hard_link("other", "link"),
+    ])
+    .unwrap();
+    let tree = read(&image);
+    assert_eq!((tree[&b"early"[..]].links, tree[&b"late"[..]].uid), (3, 7));
+    assert_eq!(tree[&b"early"[..]].number, tree[&b"late"[..]].number);
+    assert_eq!(tree[&b"other"[..]].content, b"nowhere");
+    assert_eq!((summary.inodes, summary.lower_links), (4, 0));
+}
+
+#[test]
+fn links_to_files_of_lower_layers_are_reported_and_can_be_completed() {
+    let mut writer = ImageWriter::new(Vec::new(), ImageOptions::default()).unwrap();
+    hard_link("a/link", "/usr/bin/tool").add_to(&mut writer, 1).unwrap();
+    hard_link("b", "a/link").add_to(&mut writer, 1).unwrap();
+    hard_link("replaced", "gone").add_to(&mut writer, 1).unwrap();
+    file("replaced", "by a file").add_to(&mut writer, 100).unwrap();
+    writer.resolve_links().unwrap();
+    let links: Vec<_> = writer.lower_links().collect();
+    assert_eq!(links.len(), 2);
+    assert_eq!((&links[0].path[..], &links[0].target[..]), (&b"a/link"[..], &b"usr/bin/tool"[..]));
+    assert_eq!(writer.implicit_directories().collect::<Vec<_>>(), [&b""[..], b"a"]);
+    file("usr/bin/tool", "from below").add_to(&mut writer, 100).unwrap();
+    dir("a").mode(0o700).add_to(&mut writer, 1).unwrap();
+    let (image, summary) = writer.finish().unwrap();
+    let tree = read(&image);
+    assert_eq!(summary.lower_links, 0);
+    assert_eq!((&tree[&b"b"[..]].content[..], tree[&b"b"[..]].links), (&b"from below"[..], 3));
+    assert_eq!(tree[&b"a"[..]].mode, 0o040_700);
+}
+
+#[test]
+fn owners_times_and_set_id_bits_are_kept() {
+    let tree = read(&image(&[
+        file("f", "").mode(0o6755).owner(100_000, 4_294_967_294).mtime(-5, 999_999_999),
+        dir("d").mode(0o3777).mtime(i64::from(u32::MAX) + 9, 1),
+    ]));
+    let node = &tree[&b"f"[..]];
+    assert_eq!(
+        (node.mode, node.uid, node.gid, node.mtime),
+        (0o106_755, 100_000, 4_294_967_294, (-5, 999_999_999))
+    );
+    assert_eq!((tree[&b"d"[..]].mode, tree[&b"d"[..]].mtime), (0o043_777, (4_294_967_304, 1)));
+}
+
+#[test]
+fn attributes_of_files_are_kept_and_those_of_overlays_escaped() {
+    let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    acl.extend([
+        1, 0, 6, 0, 255, 255, 255, 255, 4, 0, 4, 0, 255, 255, 255, 255, 32, 0, 4, 0, 255, 255, 255, 255,
+    ]);
+    let (image, summary) = write(&[
+        file("f", "x")
+            .xattr("security.capability", capability)
+            .xattr("user.note", "first")
+            .xattr("user.note", "last")
+            .xattr("trusted.overlay.redirect", "/etc")
+            .xattr("user.overlay.opaque", "y")
+            .xattr("system.posix_acl_access", acl.clone())
+            .xattr("system.posix_acl_default", acl.clone())
+            .xattr("system.nfs4_acl", "x"),
+        symlink("l", "f").xattr("user.no", "").xattr("trusted.yes", ""),
+        dir("d").xattr("system.posix_acl_default", acl.clone()),
+        entry("d/.wh..wh..opq", ScriptKind::File(Vec::new())),
+    ])
+    .unwrap();
+    let tree = read(&image);
+    let xattrs = &tree[&b"f"[..]].xattrs;
+    assert_eq!(xattrs.len(), 4);
+    assert_eq!(xattrs[&b"security.capability"[..]], capability);
+    assert_eq!(xattrs[&b"user.note"[..]], b"last");
+    assert_eq!(xattrs[&b"trusted.overlay.overlay.redirect"[..]], b"/etc");
+    assert_eq!(xattrs[&b"system.posix_acl_access"[..]], acl);
+    assert_eq!(tree[&b"l"[..]].xattrs.keys().collect::<Vec<_>>(), [&b"trusted.yes"[..]]);
+    assert_eq!(tree[&b"d"[..]].xattrs[&b"trusted.overlay.opaque"[..]], b"y");
+    assert_eq!(tree[&b"d"[..]].xattrs[&b"system.posix_acl_default"[..]], acl);
+    assert_eq!((summary.skipped_xattrs, summary.hides_lowers), (4, true));
+}
+
+#[test]
+fn attributes_larger_than_a_block_are_kept() {
+    let value = noise(60_000, 3);
+    let tree = read(&image(&[
+        file("f", noise(5000, 1)).xattr("user.big", value.clone()).xattr("user.bigger", value.clone()),
+        dir("d").xattr("user.big", value.clone()),
+        symlink("l", vec![b'x'; 3000]).xattr("security.x", noise(2000, 5)),
+        file("d/small", "after it"),
+    ]));
+    assert_eq!(tree[&b"f"[..]].xattrs[&b"user.bigger"[..]], value);
+    assert_eq!(tree[&b"f"[..]].content, noise(5000, 1));
+    assert_eq!(tree[&b"d"[..]].xattrs[&b"user.big"[..]], value);
+    assert_eq!(tree[&b"l"[..]].content.len(), 3000);
+}
+
+#[test]
+fn the_root_has_less_room_for_attributes() {
+    assert!(write(&[dir("/").xattr("user.x", noise(2500, 1))]).is_ok());
+    let error = write(&[dir("/").xattr("user.x", noise(3000, 1))]).unwrap_err();
+    assert!(matches!(error, ImageError::Rejected { problem: EntryProblem::XattrSpace, .. }), "{error}");
+}
+
+#[test]
+fn holes_stay_holes() {
+    let size = 64 << 20;
+    let parts = vec![(0, noise(10, 1)), (1 << 20, noise(70_000, 2)), (size - 3, noise(3, 3))];
+    let image = image(&[entry("sparse", ScriptKind::Sparse(size, parts.clone())), file("after", "it")]);
+    assert!(image.len() < 300_000, "{}", image.len());
+    let tree = read(&image);
+    let node = &tree[&b"sparse"[..]];
+    assert_eq!(node.size, size);
+    let mut content = vec![0; usize::try_from(size).unwrap()];
+    for (offset, data) in parts {
+        let offset = usize::try_from(offset).unwrap();
+        content[offset..offset + data.len()].copy_from_slice(&data);
+    }
+    assert!(node.content == content);
+    let (chunks, filled) = node.chunks.unwrap();
+    assert!(filled * 20 < chunks, "{filled} of {chunks} chunks have data");
+    assert_eq!(tree[&b"after"[..]].content, b"it");
+}
+
+#[test]
+fn a_file_of_one_hole_costs_a_map() {
+    let image = image(&[entry("hole", ScriptKind::Sparse(1 << 50, Vec::new()))]);
+    assert_eq!(read(&image)[&b"hole"[..]].size, 1 << 50);
+    assert!(image.len() <= 3 * 4096, "{}", image.len());
+}
+
+#[test]
+fn the_uuid_is_that_of_the_options() {
+    let options = ImageOptions { uuid: *b"0123456789abcdef", ..ImageOptions::default() };
+    let (image, _) = ImageWriter::new(Vec::new(), options).unwrap().finish().unwrap();
+    assert_eq!(&image[1024 + 48..1024 + 64], b"0123456789abcdef");
+    read(&image);
+}

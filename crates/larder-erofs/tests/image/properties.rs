@@ -1,0 +1,163 @@
+//! Random sequences of entries become what the model says, whatever their order.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use larder_erofs::ImageTime;
+
+use crate::model::{Model, view_of_image};
+use crate::reader::read;
+use crate::script::{ScriptEntry, ScriptKind, noise, write, writer};
+
+/// Few names, so that entries meet.
+fn name() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        8 => prop::sample::select(vec!["a", "b", "c", "d"]).prop_map(|name| name.as_bytes().to_vec()),
+        1 => (1usize..=255, any::<u8>()).prop_map(|(length, byte)| vec![byte.max(b'0'); length]),
+        1 => prop::sample::select(vec!["-", "..x", "\u{e9}", "!"]).prop_map(|name| name.as_bytes().to_vec()),
+    ]
+}
+
+fn path() -> impl Strategy<Value = Vec<u8>> {
+    vec(name(), 1..5).prop_map(|parts| parts.join(&b'/'))
+}
+
+fn entry_path() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        20 => path(),
+        2 => path().prop_map(|path| [b"/./", &path[..], b"/"].concat()),
+        2 => (path(), name()).prop_map(|(path, name)| [&path[..], b"/.wh.", &name].concat()),
+        1 => path().prop_map(|path| [&path[..], b"/.wh..wh..opq"].concat()),
+        1 => Just(b"./".to_vec()),
+    ]
+}
+
+fn size() -> impl Strategy<Value = usize> {
+    prop_oneof![
+        4 => 0usize..200,
+        4 => 0usize..9000,
+        2 => prop::sample::select(vec![0, 1, 4031, 4032, 4033, 4095, 4096, 4097, 8192, 8192 + 4032]),
+        1 => 20_000usize..200_000,
+    ]
+}
+
+fn sparse() -> impl Strategy<Value = ScriptKind> {
+    (vec((0u64..30_000, 1usize..9000), 0..5), 0u64..50_000).prop_map(|(parts, hole)| {
+        let mut end = 0;
+        let mut extents = Vec::new();
+        for (gap, length) in parts {
+            extents.push((end + gap, noise(length, gap)));
+            end += gap + length as u64;
+        }
+        ScriptKind::Sparse(end + hole, extents)
+    })
+}
+
+fn kind() -> impl Strategy<Value = ScriptKind> {
+    let target = prop_oneof![4 => path(), 1 => path().prop_map(|path| [b"../", &path[..]].concat())];
+    prop_oneof![
+        6 => (size(), any::<u64>()).prop_map(|(size, seed)| ScriptKind::File(noise(size, seed))),
+        1 => sparse(),
+        5 => Just(ScriptKind::Directory),
+        2 => target.prop_map(ScriptKind::Symlink),
+        1 => (0usize..2048).prop_map(|length| ScriptKind::Symlink([&b"./".repeat(length)[..], b"e"].concat())),
+        3 => path().prop_map(ScriptKind::HardLink),
+        1 => Just(ScriptKind::Fifo),
+        1 => (0u32..4096, 0u32..1 << 20).prop_map(|(major, minor)| ScriptKind::CharDevice(major, minor)),
+        1 => Just(ScriptKind::CharDevice(0, 0)),
+        1 => (0u32..4096, 0u32..1 << 20).prop_map(|(major, minor)| ScriptKind::BlockDevice(major, minor)),
+    ]
+}
+
+fn xattrs() -> impl Strategy<Value = Vec<(Vec<u8>, Vec<u8>)>> {
+    let names = vec!["security.y", "security.x", "trusted.long.name.of.an.attribute"];
+    let value = prop_oneof![8 => 0usize..40, 1 => 0usize..5000].prop_map(|length| noise(length, 7));
+    let one =
+        (prop::sample::select(names), value).prop_map(|(name, value)| (name.as_bytes().to_vec(), value));
+    prop_oneof![5 => Just(Vec::new()), 1 => vec(one, 1..4)]
+}
+
+pub(crate) fn script_entry() -> impl Strategy<Value = ScriptEntry> {
+    let time = (any::<i32>(), 0u32..1_000_000_000);
+    let mode = prop_oneof![3 => Just(0o644u32), 1 => 0u32..0o10_000];
+    let owner = prop_oneof![3 => Just(0u32), 1 => 0u32..u32::MAX];
+    (entry_path(), kind(), mode, owner.clone(), owner, time, xattrs()).prop_map(
+        |(path, kind, mode, uid, gid, (seconds, nanos), xattrs)| ScriptEntry {
+            // The root has less room for attributes than others; see `contents.rs`.
+            xattrs: if path == b"./" { Vec::new() } else { xattrs },
+            path,
+            kind,
+            mode,
+            uid,
+            gid,
+            mtime: ImageTime { seconds: seconds.into(), nanos },
+        },
+    )
+}
+
+/// The entries that the model accepts, up to the first 60; and the first one that it does not.
+pub(crate) fn accepted(entries: Vec<ScriptEntry>) -> (Vec<ScriptEntry>, Model, Option<(usize, ScriptEntry)>) {
+    let (mut model, mut accepted, mut rejected) = (Model::new(), Vec::new(), None);
+    for entry in entries {
+        let mut next = model.clone();
+        // A link that can never be made is only found at the end.
+        if next.apply(&entry).is_some() && next.clone().finish().is_some() {
+            model = next;
+            accepted.push(entry);
+        } else if next.clone().apply(&entry).is_none() && rejected.is_none() {
+            rejected = Some((accepted.len(), entry));
+        }
+    }
+    (accepted, model, rejected)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_image_is_what_its_entries_say(entries in vec(script_entry(), 0..50)) {
+        let (entries, mut model, _) = accepted(entries);
+        let mut writer = writer();
+        for (at, entry) in entries.iter().enumerate() {
+            entry.add_to(&mut writer, [usize::MAX, 1000, 4096][at % 3]).unwrap();
+        }
+        writer.resolve_links().unwrap();
+        let links: Vec<_> = writer.lower_links().map(|link| (link.path, link.target)).collect();
+        let mut implicit: Vec<_> = writer.implicit_directories().collect();
+        implicit.sort();
+        let (image, summary) = writer.finish().unwrap();
+        prop_assert_eq!(summary.size, image.len() as u64);
+        prop_assert_eq!(summary.lower_links, links.len() as u64);
+        let mut expected_links = model.finish().unwrap();
+        expected_links.sort();
+        let mut links = links;
+        links.sort();
+        prop_assert_eq!(links, expected_links);
+        let mut expected_implicit = model.implicit_directories();
+        expected_implicit.sort();
+        prop_assert_eq!(implicit, expected_implicit);
+        let (expected, found) = (model.view(), view_of_image(&read(&image)));
+        prop_assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+        for (path, node) in &expected {
+            prop_assert_eq!(node, &found[path], "{}", String::from_utf8_lossy(path));
+        }
+    }
+
+    #[test]
+    fn the_writer_rejects_what_the_model_rejects(entries in vec(script_entry(), 0..30)) {
+        let (entries, _, rejected) = accepted(entries);
+        if let Some((at, rejected)) = rejected {
+            let mut writer = writer();
+            for entry in &entries[..at] {
+                entry.add_to(&mut writer, usize::MAX).unwrap();
+            }
+            prop_assert!(rejected.add_to(&mut writer, usize::MAX).is_err(), "{:?}", rejected);
+        }
+    }
+
+    #[test]
+    fn equal_input_makes_equal_images(entries in vec(script_entry(), 0..30)) {
+        let (entries, ..) = accepted(entries);
+        prop_assert_eq!(write(&entries).unwrap().0, write(&entries).unwrap().0);
+    }
+}

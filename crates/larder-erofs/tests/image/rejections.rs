@@ -1,0 +1,123 @@
+//! What an image cannot hold is an error that names the entry.
+
+use std::io;
+
+use larder_erofs::{EntryProblem, ImageError, ImageOptions, ImageOutput, ImageWriter};
+
+use crate::script::{ScriptEntry, ScriptKind, dir, entry, file, hard_link, noise, symlink, write};
+
+fn problem(entries: &[ScriptEntry]) -> EntryProblem {
+    match write(entries).unwrap_err() {
+        ImageError::Rejected { path, problem } => {
+            let last = entries.last().unwrap();
+            assert_eq!(path.as_os_str().as_encoded_bytes(), last.path, "{problem}");
+            problem
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn contradictions_are_rejected() {
+    let cases: Vec<(Vec<ScriptEntry>, EntryProblem)> = vec![
+        (vec![file("a\0b", "")], EntryProblem::ZeroByte),
+        (vec![symlink("a", "b\0")], EntryProblem::ZeroByte),
+        (vec![file([b'n'; 256], "")], EntryProblem::NameTooLong),
+        (vec![entry([&b".wh."[..], &[b'n'; 256]].concat(), ScriptKind::Fifo)], EntryProblem::NameTooLong),
+        (vec![file(vec![vec![b'n'; 200]; 25].join(&b'/'), "")], EntryProblem::PathTooLong),
+        (vec![file("a", ""), file("a/b", "")], EntryProblem::ParentNotDirectory),
+        (vec![symlink("a", "b"), symlink("b", "a"), file("a/c", "")], EntryProblem::TooManyLinks),
+        (vec![file("/", "")], EntryProblem::RootNotDirectory),
+        (vec![file("a/.wh.", "")], EntryProblem::Whiteout),
+        (vec![file("a/.wh...", "")], EntryProblem::Whiteout),
+        (vec![symlink("a", "")], EntryProblem::SymlinkTarget),
+        (vec![symlink("a", vec![b'x'; 4096])], EntryProblem::SymlinkTarget),
+        (vec![dir("a"), hard_link("b", "a")], EntryProblem::LinkToDirectory),
+        (vec![hard_link("b", "/")], EntryProblem::LinkToDirectory),
+        (vec![hard_link("b", "./b")], EntryProblem::LinkToItself),
+        (vec![file("a/b", ""), hard_link("a", "a/b")], EntryProblem::LinkTarget),
+        (vec![file("a", "").owner(u32::MAX, 0)], EntryProblem::Owner),
+        (vec![file("a", "").mtime(0, 1_000_000_000)], EntryProblem::Time),
+        (vec![entry("a", ScriptKind::BlockDevice(4096, 0))], EntryProblem::Device),
+        (vec![file("a", "").xattr("user.", "")], EntryProblem::Xattr),
+        (vec![file("a", "").xattr("system.posix_acl_access", "short")], EntryProblem::Xattr),
+        (vec![file("a", "").xattr("security.capability", "12345")], EntryProblem::Xattr),
+        (vec![file("a", "").xattr("user.x", noise(65_536, 1))], EntryProblem::XattrSpace),
+        (vec![file("a", "").xattr(&format!("user.{}", "n".repeat(256)), "")], EntryProblem::XattrSpace),
+        (vec![entry("a", ScriptKind::Sparse(5, vec![(3, vec![0; 3])]))], EntryProblem::SparseMap),
+    ];
+    for (entries, expected) in cases {
+        assert_eq!(problem(&entries), expected, "{entries:?}");
+    }
+}
+
+#[test]
+fn data_must_have_the_size_of_its_entry() {
+    let add = |data: &[usize]| -> Result<(), ImageError> {
+        let mut writer = ImageWriter::new(Vec::new(), ImageOptions::default())?;
+        let entry = file("dir/f", "");
+        writer.add(&larder_erofs::ImageEntry {
+            path: &entry.path,
+            kind: larder_erofs::ImageEntryKind::File { size: 100 },
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            mtime: entry.mtime,
+            xattrs: &[],
+        })?;
+        for length in data {
+            writer.write_data(&noise(*length, 1))?;
+        }
+        writer.finish().map(drop)
+    };
+    assert!(add(&[60, 40, 0]).is_ok());
+    let short = add(&[60]).unwrap_err().to_string();
+    assert_eq!(short, "wrong amount of data for \"dir/f\": expected 100 bytes, got 60");
+    let long = add(&[60, 41]).unwrap_err().to_string();
+    assert_eq!(long, "wrong amount of data for \"dir/f\": expected 100 bytes, got more than 100");
+    assert!(add(&[100, 1]).is_err());
+}
+
+#[test]
+fn a_tree_over_the_limit_is_an_error() {
+    let options = ImageOptions { max_tree_bytes: 1 << 20, ..ImageOptions::default() };
+    let mut writer = ImageWriter::new(Vec::new(), options).unwrap();
+    let failed = (0..100_000).find_map(|at| file(format!("directory/{at}"), "").add_to(&mut writer, 1).err());
+    let error = failed.unwrap();
+    assert!(matches!(error, ImageError::TreeTooLarge { limit: 1_048_576, .. }), "{error}");
+}
+
+/// An output with room for some bytes.
+struct FullOutput(usize);
+
+impl ImageOutput for FullOutput {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
+        Ok(())
+    }
+
+    fn write_at(&mut self, _offset: u64, _bytes: &[u8]) -> io::Result<()> {
+        self.append(&[0])
+    }
+}
+
+#[test]
+fn errors_of_the_output_are_returned() {
+    for room in [0, 4096, 5000, 4096 * 2] {
+        let write = || {
+            let mut writer = ImageWriter::new(FullOutput(room), ImageOptions::default())?;
+            writer.add(&larder_erofs::ImageEntry {
+                path: b"f",
+                kind: larder_erofs::ImageEntryKind::File { size: 4096 },
+                mode: 0,
+                uid: 0,
+                gid: 0,
+                mtime: larder_erofs::ImageTime::default(),
+                xattrs: &[],
+            })?;
+            writer.write_data(&[0; 4096])?;
+            writer.finish()
+        };
+        assert!(matches!(write().err(), Some(ImageError::Output(_))), "{room}");
+    }
+}
