@@ -7,6 +7,7 @@ use larder::gc::{DiskSpace, LayerUsageIndex, MeasuredLayer};
 use larder::reference::LayerId;
 
 use crate::proto::content::Info as Blob;
+use crate::proto::images::Image as ImageRecord;
 use crate::proto::snapshots::{Info as Snapshot, Kind};
 
 /// Prefix of the labels of a blob that name the blobs it references.
@@ -21,9 +22,9 @@ const BLOCK: u64 = 4096;
 /// Disk usage of an overlayfs snapshot besides its files: its directory, and the kernel's work directory.
 const OVERLAY_DIRS: DiskSpace = DiskSpace { bytes: 2 * BLOCK, inodes: 2 };
 
-/// containerd's own snapshotters. Others may share snapshots between namespaces, or fetch their content later.
-const LOCAL_SNAPSHOTTERS: [&str; 7] =
-    ["overlayfs", "native", "btrfs", "zfs", "devmapper", "blockfile", "erofs"];
+/// containerd's own snapshotters whose snapshots share no blocks. `native` copies files, with shared blocks where the
+/// filesystem can; `btrfs` and `zfs` compress. Others may share snapshots between namespaces, or fetch their content later.
+const EXACT_SNAPSHOTTERS: [&str; 4] = ["overlayfs", "devmapper", "blockfile", "erofs"];
 
 /// The blobs and their references.
 pub(crate) struct ContentGraph {
@@ -187,7 +188,7 @@ impl SnapshotChains {
 
     fn layers(&self, estimated: bool) -> impl Iterator<Item = MeasuredLayer> {
         let beside = if self.snapshotter == "overlayfs" { OVERLAY_DIRS } else { DiskSpace::ZERO };
-        let estimated = estimated || !LOCAL_SNAPSHOTTERS.contains(&&*self.snapshotter);
+        let estimated = estimated || !EXACT_SNAPSHOTTERS.contains(&&*self.snapshotter);
         self.usages.iter().map(move |(name, usage)| MeasuredLayer {
             id: self.id(name),
             amount: *usage + beside,
@@ -198,42 +199,67 @@ impl SnapshotChains {
 }
 
 /// Layers are snapshots and the archives they were unpacked from. An image whose config is missing is skipped. The sizes
-/// are `estimated` unless everything that retains a layer is known.
+/// are estimated unless everything that retains a layer is known, which includes the image `records`.
 pub(crate) fn layers(
     images: &[Image],
     content: &ContentGraph,
     stacks: &[SnapshotChains],
-    estimated: bool,
+    records: Option<&[ImageRecord]>,
 ) -> LayerUsageIndex {
     let mut layers = LayerUsageIndex::unknown();
+    let estimated = records.is_none();
     stacks.iter().flat_map(|chains| chains.layers(estimated)).for_each(|layer| layers.add(layer));
-    let configs = || images.iter().filter_map(|image| content.blobs.get(image.id.as_str()));
+    let listed = || images.iter().filter_map(|image| Some((image, content.blobs.get(image.id.as_str())?)));
+    let configs = || listed().map(|(_, config)| config);
     let mut leads: HashMap<&str, usize> = HashMap::new();
     for config in configs() {
         for digest in content.leading_to(&config.digest) {
             *leads.entry(digest).or_default() += 1;
         }
     }
-    for config in configs() {
+    for (image, config) in listed() {
         let mut ids = Vec::new();
-        for archive in content.archives(&config.digest) {
+        let platforms = other_platforms(image, config, records.unwrap_or_default(), content);
+        for archive in content.archives(&config.digest).union(&platforms).copied() {
             let (id, amount) = (LayerId::from(format!("archive {archive}")), content.amount(archive));
             let referenced_by = content.held.get(archive).cloned();
             layers.add(MeasuredLayer { id: id.clone(), amount, estimated, referenced_by });
             ids.push(id);
         }
-        for (snapshotter, top) in tops(config) {
+        let configs = platforms.iter().filter_map(|digest| content.blobs.get(*digest)).chain([config]);
+        for (snapshotter, top) in configs.flat_map(tops) {
             let of = stacks.iter().filter(|stacks| stacks.snapshotter == snapshotter);
             ids.extend(of.flat_map(|stacks| stacks.down_from(top).map(|name| stacks.id(name))));
         }
-        // An index that leads to several images belongs to none alone.
+        // An index that leads to several images belongs to none alone. What is one of the layers counts there.
         let leading = content.leading_to(&config.digest).into_iter().filter(|digest| leads[digest] == 1);
         let metadata = leading.chain([config.digest.as_str()]);
-        let metadata = metadata.filter(|digest| !content.held.contains_key(*digest));
+        let metadata =
+            metadata.filter(|digest| !content.held.contains_key(*digest) && !platforms.contains(digest));
         let own = metadata.map(|digest| content.amount(digest)).sum();
         layers.add_image(&config.digest, &ids, own, None);
     }
     layers
+}
+
+/// The blobs that the records of an image retain beside those that lead to its config or are its layers: the manifests,
+/// configs and archives of other platforms, where an index was fetched for several.
+fn other_platforms<'a>(
+    image: &Image,
+    config: &Blob,
+    records: &'a [ImageRecord],
+    content: &'a ContentGraph,
+) -> BTreeSet<&'a str> {
+    let names = || image.repo_tags.iter().chain(&image.repo_digests).map(String::as_str);
+    let own =
+        records.iter().filter(|record| names().chain([image.id.as_str()]).any(|name| name == record.name));
+    let targets = own.filter_map(|record| Some(record.target.as_ref()?.digest.as_str()));
+    let present =
+        targets.flat_map(|target| content.below(target)).filter(|digest| content.blobs.contains_key(*digest));
+    let (leading, archives) = (content.leading_to(&config.digest), content.archives(&config.digest));
+    let is_own =
+        |digest: &str| digest == config.digest || leading.contains(digest) || archives.contains(digest);
+    present.filter(|digest| !is_own(digest)).collect()
 }
 
 /// A size as a Go integer.
@@ -245,7 +271,7 @@ pub(crate) fn positive(size: i64) -> u64 {
 mod tests {
     use super::*;
     use crate::holders::{self, Holder};
-    use crate::proto::images::{Descriptor, Image as ImageRecord};
+    use crate::proto::images::Descriptor;
 
     fn blob(digest: &str, size: i64, labels: &[(&str, &str)]) -> Blob {
         let labels = labels.iter().map(|&(label, text)| (label.to_owned(), text.to_owned())).collect();
@@ -305,7 +331,7 @@ mod tests {
 
     #[test]
     fn an_image_has_its_archives_and_snapshots_and_beside_them_its_documents() {
-        let found = layers(&images(), &content(), &[stacks(&[])], false);
+        let found = layers(&images(), &content(), &[stacks(&[])], Some(&[]));
         let expected = [
             ("archive archive-1", of(8192, 1)),
             ("archive archive-base", of(8192, 1)),
@@ -319,10 +345,45 @@ mod tests {
         assert!(found.all().iter().all(|layer| !layer.estimated && layer.referenced_by.is_none()));
     }
 
+    /// An index whose image records were fetched for two platforms; CRI lists the one of the node.
+    #[test]
+    fn an_image_has_the_content_of_all_platforms_that_its_record_leads_to() {
+        let (mut content, stacks) = (content(), stacks(&[]));
+        let index = blob(
+            "index",
+            300,
+            &[
+                ("containerd.io/gc.ref.content.m.0", "manifest-1"),
+                ("containerd.io/gc.ref.content.m.1", "manifest-2"),
+            ],
+        );
+        content.blobs.insert("index".into(), index);
+        content.above.entry("manifest-2".into()).or_default().push("index".into());
+        let target = Some(Descriptor { digest: "index".into() });
+        let records = [ImageRecord { name: "r.example/app:1".into(), target }];
+        let image =
+            Image { id: "config-1".into(), repo_tags: vec!["r.example/app:1".into()], ..Image::default() };
+        let found = layers(&[image], &content, &[stacks], Some(&records));
+        let ids: Vec<String> =
+            layers_of(&found, "config-1").into_iter().map(|(id, _)| id.to_string()).collect();
+        let expected = [
+            "archive archive-1",
+            "archive archive-2",
+            "archive archive-base",
+            "archive config-2",
+            "archive manifest-2",
+            "overlayfs base",
+            "overlayfs top-1",
+            "overlayfs top-2",
+        ];
+        assert_eq!(ids, expected);
+        assert_eq!(found.layers_of("config-1").unwrap().own, of(3 * 4096, 3), "config, manifest, index");
+    }
+
     #[test]
     fn the_layers_below_a_container_are_retained() {
         let stacks = stacks(&[snapshot("container", "top-2", Kind::Active)]);
-        let found = layers(&images(), &content(), &[stacks], false);
+        let found = layers(&images(), &content(), &[stacks], Some(&[]));
         let held = found.all().iter().filter(|layer| layer.referenced_by.is_some());
         let mut held: Vec<&str> = held.map(|layer| layer.id.as_str()).collect();
         held.sort_unstable();
@@ -333,7 +394,7 @@ mod tests {
     fn held(holders: &[Holder]) -> Vec<(String, String)> {
         let (mut content, mut chains) = (content(), vec![stacks(&[])]);
         holders::mark(holders, &mut content, &mut chains);
-        let found = layers(&images(), &content, &chains, false);
+        let found = layers(&images(), &content, &chains, Some(&[]));
         let held =
             found.all().iter().filter_map(|layer| Some((layer.id.to_string(), layer.referenced_by.clone()?)));
         let mut held: Vec<_> = held.collect();
@@ -372,7 +433,7 @@ mod tests {
         let others = ["archive-1", "config-1", "manifest-1", "index"].map(str::to_owned).to_vec();
         let (mut content, mut chains) = (content(), vec![stacks(&[])]);
         holders::mark(&[Holder::namespace("moby", others)], &mut content, &mut chains);
-        let found = layers(&images(), &content, &chains, false);
+        let found = layers(&images(), &content, &chains, Some(&[]));
         assert_eq!(found.layers_of("config-1").unwrap().own, DiskSpace::ZERO);
         assert_eq!(found.layers_of("config-2").unwrap().own, of(2 * 4096, 2));
         let held = found.all().iter().filter(|layer| layer.referenced_by.is_some());
@@ -401,7 +462,7 @@ mod tests {
         let mut chains = vec![stacks(&[top])];
         let roots = holders::labelled_roots(&content, &chains);
         holders::mark(&roots, &mut content, &mut chains);
-        let found = layers(&images(), &content, &chains, false);
+        let found = layers(&images(), &content, &chains, Some(&[]));
         let mut held: Vec<&str> = found
             .all()
             .iter()
@@ -414,14 +475,17 @@ mod tests {
 
     #[test]
     fn sizes_are_estimated_while_it_is_unknown_what_else_retains_layers() {
-        let found = layers(&images(), &content(), &[stacks(&[])], true);
+        let found = layers(&images(), &content(), &[stacks(&[])], None);
         assert!(!found.all().is_empty() && found.all().iter().all(|layer| layer.estimated));
-        let base = snapshot("base", "", Kind::Committed);
-        let remote = SnapshotChains::of("remote", &[base], [("base".to_owned(), of(4096, 1))].into());
-        let found = layers(&images(), &content(), &[stacks(&[]), remote], false);
-        let estimated: Vec<&str> =
-            found.all().iter().filter(|layer| layer.estimated).map(|layer| layer.id.as_str()).collect();
-        assert_eq!(estimated, ["remote base"], "a snapshotter that is not containerd's own");
+        // One that is not containerd's own, and one whose snapshots may share blocks.
+        for snapshotter in ["remote", "native"] {
+            let base = snapshot("base", "", Kind::Committed);
+            let other = SnapshotChains::of(snapshotter, &[base], [("base".to_owned(), of(4096, 1))].into());
+            let found = layers(&images(), &content(), &[stacks(&[]), other], Some(&[]));
+            let estimated: Vec<&str> =
+                found.all().iter().filter(|layer| layer.estimated).map(|layer| layer.id.as_str()).collect();
+            assert_eq!(estimated, [format!("{snapshotter} base")]);
+        }
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::NAMESPACE;
 use crate::client::ContainerdClient;
 use crate::graph::{ContentGraph, SnapshotChains, layers, positive};
 use crate::holders::{self, Holder};
+use crate::proto::images::Image as ImageRecord;
 use crate::proto::snapshots::{Info as Snapshot, Kind};
 
 /// Number of snapshots or leases queried concurrently.
@@ -55,19 +56,19 @@ impl ContainerdLayers {
             let usages = self.usages(snapshotter, &all).await?;
             chains.push(SnapshotChains::of(snapshotter, &all, usages));
         }
-        let known = match self.holders(images, &content).await {
-            Ok(mut holders) => {
+        let records = match self.holders(images, &content).await {
+            Ok((records, mut holders)) => {
                 holders.extend(holders::labelled_roots(&content, &chains));
                 holders::mark(&holders, &mut content, &mut chains);
                 self.warned.store(false, Ordering::Relaxed);
-                true
+                Some(records)
             }
             Err(status) => {
                 self.warn_estimated(&status);
-                false
+                None
             }
         };
-        Ok(layers(images, &content, &chains, !known))
+        Ok(layers(images, &content, &chains, records.as_deref()))
     }
 
     /// Logs once that sizes are estimated, until they are known again.
@@ -80,9 +81,14 @@ impl ContainerdLayers {
         }
     }
 
-    /// What retains content and snapshots beside the images that CRI lists.
-    async fn holders(&self, images: &[Image], content: &ContentGraph) -> Result<Vec<Holder>, Status> {
-        let mut holders = holders::unlisted(&self.client.images(NAMESPACE).await?, images, content);
+    /// The image records, and what retains content and snapshots beside the images that CRI lists.
+    async fn holders(
+        &self,
+        images: &[Image],
+        content: &ContentGraph,
+    ) -> Result<(Vec<ImageRecord>, Vec<Holder>), Status> {
+        let records = self.client.images(NAMESPACE).await?;
+        let mut holders = holders::unlisted(&records, images, content);
         for namespace in self.client.namespaces().await? {
             if namespace != NAMESPACE {
                 let blobs = self.client.content(&namespace, None).await?;
@@ -104,7 +110,7 @@ impl ContainerdLayers {
         while let Some(answer) = answers.try_next().await? {
             holders.extend(answer.and_then(|(lease, resources)| Holder::lease(&lease, resources, now)));
         }
-        Ok(holders)
+        Ok((records, holders))
     }
 
     /// Disk usage of each committed snapshot alone. One that was removed since is skipped.

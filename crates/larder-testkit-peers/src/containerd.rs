@@ -45,6 +45,7 @@ pub struct Containerd {
     dir: TempDir,
     program: PathBuf,
     path: Option<OsString>,
+    has_overlay: bool,
 }
 
 impl Containerd {
@@ -60,11 +61,17 @@ impl Containerd {
         for below in ["root", "state", "certs.d", "cni/conf", "cni/bin", "tmp"] {
             fs_err::create_dir_all(dir.path().join(below))?;
         }
-        fs_err::write(dir.path().join("config.toml"), config(dir.path()))?;
+        let has_overlay = overlay_works(dir.path());
+        fs_err::write(dir.path().join("config.toml"), config(dir.path(), has_overlay))?;
         let program = options.program.map_or_else(|| program(Package::Containerd), Ok)?;
-        let mut containerd = Containerd { server: None, dir, program, path: options.path };
+        let mut containerd = Containerd { server: None, dir, program, path: options.path, has_overlay };
         containerd.start_again()?;
         Ok(containerd)
+    }
+
+    /// Whether it unpacks with the snapshotter `overlayfs`, and not with `native`.
+    pub fn has_overlay(&self) -> bool {
+        self.has_overlay
     }
 
     /// Starts the process again on the same state and socket. Does nothing while it runs.
@@ -166,9 +173,9 @@ impl Drop for Containerd {
     }
 }
 
-fn config(dir: &Path) -> String {
+fn config(dir: &Path, has_overlay: bool) -> String {
     let dir_text = dir.display();
-    let snapshotter = if overlay_works(dir) { "overlayfs" } else { "native" };
+    let snapshotter = if has_overlay { "overlayfs" } else { "native" };
     format!(
         r#"version = 2
 root = "{dir_text}/root"
