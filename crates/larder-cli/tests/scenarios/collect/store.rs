@@ -45,11 +45,17 @@ fn the_freed_bytes_of_stacked_images_are_exact() {
     };
     assert_eq!(free("3MiB").len(), 1, "only the tallest has a layer of its own");
     assert_eq!(free("10MiB").len(), 3, "the lowest layer goes with the last of the three");
+    let df = disk.larder(&["df", "-o", "json"]).expect(0).json();
+    assert_eq!(df["store"]["estimated"], disk.estimates_sizes());
+    assert_eq!(disk.larder(&["df"]).expect(0).stdout.contains("  about 4"), disk.estimates_sizes());
     let (before, _) = disk.free();
     let done =
         disk.larder(&["gc", "--free=10MiB", "--minimum-image-ttl-duration=0", "-o", "json"]).expect(0).json();
     let (after, _) = disk.free();
-    agree("the promise", number(&done, "promisedBytes"), after - before);
+    disk.agree("the promise", number(&done, "promisedBytes"), after - before);
+    for removal in done["removals"].as_array().unwrap() {
+        assert_eq!(removal["estimated"], disk.estimates_sizes(), "{removal}");
+    }
     assert!(after - before >= 10 << 20);
 }
 
@@ -82,9 +88,13 @@ fn whatever_layers_images_share_each_removal_frees_what_was_promised() {
         let (after, _) = disk.free();
         assert_eq!(removals(&planned), removals(&done), "seed {seed}");
         assert_eq!(removals(&done).len(), 8, "seed {seed}");
-        agree(&format!("seed {seed}, in all"), number(&done, "promisedBytes"), after - before);
+        disk.agree(&format!("seed {seed}, in all"), number(&done, "promisedBytes"), after - before);
         for removal in done["removals"].as_array().unwrap() {
-            agree(&format!("seed {seed}"), number(removal, "promisedBytes"), number(removal, "freedBytes"));
+            disk.agree(
+                &format!("seed {seed}"),
+                number(removal, "promisedBytes"),
+                number(removal, "freedBytes"),
+            );
         }
         disk.larder(&["fsck"]).expect(0);
     }
