@@ -49,6 +49,7 @@ impl EnumWord for VerdictReason {
             VerdictReason::TooYoung => "TooYoung",
             VerdictReason::Unreachable => "Unreachable",
             VerdictReason::Recent => "Recent",
+            VerdictReason::Leased => "Leased",
         }
     }
 }

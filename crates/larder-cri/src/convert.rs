@@ -144,6 +144,7 @@ pub(crate) fn container(container: proto::Container, mounted: Result<Vec<ImageId
         mounted_images,
         running,
         pod: pod_of(&container.labels).unwrap_or_default(),
+        is_mount: false,
     }
 }
 

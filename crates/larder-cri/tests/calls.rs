@@ -383,6 +383,7 @@ async fn use_names_pods_and_mounted_images_and_asks_once_for_each_container() {
         mounts_error: None,
         running: true,
         pod: "ns/web".into(),
+        is_mount: false,
     };
     assert_eq!(first.containers, [container]);
     let sandbox =

@@ -148,6 +148,7 @@ impl DockerBackend {
             mounted_images: mounted.unwrap_or_default(),
             running: matches!(container.state.as_str(), "running" | "paused" | "restarting"),
             pod: pod.unwrap_or_default(),
+            is_mount: false,
             id: container.id,
         })
     }

@@ -159,6 +159,7 @@ impl Backend for StoreBackend {
             name: mount.target.display().to_string(),
             image_id: mount.image.into(),
             running: mount.mounted,
+            is_mount: true,
             ..Container::default()
         });
         Ok(ContainerInventory { containers: containers.collect(), sandboxes: Vec::new() })

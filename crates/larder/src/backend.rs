@@ -109,6 +109,8 @@ pub struct Container {
     pub running: bool,
     /// `NAMESPACE/NAME` of its pod, if labelled.
     pub pod: String,
+    /// Whether it is a mount of larder's own store, and its name is the directory.
+    pub is_mount: bool,
 }
 
 /// A pod sandbox, with the fields that concern images.

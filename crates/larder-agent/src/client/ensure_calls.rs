@@ -1,6 +1,6 @@
 //! Ensures images through the control API: the same request and the same result as those of a manager.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -8,6 +8,7 @@ use larder::credentials::PullSecret;
 use larder::events::EventSink;
 use larder::pod::ObjectRef;
 use larder::pull::{EnsureError, EnsureRequest, EnsuredImage, PullStatus};
+use larder::reference::ImageName;
 use larder_api::convert;
 use larder_api::v1alpha1 as api;
 use larder_api::v1alpha1::ensure_update::Update;
@@ -27,9 +28,16 @@ pub struct EnsureSession {
     events: Arc<dyn EventSink>,
     /// Whether the caller wants the progress of pulls.
     progress: bool,
-    under_way: Mutex<BTreeMap<u64, Vec<api::Pull>>>,
+    under_way: Mutex<BTreeMap<u64, RequestedPulls>>,
     /// Why the daemon can be asked no more.
     connection_error: watch::Sender<Option<Error>>,
+}
+
+/// The pulls that one call waits for.
+struct RequestedPulls {
+    /// The image as the request names it; pulls have a name with a tag.
+    image: ImageName,
+    pulls: Vec<api::Pull>,
 }
 
 impl EnsureSession {
@@ -81,13 +89,14 @@ impl EnsureSession {
         lost.unwrap_or_else(|| Error::unreachable("the daemon closed the connection"))
     }
 
-    /// The pulls that this run waits for, each once.
+    /// The pulls that this run waits for, each once, with the name of the first request for it.
     pub fn pulls(&self) -> Vec<PullStatus> {
         let now = Instant::now();
-        let mut pulls: Vec<PullStatus> = Vec::new();
-        for pull in self.under_way().values().flatten() {
-            if pulls.iter().all(|known| known.image != pull.image) {
-                pulls.push(convert::pull_from(pull.clone(), now));
+        let (mut pulls, mut known): (Vec<PullStatus>, HashSet<String>) = Default::default();
+        for RequestedPulls { image, pulls: requested } in self.under_way().values() {
+            for pull in requested.iter().filter(|pull| known.insert(pull.image.clone())) {
+                let image = image.clone();
+                pulls.push(PullStatus { image, ..convert::pull_from(pull.clone(), now) });
             }
         }
         pulls.sort_by_key(|pull| pull.since);
@@ -97,7 +106,7 @@ impl EnsureSession {
     async fn ask(&self, request: &EnsureRequest) -> Result<Result<EnsuredImage, EnsureError>, Error> {
         let asked = self.request(request);
         let mut updates = self.client.wait(async |mut calls| calls.ensure(asked).await).await?;
-        let place = OngoingEnsure::enter(self);
+        let place = OngoingEnsure::enter(self, &request.image);
         loop {
             let update = updates.message().await.map_err(|status| self.client.error(&status))?;
             match update.and_then(|update| update.update) {
@@ -144,7 +153,7 @@ impl EnsureSession {
         }
     }
 
-    fn under_way(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<api::Pull>>> {
+    fn under_way(&self) -> MutexGuard<'_, BTreeMap<u64, RequestedPulls>> {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -156,20 +165,42 @@ struct OngoingEnsure<'a> {
 }
 
 impl OngoingEnsure<'_> {
-    fn enter(pulls: &EnsureSession) -> OngoingEnsure<'_> {
+    fn enter<'a>(pulls: &'a EnsureSession, image: &ImageName) -> OngoingEnsure<'a> {
         let mut under_way = pulls.under_way();
         let id = under_way.last_key_value().map_or(0, |(last, _)| last + 1);
-        under_way.insert(id, Vec::new());
+        under_way.insert(id, RequestedPulls { image: image.clone(), pulls: Vec::new() });
         OngoingEnsure { pulls, id }
     }
 
     fn set(&self, pulls: Vec<api::Pull>) {
-        self.pulls.under_way().insert(self.id, pulls);
+        if let Some(requested) = self.pulls.under_way().get_mut(&self.id) {
+            requested.pulls = pulls;
+        }
     }
 }
 
 impl Drop for OngoingEnsure<'_> {
     fn drop(&mut self) {
         self.pulls.under_way().remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::events::LogSink;
+
+    use super::super::ControlServerAddress;
+    use super::*;
+
+    #[test]
+    fn a_pull_has_the_name_of_the_first_request_for_it() {
+        let client = Client::of(ControlServerAddress::Daemon("/nowhere/s".into()), None);
+        let session = EnsureSession::new(client, None, Arc::new(LogSink), true);
+        let requests = ["busybox", "busybox:latest"].map(|name| OngoingEnsure::enter(&session, &name.into()));
+        for request in &requests {
+            request.set(vec![api::Pull { image: "busybox:latest".into(), ..api::Pull::default() }]);
+        }
+        let names: Vec<String> = session.pulls().into_iter().map(|pull| pull.image.to_string()).collect();
+        assert_eq!(names, ["busybox"]);
     }
 }

@@ -1,7 +1,7 @@
 //! One round of garbage collection, or what it would do.
 
 use larder::gc::{
-    Accounting, Collector, GcError, GcGoal, GcPolicy, GcReport, GcRoundResult, GcSnapshot, SpaceBesideImages,
+    Accounting, Collector, GcError, GcGoal, GcPolicy, GcReport, GcRoundResult, GcSnapshot,
     holders as who_holds, plan, plan_round,
 };
 use larder::go_format;
@@ -26,27 +26,17 @@ pub(super) async fn dry_run(
             Err(error) => return Err(failure_of(collector, error).await),
         },
     };
-    if goal == GcGoal::Thresholds && !policy.is_enabled() {
-        return Ok(Collection {
-            disabled: true,
-            planned: true,
-            warnings: collector.warnings(&found).iter().map(ToString::to_string).collect(),
-            ..report::of_plan(
-                &plan(&found, &never(policy), goal),
-                found.disk,
-                &SpaceBesideImages::default(),
-                policy,
-            )
-        });
-    }
+    let disabled = goal == GcGoal::Thresholds && !policy.is_enabled();
+    let policy = if disabled { &never(policy) } else { policy };
     let before = found.disk;
     let reclaimed = collector.expect_reclaim(&mut found, policy, goal).await;
     let planned = match goal {
-        GcGoal::Thresholds => plan_round(&found, policy),
+        GcGoal::Thresholds if !disabled => plan_round(&found, policy),
         goal => plan(&found, policy, goal),
     };
     let enough = planned.reachable;
     Ok(Collection {
+        disabled,
         warnings: collector.warnings(&found).iter().map(ToString::to_string).collect(),
         usage_by_state: (!enough).then(|| usage_by_state(&who_holds(&found, policy))),
         ..report::of_plan(&planned, before, &reclaimed, policy)
@@ -78,14 +68,13 @@ fn never(policy: &GcPolicy) -> GcPolicy {
     GcPolicy { accounting: Accounting::Exact, ..policy.clone() }
 }
 
-/// One GC round; its report includes incomplete removals. Without a threshold that can be exceeded it removes nothing,
-/// as in the daemon.
+/// One GC round; its report includes incomplete removals. Without a threshold that can be exceeded it removes no image,
+/// as in the daemon, and reclaims what nothing can use any more.
 pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: GcGoal) -> Collection {
     if goal == GcGoal::Thresholds && !policy.is_enabled() {
-        let looked = collector.detect().await;
-        return match looked {
-            Ok(()) => match dry_run(collector, policy, goal).await {
-                Ok(planned) => Collection { dry_run: false, freed_bytes: Some(0), ..planned },
+        return match collector.reclaim_and_detect().await {
+            Ok(done) => match dry_run(collector, policy, goal).await {
+                Ok(planned) => report::of_disabled_round(&done, planned),
                 Err(error) => failed(goal, policy, error),
             },
             Err(error) => failed(goal, policy, failure_of(collector, error).await),
@@ -200,7 +189,9 @@ mod tests {
     use std::time::Duration;
 
     use larder::backend::{BackendError, Container, ContainerInventory, EndpointFailure};
-    use larder::gc::{FsStatsProvider, WhenUnreachable};
+    use larder::gc::{
+        DiskSpace, FsStatsProvider, ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer, WhenUnreachable,
+    };
     use larder::image_service::FsStats;
     use larder_api::v1alpha1::VerdictReason;
     use larder_testkit::fake_backend::{FakeBackend, image};
@@ -253,6 +244,49 @@ mod tests {
             }
             let asked = run_round(&collector, &policy, GcGoal::AllUnused).await;
             assert_eq!((asked.removals.len(), asked.disabled), (1, false), "who asks for it has it");
+        }
+    }
+
+    /// What a failed pull left; some of it nothing can use any more.
+    struct Leftovers;
+
+    #[async_trait::async_trait]
+    impl SpaceReclaimer for Leftovers {
+        async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+            let bytes = if trigger == ReclaimTrigger::Schedule { 10 } else { 100 };
+            Ok(SpaceBesideImages { trash: DiskSpace { bytes, inodes: 0 }, ..SpaceBesideImages::default() })
+        }
+
+        async fn reclaim(&self, trigger: ReclaimTrigger) -> ReclaimOutcome {
+            self.reclaimable(trigger).await.into()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_round_without_thresholds_reclaims_what_nothing_can_use() {
+        let never = |policy| GcPolicy {
+            high_threshold_percent: 100,
+            inodes: None,
+            minimum_age: Duration::ZERO,
+            ..policy
+        };
+        for policy in [never(GcPolicy::default()), never(GcPolicy::kubelet())] {
+            let backend = FakeBackend::new();
+            backend.add_image("a:1", image("sha256:1", 500));
+            let collector = Collector::builder(Arc::new(backend.clone()))
+                .disk(Arc::new(FullDisk))
+                .reclaimer(Arc::new(Leftovers))
+                .build();
+            let planned = dry_run(&collector, &policy, GcGoal::Thresholds).await.unwrap();
+            let done = run_round(&collector, &policy, GcGoal::Thresholds).await;
+            for report in [planned, done] {
+                assert!(
+                    report.disabled && report.error.is_none() && report.removals.is_empty(),
+                    "{report:?}"
+                );
+                let trash = report.reclaimed.unwrap().trash.unwrap();
+                assert_eq!(trash.size_bytes, 10, "dry run: {}", report.dry_run);
+            }
         }
     }
 

@@ -40,8 +40,8 @@ fn trigger_of(word: &str) -> RemovalTrigger {
     match word {
         "space" => RemovalTrigger::Space,
         "age" => RemovalTrigger::Age,
-        "demand" => RemovalTrigger::Free,
-        "unused" => RemovalTrigger::AllUnused,
+        "free" | "demand" => RemovalTrigger::Free,
+        "allUnused" | "unused" => RemovalTrigger::AllUnused,
         "request" => RemovalTrigger::Request,
         _ => RemovalTrigger::Unspecified,
     }

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use larder::gc::filesystem_stats::used_percent;
 use larder::gc::{
-    DiskSpace, GcDecision, GcGoal, GcPlan, GcPolicy, GcReport, GcRoundResult, ImageDecision, PlannedRemoval,
-    RemovalReason, RetainReason, RetentionBreakdown, RetentionClass, SpaceBesideImages, UnixMillis,
+    DiskSpace, GcDecision, GcGoal, GcPlan, GcPolicy, GcReport, GcRoundResult, ImageDecision, ImageUse,
+    PlannedRemoval, RemovalReason, RetainReason, RetentionBreakdown, RetentionClass, SpaceBesideImages,
+    UnixMillis,
 };
 use larder::image_service::FsStats;
 use larder::reference::ImageId;
@@ -86,6 +87,18 @@ pub(super) fn of_round(goal: GcGoal, round: &GcRoundResult, policy: &GcPolicy) -
     }
 }
 
+/// What a round did that removes no image because no threshold can be exceeded; `planned` is the state after it.
+pub(super) fn of_disabled_round(report: &GcReport, planned: api::Collection) -> api::Collection {
+    api::Collection {
+        dry_run: false,
+        freed_bytes: Some(0),
+        before: report.before.map(file_system),
+        after: report.after.map(file_system),
+        reclaimed: Some(convert::space_beside_images(&report.reclaimed)),
+        ..planned
+    }
+}
+
 /// What was or would be reclaimed without any image.
 pub(super) fn of_failed_pulls(report: &GcReport, dry_run: bool) -> api::Collection {
     api::Collection {
@@ -156,6 +169,9 @@ pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdi
     };
     let used_by = match &image.verdict {
         GcDecision::Retain(RetainReason::InUse(uses)) => uses.iter().map(ToString::to_string).collect(),
+        GcDecision::Retain(RetainReason::Leased { left }) => {
+            vec![ImageUse::Lease { left: *left }.to_string()]
+        }
         _ => Vec::new(),
     };
     let mut names = image.names.clone();
@@ -196,6 +212,7 @@ fn reason_of(why: &RemovalReason) -> VerdictReason {
 fn stays_of(stays: &RetainReason) -> VerdictReason {
     match stays {
         RetainReason::InUse(_) => VerdictReason::InUse,
+        RetainReason::Leased { .. } => VerdictReason::Leased,
         RetainReason::Pinned => VerdictReason::Pinned,
         RetainReason::Kept { .. } => VerdictReason::Kept,
         RetainReason::TooYoung { .. } => VerdictReason::TooYoung,

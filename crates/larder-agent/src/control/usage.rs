@@ -42,7 +42,9 @@ pub(super) async fn usage(node: &Node, policy: &GcPolicy) -> Result<api::UsageRe
     }
     let disk_is_here = usage.filesystem.as_ref().is_some_and(|filesystem| filesystem.size_bytes.is_some());
     if let Some(held) = held(node.collector()?, policy, disk_is_here).await {
-        usage.reclaimable_bytes = Some(held.reclaimable.bytes);
+        let beside_images = usage.reclaimable_beside_images.as_ref().and_then(|space| space.total);
+        let beside_images = beside_images.unwrap_or_default().size_bytes;
+        usage.reclaimable_bytes = Some(held.reclaimable.bytes.saturating_add(beside_images));
         usage.usage_by_state = Some(usage_by_state(&held));
     }
     Ok(usage)
@@ -113,13 +115,14 @@ async fn of_store(store: Store) -> Result<(api::StoreUsage, SpaceBesideImages), 
         store.settle_layer_sizes();
         let images = store.image_usages().map_err(failed)?;
         let reclaimable = store.reclaimable(ReclaimTrigger::Request, &ClockReading::now()).map_err(failed)?;
-        Ok((store_usage(images, &store.usage().map_err(failed)?), reclaimable))
+        let usage = store_usage(images, &store.usage().map_err(failed)?, store.estimates_sizes());
+        Ok((usage, reclaimable))
     });
     let measured = measured.await;
     measured.map_err(|error| Error::failed(format!("cannot measure the store: {error}")))?
 }
 
-fn store_usage(images: Vec<ImageUsage>, usage: &StoreUsage) -> api::StoreUsage {
+fn store_usage(images: Vec<ImageUsage>, usage: &StoreUsage, estimated: bool) -> api::StoreUsage {
     let mut images: Vec<_> = images.into_iter().map(image_usage).collect();
     images.sort_by(|a, b| (b.size_bytes, &a.repo_tags, &a.id).cmp(&(a.size_bytes, &b.repo_tags, &b.id)));
     let unique_layers = DiskSpace {
@@ -137,7 +140,7 @@ fn store_usage(images: Vec<ImageUsage>, usage: &StoreUsage) -> api::StoreUsage {
         database: space(usage.database),
         total: space(usage.total()),
     };
-    api::StoreUsage { images, disk: Some(disk) }
+    api::StoreUsage { images, disk: Some(disk), estimated }
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "messages in messages are optional")]

@@ -28,7 +28,10 @@ pub(super) async fn keep(args: &KeepArgs, session: &CommandSession) -> Result<Co
     let request = KeepRequest { add: vec![convert::keep_rule(&rule)], ..KeepRequest::default() };
     // A rule without a matching image is accepted with a warning.
     let answer = change(&client, request).await?;
-    out.line(format_args!("added keep rule: {rule}"));
+    match args.output.data() {
+        Some(format) => output::data(out, format, &KeepRuleView::from(&ListedRule { rule, place: None })),
+        None => out.line(format_args!("added keep rule: {rule}")),
+    }
     for warning in answer.warnings {
         out.warning(warning);
     }

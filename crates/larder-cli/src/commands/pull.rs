@@ -10,7 +10,7 @@ use larder::reference::{ImageId, ImageName};
 use larder_agent::client::EnsureSession;
 use serde::Serialize;
 
-use super::ensure::check_argument;
+use super::ensure::{argument_uid, check_argument};
 use super::ensure_runner::{self, EnsureResult, EnsureResults, ProgressOutput};
 use super::pull_failure::PullFailureKind;
 use crate::args::PullArgs;
@@ -182,7 +182,7 @@ fn requests(images: &[ImageName], out: &Printer) -> (Vec<EnsureRequest>, Command
     for image in images {
         match check_argument(image.as_str()) {
             Ok(()) => {
-                let pod = Pod { uid: image.into(), ..Pod::default() };
+                let pod = Pod { uid: argument_uid(image), ..Pod::default() };
                 requests.push(EnsureRequest::new(image, PullPolicy::Always, pod));
             }
             Err(problem) => {

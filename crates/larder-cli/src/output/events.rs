@@ -114,7 +114,7 @@ impl EventSink for EventPrinterSink {
             self.out.line(line);
         }
         seen.kept.push(EventRecord {
-            time: Timestamp::try_from(time).map(|time| time.to_string()).unwrap_or_default(),
+            time: larder_api::convert::time(time),
             event_type: event_type.to_string(),
             reason: reason.to_string(),
             object: label,

@@ -39,7 +39,8 @@ fn all_unused_removes_images_without_a_keep_rule_and_records_them() {
     let world = world();
     assert!(world.larder(&["keep", "r.example/shop/wbe:*"]).expect(0).stderr.contains(NAMES[0]), "nearest");
     world.larder(&["unkeep", "1"]).expect(0);
-    world.larder(&["keep", "r.example/shop/web:*"]).expect(0);
+    let added = world.larder(&["keep", "r.example/shop/web:*", "-o", "json"]).expect(0).json();
+    assert_eq!((&added["select"], &added["from"]), (&json!({"name": "r.example/shop/web:*"}), &json!(null)));
     let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
     let planned = world.larder(&[&all[..], &["--dry-run"]].concat()).expect(0).json();
     let done = world.larder(&all).expect(0).json();

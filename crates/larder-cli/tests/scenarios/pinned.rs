@@ -128,6 +128,31 @@ fn a_mounted_image_is_pinned_until_its_mount_ends() {
     assert_eq!(prune(&daemon), [""; 0]);
 }
 
+/// The setting is about what CRI shows: the store refuses to remove a mounted image in any case.
+#[test]
+fn a_mounted_image_that_is_not_pinned_is_still_not_removed() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    if !may_mount() {
+        return;
+    }
+    let [mounted] = push(&world, ["shop/mounted:1"]);
+    let settings = world.file(
+        "settings.yaml",
+        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ncri: {pinMounted: false}\n",
+    );
+    let daemon = CriDaemon::with(&world, &["--config", &settings]);
+    daemon.pull(&mounted).unwrap();
+    let target = world.path("mnt");
+    fs_err::create_dir(&target).unwrap();
+    world.larder(&["mount", &mounted, &target]).expect(0);
+    assert!(!is_pinned(&daemon, &mounted));
+    let refused = remove(&daemon, &mounted).unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert!(refused.message().contains(&target), "names the mount: {refused}");
+    world.larder(&["umount", &target]).expect(0);
+    remove(&daemon, &mounted).unwrap();
+}
+
 #[test]
 fn settings_choose_what_is_pinned() {
     let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };

@@ -5,13 +5,12 @@ use std::collections::HashMap;
 use larder::gc::{LayerUsageIndex, MeasuredLayer};
 use larder::reference::LayerId;
 
-use super::db::{DbRead as _, LEASES, LISTED, MOUNTS};
+use super::db::{DbRead as _, LISTED};
 use super::error::StoreError;
 use super::handle::Store;
 use super::listing::ImageListing;
-use super::records::{LayerKey, LeaseRecord, MountRecord};
 use super::references::ReferencedItem;
-use super::usage::{each_layers_users, layers};
+use super::usage::{each_layers_users, layer_holders, layers};
 
 impl Store {
     /// All images with their layers, those that lack one included, and what else holds a layer: leases, mounts, and pulls
@@ -19,17 +18,7 @@ impl Store {
     pub fn layer_usage_index(&self) -> Result<LayerUsageIndex, StoreError> {
         self.0.db.read("look up which images share layers", |reader| {
             let mut sharing = LayerUsageIndex::unknown();
-            let mut held: HashMap<LayerKey, String> = HashMap::new();
-            reader.for_each(LEASES, |lease: LeaseRecord| {
-                for key in lease.leased.layers {
-                    held.insert(key, format!("lease {}", lease.id));
-                }
-            })?;
-            reader.for_each(MOUNTS, |mount: MountRecord| {
-                for key in mount.layers {
-                    held.insert(key, format!("the mount {}", mount.target.display()));
-                }
-            })?;
+            let mut held = layer_holders(reader)?;
             for layer in layers(reader)? {
                 let pulled = || {
                     let pulling = self.0.holds.has(&ReferencedItem::Layer(layer.key.clone()));

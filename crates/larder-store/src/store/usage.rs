@@ -7,11 +7,12 @@ use larder::reference::Digest;
 use serde::Deserialize;
 
 use super::commit::RATIO;
-use super::db::{DbRead, DbResult, LAYERS, LISTED, META, USES, log_of};
+use super::db::{DbRead, DbResult, LAYERS, LEASES, LISTED, META, MOUNTS, USES, log_of};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::listing::ImageListing;
-use super::records::{LayerKey, UnpackRatio};
+use super::records::{LayerKey, LeaseRecord, MountRecord, UnpackRatio};
+use super::references::ReferencedItem;
 use crate::disk::{DiskSpace, free_space, measure, measure_one};
 
 /// Disk usage of the store by category, as `larder df` shows it.
@@ -59,7 +60,7 @@ pub struct ImageUsage {
     pub own: DiskSpace,
     /// Total disk usage: the sum of the two below.
     pub total: DiskSpace,
-    /// Of it, layers shared with other images.
+    /// Of it, layers that other images, leases, mounts or pulls under way also need.
     pub shared: DiskSpace,
     /// Of it, what removing just this image frees.
     pub unique: DiskSpace,
@@ -129,6 +130,22 @@ pub(super) fn layers(source: &impl DbRead) -> DbResult<Vec<LayerUsage>> {
 fn find<'a>(layers: &'a [LayerUsage], key: &str) -> Option<&'a LayerUsage> {
     let at = layers.binary_search_by(|layer| layer.key.as_str().cmp(key)).ok()?;
     layers.get(at)
+}
+
+/// What needs layers beside images, as text: leases and mounts. Pulls under way are not in the database.
+pub(super) fn layer_holders(source: &impl DbRead) -> DbResult<HashMap<LayerKey, String>> {
+    let mut held: HashMap<LayerKey, String> = HashMap::new();
+    source.for_each(LEASES, |lease: LeaseRecord| {
+        for key in lease.leased.layers {
+            held.insert(key, format!("lease {}", lease.id));
+        }
+    })?;
+    source.for_each(MOUNTS, |mount: MountRecord| {
+        for key in mount.layers {
+            held.insert(key, format!("the mount {}", mount.target.display()));
+        }
+    })?;
+    Ok(held)
 }
 
 /// Visits each layer with the ids of the images that need it.
@@ -219,6 +236,10 @@ impl Store {
     pub fn image_usages(&self) -> Result<Vec<ImageUsage>, StoreError> {
         self.0.db.read("measure images", |reader| {
             let layers = layers(reader)?;
+            let held = layer_holders(reader)?;
+            let is_held = |key: &LayerKey| {
+                held.contains_key(key) || self.0.holds.has(&ReferencedItem::Layer(key.clone()))
+            };
             let mut images: Vec<ImageUsage> = Vec::new();
             let own = self.0.own_files(reader)?;
             reader.for_each(LISTED, |image: ImageListing| {
@@ -227,6 +248,7 @@ impl Store {
             })?;
             each_layers_users(reader, |key, users| {
                 let Some(layer) = find(&layers, key) else { return };
+                let is_shared = users.len() > 1 || is_held(&layer.key);
                 let mut next = 0;
                 for user in users {
                     // Often it is the one that follows.
@@ -234,7 +256,7 @@ impl Store {
                         next += images[next..].partition_point(|image| image.id.as_str() < user.as_str());
                     }
                     if let Some(image) = images.get_mut(next).filter(|image| image.id.as_str() == user) {
-                        image.add(layer, users.len() > 1);
+                        image.add(layer, is_shared);
                         next += 1;
                     }
                 }

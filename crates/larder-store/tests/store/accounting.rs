@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use larder_store::disk::measure;
-use larder_store::store::FS;
+use larder_store::store::{FS, LeaseKind, LeaseRecord, LeaseResources};
 
 use crate::help::*;
 
@@ -69,6 +69,29 @@ fn shared_and_unique_add_up() {
         let size = scratch.store.to_image(&image).unwrap().size;
         assert!(usage.total.bytes.abs_diff(size) <= 3 * 4096, "{usage:?}, listed with {size}");
     }
+}
+
+/// As GC counts it: removing the image frees no layer that something else needs.
+#[test]
+fn a_layer_that_a_lease_names_is_unique_to_no_image() {
+    let scratch = TempStore::new();
+    commit(&scratch.store, "app", &["base", "app"]);
+    let unique = || scratch.store.image_usages().unwrap()[0].unique.bytes;
+    let all = unique();
+    let leased = LeaseResources { layers: vec![key("app")], ..LeaseResources::default() };
+    let lease = |ends_at| LeaseRecord {
+        id: "l".into(),
+        kind: LeaseKind::Requested,
+        leased: leased.clone(),
+        ends_at,
+        granted: None,
+    };
+    scratch.store.lease(&lease(u64::MAX)).unwrap();
+    assert!(unique() < all, "{} of {all}", unique());
+    let usage = &scratch.store.image_usages().unwrap()[0];
+    assert_eq!(usage.total, usage.shared + usage.unique);
+    scratch.store.end_lease("l").unwrap();
+    assert_eq!(unique(), all);
 }
 
 #[test]

@@ -215,10 +215,16 @@ impl Collector {
         Ok(GcRoundResult { report, error: error.map(GcError::Reclaim) })
     }
 
-    /// Reclaims what nothing can use any more, as a round does that needs no space.
-    pub(super) async fn reclaim_on_schedule(&self) {
+    /// A round without a threshold that can be exceeded: reclaims what nothing can use any more, records which images are
+    /// present and used, and removes no image.
+    pub async fn reclaim_and_detect(&self) -> Result<GcReport, GcError> {
         let _turn = self.round.lock().await;
-        warn_of(&self.reclaim(ReclaimTrigger::Schedule).await);
+        let before = self.parts.disk.measure().await.ok();
+        let reclaimed = self.reclaim(ReclaimTrigger::Schedule).await;
+        warn_of(&reclaimed);
+        self.detect().await?;
+        let after = self.parts.disk.measure_after_deletion().await.ok();
+        Ok(GcReport { reclaimed: reclaimed.freed, before, after, disabled: true, ..GcReport::default() })
     }
 
     async fn collect_on_schedule(&self, policy: &GcPolicy, report: &mut GcReport) -> Result<(), GcError> {

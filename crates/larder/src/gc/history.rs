@@ -19,7 +19,8 @@ pub struct RemovalHistoryEntry {
     pub id: ImageId,
     /// Its names.
     pub names: Vec<String>,
-    /// The goal: `age`, `space`, `demand` or `unused`; `request` for an image that a client removed.
+    /// The goal: `age`, `space`, `free` or `allUnused` (`demand` and `unused` in entries of earlier versions); `request` for an
+    /// image that a client removed.
     pub reason: String,
     /// The reason, as text.
     pub why: String,

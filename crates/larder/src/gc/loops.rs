@@ -164,8 +164,7 @@ impl GcLoops {
         if self.collector.policy().is_enabled() {
             return self.collector.collect().await;
         }
-        self.collector.reclaim_on_schedule().await;
-        self.collector.detect().await.map(|()| GcReport::default())
+        self.collector.reclaim_and_detect().await
     }
 
     async fn listing(&self) {

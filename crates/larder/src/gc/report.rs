@@ -32,7 +32,7 @@ pub struct GcReport {
     pub after: Option<FsStats>,
     /// The processes that hold deleted files open, as far as known, if a sweep was [lagging](SweepReport::lagging).
     pub space_holders: Vec<SpaceHolder>,
-    /// Whether the round did nothing because the policy never starts one.
+    /// Whether the round only reclaimed space beside images, because the policy has no threshold that can be exceeded.
     pub disabled: bool,
     /// Keep rules that match no image.
     pub warnings: Vec<KeepWarning>,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::policy::UseRule;
-use crate::backend::{Backend, BackendError, CallErrorKind, Image};
+use crate::backend::{Backend, BackendError, CallErrorKind, Container, Image};
 use crate::go_format;
 use crate::reference::ImageId;
 
@@ -36,6 +36,13 @@ pub enum ImageUse {
         container: String,
         /// `NAMESPACE/NAME` of its pod, empty if not known.
         pod: String,
+    },
+    /// A mount of larder's own store.
+    Mount {
+        /// Where it is mounted.
+        target: String,
+        /// Whether it is mounted now. The files of a writable mount are retained until `umount`.
+        mounted: bool,
     },
     /// A container that CRI does not list, such as one of `ctr run`.
     UnlistedContainer {
@@ -71,7 +78,15 @@ pub enum ImageUse {
 impl ImageUse {
     /// Whether it is a lease, which ends by itself, and not a use.
     pub fn is_lease(&self) -> bool {
-        matches!(self, ImageUse::Lease { .. } | ImageUse::Ensured { .. })
+        self.lease_left().is_some()
+    }
+
+    /// Time until it expires, if it is a lease.
+    pub fn lease_left(&self) -> Option<Duration> {
+        match self {
+            ImageUse::Lease { left } | ImageUse::Ensured { left, .. } => Some(*left),
+            _ => None,
+        }
     }
 }
 
@@ -88,6 +103,8 @@ impl fmt::Display for ImageUse {
                 write!(f, "volume of container {container}")
             }
             ImageUse::Volume { pod, .. } => write!(f, "volume of pod {pod}"),
+            ImageUse::Mount { target, mounted: true } => write!(f, "mount at {target}"),
+            ImageUse::Mount { target, mounted: false } => write!(f, "files of an ended mount at {target}"),
             ImageUse::UnlistedContainer { id, namespace } => {
                 write!(f, "container {id} of containerd namespace {namespace}")
             }
@@ -189,11 +206,11 @@ impl ImageUseSource for BackendUseSource {
                 let by = ImageUse::Volume { container: container.id.clone(), pod: container.pod.clone() };
                 found.push(ReportedUse { image, handler: None, by });
             }
-            let by = ImageUse::Container {
-                id: container.id,
-                name: container.name,
-                pod: container.pod,
-                running: container.running,
+            let Container { id, name, pod, running, .. } = container;
+            let by = if container.is_mount {
+                ImageUse::Mount { target: name, mounted: running }
+            } else {
+                ImageUse::Container { id, name, pod, running }
             };
             found.push(ReportedUse { image: container.image_id, handler: Some(handler.to_owned()), by });
         }
@@ -239,11 +256,13 @@ impl ImageUseIndex {
                 let uses: &mut Vec<_> = by_id.entry(id).or_default();
                 // Both the gate and a store may report the same ensure, and a source the same use by ID and by name.
                 let ensured = |by: &ImageUse| matches!(by, ImageUse::Ensured { .. });
-                let is_known = uses.iter().any(|(with, known)| {
+                let known = uses.iter_mut().find(|(with, known)| {
                     (*with == handler && *known == by) || (ensured(known) && ensured(&by))
                 });
-                if !is_known {
-                    uses.push((handler.clone(), by.clone()));
+                match known {
+                    None => uses.push((handler.clone(), by.clone())),
+                    Some((_, known)) if known.lease_left() < by.lease_left() => *known = by.clone(),
+                    Some(_) => {}
                 }
             }
         }

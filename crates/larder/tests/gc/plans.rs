@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use larder::gc::{
     Accounting, DiskSpace, GcDecision, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, ImageUse,
-    InodeThresholds, LayerUsageIndex, MeasuredLayer, RetainReason, UnixMillis, WhenUnreachable, plan,
-    plan_round,
+    InodeThresholds, KeepRule, LayerUsageIndex, MeasuredLayer, RetainReason, Selector, UnixMillis,
+    WhenUnreachable, plan, plan_round,
 };
 use larder::image_service::FsStats;
 use proptest::prelude::*;
@@ -380,6 +380,37 @@ fn no_image_is_removed_only_for_its_metadata_files() {
     assert!(plan.removals.is_empty() && !plan.reachable, "{:?}", plan.removals);
     assert_eq!(plan.decisions[0].verdict, GcDecision::Retain(RetainReason::FreesNothing));
     assert_eq!(plan.decisions[0].alone, own);
+}
+
+/// As `larder df` counts them: in use, pinned, kept, leased.
+#[test]
+fn a_lease_is_the_reason_only_without_another_one_and_the_longest_counts() {
+    let case = PlanCase {
+        layers: vec![(100, 1, false)],
+        images: vec![sketched(&[0], None, false)],
+        bytes: 100,
+        inodes: 0,
+    };
+    let lease = |seconds| ImageUse::Lease { left: Duration::from_secs(seconds) };
+    let (mut snapshot, mut policy) = case.snapshot(&[0]);
+    snapshot.images[0].uses = vec![lease(60), lease(600)];
+    let reason = |snapshot: &GcSnapshot, policy: &GcPolicy| match plan(snapshot, policy, GcGoal::AllUnused)
+        .decisions
+        .remove(0)
+        .verdict
+    {
+        GcDecision::Retain(reason) => reason,
+        removed @ GcDecision::Remove(_) => panic!("{removed}"),
+    };
+    let leased = reason(&snapshot, &policy);
+    assert_eq!(leased, RetainReason::Leased { left: Duration::from_secs(600) });
+    assert_eq!(leased.to_string(), "leased (expires in 10m0s)");
+    policy.keep = vec![KeepRule::new(Selector::Digest(name(0)))];
+    assert!(matches!(reason(&snapshot, &policy), RetainReason::Kept { rule: 0, .. }));
+    let mount = ImageUse::Mount { target: "/srv/app".into(), mounted: true };
+    snapshot.images[0].uses.push(mount.clone());
+    let RetainReason::InUse(uses) = reason(&snapshot, &policy) else { panic!("in use") };
+    assert_eq!(uses[0], mount, "before leases");
 }
 
 #[test]

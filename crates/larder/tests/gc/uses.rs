@@ -1,9 +1,10 @@
 //! Uses of images, by kubelet's rule and by larder's.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use larder::backend::{Container, ContainerInventory, Image, Sandbox};
-use larder::gc::{BackendUseSource, ImageUse, ImageUseIndex, ImageUseSource as _, UseRule};
+use larder::gc::{BackendUseSource, ImageUse, ImageUseIndex, ImageUseSource as _, ReportedUse, UseRule};
 use larder_testkit::fake_backend::FakeBackend;
 
 fn container(image: &str, mounted: &[&str]) -> Container {
@@ -62,6 +63,31 @@ async fn a_mount_counts_for_all_handlers_by_our_rule() {
     assert!(matches!(ours.of_image("sha256:b", "").next(), Some(ImageUse::Volume { .. })));
     let kubelets = uses(mounting, UseRule::Ids).await;
     assert!(is_used(&kubelets, "sha256:b", "") && !is_used(&kubelets, "sha256:b", "runc"));
+}
+
+#[tokio::test]
+async fn a_mount_of_the_store_is_shown_as_one() {
+    for (running, text) in [(true, "mount at /srv/app"), (false, "files of an ended mount at /srv/app")] {
+        let mount =
+            Container { name: "/srv/app".into(), is_mount: true, running, ..container("sha256:a", &[]) };
+        let uses = uses(mount, UseRule::IdsAndNames).await;
+        assert_eq!(uses.of_image("sha256:a", "").next().unwrap().to_string(), text);
+    }
+}
+
+/// The gate and the file of ensures may both report an ensure.
+#[test]
+fn of_several_leases_the_longest_counts() {
+    let ensured = |left| {
+        let by = ImageUse::Ensured { ago: None, left: Duration::from_secs(left) };
+        ReportedUse { image: "sha256:a".into(), handler: None, by }
+    };
+    for leases in [[60, 600], [600, 60]] {
+        let found = leases.map(ensured).to_vec();
+        let uses = ImageUseIndex::match_images(found, &[], UseRule::IdsAndNames);
+        let left: Vec<_> = uses.of_image("sha256:a", "").map(ImageUse::lease_left).collect();
+        assert_eq!(left, [Some(Duration::from_secs(600))], "{leases:?}");
+    }
 }
 
 #[tokio::test]

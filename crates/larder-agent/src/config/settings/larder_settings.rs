@@ -103,14 +103,14 @@ pub(super) const SECTIONS: &[Setting] = &[
         BoolCodec,
         cri_pins.mounted,
         Live,
-        "With larder's own store: likewise mounted images. If false, they are not reported as pinned; the store refuses their removal in any case."
+        "With larder's own store: report mounted images as pinned over CRI. The store refuses to remove a mounted image whatever the value."
     ),
     setting!(
         "cri.pinLeased",
         BoolCodec,
         cri_pins.leased,
         Live,
-        "With larder's own store: likewise images with a lease of `larder lease`. The leases of pulls and ensures never pin an image: `PullImage` takes one, too."
+        "With larder's own store: pin images with a lease of `larder lease` as well, and refuse their removal over CRI. No effect with a runtime, which has no such leases. The leases of pulls and ensures never pin an image: `PullImage` takes one, too."
     ),
     setting!("log.level", EnumCodec<Level>, log.level, Live, "The lowest level that is logged. `LARDER_LOG` overrides it."),
     setting!("log.format", EnumCodec<LogFormat>, log.format, Live, "Text, or one JSON object per line."),

@@ -101,7 +101,7 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
     metric("larder_removals", Counter, "requester", "Removed images by requester: gc, cri, control"),
     metric("larder_cri_calls", Counter, "method, code", "Calls over CRI by method and gRPC code"),
     metric("larder_events", Counter, "event_type, reason", "Events recorded"),
-    metric("larder_gc_promised_bytes", Counter, "reason", "Bytes that image removals were estimated to free"),
+    metric("larder_gc_promised_bytes", Counter, "reason", "Bytes that image removals were planned to free"),
     metric(
         "larder_gc_freed_bytes",
         Counter,

@@ -5,9 +5,7 @@ mod store;
 
 use larder::gc::filesystem_stats::used_percent;
 use larder_agent::environment::DefaultPaths;
-use larder_api::v1alpha1::{
-    ImageTotal, UsageByState, UsageFileSystem, UsageImages, UsageRequest, UsageResponse,
-};
+use larder_api::v1alpha1::{ImageTotal, UsageFileSystem, UsageImages, UsageRequest, UsageResponse};
 
 use super::gc::usage_by_state;
 use crate::args::DfArgs;
@@ -58,11 +56,11 @@ fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
     let filesystem = described(usage.filesystem.as_ref(), args.output.is_wide());
     if let Some(store) = &usage.store {
         if !store.images.is_empty() {
-            out.line(format_args!("{}\n", store::images_table(&store.images)));
+            out.line(format_args!("{}\n", store::images_table(&store.images, store.estimated)));
         }
         out.line(format_args!(
             "{}\n\n{filesystem}",
-            store::disk_table(&store.disk.unwrap_or_default(), args.output.is_wide())
+            store::disk_table(&store.disk.unwrap_or_default(), store.estimated, args.output.is_wide())
         ));
     } else if let Some(engine) = &usage.docker {
         out.line(format_args!("{filesystem}\n\n{}\n", docker::table(engine)));
@@ -72,10 +70,10 @@ fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
         out.line("SIZE counts a shared layer once for each image, as kubelet does");
     }
     if let Some(by_state) = usage.usage_by_state {
-        let reclaimable_bytes = usage.reclaimable_bytes.unwrap_or_default();
+        let reclaimable = usage.reclaimable_bytes.unwrap_or_default();
         let beside_images = usage.reclaimable_beside_images.as_ref().and_then(|space| space.total);
         let beside_images = beside_images.unwrap_or_default().size_bytes;
-        let table = usage_by_state::table(&UsageByState { reclaimable_bytes, ..by_state }, beside_images);
+        let table = usage_by_state::table(&by_state, reclaimable, beside_images);
         out.line(format_args!("\n{table}"));
     }
 }

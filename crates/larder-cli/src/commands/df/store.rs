@@ -5,12 +5,13 @@ use larder_api::v1alpha1::{DiskSpace, StoreDiskUsage, StoreImageUsage};
 use crate::output::size;
 use crate::output::table::TextTable;
 
-/// A row for each tag of an image; the first one has the sizes.
-pub(super) fn images_table(images: &[StoreImageUsage]) -> TextTable {
+/// A row for each tag of an image; the first one has the sizes, which may be `estimated`.
+pub(super) fn images_table(images: &[StoreImageUsage], estimated: bool) -> TextTable {
     let mut table = TextTable::new(["IMAGE", "SIZE", "SHARED", "UNIQUE"]);
     for image in images {
         let names = if image.repo_tags.is_empty() { &image.repo_digests } else { &image.repo_tags };
-        let sizes = [image.size_bytes, image.shared_bytes, image.unique_bytes].map(size::bytes);
+        let sizes =
+            [image.size_bytes, image.shared_bytes, image.unique_bytes].map(|bytes| about(bytes, estimated));
         let first = names.first().unwrap_or(&image.id).clone();
         table.row([first].into_iter().chain(sizes));
         for name in names.iter().skip(1) {
@@ -20,8 +21,12 @@ pub(super) fn images_table(images: &[StoreImageUsage]) -> TextTable {
     table
 }
 
-/// Empty directories are part of the last row before the total, unless the output is wide.
-pub(super) fn disk_table(disk: &StoreDiskUsage, wide: bool) -> TextTable {
+fn about(bytes: u64, estimated: bool) -> String {
+    format!("{}{}", if estimated { "about " } else { "" }, size::bytes(bytes))
+}
+
+/// Empty directories are part of the last row before the total, unless the output is wide. Sizes may be `estimated`.
+pub(super) fn disk_table(disk: &StoreDiskUsage, estimated: bool, wide: bool) -> TextTable {
     let always = [
         ("shared layers", disk.shared_layers),
         ("unique layers", disk.unique_layers),
@@ -48,7 +53,7 @@ pub(super) fn disk_table(disk: &StoreDiskUsage, wide: bool) -> TextTable {
     let mut table = TextTable::new(["DISK", "SIZE", "INODES"]);
     for (name, space) in shown {
         let space = space.unwrap_or_default();
-        table.row([name.to_owned(), size::bytes(space.size_bytes), space.inodes.to_string()]);
+        table.row([name.to_owned(), about(space.size_bytes, estimated), space.inodes.to_string()]);
     }
     table
 }

@@ -23,6 +23,11 @@ use larder_agent::manifest::{
 /// The object in events about images given as arguments.
 const ARGUMENT_LABEL: &str = "image";
 
+/// The UID in events about an image that was requested by argument.
+pub(in crate::commands) fn argument_uid(image: &ImageName) -> String {
+    format!("{ARGUMENT_LABEL}/{image}")
+}
+
 /// One image to make present, with the names for its output.
 #[derive(Debug, Clone)]
 pub(in crate::commands) struct EnsureJob {
@@ -190,11 +195,7 @@ impl EnsureInputs {
                 self.problems.push(InputPlace::file("argument").holds(problem));
                 continue;
             }
-            let pod = Pod {
-                uid: format!("{ARGUMENT_LABEL}/{image}"),
-                namespace: args.namespace.clone(),
-                ..Pod::default()
-            };
+            let pod = Pod { uid: argument_uid(image), namespace: args.namespace.clone(), ..Pod::default() };
             let request = EnsureRequest {
                 target: Some(ObjectRef::new(&pod, "")),
                 secrets: secrets.clone(),

@@ -26,8 +26,8 @@ use crate::printer::{Printer, progress_possible};
 use crate::session::CommandSession;
 use crate::user_credentials::UserCredentials;
 use inputs::EnsureInputs;
-pub(super) use inputs::check_argument;
 pub(super) use inputs::{EnsureJob, wishes_for};
+pub(super) use inputs::{argument_uid, check_argument};
 use summary::EnsureSummary;
 
 pub(super) async fn run(

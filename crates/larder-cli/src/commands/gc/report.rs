@@ -162,7 +162,8 @@ fn count_retained(report: &Collection, out: &Printer) {
 /// The reason to retain any number of images.
 fn retain_reason(reason: VerdictReason) -> &'static str {
     match reason {
-        VerdictReason::InUse => "in use or leased",
+        VerdictReason::InUse => "in use",
+        VerdictReason::Leased => "leased",
         VerdictReason::Pinned => "pinned by the runtime",
         VerdictReason::Kept => "kept by a rule",
         VerdictReason::TooYoung => "younger than the minimum age (imageMinimumGCAge)",

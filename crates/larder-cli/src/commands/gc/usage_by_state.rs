@@ -22,8 +22,8 @@ fn image_states(by_state: &UsageByState) -> impl Iterator<Item = (&'static str, 
         .filter(|(_, usage)| usage.count > 0)
 }
 
-/// A row for each state, for other data and for reclaimable bytes, of which `beside_images` are no part of an image.
-pub(in crate::commands) fn table(by_state: &UsageByState, beside_images: u64) -> TextTable {
+/// A row for each state, for other data and for `reclaimable` bytes, of which `beside_images` are no part of an image.
+pub(in crate::commands) fn table(by_state: &UsageByState, reclaimable: u64, beside_images: u64) -> TextTable {
     let mut table = TextTable::new(["USAGE", "COUNT", "SIZE"]);
     let about = if by_state.estimated { "about " } else { "" };
     for (state, usage) in image_states(by_state) {
@@ -35,7 +35,7 @@ pub(in crate::commands) fn table(by_state: &UsageByState, beside_images: u64) ->
         table.row(["other data".to_owned(), String::new(), size]);
     }
     let row = |name: &str, bytes| [name.to_owned(), String::new(), format!("{about}{}", size::bytes(bytes))];
-    table.row(row("reclaimable", by_state.reclaimable_bytes.saturating_add(beside_images)));
+    table.row(row("reclaimable", reclaimable));
     if beside_images > 0 {
         table.row(row("reclaimable, left by failed pulls", beside_images));
     }

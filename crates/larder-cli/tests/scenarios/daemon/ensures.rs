@@ -36,6 +36,10 @@ fn progress_reaches_the_client_and_a_second_ensure_pulls_nothing() {
     let reasons: Vec<_> =
         printed["events"].as_array().unwrap().iter().filter_map(|event| event["reason"].as_str()).collect();
     assert_eq!(reasons, ["Pulling", "Pulled"]);
+    for kind in ["events", "progress"] {
+        let time = printed[kind][0]["time"].as_str().unwrap();
+        assert!(time.len() <= "2026-11-22T21:14:00.551Z".len(), "{kind} in milliseconds: {time}");
+    }
     machine.registry.forget_requests();
     let again = machine.larder(&["ensure", &web]).expect(0);
     assert_eq!(again.lines_with(&["already present on machine"]), 1, "{again:?}");
@@ -196,6 +200,12 @@ fn events_are_replayed_and_followed() {
     assert_eq!((later.lines_with(&["Pulled"]), later.lines_with(&["Pulling"])), (1, 0), "{later:?}");
     let table = machine.larder(&["events"]).expect(0);
     assert_eq!(table.lines_with(&["Normal", "Pulling", "pod/web"]), 1, "{table:?}");
+    for command in ["pull", "ensure"] {
+        machine.larder(&[command, &web]).expect(0);
+        let events = machine.larder(&["events", "-o", "json"]).expect(0).stdout;
+        let last: serde_json::Value = serde_json::from_str(events.lines().last().unwrap()).unwrap();
+        assert_eq!(last["uid"], format!("image/{web}"), "{command}");
+    }
     watching.interrupt();
     assert_eq!(watching.finish().code, 130);
 }

@@ -14,6 +14,7 @@ use crate::gc::filesystem_stats::{self, size_text, used_percent, wanted_free, wi
 use crate::gc::keep::{KeepRuleInput, matching_rules};
 use crate::gc::policy::{Accounting, AgeRule, GcPolicy, WhenUnreachable};
 use crate::gc::unix_millis::{UnixMillis, millis};
+use crate::gc::uses::ImageUse;
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
 
@@ -253,8 +254,10 @@ fn retain_reasons(
         if image.id.is_empty() {
             return Some(RetainReason::InvalidId);
         }
-        if !image.uses.is_empty() {
-            return Some(RetainReason::InUse(image.uses.clone()));
+        let (leases, uses): (Vec<&ImageUse>, Vec<&ImageUse>) =
+            image.uses.iter().partition(|by| by.is_lease());
+        if !uses.is_empty() {
+            return Some(RetainReason::InUse(uses.into_iter().chain(leases).cloned().collect()));
         }
         if image.pinned {
             return Some(RetainReason::Pinned);
@@ -263,6 +266,9 @@ fn retain_reasons(
             let known = snapshot.layers.layers_of(&image.id).is_some_and(|known| known.labels.is_some());
             let text = policy.keep[rule].text_for(known);
             return Some(RetainReason::Kept { rule, text });
+        }
+        if let Some(left) = leases.iter().filter_map(|by| by.lease_left()).max() {
+            return Some(RetainReason::Leased { left });
         }
         if let Some(error) = &image.failed {
             return Some(RetainReason::Failed(error.clone()));

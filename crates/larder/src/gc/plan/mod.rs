@@ -52,8 +52,8 @@ impl GcGoal {
         match self {
             GcGoal::Age => "age",
             GcGoal::Thresholds => "space",
-            GcGoal::Free { .. } => "demand",
-            GcGoal::AllUnused => "unused",
+            GcGoal::Free { .. } => "free",
+            GcGoal::AllUnused => "allUnused",
         }
     }
 }

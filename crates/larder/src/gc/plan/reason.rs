@@ -59,6 +59,11 @@ pub enum RetainReason {
     InUse(Vec<ImageUse>),
     /// The runtime has pinned it.
     Pinned,
+    /// It has a lease.
+    Leased {
+        /// Time until the last one expires.
+        left: Duration,
+    },
     /// A keep rule retains it.
     Kept {
         /// The rule's index, from 0.
@@ -138,15 +143,11 @@ impl fmt::Display for RetainReason {
         match self {
             RetainReason::InUse(uses) => match uses.as_slice() {
                 [] => f.write_str("in use"),
-                [ImageUse::Lease { left } | ImageUse::Ensured { left, .. }] if left.is_zero() => {
-                    f.write_str("leased")
-                }
-                [ImageUse::Lease { left } | ImageUse::Ensured { left, .. }] => {
-                    write!(f, "leased (expires in {})", whole_seconds(*left))
-                }
                 [one] => write!(f, "in use by {one}"),
                 [first, rest @ ..] => write!(f, "in use by {first} and {} more", rest.len()),
             },
+            RetainReason::Leased { left } if left.is_zero() => f.write_str("leased"),
+            RetainReason::Leased { left } => write!(f, "leased (expires in {})", whole_seconds(*left)),
             RetainReason::Pinned => f.write_str("pinned by the runtime"),
             RetainReason::Kept { rule, text } => write!(f, "kept by rule {} ({text})", rule + 1),
             RetainReason::TooYoung { age, minimum } => {
