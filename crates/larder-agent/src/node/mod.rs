@@ -295,7 +295,10 @@ impl Node {
         if (ensures.note(id) && is_known) || was_pulled {
             self.collector.note_ensured(id);
         }
-        ensures.flush().await;
+        // Without leases the record protects nothing.
+        if !self.settings.now().ensured_lease.is_zero() {
+            ensures.flush().await;
+        }
     }
 
     /// Waits until everything that a later process depends on is on disk.

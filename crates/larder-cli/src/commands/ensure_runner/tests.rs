@@ -66,8 +66,9 @@ pub(super) fn pulls_with(
     let dir = tempfile::tempdir().unwrap();
     let sources = SettingsSources { places: DefaultPaths::of(true, |_| None), layers: Vec::new() };
     let mut config = config::load(&sources).unwrap();
-    // Time is simulated, and the thread of pull records is not.
+    // Time is simulated, and the threads of pull records and leases are not.
     config.verification = None;
+    config.ensured_lease = Duration::ZERO;
     change(&mut config);
     let node = Node::on_backend(Arc::new(backend), dir.path(), sources, config).ok().unwrap();
     (EnsureSession::new(CommandServer::start(node).client(), None, events, true), dir)

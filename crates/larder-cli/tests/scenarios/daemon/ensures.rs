@@ -244,7 +244,7 @@ fn keep_rules_and_leases_survive_a_restart() {
         }
         assert_eq!(machine.larder(&["keep"]).expect(0).lines_with(&["*/web"]), 1);
         let why = |image: &str| machine.larder(&["explain", "-o", "json", image]).expect(0).json();
-        assert_eq!(why(&api)["reason"], "InUse", "restarted: {restarted}");
+        assert_eq!(why(&api)["reason"], "Leased", "restarted: {restarted}");
         assert!(why(&api)["usedBy"].to_string().contains("lease (expires in "), "{}", why(&api));
     }
 }
