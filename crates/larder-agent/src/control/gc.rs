@@ -190,7 +190,8 @@ mod tests {
 
     use larder::backend::{BackendError, Container, ContainerInventory, EndpointFailure};
     use larder::gc::{
-        DiskSpace, FsStatsProvider, ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer, WhenUnreachable,
+        DiskSpace, FsStatsProvider, ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer,
+        WhenUnreachable,
     };
     use larder::image_service::FsStats;
     use larder_api::v1alpha1::VerdictReason;
