@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use larder::config::{ConfigProblem, GoDuration};
+use larder::config::{ConfigProblem, FeatureGates, GoDuration, ImageSettings, Verification};
 use larder::gc::PolicyError;
 use larder::go_format::quote;
 use larder::hint::Hint;
@@ -32,6 +32,12 @@ pub(super) fn finish(
     checking.config
 }
 
+/// The verification policy. One that cannot be read is among the problems of the settings; should they be used in spite of
+/// that, each image is verified.
+fn verification_of(kubelet: &ImageSettings, gates: FeatureGates) -> Option<Verification> {
+    kubelet.verification(gates).unwrap_or_else(|_| Verification::parse("AlwaysVerify", []).ok())
+}
+
 struct ConfigCheck<'a> {
     broken: &'a HashSet<&'static str>,
     errors: &'a mut Vec<LocatedProblem>,
@@ -47,8 +53,7 @@ impl ConfigCheck<'_> {
         for problem in kubelet.problems(gates) {
             self.kubelet_config_error(&problem);
         }
-        // A policy that cannot be read is among the problems, and is never replaced by another one.
-        self.config.verification = kubelet.verification(gates).unwrap_or_default();
+        self.config.verification = verification_of(&kubelet, gates);
         if kubelet.runtime_request_timeout.is_negative() {
             let what = format!("must not be negative, is {}", kubelet.runtime_request_timeout);
             self.report(&["runtimeRequestTimeout"], what, None);
@@ -249,5 +254,29 @@ impl ConfigCheck<'_> {
             SettingOrigin::Flag(name) | SettingOrigin::Variable(name) => ((*name).to_owned(), 0),
         };
         self.errors.push(InputPlace::file(file).holds(problem.at_line(line)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::config::KubeletImageConfig;
+    use larder::reference::ImageName;
+
+    use super::*;
+
+    #[test]
+    fn a_policy_that_cannot_be_read_verifies_each_image() {
+        let policy = Some("NeverVerfy".to_owned());
+        let written = KubeletImageConfig {
+            image_pull_credentials_verification_policy: policy,
+            ..KubeletImageConfig::default()
+        };
+        let gates = FeatureGates { ensure_secret_pulled_images: true };
+        let kubelet = written.defaulted(gates);
+        assert!(kubelet.verification(gates).is_err());
+        let verification = verification_of(&kubelet, gates).expect("records are kept");
+        for pulled_here in [false, true] {
+            assert!(verification.required(&ImageName::from("private.example/app:1"), pulled_here));
+        }
     }
 }
