@@ -140,3 +140,45 @@ async fn a_message_that_is_too_large_is_refused() {
     assert_eq!(status.code(), Code::OutOfRange, "{status}");
     still_serves(&server).await;
 }
+
+#[tokio::test]
+async fn images_with_huge_users_do_not_break_the_list() {
+    use larder_registry::{Proxy, RegistryClient, RegistryConfig};
+    use larder_store::backend::StoreBackend;
+    use larder_store::pull::{StorePullConfig, StorePuller};
+    use larder_store::store::{Store, StoreConfig};
+    use larder_testkit::fault_registry::FaultRegistry;
+    const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+    const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
+    let config = RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
+    let puller = StorePuller::new(store, RegistryClient::new(config), StorePullConfig::default());
+    let server = CriTestServer::start(StoreBackend::new(puller));
+    let mut images = server.wire().await.images();
+    let registry = FaultRegistry::start();
+    for (name, length) in [
+        ("a", 4_000_000),
+        ("b", 4_000_000),
+        ("c", 4_000_000),
+        ("d", 4_000_000),
+        ("e", 4_000_000),
+        ("small", 10),
+    ] {
+        let user = name.repeat(length);
+        let config = serde_json::json!({"architecture": std::env::consts::ARCH.replace("x86_64", "amd64").replace("aarch64", "arm64"),
+            "os": "linux", "config": {"User": user}, "rootfs": {"type": "layers", "diff_ids": []}})
+        .to_string();
+        let manifest = serde_json::json!({"schemaVersion": 2, "mediaType": MANIFEST, "layers": [],
+            "config": {"mediaType": CONFIG, "digest": registry.put_blob(config.clone()), "size": config.len()}});
+        registry.put_manifest(name, "1", MANIFEST, manifest.to_string());
+        let spec =
+            proto::ImageSpec { image: registry.image(&format!("{name}:1")), ..proto::ImageSpec::default() };
+        let request = proto::PullImageRequest { image: Some(spec), ..proto::PullImageRequest::default() };
+        let outcome = images.pull_image(request).await;
+        assert_eq!(outcome.is_ok(), name == "small", "{name}: {outcome:?}");
+    }
+    let listed = images.list_images(proto::ListImagesRequest::default()).await.unwrap().into_inner();
+    assert_eq!(listed.images.len(), 1, "the list works, and has the other image");
+}

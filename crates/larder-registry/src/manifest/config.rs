@@ -6,7 +6,7 @@ use larder::reference::Digest;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
-use super::limits::{MAX_ANNOTATIONS, MAX_BYTES, MAX_LAYERS};
+use super::limits::{MAX_ANNOTATIONS, MAX_BYTES, MAX_LAYERS, MAX_LISTED_TEXT};
 use super::platform::Platform;
 use super::{ManifestError, bounded};
 
@@ -73,6 +73,11 @@ impl ImageConfig {
             return Err(ManifestError::TooLarge { size: raw.len() as u64 });
         }
         let written: ImageConfigDocument = bounded::object(raw)?;
+        for (field, text) in [("config.User", &written.config.user), ("created", &written.created)] {
+            if text.len() > MAX_LISTED_TEXT {
+                return Err(ManifestError::FieldTooLong { field, length: text.len() });
+            }
+        }
         Ok(ImageConfig {
             platform: Platform {
                 os: written.os,
@@ -131,6 +136,22 @@ mod tests {
         let config = ImageConfig::parse(raw).unwrap();
         assert_eq!((config.user.as_str(), config.labels.len(), config.diff_ids.len()), ("", 0, 0));
         assert_eq!(ImageConfig::parse(b"{\"config\":null}").unwrap().diff_ids.len(), 0);
+    }
+
+    #[test]
+    fn texts_that_lists_show_are_bounded() {
+        let read = |user: usize, created: usize| {
+            let raw = format!(
+                r#"{{"config":{{"User":"{}"}},"created":"{}"}}"#,
+                "u".repeat(user),
+                "c".repeat(created)
+            );
+            ImageConfig::parse(raw.as_bytes()).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(read(MAX_LISTED_TEXT, MAX_LISTED_TEXT), Ok(()));
+        let error = |field| format!("{field} is too long: 1025 bytes, the limit is 1024 bytes");
+        assert_eq!(read(MAX_LISTED_TEXT + 1, 0), Err(error("config.User")));
+        assert_eq!(read(0, MAX_LISTED_TEXT + 1), Err(error("created")));
     }
 
     #[test]

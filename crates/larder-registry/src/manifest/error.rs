@@ -2,7 +2,7 @@
 
 use larder::reference::Digest;
 
-use super::limits::{MAX_BYTES, MAX_DEPTH};
+use super::limits::{MAX_BYTES, MAX_DEPTH, MAX_LISTED_TEXT};
 
 /// Why a manifest, index or config cannot be used. The text names the cause; the caller that fetched the document adds
 /// its name.
@@ -44,6 +44,14 @@ pub enum ManifestError {
         /// Digest of the layer.
         digest: Digest,
     },
+    /// A field of the config is longer than [`MAX_LISTED_TEXT`].
+    #[error("{field} is too long: {length} bytes, the limit is {MAX_LISTED_TEXT} bytes")]
+    FieldTooLong {
+        /// The field, such as `config.User`.
+        field: &'static str,
+        /// Its length in bytes.
+        length: usize,
+    },
     /// The numbers of layers and diff IDs differ.
     #[error("layer count mismatch: {layers} in the manifest, {diff_ids} diff IDs in the config")]
     LayerCount {
@@ -84,6 +92,7 @@ impl ManifestError {
             | ManifestError::UnknownType(_)
             | ManifestError::Ambiguous
             | ManifestError::UnknownLayer { .. }
+            | ManifestError::FieldTooLong { .. }
             | ManifestError::LayerCount { .. }
             | ManifestError::TooDeep => None,
         }
