@@ -83,12 +83,38 @@ fn held_by_each(pod: Option<&api::PodReference>, secrets: &[api::PullSecret]) ->
     annotations.sum::<usize>() + secrets.iter().map(|secret| secret.document.len()).sum::<usize>()
 }
 
+/// Measures how long the images of a pod are being pulled, over all its containers, until dropped.
+struct PodPullTime<'a> {
+    node: &'a Node,
+    uid: &'a str,
+}
+
+impl<'a> PodPullTime<'a> {
+    /// `None` for images that no pod requests.
+    fn begin(node: &'a Node, requests: &'a [EnsureRequest]) -> Option<PodPullTime<'a>> {
+        let pod = requests.first().map(|request| &request.pod).filter(|pod| !pod.name.is_empty())?;
+        node.pull_times.track(&pod.uid);
+        Some(PodPullTime { node, uid: &pod.uid })
+    }
+}
+
+impl Drop for PodPullTime<'_> {
+    fn drop(&mut self) {
+        let total = self.node.pull_times.total(self.uid);
+        self.node.pull_times.forget(self.uid);
+        if !total.is_zero() {
+            self.node.metrics.pod_pulled(total);
+        }
+    }
+}
+
 async fn run(
     node: &Node,
     requests: &[EnsureRequest],
     updates: &mpsc::UnboundedSender<Update>,
     progress: Option<watch::Sender<Vec<api::Pull>>>,
 ) {
+    let _time = PodPullTime::begin(node, requests);
     let each = requests.iter().zip(0..).map(|(request, index)| {
         CALLER.scope(updates.clone(), async move {
             let ended = node.manager.ensure(request).await;

@@ -273,6 +273,23 @@ async fn rules_of_the_settings_are_listed_with_their_place() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_time_that_a_pod_pulls_is_measured_over_all_its_images() {
+    let served = TestDaemon::new();
+    for (name, seconds) in [("a:1", 20), ("b:1", 30)] {
+        let pulled = ScriptedPull::ok(format!("sha256:{name}"), 1).after(Duration::from_secs(seconds));
+        served.backend.on_pull_of(name, pulled);
+    }
+    let pod = api::PodReference { name: "web".into(), uid: "u".into(), ..api::PodReference::default() };
+    let request = api::EnsureRequest { pod: Some(pod), ..wants(&["a:1", "b:1"]) };
+    let seen = updates(&mut served.client(), request).await;
+    assert!(seen.contains(&"1 ensured".to_owned()), "{seen:?}");
+    let format = crate::node::metrics::ExpositionFormat::Text;
+    let page = crate::node::metrics::exposition(&served.node, &served.connections, None, format).unwrap();
+    assert!(page.contains("larder_pod_image_pull_seconds_sum 30"), "{page}");
+    assert!(page.contains("larder_pod_image_pull_seconds_count 1"), "{page}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_status_has_the_images_of_the_node_status() {
     let served = TestDaemon::new();
     for (name, size) in [("a:1", 1), ("b:1", 3), ("c:1", 2)] {

@@ -35,7 +35,7 @@ use larder::gc::{
 use larder::hint::Hint;
 use larder::image_service::FsStats;
 use larder::pod::ObjectRef;
-use larder::pull::{ImageManager, PullConfig};
+use larder::pull::{ImageManager, PullConfig, PullTimeRecorder, PullTimes};
 use larder::records::{PullRecordStore, PullRecords};
 use larder::reference::ImageId;
 use larder_store::backend::StoreBackend;
@@ -102,6 +102,8 @@ pub struct Node {
     pub(crate) health: watch::Sender<BackendHealth>,
     pub(crate) started: Instant,
     pub(crate) metrics: Arc<NodeMetrics>,
+    /// Pull times of the pods of running calls.
+    pub(crate) pull_times: Arc<PullTimes>,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) object: ObjectRef,
     /// What static pods and the prefetch list use.
@@ -129,11 +131,13 @@ impl Node {
         let events = Arc::new(RingSink::new(parts.events));
         let sink = sink_of(&events, &metrics, parts.logs_events);
         let (gate, desired_uses) = (Arc::new(RemovalGate::default()), DesiredUses::default());
+        let pull_times = Arc::new(PullTimes::default());
         let mut manager = ImageManager::builder(Arc::clone(&backend))
             .config(parts.pull)
             .credentials(parts.credentials)
             .events(Arc::clone(&sink))
             .metrics(metrics.clone())
+            .times(Arc::clone(&pull_times) as Arc<dyn PullTimeRecorder>)
             .lease(Arc::clone(&gate), parts.ensured_lease);
         if let Some(records) = &records {
             records.resolve_interrupted_with(Arc::clone(&backend));
@@ -170,6 +174,7 @@ impl Node {
             collector,
             events,
             metrics,
+            pull_times,
             sink,
             desired_uses,
             records,

@@ -93,6 +93,12 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         "Total size of pulled images, as reported by the backend",
     ),
     metric(
+        "larder_pod_image_pull_seconds",
+        Histogram,
+        "",
+        "Time that images of a pod of one ensure call were being pulled, the queue included; parallel pulls count once",
+    ),
+    metric(
         "larder_pull_failures",
         Counter,
         "reason",

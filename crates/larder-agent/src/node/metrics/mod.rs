@@ -90,6 +90,7 @@ pub(crate) struct NodeMetrics {
     ensures: Family<EnsureMetricLabels, Counter>,
     pulls: Family<ImageSizeLabels, Histogram, fn() -> Histogram>,
     pulled_bytes: Counter,
+    pod_pulls: Histogram,
     pull_failures: Family<PullFailureLabels, Counter>,
     removals: Family<RequesterLabels, Counter>,
     cri_calls: Family<CriCallLabels, Counter>,
@@ -107,6 +108,7 @@ impl Default for NodeMetrics {
             ensures: Family::default(),
             pulls: Family::new_with_constructor(pull_histogram),
             pulled_bytes: Counter::default(),
+            pod_pulls: pull_histogram(),
             pull_failures: Family::default(),
             removals: Family::default(),
             cri_calls: Family::default(),
@@ -130,6 +132,7 @@ impl NodeMetrics {
         add(registry, "kubelet_image_manager_ensure_image_requests", self.ensures.clone());
         add(registry, "kubelet_image_pull_duration_seconds", self.pulls.clone());
         add(registry, "larder_pulled_image_bytes", self.pulled_bytes.clone());
+        add(registry, "larder_pod_image_pull_seconds", self.pod_pulls.clone());
         add(registry, "larder_pull_failures", self.pull_failures.clone());
         add(registry, "larder_removals", self.removals.clone());
         add(registry, "larder_cri_calls", self.cri_calls.clone());
@@ -151,6 +154,11 @@ impl NodeMetrics {
     /// Counts a call over CRI. Method and code are from fixed lists.
     pub(crate) fn cri_called(&self, method: &'static str, code: &'static str) {
         self.cri_calls.get_or_create(&CriCallLabels { method, code }).inc();
+    }
+
+    /// Counts the time that the images of one pod took.
+    pub(crate) fn pod_pulled(&self, total: Duration) {
+        self.pod_pulls.observe(total.as_secs_f64());
     }
 
     /// Counts a removed image by who requested it: `gc`, `cri` or `control`.

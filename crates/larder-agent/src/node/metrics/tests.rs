@@ -112,6 +112,7 @@ async fn each_documented_metric_is_served_and_changes() {
     // The simulated clock does not wait for the thread that writes intents: this one is there before it moves.
     node.records.as_ref().unwrap().record_pull_intent(&"d:1".into()).await.unwrap();
     node.metrics.cri_called("PullImage", "OK");
+    node.metrics.pod_pulled(Duration::from_secs(3));
     backend.add_image("old:1", image("sha256:9", 50));
     let swept = node.collector.round(GcGoal::AllUnused).await;
     assert_eq!(swept.report.swept.len(), 1, "{swept:?}");
