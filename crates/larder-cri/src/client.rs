@@ -23,6 +23,7 @@ use crate::list_streaming::StreamSupport;
 use crate::proto::image_service_client::ImageServiceClient;
 use crate::proto::runtime_service_client::RuntimeServiceClient;
 use crate::{MAX_MESSAGE_BYTES, convert, proto, server, status};
+use crate::sandboxes::SandboxImages;
 
 /// Added to the deadline that is sent to the runtime: larder's own clock decides, and words the error.
 const DEADLINE_SLACK: Duration = Duration::from_secs(1);
@@ -31,7 +32,7 @@ const DEADLINE_SLACK: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(8760 * 3600);
 
 /// Number of containers queried concurrently.
-const STATUS_CALLS_AT_ONCE: usize = 8;
+pub(crate) const STATUS_CALLS_AT_ONCE: usize = 8;
 
 /// Settings of the connection to a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +51,9 @@ pub struct CriConfig {
     /// Determine which images are mounted as volumes. Costs one call for each container the first time it is seen,
     /// because lists of containers do not contain it. Default on.
     pub image_volumes: bool,
+    /// Names of images to report as pinned, as patterns with `*`; [`CONFIGURED_SANDBOX_IMAGE`] is the one that the
+    /// runtime's configuration names. Default none.
+    pub sandbox_images: Vec<String>,
 }
 
 impl Default for CriConfig {
@@ -61,6 +65,7 @@ impl Default for CriConfig {
             list_streaming: false,
             runtime_class_in_image: false,
             image_volumes: true,
+            sandbox_images: Vec::new(),
         }
     }
 }
@@ -80,6 +85,7 @@ pub struct CriBackend {
     stream_sandboxes: StreamSupport,
     /// Images mounted by each known container; they do not change during its life.
     mounts: Mutex<HashMap<String, Vec<ImageId>>>,
+    sandbox_images: SandboxImages,
 }
 
 impl CriBackend {
@@ -100,6 +106,7 @@ impl CriBackend {
             stream_containers: StreamSupport::new(config.list_streaming),
             stream_sandboxes: StreamSupport::new(config.list_streaming),
             mounts: Mutex::default(),
+            sandbox_images: SandboxImages::default(),
             config,
         }
     }
@@ -150,7 +157,19 @@ impl CriBackend {
         self.config.request_timeout
     }
 
-    fn runtime(&self) -> RuntimeServiceClient<CriChannel> {
+    pub(crate) fn runtime_connection(&self) -> &CriChannel {
+        &self.runtime
+    }
+
+    pub(crate) fn config(&self) -> &CriConfig {
+        &self.config
+    }
+
+    pub(crate) fn sandbox_images(&self) -> &SandboxImages {
+        &self.sandbox_images
+    }
+
+    pub(crate) fn runtime(&self) -> RuntimeServiceClient<CriChannel> {
         RuntimeServiceClient::with_origin(self.runtime.clone(), origin())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
@@ -165,7 +184,7 @@ impl CriBackend {
     /// Runs all calls of one method of the trait within one time limit. The limit begins when the connections are open:
     /// opening has a limit of its own, so that a server without a preface is distinguished from one that does not
     /// answer a call.
-    fn within_limit<'a, T>(
+    pub(crate) fn within_limit<'a, T>(
         &'a self,
         channels: &'a [&'a CriChannel],
         work: impl Future<Output = Result<T, BackendError>> + 'a,
@@ -184,14 +203,17 @@ impl CriBackend {
     }
 
     /// A request with the time after which its response is certainly no longer needed.
-    fn request<T>(&self, message: T) -> Request<T> {
+    pub(crate) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(self.config.request_timeout.saturating_add(DEADLINE_SLACK));
         request
     }
 
     /// Waits for a response of the runtime service.
-    async fn ask_runtime<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, BackendError> {
+    pub(crate) async fn ask_runtime<T>(
+        &self,
+        call: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, BackendError> {
         call.await.map_err(|status| status::call_error(self.endpoint(), &status))
     }
 
@@ -233,7 +255,10 @@ impl CriBackend {
         let mut images = self.images();
         let asked = self.ask_images(images.image_status(self.request(message)));
         let reply = self.within_limit(&[&self.images], asked).await?.into_inner();
-        let found = convert::status_reply(&image.image, reply.image, self.config.runtime_class_in_image)?;
+        let mut found = convert::status_reply(&image.image, reply.image, self.config.runtime_class_in_image)?;
+        if let Some(found) = &mut found {
+            self.pin_sandbox_images(std::slice::from_mut(found)).await;
+        }
         Ok(found.map(|image| ImageDetails { image, info: reply.info }))
     }
 
@@ -259,7 +284,7 @@ impl CriBackend {
         Ok(self.ask_images(self.images().list_images(request)).await?.into_inner().images)
     }
 
-    async fn containers(&self) -> Result<Vec<proto::Container>, BackendError> {
+    pub(crate) async fn containers(&self) -> Result<Vec<proto::Container>, BackendError> {
         let mut runtime = self.runtime();
         let request = self.request(proto::StreamContainersRequest::default());
         let parts =
@@ -365,7 +390,10 @@ impl Backend for CriBackend {
     async fn list(&self) -> Result<Vec<Image>, BackendError> {
         let listed = self.within_limit(&[&self.images], self.listed_images()).await?;
         let with_handler = self.config.runtime_class_in_image;
-        Ok(listed.into_iter().map(|image| convert::image(image, with_handler)).collect())
+        let mut images: Vec<Image> =
+            listed.into_iter().map(|image| convert::image(image, with_handler)).collect();
+        self.pin_sandbox_images(&mut images).await;
+        Ok(images)
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
@@ -413,11 +441,12 @@ impl Backend for CriBackend {
     }
 
     async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
-        let (containers, sandboxes, mut mounts) = self
+        let (containers, sandboxes, mut mounts, mut images) = self
             .within_limit(&[&self.runtime], async {
                 let (containers, sandboxes) = tokio::try_join!(self.containers(), self.sandboxes())?;
                 let mounts = self.mounted_images(&containers).await?;
-                Ok((containers, sandboxes, mounts))
+                let images = self.images_of_sandboxes(&sandboxes).await?;
+                Ok((containers, sandboxes, mounts, images))
             })
             .await?;
         let with_mounts = |container: proto::Container| {
@@ -425,9 +454,13 @@ impl Backend for CriBackend {
             let images = mounts.remove(&container.id).unwrap_or(Ok(Vec::new()));
             convert::container(container, images)
         };
+        let with_image = |sandbox: proto::PodSandbox| {
+            let image = images.remove(&sandbox.id).unwrap_or_default();
+            convert::sandbox(sandbox, image)
+        };
         Ok(ContainerInventory {
             containers: containers.into_iter().map(with_mounts).collect(),
-            sandboxes: sandboxes.into_iter().map(convert::sandbox).collect(),
+            sandboxes: sandboxes.into_iter().map(with_image).collect(),
         })
     }
 }

@@ -162,8 +162,8 @@ pub(crate) fn mounted_images(status: proto::ContainerStatus) -> Vec<ImageId> {
     images
 }
 
-/// A pod sandbox. Its pod is in its metadata, or else in its labels.
-pub(crate) fn sandbox(sandbox: proto::PodSandbox) -> Sandbox {
+/// A pod sandbox and its image. Its pod is in its metadata, or else in its labels.
+pub(crate) fn sandbox(sandbox: proto::PodSandbox, image: ImageId) -> Sandbox {
     let named = sandbox.metadata.filter(|metadata| !metadata.name.is_empty());
     let pod = named.map(|metadata| format!("{}/{}", metadata.namespace, metadata.name));
     Sandbox {
@@ -171,6 +171,7 @@ pub(crate) fn sandbox(sandbox: proto::PodSandbox) -> Sandbox {
         pod: pod.or_else(|| pod_of(&sandbox.labels)).unwrap_or_default(),
         runtime_handler: sandbox.runtime_handler,
         ready: sandbox.state == i32::from(proto::PodSandboxState::SandboxReady),
+        image,
     }
 }
 

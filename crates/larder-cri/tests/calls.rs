@@ -1,7 +1,7 @@
 //! What the client sends and how it reads answers, over a real socket to a scripted runtime.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use larder::backend::{
     Backend as _, BackendError, CallErrorKind, Container, ContainerInventory, EndpointFailure, Image,
@@ -10,7 +10,7 @@ use larder::backend::{
 use larder::credentials::{Credential, Secret};
 use larder::pod::{Pod, SandboxConfig};
 use larder::reference::{ImageId, ImageName};
-use larder_cri::{CriBackend, CriConfig, MAX_MESSAGE_BYTES, proto};
+use larder_cri::{CriBackend, CriConfig, ExitedContainer, MAX_MESSAGE_BYTES, proto};
 use larder_testkit_peers::fake_cri::{CallHold, FakeCri, Rpc};
 use tokio::time::Instant;
 use tonic::Code;
@@ -365,6 +365,7 @@ fn run_a_container(fake: &FakeCri) {
             runtime_handler: "kata".into(),
             ..proto::PodSandbox::default()
         }];
+        contents.sandbox_images.insert("s1".into(), "registry.example/pause:3".into());
     });
 }
 
@@ -386,13 +387,91 @@ async fn use_names_pods_and_mounted_images_and_asks_once_for_each_container() {
         is_mount: false,
     };
     assert_eq!(first.containers, [container]);
-    let sandbox =
-        Sandbox { id: "s1".into(), pod: "ns/web".into(), runtime_handler: "kata".into(), ready: true };
+    let sandbox = Sandbox {
+        id: "s1".into(),
+        pod: "ns/web".into(),
+        runtime_handler: "kata".into(),
+        ready: true,
+        image: "registry.example/pause:3".into(),
+    };
     assert_eq!(first.sandboxes, [sandbox]);
     assert_eq!(client.container_inventory().await.unwrap(), first);
     assert_eq!(fake.calls(Rpc::ContainerStatus).started, 1);
+    assert_eq!(fake.calls(Rpc::PodSandboxStatus).started, 1);
     fake.change(|contents| contents.containers[0].image_id = "sha256:app".into());
     assert_eq!(client.container_inventory().await.unwrap().containers[0].image_id, "sha256:app");
+}
+
+#[tokio::test]
+async fn images_of_the_settings_and_of_the_runtimes_configuration_are_pinned() {
+    let fake = FakeCri::start();
+    let image = |id: &str, name: &str| proto::Image {
+        id: id.into(),
+        repo_tags: vec![name.into()],
+        size: 1,
+        ..proto::Image::default()
+    };
+    fake.change(|contents| {
+        contents.images = vec![
+            image("sha256:1", "registry.k8s.io/pause:3.9"),
+            image("sha256:2", "registry.example/infra:2"),
+            image("sha256:3", "registry.example/web:1"),
+        ];
+        let config = r#"{"sandboxImage":"registry.example/infra:2"}"#;
+        contents.status_info.insert("config".into(), config.into());
+    });
+    let pinned = async |sandbox_images: &[&str]| {
+        let sandbox_images = sandbox_images.iter().map(|&name| name.to_owned()).collect();
+        let client = CriBackend::new(fake.endpoint(), CriConfig { sandbox_images, ..CriConfig::default() });
+        let listed = client.list().await.unwrap();
+        for image in &listed {
+            let status = client.status(&ImageSpec::named(&image.id)).await.unwrap();
+            assert_eq!(status.map(|found| found.pinned), Some(image.pinned), "{}", image.id);
+        }
+        listed.into_iter().map(|image| image.pinned).collect::<Vec<_>>()
+    };
+    assert_eq!(pinned(&[]).await, [false, false, false]);
+    assert_eq!(fake.calls(Rpc::Status).started, 0);
+    assert_eq!(pinned(&["registry.k8s.io/pause:*"]).await, [true, false, false]);
+    assert_eq!(pinned(&["registry.k8s.io/pause:*", "configured"]).await, [true, true, false]);
+    assert_eq!(fake.calls(Rpc::Status).started, 1, "the configuration is read once");
+    fake.refuse(Rpc::Status, Code::Unknown, "broken");
+    assert_eq!(pinned(&["configured"]).await, [false, false, false], "images are listed all the same");
+}
+
+#[tokio::test]
+async fn exited_containers_are_listed_with_their_end_and_removed() {
+    let fake = FakeCri::start();
+    fake.change(|contents| {
+        let container = |id: &str, state: proto::ContainerState| proto::Container {
+            id: id.into(),
+            metadata: Some(proto::ContainerMetadata { name: "job".into(), attempt: 0 }),
+            state: state.into(),
+            ..proto::Container::default()
+        };
+        let mut of_kubelet = container("k1", proto::ContainerState::ContainerExited);
+        of_kubelet.labels.insert("io.kubernetes.pod.uid".into(), "u1".into());
+        contents.containers = vec![
+            container("c1", proto::ContainerState::ContainerExited),
+            container("r1", proto::ContainerState::ContainerRunning),
+            of_kubelet,
+        ];
+        contents.finished.insert("c1".into(), 5_000_000_000);
+    });
+    let client = client(&fake);
+    let exited = |id: &str, of_kubelet, finished: Option<u64>| ExitedContainer {
+        id: id.into(),
+        name: "job".into(),
+        of_kubelet,
+        finished: finished.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds)),
+    };
+    assert_eq!(
+        client.exited_containers().await.unwrap(),
+        [exited("c1", false, Some(5)), exited("k1", true, None)]
+    );
+    client.remove_container("c1").await.unwrap();
+    client.remove_container("c1").await.unwrap();
+    assert_eq!(client.exited_containers().await.unwrap(), [exited("k1", true, None)]);
 }
 
 #[tokio::test]

@@ -1,4 +1,6 @@
-//! A private containerd: its own root, state, socket and registry settings; images only, no containers are run.
+//! A private containerd: its own root, state, socket and registry settings. Pod sandboxes need the host's network.
+
+pub mod pods;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -36,6 +38,8 @@ pub struct ContainerdOptions {
     pub program: Option<PathBuf>,
     /// Its `PATH`, where it looks for programs that inflate.
     pub path: Option<OsString>,
+    /// Its sandbox image, instead of the default.
+    pub sandbox_image: Option<String>,
 }
 
 /// A containerd process and its state. Dropping it ends the process and removes the state.
@@ -62,7 +66,8 @@ impl Containerd {
             fs_err::create_dir_all(dir.path().join(below))?;
         }
         let has_overlay = overlay_works(dir.path());
-        fs_err::write(dir.path().join("config.toml"), config(dir.path(), has_overlay))?;
+        let config = config(dir.path(), has_overlay, options.sandbox_image.as_deref());
+        fs_err::write(dir.path().join("config.toml"), config)?;
         let program = options.program.map_or_else(|| program(Package::Containerd), Ok)?;
         let mut containerd = Containerd { server: None, dir, program, path: options.path, has_overlay };
         containerd.start_again()?;
@@ -173,7 +178,9 @@ impl Drop for Containerd {
     }
 }
 
-fn config(dir: &Path, has_overlay: bool) -> String {
+fn config(dir: &Path, has_overlay: bool, sandbox_image: Option<&str>) -> String {
+    let sandbox_image =
+        sandbox_image.map_or_else(String::new, |image| format!("  sandbox_image = \"{image}\"\n"));
     let dir_text = dir.display();
     let snapshotter = if has_overlay { "overlayfs" } else { "native" };
     format!(
@@ -190,7 +197,7 @@ disabled_plugins = {DISABLED:?}
   restrict_oom_score_adj = true
   # Sizes of snapshots are measured this often, in seconds.
   stats_collect_period = 1
-  [plugins."io.containerd.grpc.v1.cri".cni]
+{sandbox_image}  [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{dir_text}/cni/bin"
     conf_dir = "{dir_text}/cni/conf"
   [plugins."io.containerd.grpc.v1.cri".containerd]
@@ -243,21 +250,30 @@ fn serves_cri(endpoint: &str) -> bool {
     call(endpoint, "/runtime.v1.ImageService/ListImages", Request::new(())).is_ok()
 }
 
-/// One call, whose answer is not looked at. In a thread of its own: the caller may be inside a runtime already.
+/// One call, whose answer is not looked at.
 fn call<M: prost::Message + 'static>(
     endpoint: &str,
     method: &'static str,
     request: Request<M>,
 ) -> PeerResult<()> {
-    let called = std::thread::scope(|scope| scope.spawn(|| call_here(endpoint, method, request)).join());
-    called.map_err(|_| PeerError::new(method, "the call panicked"))?
+    ask::<M, ()>(endpoint, method, request)
 }
 
-fn call_here<M: prost::Message + 'static>(
+/// One call. In a thread of its own: the caller may be inside a runtime already.
+fn ask<M: prost::Message + 'static, A: prost::Message + Default + 'static>(
     endpoint: &str,
     method: &'static str,
     request: Request<M>,
-) -> PeerResult<()> {
+) -> PeerResult<A> {
+    let called = std::thread::scope(|scope| scope.spawn(|| ask_here(endpoint, method, request)).join());
+    called.map_err(|_| PeerError::new(method, "the call panicked"))?
+}
+
+fn ask_here<M: prost::Message + 'static, A: prost::Message + Default + 'static>(
+    endpoint: &str,
+    method: &'static str,
+    request: Request<M>,
+) -> PeerResult<A> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let failed = |error: &dyn std::error::Error| PeerError::new(method, error);
@@ -265,10 +281,9 @@ fn call_here<M: prost::Message + 'static>(
         let channel = endpoint.connect().await.map_err(|error| failed(&error))?;
         let mut client = tonic::client::Grpc::new(channel);
         client.ready().await.map_err(|error| failed(&error))?;
-        let codec = tonic_prost::ProstCodec::<M, ()>::default();
+        let codec = tonic_prost::ProstCodec::<M, A>::default();
         let path = PathAndQuery::from_static(method);
-        client.unary(request, path, codec).await.map_err(|error| failed(&error))?;
-        Ok(())
+        Ok(client.unary(request, path, codec).await.map_err(|error| failed(&error))?.into_inner())
     })
 }
 

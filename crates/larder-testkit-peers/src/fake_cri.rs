@@ -29,11 +29,13 @@ use tonic::{Code, Status};
 pub enum Rpc {
     Version,
     Status,
+    PodSandboxStatus,
     ListPodSandbox,
     StreamPodSandboxes,
     ListContainers,
     StreamContainers,
     ContainerStatus,
+    RemoveContainer,
     ListImages,
     StreamImages,
     ImageStatus,
@@ -94,8 +96,14 @@ pub struct RuntimeContents {
     pub containers: Vec<proto::Container>,
     /// Mounts of containers, by container id; for those in `containers` only.
     pub mounts: HashMap<String, Vec<proto::Mount>>,
+    /// When containers exited, by container id, in nanoseconds since 1970.
+    pub finished: HashMap<String, i64>,
     /// The pod sandboxes.
     pub sandboxes: Vec<proto::PodSandbox>,
+    /// Images of sandboxes, by sandbox id.
+    pub sandbox_images: HashMap<String, String>,
+    /// Details in the reply to a verbose `Status`.
+    pub status_info: HashMap<String, String>,
     /// Reply to `ImageFsInfo`.
     pub filesystems: proto::ImageFsInfoResponse,
     /// Whether streamed lists are known; otherwise they are unimplemented, as in older runtimes.

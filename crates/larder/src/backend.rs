@@ -124,6 +124,8 @@ pub struct Sandbox {
     pub runtime_handler: String,
     /// Whether it is ready.
     pub ready: bool,
+    /// The image that it runs: its id or a name; empty if the runtime does not report it.
+    pub image: ImageId,
 }
 
 /// Containers and sandboxes, which use images.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use larder::backend::{Backend, BackendError, Container, ContainerInventory, Image, ImageSpec};
 use larder::detached::run_to_completion;
 use larder::error_chain;
-use larder::gc::{ClockReading, ImageUseError, ImageUseSource, RemovalGate, ReportedUse};
+use larder::gc::{ClockReading, ImageUse, ImageUseError, ImageUseSource, RemovalGate, ReportedUse};
 use larder::hint::Hint;
 use larder::reference::{ImageId, ImageName};
 use larder_api::convert;
@@ -88,6 +88,7 @@ async fn remove_all(
         Some(source) if looks => source.uses().await.map_err(ImageUseError::into_backend_error)?,
         _ => Vec::new(),
     };
+    let unlisted: Vec<ReportedUse> = unlisted.into_iter().chain(sandboxes(&in_use)).collect();
     for RemovalRequest { name, image, ways } in &found {
         if !request.force && naming::has_other_names(image, ways) {
             answer.refuse(other_names(name, image, is_docker(backend).await))?;
@@ -107,6 +108,10 @@ async fn remove_all(
                 Error::failed(format!("{name}: in use by {}", unlisted.join(", ")))
                     .hint(Hint::from("remove that first; or use ").setting("force", "")),
             )?;
+            continue;
+        }
+        if !request.force && image.pinned {
+            answer.refuse(pinned(name))?;
             continue;
         }
         if let Err(error) = remove_one(&image.id, request.force, backend, store, gate).await {
@@ -190,6 +195,13 @@ fn used(name: &str, users: &[String], containers: &[&str], can_force: bool) -> E
     })
 }
 
+/// The runtime needs the image, for its sandboxes mostly.
+fn pinned(name: &str) -> Error {
+    Error::failed(format!("{name}: pinned by the runtime"))
+        .hint("pods need it to start (see runtime.sandboxImages)")
+        .hint(Hint::from("to remove it all the same, use ").setting("force", ""))
+}
+
 /// The image is mounted out of larder's own store.
 fn mounted(name: &str, mounts: &[&str]) -> Error {
     Error::failed(format!("{name}: mounted at {}", mounts.join(", "))).hint(
@@ -248,6 +260,16 @@ fn is_name_of(image: &Image, name: &ImageId) -> bool {
     *name == image.id || names(&image.repo_tags) || names(&image.repo_digests)
 }
 
+/// The sandboxes of the inventory, where the runtime reports their images.
+pub(super) fn sandboxes(in_use: &ContainerInventory) -> impl Iterator<Item = ReportedUse> {
+    let with_image = in_use.sandboxes.iter().filter(|sandbox| !sandbox.image.is_empty());
+    with_image.map(|sandbox| ReportedUse {
+        image: sandbox.image.clone(),
+        handler: None,
+        by: ImageUse::Sandbox { pod: sandbox.pod.clone() },
+    })
+}
+
 /// The containers beside the inventory that use an image, in words, each once.
 pub(super) fn unlisted_users(image: &Image, unlisted: &[ReportedUse]) -> Vec<String> {
     let of_image = unlisted.iter().filter(|reported| is_name_of(image, &reported.image));
@@ -274,6 +296,7 @@ pub(super) fn users(image: &Image, in_use: &ContainerInventory) -> Vec<String> {
 mod tests {
     use std::time::Duration;
 
+    use larder::backend::Sandbox;
     use larder_testkit::fake_backend::{FakeBackend, image};
     use tokio::time::timeout;
 
@@ -314,6 +337,26 @@ mod tests {
         let image = Image { repo_tags: names, ..Image::default() };
         let steps = |is_docker| format!("{:?}", other_names("api:2", &image, is_docker).next_steps());
         assert!(steps(true).contains("docker rmi api:2") && !steps(false).contains("docker"));
+    }
+
+    #[tokio::test]
+    async fn a_pinned_image_and_that_of_a_sandbox_are_removed_only_by_force() {
+        let (fake, gate) = (FakeBackend::new(), Arc::new(RemovalGate::default()));
+        fake.add_image("pinned:1", Image { pinned: true, ..image("sha256:1", 1) });
+        fake.add_image("sandbox:1", image("sha256:2", 1));
+        let sandbox = Sandbox { pod: "ns/web".into(), image: "sandbox:1".into(), ..Sandbox::default() };
+        fake.set_in_use(ContainerInventory { sandboxes: vec![sandbox], ..ContainerInventory::default() });
+        let backend: Arc<dyn Backend> = Arc::new(fake.clone());
+        let mut request =
+            RemoveRequest { images: vec!["pinned:1".into(), "sandbox:1".into()], ..RemoveRequest::default() };
+        let refused = remove(&request, &backend, None, None, &gate).await;
+        let messages: Vec<String> = refused.results.into_iter().map(|result| format!("{result:?}")).collect();
+        assert!(messages[0].contains("pinned:1: pinned by the runtime"), "{messages:?}");
+        assert!(messages[1].contains("sandbox:1: in use by sandbox of pod ns/web"), "{messages:?}");
+        assert_eq!(fake.images().len(), 2);
+        request.force = true;
+        let removed = remove(&request, &backend, None, None, &gate).await;
+        assert_eq!((removed.results.len(), fake.images().len()), (2, 0));
     }
 
     #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@ use larder_store::disk::DiskSpace;
 use larder_store::store::{ImageUsage, Store, StoreError, StoreUsage};
 use tokio::task::spawn_blocking;
 
-use super::remove::{unlisted_users, users};
+use super::remove::{sandboxes, unlisted_users, users};
 use super::report::usage_by_state;
 use crate::error::Error;
 use crate::node::Node;
@@ -66,10 +66,11 @@ async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> O
 async fn measure(node: &Node) -> Result<api::UsageResponse, Error> {
     let service = ImageService::new(Arc::clone(&node.backend));
     let (list, in_use) = (service.list().await?, service.backend().container_inventory().await?);
-    let unlisted = match node.unlisted_containers() {
+    let mut unlisted = match node.unlisted_containers() {
         Some(source) => source.uses().await.map_err(ImageUseError::into_backend_error)?,
         None => Vec::new(),
     };
+    unlisted.extend(sandboxes(&in_use));
     let found = service.image_filesystem(local_disk).await.map_err(filesystem_error)?;
     let [mut total, mut used, mut unused] = [api::ImageTotal::default(); 3];
     for image in &list {

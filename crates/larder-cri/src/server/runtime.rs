@@ -44,6 +44,13 @@ impl RuntimeService for CriService {
         Ok(Response::new(proto::StatusResponse { status: Some(proto::RuntimeStatus { conditions }), info }))
     }
 
+    async fn pod_sandbox_status(
+        &self,
+        _: Request<proto::PodSandboxStatusRequest>,
+    ) -> Result<Response<proto::PodSandboxStatusResponse>, Status> {
+        unimplemented("PodSandboxStatus")
+    }
+
     async fn list_pod_sandbox(
         &self,
         _: Request<proto::ListPodSandboxRequest>,
@@ -63,6 +70,13 @@ impl RuntimeService for CriService {
         _: Request<proto::ListContainersRequest>,
     ) -> Result<Response<proto::ListContainersResponse>, Status> {
         unimplemented("ListContainers")
+    }
+
+    async fn remove_container(
+        &self,
+        _: Request<proto::RemoveContainerRequest>,
+    ) -> Result<Response<proto::RemoveContainerResponse>, Status> {
+        unimplemented("RemoveContainer")
     }
 
     async fn stream_containers(

@@ -259,13 +259,27 @@ impl RuntimeService for SharedRuntimeScript {
 
     async fn status(
         &self,
-        _: Request<proto::StatusRequest>,
+        request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusResponse>, Status> {
+        let verbose = request.into_inner().verbose;
         let reply = |contents: &RuntimeContents| proto::StatusResponse {
             status: Some(proto::RuntimeStatus { conditions: contents.conditions.clone() }),
-            ..Default::default()
+            info: contents.status_info.clone().into_iter().filter(|_| verbose).collect(),
         };
         self.plain(Rpc::Status, reply).await
+    }
+
+    async fn pod_sandbox_status(
+        &self,
+        request: Request<proto::PodSandboxStatusRequest>,
+    ) -> Result<Response<proto::PodSandboxStatusResponse>, Status> {
+        let id = request.into_inner().pod_sandbox_id;
+        let reply = |contents: &RuntimeContents| {
+            let image = contents.sandbox_images.get(&id);
+            let info = image.map(|image| ("info".to_owned(), format!("{{\"image\":{image:?}}}")));
+            proto::PodSandboxStatusResponse { info: info.into_iter().collect() }
+        };
+        self.plain(Rpc::PodSandboxStatus, reply).await
     }
 
     async fn list_pod_sandbox(
@@ -295,6 +309,16 @@ impl RuntimeService for SharedRuntimeScript {
         self.plain(Rpc::ListContainers, reply).await
     }
 
+    async fn remove_container(
+        &self,
+        request: Request<proto::RemoveContainerRequest>,
+    ) -> Result<Response<proto::RemoveContainerResponse>, Status> {
+        let id = request.into_inner().container_id;
+        self.begin(bare(Rpc::RemoveContainer)).await?;
+        self.state().contents.containers.retain(|container| container.id != id);
+        Ok(Response::new(proto::RemoveContainerResponse {}))
+    }
+
     async fn stream_containers(
         &self,
         _: Request<proto::StreamContainersRequest>,
@@ -314,7 +338,8 @@ impl RuntimeService for SharedRuntimeScript {
             return Err(Status::new(Code::NotFound, format!("container {id:?} not found")));
         }
         let mounts = contents.mounts.get(&id).cloned().unwrap_or_default();
-        let status = proto::ContainerStatus { id, mounts, ..Default::default() };
+        let finished_at = contents.finished.get(&id).copied().unwrap_or_default();
+        let status = proto::ContainerStatus { id, mounts, finished_at, ..Default::default() };
         Ok(Response::new(proto::ContainerStatusResponse { status: Some(status) }))
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::policy::UseRule;
-use crate::backend::{Backend, BackendError, CallErrorKind, Container, Image};
+use crate::backend::{Backend, BackendError, CallErrorKind, Container, Image, Sandbox};
 use crate::go_format;
 use crate::reference::ImageId;
 
@@ -197,6 +197,12 @@ impl ImageUseSource for BackendUseSource {
         let handlers: HashMap<&str, &str> =
             in_use.sandboxes.iter().map(|sandbox| (&*sandbox.id, &*sandbox.runtime_handler)).collect();
         let mut found = Vec::with_capacity(in_use.containers.len());
+        for Sandbox { image, pod, runtime_handler, .. } in &in_use.sandboxes {
+            if !image.is_empty() {
+                let (image, handler) = (image.clone(), Some(runtime_handler.clone()));
+                found.push(ReportedUse { image, handler, by: ImageUse::Sandbox { pod: pod.clone() } });
+            }
+        }
         for container in in_use.containers {
             if let Some(cause) = container.mounts_error {
                 return Err(ImageUseError::MountsUnknown { container: container.id, cause });

@@ -12,7 +12,7 @@ use super::super::LogFormat;
 use super::super::codecs::{
     AbsolutePathCodec, BoolCodec, ByteSizeCodec, DurationCodec, EnumCodec, FileModeCodec, FlagValueKind,
     IntegerCodec, OptionalDurationCodec, OptionalPathCodec, OptionalStringCodec, SettingCodec,
-    SocketAddrCodec,
+    SocketAddrCodec, StringListCodec,
 };
 use super::super::lists::{read_keep, read_prefetch, show_keep, show_prefetch};
 use super::values::BackendCodec;
@@ -279,6 +279,14 @@ pub(super) const REST: &[Setting] = &[
         Restart,
         "Detect images that are mounted as volumes. Costs one call for each new container."
     ),
+    setting!(
+        "runtime.sandboxImages",
+        StringListCodec,
+        runtime.sandbox_images,
+        Restart,
+        "Images that are pinned, as patterns with `*`, for runtimes that do not pin their sandbox image: GC and, without `--force`, `larder rm` retain them. `configured` is the image that the runtime's own configuration names."
+    )
+    .kubelet_has("`[]`"),
     setting!(
         "docker.pruneBuildCache",
         BoolCodec,

@@ -62,6 +62,7 @@ fn another(setting: &Setting) -> &'static str {
         "prefetch" => "[{image: a, schedule: '00:00'}]",
         "registry.proxy" => "http://p:1",
         "registry.noProxy" => "'no, on'",
+        "runtime.sandboxImages" => "['r.example/pause:*']",
         "registry.plainHTTP" => "['1:2', 'a:1']",
         "registry.certsDirs" => "['/a b', /c]",
         "root" | "state" | "staticPodPath" | "listen.socket" => "/p/q",

@@ -23,7 +23,7 @@ pub(super) fn peers(disk: &MountedDisk) -> (Containerd, RegistryProcess) {
 }
 
 /// larder on this containerd.
-fn larder_on(containerd: &Containerd, home: &Path, arguments: &[&str]) -> Command {
+pub(super) fn larder_on(containerd: &Containerd, home: &Path, arguments: &[&str]) -> Command {
     let mut command = larder_in(home);
     command.args(["--backend", &containerd.endpoint(), "--state"]).arg(home.join("state")).args(arguments);
     command

@@ -4,6 +4,7 @@ mod containerd;
 mod docker;
 mod failed_pulls;
 mod real_family;
+mod sandboxes;
 mod store;
 
 use std::path::{Path, PathBuf};
