@@ -49,6 +49,7 @@ const SHOWN: [&str; 31] = [
     "Collection",
     "Condition",
     "DiskSpace",
+    "DiskUse",
     "DockerDiskSpace",
     "DockerSystemDf",
     "DockerUsage",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use larder::go_format;
 use larder_api::convert;
-use larder_api::v1alpha1::{GcStatus, StatusRequest, StatusResponse};
+use larder_api::v1alpha1::{DiskUse, GcStatus, StatusRequest, StatusResponse};
 use tokio::time::Instant;
 
 use crate::args::StatusArgs;
@@ -55,14 +55,28 @@ fn table(status: &StatusResponse) -> TextTable {
     if !status.needs_restart.is_empty() {
         table.row(["Needs restart".to_owned(), status.needs_restart.join(", ")]);
     }
+    for warning in &status.warnings {
+        table.row(["Warning".to_owned(), warning.clone()]);
+    }
     if let Some(error) = &status.reload_error {
         table.row(["Last reload".to_owned(), format!("failed, previous configuration in effect: {error}")]);
     }
+    table.row(["Disk".to_owned(), disk(status.disk.as_ref())]);
     table.row(["Last GC".to_owned(), last_gc(status.gc.as_ref())]);
     table.row(["Connections".to_owned(), status.connections.to_string()]);
     table.row(["Next event".to_owned(), status.next_event.to_string()]);
     table.row(["Pulls".to_owned(), status.pulls.len().to_string()]);
     table
+}
+
+fn disk(disk: Option<&DiskUse>) -> String {
+    let Some(disk) = disk else { return "unknown".to_owned() };
+    let (size, available) = (go_format::bytes(disk.size_bytes), go_format::bytes(disk.available_bytes));
+    let starts = match disk.gc_starts_at_percent {
+        Some(percent) => format!("GC starts at {percent}%"),
+        None => "GC does not start by usage".to_owned(),
+    };
+    format!("image filesystem: {}% used ({available} of {size} available), {starts}", disk.used_percent)
 }
 
 fn last_gc(status: Option<&GcStatus>) -> String {

@@ -9,8 +9,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::collector::{Collector, is_due};
 use super::error::GcError;
 use super::node_status::sorted_for_cache;
-use super::policy::Accounting;
-use super::report::GcReport;
+use super::plan::GcGoal;
+use super::policy::{Accounting, GcPolicy};
+use super::pressure_wait::PressureWait;
+use super::report::{GcReport, GcRoundResult};
 use crate::backend::Image;
 use crate::events::EventReason;
 
@@ -83,20 +85,21 @@ pub struct GcLoops {
     kick: Arc<Notify>,
     status: watch::Sender<GcStatus>,
     images: watch::Sender<ImageCache>,
-    /// Disk pressure starts no round before this.
-    not_before: Mutex<Instant>,
+    /// When disk pressure may start a round again, and the policy of the round before.
+    wait: Mutex<(PressureWait, Arc<GcPolicy>)>,
 }
 
 impl GcLoops {
     /// Creates the loops without starting them.
     pub fn new(collector: Arc<Collector>, periods: GcIntervals) -> GcLoops {
+        let wait = Mutex::new((PressureWait::until(Instant::now()), collector.policy()));
         GcLoops {
             collector,
             periods,
             kick: Arc::new(Notify::new()),
             status: watch::Sender::default(),
             images: watch::Sender::default(),
-            not_before: Mutex::new(Instant::now()),
+            wait,
         }
     }
 
@@ -138,9 +141,11 @@ impl GcLoops {
                 () = self.kick.notified() => {}
             }
             self.status.send_modify(|status| status.running = true);
-            let outcome = self.round().await;
-            self.set_not_before(Instant::now() + self.pause_after(&outcome).await);
-            let outcome = outcome.map(Arc::new);
+            let policy = self.collector.policy();
+            let GcRoundResult { report, error } = self.round().await;
+            let wait = self.wait_after(&policy, &report, error.as_ref()).await;
+            *self.wait.lock().unwrap_or_else(PoisonError::into_inner) = (wait, policy);
+            let outcome = error.map_or(Ok(Arc::new(report)), Err);
             if failures.count(&outcome)
                 && let Err(error) = &outcome
             {
@@ -160,11 +165,14 @@ impl GcLoops {
         }
     }
 
-    async fn round(&self) -> Result<GcReport, GcError> {
+    async fn round(&self) -> GcRoundResult {
         if self.collector.policy().is_enabled() {
-            return self.collector.collect().await;
+            return self.collector.round(GcGoal::Thresholds).await;
         }
-        self.collector.reclaim_and_detect().await
+        match self.collector.reclaim_and_detect().await {
+            Ok(report) => GcRoundResult { report, error: None },
+            Err(error) => GcRoundResult { report: GcReport::default(), error: Some(error) },
+        }
     }
 
     async fn listing(&self) {
@@ -184,8 +192,7 @@ impl GcLoops {
     }
 
     /// Starts a round as soon as the filesystem is past a threshold, except while a round runs or before the first one.
-    /// After a round that did not free enough, the next start [waits](Self::pause_after) as long as the timer would,
-    /// because a round five seconds later would free no more.
+    /// After a round that did not free enough, the next start [waits](PressureWait) until another round may free more.
     async fn watching(&self) {
         let Some(period) = self.periods.pressure else { return };
         let mut timer = interval(period);
@@ -202,12 +209,10 @@ impl GcLoops {
                 continue;
             }
             let rounds = status.borrow().rounds;
-            if Instant::now() < self.not_before() {
-                continue;
-            }
             let Ok(disk) = self.collector.parts.disk.measure_after_deletion().await else { continue };
+            let is_due = disk.capacity > 0 && is_due(disk, &policy) && self.may_start(&policy).await;
             let round_began = status.borrow().running || status.borrow().rounds > rounds;
-            if disk.capacity > 0 && is_due(disk, &policy) && !round_began {
+            if is_due && !round_began {
                 self.collect_now();
                 if status.wait_for(|status| status.rounds > rounds && !status.running).await.is_err() {
                     return;
@@ -216,30 +221,40 @@ impl GcLoops {
         }
     }
 
-    /// How long disk pressure starts no other round after this one.
-    async fn pause_after(&self, round: &Result<GcReport, GcError>) -> Duration {
-        let policy = self.collector.policy();
-        match round {
-            // By nominal sizes it may have freed enough although the filesystem is still full.
-            Ok(GcReport { before: Some(before), .. })
-                if policy.accounting == Accounting::Nominal && is_due(*before, &policy) =>
-            {
-                let disk = self.collector.parts.disk.measure_after_deletion().await;
-                let helped = disk.is_ok_and(|disk| !is_due(disk, &policy));
-                if helped { Duration::ZERO } else { self.periods.collect }
-            }
-            Ok(_) => Duration::ZERO,
-            // The runtime may not be running yet; it may be running at the next list of images.
-            Err(error) if error.is_before_the_disk() => self.periods.list,
-            Err(_) => self.periods.collect,
+    /// Whether the wait after the last round has ended.
+    async fn may_start(&self, policy: &Arc<GcPolicy>) -> bool {
+        let (wait, waited_by) = self.wait.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let now = Instant::now();
+        if wait.is_over(now, None) || !Arc::ptr_eq(policy, &waited_by) {
+            return true;
         }
+        wait.needs_basis(now) && wait.is_over(now, self.collector.round_basis().await.as_ref())
     }
 
-    fn not_before(&self) -> Instant {
-        *self.not_before.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set_not_before(&self, at: Instant) {
-        *self.not_before.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    /// How long disk pressure starts no other round after this one.
+    async fn wait_after(
+        &self,
+        policy: &GcPolicy,
+        report: &GcReport,
+        error: Option<&GcError>,
+    ) -> PressureWait {
+        let soon = PressureWait::until(Instant::now());
+        match (error, report.before) {
+            // By nominal sizes it may have freed enough although the filesystem is still full.
+            (None, Some(before)) if policy.accounting == Accounting::Nominal && is_due(before, policy) => {
+                let disk = self.collector.parts.disk.measure_after_deletion().await;
+                let helped = disk.is_ok_and(|disk| !is_due(disk, policy));
+                if helped { soon } else { PressureWait::until(Instant::now() + self.periods.collect) }
+            }
+            (None, _) => soon,
+            // The runtime may not be running yet; it may be running at the next list of images.
+            (Some(error), _) if error.is_before_the_disk() => {
+                PressureWait::until(Instant::now() + self.periods.list)
+            }
+            (Some(_), _) => {
+                let basis = self.collector.round_basis().await;
+                PressureWait::after(Instant::now(), &self.periods, report.plans.last(), basis)
+            }
+        }
     }
 }

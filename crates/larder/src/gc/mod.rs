@@ -27,6 +27,7 @@ mod node_status;
 mod open_files;
 mod plan;
 mod policy;
+mod pressure_wait;
 mod reclaim;
 mod removal_gate;
 mod report;

@@ -192,6 +192,18 @@ impl GcPolicy {
         self.keep.iter().any(|rule| matches!(rule.select, super::keep::Selector::Label(..)))
     }
 
+    /// The policy without any limit that a round could enforce.
+    #[must_use]
+    pub fn disabled(&self) -> GcPolicy {
+        GcPolicy {
+            high_threshold_percent: 100,
+            maximum_age: Duration::ZERO,
+            min_free_bytes: 0,
+            inodes: None,
+            ..self.clone()
+        }
+    }
+
     /// Whether rounds can remove anything: with a threshold of 100 percent and no other limit they cannot.
     pub fn is_enabled(&self) -> bool {
         self.high_threshold_percent != 100
