@@ -13,6 +13,7 @@ mod codecs;
 mod config_errors;
 mod diff;
 mod file;
+pub(crate) mod last_good;
 mod lists;
 mod print;
 mod read;
@@ -38,6 +39,7 @@ pub use config_errors::ConfigErrors;
 pub use diff::{ConfigDiff, SettingChange, diff};
 pub use lists::{PrefetchItem, PrefetchRetention, PrefetchSchedule};
 pub use print::{as_data, as_yaml, explicit_settings, join_settings, kubelet_flags, value_of};
+pub(crate) use read::{SettingsFiles, load_with_files};
 pub use read::{SettingsSource, SettingsSources, load};
 pub use reference::page as reference_page;
 
@@ -100,6 +102,8 @@ pub struct Config {
     pub event_ring_size: usize,
     /// Warnings about accepted settings.
     pub warnings: Vec<String>,
+    /// Why these are the last good settings and not the present ones: the errors of those.
+    pub degraded: Option<String>,
     origins: BTreeMap<&'static str, SettingOrigin>,
     /// The lines of the items of settings that are lists.
     lines: BTreeMap<&'static str, Vec<usize>>,

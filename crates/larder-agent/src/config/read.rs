@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use larder::config::{FeatureGates, KubeletImageConfig};
+use larder::config::{FeatureGates, KubeletImageConfig, Verification};
 use larder::credentials::TokenPolicy;
 use larder::gc::{GcIntervals, GcPolicy};
 use larder::hint::Hint;
 use larder::pull::PullConfig;
 use larder::suggestions::nearest;
-use larder_cri::CriConfig;
+use larder_cri::{CONFIGURED_SANDBOX_IMAGE, CriConfig};
 use larder_registry::RegistryConfig;
 use larder_store::store::StoreConfig;
 
@@ -28,6 +28,8 @@ use crate::manifest::{InputPlace, InputProblem, LocatedProblem};
 
 const KUBELET_API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const KUBELET_KIND: &str = "KubeletConfiguration";
+/// Images that a runtime needs to start pods: kubelet's, and what the runtime's configuration names.
+const SANDBOX_IMAGES: [&str; 3] = ["registry.k8s.io/pause:*", "k8s.gcr.io/pause:*", CONFIGURED_SANDBOX_IMAGE];
 /// Minimum length of a prefix that is completed to a key.
 const MIN_PREFIX: usize = 4;
 /// Limit of suggestions for an unknown key.
@@ -74,32 +76,79 @@ pub struct SettingsSources {
     pub layers: Vec<SettingsSource>,
 }
 
+/// Texts of settings files by path; `None` for a file that does not exist and need not.
+pub(crate) type SettingsFiles = BTreeMap<PathBuf, Option<String>>;
+
+/// Reads a settings file, which may be required.
+type FileReader<'a> = &'a dyn Fn(&Path, bool) -> Result<Option<String>, InputProblem>;
+
 /// Reads everything again. Reads files and changes nothing.
 pub fn load(sources: &SettingsSources) -> Result<Config, ConfigErrors> {
+    load_with_files(sources).map(|(config, _)| config)
+}
+
+/// The same, with the texts of the files.
+pub(crate) fn load_with_files(sources: &SettingsSources) -> Result<(Config, SettingsFiles), ConfigErrors> {
+    load_from(sources, &file::read)
+}
+
+/// The same, from files that are read like this.
+pub(super) fn load_from(
+    sources: &SettingsSources,
+    read: FileReader<'_>,
+) -> Result<(Config, SettingsFiles), ConfigErrors> {
     let mut reading = ConfigReader::new(&sources.places);
     for source in &sources.layers {
-        reading.take(source);
+        reading.take(source, read);
     }
-    reading.finish()
+    let files = std::mem::take(&mut reading.files);
+    Ok((reading.finish()?, files))
 }
+
+/// The settings that decide which images are verified.
+const VERIFICATION: [&str; 3] =
+    ["imagePullCredentialsVerificationPolicy", "preloadedImagesVerificationAllowlist", "featureGates"];
 
 /// What was read so far.
 pub(super) struct ConfigReader {
     draft: ConfigDraft,
     /// Settings with invalid values: conflicts with them are not reported.
     broken: HashSet<&'static str>,
+    /// Whether a file may have settings that were not read: it is no settings file, or has unknown keys.
+    incomplete: bool,
+    files: SettingsFiles,
     errors: Vec<LocatedProblem>,
 }
 
 impl ConfigReader {
     pub(super) fn new(places: &DefaultPaths) -> ConfigReader {
-        ConfigReader { draft: ConfigDraft::new(places), broken: HashSet::new(), errors: Vec::new() }
+        ConfigReader {
+            draft: ConfigDraft::new(places),
+            broken: HashSet::new(),
+            incomplete: false,
+            files: SettingsFiles::new(),
+            errors: Vec::new(),
+        }
     }
 
-    fn take(&mut self, source: &SettingsSource) {
+    /// Which images are verified, by sources that have errors; `None` if these may hide it.
+    pub(super) fn verification_in(sources: &SettingsSources) -> Option<Option<Verification>> {
+        let mut reading = ConfigReader::new(&sources.places);
+        for source in &sources.layers {
+            reading.take(source, &file::read);
+        }
+        let is_hidden = |key: &&str| reading.broken.iter().any(|broken| broken.starts_with(key));
+        if reading.incomplete || VERIFICATION.iter().any(is_hidden) {
+            return None;
+        }
+        let gates = reading.draft.config.gates;
+        reading.draft.written.defaulted(gates).verification(gates).ok()
+    }
+
+    fn take(&mut self, source: &SettingsSource, read: FileReader<'_>) {
         match source {
-            SettingsSource::File { path, required } => self.take_file(path, *required, false),
-            SettingsSource::KubeletFile(path) => self.take_file(path, true, true),
+            SettingsSource::File { path, required } => self.take_file(path, *required, false, read),
+            SettingsSource::KubeletFile(path) => self.take_file(path, true, true, read),
             SettingsSource::Given { by, key, value } => {
                 if let Some(setting) = settings::find(key) {
                     self.take_given(by, setting, &setting.kind.node(value));
@@ -113,10 +162,16 @@ impl ConfigReader {
         }
     }
 
-    fn take_file(&mut self, path: &Path, required: bool, of_kubelet: bool) {
-        match file::read(path, required) {
-            Ok(None) => {}
-            Ok(Some(text)) => self.take_text(path, &text, of_kubelet),
+    fn take_file(&mut self, path: &Path, required: bool, of_kubelet: bool, read: FileReader<'_>) {
+        let text = read(path, required);
+        self.incomplete |= text.is_err();
+        match text {
+            Ok(text) => {
+                if let Some(text) = &text {
+                    self.take_text(path, text, of_kubelet);
+                }
+                self.files.insert(path.to_owned(), text);
+            }
             Err(problem) => self.errors.push(InputPlace::file(path.display().to_string()).holds(problem)),
         }
     }
@@ -125,11 +180,16 @@ impl ConfigReader {
     pub(super) fn take_text(&mut self, path: &Path, text: &str, of_kubelet: bool) {
         let mut problems = Vec::new();
         match parse_open(text) {
-            Err(problem) => problems.push(problem),
+            Err(problem) => {
+                self.incomplete = true;
+                problems.push(problem);
+            }
             Ok(node) => {
                 let root = NodeCursor::root(&node);
                 if has_kind(&root, of_kubelet, &mut problems) {
                     self.take_settings(path, &root, of_kubelet, &mut problems);
+                } else {
+                    self.incomplete = true;
                 }
             }
         }
@@ -145,7 +205,9 @@ impl ConfigReader {
         of_kubelet: bool,
         problems: &mut Vec<InputProblem>,
     ) {
+        let before = problems.len();
         let closed = if of_kubelet { Vec::new() } else { unknown_keys(root, "", problems) };
+        self.incomplete |= problems.len() > before;
         for setting in settings::all().filter(|setting| !of_kubelet || setting.in_kubelet_file) {
             if closed.iter().any(|section| setting.key.starts_with(section.as_str())) {
                 continue;
@@ -198,7 +260,7 @@ impl ConfigReader {
 
     /// Checks what was read as a whole.
     pub(super) fn finish(self) -> Result<Config, ConfigErrors> {
-        let ConfigReader { draft, broken, mut errors } = self;
+        let ConfigReader { draft, broken, mut errors, .. } = self;
         let config = check::finish(draft, &broken, &mut errors);
         if errors.is_empty() { Ok(config) } else { Err(ConfigErrors(errors)) }
     }
@@ -234,6 +296,7 @@ impl ConfigDraft {
             credential_tokens: TokenPolicy::Keep,
             ensured_lease: pull.ensured_lease,
             verification: None,
+            degraded: None,
             gc: GcPolicy::default(),
             gc_intervals: GcIntervals::default(),
             registry,
@@ -244,7 +307,10 @@ impl ConfigDraft {
                 reserve_bytes: pull.reserve.bytes,
                 reserve_inodes: pull.reserve.inodes,
             },
-            runtime: CriConfig::default(),
+            runtime: CriConfig {
+                sandbox_images: SANDBOX_IMAGES.map(str::to_owned).to_vec(),
+                ..CriConfig::default()
+            },
             prune_build_cache: false,
             prefetch: Vec::new(),
             drain_grace_period: Duration::from_secs(30),

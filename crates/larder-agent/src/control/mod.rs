@@ -199,6 +199,7 @@ impl Control for ControlApi {
             self.node().require_store()?;
             return Ok(Response::new(gc::reclaim_failed_pulls(self.node().collector()?).await?));
         }
+        self.node().require_gc()?;
         let (policy, goal) = (self.policy(&request)?, limits::goal(&request));
         Ok(Response::new(gc::run_round(self.node().collector()?, &policy, goal).await))
     }

@@ -1,13 +1,15 @@
 //! What the daemon is, does, and is connected to.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use larder::gc::filesystem_stats::used_percent;
 use larder::gc::{GcReport, GcStatus, ImageCache, NodeImage, images_for_node_status};
 use larder::go_format;
 use larder::image_service::ImageStats;
 use larder_api::v1alpha1 as api;
 use tokio::task::spawn_blocking;
-use tokio::time::Instant;
+use tokio::time::{self, Instant};
 
 use super::ServingProcess;
 use crate::node::Node;
@@ -15,13 +17,16 @@ use crate::node::health::BackendHealth;
 use crate::serve::connections::Connections;
 use larder_api::convert::{self, millis};
 
+/// How long the image filesystem may take to measure.
+const DISK_WITHIN: Duration = Duration::from_secs(2);
+
 /// What the process is, does, and is connected to.
 pub(super) async fn now(
     node: &Node,
     connections: &Connections,
     process: &ServingProcess,
 ) -> api::StatusResponse {
-    let configuration = configuration(node).await;
+    let (configuration, disk) = (configuration(node).await, disk(node).await);
     let now = Instant::now();
     let health = node.health.borrow().clone();
     let (backend_available, backend_message) = match &health {
@@ -57,6 +62,8 @@ pub(super) async fn now(
         images_bytes: ImageStats::of(&images.images).total_storage_bytes,
         next_event: node.events.next_number(),
         pid: i32::try_from(std::process::id()).unwrap_or_default(),
+        disk,
+        warnings: node.degraded().into_iter().collect(),
     }
 }
 
@@ -67,6 +74,21 @@ fn node_images(node: &Node, images: &ImageCache) -> Vec<api::NodeImage> {
     let reported = images_for_node_status(most, Ok(images.images.to_vec())).unwrap_or_default();
     let image = |image: NodeImage| api::NodeImage { names: image.names, size_bytes: image.size_bytes };
     reported.into_iter().map(image).collect()
+}
+
+/// The image filesystem now. A backend that does not answer at once does not delay the status.
+async fn disk(node: &Node) -> Option<api::DiskUse> {
+    let measured = time::timeout(DISK_WITHIN, node.unchecked_collector().fs_stats()).await;
+    let disk = measured.ok()?.ok().filter(|disk| disk.capacity > 0)?;
+    let high = node.unchecked_collector().policy().high_threshold_percent;
+    Some(api::DiskUse {
+        size_bytes: disk.capacity,
+        available_bytes: disk.available,
+        inodes: disk.inodes,
+        inodes_free: disk.inodes_free,
+        used_percent: used_percent(disk.capacity, disk.available),
+        gc_starts_at_percent: (high < 100).then_some(high.into()),
+    })
 }
 
 /// The files that the settings come from.

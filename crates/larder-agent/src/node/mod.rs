@@ -212,6 +212,11 @@ impl Node {
         }
     }
 
+    /// The collector, for what removes nothing.
+    pub(crate) fn unchecked_collector(&self) -> &Collector {
+        &self.collector
+    }
+
     /// How many images were removed since the start.
     pub(crate) fn counts(&self) -> GcCounts {
         self.collector.counts()

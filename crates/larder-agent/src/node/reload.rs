@@ -13,6 +13,7 @@ use tokio::time;
 use super::Node;
 use super::settings::keys;
 use crate::config::{self, ConfigDiff};
+use crate::error::Error;
 use crate::log;
 use crate::state::KeepRuleFile;
 
@@ -60,7 +61,7 @@ impl Node {
 
     fn take_over(&self) -> Result<ReloadReport, String> {
         let old = self.settings.now();
-        let new = config::load(&self.settings.sources).map_err(|errors| errors.line())?;
+        let (new, files) = config::load_with_files(&self.settings.sources).map_err(|errors| errors.line())?;
         for warning in &new.warnings {
             tracing::warn!("{warning}");
         }
@@ -74,9 +75,34 @@ impl Node {
         if let (Some(records), Some(verification)) = (&self.records, new.verification.clone()) {
             records.set_verification(verification);
         }
+        config::last_good::save(&self.settings.sources, &files);
         log::change(new.log.level.max(self.settings.log_level), log::LogLineFormat::of(new.log.format));
         self.settings.now.send_replace(Arc::new(new));
         Ok(ReloadReport { applied: keys(reloadable), needs_restart: self.settings.pending() })
+    }
+
+    /// Reports that the daemon started with the last good settings.
+    pub(crate) fn report_degraded(&self) {
+        if let Some(why) = self.degraded() {
+            self.record(EventType::Warning, EventReason::ReloadFailed, &why);
+        }
+    }
+
+    /// That the last good settings are in force instead of the present ones, and why.
+    pub(crate) fn degraded(&self) -> Option<String> {
+        let config = self.settings.now();
+        let errors = config.degraded.as_ref()?;
+        Some(format!("The settings are invalid; the last good ones are in force and GC is off: {errors}"))
+    }
+
+    /// Fails while GC is off because the settings are invalid.
+    pub(crate) fn require_gc(&self) -> Result<(), Error> {
+        match self.degraded() {
+            Some(why) => {
+                Err(Error::failed(why).hint("fix the settings: larder reads them again within seconds"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Reloads when the files of settings change, until dropped.

@@ -28,10 +28,10 @@ impl NodeSettings {
         NodeSettings {
             sources,
             started: config.clone(),
-            now: watch::Sender::new(Arc::new(config)),
             log_level,
             changing: Mutex::default(),
-            last_error: Mutex::default(),
+            last_error: Mutex::new(config.degraded.clone()),
+            now: watch::Sender::new(Arc::new(config)),
         }
     }
 

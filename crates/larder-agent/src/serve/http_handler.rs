@@ -133,7 +133,10 @@ impl HttpHandler {
 
     fn ready(&self) -> Response<Body> {
         match &*self.node.health.borrow() {
-            BackendHealth::Up(_) => text(StatusCode::OK, "ok\n"),
+            BackendHealth::Up(_) => match self.node.degraded() {
+                Some(why) => text(StatusCode::OK, &format!("degraded: {why}\n")),
+                None => text(StatusCode::OK, "ok\n"),
+            },
             BackendHealth::Unknown => {
                 text(StatusCode::SERVICE_UNAVAILABLE, "the backend is not checked yet\n")
             }

@@ -35,7 +35,7 @@ use tracing::Level;
 
 use crate::backend::{OpenMode, RuntimeRequirement, target_of};
 use crate::client::{self, ControlServerAddress};
-use crate::config::{self, Config, ConfigErrors, ListenSettings, SettingsSources};
+use crate::config::{self, Config, ConfigErrors, ListenSettings, SettingsFiles, SettingsSources};
 use crate::control::{self, ServingProcess};
 use crate::error::{Error, NodeOpenError};
 use crate::log;
@@ -79,7 +79,7 @@ impl Daemon {
     /// Reads the settings, opens what must be open and binds what is served; starts nothing. `verbosity` is the least
     /// severe level that is logged, whatever the settings say. Must be called within a [`runtime()`].
     pub fn build(sources: SettingsSources, verbosity: Level) -> Result<Daemon, StartError> {
-        let config = config::load(&sources).map_err(StartError::Settings)?;
+        let (config, files) = settings(&sources)?;
         log::change(config.log.level.max(verbosity), log::LogLineFormat::of(config.log.format));
         for warning in &config.warnings {
             tracing::warn!("{warning}");
@@ -92,7 +92,7 @@ impl Daemon {
             logs_events: true,
             verbosity,
         };
-        let node = open_node(sources, config, options)?;
+        let node = open_node(sources.clone(), config, options)?;
         node.collector()?;
         // Any client of the socket may send any of them.
         let signals = DaemonSignals::listen()?;
@@ -100,6 +100,10 @@ impl Daemon {
         // After all that can refuse to start: it may warn.
         let metrics = bind_metrics(&node.settings.now())?;
         let left = SocketPathFile::leave(&node, socket.path.as_deref())?;
+        match files {
+            Some(files) => config::last_good::save(&sources, &files),
+            None => node.report_degraded(),
+        }
         Ok(Daemon { node: Arc::new(node), socket, metrics, note: left, signals })
     }
 
@@ -163,6 +167,17 @@ impl Daemon {
         // While the state is this daemon's: the next one leaves a note of its own.
         drop(note);
         Ok(())
+    }
+}
+
+/// The settings with their files; without files, those that the last daemon ran with, if the present ones are invalid.
+fn settings(sources: &SettingsSources) -> Result<(Config, Option<SettingsFiles>), StartError> {
+    match config::load_with_files(sources) {
+        Ok((config, files)) => Ok((config, Some(files))),
+        Err(errors) => match config::last_good::load(sources, &errors) {
+            Some(config) => Ok((config, None)),
+            None => Err(StartError::Settings(errors)),
+        },
     }
 }
 

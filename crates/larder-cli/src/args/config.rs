@@ -26,9 +26,9 @@ pub(crate) struct ConfigArgs {
     #[command(flatten)]
     pub(crate) flags: SettingFlags,
 
-    /// Only check this settings file.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "reference", "output"])]
-    pub(crate) check: Option<PathBuf>,
+    /// Only check this settings file; without FILE, all settings with their sources.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["reference", "output"])]
+    pub(crate) check: Option<Option<PathBuf>>,
 
     /// Print the reference page of all settings.
     #[arg(long, conflicts_with = "output")]

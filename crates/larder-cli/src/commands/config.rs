@@ -16,8 +16,8 @@ pub(super) fn run(args: &ConfigArgs, connection: &GlobalFlags, out: &Printer) ->
         return CommandOutcome::Done;
     }
     let flags = match &args.check {
-        Some(file) => args.flags.with_file(file),
-        None => args.flags.clone(),
+        Some(Some(file)) => args.flags.with_file(file),
+        Some(None) | None => args.flags.clone(),
     };
     let config = match config::load(&flags.sources(connection)) {
         Ok(config) => config,
@@ -36,7 +36,8 @@ pub(super) fn run(args: &ConfigArgs, connection: &GlobalFlags, out: &Printer) ->
         out.warning(warning);
     }
     match (&args.check, args.output) {
-        (Some(file), _) => out.line(format_args!("{}: valid", file.display())),
+        (Some(Some(file)), _) => out.line(format_args!("{}: valid", file.display())),
+        (Some(None), _) => out.line("settings: valid"),
         (None, DataFormat::Yaml) => out.raw(config::as_yaml(&config).as_bytes()),
         (None, DataFormat::Json) => output::data(out, DataFormat::Json, &config::as_data(&config)),
     }

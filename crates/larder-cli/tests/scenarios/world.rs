@@ -226,7 +226,7 @@ impl RuntimeFixture {
         self.command(arguments).stdin(Stdio::null()).stdout(output).stderr(Stdio::null()).spawn().unwrap()
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = larder_in(self.home.path());
         // Where a test puts its credential helpers.
         let path = std::env::var_os("PATH").unwrap_or_default();

@@ -28,6 +28,11 @@ impl Verification {
         Verification { policy: VerificationPolicy::NeverVerifyPreloadedImages, allowlist: Vec::new() }
     }
 
+    /// Every image requires credentials: for a policy that cannot be read.
+    pub fn of_everyone() -> Self {
+        Verification { policy: VerificationPolicy::AlwaysVerify, allowlist: Vec::new() }
+    }
+
     /// The policy of this name; the list counts for `NeverVerifyAllowlistedImages` alone.
     pub fn parse<'a>(
         policy: &str,

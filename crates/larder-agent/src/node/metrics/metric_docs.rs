@@ -178,6 +178,13 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
     metric("process_max_fds", Gauge, "", "Limit of open file descriptors"),
     metric(
         "process_start_time_seconds",
+        "larder_settings_valid",
+        Gauge,
+        "",
+        "1 if the present settings are in force, 0 if they are invalid and earlier ones are",
+    ),
+    metric(
+        "larder_start_time_seconds",
         Gauge,
         "",
         "Start time of the daemon, in seconds since the Unix epoch",

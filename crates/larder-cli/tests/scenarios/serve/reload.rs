@@ -49,6 +49,50 @@ fn invalid_settings_change_nothing_and_are_reported_until_they_are_fixed() {
 }
 
 #[test]
+fn a_start_with_invalid_settings_uses_the_last_good_ones_and_collects_nothing() {
+    let Some(world) = world() else { return };
+    ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    let image = world.registry.image("shop/web:1");
+    let good = format!("{HEAD}imageGCHighThresholdPercent: 90\npull: {{ensuredLease: 0s}}\n");
+    let config = world.file("config.yaml", &good);
+    let daemon = CriDaemon::with(&world, &["--config", &config]);
+    daemon.pull(&image).unwrap();
+    daemon.stop().expect(0);
+
+    world.file("config.yaml", &format!("{good}staticPodPth: /pods\n"));
+    let daemon = CriDaemon::with(&world, &["--config", &config]);
+    daemon.wait_for_log("reason=ReloadFailed", 1);
+    let log = daemon.running.stderr();
+    assert!(log.contains("the last good ones are in force") && log.contains("staticPodPth"), "{log}");
+    assert_eq!(daemon.list().len(), 1, "kubelet is served");
+    wait_until("the backend is checked", || daemon.is_ready());
+    let page = daemon.get("/readyz");
+    assert!(page.contains("degraded: The settings are invalid"), "{page}");
+    assert!(daemon.metrics().contains("larder_settings_valid 0"));
+    let reported = status(&world, &daemon);
+    assert!(reported["warnings"][0].as_str().is_some_and(|text| text.contains("GC is off")), "{reported}");
+    let socket = daemon.socket.to_string_lossy().into_owned();
+    let gc = ["--daemon", &socket, "gc", "--all-unused", "--minimum-image-ttl-duration", "0"];
+    let refused = world.larder(&gc).expect(1);
+    assert!(refused.stderr.contains("GC is off"), "{refused:?}");
+
+    world.file("config.yaml", &good);
+    daemon.wait_for_log("reason=Reloaded", 1);
+    assert!(!daemon.get("/readyz").contains("degraded"));
+    assert!(daemon.metrics().contains("larder_settings_valid 1"));
+    world.larder(&gc).expect(0);
+    assert_eq!(daemon.list().len(), 0);
+    daemon.stop().expect(0);
+}
+
+#[test]
+fn settings_that_were_never_valid_end_the_start() {
+    let Some(world) = world() else { return };
+    let config = world.file("config.yaml", &format!("{HEAD}staticPodPth: /pods\n"));
+    world.larder(&["serve", "--config", &config]).expect(2);
+}
+
+#[test]
 fn a_log_for_programs_is_one_from_its_first_line() {
     let Some(world) = world() else { return };
     let config = world.file("config.yaml", &format!("{HEAD}log: {{format: json}}\n"));

@@ -1,21 +1,23 @@
 //! The units, and the notifications between the daemon and systemd.
 
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder_testkit::archive::{self, TarBuilder, TarBuilderEntry};
 use larder_testkit_peers::packages::find_program;
 use larder_testkit_peers::process::{PATIENCE, wait_until};
-use larder_testkit_peers::{ImageBuilder, LayerFiles, Package, require};
+use larder_testkit_peers::{ImageBuilder, LayerFiles, Package, RegistryOptions, require};
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-use crate::served::CriDaemon;
-use crate::world::{LarderProcess, larder_in};
+use crate::served::{CriDaemon, client_of};
+use crate::world::{LarderProcess, RuntimeFixture, larder_in};
 
 const INSTALLED: &str = "/usr/local/bin/larder";
 
@@ -150,6 +152,73 @@ fn systemd_passes_its_socket_at_the_first_connection() {
     assert!(!home.path().join("store/larder.sock").exists(), "it makes none of its own");
     daemon.stop().expect(0);
     assert!(socket.exists(), "the socket is systemd's");
+}
+
+/// A daemon that gets this listener as systemd passes it.
+fn on_passed(listener: &UnixListener, world: &RuntimeFixture) -> LarderProcess {
+    rustix::io::fcntl_setfd(listener, rustix::io::FdFlags::empty()).unwrap();
+    let plain = world.command(&["serve"]);
+    let mut command = Command::new(find_program("bash").expect("an essential package"));
+    let pass = format!("exec 3<&{}; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\"", listener.as_raw_fd());
+    command.args(["-c", &pass]).arg(plain.get_program()).args(plain.get_args());
+    let variables = plain.get_envs().filter_map(|(key, value)| Some((key, value?)));
+    command.env_clear().envs(variables).current_dir(plain.get_current_dir().unwrap());
+    LarderProcess::start(command)
+}
+
+#[test]
+fn clients_of_systemds_socket_wait_through_a_restart() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    ImageBuilder::small(1, 500_000).push(&world.registry, "shop/web:1").unwrap();
+    let gate = world.gate();
+    let image = gate.image("shop/web:1");
+    let socket = PathBuf::from(world.path("passed.sock"));
+    let listener = UnixListener::bind(&socket).unwrap();
+    let first = CriDaemon::at(socket.clone(), on_passed(&listener, &world));
+    gate.hold_blobs_after(1000);
+    let (client, name) = (client_of(socket.clone()), image.clone());
+    let pull = first.runtime.spawn(async move {
+        client.pull(&ImageSpec::named(name), None, None, &ProgressReporter::unwatched()).await
+    });
+    gate.wait_until_held(1);
+    first.running.terminate();
+    first.wait_for_log("stopping: in-flight calls may continue", 1);
+    // A client that comes while the pull still runs is answered, and one after it waits.
+    let during = client_of(socket.clone());
+    assert_eq!(first.runtime.block_on(during.list()).unwrap().len(), 0);
+    gate.open();
+    first.runtime.block_on(pull).unwrap().unwrap();
+    let CriDaemon { running, runtime, .. } = first;
+    running.finish().expect(0);
+    let after = client_of(socket.clone());
+    let listed = runtime.spawn(async move { after.list().await });
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!listed.is_finished(), "it waits and is not refused");
+    let second = CriDaemon::at(socket, on_passed(&listener, &world));
+    assert_eq!(runtime.block_on(listed).unwrap().map(|images| images.len()), Ok(1));
+    second.stop().expect(0);
+}
+
+#[test]
+fn the_units_check_settings_before_a_reload_and_keep_the_socket() {
+    let service = unit("larder.service");
+    let lines: Vec<&str> = service.lines().collect();
+    let at =
+        |line: &str| lines.iter().position(|known| *known == line).unwrap_or_else(|| panic!("no {line}"));
+    assert!(at("ExecReload=/usr/local/bin/larder config --check") < at("ExecReload=/bin/kill -HUP $MAINPID"));
+    assert!(lines.contains(&"Requires=larder.socket") && lines.contains(&"Also=larder.socket"));
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("config.yaml");
+    for (settings, code) in [("log: {level: debug}", 0), ("log: {level: loud}", 2)] {
+        fs_err::write(
+            &file,
+            format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{settings}\n"),
+        )
+        .unwrap();
+        let mut command = larder_in(home.path());
+        command.args(["config", "--check"]).env("LARDER_CONFIG", &file);
+        LarderProcess::start(command).finish().expect(code);
+    }
 }
 
 /// What the unit leaves of root's capabilities, as `setpriv` wants it.

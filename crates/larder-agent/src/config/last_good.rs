@@ -1,0 +1,83 @@
+//! The settings files that a daemon last ran with, for a start with files that cannot be used.
+//!
+//! Promises of such a start: no image is removed by GC, and a verification policy that cannot be read denies.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use larder::config::Verification;
+use larder::reference::Digest;
+use serde::{Deserialize, Serialize};
+
+use super::read::{ConfigReader, SettingsFiles, load_from};
+use super::{Config, ConfigErrors, SettingsSource, SettingsSources};
+
+/// The version of the saved format.
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct SavedSettings {
+    version: u32,
+    files: SettingsFiles,
+}
+
+/// Where the settings files are saved: a file for each set of sources, below the root that needs no settings file.
+fn place(sources: &SettingsSources) -> Option<PathBuf> {
+    let given = |wanted: &str| {
+        sources.layers.iter().rev().find_map(|source| match source {
+            SettingsSource::Given { key, value, .. } if *key == wanted => Some(PathBuf::from(value)),
+            _ => None,
+        })
+    };
+    let paths = sources.layers.iter().filter_map(|source| match source {
+        SettingsSource::File { path, .. } | SettingsSource::KubeletFile(path) => Some(path),
+        _ => None,
+    });
+    let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
+    let key = Digest::sha256(paths.join("\n"));
+    let root = given("state").or_else(|| given("root")).or_else(|| sources.places.root.clone())?;
+    Some(root.join("settings").join(format!("{}.json", key.hex().get(..16)?)))
+}
+
+/// Saves the files of settings that are in force. A failure is logged: it costs only a later start.
+pub(crate) fn save(sources: &SettingsSources, files: &SettingsFiles) {
+    let Some(path) = place(sources).filter(|_| !files.is_empty()) else { return };
+    if let Err(error) = write(&path, files) {
+        tracing::warn!("cannot save the settings for a start with invalid ones: {error}");
+    }
+}
+
+fn write(path: &Path, files: &SettingsFiles) -> std::io::Result<()> {
+    let text = serde_json::to_vec(&SavedSettings { version: VERSION, files: files.clone() })?;
+    if fs_err::read(path).is_ok_and(|saved| saved == text) {
+        return Ok(());
+    }
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    fs_err::create_dir_all(dir)?;
+    let new = path.with_extension("new");
+    let mut file =
+        fs_err::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&new)?;
+    file.write_all(&text)?;
+    file.sync_all()?;
+    fs_err::rename(&new, path)?;
+    fs_err::File::open(dir)?.sync_all()
+}
+
+/// The configuration of the saved files, if these `errors` are of files and the saved ones have none.
+pub(crate) fn load(sources: &SettingsSources, errors: &ConfigErrors) -> Option<Config> {
+    let path = place(sources)?;
+    let saved = fs_err::read(&path).ok()?;
+    let saved: SavedSettings = serde_json::from_slice(&saved)
+        .inspect_err(|error| tracing::warn!("{}: {error}", path.display()))
+        .ok()
+        .filter(|saved: &SavedSettings| saved.version == VERSION)?;
+    let mut config = load_from(sources, &|path, _| Ok(saved.files.get(path).cloned().flatten())).ok()?.0;
+    config.verification = match ConfigReader::verification_in(sources) {
+        Some(readable) => readable,
+        None => Some(Verification::of_everyone()),
+    };
+    config.gc = config.gc.disabled();
+    config.degraded = Some(errors.line());
+    Some(config)
+}
