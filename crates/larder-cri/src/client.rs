@@ -22,8 +22,8 @@ use crate::endpoint::Endpoint;
 use crate::list_streaming::StreamSupport;
 use crate::proto::image_service_client::ImageServiceClient;
 use crate::proto::runtime_service_client::RuntimeServiceClient;
-use crate::{MAX_MESSAGE_BYTES, convert, proto, server, status};
 use crate::sandboxes::SandboxImages;
+use crate::{MAX_MESSAGE_BYTES, convert, proto, server, status};
 
 /// Added to the deadline that is sent to the runtime: larder's own clock decides, and words the error.
 const DEADLINE_SLACK: Duration = Duration::from_secs(1);

@@ -28,8 +28,8 @@ pub use client::{CriBackend, CriConfig, origin};
 pub use dead_containers::ExitedContainer;
 pub use endpoint::{Endpoint, EndpointError, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover, short_path};
 pub use list_streaming::joined;
-pub use status::{call_error, code_name, deadline};
 pub use sandboxes::CONFIGURED_SANDBOX_IMAGE;
+pub use status::{call_error, code_name, deadline};
 
 /// Messages and services of CRI v1, as far as larder uses them; generated from `proto/runtime/v1/api.proto`.
 pub mod proto {

@@ -140,11 +140,11 @@ fn find_text(object: &Value, key: &str) -> Option<String> {
 /// containerd 2.
 fn names_in<'a>(info: impl Iterator<Item = &'a String>) -> Vec<String> {
     let parsed: Vec<Value> = info.filter_map(|text| parse(text)).collect();
-    let named = |object: &Value| {
+    let of_object = |object: &Value| {
         let pinned = object.get("pinnedImages").and_then(|pinned| find_text(pinned, "sandbox"));
         find_text(object, "sandboxImage").into_iter().chain(pinned).collect::<Vec<_>>()
     };
-    let mut names: Vec<String> = parsed.iter().flat_map(named).map(|name| full_name(&name)).collect();
+    let mut names: Vec<String> = parsed.iter().flat_map(of_object).map(|name| full_name(&name)).collect();
     names.sort_unstable();
     names.dedup();
     names

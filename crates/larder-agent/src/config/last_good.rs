@@ -73,10 +73,8 @@ pub(crate) fn load(sources: &SettingsSources, errors: &ConfigErrors) -> Option<C
         .ok()
         .filter(|saved: &SavedSettings| saved.version == VERSION)?;
     let mut config = load_from(sources, &|path, _| Ok(saved.files.get(path).cloned().flatten())).ok()?.0;
-    config.verification = match ConfigReader::verification_in(sources) {
-        Some(readable) => readable,
-        None => Some(Verification::of_everyone()),
-    };
+    config.verification =
+        ConfigReader::verification_in(sources).unwrap_or_else(|_| Some(Verification::of_everyone()));
     config.gc = config.gc.disabled();
     config.degraded = Some(errors.line());
     Some(config)

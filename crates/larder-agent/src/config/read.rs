@@ -109,6 +109,9 @@ pub(super) fn load_from(
 const VERIFICATION: [&str; 3] =
     ["imagePullCredentialsVerificationPolicy", "preloadedImagesVerificationAllowlist", "featureGates"];
 
+/// Errors in the sources may hide which images are verified.
+pub(super) struct HiddenVerification;
+
 /// What was read so far.
 pub(super) struct ConfigReader {
     draft: ConfigDraft,
@@ -131,18 +134,20 @@ impl ConfigReader {
         }
     }
 
-    /// Which images are verified, by sources that have errors; `None` if these may hide it.
-    pub(super) fn verification_in(sources: &SettingsSources) -> Option<Option<Verification>> {
+    /// Which images are verified, by sources that have errors; fails if these may hide it.
+    pub(super) fn verification_in(
+        sources: &SettingsSources,
+    ) -> Result<Option<Verification>, HiddenVerification> {
         let mut reading = ConfigReader::new(&sources.places);
         for source in &sources.layers {
             reading.take(source, &file::read);
         }
         let is_hidden = |key: &&str| reading.broken.iter().any(|broken| broken.starts_with(key));
         if reading.incomplete || VERIFICATION.iter().any(is_hidden) {
-            return None;
+            return Err(HiddenVerification);
         }
         let gates = reading.draft.config.gates;
-        reading.draft.written.defaulted(gates).verification(gates).ok()
+        reading.draft.written.defaulted(gates).verification(gates).map_err(|_| HiddenVerification)
     }
 
     fn take(&mut self, source: &SettingsSource, read: FileReader<'_>) {

@@ -78,8 +78,8 @@ pub fn runtime() -> io::Result<Runtime> {
 impl Daemon {
     /// Reads the settings, opens what must be open and binds what is served; starts nothing. `verbosity` is the least
     /// severe level that is logged, whatever the settings say. Must be called within a [`runtime()`].
-    pub fn build(sources: SettingsSources, verbosity: Level) -> Result<Daemon, StartError> {
-        let (config, files) = settings(&sources)?;
+    pub fn build(sources: &SettingsSources, verbosity: Level) -> Result<Daemon, StartError> {
+        let (config, files) = settings(sources)?;
         log::change(config.log.level.max(verbosity), log::LogLineFormat::of(config.log.format));
         for warning in &config.warnings {
             tracing::warn!("{warning}");
@@ -101,7 +101,7 @@ impl Daemon {
         let metrics = bind_metrics(&node.settings.now())?;
         let left = SocketPathFile::leave(&node, socket.path.as_deref())?;
         match files {
-            Some(files) => config::last_good::save(&sources, &files),
+            Some(files) => config::last_good::save(sources, &files),
             None => node.report_degraded(),
         }
         Ok(Daemon { node: Arc::new(node), socket, metrics, note: left, signals })

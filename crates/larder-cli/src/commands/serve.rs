@@ -20,7 +20,7 @@ pub(super) fn run(
 ) -> Result<CommandOutcome, Failure> {
     let runtime = serve::runtime().map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
     let within = runtime.enter();
-    let daemon = match Daemon::build(args.flags.sources(connection), verbosity_level(connection.verbose)) {
+    let daemon = match Daemon::build(&args.flags.sources(connection), verbosity_level(connection.verbose)) {
         Ok(daemon) => daemon,
         Err(StartError::Settings(errors)) => return Ok(print_config_errors(&errors, out)),
         Err(StartError::Failed(failure)) => return Err(failure),

@@ -145,6 +145,7 @@ impl ProgramPaths {
                     below: Some(root.to_owned()),
                     program: Some(self.containerd.clone()),
                     path: Some(path.into()),
+                    ..ContainerdOptions::default()
                 })?;
                 containerd.add_registry(registry)?;
                 let mut command = Command::new(&self.larder);
