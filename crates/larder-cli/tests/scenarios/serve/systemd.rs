@@ -10,7 +10,7 @@ use std::time::Duration;
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder_testkit::archive::{self, TarBuilder, TarBuilderEntry};
 use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::process::{PATIENCE, wait_until};
+use larder_testkit_peers::process::{PATIENCE, pause, wait_until};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, Package, RegistryOptions, require};
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -192,7 +192,7 @@ fn clients_of_systemds_socket_wait_through_a_restart() {
     running.finish().expect(0);
     let after = client_of(socket.clone());
     let listed = runtime.spawn(async move { after.list().await });
-    std::thread::sleep(Duration::from_millis(300));
+    pause(Duration::from_millis(300));
     assert!(!listed.is_finished(), "it waits and is not refused");
     let second = CriDaemon::at(socket, on_passed(&listener, &world));
     assert_eq!(runtime.block_on(listed).unwrap().map(|images| images.len()), Ok(1));
