@@ -1,6 +1,7 @@
 //! Arguments of `config`.
 
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
+#![allow(clippy::option_option, reason = "a flag whose value may be left out")]
 
 use std::path::PathBuf;
 
