@@ -99,7 +99,6 @@ fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
     let uptime = node.started.elapsed();
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(uptime);
     gauge(registry, "process_start_time_seconds", started.as_secs());
-    gauge(registry, "larder_start_time_seconds", started.as_secs());
     gauge(registry, "larder_settings_valid", u64::from(node.settings.reload_error().is_none()));
 }
 

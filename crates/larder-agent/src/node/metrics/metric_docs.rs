@@ -171,6 +171,12 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
     metric("larder_connections", Gauge, "", "Open connections on the socket"),
     metric("larder_inflight_calls", Gauge, "", "In-flight calls on the socket"),
     metric("larder_build_info", Gauge, "version", "Always 1; the label is the version of larder"),
+    metric(
+        "larder_settings_valid",
+        Gauge,
+        "",
+        "1 if the present settings are in force, 0 if they are invalid and earlier ones are",
+    ),
     metric("process_cpu_seconds", Counter, "", "User and system CPU time of the daemon, in seconds"),
     metric("process_resident_memory_bytes", Gauge, "", "Resident memory of the daemon"),
     metric("process_virtual_memory_bytes", Gauge, "", "Virtual memory of the daemon"),
@@ -178,13 +184,6 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
     metric("process_max_fds", Gauge, "", "Limit of open file descriptors"),
     metric(
         "process_start_time_seconds",
-        "larder_settings_valid",
-        Gauge,
-        "",
-        "1 if the present settings are in force, 0 if they are invalid and earlier ones are",
-    ),
-    metric(
-        "larder_start_time_seconds",
         Gauge,
         "",
         "Start time of the daemon, in seconds since the Unix epoch",
