@@ -29,6 +29,9 @@ pub(super) fn finish(
     checking.endpoints();
     checking.places();
     checking.own(draft.no_proxy);
+    if checking.errors.is_empty() {
+        warn_of_no_collector(&mut checking.config);
+    }
     checking.config
 }
 
@@ -254,6 +257,17 @@ impl ConfigCheck<'_> {
             SettingOrigin::Flag(name) | SettingOrigin::Variable(name) => ((*name).to_owned(), 0),
         };
         self.errors.push(InputPlace::file(file).holds(problem.at_line(line)));
+    }
+}
+
+/// Warns of a node where no process collects images.
+fn warn_of_no_collector(config: &mut Config) {
+    let key = "imageGCHighThresholdPercent";
+    let origin = config.origin(key).clone();
+    if !config.gc.is_enabled() && matches!(origin, SettingOrigin::KubeletFile { .. }) {
+        config.warnings.push(format!(
+            "{origin}: {key} 100 disables kubelet's GC and larder's: no process collects images; set {key} in larder's file"
+        ));
     }
 }
 

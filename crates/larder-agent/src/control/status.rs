@@ -63,7 +63,7 @@ pub(super) async fn now(
         next_event: node.events.next_number(),
         pid: i32::try_from(std::process::id()).unwrap_or_default(),
         disk,
-        warnings: node.degraded().into_iter().collect(),
+        warnings: node.warnings(),
     }
 }
 

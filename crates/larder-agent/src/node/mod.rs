@@ -13,6 +13,7 @@ pub(crate) mod event_log;
 pub(crate) mod health;
 pub(crate) mod metrics;
 mod open;
+mod other_collector;
 pub(crate) mod peer;
 mod pods;
 mod reload;
@@ -49,6 +50,7 @@ use crate::state::{EnsureLeaseFile, KeepRuleFile, RecentEnsures, StateDir};
 use event_log::DedupEventSink;
 use health::{BackendHealth, CheckedBackend};
 use metrics::{MeteredHistory, NodeMetrics};
+use other_collector::OtherCollector;
 use pods::desired::DesiredUses;
 use settings::NodeSettings;
 
@@ -109,6 +111,8 @@ pub struct Node {
     /// What static pods and the prefetch list use.
     pub(crate) desired_uses: DesiredUses,
     pub(crate) settings: NodeSettings,
+    /// Removals of another collector over CRI.
+    pub(crate) others: OtherCollector,
     pub(crate) records: Option<Arc<PullRecordStore>>,
     /// Whether the pulls of an earlier process are resolved.
     recovered: OnceCell<()>,
@@ -167,6 +171,7 @@ impl Node {
             health: watch::Sender::default(),
             started: Instant::now(),
             settings: parts.settings,
+            others: OtherCollector::default(),
             description,
             backend,
             handle,

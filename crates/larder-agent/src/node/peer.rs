@@ -23,6 +23,11 @@ impl Peer {
         pid.filter(|pid| *pid > 0).map_or_else(Peer::default, Peer::of_process)
     }
 
+    /// Its command; empty if unknown.
+    pub(crate) fn command(&self) -> &str {
+        &self.command
+    }
+
     fn of_process(pid: u32) -> Peer {
         // Files of procfs are made in memory when they are read.
         let command = fs_err::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();

@@ -95,6 +95,12 @@ impl Node {
         Some(format!("The settings are invalid; the last good ones are in force and GC is off: {errors}"))
     }
 
+    /// What is wrong beside errors of single calls.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let others = self.others.warning(SystemTime::now());
+        self.degraded().into_iter().chain(others).chain(self.settings.now().warnings.clone()).collect()
+    }
+
     /// Fails while GC is off because the settings are invalid.
     pub(crate) fn require_gc(&self) -> Result<(), Error> {
         match self.degraded() {

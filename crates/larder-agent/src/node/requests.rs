@@ -72,6 +72,10 @@ impl Node {
     pub(crate) async fn record_removal(&self, api: RequestApi, image: &Image, freed: Option<DiskSpace>) {
         let by = Peer::current();
         self.metrics.image_removed(api.word());
+        if api == RequestApi::Cri {
+            self.others.removed(by.command(), SystemTime::now());
+            self.loops.removed_by_another();
+        }
         let names: Vec<String> = image.repo_tags.iter().chain(&image.repo_digests).cloned().collect();
         let shown = names.first().map_or(image.id.as_str(), String::as_str);
         let bytes = freed.map_or_else(String::new, |freed| format!(", freed {} bytes", freed.bytes));

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::collector::{Collector, is_due};
 use super::error::GcError;
@@ -87,7 +87,16 @@ pub struct GcLoops {
     images: watch::Sender<ImageCache>,
     /// When disk pressure may start a round again, and the policy of the round before.
     wait: Mutex<(PressureWait, Arc<GcPolicy>)>,
+    /// When another collector last removed an image.
+    others: watch::Sender<Option<Instant>>,
 }
+
+/// Another collector is done once it has removed nothing for this long.
+const QUIET: Duration = Duration::from_secs(5);
+/// The longest time that a round waits for another collector.
+const QUIET_WITHIN: Duration = Duration::from_secs(60);
+/// How often a round starts over because of another collector.
+const RESTARTS: usize = 3;
 
 impl GcLoops {
     /// Creates the loops without starting them.
@@ -100,12 +109,19 @@ impl GcLoops {
             status: watch::Sender::default(),
             images: watch::Sender::default(),
             wait,
+            others: watch::Sender::default(),
         }
     }
 
     /// Starts a round soon, as the timer does.
     pub fn collect_now(&self) {
         self.kick.notify_one();
+    }
+
+    /// Notes that another collector, such as kubelet's, has removed an image. A round that runs starts over when the other
+    /// one is done: the other frees space, too, and two rounds for one shortage free it twice.
+    pub fn removed_by_another(&self) {
+        self.others.send_replace(Some(Instant::now()));
     }
 
     /// Watches the status.
@@ -142,7 +158,7 @@ impl GcLoops {
             }
             self.status.send_modify(|status| status.running = true);
             let policy = self.collector.policy();
-            let GcRoundResult { report, error } = self.round().await;
+            let GcRoundResult { report, error } = self.undisturbed_round().await;
             let wait = self.wait_after(&policy, &report, error.as_ref()).await;
             *self.wait.lock().unwrap_or_else(PoisonError::into_inner) = (wait, policy);
             let outcome = error.map_or(Ok(Arc::new(report)), Err);
@@ -163,6 +179,20 @@ impl GcLoops {
                 status.failures = failures.0;
             });
         }
+    }
+
+    /// One round at a time when no other collector removes images.
+    async fn undisturbed_round(&self) -> GcRoundResult {
+        let mut others = self.others.subscribe();
+        for _ in 0..RESTARTS {
+            // A collector that removes images all the time puts no round off for good.
+            let _ = timeout(QUIET_WITHIN, quiet(&mut others)).await;
+            tokio::select! {
+                Ok(()) = others.changed() => tracing::info!("another process removes images: the round starts over"),
+                result = self.round() => return result,
+            }
+        }
+        self.round().await
     }
 
     async fn round(&self) -> GcRoundResult {
@@ -255,6 +285,17 @@ impl GcLoops {
                 let basis = self.collector.round_basis().await;
                 PressureWait::after(Instant::now(), &self.periods, report.plans.last(), basis)
             }
+        }
+    }
+}
+
+/// Waits until the other collector has removed nothing for a while.
+async fn quiet(others: &mut watch::Receiver<Option<Instant>>) {
+    loop {
+        let last = *others.borrow_and_update();
+        match last {
+            Some(last) if last.elapsed() < QUIET => sleep_until(last + QUIET).await,
+            _ => return,
         }
     }
 }

@@ -104,6 +104,42 @@ async fn pressure_is_relieved_as_soon_as_images_reach_the_minimum_age_or_lose_th
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_round_starts_over_when_another_collector_is_done() {
+    let world = world();
+    world.removes_slowly(secs(1));
+    let (loops, task) = running(world.collector().policy(policy()).build(), GcIntervals::default());
+    sleep(secs(60)).await;
+    world.advance(60_000);
+    world.state().other = 420;
+    while !world.state().removing {
+        sleep(Duration::from_millis(100)).await;
+    }
+    // Together with the removal that runs this is enough, but the space is freed later.
+    world.removed_by_another("i3", secs(4));
+    loops.removed_by_another();
+    sleep(secs(60)).await;
+    assert_eq!(world.removals(), ["i0"], "two rounds for one shortage would free it twice");
+    let status = loops.status().borrow().clone();
+    assert!(matches!(status.last, Some(Ok(_))) && status.failures == 0, "{status:?}");
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_collector_that_never_stops_puts_no_round_off_for_good() {
+    let world = world();
+    let (loops, task) = running(world.collector().policy(policy()).build(), GcIntervals::default());
+    sleep(secs(60)).await;
+    world.advance(60_000);
+    world.state().other = 420;
+    for _ in 0..300 {
+        loops.removed_by_another();
+        sleep(secs(1)).await;
+    }
+    assert_eq!(world.removals(), ["i0", "i1"]);
+    task.abort();
+}
+
 fn nominal() -> GcPolicy {
     GcPolicy { accounting: Accounting::Nominal, ..policy() }
 }

@@ -181,3 +181,15 @@ fn docker_is_a_backend_with_or_without_an_address() {
     }
     assert!(read("backend: docker://").is_err());
 }
+
+#[test]
+fn a_node_where_no_process_collects_is_warned_of() {
+    let never = "imageGCHighThresholdPercent: 100\n";
+    let idle = read_both(never, "").unwrap().warnings;
+    assert!(idle.len() == 1 && idle[0].contains("k.yaml:3: imageGCHighThresholdPercent 100"), "{idle:?}");
+    for larder in
+        ["imageGCHighThresholdPercent: 80\nimageGCLowThresholdPercent: 70", "gc: {minimumFreeBytes: 1Gi}"]
+    {
+        assert_eq!(read_both(never, larder).unwrap().warnings, [""; 0], "{larder}");
+    }
+}

@@ -7,7 +7,7 @@ use larder::gc::HistoryFile;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_testkit::fake_backend::{ScriptedPull, image};
 
-use super::TestDaemon;
+use super::{TestDaemon, api};
 use crate::node::health::BackendHealth;
 use crate::node::metrics::{ExpositionFormat, exposition};
 use larder::backend::BackendError;
@@ -67,10 +67,30 @@ async fn pulls_and_removals_over_cri_are_events_with_their_caller() {
 }
 
 #[tokio::test]
+async fn a_collector_that_removes_images_over_cri_is_in_the_status() {
+    let served = TestDaemon::new();
+    let warnings = async || {
+        let status = served.client().status(api::StatusRequest { look: false }).await.unwrap();
+        status.into_inner().warnings
+    };
+    for name in ["a:1", "b:1"] {
+        served.backend.add_image(name, image(format!("sha256:{name}"), 1));
+    }
+    let request = api::RemoveRequest { images: vec!["a:1".into()], ..Default::default() };
+    served.client().remove(request).await.unwrap();
+    assert_eq!(warnings().await, [""; 0], "a person removed it");
+    caller(&served).remove(&ImageSpec::named("b:1")).await.unwrap();
+    let found = warnings().await;
+    let command = fs_err::read_to_string("/proc/self/comm").unwrap();
+    let expected = format!("{} collects images, too: 1 removed over CRI", command.trim());
+    assert!(found.len() == 1 && found[0].starts_with(&expected), "{found:?}");
+}
+
+#[tokio::test]
 async fn a_removal_over_the_control_api_is_in_the_history_with_its_caller() {
     let served = TestDaemon::new();
     served.backend.add_image("a:1", image("sha256:1", 100));
-    let request = super::api::RemoveRequest { images: vec!["a:1".into()], ..Default::default() };
+    let request = api::RemoveRequest { images: vec!["a:1".into()], ..Default::default() };
     served.client().remove(request).await.unwrap();
     let (history, _) = HistoryFile::new(served.node.state.history()).entries().unwrap();
     let [removed] = &history[..] else { panic!("{history:?}") };
