@@ -128,8 +128,7 @@ impl EventPrinter {
 fn show(event: &Event, format: PrintFormat, width: usize, first: &mut bool, out: &Printer) {
     match format {
         PrintFormat::Json => {
-            // Texts and numbers alone: it does not fail.
-            out.line(serde_json::to_string(event).unwrap_or_default());
+            crate::output::json_line(out, event);
         }
         PrintFormat::Yaml => {
             out.line("---");

@@ -56,15 +56,41 @@ impl PrintFormat {
 
 /// Prints data.
 pub(crate) fn data(out: &Printer, format: DataFormat, value: &impl Serialize) {
-    let text = match format {
-        DataFormat::Json => serde_json::to_string_pretty(value).map_err(|error| error.to_string()),
-        DataFormat::Yaml => serde_saphyr::to_string(value).map_err(|error| error.to_string()),
-    };
-    match text {
+    match text_of(format, value) {
         Ok(text) => out.line(text.trim_end()),
         // Our own types have text keys and finite numbers, so neither writer refuses them.
         Err(error) => out.error(format_args!("cannot write the result: {error}"), &[]),
     }
+}
+
+fn text_of(format: DataFormat, value: &impl Serialize) -> Result<String, String> {
+    if format == DataFormat::Yaml {
+        let text = serde_saphyr::to_string(value).map_err(|error| error.to_string())?;
+        if !text.contains(|c: char| c.is_control() && c != '\n') {
+            return Ok(text);
+        }
+        // JSON is YAML, and has an escape for each character.
+    }
+    serde_json::to_string_pretty(value).map(|text| escape_json(&text)).map_err(|error| error.to_string())
+}
+
+/// Prints data as one line of JSON.
+pub(crate) fn json_line(out: &Printer, value: &impl Serialize) {
+    // Own types have text keys and finite numbers: it does not fail.
+    out.line(escape_json(&serde_json::to_string(value).unwrap_or_default()));
+}
+
+/// Escapes the control characters that JSON allows as they are, U+007F to U+009F: a terminal may interpret them.
+fn escape_json(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() && c != '\n' {
+            clean.extend(format!("\\u{:04x}", u32::from(c)).chars());
+        } else {
+            clean.push(c);
+        }
+    }
+    clean
 }
 
 /// Prints a table or data, by format.
@@ -77,5 +103,29 @@ pub(crate) fn show(
     match format.data() {
         Some(format) => data(out, format, value),
         None => out.line(table()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped_in_json_and_yaml_and_read_back() {
+        let value = std::collections::BTreeMap::from([("name", "a\u{85}b\u{9b}31m\u{7f}\u{1b}[2J\nc\td")]);
+        let printed = |print: &dyn Fn(&Printer)| {
+            let page = crate::printer::tests::TestWriter::default();
+            print(&Printer::to(Box::new(page.clone()), Box::new(std::io::sink())));
+            let text = page.text();
+            assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+            text
+        };
+        for json in [printed(&|out| data(out, DataFormat::Json, &value)), printed(&|out| json_line(out, &value))] {
+            let read: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+            assert_eq!(read["name"], value["name"], "{json}");
+        }
+        let yaml = printed(&|out| data(out, DataFormat::Yaml, &value));
+        let read: std::collections::BTreeMap<String, String> = serde_saphyr::from_str(&yaml).expect("YAML");
+        assert_eq!(read["name"], value["name"], "{yaml}");
     }
 }
