@@ -56,6 +56,17 @@ impl StoreBackend {
         self.ask(move |store| store.remove(&name, &options)).await
     }
 
+    /// Sizes that are estimates are not reported: the change of the filesystem is closer.
+    async fn remove_and_count(
+        &self,
+        image: &ImageSpec,
+        options: RemoveOptions,
+    ) -> Result<Option<DiskSpace>, BackendError> {
+        let removed = self.remove_with(&image.image, options).await?;
+        let freed = removed.map_or(DiskSpace::ZERO, |removed| removed.freed);
+        Ok(Some(freed).filter(|_| !self.store().estimates_sizes()))
+    }
+
     /// Asks the store on a thread where it may block.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
@@ -129,13 +140,13 @@ impl Backend for StoreBackend {
         self.remove_with(&image.image, RemoveOptions::default()).await.map(drop)
     }
 
-    /// Sizes that are estimates are not reported: the change of the filesystem is closer.
     async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
-        let options =
-            RemoveOptions { spare_leased_at: Some(ClockReading::now()), ..RemoveOptions::default() };
-        let removed = self.remove_with(&image.image, options).await?;
-        let freed = removed.map_or(DiskSpace::ZERO, |removed| removed.freed);
-        Ok(Some(freed).filter(|_| !self.store().estimates_sizes()))
+        self.remove_and_count(image, RemoveOptions::default()).await
+    }
+
+    async fn remove_unused(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
+        let spare_leased_at = Some(ClockReading::now());
+        self.remove_and_count(image, RemoveOptions { spare_leased_at, ..RemoveOptions::default() }).await
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {

@@ -207,6 +207,13 @@ pub trait Backend: Send + Sync {
         self.remove(image).await.map(|()| None)
     }
 
+    /// Like [`remove_counted`](Backend::remove_counted), for garbage collection: a backend with leases of its own refuses an
+    /// image that is leased, with [`FailedPrecondition`](CallErrorKind::FailedPrecondition). A caller that names the image
+    /// itself is not refused for a lease.
+    async fn remove_unused(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
+        self.remove_counted(image).await
+    }
+
     /// The filesystems of images and containers, with their usage.
     async fn filesystems(&self) -> Result<Filesystems, BackendError>;
 

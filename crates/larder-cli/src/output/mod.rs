@@ -120,7 +120,9 @@ mod tests {
             assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
             text
         };
-        for json in [printed(&|out| data(out, DataFormat::Json, &value)), printed(&|out| json_line(out, &value))] {
+        for json in
+            [printed(&|out| data(out, DataFormat::Json, &value)), printed(&|out| json_line(out, &value))]
+        {
             let read: serde_json::Value = serde_json::from_str(&json).expect("JSON");
             assert_eq!(read["name"], value["name"], "{json}");
         }

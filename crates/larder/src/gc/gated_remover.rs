@@ -142,7 +142,7 @@ async fn remove_unused(
     if recheck.is_some() && matches!(parts.backend.peek_status(&spec).await, Ok(None)) {
         return Ok(RemovalOutcome::AlreadyGone);
     }
-    let error = match parts.backend.remove_counted(&spec).await {
+    let error = match parts.backend.remove_unused(&spec).await {
         Ok(freed) => return Ok(RemovalOutcome::Removed(freed)),
         Err(error) => error,
     };

@@ -86,16 +86,8 @@ impl PressureWait {
 /// The time after the plan until the first retained image is a candidate although nothing else changes: its leases end,
 /// or it reaches the minimum age.
 fn next_candidate_in(plan: &GcPlan) -> Option<Duration> {
-    let left = |by: &ImageUse| match by {
-        ImageUse::Lease { left } | ImageUse::Ensured { left, .. } => {
-            Some(*left).filter(|left| !left.is_zero())
-        }
-        _ => None,
-    };
     let waits = plan.decisions.iter().filter_map(|image| match &image.verdict {
-        GcDecision::Retain(RetainReason::InUse(uses)) => {
-            uses.iter().map(left).collect::<Option<Vec<_>>>()?.into_iter().max()
-        }
+        GcDecision::Retain(RetainReason::Leased { left }) => Some(*left).filter(|left| !left.is_zero()),
         GcDecision::Retain(RetainReason::TooYoung { age, minimum }) => Some(minimum.saturating_sub(*age)),
         _ => None,
     });

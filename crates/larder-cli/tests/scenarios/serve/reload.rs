@@ -126,7 +126,7 @@ fn a_log_line_names_its_pull_layer_and_round() {
     let layer = line("fetched and unpacked a layer");
     assert_eq!(layer["span"]["pull"]["image"], image, "{layer}");
     assert_eq!(layer["span"]["layer"]["digest"], layer["digest"], "{layer}");
-    assert_eq!(line("removed image")["span"]["gc_round"]["goal"], "unused", "{log}");
+    assert_eq!(line("removed image")["span"]["gc_round"]["goal"], "allUnused", "{log}");
 }
 
 #[test]
