@@ -185,7 +185,7 @@ mod tests {
         };
         let hint =
             |error: &EnsureError| access_denied_hint(&"r/a:1".into(), error).unwrap_or_default().to_string();
-        let not_shown = "requires other credentials";
+        let not_shown = "do not allow this pod to use it";
         for (reason, message) in [
             (EnsureReason::ErrImageNeverPull, "Container image \"r/a:1\" is not present"),
             (EnsureReason::ErrImagePull, "401 Unauthorized"),
