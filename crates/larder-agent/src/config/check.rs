@@ -11,7 +11,7 @@ use larder_cri::Endpoint;
 use larder_registry::Proxy;
 
 use super::settings::ConfigDraft;
-use super::{BackendSetting, Config, SettingOrigin};
+use super::{BackendSetting, Config, SettingOrigin, evictions};
 use crate::manifest::{InputPlace, InputProblem, LocatedProblem};
 
 /// The longest path that a socket can be bound to, in bytes.
@@ -31,6 +31,7 @@ pub(super) fn finish(
     checking.own(draft.no_proxy);
     if checking.errors.is_empty() {
         warn_of_no_collector(&mut checking.config);
+        evictions::warn_of_early(&mut checking.config, &draft.evictions);
     }
     checking.config
 }

@@ -12,6 +12,7 @@ mod check;
 mod codecs;
 mod config_errors;
 mod diff;
+mod evictions;
 mod file;
 pub(crate) mod last_good;
 mod lists;
@@ -102,6 +103,8 @@ pub struct Config {
     pub event_ring_size: usize,
     /// Warnings about accepted settings.
     pub warnings: Vec<String>,
+    /// On hosts without kubelet: how long ago a container exited that is removed; `None` removes none.
+    pub exited_container_age: Option<Duration>,
     /// Why these are the last good settings and not the present ones: the errors of those.
     pub degraded: Option<String>,
     origins: BTreeMap<&'static str, SettingOrigin>,

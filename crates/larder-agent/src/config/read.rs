@@ -16,6 +16,7 @@ use larder_store::store::StoreConfig;
 
 use super::check;
 use super::config_errors::ConfigErrors;
+use super::evictions;
 use super::file;
 use super::settings::{self, ConfigDraft, Setting};
 use super::{
@@ -210,6 +211,9 @@ impl ConfigReader {
         of_kubelet: bool,
         problems: &mut Vec<InputProblem>,
     ) {
+        if of_kubelet {
+            self.draft.evictions.extend(evictions::read(path, root));
+        }
         let before = problems.len();
         let closed = if of_kubelet { Vec::new() } else { unknown_keys(root, "", problems) };
         self.incomplete |= problems.len() > before;
@@ -302,6 +306,7 @@ impl ConfigDraft {
             ensured_lease: pull.ensured_lease,
             verification: None,
             degraded: None,
+            exited_container_age: None,
             gc: GcPolicy::default(),
             gc_intervals: GcIntervals::default(),
             registry,
@@ -324,7 +329,7 @@ impl ConfigDraft {
             origins: BTreeMap::new(),
             lines: BTreeMap::new(),
         };
-        ConfigDraft { written: KubeletImageConfig::default(), no_proxy: None, config }
+        ConfigDraft { written: KubeletImageConfig::default(), evictions: Vec::new(), no_proxy: None, config }
     }
 }
 

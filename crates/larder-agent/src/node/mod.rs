@@ -9,6 +9,7 @@
 
 pub(crate) mod cri_backend;
 mod cri_pins;
+mod dead_containers;
 pub(crate) mod event_log;
 pub(crate) mod health;
 pub(crate) mod metrics;

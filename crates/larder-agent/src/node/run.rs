@@ -29,6 +29,7 @@ impl Node {
             self.watch_files(),
             self.recover_with_retries(),
             self.want(first),
+            self.remove_dead_containers(),
         );
     }
 

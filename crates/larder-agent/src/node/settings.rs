@@ -60,6 +60,11 @@ impl NodeSettings {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Whether a kubelet's file is among the sources.
+    pub(super) fn reads_kubelet_file(&self) -> bool {
+        self.sources.layers.iter().any(|source| matches!(source, SettingsSource::KubeletFile(_)))
+    }
+
     /// The files that they come from, whether they exist or not.
     pub(crate) fn files(&self) -> Vec<&Path> {
         self.sources

@@ -251,6 +251,13 @@ pub(super) const SECTIONS: &[Setting] = &[
         ReloadSupport::Live,
         "Keep rules, in addition to those of `larder keep`. See [below](#items-of-gckeep).",
     ),
+    setting!(
+        "gc.exitedContainerAge",
+        OptionalDurationCodec,
+        exited_container_age,
+        Live,
+        "On hosts without kubelet, with a CRI runtime: containers that exited longer ago than this are removed, because they keep their images in use; 0 is never. Containers labelled `io.kubernetes.pod.uid` are skipped, and nothing is removed where a kubelet runs, where larder reads kubelet's settings, or where it cannot see the host's processes."
+    ),
     setting!("gc.period", DurationCodec<1>, gc_intervals.collect, Restart, "Interval of GC rounds."),
     setting!("gc.listPeriod", DurationCodec<1>, gc_intervals.list, Restart, "Interval at which the list of images is refreshed."),
     setting!(

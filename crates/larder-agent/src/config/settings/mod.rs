@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::Config;
 use super::codecs::FlagValueKind;
+use super::evictions::EvictionSignal;
 use crate::manifest::InputProblem;
 use crate::manifest::tree::NodeCursor;
 
@@ -55,6 +56,8 @@ pub(in crate::config) enum ReloadSupport {
 pub(in crate::config) struct ConfigDraft {
     /// Kubelet's settings as written.
     pub(in crate::config) written: KubeletImageConfig,
+    /// Hard eviction signals of kubelet's file.
+    pub(in crate::config) evictions: Vec<EvictionSignal>,
     /// Hosts that need no proxy, as written.
     pub(in crate::config) no_proxy: Option<String>,
     /// All else.

@@ -193,3 +193,30 @@ fn a_node_where_no_process_collects_is_warned_of() {
         assert_eq!(read_both(never, larder).unwrap().warnings, [""; 0], "{larder}");
     }
 }
+
+#[test]
+fn evictions_that_come_before_gc_are_warned_of() {
+    let warnings = |evictions: &str, larder: &str| {
+        let evictions = format!("evictionHard: {{{evictions}, memory.available: 1Gi}}\n");
+        read_both(&evictions, larder).unwrap().warnings.join("\n")
+    };
+    let thresholds = "imageGCHighThresholdPercent: 80\nimageGCLowThresholdPercent: 75";
+    let minimum = "gc: {minimumFreeBytes: 11Gi}";
+    for (evictions, larder, expected) in [
+        ("imagefs.available: 10%", "", ""),
+        ("imagefs.available: 15%", thresholds, ""),
+        ("imagefs.available: 10Gi", minimum, ""),
+        (
+            "imagefs.available: 15%",
+            "",
+            "imagefs.available 15%: kubelet evicts at 85% usage, before larder's GC starts",
+        ),
+        ("imagefs.available: 12Gi", minimum, "a size is compared only with gc.minimumFreeBytes"),
+        ("imagefs.inodesFree: '1000'", "", "imagefs.inodesFree 1000: a number of inodes is not compared"),
+        ("imagefs.inodesFree: 50%", "", "kubelet evicts at 50% usage"),
+    ] {
+        let warned = warnings(evictions, larder);
+        assert_eq!(warned.is_empty(), expected.is_empty(), "{evictions}: {warned}");
+        assert!(warned.contains(expected), "{evictions}: {warned}");
+    }
+}
