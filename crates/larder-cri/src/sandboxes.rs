@@ -20,15 +20,16 @@ use crate::{proto, status};
 /// In [`CriConfig::sandbox_images`](crate::CriConfig::sandbox_images), the image that the runtime's configuration names.
 pub const CONFIGURED_SANDBOX_IMAGE: &str = "configured";
 
-/// How long the runtime's configuration is not read again: it changes with a restart of the runtime.
-const CONFIGURATION_AGE: Duration = Duration::from_secs(60);
+/// How long the runtime's configuration is not read again after a success, for it changes with a restart of the runtime, and
+/// after a failure, for calls wait for it.
+const REREAD_AFTER: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(5));
 
 /// What is known of images of sandboxes.
 #[derive(Default)]
 pub(crate) struct SandboxImages {
     /// By ID of a sandbox, its image, which does not change during its life.
     running: Mutex<HashMap<String, ImageId>>,
-    /// The names in the runtime's configuration, and when it was read.
+    /// The names in the runtime's configuration, and when it is read again.
     configured: Mutex<Option<(Instant, Vec<String>)>>,
 }
 
@@ -59,33 +60,26 @@ impl CriBackend {
         }
         let mut answers = stream::iter(calls).buffer_unordered(STATUS_CALLS_AT_ONCE);
         while let Some((id, image)) = answers.try_next().await? {
-            images.extend(image.map(|image| (id, image)));
+            images.insert(id, image);
         }
         self.sandbox_images().running().clone_from(&images); // those of vanished sandboxes are forgotten
         Ok(images)
     }
 
-    /// The image of one sandbox; empty if the runtime does not report it, `None` if it fails for this sandbox: the next
-    /// call retries. An unreachable runtime is an error.
-    async fn image_of(&self, sandbox: &str) -> Result<Option<ImageId>, BackendError> {
+    /// The image of one sandbox; empty if the runtime does not report it or the sandbox has ended. Any other failure is an
+    /// error: its image could be in use.
+    async fn image_of(&self, sandbox: &str) -> Result<ImageId, BackendError> {
         let message = proto::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: true };
         match self.runtime().pod_sandbox_status(self.request(message)).await {
             Ok(reply) => {
                 let info = reply.into_inner().info;
                 let named = info.values().find_map(|text| find_text(&parse(text)?, "image"));
-                Ok(Some(named.unwrap_or_default().into()))
+                Ok(named.unwrap_or_default().into())
             }
-            Err(status) => match status.code() {
-                Code::NotFound | Code::Unimplemented => Ok(Some(ImageId::default())),
-                Code::Unavailable => Err(status::call_error(self.endpoint(), &status)),
-                code => {
-                    tracing::debug!(
-                        "sandbox {sandbox}: cannot determine its image: {code:?} {}",
-                        status.message()
-                    );
-                    Ok(None)
-                }
-            },
+            Err(status) if matches!(status.code(), Code::NotFound | Code::Unimplemented) => {
+                Ok(ImageId::default())
+            }
+            Err(status) => Err(status::call_error(self.endpoint(), &status)),
         }
     }
 
@@ -107,22 +101,22 @@ impl CriBackend {
     /// The sandbox images that the runtime's configuration names; none if it does not report them.
     async fn configured_sandbox_images(&self) -> Vec<String> {
         let known = self.sandbox_images().configured().clone();
-        if let Some((read, names)) = &known
-            && read.elapsed() < CONFIGURATION_AGE
+        if let Some((reread, names)) = &known
+            && Instant::now() < *reread
         {
             return names.clone();
         }
         let request = self.request(proto::StatusRequest { verbose: true });
         let asked = async { Ok(self.runtime().status(request).await) };
-        let names = match self.within_limit(&[self.runtime_connection()], asked).await {
-            Ok(Ok(reply)) => names_in(reply.into_inner().info.values()),
-            Ok(Err(status)) if status.code() == Code::Unimplemented => Vec::new(),
+        let (names, age) = match self.within_limit(&[self.runtime_connection()], asked).await {
+            Ok(Ok(reply)) => (names_in(reply.into_inner().info.values()), REREAD_AFTER.0),
+            Ok(Err(status)) if status.code() == Code::Unimplemented => (Vec::new(), REREAD_AFTER.0),
             failed => {
                 tracing::debug!("cannot read the sandbox image in the runtime's configuration: {failed:?}");
-                return known.map(|(_, names)| names).unwrap_or_default();
+                (known.map(|(_, names)| names).unwrap_or_default(), REREAD_AFTER.1)
             }
         };
-        *self.sandbox_images().configured() = Some((Instant::now(), names.clone()));
+        *self.sandbox_images().configured() = Some((Instant::now() + age, names.clone()));
         names
     }
 }

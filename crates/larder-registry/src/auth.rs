@@ -318,7 +318,8 @@ impl HostAuthorizer {
         )?;
         let server = authority(&request.url);
         context.watcher.notify(FetchNotice::Waiting(FetchWait::Token { host: server.clone() }));
-        let token = self.fetch(&request, &server, context).await;
+        let first = state.generation == 0;
+        let token = self.fetch(&request, &server, first, context).await;
         context.watcher.notify(FetchNotice::Resumed);
         let token = token.map_err(|kind| AuthorizationError { host: server.clone(), kind, token: true })?;
         let value = token::bearer(&token.value).ok_or_else(|| AuthorizationError {
@@ -331,14 +332,18 @@ impl HostAuthorizer {
         Ok(())
     }
 
-    /// Requests a token, with retries after server errors.
+    /// Requests a token, with retries after server errors; if it is not the `first` one, also after a refused connection.
     async fn fetch(
         &self,
         request: &TokenHttpRequest,
         server: &str,
+        first: bool,
         context: AuthorizationContext<'_>,
     ) -> Result<token::BearerToken, FetchErrorKind> {
-        let mut route = HostRoute::new(context.config, 1, 0).at_first_contact();
+        let mut route = HostRoute::new(context.config, 1, 0);
+        if first {
+            route = route.at_first_contact();
+        }
         loop {
             let failure = match self.fetch_once(request, context).await {
                 Ok(token) => return Ok(token),

@@ -64,9 +64,14 @@ fn slow_down(registry: &FaultRegistry, layers: &[String]) {
 }
 
 async fn requested(registry: &Arc<FaultRegistry>, blob: &str, count: usize) {
-    let (registry, blob) = (registry.clone(), blob.to_owned());
+    requested_of(vec![registry.clone()], blob, count).await;
+}
+
+async fn requested_of(registries: Vec<Arc<FaultRegistry>>, blob: &str, count: usize) {
+    let path = format!("/blobs/{blob}");
     let seen = move || {
-        poll(SOON, || (registry.requests_for(&format!("/blobs/{blob}")).len() >= count).then_some(()))
+        let requests = || registries.iter().map(|registry| registry.requests_for(&path).len()).sum::<usize>();
+        poll(SOON, || (requests() >= count).then_some(()))
     };
     tokio::task::spawn_blocking(seen).await.unwrap().expect("the slow registry is asked for the layer");
 }
@@ -97,9 +102,9 @@ async fn slow_layers_of_many_registries_give_way() {
         slow_down(&registry, &image.layers);
         slow.push((node.pull(&registry, "slow:1"), registry));
     }
-    for (_, registry) in &slow[..2] {
-        requested(registry, "", 1).await;
-    }
+    // Three configs, and a layer in each of the eight slots.
+    let all: Vec<_> = slow.iter().map(|(_, registry)| registry.clone()).collect();
+    requested_of(all, "", 3 + 8).await;
     fast.put_image("app", "1", PLAIN, &[layer("a", 11), layer("b", 12)], &[]);
     node.pull_soon(&fast, "app:1").await;
     for (pulling, _registry) in slow {

@@ -197,9 +197,9 @@ fn used(name: &str, users: &[String], containers: &[&str], can_force: bool) -> E
 
 /// The runtime needs the image, for its sandboxes mostly.
 fn pinned(name: &str) -> Error {
-    Error::failed(format!("{name}: pinned by the runtime"))
-        .hint("pods need it to start (see runtime.sandboxImages)")
-        .hint(Hint::from("to remove it all the same, use ").setting("force", ""))
+    Error::failed(format!("{name}: pinned by the runtime or by runtime.sandboxImages"))
+        .hint("pods need it to start")
+        .hint(Hint::from("to remove it anyway, use ").setting("force", ""))
 }
 
 /// The image is mounted out of larder's own store.

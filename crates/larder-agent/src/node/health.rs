@@ -74,7 +74,9 @@ pub(crate) async fn check_now(
     node: &ObjectRef,
     events: &dyn EventSink,
 ) -> bool {
-    let found = backend.look().await;
+    // As kubelet at its start; afterwards a broken image service shows in its calls.
+    let validate = !health.borrow().is_up();
+    let found = backend.look(validate).await;
     let is_up = found.is_up();
     let mut change = None;
     health.send_if_modified(|known| {
@@ -100,13 +102,12 @@ pub(crate) struct CheckedBackend<'a> {
 }
 
 impl CheckedBackend<'_> {
-    async fn look(&self) -> BackendHealth {
-        let (why, unusable) = match time::timeout(WITHIN, self.working()).await {
-            Ok(Ok(info)) => match info.conditions.iter().find(|condition| condition.kind == "RuntimeReady") {
-                Some(condition) if !condition.ok => {
-                    (format!("{}: {}: {}", info.endpoint, condition.reason, condition.message), false)
-                }
-                _ => return BackendHealth::Up(Arc::new(info)),
+    /// Checks whether the backend responds and, if `validate` is set, whether its image service works.
+    async fn look(&self, validate: bool) -> BackendHealth {
+        let (why, unusable) = match time::timeout(WITHIN, self.backend.info()).await {
+            Ok(Ok(info)) => match self.problem(&info, validate).await {
+                None => return BackendHealth::Up(Arc::new(info)),
+                Some(why) => (why, false),
             },
             Ok(Err(error)) => (words(&error), is_larder(&error)),
             Err(_) => {
@@ -117,13 +118,16 @@ impl CheckedBackend<'_> {
         BackendHealth::Down { since: SystemTime::now(), why, unusable }
     }
 
-    /// A runtime may answer although its image plugin does not work.
-    async fn working(&self) -> Result<RuntimeInfo, BackendError> {
-        let info = self.backend.info().await?;
-        if let Some(runtime) = self.runtime {
-            runtime.validate_image_service().await?;
+    /// Why a backend that responds is down: its runtime is not ready, or its image plugin does not work. The latter call
+    /// measures filesystems, which may take longer than a check: it has the time limit of a call.
+    async fn problem(&self, info: &RuntimeInfo, validate: bool) -> Option<String> {
+        let not_ready =
+            info.conditions.iter().find(|condition| condition.kind == "RuntimeReady" && !condition.ok);
+        if let Some(condition) = not_ready {
+            return Some(format!("{}: {}: {}", info.endpoint, condition.reason, condition.message));
         }
-        Ok(info)
+        let runtime = self.runtime.filter(|_| validate)?;
+        runtime.validate_image_service().await.err().map(|error| words(&error))
     }
 }
 
@@ -177,16 +181,16 @@ mod tests {
             runtime: Some(&runtime),
             description: "the images of a fake",
         };
-        assert!(checked.look().await.is_up());
+        assert!(checked.look(true).await.is_up());
         fake.refuse(Rpc::ImageFsInfo, Code::Unimplemented, "unknown service runtime.v1.ImageService");
-        let BackendHealth::Down { why, unusable, .. } = checked.look().await else { panic!("it is up") };
+        let BackendHealth::Down { why, unusable, .. } = checked.look(true).await else { panic!("it is up") };
         let place = format!(
             "validate service connection: validate CRI v1 image API for endpoint \"{}\"",
             fake.endpoint()
         );
         assert!(why.starts_with(&place) && !unusable, "{why}");
         fake.change(|contents| contents.version.runtime_name = "larder".into());
-        let BackendHealth::Down { why, unusable, .. } = checked.look().await else { panic!("it is up") };
+        let BackendHealth::Down { why, unusable, .. } = checked.look(true).await else { panic!("it is up") };
         assert!(why.contains("served by larder itself") && unusable, "{why}");
     }
 

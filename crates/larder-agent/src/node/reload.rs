@@ -2,6 +2,7 @@
 //!
 //! Promise: settings that are wrong change nothing; the old ones stay, and the status says why.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -131,13 +132,13 @@ impl Node {
     }
 }
 
-type Stamps = Vec<(PathBuf, Option<(SystemTime, u64)>)>;
+type Stamps = Vec<(PathBuf, Option<(i64, i64, u64)>)>;
 
-/// Identifies a state of a file without reading it.
+/// Identifies a state of a file without reading it: its change time, which a `chmod` sets as well, and its length.
 fn stamps(files: &[&Path]) -> Stamps {
     let stamp = |path: &Path| {
         let found = fs_err::metadata(path).ok()?;
-        Some((found.modified().ok()?, found.len()))
+        Some((found.ctime(), found.ctime_nsec(), found.len()))
     };
     files.iter().map(|path| ((*path).to_owned(), stamp(path))).collect()
 }

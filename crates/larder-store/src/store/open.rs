@@ -208,6 +208,7 @@ fn may_become_a_store(root: &Path) -> io::Result<bool> {
         "lock",
         "lost+found",
         "mounts",
+        "settings",
         "staging",
         "trash",
     ];

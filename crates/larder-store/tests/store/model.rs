@@ -229,8 +229,12 @@ impl StoreWithModel {
                 .collect();
             let users =
                 |layer: &usize| self.model.images.keys().filter(|image| image.contains(layer)).count();
+            let leased =
+                |layer: &usize| self.model.leases.values().any(|(layers, ..)| layers.contains(layer));
+            let needed_otherwise =
+                |layer: &&usize| users(layer) > 1 || leased(layer) || self.model.held.contains(layer);
             let shared: u64 =
-                layers.iter().filter(|layer| users(layer) > 1).map(|layer| self.model.present[layer]).sum();
+                layers.iter().filter(needed_otherwise).map(|layer| self.model.present[layer]).sum();
             assert_eq!(usage.shared.bytes, shared);
             let total: u64 = layers.iter().map(|layer| self.model.present[layer]).sum();
             assert_eq!(usage.total.bytes, total + usage.own.bytes);
