@@ -2,7 +2,9 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
+use larder_testkit_peers::process::wait_until;
 use larder_testkit_peers::{
     Containerd, ContainerdOptions, ImageBuilder, Package, RegistryOptions, RegistryProcess, require,
 };
@@ -136,20 +138,23 @@ fn what_others_use_in_containerd_is_neither_promised_nor_removed() {
     let chain = chain.split_whitespace().next().unwrap();
     ctr("k8s.io", &["leases", "create", "--expires", "0", "--id", "build", "containerd.io/gc.flat=true"]);
     containerd.add_to_lease("k8s.io", "build", "snapshots/overlayfs", chain).unwrap();
-    // With everything that its manifest references; and a lease that has expired.
-    for (image, label) in [("leased:1", "x=y"), ("expired:1", "containerd.io/gc.expire=2001-02-03T04:05:06Z")]
-    {
+    // With everything that its manifest references; and a lease that expires, later than it gets its resource: containerd
+    // removes expired leases at any time.
+    let life = Duration::from_secs(4);
+    for (image, expires) in [("leased:1", Duration::ZERO), ("expired:1", life)] {
         let (_, layout) = pull(image);
         let lease = image.trim_end_matches(":1");
-        ctr("k8s.io", &["leases", "create", "--expires", "0", "--id", lease, label]);
+        ctr("k8s.io", &["leases", "create", "--expires", &format!("{}s", expires.as_secs()), "--id", lease]);
         containerd.add_to_lease("k8s.io", lease, "content", &layout.manifest_digest).unwrap();
     }
+    let leased_at = Instant::now();
     let (elsewhere, _) = pull("elsewhere:1");
     ctr("other", &["images", "pull", "--plain-http", &elsewhere]);
     let (unused, _) = pull("unused:1");
     let (used, _) = pull("used:1");
     ctr("k8s.io", &["containers", "create", &used, "demo"]);
     end_leases(&home.join("state"));
+    wait_until("the second lease has expired", || leased_at.elapsed() > life);
 
     let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
     let planned = on(&containerd, home, &[&all[..], &["--dry-run"]].concat()).expect(0).json();
