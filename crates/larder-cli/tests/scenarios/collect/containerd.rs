@@ -2,13 +2,14 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_testkit_peers::process::wait_until;
 use larder_testkit_peers::{
     Containerd, ContainerdOptions, ImageBuilder, Package, RegistryOptions, RegistryProcess, require,
 };
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::{
     MeasuredGc, MountedDisk, ages, agree, family, gc, killed_rounds_change_nothing, layer, number, removals,
