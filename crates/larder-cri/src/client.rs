@@ -51,8 +51,9 @@ pub struct CriConfig {
     /// Determine which images are mounted as volumes. Costs one call for each container the first time it is seen,
     /// because lists of containers do not contain it. Default on.
     pub image_volumes: bool,
-    /// Names of images to report as pinned, as patterns with `*`; [`CONFIGURED_SANDBOX_IMAGE`] is the one that the
-    /// runtime's configuration names. Default none.
+    /// Names of images to report as pinned, as patterns with `*`;
+    /// [`CONFIGURED_SANDBOX_IMAGE`](crate::CONFIGURED_SANDBOX_IMAGE) is the one that the runtime's configuration names.
+    /// Default none.
     pub sandbox_images: Vec<String>,
 }
 
