@@ -34,7 +34,9 @@ fn place(sources: &SettingsSources) -> Option<PathBuf> {
         SettingsSource::File { path, .. } | SettingsSource::KubeletFile(path) => Some(path),
         _ => None,
     });
-    let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
+    // The same relative path in another directory is another file.
+    let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+    let paths: Vec<String> = paths.map(|path| absolute(path).display().to_string()).collect();
     let key = Digest::sha256(paths.join("\n"));
     let root = given("state").or_else(|| given("root")).or_else(|| sources.places.root.clone())?;
     Some(root.join("settings").join(format!("{}.json", key.hex().get(..16)?)))
@@ -78,4 +80,20 @@ pub(crate) fn load(sources: &SettingsSources, errors: &ConfigErrors) -> Option<C
     config.gc = config.gc.disabled();
     config.degraded = Some(errors.line());
     Some(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::environment::DefaultPaths;
+
+    #[test]
+    fn a_relative_path_in_another_directory_is_another_file() {
+        let saved_below = |path: PathBuf| {
+            let layers = vec![SettingsSource::File { path, required: true }];
+            place(&SettingsSources { places: DefaultPaths::of(true, |_| None), layers }).expect("a root")
+        };
+        let here = std::env::current_dir().expect("a directory");
+        assert_eq!(saved_below("config.yaml".into()), saved_below(here.join("config.yaml")));
+    }
 }
