@@ -1,4 +1,4 @@
-//! Writes EROFS images: a layer's archive entries come in, one file that Linux mounts goes out.
+//! Writes EROFS images: archive entries of a layer in, one file that Linux mounts out.
 //!
 //! ```text
 //! entry, data, entry, ... -> ImageWriter -> append, append, ..., write_at -> image
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Read [`ImageWriter::add`] first, then `writer/finish.rs`. Everything here is synchronous, and nothing here opens a
-//! file: the image goes to an [`ImageOutput`].
+//! file: the image is written to an [`ImageOutput`].
 //!
 //! ```text
 //! block 0        1 ...                                                    last

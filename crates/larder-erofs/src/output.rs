@@ -1,4 +1,4 @@
-//! Where an image goes.
+//! Where an image is written.
 
 use std::io;
 
