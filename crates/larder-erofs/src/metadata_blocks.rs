@@ -1,8 +1,8 @@
 //! Blocks of inodes and file tails while they fill up.
 //!
 //! A record (an inode, its attributes, the tail of its data) must not cross a block, and records come in any size, so
-//! several blocks are open at a time and a record is placed in the fullest one that has room. A block is appended to the image
-//! when it has to make way for a new one; only then its address is known. Until the end an inode is therefore known by its
+//! several blocks are open at a time and a record is placed in the fullest one that has room. A block is appended
+//! to the image when it has to make way for a new one; only then its address is known. Until the end an inode is known by its
 //! slot: number of the metadata block and place in it.
 
 use crate::chunked::ChunkedVec;

@@ -131,6 +131,8 @@ impl StoreOpenError {
             StoreOpenError::Older { .. } => Hint::new()
                 .command(["fsck", "--repair"])
                 .text(", or any other command that opens the store, upgrades it"),
+            // A full disk is no damage.
+            StoreOpenError::Database { cause, .. } if cause.is_no_space() => return cause.hint(),
             StoreOpenError::Format { .. } | StoreOpenError::Database { .. } => rebuild(),
             StoreOpenError::Io { cause, .. } => hint_of_io(cause).unwrap_or_else(|| {
                 named_root("run as the owner of the directory, or use another directory with ")
