@@ -7,7 +7,7 @@
 //!
 //! Everything that touches images goes through the control API ([`larder_api`]): over a socket where a daemon or
 //! another command has the images open, else through the same service in this process. Read [`node::Node::open`]
-//! first, then [`control`].
+//! first, then [`control`]. A program that only wants images begins with [`LocalNode`].
 
 pub mod backend;
 pub mod client;
@@ -16,6 +16,7 @@ pub mod control;
 pub mod environment;
 mod error;
 pub mod image_name;
+mod local_node;
 pub mod log;
 pub mod manifest;
 pub mod node;
@@ -26,3 +27,4 @@ pub mod serve;
 pub mod state;
 
 pub use error::{Error, ErrorKind, NodeOpenError};
+pub use local_node::LocalNode;

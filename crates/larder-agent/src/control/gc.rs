@@ -128,7 +128,7 @@ pub(super) async fn scene(collector: &Collector, policy: &GcPolicy) -> Result<Gc
 }
 
 /// Why a round did not do all that it should: if the backend is lost, that is the cause.
-pub(super) async fn failure_of(collector: &Collector, error: GcError) -> Error {
+pub(crate) async fn failure_of(collector: &Collector, error: GcError) -> Error {
     if matches!(error, GcError::Uses(_) | GcError::Age { .. } | GcError::Space { .. })
         && let Err(gone) = collector.backend_answers().await
         && is_gone(&gone)

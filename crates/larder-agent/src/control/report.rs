@@ -41,7 +41,7 @@ pub(super) fn of_plan(
 
 /// What was done.
 pub(super) fn of_round(goal: GcGoal, round: &GcRoundResult, policy: &GcPolicy) -> api::Collection {
-    let done = || round.report.swept.iter().flat_map(|swept| &swept.done);
+    let done = || round.report.removed();
     let promised: DiskSpace = done().map(|done| done.removal.frees).sum();
     let last = round.report.plans.last();
     let need = last.map_or(DiskSpace::ZERO, |plan| plan.need);

@@ -118,7 +118,7 @@ fn gc_status(status: &GcStatus) -> api::GcStatus {
 
 /// What a round did, in a sentence.
 fn did(report: &GcReport) -> String {
-    let removed: usize = report.swept.iter().map(|swept| swept.done.len()).sum();
+    let removed = report.removed().count();
     if removed == 0 {
         return "nothing to remove".to_owned();
     }

@@ -5,7 +5,7 @@ use super::keep::KeepWarning;
 use super::open_files::SpaceHolder;
 use super::plan::GcPlan;
 use super::reclaim::SpaceBesideImages;
-use super::sweep::SweepReport;
+use super::sweep::{RemovedImage, SweepReport};
 use crate::image_service::FsStats;
 
 /// How many images were removed, for `kubelet_image_garbage_collected_total`.
@@ -36,6 +36,13 @@ pub struct GcReport {
     pub disabled: bool,
     /// Keep rules that match no image.
     pub warnings: Vec<KeepWarning>,
+}
+
+impl GcReport {
+    /// The images that were removed, in order.
+    pub fn removed(&self) -> impl Iterator<Item = &RemovedImage> {
+        self.swept.iter().flat_map(|sweep| &sweep.done)
+    }
 }
 
 /// What one round did, and the error that ended it.
