@@ -1,6 +1,6 @@
 //! The images of one store in this process: what most programs that embed larder need.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use larder::backend::Image;
@@ -164,9 +164,12 @@ impl LocalNode {
     }
 }
 
-fn open_node(root: &std::path::Path) -> Result<Node, Error> {
+fn open_node(root: &Path) -> Result<Node, Error> {
     let Some(value) = root.to_str().map(str::to_owned) else {
-        return Err(Error::bad_input(format!("{root:?}: not UTF-8; choose another directory for the store")));
+        return Err(Error::bad_input(format!(
+            "{}: not UTF-8; choose another directory for the store",
+            root.display()
+        )));
     };
     let root = SettingsSource::Given { by: SettingOrigin::Default, key: "root", value };
     let sources = SettingsSources { places: DefaultPaths::current(), layers: vec![root] };
