@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 32] = [
+const SHOWN: [&str; 33] = [
     "CallStatus",
     "Collection",
     "Condition",
@@ -63,6 +63,7 @@ const SHOWN: [&str; 32] = [
     "ImageVerdict",
     "Mount",
     "NodeImage",
+    "OtherFilesystem",
     "Pull",
     "PullLayer",
     "PulledRecord",

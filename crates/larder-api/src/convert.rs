@@ -10,7 +10,8 @@ use larder::backend::{
 };
 use larder::credentials::{PullSecret, SecretCoordinates};
 use larder::events::{Event, EventReason, EventType};
-use larder::gc::{DiskSpace, KeepRule, Selector, SpaceBesideImages};
+use larder::gc::filesystem_stats::used_percent;
+use larder::gc::{DiskSpace, FilesystemContent, KeepRule, OtherFilesystem, Selector, SpaceBesideImages};
 use larder::hint::{Hint, HintPart};
 use larder::pod::{ObjectKind, ObjectRef};
 use larder::pull::{
@@ -36,6 +37,28 @@ pub fn time(time: SystemTime) -> String {
     let moment =
         Timestamp::try_from(time).and_then(|time| Timestamp::from_millisecond(time.as_millisecond()));
     moment.map(|time| time.to_string()).unwrap_or_default()
+}
+
+/// A filesystem on which GC does not act.
+pub fn other_filesystem(other: &OtherFilesystem) -> api::OtherFilesystem {
+    let disk = &other.disk;
+    api::OtherFilesystem {
+        mountpoint: other.mountpoint.display().to_string(),
+        content: filesystem_content(other.content).into(),
+        size_bytes: disk.capacity,
+        available_bytes: disk.available,
+        inodes: disk.inodes,
+        inodes_free: disk.inodes_free,
+        used_percent: used_percent(disk.capacity, disk.available),
+    }
+}
+
+/// What a filesystem has on it.
+pub fn filesystem_content(content: FilesystemContent) -> api::FilesystemContent {
+    match content {
+        FilesystemContent::Images => api::FilesystemContent::Images,
+        FilesystemContent::Containers => api::FilesystemContent::Containers,
+    }
 }
 
 /// Space beside images as a message, with the sum.

@@ -3,7 +3,8 @@
 use serde::{Deserialize as _, Deserializer, Serializer};
 
 use crate::v1alpha1::{
-    CollectionGoal, EventType, LayerPhase, PullPhase, PullStep, RemovalTrigger, VerdictReason,
+    CollectionGoal, EventType, FilesystemContent, LayerPhase, PullPhase, PullStep, RemovalTrigger,
+    VerdictReason,
 };
 
 /// An enum of the API whose values print as words. Its numbers have no gaps.
@@ -103,6 +104,16 @@ impl EnumWord for LayerPhase {
     }
 }
 
+impl EnumWord for FilesystemContent {
+    fn word(self) -> &'static str {
+        match self {
+            FilesystemContent::Unspecified => "unknown",
+            FilesystemContent::Images => "images",
+            FilesystemContent::Containers => "containers",
+        }
+    }
+}
+
 impl EnumWord for EventType {
     fn word(self) -> &'static str {
         match self {
@@ -168,5 +179,6 @@ mod tests {
         check::<PullStep>();
         check::<LayerPhase>();
         check::<EventType>();
+        check::<FilesystemContent>();
     }
 }

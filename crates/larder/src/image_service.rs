@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::{fmt, io};
 
-use crate::backend::{Backend, BackendError, FilesystemUsage, Image, ImageSpec, ProgressReporter};
+use crate::backend::{
+    Backend, BackendError, FilesystemUsage, Filesystems, Image, ImageSpec, ProgressReporter,
+};
 use crate::credentials::Credential;
 use crate::go_format;
 use crate::pod::SandboxConfig;
@@ -163,8 +165,16 @@ impl ImageService {
         &self,
         disk: impl FnOnce(&Path) -> io::Result<Option<FsStats>> + Send + 'static,
     ) -> Result<ImageFilesystem, FilesystemError> {
-        let usage = self.backend.filesystems().await?.image.into_iter().next();
-        let usage = usage.ok_or(FilesystemError::NoImageFilesystem)?;
+        self.measure_first(&self.backend.filesystems().await?, disk).await
+    }
+
+    /// The first filesystem of images in this report, the one that kubelet and GC act on.
+    pub(crate) async fn measure_first(
+        &self,
+        reported: &Filesystems,
+        disk: impl FnOnce(&Path) -> io::Result<Option<FsStats>> + Send + 'static,
+    ) -> Result<ImageFilesystem, FilesystemError> {
+        let usage = reported.image.first().cloned().ok_or(FilesystemError::NoImageFilesystem)?;
         let mountpoint = usage.mountpoint.clone();
         let disk = blocking(move || disk(&mountpoint)).await;
         let disk = disk.map_err(|error| FilesystemError::Local(error.to_string()))?;

@@ -1,15 +1,14 @@
 //! What the daemon is, does, and is connected to.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use larder::gc::filesystem_stats::used_percent;
-use larder::gc::{GcReport, GcStatus, ImageCache, NodeImage, images_for_node_status};
+use larder::gc::{GcPolicy, GcReport, GcStatus, ImageCache, NodeImage, images_for_node_status};
 use larder::go_format;
-use larder::image_service::ImageStats;
+use larder::image_service::{FsStats, ImageStats};
 use larder_api::v1alpha1 as api;
 use tokio::task::spawn_blocking;
-use tokio::time::{self, Instant};
+use tokio::time::Instant;
 
 use super::ServingProcess;
 use crate::node::Node;
@@ -17,16 +16,13 @@ use crate::node::health::BackendHealth;
 use crate::serve::connections::Connections;
 use larder_api::convert::{self, millis};
 
-/// How long the image filesystem may take to measure.
-const DISK_WITHIN: Duration = Duration::from_secs(2);
-
 /// What the process is, does, and is connected to.
 pub(super) async fn now(
     node: &Node,
     connections: &Connections,
     process: &ServingProcess,
 ) -> api::StatusResponse {
-    let (configuration, disk) = (configuration(node).await, disk(node).await);
+    let (configuration, disks) = (configuration(node).await, node.filesystems().await);
     let now = Instant::now();
     let health = node.health.borrow().clone();
     let (backend_available, backend_message) = match &health {
@@ -62,7 +58,8 @@ pub(super) async fn now(
         images_bytes: ImageStats::of(&images.images).total_storage_bytes,
         next_event: node.events.next_number(),
         pid: i32::try_from(std::process::id()).unwrap_or_default(),
-        disk,
+        disk: disks.image.map(|disk| disk_use(disk, &node.unchecked_collector().policy())),
+        other_filesystems: disks.others.iter().map(convert::other_filesystem).collect(),
         warnings: node.warnings(),
     }
 }
@@ -76,19 +73,17 @@ fn node_images(node: &Node, images: &ImageCache) -> Vec<api::NodeImage> {
     reported.into_iter().map(image).collect()
 }
 
-/// The image filesystem now. A backend that does not answer at once does not delay the status.
-async fn disk(node: &Node) -> Option<api::DiskUse> {
-    let measured = time::timeout(DISK_WITHIN, node.unchecked_collector().fs_stats()).await;
-    let disk = measured.ok()?.ok().filter(|disk| disk.capacity > 0)?;
-    let high = node.unchecked_collector().policy().high_threshold_percent;
-    Some(api::DiskUse {
+/// The image filesystem, on which GC acts.
+fn disk_use(disk: FsStats, policy: &GcPolicy) -> api::DiskUse {
+    let high = policy.high_threshold_percent;
+    api::DiskUse {
         size_bytes: disk.capacity,
         available_bytes: disk.available,
         inodes: disk.inodes,
         inodes_free: disk.inodes_free,
         used_percent: used_percent(disk.capacity, disk.available),
         gc_starts_at_percent: (high < 100).then_some(high.into()),
-    })
+    }
 }
 
 /// The files that the settings come from.

@@ -17,7 +17,7 @@ use tonic::Code;
 
 use super::*;
 use crate::client::{Client, ControlServerAddress, GrpcControlClient};
-use crate::node::testing;
+use crate::node::{NodeFilesystems, testing};
 use crate::serve::http_handler::HttpHandler;
 use crate::serve::router::Router;
 
@@ -113,7 +113,13 @@ async fn each_image_of_a_call_has_its_events_and_one_end() {
     let known = served.node.events.snapshot();
     let failed = known.iter().filter(|event| event.reason == EventReason::Failed).count();
     let format = crate::node::metrics::ExpositionFormat::Text;
-    let page = crate::node::metrics::exposition(&served.node, &served.connections, None, format).unwrap();
+    let page = crate::node::metrics::exposition(
+        &served.node,
+        &served.connections,
+        &NodeFilesystems::default(),
+        format,
+    )
+    .unwrap();
     let counted = format!("larder_events_total{{event_type=\"Warning\",reason=\"Failed\"}} {failed}\n");
     assert!(failed == 3 && page.contains(&counted), "{failed}: {page}");
 }
@@ -284,7 +290,13 @@ async fn the_time_that_a_pod_pulls_is_measured_over_all_its_images() {
     let seen = updates(&mut served.client(), request).await;
     assert!(seen.contains(&"1 ensured".to_owned()), "{seen:?}");
     let format = crate::node::metrics::ExpositionFormat::Text;
-    let page = crate::node::metrics::exposition(&served.node, &served.connections, None, format).unwrap();
+    let page = crate::node::metrics::exposition(
+        &served.node,
+        &served.connections,
+        &NodeFilesystems::default(),
+        format,
+    )
+    .unwrap();
     assert!(page.contains("larder_pod_image_pull_seconds_sum 30"), "{page}");
     assert!(page.contains("larder_pod_image_pull_seconds_count 1"), "{page}");
 }

@@ -32,10 +32,10 @@ use larder::credentials::NodeKeyring;
 use larder::events::{Event, EventReason, EventSink, EventType, FanOutSink, LogSink, RingSink};
 use larder::gc::{
     Collector, CollectorBuilder, GcCounts, GcIntervals, GcLoops, GcPolicy, HistoryFile, ImageUseSource,
-    KeepRule, PostImageGcHook, RemovalGate, UsageRecordFileStore,
+    KeepRule, OtherFilesystem, PostImageGcHook, RemovalGate, UsageRecordFileStore,
 };
 use larder::hint::Hint;
-use larder::image_service::FsStats;
+use larder::image_service::{FilesystemError, FsStats};
 use larder::pod::ObjectRef;
 use larder::pull::{ImageManager, PullConfig, PullTimeRecorder, PullTimes};
 use larder::records::{PullRecordStore, PullRecords};
@@ -57,7 +57,7 @@ use settings::NodeSettings;
 
 pub use open::{NodeOptions, StateDirAccess};
 
-/// How long a page of metrics waits for a measurement of the image filesystem.
+/// How long metrics and the status wait for a measurement of the filesystems.
 const MEASURE_WITHIN: Duration = Duration::from_secs(2);
 
 /// What a node is built from.
@@ -89,6 +89,15 @@ pub(crate) struct NodeDependencies {
     /// The name of the node, which events are about.
     pub(crate) name: String,
     pub(crate) settings: NodeSettings,
+}
+
+/// The filesystems of a backend as they are now.
+#[derive(Default)]
+pub(crate) struct NodeFilesystems {
+    /// The one that GC measures and frees; `None` if it cannot be measured.
+    pub(crate) image: Option<FsStats>,
+    /// The others that the runtime reports.
+    pub(crate) others: Vec<OtherFilesystem>,
 }
 
 /// One image backend, and everything that works on it.
@@ -280,13 +289,16 @@ impl Node {
         self.sink.record(Event { time, event_type, reason, object, message });
     }
 
-    /// The image filesystem; `None` if it cannot be measured within [`MEASURE_WITHIN`].
-    pub(crate) async fn image_filesystem(&self) -> Option<FsStats> {
-        let measured = time::timeout(MEASURE_WITHIN, self.collector.measure_filesystem()).await;
-        measured
-            .ok()?
-            .inspect_err(|error| tracing::debug!("cannot measure the image filesystem: {error}"))
-            .ok()
+    /// The filesystems of the backend, without those that cannot be measured within [`MEASURE_WITHIN`].
+    pub(crate) async fn filesystems(&self) -> NodeFilesystems {
+        let (image, others) = tokio::join!(
+            time::timeout(MEASURE_WITHIN, self.collector.measure_filesystem()),
+            time::timeout(MEASURE_WITHIN, self.collector.measure_other_filesystems()),
+        );
+        let failed = |error: &FilesystemError| tracing::debug!("cannot measure a filesystem: {error}");
+        let image = image.ok().and_then(|image| image.inspect_err(failed).ok());
+        let others = others.ok().and_then(|others| others.inspect_err(failed).ok());
+        NodeFilesystems { image: image.filter(|disk| disk.capacity > 0), others: others.unwrap_or_default() }
     }
 
     /// Whether the backend answers.

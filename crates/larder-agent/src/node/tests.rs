@@ -1,13 +1,32 @@
 //! Background tasks of a node, on a full disk in simulated time.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use async_trait::async_trait;
-use larder::gc::FsStatsProvider;
+use larder::gc::{FsStatsProvider, OtherFilesystem};
 use larder::image_service::{FilesystemError, FsStats};
 use larder_testkit::fake_backend::{FakeBackend, image};
 
 use super::*;
 use crate::config::{PrefetchItem, PrefetchRetention, PrefetchSchedule};
 use crate::node::testing;
+
+/// Never answers; counts its measurements.
+#[derive(Default)]
+struct HangingFsStats(AtomicUsize);
+
+#[async_trait]
+impl FsStatsProvider for HangingFsStats {
+    async fn measure(&self) -> Result<FsStats, FilesystemError> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        std::future::pending().await
+    }
+
+    async fn measure_others(&self) -> Result<Vec<OtherFilesystem>, FilesystemError> {
+        self.0.fetch_add(1000, Ordering::Relaxed);
+        std::future::pending().await
+    }
+}
 
 /// Always too full.
 struct FullFsStats;
@@ -71,4 +90,23 @@ async fn an_image_that_was_pulled_is_first_seen_at_its_pull() {
     let records = node.collector().unwrap().records();
     assert!(records.get(&"sha256:pulled".into(), "").is_some());
     assert!(records.get(&"sha256:present".into(), "").is_none(), "it may be older than larder");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_filesystem_that_hangs_takes_one_measurement_however_many_ask() {
+    let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    let disk = Arc::new(HangingFsStats::default());
+    let node =
+        testing::node(&backend, dir.path(), Some(Arc::clone(&disk) as Arc<dyn FsStatsProvider>), |_| ());
+    let asked = Instant::now();
+    for _ in 0..3 {
+        let (found, _, plan) = tokio::join!(
+            node.filesystems(),
+            node.filesystems(),
+            time::timeout(MEASURE_WITHIN, node.collector.plan_round()),
+        );
+        assert!(found.image.is_none() && found.others.is_empty() && plan.is_err());
+    }
+    assert_eq!(asked.elapsed(), 3 * MEASURE_WITHIN);
+    assert_eq!(disk.0.load(Ordering::Relaxed), 1001);
 }

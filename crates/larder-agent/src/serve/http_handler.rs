@@ -116,10 +116,10 @@ impl HttpHandler {
         // The semaphore is never closed.
         let turn = Arc::clone(&self.measuring).acquire_owned().await.ok();
         let HttpHandler { node, connections, .. } = self.clone();
-        let disk = node.image_filesystem().await;
+        let disks = node.filesystems().await;
         let exposed = spawn_blocking(move || {
             let _turn = turn;
-            metrics::exposition(&node, &connections, disk, format)
+            metrics::exposition(&node, &connections, &disks, format)
         });
         let failed = |error: &dyn fmt::Display| {
             text(StatusCode::INTERNAL_SERVER_ERROR, &format!("cannot collect metrics: {error}\n"))

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use larder::go_format;
-use larder_api::convert;
-use larder_api::v1alpha1::{DiskUse, GcStatus, StatusRequest, StatusResponse};
+use larder_api::v1alpha1::{DiskUse, GcStatus, OtherFilesystem, StatusRequest, StatusResponse};
+use larder_api::{EnumWord as _, convert};
 use tokio::time::Instant;
 
 use crate::args::StatusArgs;
@@ -62,6 +62,9 @@ fn table(status: &StatusResponse) -> TextTable {
         table.row(["Last reload".to_owned(), format!("failed, previous configuration in effect: {error}")]);
     }
     table.row(["Disk".to_owned(), disk(status.disk.as_ref())]);
+    for other in &status.other_filesystems {
+        table.row(["Disk".to_owned(), other_filesystem(other)]);
+    }
     table.row(["Last GC".to_owned(), last_gc(status.gc.as_ref())]);
     table.row(["Connections".to_owned(), status.connections.to_string()]);
     table.row(["Next event".to_owned(), status.next_event.to_string()]);
@@ -77,6 +80,12 @@ fn disk(disk: Option<&DiskUse>) -> String {
         None => "GC does not start by usage".to_owned(),
     };
     format!("image filesystem: {}% used ({available} of {size} available), {starts}", disk.used_percent)
+}
+
+fn other_filesystem(other: &OtherFilesystem) -> String {
+    let (size, available) = (go_format::bytes(other.size_bytes), go_format::bytes(other.available_bytes));
+    let (content, mountpoint, used) = (other.content().word(), &other.mountpoint, other.used_percent);
+    format!("{content} in {mountpoint}: {used}% used ({available} of {size} available), not freed by GC")
 }
 
 fn last_gc(status: Option<&GcStatus>) -> String {

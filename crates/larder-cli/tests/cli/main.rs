@@ -10,6 +10,7 @@ mod default_store;
 mod demo;
 mod ensure;
 mod explain_access;
+mod filesystems;
 mod help;
 mod images;
 mod interrupt;

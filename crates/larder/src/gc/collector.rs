@@ -10,7 +10,7 @@ use super::activity::ImageActivity;
 use super::dependencies::CollectorDependencies;
 use super::disk_space::DiskSpace;
 use super::error::GcError;
-use super::filesystem_stats;
+use super::filesystem_stats::{self, OtherFilesystem};
 use super::gated_remover::GatedRemover;
 use super::keep::{self, KeepWarning};
 use super::layers::LayerUsageIndex;
@@ -24,6 +24,7 @@ use super::unix_millis::UnixMillis;
 use super::usage_records::{ImageUsageRecords, handler_of};
 use super::uses::ImageUseIndex;
 use crate::backend::{BackendError, Image};
+use crate::detached::SharedCall;
 use crate::events::{Event, EventReason, EventType};
 use crate::image_service::{FilesystemError, FsStats};
 use crate::reference::ImageId;
@@ -39,6 +40,8 @@ pub struct Collector {
     /// The error of unreadable records at the start.
     notice: Option<String>,
     began: UnixMillis,
+    measurement: SharedCall<Result<FsStats, FilesystemError>>,
+    other_measurement: SharedCall<Result<Vec<OtherFilesystem>, FilesystemError>>,
     pub(super) counts: Arc<Lock<GcCounts>>,
 }
 
@@ -55,6 +58,8 @@ impl Collector {
             round: Mutex::default(),
             notice,
             began,
+            measurement: SharedCall::default(),
+            other_measurement: SharedCall::default(),
             counts: Arc::default(),
             parts: Arc::new(parts),
         }
@@ -81,9 +86,16 @@ impl Collector {
         *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Measures the image filesystem.
+    /// Measures the image filesystem. Callers that ask while a measurement runs share it.
     pub async fn measure_filesystem(&self) -> Result<FsStats, FilesystemError> {
-        self.parts.disk.measure().await
+        let disk = Arc::clone(&self.parts.disk);
+        self.measurement.join(async move { disk.measure().await }).await
+    }
+
+    /// Measures the filesystems that the runtime reports beside the one that GC acts on, and shares a measurement likewise.
+    pub async fn measure_other_filesystems(&self) -> Result<Vec<OtherFilesystem>, FilesystemError> {
+        let disk = Arc::clone(&self.parts.disk);
+        self.other_measurement.join(async move { disk.measure_others().await }).await
     }
 
     /// The current usage records.
@@ -158,7 +170,7 @@ impl Collector {
     /// The input of a plan under this policy.
     pub async fn snapshot_for(&self, policy: &GcPolicy) -> Result<GcSnapshot, GcError> {
         let mut snapshot = self.list_present_images(policy, ObservationPurpose::Look).await?;
-        snapshot.disk = Some(self.checked(self.parts.disk.measure().await?)?);
+        snapshot.disk = Some(self.checked(self.measure_filesystem().await?)?);
         Ok(snapshot)
     }
 
@@ -196,7 +208,7 @@ impl Collector {
 
     /// What [`reclaim_only`](Collector::reclaim_only) would do now.
     pub async fn plan_reclaim_only(&self) -> Result<GcReport, GcError> {
-        let before = self.checked(self.parts.disk.measure().await?)?;
+        let before = self.checked(self.measure_filesystem().await?)?;
         let reclaimed = match &self.parts.reclaim {
             Some(source) => source.reclaimable(ReclaimTrigger::Request).await.map_err(GcError::Reclaim)?,
             None => SpaceBesideImages::default(),
@@ -208,7 +220,7 @@ impl Collector {
     /// Reclaims all space beside images that no running pull uses, and removes no image.
     pub async fn reclaim_only(&self) -> Result<GcRoundResult, GcError> {
         let _turn = self.round.lock().await;
-        let before = Some(self.checked(self.parts.disk.measure().await?)?);
+        let before = Some(self.checked(self.measure_filesystem().await?)?);
         let ReclaimOutcome { freed: reclaimed, error } = self.reclaim(ReclaimTrigger::Request).await;
         let after = Some(self.disk_after_deletion().await?);
         let report = GcReport { reclaimed, before, after, ..GcReport::default() };
@@ -219,7 +231,7 @@ impl Collector {
     /// present and used, and removes no image.
     pub async fn reclaim_and_detect(&self) -> Result<GcReport, GcError> {
         let _turn = self.round.lock().await;
-        let before = self.parts.disk.measure().await.ok();
+        let before = self.measure_filesystem().await.ok();
         let reclaimed = self.reclaim(ReclaimTrigger::Schedule).await;
         warn_of(&reclaimed);
         self.detect().await?;
@@ -392,7 +404,7 @@ impl Collector {
         }
         // A filesystem that cannot be measured is the round's error, and not of this step.
         // Not after deletion: that would empty the trash, which counts as reclaimed.
-        let before = self.parts.disk.measure().await.ok();
+        let before = self.measure_filesystem().await.ok();
         let outcome = self.reclaim(trigger(goal, before, policy)).await;
         warn_of(&outcome);
         let reclaimed = outcome.freed;

@@ -1,14 +1,15 @@
 //! Usage of the image filesystem, and thresholds on it.
 
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 
 use super::disk_space::DiskSpace;
 use super::open_files::{self, SpaceHolder};
 use super::policy::GcPolicy;
-use crate::backend::Backend;
+use crate::backend::{Backend, Filesystems};
 use crate::image_service::{FilesystemError, FsStats, ImageService, local_disk};
 use crate::threads::blocking;
 
@@ -23,46 +24,117 @@ pub trait FsStatsProvider: Send + Sync {
         self.measure().await
     }
 
+    /// The filesystems of the runtime beside the measured one. None by default.
+    async fn measure_others(&self) -> Result<Vec<OtherFilesystem>, FilesystemError> {
+        Ok(Vec::new())
+    }
+
     /// The processes that hold deleted files of the filesystem open, as far as known, the largest first.
     async fn deleted_open_files(&self) -> Vec<SpaceHolder> {
         Vec::new()
     }
 }
 
-/// Gets the mountpoint from the backend once, and its statistics from the system.
+/// A filesystem of the runtime that GC neither measures nor frees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherFilesystem {
+    /// A directory on it.
+    pub mountpoint: PathBuf,
+    /// What the runtime keeps there.
+    pub content: FilesystemContent,
+    /// Its current statistics.
+    pub disk: FsStats,
+}
+
+/// What a runtime keeps on a filesystem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilesystemContent {
+    /// Images, as those of a further snapshotter of containerd.
+    Images,
+    /// Writable layers of containers.
+    Containers,
+}
+
+/// The reported filesystems beside the first one of images. Directories on one device are one filesystem, named by the first
+/// of them; those that `device` does not know are not on this machine.
+fn others(reported: &Filesystems, device: impl Fn(&Path) -> Option<u64>) -> Vec<(FilesystemContent, &Path)> {
+    let images = reported.image.iter().map(|usage| (FilesystemContent::Images, &*usage.mountpoint));
+    let containers =
+        reported.container.iter().map(|usage| (FilesystemContent::Containers, &*usage.mountpoint));
+    let mut known = Vec::new();
+    let is_first = reported.image.first().map(|first| &*first.mountpoint);
+    images
+        .chain(containers)
+        .filter(|&(_, mountpoint)| {
+            let Some(device) = device(mountpoint) else { return false };
+            let is_new = !known.contains(&device);
+            known.push(device);
+            is_new && Some(mountpoint) != is_first
+        })
+        .collect()
+}
+
+/// Gets the mountpoints from the backend once, and their statistics from the system.
 pub(super) struct BackendFsStats {
     images: ImageService,
-    mountpoint: Mutex<Option<PathBuf>>,
+    reported: Mutex<Option<Arc<Filesystems>>>,
 }
 
 impl BackendFsStats {
     /// The image filesystem of this backend. The backend is first called by a measurement.
     pub(super) fn new(backend: Arc<dyn Backend>) -> BackendFsStats {
-        BackendFsStats { images: ImageService::new(backend), mountpoint: Mutex::new(None) }
+        BackendFsStats { images: ImageService::new(backend), reported: Mutex::new(None) }
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Option<PathBuf>> {
-        self.mountpoint.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Option<Arc<Filesystems>>> {
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the backend reports now.
+    async fn ask(&self) -> Result<Arc<Filesystems>, FilesystemError> {
+        let reported = Arc::new(self.images.backend().filesystems().await?);
+        *self.known() = Some(Arc::clone(&reported));
+        Ok(reported)
+    }
+
+    /// The directory of the image filesystem, if the backend has reported it.
+    fn mountpoint(&self) -> Option<PathBuf> {
+        Some(self.known().as_ref()?.image.first()?.mountpoint.clone())
     }
 }
 
 #[async_trait]
 impl FsStatsProvider for BackendFsStats {
     async fn measure(&self) -> Result<FsStats, FilesystemError> {
-        let known = self.known().clone();
-        if let Some(mountpoint) = known
+        if let Some(mountpoint) = self.mountpoint()
             && let Ok(Some(disk)) = blocking(move || local_disk(&mountpoint)).await
         {
             return Ok(disk);
         }
-        let found = self.images.image_filesystem(local_disk).await?;
-        *self.known() = Some(found.usage.mountpoint);
+        let found = self.images.measure_first(&*self.ask().await?, local_disk).await?;
         Ok(found.disk.unwrap_or_default())
     }
 
+    async fn measure_others(&self) -> Result<Vec<OtherFilesystem>, FilesystemError> {
+        let known = self.known().clone();
+        let reported = match known {
+            Some(reported) => reported,
+            None => self.ask().await?,
+        };
+        let measured = blocking(move || {
+            let found =
+                others(&reported, |mountpoint| rustix::fs::stat(mountpoint).ok().map(|found| found.st_dev));
+            let measure = |(content, mountpoint): (FilesystemContent, &Path)| {
+                let disk = local_disk(mountpoint).transpose()?;
+                Some(disk.map(|disk| OtherFilesystem { mountpoint: mountpoint.to_owned(), content, disk }))
+            };
+            found.into_iter().filter_map(measure).collect::<io::Result<_>>()
+        });
+        measured.await.map_err(|error| FilesystemError::Local(error.to_string()))
+    }
+
     async fn deleted_open_files(&self) -> Vec<SpaceHolder> {
-        let mountpoint = self.known().clone();
-        match mountpoint {
+        match self.mountpoint() {
             Some(mountpoint) => open_files::deleted_open_files(mountpoint).await,
             None => Vec::new(),
         }
@@ -164,4 +236,49 @@ pub fn size_text(bytes: i64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "one decimal is printed")]
     let size = bytes as f64 / divisor as f64;
     format!("{size:.1} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use FilesystemContent::{Containers, Images};
+
+    use super::*;
+    use crate::backend::FilesystemUsage;
+
+    fn reported(image: &[&str], container: &[&str]) -> Filesystems {
+        let usages = |paths: &[&str]| {
+            let usage =
+                |path: &&str| FilesystemUsage { mountpoint: path.into(), ..FilesystemUsage::default() };
+            paths.iter().map(usage).collect()
+        };
+        Filesystems { image: usages(image), container: usages(container) }
+    }
+
+    /// The first letter of a directory is its device; those below `/-` do not exist.
+    fn device(mountpoint: &Path) -> Option<u64> {
+        let letter = mountpoint.to_str()?.chars().nth(1)?;
+        (letter != '-').then(|| u64::from(letter))
+    }
+
+    #[test]
+    fn filesystems_beside_the_first_one_of_images_are_listed_once_for_each_device() {
+        type Case<'a> = (&'a [&'a str], &'a [&'a str], &'a [(FilesystemContent, &'a str)]);
+        let cases: [Case<'_>; 7] = [
+            (&["/a/images"], &["/a/images"], &[]),
+            (&["/a/images"], &["/a/containers"], &[]),
+            (&["/a/images"], &["/b/containers"], &[(Containers, "/b/containers")]),
+            (&["/a/x", "/b/y", "/a/z"], &["/b/y", "/c"], &[(Images, "/b/y"), (Containers, "/c")]),
+            (&["/-/far"], &["/-/far", "/a"], &[(Containers, "/a")]),
+            (&[], &["/a"], &[(Containers, "/a")]),
+            (&["/a", "/a"], &[""], &[]),
+        ];
+        for (image, container, expected) in cases {
+            let reported = reported(image, container);
+            let found: Vec<_> = others(&reported, device)
+                .into_iter()
+                .map(|(content, path)| (content, path.to_str().unwrap()))
+                .collect();
+            assert_eq!(found, expected, "{image:?} {container:?}");
+        }
+    }
 }

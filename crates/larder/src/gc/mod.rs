@@ -43,7 +43,7 @@ pub use collector::Collector;
 pub use dependencies::PostImageGcHook;
 pub use disk_space::DiskSpace;
 pub use error::GcError;
-pub use filesystem_stats::{FsStatsProvider, size_text};
+pub use filesystem_stats::{FilesystemContent, FsStatsProvider, OtherFilesystem, size_text};
 pub use history::{HistoryFile, RemovalHistory, RemovalHistoryEntry};
 pub use inspect::InspectLayerSource;
 pub use keep::{KeepRule, KeepWarning, Selector, nearest_names};

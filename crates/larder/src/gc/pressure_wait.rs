@@ -6,12 +6,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::collector::Collector;
-use super::error::GcError;
 use super::loops::GcIntervals;
 use super::plan::{GcDecision, GcPlan, RetainReason};
 use super::uses::{ImageUse, ImageUseIndex, ReportedUse};
 use crate::backend::Image;
-use crate::image_service::FsStats;
 use crate::reference::ImageId;
 
 /// The images and uses that a round saw. Another round may remove more once these have changed.
@@ -95,11 +93,6 @@ fn next_candidate_in(plan: &GcPlan) -> Option<Duration> {
 }
 
 impl Collector {
-    /// The current statistics of the image filesystem.
-    pub async fn fs_stats(&self) -> Result<FsStats, GcError> {
-        Ok(self.parts.disk.measure().await?)
-    }
-
     /// What a round now would see; `None` if it cannot be determined.
     pub(super) async fn round_basis(&self) -> Option<RoundBasis> {
         let images = self.parts.backend.list().await.ok()?;

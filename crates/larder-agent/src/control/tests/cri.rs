@@ -8,6 +8,7 @@ use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_testkit::fake_backend::{ScriptedPull, image};
 
 use super::{TestDaemon, api};
+use crate::node::NodeFilesystems;
 use crate::node::health::BackendHealth;
 use crate::node::metrics::{ExpositionFormat, exposition};
 use larder::backend::BackendError;
@@ -50,7 +51,9 @@ async fn pulls_and_removals_over_cri_are_events_with_their_caller() {
     let [removed] = &history[..] else { panic!("{history:?}") };
     assert_eq!((removed.id.as_str(), removed.reason.as_str()), ("sha256:1", "request"));
     assert!(removed.why.contains(&own) && removed.why.contains("CRI"), "{}", removed.why);
-    let page = exposition(&served.node, &served.connections, None, ExpositionFormat::Text).unwrap();
+    let page =
+        exposition(&served.node, &served.connections, &NodeFilesystems::default(), ExpositionFormat::Text)
+            .unwrap();
     assert!(
         page.contains("larder_image_pull_duration_seconds_count") && !page.contains("kubelet_"),
         "{page}"

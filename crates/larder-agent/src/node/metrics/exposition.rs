@@ -3,9 +3,10 @@
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use larder::image_service::{FsStats, ImageStats};
+use larder::image_service::ImageStats;
 use larder::pull::PullPhase;
 use larder::records::MustPullCheckResult;
+use larder_api::{EnumWord as _, convert};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
@@ -16,7 +17,7 @@ use tokio::time::Instant;
 use super::format::with_own_names;
 use super::process_stats::ProcessStats;
 use super::{ExpositionFormat, add};
-use crate::node::Node;
+use crate::node::{Node, NodeFilesystems};
 use crate::serve::connections::Connections;
 
 type IntegerGauge = Gauge<u64, AtomicU64>;
@@ -41,17 +42,23 @@ struct RegistryLabel {
     registry: String,
 }
 
-/// All metrics, with the image filesystem as measured before.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FilesystemLabels {
+    content: &'static str,
+    mountpoint: String,
+}
+
+/// All metrics, with the filesystems as measured before.
 pub(crate) fn exposition(
     node: &Node,
     connections: &Connections,
-    disk: Option<FsStats>,
+    disks: &NodeFilesystems,
     format: ExpositionFormat,
 ) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::default();
     node.metrics.register(&mut registry);
     register(&mut registry, node, connections);
-    filesystem(&mut registry, disk);
+    filesystems(&mut registry, disks);
     process(&mut registry);
     let mut page = String::new();
     text::encode(&mut page, &registry)?;
@@ -80,11 +87,27 @@ fn process(registry: &mut Registry) {
     gauge(registry, "process_max_fds", stats.max_fds);
 }
 
-fn filesystem(registry: &mut Registry, disk: Option<FsStats>) {
-    let Some(disk) = disk else { return };
-    gauge(registry, "larder_filesystem_size_bytes", disk.capacity);
-    gauge(registry, "larder_filesystem_available_bytes", disk.available);
-    gauge(registry, "larder_filesystem_inodes_free", disk.inodes_free);
+fn filesystems(registry: &mut Registry, disks: &NodeFilesystems) {
+    if let Some(disk) = disks.image {
+        gauge(registry, "larder_filesystem_size_bytes", disk.capacity);
+        gauge(registry, "larder_filesystem_available_bytes", disk.available);
+        gauge(registry, "larder_filesystem_inodes_free", disk.inodes_free);
+    }
+    if disks.others.is_empty() {
+        return;
+    }
+    let gauges = || Family::<FilesystemLabels, IntegerGauge>::default();
+    let (size, available, inodes_free) = (gauges(), gauges(), gauges());
+    for other in &disks.others {
+        let content = convert::filesystem_content(other.content).word();
+        let labels = FilesystemLabels { content, mountpoint: other.mountpoint.display().to_string() };
+        size.get_or_create(&labels).set(other.disk.capacity);
+        available.get_or_create(&labels).set(other.disk.available);
+        inodes_free.get_or_create(&labels).set(other.disk.inodes_free);
+    }
+    add(registry, "larder_other_filesystem_size_bytes", size);
+    add(registry, "larder_other_filesystem_available_bytes", available);
+    add(registry, "larder_other_filesystem_inodes_free", inodes_free);
 }
 
 /// Registers the current state.

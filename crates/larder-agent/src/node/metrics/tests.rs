@@ -9,7 +9,7 @@ use larder::credentials::plugin::{
     CredentialProviderRequest, CredentialProviderResponse, NoServiceAccountClient, Plugin, PluginExecError,
     PluginExecutor, Plugins, ProviderConfig,
 };
-use larder::gc::{FsStatsProvider, GcGoal};
+use larder::gc::{FilesystemContent, FsStatsProvider, GcGoal, OtherFilesystem};
 use larder::image_service::{FilesystemError, FsStats as LocalDisk};
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullPolicy, TriState};
@@ -33,6 +33,11 @@ impl FsStatsProvider for TestFsStats {
     async fn measure(&self) -> Result<LocalDisk, FilesystemError> {
         let used: u64 = self.0.images().iter().map(|image| image.size).sum();
         Ok(LocalDisk { capacity: 1000, available: 1000 - used, inodes: 1000, inodes_free: 1000, reserved: 0 })
+    }
+
+    async fn measure_others(&self) -> Result<Vec<OtherFilesystem>, FilesystemError> {
+        let (content, disk) = (FilesystemContent::Containers, self.measure().await?);
+        Ok(vec![OtherFilesystem { mountpoint: "/containers".into(), content, disk }])
     }
 }
 
@@ -124,8 +129,8 @@ async fn each_documented_metric_is_served_and_changes() {
                 tokio::task::yield_now().await; // the clock stands still
             }
             tokio::time::sleep(Duration::from_secs(60)).await;
-            let disk = node.image_filesystem().await;
-            exposition(&node, &connections, disk, ExpositionFormat::OpenMetrics).unwrap()
+            let disks = node.filesystems().await;
+            exposition(&node, &connections, &disks, ExpositionFormat::OpenMetrics).unwrap()
         } => page,
     };
     assert!(page.ends_with("# EOF\n"), "{page}");
