@@ -88,11 +88,20 @@ impl UserCredentials {
             self.secret_places(secrets).iter().chain(&self.own).map(CredentialPlace::content).collect();
         match (shown, others.as_slice()) {
             ([], []) => {
-                format!("no credentials for {registry}: add a pull secret, or use --authfile or --username")
+                format!(
+                    "no credentials for {registry}: log in with larder login {registry}, or add a pull secret"
+                )
             }
             ([], others) => format!("no credential matches {registry} ({})", others.join("; ")),
-            ([one], _) => format!("the registry rejected the credentials of {one}"),
-            (several, _) => format!("the registry rejected the credentials of {}", several.join(", ")),
+            (shown, _) => {
+                let rejected = format!("the registry rejected the credentials of {}", shown.join(", "));
+                match Reference::parse(image) {
+                    Ok(name) if self.own.iter().any(|own| !own.fitting(name.name()).is_empty()) => {
+                        format!("{rejected}; larder login {registry} replaces them")
+                    }
+                    _ => rejected,
+                }
+            }
         }
     }
 
@@ -243,7 +252,8 @@ mod tests {
         );
         assert_eq!(
             file("127.0.0.1:5056").advice(IMAGE, &secrets),
-            "the registry rejected the credentials of secret default/reg (user bob), /home/me/config.json (user me)"
+            "the registry rejected the credentials of secret default/reg (user bob), /home/me/config.json (user me); \
+             larder login 127.0.0.1:5056 replaces them"
         );
     }
 
@@ -259,7 +269,10 @@ mod tests {
     #[test]
     fn missing_credentials_have_a_hint_how_to_give_some() {
         let advice = UserCredentials::default().advice(IMAGE, &[]);
-        assert!(advice.starts_with("no credentials for 127.0.0.1:5056: "), "{advice}");
+        assert!(
+            advice.starts_with("no credentials for 127.0.0.1:5056: log in with larder login 127.0.0.1:5056"),
+            "{advice}"
+        );
     }
 
     #[test]

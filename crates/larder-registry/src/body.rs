@@ -131,6 +131,7 @@ impl BlobBody {
             host: self.host.clone(),
             kind: Box::new(kind),
             earlier: Vec::new(),
+            context: Box::default(),
         })
     }
 

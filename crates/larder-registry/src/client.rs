@@ -80,7 +80,7 @@ impl RegistryClient {
                 self.0.link(image.registry(), image.path(), host, credential)
             })
             .collect();
-        Ok(RepositorySession::new(self.0.clone(), image.clone(), links))
+        Ok(RepositorySession::new(self.0.clone(), image.clone(), links, credential))
     }
 }
 
@@ -93,6 +93,7 @@ impl RegistryClientInner {
             host: String::new(),
             kind: Box::new(FetchErrorKind::Hosts(error)),
             earlier: Vec::new(),
+            context: Box::default(),
         })
     }
 

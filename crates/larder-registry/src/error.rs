@@ -4,10 +4,12 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use larder::hint::Hint;
 use larder::reference::Digest;
 
 use super::fetch_notice::short;
 use super::hosts::HostsError;
+use super::next_step::{FetchContext, next_step};
 use crate::manifest::ManifestError;
 
 /// A fetch that failed at every host that could serve it. The text names the repository, the target, the host and the
@@ -25,12 +27,14 @@ pub struct FetchError {
     pub kind: Box<FetchErrorKind>,
     /// Hosts that were tried before it, with their errors.
     pub earlier: Vec<(String, String)>,
+    /// What the next step depends on beside the cause.
+    pub(crate) context: Box<FetchContext>,
 }
 
 impl FetchError {
     /// The next step for the user.
-    pub fn hint(&self) -> Option<&'static str> {
-        self.kind.hint()
+    pub fn hint(&self) -> Option<Hint> {
+        next_step(self)
     }
 }
 
@@ -191,53 +195,6 @@ impl FetchErrorKind {
         self.answer().map(|answer| answer.status)
     }
 
-    fn hint(&self) -> Option<&'static str> {
-        match self {
-            FetchErrorKind::Denied(_) => {
-                Some("check the image name, and that the credential has read access to this repository")
-            }
-            FetchErrorKind::CredentialRejected(_) => {
-                Some("check the user name and the password or token of this credential, or log in again")
-            }
-            FetchErrorKind::NotFound(_) => Some(
-                "check the name and the tag, and that it was pushed: skopeo list-tags docker://REPOSITORY lists its tags",
-            ),
-            FetchErrorKind::RateLimited { .. } => {
-                Some("wait, log in (many registries have a higher limit for users), or configure a mirror")
-            }
-            FetchErrorKind::Unreachable(text) if is_refused(text) => Some(
-                "nothing listens on this port: check the host and the port, and that the registry runs; mirrors are configured in hosts.toml",
-            ),
-            FetchErrorKind::Unreachable(text) if text.contains("dns error") => Some(
-                "host name not found: check the registry's name, and DNS on this machine (/etc/resolv.conf); \
-                 to use a proxy, set HTTPS_PROXY",
-            ),
-            FetchErrorKind::Unreachable(_) | FetchErrorKind::NoAnswer(_) => Some(
-                "check the registry's name and the network; proxies are configured with HTTPS_PROXY, mirrors in hosts.toml",
-            ),
-            FetchErrorKind::Tls(_) => Some(
-                "set `ca` in certs.d/REGISTRY/hosts.toml to the registry's CA certificate; for plain HTTP, set server = \"http://REGISTRY\" there",
-            ),
-            FetchErrorKind::Manifest(error) => error.hint(),
-            FetchErrorKind::Hosts(error) => error.hint(),
-            FetchErrorKind::NoHost => {
-                Some("give a host in hosts.toml capabilities = [\"pull\", \"resolve\"]")
-            }
-            FetchErrorKind::DigestMismatch { .. } => {
-                Some("the registry or a proxy returned corrupt content; pull from another mirror")
-            }
-            FetchErrorKind::Failing(_)
-            | FetchErrorKind::Stalled { .. }
-            | FetchErrorKind::Truncated { .. } => {
-                Some("retry: the pull resumes with the content already fetched")
-            }
-            FetchErrorKind::Refused(_)
-            | FetchErrorKind::TooLarge { .. }
-            | FetchErrorKind::BadReply(_)
-            | FetchErrorKind::BadRange(_) => None,
-        }
-    }
-
     /// The same error for another request that waited for this one.
     pub(crate) fn for_waiter(&self) -> FetchErrorKind {
         match self {
@@ -278,7 +235,7 @@ impl FetchErrorKind {
     }
 }
 
-fn is_refused(text: &str) -> bool {
+pub(crate) fn is_refused(text: &str) -> bool {
     text.contains("Connection refused")
 }
 
@@ -379,6 +336,7 @@ mod tests {
             host: "registry-1.docker.io".into(),
             kind: Box::new(FetchErrorKind::NotFound(ErrorResponse::read(404, body, &[]))),
             earlier: vec![("mirror.example".into(), "connection refused".into())],
+            context: Box::default(),
         };
         assert_eq!(
             error.to_string(),

@@ -31,6 +31,8 @@ mod hosts;
 mod image;
 mod login;
 pub mod manifest;
+mod nearest_tags;
+mod next_step;
 mod rate_limit;
 mod route;
 mod session;

@@ -28,6 +28,7 @@ impl RegistryClient {
             host,
             kind: Box::new(kind),
             earlier: Vec::new(),
+            context: Box::default(),
         };
         let hosts = self.0.hosts(registry, registry)?;
         let host = hosts.into_iter().rfind(|host| host.is_registry);
@@ -37,7 +38,7 @@ impl RegistryClient {
         let image =
             image.map_err(|error| failed(String::new(), FetchErrorKind::BadReply(error.to_string())))?;
         let link = self.0.link(registry, "", host, Some(credential));
-        let session = RepositorySession::new(self.0.clone(), image, vec![link.clone()]);
+        let session = RepositorySession::new(self.0.clone(), image, vec![link.clone()], Some(credential));
         let mut url = link.host.base.clone();
         url.set_path(&format!("{}/", url.path().trim_end_matches('/')));
         match session.request(&link, Method::GET, url, HeaderMap::new(), RequestSize::Small).await {

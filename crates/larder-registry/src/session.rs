@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use larder::credentials::Credential;
+use larder::credentials::{Credential, CredentialLocation};
 use larder::reference::{DEFAULT_TAG, Digest, Reference};
 use reqwest::header::{
     ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap,
@@ -20,7 +20,8 @@ use super::client::RegistryClientInner;
 use super::content_range::ContentRange;
 use super::error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
 use super::fetch_notice::{FetchNotice, FetchWait, FetchWatcher};
-use super::hosts::RegistryHost;
+use super::hosts::{HostsConfig, RegistryHost};
+use super::next_step::FetchContext;
 use super::rate_limit::requested_wait;
 use super::route::{HostRoute, RetryDecision, jitter};
 use super::transport::{HttpRequest, HttpResponse};
@@ -37,6 +38,8 @@ pub struct RepositorySession {
     image: Reference,
     links: Arc<[SessionHost]>,
     pub(crate) watcher: FetchWatcher,
+    /// Where the credential for the registry was found; `None` without one.
+    credential: Option<CredentialLocation>,
 }
 
 /// A host of the session with its shared state.
@@ -77,8 +80,11 @@ impl RepositorySession {
         shared: Arc<RegistryClientInner>,
         image: Reference,
         links: Vec<SessionHost>,
+        credential: Option<&Credential>,
     ) -> RepositorySession {
-        RepositorySession { shared, image, links: links.into(), watcher: FetchWatcher::default() }
+        let credential = credential.map(|credential| credential.origin.clone());
+        let watcher = FetchWatcher::default();
+        RepositorySession { shared, image, links: links.into(), watcher, credential }
     }
 
     /// The image of the session.
@@ -129,7 +135,13 @@ impl RepositorySession {
             return self.fetch_manifest(digest.as_str(), Some(digest), HostCapability::Pull).await;
         }
         let tag = self.image.tag().unwrap_or(DEFAULT_TAG);
-        self.fetch_manifest(tag, None, HostCapability::Resolve).await
+        match self.fetch_manifest(tag, None, HostCapability::Resolve).await {
+            Err(mut error) if matches!(*error.kind, FetchErrorKind::NotFound(_)) => {
+                error.context.nearest_tags = self.nearest_tags(&error.host, tag).await;
+                Err(error)
+            }
+            resolved => resolved,
+        }
     }
 
     /// Fetches a manifest or index by its descriptor.
@@ -318,7 +330,7 @@ impl RepositorySession {
     }
 
     /// A `GET` request to one host, with authorization. Fails unless the response is successful.
-    async fn get(
+    pub(super) async fn get(
         &self,
         link: &SessionHost,
         url: Url,
@@ -446,8 +458,19 @@ impl RepositorySession {
         kind: FetchErrorKind,
         earlier: Vec<(String, String)>,
     ) -> FetchError {
-        let kind = Box::new(kind);
-        FetchError { repository: self.image.name().to_owned(), target: what, host, kind, earlier }
+        let (kind, context) = (Box::new(kind), Box::new(self.context(&host)));
+        FetchError { repository: self.image.name().to_owned(), target: what, host, kind, earlier, context }
+    }
+
+    /// What the next step after an error at this host depends on.
+    fn context(&self, host: &str) -> FetchContext {
+        let gets_credential =
+            self.links.iter().find(|link| link.host.name() == host).is_none_or(|link| link.host.is_registry);
+        FetchContext {
+            credential: self.credential.clone().filter(|_| gets_credential),
+            hosts: Some(HostsConfig::of(self.image.registry(), &self.shared.config)),
+            nearest_tags: Vec::new(),
+        }
     }
 }
 

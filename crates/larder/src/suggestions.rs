@@ -15,9 +15,24 @@ pub fn nearest<'a>(text: &str, words: impl IntoIterator<Item = &'a str>) -> Opti
     ranked.filter(|(slips, _)| *slips <= allowed).min_by_key(|(slips, _)| *slips).map(|(_, word)| word)
 }
 
+/// The words most similar to `text`, at most `count`, the most similar first.
+pub fn most_similar<'a>(text: &str, words: impl IntoIterator<Item = &'a str>, count: usize) -> Vec<&'a str> {
+    let mut ranked: Vec<_> = words.into_iter().map(|word| (strsim::osa_distance(text, word), word)).collect();
+    ranked.sort();
+    ranked.truncate(count);
+    ranked.into_iter().map(|(_, word)| word).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_most_similar_words_come_first() {
+        let tags = ["latest", "3.12-slim", "3.12", "3.11"];
+        assert_eq!(most_similar("3.13", tags, 2), ["3.11", "3.12"]);
+        assert_eq!(most_similar("3.13", [], 2), [""; 0]);
+    }
 
     #[test]
     fn misspelt_words_get_a_suggestion() {

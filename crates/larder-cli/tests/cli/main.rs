@@ -15,5 +15,6 @@ mod help;
 mod images;
 mod interrupt;
 mod login;
+mod registry_hints;
 mod secrets;
 mod world;

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use larder::hint::Hint;
 use larder::reference::Digest;
 
 pub use extents::ByteRanges;
@@ -321,7 +322,7 @@ impl BlobError {
     }
 
     /// The next step for the user.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<Hint> {
         match self {
             BlobError::Fetch(error) => error.hint(),
             BlobError::Sink { .. } => None,

@@ -72,6 +72,24 @@ fn server_of(registry: &str, config: &RegistryConfig) -> Result<RegistryHost, Ho
     Ok(RegistryHost { is_registry: true, ..RegistryHost::new(base) })
 }
 
+/// The configuration of a registry's hosts, to be named to the user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum HostsConfig {
+    /// This directory configures them.
+    Found(PathBuf),
+    /// There is none; one could be here.
+    Missing(Option<PathBuf>),
+}
+
+impl HostsConfig {
+    pub(crate) fn of(registry: &str, config: &RegistryConfig) -> HostsConfig {
+        match dir_of(registry, &config.config_dirs) {
+            Some(dir) => HostsConfig::Found(dir),
+            None => HostsConfig::Missing(config.config_dirs.first().map(|root| root.join(registry))),
+        }
+    }
+}
+
 /// The directory that configures a registry.
 fn dir_of(registry: &str, roots: &[PathBuf]) -> Option<PathBuf> {
     // The reference grammar excludes slashes and `..`; this check keeps the path safe if the grammar changes.

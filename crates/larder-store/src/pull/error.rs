@@ -75,8 +75,8 @@ impl PullError {
 
     fn hint_of_kind(&self) -> Option<Hint> {
         match self {
-            PullError::Fetch(error) => error.hint().map(Hint::from),
-            PullError::Blob(error) => error.hint().map(Hint::from),
+            PullError::Fetch(error) => error.hint(),
+            PullError::Blob(error) => error.hint(),
             PullError::Unpack { cause, .. } => cause.hint(),
             PullError::Import(error) => error.hint(),
             PullError::InsufficientSpace(error) => Some(error.hint()),

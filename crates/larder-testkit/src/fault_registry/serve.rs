@@ -232,6 +232,13 @@ impl super::RegistryContents {
                 }
                 (Some(content), _) => PlannedResponse::new(200, content.clone()),
             },
+            Some((repository, "tags", "list")) => {
+                let of_it = format!("{repository}:");
+                let tags = self.manifests.keys().filter_map(|key| key.strip_prefix(&of_it));
+                let tags: Vec<&str> = tags.filter(|tag| !tag.starts_with("sha256:")).collect();
+                let body = serde_json::json!({"name": repository, "tags": tags}).to_string();
+                PlannedResponse::new(200, body.into_bytes())
+            }
             _ if head.bare_path() == "/v2/" => PlannedResponse::new(200, b"{}".to_vec()),
             _ => PlannedResponse::new(404, Vec::new()),
         }

@@ -1,5 +1,6 @@
 //! The lookup for one pull: every source of credentials, in order.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -27,10 +28,10 @@ pub enum CredentialsError {
 
 impl CredentialsError {
     /// The next step.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             CredentialsError::Secret(_) => {
-                Some("recreate the secret with `kubectl create secret docker-registry`")
+                Some("recreate the secret with `kubectl create secret docker-registry`".into())
             }
             CredentialsError::Image(error) => error.hint(),
         }

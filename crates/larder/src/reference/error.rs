@@ -1,5 +1,6 @@
 //! Why a text is no image name, in kubelet's words, and what to do about it.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use super::digest::DigestError;
@@ -58,27 +59,37 @@ impl ReferenceError {
     }
 
     /// What the reader could change.
-    pub fn hint(&self) -> Option<&'static str> {
-        match &self.kind {
-            ReferenceErrorKind::Empty => Some("enter an image name, such as busybox:1.36"),
-            ReferenceErrorKind::Uppercase | ReferenceErrorKind::UppercaseRepository(_) => Some(
-                "write the repository in lower case; only registry and tag may contain upper-case letters",
-            ),
-            ReferenceErrorKind::Format => Some(self.hint_about_format()),
-            ReferenceErrorKind::TooLong => None,
-            ReferenceErrorKind::LooksLikeId(_) => Some("this is an image ID; use the image's name"),
+    pub fn hint(&self) -> Option<Cow<'static, str>> {
+        Some(match &self.kind {
+            ReferenceErrorKind::Empty => "enter an image name, such as busybox:1.36".into(),
+            ReferenceErrorKind::Uppercase | ReferenceErrorKind::UppercaseRepository(_) => {
+                "write the repository in lower case; only registry and tag may contain upper-case letters"
+                    .into()
+            }
+            ReferenceErrorKind::Format => self.hint_about_format(),
+            ReferenceErrorKind::TooLong => return None,
+            ReferenceErrorKind::LooksLikeId(_) => "this is an image ID; use the image's name".into(),
             ReferenceErrorKind::Digest(DigestError::Algorithm) => {
-                Some("use a sha256, sha384 or sha512 digest")
+                "use a sha256, sha384 or sha512 digest".into()
             }
             ReferenceErrorKind::Digest(_) => {
-                Some("copy the complete digest in lower case: sha256 has 64 hexadecimal digits")
+                "copy the complete digest in lower case: sha256 has 64 hexadecimal digits".into()
             }
-        }
+        })
     }
 
-    fn hint_about_format(&self) -> &'static str {
+    fn hint_about_format(&self) -> Cow<'static, str> {
         let image = self.image.as_str();
-        if image.is_empty() {
+        if let Some((index, character)) =
+            image.chars().enumerate().find(|(_, character)| !character.is_ascii())
+        {
+            let (place, code) = (index + 1, u32::from(character));
+            return format!(
+                "character {place} is {character:?} (U+{code:04X}), which may only look like a letter of an image name; type it again"
+            )
+            .into();
+        }
+        let hint = if image.is_empty() {
             "enter an image name, such as busybox:1.36"
         } else if image.contains("://") {
             "remove the scheme: use registry.example/app, not https://registry.example/app"
@@ -90,7 +101,8 @@ impl ReferenceError {
             "put the digest last: name@sha256:... with 64 hexadecimal digits"
         } else {
             "expected [registry[:port]/]repository[:tag][@digest]"
-        }
+        };
+        hint.into()
     }
 }
 

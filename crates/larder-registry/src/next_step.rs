@@ -1,0 +1,172 @@
+//! The next step after a failed fetch. Pure.
+
+use larder::credentials::CredentialLocation;
+use larder::hint::Hint;
+
+use super::error::{FetchError, FetchErrorKind, is_refused};
+use super::hosts::HostsConfig;
+
+/// What the next step depends on beside the cause.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct FetchContext {
+    /// Where the credential was found that the host received; `None` if it received none.
+    pub(crate) credential: Option<CredentialLocation>,
+    /// The configuration of the registry's hosts.
+    pub(crate) hosts: Option<HostsConfig>,
+    /// Tags of the repository that are similar to one that does not exist.
+    pub(crate) nearest_tags: Vec<String>,
+}
+
+/// The next step for the user.
+pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
+    let FetchError { kind, context, repository, .. } = error;
+    let registry = repository.split('/').next().unwrap_or_default().to_owned();
+    Some(match &**kind {
+        FetchErrorKind::Denied(_) => denied(registry, context.credential.as_ref()),
+        FetchErrorKind::CredentialRejected(_) => rejected(registry, context.credential.as_ref()),
+        FetchErrorKind::NotFound(_) if !context.nearest_tags.is_empty() => {
+            format!("the nearest tags of {repository} are {}", context.nearest_tags.join(", ")).into()
+        }
+        FetchErrorKind::NotFound(_) => {
+            "check the name and the tag, and that it was pushed: skopeo list-tags docker://REPOSITORY lists its tags".into()
+        }
+        FetchErrorKind::RateLimited { .. } => {
+            "wait, log in (many registries have a higher limit for users), or configure a mirror".into()
+        }
+        FetchErrorKind::Unreachable(text) if is_refused(text) => with_mirrors(
+            "nothing listens on this port: check the host and the port, and that the registry runs",
+            context.hosts.as_ref(),
+        ),
+        FetchErrorKind::Unreachable(text) if text.contains("dns error") => with_mirrors(
+            "host name not found: check the registry's name, and DNS on this machine (/etc/resolv.conf); to use a \
+             proxy, set HTTPS_PROXY",
+            context.hosts.as_ref(),
+        ),
+        FetchErrorKind::Unreachable(_) | FetchErrorKind::NoAnswer(_) => with_mirrors(
+            "check the registry's name and the network; proxies are configured with HTTPS_PROXY",
+            context.hosts.as_ref(),
+        ),
+        FetchErrorKind::Tls(_) => {
+            "set `ca` in certs.d/REGISTRY/hosts.toml to the registry's CA certificate; for plain HTTP, set server = \"http://REGISTRY\" there".into()
+        }
+        FetchErrorKind::Manifest(error) => return error.hint().map(Hint::from),
+        FetchErrorKind::Hosts(error) => return error.hint().map(Hint::from),
+        FetchErrorKind::NoHost => "give a host in hosts.toml capabilities = [\"pull\", \"resolve\"]".into(),
+        FetchErrorKind::DigestMismatch { .. } => {
+            "the registry or a proxy returned corrupt content; pull from another mirror".into()
+        }
+        FetchErrorKind::Failing(_) | FetchErrorKind::Stalled { .. } | FetchErrorKind::Truncated { .. } => {
+            "retry: the pull resumes with the content already fetched".into()
+        }
+        FetchErrorKind::Refused(_)
+        | FetchErrorKind::TooLarge { .. }
+        | FetchErrorKind::BadReply(_)
+        | FetchErrorKind::BadRange(_) => return None,
+    })
+}
+
+fn denied(registry: String, credential: Option<&CredentialLocation>) -> Hint {
+    match credential {
+        None => Hint::from("check the image name; no credential was sent: log in with ")
+            .command(["login".to_owned(), registry])
+            .text(", or give the pod a pull secret"),
+        Some(origin) => Hint::from(format!(
+            "check the image name; the credential of {} was sent and may have no access to this repository",
+            found_in(origin)
+        )),
+    }
+}
+
+fn rejected(registry: String, credential: Option<&CredentialLocation>) -> Hint {
+    let origin = credential.map_or_else(|| "this login".to_owned(), found_in);
+    let hint = Hint::from(format!("check the user name and the password or token of {origin}"));
+    match credential {
+        Some(CredentialLocation::ConfigFile | CredentialLocation::Helper(_)) | None => {
+            hint.text(", or log in again with ").command(["login".to_owned(), registry])
+        }
+        Some(_) => hint,
+    }
+}
+
+/// Where a credential was found, for a sentence.
+fn found_in(origin: &CredentialLocation) -> String {
+    match origin {
+        CredentialLocation::PullSecret => "the pod's pull secret".to_owned(),
+        CredentialLocation::ConfigFile => "the Docker configuration".to_owned(),
+        CredentialLocation::Helper(name) => format!("the credential helper docker-credential-{name}"),
+        CredentialLocation::Provider(name) => format!("the credential provider {name}"),
+        _ => "the caller".to_owned(),
+    }
+}
+
+/// A hint about a host that cannot be reached, with the configuration in which a mirror can be given.
+fn with_mirrors(text: &str, hosts: Option<&HostsConfig>) -> Hint {
+    match hosts {
+        Some(HostsConfig::Found(dir)) => {
+            Hint::from(format!("{text}; the hosts of the registry are configured in {}", dir.display()))
+        }
+        Some(HostsConfig::Missing(Some(dir))) => Hint::from(format!(
+            "{text}; no mirror is configured: one can be in {}",
+            dir.join("hosts.toml").display()
+        )),
+        Some(HostsConfig::Missing(None)) | None => Hint::from(text.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::error::{ErrorResponse, FetchTarget};
+    use super::*;
+
+    fn hint(kind: FetchErrorKind, context: FetchContext) -> String {
+        let error = FetchError {
+            repository: "registry.example:5000/team/app".into(),
+            target: FetchTarget::Manifest("1".into()),
+            host: "registry.example:5000".into(),
+            kind: Box::new(kind),
+            earlier: Vec::new(),
+            context: Box::new(context),
+        };
+        next_step(&error).map(|hint| hint.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_denial_names_the_login_or_the_credential_that_was_sent() {
+        let denied = || FetchErrorKind::Denied(ErrorResponse::new(401, "unauthorized"));
+        let sent = |origin| FetchContext { credential: Some(origin), ..FetchContext::default() };
+        let anonymous = hint(denied(), FetchContext::default());
+        assert!(anonymous.contains("larder login registry.example:5000"), "{anonymous}");
+        let secret = hint(denied(), sent(CredentialLocation::PullSecret));
+        assert!(secret.contains("the pod's pull secret was sent") && !secret.contains("login"), "{secret}");
+        let rejected = || FetchErrorKind::CredentialRejected(ErrorResponse::new(401, "bad password"));
+        let helper = hint(rejected(), sent(CredentialLocation::Helper("pass".into())));
+        assert!(helper.contains("docker-credential-pass"), "{helper}");
+        assert!(helper.contains("larder login registry.example:5000"), "{helper}");
+        let provider = hint(rejected(), sent(CredentialLocation::Provider("ecr".into())));
+        assert!(provider.contains("credential provider ecr") && !provider.contains("login"), "{provider}");
+    }
+
+    #[test]
+    fn an_unknown_tag_lists_the_nearest_ones() {
+        let context =
+            FetchContext { nearest_tags: vec!["1.36".into(), "1.37".into()], ..FetchContext::default() };
+        let kind = FetchErrorKind::NotFound(ErrorResponse::new(404, "manifest unknown"));
+        assert_eq!(hint(kind, context), "the nearest tags of registry.example:5000/team/app are 1.36, 1.37");
+    }
+
+    #[test]
+    fn an_unreachable_host_names_the_mirror_configuration() {
+        let refused = || FetchErrorKind::Unreachable("tcp connect error: Connection refused".into());
+        for (hosts, expected) in [
+            (HostsConfig::Found("/etc/c/r".into()), "are configured in /etc/c/r"),
+            (
+                HostsConfig::Missing(Some("/etc/c/r".into())),
+                "no mirror is configured: one can be in /etc/c/r/hosts.toml",
+            ),
+        ] {
+            let context = FetchContext { hosts: Some(hosts), ..FetchContext::default() };
+            let text = hint(refused(), context);
+            assert!(text.ends_with(expected), "{text}");
+        }
+    }
+}
