@@ -18,7 +18,7 @@ pub fn nearest<'a>(text: &str, words: impl IntoIterator<Item = &'a str>) -> Opti
 /// The words most similar to `text`, at most `count`, the most similar first.
 pub fn most_similar<'a>(text: &str, words: impl IntoIterator<Item = &'a str>, count: usize) -> Vec<&'a str> {
     let mut ranked: Vec<_> = words.into_iter().map(|word| (strsim::osa_distance(text, word), word)).collect();
-    ranked.sort();
+    ranked.sort_unstable();
     ranked.truncate(count);
     ranked.into_iter().map(|(_, word)| word).collect()
 }
