@@ -130,7 +130,6 @@ impl BlobBody {
             target: self.target.clone(),
             host: self.host.clone(),
             kind: Box::new(kind),
-            earlier: Vec::new(),
             context: Box::default(),
         })
     }

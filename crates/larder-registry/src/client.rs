@@ -92,7 +92,6 @@ impl RegistryClientInner {
             target: FetchTarget::Hosts,
             host: String::new(),
             kind: Box::new(FetchErrorKind::Hosts(error)),
-            earlier: Vec::new(),
             context: Box::default(),
         })
     }

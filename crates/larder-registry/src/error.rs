@@ -25,9 +25,7 @@ pub struct FetchError {
     pub host: String,
     /// The cause.
     pub kind: Box<FetchErrorKind>,
-    /// Hosts that were tried before it, with their errors.
-    pub earlier: Vec<(String, String)>,
-    /// What the next step depends on beside the cause.
+    /// What the text and the next step depends on beside the cause.
     pub(crate) context: Box<FetchContext>,
 }
 
@@ -45,7 +43,7 @@ impl fmt::Display for FetchError {
             write!(f, " at {}", self.host)?;
         }
         write!(f, ": {}", self.kind)?;
-        self.earlier.iter().try_for_each(|(host, said)| write!(f, "; before that, {host}: {said}"))
+        self.context.earlier.iter().try_for_each(|(host, said)| write!(f, "; before that, {host}: {said}"))
     }
 }
 
@@ -335,8 +333,10 @@ mod tests {
             target: FetchTarget::Manifest("1".into()),
             host: "registry-1.docker.io".into(),
             kind: Box::new(FetchErrorKind::NotFound(ErrorResponse::read(404, body, &[]))),
-            earlier: vec![("mirror.example".into(), "connection refused".into())],
-            context: Box::default(),
+            context: Box::new(FetchContext {
+                earlier: vec![("mirror.example".into(), "connection refused".into())],
+                ..FetchContext::default()
+            }),
         };
         assert_eq!(
             error.to_string(),

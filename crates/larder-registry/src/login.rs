@@ -27,7 +27,6 @@ impl RegistryClient {
             target: FetchTarget::Login,
             host,
             kind: Box::new(kind),
-            earlier: Vec::new(),
             context: Box::default(),
         };
         let hosts = self.0.hosts(registry, registry)?;

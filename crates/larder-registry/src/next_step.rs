@@ -6,9 +6,11 @@ use larder::hint::Hint;
 use super::error::{FetchError, FetchErrorKind, is_refused};
 use super::hosts::HostsConfig;
 
-/// What the next step depends on beside the cause.
+/// What the text and the next step of an error depend on beside the cause.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct FetchContext {
+    /// Hosts that were tried before, with their errors.
+    pub(crate) earlier: Vec<(String, String)>,
     /// Where the credential was found that the host received; `None` if it received none.
     pub(crate) credential: Option<CredentialLocation>,
     /// The configuration of the registry's hosts.
@@ -124,7 +126,6 @@ mod tests {
             target: FetchTarget::Manifest("1".into()),
             host: "registry.example:5000".into(),
             kind: Box::new(kind),
-            earlier: Vec::new(),
             context: Box::new(context),
         };
         next_step(&error).map(|hint| hint.to_string()).unwrap_or_default()

@@ -458,15 +458,16 @@ impl RepositorySession {
         kind: FetchErrorKind,
         earlier: Vec<(String, String)>,
     ) -> FetchError {
-        let (kind, context) = (Box::new(kind), Box::new(self.context(&host)));
-        FetchError { repository: self.image.name().to_owned(), target: what, host, kind, earlier, context }
+        let (kind, context) = (Box::new(kind), Box::new(self.context(&host, earlier)));
+        FetchError { repository: self.image.name().to_owned(), target: what, host, kind, context }
     }
 
-    /// What the next step after an error at this host depends on.
-    fn context(&self, host: &str) -> FetchContext {
+    /// What the text and the next step of an error at this host depend on.
+    fn context(&self, host: &str, earlier: Vec<(String, String)>) -> FetchContext {
         let gets_credential =
             self.links.iter().find(|link| link.host.name() == host).is_none_or(|link| link.host.is_registry);
         FetchContext {
+            earlier,
             credential: self.credential.clone().filter(|_| gets_credential),
             hosts: Some(HostsConfig::of(self.image.registry(), &self.shared.config)),
             nearest_tags: Vec::new(),
