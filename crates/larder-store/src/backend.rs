@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, Condition, Container, ContainerInventory, FilesystemUsage,
-    Filesystems, Image, ImageDetails, ImageSpec, ProgressReporter, RuntimeInfo,
+    Filesystems, Image, ImageDetails, ImageSpec, MinimumRate, ProgressReporter, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::error_chain;
@@ -134,6 +134,10 @@ impl Backend for StoreBackend {
             Ok(record) => Ok(record.id.into()),
             Err(error) => Err(pull_failed(&error)),
         }
+    }
+
+    fn minimum_rate(&self) -> Option<MinimumRate> {
+        Some(self.puller.minimum_rate()).filter(|minimum| minimum.bytes_per_second > 0)
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {

@@ -5,11 +5,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::backend::ProgressReporter;
+use larder::backend::{MinimumRate, ProgressReporter};
 use larder::reference::Reference;
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::pull::{PullError, StorePullConfig, StorePuller};
-use larder_store::store::{ImageRecord, MinimumRate, Store, StoreConfig};
+use larder_store::store::{ImageRecord, Store, StoreConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use larder_testkit_peers::process::poll;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, ContainerInventory, Filesystems, Image, ImageDetails, ImageSpec,
-    ProgressReporter, RuntimeInfo,
+    MinimumRate, ProgressReporter, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
@@ -78,6 +78,7 @@ struct BackendScript {
     scripts_by_image: HashMap<String, VecDeque<ScriptedPull>>,
     hold_all: bool,
     removes_for: Duration,
+    minimum_rate: Option<MinimumRate>,
     /// Pulls held by [`FakeBackend::hold_pulls`], oldest first.
     held: VecDeque<(String, oneshot::Sender<ScriptedPull>)>,
 }
@@ -188,6 +189,11 @@ impl FakeBackend {
     /// From now on a removal waits this long before it does anything.
     pub fn remove_slowly(&self, time: Duration) {
         self.state().removes_for = time;
+    }
+
+    /// What [`Backend::minimum_rate`] answers from now on: pulls continue where they stopped.
+    pub fn continue_pulls(&self, minimum: MinimumRate) {
+        self.state().minimum_rate = Some(minimum);
     }
 
     /// The next call of this kind fails with this error; further ones queue up behind it.
@@ -426,6 +432,10 @@ impl Backend for FakeBackend {
             state.failures.entry(BackendOp::Status).or_default().extend(script.status_error);
         }
         running.end(script.outcome.map(|pulled| pulled.id))
+    }
+
+    fn minimum_rate(&self) -> Option<MinimumRate> {
+        self.state().minimum_rate
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {

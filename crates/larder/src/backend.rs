@@ -14,7 +14,7 @@ use crate::gc::DiskSpace;
 use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 pub use crate::progress::{
-    ByteProgress, LayerPhase, LayerProgress, ProgressReporter, PullDetail, PullStep, PullWait,
+    ByteProgress, LayerPhase, LayerProgress, MinimumRate, ProgressReporter, PullDetail, PullStep, PullWait,
 };
 use crate::reference::{ImageId, ImageName};
 
@@ -197,6 +197,12 @@ pub trait Backend: Send + Sync {
         sandbox: Option<&SandboxConfig>,
         progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError>;
+
+    /// The minimum rate of pulls; `None` if a pull that is canceled and begun again starts from the first byte. Otherwise
+    /// it continues where it stopped, and the [manager](crate::pull::ImageManager) gives its slot to other pulls.
+    fn minimum_rate(&self) -> Option<MinimumRate> {
+        None
+    }
 
     /// Removes an image under all its names. Succeeds when it is already absent, so that a sweep can be repeated.
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError>;

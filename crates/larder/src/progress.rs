@@ -19,6 +19,21 @@ pub struct ByteProgress {
     pub total: Option<u64>,
 }
 
+/// The rate below which a fetch gives way to waiting pulls. Without waiting pulls it may be slower.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MinimumRate {
+    /// Bytes per second; 0: a fetch never gives way.
+    pub bytes_per_second: u64,
+    /// Time over which the rate is measured.
+    pub window: Duration,
+}
+
+impl Default for MinimumRate {
+    fn default() -> Self {
+        MinimumRate { bytes_per_second: 64 << 10, window: Duration::from_secs(10) }
+    }
+}
+
 /// The current state of a pull, if the backend reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PullDetail {

@@ -193,7 +193,7 @@ pub struct StoreSettings {
     /// Layers of one registry fetched and unpacked at once, over all pulls.
     pub layers_at_once: usize,
     /// The rate below which a layer's fetch gives way to waiting pulls.
-    pub minimum_rate: larder_store::store::MinimumRate,
+    pub minimum_rate: larder::backend::MinimumRate,
     /// Bytes that must stay free after a pull.
     pub reserve_bytes: u64,
     /// Inodes that must stay free after a pull.

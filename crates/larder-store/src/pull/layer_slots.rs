@@ -221,7 +221,7 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::store::MinimumRate;
+    use larder::backend::MinimumRate;
 
     fn request(repository: &str) -> SlotRequest {
         let registry = repository.split('/').next().unwrap().to_owned();

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use larder::backend::ProgressReporter;
+use larder::backend::{MinimumRate, ProgressReporter};
 use larder::credentials::Credential;
 use larder::gc::{ClockReading, ReclaimOutcome, ReclaimTrigger};
 use larder::reference::{Digest, Reference};
@@ -43,8 +43,7 @@ pub use load::LoadedImage;
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::admission::{self, admit};
 use crate::store::{
-    ClaimOutcome, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, LeaseResources, MinimumRate, Store,
-    StoreError,
+    ClaimOutcome, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, LeaseResources, Store, StoreError,
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
 use larder_registry::manifest::PlatformMatcher;
@@ -133,6 +132,11 @@ impl StorePuller {
             leaving,
             reserve,
         }
+    }
+
+    /// The rate below which a fetch gives way to others.
+    pub fn minimum_rate(&self) -> MinimumRate {
+        self.config.minimum_rate
     }
 
     /// The store that it pulls into.

@@ -2,26 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
+use larder::backend::MinimumRate;
 use tokio::time::Instant;
 
 use crate::unpack::UnpackProgress;
-
-/// The rate below which a fetch gives way to waiting pulls. Without waiting pulls it may be slower.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MinimumRate {
-    /// Bytes per second; 0: a fetch never gives way.
-    pub bytes_per_second: u64,
-    /// Time over which the rate is measured.
-    pub window: Duration,
-}
-
-impl Default for MinimumRate {
-    fn default() -> Self {
-        MinimumRate { bytes_per_second: 64 << 10, window: Duration::from_secs(10) }
-    }
-}
 
 /// The source of a fetch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -131,6 +116,8 @@ impl RateWindow {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn source(registry: &str, authorizer: u64) -> FetchSource {

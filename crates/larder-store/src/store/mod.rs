@@ -49,7 +49,6 @@ pub use commit::{CommitLayer, ImageCommit};
 pub use config::StoreConfig;
 pub use db::DbError;
 pub use error::{StoreError, StoreOpenError};
-pub use fetch_progress::MinimumRate;
 pub(crate) use handle::OpenStore;
 pub use handle::Store;
 pub use ingest::{IngestFile, IngestReader};

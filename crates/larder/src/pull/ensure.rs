@@ -31,7 +31,7 @@ pub struct EnsureRequest {
     pub priority: Priority,
 }
 
-/// Priority in the pull queue. Running pulls are never preempted.
+/// Priority in the pull queue. A running pull is not stopped for one with a higher priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Priority {
     /// A caller waits for it.

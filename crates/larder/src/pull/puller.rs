@@ -1,15 +1,16 @@
 //! Schedules pulls: serial, bounded or unbounded.
 
+use std::future;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{self, Instant};
 
 use super::config::PullConfig;
 use super::ensure::BackendAdvice;
-use super::priority_semaphore::{PrioritySemaphore, PullPermit, QueuePriority};
+use super::priority_semaphore::{PrioritySemaphore, PullPermit, QueuePriority, QueuedPull};
 use super::status::{PullPhase, PullTrackerEntry};
 use super::throttle::{RateExceeded, Throttle};
-use crate::backend::{BackendError, CallErrorKind, ImageSpec};
+use crate::backend::{BackendError, CallErrorKind, ImageSpec, MinimumRate};
 use crate::credentials::Credential;
 use crate::image_service::{ImageService, PullAttemptsError, PulledImage};
 use crate::pod::SandboxConfig;
@@ -111,9 +112,12 @@ pub(super) struct ImagePuller {
     slots: PullConcurrency,
     throttle: Option<Throttle>,
     timeout: Option<Duration>,
+    /// `None` if the backend does not continue canceled pulls.
+    minimum: Option<MinimumRate>,
 }
 
-/// Limit of concurrent pulls. First in, first out within the same priority.
+/// Limit of concurrent pulls. First in, first out within the same priority; with several slots, those are shared fairly
+/// between registries.
 enum PullConcurrency {
     Serial { queue: PrioritySemaphore, worker: PrioritySemaphore },
     Bounded(PrioritySemaphore),
@@ -122,29 +126,59 @@ enum PullConcurrency {
 
 impl ImagePuller {
     pub(super) fn new(images: ImageService, config: &PullConfig, now: Instant) -> Self {
+        let minimum = images.backend().minimum_rate();
+        let bounded =
+            if minimum.is_some() { PrioritySemaphore::with_recalls } else { PrioritySemaphore::new };
         let slots = match (config.serialize_image_pulls, config.max_parallel_image_pulls) {
             (true, _) => PullConcurrency::Serial {
                 queue: PrioritySemaphore::new(MAX_IMAGE_PULL_REQUESTS),
                 worker: PrioritySemaphore::new(1),
             },
-            (false, Some(bound)) => PullConcurrency::Bounded(PrioritySemaphore::new(bound.get() as usize)),
+            (false, Some(bound)) => PullConcurrency::Bounded(bounded(bound.get() as usize)),
             (false, None) => PullConcurrency::Unbounded,
         };
-        ImagePuller { images, slots, throttle: Throttle::new(config, now), timeout: config.pull_timeout }
+        let throttle = Throttle::new(config, now);
+        ImagePuller { images, slots, throttle, timeout: config.pull_timeout, minimum }
     }
 
     /// Waits for a slot, passes the throttle, pulls, and queries the size while it holds the slot.
     pub(super) async fn pull(&self, job: &PullJob, entry: &PullTrackerEntry) -> PullOutcome {
-        let _slot = self.slots.take(entry, &job.urgency).await;
+        let mut slot = self.slots.take(entry, job).await;
         let throttled = || entry.set(PullPhase::Throttled, Some("the pull rate limit (registryPullQPS)"));
         if let Some(throttle) = &self.throttle
             && let Err(refused) = throttle.pass(throttled).await
         {
             return PullOutcome { pulled: Err(refused.into()), size_bytes: 0, duration: Duration::ZERO };
         }
-        entry.set(PullPhase::Pulling, None);
-        let start = Instant::now();
-        let pulled = self.pull_in_time(job, entry).await;
+        let mut duration = Duration::ZERO;
+        loop {
+            entry.set(PullPhase::Pulling, None);
+            let start = Instant::now();
+            let outcome = tokio::select! {
+                biased;
+                outcome = self.pull_and_measure(job, entry, duration) => Some(outcome),
+                () = self.gives_way(slot.as_ref(), entry) => None,
+            };
+            duration += start.elapsed();
+            if let Some((pulled, size_bytes)) = outcome {
+                if let (Ok(_), Some(slot)) = (&pulled, &slot) {
+                    slot.set_slow(false);
+                }
+                return PullOutcome { pulled, size_bytes, duration };
+            }
+            tracing::info!("gives its pull slot to another pull, and continues after it");
+            drop(slot);
+            slot = self.slots.take(entry, job).await;
+        }
+    }
+
+    async fn pull_and_measure(
+        &self,
+        job: &PullJob,
+        entry: &PullTrackerEntry,
+        spent: Duration,
+    ) -> (Result<PulledImage, PullerError>, u64) {
+        let pulled = self.pull_in_time(job, entry, spent).await;
         let size_bytes = match &pulled {
             // A size that cannot be read is no reason to fail a pull that succeeded.
             Ok(pulled) if !pulled.image_ref.is_empty() => {
@@ -152,20 +186,45 @@ impl ImagePuller {
             }
             _ => 0,
         };
-        PullOutcome { pulled, size_bytes, duration: start.elapsed() }
+        (pulled, size_bytes)
     }
 
-    /// Dropping the backend's pull cancels it.
+    /// Ends when the slot is recalled, or the pull was below the minimum rate for a window while another pull waits for
+    /// the slot. Never ends if the backend does not continue canceled pulls.
+    async fn gives_way(&self, slot: Option<&PullPermit<'_>>, entry: &PullTrackerEntry) {
+        let (Some(slot), Some(minimum)) = (slot, self.minimum) else { return future::pending().await };
+        let below_minimum = async {
+            loop {
+                let before = entry.bytes().done;
+                time::sleep(minimum.window).await;
+                let bytes = entry.bytes();
+                let needed = u128::from(minimum.bytes_per_second) * minimum.window.as_millis() / 1000;
+                let is_fetched = bytes.total.is_some_and(|total| bytes.done >= total);
+                let is_slow = u128::from(bytes.done.saturating_sub(before)) < needed && !is_fetched;
+                slot.set_slow(is_slow);
+                if is_slow && slot.is_wanted() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = slot.recalled() => {}
+            () = below_minimum => {}
+        }
+    }
+
+    /// Dropping the backend's pull cancels it. `spent` is the time before the pull gave way.
     async fn pull_in_time(
         &self,
         job: &PullJob,
         entry: &PullTrackerEntry,
+        spent: Duration,
     ) -> Result<PulledImage, PullerError> {
         let progress = entry.progress();
         let pull = self.images.pull(&job.spec, &job.credentials, job.sandbox.as_ref(), &progress);
         match self.timeout {
             None => Ok(pull.await?),
-            Some(timeout) => match tokio::time::timeout(timeout, pull).await {
+            Some(timeout) => match time::timeout(timeout.saturating_sub(spent), pull).await {
                 Ok(pulled) => Ok(pulled?),
                 Err(_) => Err(PullerError::TimedOut(timeout)),
             },
@@ -174,18 +233,19 @@ impl ImagePuller {
 }
 
 impl PullConcurrency {
-    async fn take(&self, entry: &PullTrackerEntry, urgency: &QueuePriority) -> Option<PullPermit<'_>> {
+    async fn take(&self, entry: &PullTrackerEntry, job: &PullJob) -> Option<PullPermit<'_>> {
+        let pull = QueuedPull::new(&job.spec.image, &job.urgency);
         let (slots, waiting) = match self {
             PullConcurrency::Unbounded => return None,
             PullConcurrency::Bounded(slots) => (slots, "a pull slot (maxParallelImagePulls)"),
             PullConcurrency::Serial { queue, worker } => {
                 entry.set(PullPhase::Queued, Some("a slot in the pull queue"));
-                let _place = queue.take(urgency).await;
+                let _place = queue.take(&QueuedPull::in_order(&job.urgency)).await;
                 entry.set(PullPhase::Queued, Some("earlier pulls (serializeImagePulls)"));
-                return Some(worker.take(urgency).await);
+                return Some(worker.take(&pull).await);
             }
         };
         entry.set(PullPhase::Queued, Some(waiting));
-        Some(slots.take(urgency).await)
+        Some(slots.take(&pull).await)
     }
 }

@@ -132,6 +132,11 @@ impl PullTrackerEntry {
         });
     }
 
+    /// Its progress; zero until the backend reports it.
+    pub(super) fn bytes(&self) -> ByteProgress {
+        self.status.borrow().bytes.unwrap_or_default()
+    }
+
     /// A reporter that updates this entry. A later one replaces the first.
     pub(super) fn progress(&self) -> ProgressReporter {
         let (status, describe) = (self.status.clone(), Arc::clone(&self.describe));

@@ -134,7 +134,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         ByteSizeCodec<0>,
         store.minimum_rate.bytes_per_second,
         Restart,
-        "Bytes per second. A layer that is fetched more slowly gives way to other pulls that wait for it or for its slot. Without waiting pulls, it may be slower. 0: it never gives way."
+        "Bytes per second. A layer or pull that is slower gives way to other pulls that wait for it or for its slot. Without waiting pulls, it may be slower. 0: it never gives way."
     ),
     setting!(
         "store.minimumRateWindow",

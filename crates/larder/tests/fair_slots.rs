@@ -1,0 +1,107 @@
+//! Pull slots are shared between registries, and never more pulls run than `maxParallelImagePulls`. Time is simulated.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder::backend::MinimumRate;
+use larder::pod::Pod;
+use larder::pull::{EnsureError, EnsureRequest, EnsuredImage, ImageManager, PullConfig, PullPolicy};
+use larder_testkit::fake_backend::{FakeBackend, ScriptedPull};
+use tokio::task::JoinHandle;
+use tokio::time;
+
+const OTHER: &str = "other.example/app:1";
+
+struct SlotFixture {
+    backend: FakeBackend,
+    manager: Arc<ImageManager>,
+}
+
+impl SlotFixture {
+    /// With four slots, on a backend that continues canceled pulls, or does not.
+    fn new(continues: bool) -> SlotFixture {
+        let backend = FakeBackend::new();
+        backend.hold_pulls();
+        if continues {
+            backend.continue_pulls(MinimumRate::default());
+        }
+        let config = PullConfig {
+            max_parallel_image_pulls: NonZeroU32::new(4),
+            registry_pull_qps: 0,
+            ..PullConfig::default()
+        };
+        let manager = ImageManager::builder(Arc::new(backend.clone())).config(config).build();
+        SlotFixture { backend, manager: Arc::new(manager) }
+    }
+
+    async fn start(&self, image: &str) -> JoinHandle<Result<EnsuredImage, EnsureError>> {
+        let request = EnsureRequest::new(image, PullPolicy::IfNotPresent, Pod::default());
+        let manager = self.manager.clone();
+        let task = tokio::spawn(async move { manager.ensure(&request).await });
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        task
+    }
+
+    fn finish(&self, image: &str) -> bool {
+        self.backend.finish_pull_of(image, ScriptedPull::ok(format!("sha256:{image}"), 1))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_images_of_one_registry_leave_a_slot_to_pulls_of_others() {
+    let node = SlotFixture::new(true);
+    let slow = [1, 2, 3, 4].map(|n| format!("slow.example/app{n}:1"));
+    let mut tasks = Vec::new();
+    for image in &slow {
+        tasks.push(node.start(image).await);
+    }
+    assert_eq!(node.backend.held_pulls(), slow, "without other pulls, one registry may have all slots");
+    let other = node.start(OTHER).await;
+    assert!(node.finish(OTHER), "{:?}", node.backend.held_pulls());
+    assert!(other.await.unwrap().is_ok());
+    for (image, task) in slow.iter().zip(tasks) {
+        assert!(!task.is_finished() && node.finish(image), "{image} continues");
+        assert!(task.await.unwrap().is_ok());
+    }
+    assert_eq!(node.backend.counts().most_at_once, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pulls_below_the_minimum_rate_give_their_slots_to_waiting_pulls() {
+    let node = SlotFixture::new(true);
+    let (window, rate) = (MinimumRate::default().window, MinimumRate::default().bytes_per_second * 10);
+    let fast = || ScriptedPull::ok("sha256:fast", 1);
+    let progress = (1..6).fold(fast(), |pull, n| pull.progress(n * rate, Some(9 * rate)).after(window));
+    node.backend.on_pull_of("fast.example/app:1", progress);
+    for registry in ["fast", "a", "b", "c"] {
+        node.start(&format!("{registry}.example/app:1")).await;
+    }
+    let other = node.start(OTHER).await;
+    assert_eq!(node.backend.counts().started, 4, "no registry has more than one slot");
+    time::sleep(window + Duration::from_secs(1)).await;
+    assert!(node.finish(OTHER), "{:?}", node.backend.held_pulls());
+    assert!(other.await.unwrap().is_ok());
+    let counts = node.backend.until(|counts| counts.succeeded == 2).await;
+    assert_eq!((counts.most_at_once, node.backend.images().len()), (4, 2), "the fast pull was not stopped");
+    assert!(counts.canceled >= 1 && node.backend.held_pulls().len() == 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_would_start_over_is_never_stopped_for_another() {
+    let node = SlotFixture::new(false);
+    for n in 0..6 {
+        node.start(&format!("slow.example/app{n}:1")).await;
+    }
+    let _other = node.start(OTHER).await;
+    time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!((node.backend.counts().canceled, node.backend.counts().started), (0, 4));
+    assert!(node.finish("slow.example/app2:1"));
+    time::sleep(Duration::from_secs(1)).await;
+    assert!(
+        node.backend.held_pulls().contains(&OTHER.to_owned()),
+        "the next free slot is for the other registry"
+    );
+}
