@@ -1,18 +1,26 @@
 //! One hostile registry and one hostile repository at full effort: pulls of others keep their speed, and no private byte is
-//! served.
+//! served. All pulls go through the control API of a node, as those of a daemon's clients do.
 //!
 //! The registry of the others sends at a fixed pace, so that the time of a pull is that of waiting, not of this machine's
 //! processors.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use larder::backend::ProgressReporter;
-use larder::reference::{Digest, Reference};
-use larder_registry::{Proxy, RegistryClient, RegistryConfig};
-use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{Store, StoreConfig};
+use larder::events::LogSink;
+use larder::pod::Pod;
+use larder::pull::{EnsureRequest, PullPolicy};
+use larder_agent::backend::{OpenMode, RuntimeRequirement};
+use larder_agent::client::EnsureSession;
+use larder_agent::config::{self, SettingsSources};
+use larder_agent::environment::DefaultPaths;
+use larder_agent::node::{Node, NodeOptions, StateDirAccess};
+use larder_agent::serve::CommandServer;
+use larder_api::v1alpha1::{ImagesRequest, ImagesResponse};
+use larder_registry::{Proxy, RegistryConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{
     FaultRegistry, FaultRegistryAuth, FaultTrigger, PutImage, ResponseFault,
@@ -30,13 +38,18 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const ROUNDS: usize = 6;
 /// Of the speed in peace.
 const LEAST: f64 = 0.8;
-/// Between two attempts of one hostile pull; kubelet's back-off is longer.
+/// Over which the rate of a pull is measured; the default is ten seconds.
+const WINDOW: Duration = Duration::from_secs(1);
+/// Between two attempts of one hostile pull.
 const PAUSE: Duration = Duration::from_millis(100);
+/// For a pull of half a second.
+const PATIENCE: Duration = Duration::from_secs(30);
 const HOUR: Duration = Duration::from_secs(3600);
 
-struct Node {
+struct TenantFixture {
     _dir: TempDir,
-    puller: StorePuller,
+    server: CommandServer,
+    session: Arc<EnsureSession>,
     honest: FaultRegistry,
     hostile: FaultRegistry,
     /// Of a hostile registry too; its token service does not answer.
@@ -48,13 +61,27 @@ fn layer(name: &str, bytes: usize) -> Vec<u8> {
     TarBuilder::new().with(TarBuilderEntry::file(name, vec![7; bytes])).finish()
 }
 
-impl Node {
-    async fn new() -> Node {
+impl TenantFixture {
+    async fn new() -> TenantFixture {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
-        let config =
+        let sources = SettingsSources { places: DefaultPaths::of(true, |_| None), layers: Vec::new() };
+        let mut config = config::load(&sources).unwrap();
+        config.root = dir.path().join("store");
+        config.state = Some(dir.path().join("state"));
+        config.registry =
             RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
-        let puller = StorePuller::new(store, RegistryClient::new(config), StorePullConfig::default());
+        config.store.minimum_rate.window = WINDOW;
+        // It counts the pulls of all registries, as in kubelet.
+        config.pull.registry_pull_qps = 0;
+        let options = NodeOptions {
+            store: OpenMode::Create,
+            runtime: RuntimeRequirement::Require,
+            state: StateDirAccess::CurrentUser,
+            logs_events: false,
+            verbosity: tracing::Level::ERROR,
+        };
+        let server = CommandServer::start(Node::open(sources, config, None, options).unwrap());
+        let session = Arc::new(EnsureSession::new(server.client(), None, Arc::new(LogSink), false));
         let [honest, hostile, hanging] = [(); 3].map(|()| FaultRegistry::start());
         let victim = honest.put_image("private/app", "1", PLAIN, &[layer("secret", 20_000)], &[]);
         for round in 0..2 * ROUNDS {
@@ -64,9 +91,9 @@ impl Node {
         // 400 kB in about half a second.
         let pace = ResponseFault::Trickle(16 << 10, Duration::from_millis(20));
         honest.fault(FaultTrigger::path("/v2/app"), pace);
-        let node = Node { _dir: dir, puller, honest, hostile, hanging, victim };
+        let node = TenantFixture { _dir: dir, server, session, honest, hostile, hanging, victim };
         node.set_traps();
-        pull(&node.puller, &node.honest.image("private/app:1")).await.unwrap();
+        pull(&node.session, &node.honest.image("private/app:1")).await.unwrap();
         node
     }
 
@@ -113,10 +140,10 @@ impl Node {
         names.extend([self.hanging.image("app:1"), self.honest.image("hostile:1")]);
         for name in names {
             for _ in 0..2 {
-                let (puller, name) = (self.puller.clone(), name.clone());
+                let (session, name) = (Arc::clone(&self.session), name.clone());
                 attack.spawn(async move {
                     loop {
-                        assert!(pull(&puller, &name).await.is_err(), "{name} was pulled");
+                        assert!(pull(&session, &name).await.is_err(), "{name} was pulled");
                         time::sleep(PAUSE).await;
                     }
                 });
@@ -125,44 +152,57 @@ impl Node {
         attack
     }
 
+    async fn images(&self) -> ImagesResponse {
+        let client = self.server.client();
+        client.ask(async |mut calls| calls.images(ImagesRequest::default()).await).await.unwrap()
+    }
+
     /// Time of the pull of an image that was not pulled before.
     async fn measure(&self, number: usize) -> Duration {
         let began = Instant::now();
-        pull(&self.puller, &self.honest.image(&format!("app{number}:1"))).await.unwrap();
+        let name = self.honest.image(&format!("app{number}:1"));
+        time::timeout(PATIENCE, pull(&self.session, &name)).await.expect("it has a slot").unwrap();
         began.elapsed()
     }
 }
 
-async fn pull(puller: &StorePuller, name: &str) -> Result<(), String> {
-    let name = Reference::parse(name).unwrap();
-    let outcome = puller.pull(&name, None, &ProgressReporter::unwatched()).await;
+/// A pod of its own pulls this image: no back-off applies.
+async fn pull(session: &EnsureSession, name: &str) -> Result<(), String> {
+    static PODS: AtomicU64 = AtomicU64::new(0);
+    let uid = format!("uid-{}", PODS.fetch_add(1, Ordering::Relaxed));
+    let pod = Pod { uid, name: "app".into(), namespace: "tenant".into(), ..Pod::default() };
+    let outcome = session.ensure(&EnsureRequest::new(name, PullPolicy::Always, pod)).await;
     outcome.map(drop).map_err(|error| error.to_string())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_registries_neither_slow_down_other_pulls_nor_get_private_images() {
-    let node = Node::new().await;
-    let id = Digest::parse(&node.victim.config).unwrap();
-    let before = node.puller.store().image(&id).unwrap().unwrap();
+    let node = TenantFixture::new().await;
+    let before = node.images().await;
+    assert_eq!(before.images[0].id, node.victim.config);
     node.honest.forget_requests();
     let (mut peace, mut attacked) = (Duration::ZERO, Duration::ZERO);
     for round in 0..ROUNDS {
-        peace += node.measure(2 * round).await;
-        let mut attack = node.attack();
-        time::sleep(Duration::from_millis(300)).await; // until its fetches have begun
-        attacked += node.measure(2 * round + 1).await;
-        assert!(attack.try_join_next().is_none(), "no hostile pull succeeds");
-        attack.shutdown().await;
+        peace += node.measure(round).await;
     }
+    let mut attack = node.attack();
+    // Until each of its pulls was measured.
+    time::sleep(4 * WINDOW).await;
+    for round in 0..ROUNDS {
+        attacked += node.measure(ROUNDS + round).await;
+    }
+    assert!(attack.try_join_next().is_none(), "no hostile pull succeeds");
+    attack.shutdown().await;
     let speed = peace.as_secs_f64() / attacked.as_secs_f64();
     eprintln!(
         "{ROUNDS} pulls in peace: {peace:.2?}, under attack: {attacked:.2?}, speed: {:.0}%",
         speed * 100.0
     );
     assert!(speed >= LEAST, "pulls of others have {:.0}% of their speed", speed * 100.0);
-    assert_eq!(node.puller.store().image(&id).unwrap().unwrap(), before, "the private image is unchanged");
-    let images = node.puller.store().images().unwrap();
-    assert_eq!(images.len(), 1 + 2 * ROUNDS, "no hostile image is present");
+    let after = node.images().await;
+    assert_eq!(after.images.len(), 1 + 2 * ROUNDS, "no hostile image is present");
+    assert!(after.images.contains(&before.images[0]), "the private image is unchanged");
     let secret = format!("/blobs/{}", node.victim.layers[0]);
     assert!(node.honest.requests_for(&secret).is_empty());
+    node.server.close(|_| ()).await;
 }
