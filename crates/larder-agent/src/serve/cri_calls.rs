@@ -1,10 +1,8 @@
 //! Counts calls over CRI by method and code.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use hyper::body::{Frame, SizeHint};
+use hyper::body::Frame;
 use larder_cri::code_name;
 use larder_cri::server::known_method;
 use tonic::body::Body;
@@ -12,6 +10,7 @@ use tonic::codegen::Bytes;
 use tonic::codegen::http::{HeaderMap, Response};
 use tonic::{Code, Status};
 
+use super::observed_body::{BodyObserver, observed};
 use crate::node::metrics::NodeMetrics;
 
 /// One call, counted when it ends. Dropped before, it counts as canceled by its caller.
@@ -32,7 +31,7 @@ impl CriCallCount {
         if self.note(response.headers()) {
             return response;
         }
-        response.map(|body| Body::new(CountedBody { body, call: self }))
+        observed(response, self)
     }
 
     /// Reads the status of the call, if it is among these fields.
@@ -49,38 +48,16 @@ impl Drop for CriCallCount {
     }
 }
 
-/// A body whose trailers have the status of its call.
-struct CountedBody {
-    body: Body,
-    call: CriCallCount,
-}
-
-impl hyper::body::Body for CountedBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(context);
-        match &frame {
-            Poll::Ready(Some(Ok(frame))) => {
+/// The trailers have the status of the call.
+impl BodyObserver for CriCallCount {
+    fn observe(&mut self, part: &Result<Frame<Bytes>, Status>) {
+        match part {
+            Ok(frame) => {
                 if let Some(trailers) = frame.trailers_ref() {
-                    self.call.note(trailers);
+                    self.note(trailers);
                 }
             }
-            Poll::Ready(Some(Err(status))) => self.call.code = status.code(),
-            Poll::Ready(None) | Poll::Pending => {}
+            Err(status) => self.code = status.code(),
         }
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

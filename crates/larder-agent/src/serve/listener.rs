@@ -4,11 +4,10 @@
 //! other requests are answered so, and calls under way end.
 
 use std::convert::Infallible;
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::pin::pin;
 use std::time::Duration;
 
-use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -18,11 +17,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time;
-use tonic::Status;
-use tonic::body::Body;
-use tonic::codegen::Bytes;
 
 use super::connections::{CallEntry, ConnectionEntry, Connections, stop_requested};
+use super::observed_body::{BodyObserver, observed};
 use super::request_memory::{LimitedBody, MemoryReservation};
 use super::router::{Router, is_read, takes};
 use super::shutdown::{self, ReadRouter};
@@ -165,10 +162,7 @@ impl Connections {
                     Ok(begun) => begun,
                     Err(refused) => return Ok(refused),
                 };
-                let response = answer.await?;
-                Ok::<_, Infallible>(
-                    response.map(|body| Body::new(TrackedBody { body, _call: call, _share: share })),
-                )
+                Ok::<_, Infallible>(observed(answer.await?, (call, share)))
             }
         });
         let builder = http();
@@ -209,32 +203,8 @@ fn http() -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// A body that keeps its call in the table, and what its request takes, until it is sent or dropped.
-struct TrackedBody {
-    body: Body,
-    _call: CallEntry,
-    _share: MemoryReservation,
-}
-
-impl hyper::body::Body for TrackedBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
+/// Keeps a call in the table, and what its request takes.
+impl BodyObserver for (CallEntry, MemoryReservation) {}
 
 /// Done once the client has sent something, or has gone. Takes nothing of it: readiness alone may be a false alarm.
 async fn speaks(stream: &UnixStream) {

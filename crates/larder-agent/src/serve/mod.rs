@@ -9,6 +9,7 @@ pub(crate) mod connections;
 mod cri_calls;
 pub(crate) mod http_handler;
 mod listener;
+mod observed_body;
 pub(crate) mod request_memory;
 mod responses;
 pub(crate) mod router;
