@@ -38,7 +38,6 @@ pub struct ContainerdUses {
 /// A container from its creation to its removal. Another one may have the same ID later, and another image.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct ContainerIdentity {
-    namespace: &'static str,
     id: String,
     image: String,
     snapshotter: String,
@@ -51,7 +50,7 @@ impl ContainerIdentity {
     fn of(container: &Container) -> ContainerIdentity {
         let Container { id, image, snapshotter, snapshot_key, created_at, .. } = container.clone();
         let created_at = created_at.map(|time| (time.seconds, time.nanos));
-        ContainerIdentity { namespace: NAMESPACE, id, image, snapshotter, snapshot_key, created_at }
+        ContainerIdentity { id, image, snapshotter, snapshot_key, created_at }
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) fn finish(
 /// The verification policy. One that cannot be read is among the problems of the settings; should they be used in spite of
 /// that, each image is verified.
 fn verification_of(kubelet: &ImageSettings, gates: FeatureGates) -> Option<Verification> {
-    kubelet.verification(gates).unwrap_or_else(|_| Verification::parse("AlwaysVerify", []).ok())
+    kubelet.verification(gates).unwrap_or_else(|_| Some(Verification::always_verify()))
 }
 
 struct ConfigCheck<'a> {

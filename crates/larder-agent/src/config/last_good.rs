@@ -23,7 +23,7 @@ struct SavedSettings {
 }
 
 /// Where the settings files are saved: a file for each set of sources, below the root that needs no settings file.
-fn place(sources: &SettingsSources) -> Option<PathBuf> {
+fn saved_path(sources: &SettingsSources) -> Option<PathBuf> {
     let given = |wanted: &str| {
         sources.layers.iter().rev().find_map(|source| match source {
             SettingsSource::Given { key, value, .. } if *key == wanted => Some(PathBuf::from(value)),
@@ -44,7 +44,7 @@ fn place(sources: &SettingsSources) -> Option<PathBuf> {
 
 /// Saves the files of settings that are in force. A failure is logged: it costs only a later start.
 pub(crate) fn save(sources: &SettingsSources, files: &SettingsFiles) {
-    let Some(path) = place(sources).filter(|_| !files.is_empty()) else { return };
+    let Some(path) = saved_path(sources).filter(|_| !files.is_empty()) else { return };
     if let Err(error) = write(&path, files) {
         tracing::warn!("cannot save the settings for a start with invalid ones: {error}");
     }
@@ -68,7 +68,7 @@ fn write(path: &Path, files: &SettingsFiles) -> std::io::Result<()> {
 
 /// The configuration of the saved files, if these `errors` are of files and the saved ones have none.
 pub(crate) fn load(sources: &SettingsSources, errors: &ConfigErrors) -> Option<Config> {
-    let path = place(sources)?;
+    let path = saved_path(sources)?;
     let saved = fs_err::read(&path).ok()?;
     let saved: SavedSettings = serde_json::from_slice(&saved)
         .inspect_err(|error| tracing::warn!("{}: {error}", path.display()))
@@ -76,7 +76,7 @@ pub(crate) fn load(sources: &SettingsSources, errors: &ConfigErrors) -> Option<C
         .filter(|saved: &SavedSettings| saved.version == VERSION)?;
     let mut config = load_from(sources, &|path, _| Ok(saved.files.get(path).cloned().flatten())).ok()?.0;
     config.verification =
-        ConfigReader::verification_in(sources).unwrap_or_else(|_| Some(Verification::of_everyone()));
+        ConfigReader::verification_in(sources).unwrap_or_else(|_| Some(Verification::always_verify()));
     config.gc = config.gc.disabled();
     config.degraded = Some(errors.line());
     Some(config)
@@ -91,7 +91,7 @@ mod tests {
     fn a_relative_path_in_another_directory_is_another_file() {
         let saved_below = |path: PathBuf| {
             let layers = vec![SettingsSource::File { path, required: true }];
-            place(&SettingsSources { places: DefaultPaths::of(true, |_| None), layers }).expect("a root")
+            saved_path(&SettingsSources { places: DefaultPaths::of(true, |_| None), layers }).expect("a root")
         };
         let here = std::env::current_dir().expect("a directory");
         assert_eq!(saved_below("config.yaml".into()), saved_below(here.join("config.yaml")));

@@ -314,8 +314,8 @@ impl Node {
         self.recovered.get_or_try_init(recover).await.is_ok()
     }
 
-    /// Records that an image was ensured, for later GC processes. An image that was pulled is first seen now. The record is on disk when this returns, unless it cannot
-    /// be written, which is logged.
+    /// Records that an image was ensured, for later GC processes. An image that was pulled is first seen now. The record is on
+    /// disk when this returns, unless it cannot be written, which is logged.
     pub(crate) async fn note_ensured(&self, id: &ImageId, was_pulled: bool) {
         let Some(ensures) = &self.ensures else { return };
         // In a runtime, present images may be older than larder: their ages start with the first listing.

@@ -197,10 +197,10 @@ impl StorePuller {
         worker: PullTaskHandle,
     ) -> Result<StagedLayer, PullError> {
         let span = tracing::info_span!("layer", digest = %wanted.descriptor.digest);
-        Box::pin(self.bring_layer(from, wanted, progress, worker)).instrument(span).await
+        Box::pin(self.fetch_in_slot(from, wanted, progress, worker)).instrument(span).await
     }
 
-    async fn bring_layer(
+    async fn fetch_in_slot(
         &self,
         from: LayerOrigin,
         wanted: PlannedLayer,

@@ -71,11 +71,11 @@ impl LayerFetches {
     pub(super) async fn next(&mut self) -> Option<Result<(), PullError>> {
         tokio::select! {
             biased;
-            Some(at) = self.staged_lost.next() => self.lose(at),
+            Some(at) = self.staged_lost.next() => self.drop_taken_over(at),
             Some((at, fetched)) = self.under_way.next() => match fetched {
                 Some(Ok(staged)) => self.add_staged(at, staged),
                 Some(Err(error)) => return Some(Err(error)),
-                None => self.lose(at),
+                None => self.drop_taken_over(at),
             },
             else => return None,
         }
@@ -94,7 +94,7 @@ impl LayerFetches {
     }
 
     /// Another pull took the layer over, and needs its download.
-    fn lose(&mut self, at: usize) {
+    fn drop_taken_over(&mut self, at: usize) {
         self.claims.remove(&at);
         self.staged.remove(&at);
     }

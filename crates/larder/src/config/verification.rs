@@ -29,7 +29,7 @@ impl Verification {
     }
 
     /// Every image requires credentials: for a policy that cannot be read.
-    pub fn of_everyone() -> Self {
+    pub fn always_verify() -> Self {
         Verification { policy: VerificationPolicy::AlwaysVerify, allowlist: Vec::new() }
     }
 
