@@ -109,7 +109,7 @@ impl CheckedBackend<'_> {
                 None => return BackendHealth::Up(Arc::new(info)),
                 Some(why) => (why, false),
             },
-            Ok(Err(error)) => (words(&error), is_larder(&error)),
+            Ok(Err(error)) => (error_with_hint(&error), is_unusable(&error)),
             Err(_) => {
                 let within = larder::go_format::duration(WITHIN);
                 (format!("{}: no answer within {within}", self.description), true)
@@ -127,15 +127,18 @@ impl CheckedBackend<'_> {
             return Some(format!("{}: {}: {}", info.endpoint, condition.reason, condition.message));
         }
         let runtime = self.runtime.filter(|_| validate)?;
-        runtime.validate_image_service().await.err().map(|error| words(&error))
+        runtime.validate_image_service().await.err().map(|error| error_with_hint(&error))
     }
 }
 
-fn is_larder(error: &BackendError) -> bool {
-    matches!(error, BackendError::Unreachable { problem: EndpointFailure::Larder, .. })
+/// Whether each call would wait for a server that does not respond, or must not be made.
+fn is_unusable(error: &BackendError) -> bool {
+    let BackendError::Unreachable { problem, .. } = error else { return false };
+    matches!(problem, EndpointFailure::Silent { .. } | EndpointFailure::Larder)
 }
 
-fn words(error: &BackendError) -> String {
+/// The error and what the reader could try next, on one line.
+pub(super) fn error_with_hint(error: &BackendError) -> String {
     match error.hint() {
         Some(hint) => format!("{error} ({hint})"),
         None => error.to_string(),
@@ -161,7 +164,7 @@ fn news(before: &BackendHealth, now: &BackendHealth) -> Option<(EventType, Event
 #[cfg(test)]
 mod tests {
     use larder::events::RingSink;
-    use larder_cri::CriConfig;
+    use larder_cri::{CriConfig, Endpoint};
     use larder_testkit::fake_backend::{BackendOp, FakeBackend, error};
     use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
     use tonic::Code;
@@ -192,6 +195,42 @@ mod tests {
         fake.change(|contents| contents.version.runtime_name = "larder".into());
         let BackendHealth::Down { why, unusable, .. } = checked.look(true).await else { panic!("it is up") };
         assert!(why.contains("served by larder itself") && unusable, "{why}");
+    }
+
+    #[tokio::test]
+    async fn the_image_service_is_validated_at_the_start_and_after_an_outage_only() {
+        let (fake, events, node) = (FakeCri::start(), RingSink::new(10), ObjectRef::node("n"));
+        let runtime = CriBackend::new(fake.endpoint(), CriConfig::default());
+        let checked = CheckedBackend { backend: &runtime, runtime: Some(&runtime), description: "a fake" };
+        let health = watch::Sender::default();
+        let check = async || check_now(&checked, &health, &node, &events).await;
+        fake.fail_next(Rpc::ImageFsInfo, Code::Unimplemented, "unknown service runtime.v1.ImageService");
+        assert!(!check().await, "its image plugin does not work");
+        assert!(check().await);
+        fake.fail_next(Rpc::ImageFsInfo, Code::Unimplemented, "unknown service runtime.v1.ImageService");
+        assert!(check().await, "it was validated");
+    }
+
+    #[tokio::test]
+    async fn a_runtime_that_hangs_is_unusable() {
+        let down = async |runtime: &CriBackend| {
+            let checked = CheckedBackend { backend: runtime, runtime: None, description: "a fake" };
+            match checked.look(false).await {
+                BackendHealth::Down { why, unusable, .. } => (why, unusable),
+                other => panic!("{other:?}"),
+            }
+        };
+        let fake = FakeCri::start();
+        let connected = CriBackend::new(fake.endpoint(), CriConfig::default());
+        connected.info().await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let _stopped = std::os::unix::net::UnixListener::bind(dir.path().join("s")).unwrap();
+        let unconnected = CriBackend::new(Endpoint::at(dir.path().join("s")), CriConfig::default());
+        fake.hang_next(Rpc::Version);
+        time::pause();
+        assert_eq!(down(&connected).await, ("a fake: no answer within 10s".to_owned(), true));
+        let (why, unusable) = down(&unconnected).await;
+        assert!(why.contains("no answer within 5s") && unusable, "{why}");
     }
 
     #[tokio::test(start_paused = true)]

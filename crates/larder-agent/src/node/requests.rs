@@ -11,6 +11,7 @@ use larder::pull::DirectPull;
 use tokio::task::spawn_blocking;
 
 use super::Node;
+use super::health::error_with_hint;
 use super::peer::Peer;
 
 /// The interface that a request came through.
@@ -57,8 +58,10 @@ impl Node {
                 (EventType::Normal, EventReason::Pulled, message)
             }
             Err(error) => {
-                let message =
-                    format!("{by} failed to pull image {image} over CRI after {took}: {}", explained(error));
+                let message = format!(
+                    "{by} failed to pull image {image} over CRI after {took}: {}",
+                    error_with_hint(error)
+                );
                 (EventType::Warning, EventReason::Failed, message)
             }
         };
@@ -106,15 +109,8 @@ impl Node {
     /// Records a removal over CRI that failed.
     pub(crate) fn record_failed_removal(&self, image: &ImageSpec, error: &BackendError) {
         let (by, image) = (Peer::current(), go_format::quote(image.image.as_str()));
-        let message = format!("{by} failed to remove image {image} over CRI: {}", explained(error));
+        let message = format!("{by} failed to remove image {image} over CRI: {}", error_with_hint(error));
         self.record(EventType::Warning, EventReason::RemovalFailed, &message);
-    }
-}
-
-fn explained(error: &BackendError) -> String {
-    match error.hint() {
-        Some(hint) => format!("{error} ({hint})"),
-        None => error.to_string(),
     }
 }
 
