@@ -23,18 +23,28 @@ impl Node {
         let mut logged = None;
         loop {
             time::sleep(LOOK).await;
-            let Some(age) = self.settings.now().exited_container_age else { continue };
-            let commands = spawn_blocking(host_commands).await.ok().flatten();
-            let objection = objection(self.settings.reads_kubelet_file(), commands.as_deref());
-            match objection {
-                None => remove_exited(runtime, age, SystemTime::now()).await,
-                Some(why) if objection != logged => {
-                    tracing::warn!("gc.exitedContainerAge has no effect: {why}");
-                }
-                Some(_) => {}
+            let commands = async || spawn_blocking(host_commands).await.ok().flatten();
+            let objection = self.remove_old_containers(runtime, commands, SystemTime::now()).await;
+            if let Some(why) = objection.filter(|_| objection != logged) {
+                tracing::warn!("gc.exitedContainerAge has no effect: {why}");
             }
             logged = objection;
         }
+    }
+
+    /// Removes them once, if the setting says so. Returns why it has no effect.
+    async fn remove_old_containers(
+        &self,
+        runtime: &CriBackend,
+        commands: impl AsyncFnOnce() -> Option<Vec<String>>,
+        now: SystemTime,
+    ) -> Option<&'static str> {
+        let age = self.settings.now().exited_container_age?;
+        let objection = objection(self.settings.reads_kubelet_file(), commands().await.as_deref());
+        if objection.is_none() {
+            remove_exited(runtime, age, now).await;
+        }
+        objection
     }
 }
 
@@ -91,8 +101,10 @@ mod tests {
     use std::time::UNIX_EPOCH;
 
     use larder_cri::{CriConfig, proto};
+    use larder_testkit::fake_backend::FakeBackend;
     use larder_testkit_peers::fake_cri::FakeCri;
 
+    use super::super::testing;
     use super::*;
 
     const HOUR: Duration = Duration::from_secs(3600);
@@ -118,10 +130,22 @@ mod tests {
             }
         });
         let runtime = CriBackend::new(fake.endpoint(), CriConfig::default());
-        remove_exited(&runtime, HOUR, UNIX_EPOCH + Duration::from_secs(3602)).await;
-        let mut left = Vec::new();
-        fake.change(|contents| left = contents.containers.iter().map(|one| one.id.clone()).collect());
-        assert_eq!(left, ["young", "of kubelet", "running"]);
+        let remove = async |age: Option<Duration>, command: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            let node = testing::node(&FakeBackend::new(), dir.path(), None, |config| {
+                config.exited_container_age = age;
+            });
+            let commands = async || Some(vec![command.to_owned()]);
+            let now = UNIX_EPOCH + Duration::from_secs(3602);
+            let objection = node.remove_old_containers(&runtime, commands, now).await;
+            let mut left = Vec::new();
+            fake.change(|contents| left = contents.containers.iter().map(|one| one.id.clone()).collect());
+            (objection, left.join(", "))
+        };
+        let all = "old, young, of kubelet, running".to_owned();
+        assert_eq!(remove(None, "systemd").await, (None, all.clone()), "off by default");
+        assert_eq!(remove(Some(HOUR), "kubelet").await, (Some("a kubelet runs"), all));
+        assert_eq!(remove(Some(HOUR), "systemd").await, (None, "young, of kubelet, running".to_owned()));
     }
 
     #[test]
