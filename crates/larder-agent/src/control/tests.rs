@@ -1,7 +1,9 @@
 //! The service behind a real socket, on a fake backend.
 
 mod cri;
+mod status;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +19,7 @@ use tonic::Code;
 
 use super::*;
 use crate::client::{Client, ControlServerAddress, GrpcControlClient};
-use crate::node::{NodeFilesystems, testing};
+use crate::node::{NodeDependencies, NodeFilesystems, testing};
 use crate::serve::http_handler::HttpHandler;
 use crate::serve::router::Router;
 
@@ -37,8 +39,15 @@ impl TestDaemon {
     }
 
     fn by(process: ServingProcess) -> TestDaemon {
+        TestDaemon::on(process, |backend, dir| testing::parts(backend, dir, None, |_| ()))
+    }
+
+    fn on(
+        process: ServingProcess,
+        parts: impl FnOnce(&FakeBackend, &Path) -> NodeDependencies,
+    ) -> TestDaemon {
         let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
-        let node = Arc::new(testing::node(&backend, dir.path(), None, |_| ()));
+        let node = Arc::new(Node::build(parts(&backend, dir.path())));
         let listener = UnixListener::bind(dir.path().join("s")).unwrap();
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
@@ -299,27 +308,6 @@ async fn the_time_that_a_pod_pulls_is_measured_over_all_its_images() {
     .unwrap();
     assert!(page.contains("larder_pod_image_pull_seconds_sum 30"), "{page}");
     assert!(page.contains("larder_pod_image_pull_seconds_count 1"), "{page}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_status_has_the_images_of_the_node_status() {
-    let served = TestDaemon::new();
-    for (name, size) in [("a:1", 1), ("b:1", 3), ("c:1", 2)] {
-        served.backend.add_image(name, image(format!("sha256:{name}"), size));
-    }
-    let node = Arc::clone(&served.node);
-    let mut listed = node.loops.images();
-    let status = tokio::select! {
-        () = node.loops.run() => unreachable!("it runs until dropped"),
-        status = async {
-            listed.wait_for(|images| images.listed.is_some()).await.unwrap();
-            served.client().status(api::StatusRequest { look: false }).await.unwrap().into_inner()
-        } => status,
-    };
-    let shown: Vec<_> = status.node_images.iter().map(|image| (&image.names[..], image.size_bytes)).collect();
-    let names = ["b:1", "c:1", "a:1"].map(|name| [name.to_owned()]);
-    assert_eq!(shown, [(&names[0][..], 3), (&names[1][..], 2), (&names[2][..], 1)]);
-    assert_eq!((status.images_bytes, status.images_listed.is_some()), (6, true));
 }
 
 #[tokio::test]

@@ -8,6 +8,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use larder::events::{EventReason, EventType};
+use larder::go_format;
+use larder_registry::RegistryLoad;
 use tokio::task::spawn_blocking;
 use tokio::time;
 
@@ -99,7 +101,19 @@ impl Node {
     /// What is wrong beside errors of single calls.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let others = self.others.warning(SystemTime::now());
-        self.degraded().into_iter().chain(others).chain(self.settings.now().warnings.clone()).collect()
+        let of_settings = self.settings.now().warnings.clone();
+        self.degraded().into_iter().chain(others).chain(self.rate_limits()).chain(of_settings).collect()
+    }
+
+    /// The registries that requested a wait.
+    fn rate_limits(&self) -> Vec<String> {
+        let loads = self.store().map(|store| store.puller().client().loads()).unwrap_or_default();
+        let limited = loads.into_iter().filter(|load| !load.held_for.is_zero());
+        let text = |load: RegistryLoad| {
+            let left = go_format::duration(Duration::from_secs(load.held_for.as_secs()));
+            format!("registry {}: rate limited; requests of some repositories wait for {left}", load.host)
+        };
+        limited.map(text).collect()
     }
 
     /// Fails while GC is off because the settings are invalid.
@@ -141,4 +155,26 @@ fn stamps(files: &[&Path]) -> Stamps {
         Some((found.ctime(), found.ctime_nsec(), found.len()))
     };
     files.iter().map(|path| ((*path).to_owned(), stamp(path))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use larder_testkit_peers::process::poll;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_made_readable_has_changed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let before = stamps(&[file.path()]);
+        assert_eq!(before, stamps(&[file.path()]));
+        // The kernel's clock for these times is coarse.
+        let changed = poll(Duration::from_secs(10), || {
+            fs_err::set_permissions(file.path(), std::fs::Permissions::from_mode(0o600)).unwrap();
+            (stamps(&[file.path()]) != before).then_some(())
+        });
+        assert!(changed.is_some());
+    }
 }

@@ -1,21 +1,31 @@
 //! CRI over a real socket: what a call leaves behind, and what is served when.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use larder::backend::{Backend as _, CallErrorKind, EndpointFailure, ImageSpec, ProgressReporter};
 use larder::gc::HistoryFile;
-use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_testkit::fake_backend::{ScriptedPull, image};
+use larder::pod::SandboxConfig;
+use larder_cri::{CriBackend, CriConfig, Endpoint, proto};
+use larder_testkit::fake_backend::{BackendOp, ScriptedPull, error, image};
+use larder_testkit_peers::fake_cri::FakeCri;
 
-use super::{TestDaemon, api};
-use crate::node::NodeFilesystems;
+use super::{ServingProcess, TestDaemon, api};
+use crate::backend::BackendHandle;
 use crate::node::health::BackendHealth;
 use crate::node::metrics::{ExpositionFormat, exposition};
+use crate::node::{NodeDependencies, NodeFilesystems, testing};
 use larder::backend::BackendError;
 use larder::events::EventReason;
 
 fn caller(served: &TestDaemon) -> CriBackend {
     CriBackend::new(Endpoint::at(served.dir.path().join("s")), CriConfig::default())
+}
+
+/// What `crictl ps -a` and `crictl rmi --prune` ask for.
+async fn containers(served: &TestDaemon) -> Result<Vec<String>, BackendError> {
+    let inventory = caller(served).container_inventory().await?;
+    Ok(inventory.containers.into_iter().map(|container| container.id).collect())
 }
 
 async fn pull(client: &CriBackend, name: &str) -> Result<larder::reference::ImageId, BackendError> {
@@ -145,4 +155,67 @@ async fn calls_fail_at_once_while_the_backend_is_known_to_hang() {
     let why = EndpointFailure::Refused.to_string();
     served.node.health.send_replace(BackendHealth::Down { since: SystemTime::now(), why, unusable: false });
     client.list().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pull_for_a_pod_is_an_event_of_the_pod_and_a_failed_removal_is_one_of_the_node() {
+    let served = TestDaemon::new();
+    let client = caller(&served);
+    served.backend.on_pull_of("a:1", ScriptedPull::ok("sha256:1", 100));
+    let sandbox = SandboxConfig { name: "web".into(), namespace: "shop".into(), ..SandboxConfig::default() };
+    let progress = ProgressReporter::unwatched();
+    client.pull(&ImageSpec::named("a:1"), None, Some(&sandbox), &progress).await.unwrap();
+    served.backend.fail_next(BackendOp::Remove, error("disk on fire"));
+    client.remove(&ImageSpec::named("a:1")).await.unwrap_err();
+    let [pulled, failed] = &served.node.events.snapshot()[..] else { panic!("two events") };
+    assert_eq!((pulled.object.namespace.as_str(), pulled.object.name.as_str()), ("shop", "web"));
+    assert_eq!((failed.reason, failed.object.name.as_str()), (EventReason::RemovalFailed, "node"));
+    let own = format!("(pid {})", std::process::id());
+    assert!(failed.message.contains(&own) && failed.message.contains("disk on fire"), "{}", failed.message);
+    let (history, _) = HistoryFile::new(served.node.state.history()).entries().unwrap();
+    assert!(history.is_empty(), "{history:?}");
+}
+
+#[tokio::test]
+async fn an_image_is_first_seen_at_its_pull_over_cri_or_for_an_ensure() {
+    let served = TestDaemon::new();
+    for (name, id) in [("a:1", "sha256:1"), ("b:1", "sha256:2")] {
+        served.backend.on_pull_of(name, ScriptedPull::ok(id, 100));
+    }
+    served.backend.add_image("present:1", image("sha256:3", 100));
+    pull(&caller(&served), "a:1").await.unwrap();
+    super::updates(&mut served.client(), super::wants(&["b:1", "present:1"])).await;
+    let records = served.node.collector().unwrap().records();
+    let is_seen = |id: &str| records.get(&id.into(), "").is_some();
+    assert_eq!(["sha256:1", "sha256:2", "sha256:3"].map(is_seen), [true, true, false]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_waits_for_the_collector_that_removes_images_over_cri() {
+    let served = TestDaemon::new();
+    served.backend.add_image("a:1", image("sha256:1", 100));
+    caller(&served).remove(&ImageSpec::named("a:1")).await.unwrap();
+    let (start, mut status) = (tokio::time::Instant::now(), served.node.loops.status());
+    tokio::select! {
+        () = served.node.loops.run() => unreachable!("it runs until dropped"),
+        ended = status.wait_for(|status| status.rounds > 0) => drop(ended.unwrap()),
+    }
+    assert!(start.elapsed() >= std::time::Duration::from_secs(4), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn containers_are_those_of_the_runtime_and_unknown_while_it_hangs() {
+    let runtime = FakeCri::start();
+    let container = proto::Container { id: "c1".into(), ..proto::Container::default() };
+    runtime.change(|contents| contents.containers = vec![container]);
+    let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
+        let handle =
+            BackendHandle::Runtime(Arc::new(CriBackend::new(runtime.endpoint(), CriConfig::default())));
+        NodeDependencies { handle: Some(handle), ..testing::parts(backend, dir, None, |_| ()) }
+    });
+    assert_eq!(containers(&served).await.unwrap(), ["c1"]);
+    let why = "no answer within 10s".to_owned();
+    served.node.health.send_replace(BackendHealth::Down { since: SystemTime::now(), why, unusable: true });
+    let refused = containers(&served).await.unwrap_err().to_string();
+    assert!(refused.contains("no answer within 10s"), "{refused}");
 }

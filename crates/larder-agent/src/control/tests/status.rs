@@ -1,0 +1,109 @@
+//! What a status and an explanation report of the node.
+
+use async_trait::async_trait;
+use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
+use larder::gc::FsStatsProvider;
+use larder::image_service::{FilesystemError, FsStats};
+use larder::records::{PullRecordStore, Verification};
+use larder_registry::{Proxy, RegistryClient, RegistryConfig};
+use larder_store::backend::StoreBackend;
+use larder_store::pull::{StorePullConfig, StorePuller};
+use larder_store::store::{Store, StoreConfig};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
+
+use super::*;
+use crate::backend::BackendHandle;
+
+async fn status(served: &TestDaemon) -> api::StatusResponse {
+    served.client().status(api::StatusRequest { look: false }).await.unwrap().into_inner()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_status_has_the_images_of_the_node_status() {
+    let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
+        testing::parts(backend, dir, None, |config| config.images.node_status_max_images = 2)
+    });
+    for (name, size) in [("a:1", 1), ("b:1", 3), ("c:1", 2)] {
+        served.backend.add_image(name, image(format!("sha256:{name}"), size));
+    }
+    let node = Arc::clone(&served.node);
+    let mut listed = node.loops.images();
+    let status = tokio::select! {
+        () = node.loops.run() => unreachable!("it runs until dropped"),
+        status = async {
+            listed.wait_for(|images| images.listed.is_some()).await.unwrap();
+            status(&served).await
+        } => status,
+    };
+    let shown: Vec<_> = status.node_images.iter().map(|image| (&image.names[..], image.size_bytes)).collect();
+    let names = ["b:1", "c:1"].map(|name| [name.to_owned()]);
+    assert_eq!(shown, [(&names[0][..], 3), (&names[1][..], 2)]);
+    assert_eq!((status.images_bytes, status.images_listed.is_some()), (6, true));
+}
+
+/// A disk that fills up while the node looks at it.
+struct FillingDisk(std::sync::atomic::AtomicU64);
+
+#[async_trait]
+impl FsStatsProvider for FillingDisk {
+    async fn measure(&self) -> Result<FsStats, FilesystemError> {
+        let available = self.0.fetch_sub(100, std::sync::atomic::Ordering::Relaxed);
+        Ok(FsStats { capacity: 1000, available, inodes: 50, inodes_free: 20, reserved: 0 })
+    }
+}
+
+#[tokio::test]
+async fn the_status_measures_the_image_filesystem_and_has_the_warnings_of_the_settings() {
+    let disk = Arc::new(FillingDisk(700.into()));
+    let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
+        let warnings = vec!["a setting has no effect".to_owned()];
+        testing::parts(backend, dir, Some(disk), |config| config.warnings = warnings)
+    });
+    for (used, available) in [(30, 700), (40, 600)] {
+        let status = status(&served).await;
+        let disk = status.disk.unwrap();
+        assert_eq!((disk.used_percent, disk.available_bytes, disk.size_bytes), (used, available, 1000));
+        assert_eq!((disk.inodes, disk.inodes_free, disk.gc_starts_at_percent), (50, 20, Some(85)));
+        assert_eq!(status.warnings, ["a setting has no effect"]);
+    }
+}
+
+#[tokio::test]
+async fn an_image_without_a_record_is_explained_by_the_policy() {
+    for (policy, every_pod) in [("NeverVerify", true), ("AlwaysVerify", false)] {
+        let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
+            let verification = Verification::parse(policy, []).unwrap();
+            let records = PullRecordStore::open(&dir.join("records"), verification).unwrap();
+            NodeDependencies {
+                records: Some(Arc::new(records)),
+                ..testing::parts(backend, dir, None, |_| ())
+            }
+        });
+        served.backend.add_image("a:1", image("sha256:1", 1));
+        let request = api::ExplainRequest { image: "a:1".into(), ..Default::default() };
+        let explanation = served.client().explain(request).await.unwrap().into_inner();
+        assert_eq!(explanation.unrecorded_access, Some(every_pod), "{policy}");
+    }
+}
+
+#[tokio::test]
+async fn a_registry_that_limits_the_rate_is_a_warning_of_the_status() {
+    let registry = FaultRegistry::start();
+    registry.fault(FaultTrigger::path("/"), ResponseFault::RetryAfter(429, "86400".into()));
+    let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
+        let store = Store::open(&dir.join("store"), StoreConfig::default()).unwrap();
+        let client = RegistryClient::new(RegistryConfig { proxy: Proxy::None, ..RegistryConfig::default() });
+        let store = StoreBackend::new(StorePuller::new(store, client, StorePullConfig::default()));
+        NodeDependencies {
+            handle: Some(BackendHandle::Store(store)),
+            ..testing::parts(backend, dir, None, |_| ())
+        }
+    });
+    assert_eq!(status(&served).await.warnings, [""; 0]);
+    let image = ImageSpec::named(registry.image("shop/web:1"));
+    let store = served.node.store().unwrap();
+    store.pull(&image, None, None, &ProgressReporter::unwatched()).await.unwrap_err();
+    let warnings = status(&served).await.warnings;
+    let expected = format!("registry {}: rate limited; requests", registry.address());
+    assert!(warnings.len() == 1 && warnings[0].starts_with(&expected), "{warnings:?}");
+}
