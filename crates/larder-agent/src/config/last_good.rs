@@ -84,8 +84,44 @@ pub(crate) fn load(sources: &SettingsSources, errors: &ConfigErrors) -> Option<C
 
 #[cfg(test)]
 mod tests {
+    use larder::reference::ImageName;
+
+    use super::super::SettingOrigin;
+    use super::super::read::load_with_files;
     use super::*;
     use crate::environment::DefaultPaths;
+
+    #[test]
+    fn a_hidden_policy_verifies_each_image_and_a_readable_one_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("config.yaml");
+        let root = dir.path().display().to_string();
+        let layers = vec![
+            SettingsSource::File { path: file.clone(), required: true },
+            SettingsSource::Given { by: SettingOrigin::Flag("--root"), key: "root", value: root },
+        ];
+        let sources = SettingsSources { places: DefaultPaths::of(true, |_| None), layers };
+        let write = |settings: &str| {
+            let head = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n";
+            fs_err::write(&file, format!("{head}{settings}\n")).expect("a file");
+            load_with_files(&sources)
+        };
+        let never = "imagePullCredentialsVerificationPolicy: NeverVerify";
+        let (_, files) = write(never).expect("valid settings");
+        save(&sources, &files);
+        let broken = [
+            ("imagePullCredentialsVerificationPolicy: NeverVerfy".to_owned(), true),
+            ("imagePullCredentialsVerificationPolice: NeverVerify".to_owned(), true),
+            (format!("{never}\nserializeImagePulls: maybe"), false),
+        ];
+        for (settings, verifies) in broken {
+            let errors = write(&settings).expect_err("invalid settings");
+            let config = load(&sources, &errors).expect("the last good settings");
+            let verification = config.verification.expect("records are kept");
+            let required = verification.required(&ImageName::from("private.example/app:1"), false);
+            assert_eq!((required, config.gc.is_enabled()), (verifies, false), "{settings}");
+        }
+    }
 
     #[test]
     fn a_relative_path_in_another_directory_is_another_file() {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::events::RingSink;
-use larder::gc::{Accounting, Collector, GcIntervals, GcLoops, GcPolicy};
+use larder::events::{EventReason, RingSink};
+use larder::gc::{Accounting, Collector, GcGoal, GcIntervals, GcLoops, GcPolicy};
 use larder::reference::ImageId;
+use larder_testkit::fake_backend::{FakeBackend, image};
 use tokio::time::{Instant, sleep};
 
 use crate::world::FakeNode;
@@ -102,6 +103,40 @@ async fn pressure_is_relieved_as_soon_as_images_reach_the_minimum_age_or_lose_th
         assert_eq!(world.removals(), ["i0", "i1"], "{case}: long before the timer");
         task.abort();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_policy_ends_the_wait_under_pressure() {
+    let world = world();
+    world.state().other = 420;
+    let patient = GcPolicy { minimum_age: secs(3600), ..GcPolicy::default() };
+    let collector = Arc::new(world.collector().policy(patient).build());
+    let loops = Arc::new(GcLoops::new(Arc::clone(&collector), GcIntervals::default()));
+    let run = Arc::clone(&loops);
+    let task = tokio::spawn(async move { run.run().await });
+    sleep(secs(20)).await;
+    assert_eq!((loops.status().borrow().failures, world.removals().len()), (1, 0));
+    world.advance(20_000);
+    collector.set_policy(policy());
+    sleep(secs(10)).await;
+    assert_eq!(world.removals(), ["i0", "i1"], "long before the timer");
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_invalid_image_id_is_reported_by_rounds_only() {
+    let backend = FakeBackend::new();
+    backend.add_image("no-id:1", image("", 100));
+    let events = Arc::new(RingSink::new(100));
+    let collector =
+        Collector::builder(Arc::new(backend)).policy(policy()).events(events.clone(), "node").build();
+    let reported =
+        || events.snapshot().iter().filter(|event| event.reason == EventReason::InvalidImageId).count();
+    collector.snapshot().await.unwrap();
+    collector.detect().await.unwrap();
+    assert_eq!(reported(), 0, "lists and explanations raise no event");
+    collector.round(GcGoal::AllUnused).await;
+    assert_eq!(reported(), 1);
 }
 
 #[tokio::test(start_paused = true)]

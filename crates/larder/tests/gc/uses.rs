@@ -75,6 +75,17 @@ async fn a_mount_of_the_store_is_shown_as_one() {
     }
 }
 
+#[tokio::test]
+async fn the_image_of_a_sandbox_is_in_use() {
+    let fake = FakeBackend::new();
+    let sandbox = |image: &str| Sandbox { pod: "ns/web".into(), image: image.into(), ..Sandbox::default() };
+    let sandboxes = vec![sandbox("sha256:a"), sandbox("")];
+    fake.set_in_use(ContainerInventory { sandboxes, ..ContainerInventory::default() });
+    let found = BackendUseSource::new(Arc::new(fake)).uses().await.expect("the fake answers");
+    let [used] = &found[..] else { panic!("the runtime reports one image: {found:?}") };
+    assert_eq!((used.image.as_str(), used.by.to_string().contains("ns/web")), ("sha256:a", true));
+}
+
 /// The gate and the file of ensures may both report an ensure.
 #[test]
 fn of_several_leases_the_longest_counts() {
