@@ -19,7 +19,9 @@ use larder_store::fsck::FsckOptions;
 use larder_store::mounts::MountOptions;
 use larder_store::pull::{PullError, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
-use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig};
+use larder_store::store::{
+    LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig, StoreOpenError,
+};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
@@ -466,4 +468,24 @@ fn images_are_removed_where_no_byte_and_no_inode_is_free() {
     assert!(outcome.error.is_none(), "{outcome:?}");
     assert!(disk.free().inodes > 100, "{:?}", disk.free());
     assert_eq!(sound_images(&store, "afterwards"), [""; 0]);
+}
+
+#[test]
+fn a_store_that_does_not_fit_on_the_disk_is_not_called_damaged() {
+    let Some(disk) = SmallDisk::new(40, 200) else { return };
+    let mut errors = Vec::new();
+    for kib in (0..8192).step_by(4) {
+        let root = disk.path().join("store");
+        fs_err::create_dir(&root).unwrap();
+        disk.fill(DiskSpace { bytes: kib << 10, inodes: 100 });
+        let opened = Store::open(&root, StoreConfig::default()).map(drop);
+        disk.make_room();
+        fs_err::remove_dir_all(&root).unwrap();
+        let Err(error) = opened else { break };
+        let (text, hint) = (chain(&error), error.hint().unwrap().to_string());
+        assert!(hint.contains("free disk space") && !hint.contains("fsck"), "{kib} KiB: {text}: {hint}");
+        errors.push(error);
+    }
+    let of_database = |error: &StoreOpenError| matches!(error, StoreOpenError::Database { .. });
+    assert!(errors.iter().any(of_database), "the database is one of the files that do not fit: {errors:?}");
 }

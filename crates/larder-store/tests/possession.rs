@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+use std::time::Duration;
+
 use larder::backend::ProgressReporter;
 use larder::reference::{Digest, Reference};
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::pull::{PullError, StorePullConfig, StorePuller};
 use larder_store::store::{ImageRecord, Store, StoreConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
-use larder_testkit::fault_registry::{FaultRegistry, PutImage};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, PutImage, ResponseFault};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -154,4 +156,29 @@ async fn a_layer_compressed_in_another_way_is_fetched_and_verified_and_kept_once
         assert_eq!(tenants.attacker.bytes_sent(digest), layer.len() as u64);
     }
     assert_eq!(tenants.record().layers, before.layers);
+}
+
+#[tokio::test]
+async fn a_blob_that_an_interrupted_pull_fetched_is_not_unpacked_for_another_repository() {
+    let tenants = Tenants::new().await;
+    let layers = [archive("stalled", 6), archive("fetched", 7)];
+    let image = tenants.victim.put_image("private/other", "1", PLAIN, &layers, &[]);
+    tenants.victim.fault(FaultTrigger::path(&image.layers[0]), ResponseFault::StallAfter(0));
+    let store = tenants.puller.store();
+    let fetched = async {
+        while store.usage().unwrap().ingest.bytes < layers[1].len() as u64 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        pulled = tenants.pull(&tenants.victim, "private/other:1") => panic!("{pulled:?}"),
+        () = fetched => {}
+    }
+    let own = tenants.attacker.put_image("free/app", "1", PLAIN, &layers[1..], &[]);
+    tenants.attacker.fault(FaultTrigger::path(&own.layers[0]), ResponseFault::status(404));
+    let error = tenants.pull(&tenants.attacker, "free/app:1").await.unwrap_err();
+    assert!(matches!(&error, PullError::Fetch(_) | PullError::Blob(_)), "{error}");
+    tenants.attacker.clear_faults();
+    tenants.pull(&tenants.attacker, "free/app:1").await.unwrap();
+    assert_eq!(tenants.attacker.bytes_sent(&own.layers[0]), 0, "it has the blob, and need not send it again");
 }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::join_all;
-use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
+use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec, ProgressReporter};
+use larder::credentials::{Credential, Secret};
 use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
@@ -16,6 +17,7 @@ use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::backend_suite::{self, BackendFixture, FixtureImages};
+use larder_testkit::fault_registry::{FaultRegistry, FaultRegistryAuth};
 use larder_testkit_peers::{
     HoldingProxy, ImageBuilder, LayerFiles, Package, RegistryOptions, RegistryProcess, require,
 };
@@ -183,5 +185,19 @@ async fn a_layer_takes_implied_metadata_from_each_base() {
         // Without root, directories keep rwx for their owner; the layer manifest has the true mode.
         let expected = if rustix::process::geteuid().is_root() { mode } else { mode | 0o700 };
         assert_eq!(format!("{found:o}"), format!("{expected:o}"), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_rejected_credential_and_a_missing_one_are_both_a_denied_pull() {
+    let (dir, registry) = (tempfile::tempdir().unwrap(), FaultRegistry::start());
+    registry.require(FaultRegistryAuth::Basic { user: "u".into(), password: "right".into() });
+    let (backend, name) = (backend(&dir.path().join("store")), registry.image("private/app:1"));
+    let wrong = Credential { username: "u".into(), password: Secret::new("wrong"), ..Credential::default() };
+    for (credential, text) in [(Some(&wrong), "rejected the credential"), (None, "pull access denied")] {
+        let progress = ProgressReporter::unwatched();
+        let error = backend.pull(&ImageSpec::named(&name), credential, None, &progress).await.unwrap_err();
+        assert!(matches!(error, BackendError::Call { kind: CallErrorKind::Denied, .. }), "{error:?}");
+        assert!(error.to_string().contains(text), "{error}");
     }
 }
