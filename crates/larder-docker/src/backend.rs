@@ -6,12 +6,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use larder::backend::{
     Backend, BackendError, ByteProgress, CallErrorKind, Condition, Container, ContainerInventory,
-    FilesystemUsage, Filesystems, Image, ImageDetails, ImageSpec, ProgressReporter, RuntimeInfo,
+    FilesystemUsage, Filesystems, Image, ImageDetails, ImageNames, ImageSpec, NameRemoval, ProgressReporter,
+    RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::gc::DiskSpace;
 use larder::pod::SandboxConfig;
-use larder::reference::ImageId;
+use larder::reference::{ImageId, Reference};
 use reqwest::Method;
 use reqwest::header::HeaderMap;
 use serde_json::Value;
@@ -270,6 +271,27 @@ impl Backend for DockerBackend {
                 Ok(ContainerInventory { containers, sandboxes: Vec::new() })
             })
             .await
+    }
+
+    fn names(&self) -> Option<&dyn ImageNames> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl ImageNames for DockerBackend {
+    /// Docker removes no image of a container, forced or not.
+    async fn remove_names(
+        &self,
+        id: &ImageId,
+        names: &[String],
+        _: bool,
+    ) -> Result<NameRemoval, BackendError> {
+        remove::remove_names(&self.engine, id, names).await
+    }
+
+    async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError> {
+        remove::add_name(&self.engine, id, name).await
     }
 }
 

@@ -5,8 +5,8 @@
 //! would be lost by then. So containers are checked first, and removed names are restored if the engine refuses in the
 //! end, because a container was created since.
 
-use larder::backend::{BackendError, CallErrorKind};
-use larder::reference::{ImageId, ImageName};
+use larder::backend::{BackendError, CallErrorKind, NameRemoval};
+use larder::reference::{DEFAULT_TAG, ImageId, ImageName, Reference};
 use reqwest::Method;
 use reqwest::header::HeaderMap;
 
@@ -33,6 +33,38 @@ pub(crate) async fn remove(engine: &EngineClient, image: &ImageName) -> Result<(
         give_back(engine, &id, &taken).await;
     }
     outcome
+}
+
+/// Removes these names of an image, and the image if it has no others. A missing image is a success.
+pub(crate) async fn remove_names(
+    engine: &EngineClient,
+    id: &ImageId,
+    names: &[String],
+) -> Result<NameRemoval, BackendError> {
+    let found = engine.inspect::<ImageInspect>(id.as_str()).await?;
+    let has_others = |found: ImageInspect| all_names(&found).iter().any(|name| !names.contains(name));
+    if !found.is_some_and(has_others) {
+        remove(engine, &ImageName::from(id)).await?;
+        return Ok(NameRemoval::ImageRemoved);
+    }
+    for name in names {
+        take_off(engine, id, name.clone(), &mut Vec::new()).await?;
+    }
+    Ok(NameRemoval::Untagged)
+}
+
+/// Adds a name to an image, in place of the image that has it. Returns whether the image is present.
+pub(crate) async fn add_name(
+    engine: &EngineClient,
+    id: &ImageId,
+    name: &Reference,
+) -> Result<bool, BackendError> {
+    let path = format!("/images/{}/tag", names::in_path(id.as_str())?);
+    let query = [("repo", name.name()), ("tag", name.tag().unwrap_or(DEFAULT_TAG))];
+    match engine.within(engine.call(Method::POST, &path, &query, HeaderMap::new())).await {
+        Err(BackendError::Call { kind: CallErrorKind::NotFound, .. }) => Ok(false),
+        answer => answer.map(|_| true),
+    }
 }
 
 async fn with_all_names(

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, Condition, Container, ContainerInventory, FilesystemUsage,
-    Filesystems, Image, ImageDetails, ImageSpec, MinimumRate, ProgressReporter, RuntimeInfo,
+    Filesystems, Image, ImageDetails, ImageNames, ImageSpec, MinimumRate, NameRemoval, ProgressReporter,
+    RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::error_chain;
 use larder::gc::ClockReading;
 use larder::hint::Hint;
 use larder::pod::SandboxConfig;
-use larder::reference::{ImageId, ImageName};
+use larder::reference::{ImageId, ImageName, Reference};
 
 use crate::disk::DiskSpace;
 use crate::pull::{PullError, StorePuller};
@@ -178,6 +179,30 @@ impl Backend for StoreBackend {
             ..Container::default()
         });
         Ok(ContainerInventory { containers: containers.collect(), sandboxes: Vec::new() })
+    }
+
+    fn names(&self) -> Option<&dyn ImageNames> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl ImageNames for StoreBackend {
+    async fn remove_names(
+        &self,
+        id: &ImageId,
+        names: &[String],
+        force: bool,
+    ) -> Result<NameRemoval, BackendError> {
+        let (Some(id), names) = (id.digest(), names.to_vec()) else { return Ok(NameRemoval::ImageRemoved) };
+        let options = RemoveOptions { force, ..RemoveOptions::default() };
+        let removed = self.ask(move |store| store.remove_names(&id, &names, &options)).await?;
+        Ok(removed.unwrap_or(NameRemoval::ImageRemoved))
+    }
+
+    async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError> {
+        let (Some(id), name) = (id.digest(), name.clone()) else { return Ok(false) };
+        Ok(self.ask(move |store| store.add_name(&id, &name)).await?.is_some())
     }
 }
 

@@ -16,7 +16,7 @@ use crate::pod::SandboxConfig;
 pub use crate::progress::{
     ByteProgress, LayerPhase, LayerProgress, MinimumRate, ProgressReporter, PullDetail, PullStep, PullWait,
 };
-use crate::reference::{ImageId, ImageName};
+use crate::reference::{ImageId, ImageName, Reference};
 
 /// The image of a call, as in CRI's `ImageSpec`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -225,6 +225,36 @@ pub trait Backend: Send + Sync {
 
     /// All containers and sandboxes, running or not.
     async fn container_inventory(&self) -> Result<ContainerInventory, BackendError>;
+
+    /// Changes of single names; `None` where a removal takes all names of an image, as over CRI.
+    fn names(&self) -> Option<&dyn ImageNames> {
+        None
+    }
+}
+
+/// Changes of single names of present images.
+#[async_trait]
+pub trait ImageNames: Send + Sync {
+    /// Removes these names of an image, as it lists them, and the image if no other name is left. Names that it does not have
+    /// are ignored. `force` removes it even if it is mounted, where the backend can do that.
+    async fn remove_names(
+        &self,
+        id: &ImageId,
+        names: &[String],
+        force: bool,
+    ) -> Result<NameRemoval, BackendError>;
+
+    /// Adds a name with a tag to an image, and takes it from the image that has it. Returns whether the image is present.
+    async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError>;
+}
+
+/// What a removal of names removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NameRemoval {
+    /// Only names.
+    Untagged,
+    /// The image, with its last name.
+    ImageRemoved,
 }
 
 /// Why a backend call failed. The text of [`Call`](BackendError::Call) and [`Incomplete`](BackendError::Incomplete) is

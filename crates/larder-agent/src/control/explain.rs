@@ -2,17 +2,17 @@
 
 use std::collections::HashSet;
 
-use larder::backend::{Backend, ImageSpec};
+use larder::backend::Backend;
 use larder::credentials::{SecretCoordinates, ServiceAccountCoordinates};
 use larder::gc::{
-    Collector, GcDecision, GcGoal, GcPolicy, GcSnapshot, ImageDecision, RetainReason, nearest_names, plan,
-    plan_round,
+    Collector, GcDecision, GcGoal, GcPolicy, GcSnapshot, ImageDecision, RetainReason, plan, plan_round,
 };
 use larder::records::{ImagePullCredentials, PullRecordStore};
 use larder::reference::ImageId;
 use larder_api::convert::millis;
 use larder_api::v1alpha1::{Explanation, PulledRecord};
 
+use super::find::find;
 use super::images::absent;
 use super::{gc, report};
 use crate::error::Error;
@@ -25,14 +25,13 @@ pub(super) async fn explain(
     policy: &GcPolicy,
     records: Option<&PullRecordStore>,
 ) -> Result<Explanation, Error> {
-    let found = backend.status(&ImageSpec::named(name)).await?;
+    let image = find(name, backend).await?.image;
     let scene = gc::scene(collector, policy).await?;
-    let Some(image) = found else { return Err(unknown(name, &scene)) };
     let now = plan_round(&scene, policy);
     let last = plan(&scene, policy, GcGoal::AllUnused);
     let of = |verdicts: &[ImageDecision]| verdicts.iter().find(|verdict| verdict.id == image.id).cloned();
     let (Some(now), Some(last)) = (of(&now.decisions), of(&last.decisions)) else {
-        return Err(unknown(name, &scene));
+        return Err(absent(name));
     };
     let since = |stamp| millis(scene.now.since(stamp));
     let pulled_records = pulled_records(records, &image.id).await;
@@ -85,15 +84,6 @@ fn shared(scene: &GcSnapshot, id: &ImageId) -> Option<u64> {
             .map(|&layer| all[layer as usize].amount.bytes)
             .sum(),
     )
-}
-
-/// There is no such image; perhaps another name was meant.
-fn unknown(name: &str, scene: &GcSnapshot) -> Error {
-    let near = nearest_names(name, scene.images.iter().flat_map(|image| &image.names));
-    match near.as_slice() {
-        [] => absent(name),
-        near => absent(name).hint(format!("similar images: {}", near.join(", "))),
-    }
 }
 
 /// The pulled records of an image, by its id. An unreadable record is logged and ignored: it grants no access.

@@ -2,14 +2,18 @@
 
 use larder::backend::{Backend, BackendError, FilesystemUsage, ImageDetails, ImageSpec};
 use larder::hint::Hint;
+use larder::reference::Reference;
 use larder_api::is_gone;
-use larder_api::v1alpha1::{Condition, RuntimeResponse};
+use larder_api::v1alpha1::{Condition, RuntimeResponse, TagRequest, TagResponse};
 
+use super::find::find;
 use crate::error::Error;
+use crate::image_name::{self, InvalidImageName};
 
 /// One image with its details.
 pub(super) async fn inspect(name: &str, backend: &dyn Backend) -> Result<ImageDetails, Error> {
-    match backend.inspect(&ImageSpec::named(name)).await {
+    let image = find(name, backend).await?;
+    match backend.inspect(&ImageSpec::named(image.key())).await {
         Ok(found) => found.ok_or_else(|| absent(name)),
         Err(error) => Err(image_error(name, error)),
     }
@@ -31,6 +35,35 @@ pub(super) fn image_error(name: &str, error: BackendError) -> Error {
 pub(super) fn absent(image: &str) -> Error {
     Error::missing(format!("{image}: image not found"))
         .hint(Hint::new().command(["images"]).text(" lists the present images"))
+}
+
+/// Adds a name to an image.
+pub(super) async fn tag(request: &TagRequest, backend: &dyn Backend) -> Result<TagResponse, Error> {
+    let TagRequest { source, target } = request;
+    let target = target_name(target)?;
+    let Some(names) = backend.names() else {
+        return Err(Error::failed("cannot tag an image of a runtime: CRI has no call for it")
+            .hint(format!("with containerd: ctr -n k8s.io images tag {source} {target}")));
+    };
+    let image = find(source, backend).await?.image;
+    match names.add_name(&image.id, &target).await {
+        Ok(true) => Ok(TagResponse { id: image.id.to_string(), name: target.to_string() }),
+        Ok(false) => Err(absent(source)),
+        Err(error) => Err(image_error(source, error)),
+    }
+}
+
+/// A name that an image can be given: with a tag, and without a digest.
+fn target_name(target: &str) -> Result<Reference, Error> {
+    let bad = |bad: InvalidImageName| Error::bad_input(bad.message).hints(bad.hints);
+    image_name::check(target).map_err(bad)?;
+    let name = Reference::parse(target).map_err(|error| Error::bad_input(error.to_string()))?;
+    if name.digest().is_some() {
+        return Err(Error::bad_input(format!("{target}: a digest cannot be given to an image"))
+            .hint("write a name with a tag"));
+    }
+    let tag = name.tag_or_default().unwrap_or_default();
+    Reference::parse(&format!("{}:{tag}", name.name())).map_err(|error| Error::bad_input(error.to_string()))
 }
 
 /// What larder works on.

@@ -5,6 +5,7 @@ pub(crate) mod caller;
 mod ensure;
 mod events;
 mod explain;
+mod find;
 pub(crate) mod gc;
 mod history;
 mod images;
@@ -36,7 +37,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinError, spawn_blocking};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::image_name;
 use crate::node::Node;
 use crate::node::requests::RequestApi;
@@ -183,6 +184,11 @@ impl Control for ControlApi {
         Ok(Response::new(answer))
     }
 
+    async fn tag(&self, request: Request<api::TagRequest>) -> ControlResult<api::TagResponse> {
+        named(&request.get_ref().source)?;
+        Ok(Response::new(images::tag(request.get_ref(), &*self.node().backend).await?))
+    }
+
     async fn plan(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {
         let request = request.into_inner();
         if let Some(Goal::FailedPulls(true)) = request.goal {
@@ -261,6 +267,12 @@ impl Control for ControlApi {
         let api::MountRequest { image, target, writable, suid, dev } = request.into_inner();
         let options = MountOptions { writable, suid, dev };
         let target = absolute(&target)?;
+        self.node().require_store()?;
+        let image = match find::find(named(&image)?, &*self.node().backend).await {
+            Ok(found) => found.key().to_owned(),
+            Err(error) if error.kind() == ErrorKind::NotFound => image, // a mount has its own next step for that
+            Err(error) => return Err(error.into()),
+        };
         let mount = self.store(move |store| mounts::mount_of(store, &image, &target, options)).await?;
         Ok(Response::new(api::MountResponse { mount: Some(mount) }))
     }

@@ -1,11 +1,12 @@
-//! Removes images, each under all of its names.
+//! Removes names of images, and images: a name removes itself, and the image with its last name. Over CRI, a removal takes
+//! all names.
 
 mod naming;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use larder::backend::{Backend, BackendError, Container, ContainerInventory, Image, ImageSpec};
+use larder::backend::{Backend, BackendError, Container, ContainerInventory, Image, ImageSpec, NameRemoval};
 use larder::detached::run_to_completion;
 use larder::error_chain;
 use larder::gc::{ClockReading, ImageUse, ImageUseError, ImageUseSource, RemovalGate, ReportedUse};
@@ -17,11 +18,12 @@ use larder_store::backend::StoreBackend;
 use larder_store::store::StoreError;
 use tokio::task::spawn_blocking;
 
-use super::images::{absent, image_error};
+use super::find::{FoundImage, find_name};
+use super::images::image_error;
 use crate::error::{Error, ErrorKind};
-use naming::ImageNameForm;
+use naming::{RemovalScope, Selection};
 
-/// Removes images one after the other; their names were checked. `store` is the backend, where that is larder's own
+/// Removes images and names one after the other; the texts were checked. `store` is the backend, where that is larder's own
 /// store; `unlisted` reports the containers that the backend's inventory lacks; `gate` is what ensures and collection agree on. An unavailable backend ends it. Dropping
 /// the call ends it after the image that is being removed.
 pub(super) async fn remove(
@@ -55,18 +57,21 @@ async fn look_up<'a>(
     answer: &mut RemoveResponse,
 ) -> Result<Vec<RemovalRequest<'a>>, Error> {
     let mut found: Vec<RemovalRequest> = Vec::new();
-    for name in &request.images {
-        match backend.status(&ImageSpec::named(name)).await {
-            Ok(Some(image)) => match naming::name_form(name, &image) {
-                ImageNameForm::PartOfId => answer.refuse(too_short(name, &image))?,
-                how => match found.iter_mut().find(|known| known.image.id == image.id) {
-                    Some(known) => known.ways.push(how),
-                    None => found.push(RemovalRequest { name, image, ways: vec![how] }),
-                },
-            },
-            Ok(None) if request.ignore_not_found => {}
-            Ok(None) => answer.refuse(absent(name))?,
-            Err(error) => answer.refuse(image_error(name, error))?,
+    if request.images.is_empty() {
+        return Ok(found);
+    }
+    let images = backend.list().await?;
+    for text in &request.images {
+        match find_name(text, &images, backend).await {
+            Ok(FoundImage { image, name }) => {
+                let known = found.iter().position(|known| known.image.id == image.id).unwrap_or(found.len());
+                if known == found.len() {
+                    found.push(RemovalRequest { text, image, selected: Selection::default() });
+                }
+                found[known].selected.add(name);
+            }
+            Err(error) if request.ignore_not_found && error.kind() == ErrorKind::NotFound => {}
+            Err(error) => answer.refuse(error)?,
         }
     }
     Ok(found)
@@ -89,64 +94,108 @@ async fn remove_all(
         _ => Vec::new(),
     };
     let unlisted: Vec<ReportedUse> = unlisted.into_iter().chain(sandboxes(&in_use)).collect();
-    for RemovalRequest { name, image, ways } in &found {
-        if !request.force && naming::has_other_names(image, ways) {
-            answer.refuse(other_names(name, image, is_docker(backend).await))?;
-            continue;
-        }
+    for RemovalRequest { text, image, selected } in &found {
+        let scope = naming::scope(image, selected, backend.names().is_some(), request.force);
+        let takes_image = match &scope {
+            Some(RemovalScope::Names(names)) => naming::all_names(image).len() == names.len(),
+            Some(RemovalScope::Image) | None => true,
+        };
         let mounts: Vec<&str> = using(image, &in_use).map(|user| user.name.as_str()).collect();
-        if !request.force && !mounts.is_empty() {
-            answer.refuse(match store {
-                Some(_) => mounted(name, &mounts),
-                None => used(name, &users(image, &in_use), &mounts, !is_docker(backend).await),
-            })?;
-            continue;
+        if takes_image && !request.force {
+            let is_docker = !mounts.is_empty() && is_docker(backend).await;
+            if let Some(refusal) = refuse_used(text, image, &in_use, &unlisted, store.is_some(), is_docker) {
+                answer.refuse(refusal)?;
+                continue;
+            }
         }
-        let unlisted = unlisted_users(image, &unlisted);
-        if !unlisted.is_empty() {
-            answer.refuse(
-                Error::failed(format!("{name}: in use by {}", unlisted.join(", ")))
-                    .hint(Hint::from("remove that first; or use ").setting("force", "")),
-            )?;
+        let Some(scope) = scope else {
+            answer.refuse(other_names(text, image, backend.names().is_some()))?;
             continue;
+        };
+        match remove_one(&image.id, scope.clone(), request.force, backend, store, gate).await {
+            Ok(removal) => answer.results.push(removed(image, &scope, removal, text, &mounts)),
+            Err(error) => answer.refuse(image_error(text, error))?,
         }
-        if !request.force && image.pinned {
-            answer.refuse(pinned(name))?;
-            continue;
-        }
-        if let Err(error) = remove_one(&image.id, request.force, backend, store, gate).await {
-            answer.refuse(image_error(name, error))?;
-            continue;
-        }
-        answer.results.push(api::Removed {
-            result: Some(removed::Result::Removed(convert::image(image))),
-            note: if mounts.is_empty() { String::new() } else { still_mounted(name, &mounts) },
-        });
     }
     Ok(())
 }
 
-/// Removes one image. The store completes a removal whose caller is gone; the gate must be closed until then.
+/// Why an image may not be removed, unless forced: containers, mounts and sandboxes use it, or it is pinned.
+fn refuse_used(
+    text: &str,
+    image: &Image,
+    in_use: &ContainerInventory,
+    unlisted: &[ReportedUse],
+    is_store: bool,
+    is_docker: bool,
+) -> Option<Error> {
+    let mounts: Vec<&str> = using(image, in_use).map(|user| user.name.as_str()).collect();
+    if !mounts.is_empty() {
+        return Some(if is_store {
+            mounted(text, &mounts)
+        } else {
+            used(text, &users(image, in_use), &mounts, !is_docker)
+        });
+    }
+    let unlisted = unlisted_users(image, unlisted);
+    if !unlisted.is_empty() {
+        return Some(
+            Error::failed(format!("{text}: in use by {}", unlisted.join(", ")))
+                .hint(Hint::from("remove that first; or use ").setting("force", "")),
+        );
+    }
+    image.pinned.then(|| pinned(text))
+}
+
+/// What was removed, as the answer has it.
+fn removed(
+    image: &Image,
+    scope: &RemovalScope,
+    removal: NameRemoval,
+    text: &str,
+    mounts: &[&str],
+) -> api::Removed {
+    if let (NameRemoval::Untagged, RemovalScope::Names(names)) = (removal, scope) {
+        let untagged = api::Untagged { id: image.id.to_string(), names: names.clone() };
+        return api::Removed { result: Some(removed::Result::Untagged(untagged)), ..api::Removed::default() };
+    }
+    api::Removed {
+        result: Some(removed::Result::Removed(convert::image(image))),
+        note: if mounts.is_empty() { String::new() } else { still_mounted(text, mounts) },
+    }
+}
+
+/// Removes names, or an image. The store completes a removal whose caller is gone; the gate must be closed until then.
 async fn remove_one(
     id: &ImageId,
+    scope: RemovalScope,
     force: bool,
     backend: &Arc<dyn Backend>,
     store: Option<&StoreBackend>,
     gate: &Arc<RemovalGate>,
-) -> Result<(), BackendError> {
+) -> Result<NameRemoval, BackendError> {
     let removing = gate.wait_begin_removal(id).await;
     let (id, backend, store) = (id.clone(), Arc::clone(backend), store.cloned());
     run_to_completion(async move {
         let _removing = removing;
-        match &store {
-            Some(store) if force => store.remove_mounted(&ImageName::from(&id)).await?,
-            _ => backend.remove(&ImageSpec::named(id)).await?,
-        }
+        let removal = match (scope, backend.names(), &store) {
+            (RemovalScope::Names(names), Some(backend), _) => {
+                backend.remove_names(&id, &names, force).await?
+            }
+            (_, _, Some(store)) if force => {
+                store.remove_mounted(&ImageName::from(&id)).await?;
+                NameRemoval::ImageRemoved
+            }
+            _ => {
+                backend.remove(&ImageSpec::named(&id)).await?;
+                NameRemoval::ImageRemoved
+            }
+        };
         if let Some(store) = &store {
             // Who removes an image wants the room when the command is done.
             store.store().finish_deletion();
         }
-        Ok(())
+        Ok(removal)
     })
     .await
 }
@@ -167,11 +216,11 @@ impl AddRefusal for RemoveResponse {
     }
 }
 
-/// An image to remove, and in which ways it was asked for.
+/// An image to remove or to take names from, as the request first selects it.
 struct RemovalRequest<'a> {
-    name: &'a str,
+    text: &'a str,
     image: Image,
-    ways: Vec<ImageNameForm>,
+    selected: Selection,
 }
 
 /// Whether it is an engine of Docker: it drops single tags, and refuses what a container has, forced or not.
@@ -225,25 +274,15 @@ fn unswept(root: &Path, error: &StoreError) -> String {
     format!("cannot delete leftovers in {}: {}; {hint}", root.display(), error_chain(error))
 }
 
-/// So few digits may have been meant as something else.
-fn too_short(name: &str, image: &Image) -> Error {
+/// The image has names that were not requested.
+fn other_names(text: &str, image: &Image, single: bool) -> Error {
     let names = naming::all_names(image).join(", ");
-    Error::bad_input(format!("{name}: not an image name, and too short for an image ID"))
-        .hint(format!("{} ({names}) begins with it; use at least 4 digits, or a name", image.id))
-}
-
-/// The runtime removes all names of an image, and some were not requested.
-fn other_names(name: &str, image: &Image, is_docker: bool) -> Error {
-    let names = naming::all_names(image).join(", ");
-    let one_alone = is_docker.then(|| format!("docker rmi {name} removes only this name"));
-    Error::failed(format!("{name}: the image has names in several repositories: {names}"))
-        .hint(
-            Hint::from(
-                "a runtime removes an image under all of its names; name one of each repository, or use ",
-            )
-            .setting("force", ""),
-        )
-        .hints(one_alone)
+    let (problem, step) = if single {
+        ("the image has several names", "give the names to remove; or remove all of them with ")
+    } else {
+        ("the runtime removes an image with all its names", "give all tags; or remove all names with ")
+    };
+    Error::failed(format!("{text}: {problem}: {names}")).hint(Hint::from(step).setting("force", ""))
 }
 
 /// What uses an image, whatever name of it the runtime reports: containers, or mounts of larder's own store.
@@ -329,14 +368,6 @@ mod tests {
             ["by-id", "by-name", "by-mount"]
                 .map(|name| format!("container {name} of pod default/web (0123456789abc, running)"))
         );
-    }
-
-    #[test]
-    fn on_docker_the_refusal_names_the_command_that_removes_one_name() {
-        let names = vec!["api:2".to_owned(), "keepme:1".to_owned()];
-        let image = Image { repo_tags: names, ..Image::default() };
-        let steps = |is_docker| format!("{:?}", other_names("api:2", &image, is_docker).next_steps());
-        assert!(steps(true).contains("docker rmi api:2") && !steps(false).contains("docker"));
     }
 
     #[tokio::test]

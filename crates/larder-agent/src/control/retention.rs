@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use larder::backend::ImageSpec;
 use larder::error_chain;
 use larder::gc::{ClockReading, Collector, GcPolicy, KeepRule};
 use larder::hint::Hint;
@@ -14,6 +13,7 @@ use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreEr
 use tokio::task::spawn_blocking;
 
 use super::ServingProcess;
+use super::find::find;
 use super::images::absent;
 use crate::error::Error;
 use crate::node::Node;
@@ -61,8 +61,8 @@ pub(super) async fn lease(
         ));
     }
     if let Some(store) = node.store().cloned() {
-        let image = request.image.clone();
-        let taken = spawn_blocking(move || take(store.store(), &image, time)).await;
+        let id = find(&request.image, &*node.backend).await?.image.id;
+        let taken = spawn_blocking(move || take(store.store(), id.as_str(), time)).await;
         return taken.map_err(|error| super::unanswered("the store", &error))?;
     }
     if *process == ServingProcess::Command {
@@ -81,8 +81,7 @@ pub(super) async fn lease(
     }
     loop {
         let look = Arc::clone(&node.gate).begin_presence_check();
-        let found = node.backend.status(&ImageSpec::named(&request.image)).await?;
-        let Some(image) = found else { return Err(absent(&request.image)) };
+        let image = find(&request.image, &*node.backend).await?.image;
         if look.lease(&image.id, time).await {
             let ends = SystemTime::now().checked_add(time).map(convert::time);
             return Ok(LeaseResponse { id: image.id.to_string(), ends });

@@ -53,20 +53,21 @@ pub(crate) struct InspectArgs {
     pub(crate) output: DataFormat,
 }
 
-/// Remove images with all of their names.
+/// Remove names of images, and each image with its last name.
 ///
-/// Runtimes remove a whole image: any of its names selects it, and all its names are removed. An image that also has
-/// names in other repositories is removed only if a name of each is given, or with --force. An argument is a name, or
-/// else the start of an ID with at least 4 digits.
+/// A name removes itself only; an ID or digest stands for the image, which then needs --force if it has several names. A part
+/// of a name or ID will do, as long as one image has it. Over CRI a runtime removes all names of an image at once: larder
+/// refuses unless all of its tags are given, or with --force.
 #[derive(Debug, Args)]
 #[command(
     visible_alias = "rmi",
     after_help = "Examples:
   larder rm busybox:1.36
-  larder rm --ignore-not-found $(larder images -q registry.example/old)     all tags of one repository"
+  larder rm -f 3f8a21b0c9d4                                                 an image with all its names
+  larder rm --ignore-not-found $(larder images -q registry.example/old)     all images of one repository"
 )]
 pub(crate) struct RmArgs {
-    /// Names or IDs of images.
+    /// Names or IDs of images, or parts of them.
     #[arg(value_name = "IMAGE", required_unless_present = "ignore_not_found")]
     pub(crate) images: Vec<ImageName>,
 
@@ -74,14 +75,29 @@ pub(crate) struct RmArgs {
     #[arg(long)]
     pub(crate) ignore_not_found: bool,
 
-    /// Also remove images that containers use, and images that have names in other repositories. A mount from larder's
-    /// own store remains until it is unmounted. Docker never removes the image of a container.
+    /// Also remove images that containers use, and images that have other names. A mount from larder's own store remains
+    /// until it is unmounted. Docker never removes the image of a container.
     #[arg(short, long)]
     pub(crate) force: bool,
 
     /// Print the removed images in this format.
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     pub(crate) output: Option<DataFormat>,
+}
+
+/// Give an image another name.
+///
+/// The image that has the name loses it. Not over CRI, which has no call for it.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder tag busybox:1.36 registry.example/tools/busybox:stable
+  larder tag 3f8a21b0c9d4 app:old")]
+pub(crate) struct TagArgs {
+    /// Name or ID of a present image, or a part of it.
+    pub(crate) source: ImageName,
+
+    /// The name to add; without a tag, latest.
+    pub(crate) target: ImageName,
 }
 
 /// Show the disk usage of images, and of all data in larder's own store.

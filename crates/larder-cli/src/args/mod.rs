@@ -28,7 +28,7 @@ pub(crate) use collect::{
 };
 pub(crate) use config::ConfigArgs;
 pub(crate) use daemon::{EventsArgs, LeaseArgs, ReloadArgs, StatusArgs};
-pub(crate) use images::{DfArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs};
+pub(crate) use images::{DfArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs, TagArgs};
 pub(crate) use login::{LoginArgs, LogoutArgs};
 pub(crate) use pull_flags::{CredentialArgs, EnsureArgs, PullArgs, PullFlags};
 pub(crate) use serve::ServeArgs;
@@ -139,6 +139,7 @@ pub(crate) enum Command {
     Images(ImagesArgs),
     Inspect(InspectArgs),
     Rm(RmArgs),
+    Tag(TagArgs),
     Df(DfArgs),
     Gc(GcArgs),
     Explain(ExplainArgs),

@@ -26,6 +26,7 @@ mod rm;
 mod runtime;
 mod serve;
 mod status;
+mod tag;
 
 use std::sync::Arc;
 
@@ -103,6 +104,7 @@ async fn dispatch(
         Command::Images(args) => images::run(args, session).await,
         Command::Inspect(args) => inspect::run(args, session).await,
         Command::Rm(args) => rm::run(args, session).await,
+        Command::Tag(args) => tag::run(args, session).await,
         Command::Df(args) => df::run(args, session).await,
         Command::Gc(args) => gc::run(args, session).await,
         Command::Explain(args) => explain::run(args, session).await,

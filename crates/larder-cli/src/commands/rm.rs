@@ -30,7 +30,7 @@ pub(super) async fn run(args: &RmArgs, session: &CommandSession) -> Result<Comma
         .max(answer.as_ref().map_or(CommandOutcome::Done, |answer| print_all(answer, args.output, out)));
     if let Some(format) = args.output {
         let results = answer.iter().flat_map(|answer| &answer.results);
-        let removed: Vec<_> = results.filter_map(removed_of).map(RmRecord::from).collect();
+        let removed: Vec<_> = results.filter_map(RmRecord::of).collect();
         output::data(out, format, &removed);
     }
     match answer?.error {
@@ -49,8 +49,8 @@ fn print_all(answer: &RemoveResponse, format: Option<DataFormat>, out: &Printer)
         if !result.note.is_empty() {
             out.info(&result.note);
         }
-        if let (None, Some(image)) = (format, removed_of(result)) {
-            print(image, out);
+        if let (None, Some(record)) = (format, RmRecord::of(result)) {
+            print(&record, out);
         }
     }
     for warning in &answer.warnings {
@@ -59,36 +59,42 @@ fn print_all(answer: &RemoveResponse, format: Option<DataFormat>, out: &Printer)
     outcome
 }
 
-fn removed_of(result: &api::Removed) -> Option<&api::Image> {
-    match &result.result {
-        Some(removed::Result::Removed(image)) => Some(image),
-        _ => None,
-    }
-}
-
-/// An image that is gone. The shape of `-o json`.
+/// What was removed: an image, or names of one. The shape of `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct RmRecord {
     id: ImageId,
+    /// Whether the image was removed with its last name.
+    removed: bool,
     repo_tags: Vec<String>,
     repo_digests: Vec<String>,
 }
 
-impl From<&api::Image> for RmRecord {
-    fn from(image: &api::Image) -> Self {
-        RmRecord {
-            id: image.id.clone().into(),
-            repo_tags: image.repo_tags.clone(),
-            repo_digests: image.repo_digests.clone(),
+impl RmRecord {
+    fn of(result: &api::Removed) -> Option<RmRecord> {
+        match &result.result {
+            Some(removed::Result::Removed(image)) => Some(RmRecord {
+                id: image.id.clone().into(),
+                removed: true,
+                repo_tags: image.repo_tags.clone(),
+                repo_digests: image.repo_digests.clone(),
+            }),
+            Some(removed::Result::Untagged(untagged)) => {
+                let names = untagged.names.iter().cloned();
+                let (repo_digests, repo_tags) = names.partition(|name| name.contains('@'));
+                Some(RmRecord { id: untagged.id.clone().into(), removed: false, repo_tags, repo_digests })
+            }
+            _ => None,
         }
     }
 }
 
-/// Prints a removed image as docker does: the names, then the ID.
-fn print(image: &api::Image, out: &Printer) {
-    for name in image.repo_tags.iter().chain(&image.repo_digests) {
+/// Prints removed names and images as docker does: the names, then the ID of a removed image.
+fn print(record: &RmRecord, out: &Printer) {
+    for name in record.repo_tags.iter().chain(&record.repo_digests) {
         out.line(format_args!("Untagged: {name}"));
     }
-    out.line(format_args!("Deleted: {}", image.id));
+    if record.removed {
+        out.line(format_args!("Deleted: {}", record.id));
+    }
 }

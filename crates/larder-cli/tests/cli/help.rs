@@ -2,13 +2,14 @@
 
 use crate::world::CliFixture;
 
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "demo",
     "ensure",
     "pull",
     "images",
     "inspect",
     "rm",
+    "tag",
     "df",
     "runtime",
     "gc",

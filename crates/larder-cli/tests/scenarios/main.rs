@@ -21,6 +21,7 @@ mod hygiene;
 mod index_damage;
 mod joined;
 mod kills;
+mod names;
 mod outages;
 mod pinned;
 mod policy;

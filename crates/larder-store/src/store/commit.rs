@@ -290,7 +290,7 @@ pub(crate) fn names_of(image: &ImageCommit) -> (Vec<String>, Vec<String>) {
     (tags, digests)
 }
 
-fn sort(names: &mut Vec<String>) {
+pub(super) fn sort(names: &mut Vec<String>) {
     names.sort_unstable();
     names.dedup();
 }
@@ -316,7 +316,7 @@ fn merge(record: &mut ImageRecord, before: ImageRecord) {
 }
 
 /// Gives a name to an image; returns the image that had it before.
-fn take_name(writer: &DbTransaction, name: &str, id: &Digest) -> DbResult<Option<ImageRecord>> {
+pub(super) fn take_name(writer: &DbTransaction, name: &str, id: &Digest) -> DbResult<Option<ImageRecord>> {
     let before = writer.value(NAMES, name)?;
     writer.put_raw(NAMES, name, id.as_str().as_bytes())?;
     let Some(before) = before.filter(|before| before != id.as_str().as_bytes()) else {

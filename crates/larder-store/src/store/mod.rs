@@ -31,6 +31,7 @@ pub(crate) mod layout;
 mod leases;
 pub(crate) mod listing;
 mod lock;
+mod names;
 pub(crate) mod open;
 mod reclaim;
 pub(crate) mod records;

@@ -4,16 +4,18 @@
 //! transaction and are moved to the trash right after it; readers never wait for that.
 
 use std::collections::HashSet;
+use std::sync::MutexGuard;
 
 use larder::gc::ClockReading;
 use larder::reference::{Digest, ImageName};
 
 use super::commit::delete_uses;
-use super::db::{DbRead, DbResult, DbTransaction, LAYERS, LEASES, MOUNTS, NAMES, TransactionAbort, USES};
+use super::db::{DbRead, DbResult, DbTransaction, LAYERS, LEASES, MOUNTS, TransactionAbort, USES};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::images::find;
 use super::listing::delete_image;
+use super::names::delete_names;
 use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord};
 use super::references::{ReferenceCounts, ReferencedItem};
 use super::usage::taken;
@@ -76,8 +78,17 @@ impl Store {
 
 impl OpenStore {
     fn remove(&self, image: &ImageName, options: &RemoveOptions) -> Result<Option<StoreRemoval>, StoreError> {
+        self.remove_behind(self.gate(), image, options)
+    }
+
+    /// Removes an image while `gate` keeps out commits.
+    pub(super) fn remove_behind(
+        &self,
+        gate: MutexGuard<'_, ()>,
+        image: &ImageName,
+        options: &RemoveOptions,
+    ) -> Result<Option<StoreRemoval>, StoreError> {
         let doing = "remove an image";
-        let gate = self.gate();
         let removed = self.db.write(doing, |writer| {
             let Some(record) = find(writer, image)? else { return Ok(None) };
             refuse_used(writer, image, &record, options)?;
@@ -172,12 +183,7 @@ fn refuse_used(
 }
 
 fn remove_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
-    for name in image.names() {
-        // A name that moved on is another image's.
-        if writer.value(NAMES, name)?.as_deref() == Some(image.id.as_str().as_bytes()) {
-            writer.delete(NAMES, name)?;
-        }
-    }
+    delete_names(writer, &image.id, image.names())?;
     delete_image(writer, image)?;
     delete_uses(writer, image)
 }

@@ -1,60 +1,62 @@
-//! In which way a text names an image: by a name, or by the start of its id. Pure.
-//!
-//! A runtime takes a name first and then the start of an id, however short, and answers with the image either way.
-//! What is removed with it depends on which of the two was meant.
+//! Which names of an image a removal takes, and which names others lose by it. Pure.
 
-use larder::reference::ImageId;
 use std::collections::BTreeSet;
 
 use larder::backend::Image;
 use larder::reference::Reference;
 
-use crate::image_name;
-
-/// The fewest digits that are taken for the start of an id.
-const FEWEST_DIGITS: usize = 4;
-
-/// In which way a text names an image.
+/// What a removal takes of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum ImageNameForm {
-    /// By a name in this repository.
-    Repository(String),
-    /// By its id, or enough digits of it.
-    Id,
-    /// By so few digits of its id that something else may have been meant.
-    PartOfId,
+pub(super) enum RemovalScope {
+    /// These names, and the image if it has no others.
+    Names(Vec<String>),
+    /// The image with all its names.
+    Image,
 }
 
-/// In which way `text` names the image that the runtime found for it.
-pub(super) fn name_form(text: &str, image: &Image) -> ImageNameForm {
-    let name = Reference::parse(text).ok();
-    let repository = name.as_ref().map(Reference::name);
-    if let Some(repository) = repository.filter(|name| repositories(image).contains(*name)) {
-        return ImageNameForm::Repository(repository.to_owned());
-    }
-    if let Some(digits) = image_name::digits_of_id(text)
-        && digits_of(&image.id).starts_with(digits)
-    {
-        return if digits.len() < FEWEST_DIGITS { ImageNameForm::PartOfId } else { ImageNameForm::Id };
-    }
-    // A short name that the runtime completed in its own way.
-    ImageNameForm::Repository(repository.unwrap_or(text).to_owned())
+/// What is selected of an image: names with a tag, and whether the image itself, by its ID or digest.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Selection {
+    pub(super) tags: Vec<String>,
+    pub(super) whole: bool,
 }
 
-/// Whether the image has names in repositories that were not asked for. An id stands for all names of one
-/// repository, and not for those of several.
-pub(super) fn has_other_names(image: &Image, ways: &[ImageNameForm]) -> bool {
-    let mut others = repositories(image);
-    if others.len() <= 1 {
-        // Also where the runtime completed a short name: what it found has no other name.
-        return false;
-    }
-    for way in ways {
-        if let ImageNameForm::Repository(asked) = way {
-            others.remove(asked);
+impl Selection {
+    /// Adds a selected name; `None` and a name with a digest stand for the image.
+    pub(super) fn add(&mut self, name: Option<String>) {
+        match name {
+            Some(tag) if !tag.contains('@') => self.tags.push(tag),
+            _ => self.whole = true,
         }
     }
-    !others.is_empty()
+}
+
+/// What a removal takes; `None` if it would take names that were not selected. `single` says whether the backend can
+/// remove single names.
+pub(super) fn scope(image: &Image, selected: &Selection, single: bool, force: bool) -> Option<RemovalScope> {
+    let rest = names_left(image, &selected.tags);
+    if single && !selected.whole {
+        let removed = all_names(image).into_iter().filter(|name| !rest.contains(name));
+        return Some(RemovalScope::Names(removed.map(str::to_owned).collect()));
+    }
+    let may_lose = force || rest.is_empty() || (selected.whole && is_one_name(&rest));
+    may_lose.then_some(RemovalScope::Image)
+}
+
+/// The names that are left without these tags. A digest goes with the last tag of its repository.
+pub(super) fn names_left<'a>(image: &'a Image, removed: &[String]) -> Vec<&'a str> {
+    let kept = |name: &&str| !removed.iter().any(|removed| removed == name);
+    let tags: Vec<&str> = image.repo_tags.iter().map(String::as_str).filter(kept).collect();
+    let of_tags =
+        |names: &mut dyn Iterator<Item = &str>| names.filter_map(repository).collect::<BTreeSet<_>>();
+    let kept_in = of_tags(&mut tags.iter().copied());
+    let removed_in = of_tags(&mut removed.iter().map(String::as_str));
+    let stays = |name: &&str| {
+        repository(name)
+            .is_none_or(|repository| kept_in.contains(&repository) || !removed_in.contains(&repository))
+    };
+    let digests = image.repo_digests.iter().map(String::as_str).filter(stays);
+    tags.iter().copied().chain(digests).collect()
 }
 
 /// All names of an image: tags, then digests.
@@ -62,13 +64,14 @@ pub(super) fn all_names(image: &Image) -> Vec<&str> {
     image.repo_tags.iter().chain(&image.repo_digests).map(String::as_str).collect()
 }
 
-fn repositories(image: &Image) -> BTreeSet<String> {
-    let parsed = all_names(image).into_iter().filter_map(|name| Reference::parse(name).ok());
-    parsed.map(|name| name.name().to_owned()).collect()
+/// Whether these are names of one repository, with one tag at most: as `docker rmi` counts for an ID.
+fn is_one_name(names: &[&str]) -> bool {
+    let repositories: BTreeSet<_> = names.iter().filter_map(|name| repository(name)).collect();
+    repositories.len() <= 1 && names.iter().filter(|name| !name.contains('@')).count() <= 1
 }
 
-fn digits_of(id: &ImageId) -> &str {
-    id.as_str().split_once(':').map_or(id.as_str(), |(_, digits)| digits)
+fn repository(name: &str) -> Option<String> {
+    Reference::parse(name).ok().map(|name| name.name().to_owned())
 }
 
 #[cfg(test)]
@@ -76,34 +79,70 @@ mod tests {
     use super::*;
 
     fn image(names: &[&str]) -> Image {
-        let repo_tags = names.iter().map(|name| (*name).to_owned()).collect();
-        Image { id: format!("sha256:{}", "cafe".repeat(16)).into(), repo_tags, ..Image::default() }
+        let (digests, tags) =
+            names.iter().map(|name| (*name).to_owned()).partition(|name| name.contains('@'));
+        Image { id: "sha256:1".into(), repo_tags: tags, repo_digests: digests, ..Image::default() }
+    }
+
+    fn selected(names: &[&str]) -> Selection {
+        let mut selection = Selection::default();
+        for name in names {
+            selection.add(Some((*name).to_owned()));
+        }
+        selection
+    }
+
+    const WHOLE: Selection = Selection { tags: Vec::new(), whole: true };
+
+    fn names(names: &[&str]) -> RemovalScope {
+        RemovalScope::Names(names.iter().map(|name| (*name).to_owned()).collect())
     }
 
     #[test]
-    fn names_take_precedence_over_ids_and_ids_need_four_digits() {
-        let image = image(&["docker.io/library/cafe:1", "r.example/app:2"]);
-        assert_eq!(name_form("cafe:1", &image), ImageNameForm::Repository("docker.io/library/cafe".into()));
-        assert_eq!(name_form("cafe", &image), ImageNameForm::Repository("docker.io/library/cafe".into()));
-        assert_eq!(name_form("r.example/app:2", &image), ImageNameForm::Repository("r.example/app".into()));
-        assert_eq!(name_form("cafeca", &image), ImageNameForm::Id);
-        assert_eq!(name_form("sha256:cafeca", &image), ImageNameForm::Id);
-        assert_eq!(name_form(image.id.as_str(), &image), ImageNameForm::Id);
-        for short in ["c", "caf", "sha256:caf"] {
-            assert_eq!(name_form(short, &image), ImageNameForm::PartOfId, "{short}");
+    fn a_name_removes_itself_and_the_digest_of_its_repository_with_the_last_tag() {
+        let digest = format!("a.example/a@sha256:{}", "f".repeat(64));
+        let image = image(&["a.example/a:1", "a.example/a:2", "b.example/a:1", &digest]);
+        assert_eq!(
+            scope(&image, &selected(&["a.example/a:1"]), true, false),
+            Some(names(&["a.example/a:1"]))
+        );
+        let both = selected(&["a.example/a:1", "a.example/a:2"]);
+        assert_eq!(
+            scope(&image, &both, true, false),
+            Some(names(&["a.example/a:1", "a.example/a:2", &digest]))
+        );
+        assert_eq!(names_left(&image, &both.tags), ["b.example/a:1"]);
+        assert_eq!(
+            scope(&image, &selected(&["b.example/a:1"]), true, true),
+            Some(names(&["b.example/a:1"])),
+            "also forced"
+        );
+    }
+
+    #[test]
+    fn an_id_or_digest_stands_for_one_name_and_for_several_by_force_only() {
+        let digest = format!("a.example/a@sha256:{}", "f".repeat(64));
+        for single in [true, false] {
+            let one = image(&["a.example/a:1", &digest]);
+            assert_eq!(scope(&one, &WHOLE, single, false), Some(RemovalScope::Image));
+            assert_eq!(scope(&one, &selected(&[&digest]), single, false), Some(RemovalScope::Image));
+            for other in ["a.example/a:2", "b.example/a:1"] {
+                let several = image(&["a.example/a:1", other, &digest]);
+                assert_eq!(scope(&several, &WHOLE, single, false), None, "{other}");
+                assert_eq!(scope(&several, &WHOLE, single, true), Some(RemovalScope::Image));
+                let rest = Selection { tags: vec![other.to_owned()], whole: true };
+                assert_eq!(scope(&several, &rest, single, false), Some(RemovalScope::Image), "one is left");
+            }
+            assert_eq!(scope(&image(&[]), &WHOLE, single, false), Some(RemovalScope::Image));
         }
     }
 
     #[test]
-    fn names_of_other_repositories_are_more_than_was_asked_for() {
-        let repository = |name: &str| ImageNameForm::Repository(name.into());
-        let one = image(&["r.example/app:1", "r.example/app:2"]);
-        assert!(!has_other_names(&one, &[ImageNameForm::Id]));
-        assert!(!has_other_names(&one, &[repository("r.example/app")]));
-        let two = image(&["r.example/app:1", "mirror.example/app:1"]);
-        assert!(has_other_names(&two, &[ImageNameForm::Id]));
-        assert!(has_other_names(&two, &[repository("r.example/app")]));
-        assert!(!has_other_names(&two, &[repository("r.example/app"), repository("mirror.example/app")]));
-        assert!(!has_other_names(&image(&[]), &[ImageNameForm::Id]), "an image without names has no others");
+    fn a_runtime_that_removes_all_names_is_asked_only_if_all_were_selected() {
+        let several = image(&["a.example/a:1", "a.example/a:2"]);
+        assert_eq!(scope(&several, &selected(&["a.example/a:1"]), false, false), None);
+        assert_eq!(scope(&several, &selected(&["a.example/a:1"]), false, true), Some(RemovalScope::Image));
+        let both = selected(&["a.example/a:1", "a.example/a:2"]);
+        assert_eq!(scope(&several, &both, false, false), Some(RemovalScope::Image));
     }
 }

@@ -1,0 +1,274 @@
+//! Finds the present image that a text selects: by a name, by a part of a name, by its ID or the start of one.
+//!
+//! For commands on present images only: a pull and an ensure take names as kubelet does. A whole name or ID comes first.
+//! Without one, images with such a repository and images with such an ID are candidates alike, and several are an error.
+
+use larder::backend::{Backend, Image, ImageSpec};
+use larder::gc::nearest_names;
+use larder::reference::{DEFAULT_TAG, Reference};
+
+use super::images::{absent, image_error};
+use crate::error::Error;
+use crate::image_name::digits_of_id;
+
+/// Candidates that an error lists.
+const LISTED: usize = 8;
+
+/// An image, and what of it a text selects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FoundImage {
+    pub(super) image: Image,
+    /// The selected name, as the backend lists it; `None` if the text selects the image by its ID, or as the backend alone
+    /// understands.
+    pub(super) name: Option<String>,
+}
+
+impl FoundImage {
+    /// What the backend finds it by: its name, or its ID.
+    pub(super) fn key(&self) -> &str {
+        self.name.as_deref().unwrap_or(self.image.id.as_str())
+    }
+}
+
+/// The image that a text selects, by whichever of its names.
+pub(super) async fn find(text: &str, backend: &dyn Backend) -> Result<FoundImage, Error> {
+    let images = backend.list().await.map_err(|error| image_error(text, error))?;
+    let mut found = select(text, &images);
+    found.dedup_by(|next, before| next.image.id == before.image.id);
+    found_one(text, found, &images, backend).await
+}
+
+/// The name, or the image, that a text selects among these images of the backend. Several names of one image are an error.
+pub(super) async fn find_name(
+    text: &str,
+    images: &[Image],
+    backend: &dyn Backend,
+) -> Result<FoundImage, Error> {
+    found_one(text, select(text, images), images, backend).await
+}
+
+async fn found_one(
+    text: &str,
+    mut found: Vec<FoundImage>,
+    images: &[Image],
+    backend: &dyn Backend,
+) -> Result<FoundImage, Error> {
+    if found.len() > 1 {
+        return Err(ambiguous(text, &found));
+    }
+    if let Some(found) = found.pop() {
+        return Ok(found);
+    }
+    // A runtime may complete short names in its own way.
+    match backend.status(&ImageSpec::named(text)).await {
+        Ok(Some(image)) => Ok(FoundImage { image, name: None }),
+        Ok(None) => Err(unknown(text, images)),
+        Err(error) => Err(image_error(text, error)),
+    }
+}
+
+/// Every name or image that a text selects: one if it is a whole name or ID. Pure.
+fn select(text: &str, images: &[Image]) -> Vec<FoundImage> {
+    let wanted = Reference::parse(text).ok();
+    let whole = wanted.as_ref().map(full_name);
+    let by_name = |is_meant: &dyn Fn(&Reference) -> bool| {
+        let mut found = Vec::new();
+        for image in images {
+            for name in image.repo_tags.iter().chain(&image.repo_digests) {
+                if Reference::parse(name).is_ok_and(|parsed| is_meant(&parsed)) {
+                    found.push(FoundImage { image: image.clone(), name: Some(name.clone()) });
+                }
+            }
+        }
+        found
+    };
+    let by_id = |is_meant: &dyn Fn(&str) -> bool| -> Vec<FoundImage> {
+        let digits = |image: &Image| image.id.as_str().rsplit(':').next().is_some_and(is_meant);
+        let found = images.iter().filter(|image| digits(image)).cloned();
+        found.map(|image| FoundImage { image, name: None }).collect()
+    };
+    let digits = digits_of_id(text);
+    if let Some(digits) = digits.filter(|digits| digits.len() == 64) {
+        return by_id(&|id| id == digits);
+    }
+    let mut found = by_name(&|name| whole.as_ref() == Some(&full_name(name)));
+    if !found.is_empty() {
+        found.truncate(1); // the same name cannot be two images'
+        return found;
+    }
+    if let Some(wanted) = wanted {
+        found = by_name(&|name| is_part_of(&wanted, name));
+        prefer(&mut found, |name| !name.contains('@'));
+        prefer(&mut found, |name| name.ends_with(&format!(":{DEFAULT_TAG}")));
+    }
+    if let Some(digits) = digits {
+        let mut by_id = by_id(&|id| id.starts_with(digits));
+        by_id.retain(|image| found.iter().all(|named| named.image.id != image.image.id));
+        found.extend(by_id);
+    }
+    found
+}
+
+/// Drops the other names, if any name is preferred and the text did not select by tag or digest.
+fn prefer(found: &mut Vec<FoundImage>, is_preferred: impl Fn(&str) -> bool) {
+    let preferred = |found: &FoundImage| found.name.as_deref().is_some_and(&is_preferred);
+    if found.iter().any(preferred) {
+        found.retain(preferred);
+    }
+}
+
+/// Whether `wanted` is the end of the name's repository, at a slash, with the same tag and digest if it has any.
+fn is_part_of(wanted: &Reference, name: &Reference) -> bool {
+    let part = wanted.familiar();
+    let ends =
+        name.name().strip_suffix(part).is_some_and(|before| before.is_empty() || before.ends_with('/'));
+    ends && match (wanted.tag(), wanted.digest()) {
+        (_, Some(digest)) => name.digest() == Some(digest),
+        (Some(tag), None) => name.tag() == Some(tag),
+        (None, None) => true,
+    }
+}
+
+/// The name in full, with one of tag and digest.
+fn full_name(name: &Reference) -> String {
+    match (name.digest(), name.tag_or_default()) {
+        (Some(digest), _) => format!("{}@{digest}", name.name()),
+        (None, tag) => format!("{}:{}", name.name(), tag.unwrap_or_default()),
+    }
+}
+
+/// There is no such image; perhaps another name was meant.
+pub(super) fn unknown(text: &str, images: &[Image]) -> Error {
+    let names = || images.iter().flat_map(|image| &image.repo_tags);
+    let mut near = nearest_names(text, names());
+    if near.is_empty() {
+        let ends: Vec<String> = names().map(|name| comparable_end(name, text).to_owned()).collect();
+        let similar = nearest_names(text, &ends);
+        near = names()
+            .zip(&ends)
+            .filter(|(_, end)| similar.contains(end))
+            .map(|(name, _)| name.clone())
+            .collect();
+        near.truncate(3);
+    }
+    match near.as_slice() {
+        [] => absent(text),
+        near => absent(text).hint(format!("similar images: {}", near.join(", "))),
+    }
+}
+
+/// The end of a name with as many parts as `text`, and without its tag if `text` has none.
+fn comparable_end<'a>(name: &'a str, text: &str) -> &'a str {
+    let start = name.rmatch_indices('/').nth(text.matches('/').count()).map_or(0, |(slash, _)| slash + 1);
+    let end = &name[start..];
+    let last = text.rsplit('/').next().unwrap_or(text);
+    if last.contains(':') { end } else { end.rsplit_once(':').map_or(end, |(repository, _)| repository) }
+}
+
+fn ambiguous(text: &str, found: &[FoundImage]) -> Error {
+    let mut listed: Vec<String> = found
+        .iter()
+        .take(LISTED)
+        .map(|found| match (&found.name, found.image.repo_tags.first()) {
+            (Some(name), _) => name.clone(),
+            (None, Some(name)) => format!("{} ({name})", found.image.id),
+            (None, None) => found.image.id.to_string(),
+        })
+        .collect();
+    if found.len() > LISTED {
+        listed.push(format!("and {} more", found.len() - LISTED));
+    }
+    Error::bad_input(format!("{text}: ambiguous: it could be {}", listed.join(", ")))
+        .hint("write a whole name, or more digits of the ID")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(digit: &str, names: &[&str]) -> Image {
+        let (digests, tags) =
+            names.iter().map(|name| (*name).to_owned()).partition(|name| name.contains('@'));
+        Image {
+            id: format!("sha256:{digit:0<64}").into(),
+            repo_tags: tags,
+            repo_digests: digests,
+            ..Image::default()
+        }
+    }
+
+    fn keys(text: &str, images: &[Image]) -> Vec<String> {
+        select(text, images).iter().map(|found| found.key().to_owned()).collect()
+    }
+
+    #[test]
+    fn a_whole_name_or_id_selects_one_image_whatever_else_is_similar() {
+        let images = [
+            image("cafe1", &["docker.io/library/cafe:latest"]),
+            image("cafe2", &["r.example/cafe:latest"]),
+            image("cafe", &[]),
+        ];
+        assert_eq!(keys("cafe", &images), ["docker.io/library/cafe:latest"]);
+        assert_eq!(keys("docker.io/cafe", &images), ["docker.io/library/cafe:latest"]);
+        let id = images[2].id.as_str();
+        assert_eq!(keys(id, &images), [id]);
+        assert_eq!(keys(&id[7..], &images), [id], "without the algorithm");
+    }
+
+    #[test]
+    fn a_part_of_a_name_selects_what_ends_with_it_at_a_slash() {
+        let images = [
+            image("1", &["r.example:5000/team/tiny:1"]),
+            image("2", &["r.example:5000/not-tiny:1", "r.example:5000/team/app:2"]),
+        ];
+        for text in ["tiny", "tiny:1", "team/tiny", "r.example:5000/team/tiny"] {
+            assert_eq!(keys(text, &images), ["r.example:5000/team/tiny:1"], "{text}");
+        }
+        for text in ["tiny:2", "iny", "m/tiny", "other/tiny"] {
+            assert_eq!(keys(text, &images), [""; 0], "{text}");
+        }
+    }
+
+    #[test]
+    fn without_a_tag_latest_comes_first_and_else_every_tag_is_a_candidate() {
+        let mut images = [image("1", &["r.example/a:1"]), image("2", &["r.example/a:2", "s.example/a:2"])];
+        assert_eq!(keys("a", &images), ["r.example/a:1", "r.example/a:2", "s.example/a:2"]);
+        assert_eq!(keys("a:2", &images).len(), 2, "in two registries");
+        images[0].repo_tags.push("r.example/a:latest".into());
+        assert_eq!(keys("a", &images), ["r.example/a:latest"]);
+    }
+
+    #[test]
+    fn digests_are_candidates_where_no_tag_is() {
+        let digest = format!("sha256:{}", "a".repeat(64));
+        let name = format!("r.example/a@{digest}");
+        let mut images = [image("1", &[&name])];
+        assert_eq!(keys("a", &images), [name.as_str()]);
+        assert_eq!(keys(&format!("a@{digest}"), &images), [name.as_str()]);
+        images[0].repo_tags.push("r.example/a:1".into());
+        assert_eq!(keys("a", &images), ["r.example/a:1"]);
+        assert_eq!(keys(&format!("a:1@{digest}"), &images), [name.as_str()]);
+    }
+
+    #[test]
+    fn starts_of_ids_of_any_length_are_candidates_beside_names() {
+        let images = [image("cafe", &["r.example/a:1"]), image("c0", &["r.example/cafe:1"])];
+        assert_eq!(keys("caf", &images), [images[0].id.as_str()]);
+        assert_eq!(keys("sha256:c0", &images), [images[1].id.as_str()]);
+        assert_eq!(keys("c", &images).len(), 2);
+        assert_eq!(keys("cafe", &images), ["r.example/cafe:1", images[0].id.as_str()]);
+        let error = ambiguous("cafe", &select("cafe", &images));
+        for part in ["cafe: ambiguous", "r.example/cafe:1", &format!("{} (r.example/a:1)", images[0].id)] {
+            assert!(error.message().contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_reported_with_similar_ones() {
+        let images = [image("1", &["r.example/shop/web:1"])];
+        for text in ["r.example/shop/wob:1", "shop/wob:1", "wob:1", "wob"] {
+            let steps = format!("{:?}", unknown(text, &images).next_steps());
+            assert!(steps.contains("similar images: r.example/shop/web:1"), "{text}: {steps}");
+        }
+    }
+}

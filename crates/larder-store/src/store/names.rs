@@ -1,0 +1,91 @@
+//! Adds and removes single names of an image.
+
+use larder::backend::NameRemoval;
+use larder::reference::{DEFAULT_TAG, Digest, ImageName, Reference};
+
+use super::commit::{sort, take_name};
+use super::db::{DbRead as _, DbResult, DbTransaction, IMAGES, NAMES};
+use super::error::StoreError;
+use super::handle::{OpenStore, Store};
+use super::listing::put_image;
+use super::records::ImageRecord;
+use super::remove::RemoveOptions;
+
+impl Store {
+    /// Removes names of an image, and the image if no other name is left. Names that it does not have are ignored. `None` if
+    /// the image is not found.
+    pub fn remove_names(
+        &self,
+        id: &Digest,
+        names: &[String],
+        options: &RemoveOptions,
+    ) -> Result<Option<NameRemoval>, StoreError> {
+        self.0.remove_names(id, names, options)
+    }
+
+    /// Adds a name with a tag to an image; the image that has it loses it. `None` if the image is not found.
+    pub fn add_name(&self, id: &Digest, name: &Reference) -> Result<Option<ImageRecord>, StoreError> {
+        self.0.add_name(id, name)
+    }
+}
+
+impl OpenStore {
+    fn remove_names(
+        &self,
+        id: &Digest,
+        names: &[String],
+        options: &RemoveOptions,
+    ) -> Result<Option<NameRemoval>, StoreError> {
+        let gate = self.gate();
+        let rest = self.db.write("remove names of an image", |writer| {
+            let Some(mut image) = writer.get::<ImageRecord>(IMAGES, id.as_str())? else { return Ok(None) };
+            let removed: Vec<String> = image.names().filter(|name| names.contains(name)).cloned().collect();
+            image.tags.retain(|name| !names.contains(name));
+            image.digests.retain(|name| !names.contains(name));
+            if image.names().next().is_some() {
+                delete_names(writer, id, &removed)?;
+                put_image(writer, &image)?;
+            }
+            Ok(Some(image))
+        })?;
+        let Some(image) = rest else { return Ok(None) };
+        if image.names().next().is_some() {
+            self.note_images(std::iter::once(&image));
+            return Ok(Some(NameRemoval::Untagged));
+        }
+        let removed = self.remove_behind(gate, &ImageName::from(id.as_str()), options)?;
+        Ok(removed.map(|_| NameRemoval::ImageRemoved))
+    }
+
+    fn add_name(&self, id: &Digest, name: &Reference) -> Result<Option<ImageRecord>, StoreError> {
+        let name = format!("{}:{}", name.name(), name.tag().unwrap_or(DEFAULT_TAG));
+        let _gate = self.gate();
+        let named = self.db.write("add a name to an image", |writer| {
+            let found = writer.get::<ImageRecord>(IMAGES, id.as_str())?;
+            let Some(mut image) = found.filter(|image| image.complete) else { return Ok(None) };
+            image.tags.push(name.clone());
+            sort(&mut image.tags);
+            let other = take_name(writer, &name, id)?;
+            put_image(writer, &image)?;
+            Ok(Some((image, other)))
+        })?;
+        let Some((image, other)) = named else { return Ok(None) };
+        self.note_images(other.iter().chain([&image]));
+        Ok(Some(image))
+    }
+}
+
+/// Deletes these names where they are the image's.
+pub(super) fn delete_names<'a>(
+    writer: &DbTransaction,
+    id: &Digest,
+    names: impl IntoIterator<Item = &'a String>,
+) -> DbResult<()> {
+    for name in names {
+        // A name that moved on is another image's.
+        if writer.value(NAMES, name)?.as_deref() == Some(id.as_str().as_bytes()) {
+            writer.delete(NAMES, name)?;
+        }
+    }
+    Ok(())
+}
