@@ -126,8 +126,13 @@ mod tests {
             let read: serde_json::Value = serde_json::from_str(&json).expect("JSON");
             assert_eq!(read["name"], value["name"], "{json}");
         }
-        let yaml = printed(&|out| data(out, DataFormat::Yaml, &value));
-        let read: std::collections::BTreeMap<String, String> = serde_saphyr::from_str(&yaml).expect("YAML");
-        assert_eq!(read["name"], value["name"], "{yaml}");
+        let controls = (0..=0x9f_u8).map(char::from).filter(|c| c.is_control() && *c != '\n');
+        for text in controls.flat_map(|c| [format!("{c}"), format!("a{c}b"), format!("a\nb{c}\n c\n")]) {
+            let value = std::collections::BTreeMap::from([("name", text)]);
+            let yaml = printed(&|out| data(out, DataFormat::Yaml, &value));
+            let read: std::collections::BTreeMap<String, String> =
+                serde_saphyr::from_str(&yaml).expect("YAML");
+            assert_eq!(read["name"], value["name"], "{yaml}");
+        }
     }
 }

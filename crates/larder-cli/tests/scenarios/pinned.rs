@@ -128,6 +128,28 @@ fn a_mounted_image_is_pinned_until_its_mount_ends() {
     assert_eq!(prune(&daemon), [""; 0]);
 }
 
+#[test]
+fn set_id_bits_and_devices_have_no_effect_unless_requested() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    if !may_mount() {
+        return;
+    }
+    let [image] = push(&world, ["shop/web:1"]);
+    world.larder(&["pull", &image]).expect(0);
+    let target = world.path("mnt");
+    fs_err::create_dir(&target).unwrap();
+    for flags in [&[][..], &["--suid"], &["--dev"]] {
+        world.larder(&[&["mount", &image, &target], flags].concat()).expect(0);
+        let mounts = fs_err::read_to_string("/proc/self/mounts").unwrap();
+        let line = mounts.lines().find(|line| line.contains(&target)).unwrap();
+        let options: Vec<&str> = line.split(' ').nth(3).unwrap().split(',').collect();
+        for (option, flag) in [("nosuid", "--suid"), ("nodev", "--dev")] {
+            assert_eq!(options.contains(&option), !flags.contains(&flag), "{flags:?}: {line}");
+        }
+        world.larder(&["umount", &target]).expect(0);
+    }
+}
+
 /// The setting is about what CRI shows: the store refuses to remove a mounted image in any case.
 #[test]
 fn a_mounted_image_that_is_not_pinned_is_still_not_removed() {

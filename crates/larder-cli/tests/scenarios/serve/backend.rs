@@ -115,6 +115,7 @@ fn a_stopping_daemon_finishes_a_pull_and_refuses_new_ones() {
         assert!(pulled.is_ok(), "{pulled:?}");
         let run = daemon.running.finish().expect(0);
         assert!(!run.stderr.contains("cancel"), "{run:?}");
+        assert!(run.stderr.lines().last().is_some_and(|line| line.contains("stopped after ")), "{run:?}");
         assert_eq!(world.images(), [gate.image("shop/web:1")]);
     }
 }
