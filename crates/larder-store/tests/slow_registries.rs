@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::{MinimumRate, ProgressReporter};
-use larder::reference::Reference;
+use larder::reference::{Digest, Reference};
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::pull::{PullError, StorePullConfig, StorePuller};
 use larder_store::store::{ImageRecord, Store, StoreConfig};
@@ -17,6 +18,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
+const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -53,6 +55,15 @@ impl Node {
 
 fn layer(name: &str, byte: u8) -> Vec<u8> {
     TarBuilder::new().with(TarBuilderEntry::file(name, vec![byte; 3 << 20])).finish()
+}
+
+/// The layer in one zstd frame with a window of 128 MiB, which is all the memory that such windows may have.
+fn in_the_largest_window(layer: &[u8]) -> Vec<u8> {
+    let mut encoder = zstd::stream::Encoder::new(Vec::new(), 1).unwrap();
+    encoder.window_log(27).unwrap();
+    encoder.include_contentsize(false).unwrap();
+    encoder.write_all(layer).unwrap();
+    encoder.finish().unwrap()
 }
 
 /// Serves these layers at 800 bytes per second.
@@ -159,5 +170,36 @@ async fn the_download_of_a_blob_under_another_diff_id_does_not_keep_others_waiti
 
     fast.put_image("app", "1", PLAIN, &[base], &[]);
     node.pull_soon(&fast, "app:1").await;
+    pulling.abort();
+}
+
+#[tokio::test]
+async fn a_slow_layer_holds_no_memory_for_zstd_that_other_layers_wait_for() {
+    let (node, slow, fast) = (Node::new(), Arc::new(FaultRegistry::start()), FaultRegistry::start());
+    let [held, wanted] = ["held", "wanted"].map(|name| {
+        // What does not compress, so that its download takes long.
+        let mut state = name.len() as u64;
+        let noise = (0..1 << 20).map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state.to_be_bytes()[0]
+        });
+        TarBuilder::new().with(TarBuilderEntry::file(name, noise.collect::<Vec<_>>())).finish()
+    });
+    let image = slow.put_image(
+        "slow",
+        "1",
+        ZSTD,
+        &[in_the_largest_window(&held)],
+        &[Digest::sha256(&held).to_string()],
+    );
+    slow_down(&slow, &image.layers);
+    let pulling = node.pull(&slow, "slow:1");
+    requested(&slow, &image.layers[0], 1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await; // until the header of its frame is read
+
+    let diff_id = Digest::sha256(&wanted).to_string();
+    fast.put_image("app", "1", ZSTD, &[in_the_largest_window(&wanted)], &[diff_id]);
+    node.pull_soon(&fast, "app:1").await;
+    assert!(!pulling.is_finished());
     pulling.abort();
 }

@@ -17,7 +17,8 @@ use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::Import;
 use crate::store::{FS, IngestFile, LayerStaging, Store, StoreError};
 use crate::unpack::{
-    ExpectedLayer, UnpackError, UnpackOptions, UnpackProgress, UnpackTarget, UnpackedLayer, unpack_layer,
+    ExpectedLayer, LayerDownload, UnpackError, UnpackOptions, UnpackProgress, UnpackTarget, UnpackedLayer,
+    unpack_layer,
 };
 use larder_registry::{BlobSink, ByteRanges, FetchNotice, RepositorySession, fetch_blob};
 
@@ -121,6 +122,9 @@ async fn attempt(
     ingest.resume();
     let _stop = StopIngestOnDrop { ingest: ingest.clone(), progress: options.progress.clone() };
     let reserve = options.reserve.clone();
+    let download = ingest.clone();
+    let download = Some(LayerDownload::new(move || download.wait_until_complete()));
+    let options = UnpackOptions { download, ..options };
     let unpacking = start_unpacking(store.clone(), ingest, wanted, options, worker);
     tokio::pin!(unpacking);
     let present: ByteRanges = ingest.present().into_iter().collect();

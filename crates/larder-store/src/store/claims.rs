@@ -59,28 +59,49 @@ impl<L> LayerClaims<L> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims a layer unless `present` finds it. No fetch begins or ends during the search.
+    /// Claims a layer unless `present` finds it.
+    ///
+    /// `present` may wait for the disk and is called without the lock, which claims take on async threads, too. It is called
+    /// again once the layer is claimed: another fetch may have ended since the first search, and none does after it.
     pub(super) fn claim<E>(
         &self,
         diff_id: &Digest,
         keys: [LayerKey; 2],
         progress: FetchProgress,
-        present: impl FnOnce(&[LayerKey; 2]) -> Result<Option<L>, E>,
-    ) -> Result<Result<L, Claimed<L>>, E> {
-        let mut fetches = self.lock();
+        present: impl Fn(&[LayerKey; 2]) -> Result<Option<L>, E>,
+    ) -> Result<Result<L, Claimed<L>>, E>
+    where
+        L: Clone + Send + Sync + 'static,
+    {
         if let Some(layer) = present(&keys)? {
             return Ok(Ok(layer));
         }
+        let claim = match self.claim_or_wait(diff_id, keys.clone(), progress) {
+            Claimed::Wait(waiting) => return Ok(Err(Claimed::Wait(waiting))),
+            Claimed::Fetch(claim) => claim,
+        };
+        match present(&keys)? {
+            Some(layer) => {
+                claim.done(&layer);
+                Ok(Ok(layer))
+            }
+            None => Ok(Err(Claimed::Fetch(claim))),
+        }
+    }
+
+    /// The claim of a layer that no other pull fetches, or a wait for that pull.
+    fn claim_or_wait(&self, diff_id: &Digest, keys: [LayerKey; 2], progress: FetchProgress) -> Claimed<L> {
+        let mut fetches = self.lock();
         let (claims, diff_id) = (self.clone(), diff_id.clone());
         if let Some(shared) = fetches.get(&diff_id) {
             let shared = Arc::clone(shared);
-            return Ok(Err(Claimed::Wait(LayerWait { claims, diff_id, shared, keys })));
+            return Claimed::Wait(LayerWait { claims, diff_id, shared, keys });
         }
         let progress = Arc::new(progress);
         let state = ClaimState { owner: 0, progress: Arc::clone(&progress), layer: None, given_up: false };
         let shared = Arc::new(watch::Sender::new(state));
         fetches.insert(diff_id.clone(), Arc::clone(&shared));
-        Ok(Err(Claimed::Fetch(LayerClaim { claims, diff_id, shared, owner: 0, progress })))
+        Claimed::Fetch(LayerClaim { claims, diff_id, shared, owner: 0, progress })
     }
 }
 
@@ -173,5 +194,74 @@ impl<L: KeyedLayer> LayerWait<L> {
             owner,
             progress,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn claim(
+        claims: &LayerClaims<u8>,
+        layer: &str,
+        present: impl Fn() -> Option<u8>,
+    ) -> Result<u8, Claimed<u8>> {
+        let diff_id = Digest::sha256(layer);
+        let keys = [LayerKey::from(&diff_id), LayerKey::from(&diff_id)];
+        claims
+            .claim::<Infallible>(&diff_id, keys, FetchProgress::default(), |_| Ok(present()))
+            .expect("no error")
+    }
+
+    #[test]
+    fn a_search_that_waits_for_the_disk_blocks_no_other_claim() {
+        let claims = LayerClaims::default();
+        let Err(Claimed::Fetch(other)) = claim(&claims, "other", || None) else { panic!("it is claimed") };
+        let ((searching, begun), (answer, disk)) = (mpsc::channel(), mpsc::channel());
+        let disk = Mutex::new(disk);
+        let (ended, end) = mpsc::channel();
+        thread::scope(|scope| {
+            let claims = &claims;
+            scope.spawn(move || {
+                claim(claims, "slow", || {
+                    searching.send(()).expect("the test waits");
+                    disk.lock().expect("one search at a time").recv().expect("an answer")
+                })
+                .is_ok()
+            });
+            begun.recv().expect("the search begins");
+            scope.spawn(move || {
+                drop(other); // on an async thread
+                ended.send(()).expect("the test waits");
+            });
+            let dropped = end.recv_timeout(Duration::from_secs(20));
+            answer.send(Some(1)).expect("the search waits");
+            assert!(dropped.is_ok(), "the claim waits for the disk of another");
+        });
+    }
+
+    #[tokio::test]
+    async fn a_layer_that_another_fetch_completed_after_the_search_is_present_for_all() {
+        let claims = LayerClaims::default();
+        let calls = Mutex::new(0);
+        let waiting = Mutex::new(None);
+        let found = claim(&claims, "a", || {
+            let mut calls = calls.lock().expect("one thread");
+            *calls += 1;
+            if *calls == 2 {
+                let Err(Claimed::Wait(wait)) = claim(&claims, "a", || None) else { panic!("it is claimed") };
+                *waiting.lock().expect("one thread") = Some(wait);
+            }
+            (*calls == 2).then_some(7)
+        });
+        assert!(matches!(found, Ok(7)));
+        let waiting = waiting.into_inner().expect("one thread").expect("a waiting pull");
+        assert_eq!(waiting.shared.borrow().layer, Some(7));
+        assert!(matches!(claim(&claims, "a", || None), Err(Claimed::Fetch(_))), "the claim ended");
     }
 }

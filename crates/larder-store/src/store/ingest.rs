@@ -209,6 +209,11 @@ impl IngestFile {
         IngestReader { file: self.clone(), at: 0 }
     }
 
+    /// Waits until all bytes are there. Blocks; for threads.
+    pub(crate) fn wait_until_complete(&self) -> io::Result<()> {
+        self.0.wait_for(self.0.size).map(drop)
+    }
+
     /// Removes the file: its layer is unpacked.
     pub fn discard(&self) -> Result<(), StoreError> {
         let data = self.0.data();
@@ -226,6 +231,21 @@ impl IngestFile {
 impl IngestInner {
     fn state(&self) -> MutexGuard<'_, IngestExtents> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until this many bytes from the start are there; gives how many there are.
+    fn wait_for(&self, length: u64) -> io::Result<u64> {
+        let mut state = self.state();
+        loop {
+            let frontier = state.present.contiguous_len();
+            if frontier >= length {
+                return Ok(frontier);
+            }
+            if let Some((kind, reason)) = &state.stopped {
+                return Err(io::Error::new(*kind, reason.clone()));
+            }
+            state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     fn open_file(&self) -> MutexGuard<'_, Option<Arc<dyn DiskFile>>> {
@@ -323,17 +343,8 @@ impl IngestReader {
     /// Waits until there is something to read; gives how much, 0 at the end of the blob.
     fn wait(&self) -> io::Result<u64> {
         let inside = &self.file.0;
-        let mut state = inside.state();
-        loop {
-            let frontier = state.present.contiguous_len();
-            if frontier > self.at || self.at == inside.size {
-                return Ok(frontier.saturating_sub(self.at));
-            }
-            if let Some((kind, reason)) = &state.stopped {
-                return Err(io::Error::new(*kind, reason.clone()));
-            }
-            state = inside.news.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        let frontier = inside.wait_for(inside.size.min(self.at + 1))?;
+        Ok(frontier.saturating_sub(self.at))
     }
 }
 

@@ -48,7 +48,9 @@ pub use error::{EntryRefusal, LayerEncoding, UnpackError};
 pub use layer::{AllocatedSpace, ExpectedLayer, PendingLowerWork, UnpackTarget, UnpackedLayer};
 pub use lower_merge::{LowerMergeMode, LowerMergeReport, merge_lowers};
 pub use lowers::visible_layers;
-pub use options::{OverlayForm, OwnerMode, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads};
+pub use options::{
+    LayerDownload, OverlayForm, OwnerMode, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads,
+};
 pub use verify::{CheckDepth, LayerVerification, MismatchKind, PathMismatch, verify};
 pub use write_behind::{BackgroundSyncer, WriteBehind};
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::{fmt, io};
 
 use super::WriteBehind;
 use crate::disk::SpaceReserve;
@@ -28,6 +29,29 @@ pub struct UnpackOptions {
     pub write_behind: Option<WriteBehind>,
     /// Space that must stay free while the layer is written. Default: none.
     pub reserve: Option<SpaceReserve>,
+    /// Waits until all compressed bytes are local, before memory is taken that other layers wait for. Default: they are.
+    pub download: Option<LayerDownload>,
+}
+
+/// The download of a layer that is unpacked while it arrives. Clones are one.
+#[derive(Clone)]
+pub struct LayerDownload(Arc<dyn Fn() -> io::Result<()> + Send + Sync>);
+
+impl LayerDownload {
+    /// `wait` blocks until the download has ended, with an error if it failed.
+    pub fn new(wait: impl Fn() -> io::Result<()> + Send + Sync + 'static) -> LayerDownload {
+        LayerDownload(Arc::new(wait))
+    }
+
+    pub(super) fn wait(&self) -> io::Result<()> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for LayerDownload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LayerDownload")
+    }
 }
 
 impl Default for UnpackOptions {
@@ -43,6 +67,7 @@ impl Default for UnpackOptions {
             open_files: 160,
             write_behind: None,
             reserve: None,
+            download: None,
         }
     }
 }

@@ -8,7 +8,7 @@ use larder::reference::Digest;
 use sha2::Digest as _;
 use sha2::{Sha256, Sha384, Sha512};
 
-use super::{ExpectedLayer, LayerEncoding, UnpackError, UnpackOptions, UnpackProgress};
+use super::{ExpectedLayer, LayerDownload, LayerEncoding, UnpackError, UnpackOptions, UnpackProgress};
 
 /// Bytes read at once. Larger buffers inflate no faster, and push what is inflated out of the core's cache.
 const BUFFER: usize = 64 << 10;
@@ -70,6 +70,7 @@ pub(super) struct CompressedReader<R> {
     size: Option<u64>,
     digest: Option<(StreamHasher, Digest)>,
     progress: Arc<UnpackProgress>,
+    download: Option<LayerDownload>,
     fault: Option<UnpackError>,
 }
 
@@ -88,6 +89,7 @@ impl<R: Read> CompressedReader<R> {
             size: expected.size,
             digest: expected.digest.map(|digest| (StreamHasher::like(digest), digest.clone())),
             progress: options.progress.clone(),
+            download: options.download.clone(),
             fault: None,
         }
     }
@@ -110,6 +112,13 @@ impl<R: Read> CompressedReader<R> {
     /// Compressed bytes read so far.
     pub(super) fn bytes_read(&self) -> u64 {
         self.read
+    }
+
+    /// Waits until all bytes are local.
+    pub(super) fn wait_for_download(&mut self) -> io::Result<()> {
+        let Some(Err(error)) = self.download.as_ref().map(LayerDownload::wait) else { return Ok(()) };
+        self.fault = Some(UnpackError::Read(error));
+        Err(io::ErrorKind::Other.into())
     }
 
     pub(super) fn is_canceled(&self) -> bool {

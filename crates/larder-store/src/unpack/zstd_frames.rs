@@ -2,7 +2,8 @@
 //!
 //! The header of a frame has the size of its window, which is memory of the decoder. Small windows, as all usual levels have
 //! them, are free. Larger ones share [`LARGE_WINDOWS`]: a frame that does not fit waits until others have ended. A decoder
-//! gives up what it has before it waits, so two of them never wait for each other.
+//! gives up what it has before it waits, so two of them never wait for each other. It takes memory only once its layer is
+//! downloaded, so how long others wait does not depend on a registry.
 
 use std::io::{self, BufRead as _, Read};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -114,6 +115,8 @@ impl<R: Read> ZstdReader<R> {
         }
         (self.decoder, self.share) = (None, None);
         if needed > 0 {
+            // A slow registry must not hold what other layers wait for.
+            self.source.wait_for_download()?;
             let share = LARGE_WINDOWS.take(needed, || self.source.is_canceled());
             self.share = Some(share.ok_or_else(|| self.source.cancel())?);
         }
