@@ -74,7 +74,7 @@ impl CriBackend {
             Ok(reply) => {
                 let info = reply.into_inner().info;
                 let named = info.values().find_map(|text| find_text(&parse(text)?, "image"));
-                Ok(named.unwrap_or_default().into())
+                Ok(named.map(in_full).unwrap_or_default().into())
             }
             Err(status) if matches!(status.code(), Code::NotFound | Code::Unimplemented) => {
                 Ok(ImageId::default())
@@ -142,6 +142,13 @@ fn names_in<'a>(info: impl Iterator<Item = &'a String>) -> Vec<String> {
     names.sort_unstable();
     names.dedup();
     names
+}
+
+/// An image as a sandbox has it, as runtimes list it: an ID unchanged, a name in full.
+fn in_full(image: String) -> String {
+    let hex = image.strip_prefix("sha256:").unwrap_or(&image);
+    let is_id = hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_id { image } else { full_name(&image) }
 }
 
 /// The name as a runtime lists it: with registry, and with tag or digest.

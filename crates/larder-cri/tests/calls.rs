@@ -1,6 +1,7 @@
 //! What the client sends and how it reads answers, over a real socket to a scripted runtime.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use larder::backend::{
@@ -8,6 +9,8 @@ use larder::backend::{
     ImageSpec, ProgressReporter, Sandbox,
 };
 use larder::credentials::{Credential, Secret};
+use larder::gc::Collector;
+use larder::image_service::{FsStats, ImageService, local_disk};
 use larder::pod::{Pod, SandboxConfig};
 use larder::reference::{ImageId, ImageName};
 use larder_cri::{CriBackend, CriConfig, ExitedContainer, MAX_MESSAGE_BYTES, proto};
@@ -400,6 +403,43 @@ async fn use_names_pods_and_mounted_images_and_asks_once_for_each_container() {
     assert_eq!(fake.calls(Rpc::PodSandboxStatus).started, 1);
     fake.change(|contents| contents.containers[0].image_id = "sha256:app".into());
     assert_eq!(client.container_inventory().await.unwrap().containers[0].image_id, "sha256:app");
+}
+
+#[tokio::test]
+async fn the_image_of_a_sandbox_has_the_name_under_which_it_is_listed() {
+    let id = format!("sha256:{}", "a1".repeat(32));
+    for (reported, image) in [
+        ("pause", "docker.io/library/pause:latest"),
+        ("team/pause:3", "docker.io/team/pause:3"),
+        ("registry.example/pause:3", "registry.example/pause:3"),
+        (&id, &id),
+        (&id[7..], &id[7..]),
+    ] {
+        let fake = FakeCri::start();
+        run_a_container(&fake);
+        fake.change(|contents| _ = contents.sandbox_images.insert("s1".into(), reported.into()));
+        let in_use = client(&fake).container_inventory().await.unwrap();
+        assert_eq!(in_use.sandboxes[0].image, image, "{reported}");
+    }
+}
+
+#[tokio::test]
+async fn a_filesystem_without_an_id_is_no_error() {
+    let fake = FakeCri::start();
+    fake.change(|contents| {
+        let used_bytes = Some(proto::UInt64Value { value: 5 });
+        contents.filesystems.image_filesystems =
+            vec![proto::FilesystemUsage { used_bytes, ..Default::default() }];
+    });
+    let client = Arc::new(client(&fake));
+    let found = ImageService::new(client.clone()).image_filesystem(local_disk).await.unwrap();
+    assert_eq!(
+        (found.usage.used_bytes, found.usage.mountpoint.as_os_str().len(), found.disk),
+        (Some(5), 0, None)
+    );
+    let collector = Collector::builder(client).build();
+    assert_eq!(collector.measure_filesystem().await, Ok(FsStats::default()));
+    assert_eq!(collector.measure_other_filesystems().await, Ok(Vec::new()));
 }
 
 #[tokio::test]
