@@ -45,6 +45,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_provider_without_a_name_has_no_program() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("providers.yaml");
+        fs_err::write(
+            &config,
+            "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n- name: ''\n  \
+             matchImages: [registry.example]\n  defaultCacheDuration: 1m\n  \
+             apiVersion: credentialprovider.kubelet.k8s.io/v1\n",
+        )
+        .unwrap();
+        let error = plugins(&config, dir.path()).err().unwrap();
+        let expected =
+            format!("credential provider \"\": {} is not an executable file", dir.path().display());
+        assert_eq!(error.message(), expected);
+    }
+
+    #[test]
     fn an_error_names_its_place_and_shows_no_secrets_around_it() {
         let text = "kind: CredentialProviderConfig\nproviders:\n- name: p\n  env: [{name: K, value: hunter2, more: hunter2}]\n";
         let error = decode(text).err().unwrap();

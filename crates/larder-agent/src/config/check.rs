@@ -77,8 +77,7 @@ impl ConfigCheck<'_> {
         let images = &config.images;
         let number = |number: i32| u32::try_from(number).unwrap_or_default();
         config.pull.serialize_image_pulls = images.serialize_image_pulls;
-        config.pull.max_parallel_image_pulls =
-            images.max_parallel_image_pulls.and_then(|bound| number(bound).try_into().ok());
+        config.pull.max_parallel_image_pulls = PullConfig::parallel_bound(images.max_parallel_image_pulls);
         config.pull.registry_pull_qps = number(images.registry_pull_qps);
         config.pull.registry_burst = number(images.registry_burst);
         let time = |time: GoDuration| time.to_std().unwrap_or_default();

@@ -72,12 +72,13 @@ fn never(policy: &GcPolicy) -> GcPolicy {
 /// as in the daemon, and reclaims what nothing can use any more.
 pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: GcGoal) -> Collection {
     if goal == GcGoal::Thresholds && !policy.is_enabled() {
-        return match collector.reclaim_and_detect().await {
-            Ok(done) => match dry_run(collector, policy, goal).await {
-                Ok(planned) => report::of_disabled_round(&done, planned),
-                Err(error) => failed(goal, policy, error),
-            },
-            Err(error) => failed(goal, policy, failure_of(collector, error).await),
+        let GcRoundResult { report, error } = collector.reclaim_and_detect().await;
+        if let Some(error) = error {
+            return failed(goal, policy, report, failure_of(collector, error).await);
+        }
+        return match dry_run(collector, policy, goal).await {
+            Ok(planned) => report::of_disabled_round(&report, planned),
+            Err(error) => failed(goal, policy, report, error),
         };
     }
     let round = collector.round_by(policy, goal).await;
@@ -139,8 +140,8 @@ pub(crate) async fn failure_of(collector: &Collector, error: GcError) -> Error {
 }
 
 /// A round that ended before its plan.
-fn failed(goal: GcGoal, policy: &GcPolicy, error: Error) -> Collection {
-    let round = GcRoundResult { report: GcReport::default(), error: None };
+fn failed(goal: GcGoal, policy: &GcPolicy, report: GcReport, error: Error) -> Collection {
+    let round = GcRoundResult { report, error: None };
     Collection { error: Some(error.into()), reached: false, ..report::of_round(goal, &round, policy) }
 }
 

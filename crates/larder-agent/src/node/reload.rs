@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use larder::config::Verification;
 use larder::events::{EventReason, EventType};
 use larder::go_format;
 use larder_registry::RegistryLoad;
@@ -75,7 +76,10 @@ impl Node {
             self.manager.set_config(&new.pull);
         }
         self.collector.set_policy(new.policy(kept));
-        if let (Some(records), Some(verification)) = (&self.records, new.verification.clone()) {
+        // A degraded start denies while the policy cannot be read, also where the gate turns out to be off.
+        let without_gate = || old.degraded.is_some().then(Verification::of_no_one);
+        let verification = new.verification.clone().or_else(without_gate);
+        if let (Some(records), Some(verification)) = (&self.records, verification) {
             records.set_verification(verification);
         }
         config::last_good::save(&self.settings.sources, &files);
@@ -126,6 +130,11 @@ impl Node {
         }
     }
 
+    /// Whether the settings were fixed after a degraded start and before the first stamps of their files.
+    fn is_fixed(&self) -> bool {
+        self.settings.now().degraded.is_some() && config::load(&self.settings.sources).is_ok()
+    }
+
     /// Reloads when the files of settings change, until dropped.
     pub(super) async fn watch_files(self: &Arc<Node>) {
         let mut before = None;
@@ -133,7 +142,7 @@ impl Node {
             let (node, known) = (Arc::clone(self), before.take());
             let looked = spawn_blocking(move || {
                 let now = stamps(&node.settings.files());
-                if known.is_some_and(|known| known != now) {
+                if known.map_or_else(|| node.is_fixed(), |known| known != now) {
                     let _ = node.reload();
                 }
                 now

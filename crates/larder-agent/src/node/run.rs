@@ -53,7 +53,7 @@ impl Node {
         let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
         let (mut desired, mut first) =
             (DesiredImages::new(manager, backend, self.desired_uses.clone()), Some(first));
-        desired = desired.with_events(Arc::clone(&self.sink));
+        desired = desired.with_events(Arc::clone(&self.sink)).with_collector(Arc::clone(&self.collector));
         self.for_each_setting(path, async |path| {
             let first = first.take();
             if let Some(path) = path {
@@ -74,6 +74,7 @@ impl Node {
             backend: Arc::clone(&self.backend),
             gate: Arc::clone(&self.gate),
             held: self.desired_uses.clone(),
+            collector: Some(Arc::clone(&self.collector)),
             node: self.object.clone(),
         };
         self.for_each_setting(

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use larder::gc::{FsStatsProvider, OtherFilesystem};
 use larder::image_service::{FilesystemError, FsStats};
-use larder_testkit::fake_backend::{FakeBackend, image};
+use larder::records::Verification;
+use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 
 use super::*;
 use crate::config::{PrefetchItem, PrefetchRetention, PrefetchSchedule};
@@ -63,6 +64,75 @@ async fn the_first_round_retains_images_of_static_pods_and_the_prefetch_list() {
     assert_eq!(left, ["sha256:prefetched:1", "sha256:static:1"]);
 }
 
+/// A node with a static pod and a prefetch list.
+fn node_that_pulls(dir: &tempfile::TempDir, records: bool) -> (FakeBackend, Arc<Node>) {
+    let backend = FakeBackend::new();
+    for name in WANTED {
+        backend.offer(name, image(format!("sha256:{name}"), 1));
+    }
+    let pods = dir.path().join("pods");
+    fs_err::create_dir(&pods).unwrap();
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: a, image: 'static:1'}]}}";
+    fs_err::write(pods.join("pod.yaml"), pod).unwrap();
+    let mut parts = testing::parts(&backend, dir.path(), None, |config| {
+        config.static_pod_path = Some(pods);
+        let (when, jitter, hold) = (PrefetchSchedule::Start, Duration::ZERO, PrefetchRetention::Nothing);
+        config.prefetch = vec![PrefetchItem { image: "prefetched:1".into(), when, jitter, hold }];
+    });
+    parts.records = records.then(|| {
+        let verification = Verification::of_unconfigured_kubelet();
+        Arc::new(PullRecordStore::open(&dir.path().join("records"), verification).unwrap())
+    });
+    (backend, Arc::new(Node::build(parts)))
+}
+
+const WANTED: [&str; 2] = ["static:1", "prefetched:1"];
+
+#[tokio::test(start_paused = true)]
+async fn images_pulled_for_static_pods_and_by_prefetch_are_first_seen_at_their_pull() {
+    let dir = tempfile::tempdir().unwrap();
+    let (backend, node) = node_that_pulls(&dir, false);
+    for name in WANTED {
+        backend
+            .on_pull_of(name, ScriptedPull::ok(format!("sha256:{name}"), 1).after(Duration::from_secs(20)));
+    }
+    tokio::select! {
+        () = node.run() => unreachable!("the node runs until dropped"),
+        () = async {
+            backend.until(|counts| counts.succeeded == 2).await;
+            time::sleep(Duration::from_secs(1)).await;
+        } => {}
+    }
+    assert_eq!(node.loops.status().borrow().rounds, 1, "no round after the pulls");
+    for name in WANTED {
+        assert!(node.collector.records().get(&format!("sha256:{name}").into(), "").is_some(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn images_pulled_for_static_pods_and_by_prefetch_have_pull_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_backend, node) = node_that_pulls(&dir, true);
+    let records = node.records.clone().unwrap();
+    let recorded = async |name: &str| loop {
+        match records.record(&format!("sha256:{name}").into()).await.unwrap() {
+            Some(record) => return record,
+            None => time::sleep(Duration::from_millis(20)).await,
+        }
+    };
+    let both = async { tokio::join!(recorded(WANTED[0]), recorded(WANTED[1])) };
+    let (one, other) = tokio::select! {
+        () = node.run() => unreachable!("the node runs until dropped"),
+        records = time::timeout(Duration::from_secs(60), both) => records.unwrap(),
+    };
+    for record in [one, other] {
+        assert!(
+            record.names.len() == 1 && record.names.values().all(|access| access.node_pods),
+            "{record:?}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn images_ensured_by_an_earlier_process_are_leased_as_configured() {
     let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
@@ -109,4 +179,39 @@ async fn a_filesystem_that_hangs_takes_one_measurement_however_many_ask() {
     }
     assert_eq!(asked.elapsed(), 3 * MEASURE_WITHIN);
     assert_eq!(disk.0.load(Ordering::Relaxed), 1001);
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_that_change_before_the_first_look_at_their_files_are_read() {
+    let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    let node = Arc::new(testing::node(&backend, dir.path(), None, |config| {
+        config.degraded = Some("config.yaml: broken".into());
+        config.gc = config.gc.clone().disabled();
+    }));
+    assert!(node.degraded().is_some());
+    let fixed =
+        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nimageGCHighThresholdPercent: 90\n";
+    fs_err::write(dir.path().join("config.yaml"), fixed).unwrap();
+    tokio::select! {
+        () = node.run() => unreachable!("the node runs until dropped"),
+        () = time::sleep(Duration::from_secs(60)) => {}
+    }
+    assert_eq!((node.degraded(), node.settings.now().gc.high_threshold_percent), (None, 90));
+}
+
+#[tokio::test]
+async fn settings_that_turn_verification_off_end_the_denial_of_a_degraded_start() {
+    let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    let mut parts = testing::parts(&backend, dir.path(), None, |config| {
+        config.degraded = Some("config.yaml: broken".into());
+    });
+    let everyone = Verification::of_everyone();
+    parts.records = Some(Arc::new(PullRecordStore::open(&dir.path().join("records"), everyone).unwrap()));
+    let node = Node::build(parts);
+    let records = node.records.clone().unwrap();
+    assert!(!records.allows_unrecorded(&"a:1".into()).await, "unreadable settings deny");
+    let off = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nfeatureGates: {KubeletEnsureSecretPulledImages: false}\n";
+    fs_err::write(dir.path().join("config.yaml"), off).unwrap();
+    node.reload().unwrap();
+    assert!(records.allows_unrecorded(&"a:1".into()).await);
 }

@@ -140,7 +140,7 @@ fn errors_of_providers_are_reported_before_any_pull() {
     fs_err::set_permissions(program.parent().unwrap(), Permissions::from_mode(0o777)).unwrap();
     printed("is writable by users other than root");
     fs_err::remove_file(&program).unwrap();
-    printed("credential provider test: ");
+    printed("credential provider \"test\": ");
     let config = world.home.path().join("providers.yaml");
     let text = fs_err::read_to_string(&config).unwrap();
     for (from, to, said) in [

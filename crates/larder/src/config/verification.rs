@@ -33,6 +33,11 @@ impl Verification {
         Verification { policy: VerificationPolicy::AlwaysVerify, allowlist: Vec::new() }
     }
 
+    /// No image requires credentials, as without the gate `KubeletEnsureSecretPulledImages`.
+    pub fn of_no_one() -> Self {
+        Verification { policy: VerificationPolicy::NeverVerify, allowlist: Vec::new() }
+    }
+
     /// The policy of this name; the list counts for `NeverVerifyAllowlistedImages` alone.
     pub fn parse<'a>(
         policy: &str,

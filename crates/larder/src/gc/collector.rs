@@ -108,6 +108,13 @@ impl Collector {
         self.state.ensured(id, &self.parts.clock.read(), self.policy().clock);
     }
 
+    /// Records an image that was just pulled as first seen now, unless it is known.
+    pub fn note_pulled(&self, id: &ImageId) {
+        if self.records().get(id, "").is_none() {
+            self.note_ensured(id);
+        }
+    }
+
     /// Whether a round or an observation has recorded the images.
     pub fn has_detected(&self) -> bool {
         self.state.has_looked()
@@ -222,21 +229,26 @@ impl Collector {
         let _turn = self.round.lock().await;
         let before = Some(self.checked(self.measure_filesystem().await?)?);
         let ReclaimOutcome { freed: reclaimed, error } = self.reclaim(ReclaimTrigger::Request).await;
-        let after = Some(self.disk_after_deletion().await?);
-        let report = GcReport { reclaimed, before, after, ..GcReport::default() };
-        Ok(GcRoundResult { report, error: error.map(GcError::Reclaim) })
+        let after = self.disk_after_deletion().await;
+        let error = error.map(GcError::Reclaim).or(after.as_ref().err().cloned());
+        let report = GcReport { reclaimed, before, after: after.ok(), ..GcReport::default() };
+        Ok(GcRoundResult { report, error })
     }
 
     /// A round without a threshold that can be exceeded: reclaims what nothing can use any more, records which images are
     /// present and used, and removes no image.
-    pub async fn reclaim_and_detect(&self) -> Result<GcReport, GcError> {
+    pub async fn reclaim_and_detect(&self) -> GcRoundResult {
         let _turn = self.round.lock().await;
         let before = self.measure_filesystem().await.ok();
         let reclaimed = self.reclaim(ReclaimTrigger::Schedule).await;
         warn_of(&reclaimed);
-        self.detect().await?;
+        let error = self.detect().await.err();
         let after = self.parts.disk.measure_after_deletion().await.ok();
-        Ok(GcReport { reclaimed: reclaimed.freed, before, after, disabled: true, ..GcReport::default() })
+        let reclaimed = reclaimed.freed;
+        GcRoundResult {
+            report: GcReport { reclaimed, before, after, disabled: true, ..GcReport::default() },
+            error,
+        }
     }
 
     async fn collect_on_schedule(&self, policy: &GcPolicy, report: &mut GcReport) -> Result<(), GcError> {

@@ -50,8 +50,8 @@ pub struct GcStatus {
     pub running: bool,
     /// When the last round ended.
     pub ended: Option<SystemTime>,
-    /// What the last round did, or why it failed.
-    pub last: Option<Result<Arc<GcReport>, GcError>>,
+    /// What the last round did, and why it failed if it did.
+    pub last: Option<Arc<GcRoundResult>>,
     /// How many rounds in a row have failed.
     pub failures: u64,
 }
@@ -158,10 +158,10 @@ impl GcLoops {
             }
             self.status.send_modify(|status| status.running = true);
             let policy = self.collector.policy();
-            let GcRoundResult { report, error } = self.undisturbed_round().await;
-            let wait = self.wait_after(&policy, &report, error.as_ref()).await;
+            let round = self.undisturbed_round().await;
+            let wait = self.wait_after(&policy, &round.report, round.error.as_ref()).await;
             *self.wait.lock().unwrap_or_else(PoisonError::into_inner) = (wait, policy);
-            let outcome = error.map_or(Ok(Arc::new(report)), Err);
+            let outcome = round.error.as_ref().map_or(Ok(()), Err);
             if failures.count(&outcome)
                 && let Err(error) = &outcome
             {
@@ -175,7 +175,7 @@ impl GcLoops {
                 status.rounds += 1;
                 status.running = false;
                 status.ended = Some(SystemTime::now());
-                status.last = Some(outcome);
+                status.last = Some(Arc::new(round));
                 status.failures = failures.0;
             });
         }
@@ -199,10 +199,7 @@ impl GcLoops {
         if self.collector.policy().is_enabled() {
             return self.collector.round(GcGoal::Thresholds).await;
         }
-        match self.collector.reclaim_and_detect().await {
-            Ok(report) => GcRoundResult { report, error: None },
-            Err(error) => GcRoundResult { report: GcReport::default(), error: Some(error) },
-        }
+        self.collector.reclaim_and_detect().await
     }
 
     async fn listing(&self) {

@@ -73,6 +73,11 @@ impl Default for PullConfig {
 }
 
 impl PullConfig {
+    /// The bound of kubelet's `maxParallelImagePulls`: below 1 is none, as if it is unset.
+    pub fn parallel_bound(written: Option<i32>) -> Option<NonZeroU32> {
+        written.and_then(|bound| u32::try_from(bound).ok()).and_then(NonZeroU32::new)
+    }
+
     /// Kubelet's own behaviour, with kubelet's defaults.
     pub fn kubelet() -> Self {
         PullConfig {

@@ -163,3 +163,23 @@ async fn the_timer_reclaims_what_has_expired_even_where_gc_of_images_is_off() {
         assert_eq!((world.removals().len(), world.state().other), (0, 150));
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_round_that_fails_after_a_reclaim_reports_what_that_freed() {
+    let off =
+        GcPolicy { high_threshold_percent: 100, min_free_bytes: 0, inodes: None, ..GcPolicy::default() };
+    let FullNode { world, collector } = FullNode::new(200, 50, off).await;
+    world.state().uses_fail = true;
+    let round = collector.reclaim_and_detect().await;
+    assert!(matches!(round.error, Some(GcError::Uses(_))), "{:?}", round.error);
+    assert_eq!(round.report.reclaimed.downloads.bytes, 50);
+
+    let FullNode { world, collector } = FullNode::new(400, 50, GcPolicy::default()).await;
+    world.state().uses_fail = true;
+    let loops = GcLoops::new(Arc::new(collector), GcIntervals::default());
+    let running = tokio::time::timeout(Duration::from_secs(1), loops.run());
+    running.await.expect_err("it runs until dropped");
+    let last = loops.status().borrow().last.clone().expect("a round has ended");
+    assert!(matches!(last.error, Some(GcError::Uses(_))), "{:?}", last.error);
+    assert_eq!(last.report.reclaimed.downloads.bytes, 400);
+}

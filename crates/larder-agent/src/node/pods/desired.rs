@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::backend::{Backend, ImageSpec};
 use larder::events::{Event, EventSink};
-use larder::gc::{ImageUse, ImageUseError, ImageUseSource, ReportedUse};
-use larder::pull::{EnsureError, EnsureReason, EnsureRequest, ImageManager};
+use larder::gc::{Collector, ImageUse, ImageUseError, ImageUseSource, ReportedUse};
+use larder::pull::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImageManager, ImagePresence};
 use larder::reference::{ImageId, ImageName};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
@@ -126,6 +126,7 @@ pub(crate) struct DesiredImages {
     backend: Arc<dyn Backend>,
     held: DesiredUses,
     events: Option<Arc<dyn EventSink>>,
+    collector: Option<Arc<Collector>>,
     tasks: JoinSet<()>,
     running: BTreeMap<DesiredKey, DesiredImageTask>,
 }
@@ -147,6 +148,7 @@ impl DesiredImages {
             backend,
             held,
             events: None,
+            collector: None,
             tasks: JoinSet::new(),
             running: BTreeMap::new(),
         }
@@ -155,6 +157,12 @@ impl DesiredImages {
     /// Sends the event that kubelet sends after each failed ensure of a container, in addition to the manager's.
     pub(crate) fn with_events(mut self, events: Arc<dyn EventSink>) -> DesiredImages {
         self.events = Some(events);
+        self
+    }
+
+    /// Records images that are pulled as first seen then.
+    pub(crate) fn with_collector(mut self, collector: Arc<Collector>) -> DesiredImages {
+        self.collector = Some(collector);
         self
     }
 
@@ -180,8 +188,13 @@ impl DesiredImages {
             let wish_lives = Arc::new(AtomicBool::new(true));
             let (hands, own, still) = (self.held.clone(), key.clone(), Arc::clone(&wish_lives));
             let (first, events) = (first.cloned(), self.events.clone());
+            let collector = self.collector.clone();
             let task = self.tasks.spawn(async move {
                 let hold = |id: &ImageId| hands.hold(own.clone(), &still, id.clone());
+                let ensured = |ensured: &EnsuredImage| {
+                    hold(&ensured.image_ref);
+                    note_if_pulled(collector.as_deref(), ensured);
+                };
                 hold_present(&*backend, &request.image, hold).await;
                 drop(first);
                 let failed = |error: &EnsureError| {
@@ -189,7 +202,7 @@ impl DesiredImages {
                         events.record(Event::failed(target.clone(), error));
                     }
                 };
-                maintain_image(&manager, &*backend, &request, hold, failed, &own).await;
+                maintain_image(&manager, &*backend, &request, (hold, ensured, failed), &own).await;
             });
             self.running.insert(key, DesiredImageTask { task, wanted: wish_lives });
         }
@@ -210,14 +223,13 @@ async fn maintain_image(
     manager: &ImageManager,
     backend: &dyn Backend,
     request: &EnsureRequest,
-    hold: impl Fn(&ImageId),
-    failed: impl Fn(&EnsureError),
+    (hold, note, failed): (impl Fn(&ImageId), impl Fn(&EnsuredImage), impl Fn(&EnsureError)),
     key: &DesiredKey,
 ) {
     loop {
         match manager.ensure(request).await {
             Ok(ensured) => {
-                hold(&ensured.image_ref);
+                note(&ensured);
                 while_present(backend, &ensured.image_ref).await;
                 tracing::warn!("{}: missing, but desired by {}", key.image, key.owner);
             }
@@ -231,6 +243,13 @@ async fn maintain_image(
                 time::sleep(error.retry_in.unwrap_or(RETRY).min(RETRY)).await;
             }
         }
+    }
+}
+
+/// An image that was pulled is first seen by its pull, not by the next round of GC.
+pub(super) fn note_if_pulled(collector: Option<&Collector>, ensured: &EnsuredImage) {
+    if let (Some(collector), ImagePresence::Pulled { .. }) = (collector, &ensured.outcome) {
+        collector.note_pulled(&ensured.image_ref);
     }
 }
 

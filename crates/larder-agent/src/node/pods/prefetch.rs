@@ -8,12 +8,12 @@ use std::time::Duration;
 use futures_util::future;
 use jiff::{SignedDuration, ToSpan as _, Zoned};
 use larder::backend::Backend;
-use larder::gc::RemovalGate;
+use larder::gc::{Collector, RemovalGate};
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, ImageManager, Priority, PullPolicy};
 use tokio::time;
 
-use super::desired::{DesiredKey, DesiredUses, FirstScan, hold_present};
+use super::desired::{DesiredKey, DesiredUses, FirstScan, hold_present, note_if_pulled};
 use crate::config::{PrefetchItem, PrefetchRetention, PrefetchSchedule};
 
 /// How often it is looked whether others are pulling.
@@ -33,6 +33,7 @@ pub(in crate::node) struct PrefetchContext {
     pub(in crate::node) backend: Arc<dyn Backend>,
     pub(in crate::node) gate: Arc<RemovalGate>,
     pub(in crate::node) held: DesiredUses,
+    pub(in crate::node) collector: Option<Arc<Collector>>,
     /// The node, which events are about.
     pub(in crate::node) node: ObjectRef,
 }
@@ -92,6 +93,7 @@ async fn one(entry: &PrefetchItem, hands: &PrefetchContext) -> Result<(), Ensure
             return Err(error);
         }
     };
+    note_if_pulled(hands.collector.as_deref(), &ensured);
     match entry.hold {
         PrefetchRetention::Keep => hands.held.keep(key(entry), ensured.image_ref),
         PrefetchRetention::Lease(time) => {
@@ -209,6 +211,7 @@ mod tests {
             backend: Arc::new(backend),
             gate: Arc::new(RemovalGate::default()),
             held: DesiredUses::default(),
+            collector: None,
             node: ObjectRef::node("n"),
         };
         let held = hands.held.clone();
@@ -249,6 +252,7 @@ mod tests {
             backend: Arc::new(backend.clone()),
             gate: Arc::new(RemovalGate::default()),
             held: DesiredUses::default(),
+            collector: None,
             node: ObjectRef::node("n"),
         };
         let held = hands.held.clone();

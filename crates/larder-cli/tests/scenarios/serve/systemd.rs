@@ -155,9 +155,9 @@ fn systemd_passes_its_socket_at_the_first_connection() {
 }
 
 /// A daemon that gets this listener as systemd passes it.
-fn on_passed(listener: &UnixListener, world: &RuntimeFixture) -> LarderProcess {
+fn on_passed(listener: &UnixListener, world: &RuntimeFixture, arguments: &[&str]) -> LarderProcess {
     rustix::io::fcntl_setfd(listener, rustix::io::FdFlags::empty()).unwrap();
-    let plain = world.command(&["serve"]);
+    let plain = world.command(&[&["serve"], arguments].concat());
     let mut command = Command::new(find_program("bash").expect("an essential package"));
     let pass = format!("exec 3<&{}; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\"", listener.as_raw_fd());
     command.args(["-c", &pass]).arg(plain.get_program()).args(plain.get_args());
@@ -174,7 +174,7 @@ fn clients_of_systemds_socket_wait_through_a_restart() {
     let image = gate.image("shop/web:1");
     let socket = PathBuf::from(world.path("passed.sock"));
     let listener = UnixListener::bind(&socket).unwrap();
-    let first = CriDaemon::at(socket.clone(), on_passed(&listener, &world));
+    let first = CriDaemon::at(socket.clone(), on_passed(&listener, &world, &[]));
     gate.hold_blobs_after(1000);
     let (client, name) = (client_of(socket.clone()), image.clone());
     let pull = first.runtime.spawn(async move {
@@ -194,9 +194,32 @@ fn clients_of_systemds_socket_wait_through_a_restart() {
     let listed = runtime.spawn(async move { after.list().await });
     pause(Duration::from_millis(300));
     assert!(!listed.is_finished(), "it waits and is not refused");
-    let second = CriDaemon::at(socket, on_passed(&listener, &world));
+    let second = CriDaemon::at(socket, on_passed(&listener, &world, &[]));
     assert_eq!(runtime.block_on(listed).unwrap().map(|images| images.len()), Ok(1));
     second.stop().expect(0);
+}
+
+#[test]
+fn a_daemon_that_systemd_does_not_restart_leaves_the_socket_to_the_next_one() {
+    let service = unit("larder.service");
+    assert!(service.lines().any(|line| line == "RestartPreventExitStatus=2"));
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    let socket = PathBuf::from(world.path("passed.sock"));
+    let listener = UnixListener::bind(&socket).unwrap();
+    // Settings that were never valid.
+    let config =
+        world.file("config.yaml", "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nlogg: {}\n");
+    let run = on_passed(&listener, &world, &["--config", &config]).finish().expect(2);
+    assert!(run.stderr.contains("logg"), "{run:?}");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let client = client_of(socket.clone());
+    let listed = runtime.spawn(async move { client.list().await });
+    pause(Duration::from_millis(300));
+    assert!(!listed.is_finished(), "it waits and is not refused");
+    world.file("config.yaml", "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n");
+    let fixed = CriDaemon::at(socket, on_passed(&listener, &world, &["--config", &config]));
+    assert_eq!(runtime.block_on(listed).unwrap().map(|images| images.len()), Ok(0));
+    fixed.stop().expect(0);
 }
 
 #[test]

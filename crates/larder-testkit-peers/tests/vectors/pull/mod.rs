@@ -74,10 +74,9 @@ fn ms(n: u64) -> Duration {
 
 /// Kubelet's mode without a throttle. A bound below 1 is none.
 fn unthrottled(serialize_image_pulls: bool, max_parallel_image_pulls: Option<i32>) -> PullConfig {
-    let bound = max_parallel_image_pulls.and_then(|bound| u32::try_from(bound).ok());
     PullConfig {
         serialize_image_pulls,
-        max_parallel_image_pulls: bound.and_then(NonZeroU32::new),
+        max_parallel_image_pulls: PullConfig::parallel_bound(max_parallel_image_pulls),
         registry_pull_qps: 0,
         ..PullConfig::kubelet()
     }

@@ -60,7 +60,7 @@ pub enum PluginsError {
         problems: Vec<String>,
     },
     /// The program of a provider is missing or not trusted.
-    #[error("credential provider {name}: {cause}")]
+    #[error("credential provider {}: {cause}", go_format::quote(.name))]
     Program {
         /// The provider.
         name: String,
