@@ -66,21 +66,21 @@ impl<L> LayerClaims<L> {
     pub(super) fn claim<E>(
         &self,
         diff_id: &Digest,
-        keys: [LayerKey; 2],
+        keys: &[LayerKey; 2],
         progress: FetchProgress,
         present: impl Fn(&[LayerKey; 2]) -> Result<Option<L>, E>,
     ) -> Result<Result<L, Claimed<L>>, E>
     where
         L: Clone + Send + Sync + 'static,
     {
-        if let Some(layer) = present(&keys)? {
+        if let Some(layer) = present(keys)? {
             return Ok(Ok(layer));
         }
         let claim = match self.claim_or_wait(diff_id, keys.clone(), progress) {
             Claimed::Wait(waiting) => return Ok(Err(Claimed::Wait(waiting))),
             Claimed::Fetch(claim) => claim,
         };
-        match present(&keys)? {
+        match present(keys)? {
             Some(layer) => {
                 claim.done(&layer);
                 Ok(Ok(layer))
@@ -214,7 +214,7 @@ mod tests {
         let diff_id = Digest::sha256(layer);
         let keys = [LayerKey::from(&diff_id), LayerKey::from(&diff_id)];
         claims
-            .claim::<Infallible>(&diff_id, keys, FetchProgress::default(), |_| Ok(present()))
+            .claim::<Infallible>(&diff_id, &keys, FetchProgress::default(), |_| Ok(present()))
             .expect("no error")
     }
 

@@ -237,7 +237,7 @@ impl Store {
     /// `chain_id` is that of the layers up to this one; it names the layer where its content depends on them.
     pub fn claim(&self, diff_id: &Digest, chain_id: &Digest) -> Result<ClaimOutcome, StoreError> {
         let progress = FetchProgress::default();
-        self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(diff_id)], progress)
+        self.claim_one_of(diff_id, &[LayerKey::from(chain_id), LayerKey::from(diff_id)], progress)
     }
 
     /// Like [`claim`](Store::claim), for a pull from a source: another pull may take the fetch over.
@@ -247,7 +247,7 @@ impl Store {
         chain_id: &Digest,
         progress: FetchProgress,
     ) -> Result<ClaimOutcome, StoreError> {
-        self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(diff_id)], progress)
+        self.claim_one_of(diff_id, &[LayerKey::from(chain_id), LayerKey::from(diff_id)], progress)
     }
 
     /// Like [`claim_for`](Store::claim_for), where the layer kept under its diff id was looked at and does not fit the layers
@@ -258,13 +258,13 @@ impl Store {
         chain_id: &Digest,
         progress: FetchProgress,
     ) -> Result<ClaimOutcome, StoreError> {
-        self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(chain_id)], progress)
+        self.claim_one_of(diff_id, &[LayerKey::from(chain_id), LayerKey::from(chain_id)], progress)
     }
 
     fn claim_one_of(
         &self,
         diff_id: &Digest,
-        keys: [LayerKey; 2],
+        keys: &[LayerKey; 2],
         progress: FetchProgress,
     ) -> Result<ClaimOutcome, StoreError> {
         let present = |keys: &[LayerKey; 2]| {
