@@ -130,6 +130,7 @@ pub fn image(image: &Image) -> api::Image {
         pinned: image.pinned,
         uid: image.uid,
         username: image.username.clone(),
+        details: None,
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! The same description always gives the same digests, on every machine: no clock, no random source but the seed.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -70,6 +71,8 @@ impl LayerFiles {
 pub struct ImageBuilder {
     layers: Vec<LayerFiles>,
     user: String,
+    created: Option<String>,
+    labels: BTreeMap<String, String>,
 }
 
 impl ImageBuilder {
@@ -97,6 +100,20 @@ impl ImageBuilder {
         self
     }
 
+    /// Sets when its config says that it was built.
+    #[must_use]
+    pub fn created(mut self, created: impl Into<String>) -> ImageBuilder {
+        self.created = Some(created.into());
+        self
+    }
+
+    /// Adds a label to its config.
+    #[must_use]
+    pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> ImageBuilder {
+        self.labels.insert(key.into(), value.into());
+        self
+    }
+
     /// Writes it as an OCI layout with one image, into a directory that does not exist yet or is empty.
     pub fn write(&self, dir: &Path) -> PeerResult<OciLayout> {
         fs_err::create_dir_all(dir.join("blobs/sha256"))?;
@@ -106,9 +123,14 @@ impl ImageBuilder {
             diff_ids.push(digest(&tar));
             layers.push(blob(dir, "application/vnd.oci.image.layer.v1.tar+gzip", &gzip(&tar)?)?);
         }
+        let mut config_section = json!({"User": self.user, "Cmd": ["/bin/true"]});
+        if !self.labels.is_empty() {
+            config_section["Labels"] = json!(self.labels);
+        }
         let config = json!({
-            "architecture": architecture(), "os": "linux", "created": "2026-01-01T00:00:00Z",
-            "config": {"User": self.user, "Cmd": ["/bin/true"]},
+            "architecture": architecture(), "os": "linux",
+            "created": self.created.as_deref().unwrap_or("2026-01-01T00:00:00Z"),
+            "config": config_section,
             "rootfs": {"type": "layers", "diff_ids": diff_ids},
         });
         let config = blob(dir, "application/vnd.oci.image.config.v1+json", config.to_string().as_bytes())?;

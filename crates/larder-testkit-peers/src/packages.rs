@@ -28,6 +28,12 @@ pub enum Package {
     Systemd,
     /// Checks EROFS images.
     ErofsUtils,
+    /// Serves Docker's API.
+    Podman,
+    /// A shell that completes command lines.
+    Zsh,
+    /// Another one.
+    Fish,
 }
 
 impl Package {
@@ -54,6 +60,9 @@ impl Package {
             Package::Strace => "strace",
             Package::Systemd => "systemd",
             Package::ErofsUtils => "erofs-utils",
+            Package::Podman => "podman",
+            Package::Zsh => "zsh",
+            Package::Fish => "fish",
         }
     }
 

@@ -12,6 +12,8 @@ pub(crate) use enabled::{builder_cache, check, open, parts, place};
 
 /// Names the engine for `docker` without an address, as for docker's own client.
 pub const HOST: &str = "DOCKER_HOST";
+/// Names the service for `podman`, as for podman's own client.
+pub const PODMAN_HOST: &str = "CONTAINER_HOST";
 /// Names the context of docker's client, where the engine is not named.
 const CONTEXT: &str = "DOCKER_CONTEXT";
 

@@ -9,6 +9,9 @@ pub const CRI: &str = "cri";
 /// The Docker Engine that Docker's own client would use; with `://` an address follows.
 pub const DOCKER: &str = "docker";
 
+/// The Podman service that Podman's own client would use, which speaks Docker's API.
+pub const PODMAN: &str = "podman";
+
 /// Where images live.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BackendTarget {
@@ -18,13 +21,13 @@ pub enum BackendTarget {
     Runtime(String),
 }
 
-/// Whether a backend's name means a Docker Engine.
+/// Whether a backend's name means a Docker Engine, or Podman, which speaks the same API.
 pub fn is_docker(text: &str) -> bool {
-    text == DOCKER || text.starts_with("docker://")
+    matches!(text, DOCKER | PODMAN) || text.starts_with("docker://")
 }
 
 /// The backend that a misspelt name probably means. A text with a path or of an existing file is a socket.
 pub fn nearest_backend(text: &str) -> Option<&'static str> {
     let is_word = !text.contains(['/', ':', '.']) && !Path::new(text).exists();
-    larder::suggestions::nearest(text, [STORE, CRI, DOCKER]).filter(|_| is_word)
+    larder::suggestions::nearest(text, [STORE, CRI, DOCKER, PODMAN]).filter(|_| is_word)
 }

@@ -14,7 +14,9 @@ use larder::go_format;
 use larder::hint::Hint;
 use larder_api::v1alpha1::control_client::ControlClient;
 use larder_api::v1alpha1::control_server::ControlServer;
-use larder_api::v1alpha1::{CredentialPrograms, ImagesRequest, JoinRequest, SettingValue, StatusRequest};
+use larder_api::v1alpha1::{
+    CredentialPrograms, ImagesRequest, ImagesResponse, JoinRequest, SettingValue, StatusRequest,
+};
 use larder_api::{MAX_MESSAGE_BYTES, convert};
 use larder_cri::Endpoint;
 use larder_cri::channel::{ConnectionBroken, CriChannel, EndpointUnavailable};
@@ -179,8 +181,13 @@ impl Client {
 
     /// The images that are present, as a backend lists them.
     pub async fn images(&self) -> Result<Vec<Image>, Error> {
-        let found = self.ask(async |mut calls| calls.images(ImagesRequest {}).await).await?;
+        let found = self.ask(async |mut calls| calls.images(ImagesRequest::default()).await).await?;
         Ok(found.images.into_iter().map(convert::image_from).collect())
+    }
+
+    /// The same, with their age, use, labels and layers.
+    pub async fn detailed_images(&self) -> Result<ImagesResponse, Error> {
+        self.ask(async |mut calls| calls.images(ImagesRequest { details: true }).await).await
     }
 
     /// Whether its backend answered when it was last asked, which is not long ago.

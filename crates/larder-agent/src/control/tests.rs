@@ -225,7 +225,7 @@ async fn errors_have_a_code_a_sentence_and_a_hint() {
     let limits = api::CollectRequest { high_threshold_percent: Some(101), ..Default::default() };
     assert_eq!(client.plan(limits).await.unwrap_err().code(), Code::InvalidArgument);
     served.backend.set_down(Some(error("gone")));
-    assert!(client.images(api::ImagesRequest {}).await.is_err());
+    assert!(client.images(api::ImagesRequest::default()).await.is_err());
 }
 
 #[tokio::test]
@@ -241,7 +241,7 @@ async fn an_excessive_request_is_refused_and_the_connection_remains() {
     assert_eq!(client.ensure(many).await.unwrap_err().code(), Code::InvalidArgument);
     let names = vec!["a:1"; 10_001];
     assert_eq!(client.ensure(wants(&names)).await.unwrap_err().code(), Code::InvalidArgument);
-    assert!(client.images(api::ImagesRequest {}).await.is_ok());
+    assert!(client.images(api::ImagesRequest::default()).await.is_ok());
 }
 
 /// A rule for images with names like this.
@@ -318,7 +318,7 @@ async fn a_client_of_a_stopping_daemon_gets_an_error_at_once() {
     let mut pulling = early.ensure(wants(&["a:1"])).await.unwrap().into_inner();
     served.pulling(1).await;
     served.stop.send_replace(true);
-    let refused = served.client().images(api::ImagesRequest {}).await.unwrap_err();
+    let refused = served.client().images(api::ImagesRequest::default()).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable, "{refused}");
     assert!(refused.message().contains("shutting down"), "{refused}");
     assert!(!refused.details().is_empty());

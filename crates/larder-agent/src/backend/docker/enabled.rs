@@ -11,10 +11,10 @@ use larder::gc::{Collector, CollectorBuilder, SpaceReclaimer};
 use larder_docker::{DockerBackend, DockerCliEnvironment, EngineConfig, EngineHost, HostError, TlsFiles};
 use rustix::fs::Access;
 
-use super::HOST;
+use super::{HOST, PODMAN_HOST};
 use crate::Error;
 use crate::backend::handle::BackendHandle;
-use crate::backend::target::DOCKER;
+use crate::backend::target::{DOCKER, PODMAN};
 use crate::environment::variable;
 
 /// Says that TCP is encrypted.
@@ -50,7 +50,7 @@ pub(crate) fn open(
 
 /// What is wrong with a text that names an engine.
 pub(crate) fn check(text: &str) -> Result<(), String> {
-    if text == DOCKER {
+    if matches!(text, DOCKER | PODMAN) {
         // Which one that is depends on who asks.
         return Ok(());
     }
@@ -74,7 +74,11 @@ pub(crate) fn builder_cache(handle: &BackendHandle) -> Option<Arc<dyn SpaceRecla
 
 fn host(text: &str, by: &str) -> Result<EngineHost, Error> {
     parse(text, variable).map_err(|error| {
-        let by = if text == DOCKER && variable(HOST).is_some() { HOST } else { by };
+        let by = match text {
+            DOCKER if variable(HOST).is_some() => HOST,
+            PODMAN if variable(PODMAN_HOST).is_some() => PODMAN_HOST,
+            _ => by,
+        };
         Error::bad_input(format!("{by}: {error}")).hints(error.hint())
     })
 }
@@ -87,7 +91,26 @@ fn parse(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Engine
             read: &read,
         });
     }
+    if text == PODMAN {
+        return podman(variable, is_usable);
+    }
     EngineHost::parse(text, variable(TLS).is_some())
+}
+
+/// Where Podman's own client finds its service: `CONTAINER_HOST`, else the socket of this user, else that of root.
+fn podman(
+    variable: impl Fn(&str) -> Option<String>,
+    is_usable: impl Fn(&Path) -> bool,
+) -> Result<EngineHost, HostError> {
+    if let Some(text) = variable(PODMAN_HOST) {
+        return EngineHost::parse(&text, false);
+    }
+    let usual = PathBuf::from("/run/podman/podman.sock");
+    let own = variable("XDG_RUNTIME_DIR").map(|dir| Path::new(&dir).join("podman/podman.sock"));
+    Ok(EngineHost::Unix(match own {
+        Some(own) if is_usable(&own) || !is_usable(&usual) => own,
+        _ => usual,
+    }))
 }
 
 fn is_usable(path: &Path) -> bool {
@@ -110,4 +133,28 @@ fn certificates() -> Result<PathBuf, Error> {
         Error::bad_input(format!("{TLS}: no files for TLS: neither {CERTIFICATES} nor HOME is set"))
             .hint(format!("name their directory with {CERTIFICATES}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn podman_is_found_where_its_own_client_finds_it() {
+        let found = |variables: &[(&str, &str)], usable: &[&str]| {
+            let variable = |name: &str| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            };
+            podman(variable, |path| usable.contains(&path.to_str().unwrap_or_default())).unwrap().to_string()
+        };
+        let (own, root) = ("/u/podman/podman.sock", "/run/podman/podman.sock");
+        assert_eq!(found(&[], &[]), format!("unix://{root}"));
+        let dir = ("XDG_RUNTIME_DIR", "/u");
+        assert_eq!(found(&[dir], &[]), format!("unix://{own}"));
+        assert_eq!(found(&[dir], &[own, root]), format!("unix://{own}"));
+        assert_eq!(found(&[dir], &[root]), format!("unix://{root}"));
+        assert_eq!(found(&[dir, (PODMAN_HOST, "unix:///x.sock")], &[own]), "unix:///x.sock");
+        let ssh = |name: &str| (name == PODMAN_HOST).then(|| "ssh://core@host/run/podman.sock".to_owned());
+        assert!(matches!(podman(ssh, |_| true), Err(HostError::Ssh(_))));
+    }
 }

@@ -23,7 +23,7 @@ impl SettingCodec for BackendCodec {
     type Value = BackendSetting;
 
     fn name() -> String {
-        "`store`, `cri`, `docker` or a socket".into()
+        "`store`, `cri`, `docker`, `podman` or a socket".into()
     }
 
     fn parse(at: &NodeCursor<'_>) -> Result<BackendSetting, InputProblem> {
@@ -39,7 +39,7 @@ impl SettingCodec for BackendCodec {
                 .filter(|endpoint| endpoint.path().is_absolute())
                 .map(BackendSetting::Runtime)
                 .ok_or_else(|| {
-                    at.problem(format!("{}: not store, cri, docker or a socket", quote(text)))
+                    at.problem(format!("{}: not store, cri, docker, podman or a socket", quote(text)))
                         .hint(hint(text))
                 }),
         }

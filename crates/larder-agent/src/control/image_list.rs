@@ -1,0 +1,181 @@
+//! Lists images, on request with their age, use, labels and layers.
+
+use std::collections::HashMap;
+
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use larder::backend::{Backend, Image, ImageDetails, ImageSpec};
+use larder::gc::{GcGoal, GcPolicy, GcSnapshot, ImageUse, MeasuredLayer, plan};
+use larder::reference::{Digest, ImageId};
+use larder_api::convert;
+use larder_api::v1alpha1 as api;
+use serde::Deserialize;
+
+use super::gc::failure;
+use super::report::time;
+use crate::error::Error;
+use crate::node::Node;
+
+/// Number of concurrent calls.
+const CALLS_AT_ONCE: usize = 8;
+
+/// The parts of an image's config that a list shows.
+#[derive(Debug, Default, Deserialize)]
+struct ListedConfig {
+    created: Option<String>,
+    #[serde(default)]
+    rootfs: ListedRootFs,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct ListedRootFs {
+    #[serde(default)]
+    diff_ids: Vec<String>,
+}
+
+/// The form in which containerd and CRI-O wrap a config.
+#[derive(Deserialize)]
+struct WrappedConfig {
+    #[serde(rename = "imageSpec")]
+    image_spec: ListedConfig,
+}
+
+/// All images. Details that cannot be determined are left out, with a warning.
+pub(super) async fn list(node: &Node, details: bool) -> Result<api::ImagesResponse, Error> {
+    let images = node.backend.list().await.map_err(Error::from)?;
+    let mut answer = api::ImagesResponse {
+        images: images.iter().map(convert::image).collect(),
+        ..api::ImagesResponse::default()
+    };
+    if !details || images.is_empty() {
+        return Ok(answer);
+    }
+    let collector = node.unchecked_collector();
+    let (configs, snapshot) = tokio::join!(configs(&images, &*node.backend), collector.snapshot());
+    let snapshot = match snapshot {
+        Ok(snapshot) => Some(snapshot),
+        Err(error) => {
+            answer.warnings.push(format!("use and layers are unknown: {}", failure(error).message()));
+            None
+        }
+    };
+    describe(&mut answer, snapshot.as_ref(), &configs, &collector.policy());
+    Ok(answer)
+}
+
+/// The readable configs of these images.
+async fn configs(images: &[Image], backend: &dyn Backend) -> HashMap<ImageId, ListedConfig> {
+    let calls = images.iter().map(|image| async move {
+        let details = backend.inspect(&ImageSpec::named(&image.id)).await.ok().flatten()?;
+        Some((image.id.clone(), config_of(&details)?))
+    });
+    let answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
+    answers.filter_map(async |answer| answer).collect().await
+}
+
+fn config_of(details: &ImageDetails) -> Option<ListedConfig> {
+    let wrapped = details.info.get("info").and_then(|text| serde_json::from_str::<WrappedConfig>(text).ok());
+    let bare = || details.info.get("config").and_then(|text| serde_json::from_str(text).ok());
+    wrapped.map(|wrapped| wrapped.image_spec).or_else(bare)
+}
+
+/// Adds the details of each image.
+fn describe(
+    answer: &mut api::ImagesResponse,
+    snapshot: Option<&GcSnapshot>,
+    configs: &HashMap<ImageId, ListedConfig>,
+    policy: &GcPolicy,
+) {
+    let layers = snapshot.map_or(&[][..], |snapshot| snapshot.layers.all());
+    answer.layers = layers.iter().map(of_layer).collect();
+    let planned = snapshot.map(|snapshot| plan(snapshot, policy, GcGoal::AllUnused));
+    let decisions = planned.iter().flat_map(|plan| &plan.decisions);
+    let unique: HashMap<&str, u64> =
+        decisions.map(|decision| (decision.id.as_str(), decision.alone.bytes)).collect();
+    for image in &mut answer.images {
+        let config = configs.get(image.id.as_str());
+        let mut details = api::ImageListDetails {
+            created: config.and_then(|config| config.created.clone()),
+            unique_bytes: unique.get(image.id.as_str()).copied(),
+            ..api::ImageListDetails::default()
+        };
+        if let Some(snapshot) = snapshot {
+            add_use(&mut details, snapshot, &image.id);
+        }
+        if let Some(known) = snapshot.and_then(|snapshot| snapshot.layers.layers_of(&image.id)) {
+            details.labels = known.labels.clone().unwrap_or_default().into_iter().collect();
+            let diff_ids = config.map_or(&[][..], |config| &config.rootfs.diff_ids);
+            details.layers = ordered(&known.layers, layers, diff_ids);
+        }
+        image.details = Some(details);
+    }
+}
+
+fn of_layer(layer: &MeasuredLayer) -> api::ImageLayer {
+    api::ImageLayer { id: layer.id.to_string(), size_bytes: layer.amount.bytes, estimated: layer.estimated }
+}
+
+fn add_use(details: &mut api::ImageListDetails, snapshot: &GcSnapshot, id: &str) {
+    for image in snapshot.images.iter().filter(|image| image.id.as_str() == id) {
+        details.first_seen = time(image.first_seen);
+        details.last_used = image.last_used.and_then(time);
+        details.used_by.extend(image.uses.iter().map(ToString::to_string));
+        details.in_use |= image
+            .uses
+            .iter()
+            .any(|usage| !matches!(usage, ImageUse::Lease { .. } | ImageUse::Ensured { .. }));
+    }
+}
+
+/// The layers of an image in the order of its config, where their identifiers are diff IDs or chain IDs.
+fn ordered(indices: &[u32], layers: &[MeasuredLayer], diff_ids: &[String]) -> Vec<u32> {
+    let mut position: HashMap<String, usize> = HashMap::new();
+    let mut chain: Option<String> = None;
+    for (at, diff_id) in diff_ids.iter().enumerate() {
+        let id = match chain {
+            None => diff_id.clone(),
+            Some(below) => Digest::sha256(format!("{below} {diff_id}")).as_str().to_owned(),
+        };
+        position.entry(diff_id.clone()).or_insert(at);
+        position.entry(id.clone()).or_insert(at);
+        chain = Some(id);
+    }
+    let mut indices = indices.to_vec();
+    indices.sort_by_key(|&index| {
+        layers.get(index as usize).and_then(|layer| position.get(layer.id.as_str())).copied()
+    });
+    indices
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::gc::DiskSpace;
+
+    use super::*;
+
+    fn layer(id: &str) -> MeasuredLayer {
+        MeasuredLayer { id: id.into(), amount: DiskSpace::ZERO, estimated: false, referenced_by: None }
+    }
+
+    #[test]
+    fn layers_are_in_the_order_of_the_config() {
+        let diff_ids = ["sha256:z".to_owned(), "sha256:a".to_owned()];
+        let chain = Digest::sha256("sha256:z sha256:a");
+        for top in ["sha256:a", chain.as_str()] {
+            assert_eq!(ordered(&[0, 1], &[layer(top), layer("sha256:z")], &diff_ids), [1, 0], "{top}");
+        }
+        assert_eq!(ordered(&[0, 1], &[layer("x"), layer("y")], &diff_ids), [0, 1]);
+    }
+
+    #[test]
+    fn configs_are_read_as_runtimes_wrap_them() {
+        let config = r#"{"created":"2024-01-02T03:04:05Z","rootfs":{"diff_ids":["sha256:a"]}}"#;
+        let wrapped = format!(r#"{{"imageSpec":{config}}}"#);
+        for (key, text) in [("config", config), ("info", wrapped.as_str())] {
+            let info = [(key.to_owned(), text.to_owned())].into();
+            let found = config_of(&ImageDetails { info, ..ImageDetails::default() }).unwrap();
+            assert_eq!(found.created.as_deref(), Some("2024-01-02T03:04:05Z"));
+            assert_eq!(found.rootfs.diff_ids, ["sha256:a"]);
+        }
+    }
+}
