@@ -6,6 +6,7 @@
 mod access;
 mod args;
 mod commands;
+mod completion;
 mod credential_setup;
 mod exit;
 mod failure;
@@ -19,21 +20,26 @@ mod user_credentials;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::Parser;
 use larder_agent::environment::variable;
 use larder_agent::log;
 
-use args::{Cli, verbosity_level};
+use args::{Cli, habits, verbosity_level};
 use exit::CommandOutcome;
 use failure::{ExitReport as _, Failure};
+use output::style::ColorChoice;
 use printer::Printer;
 
 fn main() -> ExitCode {
     let out = Arc::new(Printer::standard());
-    let cli = match Cli::try_parse() {
+    completion::answer_shell();
+    let cli = match Cli::read(std::env::args_os()) {
         Ok(cli) => cli,
-        Err(usage) => return finish(&out, explain(&out, &usage)),
+        Err(usage) => {
+            out.set_look(ColorChoice::Auto);
+            return finish(&out, explain(&out, &usage));
+        }
     };
+    out.set_look(cli.connection.color);
     let log_to = Arc::clone(&out);
     let (level, directives) = (verbosity_level(cli.connection.verbose), variable(log::VARIABLE));
     if let Err(failure) = log::start(level, directives.as_deref(), move |line| log_to.info(line)) {
@@ -49,10 +55,23 @@ fn main() -> ExitCode {
 fn explain(out: &Printer, usage: &clap::Error) -> CommandOutcome {
     let text = usage.render();
     if usage.use_stderr() {
-        out.info(text.to_string().trim_end());
+        let words: Vec<String> =
+            std::env::args_os().skip(1).map(|word| word.to_string_lossy().into()).collect();
+        match habits::advice(usage, &words) {
+            Some(advice) => {
+                let text = text.to_string();
+                out.info(text.lines().next().unwrap_or_default());
+                out.info(format_args!("hint: {advice}"));
+            }
+            None => out.info(text.to_string().trim_end()),
+        }
         return CommandOutcome::BadInput;
     }
-    out.line(text.to_string().trim_end());
+    if out.style().colors {
+        out.raw(format!("{}\n", text.ansi().to_string().trim_end()).as_bytes());
+    } else {
+        out.line(text.to_string().trim_end());
+    }
     CommandOutcome::Done
 }
 

@@ -11,6 +11,8 @@ use larder::hint::Hint;
 
 use crate::output::hint;
 use crate::output::progress::ProgressLines;
+use crate::output::style::{ColorChoice, Style, TextStyle};
+use crate::output::table::{TextTable, styled};
 
 /// The two outputs of the program. Shared by everything that prints.
 pub(crate) struct Printer {
@@ -18,6 +20,18 @@ pub(crate) struct Printer {
     progress: OnceLock<Arc<ProgressLines>>,
     /// What commands in hints carry.
     given: OnceLock<String>,
+    /// Plain if unset.
+    look: OnceLock<PrinterLook>,
+}
+
+/// How the two outputs look.
+#[derive(Debug, Clone, Copy, Default)]
+struct PrinterLook {
+    results: Style,
+    notes: Style,
+    notes_terminal: bool,
+    /// Columns of the terminal that results are printed on.
+    columns: Option<usize>,
 }
 
 struct PrinterStreams {
@@ -37,7 +51,70 @@ impl Printer {
     /// Any two writers.
     pub(crate) fn to(results: Box<dyn Write + Send>, notes: Box<dyn Write + Send>) -> Self {
         let inner = PrinterStreams { results, notes, closed: false, write_error: None };
-        Printer { inner: Mutex::new(inner), progress: OnceLock::new(), given: OnceLock::new() }
+        let (progress, given, look) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Printer { inner: Mutex::new(inner), progress, given, look }
+    }
+
+    /// From now on, terminals get colours if `choice` says so, and tables that fit.
+    pub(crate) fn set_look(&self, choice: ColorChoice) {
+        let (results, notes) = (io::stdout(), io::stderr());
+        let columns = console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns));
+        let _ = self.look.set(PrinterLook {
+            results: choice.style(&results),
+            notes: choice.style(&notes),
+            notes_terminal: notes.is_terminal(),
+            columns: columns.filter(|columns| *columns > 0 && results.is_terminal()),
+        }); // one process has one command line
+    }
+
+    /// The same output for other writers.
+    pub(crate) fn with_look_of(self, other: &Printer) -> Printer {
+        let _ = self.look.set(other.look());
+        self
+    }
+
+    fn look(&self) -> PrinterLook {
+        self.look.get().copied().unwrap_or_default()
+    }
+
+    /// Whether results are printed on a terminal.
+    pub(crate) fn is_terminal(&self) -> bool {
+        self.look().columns.is_some()
+    }
+
+    /// Whether standard error is a terminal.
+    pub(crate) fn notes_are_on_terminal(&self) -> bool {
+        self.look().notes_terminal
+    }
+
+    /// A command line of larder's for the same images.
+    pub(crate) fn command(&self, arguments: &[&str]) -> String {
+        hint::carrying(
+            self.given.get().map_or("", String::as_str),
+            &Hint::new().command(arguments.iter().copied()),
+        )
+    }
+
+    /// The style of results.
+    pub(crate) fn style(&self) -> Style {
+        self.look().results
+    }
+
+    /// Prints a table.
+    pub(crate) fn table(&self, table: &TextTable) {
+        let look = self.look();
+        let mut text = String::new();
+        for mut line in table.lines(look.columns) {
+            line.iter_mut().for_each(|(_, cell)| *cell = escaped(cell));
+            let _ = writeln!(text, "{}", styled(look.results, &line)); // writing to a text does not fail
+        }
+        self.raw(text.as_bytes());
+    }
+
+    /// Prints the heading of a part of the results.
+    pub(crate) fn heading(&self, text: impl fmt::Display) {
+        let text = self.style().paint(TextStyle::Head, &escaped(&text.to_string()));
+        self.raw(format!("{text}\n").as_bytes());
     }
 
     /// From now on, everything is printed above this progress.
@@ -61,9 +138,11 @@ impl Printer {
         self.above_progress(|| self.inner().write(bytes));
     }
 
-    /// Prints a line to standard error.
+    /// Prints a line to standard error. Words at its start that say what it is have their colour.
     pub(crate) fn info(&self, text: impl fmt::Display) {
-        let text = format!("{}\n", escaped(&text.to_string()));
+        let style = self.look().notes;
+        let text = escaped(&text.to_string());
+        let text: String = text.split('\n').map(|line| marked(style, line) + "\n").collect();
         // An error of standard error cannot be reported.
         self.above_progress(|| _ = self.inner().notes.write_all(text.as_bytes()));
     }
@@ -121,6 +200,21 @@ impl PrinterStreams {
             }
         }
     }
+}
+
+/// A line with its first word in colour, if that says what the line is.
+fn marked(style: Style, line: &str) -> String {
+    for (mark, of) in [
+        ("error:", TextStyle::Bad),
+        ("warning:", TextStyle::Warning),
+        ("hint:", TextStyle::Hint),
+        ("note:", TextStyle::Hint),
+    ] {
+        if let Some(rest) = line.strip_prefix(mark) {
+            return format!("{}{rest}", style.paint(of, mark));
+        }
+    }
+    line.to_owned()
 }
 
 /// Whether live progress can be drawn.

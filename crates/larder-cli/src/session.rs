@@ -18,7 +18,7 @@ use larder::go_format;
 use larder::hint::Hint;
 use larder_agent::NodeOpenError;
 use larder_agent::backend::docker;
-use larder_agent::backend::target::{CRI, DOCKER, STORE};
+use larder_agent::backend::target::{CRI, DOCKER, PODMAN, STORE};
 use larder_agent::client::{Client, ControlServerAddress, find_server, is_listening};
 use larder_agent::environment::{DefaultPaths, variable};
 use larder_agent::serve::CommandServer;
@@ -65,7 +65,8 @@ impl CommandSession {
         }
     }
 
-    /// The same, with default settings: the demo shows the same everywhere.
+    /// The same, with default settings, so that the demo shows the same everywhere, and without leases on pulled images,
+    /// so that it can collect them at once.
     pub(crate) fn with_default_settings(self) -> CommandSession {
         CommandSession { reads_files: false, ..self }
     }
@@ -202,6 +203,7 @@ impl CommandSession {
                 set.map(str::to_owned)
             }
             DOCKER => docker::engine_variable(variable),
+            PODMAN => variable(docker::PODMAN_HOST).map(|_| docker::PODMAN_HOST.to_owned()),
             _ if by_variable => Some(BACKEND_VARIABLE.to_owned()),
             _ => None,
         };

@@ -11,12 +11,12 @@ pub(crate) struct VerifyArgs {
     /// Verification policy: the present images that a pod may use only with valid credentials. NeverVerify,
     /// NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages or AlwaysVerify [default: NeverVerifyPreloadedImages,
     /// which verifies images that larder pulled].
-    #[arg(long, value_name = "POLICY", value_parser = policy)]
+    #[arg(long, value_name = "POLICY", value_parser = policy, hide_short_help = true)]
     verify: Option<String>,
 
     /// Image on the allowlist of NeverVerifyAllowlistedImages: a name without tag, or a prefix that ends in /*. May be
     /// repeated.
-    #[arg(long, value_name = "NAME", requires = "verify")]
+    #[arg(long, value_name = "NAME", requires = "verify", hide_short_help = true)]
     verify_allow: Vec<String>,
 }
 

@@ -9,8 +9,8 @@ use clap::{Args, Subcommand};
 use larder::reference::ImageName;
 use larder_agent::quantity::{parse_duration, parse_size};
 use larder_api::convert::millis;
-use larder_api::v1alpha1::CollectRequest;
 use larder_api::v1alpha1::collect_request::Goal;
+use larder_api::v1alpha1::{CollectRequest, CollectionGoal};
 
 use super::CredentialArgs;
 use crate::output::PrintFormat;
@@ -27,15 +27,12 @@ use crate::output::PrintFormat;
 /// imageGCLowThresholdPercent, imageMinimumGCAge and imageMaximumGCAge.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder gc --dry-run           print the plan with the reason for each image; remove nothing
-  larder gc                     one round, now
-  larder gc --free 10GiB        free 10GiB and a margin
-  larder gc --all-unused        remove every image that GC does not retain
-  larder gc --failed-pulls      remove what failed and interrupted pulls left; no image
-  larder gc --image-gc-high-threshold 70 --image-gc-low-threshold 60
+  larder gc --dry-run       the plan with the reasons; removes nothing
+  larder gc --free 10GiB    free 10GiB and a margin
+  larder gc --all-unused    remove every image that GC does not retain
 
-Exit code: 0 goal reached, 1 a removal failed or not enough reclaimable space, 2 invalid input (nothing removed), 3 backend
-unreachable.")]
+Exit code: 0 goal reached, 1 a removal failed or not enough reclaimable space,
+2 invalid input (nothing removed), 3 backend unreachable.")]
 pub(crate) struct GcArgs {
     /// Print the plan of the round, and remove nothing.
     #[arg(long)]
@@ -55,15 +52,25 @@ pub(crate) struct GcArgs {
     #[arg(long, conflicts_with_all = ["free", "all_unused"])]
     pub(crate) failed_pulls: bool,
 
+    /// Output format; wide adds the reason for each retained image.
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: PrintFormat,
+
     #[command(flatten)]
     pub(crate) limits: GcThresholdFlags,
-
-    /// Output format; wide adds the reason for each retained image.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: PrintFormat,
 }
 
 impl GcArgs {
+    /// What the round is for.
+    pub(crate) fn goal(&self) -> CollectionGoal {
+        match self.request().goal {
+            Some(Goal::FreeBytes(_)) => CollectionGoal::Free,
+            Some(Goal::AllUnused(_)) => CollectionGoal::AllUnused,
+            Some(Goal::FailedPulls(_)) => CollectionGoal::FailedPulls,
+            Some(Goal::Thresholds(_)) | None => CollectionGoal::Thresholds,
+        }
+    }
+
     /// The request for the daemon.
     pub(crate) fn request(&self) -> CollectRequest {
         let goal = match self.free {
@@ -82,26 +89,26 @@ impl GcArgs {
 pub(crate) struct GcThresholdFlags {
     /// High threshold: filesystem usage in percent at which GC starts; 100 turns it off
     /// [default: imageGCHighThresholdPercent of the settings, 85].
-    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
+    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true, hide_short_help = true)]
     pub(crate) image_gc_high_threshold: Option<i32>,
 
     /// Low threshold: filesystem usage in percent at which GC stops
     /// [default: imageGCLowThresholdPercent of the settings, 80].
-    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
+    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true, hide_short_help = true)]
     pub(crate) image_gc_low_threshold: Option<i32>,
 
     /// Minimum age: retain images that were first seen less than this ago
     /// [default: imageMinimumGCAge of the settings, 2m].
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, hide_short_help = true)]
     pub(crate) minimum_image_ttl_duration: Option<Duration>,
 
     /// Maximum age: remove images that are unused for longer than this at any disk usage; 0 turns it off
     /// [default: imageMaximumGCAge of the settings, 0].
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, hide_short_help = true)]
     pub(crate) image_maximum_gc_age: Option<Duration>,
 
     /// Plan as kubelet does: add up the image sizes that the runtime reports, although images share layers.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) kubelet: bool,
 }
 
@@ -143,12 +150,12 @@ pub(crate) struct ExplainArgs {
     #[arg(required = true)]
     pub(crate) image: Option<ImageName>,
 
+    /// Output format.
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: PrintFormat,
+
     #[command(flatten)]
     pub(crate) limits: GcThresholdFlags,
-
-    /// Output format.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: PrintFormat,
 }
 
 /// Subcommands of `explain`.
@@ -189,7 +196,7 @@ pub(crate) struct ExplainAccessArgs {
     pub(crate) namespace: String,
 
     /// Output format.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 
     #[command(flatten)]
@@ -200,6 +207,7 @@ pub(crate) struct ExplainAccessArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder history
+  larder history -o wide     with IDs
   larder history -o json
 
 EXPECTED has the bytes in the plan, each shared layer counted once. FREED has the size of the removed files; where the
@@ -209,7 +217,7 @@ wrote and deleted.
 The history has about the last 5000 removals.")]
 pub(crate) struct HistoryArgs {
     /// Output format.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }
 
@@ -218,12 +226,9 @@ pub(crate) struct HistoryArgs {
 /// Without a rule, the rules are listed. larder rm removes images regardless of keep rules.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder keep                             list the rules
   larder keep 'registry.example/base/*'   all images whose name matches
   larder keep busybox:1.36 --ttl 168h     for a week after its last use
-  larder keep --label team=infra          images whose config has this label
-  larder keep 'app/*' --newest 3          the newest three of each matching repository
-  larder keep 'cache/*' --budget 5GiB     the most recently used, up to 5GiB")]
+  larder keep 'app/*' --newest 3          the newest three of each repository")]
 pub(crate) struct KeepArgs {
     /// A name, in which * matches any text and ? one character; or a digest, sha256:...
     #[arg(value_name = "RULE", conflicts_with = "label")]
@@ -246,17 +251,16 @@ pub(crate) struct KeepArgs {
     pub(crate) budget: Option<u64>,
 
     /// Output format.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }
 
 /// Remove keep rules.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder unkeep 1                         rule 1 of larder keep
-  larder unkeep 'registry.example/base/*'
+  larder unkeep 1                  rule 1 of larder keep
   larder unkeep --label team=infra
-  larder unkeep --all                     all rules, even if their file is unreadable")]
+  larder unkeep --all              all rules, even if their file is unreadable")]
 pub(crate) struct UnkeepArgs {
     /// Number, name or digest of a rule.
     #[arg(value_name = "RULE", required_unless_present_any = ["label", "all"])]

@@ -16,11 +16,9 @@ use crate::output::DataFormat;
 /// Later sources override earlier ones: kubelet's file, larder's file, LARDER_BACKEND, flags.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder config                                        effective settings and their sources
-  larder config > config.yaml                          a file to start from
-  larder config --kubelet-config /var/lib/kubelet/config.yaml
-  larder config --check /etc/larder/config.yaml        report all errors in a file
-  larder config --reference                            reference of all settings, as Markdown
+  larder config > config.yaml                     a file to start from
+  larder config --check /etc/larder/config.yaml   report all errors in a file
+  larder config --reference                       all settings, as Markdown
 
 Exit code: 0 valid settings, 2 invalid settings; each error has file, line and key.")]
 pub(crate) struct ConfigArgs {
@@ -36,6 +34,6 @@ pub(crate) struct ConfigArgs {
     pub(crate) reference: bool,
 
     /// Output format.
-    #[arg(short, long, value_enum, default_value = "yaml", value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, default_value = "yaml", value_name = "FORMAT")]
     pub(crate) output: DataFormat,
 }

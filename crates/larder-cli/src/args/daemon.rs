@@ -14,12 +14,17 @@ use crate::output::PrintFormat;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder status
+  larder status -w          and again every two seconds, until interrupted
   larder status -o json
 
 Exit code: 0 backend available, 3 backend unavailable or no daemon.")]
 pub(crate) struct StatusArgs {
+    /// Show the status again every two seconds, until interrupted; with -o json one line each time.
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+
     /// Output format; wide adds the running API calls.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }
 
@@ -41,7 +46,7 @@ pub(crate) struct EventsArgs {
     pub(crate) since: u64,
 
     /// Output format; wide adds numbers, dates and field paths.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }
 
@@ -51,6 +56,8 @@ pub(crate) struct EventsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder reload
+  larder config --check && larder reload
+  larder --root /var/lib/larder reload
 
 Exit code: 0 all changes in effect, 1 some changes require a restart, 2 invalid settings, 3 no daemon.")]
 pub(crate) struct ReloadArgs {}
@@ -61,6 +68,7 @@ pub(crate) struct ReloadArgs {}
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder lease busybox:1.36 2h
+  larder lease busybox:1.36 168h    for a week
   larder lease busybox:1.36 0       end the lease
 
 Exit code: 0 success, 1 image not found, 2 invalid input, 3 backend unreachable.")]

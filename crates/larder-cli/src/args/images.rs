@@ -5,21 +5,39 @@
 use clap::Args;
 use larder::reference::ImageName;
 
+use super::image_list::{ImageFilter, SortKey};
 use crate::output::{DataFormat, PrintFormat};
 
-/// List images.
+/// List images: names, age, last use, size, and what removing each would free (UNIQUE).
 #[derive(Debug, Args)]
 #[command(
     visible_alias = "ls",
     after_help = "Examples:
-  larder images                    all images, by name
-  larder images busybox            all tags of one repository
-  larder images '*/team/*:v2*'     a pattern for repository and tag; * matches any text
-  larder images -q                 IDs only"
+  larder images '*/team/*:v2*'          a pattern for repository and tag
+  larder images -f in-use=false --sort unique    what could be removed
+  larder images --tree                  layers that images share"
 )]
 pub(crate) struct ImagesArgs {
-    /// Only images whose REPOSITORY or REPOSITORY:TAG matches this pattern. Short names match as docker prints them.
+    /// Only images whose REPOSITORY or REPOSITORY:TAG matches this pattern; * matches any text. Short names match as
+    /// docker prints them.
     pub(crate) pattern: Option<String>,
+
+    /// All images, which is the default.
+    #[arg(short, long)]
+    pub(crate) all: bool,
+
+    /// Only images that fit: dangling=true, in-use=false, reference=PATTERN, before=IMAGE, since=IMAGE or
+    /// label=KEY[=VALUE]; may be repeated.
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = ImageFilter::parse)]
+    pub(crate) filter: Vec<ImageFilter>,
+
+    /// Order.
+    #[arg(long, value_enum, default_value_t, value_name = "KEY")]
+    pub(crate) sort: SortKey,
+
+    /// Show as a tree of the layers that images share.
+    #[arg(long, conflicts_with_all = ["quiet", "output", "digests"])]
+    pub(crate) tree: bool,
 
     /// Show digests.
     #[arg(long)]
@@ -34,23 +52,28 @@ pub(crate) struct ImagesArgs {
     pub(crate) quiet: bool,
 
     /// Output format.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }
 
-/// Show all data that the backend has about images.
+/// Show all data that the backend has about images, or their layers.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder inspect busybox:1.36
-  larder inspect -o yaml sha256:0123...")]
+  larder inspect -o yaml sha256:0123...
+  larder inspect --layers busybox:1.36     layers and their other images")]
 pub(crate) struct InspectArgs {
     /// Names or IDs of images.
     #[arg(value_name = "IMAGE", required = true)]
     pub(crate) images: Vec<ImageName>,
 
-    /// Output format.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: DataFormat,
+    /// Show the layers, the lowest first, and which other images share them.
+    #[arg(long)]
+    pub(crate) layers: bool,
+
+    /// Output format [default: json; with --layers, a tree].
+    #[arg(short, long, visible_alias = "format", value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<DataFormat>,
 }
 
 /// Remove names of images, and each image with its last name.
@@ -63,8 +86,8 @@ pub(crate) struct InspectArgs {
     visible_alias = "rmi",
     after_help = "Examples:
   larder rm busybox:1.36
-  larder rm -f 3f8a21b0c9d4                                                 an image with all its names
-  larder rm --ignore-not-found $(larder images -q registry.example/old)     all images of one repository"
+  larder rm -f 3f8a21b0c9d4        an image with all its names
+  larder rm --ignore-not-found $(larder images -q registry.example/old)"
 )]
 pub(crate) struct RmArgs {
     /// Names or IDs of images, or parts of them.
@@ -81,7 +104,7 @@ pub(crate) struct RmArgs {
     pub(crate) force: bool,
 
     /// Print the removed images in this format.
-    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, value_name = "FORMAT")]
     pub(crate) output: Option<DataFormat>,
 }
 
@@ -104,10 +127,11 @@ pub(crate) struct TagArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder df
-  larder df -o json")]
+  larder df -o wide                 with inodes
+  larder --backend docker df        of a Docker Engine")]
 pub(crate) struct DfArgs {
     /// Output format.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }
 
@@ -119,6 +143,6 @@ pub(crate) struct DfArgs {
   larder --backend unix:///run/crio/crio.sock runtime -o yaml")]
 pub(crate) struct RuntimeArgs {
     /// Output format.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }

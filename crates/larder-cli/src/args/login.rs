@@ -39,8 +39,9 @@ pub(crate) struct LoginArgs {
 /// Log out of a registry: remove its credentials from docker's config.json and from the credential helper.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder logout registry.example:5000
   larder logout                          Docker Hub
+  larder logout registry.example:5000
+  larder logout --authfile auth.json registry.example
 
 Exit code: 0 logged out or not logged in, 1 failure, 2 invalid input.")]
 pub(crate) struct LogoutArgs {

@@ -5,6 +5,8 @@
 mod collect;
 mod config;
 mod daemon;
+pub(crate) mod habits;
+mod image_list;
 mod images;
 mod login;
 mod pull_flags;
@@ -12,22 +14,26 @@ mod serve;
 pub(crate) mod settings;
 mod store;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::builder::Resettable;
+use clap::{Arg, ArgAction, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 
 use larder_agent::quantity::parse_duration;
 
 use crate::exit;
 use crate::output::hint::quoted;
+use crate::output::style::ColorChoice;
 
 pub(crate) use collect::{
     ExplainAccessArgs, ExplainArgs, ExplainSubcommand, GcArgs, HistoryArgs, KeepArgs, UnkeepArgs,
 };
 pub(crate) use config::ConfigArgs;
 pub(crate) use daemon::{EventsArgs, LeaseArgs, ReloadArgs, StatusArgs};
+pub(crate) use image_list::{ImageFilter, SortKey};
 pub(crate) use images::{DfArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs, TagArgs};
 pub(crate) use login::{LoginArgs, LogoutArgs};
 pub(crate) use pull_flags::{CredentialArgs, EnsureArgs, PullArgs, PullFlags};
@@ -42,10 +48,11 @@ pub(crate) use store::{FsckArgs, LoadArgs, MountArgs, MountsArgs, UmountArgs};
 #[command(
     name = "larder",
     version,
-    after_help = EXAMPLES,
-    after_long_help = format!("{EXAMPLES}\n\n{}", exit::HELP),
+    after_help = format!("{EXAMPLES}\n\n{MORE}"),
+    after_long_help = format!("{EXAMPLES}\n\n{}\n\n{MORE}", exit::HELP),
     subcommand_required = true,
-    arg_required_else_help = true
+    arg_required_else_help = true,
+    disable_help_flag = true
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -65,18 +72,26 @@ const EXAMPLES: &str = "Examples:
   larder --backend cri images        list the images of containerd or CRI-O
   larder --backend docker images     list the images of Docker";
 
-/// Flags of every command: the backend, its directories, the daemon.
+const MORE: &str = "\
+Options of every command, such as --backend and --root: larder help global
+All options of a command: larder help COMMAND";
+
+/// The options of every command, which are printed by `larder help global` only.
+const GLOBAL_OPTIONS: &str = "Global options";
+
+/// Options of every command: the backend, its directories, the daemon.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Global options")]
+#[command(next_help_heading = GLOBAL_OPTIONS)]
 pub(crate) struct GlobalFlags {
     /// The backend: "store" for larder's own store, "cri" for the CRI runtime of this machine, "docker" for Docker
-    /// Engine, or the socket of a runtime, such as unix:///run/containerd/containerd.sock
+    /// Engine, "podman" for Podman, or the socket of a runtime, such as unix:///run/containerd/containerd.sock
     /// [env: LARDER_BACKEND] [default: backend of the settings, store].
     ///
     /// "cri" uses $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl does, else the first default socket
     /// of a runtime that answers (containerd, CRI-O, cri-dockerd, k3s). "docker" uses $DOCKER_HOST (with
     /// $DOCKER_TLS_VERIFY and $DOCKER_CERT_PATH, as docker does), else /var/run/docker.sock; docker:///path/to.sock and
-    /// docker://HOST:PORT name another engine. load, mount, mounts, umount and fsck work on larder's own store only and
+    /// docker://HOST:PORT name another engine. "podman" uses $CONTAINER_HOST, else the socket of this user's or of
+    /// root's podman.socket. load, mount, mounts, umount and fsck work on larder's own store only and
     /// ignore $LARDER_BACKEND. An empty variable counts as unset.
     // Not clap's `env`: it takes an empty variable for a value, and shows the option as required in usage texts.
     #[arg(long, global = true, value_name = "ENDPOINT")]
@@ -111,6 +126,10 @@ pub(crate) struct GlobalFlags {
     /// [default: 2m, and 5s to connect].
     #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
     pub(crate) timeout: Option<Duration>,
+
+    /// When to use colours; auto also heeds $NO_COLOR and $CLICOLOR_FORCE.
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    pub(crate) color: ColorChoice,
 
     /// Log more to standard error: the credentials for each image, skipped documents, events of pulls without a pod.
     /// Twice for debug logs. Filters override it [env: LARDER_LOG].
@@ -161,6 +180,7 @@ pub(crate) enum Command {
     Config(Box<ConfigArgs>),
     Completions(CompletionsArgs),
     Man(ManArgs),
+    Global(GlobalHelpArgs),
 }
 
 impl Command {
@@ -181,13 +201,14 @@ impl Command {
 
 /// Try larder in a temporary directory, without root, network or container runtime.
 ///
-/// Starts a registry on loopback and runs larder's own commands against it: pull, pull again, disk usage, find and
-/// repair a damaged file, remove. Each step is verified against the registry's log and the files on disk. Takes a few
+/// Starts a registry on loopback and runs larder's own commands against it: pull, list, pull again, disk usage, find and
+/// repair a damaged file, explain, collect. Each step is verified against the registry's log and the files on disk. Takes a few
 /// seconds and 50 MB, and removes everything at the end.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder demo
   larder demo --keep          keep the directory
+  TMPDIR=/var/tmp larder demo
 
 Exit code: 0 all steps passed, 1 a step failed, 130 interrupted.")]
 pub(crate) struct DemoArgs {
@@ -200,7 +221,8 @@ pub(crate) struct DemoArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder completions bash > /etc/bash_completion.d/larder
-  larder completions zsh > ~/.zfunc/_larder")]
+  larder completions zsh > ~/.zfunc/_larder
+  larder completions fish > ~/.config/fish/completions/larder.fish")]
 pub(crate) struct CompletionsArgs {
     /// The shell.
     pub(crate) shell: Shell,
@@ -210,11 +232,45 @@ pub(crate) struct CompletionsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder man | man -l -
+  larder man > larder.1
   larder man --dir /usr/local/share/man/man1")]
 pub(crate) struct ManArgs {
     /// Write larder.1, larder-ensure.1 and so on into this directory.
     #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
+}
+
+/// Options of every command.
+#[derive(Debug, Args)]
+#[command(hide = true, override_usage = "larder [GLOBAL OPTIONS] <COMMAND>")]
+pub(crate) struct GlobalHelpArgs {}
+
+/// The command line. Help of a command has its own options; `larder help global` has those of every command.
+pub(crate) fn command() -> clap::Command {
+    let is_global = |arg: &Arg| arg.get_help_heading() == Some(GLOBAL_OPTIONS);
+    let help = Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).global(true);
+    let help = help.help_heading(Resettable::Reset);
+    let command = Cli::command().mut_args(|arg| if is_global(&arg) { arg.hide(true) } else { arg });
+    command.arg(help.help("Print help")).mut_subcommand("global", |global| {
+        let global = <GlobalFlags as Args>::augment_args(global.disable_help_flag(true));
+        global.mut_args(|arg| if is_global(&arg) { arg.global(false) } else { arg })
+    })
+}
+
+/// The pages of the manual show all options.
+pub(crate) fn command_with_global_options() -> clap::Command {
+    command().mut_args(|arg| arg.hide(false))
+}
+
+impl Cli {
+    /// The command line of this process, or of `words`.
+    pub(crate) fn read(
+        words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<Cli, clap::Error> {
+        let mut command = command();
+        let matches = command.try_get_matches_from_mut(words)?;
+        Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+    }
 }
 
 /// The log level for this number of `-v`.
@@ -235,13 +291,12 @@ fn timeout(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
+        command_with_global_options().debug_assert();
     }
 
     #[test]

@@ -25,12 +25,9 @@ use crate::output::{DataFormat, PrintFormat};
 /// imagePullSecrets.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder ensure busybox:1.36                            one image
-  larder ensure -f pod.yaml                             all images of a pod
-  larder ensure -f deploy/ -R --secret regcred.yaml     a tree of manifests and a pull secret
-  kubectl get pods -A -o yaml | larder ensure -f -      all images of a cluster
-  larder ensure -f pod.yaml --retry-for 5m              retry with kubelet's back-off
-  larder ensure -f pod.yaml -o json                     for scripts
+  larder ensure busybox:1.36
+  larder ensure -f deploy/ -R --secret regcred.yaml   a tree of manifests
+  kubectl get pods -A -o yaml | larder ensure -f -    all images of a cluster
 
 Exit code: 0 all present, 1 some failed, 2 invalid input, 3 backend unreachable, 130 interrupted.")]
 pub(crate) struct EnsureArgs {
@@ -54,22 +51,24 @@ pub(crate) struct EnsureArgs {
     #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
     pub(crate) namespace: String,
 
-    /// Pull policy for all images, instead of the policies in manifests [default: Always for the tag latest, explicit or
-    /// implied, else IfNotPresent].
+    /// Pull policy for all images, instead of the policies in manifests.
+    ///
+    /// [default: Always for the tag latest, explicit or implied, else IfNotPresent].
     #[arg(long, value_enum, ignore_case = true, value_name = "POLICY")]
     pub(crate) policy: Option<PullPolicyArg>,
 
-    /// Retry for this long, such as 90s or 5m: wait for a runtime that does not respond yet, and retry failed pulls with
-    /// kubelet's back-off. A bare number is seconds; 0 means one attempt.
+    /// Retry failed pulls for this long, such as 90s or 5m, with kubelet's back-off.
+    ///
+    /// Also waits for a runtime that does not respond yet. A bare number is seconds; 0 means one attempt.
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = parse_duration, hide_default_value = true)]
     pub(crate) retry_for: Duration,
 
+    /// Output format.
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: PrintFormat,
+
     #[command(flatten)]
     pub(crate) verify: VerifyArgs,
-
-    /// Output format.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: PrintFormat,
 
     #[command(flatten)]
     pub(crate) pulling: PullFlags,
@@ -82,8 +81,8 @@ pub(crate) struct EnsureArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder pull busybox:1.36
-  larder pull --quiet busybox:1.36                                   print the ID only
-  echo $TOKEN | larder pull --username me --password-stdin registry.example/app:1
+  larder pull --quiet busybox:1.36     print the ID only
+  echo $TOKEN | larder pull -u me --password-stdin registry.example/app:1
 
 Exit code: 0 all pulled, 1 some failed, 2 invalid input, 3 backend unreachable, 130 interrupted.")]
 pub(crate) struct PullArgs {
@@ -96,7 +95,7 @@ pub(crate) struct PullArgs {
     pub(crate) quiet: bool,
 
     /// Print the result for each image in this format.
-    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, value_name = "FORMAT")]
     pub(crate) output: Option<DataFormat>,
 
     #[command(flatten)]
@@ -133,31 +132,31 @@ impl From<PullPolicyArg> for PullPolicy {
 #[command(next_help_heading = "Pulling")]
 pub(crate) struct PullFlags {
     /// Pull one image at a time [default: serializeImagePulls of the settings, false].
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", hide_short_help = true)]
     pub(crate) serialize_image_pulls: Option<bool>,
 
     /// Maximum number of parallel pulls [default: maxParallelImagePulls of the settings, 4].
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = at_least_one, hide_short_help = true)]
     pub(crate) max_parallel_image_pulls: Option<NonZeroU32>,
 
     /// Maximum number of pulls started per second, on average; 0 is no limit
     /// [default: registryPullQPS of the settings, 5].
-    #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true, hide_short_help = true)]
     pub(crate) registry_qps: Option<u32>,
 
     /// Pulls in a burst above that limit; 0 counts as 1, or as the default with --kubelet
     /// [default: registryBurst of the settings, 10].
-    #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true, hide_short_help = true)]
     pub(crate) registry_burst: Option<u32>,
 
     /// Timeout of one pull, without its time in the queue, such as 10m [default: none].
-    #[arg(long, value_name = "DURATION", value_parser = timeout)]
+    #[arg(long, value_name = "DURATION", value_parser = timeout, hide_short_help = true)]
     pub(crate) pull_timeout: Option<Duration>,
 
     /// Pull as kubelet does by default: one pull at a time; a separate pull for each container; pulls over the limit fail
     /// instead of waiting; back-off applies even if a pod has another secret; identity and registry tokens in pull
     /// secrets and docker configs are ignored; credential helpers do not run. The flags above override it.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) kubelet: bool,
 }
 
@@ -219,24 +218,25 @@ impl PullFlags {
 #[command(next_help_heading = "Credentials")]
 pub(crate) struct CredentialArgs {
     /// Read credentials from this docker config.json instead of the default locations.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) authfile: Option<PathBuf>,
 
     /// User name for the registry of the images; requires --password-stdin.
     #[arg(short, long, value_name = "USER", requires = "password_stdin")]
     pub(crate) username: Option<String>,
 
-    /// Read the password from standard input. No flag takes the password itself, because every user of the machine
-    /// could read it in the process list.
+    /// Read the password from standard input.
+    ///
+    /// No flag takes the password itself, because every user of the machine could read it in the process list.
     #[arg(long, requires = "username")]
     pub(crate) password_stdin: bool,
 
     /// Kubelet's credential provider configuration, a file or a directory.
-    #[arg(long, value_name = "PATH", requires = "image_credential_provider_bin_dir")]
+    #[arg(long, value_name = "PATH", requires = "image_credential_provider_bin_dir", hide_short_help = true)]
     pub(crate) image_credential_provider_config: Option<PathBuf>,
 
     /// Directory with the programs of these credential providers, writable only by root and this user.
-    #[arg(long, value_name = "DIR", requires = "image_credential_provider_config")]
+    #[arg(long, value_name = "DIR", requires = "image_credential_provider_config", hide_short_help = true)]
     pub(crate) image_credential_provider_bin_dir: Option<PathBuf>,
 }
 

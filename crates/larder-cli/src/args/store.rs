@@ -15,8 +15,8 @@ use crate::output::{DataFormat, PrintFormat};
 /// Layers that are already present are skipped.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder load app.tar                                 docker save app:1 > app.tar
-  larder load layout/ --name registry.example/app     an OCI layout that has tags only: names v1 registry.example/app:v1
+  larder load app.tar                            docker save app:1 > app.tar
+  larder load layout/ --name registry.example/app     its tags get this name
   zcat app.tar.gz | larder load -
 
 Exit code: 0 all loaded, 1 some failed, 2 not an image, 3 cannot open the store.")]
@@ -31,7 +31,7 @@ pub(crate) struct LoadArgs {
     pub(crate) name: Option<String>,
 
     /// Print IDs and names in this format.
-    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, value_name = "FORMAT")]
     pub(crate) output: Option<DataFormat>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct LoadArgs {
 #[command(after_help = "Examples:
   larder ensure busybox:1.36
   larder mount busybox:1.36 /mnt
-  larder mount --writable busybox:1.36 /mnt      larder umount deletes what was written")]
+  larder mount --writable busybox:1.36 /mnt      until larder umount")]
 pub(crate) struct MountArgs {
     /// Name or ID of the image.
     pub(crate) image: ImageName,
@@ -68,17 +68,20 @@ pub(crate) struct MountArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder mounts
-  larder mounts -o json")]
+  larder mounts -o json
+  larder --root /srv/images mounts")]
 pub(crate) struct MountsArgs {
     /// Output format.
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }
 
 /// Unmount images, and delete what was written to the mounts.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder umount /mnt")]
+  larder umount /mnt
+  larder umount /mnt/a /mnt/b
+  larder umount --force /mnt        drop the record of another namespace")]
 pub(crate) struct UmountArgs {
     /// Mountpoints.
     #[arg(value_name = "DIR", required = true)]
@@ -93,7 +96,6 @@ pub(crate) struct UmountArgs {
 /// Check larder's own store for damaged and missing files, and repair it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder fsck
   larder fsck --quick           compare names, sizes and modes, not contents
   larder fsck --repair          fetch damaged layers again
   larder fsck --rebuild         rebuild a lost database from the files on disk

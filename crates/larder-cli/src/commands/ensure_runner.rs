@@ -258,7 +258,8 @@ pub(super) fn print_unfinished<'a>(
         0 => String::new(),
         more => format!(", and {more} more"),
     };
-    out.error(format_args!("interrupted; not finished: {named}{more}"), &[]);
+    let resume = "rerun the command to resume; larder's own store keeps what was downloaded";
+    out.error(format_args!("interrupted; not finished: {named}{more}"), &[resume.into()]);
     CommandOutcome::Interrupted
 }
 

@@ -79,7 +79,7 @@ async fn follow(
 }
 
 /// Done when standard output is a closed pipe.
-async fn pipe_closed() {
+pub(super) async fn pipe_closed() {
     let mut ticks = time::interval(PIPE_CHECK_PERIOD);
     loop {
         ticks.tick().await;

@@ -1,5 +1,7 @@
 //! `larder inspect`.
 
+mod layers;
+
 use std::collections::BTreeMap;
 
 use larder::backend::ImageDetails;
@@ -7,16 +9,19 @@ use larder::reference::{ImageId, ImageName};
 use larder_agent::image_name;
 use larder_agent::manifest::{InputPlace, InputProblem};
 use larder_api::convert;
-use larder_api::v1alpha1::InspectRequest;
+use larder_api::v1alpha1::{ImagesResponse, InspectRequest};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::args::InspectArgs;
 use crate::exit::CommandOutcome;
 use crate::failure::{ExitReport as _, Failure};
-use crate::output;
+use crate::output::{self, size};
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
+
+use super::images;
+use layers::LayerRecord;
 
 pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
@@ -24,17 +29,26 @@ pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<
     if names.is_empty() {
         return Ok(outcome);
     }
-    let client = session.open(ImageAccess::read()).await?;
+    let client = match args.layers {
+        true => images::open(session, true).await?.ok_or_else(|| Failure::failed("no images pulled yet"))?,
+        false => session.open(ImageAccess::read()).await?,
+    };
+    let listed = if args.layers { Some(client.detailed_images().await?) } else { None };
     let mut found = Vec::new();
     for name in names {
         let request = InspectRequest { image: name.to_owned() };
         match client.ask(async |mut calls| calls.inspect(request).await).await {
-            Ok(details) => found.push(InspectRecord::from(convert::details_from(details))),
+            Ok(details) => found.push(InspectRecord::new(convert::details_from(details), listed.as_ref())),
             Err(failure) if failure.outcome() == CommandOutcome::Unreachable => return Err(failure),
             Err(failure) => outcome = outcome.max(failure.print(out)),
         }
     }
-    output::data(out, args.output, &found);
+    match args.output {
+        None if args.layers => found.iter().for_each(|image| {
+            layers::print(&image.title(), image.layers.as_deref().unwrap_or_default(), out)
+        }),
+        format => output::data(out, format.unwrap_or_default(), &found),
+    }
     Ok(outcome)
 }
 
@@ -70,15 +84,20 @@ struct InspectRecord {
     username: String,
     /// What the runtime adds in its own shape; JSON texts become JSON.
     info: BTreeMap<String, Value>,
+    /// With `--layers`, the lowest first; empty if unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layers: Option<Vec<LayerRecord>>,
 }
 
-impl From<ImageDetails> for InspectRecord {
-    fn from(ImageDetails { image, info }: ImageDetails) -> Self {
+impl InspectRecord {
+    fn new(ImageDetails { image, info }: ImageDetails, listed: Option<&ImagesResponse>) -> Self {
         let info = info.into_iter().map(|(key, text)| {
             let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
             (key, value)
         });
+        let info = info.collect();
         InspectRecord {
+            layers: listed.map(|listed| layers::of(image.id.as_str(), listed, &info)),
             id: image.id,
             repo_tags: image.repo_tags,
             repo_digests: image.repo_digests,
@@ -86,7 +105,14 @@ impl From<ImageDetails> for InspectRecord {
             pinned: image.pinned,
             uid: image.uid,
             username: image.username,
-            info: info.collect(),
+            info,
         }
+    }
+
+    /// Its names, else its ID, and its size.
+    fn title(&self) -> String {
+        let names = if self.repo_tags.is_empty() { &self.repo_digests } else { &self.repo_tags };
+        let name = if names.is_empty() { self.id.to_string() } else { names.join(", ") };
+        format!("{name}   {}", size::bytes(self.size_bytes))
     }
 }

@@ -17,9 +17,18 @@ use crate::session::{CommandSession, ImageAccess};
 /// Adds a rule, or lists all.
 pub(super) async fn keep(args: &KeepArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let client = session.open(ImageAccess::keep()).await?;
-    let Some(select) = select(args)? else {
-        let rules = rules(&client).await?;
+    let select = select(args)?;
+    let client = match session.open_to_list(ImageAccess::keep()).await? {
+        Some(client) => Some(client),
+        // A rule can be there before its images.
+        None if select.is_some() => Some(session.open(ImageAccess::keep().create_store()).await?),
+        None => None,
+    };
+    let (Some(select), Some(client)) = (select, &client) else {
+        let rules = match &client {
+            Some(client) => rules(client).await?,
+            None => Vec::new(),
+        };
         let shown: Vec<KeepRuleView<'_>> = rules.iter().map(KeepRuleView::from).collect();
         output::show(out, args.output, &shown, || table(&rules));
         return Ok(CommandOutcome::Done);
@@ -27,7 +36,7 @@ pub(super) async fn keep(args: &KeepArgs, session: &CommandSession) -> Result<Co
     let rule = KeepRule { select, ttl: args.ttl, budget_bytes: args.budget };
     let request = KeepRequest { add: vec![convert::keep_rule(&rule)], ..KeepRequest::default() };
     // A rule without a matching image is accepted with a warning.
-    let answer = change(&client, request).await?;
+    let answer = change(client, request).await?;
     match args.output.data() {
         Some(format) => output::data(out, format, &KeepRuleView::from(&ListedRule { rule, place: None })),
         None => out.line(format_args!("added keep rule: {rule}")),

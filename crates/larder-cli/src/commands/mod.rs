@@ -42,7 +42,8 @@ pub(crate) fn run(cli: Cli, out: &Arc<Printer>) -> Result<CommandOutcome, Failur
     let connection = cli.connection;
     out.hint_with(connection.given());
     match cli.command {
-        Command::Completions(args) => Ok(completions::run(&args, out)),
+        Command::Completions(args) => completions::run(&args, out),
+        Command::Global(_) => Ok(print_global_options(out)),
         Command::Config(args) => Ok(config::run(&args, &connection, out)),
         Command::Man(args) => man::run(&args, out),
         Command::Serve(args) => serve::run(&args, &connection, out),
@@ -52,6 +53,16 @@ pub(crate) fn run(cli: Cli, out: &Arc<Printer>) -> Result<CommandOutcome, Failur
             block_on(async |interrupt| run_in(&session, command, interrupt).await)
         }
     }
+}
+
+/// Prints the options of every command.
+fn print_global_options(out: &Printer) -> CommandOutcome {
+    let mut command = crate::args::command();
+    command.build();
+    if let Some(global) = command.find_subcommand_mut("global") {
+        out.line(global.render_long_help().to_string().trim_end());
+    }
+    CommandOutcome::Done
 }
 
 /// Runs one command in a session, and closes the session.
@@ -126,6 +137,7 @@ async fn dispatch(
         // They have no session.
         Command::Completions(_)
         | Command::Config(_)
+        | Command::Global(_)
         | Command::Man(_)
         | Command::Serve(_)
         | Command::Demo(_) => Ok(CommandOutcome::Done),

@@ -1,5 +1,6 @@
 //! `larder runtime`.
 
+use larder_agent::environment::DefaultPaths;
 use larder_api::v1alpha1::{Condition, RuntimeRequest, RuntimeResponse};
 
 use crate::args::RuntimeArgs;
@@ -10,10 +11,22 @@ use crate::output::table::TextTable;
 use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn run(args: &RuntimeArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
-    let client = session.open(ImageAccess::read()).await?;
-    let runtime = client.ask(async |mut calls| calls.runtime(RuntimeRequest {}).await).await?;
+    let runtime = match session.open_to_list(ImageAccess::read()).await? {
+        Some(client) => client.ask(async |mut calls| calls.runtime(RuntimeRequest {}).await).await?,
+        None => store_to_come(),
+    };
     output::show(&session.out, args.output, &runtime, || table(&runtime, args.output.is_wide()));
     Ok(CommandOutcome::Done)
+}
+
+/// larder's own store before the first pull.
+fn store_to_come() -> RuntimeResponse {
+    RuntimeResponse {
+        endpoint: DefaultPaths::current().root.unwrap_or_default().display().to_string(),
+        name: "larder".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..RuntimeResponse::default()
+    }
 }
 
 fn table(runtime: &RuntimeResponse, wide: bool) -> TextTable {

@@ -52,4 +52,10 @@ fn announce(daemon: &Daemon, out: &Printer) {
     if let Some(address) = address {
         out.info(format_args!("  metrics and health: http://{address}/metrics, /healthz, /readyz"));
     }
+    if out.notes_are_on_terminal() {
+        out.info("try in another terminal:");
+        for arguments in [&["pull", "IMAGE"][..], &["images"], &["status", "--watch"]] {
+            out.info(format_args!("  {}", out.command(arguments)));
+        }
+    }
 }

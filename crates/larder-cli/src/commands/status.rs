@@ -5,30 +5,60 @@ use std::time::Duration;
 use larder::go_format;
 use larder_api::v1alpha1::{DiskUse, GcStatus, OtherFilesystem, StatusRequest, StatusResponse};
 use larder_api::{EnumWord as _, convert};
-use tokio::time::Instant;
+use tokio::time::{self, Instant};
 
 use crate::args::StatusArgs;
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::output;
-use crate::output::progress;
 use crate::output::table::TextTable;
+use crate::output::{self, DataFormat, progress};
 use crate::printer::Printer;
 use crate::session::CommandSession;
+
+use super::events::pipe_closed;
+
+/// Time between two statuses of a watch.
+const WATCH_PERIOD: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(args: &StatusArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let daemon = session.daemon().await?;
-    let status = daemon.ask(async |mut calls| calls.status(StatusRequest { look: true }).await).await?;
-    match args.output.data() {
-        Some(format) => output::data(out, format, &status),
-        None => print(&status, args.output.is_wide(), out),
+    let mut is_first = true;
+    loop {
+        let status = daemon.ask(async |mut calls| calls.status(StatusRequest { look: true }).await).await?;
+        if args.watch {
+            separate(args, is_first, out);
+        }
+        match args.output.data() {
+            Some(DataFormat::Json) if args.watch => output::json_line(out, &status),
+            Some(format) => output::data(out, format, &status),
+            None => print(&status, args.output.is_wide(), out),
+        }
+        if !args.watch {
+            let available = status.backend_available;
+            return Ok(if available { CommandOutcome::Done } else { CommandOutcome::Unreachable });
+        }
+        is_first = false;
+        tokio::select! {
+            () = time::sleep(WATCH_PERIOD) => {}
+            () = pipe_closed() => return Ok(CommandOutcome::Done),
+        }
     }
-    Ok(if status.backend_available { CommandOutcome::Done } else { CommandOutcome::Unreachable })
+}
+
+/// Wipes the previous status from a terminal; elsewhere separates it from the next one.
+fn separate(args: &StatusArgs, is_first: bool, out: &Printer) {
+    match args.output.data() {
+        Some(DataFormat::Json) => {}
+        Some(DataFormat::Yaml) => out.line("---"),
+        None if out.is_terminal() => out.raw(b"\x1b[H\x1b[J"),
+        None if !is_first => out.line(""),
+        None => {}
+    }
 }
 
 fn print(status: &StatusResponse, wide: bool, out: &Printer) {
-    out.line(table(status));
+    out.table(&table(status));
     let now = Instant::now();
     for pull in &status.pulls {
         out.line(format_args!("  {}", progress::full_line(&convert::pull_from(pull.clone(), now), now)));

@@ -1,11 +1,13 @@
 //! Output formats: tables for people, JSON and YAML for programs.
 
+pub(crate) mod age;
 pub(crate) mod events;
 pub(crate) mod hint;
 pub(crate) mod names;
 pub(crate) mod progress;
 pub(crate) mod progress_timeline;
 pub(crate) mod size;
+pub(crate) mod style;
 pub(crate) mod table;
 
 use clap::ValueEnum;
@@ -102,7 +104,7 @@ pub(crate) fn show(
 ) {
     match format.data() {
         Some(format) => data(out, format, value),
-        None => out.line(table()),
+        None => out.table(&table()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use larder::backend::{ByteProgress, LayerPhase, LayerProgress, PullStep, PullWait};
@@ -11,6 +11,10 @@ use tokio::time::Instant;
 
 use super::progress_timeline::{ProgressChange, ProgressTimeline};
 use super::size;
+use super::table::end_of;
+
+/// Characters of a bar, for terminals with room for it.
+const BAR: usize = 20;
 
 /// How many pulls are shown at once; more would push the events off the screen.
 const SHOWN: usize = 12;
@@ -140,39 +144,53 @@ fn lines(
         texts.push(line(pull, now, columns));
         let layers = pull.detail.iter().flat_map(|detail| &detail.layers).filter(|layer| is_active(layer));
         for layer in layers.take(room) {
-            texts.push(layer_line(layer, now).chars().take(columns.saturating_sub(1)).collect());
+            texts.push(layer_line(layer, now, columns));
             room -= 1;
         }
     }
-    let sum = match pulls.len().saturating_sub(shown) {
-        0 => format!("{done} of {all} done"),
-        more => format!("{done} of {all} done, \u{2026} {more} more"),
-    };
-    texts.push(sum.chars().take(columns.saturating_sub(1)).collect());
+    texts.push(sum(pulls, done, all, shown, columns));
     texts
 }
 
-/// One pull as wide as the terminal allows: with all that is known, else with less, else with the end of its name.
+/// The sum of all pulls: how many are done, and bytes, rate and remaining time of those that run.
+fn sum(pulls: &[PullStatus], done: usize, all: usize, shown: usize, columns: usize) -> String {
+    let mut text = format!("{done} of {all} done");
+    let more = pulls.len().saturating_sub(shown);
+    if more > 0 {
+        let _ = write!(text, ", \u{2026} {more} more");
+    }
+    let known: Vec<ByteProgress> = pulls.iter().filter_map(|pull| pull.bytes).collect();
+    if pulls.len() > 1 && !known.is_empty() {
+        let total: Option<u64> = known.iter().map(|bytes| bytes.total).sum();
+        let bytes = ByteProgress { done: known.iter().map(|bytes| bytes.done).sum(), total };
+        let rate: u64 = pulls.iter().filter_map(rate_of).sum();
+        push_bytes(&mut text, bytes, Some(rate).filter(|rate| *rate > 0));
+    }
+    text.chars().take(columns.saturating_sub(1)).collect()
+}
+
+/// One pull as wide as the terminal allows: with a bar and all that is known, else with less, else with the end of its
+/// name.
 fn line(pull: &PullStatus, now: Instant, columns: usize) -> String {
+    let fits = |text: &String| text.chars().count() < columns;
     let full = full_line(pull, now);
-    if full.chars().count() < columns {
+    if let Some(with_bar) = pull.bytes.and_then(bar).map(|bar| format!("{full}   {bar}")).filter(fits) {
+        return with_bar;
+    }
+    if fits(&full) {
         return full;
     }
     let elapsed = now.saturating_duration_since(pull.since).as_secs();
     let phase = phase_of(pull);
     let rest = match pull.bytes {
-        Some(bytes) => format!("   {phase}   {elapsed}s   {}", size::bytes(bytes.done)),
+        Some(bytes) => {
+            format!("   {phase}   {elapsed}s   {}{}", percent_of(bytes), left_of(bytes, rate_of(pull)))
+        }
         None => format!("   {phase}   {elapsed}s"),
     };
     let room = columns.saturating_sub(rest.chars().count() + 1);
-    let name = pull.image.as_str().chars().count();
-    if name <= room {
-        return format!("{}{rest}", pull.image);
-    }
     // Images differ in the end of their names; registries are often the same.
-    let tail: String = pull.image.as_str().chars().skip(name + 1 - room.max(1)).collect();
-    let cut = format!("\u{2026}{tail}{rest}");
-    cut.chars().take(columns.saturating_sub(1)).collect()
+    format!("{}{rest}", end_of(pull.image.as_str(), room)).chars().take(columns.saturating_sub(1)).collect()
 }
 
 /// One pull: image, phase, what it waits for, how long, how much, how fast. Writing to a text does not fail.
@@ -230,7 +248,7 @@ fn is_active(layer: &LayerProgress) -> bool {
 }
 
 /// One layer: the beginning of its digest, phase, how much, how fast, what it waits for.
-fn layer_line(layer: &LayerProgress, now: Instant) -> String {
+fn layer_line(layer: &LayerProgress, now: Instant, columns: usize) -> String {
     let digest: String = layer.digest.as_str().chars().take("sha256:".len() + 12).collect();
     let mut text = format!("  {digest}   {}", layer.phase);
     if layer.phase != LayerPhase::FetchedByOtherPull {
@@ -239,7 +257,36 @@ fn layer_line(layer: &LayerProgress, now: Instant) -> String {
     if let Some(wait) = &layer.waiting {
         let _ = write!(text, "   {}", wait.at(now));
     }
-    text
+    let is_fetched = layer.phase == LayerPhase::Fetching;
+    let fits = |bar: &String| is_fetched && text.chars().count() + 3 + bar.len() < columns;
+    if let Some(bar) = bar(layer.bytes).filter(fits) {
+        let _ = write!(text, "   {bar}");
+    }
+    text.chars().take(columns.saturating_sub(1)).collect()
+}
+
+/// How much is done, such as `[=====>    ]`; `None` if the whole is unknown.
+fn bar(bytes: ByteProgress) -> Option<String> {
+    let total = u128::from(bytes.total.filter(|total| *total > 0)?);
+    let filled = usize::try_from((u128::from(bytes.done) * BAR as u128 / total).min(BAR as u128)).ok()?;
+    let head = if filled < BAR { ">" } else { "" };
+    Some(format!("[{}{head:<1$}]", "=".repeat(filled), BAR - filled))
+}
+
+/// The percentage, or the bytes if the whole is unknown.
+fn percent_of(bytes: ByteProgress) -> String {
+    bytes.total.map_or_else(|| size::bytes(bytes.done), |total| size::percent(bytes.done, total))
+}
+
+/// The remaining time at this rate, with a gap before it; empty if unknown.
+fn left_of(bytes: ByteProgress, rate: Option<u64>) -> String {
+    let (Some(total), Some(rate)) = (bytes.total, rate.filter(|rate| *rate > 0)) else {
+        return String::new();
+    };
+    match total.saturating_sub(bytes.done).div_ceil(rate) {
+        0 => String::new(),
+        seconds => format!("   ETA {}", size::whole_seconds(Duration::from_secs(seconds))),
+    }
 }
 
 fn push_bytes(text: &mut String, bytes: ByteProgress, rate: Option<u64>) {
@@ -248,14 +295,12 @@ fn push_bytes(text: &mut String, bytes: ByteProgress, rate: Option<u64>) {
         let _ = write!(text, " of {} ({})", size::bytes(total), size::percent(bytes.done, total));
     }
     if let Some(rate) = rate {
-        let _ = write!(text, "   {}/s", size::bytes(rate));
+        let _ = write!(text, "   {}/s{}", size::bytes(rate), left_of(bytes, Some(rate)));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use larder::backend::PullDetail;
 
     use super::*;
@@ -309,6 +354,39 @@ mod tests {
         assert!(lines(&pulls, 2, 15, now, 12, 50)[5].ends_with("\u{2026} 8 more"));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn pulls_have_bars_rates_and_remaining_time_that_fit_80_columns() {
+        let now = Instant::now();
+        let pull = |image: &str, done| PullStatus {
+            image: image.into(),
+            phase: PullPhase::Pulling,
+            waiting: None,
+            bytes: Some(ByteProgress { done, total: Some(100_000_000) }),
+            detail: Some(PullDetail {
+                step: PullStep::Layers,
+                rate: Some(10_000_000),
+                layers: vec![layer('a', LayerPhase::Fetching, None)],
+                ..PullDetail::default()
+            }),
+            since: now,
+        };
+        let name = "registry.example/team/with/a/long/name/app:1.36";
+        assert_eq!(
+            lines(&[pull("app:1", 25_000_000), pull(name, 50_000_000)], 1, 3, now, 40, 80),
+            [
+                "app:1   pulling   0s   25MB of 100MB (25%)   10MB/s   ETA 8s",
+                "  sha256:aaaaaaaaaaaa   fetching   1MB of 4MB (25%)   250kB/s   ETA 12s",
+                "registry.example/team/with/a/long/name/app:1.36   pulling   0s   50%   ETA 5s",
+                "  sha256:aaaaaaaaaaaa   fetching   1MB of 4MB (25%)   250kB/s   ETA 12s",
+                "1 of 3 done   75MB of 200MB (38%)   20MB/s   ETA 7s",
+            ]
+        );
+        let wide = lines(&[pull("app:1", 25_000_000)], 0, 1, now, 40, 100);
+        assert!(wide[0].ends_with("   ETA 8s   [=====>              ]"), "{wide:?}");
+        assert_eq!(bar(ByteProgress { done: 9, total: Some(9) }).unwrap(), format!("[{}]", "=".repeat(BAR)));
+        assert_eq!(bar(ByteProgress { done: 9, total: None }), None);
+    }
+
     fn layer(digit: char, phase: LayerPhase, waiting: Option<PullWait>) -> LayerProgress {
         let bytes = ByteProgress { done: 1_000_000, total: Some(4_000_000) };
         let digest = format!("sha256:{}", digit.to_string().repeat(64));
@@ -343,8 +421,10 @@ mod tests {
         assert_eq!(
             lines(std::slice::from_ref(&pull), 0, 1, now, 40, 200),
             [
-                "r.example/app:1   pulling   0s   2MB of 12MB (17%)   500kB/s   rate limited by r.example, 12s left",
-                "  sha256:bbbbbbbbbbbb   fetching   1MB of 4MB (25%)   250kB/s   rate limited by r.example, 12s left",
+                "r.example/app:1   pulling   0s   2MB of 12MB (17%)   500kB/s   ETA 20s   \
+                 rate limited by r.example, 12s left   [===>                ]",
+                "  sha256:bbbbbbbbbbbb   fetching   1MB of 4MB (25%)   250kB/s   ETA 12s   \
+                 rate limited by r.example, 12s left   [=====>              ]",
                 "0 of 1 done",
             ]
         );

@@ -46,6 +46,11 @@ impl ImageAccess {
         ImageAccess { state: Some(StateDirAccess::None), ..ImageAccess::default() }
     }
 
+    /// The same, and when images were last used.
+    pub(crate) fn list() -> ImageAccess {
+        ImageAccess { state: Some(StateDirAccess::Exclusive), settings: &["state"], ..ImageAccess::default() }
+    }
+
     /// To change images, or what is known of them.
     pub(crate) fn write() -> ImageAccess {
         ImageAccess {

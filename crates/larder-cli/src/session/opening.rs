@@ -50,6 +50,22 @@ impl CommandSession {
         Err(error.into())
     }
 
+    /// The same, with the use of images where the state directory can be had, and without it elsewhere.
+    pub(crate) async fn open_to_list_use(&self) -> Result<Option<Client>, Failure> {
+        match self.connect(ImageAccess::list()).await {
+            Ok(client) => return Ok(Some(client)),
+            Err(NodeOpenError::InUse(error)) => {
+                tracing::info!("listing without the use of images: {}", error.message());
+            }
+            Err(NodeOpenError::Failed(error)) if error.kind() != ErrorKind::Unavailable => {
+                tracing::info!("listing without the use of images: {}", error.message());
+            }
+            Err(NodeOpenError::NoStore(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.open_to_list(ImageAccess::read()).await
+    }
+
     async fn connect(&self, mut need: ImageAccess) -> Result<Client, NodeOpenError> {
         let started = Instant::now();
         let (mut printed, mut wait) = (false, OPEN_RETRY);

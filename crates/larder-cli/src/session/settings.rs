@@ -78,6 +78,8 @@ impl CommandSession {
         }
         if !self.reads_files {
             sources.layers.retain(|layer| matches!(layer, SettingsSource::Given { .. }));
+            let (by, key) = (SettingOrigin::Default, "pull.ensuredLease");
+            sources.layers.push(SettingsSource::Given { by, key, value: "0s".to_owned() });
         }
         let mut config = config::load(&sources).map_err(|errors| refused(&errors))?;
         if let Some(root) = &self.connection.root {
@@ -200,6 +202,6 @@ fn check_backend(text: &str, by: &str) -> Result<(), Failure> {
     }
     socket_path(text).map(drop).map_err(|error| {
         Failure::bad_input(format!("{by} {text}: {error}"))
-            .hint("write unix:///path/to.sock, cri for the CRI runtime of this machine, docker for Docker Engine, or store for larder's own store")
+            .hint("write unix:///path/to.sock, cri for the CRI runtime of this machine, docker for Docker Engine, podman for Podman, or store for larder's own store")
     })
 }

@@ -111,6 +111,26 @@ fn the_usual_daemon_is_not_asked_about_images_that_a_settings_file_names() {
 }
 
 #[test]
+fn before_the_first_pull_there_is_nothing_to_collect_and_rules_can_be_set() {
+    let home = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = unprivileged(home.path());
+        CliOutput::of(command.args(arguments).stdin(Stdio::null()).output().unwrap())
+    };
+    for arguments in [&["gc"][..], &["gc", "--all-unused"], &["gc", "--free", "1GB"]] {
+        assert_eq!(run(arguments).expect(0).stdout, "removed nothing\n", "{arguments:?}");
+    }
+    let plan = run(&["gc", "--dry-run", "-o", "json"]).expect(0).json();
+    assert_eq!((&plan["dryRun"], &plan["reached"]), (&true.into(), &true.into()), "{plan}");
+    assert_eq!(run(&["runtime", "-o", "json"]).expect(0).json()["name"], "larder");
+    assert_eq!(run(&["keep", "-o", "json"]).expect(0).json(), serde_json::json!([]));
+    assert!(!home.path().join(".local/share/larder").exists(), "reading creates nothing");
+    run(&["keep", "busybox:1.36"]).expect(0);
+    assert_eq!(run(&["keep", "-o", "json"]).expect(0).json().as_array().unwrap().len(), 1);
+    assert_eq!(run(&["images", "-q"]).expect(0).stdout, "");
+}
+
+#[test]
 fn before_the_first_pull_lists_are_empty_with_a_note() {
     let home = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {

@@ -101,6 +101,7 @@ impl DemoImages {
         let config = json!({
             "architecture": architecture(),
             "os": "linux",
+            "created": "2026-11-01T12:00:00Z",
             "config": { "Cmd": [format!("/{file}")] },
             "rootfs": { "type": "layers", "diff_ids": diff_ids },
         });

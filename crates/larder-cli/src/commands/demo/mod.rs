@@ -28,6 +28,13 @@ use crate::printer::Printer;
 use runner::DemoRunner;
 use scratch_dir::ScratchDir;
 
+/// What to type after the demo.
+const NEXT: [(&str, &str); 3] = [
+    ("larder pull docker.io/library/busybox:1.36", "pull an image into a store of your own"),
+    ("larder images", "list it: age, last use, size"),
+    ("larder gc --all-unused --dry-run", "what GC would remove, and why"),
+];
+
 pub(super) fn run(
     args: &DemoArgs,
     connection: &GlobalFlags,
@@ -67,6 +74,11 @@ pub(super) fn run(
     }
     played?;
     out.line(format_args!("all steps passed in {}", size::duration(started.elapsed())));
+    out.line("");
+    out.heading("Next, with images of your own:");
+    for (command, purpose) in NEXT {
+        out.line(format_args!("  {command:<42} {purpose}"));
+    }
     Ok(CommandOutcome::Done)
 }
 

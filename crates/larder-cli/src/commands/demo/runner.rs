@@ -5,8 +5,6 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use clap::Parser as _;
-
 use larder_api::v1alpha1::{StoreUsage, UsageRequest};
 
 use crate::args::{Cli, GlobalFlags};
@@ -53,7 +51,8 @@ impl DemoRunner {
         self.out.line(format_args!("$ {line}"));
         let printed = Arc::new(Mutex::new(Vec::new()));
         let tee = |to: Box<dyn Write + Send>| Box::new(CapturingWriter { to, copy: Arc::clone(&printed) });
-        let out = Arc::new(Printer::to(tee(Box::new(io::stdout())), tee(Box::new(io::stderr()))));
+        let out = Printer::to(tee(Box::new(io::stdout())), tee(Box::new(io::stderr())));
+        let out = Arc::new(out.with_look_of(&self.out));
         let ended = self.command(line, &out).await.unwrap_or_else(|failure| failure.print(&out));
         if ended == CommandOutcome::Interrupted || self.interrupt.is_interrupted() {
             return Err(Failure::interrupted());
@@ -66,8 +65,7 @@ impl DemoRunner {
     }
 
     async fn command(&self, line: &str, out: &Arc<Printer>) -> Result<CommandOutcome, Failure> {
-        let cli =
-            Cli::try_parse_from(line.split(' ')).map_err(|usage| Failure::bad_input(usage.to_string()))?;
+        let cli = Cli::read(line.split(' ')).map_err(|usage| Failure::bad_input(usage.to_string()))?;
         let mut connection = cli.connection;
         connection.root = Some(ROOT.into());
         connection.daemon = Some("none".into());

@@ -26,7 +26,7 @@ pub(super) async fn run(args: &DfArgs, session: &CommandSession) -> Result<Comma
     let usage = usage_of_nothing();
     match args.output.data() {
         Some(format) => output::data(out, format, &usage),
-        None => out.line(images_table(&usage.images.unwrap_or_default())),
+        None => out.table(&images_table(&usage.images.unwrap_or_default())),
     }
     Ok(CommandOutcome::Done)
 }
@@ -53,20 +53,27 @@ fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
         output::data(out, format, usage);
         return;
     }
-    let filesystem = described(usage.filesystem.as_ref(), args.output.is_wide());
+    let filesystem = || show_filesystem(usage.filesystem.as_ref(), args.output.is_wide(), out);
     if let Some(store) = &usage.store {
         if !store.images.is_empty() {
-            out.line(format_args!("{}\n", store::images_table(&store.images, store.estimated)));
+            out.table(&store::images_table(&store.images, store.estimated));
+            out.line("");
         }
-        out.line(format_args!(
-            "{}\n\n{filesystem}",
-            store::disk_table(&store.disk.unwrap_or_default(), store.estimated, args.output.is_wide())
-        ));
+        let disk = store.disk.unwrap_or_default();
+        out.table(&store::disk_table(&disk, store.estimated, args.output.is_wide()));
+        out.line("");
+        filesystem();
     } else if let Some(engine) = &usage.docker {
-        out.line(format_args!("{filesystem}\n\n{}\n", docker::table(engine)));
+        filesystem();
+        out.line("");
+        out.table(&docker::table(engine));
+        out.line("");
         out.line(docker::legend(engine));
     } else {
-        out.line(format_args!("{filesystem}\n\n{}\n", images_table(&usage.images.unwrap_or_default())));
+        filesystem();
+        out.line("");
+        out.table(&images_table(&usage.images.unwrap_or_default()));
+        out.line("");
         out.line("SIZE counts a shared layer once for each image, as kubelet does");
     }
     if let Some(by_state) = usage.usage_by_state {
@@ -74,21 +81,24 @@ fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
         let beside_images = usage.reclaimable_beside_images.as_ref().and_then(|space| space.total);
         let beside_images = beside_images.unwrap_or_default().size_bytes;
         let table = usage_by_state::table(&by_state, reclaimable, beside_images);
-        out.line(format_args!("\n{table}"));
+        out.line("");
+        out.table(&table);
     }
 }
 
 /// The table of the filesystem, and why GC sees another percentage, where it does.
-fn described(filesystem: Option<&UsageFileSystem>, wide: bool) -> String {
-    let Some(filesystem) = filesystem else { return String::new() };
-    let table = filesystem_table(filesystem, wide);
-    match (filesystem.size_bytes, filesystem.available_bytes, filesystem.reserved_bytes) {
-        (Some(all), Some(available), Some(reserved)) if size::is_significant(reserved, all) => format!(
-            "{table}\nreserved for root or by the filesystem: {}; GC counts it as used, as kubelet does: {}% used",
+fn show_filesystem(filesystem: Option<&UsageFileSystem>, wide: bool, out: &Printer) {
+    let Some(filesystem) = filesystem else { return };
+    out.table(&filesystem_table(filesystem, wide));
+    if let (Some(all), Some(available), Some(reserved)) =
+        (filesystem.size_bytes, filesystem.available_bytes, filesystem.reserved_bytes)
+        && size::is_significant(reserved, all)
+    {
+        out.line(format_args!(
+            "reserved for root or by the filesystem: {}; GC counts it as used, as kubelet does: {}% used",
             size::bytes(reserved),
             used_percent(all, available),
-        ),
-        _ => table.to_string(),
+        ));
     }
 }
 

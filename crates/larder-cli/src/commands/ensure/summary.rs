@@ -145,7 +145,9 @@ impl EnsureSummary {
         if let Some(format) = format.data() {
             output::data(out, format, self);
         } else {
-            out.line(format_args!("\n{}\n\n{}", self.table(format.is_wide()), self.count_line()));
+            out.line("");
+            out.table(&self.table(format.is_wide()));
+            out.line(format_args!("\n{}", self.count_line()));
         }
         if let Some(hint) = self.retry_hint(retry_for) {
             out.info(format_args!("hint: {hint}"));

@@ -150,8 +150,11 @@ fn unfinished_images_are_named_once_and_not_by_the_hundred() {
     let page = crate::printer::tests::TestWriter::default();
     let out = Printer::to(Box::new(std::io::sink()), Box::new(page.clone()));
     print_unfinished(["a:1", "b:1", "a:1"], &out);
-    assert_eq!(page.text(), "error: interrupted; not finished: a:1, b:1\n");
+    assert!(
+        page.text()
+            .starts_with("error: interrupted; not finished: a:1, b:1\nhint: rerun the command to resume")
+    );
     let many: Vec<_> = (10..23).map(|number| format!("i:{number}")).collect();
     print_unfinished(many.iter().map(String::as_str), &out);
-    assert!(page.text().ends_with("i:18, i:19, and 3 more\n"), "{}", page.text());
+    assert!(page.text().contains("i:18, i:19, and 3 more\n"), "{}", page.text());
 }

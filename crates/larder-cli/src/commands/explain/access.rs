@@ -224,7 +224,7 @@ fn print(access: &AccessRecord, out: &Printer) {
         let place = subject.namespace.as_ref().map(|namespace| format!(" in namespace {namespace}"));
         let place = place.unwrap_or_default();
         out.line(format_args!("{} for {}{place}: {}", access.image, subject.object, subject.verdict()));
-        out.line(table);
+        out.table(&table);
         for place in &subject.other_registries {
             out.line(format_args!("no credential for this image: {place}"));
         }

@@ -13,7 +13,22 @@ use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn run(args: &GcArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
-    let client = session.open(ImageAccess::collect()).await?;
+    let Some(client) = session.open_to_list(ImageAccess::collect()).await? else {
+        let nothing = Collection {
+            dry_run: args.dry_run,
+            goal: args.goal().into(),
+            reached: true,
+            planned: true,
+            freed_bytes: (!args.dry_run).then_some(0),
+            ..Collection::default()
+        };
+        if let Some(format) = args.output.data() {
+            output::data(&session.out, format, &nothing);
+        } else {
+            session.out.line(if args.dry_run { "would remove nothing" } else { "removed nothing" });
+        }
+        return Ok(CommandOutcome::Done);
+    };
     let request = args.request();
     let collection = if args.dry_run {
         client.ask(async |mut calls| calls.plan(request).await).await?

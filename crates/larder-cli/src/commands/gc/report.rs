@@ -19,7 +19,7 @@ pub(super) fn plan(report: &Collection, wide: bool, out: &Printer) {
         out.line(format_args!("would reclaim {reclaimed}{}", after_reclaim(report, "used after that")));
     }
     if !report.removals.is_empty() {
-        out.line(format_args!("\n{}\n", removals(report, wide)));
+        print_removals(report, wide, out);
         let images = count(report.removals.len());
         let frees = format!("{}{}", about(report), size::bytes(report.promised_bytes));
         let after = report.after.map(|disk| format!(", {}% used after that", disk.used_percent));
@@ -65,7 +65,7 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Printer) {
         out.line(format_args!("reclaimed {reclaimed}{}", after_reclaim(report, "used now")));
     }
     if !report.removals.is_empty() {
-        out.line(format_args!("\n{}\n", removals(report, wide)));
+        print_removals(report, wide, out);
     }
     if report.removals.is_empty() {
         match reclaimed {
@@ -178,6 +178,12 @@ fn retain_reason(reason: VerdictReason) -> &'static str {
     }
 }
 
+fn print_removals(report: &Collection, wide: bool, out: &Printer) {
+    out.line("");
+    out.table(&removals(report, wide));
+    out.line("");
+}
+
 fn print_retained(report: &Collection, wide: bool, out: &Printer) {
     let mut table = TextTable::new(["RETAINED", "REASON"]);
     let retained = report.images.iter().filter(|image| !image.remove);
@@ -189,7 +195,8 @@ fn print_retained(report: &Collection, wide: bool, out: &Printer) {
         table.row(row);
     }
     if any {
-        out.line(format_args!("\n{table}"));
+        out.line("");
+        out.table(&table);
     }
 }
 

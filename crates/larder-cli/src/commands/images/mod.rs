@@ -1,18 +1,26 @@
 //! `larder images`.
 
-use std::collections::BTreeSet;
+mod filter;
+mod sort;
+mod tree;
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
 use larder::backend::Image;
 use larder::glob;
 use larder::go_format;
 use larder::reference::{ImageId, Reference};
+use larder_agent::client::Client;
+use larder_api::convert;
+use larder_api::v1alpha1 as api;
 use serde::Serialize;
 
-use crate::args::ImagesArgs;
+use crate::args::{ImageFilter, ImagesArgs};
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::output::table::TextTable;
-use crate::output::{self, size};
+use crate::output::{self, age, size};
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
 
@@ -22,29 +30,63 @@ const NONE: &str = "<none>";
 const SHORT_ID: usize = 13;
 
 pub(super) async fn run(args: &ImagesArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
-    let images = match session.open_to_list(ImageAccess::read()).await? {
-        Some(client) => client.images().await?,
-        None => Vec::new(),
+    let out = &session.out;
+    let listed = match open(session, needs_details(args)).await? {
+        Some(client) if needs_details(args) => client.detailed_images().await?,
+        Some(client) => {
+            let images = client.images().await?.iter().map(convert::image).collect();
+            api::ImagesResponse { images, ..api::ImagesResponse::default() }
+        }
+        None => api::ImagesResponse::default(),
     };
-    show(args, &images, &session.out);
+    listed.warnings.iter().for_each(|warning| out.warning(warning));
+    let rows: Vec<ImageTableRow> = listed.images.iter().flat_map(rows).collect();
+    let rows = selected(args, rows, out)?;
+    if args.tree {
+        out.table(&tree::table(&rows, &listed.layers));
+    } else {
+        show(args, &rows, out);
+    }
     Ok(CommandOutcome::Done)
 }
 
-fn show(args: &ImagesArgs, images: &[Image], out: &Printer) {
-    let mut images: Vec<ImageTableRow> = images.iter().flat_map(rows).collect();
-    let some = !images.is_empty();
-    images.retain(|row| args.pattern.as_deref().is_none_or(|pattern| row.fits(pattern)));
-    images.sort_by(|a, b| (&a.repository, &a.tag, &a.id).cmp(&(&b.repository, &b.tag, &b.id)));
-    if let (true, true, Some(pattern)) = (some, images.is_empty(), &args.pattern) {
+/// A client that knows the use of images, too, where the state directory can be read.
+pub(super) async fn open(session: &CommandSession, details: bool) -> Result<Option<Client>, Failure> {
+    if details {
+        return session.open_to_list_use().await;
+    }
+    session.open_to_list(ImageAccess::read()).await
+}
+
+/// Whether more is needed than names, IDs and sizes.
+fn needs_details(args: &ImagesArgs) -> bool {
+    !args.quiet || args.filter.iter().any(ImageFilter::needs_details) || args.sort.needs_details()
+}
+
+/// The rows that fit the pattern and the filters, in order.
+fn selected(
+    args: &ImagesArgs,
+    mut rows: Vec<ImageTableRow>,
+    out: &Printer,
+) -> Result<Vec<ImageTableRow>, Failure> {
+    let some = !rows.is_empty();
+    rows.retain(|row| args.pattern.as_deref().is_none_or(|pattern| row.fits(pattern)));
+    if let (true, true, Some(pattern)) = (some, rows.is_empty(), &args.pattern) {
         out.info(no_match(pattern));
     }
+    let mut rows = filter::apply(&args.filter, rows)?;
+    sort::sort(args.sort, &mut rows);
+    Ok(rows)
+}
+
+fn show(args: &ImagesArgs, images: &[ImageTableRow], out: &Printer) {
     if args.quiet {
         let mut known = BTreeSet::new();
         for row in images.iter().filter(|row| known.insert(&row.id)) {
             out.line(&row.id);
         }
     } else {
-        output::show(out, args.output, &images, || table(&images, args));
+        output::show(out, args.output, &images, || table(images, args, Timestamp::now()));
     }
 }
 
@@ -59,7 +101,7 @@ fn no_match(pattern: &str) -> String {
 }
 
 /// One name of one image, or an image without any. The shape of `-o json`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ImageTableRow {
     #[serde(serialize_with = "larder_api::or_null")]
@@ -69,10 +111,25 @@ struct ImageTableRow {
     id: ImageId,
     size_bytes: u64,
     pinned: bool,
+    /// When it was built.
+    created: Option<String>,
+    last_used: Option<String>,
+    /// What removing just this image frees.
+    unique_bytes: Option<u64>,
+    /// Whether a container or a mount uses it.
+    in_use: Option<bool>,
+    #[serde(skip)]
+    labels: BTreeMap<String, String>,
+    #[serde(skip)]
+    layers: Vec<u32>,
 }
 
 /// An image under each of its names: all tags, or its digests if it has no tag.
-fn rows(image: &Image) -> Vec<ImageTableRow> {
+fn rows(found: &api::Image) -> Vec<ImageTableRow> {
+    let image = &convert::image_from(found.clone());
+    let details = found.details.clone();
+    let in_use = details.as_ref().map(|details| details.in_use);
+    let details = details.unwrap_or_default();
     let row = |repository: &str, tag: Option<&str>| ImageTableRow {
         repository: repository.to_owned(),
         tag: tag.map(str::to_owned),
@@ -80,6 +137,12 @@ fn rows(image: &Image) -> Vec<ImageTableRow> {
         id: image.id.clone(),
         size_bytes: image.size,
         pinned: image.pinned,
+        created: details.created.clone(),
+        last_used: details.last_used.clone(),
+        unique_bytes: details.unique_bytes,
+        in_use,
+        labels: details.labels.clone().into_iter().collect(),
+        layers: details.layers.clone(),
     };
     let tagged: Vec<_> = image.repo_tags.iter().map(|name| split_tag(name)).collect();
     if !tagged.is_empty() {
@@ -109,6 +172,25 @@ fn digest_of(image: &Image, repository: &str) -> Option<String> {
 }
 
 impl ImageTableRow {
+    /// The last use, as seen at `now`; empty if unknown.
+    fn last_use(&self, now: Timestamp) -> String {
+        match (self.in_use, &self.last_used) {
+            (Some(true), _) => "in use".to_owned(),
+            (_, Some(used)) => age::ago(used, now),
+            (Some(false), None) => "never".to_owned(),
+            (None, None) => String::new(),
+        }
+    }
+
+    /// Its name with tag or digest, else its ID.
+    fn name(&self) -> String {
+        match (&self.tag, &self.digest) {
+            (Some(tag), _) => format!("{}:{tag}", self.repository),
+            (None, Some(digest)) => format!("{}@{digest}", self.repository),
+            (None, None) => self.id.to_string(),
+        }
+    }
+
     /// Whether repository or repository:tag fits, in full or as docker shortens it.
     fn fits(&self, pattern: &str) -> bool {
         let short = Reference::parse(&self.repository).map(|name| name.familiar().to_owned()).ok();
@@ -120,14 +202,14 @@ impl ImageTableRow {
     }
 }
 
-fn table(images: &[ImageTableRow], args: &ImagesArgs) -> TextTable {
+fn table(images: &[ImageTableRow], args: &ImagesArgs, now: Timestamp) -> TextTable {
     let wide = args.output.is_wide();
     let digests = args.digests || wide;
     let mut heads = vec!["IMAGE", "TAG"];
     heads.extend(digests.then_some("DIGEST"));
-    heads.extend(["IMAGE ID", "SIZE"]);
+    heads.extend(["IMAGE ID", "CREATED", "LAST USED", "SIZE", "UNIQUE"]);
     heads.extend(wide.then_some("PINNED"));
-    let mut table = TextTable::new(heads);
+    let mut table = TextTable::new(heads).optional(["CREATED", "LAST USED", "IMAGE ID"]);
     for row in images {
         let or_none = |text: Option<&String>| text.cloned().unwrap_or_else(|| NONE.to_owned());
         let mut cells =
@@ -140,7 +222,10 @@ fn table(images: &[ImageTableRow], args: &ImagesArgs) -> TextTable {
             or_none(digest.map(str::to_owned).as_ref())
         }));
         cells.push(if args.no_trunc { row.id.to_string() } else { short(row.id.as_str()).to_owned() });
+        cells.push(row.created.as_ref().map(|created| age::ago(created, now)).unwrap_or_default());
+        cells.push(row.last_use(now));
         cells.push(size::bytes(row.size_bytes));
+        cells.push(row.unique_bytes.map(size::bytes).unwrap_or_default());
         cells.extend(wide.then(|| if row.pinned { "yes" } else { "no" }.to_owned()));
         table.row(cells);
     }
@@ -165,11 +250,11 @@ mod tests {
 
     #[test]
     fn an_image_has_a_row_for_each_tag_or_else_for_its_repository() {
-        let image = Image {
+        let image = api::Image {
             id: "sha256:1".into(),
             repo_tags: vec!["r.example/a:1".into(), "r.example/a:2".into()],
             repo_digests: vec!["r.example/a@sha256:d".into()],
-            ..Image::default()
+            ..api::Image::default()
         };
         let named: Vec<_> =
             rows(&image).into_iter().map(|row| (row.repository, row.tag, row.digest)).collect();
@@ -181,9 +266,9 @@ mod tests {
                 ("r.example/a".into(), Some("2".into()), digest.clone()),
             ]
         );
-        let untagged = rows(&Image { repo_tags: Vec::new(), ..image });
+        let untagged = rows(&api::Image { repo_tags: Vec::new(), ..image });
         assert_eq!((untagged.len(), &untagged[0].tag, &untagged[0].digest), (1, &None, &digest));
-        assert_eq!(rows(&Image::default()).len(), 1, "an image without names is listed, too");
+        assert_eq!(rows(&api::Image::default()).len(), 1, "an image without names is listed, too");
     }
 
     #[test]
@@ -191,10 +276,7 @@ mod tests {
         let row = ImageTableRow {
             repository: "docker.io/library/busybox".into(),
             tag: Some("1.36".into()),
-            digest: None,
-            id: ImageId::default(),
-            size_bytes: 0,
-            pinned: false,
+            ..ImageTableRow::default()
         };
         for pattern in ["busybox", "busybox:1.36", "docker.io/library/busybox", "*busy*", "busybox:1.??", "*"]
         {

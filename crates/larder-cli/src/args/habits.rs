@@ -1,0 +1,173 @@
+//! Answers to commands and flags of docker, podman, crictl, ctr and kubectl that larder does not have.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// Commands, separated by spaces, and larder's way.
+const COMMANDS: [(&str, &str); 14] = [
+    (
+        "run create start stop restart kill exec ps logs attach stats top container pod",
+        "larder manages images, not containers; run them with your runtime, or mount an image: larder mount IMAGE DIR",
+    ),
+    (
+        "build buildx bake commit",
+        "larder builds no images; build with docker, podman or buildah, then: larder load FILE",
+    ),
+    ("push", "larder pushes no images; use docker push, podman push, or skopeo copy"),
+    (
+        "search",
+        "larder does not search registries; larder explain access IMAGE tests one image and its credentials",
+    ),
+    ("inspecti", "use larder inspect IMAGE"),
+    ("imagefsinfo du", "use larder df"),
+    ("img imgs", "use larder images"),
+    ("get list", "use larder images, larder mounts, or larder keep to list the rules"),
+    ("describe", "use larder inspect IMAGE, or larder explain IMAGE for what GC does with it"),
+    ("delete remove del", "use larder rm IMAGE"),
+    ("apply", "use larder ensure -f FILE, which pulls the images of a manifest"),
+    ("fetch ensure-image", "use larder pull IMAGE, or larder ensure IMAGE if it may be present already"),
+    ("unmount", "use larder umount DIR"),
+    ("pin", "use larder keep NAME, or larder lease IMAGE 2h for a limited time"),
+];
+
+/// Commands of larder (`*` is any), flags, and larder's way.
+const FLAGS: [(&str, &str, &str); 24] = [
+    (
+        "pull ensure",
+        "--platform --os --arch --variant --override-arch",
+        "larder pulls images for the platform of this machine",
+    ),
+    ("pull", "--all-tags -a", "name each tag: larder pull app:1 app:2"),
+    ("pull", "--policy --pull", "use larder ensure --policy IfNotPresent IMAGE"),
+    (
+        "pull ensure",
+        "--creds --auth --password -p",
+        "use --username USER --password-stdin, or larder login REGISTRY once",
+    ),
+    (
+        "pull ensure login",
+        "--tls-verify --insecure --insecure-registry --plain-http --skip-verify -k --cert-dir",
+        "describe the registry in hosts.toml; --certs-d names its directory",
+    ),
+    ("pull", "--disable-content-trust", "larder verifies digests, not signatures; leave the flag out"),
+    (
+        "pull",
+        "--all-platforms --snapshotter --local",
+        "larder pulls one platform into one store; leave the flag out",
+    ),
+    ("pull", "--retry --retry-delay", "use larder ensure --retry-for 5m IMAGE"),
+    ("images", "--noheading -n", "use -q for IDs, or -o json"),
+    ("images", "--history", "use larder inspect --layers IMAGE"),
+    ("rm", "--all -a --prune", "use larder gc --all-unused, which retains images in use"),
+    ("rm", "--no-prune", "larder removes the layers that no other image has; leave the flag out"),
+    ("inspect", "--type --size -s", "larder inspect prints images with their sizes; leave the flag out"),
+    ("inspect", "-f", "use -o json, and jq for single fields"),
+    ("gc", "--all -a", "use larder gc --all-unused"),
+    ("gc", "--force -f", "larder gc does not ask; --dry-run shows the plan"),
+    ("gc", "--filter", "use keep rules for what GC retains: larder keep --label KEY=VALUE"),
+    ("mount", "--rw", "use --writable"),
+    ("load", "-q --quiet", "larder load prints names only; leave the flag out"),
+    ("serve", "--host -H", "use --socket PATH"),
+    (
+        "*",
+        "--runtime-endpoint -r --image-endpoint -i --address --host -H --url --connection -c",
+        "use --backend unix:///path/to.sock, or --backend cri, docker or podman",
+    ),
+    ("*", "--namespace -n", "larder uses containerd's namespace k8s.io: --backend cri"),
+    ("*", "--debug -D --log-level -l", "use -v, or -vv for debug logs"),
+    ("*", "--context", "set DOCKER_CONTEXT, or use --backend docker://ADDRESS"),
+];
+
+const TEMPLATES: &str = "Go templates are not supported; use -o json, and jq for single fields";
+
+/// Larder's way to do what a command line tries that larder does not have; `words` are those after the program.
+pub(crate) fn advice(usage: &clap::Error, words: &[String]) -> Option<&'static str> {
+    let text = |kind| match usage.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    match usage.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let verb = text(ContextKind::InvalidSubcommand)?;
+            COMMANDS.iter().find(|(verbs, _)| has(verbs, verb)).map(|(_, advice)| *advice)
+        }
+        ErrorKind::UnknownArgument => {
+            let flag = text(ContextKind::InvalidArg)?;
+            let of = |(commands, flags, _): &&(&str, &str, &str)| {
+                has(flags, flag) && (*commands == "*" || words.iter().any(|word| has(commands, word)))
+            };
+            FLAGS.iter().find(of).map(|(_, _, advice)| *advice)
+        }
+        ErrorKind::InvalidValue => {
+            text(ContextKind::InvalidValue).filter(|value| value.contains("{{")).map(|_| TEMPLATES)
+        }
+        _ => None,
+    }
+}
+
+fn has(list: &str, word: &str) -> bool {
+    list.split(' ').any(|known| known == word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, command};
+
+    fn answered(line: &str) -> Option<&'static str> {
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let usage = Cli::read(&words).expect_err(line);
+        advice(&usage, &words[1..])
+    }
+
+    #[test]
+    fn habits_are_answered_and_typing_errors_are_left_to_clap() {
+        for (line, part) in [
+            ("larder run -it busybox", "not containers"),
+            ("larder push app:1", "skopeo copy"),
+            ("larder build .", "larder load"),
+            ("larder pull --platform linux/arm64 app:1", "platform of this machine"),
+            ("larder --root /x pull -a app", "each tag"),
+            ("larder rm -a", "gc --all-unused"),
+            ("larder images --format {{.ID}}", "Go templates"),
+            ("larder images -n", "-o json"),
+            ("larder -r unix:///x images", "--backend unix://"),
+        ] {
+            assert!(
+                answered(line).is_some_and(|advice| advice.contains(part)),
+                "{line}: {:?}",
+                answered(line)
+            );
+        }
+        for line in ["larder imagess", "larder images --sotr name", "larder images -o jsno"] {
+            assert_eq!(answered(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn no_answer_is_about_something_that_larder_has() {
+        let mut command = command();
+        command.build();
+        let sub = |name: &str| {
+            command
+                .get_subcommands()
+                .find(|sub| sub.get_name() == name || sub.get_all_aliases().any(|alias| alias == name))
+        };
+        for (verbs, _) in COMMANDS {
+            for verb in verbs.split(' ') {
+                assert!(sub(verb).is_none(), "{verb}");
+            }
+        }
+        for (commands, flags, _) in FLAGS {
+            for name in commands.split(' ').filter(|name| *name != "*") {
+                let of = sub(name).unwrap_or_else(|| panic!("{name}: no such command"));
+                for flag in flags.split(' ') {
+                    let has = |arg: &clap::Arg| {
+                        arg.get_long().is_some_and(|long| flag == format!("--{long}"))
+                            || arg.get_short().is_some_and(|short| flag == format!("-{short}"))
+                    };
+                    assert!(!of.get_arguments().any(has), "larder {name} has {flag}");
+                }
+            }
+        }
+    }
+}
