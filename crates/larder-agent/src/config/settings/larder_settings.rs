@@ -42,7 +42,7 @@ pub(super) const TOP: &[Setting] = &[
         BackendCodec,
         backend,
         Restart,
-        "Where images are stored: `store` is larder's own store, `cri` the runtime of `containerRuntimeEndpoint`, `unix:///path/to.sock` the runtime on that socket, `docker` the Docker Engine of `DOCKER_HOST` or on a usual socket, `docker:///path/to.sock` the one on that socket."
+        "Where images are stored: `store` is larder's own store, `cri` the runtime of `containerRuntimeEndpoint`, `unix:///path/to.sock` the runtime on that socket, `docker` the Docker Engine of `DOCKER_HOST` or on a usual socket, `docker:///path/to.sock` the one on that socket, `podman` the Podman service of `CONTAINER_HOST` or on a usual socket."
     )
     .default("`store`; `cri` if `containerRuntimeEndpoint` or `imageServiceEndpoint` is set, also in kubelet's file"),
     Setting::new(

@@ -182,7 +182,7 @@ fn contradicting_settings_are_reported_at_their_place() {
         ),
         (
             "backend: containerd",
-            "c.yaml:3: backend: \"containerd\": not store, cri, docker or a socket [write a socket as \
+            "c.yaml:3: backend: \"containerd\": not store, cri, docker, podman or a socket [write a socket as \
              unix:///path/to.sock]",
         ),
         (
@@ -387,7 +387,7 @@ fn errors_name_flags_and_variables() {
     assert_eq!(
         lines,
         [
-            "LARDER_BACKEND: backend: \"x\": not store, cri, docker or a socket [write a socket as unix:///path/to.sock]",
+            "LARDER_BACKEND: backend: \"x\": not store, cri, docker, podman or a socket [write a socket as unix:///path/to.sock]",
             "--certs-d: registry.certsDirs[0]: must be an absolute path, is \"certs\" [begin it with /]",
             "--registry-qps: registryPullQPS: must be a whole number from -2147483648 to 2147483647, is \"many\"",
             "--serialize-image-pulls: serializeImagePulls: must be true or false, is a string",
