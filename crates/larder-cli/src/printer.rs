@@ -88,7 +88,7 @@ impl Printer {
     }
 
     /// A command line of larder's for the same images.
-    pub(crate) fn command(&self, arguments: &[&str]) -> String {
+    pub(crate) fn command(&self, arguments: &[&'static str]) -> String {
         hint::carrying(
             self.given.get().map_or("", String::as_str),
             &Hint::new().command(arguments.iter().copied()),

@@ -20,7 +20,7 @@ const NARROW_GAP: usize = 2;
 const NAME_WIDTH: usize = 24;
 
 /// Heads of columns with numbers, which are aligned on the right.
-const NUMBERS: [&str; 19] = [
+const NUMBERS: [&str; 18] = [
     "SIZE",
     "UNIQUE",
     "SHARED",
@@ -36,7 +36,6 @@ const NUMBERS: [&str; 19] = [
     "FREES",
     "FREED",
     "EXPECTED",
-    "DURATION",
     "LAYERS",
     "RATE",
     "RECLAIMABLE",
@@ -184,8 +183,8 @@ mod tests {
             lines.map(|line| line.into_iter().map(|(_, text)| text).collect::<String>()).collect::<Vec<_>>()
         };
         assert_eq!(shown(200)[1], format!("{name}   1.36   2 hours ago   4.26MB"));
-        assert_eq!(shown(60)[1], "\u{2026}ome/team/with/a/long/name/app  1.36  2 hours ago  4.26MB");
-        assert_eq!(shown(40)[1], "\u{2026}ith/a/long/name/app  1.36  4.26MB");
+        assert_eq!(shown(60)[1], "\u{2026}e/some/team/with/a/long/name/app  1.36  2 hours ago  4.26MB");
+        assert_eq!(shown(40)[1], "\u{2026}team/with/a/long/name/app  1.36  4.26MB");
         assert!(shown(40).iter().all(|line| line.chars().count() <= 40), "{:?}", shown(40));
     }
 }

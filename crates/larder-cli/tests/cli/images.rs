@@ -87,9 +87,10 @@ fn images_are_found_by_short_names_and_patterns() {
 
 #[test]
 fn images_as_json_have_one_entry_for_each_name() {
-    let run = world().larder(&["images", "-o", "json", "*:1.*"]).expect(0);
+    let mut rows = world().larder(&["images", "-o", "json", "*:1.*"]).expect(0).json();
+    assert!(rows[0]["lastUsed"].take().is_string(), "it is in use now");
     assert_eq!(
-        run.json(),
+        rows,
         json!([
             {
                 "repository": "127.0.0.1:5000/library/web", "tag": "1.27",

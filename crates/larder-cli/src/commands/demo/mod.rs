@@ -77,7 +77,7 @@ pub(super) fn run(
     out.line("");
     out.heading("Next, with images of your own:");
     for (command, purpose) in NEXT {
-        out.line(format_args!("  {command:<42} {purpose}"));
+        out.line(format_args!("  {command:<45}{purpose}"));
     }
     Ok(CommandOutcome::Done)
 }

@@ -40,11 +40,13 @@ pub(super) fn of(id: &str, listed: &ImagesResponse, info: &BTreeMap<String, Valu
     let record = |(at, index): (usize, &u32)| {
         let layer = listed.layers.get(*index as usize)?;
         let sharing = others.iter().filter(|(_, layers)| layers.contains(index));
+        let mut shared_with: Vec<_> = sharing.map(|(other, _)| name_of(other)).collect();
+        shared_with.sort();
         Some(LayerRecord {
             id: layer.id.clone(),
             size_bytes: layer.size_bytes,
             estimated: layer.estimated,
-            shared_with: sharing.map(|(other, _)| name_of(other)).collect(),
+            shared_with,
             created_by: steps.get(at).cloned(),
         })
     };
