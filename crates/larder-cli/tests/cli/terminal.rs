@@ -82,7 +82,7 @@ fn resize(terminal: &OwnedFd, rows: u16, columns: u16) {
 }
 
 /// The lines that a screen shows in the end: carriage returns, and the sequences that move up and wipe, take effect.
-fn screen(text: &str) -> Vec<String> {
+fn screen(text: &str, columns: usize) -> Vec<String> {
     let (mut lines, mut row, mut column) = (vec![Vec::<char>::new()], 0_usize, 0_usize);
     let mut rest = text.chars().peekable();
     while let Some(c) = rest.next() {
@@ -106,6 +106,10 @@ fn screen(text: &str) -> Vec<String> {
                 }
             }
             c => {
+                if column == columns {
+                    (row, column) = (row + 1, 0);
+                    lines.resize(lines.len().max(row + 1), Vec::new());
+                }
                 let line = &mut lines[row];
                 line.resize(line.len().max(column + 1), ' ');
                 line[column] = c;
@@ -158,11 +162,11 @@ fn colours_are_for_terminals_and_for_those_who_ask() {
 #[test]
 fn tables_fit_a_terminal_of_80_columns() {
     let world = named_images();
-    let lines = screen(&Terminal::start(world.command(&["images"]), 24, 80).finish(0));
+    let lines = screen(&Terminal::start(world.command(&["images"]), 24, 80).finish(0), 80);
     assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
     let long = lines.iter().find(|line| line.contains("application")).unwrap();
     assert!(long.starts_with('\u{2026}') && long.contains("v1.27.3") && long.contains("MB"), "{long}");
-    let wide = screen(&Terminal::start(world.command(&["images"]), 24, 200).finish(0)).join("\n");
+    let wide = screen(&Terminal::start(world.command(&["images"]), 24, 200).finish(0), 200).join("\n");
     assert!(wide.contains("registry.example:5000/some/team/with/a/long/name/application   "), "{wide}");
 }
 
@@ -180,7 +184,7 @@ fn an_interrupt_leaves_a_clean_screen_and_says_how_to_resume() {
     let terminal = hanging_pull(&world, 80);
     terminal.signal(Signal::INT);
     let text = terminal.finish(130);
-    let lines: Vec<_> = screen(&text).into_iter().filter(|line| !line.is_empty()).collect();
+    let lines: Vec<_> = screen(&text, 80).into_iter().filter(|line| !line.is_empty()).collect();
     let [error, hint] = lines.as_slice() else { panic!("{lines:#?}") };
     assert_eq!(error, "error: interrupted; not finished: busybox:1.36");
     assert!(hint.starts_with("hint: rerun the command to resume"), "{hint}");
@@ -212,7 +216,7 @@ fn pulls_and_layers_have_bars_that_are_gone_in_the_end() {
     for part in ["=>", "=>   ", "   pulling   ", "  sha256:", " of 3 done   "] {
         assert!(text.contains(part), "{part}");
     }
-    let lines = screen(&text);
+    let lines = screen(&text, 140);
     assert!(!lines.iter().any(|line| line.contains("of 3 done")), "no progress is left: {lines:#?}");
     assert!(text.contains("larder gc --all-unused --dry-run"), "what to type next");
 }
