@@ -114,7 +114,8 @@ pub(crate) struct RmArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder tag busybox:1.36 registry.example/tools/busybox:stable
-  larder tag 3f8a21b0c9d4 app:old")]
+  larder tag 3f8a21b0c9d4 app:old
+  larder tag app:2 app:stable")]
 pub(crate) struct TagArgs {
     /// Name or ID of a present image, or a part of it.
     pub(crate) source: ImageName,
