@@ -197,6 +197,11 @@ impl ImageTree {
         self.directories.get(dir)
     }
 
+    /// Number of all directories, dead ones included.
+    pub(crate) fn directory_count(&self) -> usize {
+        self.directories.len()
+    }
+
     /// All directories by their numbers, dead ones included.
     pub(crate) fn directories(&self) -> impl Iterator<Item = (DirId, TreeDirectory)> + '_ {
         (0..).zip(self.directories.iter())

@@ -109,6 +109,21 @@ impl<O: ImageOutput> ImageWriter<O> {
         })
     }
 
+    /// Whether it hides anything of lower layers so far, as [`ImageSummary::hides_lowers`] says in the end.
+    pub fn hides_lowers(&self) -> bool {
+        self.hides_lowers
+    }
+
+    /// Directories that were added or implied so far, replaced ones included.
+    pub fn directory_count(&self) -> usize {
+        self.tree.directory_count()
+    }
+
+    /// Where the image is written.
+    pub fn output_mut(&mut self) -> &mut O {
+        &mut self.to.output
+    }
+
     /// Applies one entry. If it is a file with data, [`write_data`](ImageWriter::write_data) comes next.
     pub fn add(&mut self, entry: &ImageEntry<'_>) -> Result<(), ImageError> {
         if let Some(file) = &self.file {

@@ -94,7 +94,7 @@ impl Backend for StoreBackend {
             endpoint: self.store().root().display().to_string(),
             name: "larder".into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            api_version: format!("format {}", crate::store::FORMAT),
+            api_version: format!("format {}", self.store().format()),
             conditions: vec![ready],
         })
     }

@@ -10,6 +10,7 @@
 
 pub mod backend;
 pub mod disk;
+pub mod erofs;
 pub mod fsck;
 pub mod gc_sources;
 pub mod mounts;

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::options::FsckOptions;
+use super::options::{FsckOptions, check_files};
 use super::report::{FsckReport, StoreDamage};
 use crate::store::db::{DbRead as _, LAYERS};
 use crate::store::{LayerKey, LayerRecord, OpenStore, StoreError};
@@ -28,7 +28,7 @@ impl OpenStore {
             for _ in 0..options.threads.clamp(1, 64) {
                 scope.spawn(|| {
                     while let Some(layer) = next() {
-                        if let Some(damage) = self.check_layer(&layer.key, options) {
+                        if let Some(damage) = self.check_layer(layer, options) {
                             found.lock().unwrap_or_else(PoisonError::into_inner).push((&layer.key, damage));
                         }
                     }
@@ -61,13 +61,13 @@ impl OpenStore {
         })
     }
 
-    fn check_layer(&self, key: &LayerKey, options: &FsckOptions<'_>) -> Option<StoreDamage> {
-        let path = self.layout.layer(key);
+    fn check_layer(&self, layer: &LayerRecord, options: &FsckOptions<'_>) -> Option<StoreDamage> {
+        let (key, path) = (&layer.key, self.layout.layer(&layer.key));
         if !path.is_dir() {
             return Some(StoreDamage::LayerMissing { key: key.clone() });
         }
         let (mut first, mut count) = (Vec::new(), 0);
-        let checked = options.check.check(&path, options.contents, &mut |damage| {
+        let checked = check_files(layer, &path, options.check, options.contents, &mut |damage| {
             count += 1;
             if first.len() < NAMED {
                 first.push(damage);

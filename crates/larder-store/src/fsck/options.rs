@@ -4,7 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::path::Path;
 
-use crate::store::{FILES, FS};
+use crate::erofs::digest::{ImageCheck, check_image};
+use crate::store::{FILES, FS, IMAGE, LayerRecord};
 use crate::unpack::{CheckDepth, verify};
 
 /// How to check a store.
@@ -37,6 +38,22 @@ pub trait LayerChecker: fmt::Debug + Sync {
         contents: bool,
         found: &mut dyn FnMut(String),
     ) -> Result<(), Box<dyn Error + Send + Sync>>;
+}
+
+/// Compares a layer with its digest, if it is an EROFS image, or else with its manifest.
+pub(super) fn check_files(
+    layer: &LayerRecord,
+    path: &Path,
+    directories: &dyn LayerChecker,
+    contents: bool,
+    found: &mut dyn FnMut(String),
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let Some(file) = &layer.erofs else { return directories.check(path, contents, found) };
+    let depth = if contents { ImageCheck::Content } else { ImageCheck::Size };
+    if let Some(damage) = check_image(&path.join(IMAGE), file, depth)? {
+        found(format!("{IMAGE}: {damage}"));
+    }
+    Ok(())
 }
 
 /// By the manifest that [`unpack`](crate::unpack) writes.

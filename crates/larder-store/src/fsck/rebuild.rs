@@ -14,13 +14,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::names::write_names;
-use super::options::{LayerChecker, ManifestLayerChecker};
+use super::options::{LayerChecker, ManifestLayerChecker, check_files};
 use crate::disk::{Disk, RealDisk, measure};
+use crate::erofs::ErofsFile;
 use crate::mounts::mounted_of;
 use crate::store::blobs::{check_digest, read_blob};
 use crate::store::db::{Db, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, META, MOUNTS, decode, log_of};
 use crate::store::error::StoreOpenError;
-use crate::store::layers::RECORD;
+use crate::store::layers::{IMAGE, RECORD};
 use crate::store::layout::{StoreLayout, names_in};
 use crate::store::open::{LockedStoreDir, MissingStoreAction};
 use crate::store::{
@@ -73,13 +74,13 @@ pub(crate) enum RebuildLayerCheck<'a> {
 
 impl RebuildLayerCheck<'_> {
     /// What is wrong with a layer, first.
-    fn check(self, layer: &Path) -> Option<String> {
+    fn check(self, record: &LayerRecord, layer: &Path) -> Option<String> {
         let (check, contents): (&dyn LayerChecker, _) = match self {
             RebuildLayerCheck::Metadata => (&ManifestLayerChecker, false),
             RebuildLayerCheck::Content(check) => (check, true),
         };
         let mut first = None;
-        let checked = check.check(layer, contents, &mut |damage| {
+        let checked = check_files(record, layer, check, contents, &mut |damage| {
             first.get_or_insert(damage);
         });
         first.or(checked.err().map(|error| error.to_string()))
@@ -200,7 +201,7 @@ fn find_layers(
         let record = record.or_else(|reason| of_image.and_then(|layer| guessed(layout, layer)).ok_or(reason));
         match record {
             Ok(mut layer) => {
-                let damage = check.check(&layout.layer(key));
+                let damage = check.check(&layer, &layout.layer(key));
                 layer.damaged = damage.is_some();
                 rebuilt.damaged.extend(damage.map(|damage| format!("layers/{key}: {damage}")));
                 layers.push(layer);
@@ -224,6 +225,8 @@ fn layer_record(layout: &StoreLayout, key: &LayerKey) -> Result<LayerRecord, Str
 
 /// The record of a layer that has none, as far as an image knows it.
 fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<LayerRecord> {
+    let is_image = layout.layer(&layer.key).join(IMAGE).exists();
+    let erofs = is_image.then(ErofsFile::unknown);
     let usage = measure(&layout.layer(&layer.key)).ok()?;
     let facts = LayerMetadata {
         diff_id: layer.diff_id.clone(),
@@ -233,7 +236,8 @@ fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<LayerRecord> {
         files: 0,
         pending: true,
     };
-    Some(LayerRecord { key: layer.key.clone(), facts, usage, present: true, damaged: false, settled: true })
+    let key = layer.key.clone();
+    Some(LayerRecord { key, facts, erofs, usage, present: true, damaged: false, settled: true })
 }
 
 /// The images that have a record; incomplete if their manifests and configs are not as they were fetched.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use larder::hint::Hint;
 
-use crate::store::StoreError;
+use crate::store::{LayerKey, StoreError};
 
 /// Why an image could not be mounted or unmounted.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +20,15 @@ pub enum MountError {
         /// As given.
         target: PathBuf,
         /// What is wrong with it.
+        #[source]
+        cause: io::Error,
+    },
+    /// The kernel refused the EROFS image of a layer.
+    #[error("cannot mount the EROFS image of layer {key}")]
+    Layer {
+        /// Names its directory.
+        key: LayerKey,
+        /// The error.
         #[source]
         cause: io::Error,
     },
@@ -100,6 +109,9 @@ impl MountError {
                 }
                 _ => "check the kernel log: dmesg".into(),
             },
+            MountError::Layer { .. } => {
+                "the kernel needs EROFS, and loop devices before Linux 6.12: modprobe erofs loop; see dmesg".into()
+            }
             MountError::TooManyLayers { .. } => "Linux 6.5 and later supports up to 500 layers".into(),
             MountError::Busy { target } => {
                 format!("stop the processes that use it: fuser -vm {}", target.display()).into()

@@ -1,8 +1,11 @@
 //! Mounts the root filesystem of an image: an overlay of its layers.
 //!
 //! ```text
-//! record the mount -> mount the overlay -> mark it as mounted        umount -> remove the record
+//! record the mount -> mount its layers -> mount the overlay -> mark it as mounted
+//! umount -> remove the record -> unmount layers that no record has
 //! ```
+//!
+//! Layers that are EROFS images are mounted once, and all overlays share them (`layers.rs`).
 //!
 //! Guarantees: a mount is recorded before it exists, so its layers are not removed; when the store is opened, the records
 //! are compared with the kernel's mount table; a mount in another mount namespace, also a copy, counts as in use until no
@@ -10,6 +13,7 @@
 //! mount.
 
 mod error;
+mod layers;
 mod other_namespaces;
 mod overlay;
 mod recover;
@@ -150,6 +154,7 @@ impl OpenStore {
         let doing = "remove the record of a mount";
         self.db.write(doing, |writer| Ok(writer.delete(MOUNTS, id)?))?;
         self.discard(&self.layout.mount(id)).context(doing)?;
+        self.release_layers()?;
         self.trash.kick();
         self.sweep().map(drop)
     }
@@ -174,7 +179,8 @@ impl OpenStore {
             Ok(path)
         };
         ensure_dir(&*self.disk, &dir).context(doing)?;
-        let mut lower: Vec<PathBuf> = layers.iter().rev().map(LayerHandle::fs).collect();
+        let mut lower = self.mount_layers(layers)?;
+        lower.reverse();
         lower.truncate(visible_layers(&lower).context("read the layers")?);
         let upper = if record.writable { Some((make("upper")?, make("work")?)) } else { None };
         if let Some((upper, _)) = &upper {

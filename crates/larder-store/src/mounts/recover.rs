@@ -51,7 +51,7 @@ impl OpenStore {
         let recorded: Vec<MountRecord> = self.db.read(doing, |reader| reader.all(MOUNTS))?;
         let dirs = names_in(&self.layout.mounts()).context(doing)?;
         if recorded.is_empty() && dirs.is_empty() {
-            return Ok(());
+            return self.release_layers();
         }
         let Ok(table) = MountTable::read() else {
             tracing::warn!("cannot read the mount table; all recorded mounts count as in use");
@@ -86,7 +86,7 @@ impl OpenStore {
                 self.discard(&dir).context(doing)?;
             }
         }
-        Ok(())
+        self.release_layers()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The kernel's mount table, limited to larder's overlays.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
@@ -11,9 +12,14 @@ use crate::store::MountRecord;
 /// Prefix of the source of larder's overlays, before the path of the mount's directory.
 const SOURCE: &str = "larder:";
 
-/// Overlays in this process's mount namespace that are ours: directory and target.
+/// Mounts in this process's mount namespace.
 #[derive(Debug, Default)]
-pub(super) struct MountTable(Vec<(PathBuf, PathBuf)>);
+pub(super) struct MountTable {
+    /// Overlays that are ours: directory and target.
+    overlays: Vec<(PathBuf, PathBuf)>,
+    /// Targets of all EROFS images.
+    images: HashSet<PathBuf>,
+}
 
 impl MountTable {
     pub(super) fn read() -> Result<MountTable, MountError> {
@@ -23,37 +29,47 @@ impl MountTable {
 
     /// `ID PARENT MAJOR:MINOR ROOT TARGET OPTIONS [TAGS] - TYPE SOURCE SUPER_OPTIONS`
     pub(super) fn parse(text: &[u8]) -> MountTable {
-        let entry = |line: &[u8]| {
+        let entry = |line: &'_ [u8]| {
             let mut words = line.split(|b| *b == b' ');
-            let target = words.nth(4)?;
+            let target = path(unescape(words.nth(4)?));
             words.find(|word| word == b"-")?;
-            let kind = words.next()?;
-            let source = unescape(words.next()?);
-            let dir = source.strip_prefix(SOURCE.as_bytes())?;
-            (kind == b"overlay").then(|| (path(dir.to_vec()), path(unescape(target))))
+            Some((words.next()?.to_vec(), unescape(words.next()?), target))
         };
-        MountTable(text.split(|b| *b == b'\n').filter_map(entry).collect())
+        let mut table = MountTable::default();
+        for (kind, source, target) in text.split(|b| *b == b'\n').filter_map(entry) {
+            match (kind.as_slice(), source.strip_prefix(SOURCE.as_bytes())) {
+                (b"overlay", Some(dir)) => table.overlays.push((path(dir.to_vec()), target)),
+                (b"erofs", _) => drop(table.images.insert(target)),
+                _ => {}
+            }
+        }
+        table
+    }
+
+    /// Whether an EROFS image is mounted at `target`.
+    pub(super) fn has_image(&self, target: &Path) -> bool {
+        self.images.contains(target)
     }
 
     /// Whether the mount with this directory is at `target`.
     pub(super) fn has(&self, dir: &Path, target: &Path) -> bool {
-        self.0.iter().any(|(known, at)| known == dir && at == target)
+        self.overlays.iter().any(|(known, at)| known == dir && at == target)
     }
 
     /// Whether any of ours is at `target`.
     pub(super) fn has_target(&self, target: &Path) -> bool {
-        self.0.iter().any(|(_, at)| at == target)
+        self.overlays.iter().any(|(_, at)| at == target)
     }
 
     /// Where the mounts are whose directories lie in `mounts`.
     pub(super) fn targets_in(&self, mounts: &Path) -> Vec<String> {
-        let ours = self.0.iter().filter(|(dir, _)| dir.parent() == Some(mounts));
+        let ours = self.overlays.iter().filter(|(dir, _)| dir.parent() == Some(mounts));
         ours.map(|(_, target)| target.display().to_string()).collect()
     }
 
     /// Whether the mount with this directory is anywhere.
     pub(super) fn has_dir(&self, dir: &Path) -> bool {
-        self.0.iter().any(|(known, _)| known == dir)
+        self.overlays.iter().any(|(known, _)| known == dir)
     }
 }
 
@@ -113,7 +129,7 @@ mod tests {
         assert!(table.has(Path::new("/x y/mounts/1"), Path::new("/mnt/a b")));
         assert!(!table.has(Path::new("/x y/mounts/1"), Path::new("/mnt/c")));
         assert!(table.has_dir(Path::new("/x y/mounts/1")));
-        assert_eq!(table.0.len(), 1);
+        assert_eq!(table.overlays.len(), 1);
     }
 
     #[test]

@@ -1,20 +1,21 @@
 //! Fetches or unpacks the layers of an image, and finishes them from the bottom up.
 
 use std::cmp::Reverse;
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::LayerPhase;
 use larder::reference::Digest;
 use larder_registry::FetchNotice;
+use rustix::fs::{Mode, OFlags, open};
 use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::StorePuller;
 use super::error::PullError;
-use super::fetch_layer::{FILES, FetchObserver, StagedLayer, fetch_layer, take};
+use super::fetch_layer::{FetchObserver, StagedLayer, fetch_layer, take};
 use super::layer_fetches::LayerFetches;
 use super::layer_origin::LayerOrigin;
 use super::layer_slots::{CHECK_INTERVAL, SlotRequest};
@@ -24,11 +25,10 @@ use crate::disk::DiskSpace;
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::{FetchProgress, FetchSource};
 use crate::store::{
-    ClaimOutcome, FS, LayerClaim, LayerHandle, LayerKey, LayerMetadata, LayerWait, Store, StoreError,
+    ClaimOutcome, FILES, FS, LayerClaim, LayerHandle, LayerKey, LayerMetadata, LayerStaging, LayerWait,
+    Store, StoreError,
 };
-use crate::unpack::{
-    LowerMergeMode, LowerMergeReport, UnpackError, UnpackTarget, UnpackedLayer, merge_lowers,
-};
+use crate::unpack::{LowerMergeMode, LowerMergeReport, UnpackError, UnpackedLayer, merge_open_lowers};
 
 /// Retry interval for a blob that another pull of this process is fetching.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
@@ -291,9 +291,13 @@ impl StorePuller {
         if *layer.key() == LayerKey::from(&wanted.chain_id) || !layer.record().facts.pending {
             return Ok(layer);
         }
-        let (dir, lowers) = (layer.path().to_owned(), lowers(below));
+        let (own_layer, below_layers) = (layer.clone(), below.to_vec());
         let _open = self.may_open(below).await?;
-        let check = move || settled(&dir, &lowers, LowerMergeMode::Check);
+        let check = move || {
+            let root = open_root(&own_layer)?;
+            let files = own_layer.path().join(FILES);
+            merge_open_lowers(root, &files, open_roots(&below_layers)?, LowerMergeMode::Check)
+        };
         if !own.worker.blocking(check).await?.map_err(|cause| unpacking(wanted, cause))?.changed {
             return Ok(layer);
         }
@@ -363,25 +367,28 @@ impl StorePuller {
         below: &[LayerHandle],
         own: &mut LayerFetches,
     ) -> Result<LayerHandle, PullError> {
-        let StagedLayer { staging, unpacked, ingest } = staged;
+        let StagedLayer { staging, unpacked, image, ingest } = staged;
         let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
-        let (digest, lowers) = (wanted.descriptor.digest.clone(), lowers(below));
+        let (digest, lowers) = (wanted.descriptor.digest.clone(), below.to_vec());
         let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
         // The thread owns the directory, as during unpacking.
         let settling = own.worker.blocking(move || {
-            let settled = if unpacked.pending.is_empty() {
-                LowerMergeReport::default()
+            let failed = |cause| PullError::Unpack { digest: digest.clone(), cause };
+            let lowers =
+                if unpacked.pending.is_empty() { Vec::new() } else { open_roots(&lowers).map_err(failed)? };
+            let facts = facts_of(&unpacked, diff_id.clone(), digest.clone());
+            let key = |changed| LayerKey::from(if changed { &chain_id } else { &diff_id });
+            let layer = if let Some(image) = image {
+                let image = image.finish(lowers, &staging.dir().join(FILES)).map_err(failed)?;
+                staging.finish_image(&key(image.changed), facts, image.file)?
             } else {
-                settled(staging.dir(), &lowers, LowerMergeMode::Apply)
-                    .map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?
+                let settled = settle_directory(&staging, &unpacked, lowers).map_err(failed)?;
+                let usage = DiskSpace {
+                    bytes: unpacked.usage.allocated_bytes + settled.added.allocated_bytes,
+                    inodes: unpacked.usage.inodes + settled.added.inodes,
+                };
+                staging.finish(&key(settled.changed), facts, Some(usage))?
             };
-            let key = LayerKey::from(if settled.changed { &chain_id } else { &diff_id });
-            let facts = facts_of(&unpacked, diff_id, digest);
-            let usage = DiskSpace {
-                bytes: unpacked.usage.allocated_bytes + settled.added.allocated_bytes,
-                inodes: unpacked.usage.inodes + settled.added.inodes,
-            };
-            let layer = staging.finish(&key, facts, Some(usage))?;
             // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next try.
             if let Some(ingest) = ingest {
                 ingest.discard()?;
@@ -401,14 +408,19 @@ impl StorePuller {
     }
 }
 
-fn settled(
-    layer: &Path,
-    lowers: &[PathBuf],
-    settling: LowerMergeMode,
+fn settle_directory(
+    staging: &LayerStaging,
+    unpacked: &UnpackedLayer,
+    lowers: Vec<OwnedFd>,
 ) -> Result<LowerMergeReport, UnpackError> {
-    let (root, files) = (layer.join(FS), layer.join(FILES));
-    let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
-    merge_lowers(UnpackTarget { root: &root, files: &files }, &lowers, settling)
+    if unpacked.pending.is_empty() {
+        return Ok(LowerMergeReport::default());
+    }
+    let root = staging.dir().join(FS);
+    let root =
+        open(&root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| UnpackError::file("open the layer's directory", &root, errno))?;
+    merge_open_lowers(root, &staging.dir().join(FILES), lowers, LowerMergeMode::Apply)
 }
 
 fn facts_of(unpacked: &UnpackedLayer, diff_id: Digest, digest: Digest) -> LayerMetadata {
@@ -423,8 +435,12 @@ fn facts_of(unpacked: &UnpackedLayer, diff_id: Digest, digest: Digest) -> LayerM
 }
 
 /// The files of the layers below, the nearest first.
-fn lowers(below: &[LayerHandle]) -> Vec<PathBuf> {
-    below.iter().rev().map(LayerHandle::fs).collect()
+fn open_roots(below: &[LayerHandle]) -> Result<Vec<OwnedFd>, UnpackError> {
+    below.iter().rev().map(open_root).collect()
+}
+
+fn open_root(layer: &LayerHandle) -> Result<OwnedFd, UnpackError> {
+    layer.open_root().map_err(|error| UnpackError::file("open the layer", layer.path(), error))
 }
 
 fn unpacking(wanted: &PlannedLayer, cause: UnpackError) -> PullError {

@@ -12,13 +12,12 @@ use super::error::PullError;
 use super::plan::PlannedLayer;
 use super::pull_tasks::PullTaskHandle;
 use crate::disk::{DiskSpace, SpaceReserve};
-pub(super) use crate::store::FILES;
 use crate::store::fetch_progress::FetchProgress;
-use crate::store::import::Import;
-use crate::store::{FS, IngestFile, LayerStaging, Store, StoreError};
+use crate::store::import::{Import, ImportError};
+use crate::store::{FILES, FS, IMAGE, IngestFile, LayerStaging, Store, StoreError};
 use crate::unpack::{
-    ExpectedLayer, LayerDownload, UnpackError, UnpackOptions, UnpackProgress, UnpackTarget, UnpackedLayer,
-    unpack_layer,
+    ExpectedLayer, LayerDownload, PendingImage, UnpackError, UnpackOptions, UnpackProgress, UnpackTarget,
+    UnpackedLayer, unpack_image, unpack_layer,
 };
 use larder_registry::{BlobSink, ByteRanges, FetchNotice, RepositorySession, fetch_blob};
 
@@ -29,6 +28,8 @@ const GIVEN_UP: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 pub(super) struct StagedLayer {
     pub(super) staging: LayerStaging,
     pub(super) unpacked: UnpackedLayer,
+    /// The image that it is, unless it was unpacked into a directory.
+    pub(super) image: Option<PendingImage>,
     /// Where its compressed bytes are until it is in its place; `None` where they were not fetched.
     pub(super) ingest: Option<IngestFile>,
 }
@@ -87,9 +88,9 @@ pub(super) async fn fetch_layer(
                 }
                 return Err(error);
             }
-            Ok((staging, unpacked)) => {
+            Ok(staged) => {
                 ingest.close();
-                return Ok(StagedLayer { staging, unpacked, ingest: Some(ingest) });
+                return Ok(StagedLayer { ingest: Some(ingest), ..staged });
             }
         }
     }
@@ -118,7 +119,7 @@ async fn attempt(
     ingest: &IngestFile,
     options: UnpackOptions,
     worker: &PullTaskHandle,
-) -> Result<(LayerStaging, UnpackedLayer), PullError> {
+) -> Result<StagedLayer, PullError> {
     ingest.resume();
     let _stop = StopIngestOnDrop { ingest: ingest.clone(), progress: options.progress.clone() };
     let reserve = options.reserve.clone();
@@ -149,6 +150,7 @@ async fn attempt(
 /// Why the unpacking thread gave up.
 enum UnpackThreadError {
     Store(StoreError),
+    Import(ImportError),
     Unpack(UnpackError),
 }
 
@@ -159,34 +161,50 @@ fn start_unpacking(
     options: UnpackOptions,
     worker: &PullTaskHandle,
 ) -> impl Future<Output = UnpackThreadResult> + use<> {
-    let (reader, wanted) = (ingest.reader(), wanted.clone());
-    worker.blocking(move || unpack(&store, reader, &wanted, &options))
+    let (ingest, wanted) = (ingest.clone(), wanted.clone());
+    worker.blocking(move || unpack(&store, || Ok(ingest.reader()), &wanted, &options))
 }
 
 /// How an unpacking ended.
-type UnpackThreadResult = Result<Result<(LayerStaging, UnpackedLayer), UnpackThreadError>, PullError>;
+type UnpackThreadResult = Result<Result<StagedLayer, UnpackThreadError>, PullError>;
 
 /// Unpacks a layer into a new staging directory. The directory belongs to the unpacking thread: it is
-/// removed only after the last file was written, even if the pull was dropped.
-fn unpack(
+/// removed only after the last file was written, even if the pull was dropped. `open` gives the compressed bytes from their
+/// beginning.
+fn unpack<R: io::Read + Send>(
     store: &Store,
-    compressed: impl io::Read + Send,
+    open: impl Fn() -> Result<R, ImportError>,
     wanted: &PlannedLayer,
     options: &UnpackOptions,
-) -> Result<(LayerStaging, UnpackedLayer), UnpackThreadError> {
+) -> Result<StagedLayer, UnpackThreadError> {
     let staging = store.begin_layer().map_err(UnpackThreadError::Store)?;
-    let root = staging.dir().join(FS);
-    fs_err::create_dir(&root)
-        .map_err(|error| UnpackThreadError::Unpack(UnpackError::file("create", &root, error)))?;
-    let files = staging.dir().join(FILES);
-    let target = UnpackTarget { root: &root, files: &files };
     let expected = ExpectedLayer {
         digest: Some(&wanted.descriptor.digest),
         size: Some(wanted.descriptor.size),
         diff_id: &wanted.diff_id,
     };
+    if store.uses_images().map_err(UnpackThreadError::Store)? {
+        let path = staging.dir().join(IMAGE);
+        match unpack_image(open().map_err(UnpackThreadError::Import)?, &expected, &path, options) {
+            Ok((unpacked, image)) => {
+                return Ok(StagedLayer { staging, unpacked, image: Some(image), ingest: None });
+            }
+            Err(UnpackError::NeedsDirectory { reason }) => {
+                tracing::info!(digest = %wanted.descriptor.digest, reason, "unpacking a layer into a directory");
+                fs_err::remove_file(&path)
+                    .map_err(|error| UnpackThreadError::Unpack(UnpackError::file("remove", &path, error)))?;
+            }
+            Err(error) => return Err(UnpackThreadError::Unpack(error)),
+        }
+    }
+    let root = staging.dir().join(FS);
+    fs_err::create_dir(&root)
+        .map_err(|error| UnpackThreadError::Unpack(UnpackError::file("create", &root, error)))?;
+    let files = staging.dir().join(FILES);
+    let target = UnpackTarget { root: &root, files: &files };
+    let compressed = open().map_err(UnpackThreadError::Import)?;
     let unpacked = unpack_layer(compressed, &expected, target, options).map_err(UnpackThreadError::Unpack)?;
-    Ok((staging, unpacked))
+    Ok(StagedLayer { staging, unpacked, image: None, ingest: None })
 }
 
 /// Unpacks a layer out of an archive or a layout.
@@ -198,15 +216,12 @@ pub(super) async fn take(
     worker: &PullTaskHandle,
 ) -> Result<StagedLayer, PullError> {
     let digest = wanted.descriptor.digest.clone();
-    let compressed = {
-        let (import, digest) = (import, digest.clone());
-        worker.blocking(move || import.open(&digest)).await??
-    };
     let progress = CancelUnpackOnDrop(options.progress.clone());
-    let unpacking = worker.blocking(move || unpack(&store, compressed, &wanted, &options));
-    let (staging, unpacked) = outcome(unpacking.await, &digest)?;
+    let of = digest.clone();
+    let unpacking = worker.blocking(move || unpack(&store, || import.open(&of), &wanted, &options));
+    let staged = outcome(unpacking.await, &digest)?;
     drop(progress);
-    Ok(StagedLayer { staging, unpacked, ingest: None })
+    Ok(staged)
 }
 
 /// Cancels the unpacking when the pull is dropped.
@@ -218,9 +233,10 @@ impl Drop for CancelUnpackOnDrop {
     }
 }
 
-fn outcome(ended: UnpackThreadResult, digest: &Digest) -> Result<(LayerStaging, UnpackedLayer), PullError> {
+fn outcome(ended: UnpackThreadResult, digest: &Digest) -> Result<StagedLayer, PullError> {
     ended?.map_err(|failed| match failed {
         UnpackThreadError::Store(error) => error.into(),
+        UnpackThreadError::Import(error) => error.into(),
         UnpackThreadError::Unpack(cause) => PullError::Unpack { digest: digest.clone(), cause },
     })
 }

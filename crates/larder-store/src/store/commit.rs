@@ -24,6 +24,7 @@ use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio, seconds};
 use super::references::ReferencedItem;
 use super::shared_sync::{SharedSync, sync_each};
+use crate::erofs::digest::{ImageCheck, check_image};
 use crate::unpack::{CheckDepth, verify};
 use larder_registry::manifest::{ImageConfig, ManifestError};
 
@@ -239,8 +240,13 @@ fn sync_layers(
 
 /// Compares a layer that a dead process wrote with its manifest. Its write errors may have gone to another process.
 fn verify_on_disk(layer: &LayerHandle) -> Result<(), StoreError> {
-    let (fs, files) = (layer.fs(), layer.path().join(FILES));
-    if verify(&fs, &files, CheckDepth::Disk).is_ok_and(|mut mismatches| mismatches.next().is_none()) {
+    let whole = if let Some((image, file)) = layer.image().zip(layer.record().erofs.as_ref()) {
+        check_image(&image, file, ImageCheck::Disk).is_ok_and(|damage| damage.is_none())
+    } else {
+        let (fs, files) = (layer.fs(), layer.path().join(FILES));
+        verify(&fs, &files, CheckDepth::Disk).is_ok_and(|mut mismatches| mismatches.next().is_none())
+    };
+    if whole {
         return Ok(());
     }
     layer.set_lost();

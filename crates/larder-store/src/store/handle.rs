@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::config::StoreConfig;
 use super::db::Db;
@@ -13,6 +13,7 @@ use super::references::ReferenceCounts;
 use super::shared_sync::SharedSync;
 use super::trash::Trash;
 use crate::disk::{Disk, SizeAccuracy};
+use crate::erofs::ErofsMountKind;
 
 /// A store of images. Clones share it; it is closed with the last of them, and of the layers and files it gave out.
 #[derive(Debug, Clone)]
@@ -32,6 +33,12 @@ pub(crate) struct OpenStore {
     /// Looking at images does not need it.
     pub(super) gate: Mutex<()>,
     pub(super) sizes: SizeAccuracy,
+    /// Number in the file `format`.
+    pub(super) format: Mutex<u32>,
+    /// How this process can mount EROFS images, once that was tried.
+    pub(super) erofs: OnceLock<Result<ErofsMountKind, (io::ErrorKind, String)>>,
+    /// Held while layers are mounted for overlays, or unmounted.
+    pub(crate) layer_mounts: Mutex<()>,
     /// For what is written from now on; `None` until the first write.
     pub(super) writes: Mutex<Option<Arc<SharedSync>>>,
     pub(super) _lock: StoreLock,

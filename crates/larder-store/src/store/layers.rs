@@ -5,11 +5,13 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use larder::reference::Digest;
+use rustix::fs::{Mode, OFlags, open};
 
 use super::claims::{self, Claimed, KeyedLayer, LayerClaims};
 use super::db::{DbRead as _, DbSnapshot, LAYERS, MOUNTS, encode};
@@ -21,11 +23,15 @@ use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
 use super::shared_sync::{SharedSync, has_failed};
 use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
+use crate::erofs::{DetachedMount, ErofsFile};
 
 /// Name of the directory with the unpacked files, inside of a layer's directory.
 pub const FS: &str = "fs";
-/// Name of the manifest of the unpacked files, inside of a layer's directory.
+/// Name of the manifest of the unpacked files, inside of a layer's directory. Of an EROFS image, it lists only what depends on
+/// lower layers, and is not there if nothing does.
 pub const FILES: &str = "files.v1";
+/// Name of the EROFS image with the files, inside of a layer's directory.
+pub const IMAGE: &str = "layer.erofs";
 /// Name of the copy of a layer's record, for rebuilding the database.
 pub(crate) const RECORD: &str = "layer.json";
 
@@ -37,6 +43,8 @@ pub struct LayerHandle(Arc<LayerHandleInner>);
 struct LayerHandleInner {
     record: LayerRecord,
     path: PathBuf,
+    /// Root of the mounted image, while a pull looks at it.
+    mounted: OnceLock<OwnedFd>,
     /// No commit has made it durable yet.
     uncommitted: AtomicBool,
     /// Opened before its first write. `None` if it is durable, or if a dead process wrote it.
@@ -63,9 +71,30 @@ impl LayerHandle {
         &self.0.path
     }
 
-    /// Its files: what an overlay takes as a lower directory.
+    /// Its files, unless they are an [image](LayerHandle::image).
     pub fn fs(&self) -> PathBuf {
         self.0.path.join(FS)
+    }
+
+    /// The EROFS image with its files, if it is one.
+    pub fn image(&self) -> Option<PathBuf> {
+        self.record().erofs.as_ref().map(|_| self.0.path.join(IMAGE))
+    }
+
+    /// The root of its files, opened. An image is mounted, where only descriptors lead to it, for as long as a clone of this
+    /// handle exists.
+    pub fn open_root(&self) -> io::Result<OwnedFd> {
+        let Some(image) = self.image() else {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            return Ok(open(self.fs(), flags, Mode::empty())?);
+        };
+        if let Some(root) = self.0.mounted.get() {
+            return root.try_clone();
+        }
+        let mount = DetachedMount::of(&image, self.0.store.erofs_mount()?)?;
+        let root = mount.root()?;
+        let kept = self.0.mounted.get_or_init(|| root);
+        kept.try_clone()
     }
 
     /// Whether it still waits for a commit.
@@ -167,7 +196,7 @@ pub struct LayerStaging {
 }
 
 impl LayerStaging {
-    /// The directory; it is empty. Files belong in [`FS`] below it, their manifest in [`FILES`].
+    /// The directory; it is empty. Files belong in [`FS`] below it, their manifest in [`FILES`]; or their image in [`IMAGE`].
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -176,14 +205,36 @@ impl LayerStaging {
     ///
     /// `usage` is what [`FS`] takes on disk; `None` to have it counted.
     pub fn finish(
+        self,
+        key: &LayerKey,
+        facts: LayerMetadata,
+        usage: Option<DiskSpace>,
+    ) -> Result<LayerHandle, StoreError> {
+        self.finish_as(key, facts, None, usage)
+    }
+
+    /// Like [`finish`](LayerStaging::finish), of a layer whose files are one EROFS image.
+    pub fn finish_image(
+        self,
+        key: &LayerKey,
+        facts: LayerMetadata,
+        image: ErofsFile,
+    ) -> Result<LayerHandle, StoreError> {
+        self.store.require_image_format()?;
+        self.finish_as(key, facts, Some(image), None)
+    }
+
+    fn finish_as(
         mut self,
         key: &LayerKey,
         facts: LayerMetadata,
+        erofs: Option<ErofsFile>,
         usage: Option<DiskSpace>,
     ) -> Result<LayerHandle, StoreError> {
         let mut record = LayerRecord {
             key: key.clone(),
             facts,
+            erofs,
             usage: DiskSpace::default(),
             settled: false,
             present: true,
@@ -320,6 +371,7 @@ impl OpenStore {
         LayerHandle(Arc::new(LayerHandleInner {
             record,
             path,
+            mounted: OnceLock::new(),
             uncommitted,
             written: None,
             lost: AtomicBool::new(false),
@@ -365,9 +417,10 @@ impl OpenStore {
         let UncommittedLayer { record, written } = layer;
         let path = self.layout.layer(&record.key);
         let (uncommitted, store) = (AtomicBool::new(true), self.clone());
-        let lost = AtomicBool::new(false);
-        let layer =
-            Arc::new(LayerHandleInner { record, path, uncommitted, written, lost, _hold: hold, store });
+        let (lost, mounted) = (AtomicBool::new(false), OnceLock::new());
+        let inner =
+            LayerHandleInner { record, path, mounted, uncommitted, written, lost, _hold: hold, store };
+        let layer = Arc::new(inner);
         self.arrivals.fresh().insert(layer.record.key.clone(), Arc::downgrade(&layer));
         LayerHandle(layer)
     }

@@ -87,6 +87,15 @@ impl StoreLayout {
         self.ingests().join(ingest_name(digest))
     }
 
+    /// Where layers are mounted that are EROFS images.
+    pub(crate) fn lowers(&self) -> PathBuf {
+        self.root.join("lowers")
+    }
+
+    pub(crate) fn lower(&self, key: &LayerKey) -> PathBuf {
+        self.lowers().join(key.as_str())
+    }
+
     pub(crate) fn mounts(&self) -> PathBuf {
         self.root.join("mounts")
     }

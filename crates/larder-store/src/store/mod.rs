@@ -25,6 +25,7 @@ pub(crate) mod handle;
 pub(crate) mod images;
 pub mod import;
 mod ingest;
+mod layer_format;
 mod layer_sizes;
 pub(crate) mod layers;
 pub(crate) mod layout;
@@ -47,13 +48,13 @@ mod upgrade;
 mod usage;
 
 pub use commit::{CommitLayer, ImageCommit};
-pub use config::StoreConfig;
+pub use config::{LayerFormat, StoreConfig};
 pub use db::DbError;
 pub use error::{StoreError, StoreOpenError};
 pub(crate) use handle::OpenStore;
 pub use handle::Store;
 pub use ingest::{IngestFile, IngestReader};
-pub use layers::{ClaimOutcome, FILES, FS, LayerClaim, LayerHandle, LayerStaging, LayerWait};
+pub use layers::{ClaimOutcome, FILES, FS, IMAGE, LayerClaim, LayerHandle, LayerStaging, LayerWait};
 pub use reclaim::ArchiveReferences;
 pub(crate) use records::seconds;
 pub use records::{
@@ -63,5 +64,8 @@ pub use records::{
 pub use remove::{RemoveOptions, StoreRemoval};
 pub use usage::{ImageUsage, StoreUsage};
 
-/// The format of stores that this larder makes, and the latest that it reads.
-pub const FORMAT: u32 = 2;
+/// The latest format of stores that this larder reads: that of stores with EROFS images.
+pub const FORMAT: u32 = 3;
+
+/// The format of stores in which all layers are directories: that of new ones.
+pub(crate) const DIRECTORY_FORMAT: u32 = 2;

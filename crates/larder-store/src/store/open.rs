@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::db::Db;
 use super::error::{StoreError, StoreOpenError};
@@ -10,8 +10,8 @@ use super::handle::{OpenStore, Store};
 use super::layout::{StoreLayout, names_in};
 use super::lock::{StoreLock, StoreLockError};
 use super::trash::Trash;
-use super::{FORMAT, StoreConfig, upgrade};
-use crate::disk::{Disk, FileOpenMode, FilesystemSync, RealDisk, SizeAccuracy};
+use super::{DIRECTORY_FORMAT, FORMAT, StoreConfig, upgrade};
+use crate::disk::{Disk, FileOpenMode, RealDisk, SizeAccuracy};
 use crate::fsck::rebuild::{RebuildLayerCheck, rebuild_begun};
 
 /// First line of the file `format`.
@@ -78,6 +78,7 @@ pub(crate) struct LockedStoreDir {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) layout: StoreLayout,
     lock: StoreLock,
+    format: u32,
 }
 
 impl LockedStoreDir {
@@ -120,18 +121,19 @@ impl LockedStoreDir {
         })?;
         match format {
             None => create(&*disk, &layout)?,
-            Some(FORMAT) if absent == MissingStoreAction::RefuseChange => {}
-            Some(found) if found < FORMAT && absent == MissingStoreAction::RefuseChange => {
-                return Err(StoreOpenError::Older { root: root.clone(), found, known: FORMAT });
+            Some(DIRECTORY_FORMAT..=FORMAT) if absent == MissingStoreAction::RefuseChange => {}
+            Some(found) if found < DIRECTORY_FORMAT && absent == MissingStoreAction::RefuseChange => {
+                return Err(StoreOpenError::Older { root: root.clone(), found, known: DIRECTORY_FORMAT });
             }
             // Removed directories are created again: their content is then found missing, and can be fetched.
-            Some(FORMAT) => layout.create(&*disk).map_err(failed("prepare"))?,
+            Some(DIRECTORY_FORMAT..=FORMAT) => layout.create(&*disk).map_err(failed("prepare"))?,
             Some(1) => upgrade_1(&*disk, &layout)?,
             Some(found) => {
                 return Err(StoreOpenError::Newer { root: root.clone(), found, known: FORMAT });
             }
         }
-        Ok(LockedStoreDir { disk, layout, lock })
+        let format = format.unwrap_or(DIRECTORY_FORMAT).max(DIRECTORY_FORMAT);
+        Ok(LockedStoreDir { disk, layout, lock, format })
     }
 
     pub(crate) fn open_database(&self, config: &StoreConfig) -> Result<Db, StoreOpenError> {
@@ -147,7 +149,7 @@ impl LockedStoreDir {
         config: StoreConfig,
         prepare: impl FnOnce(&OpenStore) -> Result<(), StoreError>,
     ) -> Result<Store, StoreOpenError> {
-        let LockedStoreDir { disk, layout, lock } = self;
+        let LockedStoreDir { disk, layout, lock, format } = self;
         let root = layout.root().to_owned();
         let sizes = SizeAccuracy::of(&root).map_err(|cause| StoreOpenError::Io {
             doing: "open",
@@ -156,6 +158,9 @@ impl LockedStoreDir {
         })?;
         let inner = OpenStore {
             sizes,
+            format: Mutex::new(format),
+            erofs: OnceLock::new(),
+            layer_mounts: Mutex::new(()),
             trash: Trash::new(disk.clone(), layout.trash(), &config),
             db,
             disk,
@@ -207,6 +212,7 @@ fn may_become_a_store(root: &Path) -> io::Result<bool> {
         "layers",
         "lock",
         "lost+found",
+        "lowers",
         "mounts",
         "settings",
         "staging",
@@ -222,7 +228,7 @@ fn create(disk: &dyn Disk, layout: &StoreLayout) -> Result<(), StoreOpenError> {
     layout.create(disk).map_err(failed)?;
     let path = layout.database();
     Db::create(disk, &path, |_| Ok(())).map_err(|cause| StoreOpenError::Database { path, cause })?;
-    write_format(disk, layout, &*filesystem).map_err(failed)
+    filesystem.sync().and_then(|()| write_format(disk, layout, DIRECTORY_FORMAT)).map_err(failed)
 }
 
 fn upgrade_1(disk: &dyn Disk, layout: &StoreLayout) -> Result<(), StoreOpenError> {
@@ -232,17 +238,20 @@ fn upgrade_1(disk: &dyn Disk, layout: &StoreLayout) -> Result<(), StoreOpenError
     upgrade::from_format_1(disk, layout).map_err(|cause| StoreOpenError::Database { path, cause })?;
     layout
         .create(disk)
-        .and_then(|()| upgrade::finish(disk, layout, |disk, layout| write_format(disk, layout, &*filesystem)))
+        .and_then(|()| filesystem.sync())
+        .and_then(|()| {
+            upgrade::finish(disk, layout, |disk, layout| write_format(disk, layout, DIRECTORY_FORMAT))
+        })
         .map_err(io_failed)
 }
 
-fn write_format(disk: &dyn Disk, layout: &StoreLayout, filesystem: &dyn FilesystemSync) -> io::Result<()> {
+/// Everything else that the format promises must be durable.
+pub(super) fn write_format(disk: &dyn Disk, layout: &StoreLayout, format: u32) -> io::Result<()> {
     let new = layout.root().join("format.new");
     disk.remove_file(&new)?;
     let file = disk.open(&new, FileOpenMode::CreateNew)?;
-    file.write_all_at(format!("{TITLE} {FORMAT}\n").as_bytes(), 0)?;
+    file.write_all_at(format!("{TITLE} {format}\n").as_bytes(), 0)?;
     file.sync_data()?;
-    filesystem.sync()?;
     disk.rename(&new, &layout.format())?;
     disk.sync_dir(layout.root())
 }

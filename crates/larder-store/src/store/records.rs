@@ -11,6 +11,7 @@ use larder::reference::{Digest, ImageName};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::DiskSpace;
+use crate::erofs::ErofsFile;
 
 /// Version of all records.
 pub(crate) const VERSION: u32 = 1;
@@ -156,6 +157,9 @@ pub struct LayerRecord {
     /// What came out of unpacking it.
     #[serde(flatten)]
     pub facts: LayerMetadata,
+    /// Its files are one EROFS image, with this size and digest; `None`: they are in a directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub erofs: Option<ErofsFile>,
     /// What its directory takes on disk.
     #[serde(flatten)]
     pub usage: DiskSpace,

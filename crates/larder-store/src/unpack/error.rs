@@ -95,6 +95,12 @@ pub enum UnpackError {
         #[source]
         cause: LayerManifestError,
     },
+    /// No EROFS image can hold the layer, or writing one needs too much memory. A directory may hold it.
+    #[error("the layer cannot be stored as an EROFS image: {reason}")]
+    NeedsDirectory {
+        /// Why.
+        reason: String,
+    },
     /// [`super::UnpackProgress::cancel`] was called.
     #[error("unpacking was canceled")]
     Canceled,
@@ -204,6 +210,7 @@ impl UnpackError {
             | UnpackError::Limit { .. }
             | UnpackError::File { .. }
             | UnpackError::Manifest { .. }
+            | UnpackError::NeedsDirectory { .. }
             | UnpackError::Canceled
             | UnpackError::Hangup => false,
         }
@@ -211,7 +218,13 @@ impl UnpackError {
 
     /// A local failure or a cancellation, not the layer's bytes: reading on would not change the outcome.
     pub(super) fn is_local(&self) -> bool {
-        matches!(self, UnpackError::File { .. } | UnpackError::Canceled | UnpackError::Manifest { .. })
+        matches!(
+            self,
+            UnpackError::File { .. }
+                | UnpackError::NeedsDirectory { .. }
+                | UnpackError::Canceled
+                | UnpackError::Manifest { .. }
+        )
     }
 
     /// What the reader could try next.
@@ -236,9 +249,11 @@ impl UnpackError {
             UnpackError::Manifest { .. } => {
                 return Some(Hint::from("to fetch the layer again, run ").command(["fsck", "--repair"]));
             }
-            UnpackError::Read(_) | UnpackError::File { .. } | UnpackError::Canceled | UnpackError::Hangup => {
-                return None;
-            }
+            UnpackError::Read(_)
+            | UnpackError::File { .. }
+            | UnpackError::NeedsDirectory { .. }
+            | UnpackError::Canceled
+            | UnpackError::Hangup => return None,
         };
         Some(text.into())
     }

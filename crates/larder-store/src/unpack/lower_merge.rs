@@ -51,17 +51,34 @@ pub fn merge_lowers(
     lowers: &[&Path],
     settling: LowerMergeMode,
 ) -> Result<LowerMergeReport, UnpackError> {
-    let manifest = |cause| UnpackError::Manifest { path: target.files.to_owned(), cause };
-    let reader = LayerManifestReader::open(target.files).map_err(manifest)?;
-    let all: Vec<&Path> = std::iter::once(target.root).chain(lowers.iter().copied()).collect();
-    let open = |layers: &[&Path]| {
-        LowerLayers::open(layers)
-            .map_err(|(at, errno)| UnpackError::file("open the layer's directory", layers[at], errno))
-    };
+    let root = open_directory(target.root)?;
+    let lowers = lowers.iter().map(|lower| open_directory(lower)).collect::<Result<_, _>>()?;
+    merge_open_lowers(root, target.files, lowers, settling)
+}
+
+fn open_directory(path: &Path) -> Result<OwnedFd, UnpackError> {
+    openat(rustix::fs::CWD, path, DIRECTORY, Mode::empty())
+        .map_err(|errno| UnpackError::file("open the layer's directory", path, errno))
+}
+
+/// Like [`merge_lowers`], on open directories: images have no paths.
+pub(crate) fn merge_open_lowers(
+    root: OwnedFd,
+    files: &Path,
+    lowers: Vec<OwnedFd>,
+    settling: LowerMergeMode,
+) -> Result<LowerMergeReport, UnpackError> {
+    let manifest = |cause| UnpackError::Manifest { path: files.to_owned(), cause };
+    let reader = LayerManifestReader::open(files).map_err(manifest)?;
+    let mut all = vec![root];
+    for lower in &lowers {
+        let lower = lower.try_clone();
+        all.push(lower.map_err(|error| UnpackError::file("open the layers below", files, error))?);
+    }
     let mut work = LowerMerge {
         form: reader.form(),
-        merged: open(&all)?,
-        lowers: open(lowers)?,
+        merged: LowerLayers::new(all),
+        lowers: LowerLayers::new(lowers),
         settling,
         settled: LowerMergeReport::default(),
         updated: Vec::new(),
@@ -82,7 +99,7 @@ pub fn merge_lowers(
     }
     let LowerMerge { settled, updated, added, .. } = work;
     if settling == LowerMergeMode::Apply && !(updated.is_empty() && added.is_empty()) {
-        note(target.files, updated, &added).map_err(manifest)?;
+        note(files, updated, &added).map_err(manifest)?;
     }
     Ok(settled)
 }

@@ -59,13 +59,9 @@ struct MergedDir {
 }
 
 impl LowerLayers {
-    pub(super) fn open(layers: &[&Path]) -> Result<LowerLayers, (usize, Errno)> {
-        let open = |(at, layer): (usize, &&Path)| {
-            openat(rustix::fs::CWD, *layer, DIRECTORY, Mode::empty()).map_err(|errno| (at, errno))
-        };
-        let roots: Vec<OwnedFd> = layers.iter().enumerate().map(open).collect::<Result<_, _>>()?;
+    pub(super) fn new(roots: Vec<OwnedFd>) -> LowerLayers {
         let visible = roots.iter().position(is_opaque).map_or(roots.len(), |at| at + 1);
-        Ok(LowerLayers { roots, visible })
+        LowerLayers { roots, visible }
     }
 
     pub(super) fn root(&self, layer: usize) -> BorrowedFd<'_> {

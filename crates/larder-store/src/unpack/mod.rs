@@ -1,11 +1,11 @@
-//! Turns one layer archive into one directory that serves as an overlay lower.
+//! Turns one layer archive into one EROFS image, or one directory, that serves as an overlay lower.
 //!
 //! ```text
-//! compressed bytes -> SHA-256 -> gzip | zstd | plain -> SHA-256 -> tar -> files
-//!        source           decompress         stream       archive  writer + tree
+//! compressed bytes -> SHA-256 -> gzip | zstd | plain -> SHA-256 -> tar -> EROFS image | files
+//!        source           decompress         stream       archive    image | writer + tree
 //! ```
 //!
-//! Read [`unpack_layer`] first, then `writer.rs`: what each entry becomes. Everything here is blocking.
+//! Read [`unpack_image`] and [`unpack_layer`] first, then `writer.rs`: what each entry becomes. Everything here is blocking.
 //!
 //! Guarantees:
 //! - nothing outside the given directory is touched, whatever the archive says: every name is opened below a directory
@@ -24,6 +24,8 @@ mod compression;
 mod decompress;
 mod error;
 mod gzip;
+mod image;
+mod image_file;
 mod layer;
 pub mod layer_manifest;
 mod lower_merge;
@@ -40,12 +42,15 @@ mod writer;
 mod zstd_frames;
 
 use std::io::Read;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 pub use compression::DetectedCompression;
 pub use error::{EntryRefusal, LayerEncoding, UnpackError};
+pub use image::{FinishedImage, PendingImage};
 pub use layer::{AllocatedSpace, ExpectedLayer, PendingLowerWork, UnpackTarget, UnpackedLayer};
+pub(crate) use lower_merge::merge_open_lowers;
 pub use lower_merge::{LowerMergeMode, LowerMergeReport, merge_lowers};
 pub use lowers::visible_layers;
 pub use options::{
@@ -71,33 +76,64 @@ pub fn unpack_layer(
     target: UnpackTarget<'_>,
     options: &UnpackOptions,
 ) -> Result<UnpackedLayer, UnpackError> {
+    let (read, unpacked) =
+        read_layer(compressed, expected, options, |feed| write(feed, expected, target, options))?;
+    Ok(UnpackedLayer { compression: read.compression, compressed_bytes: read.bytes, ..unpacked })
+}
+
+/// Like [`unpack_layer`], into one EROFS image: a new file at `path`. It is complete once it was
+/// [finished](PendingImage::finish) on the layers below.
+///
+/// Fails with [`UnpackError::NeedsDirectory`] if the layer can only be unpacked into a directory.
+pub fn unpack_image(
+    compressed: impl Read + Send,
+    expected: &ExpectedLayer<'_>,
+    path: &Path,
+    options: &UnpackOptions,
+) -> Result<(UnpackedLayer, PendingImage), UnpackError> {
+    let (read, (unpacked, image)) =
+        read_layer(compressed, expected, options, |feed| image::write(feed, expected, path, options))?;
+    Ok((UnpackedLayer { compression: read.compression, compressed_bytes: read.bytes, ..unpacked }, image))
+}
+
+/// What the half that reads compressed bytes found.
+struct CompressedSummary {
+    compression: DetectedCompression,
+    bytes: u64,
+}
+
+/// Reads and inflates a layer, and passes the plain bytes to `write`.
+fn read_layer<T>(
+    compressed: impl Read + Send,
+    expected: &ExpectedLayer<'_>,
+    options: &UnpackOptions,
+    write: impl FnOnce(&mut dyn BufferSource) -> Result<T, UnpackError>,
+) -> Result<(CompressedSummary, T), UnpackError> {
     let source = CompressedReader::new(compressed, expected, options);
     match options.threads {
-        UnpackThreads::One => on_one_thread(source, expected, target, options),
-        UnpackThreads::Two | UnpackThreads::Many => on_two_threads(source, expected, target, options),
+        UnpackThreads::One => on_one_thread(source, options, write),
+        UnpackThreads::Two | UnpackThreads::Many => on_two_threads(source, options, write),
     }
 }
 
-fn on_one_thread<R: Read>(
+fn on_one_thread<R: Read, T>(
     source: CompressedReader<R>,
-    expected: &ExpectedLayer<'_>,
-    target: UnpackTarget<'_>,
     options: &UnpackOptions,
-) -> Result<UnpackedLayer, UnpackError> {
+    write: impl FnOnce(&mut dyn BufferSource) -> Result<T, UnpackError>,
+) -> Result<(CompressedSummary, T), UnpackError> {
     let mut decoder = LayerDecoder::new(source, &options.limits)?;
     let compression = decoder.compression();
-    let written = write(&mut stream::inline(&mut decoder), expected, target, options);
+    let written = write(&mut stream::inline(&mut decoder));
     let skip_rest = written.as_ref().is_err_and(UnpackError::is_local);
-    let read = decoder.finish(skip_rest);
-    join(compression, read, written)
+    let read = decoder.finish(skip_rest).map(|bytes| CompressedSummary { compression, bytes });
+    join(read, written)
 }
 
-fn on_two_threads<R: Read + Send>(
+fn on_two_threads<R: Read + Send, T>(
     source: CompressedReader<R>,
-    expected: &ExpectedLayer<'_>,
-    target: UnpackTarget<'_>,
     options: &UnpackOptions,
-) -> Result<UnpackedLayer, UnpackError> {
+    write: impl FnOnce(&mut dyn BufferSource) -> Result<T, UnpackError>,
+) -> Result<(CompressedSummary, T), UnpackError> {
     let skip_rest = AtomicBool::new(false);
     thread::scope(|scope| {
         let (pump, mut feed) = stream::channel();
@@ -107,23 +143,22 @@ fn on_two_threads<R: Read + Send>(
             let mut decoder = LayerDecoder::new(source, limits)?;
             let compression = decoder.compression();
             pump.run(&mut decoder);
-            decoder.finish(skip_rest.load(Ordering::Acquire)).map(|bytes| (compression, bytes))
+            let finished = decoder.finish(skip_rest.load(Ordering::Acquire));
+            finished.map(|bytes| CompressedSummary { compression, bytes })
         });
-        let reader = reader.map_err(|error| UnpackError::file("start a thread for", target.root, error))?;
-        let written = write(&mut feed, expected, target, options);
+        let reader =
+            reader.map_err(|error| UnpackError::file("start a thread of", "layer-inflate", error))?;
+        let written = write(&mut feed);
         skip_rest.store(written.as_ref().is_err_and(UnpackError::is_local), Ordering::Release);
         drop(feed); // ends the reader, which then looks at `skip_rest`
         let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        match read {
-            Ok((compression, bytes)) => join(compression, Ok(bytes), written),
-            Err(error) => join(DetectedCompression::None, Err(error), written),
-        }
+        join(read, written)
     })
 }
 
 /// The half that hashes and writes plain bytes.
 fn write(
-    feed: &mut impl BufferSource,
+    mut feed: &mut dyn BufferSource,
     expected: &ExpectedLayer<'_>,
     target: UnpackTarget<'_>,
     options: &UnpackOptions,
@@ -136,7 +171,7 @@ fn write(
             }
             UnpackThreads::One | UnpackThreads::Two => None,
         };
-        let mut archive = LayerArchive::new(TarStream::new(feed, expected.diff_id, options), options);
+        let mut archive = LayerArchive::new(TarStream::new(&mut feed, expected.diff_id, options), options);
         let mut writer = LayerWriter::new(target, options, crew)?;
         while let Some(entry) = archive.next()? {
             writer.add(&entry, &mut archive)?;
@@ -154,16 +189,13 @@ fn makers() -> usize {
 }
 
 /// Both halves' outcomes as one: a local failure first, then wrong bytes, then what is wrong inside them.
-fn join(
-    compression: DetectedCompression,
-    read: Result<u64, UnpackError>,
-    written: Result<UnpackedLayer, UnpackError>,
-) -> Result<UnpackedLayer, UnpackError> {
+fn join<T>(
+    read: Result<CompressedSummary, UnpackError>,
+    written: Result<T, UnpackError>,
+) -> Result<(CompressedSummary, T), UnpackError> {
     match (read, written) {
         (_, Err(error)) if error.is_local() => Err(error),
         (Err(error), _) | (Ok(_), Err(error)) => Err(error),
-        (Ok(compressed_bytes), Ok(unpacked)) => {
-            Ok(UnpackedLayer { compression, compressed_bytes, ..unpacked })
-        }
+        (Ok(read), Ok(written)) => Ok((read, written)),
     }
 }

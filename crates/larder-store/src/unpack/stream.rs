@@ -25,6 +25,12 @@ pub(super) trait BufferSource {
     fn refill(&mut self, buffer: &mut Buffer) -> Result<(), UnpackError>;
 }
 
+impl<S: BufferSource + ?Sized> BufferSource for &mut S {
+    fn refill(&mut self, buffer: &mut Buffer) -> Result<(), UnpackError> {
+        (**self).refill(buffer)
+    }
+}
+
 /// Bytes `start..end` are unread.
 #[derive(Default)]
 pub(super) struct Buffer {

@@ -43,7 +43,7 @@ async fn a_layer_that_was_fetched_is_present_before_any_commit() {
     assert!(matches!(claimed, ClaimOutcome::Present(_)), "{claimed:?}");
     drop(layer);
     let ClaimOutcome::Present(layer) = claimed else { unreachable!() };
-    assert!(layer.fs().exists(), "the second pull keeps it");
+    assert!(layer.path().exists(), "the second pull keeps it");
     drop(layer);
     drop(fetch(&scratch.store, "a"));
 }

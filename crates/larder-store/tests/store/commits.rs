@@ -98,11 +98,11 @@ fn a_layer_outlives_its_handles_once_it_is_committed() {
     let scratch = TempStore::new();
     let record = commit(&scratch.store, APP, &["a"]);
     let layer = scratch.store.layer(&record.layers[0].key).unwrap().expect("the layer");
-    assert_eq!(fs_err::read_to_string(layer.fs().join("etc/name")).unwrap(), "a");
+    assert_eq!(name_in(&layer), "a");
     drop(layer);
     let scratch = scratch.reopen();
     let layer = scratch.store.layer(&record.layers[0].key).unwrap().expect("the layer");
-    assert_eq!(fs_err::read_to_string(layer.fs().join("etc/name")).unwrap(), "a");
+    assert_eq!(name_in(&layer), "a");
 }
 
 #[test]

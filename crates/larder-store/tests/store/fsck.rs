@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use larder_store::fsck::{FsckOptions, FsckReport, ManifestLayerChecker, MissingContent, StoreDamage};
-use larder_store::store::{ClaimOutcome, LayerHandle, Store, StoreOpenError};
-use larder_store::unpack::{ExpectedLayer, UnpackOptions, UnpackTarget, unpack_layer};
+use larder_store::store::{ClaimOutcome, IMAGE, LayerFormat, LayerHandle, Store, StoreOpenError};
+use larder_store::unpack::{ExpectedLayer, UnpackOptions, UnpackTarget, unpack_image, unpack_layer};
 
 use crate::help::*;
 
@@ -27,47 +27,54 @@ pub(crate) fn unpacked_layer(store: &Store, files: &[(&str, &str)]) -> LayerHand
     let archive = archive.into_inner().unwrap();
     let diff_id = digest(&archive);
     let staging = store.begin_layer().unwrap();
-    let fs = staging.dir().join(larder_store::store::FS);
-    fs_err::create_dir(&fs).unwrap();
     let files = staging.dir().join(larder_store::store::FILES);
     let expected = ExpectedLayer { digest: Some(&diff_id), size: None, diff_id: &diff_id };
-    let target = UnpackTarget { root: &fs, files: &files };
-    unpack_layer(&archive[..], &expected, target, &UnpackOptions::default()).unwrap();
     let key = larder_store::store::LayerKey::from(&diff_id);
+    let options = UnpackOptions::default();
     let facts = larder_store::store::LayerMetadata {
         digest: diff_id.clone(),
-        diff_id,
+        diff_id: diff_id.clone(),
         compressed_bytes: archive.len() as u64,
         plain_bytes: archive.len() as u64,
         files: 1,
         pending: false,
     };
+    if crate::LAYERS == LayerFormat::Erofs {
+        let image = staging.dir().join(IMAGE);
+        let (_, image) = unpack_image(&archive[..], &expected, &image, &options).unwrap();
+        let image = image.finish(Vec::new(), &files).unwrap();
+        return staging.finish_image(&key, facts, image.file).unwrap();
+    }
+    let fs = staging.dir().join(larder_store::store::FS);
+    fs_err::create_dir(&fs).unwrap();
+    let target = UnpackTarget { root: &fs, files: &files };
+    unpack_layer(&archive[..], &expected, target, &options).unwrap();
     staging.finish(&key, facts, None).unwrap()
 }
 
-fn two_images() -> TempStore {
+pub(crate) fn two_images() -> TempStore {
     let scratch = TempStore::new();
     unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     unpacked(&scratch.store, "web", &[("bin/server", "#!server")]);
     scratch
 }
 
-fn check(store: &Store) -> FsckReport {
+pub(crate) fn check(store: &Store) -> FsckReport {
     store.fsck(&FsckOptions::default()).unwrap()
 }
 
-fn repair(store: &Store) -> FsckReport {
+pub(crate) fn repair(store: &Store) -> FsckReport {
     store.fsck(&FsckOptions { repair: true, ..FsckOptions::default() }).unwrap()
 }
 
 /// The directory of the layer of this image.
-fn layer_dir(store: &Store, image: &str) -> PathBuf {
+pub(crate) fn layer_dir(store: &Store, image: &str) -> PathBuf {
     let key = store.image(image).unwrap().unwrap().layers[0].key.clone();
     store.root().join("layers").join(key.as_str())
 }
 
 /// Finds the one problem, repairs it, and checks that the image is hidden until it is pulled again.
-fn breaks_app(scratch: &TempStore, what: impl Fn(&StoreDamage) -> bool) {
+pub(crate) fn breaks_app(scratch: &TempStore, what: impl Fn(&StoreDamage) -> bool) {
     let store = &scratch.store;
     let report = check(store);
     assert_eq!(report.problems.len(), 1, "{report:?}");
@@ -106,42 +113,6 @@ fn a_sound_store_has_no_problems() {
     let report = check(&scratch.store);
     assert!(report.is_sound() && report.problems.is_empty(), "{report:?}");
     assert_eq!((report.images, report.layers), (2, 2));
-}
-
-#[test]
-fn a_changed_byte_is_found() {
-    let scratch = two_images();
-    let file = layer_dir(&scratch.store, "app").join("fs/bin/tool");
-    let times = fs_err::metadata(&file).unwrap().modified().unwrap();
-    fs_err::write(&file, "#!fool").unwrap();
-    std::fs::File::options().write(true).open(&file).unwrap().set_modified(times).unwrap();
-    let quick = FsckOptions { contents: false, ..FsckOptions::default() };
-    assert!(scratch.store.fsck(&quick).unwrap().problems.is_empty(), "it looks the same");
-    breaks_app(
-        &scratch,
-        |damage| matches!(damage, StoreDamage::LayerDamaged { first, count: 1, .. } if first[0].starts_with("bin/tool: ")),
-    );
-}
-
-#[test]
-fn a_missing_file_is_found() {
-    let scratch = two_images();
-    fs_err::remove_file(layer_dir(&scratch.store, "app").join("fs/etc/conf")).unwrap();
-    breaks_app(&scratch, |damage| damage.to_string().contains("etc/conf: missing"));
-}
-
-#[test]
-fn a_file_too_many_is_found() {
-    let scratch = two_images();
-    fs_err::write(layer_dir(&scratch.store, "app").join("fs/etc/extra"), "x").unwrap();
-    breaks_app(&scratch, |damage| damage.to_string().contains("etc/extra"));
-}
-
-#[test]
-fn a_missing_manifest_of_files_is_found() {
-    let scratch = two_images();
-    fs_err::remove_file(layer_dir(&scratch.store, "app").join("files.v1")).unwrap();
-    breaks_app(&scratch, |damage| damage.to_string().contains("files.v1: missing"));
 }
 
 #[test]
@@ -226,7 +197,7 @@ fn a_damaged_layer_in_use_is_retained() {
     let path = layer_dir(&scratch.store, "app");
     let key = scratch.store.image("app").unwrap().unwrap().layers[0].key.clone();
     let held = scratch.store.layer(&key).unwrap();
-    fs_err::write(path.join("fs/bin/tool"), "something else").unwrap();
+    damage_layer(&path);
     let report = repair(&scratch.store);
     assert!(matches!(report.problems[0].found, StoreDamage::LayerDamagedInUse { .. }), "{report:?}");
     assert!(!report.problems[0].repaired && path.exists());
@@ -237,11 +208,11 @@ fn a_damaged_layer_in_use_is_retained() {
     let held = scratch.store.layer(&key).unwrap();
     let again = || unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     again();
-    assert_eq!(fs_err::read_to_string(path.join("fs/bin/tool")).unwrap(), "something else");
+    assert!(is_damaged(&path));
     assert_eq!(scratch.store.missing().unwrap().len(), 1);
     drop(held);
     again();
-    assert_eq!(fs_err::read_to_string(path.join("fs/bin/tool")).unwrap(), "#!tool");
+    assert!(!is_damaged(&path));
     assert!(check(&scratch.store).is_sound());
 }
 
@@ -249,7 +220,7 @@ fn a_damaged_layer_in_use_is_retained() {
 fn a_damaged_layer_is_fetched_again_by_a_pull_and_survives_a_restart() {
     let scratch = two_images();
     let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
-    fs_err::write(layer_dir(&scratch.store, "app").join("fs/bin/tool"), "something else").unwrap();
+    damage_layer(&layer_dir(&scratch.store, "app"));
     let claimed = |store: &Store| store.claim(&layer.diff_id, &layer.diff_id).unwrap();
     assert!(matches!(claimed(&scratch.store), ClaimOutcome::Present(_)), "the damage is unknown");
     repair(&scratch.store);
@@ -299,20 +270,23 @@ fn a_rebuild_loses_nothing_that_is_damaged_and_says_so() {
     let (damaged, no_record, config_of_third) = {
         let store = &scratch.store;
         let record = layer_dir(store, "web").join("layer.json");
-        (layer_dir(store, "app").join("fs/bin/tool"), record, store.image("third").unwrap().unwrap().id)
+        (layer_dir(store, "app"), record, store.image("third").unwrap().unwrap().id)
     };
     let (scratch, rebuilt) = rebuild(scratch, |root| {
-        fs_err::write(&damaged, "something else").unwrap();
+        damage_layer(&damaged);
         fs_err::write(&no_record, "{").unwrap();
         fs_err::write(root.join("blobs/sha256").join(config_of_third.hex()), "{}").unwrap();
     });
     assert_eq!((rebuilt.images, rebuilt.incomplete, rebuilt.layers), (2, 1, 3), "{rebuilt:?}");
-    assert_eq!((rebuilt.damaged.len(), rebuilt.left_out.len()), (2, 0), "{rebuilt:?}");
+    // Of an image, the lost record had the digest.
+    let unknown = usize::from(crate::LAYERS == LayerFormat::Erofs);
+    assert_eq!((rebuilt.damaged.len(), rebuilt.left_out.len()), (2 + unknown, 0), "{rebuilt:?}");
     assert_eq!(tags(&scratch.store), ["docker.io/library/app:latest", "docker.io/library/web:latest"]);
-    assert_eq!(scratch.store.missing().unwrap().len(), 1, "the layer of app");
+    assert_eq!(scratch.store.missing().unwrap().len(), 1 + unknown, "the layer of app");
     assert!(!check(&scratch.store).is_sound());
     assert_eq!(entries(&scratch.root().join("layers")).len(), 3, "nothing was removed");
     unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     unpacked(&scratch.store, "third", &[("third", "3")]);
+    unpacked(&scratch.store, "web", &[("bin/server", "#!server")]);
     assert!(check(&scratch.store).is_sound());
 }

@@ -1,13 +1,18 @@
 //! Small images, made without a registry.
 
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use larder::reference::{Digest, Reference};
-use larder_store::disk::Disk;
+use larder_erofs::{ImageEntry, ImageEntryKind, ImageOptions, ImageTime, ImageWriter};
+use larder_store::disk::{Disk, FileOpenMode};
+use larder_store::erofs::ErofsFile;
 use larder_store::store::{
-    CommitLayer, FS, ImageCommit, ImageRecord, LayerHandle, LayerKey, LayerMetadata, Store, StoreConfig,
+    CommitLayer, FS, IMAGE, ImageCommit, ImageRecord, LayerFormat, LayerHandle, LayerKey, LayerMetadata,
+    Store, StoreConfig,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -17,7 +22,7 @@ pub(crate) fn noon() -> SystemTime {
 
 /// Nothing happens behind the test's back.
 pub(crate) fn config() -> StoreConfig {
-    StoreConfig { background_deletion: false, ..StoreConfig::default() }
+    StoreConfig { background_deletion: false, layer_format: crate::LAYERS, ..StoreConfig::default() }
 }
 
 pub(crate) fn open(root: &Path) -> Store {
@@ -84,14 +89,56 @@ pub(crate) fn layer_on(
         return Ok(layer);
     }
     let staging = store.begin_layer()?;
+    let files = [("etc/name", name.to_owned()), (name, name.repeat(2000))];
+    if crate::LAYERS == LayerFormat::Erofs {
+        let path = staging.dir().join(IMAGE);
+        let image = disk.open(&path, FileOpenMode::CreateNew)?;
+        image.write_all_at(&erofs_image(&files), 0)?;
+        return Ok(staging.finish_image(&key(name), facts(name), ErofsFile::of(&path)?)?);
+    }
     let fs = staging.dir().join(FS);
     disk.create_dir(&fs)?;
     disk.create_dir(&fs.join("etc"))?;
-    for (file, content) in [("etc/name", name.to_owned()), (name, name.repeat(2000))] {
-        let file = disk.open(&fs.join(file), larder_store::disk::FileOpenMode::CreateNew)?;
+    for (file, content) in files {
+        let file = disk.open(&fs.join(file), FileOpenMode::CreateNew)?;
         file.write_all_at(content.as_bytes(), 0)?;
     }
     Ok(staging.finish(&key(name), facts(name), None)?)
+}
+
+/// What a layer of [`layer`] has as its name.
+pub(crate) fn name_in(layer: &LayerHandle) -> String {
+    let root = layer.open_root().unwrap();
+    fs_err::read_to_string(format!("/proc/self/fd/{}/etc/name", root.as_raw_fd())).unwrap()
+}
+
+/// Damages the files of the layer in this directory, without a change of their size.
+pub(crate) fn damage_layer(layer: &Path) {
+    if crate::LAYERS == LayerFormat::Erofs {
+        let image = std::fs::File::options().write(true).open(layer.join(IMAGE)).unwrap();
+        return image.write_all_at(b"damage", 2000).unwrap();
+    }
+    fs_err::write(layer.join(FS).join("bin/tool"), "#!fool").unwrap();
+}
+
+/// Whether what [`damage_layer`] damaged is there.
+pub(crate) fn is_damaged(layer: &Path) -> bool {
+    if crate::LAYERS == LayerFormat::Erofs {
+        return fs_err::read(layer.join(IMAGE)).unwrap()[2000..].starts_with(b"damage");
+    }
+    fs_err::read_to_string(layer.join(FS).join("bin/tool")).unwrap() == "#!fool"
+}
+
+/// An EROFS image of these files.
+pub(crate) fn erofs_image(files: &[(&str, String)]) -> Vec<u8> {
+    let mut writer = ImageWriter::new(Vec::new(), ImageOptions::default()).unwrap();
+    for (path, content) in files {
+        let (path, kind) = (path.as_bytes(), ImageEntryKind::File { size: content.len() as u64 });
+        let (mode, mtime) = (0o644, ImageTime::default());
+        writer.add(&ImageEntry { path, kind, mode, uid: 0, gid: 0, mtime, xattrs: &[] }).unwrap();
+        writer.write_data(content.as_bytes()).unwrap();
+    }
+    writer.finish().unwrap().0
 }
 
 pub(crate) fn layer(store: &Store, name: &str) -> LayerHandle {

@@ -182,7 +182,7 @@ fn a_commit_of_a_kept_layer_makes_it_durable() {
     let store = Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), config()).unwrap();
     assert_eq!(tags(&store).len(), 1);
     let layer = store.layer(&wanted).unwrap().expect("it is committed");
-    assert_eq!(fs_err::read_to_string(layer.fs().join("etc/name")).unwrap(), "a");
+    assert_eq!(name_in(&layer), "a");
 }
 
 #[test]

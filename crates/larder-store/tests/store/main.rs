@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests, helpers included")]
 
+/// How these tests store layers. `tests/store_erofs` runs them with the other format.
+pub(crate) const LAYERS: larder_store::store::LayerFormat = larder_store::store::LayerFormat::Directory;
+
 mod accounting;
 mod claims;
 mod collection;
@@ -10,6 +13,7 @@ mod crashes;
 mod faulty_pulls;
 mod fixture;
 mod fsck;
+mod fsck_directories;
 mod help;
 mod imports;
 mod imports_held;

@@ -9,7 +9,7 @@ use crate::fsck::unpacked_layer;
 use crate::help::*;
 
 /// Whether mounts can be tried; says loudly when not.
-fn can_mount() -> bool {
+pub(crate) fn can_mount() -> bool {
     if rustix::process::geteuid().is_root() {
         return true;
     }
@@ -19,10 +19,10 @@ fn can_mount() -> bool {
 }
 
 /// A place to mount at, unmounted in the end whatever happens.
-struct MountTarget(PathBuf);
+pub(crate) struct MountTarget(pub(crate) PathBuf);
 
 impl MountTarget {
-    fn new(scratch: &TempStore, name: &str) -> MountTarget {
+    pub(crate) fn new(scratch: &TempStore, name: &str) -> MountTarget {
         let path = scratch.dir.path().join(name);
         fs_err::create_dir(&path).unwrap();
         MountTarget(path)
@@ -144,7 +144,7 @@ fn a_writable_mount_keeps_its_files_apart_and_drops_them_in_the_end() {
     assert_eq!(read(two.0.join("etc/name")), "b");
     assert!(two.0.join("a").exists());
     let layer = scratch.store.layer(&record.layers[1].key).unwrap().unwrap();
-    assert_eq!(read(layer.fs().join("etc/name")), "b", "layers are never written to");
+    assert_eq!(name_in(&layer), "b", "layers are never written to");
     assert!(scratch.store.usage().unwrap().mounts.inodes > 4);
     scratch.store.umount(&one.0).unwrap();
     scratch.store.umount(&two.0).unwrap();

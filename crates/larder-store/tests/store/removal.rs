@@ -64,9 +64,9 @@ fn a_layer_that_a_pull_works_with_survives_the_removal_of_its_image() {
     let held = scratch.store.layer(&key("a")).unwrap().unwrap();
     let removed = remove(&scratch.store, "app").unwrap();
     assert!(removed.layers.is_empty());
-    assert!(held.fs().exists());
+    assert!(held.path().exists());
     scratch.store.sweep(&noon().into()).unwrap();
-    assert!(held.fs().exists(), "held still");
+    assert!(held.path().exists(), "held still");
     scratch.store.commit(&image(&["other"], std::slice::from_ref(&held)), noon()).expect("a commit with it");
     remove(&scratch.store, "other");
     drop(held);
@@ -84,7 +84,7 @@ fn a_removed_image_can_be_pulled_again_before_the_trash_is_emptied() {
     commit(&scratch.store, "app", &["a"]);
     scratch.store.empty_trash().unwrap();
     let layer = scratch.store.layer(&key("a")).unwrap().unwrap();
-    assert_eq!(fs_err::read_to_string(layer.fs().join("etc/name")).unwrap(), "a");
+    assert_eq!(name_in(&layer), "a");
 }
 
 #[test]

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests, helpers included")]
 
+/// What these tests unpack layers into. `tests/unpack_erofs` runs some of them with images.
+pub(crate) const LAYERS: larder_store::store::LayerFormat = larder_store::store::LayerFormat::Directory;
+
 mod forms;
 mod hostile;
 mod oracle;

@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use larder::reference::Digest;
+use larder_store::store::LayerFormat;
 use larder_store::unpack::{
     CheckDepth, ExpectedLayer, LowerMergeMode, UnpackError, UnpackOptions, UnpackTarget, UnpackThreads,
-    merge_lowers, unpack_layer, verify, visible_layers,
+    merge_lowers, unpack_image, unpack_layer, verify, visible_layers,
 };
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
 use larder_testkit_peers::packages::Package;
@@ -21,7 +22,7 @@ use larder_testkit_peers::{ImageBuilder, LayerFiles, require};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use crate::support::{is_root, walk};
+use crate::support::{is_root, mount_image, walk};
 
 #[test]
 fn the_merged_view_of_tricky_layers_equals_umoci() {
@@ -224,6 +225,8 @@ fn assert_equal(name: &str, ours: &TreeListing, theirs: &TreeListing, known: &[&
 struct MergedMount {
     at: PathBuf,
     mounted: bool,
+    /// Layers that are mounted images.
+    images: Vec<PathBuf>,
 }
 
 impl MergedMount {
@@ -237,11 +240,15 @@ impl Drop for MergedMount {
         if self.mounted {
             rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH).unwrap();
         }
+        for image in &self.images {
+            rustix::mount::unmount(image, rustix::mount::UnmountFlags::DETACH).unwrap();
+        }
     }
 }
 
 fn merge(dir: &Path, layers: &[OracleLayer]) -> Result<MergedMount, UnpackError> {
     let mut roots: Vec<PathBuf> = Vec::new();
+    let mut images = Vec::new();
     for (at, layer) in layers.iter().enumerate() {
         let root = dir.join(format!("l{at}"));
         let files = dir.join(format!("l{at}.files"));
@@ -250,8 +257,27 @@ fn merge(dir: &Path, layers: &[OracleLayer]) -> Result<MergedMount, UnpackError>
         let expected =
             ExpectedLayer { digest: Some(&layer.digest), size: Some(layer.size), diff_id: &layer.diff_id };
         let threads = [UnpackThreads::Many, UnpackThreads::One, UnpackThreads::Two][at % 3];
-        let file = fs_err::File::open(&layer.file).unwrap();
-        unpack_layer(file, &expected, target, &UnpackOptions { threads, ..UnpackOptions::default() })?;
+        let options = UnpackOptions { threads, ..UnpackOptions::default() };
+        let open = || fs_err::File::open(&layer.file).unwrap();
+        if crate::LAYERS == LayerFormat::Erofs {
+            let image = dir.join(format!("l{at}.erofs"));
+            match unpack_image(open(), &expected, &image, &options) {
+                Ok((_, pending)) => {
+                    let lowers = roots
+                        .iter()
+                        .rev()
+                        .map(|root| fs_err::File::open(root).unwrap().into_parts().0.into());
+                    pending.finish(lowers.collect(), &files)?;
+                    mount_image(&image, &root);
+                    images.push(root.clone());
+                    roots.push(root);
+                    continue;
+                }
+                Err(UnpackError::NeedsDirectory { reason }) => eprintln!("a directory: {reason}"),
+                Err(error) => return Err(error),
+            }
+        }
+        unpack_layer(open(), &expected, target, &options)?;
         let lowers: Vec<&Path> = roots.iter().rev().map(PathBuf::as_path).collect();
         merge_lowers(target, &lowers, LowerMergeMode::Apply)?;
         let damage: Vec<_> = verify(&root, &files, CheckDepth::Content)?.collect();
@@ -266,7 +292,7 @@ fn merge(dir: &Path, layers: &[OracleLayer]) -> Result<MergedMount, UnpackError>
     let mut lowers: Vec<OsString> = roots.iter().rev().map(|root| root.clone().into_os_string()).collect();
     lowers.truncate(visible_layers(&lowers).unwrap());
     if let [only] = &lowers[..] {
-        return Ok(MergedMount { at: PathBuf::from(only), mounted: false });
+        return Ok(MergedMount { at: PathBuf::from(only), mounted: false, images });
     }
     let mut option = OsString::from("lowerdir=");
     option.push(lowers.join(std::ffi::OsStr::new(":")));
@@ -279,7 +305,7 @@ fn merge(dir: &Path, layers: &[OracleLayer]) -> Result<MergedMount, UnpackError>
         Some(option.as_c_str()),
     )
     .unwrap();
-    Ok(MergedMount { at, mounted: true })
+    Ok(MergedMount { at, mounted: true, images })
 }
 
 /// All that two equal trees have in common.

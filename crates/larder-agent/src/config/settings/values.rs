@@ -7,6 +7,7 @@ use larder::pull::{DuplicatePullPolicy, NewCredentialsPolicy, RateLimitAction};
 use larder::reference::Reference;
 use larder_cri::Endpoint;
 use larder_registry::Proxy;
+use larder_store::store::LayerFormat;
 use serde_json::{Value, json};
 use tracing::Level;
 
@@ -165,6 +166,11 @@ impl EnumWords for Level {
 impl EnumWords for LogFormat {
     const WORDS: &'static [(&'static str, LogFormat)] =
         &[("text", LogFormat::Text), ("json", LogFormat::Json)];
+}
+
+impl EnumWords for LayerFormat {
+    const WORDS: &'static [(&'static str, LayerFormat)] =
+        &[("auto", LayerFormat::Auto), ("erofs", LayerFormat::Erofs), ("directory", LayerFormat::Directory)];
 }
 
 impl EnumWords for RateLimitAction {

@@ -6,6 +6,7 @@ mod damaged;
 mod nonsense;
 mod ways_out;
 
+use larder_store::store::LayerFormat;
 use larder_store::unpack::{
     EntryRefusal, UnpackError, UnpackLimits, UnpackOptions, UnpackThreads, UnpackedLayer,
 };
@@ -72,9 +73,12 @@ fn run(case: &HostileArchive, layer: &UnpackDir, threads: UnpackThreads) {
         (Damaged(expected), Err(UnpackError::Archive { problem, .. })) if problem.contains(expected) => {}
         (Decompress, Err(UnpackError::Decompress { .. }))
         | (Foreign, Err(UnpackError::ForeignCompression(_))) => {}
+        // The memory for the names of an image has a limit of its own.
+        (Limit("bytes of paths that replace or precede other entries"), Ok(_))
+            if crate::LAYERS == LayerFormat::Erofs => {}
         (Contained(check), Ok(unpacked)) => {
             assert_eq!(layer.damage(), [], "{name}");
-            assert_eq!(unpacked.usage, layer.usage_on_disk(), "{name}");
+            layer.assert_usage(unpacked);
             check(layer, unpacked);
         }
         _ => panic!("{name}: {result:?}"),

@@ -1,0 +1,101 @@
+//! EROFS images of layers: mounts them, and hashes their files.
+//!
+//! The kernel mounts an image straight from its file (Linux 6.12), or through a loop device. A mount begins detached: it
+//! has no place in the file tree, and ends with the last descriptor of it, however the process ends.
+
+pub(crate) mod digest;
+mod loop_device;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use larder_erofs::{ImageOptions, ImageWriter};
+use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd};
+use rustix::fs::{CWD, Mode, OFlags, open, openat};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+};
+
+pub use digest::ErofsFile;
+use loop_device::LoopDevice;
+
+/// How this kernel mounts EROFS images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErofsMountKind {
+    /// From the file itself.
+    File,
+    /// Through a loop device for each image, which ends with its mount.
+    LoopDevice,
+}
+
+/// A mount that has no place in the file tree yet.
+#[derive(Debug)]
+pub(crate) struct DetachedMount(OwnedFd);
+
+impl DetachedMount {
+    /// Mounts an image read-only.
+    pub(crate) fn of(image: &Path, kind: ErofsMountKind) -> io::Result<DetachedMount> {
+        let file = open(image, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        match kind {
+            ErofsMountKind::File => mount(&descriptor_path(file.as_fd())),
+            ErofsMountKind::LoopDevice => {
+                let device = LoopDevice::for_file(file.as_fd(), image)?;
+                mount(device.path()) // afterwards the mount alone keeps the device
+            }
+        }
+    }
+
+    /// The directory at its root. The mount exists for as long as this is open.
+    pub(crate) fn root(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(openat(&self.0, ".", flags, Mode::empty())?)
+    }
+
+    /// Gives it a place: a directory on which nothing is mounted.
+    pub(crate) fn attach(&self, target: &Path) -> io::Result<()> {
+        Ok(move_mount(&self.0, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+    }
+}
+
+/// The kernel takes no source over 255 bytes, which a path may have.
+fn descriptor_path(file: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+fn mount(source: &str) -> io::Result<DetachedMount> {
+    let fs = fsopen("erofs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&fs, "source", source)?;
+    fsconfig_set_flag(&fs, "ro")?;
+    fsconfig_create(&fs)?;
+    // An overlay of it decides about set-user-ID bits and devices on its own.
+    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV;
+    Ok(DetachedMount(fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?))
+}
+
+/// Removes the mount at `target` from the file tree; succeeds if there is none. What still uses it keeps it.
+pub(crate) fn detach(target: &Path) -> io::Result<()> {
+    match unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Finds out how this process can mount images that lie in `dir`, by mounting an empty one, which is written to the
+/// unused path `scratch`.
+pub(crate) fn probe(scratch: &Path) -> io::Result<ErofsMountKind> {
+    let empty = ImageWriter::new(Vec::new(), ImageOptions::default()).and_then(ImageWriter::finish);
+    let (image, _) = empty.map_err(io::Error::other)?;
+    fs_err::write(scratch, image)?;
+    let from_file = DetachedMount::of(scratch, ErofsMountKind::File);
+    let found = from_file.map(|_| ErofsMountKind::File).or_else(|_| {
+        // Older kernels want a block device. Of two failures, that of the loop device is the one that can be remedied.
+        DetachedMount::of(scratch, ErofsMountKind::LoopDevice).map(|_| ErofsMountKind::LoopDevice)
+    });
+    fs_err::remove_file(scratch)?;
+    found
+}

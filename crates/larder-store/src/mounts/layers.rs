@@ -1,0 +1,72 @@
+//! Mounts layers that are EROFS images: once for all overlays, at `lowers/KEY` in the store.
+//!
+//! A layer is mounted as long as a recorded mount has it. Nothing else is noted: the kernel's mount table says which layers
+//! are mounted, and the records of mounts say which must be. So a restart finds the mounts of an earlier process, and
+//! removes those that it left behind.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::PoisonError;
+
+use super::MountError;
+use super::table::MountTable;
+use crate::disk::ensure_dir;
+use crate::erofs::{DetachedMount, detach};
+use crate::store::db::{DbRead as _, MOUNTS};
+use crate::store::error::StoreErrorContext as _;
+use crate::store::layout::names_in;
+use crate::store::{LayerHandle, LayerKey, MountRecord, OpenStore, StoreError};
+
+impl OpenStore {
+    /// The lower directories of layers, in their order; mounts those that are images, unless they are mounted. The record of
+    /// a mount must have the layers.
+    pub(super) fn mount_layers(&self, layers: &[LayerHandle]) -> Result<Vec<PathBuf>, MountError> {
+        if layers.iter().all(|layer| layer.image().is_none()) {
+            return Ok(layers.iter().map(LayerHandle::fs).collect());
+        }
+        let _alone = self.layer_mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let doing = "create a directory to mount a layer at";
+        ensure_dir(&*self.disk, &self.layout.lowers()).context(doing)?;
+        let table = MountTable::read()?;
+        let mut mounted = HashSet::new();
+        let mut lowers = Vec::with_capacity(layers.len());
+        for layer in layers {
+            let Some(image) = layer.image() else {
+                lowers.push(layer.fs());
+                continue;
+            };
+            let target = self.layout.lower(layer.key());
+            // An image may have a layer twice.
+            if !table.has_image(&target) && mounted.insert(layer.key()) {
+                ensure_dir(&*self.disk, &target).context(doing)?;
+                let mount = self.erofs_mount().and_then(|kind| DetachedMount::of(&image, kind));
+                mount
+                    .and_then(|mount| mount.attach(&target))
+                    .map_err(|cause| MountError::Layer { key: layer.key().clone(), cause })?;
+            }
+            lowers.push(target);
+        }
+        Ok(lowers)
+    }
+
+    /// Unmounts the layers that no recorded mount has.
+    pub(super) fn release_layers(&self) -> Result<(), StoreError> {
+        let doing = "unmount layers";
+        let _alone = self.layer_mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = names_in(&self.layout.lowers()).context(doing)?;
+        if names.is_empty() {
+            return Ok(());
+        }
+        let mounts: Vec<MountRecord> = self.db.read(doing, |reader| reader.all(MOUNTS))?;
+        let used = mounts.iter().flat_map(|mount| &mount.layers);
+        let used: HashSet<&str> = used.map(LayerKey::as_str).collect();
+        for name in names.iter().filter(|name| !used.contains(name.as_str())) {
+            let target = self.layout.lowers().join(name);
+            // Without the directory there is no mount, so a failure is tried again by the next release.
+            if let Err(error) = detach(&target).and_then(|()| fs_err::remove_dir(&target)) {
+                tracing::warn!(%error, "cannot unmount an unused layer");
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,58 @@
+//! How new layers are stored, and how EROFS images are mounted.
+
+use std::io;
+use std::sync::PoisonError;
+
+use super::FORMAT;
+use super::config::LayerFormat;
+use super::error::{StoreError, StoreErrorContext as _};
+use super::handle::{OpenStore, Store};
+use super::open::write_format;
+use crate::erofs::{ErofsMountKind, probe};
+
+impl Store {
+    /// Whether new layers are EROFS images. Fails if they have to be and cannot be mounted.
+    pub fn uses_images(&self) -> Result<bool, StoreError> {
+        match self.0.config.layer_format {
+            LayerFormat::Directory => Ok(false),
+            LayerFormat::Auto => Ok(self.0.erofs_mount().is_ok()),
+            LayerFormat::Erofs => self.0.erofs_mount().map(|_| true).context("mount EROFS images"),
+        }
+    }
+
+    /// Number of the format that the store has now.
+    pub fn format(&self) -> u32 {
+        *self.0.format.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How this process can mount EROFS images. Tried once.
+    pub fn erofs_mount(&self) -> io::Result<ErofsMountKind> {
+        self.0.erofs_mount()
+    }
+}
+
+impl OpenStore {
+    /// How this process can mount EROFS images that lie in this store. Tried once.
+    pub(crate) fn erofs_mount(&self) -> io::Result<ErofsMountKind> {
+        if let Some(kind) = self.config.erofs_mount {
+            return Ok(kind);
+        }
+        let found = self.erofs.get_or_init(|| {
+            probe(&self.layout.new_staging())
+                .inspect(|kind| tracing::debug!(?kind, "EROFS images can be mounted"))
+                .map_err(|error| (error.kind(), error.to_string()))
+        });
+        found.clone().map_err(|(kind, text)| io::Error::new(kind, text))
+    }
+
+    /// Makes sure that earlier versions of larder do not open this store, since they do not know EROFS images. Durable when
+    /// it returns.
+    pub(super) fn require_image_format(&self) -> Result<(), StoreError> {
+        let mut format = self.format.lock().unwrap_or_else(PoisonError::into_inner);
+        if *format < FORMAT {
+            write_format(&*self.disk, &self.layout, FORMAT).context("record the store's format")?;
+            *format = FORMAT;
+        }
+        Ok(())
+    }
+}

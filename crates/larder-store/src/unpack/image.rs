@@ -1,0 +1,269 @@
+//! Writes a layer as one EROFS image.
+//!
+//! The image takes all data as it comes. Its directories are written at the end, when the layers below are known: an overlay
+//! shows the nearest layer's owner and mode of a directory, so those that the archive only implied get what the layer has
+//! that really contains them. Until then, the image is a [`PendingImage`].
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use larder::reference::Digest;
+use larder_erofs::{
+    EntryProblem, ImageEntry, ImageEntryKind, ImageError, ImageOptions, ImageTime, ImageWriter,
+};
+use rustix::fs::Stat;
+use rustix::io::Errno;
+
+use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
+use super::beneath::{self, DIRECTORY, split};
+use super::image_file::ImageFile;
+use super::layer::{AllocatedSpace, PendingLowerWork, UnpackedLayer};
+use super::layer_manifest::{FileTime, LayerManifestWriter, ManifestRecord, RecordKind, UnpackMode, path_of};
+use super::lowers::{LowerEntry, LowerLayers};
+use super::metadata::{XattrTarget, Xattrs, hash_of, read_xattrs};
+use super::stream::{BufferSource, TarStream};
+use super::{
+    DetectedCompression, EntryRefusal, ExpectedLayer, OverlayForm, OwnerMode, UnpackError, UnpackOptions,
+};
+use crate::erofs::ErofsFile;
+
+/// Permissions of a directory that the archive only implied, unless a lower layer has it.
+const IMPLIED_MODE: u32 = 0o755;
+
+/// An image with all its data, whose directories are not written yet.
+pub struct PendingImage {
+    writer: ImageWriter<ImageFile>,
+    path: PathBuf,
+    max_directories: u32,
+}
+
+/// A complete image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FinishedImage {
+    /// Size and digest of its file, which is not synced.
+    pub file: ErofsFile,
+    /// The image now fits these lowers only: an owner, a mode or attributes came from them.
+    pub changed: bool,
+}
+
+/// Writes the layer's data. The half of an unpacking that takes plain bytes.
+pub(super) fn write(
+    mut feed: &mut dyn BufferSource,
+    expected: &ExpectedLayer<'_>,
+    path: &Path,
+    options: &UnpackOptions,
+) -> Result<(UnpackedLayer, PendingImage), UnpackError> {
+    let failed = |error| UnpackError::file("create", path, error);
+    let file = ImageFile::create(path, options.write_behind.clone()).map_err(failed)?;
+    let image = ImageOptions { uuid: uuid_of(expected.diff_id), ..ImageOptions::default() };
+    let mut archive = LayerArchive::new(TarStream::new(&mut feed, expected.diff_id, options), options);
+    let mut image = PendingImage {
+        writer: ImageWriter::new(file, image).map_err(|error| image_error(path, error))?,
+        path: path.to_owned(),
+        max_directories: options.limits.max_directories,
+    };
+    while let Some(entry) = archive.next()? {
+        image.add(&entry, &mut archive)?;
+    }
+    let entries = archive.entries();
+    let plain_bytes = archive.into_plain().finish(expected.diff_id)?;
+    let pending = image.pause()?;
+    let unpacked = UnpackedLayer {
+        compression: DetectedCompression::None,
+        compressed_bytes: 0,
+        plain_bytes,
+        entries,
+        usage: AllocatedSpace::default(),
+        pending,
+        skipped_devices: 0,
+        skipped_xattrs: 0,
+        hides_lowers: image.writer.hides_lowers(),
+    };
+    Ok((unpacked, image))
+}
+
+/// A UUID of its own for each layer, the same on every machine.
+fn uuid_of(diff_id: &Digest) -> [u8; 16] {
+    let mut uuid = [0; 16];
+    for (byte, digits) in uuid.iter_mut().zip(diff_id.hex().as_bytes().chunks_exact(2)) {
+        let digits = std::str::from_utf8(digits).unwrap_or_default();
+        *byte = u8::from_str_radix(digits, 16).unwrap_or_default();
+    }
+    uuid
+}
+
+impl PendingImage {
+    fn add(
+        &mut self,
+        entry: &LayerEntry,
+        archive: &mut LayerArchive<'_, impl BufferSource>,
+    ) -> Result<(), UnpackError> {
+        let (major, minor) = entry.device;
+        let kind = match &entry.kind {
+            LayerEntryKind::File => ImageEntryKind::File { size: entry.size },
+            LayerEntryKind::Sparse(extents) => ImageEntryKind::Sparse { size: entry.size, extents },
+            LayerEntryKind::Directory => ImageEntryKind::Directory,
+            LayerEntryKind::Symlink => ImageEntryKind::Symlink { target: &entry.link },
+            LayerEntryKind::HardLink => ImageEntryKind::HardLink { target: &entry.link },
+            LayerEntryKind::Fifo => ImageEntryKind::Fifo,
+            LayerEntryKind::CharDevice => ImageEntryKind::CharDevice { major, minor },
+            LayerEntryKind::BlockDevice => ImageEntryKind::BlockDevice { major, minor },
+        };
+        let added = self.writer.add(&ImageEntry {
+            path: &entry.path,
+            kind,
+            mode: entry.mode,
+            uid: entry.uid,
+            gid: entry.gid,
+            mtime: ImageTime { seconds: entry.mtime.seconds, nanos: entry.mtime.nanos },
+            xattrs: &entry.xattrs,
+        });
+        added.map_err(|error| image_error(&self.path, error))?;
+        let limit = u64::from(self.max_directories);
+        if self.writer.directory_count() as u64 > limit {
+            return Err(UnpackError::Limit { what: "directories", limit });
+        }
+        if !matches!(entry.kind, LayerEntryKind::File | LayerEntryKind::Sparse(_)) {
+            return Ok(());
+        }
+        loop {
+            let piece = archive.content()?;
+            let length = piece.len();
+            if length == 0 {
+                return Ok(());
+            }
+            self.writer.write_data(piece).map_err(|error| image_error(&self.path, error))?;
+            archive.consume(length);
+        }
+    }
+
+    /// Ends the data, and says what depends on the layers below.
+    fn pause(&mut self) -> Result<PendingLowerWork, UnpackError> {
+        self.writer.resolve_links().map_err(|error| image_error(&self.path, error))?;
+        if let Some(link) = self.writer.lower_links().next() {
+            let link = path_of(&link.path).display().to_string();
+            let reason = format!("{link:?} is a hard link to a file of a lower layer");
+            return Err(UnpackError::NeedsDirectory { reason });
+        }
+        let paused = self.writer.output_mut().pause();
+        paused.map_err(|error| UnpackError::file("write", &self.path, error))?;
+        let implicit_dirs = self.writer.implicit_directories().count() as u64;
+        Ok(PendingLowerWork { implicit_dirs, cross_layer_links: 0 })
+    }
+
+    /// Completes the image on `lowers`, the nearest first. The implied directories are listed in a new layer manifest at
+    /// `manifest`, if there are any: whether the image fits other lowers as well depends on them.
+    pub fn finish(mut self, lowers: Vec<OwnedFd>, manifest: &Path) -> Result<FinishedImage, UnpackError> {
+        let lowers = LowerLayers::new(lowers);
+        let mut changed = false;
+        let mut records = Vec::new();
+        let implicit: Vec<Vec<u8>> = self.writer.implicit_directories().collect();
+        for path in implicit {
+            let model = model_of(&lowers, &path);
+            let model = model
+                .map_err(|errno| UnpackError::file("inspect in the layers below", path_of(&path), errno))?;
+            if let Some((stat, xattrs)) = &model {
+                changed |= self.describe(&path, stat, xattrs)?;
+            }
+            records.push(record_of(path, model));
+        }
+        if !records.is_empty() {
+            write_manifest(manifest, &records)
+                .map_err(|error| UnpackError::file("write the layer manifest", manifest, error))?;
+        }
+        let finished = self.writer.finish().map_err(|error| image_error(&self.path, error))?;
+        let file = finished.0.finish().map_err(|error| UnpackError::file("write", &self.path, error))?;
+        Ok(FinishedImage { file, changed })
+    }
+
+    /// Gives an implied directory the metadata of the one below. Returns whether it is not what it had; a time does not count.
+    fn describe(&mut self, path: &[u8], stat: &Stat, xattrs: &Xattrs) -> Result<bool, UnpackError> {
+        // As an entry, a name like this would be a whiteout.
+        if split(path).1.starts_with(b".wh.") {
+            return Ok(false);
+        }
+        let time = time_of(stat);
+        let described = self.writer.add(&ImageEntry {
+            path: if path.is_empty() { b"/" } else { path },
+            kind: ImageEntryKind::Directory,
+            mode: stat.st_mode,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+            mtime: ImageTime { seconds: time.seconds, nanos: time.nanos },
+            xattrs,
+        });
+        described.map_err(|error| image_error(&self.path, error))?;
+        let is_default = stat.st_mode & 0o7777 == IMPLIED_MODE
+            && (stat.st_uid, stat.st_gid) == (0, 0)
+            && xattrs.is_empty();
+        Ok(!is_default)
+    }
+}
+
+impl std::fmt::Debug for PendingImage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PendingImage").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// The directory that the layers below show at a path.
+fn model_of(lowers: &LowerLayers, path: &[u8]) -> Result<Option<(Stat, Xattrs)>, Errno> {
+    let found = lowers.find(path, true)?.filter(LowerEntry::is_directory);
+    let Some(found) = found else { return Ok(None) };
+    let model = beneath::open(lowers.root(found.layer), &found.path, DIRECTORY)?;
+    Ok(Some((found.stat, read_xattrs(XattrTarget::Open(model.as_fd()))?)))
+}
+
+fn record_of(path: Vec<u8>, model: Option<(Stat, Xattrs)>) -> ManifestRecord {
+    let kind = RecordKind::Directory { implicit: true, opaque: false };
+    let (mode, uid, gid, mtime, xattrs) = match model {
+        None => (IMPLIED_MODE, 0, 0, FileTime::default(), None),
+        Some((stat, xattrs)) => {
+            (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid, time_of(&stat), hash_of(&xattrs))
+        }
+    };
+    ManifestRecord { path, kind, mode, uid, gid, mtime, xattrs }
+}
+
+fn time_of(stat: &Stat) -> FileTime {
+    FileTime { seconds: stat.st_mtime, nanos: u32::try_from(stat.st_mtime_nsec).unwrap_or(0) }
+}
+
+fn write_manifest(path: &Path, records: &[ManifestRecord]) -> std::io::Result<()> {
+    let form = UnpackMode { owners: OwnerMode::Apply, overlay: OverlayForm::Trusted };
+    let mut manifest = LayerManifestWriter::create(path, form)?;
+    records.iter().try_for_each(|record| manifest.add(record))?;
+    manifest.finish()
+}
+
+/// An error of the writer. What only an image cannot hold is left to a directory.
+fn image_error(image: &Path, error: ImageError) -> UnpackError {
+    match error {
+        ImageError::Output(cause) => UnpackError::file("write", image, cause),
+        ImageError::Rejected { path, problem } => match refusal_of(problem) {
+            Some(reason) => UnpackError::Refused { path, reason },
+            None => UnpackError::NeedsDirectory { reason: format!("{}: {problem}", path.display()) },
+        },
+        other => UnpackError::NeedsDirectory { reason: other.to_string() },
+    }
+}
+
+/// What a directory does not take either.
+fn refusal_of(problem: EntryProblem) -> Option<EntryRefusal> {
+    Some(match problem {
+        EntryProblem::ZeroByte => EntryRefusal::ZeroByte,
+        EntryProblem::NameTooLong => EntryRefusal::NameTooLong,
+        EntryProblem::PathTooLong => EntryRefusal::PathTooLong,
+        EntryProblem::ParentNotDirectory => EntryRefusal::ParentNotDirectory,
+        EntryProblem::TooManyLinks => EntryRefusal::TooManyLinks,
+        EntryProblem::RootNotDirectory => EntryRefusal::Root,
+        EntryProblem::Whiteout => EntryRefusal::Whiteout,
+        EntryProblem::LinkToDirectory => EntryRefusal::LinkToDirectory,
+        EntryProblem::LinkToItself => EntryRefusal::LinkToItself,
+        EntryProblem::LinkTarget => EntryRefusal::LinkTarget,
+        EntryProblem::LinkChain => EntryRefusal::LinkChain,
+        EntryProblem::Owner => EntryRefusal::Owner,
+        EntryProblem::SparseMap => EntryRefusal::SparseMap,
+        _ => return None,
+    })
+}

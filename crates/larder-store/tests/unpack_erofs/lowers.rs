@@ -1,0 +1,129 @@
+//! Images that only the layers below complete.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use larder_store::unpack::layer_manifest::{LayerManifestReader, RecordKind};
+use larder_store::unpack::{ExpectedLayer, FinishedImage, UnpackError, UnpackOptions, unpack_image};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+
+use crate::support::{digest, is_root, mount_image};
+
+/// Images of layers, each mounted.
+struct Stack {
+    dir: tempfile::TempDir,
+    roots: Vec<PathBuf>,
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        for root in &self.roots {
+            let _ = rustix::mount::unmount(root, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+impl Stack {
+    fn new() -> Stack {
+        Stack { dir: tempfile::tempdir().unwrap(), roots: Vec::new() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(format!("{}{name}", self.roots.len()))
+    }
+
+    /// Unpacks a layer on top of the others.
+    fn push(&mut self, entries: Vec<TarBuilderEntry>) -> Result<FinishedImage, UnpackError> {
+        let archive = TarBuilder::new().extend(entries).finish();
+        let diff_id = digest(&archive);
+        let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
+        let (image, root) = (self.path("image"), self.path("root"));
+        let (_, pending) = unpack_image(&archive[..], &expected, &image, &UnpackOptions::default())?;
+        let open = |root: &PathBuf| OwnedFd::from(fs_err::File::open(root).unwrap().into_parts().0);
+        let finished = pending.finish(self.roots.iter().rev().map(open).collect(), &self.path("files.v1"))?;
+        fs_err::create_dir(&root).unwrap();
+        mount_image(&image, &root);
+        self.roots.push(root);
+        Ok(finished)
+    }
+
+    /// Permissions, owner and time of a path in the topmost layer.
+    fn meta(&self, path: &str) -> (u32, u32, u32, i64) {
+        let meta = fs_err::symlink_metadata(self.roots.last().unwrap().join(path)).unwrap();
+        (meta.mode() & 0o7777, meta.uid(), meta.gid(), meta.mtime())
+    }
+}
+
+fn implied_in(files: &Path) -> Vec<String> {
+    let records = LayerManifestReader::open(files).unwrap().map(Result::unwrap);
+    let implied =
+        records.filter(|record| matches!(record.kind, RecordKind::Directory { implicit: true, .. }));
+    let mut paths: Vec<_> = implied.map(|record| String::from_utf8(record.path).unwrap()).collect();
+    paths.sort();
+    paths
+}
+
+#[test]
+fn an_implied_directory_of_an_image_looks_like_the_one_below() {
+    if !is_root() {
+        return;
+    }
+    let mut stack = Stack::new();
+    let below = vec![
+        TarBuilderEntry::dir(".").mode(0o711),
+        TarBuilderEntry::dir("etc").mode(0o2750).owner(3, 4).mtime(99).xattr("user.a", "1"),
+        TarBuilderEntry::dir("etc/sub").mode(0o700),
+        TarBuilderEntry::dir("plain"),
+    ];
+    assert!(!stack.push(below).unwrap().changed);
+    assert!(stack.push(vec![TarBuilderEntry::file("etc/other", "")]).unwrap().changed);
+    let top = ["etc/sub/f", "plain/f", "own/f"].map(|path| TarBuilderEntry::file(path, ""));
+    let files = stack.path("files.v1");
+    assert!(stack.push(top.to_vec()).unwrap().changed);
+    assert_eq!(stack.meta("etc"), (0o2750, 3, 4, 99));
+    assert_eq!(stack.meta("etc/sub").0, 0o700);
+    assert_eq!((stack.meta("own").0, stack.meta("plain").0, stack.meta("").0), (0o755, 0o755, 0o711));
+    let mut value = [0; 8];
+    let length = rustix::fs::lgetxattr(stack.roots[2].join("etc"), "user.a", &mut value[..]).unwrap();
+    assert_eq!(&value[..length], b"1");
+    assert_eq!(implied_in(&files), ["", "etc", "etc/sub", "own", "plain"]);
+}
+
+#[test]
+fn an_image_that_takes_nothing_from_below_fits_all_lowers_and_has_no_manifest() {
+    if !is_root() {
+        return;
+    }
+    let mut stack = Stack::new();
+    stack
+        .push(vec![
+            TarBuilderEntry::dir("."),
+            TarBuilderEntry::dir("usr"),
+            TarBuilderEntry::file("usr/a", ""),
+        ])
+        .unwrap();
+    assert!(
+        !stack.push(vec![TarBuilderEntry::file("usr/b", "")]).unwrap().changed,
+        "it looks as it would alone"
+    );
+    let files = stack.path("files.v1");
+    let complete =
+        vec![TarBuilderEntry::dir("."), TarBuilderEntry::dir("usr"), TarBuilderEntry::file("usr/c", "")];
+    assert!(!stack.push(complete).unwrap().changed);
+    assert!(!files.exists());
+}
+
+#[test]
+fn a_hard_link_to_a_lower_file_needs_a_directory() {
+    if !is_root() {
+        return;
+    }
+    let mut stack = Stack::new();
+    stack.push(vec![TarBuilderEntry::file("a", "1")]).unwrap();
+    let error = stack.push(vec![TarBuilderEntry::hard_link("b", "a")]).unwrap_err();
+    assert!(
+        matches!(&error, UnpackError::NeedsDirectory { reason } if reason.contains("hard link")),
+        "{error}"
+    );
+}
