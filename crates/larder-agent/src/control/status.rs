@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use larder::gc::filesystem_stats::used_percent;
 use larder::gc::{
-    GcPolicy, GcReport, GcRoundResult, GcStatus, ImageCache, NodeImage, SpaceBesideImages,
-    images_for_node_status,
+    GcPolicy, GcRoundResult, GcStatus, ImageCache, NodeImage, SpaceBesideImages, images_for_node_status,
 };
 use larder::go_format;
 use larder::image_service::{FsStats, ImageStats};
@@ -130,7 +129,7 @@ fn did(GcRoundResult { report, error }: &GcRoundResult) -> String {
 #[cfg(test)]
 mod tests {
     use larder::backend::BackendError;
-    use larder::gc::{DiskSpace, GcError};
+    use larder::gc::{DiskSpace, GcError, GcReport};
 
     use super::*;
 

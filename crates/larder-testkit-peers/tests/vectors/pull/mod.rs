@@ -9,7 +9,6 @@ mod policy;
 mod puller;
 mod recorders;
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use larder::pull::PullConfig;
