@@ -205,7 +205,7 @@ async fn settings_that_turn_verification_off_end_the_denial_of_a_degraded_start(
     let mut parts = testing::parts(&backend, dir.path(), None, |config| {
         config.degraded = Some("config.yaml: broken".into());
     });
-    let everyone = Verification::of_everyone();
+    let everyone = Verification::always_verify();
     parts.records = Some(Arc::new(PullRecordStore::open(&dir.path().join("records"), everyone).unwrap()));
     let node = Node::build(parts);
     let records = node.records.clone().unwrap();
