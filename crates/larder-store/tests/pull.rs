@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{Store, StoreConfig};
+use larder_store::store::{ImageRecord, LayerFormat, Store, StoreConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::backend_suite::{self, BackendFixture, FixtureImages};
 use larder_testkit::fault_registry::{FaultRegistry, FaultRegistryAuth};
@@ -25,16 +26,34 @@ use tempfile::TempDir;
 
 /// A store in a new directory, and a registry; `None` where no registry can be had.
 fn node() -> Option<(TempDir, StoreBackend, RegistryProcess)> {
+    node_with(LayerFormat::Directory)
+}
+
+/// Both formats of layers; images need a kernel that mounts them, and root.
+fn formats() -> Vec<LayerFormat> {
+    if rustix::process::geteuid().is_root() {
+        return vec![LayerFormat::Directory, LayerFormat::Erofs];
+    }
+    assert!(std::env::var_os("CI").is_none(), "CI must run these tests as root");
+    eprintln!("==== ONLY DIRECTORIES: EROFS images need root ====");
+    vec![LayerFormat::Directory]
+}
+
+fn node_with(layer_format: LayerFormat) -> Option<(TempDir, StoreBackend, RegistryProcess)> {
     if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
         return None;
     }
     let dir = tempfile::tempdir().unwrap();
-    let backend = backend(&dir.path().join("store"));
+    let backend = backend_with(&dir.path().join("store"), layer_format);
     Some((dir, backend, RegistryProcess::start(RegistryOptions::default()).unwrap()))
 }
 
 fn backend(root: &Path) -> StoreBackend {
-    let store = Store::open(root, StoreConfig::default()).unwrap();
+    backend_with(root, LayerFormat::Directory)
+}
+
+fn backend_with(root: &Path, layer_format: LayerFormat) -> StoreBackend {
+    let store = Store::open(root, StoreConfig { layer_format, ..StoreConfig::default() }).unwrap();
     StoreBackend::new(StorePuller::new(
         store,
         RegistryClient::new(RegistryConfig::default()),
@@ -48,6 +67,13 @@ async fn pull(backend: &StoreBackend, name: &str) -> String {
         Ok(id) => id.into(),
         Err(error) => panic!("{name}: {error}"),
     }
+}
+
+/// Metadata of a path in a layer of an image.
+fn metadata_in(backend: &StoreBackend, image: &ImageRecord, layer: usize, path: &str) -> std::fs::Metadata {
+    let layer = backend.store().layer(&image.layers[layer].key).unwrap().expect("the layer");
+    let root = layer.open_root().unwrap();
+    fs_err::metadata(format!("/proc/self/fd/{}/{path}", root.as_raw_fd())).unwrap()
 }
 
 /// How often the registry served each blob.
@@ -137,18 +163,26 @@ async fn ten_pulls_that_share_a_base_fetch_each_blob_once() {
 
 #[tokio::test]
 async fn a_pulled_image_is_unpacked_until_it_is_removed() {
-    let Some((dir, backend, registry)) = node() else { return };
+    for format in formats() {
+        unpack_and_remove(format).await;
+    }
+}
+
+async fn unpack_and_remove(format: LayerFormat) {
+    let Some((dir, backend, registry)) = node_with(format) else { return };
     let layout = ImageBuilder::small(3, 100_000).push(&registry, "shop/web:1").unwrap();
     let name = registry.image("shop/web:1");
     assert_eq!(pull(&backend, &name).await, layout.image_id);
     let record = backend.store().image(&name).unwrap().expect("it is here");
-    let fs = dir.path().join("store/layers").join(record.layers[0].key.as_str()).join("fs");
-    assert_eq!(fs_err::metadata(fs.join("srv/data")).unwrap().len(), 100_000);
+    assert_eq!(metadata_in(&backend, &record, 0, "srv/data").len(), 100_000);
+    let layers = dir.path().join("store/layers");
+    let is_image = layers.join(record.layers[0].key.as_str()).join("layer.erofs").exists();
+    assert_eq!(is_image, format == LayerFormat::Erofs);
     assert!(record.tags.contains(&Reference::parse(&name).unwrap().to_string()));
     backend.remove(&ImageSpec::named(&name)).await.unwrap();
     assert!(backend.store().image(&name).unwrap().is_none());
     backend.store().empty_trash().unwrap();
-    assert!(!fs.exists());
+    assert_eq!(fs_err::read_dir(layers).unwrap().count(), 0);
 }
 
 #[tokio::test]
@@ -162,7 +196,13 @@ async fn an_image_that_does_not_exist_is_not_found_and_leaves_nothing() {
 
 #[tokio::test]
 async fn a_layer_takes_implied_metadata_from_each_base() {
-    let Some((dir, backend, registry)) = node() else { return };
+    for format in formats() {
+        share_a_layer_between_bases(format).await;
+    }
+}
+
+async fn share_a_layer_between_bases(format: LayerFormat) {
+    let Some((_dir, backend, registry)) = node_with(format) else { return };
     // Two bases that differ in the mode of a directory, and one layer that puts a file there without naming it.
     let shared = LayerFiles::archive(TarBuilder::new().with(TarBuilderEntry::file("srv/x", "x")).finish());
     for (name, mode) in [("bases/open:v1", 0o755), ("bases/closed:v1", 0o700), ("bases/shut:v1", 0o500)] {
@@ -180,8 +220,7 @@ async fn a_layer_takes_implied_metadata_from_each_base() {
     join_all(names.iter().map(|name| pull(&backend, name))).await;
     for (name, mode) in names.iter().zip([0o755, 0o700, 0o500]) {
         let record = backend.store().image(name).unwrap().expect("it is here");
-        let top = dir.path().join("store/layers").join(record.layers[1].key.as_str()).join("fs/srv");
-        let found = fs_err::metadata(&top).unwrap().permissions().mode() & 0o7777;
+        let found = metadata_in(&backend, &record, 1, "srv").permissions().mode() & 0o7777;
         // Without root, directories keep rwx for their owner; the layer manifest has the true mode.
         let expected = if rustix::process::geteuid().is_root() { mode } else { mode | 0o700 };
         assert_eq!(format!("{found:o}"), format!("{expected:o}"), "{name}");

@@ -28,7 +28,9 @@ use crate::store::{
     ClaimOutcome, FILES, FS, LayerClaim, LayerHandle, LayerKey, LayerMetadata, LayerStaging, LayerWait,
     Store, StoreError,
 };
-use crate::unpack::{LowerMergeMode, LowerMergeReport, UnpackError, UnpackedLayer, merge_open_lowers};
+use crate::unpack::{
+    LowerMergeMode, LowerMergeReport, PendingImage, UnpackError, UnpackedLayer, merge_open_lowers,
+};
 
 /// Retry interval for a blob that another pull of this process is fetching.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
@@ -373,9 +375,11 @@ impl StorePuller {
         let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
         // The thread owns the directory, as during unpacking.
         let settling = own.worker.blocking(move || {
+            let nearest = image.as_ref().is_some_and(PendingImage::needs_nearest_only);
+            let visible = if nearest { &lowers[lowers.len().saturating_sub(1)..] } else { &lowers[..] };
             let failed = |cause| PullError::Unpack { digest: digest.clone(), cause };
             let lowers =
-                if unpacked.pending.is_empty() { Vec::new() } else { open_roots(&lowers).map_err(failed)? };
+                if unpacked.pending.is_empty() { Vec::new() } else { open_roots(visible).map_err(failed)? };
             let facts = facts_of(&unpacked, diff_id.clone(), digest.clone());
             let key = |changed| LayerKey::from(if changed { &chain_id } else { &diff_id });
             let layer = if let Some(image) = image {

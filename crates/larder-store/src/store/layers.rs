@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use larder::reference::Digest;
 use rustix::fs::{Mode, OFlags, open};
@@ -43,8 +43,6 @@ pub struct LayerHandle(Arc<LayerHandleInner>);
 struct LayerHandleInner {
     record: LayerRecord,
     path: PathBuf,
-    /// Root of the mounted image, while a pull looks at it.
-    mounted: OnceLock<OwnedFd>,
     /// No commit has made it durable yet.
     uncommitted: AtomicBool,
     /// Opened before its first write. `None` if it is durable, or if a dead process wrote it.
@@ -81,20 +79,13 @@ impl LayerHandle {
         self.record().erofs.as_ref().map(|_| self.0.path.join(IMAGE))
     }
 
-    /// The root of its files, opened. An image is mounted, where only descriptors lead to it, for as long as a clone of this
-    /// handle exists.
+    /// The root of its files, opened. An image is mounted for as long as that is open, where only descriptors lead to it.
     pub fn open_root(&self) -> io::Result<OwnedFd> {
         let Some(image) = self.image() else {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             return Ok(open(self.fs(), flags, Mode::empty())?);
         };
-        if let Some(root) = self.0.mounted.get() {
-            return root.try_clone();
-        }
-        let mount = DetachedMount::of(&image, self.0.store.erofs_mount()?)?;
-        let root = mount.root()?;
-        let kept = self.0.mounted.get_or_init(|| root);
-        kept.try_clone()
+        DetachedMount::of(&image, self.0.store.erofs_mount()?)?.root()
     }
 
     /// Whether it still waits for a commit.
@@ -371,7 +362,6 @@ impl OpenStore {
         LayerHandle(Arc::new(LayerHandleInner {
             record,
             path,
-            mounted: OnceLock::new(),
             uncommitted,
             written: None,
             lost: AtomicBool::new(false),
@@ -417,9 +407,8 @@ impl OpenStore {
         let UncommittedLayer { record, written } = layer;
         let path = self.layout.layer(&record.key);
         let (uncommitted, store) = (AtomicBool::new(true), self.clone());
-        let (lost, mounted) = (AtomicBool::new(false), OnceLock::new());
-        let inner =
-            LayerHandleInner { record, path, mounted, uncommitted, written, lost, _hold: hold, store };
+        let lost = AtomicBool::new(false);
+        let inner = LayerHandleInner { record, path, uncommitted, written, lost, _hold: hold, store };
         let layer = Arc::new(inner);
         self.arrivals.fresh().insert(layer.record.key.clone(), Arc::downgrade(&layer));
         LayerHandle(layer)

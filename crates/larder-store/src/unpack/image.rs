@@ -151,6 +151,12 @@ impl PendingImage {
         Ok(PendingLowerWork { implicit_dirs, cross_layer_links: 0 })
     }
 
+    /// Whether the nearest layer below is all that [`finish`](PendingImage::finish) looks at: only the root is implied, and each
+    /// layer has the root's metadata.
+    pub fn needs_nearest_only(&self) -> bool {
+        self.writer.implicit_directories().all(|path| path.is_empty())
+    }
+
     /// Completes the image on `lowers`, the nearest first. The implied directories are listed in a new layer manifest at
     /// `manifest`, if there are any: whether the image fits other lowers as well depends on them.
     pub fn finish(mut self, lowers: Vec<OwnedFd>, manifest: &Path) -> Result<FinishedImage, UnpackError> {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use larder_erofs::ImageOutput;
@@ -20,7 +20,9 @@ const DIRECT: usize = 16 << 10;
 
 /// A new file, hashed while it is written.
 pub(super) struct ImageFile {
-    file: File,
+    path: PathBuf,
+    /// `None` while the image waits for the layers below: it may be one of many.
+    file: Option<File>,
     /// Bytes that follow those in the file.
     pending: Vec<u8>,
     written: u64,
@@ -34,13 +36,22 @@ impl ImageFile {
     pub(super) fn create(path: &Path, write_behind: Option<WriteBehind>) -> io::Result<ImageFile> {
         let mut options = fs_err::OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
-        let file = options.open(path)?.into_parts().0;
-        let hasher = PieceHasher::new();
-        Ok(ImageFile { file, pending: Vec::new(), written: 0, hasher, write_behind, unseen: 0 })
+        let file = Some(options.open(path)?.into_parts().0);
+        let (path, pending, hasher) = (path.to_owned(), Vec::new(), PieceHasher::new());
+        Ok(ImageFile { path, file, pending, written: 0, hasher, write_behind, unseen: 0 })
+    }
+
+    fn open(&mut self) -> io::Result<&File> {
+        let file = match self.file.take() {
+            Some(file) => file,
+            None => fs_err::OpenOptions::new().read(true).write(true).open(&self.path)?.into_parts().0,
+        };
+        Ok(self.file.insert(file))
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, self.written)?;
+        let offset = self.written;
+        self.open()?.write_all_at(bytes, offset)?;
         self.written += bytes.len() as u64;
         self.unseen += bytes.len();
         if self.unseen >= WriteBehind::PIECE {
@@ -52,14 +63,16 @@ impl ImageFile {
     /// Only to be early: without a second handle it is done at the end.
     fn sync_early(&mut self) {
         self.unseen = 0;
-        if let Some((write_behind, file)) =
-            self.write_behind.as_ref().zip(self.file.as_fd().try_clone_to_owned().ok())
-        {
+        let file = self.file.as_ref().and_then(|file| file.as_fd().try_clone_to_owned().ok());
+        if let Some((write_behind, file)) = self.write_behind.as_ref().zip(file) {
             write_behind.take(file, self.written);
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
         let pending = std::mem::take(&mut self.pending);
         self.write(&pending)?;
         self.pending = pending;
@@ -67,18 +80,21 @@ impl ImageFile {
         Ok(())
     }
 
-    /// Writes what is pending, and frees the buffer: the image may wait for the layers below.
+    /// Writes what is pending, frees the buffer, and closes the file until the next write.
     pub(super) fn pause(&mut self) -> io::Result<()> {
         self.flush()?;
         self.pending = Vec::new();
+        self.file = None;
         Ok(())
     }
 
     /// Ends the file. It is not synced.
     pub(super) fn finish(mut self) -> io::Result<ErofsFile> {
         self.flush()?;
+        self.open()?;
         self.sync_early();
-        self.hasher.finish(&self.file, self.written)
+        let ImageFile { file, hasher, written, .. } = self;
+        file.map_or_else(|| Err(io::ErrorKind::NotFound.into()), |file| hasher.finish(&file, written))
     }
 }
 
@@ -102,6 +118,6 @@ impl ImageOutput for ImageFile {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.flush()?;
         self.hasher.replace(offset, bytes.len());
-        self.file.write_all_at(bytes, offset)
+        self.open()?.write_all_at(bytes, offset)
     }
 }
