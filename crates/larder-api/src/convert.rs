@@ -155,7 +155,7 @@ pub fn details_from(answer: api::InspectResponse) -> ImageDetails {
 
 /// An event as a message; `number` is its position in the event ring.
 pub fn event(event: Event, number: Option<u64>) -> api::Event {
-    let Event { time, event_type, reason, object, message } = event;
+    let Event { time, event_type, reason, object, message, requester } = event;
     api::Event {
         number,
         time: self::time(time),
@@ -175,6 +175,7 @@ pub fn event(event: Event, number: Option<u64>) -> api::Event {
         uid: object.uid,
         field_path: object.field_path,
         message,
+        requester,
     }
 }
 
@@ -190,6 +191,7 @@ pub fn event_from(event: api::Event, object: ObjectRef) -> Option<Event> {
         reason: EventReason::ALL.into_iter().find(|known| known.to_string() == event.reason)?,
         object,
         message: event.message,
+        requester: event.requester,
     })
 }
 
@@ -527,6 +529,7 @@ mod tests {
             reason: EventReason::Pulled,
             object: ObjectRef::node("n1"),
             message: "m".into(),
+            requester: String::new(),
         };
         let event = self::event(event, Some(7));
         let shown = serde_json::to_value(&event).unwrap();

@@ -60,6 +60,8 @@ pub enum EventReason {
     Loaded,
     /// A client removed an image.
     Removed,
+    /// All images that a pod requested are pulled.
+    ImagesPulled,
     /// A client could not remove an image.
     RemovalFailed,
     /// New settings are in force.
@@ -103,6 +105,7 @@ impl fmt::Display for EventReason {
             EventReason::BackendUp => "BackendUp",
             EventReason::Loaded => "Loaded",
             EventReason::Removed => "Removed",
+            EventReason::ImagesPulled => "ImagesPulled",
             EventReason::RemovalFailed => "RemovalFailed",
             EventReason::Reloaded => "Reloaded",
             EventReason::ReloadFailed => "ReloadFailed",
@@ -123,6 +126,8 @@ pub struct Event {
     pub object: ObjectRef,
     /// Kubelet's text.
     pub message: String,
+    /// The process whose request caused it, such as `larder (pid 42)`; empty if unknown or none.
+    pub requester: String,
 }
 
 impl Event {
@@ -135,6 +140,7 @@ impl Event {
             reason: EventReason::Failed,
             object,
             message,
+            requester: String::new(),
         }
     }
 }
@@ -151,15 +157,19 @@ pub struct LogSink;
 
 impl EventSink for LogSink {
     fn record(&self, event: Event) {
-        let Event { event_type, reason, object, message, .. } = event;
+        let Event { event_type, reason, object, message, requester, .. } = event;
         // Empty fields are omitted, and so is the namespace of an object without a name.
         let said = |text: String| (!text.is_empty()).then_some(text);
         let (name, field_path) = (said(object.name), said(object.field_path));
         let namespace = name.as_ref().and(said(object.namespace));
         let (name, namespace, field_path) = (name.as_deref(), namespace.as_deref(), field_path.as_deref());
+        let requester = said(requester);
+        let requester = requester.as_deref();
         match event_type {
-            EventType::Normal => tracing::info!(%reason, namespace, name, field_path, "{message}"),
-            EventType::Warning => tracing::warn!(%reason, namespace, name, field_path, "{message}"),
+            EventType::Normal => tracing::info!(%reason, namespace, name, field_path, requester, "{message}"),
+            EventType::Warning => {
+                tracing::warn!(%reason, namespace, name, field_path, requester, "{message}")
+            }
         }
     }
 }
@@ -300,6 +310,7 @@ mod tests {
             reason: EventReason::Pulled,
             object: ObjectRef::node("n"),
             message: message.to_owned(),
+            requester: String::new(),
         }
     }
 

@@ -27,6 +27,7 @@ use tonic::Status;
 use super::caller::CALLER;
 use crate::error::Error;
 use crate::node::Node;
+use crate::node::peer::Peer;
 
 /// Interval of progress updates.
 const PROGRESS: Duration = Duration::from_millis(200);
@@ -43,7 +44,12 @@ pub(super) fn start(node: &Arc<Node>, request: api::EnsureRequest) -> Result<Ens
     let (updates, receiver) = mpsc::unbounded_channel();
     let (pulls, news) = watch::channel(Vec::new());
     let mut work = JoinSet::new();
-    work.spawn(async move { run(&node, &requests, &updates, progress.then_some(pulls)).await });
+    let work_of_call = async move { run(&node, &requests, &updates, progress.then_some(pulls)).await };
+    // Its events name the process that called.
+    match Peer::of_call() {
+        Some(peer) => work.spawn(peer.scope(work_of_call)),
+        None => work.spawn(work_of_call),
+    };
     Ok(EnsureUpdateStream::new(receiver, news, work))
 }
 
@@ -83,38 +89,14 @@ fn held_by_each(pod: Option<&api::PodReference>, secrets: &[api::PullSecret]) ->
     annotations.sum::<usize>() + secrets.iter().map(|secret| secret.document.len()).sum::<usize>()
 }
 
-/// Measures how long the images of a pod are being pulled, over all its containers, until dropped.
-struct PodPullTime<'a> {
-    node: &'a Node,
-    uid: &'a str,
-}
-
-impl<'a> PodPullTime<'a> {
-    /// `None` for images that no pod requests.
-    fn begin(node: &'a Node, requests: &'a [EnsureRequest]) -> Option<PodPullTime<'a>> {
-        let pod = requests.first().map(|request| &request.pod).filter(|pod| !pod.name.is_empty())?;
-        node.pull_times.track(&pod.uid);
-        Some(PodPullTime { node, uid: &pod.uid })
-    }
-}
-
-impl Drop for PodPullTime<'_> {
-    fn drop(&mut self) {
-        let total = self.node.pull_times.total(self.uid);
-        self.node.pull_times.forget(self.uid);
-        if !total.is_zero() {
-            self.node.metrics.pod_pulled(total);
-        }
-    }
-}
-
 async fn run(
     node: &Node,
     requests: &[EnsureRequest],
     updates: &mpsc::UnboundedSender<Update>,
     progress: Option<watch::Sender<Vec<api::Pull>>>,
 ) {
-    let _time = PodPullTime::begin(node, requests);
+    // All of them are of one pod.
+    let _measured = requests.first().and_then(|request| node.pod_pulls.begin(&request.pod));
     let each = requests.iter().zip(0..).map(|(request, index)| {
         CALLER.scope(updates.clone(), async move {
             let ended = node.manager.ensure(request).await;

@@ -310,6 +310,27 @@ async fn the_time_that_a_pod_pulls_is_measured_over_all_its_images() {
     assert!(page.contains("larder_pod_image_pull_seconds_count 1"), "{page}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_calls_of_a_pod_are_measured_together_and_are_one_event_that_names_their_caller() {
+    let served = TestDaemon::new();
+    for (name, seconds) in [("a:1", 20), ("b:1", 30)] {
+        let pulled = ScriptedPull::ok(format!("sha256:{name}"), 1).after(Duration::from_secs(seconds));
+        served.backend.on_pull_of(name, pulled);
+    }
+    let pod = api::PodReference { name: "web".into(), uid: "u".into(), ..api::PodReference::default() };
+    let request = |image: &str| api::EnsureRequest { pod: Some(pod.clone()), ..wants(&[image]) };
+    let (mut one, mut two) = (served.client(), served.client());
+    // As larder's own client asks: with one call for each image.
+    tokio::join!(updates(&mut one, request("a:1")), updates(&mut two, request("b:1")));
+    let known = served.node.events.snapshot();
+    let own = format!("(pid {})", std::process::id());
+    assert!(known.iter().all(|event| event.requester.ends_with(&own)), "{known:?}");
+    let of_pod: Vec<_> = known.iter().filter(|event| event.reason == EventReason::ImagesPulled).collect();
+    let [event] = &of_pod[..] else { panic!("{known:?}") };
+    assert!(event.message.starts_with("Pulled the images of the pod in 30"), "{event:?}");
+    assert_eq!((event.object.name.as_str(), event.object.field_path.as_str()), ("web", ""));
+}
+
 #[tokio::test]
 async fn a_client_of_a_stopping_daemon_gets_an_error_at_once() {
     let served = TestDaemon::new();

@@ -8,19 +8,22 @@ use larder::backend::{
     ProgressReporter, RuntimeInfo,
 };
 use larder::credentials::Credential;
+use larder::detached::run_to_completion;
 use larder::gc::DiskSpace;
 use larder::pod::SandboxConfig;
 use larder::pull::ManagedBackend;
 use larder::reference::ImageId;
-use tokio::time::Instant;
 
 use super::Node;
 use super::cri_pins::CriPins;
 use super::health::BackendHealth;
-use super::requests::RequestApi;
+use super::health::error_with_hint;
+use super::peer::Peer;
+use super::requests::{CriPull, RequestApi};
 
 /// The images of a node as CRI has them. Pulls and removals are recorded; while the backend is known to hang, calls fail
 /// at once instead of at their callers' deadlines.
+#[derive(Clone)]
 pub(crate) struct CriImages {
     node: Arc<Node>,
     images: ManagedBackend,
@@ -30,6 +33,30 @@ impl CriImages {
     pub(crate) fn of(node: Arc<Node>) -> CriImages {
         let pins = Arc::new(CriPins::of(Arc::clone(&node)));
         CriImages { images: ManagedBackend::new(Arc::clone(&node.manager)).with_pins(pins), node }
+    }
+
+    async fn remove_and_record(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
+        let removed = async {
+            let images = self.responding()?;
+            let found = images.peek_status(image).await?;
+            Ok((found, images.remove_counted(image).await?))
+        };
+        match removed.await {
+            Ok((found, freed)) => {
+                if let Some(found) = found {
+                    self.node.record_removal(RequestApi::Cri, &found, freed).await;
+                }
+                Ok(freed)
+            }
+            Err(error) => {
+                self.node.record_failed_removal(
+                    RequestApi::Cri,
+                    image.image.as_str(),
+                    &error_with_hint(&error),
+                );
+                Err(error)
+            }
+        }
     }
 
     /// The images, unless the backend hangs.
@@ -79,14 +106,14 @@ impl Backend for CriImages {
         sandbox: Option<&SandboxConfig>,
         _progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
-        let start = Instant::now();
+        let request = CriPull::begin(&self.node, image, sandbox);
         let pulled = if let Some(error) = unusable(&self.node) {
             Err(error)
         } else {
             let manager = &self.node.manager;
             manager.pull_directly(image.clone(), credential.cloned(), sandbox.cloned()).await
         };
-        self.node.record_cri_pull(image, sandbox, start.elapsed(), &pulled).await;
+        request.end(&pulled).await;
         pulled.map(|pulled| pulled.image_ref)
     }
 
@@ -95,23 +122,10 @@ impl Backend for CriImages {
     }
 
     async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
-        let removed = async {
-            let images = self.responding()?;
-            let found = images.peek_status(image).await?;
-            Ok((found, images.remove_counted(image).await?))
-        };
-        match removed.await {
-            Ok((found, freed)) => {
-                if let Some(found) = found {
-                    self.node.record_removal(RequestApi::Cri, &found, freed).await;
-                }
-                Ok(freed)
-            }
-            Err(error) => {
-                self.node.record_failed_removal(image, &error);
-                Err(error)
-            }
-        }
+        let (own, image) = (self.clone(), image.clone());
+        let removal = async move { own.remove_and_record(&image).await };
+        // A removal that is not canceled with its caller is recorded without it, too.
+        run_to_completion(Peer::current().scope(removal)).await
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {

@@ -4,6 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use larder::events::{Event, EventReason, EventSink};
 
+use super::peer::Peer;
+
 /// Hands events to a log. Kubelet sends `ImageGCFailed` beside the event that says what failed, with the same text: who
 /// reads a log wants it once.
 pub(crate) struct DedupEventSink<S> {
@@ -35,6 +37,16 @@ impl<S: EventSink> EventSink for DedupEventSink<S> {
     }
 }
 
+/// Adds the process whose call is carried out to its events.
+pub(crate) struct RequesterSink<S>(pub(crate) S);
+
+impl<S: EventSink> EventSink for RequesterSink<S> {
+    fn record(&self, event: Event) {
+        let requester = Peer::of_call().map_or_else(String::new, |peer| peer.to_string());
+        self.0.record(Event { requester, ..event });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -55,6 +67,7 @@ mod tests {
             reason,
             object: ObjectRef::node("n"),
             message: message.to_owned(),
+            requester: String::new(),
         };
         for _ in 0..2 {
             log.record(event(EventReason::FreeDiskSpaceFailed, "full"));
@@ -75,6 +88,7 @@ mod tests {
             reason,
             object: ObjectRef::node("n"),
             message: message.to_owned(),
+            requester: String::new(),
         };
         for _ in 0..2 {
             log.record(event(EventReason::ImageGcFailed, "the runtime is down"));

@@ -87,7 +87,8 @@ pub(crate) async fn check_now(
         changed
     });
     if let Some((event_type, reason, message)) = change {
-        events.record(Event { time: SystemTime::now(), event_type, reason, object: node.clone(), message });
+        let (time, object, requester) = (SystemTime::now(), node.clone(), String::new());
+        events.record(Event { time, event_type, reason, object, message, requester });
     }
     is_up
 }

@@ -16,6 +16,7 @@ pub(crate) mod metrics;
 mod open;
 mod other_collector;
 pub(crate) mod peer;
+pub(crate) mod pod_pulls;
 mod pods;
 mod reload;
 pub(crate) mod requests;
@@ -37,7 +38,7 @@ use larder::gc::{
 use larder::hint::Hint;
 use larder::image_service::{FilesystemError, FsStats};
 use larder::pod::ObjectRef;
-use larder::pull::{ImageManager, PullConfig, PullTimeRecorder, PullTimes};
+use larder::pull::{ImageManager, PullConfig};
 use larder::records::{PullRecordStore, PullRecords};
 use larder::reference::ImageId;
 use larder_store::backend::StoreBackend;
@@ -48,10 +49,11 @@ use crate::backend::BackendHandle;
 use crate::control::caller::CallerEventSink;
 use crate::error::Error;
 use crate::state::{EnsureLeaseFile, KeepRuleFile, RecentEnsures, StateDir};
-use event_log::DedupEventSink;
+use event_log::{DedupEventSink, RequesterSink};
 use health::{BackendHealth, CheckedBackend};
 use metrics::{MeteredHistory, NodeMetrics};
 use other_collector::OtherCollector;
+use pod_pulls::PodPulls;
 use pods::desired::DesiredUses;
 use settings::NodeSettings;
 
@@ -114,8 +116,8 @@ pub struct Node {
     pub(crate) health: watch::Sender<BackendHealth>,
     pub(crate) started: Instant,
     pub(crate) metrics: Arc<NodeMetrics>,
-    /// Pull times of the pods of running calls.
-    pub(crate) pull_times: Arc<PullTimes>,
+    /// Pull times of pods whose images are being requested.
+    pub(crate) pod_pulls: Arc<PodPulls>,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) object: ObjectRef,
     /// What static pods and the prefetch list use.
@@ -145,13 +147,13 @@ impl Node {
         let events = Arc::new(RingSink::new(parts.events));
         let sink = sink_of(&events, &metrics, parts.logs_events);
         let (gate, desired_uses) = (Arc::new(RemovalGate::default()), DesiredUses::default());
-        let pull_times = Arc::new(PullTimes::default());
+        let pod_pulls = Arc::new(PodPulls::new(metrics.clone(), Arc::clone(&sink)));
         let mut manager = ImageManager::builder(Arc::clone(&backend))
             .config(parts.pull)
             .credentials(parts.credentials)
             .events(Arc::clone(&sink))
             .metrics(metrics.clone())
-            .times(Arc::clone(&pull_times) as Arc<dyn PullTimeRecorder>)
+            .times(pod_pulls.recorder())
             .lease(Arc::clone(&gate), parts.ensured_lease);
         if let Some(records) = &records {
             records.resolve_interrupted_with(Arc::clone(&backend));
@@ -189,7 +191,7 @@ impl Node {
             collector,
             events,
             metrics,
-            pull_times,
+            pod_pulls,
             sink,
             desired_uses,
             records,
@@ -286,7 +288,7 @@ impl Node {
     /// Records an event about the node.
     pub(crate) fn record(&self, event_type: EventType, reason: EventReason, message: &str) {
         let (time, object, message) = (SystemTime::now(), self.object.clone(), message.to_owned());
-        self.sink.record(Event { time, event_type, reason, object, message });
+        self.sink.record(Event { time, event_type, reason, object, message, requester: String::new() });
     }
 
     /// The filesystems of the backend, without those that cannot be measured within [`MEASURE_WITHIN`].
@@ -320,11 +322,12 @@ impl Node {
         let Some(ensures) = &self.ensures else { return };
         // In a runtime, present images may be older than larder: their ages start with the first listing.
         let is_known = self.store().is_some() || self.collector.has_detected();
-        if (ensures.note(id) && is_known) || was_pulled {
+        let was_leased = was_pulled && ensures.note_pulled(id);
+        if was_pulled || (ensures.note(id) && is_known) {
             self.collector.note_ensured(id);
         }
         // Without leases the record protects nothing.
-        if !self.settings.now().ensured_lease.is_zero() {
+        if !was_leased && !self.settings.now().ensured_lease.is_zero() {
             ensures.flush().await;
         }
     }
@@ -344,7 +347,7 @@ fn sink_of(events: &Arc<RingSink>, metrics: &Arc<NodeMetrics>, logs: bool) -> Ar
     if logs {
         sinks.insert(0, Arc::new(DedupEventSink::new(LogSink)));
     }
-    Arc::new(FanOutSink(sinks))
+    Arc::new(RequesterSink(FanOutSink(sinks)))
 }
 
 /// The records of ensures for later GC processes, if the state directory is locked.

@@ -42,7 +42,12 @@ impl Peer {
 
     /// The process whose call is carried out; this one for a call from within.
     pub(crate) fn current() -> Peer {
-        PEER.try_with(Clone::clone).unwrap_or_else(|_| Peer::of_process(std::process::id()))
+        Peer::of_call().unwrap_or_else(|| Peer::of_process(std::process::id()))
+    }
+
+    /// The process whose call is carried out; `None` for a call from within.
+    pub(crate) fn of_call() -> Option<Peer> {
+        PEER.try_with(Clone::clone).ok()
     }
 }
 

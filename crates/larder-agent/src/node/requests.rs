@@ -1,6 +1,6 @@
 //! Pulls and removals that clients request: who requested them, what became of them, as events, history and metrics.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use larder::backend::{BackendError, Image, ImageSpec};
 use larder::events::{Event, EventReason, EventType};
@@ -9,6 +9,7 @@ use larder::go_format;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::DirectPull;
 use tokio::task::spawn_blocking;
+use tokio::time::Instant;
 
 use super::Node;
 use super::health::error_with_hint;
@@ -38,20 +39,38 @@ impl RequestApi {
     }
 }
 
-impl Node {
-    /// Records a pull over CRI. It is about the pod, if the caller names one.
-    pub(crate) async fn record_cri_pull(
-        &self,
+/// A pull over CRI in progress. Dropped without an [end](CriPull::end), it was abandoned by its caller.
+pub(crate) struct CriPull<'a> {
+    node: &'a Node,
+    by: Peer,
+    image: String,
+    /// The pod, if the caller names one.
+    object: ObjectRef,
+    start: Instant,
+    ended: bool,
+}
+
+impl CriPull<'_> {
+    pub(crate) fn begin<'a>(
+        node: &'a Node,
         image: &ImageSpec,
         sandbox: Option<&SandboxConfig>,
-        took: Duration,
-        pulled: &Result<DirectPull, BackendError>,
-    ) {
-        let (by, image, took) =
-            (Peer::current(), go_format::quote(image.image.as_str()), go_format::duration(rounded(took)));
+    ) -> CriPull<'a> {
+        let object = sandbox
+            .filter(|sandbox| !sandbox.name.is_empty())
+            .map_or_else(|| node.object.clone(), |sandbox| ObjectRef::new(&pod_of(sandbox), ""));
+        let image = go_format::quote(image.image.as_str());
+        CriPull { node, by: Peer::current(), image, object, start: Instant::now(), ended: false }
+    }
+
+    /// Records the result.
+    pub(crate) async fn end(mut self, pulled: &Result<DirectPull, BackendError>) {
+        self.ended = true;
+        let CriPull { by, image, .. } = &self;
+        let took = self.took();
         let (event_type, reason, message) = match pulled {
             Ok(pulled) => {
-                self.note_ensured(&pulled.image_ref, true).await;
+                self.node.note_ensured(&pulled.image_ref, true).await;
                 let size = pulled.size_bytes;
                 let message =
                     format!("{by} pulled image {image} over CRI in {took}. Image size: {size} bytes.");
@@ -65,12 +84,34 @@ impl Node {
                 (EventType::Warning, EventReason::Failed, message)
             }
         };
-        let object = sandbox
-            .filter(|sandbox| !sandbox.name.is_empty())
-            .map_or_else(|| self.object.clone(), |sandbox| ObjectRef::new(&pod_of(sandbox), ""));
-        self.sink.record(Event { time: SystemTime::now(), event_type, reason, object, message });
+        self.record(event_type, reason, message);
     }
 
+    fn took(&self) -> String {
+        go_format::duration(go_format::truncated_to_millis(self.start.elapsed()))
+    }
+
+    fn record(&self, event_type: EventType, reason: EventReason, message: String) {
+        let (time, object, requester) = (SystemTime::now(), self.object.clone(), self.by.to_string());
+        self.node.sink.record(Event { time, event_type, reason, object, message, requester });
+    }
+}
+
+impl Drop for CriPull<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            let message = format!(
+                "{} abandoned the pull of image {} over CRI after {}",
+                self.by,
+                self.image,
+                self.took()
+            );
+            self.record(EventType::Warning, EventReason::Failed, message);
+        }
+    }
+}
+
+impl Node {
     /// Records a removal: as an event, and in the removal history.
     pub(crate) async fn record_removal(&self, api: RequestApi, image: &Image, freed: Option<DiskSpace>) {
         let by = Peer::current();
@@ -106,17 +147,12 @@ impl Node {
         }
     }
 
-    /// Records a removal over CRI that failed.
-    pub(crate) fn record_failed_removal(&self, image: &ImageSpec, error: &BackendError) {
-        let (by, image) = (Peer::current(), go_format::quote(image.image.as_str()));
-        let message = format!("{by} failed to remove image {image} over CRI: {}", error_with_hint(error));
+    /// Records a removal that failed or was refused.
+    pub(crate) fn record_failed_removal(&self, api: RequestApi, image: &str, error: &str) {
+        let (by, image, api) = (Peer::current(), go_format::quote(image), api.name());
+        let message = format!("{by} failed to remove image {image} over {api}: {error}");
         self.record(EventType::Warning, EventReason::RemovalFailed, &message);
     }
-}
-
-/// Milliseconds are precise enough for readers.
-fn rounded(took: Duration) -> Duration {
-    Duration::from_millis(u64::try_from(took.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn pod_of(sandbox: &SandboxConfig) -> Pod {

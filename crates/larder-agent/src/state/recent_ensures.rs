@@ -37,6 +37,8 @@ pub(crate) struct RecentEnsures {
     pending: Arc<Mutex<PendingEnsures>>,
     wake: Option<Sender<JournalCommand>>,
     thread: Option<JoinHandle<()>>,
+    /// Whether a pull itself leases its image.
+    pulls_lease: bool,
 }
 
 #[derive(Default)]
@@ -66,6 +68,7 @@ impl RecentEnsures {
     fn new(journal: EnsureJournal) -> RecentEnsures {
         let (wake, woken) = mpsc::channel::<JournalCommand>();
         let pending = Arc::new(Mutex::new(PendingEnsures::default()));
+        let pulls_lease = matches!(journal, EnsureJournal::Store(_));
         let shared = Arc::clone(&pending);
         let thread = thread::Builder::new().name("ensures".into()).spawn(move || {
             while let Ok(wake) = woken.recv() {
@@ -88,7 +91,7 @@ impl RecentEnsures {
         if let Err(error) = &thread {
             tracing::warn!("cannot record ensured images: {error}");
         }
-        RecentEnsures { pending, wake: Some(wake), thread: thread.ok() }
+        RecentEnsures { pending, wake: Some(wake), thread: thread.ok(), pulls_lease }
     }
 
     /// Records that an image was ensured now. Returns at once: whether it had not been recorded for a while.
@@ -104,6 +107,16 @@ impl RecentEnsures {
         drop(pending);
         self.wake(JournalCommand::Write);
         true
+    }
+
+    /// Records that an image was just pulled: whether the pull has leased it, and nothing needs to be written.
+    pub(crate) fn note_pulled(&self, id: &ImageId) -> bool {
+        if self.pulls_lease {
+            lock(&self.pending).recorded.insert(id.clone(), Instant::now());
+        } else {
+            self.note(id);
+        }
+        self.pulls_lease
     }
 
     /// Waits until all that was recorded is on disk.
@@ -147,7 +160,10 @@ fn lock(pending: &Mutex<PendingEnsures>) -> MutexGuard<'_, PendingEnsures> {
 
 #[cfg(test)]
 mod tests {
-    use larder::gc::ImageUseSource as _;
+    use larder::gc::{ClockReading, ImageUseSource as _};
+    use larder_registry::{RegistryClient, RegistryConfig};
+    use larder_store::pull::{StorePullConfig, StorePuller};
+    use larder_store::store::{Store, StoreConfig};
 
     use super::*;
     use crate::state::StateDir;
@@ -173,5 +189,25 @@ mod tests {
         recent.note(&"sha256:a".into());
         drop(recent);
         assert_eq!(file().uses().await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_pull_into_the_store_has_leased_its_image_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), StoreConfig::default()).unwrap();
+        let puller = StorePuller::new(
+            store.clone(),
+            RegistryClient::new(RegistryConfig::default()),
+            StorePullConfig::default(),
+        );
+        let recent = RecentEnsures::in_store(StoreBackend::new(puller));
+        let id = ImageId::from(format!("sha256:{}", "a".repeat(64)));
+        assert!(recent.note_pulled(&id));
+        recent.note(&id);
+        recent.flush().await;
+        assert_eq!(store.leases(&ClockReading::now()).unwrap().len(), 0, "not written a second time");
+        let file = EnsureLeaseFile::at(&StateDir::at(dir.path().to_owned()), Duration::from_secs(60));
+        let recent = RecentEnsures::in_file(file);
+        assert!(!recent.note_pulled(&id), "a runtime has no leases of larder");
     }
 }

@@ -159,10 +159,13 @@ fn object(event: &Event) -> String {
 
 fn cells(event: &Event, wide: bool) -> [String; 5] {
     let object = object(event);
-    let message = match event.field_path.as_str() {
+    let mut message = match event.field_path.as_str() {
         field if wide && !field.is_empty() => format!("{field}: {}", event.message),
         _ => event.message.clone(),
     };
+    if wide && !event.requester.is_empty() {
+        message.push_str(&format!(" [requested by {}]", event.requester));
+    }
     let time = if wide {
         format!("{} {}", event.number.unwrap_or_default(), event.time)
     } else {

@@ -86,7 +86,7 @@ impl EventPrinterSink {
 
 impl EventSink for EventPrinterSink {
     fn record(&self, event: Event) {
-        let Event { time, event_type, reason, object, message } = event;
+        let Event { time, event_type, reason, object, message, .. } = event;
         let label = self.labels.get(&object.uid).cloned().unwrap_or_else(|| object.to_string());
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if reason == EventReason::BackOff || message == "Error: ImagePullBackOff" {
@@ -158,6 +158,7 @@ mod tests {
             reason,
             object: ObjectRef::new(&pod, "spec.containers{api}"),
             message: message.into(),
+            requester: String::new(),
         }
     }
 

@@ -521,6 +521,7 @@ impl Collector {
             reason,
             object: self.parts.node.clone(),
             message: message.to_owned(),
+            requester: String::new(),
         });
     }
 }

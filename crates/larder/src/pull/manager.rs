@@ -367,8 +367,8 @@ impl ImageManager {
             }
             return;
         };
-        let message = message.to_owned();
-        self.events.record(Event { time: SystemTime::now(), event_type, reason, object, message });
+        let (message, requester) = (message.to_owned(), String::new());
+        self.events.record(Event { time: SystemTime::now(), event_type, reason, object, message, requester });
     }
 }
 

@@ -1,7 +1,7 @@
 //! CRI over a real socket: what a call leaves behind, and what is served when.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use larder::backend::{Backend as _, CallErrorKind, EndpointFailure, ImageSpec, ProgressReporter};
 use larder::gc::HistoryFile;
@@ -9,6 +9,7 @@ use larder::pod::SandboxConfig;
 use larder_cri::{CriBackend, CriConfig, Endpoint, proto};
 use larder_testkit::fake_backend::{BackendOp, ScriptedPull, error, image};
 use larder_testkit_peers::fake_cri::FakeCri;
+use tokio::time;
 
 use super::{ServingProcess, TestDaemon, api};
 use crate::backend::BackendHandle;
@@ -195,12 +196,12 @@ async fn a_round_waits_for_the_collector_that_removes_images_over_cri() {
     let served = TestDaemon::new();
     served.backend.add_image("a:1", image("sha256:1", 100));
     caller(&served).remove(&ImageSpec::named("a:1")).await.unwrap();
-    let (start, mut status) = (tokio::time::Instant::now(), served.node.loops.status());
+    let (start, mut status) = (time::Instant::now(), served.node.loops.status());
     tokio::select! {
         () = served.node.loops.run() => unreachable!("it runs until dropped"),
         ended = status.wait_for(|status| status.rounds > 0) => drop(ended.unwrap()),
     }
-    assert!(start.elapsed() >= std::time::Duration::from_secs(4), "{:?}", start.elapsed());
+    assert!(start.elapsed() >= Duration::from_secs(4), "{:?}", start.elapsed());
 }
 
 #[tokio::test]
@@ -218,4 +219,38 @@ async fn containers_are_those_of_the_runtime_and_unknown_while_it_hangs() {
     served.node.health.send_replace(BackendHealth::Down { since: SystemTime::now(), why, unusable: true });
     let refused = containers(&served).await.unwrap_err().to_string();
     assert!(refused.contains("no answer within 10s"), "{refused}");
+}
+
+#[tokio::test]
+async fn requests_that_their_caller_abandons_are_recorded() {
+    let served = TestDaemon::new();
+    let client = caller(&served);
+    served.backend.hold_pulls();
+    served.backend.add_image("b:1", image("sha256:2", 100));
+    served.backend.remove_slowly(Duration::from_millis(300));
+    let abandon = async |call: &mut (dyn Future<Output = ()> + Unpin + Send)| {
+        assert!(time::timeout(Duration::from_millis(100), call).await.is_err(), "it takes longer");
+    };
+    abandon(&mut Box::pin(async { _ = pull(&client, "a:1").await })).await;
+    abandon(&mut Box::pin(async { _ = client.remove(&ImageSpec::named("b:1")).await })).await;
+    let own = format!("(pid {})", std::process::id());
+    let recorded = async {
+        while served.node.events.next_number() < 2 {
+            time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    time::timeout(Duration::from_secs(10), recorded).await.expect("both are recorded");
+    let found = events(&served);
+    let (_, abandoned) = found.iter().find(|(reason, _)| *reason == EventReason::Failed).unwrap();
+    assert!(abandoned.contains("abandoned the pull of image \"a:1\" over CRI"), "{found:?}");
+    assert!(abandoned.contains(&own), "{found:?}");
+    assert!(found.iter().any(|(reason, _)| *reason == EventReason::Removed), "{found:?}");
+    let history =
+        async || HistoryFile::new(served.node.state.history()).entries().map(|(entries, _)| entries.len());
+    let written = async {
+        while history().await.unwrap_or_default() == 0 {
+            time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    time::timeout(Duration::from_secs(10), written).await.expect("the removal is in the history");
 }

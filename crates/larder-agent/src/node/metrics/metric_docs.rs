@@ -96,7 +96,7 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         "larder_pod_image_pull_seconds",
         Histogram,
         "",
-        "Time that images of a pod of one ensure call were being pulled, the queue included; parallel pulls count once",
+        "Time that the images of a pod were being pulled over the control API or for a static pod, the queue and retries included; parallel pulls count once. Prefetches have no pod",
     ),
     metric(
         "larder_pull_failures",

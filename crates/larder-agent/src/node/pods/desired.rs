@@ -15,6 +15,8 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{self, Instant};
 
+use crate::node::pod_pulls::{PodPullRequest, PodPulls};
+
 /// How often it is looked whether an image is still there.
 const LOOK: Duration = Duration::from_secs(60);
 /// How soon a failed ensure is tried again, if no back-off says otherwise: kubelet looks at a pod that often.
@@ -127,6 +129,7 @@ pub(crate) struct DesiredImages {
     held: DesiredUses,
     events: Option<Arc<dyn EventSink>>,
     collector: Option<Arc<Collector>>,
+    pod_pulls: Option<Arc<PodPulls>>,
     tasks: JoinSet<()>,
     running: BTreeMap<DesiredKey, DesiredImageTask>,
 }
@@ -149,6 +152,7 @@ impl DesiredImages {
             held,
             events: None,
             collector: None,
+            pod_pulls: None,
             tasks: JoinSet::new(),
             running: BTreeMap::new(),
         }
@@ -163,6 +167,12 @@ impl DesiredImages {
     /// Records images that are pulled as first seen then.
     pub(crate) fn with_collector(mut self, collector: Arc<Collector>) -> DesiredImages {
         self.collector = Some(collector);
+        self
+    }
+
+    /// Measures how long the images of each pod are being pulled, from the first attempt to the last success.
+    pub(crate) fn with_pod_pulls(mut self, pod_pulls: Arc<PodPulls>) -> DesiredImages {
+        self.pod_pulls = Some(pod_pulls);
         self
     }
 
@@ -187,8 +197,8 @@ impl DesiredImages {
             let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
             let wish_lives = Arc::new(AtomicBool::new(true));
             let (hands, own, still) = (self.held.clone(), key.clone(), Arc::clone(&wish_lives));
-            let (first, events) = (first.cloned(), self.events.clone());
             let collector = self.collector.clone();
+            let (first, events, pulls) = (first.cloned(), self.events.clone(), self.pod_pulls.clone());
             let task = self.tasks.spawn(async move {
                 let hold = |id: &ImageId| hands.hold(own.clone(), &still, id.clone());
                 let ensured = |ensured: &EnsuredImage| {
@@ -202,7 +212,8 @@ impl DesiredImages {
                         events.record(Event::failed(target.clone(), error));
                     }
                 };
-                maintain_image(&manager, &*backend, &request, (hold, ensured, failed), &own).await;
+                let measure = || pulls.as_ref().and_then(|pulls| pulls.begin(&request.pod));
+                maintain_image(&manager, &*backend, &request, (hold, ensured, failed), measure, &own).await;
             });
             self.running.insert(key, DesiredImageTask { task, wanted: wish_lives });
         }
@@ -224,14 +235,18 @@ async fn maintain_image(
     backend: &dyn Backend,
     request: &EnsureRequest,
     (hold, note, failed): (impl Fn(&ImageId), impl Fn(&EnsuredImage), impl Fn(&EnsureError)),
+    measure: impl Fn() -> Option<PodPullRequest>,
     key: &DesiredKey,
 ) {
+    let mut measured = measure();
     loop {
         match manager.ensure(request).await {
             Ok(ensured) => {
                 note(&ensured);
+                drop(measured.take());
                 while_present(backend, &ensured.image_ref).await;
                 tracing::warn!("{}: missing, but desired by {}", key.image, key.owner);
+                measured = measure();
             }
             Err(error) => {
                 failed(&error);
@@ -339,6 +354,34 @@ mod tests {
         found.sort();
         assert_eq!(found, ["Error: ErrImagePull", "Error: InvalidImageName"]);
         assert_eq!(events.snapshot()[0].object.field_path, "spec.containers{app}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_that_a_static_pod_pulls_is_one_event_with_its_retries() {
+        let backend = FakeBackend::new();
+        backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
+        for name in ["a:1", "b:1"] {
+            backend.offer(name, image(format!("sha256:{name}"), 1));
+        }
+        let events = Arc::new(RingSink::new(10));
+        let pulls = Arc::new(PodPulls::new(Arc::default(), events.clone()));
+        let manager =
+            Arc::new(ImageManager::builder(Arc::new(backend.clone())).times(pulls.recorder()).build());
+        let mut wishes = DesiredImages::new(manager, Arc::new(backend), DesiredUses::default())
+            .with_pod_pulls(Arc::clone(&pulls));
+        let pod = Pod { uid: "u".into(), name: "proxy".into(), ..Pod::default() };
+        let of_pod = |(key, request): (DesiredKey, EnsureRequest)| {
+            (key, EnsureRequest { pod: pod.clone(), ..request })
+        };
+        wishes.set(BTreeMap::from([of_pod(wish("pod x/a", "a:1")), of_pod(wish("pod x/b", "b:1"))]), None);
+        time::sleep(Duration::from_secs(30)).await;
+        let found = events.snapshot();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(
+            (found[0].object.name.as_str(), found[0].reason.to_string()),
+            ("proxy", "ImagesPulled".into())
+        );
+        assert!(found[0].message.contains(" in 10"), "{found:?}");
     }
 
     #[tokio::test(start_paused = true)]
