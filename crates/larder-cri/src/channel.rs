@@ -14,6 +14,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{fmt, io};
 
+use futures_util::future::BoxFuture;
 use http_body_util::BodyExt as _;
 use http_body_util::combinators::MapErr;
 use hyper::body::Incoming;
@@ -33,6 +34,9 @@ use crate::preface::{PrefaceStream, ServerPreface};
 /// Largest set of response headers, in bytes. Error messages travel there, and some are long.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
 
+/// How long the check of a new connection may take.
+const CHECK_WITHIN: Duration = Duration::from_secs(1);
+
 /// Interval between attempts while the queue of a listening socket is full.
 const QUEUE_RETRY: Duration = Duration::from_millis(50);
 
@@ -43,8 +47,12 @@ pub struct CriChannel(Arc<CriChannelInner>);
 struct CriChannelInner {
     endpoint: Endpoint,
     connect_timeout: Duration,
+    check: Option<ConnectionCheck>,
     state: Mutex<CachedConnection>,
 }
+
+/// Looks at the server of a new connection through a channel of its own, and returns why it must not be used.
+pub(crate) type ConnectionCheck = fn(CriChannel) -> BoxFuture<'static, Option<EndpointFailure>>;
 
 #[derive(Default)]
 struct CachedConnection {
@@ -56,7 +64,26 @@ struct CachedConnection {
 impl CriChannel {
     /// A connection that is not established yet.
     pub fn new(endpoint: Endpoint, connect_timeout: Duration) -> CriChannel {
-        CriChannel(Arc::new(CriChannelInner { endpoint, connect_timeout, state: Mutex::default() }))
+        CriChannel::with(endpoint, connect_timeout, None, CachedConnection::default())
+    }
+
+    /// The same; each new connection is used only if it passes the check.
+    pub(crate) fn checked(
+        endpoint: Endpoint,
+        connect_timeout: Duration,
+        check: Option<ConnectionCheck>,
+    ) -> CriChannel {
+        CriChannel::with(endpoint, connect_timeout, check, CachedConnection::default())
+    }
+
+    fn with(
+        endpoint: Endpoint,
+        connect_timeout: Duration,
+        check: Option<ConnectionCheck>,
+        connection: CachedConnection,
+    ) -> CriChannel {
+        let state = Mutex::new(connection);
+        CriChannel(Arc::new(CriChannelInner { endpoint, connect_timeout, check, state }))
     }
 
     /// The endpoint.
@@ -99,10 +126,19 @@ impl CriChannel {
 
     async fn connect(&self) -> Result<SendRequest<Body>, EndpointFailure> {
         let within = self.0.connect_timeout;
-        match time::timeout(within, self.open()).await {
-            Ok(opened) => opened,
-            Err(_) => Err(EndpointFailure::Silent { after: within }),
+        let sender = match time::timeout(within, self.open()).await {
+            Ok(opened) => opened?,
+            Err(_) => return Err(EndpointFailure::Silent { after: within }),
+        };
+        if let Some(check) = self.0.check {
+            let connection = CachedConnection { sender: Some(sender.clone()), failure: None };
+            let channel = CriChannel::with(self.0.endpoint.clone(), within, None, connection);
+            // A server that does not answer soon is not known to be unusable.
+            if let Ok(Some(failure)) = time::timeout(CHECK_WITHIN.min(within), check(channel)).await {
+                return Err(failure);
+            }
         }
+        Ok(sender)
     }
 
     async fn open(&self) -> Result<SendRequest<Body>, EndpointFailure> {

@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use larder::backend::{
     Backend, BackendError, ContainerInventory, EndpointFailure, Filesystems, Image, ImageDetails, ImageSpec,
@@ -17,7 +18,7 @@ use larder::reference::ImageId;
 use tonic::codegen::http::Uri;
 use tonic::{Code, Request, Response, Status};
 
-use crate::channel::CriChannel;
+use crate::channel::{ConnectionCheck, CriChannel};
 use crate::endpoint::Endpoint;
 use crate::list_streaming::StreamSupport;
 use crate::proto::image_service_client::ImageServiceClient;
@@ -51,6 +52,9 @@ pub struct CriConfig {
     /// Determine which images are mounted as volumes. Costs one call for each container the first time it is seen,
     /// because lists of containers do not contain it. Default on.
     pub image_volumes: bool,
+    /// Refuse each connection to another larder, before any other call. [`Backend::info`] refuses it in any case. Default
+    /// off.
+    pub refuse_larder: bool,
     /// Names of images to report as pinned, as patterns with `*`;
     /// [`CONFIGURED_SANDBOX_IMAGE`](crate::CONFIGURED_SANDBOX_IMAGE) is the one that the runtime's configuration names.
     /// Default none.
@@ -66,6 +70,7 @@ impl Default for CriConfig {
             list_streaming: false,
             runtime_class_in_image: false,
             image_volumes: true,
+            refuse_larder: false,
             sandbox_images: Vec::new(),
         }
     }
@@ -93,10 +98,11 @@ impl CriBackend {
     /// Creates a client of the runtime at this endpoint. Opens nothing before the first call.
     pub fn new(endpoint: Endpoint, mut config: CriConfig) -> CriBackend {
         config.request_timeout = config.request_timeout.min(LONGEST);
-        let runtime = CriChannel::new(endpoint, config.connect_timeout);
+        let check = config.refuse_larder.then_some(is_larder as ConnectionCheck);
+        let runtime = CriChannel::checked(endpoint, config.connect_timeout, check);
         let images = match &config.image_endpoint {
             Some(endpoint) if endpoint != runtime.endpoint() => {
-                CriChannel::new(endpoint.clone(), config.connect_timeout)
+                CriChannel::checked(endpoint.clone(), config.connect_timeout, check)
             }
             _ => runtime.clone(),
         };
@@ -353,6 +359,15 @@ impl CriBackend {
             },
         }
     }
+}
+
+/// Whether a connection leads to another larder.
+fn is_larder(channel: CriChannel) -> BoxFuture<'static, Option<EndpointFailure>> {
+    Box::pin(async move {
+        let request = proto::VersionRequest { version: "v1".into() };
+        let reply = RuntimeServiceClient::with_origin(channel, origin()).version(request).await.ok()?;
+        (reply.get_ref().runtime_name == server::NAME).then_some(EndpointFailure::Larder)
+    })
 }
 
 /// The authority that runtimes expect over a Unix socket.

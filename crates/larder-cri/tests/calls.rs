@@ -610,3 +610,29 @@ async fn another_larder_is_refused() {
     assert!(refused.to_string().contains(&fake.endpoint().to_string()), "{refused}");
     assert!(refused.hint().is_some());
 }
+
+#[tokio::test]
+async fn a_connection_to_another_larder_is_refused_before_any_other_call() {
+    let mut fake = FakeCri::start();
+    let config = CriConfig { refuse_larder: true, ..CriConfig::default() };
+    let client = CriBackend::new(fake.endpoint(), config);
+    client.list().await.expect("it is a runtime");
+    assert_eq!(fake.take_rpcs(), [Rpc::Version, Rpc::ListImages], "once for each connection");
+    client.list().await.unwrap();
+    assert_eq!(fake.take_rpcs(), [Rpc::ListImages]);
+    fake.change(|contents| contents.version.runtime_name = "larder".into());
+    fake.restart();
+    let image = ImageSpec::named("a:1");
+    let refusals = [
+        client.list().await.err(),
+        client.pull(&image, None, None, &ProgressReporter::unwatched()).await.err(),
+        client.remove(&image).await.err(),
+    ];
+    for refused in refusals {
+        assert!(
+            matches!(refused, Some(BackendError::Unreachable { problem: EndpointFailure::Larder, .. })),
+            "{refused:?}"
+        );
+    }
+    assert!(fake.take_rpcs().iter().all(|rpc| *rpc == Rpc::Version));
+}

@@ -248,7 +248,7 @@ impl Config {
     /// The runtime that is the backend: its endpoint (`None`: look for one), and how it is talked to. `None` where images
     /// are in larder's own store, or in Docker.
     pub(crate) fn cri(&self) -> Option<(Option<Endpoint>, CriConfig)> {
-        let mut config = self.runtime.clone();
+        let mut config = CriConfig { refuse_larder: true, ..self.runtime.clone() };
         config.request_timeout = self.images.runtime_request_timeout.to_std().unwrap_or_default();
         config.connect_timeout = config.connect_timeout.min(config.request_timeout);
         let named = |text: &str| Endpoint::parse(text).ok().filter(|_| !text.is_empty());

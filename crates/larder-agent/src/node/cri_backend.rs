@@ -16,8 +16,7 @@ use larder::reference::ImageId;
 
 use super::Node;
 use super::cri_pins::CriPins;
-use super::health::BackendHealth;
-use super::health::error_with_hint;
+use super::health::{BackendHealth, error_with_hint};
 use super::peer::Peer;
 use super::requests::{CriPull, RequestApi};
 

@@ -139,7 +139,7 @@ fn is_unusable(error: &BackendError) -> bool {
 }
 
 /// The error and what the reader could try next, on one line.
-pub(super) fn error_with_hint(error: &BackendError) -> String {
+pub(crate) fn error_with_hint(error: &BackendError) -> String {
     match error.hint() {
         Some(hint) => format!("{error} ({hint})"),
         None => error.to_string(),
