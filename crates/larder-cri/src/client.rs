@@ -37,6 +37,7 @@ pub(crate) const STATUS_CALLS_AT_ONCE: usize = 8;
 
 /// Settings of the connection to a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "settings that are independent of each other")]
 pub struct CriConfig {
     /// Time limit for opening a connection, the runtime's HTTP/2 preface included. Default 5 s.
     pub connect_timeout: Duration,

@@ -168,7 +168,7 @@ impl EventSink for LogSink {
         match event_type {
             EventType::Normal => tracing::info!(%reason, namespace, name, field_path, requester, "{message}"),
             EventType::Warning => {
-                tracing::warn!(%reason, namespace, name, field_path, requester, "{message}")
+                tracing::warn!(%reason, namespace, name, field_path, requester, "{message}");
             }
         }
     }

@@ -8,6 +8,7 @@ mod explain;
 mod find;
 pub(crate) mod gc;
 mod history;
+mod image_list;
 mod images;
 mod join;
 mod limits;
@@ -142,9 +143,8 @@ impl Control for ControlApi {
         Ok(Response::new(ensure::start(&self.0.node, request.into_inner())?))
     }
 
-    async fn images(&self, _: Request<api::ImagesRequest>) -> ControlResult<api::ImagesResponse> {
-        let images = self.node().backend.list().await.map_err(Error::from)?;
-        Ok(Response::new(api::ImagesResponse { images: images.iter().map(convert::image).collect() }))
+    async fn images(&self, request: Request<api::ImagesRequest>) -> ControlResult<api::ImagesResponse> {
+        Ok(Response::new(image_list::list(self.node(), request.get_ref().details).await?))
     }
 
     async fn inspect(&self, request: Request<api::InspectRequest>) -> ControlResult<api::InspectResponse> {

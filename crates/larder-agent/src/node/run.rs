@@ -53,7 +53,9 @@ impl Node {
         let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
         let (mut desired, mut first) =
             (DesiredImages::new(manager, backend, self.desired_uses.clone()), Some(first));
-        desired = desired.with_events(Arc::clone(&self.sink)).with_collector(Arc::clone(&self.collector))
+        desired = desired
+            .with_events(Arc::clone(&self.sink))
+            .with_collector(Arc::clone(&self.collector))
             .with_pod_pulls(Arc::clone(&self.pod_pulls));
         self.for_each_setting(path, async |path| {
             let first = first.take();

@@ -164,7 +164,7 @@ fn cells(event: &Event, wide: bool) -> [String; 5] {
         _ => event.message.clone(),
     };
     if wide && !event.requester.is_empty() {
-        message.push_str(&format!(" [requested by {}]", event.requester));
+        message = format!("{message} [requested by {}]", event.requester);
     }
     let time = if wide {
         format!("{} {}", event.number.unwrap_or_default(), event.time)
