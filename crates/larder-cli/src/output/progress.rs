@@ -29,7 +29,7 @@ pub(crate) struct ProgressLines {
 
 struct LiveLines {
     screen: MultiProgress,
-    lines: Mutex<Vec<ProgressBar>>,
+    lines: Mutex<Option<ProgressBar>>,
 }
 
 impl ProgressLines {
@@ -99,23 +99,24 @@ impl ProgressLines {
 }
 
 impl LiveLines {
+    /// Draws these lines in place of the earlier ones. All lines are the message of one bar: they are wiped together.
     fn show(&self, texts: &[String]) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = texts.len().min(lines.len());
-        for gone in lines.drain(kept..) {
-            gone.finish_and_clear();
-            self.screen.remove(&gone);
+        if texts.is_empty() {
+            if let Some(gone) = lines.take() {
+                gone.finish_and_clear();
+                self.screen.remove(&gone);
+            }
+            return;
         }
-        while lines.len() < texts.len() {
+        let bar = lines.get_or_insert_with(|| {
             // The template is a constant of ours; were it wrong, the default look would do.
             let style =
                 ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
-            lines.push(self.screen.add(ProgressBar::new(0).with_style(style)));
-        }
-        for (line, text) in lines.iter().zip(texts) {
-            line.set_message(text.clone());
-            line.tick();
-        }
+            self.screen.add(ProgressBar::new(0).with_style(style))
+        });
+        bar.set_message(texts.join("\n"));
+        bar.tick();
     }
 }
 
