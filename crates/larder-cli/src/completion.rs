@@ -54,12 +54,11 @@ fn completed_command() -> clap::Command {
 
 /// The argument with the values that it can have.
 fn with_values(command: &str, arg: clap::Arg) -> clap::Arg {
-    let value = arg.get_value_names().and_then(|names| names.first()).map(|name| name.to_string());
+    let value = arg.get_value_names().and_then(|names| names.first()).map(ToString::to_string);
     match (command, value.as_deref().unwrap_or_default()) {
-        (_, "IMAGE") | ("images", "PATTERN") => arg.add(ArgValueCompleter::new(images)),
+        (_, "IMAGE") | ("images", "PATTERN") | ("keep", "RULE") => arg.add(ArgValueCompleter::new(images)),
         ("umount", "DIR") => arg.add(ArgValueCompleter::new(mounts)),
         ("unkeep", "RULE") => arg.add(ArgValueCompleter::new(rules)),
-        ("keep", "RULE") => arg.add(ArgValueCompleter::new(images)),
         _ => arg,
     }
 }

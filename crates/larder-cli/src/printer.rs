@@ -105,7 +105,9 @@ impl Printer {
         let look = self.look();
         let mut text = String::new();
         for mut line in table.lines(look.columns) {
-            line.iter_mut().for_each(|(_, cell)| *cell = escaped(cell));
+            for (_, cell) in &mut line {
+                *cell = escaped(cell);
+            }
             let _ = writeln!(text, "{}", styled(look.results, &line)); // writing to a text does not fail
         }
         self.raw(text.as_bytes());

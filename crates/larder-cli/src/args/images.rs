@@ -1,6 +1,7 @@
 //! Arguments of the commands about present images.
 
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
+#![allow(clippy::struct_excessive_bools, reason = "each is a flag")]
 
 use clap::Args;
 use larder::reference::ImageName;

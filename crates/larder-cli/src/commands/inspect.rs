@@ -29,9 +29,10 @@ pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<
     if names.is_empty() {
         return Ok(outcome);
     }
-    let client = match args.layers {
-        true => images::open(session, true).await?.ok_or_else(|| Failure::failed("no images pulled yet"))?,
-        false => session.open(ImageAccess::read()).await?,
+    let client = if args.layers {
+        images::open(session, true).await?.ok_or_else(|| Failure::failed("no images pulled yet"))?
+    } else {
+        session.open(ImageAccess::read()).await?
     };
     let listed = if args.layers { Some(client.detailed_images().await?) } else { None };
     let mut found = Vec::new();
@@ -44,9 +45,11 @@ pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<
         }
     }
     match args.output {
-        None if args.layers => found.iter().for_each(|image| {
-            layers::print(&image.title(), image.layers.as_deref().unwrap_or_default(), out)
-        }),
+        None if args.layers => {
+            for image in &found {
+                layers::print(&image.title(), image.layers.as_deref().unwrap_or_default(), out);
+            }
+        }
         format => output::data(out, format.unwrap_or_default(), &found),
     }
     Ok(outcome)

@@ -49,11 +49,10 @@ pub(super) async fn run(args: &StatusArgs, session: &CommandSession) -> Result<C
 /// Wipes the previous status from a terminal; elsewhere separates it from the next one.
 fn separate(args: &StatusArgs, is_first: bool, out: &Printer) {
     match args.output.data() {
-        Some(DataFormat::Json) => {}
         Some(DataFormat::Yaml) => out.line("---"),
         None if out.is_terminal() => out.raw(b"\x1b[H\x1b[J"),
         None if !is_first => out.line(""),
-        None => {}
+        Some(DataFormat::Json) | None => {}
     }
 }
 

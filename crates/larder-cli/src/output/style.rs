@@ -1,5 +1,7 @@
 //! Colours, where a terminal is or where they are requested.
 
+#![allow(clippy::doc_markdown, reason = "these comments are the text of --help")]
+
 use std::io::IsTerminal;
 
 use clap::ValueEnum;

@@ -6,12 +6,15 @@ use super::ImageTableRow;
 use crate::args::ImageFilter;
 use crate::failure::Failure;
 
+/// Whether an image fits a filter.
+type RowTest = Box<dyn Fn(&ImageTableRow) -> bool>;
+
 /// The rows that fit all filters; of several references one is enough, as in docker.
 pub(super) fn apply(
     filters: &[ImageFilter],
     rows: Vec<ImageTableRow>,
 ) -> Result<Vec<ImageTableRow>, Failure> {
-    let mut tests: Vec<Box<dyn Fn(&ImageTableRow) -> bool>> = Vec::new();
+    let mut tests: Vec<RowTest> = Vec::new();
     let mut references = Vec::new();
     for filter in filters {
         match filter.clone() {

@@ -57,14 +57,13 @@ fn branch(group: Vec<&ImageTableRow>, below: usize) -> LayerBranch<'_> {
 fn add(table: &mut TextTable, branch: &LayerBranch<'_>, layers: &[ImageLayer], mark: &str, indent: &str) {
     let count = branch.layers.len();
     let mut names = branch.images.iter();
-    match names.next() {
-        Some(row) => table.row(cells(mark, row, count.to_string())),
-        None => {
-            let bytes = |index: &u32| layers.get(*index as usize).map_or(0, |layer| layer.size_bytes);
-            let size = size::bytes(branch.layers.iter().map(bytes).sum());
-            let label = format!("{mark}({count} shared {})", if count == 1 { "layer" } else { "layers" });
-            table.row([label, count.to_string(), size, String::new()]);
-        }
+    if let Some(row) = names.next() {
+        table.row(cells(mark, row, count.to_string()));
+    } else {
+        let bytes = |index: &u32| layers.get(*index as usize).map_or(0, |layer| layer.size_bytes);
+        let size = size::bytes(branch.layers.iter().map(bytes).sum());
+        let label = format!("{mark}({count} shared {})", if count == 1 { "layer" } else { "layers" });
+        table.row([label, count.to_string(), size, String::new()]);
     }
     let others: Vec<_> = names.collect();
     let children = others.len() + branch.branches.len();
