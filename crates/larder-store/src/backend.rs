@@ -89,12 +89,15 @@ pub(crate) fn backend_error(error: &StoreError) -> BackendError {
 #[async_trait]
 impl Backend for StoreBackend {
     async fn info(&self) -> Result<RuntimeInfo, BackendError> {
+        // The first call tries a mount.
+        let about =
+            |store: &Store| Ok(format!("format {}, layers: {}", store.format(), store.describe_layers()));
         let ready = Condition { kind: "StoreReady".into(), ok: true, ..Condition::default() };
         Ok(RuntimeInfo {
             endpoint: self.store().root().display().to_string(),
             name: "larder".into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            api_version: format!("format {}", self.store().format()),
+            api_version: self.ask(about).await?,
             conditions: vec![ready],
         })
     }

@@ -29,6 +29,10 @@ pub(super) async fn now(
     let health = node.health.borrow().clone();
     let (backend_available, backend_message) = match &health {
         BackendHealth::Unknown => (true, "not checked yet".to_owned()),
+        // Of a store, its format and that of its layers.
+        BackendHealth::Up(info) if node.store().is_some() => {
+            (true, format!("{} {}, {}", info.name, info.version, info.api_version))
+        }
         BackendHealth::Up(info) => (true, format!("{} {}", info.name, info.version)),
         BackendHealth::Down { why, .. } => (false, why.clone()),
     };

@@ -25,6 +25,20 @@ impl Store {
         *self.0.format.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How new layers are stored, and why: `EROFS images, mounted from files`.
+    pub fn describe_layers(&self) -> String {
+        let mounted = match self.0.config.layer_format {
+            LayerFormat::Directory => return "directories".to_owned(),
+            LayerFormat::Auto | LayerFormat::Erofs => self.0.erofs_mount(),
+        };
+        match (mounted, self.0.config.layer_format) {
+            (Ok(ErofsMountKind::File), _) => "EROFS images, mounted from files".to_owned(),
+            (Ok(ErofsMountKind::LoopDevice), _) => "EROFS images, mounted through loop devices".to_owned(),
+            (Err(error), LayerFormat::Auto) => format!("directories (cannot mount EROFS images: {error})"),
+            (Err(error), _) => format!("EROFS images, which cannot be mounted: {error}"),
+        }
+    }
+
     /// How this process can mount EROFS images. Tried once.
     pub fn erofs_mount(&self) -> io::Result<ErofsMountKind> {
         self.0.erofs_mount()

@@ -126,6 +126,24 @@ fn directories_and_images_are_layers_of_one_mount() {
 }
 
 #[test]
+fn a_store_describes_how_new_layers_are_stored() {
+    let described = |layer_format, erofs_mount| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = StoreConfig { layer_format, erofs_mount, ..config() };
+        Store::open(dir.path(), config).unwrap().describe_layers()
+    };
+    assert_eq!(described(LayerFormat::Directory, None), "directories");
+    let file = Some(ErofsMountKind::File);
+    assert_eq!(described(LayerFormat::Auto, file), "EROFS images, mounted from files");
+    let device = Some(ErofsMountKind::LoopDevice);
+    assert_eq!(described(LayerFormat::Erofs, device), "EROFS images, mounted through loop devices");
+    if can_mount() {
+        // Tried on this kernel, whichever way it is.
+        assert!(described(LayerFormat::Auto, None).starts_with("EROFS images, mounted "));
+    }
+}
+
+#[test]
 fn the_first_image_raises_the_format_of_the_store() {
     let dir = tempfile::tempdir().unwrap();
     let format = || fs_err::read_to_string(dir.path().join("format")).unwrap();
