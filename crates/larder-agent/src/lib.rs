@@ -10,6 +10,7 @@
 //! first, then [`control`]. A program that only wants images begins with [`LocalNode`].
 
 pub mod backend;
+pub mod build_history;
 pub mod client;
 pub mod config;
 pub mod control;

@@ -7,6 +7,7 @@ mod access;
 mod args;
 mod commands;
 mod completion;
+mod confirm;
 mod credential_setup;
 mod exit;
 mod failure;

@@ -73,6 +73,7 @@ pub struct ImageBuilder {
     user: String,
     created: Option<String>,
     labels: BTreeMap<String, String>,
+    steps: Vec<String>,
 }
 
 impl ImageBuilder {
@@ -107,6 +108,13 @@ impl ImageBuilder {
         self
     }
 
+    /// Adds a step to the history in its config. The first steps made the layers, the others none.
+    #[must_use]
+    pub fn step(mut self, created_by: impl Into<String>) -> ImageBuilder {
+        self.steps.push(created_by.into());
+        self
+    }
+
     /// Adds a label to its config.
     #[must_use]
     pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> ImageBuilder {
@@ -127,12 +135,18 @@ impl ImageBuilder {
         if !self.labels.is_empty() {
             config_section["Labels"] = json!(self.labels);
         }
-        let config = json!({
+        let mut config = json!({
             "architecture": architecture(), "os": "linux",
             "created": self.created.as_deref().unwrap_or("2026-01-01T00:00:00Z"),
             "config": config_section,
             "rootfs": {"type": "layers", "diff_ids": diff_ids},
         });
+        let steps = self.steps.iter().enumerate();
+        let steps = steps.map(|(at, by)| json!({"created_by": by, "empty_layer": at >= self.layers.len()}));
+        let steps: Vec<_> = steps.collect();
+        if !steps.is_empty() {
+            config["history"] = json!(steps);
+        }
         let config = blob(dir, "application/vnd.oci.image.config.v1+json", config.to_string().as_bytes())?;
         let image_id = digest_of(&config);
         let blobs: Vec<String> =

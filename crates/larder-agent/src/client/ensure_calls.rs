@@ -40,6 +40,12 @@ struct RequestedPulls {
     pulls: Vec<api::Pull>,
 }
 
+/// A text that no other run has.
+fn new_run() -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("{}-{}", std::process::id(), now.as_nanos())
+}
+
 impl EnsureSession {
     /// Sends nothing yet. Pod events of the daemon go to `events`.
     pub fn new(
@@ -48,10 +54,22 @@ impl EnsureSession {
         events: Arc<dyn EventSink>,
         progress: bool,
     ) -> EnsureSession {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let run = format!("{}-{}", std::process::id(), now.as_nanos());
         let connection_error = watch::Sender::new(None);
-        EnsureSession { client, run, own, events, progress, under_way: Mutex::default(), connection_error }
+        EnsureSession {
+            client,
+            run: new_run(),
+            own,
+            events,
+            progress,
+            under_way: Mutex::default(),
+            connection_error,
+        }
+    }
+
+    /// A new run through the same client: earlier failures hold nothing back.
+    #[must_use]
+    pub fn begin_run(self) -> EnsureSession {
+        EnsureSession { run: new_run(), ..self }
     }
 
     /// The same run, through another client.

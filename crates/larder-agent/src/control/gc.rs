@@ -8,16 +8,39 @@ use larder::go_format;
 use larder::hint::Hint;
 use larder::image_service::FilesystemError;
 use larder_api::is_gone;
-use larder_api::v1alpha1::{Collection, SpaceHolder};
+use larder_api::v1alpha1::collect_request::Goal;
+use larder_api::v1alpha1::{CollectRequest, Collection, SpaceHolder};
 
 use super::report::{self, usage_by_state};
 use crate::error::Error;
+
+/// What a round does with larder's own leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LeasePolicy {
+    /// Retains leased images.
+    Respect,
+    /// Ends the leases first.
+    End,
+}
+
+impl LeasePolicy {
+    /// That of a request. Only a request for all unused images may end leases.
+    pub(super) fn of(request: &CollectRequest) -> Result<LeasePolicy, Error> {
+        match (request.force_leases, request.goal) {
+            (false, _) => Ok(LeasePolicy::Respect),
+            (true, Some(Goal::AllUnused(true))) => Ok(LeasePolicy::End),
+            (true, _) => Err(Error::bad_input("leases can be ended only for all unused images")
+                .hint(Hint::new().command(["gc", "--all-unused", "--force-leases"]))),
+        }
+    }
+}
 
 /// The plan alone. What is present and used is looked at, and written down.
 pub(super) async fn dry_run(
     collector: &Collector,
     policy: &GcPolicy,
     goal: GcGoal,
+    leases: LeasePolicy,
 ) -> Result<Collection, Error> {
     let mut found = match goal {
         GcGoal::AllUnused => scene(collector, policy).await?,
@@ -26,6 +49,11 @@ pub(super) async fn dry_run(
             Err(error) => return Err(failure_of(collector, error).await),
         },
     };
+    if leases == LeasePolicy::End {
+        for image in &mut found.images {
+            image.uses.retain(|used| !used.is_lease());
+        }
+    }
     let disabled = goal == GcGoal::Thresholds && !policy.is_enabled();
     let policy = if disabled { &never(policy) } else { policy };
     let before = found.disk;
@@ -76,7 +104,7 @@ pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: Gc
         if let Some(error) = error {
             return failed(goal, policy, report, failure_of(collector, error).await);
         }
-        return match dry_run(collector, policy, goal).await {
+        return match dry_run(collector, policy, goal, LeasePolicy::Respect).await {
             Ok(planned) => report::of_disabled_round(&report, planned),
             Err(error) => failed(goal, policy, report, error),
         };
@@ -224,7 +252,7 @@ mod tests {
             let planned = async |policy| {
                 let backend = Arc::new(backend.clone());
                 let collector = Collector::builder(backend).disk(Arc::new(FullDisk)).build();
-                dry_run(&collector, policy, goal).await.unwrap().removals.len()
+                dry_run(&collector, policy, goal, LeasePolicy::Respect).await.unwrap().removals.len()
             };
             assert_eq!((planned(&default).await, planned(&kubelet).await), (0, 1), "{goal:?}");
         }
@@ -238,7 +266,8 @@ mod tests {
             let backend = FakeBackend::new();
             backend.add_image("a:1", image("sha256:1", 500));
             let collector = Collector::builder(Arc::new(backend.clone())).disk(Arc::new(FullDisk)).build();
-            let planned = dry_run(&collector, &policy, GcGoal::Thresholds).await.unwrap();
+            let planned =
+                dry_run(&collector, &policy, GcGoal::Thresholds, LeasePolicy::Respect).await.unwrap();
             let done = run_round(&collector, &policy, GcGoal::Thresholds).await;
             for report in [planned, done] {
                 assert!(report.disabled && report.reached && report.error.is_none(), "{report:?}");
@@ -279,7 +308,8 @@ mod tests {
                 .disk(Arc::new(FullDisk))
                 .reclaimer(Arc::new(Leftovers))
                 .build();
-            let planned = dry_run(&collector, &policy, GcGoal::Thresholds).await.unwrap();
+            let planned =
+                dry_run(&collector, &policy, GcGoal::Thresholds, LeasePolicy::Respect).await.unwrap();
             let done = run_round(&collector, &policy, GcGoal::Thresholds).await;
             for report in [planned, done] {
                 assert!(
@@ -300,7 +330,8 @@ mod tests {
             let collector = Collector::builder(Arc::new(backend.clone())).disk(Arc::new(FullDisk)).build();
             let policy =
                 GcPolicy { minimum_age: Duration::ZERO, when_unreachable: rule, ..GcPolicy::default() };
-            let planned = dry_run(&collector, &policy, GcGoal::Thresholds).await.unwrap();
+            let planned =
+                dry_run(&collector, &policy, GcGoal::Thresholds, LeasePolicy::Respect).await.unwrap();
             let done = run_round(&collector, &policy, GcGoal::Thresholds).await;
             for report in [&planned, &done] {
                 assert!(!report.reached && report.removals.is_empty());

@@ -196,7 +196,8 @@ impl Control for ControlApi {
             return Ok(Response::new(gc::plan_failed_pulls(self.node().collector()?).await?));
         }
         let (policy, goal) = (self.policy(&request)?, limits::goal(&request));
-        Ok(Response::new(gc::dry_run(self.node().collector()?, &policy, goal).await?))
+        let leases = gc::LeasePolicy::of(&request)?;
+        Ok(Response::new(gc::dry_run(self.node().collector()?, &policy, goal, leases).await?))
     }
 
     async fn collect(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {
@@ -207,6 +208,10 @@ impl Control for ControlApi {
         }
         self.node().require_gc()?;
         let (policy, goal) = (self.policy(&request)?, limits::goal(&request));
+        if gc::LeasePolicy::of(&request)? == gc::LeasePolicy::End {
+            let leased: Vec<_> = self.node().leases().await?.into_keys().collect();
+            self.node().end_leases(&leased).await?;
+        }
         Ok(Response::new(gc::run_round(self.node().collector()?, &policy, goal).await))
     }
 
@@ -256,6 +261,10 @@ impl Control for ControlApi {
         let request = request.into_inner();
         named(&request.image)?;
         Ok(Response::new(retention::lease(self.node(), &self.0.process, &request).await?))
+    }
+
+    async fn leases(&self, _: Request<api::LeasesRequest>) -> ControlResult<api::LeasesResponse> {
+        Ok(Response::new(retention::leases(self.node()).await?))
     }
 
     async fn load(&self, request: Request<Streaming<api::LoadRequest>>) -> ControlResult<api::LoadResponse> {

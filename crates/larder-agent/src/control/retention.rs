@@ -7,7 +7,7 @@ use larder::error_chain;
 use larder::gc::{ClockReading, Collector, GcPolicy, KeepRule};
 use larder::hint::Hint;
 use larder_api::convert;
-use larder_api::v1alpha1::{self as api, KeepRequest, LeaseResponse};
+use larder_api::v1alpha1::{self as api, KeepRequest, LeaseOwner, LeaseResponse};
 use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreError};
 
 use tokio::task::spawn_blocking;
@@ -60,6 +60,9 @@ pub(super) async fn lease(
                 .command(["keep".to_owned(), request.image.clone()]),
         ));
     }
+    if time.is_zero() {
+        return end_lease(node, &request.image).await;
+    }
     if let Some(store) = node.store().cloned() {
         let id = find(&request.image, &*node.backend).await?.image.id;
         let taken = spawn_blocking(move || take(store.store(), id.as_str(), time)).await;
@@ -75,10 +78,6 @@ pub(super) async fn lease(
             Hint::new().command(["serve"]).text(", or ").command(["keep".to_owned(), request.image.clone()]),
         ));
     }
-    if time.is_zero() {
-        return Err(Error::failed(format!("{}: cannot end a lease on an image of a runtime", request.image))
-            .hint("it ends when it expires or the daemon stops"));
-    }
     loop {
         let look = Arc::clone(&node.gate).begin_presence_check();
         let image = find(&request.image, &*node.backend).await?.image;
@@ -87,6 +86,36 @@ pub(super) async fn lease(
             return Ok(LeaseResponse { id: image.id.to_string(), ends });
         }
     }
+}
+
+/// Ends the leases on an image.
+async fn end_lease(node: &Node, image: &str) -> Result<LeaseResponse, Error> {
+    let id = find(image, &*node.backend).await?.image.id;
+    node.end_leases(std::slice::from_ref(&id)).await?;
+    Ok(LeaseResponse { id: id.to_string(), ends: None })
+}
+
+/// The leases, those that expire first before the others.
+pub(super) async fn leases(node: &Node) -> Result<api::LeasesResponse, Error> {
+    let leases = node.leases().await?;
+    let images = node.backend.list().await?;
+    let now = SystemTime::now();
+    let mut listed: Vec<api::ImageLease> = images
+        .into_iter()
+        .filter_map(|image| {
+            let lease = leases.get(&image.id)?;
+            let owner = if lease.requested { LeaseOwner::Request } else { LeaseOwner::Ensure };
+            Some(api::ImageLease {
+                id: image.id.to_string(),
+                names: image.repo_tags.into_iter().chain(image.repo_digests).collect(),
+                owner: owner.into(),
+                seconds_left: lease.left.as_secs(),
+                ends: now.checked_add(lease.left).map(convert::time).unwrap_or_default(),
+            })
+        })
+        .collect();
+    listed.sort_by_key(|lease| lease.seconds_left);
+    Ok(api::LeasesResponse { leases: listed })
 }
 
 /// Changes the rules in the file as asked, and returns them, and how many of the last ones are new.
@@ -124,15 +153,11 @@ async fn idle(collector: &Collector, new: usize) -> Vec<String> {
     warnings.map(|warning| warning.to_string()).collect()
 }
 
-/// Takes a lease on an image of this store, in place of an earlier one; no time ends it. May block.
+/// Takes a lease on an image of this store, in place of an earlier one. May block.
 fn take(store: &Store, name: &str, time: Duration) -> Result<LeaseResponse, Error> {
     let failed = |error: StoreError| Error::failed(error_chain(&error));
     let image = store.image(name).map_err(failed)?.ok_or_else(|| absent(name))?;
     let (id, lease) = (image.id.to_string(), format!("held/{}", image.id));
-    if time.is_zero() {
-        store.end_lease(&lease).map_err(failed)?;
-        return Ok(LeaseResponse { id, ends: None });
-    }
     let ends = SystemTime::now().checked_add(time);
     let ends = ends.ok_or_else(|| Error::bad_input("the lease is too long"))?;
     let leased = LeaseResources { images: vec![image.id], layers: Vec::new(), ingests: Vec::new() };

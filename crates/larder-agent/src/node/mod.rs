@@ -12,6 +12,7 @@ mod cri_pins;
 mod dead_containers;
 pub(crate) mod event_log;
 pub(crate) mod health;
+pub(crate) mod leases;
 pub(crate) mod metrics;
 mod open;
 mod other_collector;

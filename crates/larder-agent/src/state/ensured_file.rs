@@ -88,6 +88,18 @@ impl EnsureLeaseFile {
         replace(&self.path, &all).map_err(|error| failed(&error))
     }
 
+    /// Forgets these images, as [`add`](EnsureLeaseFile::add) takes note of them.
+    pub(crate) fn remove(&self, ids: &[ImageId]) -> Result<(), Error> {
+        let failed = |error: &dyn std::fmt::Display| Error::failed(error.to_string());
+        let mut known = self.read().map_err(|error| failed(&error))?;
+        let before = known.images.len();
+        known.images.retain(|entry| !ids.contains(&entry.id));
+        if known.images.len() == before {
+            return Ok(());
+        }
+        replace(&self.path, &known).map_err(|error| failed(&error))
+    }
+
     fn read(&self) -> Result<EnsureLeaseDocument, ImageUseError> {
         let path = self.path.display();
         let broken = |why: &dyn std::fmt::Display| {

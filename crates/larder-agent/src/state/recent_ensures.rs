@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use larder::error_chain;
-use larder::reference::ImageId;
+use larder::reference::{Digest, ImageId};
 use larder_store::backend::StoreBackend;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -52,6 +52,8 @@ enum JournalCommand {
     Write,
     /// Answered once everything before it was written.
     Flush(oneshot::Sender<()>),
+    /// Ends the leases of these images, after everything before it was written.
+    End(Vec<ImageId>, oneshot::Sender<Result<(), Error>>),
 }
 
 impl RecentEnsures {
@@ -83,8 +85,11 @@ impl RecentEnsures {
                         pending.recorded.remove(id);
                     }
                 }
-                if let JournalCommand::Flush(done) = wake {
-                    let _ = done.send(());
+                // A caller that is gone needs no answer.
+                match wake {
+                    JournalCommand::Write => {}
+                    JournalCommand::Flush(done) => _ = done.send(()),
+                    JournalCommand::End(ids, done) => _ = done.send(journal.end(&ids)),
                 }
             }
         });
@@ -126,6 +131,17 @@ impl RecentEnsures {
         let _ = written.await; // closed where there is no thread
     }
 
+    /// Ends the leases of these images; durable when it returns. The next ensure of each leases it again.
+    pub(crate) async fn end(&self, ids: &[ImageId]) -> Result<(), Error> {
+        {
+            let mut pending = lock(&self.pending);
+            pending.recorded.retain(|id, _| !ids.contains(id));
+        }
+        let (done, ended) = oneshot::channel();
+        self.wake(JournalCommand::End(ids.to_vec(), done));
+        ended.await.unwrap_or_else(|_| Err(Error::failed("cannot record ensured images")))
+    }
+
     fn wake(&self, wake: JournalCommand) {
         if let Some(sender) = &self.wake {
             let _ = sender.send(wake); // closed where there is no thread
@@ -143,6 +159,17 @@ impl Drop for RecentEnsures {
 }
 
 impl EnsureJournal {
+    fn end(&self, ids: &[ImageId]) -> Result<(), Error> {
+        match self {
+            EnsureJournal::File(file) => file.remove(ids),
+            EnsureJournal::Store(store) => {
+                let ids: Vec<Digest> = ids.iter().filter_map(ImageId::digest).collect();
+                let ended = store.store().end_image_leases(&ids);
+                ended.map_err(|error| Error::failed(error_chain(&error)))
+            }
+        }
+    }
+
     fn write(&self, ids: &[ImageId]) -> Result<(), Error> {
         match self {
             EnsureJournal::File(file) => file.add(ids),

@@ -26,14 +26,21 @@ use crate::output::PrintFormat;
 /// The flags have the names of kubelet's; its configuration file calls them imageGCHighThresholdPercent,
 /// imageGCLowThresholdPercent, imageMinimumGCAge and imageMaximumGCAge.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:
   larder gc --dry-run       the plan with the reasons; removes nothing
   larder gc --free 10GiB    free 10GiB and a margin
   larder gc --all-unused    remove every image that GC does not retain
 
 Exit code: 0 goal reached, 1 a removal failed or not enough reclaimable space,
-2 invalid input (nothing removed), 3 backend unreachable.")]
+2 invalid input (nothing removed), 3 backend unreachable."
+)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct GcArgs {
+    #[command(subcommand)]
+    pub(crate) action: Option<GcSubcommand>,
+
     /// Print the plan of the round, and remove nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -51,6 +58,14 @@ pub(crate) struct GcArgs {
     /// Removes no image, and nothing that a running pull uses. Requires larder's own store.
     #[arg(long, conflicts_with_all = ["free", "all_unused"])]
     pub(crate) failed_pulls: bool,
+
+    /// With --all-unused: end the leases of larder first; asks. Not those of running pulls or of the runtime.
+    #[arg(long, requires = "all_unused")]
+    pub(crate) force_leases: bool,
+
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
 
     /// Output format; wide adds the reason for each retained image.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
@@ -79,7 +94,7 @@ impl GcArgs {
             None if self.failed_pulls => Goal::FailedPulls(true),
             None => Goal::Thresholds(true),
         };
-        CollectRequest { goal: Some(goal), ..self.limits.request() }
+        CollectRequest { goal: Some(goal), force_leases: self.force_leases, ..self.limits.request() }
     }
 }
 
@@ -122,6 +137,7 @@ impl GcThresholdFlags {
             minimum_age_milliseconds: self.minimum_image_ttl_duration.map(millis),
             maximum_age_milliseconds: self.image_maximum_gc_age.map(millis),
             kubelet: self.kubelet,
+            force_leases: false,
         }
     }
 }
@@ -203,22 +219,49 @@ pub(crate) struct ExplainAccessArgs {
     pub(crate) credentials: CredentialArgs,
 }
 
+/// What else there is of garbage collection.
+#[derive(Debug, Subcommand)]
+pub(crate) enum GcSubcommand {
+    Log(GcLogArgs),
+}
+
 /// List the images that GC removed: when, why, and how much space that freed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder history
-  larder history -o wide     with IDs
-  larder history -o json
+  larder gc log
+  larder gc log -o wide     with IDs
+  larder gc log -o json
 
 EXPECTED has the bytes in the plan, each shared layer counted once. FREED has the size of the removed files; where the
 runtime does not report it, or sizes are estimated, the change of the whole filesystem, which includes what other processes
 wrote and deleted.
 
-The history has about the last 5000 removals.")]
-pub(crate) struct HistoryArgs {
+The log has about the last 5000 removals.")]
+pub(crate) struct GcLogArgs {
     /// Output format.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
+}
+
+/// Remove dangling images: unused images that have no tag, such as those whose tag moved to another image.
+///
+/// Asks first. Retains images that are in use, pinned, leased or kept by a rule, as larder gc does.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder prune
+  larder prune -f       do not ask
+  larder prune -a       every unused image, as larder gc --all-unused
+
+Exit code: 0 success, 1 a removal failed or the answer was no, 2 invalid input,
+3 backend unreachable.")]
+pub(crate) struct PruneArgs {
+    /// Remove every unused image that GC does not retain, with and without tags.
+    #[arg(short, long)]
+    pub(crate) all: bool,
+
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) force: bool,
 }
 
 /// Add a keep rule, which excludes images from GC, or list the rules.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use larder::reference::ImageName;
 use larder_agent::quantity::parse_duration;
 
@@ -62,21 +62,70 @@ pub(crate) struct EventsArgs {
 Exit code: 0 all changes in effect, 1 some changes require a restart, 2 invalid settings, 3 no daemon.")]
 pub(crate) struct ReloadArgs {}
 
-/// Exclude an image from GC for a limited time. larder rm still removes it.
+/// Exclude an image from GC for a limited time, or list the leases. larder rm still removes it.
 ///
 /// In larder's own store a lease survives restarts; on a runtime's image it ends with the daemon at the latest.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    subcommand_negates_reqs = true,
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:
+  larder lease                      list the leases, with owner and end
   larder lease busybox:1.36 2h
-  larder lease busybox:1.36 168h    for a week
-  larder lease busybox:1.36 0       end the lease
+  larder lease rm busybox:1.36      end the leases on an image
 
-Exit code: 0 success, 1 image not found, 2 invalid input, 3 backend unreachable.")]
+Write rm:latest for an image named rm.
+
+Exit code: 0 success, 1 image not found, 2 invalid input, 3 backend unreachable."
+)]
 pub(crate) struct LeaseArgs {
-    /// Name or ID of the image.
-    pub(crate) image: ImageName,
+    #[command(subcommand)]
+    pub(crate) action: Option<LeaseSubcommand>,
 
-    /// Duration from now, such as 90s, 2h or 168h; 0 ends the lease.
-    #[arg(value_name = "DURATION", value_parser = parse_duration)]
-    pub(crate) time: Duration,
+    /// Name or ID of the image.
+    #[arg(requires = "time")]
+    pub(crate) image: Option<ImageName>,
+
+    /// Duration from now, such as 90s, 2h or 168h; 0 ends the leases on the image.
+    #[arg(value_name = "DURATION", value_parser = lease_time)]
+    pub(crate) time: Option<Duration>,
+
+    /// Output format of the list.
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: PrintFormat,
+}
+
+/// What to do with leases, where it is not to take one.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LeaseSubcommand {
+    Rm(LeaseRmArgs),
+    #[command(visible_alias = "list")]
+    Ls(LeaseLsArgs),
+}
+
+/// End the leases on images. GC may remove them from then on.
+///
+/// Ends larder's own leases: of larder lease, and of ensures, pulls and loads. A running pull keeps what it has.
+#[derive(Debug, Args)]
+pub(crate) struct LeaseRmArgs {
+    /// Names or IDs of images.
+    #[arg(value_name = "IMAGE", required = true)]
+    pub(crate) images: Vec<ImageName>,
+}
+
+/// List the leases on images, with owner and end.
+#[derive(Debug, Args)]
+pub(crate) struct LeaseLsArgs {
+    /// Output format.
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: PrintFormat,
+}
+
+/// A duration with a unit, or 0. Elsewhere a bare number is seconds; here that would end most leases that were meant.
+fn lease_time(text: &str) -> Result<Duration, String> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number && text.bytes().any(|byte| byte != b'0') {
+        return Err(format!("no unit: write {text}s, {text}m or {text}h"));
+    }
+    parse_duration(text)
 }

@@ -125,6 +125,26 @@ pub(crate) struct TagArgs {
     pub(crate) target: ImageName,
 }
 
+/// Show the steps in which an image was built, newest first.
+///
+/// larder gc log lists the images that GC removed.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder history busybox:1.36
+  larder history -o wide busybox:1.36     whole commands
+  larder history -o json busybox:1.36
+
+SIZE is what a pull fetches of the layer that a step made. Docker Engine reports
+no history here: use docker history.")]
+pub(crate) struct HistoryArgs {
+    /// Name or ID of the image, or a part of it.
+    pub(crate) image: Option<ImageName>,
+
+    /// Output format; wide shows whole commands.
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: PrintFormat,
+}
+
 /// Show the disk usage of images, and of all data in larder's own store.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -139,10 +159,13 @@ pub(crate) struct DfArgs {
 
 /// Show the backend, its version and condition, and where it stores images.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    visible_alias = "info",
+    after_help = "Examples:
   larder runtime
   larder --backend cri runtime
-  larder --backend unix:///run/crio/crio.sock runtime -o yaml")]
+  larder --backend unix:///run/crio/crio.sock runtime -o yaml"
+)]
 pub(crate) struct RuntimeArgs {
     /// Output format.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]

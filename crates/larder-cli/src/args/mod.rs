@@ -5,6 +5,7 @@
 mod collect;
 mod config;
 mod daemon;
+mod groups;
 pub(crate) mod habits;
 mod image_list;
 mod images;
@@ -29,12 +30,14 @@ use crate::output::hint::quoted;
 use crate::output::style::ColorChoice;
 
 pub(crate) use collect::{
-    ExplainAccessArgs, ExplainArgs, ExplainSubcommand, GcArgs, HistoryArgs, KeepArgs, UnkeepArgs,
+    ExplainAccessArgs, ExplainArgs, ExplainSubcommand, GcArgs, GcLogArgs, GcSubcommand, KeepArgs, PruneArgs,
+    UnkeepArgs,
 };
 pub(crate) use config::ConfigArgs;
-pub(crate) use daemon::{EventsArgs, LeaseArgs, ReloadArgs, StatusArgs};
+pub(crate) use daemon::{EventsArgs, LeaseArgs, LeaseSubcommand, ReloadArgs, StatusArgs};
+pub(crate) use groups::{ImageArgs, SystemArgs};
 pub(crate) use image_list::{ImageFilter, SortKey};
-pub(crate) use images::{DfArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs, TagArgs};
+pub(crate) use images::{DfArgs, HistoryArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs, TagArgs};
 pub(crate) use login::{LoginArgs, LogoutArgs};
 pub(crate) use pull_flags::{CredentialArgs, EnsureArgs, PullArgs, PullFlags};
 pub(crate) use serve::ServeArgs;
@@ -161,6 +164,7 @@ pub(crate) enum Command {
     Tag(TagArgs),
     Df(DfArgs),
     Gc(GcArgs),
+    Prune(PruneArgs),
     Explain(ExplainArgs),
     History(HistoryArgs),
     Keep(KeepArgs),
@@ -181,6 +185,11 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     Man(ManArgs),
     Global(GlobalHelpArgs),
+    #[command(name = "image")]
+    ImageGroup(ImageArgs),
+    #[command(name = "system")]
+    SystemGroup(SystemArgs),
+    Version(VersionArgs),
 }
 
 impl Command {
@@ -195,6 +204,7 @@ impl Command {
                 | Command::History(_)
                 | Command::Mounts(_)
                 | Command::Runtime(_)
+                | Command::Gc(GcArgs { action: Some(GcSubcommand::Log(_)), .. })
         )
     }
 }
@@ -216,6 +226,14 @@ pub(crate) struct DemoArgs {
     #[arg(long)]
     pub(crate) keep: bool,
 }
+
+/// Print the version.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder version
+  larder runtime        the version of the backend
+  larder status         the version of the daemon")]
+pub(crate) struct VersionArgs {}
 
 /// Print the completion script for a shell.
 #[derive(Debug, Args)]

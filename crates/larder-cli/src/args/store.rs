@@ -17,13 +17,17 @@ use crate::output::{DataFormat, PrintFormat};
 #[command(after_help = "Examples:
   larder load app.tar                            docker save app:1 > app.tar
   larder load layout/ --name registry.example/app     its tags get this name
-  zcat app.tar.gz | larder load -
+  zcat app.tar.gz | larder load
 
 Exit code: 0 all loaded, 1 some failed, 2 not an image, 3 cannot open the store.")]
 pub(crate) struct LoadArgs {
-    /// Archives, directories with an OCI layout, or - for standard input.
-    #[arg(value_name = "FILE", required = true)]
+    /// Archives, directories with an OCI layout, or - for standard input, which is read if no file is given.
+    #[arg(value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
+
+    /// The same as FILE, for hands that know docker.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) input: Vec<PathBuf>,
 
     /// Repository for images that have only a tag, as in OCI layouts, or no name. With a tag, the name of the only such
     /// image. Full names in the file are kept.
@@ -81,11 +85,15 @@ pub(crate) struct MountsArgs {
 #[command(after_help = "Examples:
   larder umount /mnt
   larder umount /mnt/a /mnt/b
-  larder umount --force /mnt        drop the record of another namespace")]
+  larder umount --all")]
 pub(crate) struct UmountArgs {
     /// Mountpoints.
-    #[arg(value_name = "DIR", required = true)]
+    #[arg(value_name = "DIR", required_unless_present = "all")]
     pub(crate) dirs: Vec<PathBuf>,
+
+    /// All mounts of the store.
+    #[arg(short, long, conflicts_with = "dirs")]
+    pub(crate) all: bool,
 
     /// Remove the record of a mount from another mount namespace (unshare --mount, a container), even if larder cannot
     /// determine whether that namespace still has it. If it does, the mount can lose its files.

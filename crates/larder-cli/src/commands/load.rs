@@ -1,6 +1,7 @@
 //! `larder load`: images out of archives and layouts into larder's own store.
 
-use std::path::Path;
+use std::io::{self, IsTerminal as _};
+use std::path::{Path, PathBuf};
 
 use larder::hint::Hint;
 use larder::reference::{ImageId, Reference};
@@ -20,10 +21,18 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     let out = &session.out;
     let name = args.name.as_deref();
     let base = name.map(base_name).transpose().map_err(|failure| failure.about("--name"))?;
+    let mut files: Vec<PathBuf> = args.files.iter().chain(&args.input).cloned().collect();
+    if files.is_empty() {
+        if io::stdin().is_terminal() {
+            return Err(Failure::bad_input("no archive given, and standard input is a terminal")
+                .hint(Hint::new().command(["load", "-i", "FILE"])));
+        }
+        files.push("-".into());
+    }
     let client = session.open(ImageAccess::write().of_store().create_store()).await?;
     let mut outcome = CommandOutcome::Done;
     let mut loaded = Vec::new();
-    for file in &args.files {
+    for file in &files {
         match send(&client, file, name).await {
             Ok(images) => {
                 print_name_notes(file, base.as_ref(), &images, out);

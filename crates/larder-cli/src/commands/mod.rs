@@ -17,8 +17,10 @@ mod keep;
 mod lease;
 mod load;
 mod login;
+mod make_room;
 mod man;
 mod mount;
+mod prune;
 mod pull;
 mod pull_failure;
 mod reload;
@@ -41,7 +43,11 @@ use crate::session::CommandSession;
 pub(crate) fn run(cli: Cli, out: &Arc<Printer>) -> Result<CommandOutcome, Failure> {
     let connection = cli.connection;
     out.hint_with(connection.given());
-    match cli.command {
+    match cli.command.ungrouped() {
+        Command::Version(_) => {
+            out.line(concat!("larder ", env!("CARGO_PKG_VERSION")));
+            Ok(CommandOutcome::Done)
+        }
         Command::Completions(args) => completions::run(&args, out),
         Command::Global(_) => Ok(print_global_options(out)),
         Command::Config(args) => Ok(config::run(&args, &connection, out)),
@@ -117,7 +123,8 @@ async fn dispatch(
         Command::Rm(args) => rm::run(args, session).await,
         Command::Tag(args) => tag::run(args, session).await,
         Command::Df(args) => df::run(args, session).await,
-        Command::Gc(args) => gc::run(args, session).await,
+        Command::Gc(args) => gc::run(args, session, interrupt.clone()).await,
+        Command::Prune(args) => prune::run(args, session, interrupt.clone()).await,
         Command::Explain(args) => explain::run(args, session).await,
         Command::Login(args) => login::log_in(args, session, interrupt.clone()).await,
         Command::Logout(args) => login::log_out(args, &session.out).await,
@@ -134,8 +141,11 @@ async fn dispatch(
         Command::Umount(args) => mount::umount(args, session).await,
         Command::Fsck(args) => fsck::run(args, session).await,
         Command::Runtime(args) => runtime::run(args, session).await,
-        // They have no session.
+        // They have no session, or another name.
         Command::Completions(_)
+        | Command::ImageGroup(_)
+        | Command::SystemGroup(_)
+        | Command::Version(_)
         | Command::Config(_)
         | Command::Global(_)
         | Command::Man(_)

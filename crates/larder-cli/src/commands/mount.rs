@@ -55,7 +55,13 @@ pub(super) async fn umount(args: &UmountArgs, session: &CommandSession) -> Resul
     let out = &session.out;
     let client = session.open(ImageAccess::write().of_store()).await?;
     let mut outcome = CommandOutcome::Done;
-    for dir in &args.dirs {
+    let mut dirs = args.dirs.clone();
+    if args.all {
+        let mounts = client.ask(async |mut calls| calls.mounts(MountsRequest {}).await).await?.mounts;
+        dirs.extend(mounts.into_iter().map(|mount| PathBuf::from(mount.target)));
+        dirs.sort_by_key(|dir| std::cmp::Reverse(dir.components().count())); // a mount inside another one first
+    }
+    for dir in &dirs {
         let request = UnmountRequest { target: text(&absolute(dir)?)?, force: args.force };
         match client.wait(async |mut calls| calls.unmount(request).await).await {
             Ok(answer) => out.line(answer.mount.unwrap_or_default().target),

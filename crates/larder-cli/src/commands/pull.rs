@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::ensure::{argument_uid, check_argument};
 use super::ensure_runner::{self, EnsureResult, EnsureResults, ProgressOutput};
+use super::make_room;
 use super::pull_failure::PullFailureKind;
 use crate::args::PullArgs;
 use crate::credential_setup;
@@ -67,8 +68,10 @@ pub(super) async fn run(
         ensure_runner::ensure_all(pulls, requests, Duration::ZERO, &LogSink, shown, interrupt.interrupted())
             .await
     };
+    let (pulls, ended) =
+        ensure_runner::ensure_or_take_over(session, pulls, &requests, &interrupt, need, &ensure).await;
     let (pulls, EnsureResults { verdicts, lost }) =
-        ensure_runner::ensure_or_take_over(session, pulls, &requests, &interrupt, need, ensure).await;
+        make_room::retry(pulls, ended, &requests, &interrupt, out, &ensure).await;
 
     show(args, &rows(&requests, &verdicts), out);
     let reported = report(args, &requests, &verdicts, &candidates, out);

@@ -40,7 +40,11 @@ pub(super) async fn run(args: &RmArgs, session: &CommandSession) -> Result<Comma
 }
 
 /// Prints the result for each image.
-fn print_all(answer: &RemoveResponse, format: Option<DataFormat>, out: &Printer) -> CommandOutcome {
+pub(super) fn print_all(
+    answer: &RemoveResponse,
+    format: Option<DataFormat>,
+    out: &Printer,
+) -> CommandOutcome {
     let mut outcome = CommandOutcome::Done;
     for result in &answer.results {
         if let Some(removed::Result::Refused(refused)) = &result.result {

@@ -52,7 +52,7 @@ fn all_unused_removes_images_without_a_keep_rule_and_records_them() {
         done["images"].as_array().unwrap().iter().filter(|image| image["reason"] == "Kept").count(),
         1
     );
-    let history = world.larder(&["history", "-o", "json"]).expect(0).json();
+    let history = world.larder(&["gc", "log", "-o", "json"]).expect(0).json();
     assert_eq!(history[0]["names"], json!([NAMES[1]]));
     assert_eq!(history[0]["trigger"], "allUnused");
     let rules = world.larder(&["keep", "-o", "json"]).expect(0).json();
@@ -105,8 +105,8 @@ fn each_removed_name_of_an_image_is_reported() {
     }
     let run = world.larder(&all).expect(0);
     assert!(has(&run, &short), "{run:?}");
-    assert!(world.larder(&["history"]).expect(0).stdout.contains(&short));
-    assert!(world.larder(&["history", "-o", "wide"]).expect(0).stdout.contains(&wide));
+    assert!(world.larder(&["gc", "log"]).expect(0).stdout.contains(&short));
+    assert!(world.larder(&["gc", "log", "-o", "wide"]).expect(0).stdout.contains(&wide));
 }
 
 #[test]

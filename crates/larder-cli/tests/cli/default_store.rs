@@ -35,7 +35,7 @@ const LOOKING: [&[&str]; 14] = [
     &["rm", "busybox"],
     &["gc", "--dry-run"],
     &["explain", "busybox"],
-    &["history"],
+    &["gc", "log"],
     &["keep"],
     &["keep", "busybox"],
     &["umount", "."],

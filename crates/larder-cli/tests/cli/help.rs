@@ -2,7 +2,7 @@
 
 use crate::world::CliFixture;
 
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 23] = [
     "demo",
     "ensure",
     "pull",
@@ -15,6 +15,10 @@ const COMMANDS: [&str; 19] = [
     "gc",
     "explain",
     "history",
+    "prune",
+    "image",
+    "system",
+    "version",
     "keep",
     "unkeep",
     "login",

@@ -158,7 +158,7 @@ fn no_planted_secret_is_in_anything_that_the_daemon_and_its_clients_produce() {
             &["images", "-o", "json"],
             &["inspect", &image],
             &["explain", "-o", "json", &image],
-            &["history", "-o", "json"],
+            &["gc", "log", "-o", "json"],
         ] {
             runs.push((arguments[0], ask(arguments).expect(0)));
         }

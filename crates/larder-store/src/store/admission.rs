@@ -145,10 +145,19 @@ impl InsufficientSpace {
         admit(self.need, self.free + self.reclaimable, self.reserve, DiskSpace::default()).is_ok()
     }
 
+    /// The bytes to free: for what the pull likely takes, if removing images can free as much.
+    fn missing_bytes(&self) -> u64 {
+        let missing = |need: u64| need.saturating_add(self.reserve.bytes).saturating_sub(self.free.bytes);
+        missing(self.need.least.bytes).max(missing(self.need.likely.bytes).min(self.reclaimable.bytes))
+    }
+
     /// What the reader could try next.
     pub fn hint(&self) -> Hint {
-        if self.fits_after_gc() {
-            Hint::new().command(["gc"]).text(" removes unused images")
+        if self.fits_after_gc() && self.lacks_inodes_only() {
+            Hint::new().command(["gc", "--all-unused"]).text(" removes unused images")
+        } else if self.fits_after_gc() {
+            let free = format!("{}MB", self.missing_bytes().div_ceil(1_000_000));
+            Hint::new().command(["gc".to_owned(), "--free".to_owned(), free]).text(" removes unused images")
         } else {
             Hint::new().command(["df"]).text(" shows disk usage")
         }
@@ -196,7 +205,7 @@ mod tests {
         );
         assert!(!error.fits_after_gc());
         let error = admit(just(GIB, 10), of(GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
-        assert!(error.fits_after_gc() && error.hint().to_string().contains("gc"));
+        assert!(error.fits_after_gc() && error.hint().to_string().starts_with("larder gc --free 537MB "));
         assert_eq!(admit(just(GIB, 10), of(2 * GIB, 1000), of(GIB, 0), of(0, 0)), Ok(()));
     }
 

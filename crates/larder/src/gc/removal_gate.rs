@@ -117,6 +117,11 @@ impl RemovalGate {
         }
     }
 
+    /// Ends the leases of these images.
+    pub fn end_leases(&self, images: &[ImageId]) {
+        self.state().leases.retain(|id, _| !images.contains(id));
+    }
+
     /// Waits until every removal that is in progress now has ended, for at most this long.
     pub(crate) async fn wait_for_removals(&self, at_most: Duration) {
         let mut ended = self.ended.subscribe();

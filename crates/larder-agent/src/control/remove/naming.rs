@@ -64,10 +64,13 @@ pub(super) fn all_names(image: &Image) -> Vec<&str> {
     image.repo_tags.iter().chain(&image.repo_digests).map(String::as_str).collect()
 }
 
-/// Whether these are names of one repository, with one tag at most: as `docker rmi` counts for an ID.
+/// Whether these are names of one repository with one tag, as `docker rmi` counts for an ID, or digests alone.
 fn is_one_name(names: &[&str]) -> bool {
     let repositories: BTreeSet<_> = names.iter().filter_map(|name| repository(name)).collect();
-    repositories.len() <= 1 && names.iter().filter(|name| !name.contains('@')).count() <= 1
+    match names.iter().filter(|name| !name.contains('@')).count() {
+        0 => true,
+        tags => tags == 1 && repositories.len() == 1,
+    }
 }
 
 fn repository(name: &str) -> Option<String> {

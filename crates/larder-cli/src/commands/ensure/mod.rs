@@ -14,6 +14,7 @@ use larder_agent::image_name;
 use tokio::time::Instant;
 
 use super::ensure_runner::{self, EnsureResult, EnsureResults, ProgressOutput};
+use super::make_room;
 use super::pull_failure::{self, PullFailureKind};
 use crate::args::EnsureArgs;
 use crate::credential_setup;
@@ -75,8 +76,10 @@ pub(super) async fn run(
     let ensure = async |pulls: &EnsureSession, requests: &[EnsureRequest]| {
         ensure_runner::ensure_all(pulls, requests, retry_for, &*events, shown, interrupt.interrupted()).await
     };
+    let (pulls, ended) =
+        ensure_runner::ensure_or_take_over(session, pulls, &requests, &interrupt, need, &ensure).await;
     let (pulls, EnsureResults { verdicts, lost }) =
-        ensure_runner::ensure_or_take_over(session, pulls, &requests, &interrupt, need, ensure).await;
+        make_room::retry(pulls, ended, &requests, &interrupt, out, &ensure).await;
 
     let mut summary =
         EnsureSummary::new(&gathered, &verdicts, events.records()).with_course(progress.course());

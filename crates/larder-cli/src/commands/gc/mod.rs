@@ -1,18 +1,28 @@
-//! `larder gc`: one GC round, or its plan.
+//! `larder gc`: one GC round, or its plan; `larder gc log`: what earlier rounds removed.
 
+mod log;
 pub(super) mod report;
 pub(super) mod usage_by_state;
 
 use larder_api::v1alpha1::Collection;
 
-use crate::args::GcArgs;
+use crate::args::{GcArgs, GcSubcommand};
+use crate::confirm;
 use crate::exit::CommandOutcome;
 use crate::failure::{ExitReport as _, Failure};
-use crate::output::{self, PrintFormat};
+use crate::interrupt::InterruptSignals;
+use crate::output::{self, PrintFormat, size};
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
 
-pub(super) async fn run(args: &GcArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
+pub(super) async fn run(
+    args: &GcArgs,
+    session: &CommandSession,
+    interrupt: InterruptSignals,
+) -> Result<CommandOutcome, Failure> {
+    if let Some(GcSubcommand::Log(args)) = &args.action {
+        return log::run(args, session).await;
+    }
     let Some(client) = session.open_to_list(ImageAccess::collect()).await? else {
         let nothing = Collection {
             dry_run: args.dry_run,
@@ -30,24 +40,42 @@ pub(super) async fn run(args: &GcArgs, session: &CommandSession) -> Result<Comma
         return Ok(CommandOutcome::Done);
     };
     let request = args.request();
+    if args.force_leases && !args.dry_run && !args.yes {
+        let plan = client.ask(async |mut calls| calls.plan(request).await).await?;
+        let question = end_leases_question(&plan);
+        if !confirm::ask_or_require(&question, "--yes", &interrupt.handle()).await? {
+            session.out.info("removed nothing");
+            return Ok(CommandOutcome::Failed);
+        }
+    }
     let collection = if args.dry_run {
         client.ask(async |mut calls| calls.plan(request).await).await?
     } else {
         client.wait(async |mut calls| calls.collect(request).await).await?
     };
-    Ok(show(args, collection, &session.out))
+    Ok(show(args.output, collection, &session.out))
 }
 
-fn show(args: &GcArgs, collection: Collection, out: &Printer) -> CommandOutcome {
+/// What is removed without leases, as a question.
+fn end_leases_question(plan: &Collection) -> String {
+    let freed = size::bytes(plan.promised_bytes);
+    match plan.removals.len() {
+        1 => format!("end all leases of larder and remove 1 image ({freed})?"),
+        images => format!("end all leases of larder and remove {images} images ({freed})?"),
+    }
+}
+
+/// Prints a plan or the result of a round.
+pub(super) fn show(format: PrintFormat, collection: Collection, out: &Printer) -> CommandOutcome {
     for warning in &collection.warnings {
         out.warning(warning);
     }
-    match args.output.data() {
+    match format.data() {
         Some(format) => output::data(out, format, &collection),
-        None if collection.dry_run => report::plan(&collection, args.output.is_wide(), out),
+        None if collection.dry_run => report::plan(&collection, format.is_wide(), out),
         // A round that ended before its plan has only an error.
         None if !collection.planned => {}
-        None => report::round(&collection, args.output.is_wide(), out),
+        None => report::round(&collection, format.is_wide(), out),
     }
     let outcome = match collection.error {
         Some(error) => Failure::from(error).print(out),
@@ -55,7 +83,7 @@ fn show(args: &GcArgs, collection: Collection, out: &Printer) -> CommandOutcome 
         None => CommandOutcome::Failed,
     };
     if let Some(by_state) = &collection.usage_by_state {
-        let lists_reasons = collection.dry_run || args.output != PrintFormat::Table;
+        let lists_reasons = collection.dry_run || format != PrintFormat::Table;
         usage_by_state::print(by_state, lists_reasons, out);
     }
     outcome

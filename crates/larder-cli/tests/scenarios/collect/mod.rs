@@ -181,7 +181,7 @@ impl MeasuredGc {
     fn prints_freed_bytes(&self, larder: impl Fn(&[&str]) -> LarderOutput) {
         let freed = self.after - self.before;
         agree("the report", number(&self.done, "freedBytes"), freed);
-        let history = larder(&["history", "-o", "json"]).expect(0).json();
+        let history = larder(&["gc", "log", "-o", "json"]).expect(0).json();
         let journal: u64 = history.as_array().unwrap().iter().map(|entry| number(entry, "freedBytes")).sum();
         agree("the journal", journal, freed);
     }

@@ -112,7 +112,7 @@ fn every_command_prints_the_same_with_and_without_a_daemon() {
         &[&["gc", "--all-unused"][..], &now].concat(),
         &[&["gc", "--all-unused", "-o", "json"][..], &now].concat(),
         &["lease", &api, "0"],
-        &["history"],
+        &["gc", "log"],
         &["mounts"],
         &["umount", "/nowhere"],
         &["rm", &absent],
@@ -121,7 +121,7 @@ fn every_command_prints_the_same_with_and_without_a_daemon() {
         &["rm", "-o", "json", &api],
         &["rm", &api],
         &["images"],
-        &["history", "-o", "json"],
+        &["gc", "log", "-o", "json"],
     ] {
         pair.same(arguments);
     }

@@ -1,0 +1,126 @@
+//! After pulls that failed for lack of disk space: offers on a terminal to run a GC round for them, and pulls again.
+
+use larder::backend::CallErrorKind;
+use larder::hint::{Hint, HintPart};
+use larder::pull::EnsureRequest;
+use larder_agent::client::{Client, EnsureSession};
+use larder_agent::quantity::parse_size;
+use larder_api::v1alpha1::CollectRequest;
+use larder_api::v1alpha1::collect_request::Goal;
+
+use super::ensure_runner::{EnsureResult, EnsureResults};
+use crate::confirm;
+use crate::failure::{ExitReport as _, Failure};
+use crate::interrupt::InterruptHandle;
+use crate::output::size;
+use crate::printer::Printer;
+
+/// Returns what `ended` has; images that lacked space are tried once more with `ensure`, if the user lets GC free some.
+pub(super) async fn retry(
+    pulls: EnsureSession,
+    mut ended: EnsureResults,
+    requests: &[EnsureRequest],
+    interrupt: &InterruptHandle,
+    out: &Printer,
+    ensure: impl AsyncFn(&EnsureSession, &[EnsureRequest]) -> EnsureResults,
+) -> (EnsureSession, EnsureResults) {
+    let short: Vec<(usize, Hint)> = ended
+        .verdicts
+        .iter()
+        .enumerate()
+        .filter_map(|(index, verdict)| Some((index, lack_of_space(verdict)?)))
+        .collect();
+    if short.is_empty() || ended.lost.is_some() || !confirm::can_ask() {
+        return (pulls, ended);
+    }
+    match free_space(pulls.client(), goal(short.iter().map(|(_, hint)| hint)), interrupt, out).await {
+        Ok(true) => {}
+        Ok(false) => return (pulls, ended),
+        Err(failure) => {
+            failure.print(out);
+            return (pulls, ended);
+        }
+    }
+    let pulls = pulls.begin_run();
+    let again: Vec<EnsureRequest> = short.iter().map(|(index, _)| requests[*index].clone()).collect();
+    let retried = ensure(&pulls, &again).await;
+    for ((index, _), verdict) in short.into_iter().zip(retried.verdicts) {
+        ended.verdicts[index] = verdict;
+    }
+    (pulls, EnsureResults { lost: retried.lost, ..ended })
+}
+
+/// The next step of an image that the backend refused for lack of space.
+fn lack_of_space(verdict: &EnsureResult) -> Option<Hint> {
+    let EnsureResult::Failed(error) = verdict else { return None };
+    let advice = error.advice.as_ref()?;
+    (advice.kind == CallErrorKind::InsufficientSpace).then(|| advice.hint.clone())
+}
+
+/// What the hints ask GC to free, in total; if one names no size, all unused images.
+fn goal<'a>(hints: impl Iterator<Item = &'a Hint>) -> Goal {
+    let sizes: Option<Vec<u64>> = hints.map(size_to_free).collect();
+    match sizes {
+        Some(sizes) => Goal::FreeBytes(sizes.into_iter().fold(0, u64::saturating_add)),
+        None => Goal::AllUnused(true),
+    }
+}
+
+/// The size in `gc --free SIZE`.
+fn size_to_free(hint: &Hint) -> Option<u64> {
+    hint.parts().iter().find_map(|part| match part {
+        HintPart::Command(args) => match args.as_slice() {
+            [gc, free, size] if gc == "gc" && free == "--free" => parse_size(size).ok(),
+            _ => None,
+        },
+        _ => None,
+    })
+}
+
+/// Says what GC can free now, and frees it if the user agrees. Returns whether it freed something.
+async fn free_space(
+    client: &Client,
+    goal: Goal,
+    interrupt: &InterruptHandle,
+    out: &Printer,
+) -> Result<bool, Failure> {
+    let request = CollectRequest { goal: Some(goal), ..CollectRequest::default() };
+    let plan = client.ask(async |mut calls| calls.plan(request).await).await?;
+    let beside = plan.reclaimed.and_then(|reclaimed| reclaimed.total).unwrap_or_default().size_bytes;
+    let freed = plan.promised_bytes.saturating_add(beside);
+    if freed == 0 {
+        out.info("note: not enough disk space, and GC can free nothing now: images are in use, kept, leased or new");
+        return Ok(false);
+    }
+    let images = match plan.removals.len() {
+        1 => "1 unused image".to_owned(),
+        images => format!("{images} unused images"),
+    };
+    let question = format!(
+        "not enough disk space: remove {images}, which frees {}, and pull again?",
+        size::bytes(freed)
+    );
+    if !confirm::ask(&question, interrupt).await? {
+        return Ok(false);
+    }
+    let done = client.wait(async |mut calls| calls.collect(request).await).await?;
+    if let Some(error) = done.error {
+        Failure::from(error).print(out);
+    }
+    let freed = u64::try_from(done.freed_bytes.unwrap_or_default()).unwrap_or_default();
+    out.info(format_args!("removed {} images, freed {}", done.removals.len(), size::bytes(freed)));
+    Ok(!done.removals.is_empty() || freed > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sizes_of_all_hints_are_added_and_a_hint_without_one_asks_for_all() {
+        let sized = Hint::new().command(["gc", "--free", "3MB"]).text(" removes unused images");
+        let other = Hint::new().command(["df"]).text(" shows disk usage");
+        assert_eq!(goal([&sized, &sized].into_iter()), Goal::FreeBytes(6_000_000));
+        assert_eq!(goal([&sized, &other].into_iter()), Goal::AllUnused(true));
+    }
+}

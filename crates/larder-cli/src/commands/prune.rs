@@ -1,0 +1,77 @@
+//! `larder prune`: removes dangling images, or with `-a` every unused image, after a question.
+
+use larder_agent::client::Client;
+use larder_api::v1alpha1::collect_request::Goal;
+use larder_api::v1alpha1::{CollectRequest, ImageVerdict, RemoveRequest};
+
+use super::{gc, rm};
+use crate::args::PruneArgs;
+use crate::confirm;
+use crate::exit::CommandOutcome;
+use crate::failure::Failure;
+use crate::interrupt::InterruptSignals;
+use crate::output::{PrintFormat, size};
+use crate::printer::Printer;
+use crate::session::{CommandSession, ImageAccess};
+
+pub(super) async fn run(
+    args: &PruneArgs,
+    session: &CommandSession,
+    interrupt: InterruptSignals,
+) -> Result<CommandOutcome, Failure> {
+    let out = &session.out;
+    let client = session.open(ImageAccess::collect()).await?;
+    let mut request = CollectRequest { goal: Some(Goal::AllUnused(true)), ..CollectRequest::default() };
+    if !args.all {
+        request.minimum_age_milliseconds = Some(0); // the tag moved, however new the image is
+    }
+    let plan = client.ask(async |mut calls| calls.plan(request).await).await?;
+    let is_meant = |image: &&ImageVerdict| args.all || is_dangling(image);
+    let removed: Vec<&ImageVerdict> =
+        plan.images.iter().filter(|image| image.remove).filter(is_meant).collect();
+    if !args.all {
+        note_retained(&plan.images, out);
+    }
+    if removed.is_empty() {
+        out.info("nothing to remove");
+        return Ok(CommandOutcome::Done);
+    }
+    let kind = if args.all { "unused" } else { "dangling" };
+    let bytes = removed.iter().fold(0_u64, |sum, image| sum.saturating_add(image.unique_bytes));
+    let question = match removed.len() {
+        1 => format!("remove 1 {kind} image ({})?", size::bytes(bytes)),
+        images => format!("remove {images} {kind} images (at least {})?", size::bytes(bytes)),
+    };
+    if !args.force && !confirm::ask_or_require(&question, "--force", &interrupt.handle()).await? {
+        out.info("removed nothing");
+        return Ok(CommandOutcome::Failed);
+    }
+    if args.all {
+        let done = client.wait(async |mut calls| calls.collect(request).await).await?;
+        return Ok(gc::show(PrintFormat::Table, done, out));
+    }
+    remove(&client, &removed, out).await
+}
+
+async fn remove(client: &Client, images: &[&ImageVerdict], out: &Printer) -> Result<CommandOutcome, Failure> {
+    let images = images.iter().map(|image| image.id.clone()).collect();
+    let request = RemoveRequest { images, ignore_not_found: true, force: false };
+    let answer = client.wait(async |mut calls| calls.remove(request).await).await?;
+    let outcome = rm::print_all(&answer, None, out);
+    match answer.error {
+        Some(error) => Err(error.into()),
+        None => Ok(outcome),
+    }
+}
+
+/// Whether it has no tag, as docker counts: a digest is no tag.
+fn is_dangling(image: &ImageVerdict) -> bool {
+    image.names.iter().all(|name| name.contains('@'))
+}
+
+/// Says why dangling images are retained.
+fn note_retained(images: &[ImageVerdict], out: &Printer) {
+    for image in images.iter().filter(|image| is_dangling(image) && !image.remove) {
+        out.info(format_args!("note: retained {}: {}", image.id, image.why));
+    }
+}

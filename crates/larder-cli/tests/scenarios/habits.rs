@@ -1,0 +1,133 @@
+//! What hands that know docker type: groups and aliases, prune, history, load from a flag or a pipe, and umount of all.
+
+use std::path::Path;
+use std::process::Command;
+
+use larder_testkit_peers::{ImageBuilder, RegistryOptions};
+
+use crate::store::may_mount;
+use crate::world::RuntimeFixture;
+
+#[test]
+fn groups_and_aliases_do_what_the_command_does() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    world.larder(&["image", "pull", "-q", &world.registry.image("shop/web:1")]).expect(0);
+    let same: [(&[&str], &[&[&str]]); 4] = [
+        (&["images"], &[&["image", "ls"], &["image", "list"], &["ls"]]),
+        (&["df"], &[&["system", "df"]]),
+        (&["runtime"], &[&["info"], &["system", "info"]]),
+        (&["--version"], &[&["version"]]),
+    ];
+    for (command, others) in same {
+        // Other processes change the numbers of the filesystem.
+        let shown = |command: &[&str]| {
+            let stdout = world.larder(command).expect(0).stdout;
+            stdout.split("FILESYSTEM").next().unwrap_or_default().to_owned()
+        };
+        let expected = shown(command);
+        assert!(!expected.is_empty());
+        for other in others {
+            assert_eq!(shown(other), expected, "{other:?}");
+        }
+    }
+    world.larder(&["image", "tag", "web", "web:old"]).expect(0);
+    world.larder(&["rmi", "web:old"]).expect(0);
+    world.larder(&["image", "rm", "web"]).expect(0);
+    assert_eq!(world.images(), [""; 0]);
+}
+
+#[test]
+fn dangling_images_are_pruned_and_tagged_ones_only_on_request() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    let settings = world.file(
+        "now.yaml",
+        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nimageMinimumGCAge: 1ms\n\
+         pull: {ensuredLease: 0s}\n",
+    );
+    let larder = |arguments: &[&str]| world.larder_with(&settings, arguments);
+    let web = world.registry.image("shop/web:1");
+    let [old, new] = [1, 2].map(|number| {
+        let id = ImageBuilder::small(number, 50_000).push(&world.registry, "shop/web:1").unwrap().image_id;
+        larder(&["pull", "-q", &web]).expect(0);
+        id
+    });
+    let run = larder(&["prune"]).expect(2);
+    assert!(run.stderr.contains("remove 1 dangling image") && run.stderr.contains("--force"), "{run:?}");
+    assert!(world.larder(&["images", "-q"]).expect(0).stdout.contains(&old), "the question has no answer");
+    let run = larder(&["prune", "-f"]).expect(0);
+    assert_eq!(run.lines_with(&["Deleted: ", &old]), 1, "{run:?}");
+    assert_eq!(world.images(), [web.as_str()]);
+    assert!(larder(&["prune"]).expect(0).stderr.contains("nothing to remove"));
+    larder(&["prune", "-a"]).expect(2);
+    let run = larder(&["prune", "-a", "-f"]).expect(0);
+    assert!(run.stdout.contains("removed 1 image"), "{run:?}");
+    assert!(!world.larder(&["images", "-q"]).expect(0).stdout.contains(&new));
+    let run = larder(&["gc", "log"]).expect(0);
+    assert_eq!(run.lines_with(&[&web, "allUnused"]), 1, "{run:?}");
+}
+
+#[test]
+fn the_history_of_an_image_is_that_of_its_config() {
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
+        let image = ImageBuilder::small(1, 50_000).step("COPY data /srv").step("USER 1000");
+        image.push(&world.registry, "shop/web:1").unwrap();
+        let web = world.registry.image("shop/web:1");
+        world.larder(&["pull", "-q", &web]).expect(0);
+        if world.has_docker() {
+            let run = world.larder(&["history", &web]).expect(1);
+            assert!(run.stderr.contains(&format!("docker history {web}")), "{run:?}");
+            continue;
+        }
+        let run = world.larder(&["history", "shop/web"]).expect(0);
+        assert_eq!(run.lines_with(&["COPY data /srv"]), 1, "{run:?}");
+        let steps = world.larder(&["history", "-o", "json", &web]).expect(0).json();
+        assert_eq!((&steps[0]["createdBy"], &steps[1]["emptyLayer"]), (&"USER 1000".into(), &false.into()));
+        let has_size = steps[1]["sizeBytes"].as_u64().is_some_and(|bytes| bytes > 50_000);
+        assert_eq!(has_size, world.endpoint().is_none(), "{steps}");
+    }
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    let run = world.larder(&["history"]).expect(2);
+    assert!(run.stderr.contains("gc log"), "{run:?}");
+    world.larder(&["history", "nowhere:1"]).expect(1);
+}
+
+#[test]
+fn archives_are_loaded_from_a_flag_and_from_a_pipe() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    let (layout, archive) = (world.path("layout"), world.path("app.tar"));
+    let id = ImageBuilder::small(1, 50_000).write(Path::new(&layout)).unwrap().image_id;
+    let packed = Command::new("tar").args(["-C", &layout, "-cf", &archive, "."]).status().unwrap();
+    assert!(packed.success());
+    let listed = || world.larder(&["images", "-q"]).expect(0).stdout;
+    let arguments = ["load", "--name", "registry.example/app"];
+    for load in [&["-i", &archive][..], &["--input", &layout], &[]] {
+        let arguments = [&arguments[..], load].concat();
+        let run = if load.is_empty() {
+            world.larder_reading(&arguments, &archive)
+        } else {
+            world.larder(&arguments)
+        };
+        run.expect(0);
+        assert_eq!(listed().trim(), id, "{load:?}");
+        world.larder(&["rm", "-f", &id]).expect(0);
+    }
+}
+
+#[test]
+fn all_mounts_are_unmounted_at_once() {
+    if !may_mount() {
+        return;
+    }
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    world.larder(&["pull", "-q", &world.registry.image("shop/web:1")]).expect(0);
+    for target in ["one", "two"].map(|name| world.path(name)) {
+        fs_err::create_dir(&target).unwrap();
+        world.larder(&["mount", "web", &target]).expect(0);
+    }
+    let run = world.larder(&["umount", "--all"]).expect(0);
+    assert_eq!(run.stdout.lines().count(), 2, "{run:?}");
+    assert_eq!(world.larder(&["mounts"]).expect(0).stdout.lines().count(), 1, "a heading");
+    assert_eq!(world.larder(&["umount", "--all"]).expect(0).stdout, "");
+}
