@@ -147,6 +147,11 @@ fn writing_the_fixture() {
     store.mount("app", &target, MountOptions { writable: true, ..MountOptions::default() }, noon()).unwrap();
     fs_err::write(target.join("notes"), "kept").unwrap();
     rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
+    // As after a reboot: nothing is mounted, and the directories are there.
+    for lower in entries(&store.root().join("lowers")) {
+        let lower = store.root().join("lowers").join(lower);
+        rustix::mount::unmount(&lower, rustix::mount::UnmountFlags::empty()).unwrap();
+    }
     let unfinished = layer(store, "unfinished");
     write(store, &path(FORMAT));
     drop(unfinished);
