@@ -41,7 +41,6 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::error::{Error, ErrorKind};
 use crate::image_name;
 use crate::node::Node;
-use crate::node::requests::RequestApi;
 use crate::serve::connections::Connections;
 
 pub use load::base_name;
@@ -161,20 +160,11 @@ impl Control for ControlApi {
         for image in &request.images {
             named(image)?;
         }
-        let Node { backend, gate, .. } = self.node();
-        let store = self.node().store();
-        let mut answer =
-            remove::remove(&request, backend, store, self.node().unlisted_containers(), gate).await;
+        let mut answer = remove::remove(&request, &self.0.node).await;
         let is_removed =
             |removed: &api::Removed| matches!(removed.result, Some(api::removed::Result::Removed(_)));
-        for image in answer.results.iter().filter_map(|removed| match &removed.result {
-            Some(api::removed::Result::Removed(image)) => Some(convert::image_from(image.clone())),
-            _ => None,
-        }) {
-            self.node().record_removal(RequestApi::Control, &image, None).await;
-        }
         if answer.results.iter().any(is_removed)
-            && let Some(store) = store.map(|store| store.store().clone())
+            && let Some(store) = self.node().store().map(|store| store.store().clone())
         {
             // The space is free when the caller learns that the image is gone.
             if let Ok(Err(error)) = spawn_blocking(move || store.empty_trash()).await {

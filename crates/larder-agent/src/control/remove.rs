@@ -9,7 +9,7 @@ use std::sync::Arc;
 use larder::backend::{Backend, BackendError, Container, ContainerInventory, Image, ImageSpec, NameRemoval};
 use larder::detached::run_to_completion;
 use larder::error_chain;
-use larder::gc::{ClockReading, ImageUse, ImageUseError, ImageUseSource, RemovalGate, ReportedUse};
+use larder::gc::{ClockReading, ImageUse, ImageUseError, ReportedUse};
 use larder::hint::Hint;
 use larder::reference::{ImageId, ImageName};
 use larder_api::convert;
@@ -21,25 +21,22 @@ use tokio::task::spawn_blocking;
 use super::find::{FoundImage, find_name};
 use super::images::image_error;
 use crate::error::{Error, ErrorKind};
+use crate::node::Node;
+use crate::node::health::error_with_hint;
+use crate::node::peer::Peer;
+use crate::node::requests::RequestApi;
 use naming::{RemovalScope, Selection};
 
-/// Removes images and names one after the other; the texts were checked. `store` is the backend, where that is larder's own
-/// store; `unlisted` reports the containers that the backend's inventory lacks; `gate` is what ensures and collection agree on. An unavailable backend ends it. Dropping
-/// the call ends it after the image that is being removed.
-pub(super) async fn remove(
-    request: &RemoveRequest,
-    backend: &Arc<dyn Backend>,
-    store: Option<&StoreBackend>,
-    unlisted: Option<Arc<dyn ImageUseSource>>,
-    gate: &Arc<RemovalGate>,
-) -> RemoveResponse {
+/// Removes images and names one after the other; the texts were checked. Removals and failures are recorded. An unavailable
+/// backend ends it. Dropping the call ends it after the image that is being removed.
+pub(super) async fn remove(request: &RemoveRequest, node: &Arc<Node>) -> RemoveResponse {
     let mut answer = RemoveResponse::default();
-    if let Err(failure) = remove_all(request, backend, store, unlisted, gate, &mut answer).await {
+    if let Err(failure) = remove_all(request, node, &mut answer).await {
         answer.error = Some(failure.into());
         return answer;
     }
     // A removal is the time to let go of what dead processes left, too. The images are gone whether or not that works.
-    if let Some(store) = store.map(StoreBackend::store).cloned() {
+    if let Some(store) = node.store().map(StoreBackend::store).cloned() {
         let swept = spawn_blocking(move || {
             store.sweep(&ClockReading::now()).map_err(|error| unswept(store.root(), &error))
         });
@@ -79,22 +76,25 @@ async fn look_up<'a>(
 
 async fn remove_all(
     request: &RemoveRequest,
-    backend: &Arc<dyn Backend>,
-    store: Option<&StoreBackend>,
-    unlisted: Option<Arc<dyn ImageUseSource>>,
-    gate: &Arc<RemovalGate>,
+    node: &Arc<Node>,
     answer: &mut RemoveResponse,
 ) -> Result<(), Error> {
+    let (backend, is_store) = (&node.backend, node.store().is_some());
     let found = look_up(request, &**backend, answer).await?;
     // Mounts that stay after a forced removal are reported for the store only.
-    let looks = !found.is_empty() && (store.is_some() || !request.force);
+    let looks = !found.is_empty() && (is_store || !request.force);
     let in_use = if looks { backend.container_inventory().await? } else { ContainerInventory::default() };
-    let unlisted = match unlisted {
+    let unlisted = match node.unlisted_containers() {
         Some(source) if looks => source.uses().await.map_err(ImageUseError::into_backend_error)?,
         _ => Vec::new(),
     };
     let unlisted: Vec<ReportedUse> = unlisted.into_iter().chain(sandboxes(&in_use)).collect();
     for RemovalRequest { text, image, selected } in &found {
+        let mut refuse = |refusal: Error| {
+            let cause = refusal.message().strip_prefix(&format!("{text}: ")).unwrap_or(refusal.message());
+            node.record_failed_removal(RequestApi::Control, text, cause);
+            answer.refuse(refusal)
+        };
         let scope = naming::scope(image, selected, backend.names().is_some(), request.force);
         let takes_image = match &scope {
             Some(RemovalScope::Names(names)) => naming::all_names(image).len() == names.len(),
@@ -103,16 +103,16 @@ async fn remove_all(
         let mounts: Vec<&str> = using(image, &in_use).map(|user| user.name.as_str()).collect();
         if takes_image && !request.force {
             let is_docker = !mounts.is_empty() && is_docker(backend).await;
-            if let Some(refusal) = refuse_used(text, image, &in_use, &unlisted, store.is_some(), is_docker) {
-                answer.refuse(refusal)?;
+            if let Some(refusal) = refuse_used(text, image, &in_use, &unlisted, is_store, is_docker) {
+                refuse(refusal)?;
                 continue;
             }
         }
         let Some(scope) = scope else {
-            answer.refuse(other_names(text, image, backend.names().is_some()))?;
+            refuse(other_names(text, image, backend.names().is_some()))?;
             continue;
         };
-        match remove_one(&image.id, scope.clone(), request.force, backend, store, gate).await {
+        match remove_one(text, image, scope.clone(), request.force, node).await {
             Ok(removal) => answer.results.push(removed(image, &scope, removal, text, &mounts)),
             Err(error) => answer.refuse(image_error(text, error))?,
         }
@@ -165,39 +165,55 @@ fn removed(
     }
 }
 
-/// Removes names, or an image. The store completes a removal whose caller is gone; the gate must be closed until then.
+/// Removes names, or an image, and records it. The store completes a removal whose caller is gone; the gate must be closed
+/// until then.
 async fn remove_one(
+    text: &str,
+    image: &Image,
+    scope: RemovalScope,
+    force: bool,
+    node: &Arc<Node>,
+) -> Result<NameRemoval, BackendError> {
+    let removing = node.gate.wait_begin_removal(&image.id).await;
+    let (text, image, node) = (text.to_owned(), image.clone(), Arc::clone(node));
+    let removal = async move {
+        let removal = remove_from_backend(&image.id, scope, force, &node).await;
+        drop(removing);
+        match &removal {
+            Ok(NameRemoval::ImageRemoved) => node.record_removal(RequestApi::Control, &image, None).await,
+            Ok(NameRemoval::Untagged) => {}
+            Err(error) => {
+                node.record_failed_removal(RequestApi::Control, &text, &error_with_hint(error));
+            }
+        }
+        removal
+    };
+    run_to_completion(Peer::current().scope(removal)).await
+}
+
+async fn remove_from_backend(
     id: &ImageId,
     scope: RemovalScope,
     force: bool,
-    backend: &Arc<dyn Backend>,
-    store: Option<&StoreBackend>,
-    gate: &Arc<RemovalGate>,
+    node: &Node,
 ) -> Result<NameRemoval, BackendError> {
-    let removing = gate.wait_begin_removal(id).await;
-    let (id, backend, store) = (id.clone(), Arc::clone(backend), store.cloned());
-    run_to_completion(async move {
-        let _removing = removing;
-        let removal = match (scope, backend.names(), &store) {
-            (RemovalScope::Names(names), Some(backend), _) => {
-                backend.remove_names(&id, &names, force).await?
-            }
-            (_, _, Some(store)) if force => {
-                store.remove_mounted(&ImageName::from(&id)).await?;
-                NameRemoval::ImageRemoved
-            }
-            _ => {
-                backend.remove(&ImageSpec::named(&id)).await?;
-                NameRemoval::ImageRemoved
-            }
-        };
-        if let Some(store) = &store {
-            // Who removes an image wants the room when the command is done.
-            store.store().finish_deletion();
+    let (backend, store) = (&node.backend, node.store());
+    let removal = match (scope, backend.names(), store) {
+        (RemovalScope::Names(names), Some(backend), _) => backend.remove_names(id, &names, force).await?,
+        (_, _, Some(store)) if force => {
+            store.remove_mounted(&ImageName::from(id)).await?;
+            NameRemoval::ImageRemoved
         }
-        Ok(removal)
-    })
-    .await
+        _ => {
+            backend.remove(&ImageSpec::named(id)).await?;
+            NameRemoval::ImageRemoved
+        }
+    };
+    if let Some(store) = store {
+        // Who removes an image wants the room when the command is done.
+        store.store().finish_deletion();
+    }
+    Ok(removal)
 }
 
 trait AddRefusal {
@@ -340,6 +356,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::node::testing;
 
     #[test]
     fn users_are_found_by_id_by_name_and_by_mount() {
@@ -372,37 +389,37 @@ mod tests {
 
     #[tokio::test]
     async fn a_pinned_image_and_that_of_a_sandbox_are_removed_only_by_force() {
-        let (fake, gate) = (FakeBackend::new(), Arc::new(RemovalGate::default()));
+        let (fake, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
         fake.add_image("pinned:1", Image { pinned: true, ..image("sha256:1", 1) });
         fake.add_image("sandbox:1", image("sha256:2", 1));
         let sandbox = Sandbox { pod: "ns/web".into(), image: "sandbox:1".into(), ..Sandbox::default() };
         fake.set_in_use(ContainerInventory { sandboxes: vec![sandbox], ..ContainerInventory::default() });
-        let backend: Arc<dyn Backend> = Arc::new(fake.clone());
+        let node = Arc::new(testing::node(&fake, dir.path(), None, |_| ()));
         let mut request =
             RemoveRequest { images: vec!["pinned:1".into(), "sandbox:1".into()], ..RemoveRequest::default() };
-        let refused = remove(&request, &backend, None, None, &gate).await;
+        let refused = remove(&request, &node).await;
         let messages: Vec<String> = refused.results.into_iter().map(|result| format!("{result:?}")).collect();
         assert!(messages[0].contains("pinned:1: pinned by the runtime"), "{messages:?}");
         assert!(messages[1].contains("sandbox:1: in use by sandbox of pod ns/web"), "{messages:?}");
         assert_eq!(fake.images().len(), 2);
         request.force = true;
-        let removed = remove(&request, &backend, None, None, &gate).await;
+        let removed = remove(&request, &node).await;
         assert_eq!((removed.results.len(), fake.images().len()), (2, 0));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_removal_without_its_caller_ends_behind_the_closed_gate_and_no_other_begins() {
-        let (fake, gate) = (FakeBackend::new(), Arc::new(RemovalGate::default()));
+        let (fake, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
         let minute = Duration::from_secs(60);
         for name in ["a:1", "b:1"] {
             fake.add_image(name, image(format!("sha256:{name}"), 1));
         }
         fake.remove_slowly(minute);
-        let backend: Arc<dyn Backend> = Arc::new(fake.clone());
+        let node = Arc::new(testing::node(&fake, dir.path(), None, |_| ()));
         let request = RemoveRequest { images: vec!["a:1".into(), "b:1".into()], ..RemoveRequest::default() };
-        let removing = remove(&request, &backend, None, None, &gate);
+        let removing = remove(&request, &node);
         assert!(timeout(minute / 2, removing).await.is_err(), "it goes away");
-        assert!(!Arc::clone(&gate).begin_presence_check().lease("sha256:a:1", minute).await);
+        assert!(!Arc::clone(&node.gate).begin_presence_check().lease("sha256:a:1", minute).await);
         let left: Vec<_> = fake.images().into_iter().map(|image| image.id).collect();
         assert_eq!(left, ["sha256:b:1"]);
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use larder::backend::{Backend as _, CallErrorKind, EndpointFailure, ImageSpec, ProgressReporter};
+use larder::backend::{Backend as _, CallErrorKind, EndpointFailure, Image, ImageSpec, ProgressReporter};
 use larder::gc::HistoryFile;
 use larder::pod::SandboxConfig;
 use larder_cri::{CriBackend, CriConfig, Endpoint, proto};
@@ -253,4 +253,45 @@ async fn requests_that_their_caller_abandons_are_recorded() {
         }
     };
     time::timeout(Duration::from_secs(10), written).await.expect("the removal is in the history");
+}
+
+#[tokio::test]
+async fn failed_removals_over_the_control_api_are_events_with_their_caller() {
+    let served = TestDaemon::new();
+    served.backend.add_image("pinned:1", Image { pinned: true, ..image("sha256:1", 1) });
+    served.backend.add_image("a:1", image("sha256:2", 1));
+    served.backend.fail_next(BackendOp::Remove, error("busy"));
+    let request = api::RemoveRequest { images: vec!["pinned:1".into(), "a:1".into()], ..Default::default() };
+    served.client().remove(request).await.unwrap();
+    let found = served.node.events.snapshot();
+    let own = format!("(pid {})", std::process::id());
+    assert_eq!(found.len(), 2, "{found:?}");
+    for (event, cause) in found.iter().zip(["pinned by the runtime", "busy"]) {
+        assert_eq!(event.reason, EventReason::RemovalFailed);
+        assert!(event.message.contains(cause) && event.message.contains("over the control API"), "{event:?}");
+        assert!(event.requester.ends_with(&own), "{event:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_removal_over_the_control_api_whose_caller_gives_up_is_in_the_history() {
+    let served = TestDaemon::new();
+    served.backend.add_image("a:1", image("sha256:1", 1));
+    served.backend.remove_slowly(Duration::from_millis(300));
+    let request = api::RemoveRequest { images: vec!["a:1".into()], ..Default::default() };
+    let mut client = served.client();
+    let removing = client.remove(request);
+    assert!(time::timeout(Duration::from_millis(100), removing).await.is_err(), "it takes longer");
+    let history = HistoryFile::new(served.node.state.history());
+    let recorded = async {
+        loop {
+            let entries = history.entries().map(|(entries, _)| entries).unwrap_or_default();
+            if let [removed] = &entries[..] {
+                break removed.why.clone();
+            }
+            time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let why = time::timeout(Duration::from_secs(10), recorded).await.expect("the removal is in the history");
+    assert!(why.contains(&format!("(pid {})", std::process::id())), "{why}");
 }
