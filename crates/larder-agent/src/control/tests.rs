@@ -312,7 +312,10 @@ async fn the_time_that_a_pod_pulls_is_measured_over_all_its_images() {
 
 #[tokio::test(start_paused = true)]
 async fn the_calls_of_a_pod_are_measured_together_and_are_one_event_that_names_their_caller() {
-    let served = TestDaemon::new();
+    // No lease is written: while a thread writes one, the paused clock moves on.
+    let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
+        testing::parts(backend, dir, None, |config| config.ensured_lease = Duration::ZERO)
+    });
     for (name, seconds) in [("a:1", 20), ("b:1", 30)] {
         let pulled = ScriptedPull::ok(format!("sha256:{name}"), 1).after(Duration::from_secs(seconds));
         served.backend.on_pull_of(name, pulled);
