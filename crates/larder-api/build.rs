@@ -81,13 +81,14 @@ const SHOWN: [&str; 33] = [
 ];
 
 /// Texts of theirs that may say nothing, which is `null` there.
-const MAY_BE_EMPTY: [&str; 11] = [
+const MAY_BE_EMPTY: [&str; 12] = [
     "Collection.when_unreachable",
     "Event.namespace",
     "Event.name",
     "Event.uid",
     "Event.field_path",
     "Event.message",
+    "Event.requester",
     "Event.time",
     "Pull.waiting",
     "PullLayer.waiting",

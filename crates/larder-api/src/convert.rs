@@ -538,7 +538,7 @@ mod tests {
             serde_json::json!({
                 "number": 7, "time": "1970-01-01T00:00:01.234Z", "type": "Normal", "reason": "Pulled",
                 "objectKind": "node", "namespace": null, "name": "n1", "uid": shown["uid"], "fieldPath": null,
-                "message": "m",
+                "message": "m", "requester": null,
             })
         );
         assert_eq!(serde_json::from_value::<api::Event>(shown).unwrap(), event);

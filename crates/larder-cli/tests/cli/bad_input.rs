@@ -261,6 +261,7 @@ fn the_variable_names_a_runtime_and_a_bad_one_is_named() {
 #[test]
 fn a_runtime_that_hangs_after_its_greeting_is_unreachable() {
     let world = CliFixture::new();
+    world.cri.hold_next(Rpc::Version).release(); // the first call of the connection
     world.cri.hang_next(Rpc::Version);
     let run = world.larder(&["--timeout", "100ms", "runtime"]).expect(3);
     assert!(run.stderr.starts_with("error: the runtime did not answer in time: "), "{run:?}");

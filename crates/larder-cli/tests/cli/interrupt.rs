@@ -119,6 +119,7 @@ fn one_signal_is_enough_when_output_is_not_read() {
 fn the_check_of_a_failing_runtime_can_be_interrupted() {
     for command in ["ensure", "pull"] {
         let world = CliFixture::new();
+        world.cri.hold_next(Rpc::Version).release(); // the first call of the connection
         world.cri.hold_next(Rpc::Version).release();
         world.cri.hang_next(Rpc::Version);
         let child = world
@@ -128,7 +129,7 @@ fn the_check_of_a_failing_runtime_can_be_interrupted() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        until(&world, Rpc::Version, |calls| calls.started == 2 && calls.running == 1);
+        until(&world, Rpc::Version, |calls| calls.started == 3 && calls.running == 1);
         kill_process(Pid::from_child(&child), Signal::INT).unwrap();
         let run = CliOutput::of(child.wait_with_output().unwrap()).expect(130);
         assert!(

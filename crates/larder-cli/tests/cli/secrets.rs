@@ -232,7 +232,7 @@ fn a_denied_pull_names_the_credentials_that_were_tried() {
     for command in ["ensure", "pull"] {
         let run = world.larder(&["-v", command, "--authfile", "auth.json", "r.example/app:1"]).expect(1);
         assert!(
-            run.stderr.contains("hint: the registry rejected the credentials of auth.json (user u)\n"),
+            run.stderr.contains("hint: the registry rejected the credentials of auth.json (user u); larder login r.example replaces them\n"),
             "{run:?}"
         );
         assert!(

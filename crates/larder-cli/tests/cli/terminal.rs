@@ -257,7 +257,7 @@ fn bash_completes_commands_and_names_with_colons() {
         );
         completed(&world, "bash", &script)
     };
-    assert_eq!(ask("larder ima", 1), "images\n");
+    assert_eq!(ask("larder inspe", 1), "inspect\n");
     assert_eq!(ask("larder rm busy", 2), "busybox:1.36\n");
     assert_eq!(
         ask("larder rm registry.example:5000/so", 4),

@@ -112,7 +112,10 @@ impl KillMachine {
         if deed == KilledCommand::Remove && !there.contains(&self.pulled) {
             self.larder(&["pull", "-q", &self.pulled]);
         }
-        for name in there.iter().filter(|name| deed != KilledCommand::Remove && **name != self.kept) {
+        // A removal is of the last name.
+        let stays =
+            |name: &String| *name == self.kept || (deed == KilledCommand::Remove && *name == self.pulled);
+        for name in there.iter().filter(|name| !stays(name)) {
             self.larder(&["rm", "--force", "--ignore-not-found", name]);
         }
     }

@@ -75,6 +75,7 @@ fn another(setting: &Setting) -> &'static str {
         | "cri.pinMounted"
         | "runtime.imageVolumes"
         | "featureGates.KubeletEnsureSecretPulledImages" => "false",
+        "store.layerFormat" => "erofs",
         key if key.starts_with("featureGates.") => "true",
         _ => match (setting.codec_name)().as_str() {
             "duration" => "77s",

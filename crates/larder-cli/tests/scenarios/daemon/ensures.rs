@@ -197,7 +197,11 @@ fn events_are_replayed_and_followed() {
     assert_eq!(lines[1]["name"], "web");
     let since = lines[1]["number"].to_string();
     let later = machine.larder(&["events", "--since", &since]).expect(0);
-    assert_eq!((later.lines_with(&["Pulled"]), later.lines_with(&["Pulling"])), (1, 0), "{later:?}");
+    assert_eq!(
+        (later.lines_with(&["Successfully pulled"]), later.lines_with(&["Pulling"])),
+        (1, 0),
+        "{later:?}"
+    );
     let table = machine.larder(&["events"]).expect(0);
     assert_eq!(table.lines_with(&["Normal", "Pulling", "pod/web"]), 1, "{table:?}");
     for command in ["pull", "ensure"] {
