@@ -21,13 +21,17 @@ struct SlotFixture {
 impl SlotFixture {
     /// With four slots, on a backend that continues canceled pulls, or does not.
     fn new(continues: bool) -> SlotFixture {
+        SlotFixture::with_slots(4, continues)
+    }
+
+    fn with_slots(slots: u32, continues: bool) -> SlotFixture {
         let backend = FakeBackend::new();
         backend.hold_pulls();
         if continues {
             backend.continue_pulls(MinimumRate::default());
         }
         let config = PullConfig {
-            max_parallel_image_pulls: NonZeroU32::new(4),
+            max_parallel_image_pulls: NonZeroU32::new(slots),
             registry_pull_qps: 0,
             ..PullConfig::default()
         };
@@ -39,14 +43,19 @@ impl SlotFixture {
         let request = EnsureRequest::new(image, PullPolicy::IfNotPresent, Pod::default());
         let manager = self.manager.clone();
         let task = tokio::spawn(async move { manager.ensure(&request).await });
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
+        settle().await;
         task
     }
 
     fn finish(&self, image: &str) -> bool {
         self.backend.finish_pull_of(image, ScriptedPull::ok(format!("sha256:{image}"), 1))
+    }
+}
+
+/// Lets all tasks run, at one instant.
+async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
     }
 }
 
@@ -87,6 +96,31 @@ async fn pulls_below_the_minimum_rate_give_their_slots_to_waiting_pulls() {
     let counts = node.backend.until(|counts| counts.succeeded == 2).await;
     assert_eq!((counts.most_at_once, node.backend.images().len()), (4, 2), "the fast pull was not stopped");
     assert!(counts.canceled >= 1 && node.backend.held_pulls().len() == 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_pull_that_gave_its_slot_away_does_not_take_it_back() {
+    let node = SlotFixture::with_slots(2, true);
+    let (window, rate) = (MinimumRate::default().window, MinimumRate::default().bytes_per_second);
+    let fetched = window.as_secs() * rate;
+    let fast = ScriptedPull::ok("sha256:fast", 1);
+    let fast = (1..9).fold(fast, |pull, n| pull.progress(n * fetched, Some(9 * fetched)).after(window / 2));
+    node.backend.on_pull_of("fast.example/a:1", fast);
+    for image in ["fast.example/a:1", "slow.example/x:1", "fast.example/b:1"] {
+        node.start(image).await;
+    }
+    assert_eq!(node.backend.held_pulls(), ["slow.example/x:1"]);
+    for _ in 0..4 {
+        time::advance(window / 4).await;
+        settle().await;
+    }
+    settle().await;
+    let counts = node.backend.counts();
+    assert_eq!((counts.started, counts.canceled), (3, 1), "{:?}", node.backend.held_pulls());
+    assert!(node.finish("fast.example/b:1"));
+    settle().await;
+    assert!(node.finish("slow.example/x:1"), "it continues in the free slot");
+    assert_eq!(node.backend.counts().canceled, 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 //! Promises: never more permits than places; urgent waiters get permits before all others, then those of the registry, and
 //! of the repository, with the fewest permits, then in order of arrival; a permit for a dropped waiter goes to the next.
 //! With recalls, a registry does not hold several permits while another one has none, and a slow repository none while
-//! another one waits: a permit is recalled.
+//! a fast one waits: a permit is recalled. A recalled pull never takes its permit back from the one that got it.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -177,15 +177,21 @@ impl PermitQueue {
     fn next(&self) -> Option<usize> {
         let order = |(at, waiter): &(usize, &PermitWaiter)| {
             let PermitWaiter { pull, .. } = waiter;
-            (!pull.urgency.is_urgent(), self.of_registry(pull), self.of_repository(pull), *at)
+            // Its permit would be recalled at once.
+            let is_behind = self.recalls && self.is_slow(pull);
+            (!pull.urgency.is_urgent(), is_behind, self.of_registry(pull), self.of_repository(pull), *at)
         };
         self.waiting.iter().enumerate().min_by_key(order).map(|(at, _)| at)
     }
 
     /// The index of the permit that is to be recalled for this waiter: the latest of a slow repository, else the latest of
-    /// a registry, or a repository of the same registry, with several, if that of the waiter has none.
+    /// a registry, or a repository of the same registry, with several, if that of the waiter has none. None that would be
+    /// recalled from the waiter again.
     fn displaced_by(&self, waiter: &QueuedPull) -> Option<usize> {
-        let is_slow = |pull: &QueuedPull| self.slow.contains(&pull.repository);
+        // The first of these displaces the second at any share.
+        let precedes = |fast: &QueuedPull, slow: &QueuedPull| {
+            !self.is_slow(fast) && self.is_slow(slow) && fast.may_displace(slow)
+        };
         let share = |held: &QueuedPull| match self.of_registry(waiter) {
             0 => self.of_registry(held),
             _ if self.of_repository(waiter) == 0 && held.registry == waiter.registry => {
@@ -194,12 +200,17 @@ impl PermitQueue {
             _ => 0,
         };
         let order = |held: &QueuedPull| match share(held) {
-            _ if is_slow(held) && !is_slow(waiter) => usize::MAX,
+            _ if precedes(waiter, held) => usize::MAX,
+            _ if precedes(held, waiter) => 0,
             share => share,
         };
         let held = self.held.iter().enumerate().filter(|(_, held)| waiter.may_displace(&held.pull));
         let ordered = held.map(|(at, held)| (order(&held.pull), at));
         ordered.filter(|(order, _)| *order > 1).max().map(|(_, at)| at)
+    }
+
+    fn is_slow(&self, pull: &QueuedPull) -> bool {
+        self.slow.contains(&pull.repository)
     }
 
     fn of_registry(&self, pull: &QueuedPull) -> usize {
@@ -362,6 +373,46 @@ mod tests {
         permit.set_slow(false);
         let mut waiting = Box::pin(turns.take(&other));
         assert!((&mut waiting).now_or_never().is_none() && permit.recalled().now_or_never().is_none());
+    }
+
+    #[test]
+    fn a_slow_repository_waits_behind_others_where_permits_are_recalled() {
+        for (turns, is_behind) in
+            [(PrioritySemaphore::with_recalls(1), true), (PrioritySemaphore::new(1), false)]
+        {
+            let urgent = QueuePriority::new(true);
+            let [slow, fast, other] =
+                ["slow.example/a", "fast.example/a", "other.example/a"].map(|name| pull(name, &urgent));
+            let permit = turns.take(&slow).now_or_never().expect("it is free");
+            permit.set_slow(true);
+            drop(permit);
+            let permit = turns.take(&other).now_or_never().expect("it is free");
+            let (mut slow, mut fast) = (Box::pin(turns.take(&slow)), Box::pin(turns.take(&fast)));
+            assert!((&mut slow).now_or_never().is_none() && (&mut fast).now_or_never().is_none());
+            drop(permit);
+            assert_eq!(
+                (slow.now_or_never().is_none(), fast.now_or_never().is_some()),
+                (is_behind, is_behind)
+            );
+        }
+    }
+
+    #[test]
+    fn a_slow_pull_takes_a_permit_from_a_fast_one_only_if_that_cannot_take_it_back() {
+        for is_urgent in [true, false] {
+            let turns = PrioritySemaphore::with_recalls(2);
+            let (pod, held) = (QueuePriority::new(true), QueuePriority::new(is_urgent));
+            let slow = pull("slow.example/a", &pod);
+            let permit = turns.take(&slow).now_or_never().expect("it is free");
+            permit.set_slow(true);
+            drop(permit);
+            let fast = ["fast.example/a", "fast.example/b"].map(|name| pull(name, &held));
+            let permits = fast.each_ref().map(|pull| turns.take(pull).now_or_never().expect("it is free"));
+            let mut slow = Box::pin(turns.take(&slow));
+            assert!((&mut slow).now_or_never().is_none());
+            let recalled = permits.each_ref().map(|permit| permit.recalled().now_or_never().is_some());
+            assert_eq!(recalled, [false, !is_urgent]);
+        }
     }
 
     #[test]
