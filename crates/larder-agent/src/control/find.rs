@@ -3,6 +3,8 @@
 //! For commands on present images only: a pull and an ensure take names as kubelet does. A whole name or ID comes first.
 //! Without one, images with such a repository and images with such an ID are candidates alike, and several are an error.
 
+use std::collections::BTreeSet;
+
 use larder::backend::{Backend, Image, ImageSpec};
 use larder::gc::nearest_names;
 use larder::reference::{DEFAULT_TAG, Reference};
@@ -98,8 +100,8 @@ fn select(text: &str, images: &[Image]) -> Vec<FoundImage> {
     }
     if let Some(wanted) = wanted {
         found = by_name(&|name| is_part_of(&wanted, name));
-        prefer(&mut found, |name| !name.contains('@'));
-        prefer(&mut found, |name| name.ends_with(&format!(":{DEFAULT_TAG}")));
+        prefer(&mut found, |name| name.tag().is_some());
+        prefer(&mut found, |name| name.tag() == Some(DEFAULT_TAG));
     }
     if let Some(digits) = digits {
         let mut by_id = by_id(&|id| id.starts_with(digits));
@@ -109,12 +111,14 @@ fn select(text: &str, images: &[Image]) -> Vec<FoundImage> {
     found
 }
 
-/// Drops the other names, if any name is preferred and the text did not select by tag or digest.
-fn prefer(found: &mut Vec<FoundImage>, is_preferred: impl Fn(&str) -> bool) {
-    let preferred = |found: &FoundImage| found.name.as_deref().is_some_and(&is_preferred);
-    if found.iter().any(preferred) {
-        found.retain(preferred);
-    }
+/// Drops the other names of each repository that has a preferred one.
+fn prefer(found: &mut Vec<FoundImage>, is_preferred: impl Fn(&Reference) -> bool) {
+    let parsed = |found: &FoundImage| Reference::parse(found.name.as_deref()?).ok();
+    let repositories: BTreeSet<String> =
+        found.iter().filter_map(parsed).filter(&is_preferred).map(|name| name.name().to_owned()).collect();
+    found.retain(|found| {
+        parsed(found).is_none_or(|name| is_preferred(&name) || !repositories.contains(name.name()))
+    });
 }
 
 /// Whether `wanted` is the end of the name's repository, at a slash, with the same tag and digest if it has any.
@@ -235,7 +239,8 @@ mod tests {
         assert_eq!(keys("a", &images), ["r.example/a:1", "r.example/a:2", "s.example/a:2"]);
         assert_eq!(keys("a:2", &images).len(), 2, "in two registries");
         images[0].repo_tags.push("r.example/a:latest".into());
-        assert_eq!(keys("a", &images), ["r.example/a:latest"]);
+        assert_eq!(keys("a", &images), ["r.example/a:latest", "s.example/a:2"], "one of each repository");
+        assert_eq!(keys("r.example/a", &images), ["r.example/a:latest"]);
     }
 
     #[test]
@@ -248,6 +253,9 @@ mod tests {
         images[0].repo_tags.push("r.example/a:1".into());
         assert_eq!(keys("a", &images), ["r.example/a:1"]);
         assert_eq!(keys(&format!("a:1@{digest}"), &images), [name.as_str()]);
+        let other = format!("s.example/a@{digest}");
+        images[0].repo_digests.push(other.clone());
+        assert_eq!(keys("a", &images), ["r.example/a:1", &other], "in another repository");
     }
 
     #[test]
