@@ -24,16 +24,17 @@ pub(super) async fn retry(
     out: &Printer,
     ensure: impl AsyncFn(&EnsureSession, &[EnsureRequest]) -> EnsureResults,
 ) -> (EnsureSession, EnsureResults) {
-    let short: Vec<(usize, Hint)> = ended
+    let short: Vec<(usize, u64)> = ended
         .verdicts
         .iter()
         .enumerate()
-        .filter_map(|(index, verdict)| Some((index, lack_of_space(verdict)?)))
+        .filter_map(|(index, verdict)| Some((index, missing_bytes(verdict)?)))
         .collect();
     if short.is_empty() || ended.lost.is_some() || !confirm::can_ask() {
         return (pulls, ended);
     }
-    match free_space(pulls.client(), goal(short.iter().map(|(_, hint)| hint)), interrupt, out).await {
+    let bytes = short.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+    match free_space(pulls.client(), bytes, interrupt, out).await {
         Ok(true) => {}
         Ok(false) => return (pulls, ended),
         Err(failure) => {
@@ -50,20 +51,12 @@ pub(super) async fn retry(
     (pulls, EnsureResults { lost: retried.lost, ..ended })
 }
 
-/// The next step of an image that the backend refused for lack of space.
-fn lack_of_space(verdict: &EnsureResult) -> Option<Hint> {
+/// What GC has to free for an image that the backend refused for lack of space; `None` if its hint names another step,
+/// because GC does not help.
+fn missing_bytes(verdict: &EnsureResult) -> Option<u64> {
     let EnsureResult::Failed(error) = verdict else { return None };
     let advice = error.advice.as_ref()?;
-    (advice.kind == CallErrorKind::InsufficientSpace).then(|| advice.hint.clone())
-}
-
-/// What the hints ask GC to free, in total; if one names no size, all unused images.
-fn goal<'a>(hints: impl Iterator<Item = &'a Hint>) -> Goal {
-    let sizes: Option<Vec<u64>> = hints.map(size_to_free).collect();
-    match sizes {
-        Some(sizes) => Goal::FreeBytes(sizes.into_iter().fold(0, u64::saturating_add)),
-        None => Goal::AllUnused(true),
-    }
+    (advice.kind == CallErrorKind::InsufficientSpace).then(|| size_to_free(&advice.hint))?
 }
 
 /// The size in `gc --free SIZE`.
@@ -80,11 +73,11 @@ fn size_to_free(hint: &Hint) -> Option<u64> {
 /// Says what GC can free now, and frees it if the user agrees. Returns whether it freed something.
 async fn free_space(
     client: &Client,
-    goal: Goal,
+    bytes: u64,
     interrupt: &InterruptHandle,
     out: &Printer,
 ) -> Result<bool, Failure> {
-    let request = CollectRequest { goal: Some(goal), ..CollectRequest::default() };
+    let request = CollectRequest { goal: Some(Goal::FreeBytes(bytes)), ..CollectRequest::default() };
     let plan = client.ask(async |mut calls| calls.plan(request).await).await?;
     let beside = plan.reclaimed.and_then(|reclaimed| reclaimed.total).unwrap_or_default().size_bytes;
     let freed = plan.promised_bytes.saturating_add(beside);
@@ -117,10 +110,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sizes_of_all_hints_are_added_and_a_hint_without_one_asks_for_all() {
+    fn gc_is_offered_only_for_the_size_that_a_hint_names() {
         let sized = Hint::new().command(["gc", "--free", "3MB"]).text(" removes unused images");
         let other = Hint::new().command(["df"]).text(" shows disk usage");
-        assert_eq!(goal([&sized, &sized].into_iter()), Goal::FreeBytes(6_000_000));
-        assert_eq!(goal([&sized, &other].into_iter()), Goal::AllUnused(true));
+        assert_eq!([&sized, &other].map(size_to_free), [Some(3_000_000), None]);
     }
 }
