@@ -1,7 +1,7 @@
 //! Output of commands: results on standard output, everything else on standard error.
 //!
-//! Live progress is below all of it. a closed pipe is a success without a message; any other write error is reported once, at the end;
-//! control characters in text from registries and files reach a terminal only in escaped form.
+//! Live progress is below all of it. A closed pipe is a success without a message; any other write error is reported once, at
+//! the end. Control characters in text from registries and files reach a terminal only in escaped form.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _, Write};
@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use larder::hint::Hint;
 
+use crate::output::escape::escape_lines;
 use crate::output::hint;
 use crate::output::progress::ProgressLines;
 use crate::output::style::{ColorChoice, Style, TextStyle};
@@ -106,7 +107,7 @@ impl Printer {
         let mut text = String::new();
         for mut line in table.lines(look.columns) {
             for (_, cell) in &mut line {
-                *cell = escaped(cell);
+                *cell = escape_lines(cell);
             }
             let _ = writeln!(text, "{}", styled(look.results, &line)); // writing to a text does not fail
         }
@@ -115,7 +116,7 @@ impl Printer {
 
     /// Prints the heading of a part of the results.
     pub(crate) fn heading(&self, text: impl fmt::Display) {
-        let text = self.style().paint(TextStyle::Head, &escaped(&text.to_string()));
+        let text = self.style().paint(TextStyle::Head, &escape_lines(&text.to_string()));
         self.raw(format!("{text}\n").as_bytes());
     }
 
@@ -131,7 +132,7 @@ impl Printer {
 
     /// Prints one result, which may have several lines.
     pub(crate) fn line(&self, text: impl fmt::Display) {
-        let text = format!("{}\n", escaped(&text.to_string()));
+        let text = format!("{}\n", escape_lines(&text.to_string()));
         self.raw(text.as_bytes());
     }
 
@@ -143,7 +144,7 @@ impl Printer {
     /// Prints a line to standard error. Words at its start that say what it is have their colour.
     pub(crate) fn info(&self, text: impl fmt::Display) {
         let style = self.look().notes;
-        let text = escaped(&text.to_string());
+        let text = escape_lines(&text.to_string());
         let text: String = text.split('\n').map(|line| marked(style, line) + "\n").collect();
         // An error of standard error cannot be reported.
         self.above_progress(|| _ = self.inner().notes.write_all(text.as_bytes()));
@@ -222,19 +223,6 @@ fn marked(style: Style, line: &str) -> String {
 /// Whether live progress can be drawn.
 pub(crate) fn progress_possible() -> bool {
     io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
-}
-
-/// The text with control characters other than line breaks and tabs written as `\u{1b}`.
-fn escaped(text: &str) -> String {
-    let mut clean = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() && c != '\n' && c != '\t' {
-            clean.extend(c.escape_default());
-        } else {
-            clean.push(c);
-        }
-    }
-    clean
 }
 
 #[cfg(test)]

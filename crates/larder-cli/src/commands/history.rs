@@ -1,5 +1,6 @@
 //! `larder history`: the steps in which an image was built, from its config.
 
+use jiff::Timestamp;
 use larder::hint::Hint;
 use larder_agent::build_history::{BuildStep, build_steps};
 use larder_api::v1alpha1::InspectRequest;
@@ -12,7 +13,7 @@ use crate::output::table::TextTable;
 use crate::output::{self, size};
 use crate::session::{CommandSession, ImageAccess};
 
-/// Characters of a command in the narrow table.
+/// Characters of a command or comment in the narrow table.
 const SHOWN: usize = 60;
 
 pub(super) async fn run(args: &HistoryArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
@@ -40,12 +41,45 @@ fn table(steps: &[BuildStep], wide: bool) -> TextTable {
             (true, _) => size::bytes(0),
             (false, size) => size.map_or_else(String::new, size::bytes),
         };
-        let command = step.created_by.split_whitespace().collect::<Vec<_>>().join(" ");
-        let shown = match command.char_indices().nth(SHOWN) {
-            Some((end, _)) if !wide => format!("{}...", &command[..end]),
-            _ => command,
-        };
-        table.row([step.created.clone().unwrap_or_default(), size, shown, step.comment.clone()]);
+        let shown = |text: &str| shown(text, wide);
+        table.row([created(step), size, shown(&step.created_by), shown(&step.comment)]);
     }
     table
+}
+
+/// When, as the config says; empty if that is no time.
+fn created(step: &BuildStep) -> String {
+    let text = step.created.as_deref().unwrap_or_default();
+    text.parse::<Timestamp>().map(|_| text.to_owned()).unwrap_or_default()
+}
+
+/// The text on one line, shortened unless the table is wide.
+fn shown(text: &str, wide: bool) -> String {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) if !wide => format!("{}...", &text[..end]),
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_a_config_adds_no_line() {
+        let forged = "x\nsha256:f   1 hour ago";
+        let step = BuildStep {
+            created: Some(format!("2026-01-01T00:00:00Z {forged}")),
+            created_by: forged.into(),
+            comment: forged.into(),
+            empty_layer: true,
+            size_bytes: None,
+        };
+        for wide in [true, false] {
+            let text = table(std::slice::from_ref(&step), wide).to_string();
+            assert_eq!(text.lines().count(), 2, "{text}");
+            assert!(text.lines().nth(1).is_some_and(|row| row.starts_with("- ")), "{text}");
+        }
+    }
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// The moment of an RFC 3339 text, as seen at `now`. The text itself if it is no moment or after `now`.
+/// The moment of an RFC 3339 text, as seen at `now`. Empty if it is no moment; a later one is "just now".
 pub(crate) fn ago(moment: &str, now: Timestamp) -> String {
-    let Ok(then) = moment.parse::<Timestamp>() else { return moment.to_owned() };
+    let Ok(then) = moment.parse::<Timestamp>() else { return String::new() };
     match Duration::try_from(now.duration_since(then)) {
         Ok(age) => since(age),
         Err(_) => "just now".to_owned(),
@@ -50,7 +50,8 @@ mod tests {
             ("2026-11-01T12:00:00Z", "3 weeks ago"),
             ("2026-05-01T12:00:00Z", "6 months ago"),
             ("1970-01-01T00:00:00Z", "56 years ago"),
-            ("soon", "soon"),
+            ("soon", ""),
+            ("2026-11-23T12:00:00Z\nr.example/forged", ""),
         ] {
             assert_eq!(ago(moment, now), text, "{moment}");
         }

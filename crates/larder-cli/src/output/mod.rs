@@ -1,6 +1,7 @@
 //! Output formats: tables for people, JSON and YAML for programs.
 
 pub(crate) mod age;
+pub(crate) mod escape;
 pub(crate) mod events;
 pub(crate) mod hint;
 pub(crate) mod names;
@@ -14,6 +15,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::printer::Printer;
+use escape::{escape_json, is_unsafe};
 use table::TextTable;
 
 /// Output format.
@@ -68,7 +70,7 @@ pub(crate) fn data(out: &Printer, format: DataFormat, value: &impl Serialize) {
 fn text_of(format: DataFormat, value: &impl Serialize) -> Result<String, String> {
     if format == DataFormat::Yaml {
         let text = serde_saphyr::to_string(value).map_err(|error| error.to_string())?;
-        if !text.contains(|c: char| c.is_control() && c != '\n') {
+        if !text.contains(|c: char| is_unsafe(c) && c != '\n') {
             return Ok(text);
         }
         // JSON is YAML, and has an escape for each character.
@@ -80,19 +82,6 @@ fn text_of(format: DataFormat, value: &impl Serialize) -> Result<String, String>
 pub(crate) fn json_line(out: &Printer, value: &impl Serialize) {
     // Own types have text keys and finite numbers: it does not fail.
     out.line(escape_json(&serde_json::to_string(value).unwrap_or_default()));
-}
-
-/// Escapes the control characters that JSON allows as they are, U+007F to U+009F: a terminal may interpret them.
-fn escape_json(text: &str) -> String {
-    let mut clean = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() && c != '\n' {
-            clean.extend(format!("\\u{:04x}", u32::from(c)).chars());
-        } else {
-            clean.push(c);
-        }
-    }
-    clean
 }
 
 /// Prints a table or data, by format.
@@ -114,12 +103,13 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped_in_json_and_yaml_and_read_back() {
-        let value = std::collections::BTreeMap::from([("name", "a\u{85}b\u{9b}31m\u{7f}\u{1b}[2J\nc\td")]);
+        let value =
+            std::collections::BTreeMap::from([("name", "a\u{85}b\u{202e}\u{9b}31m\u{7f}\u{1b}[2J\nc\td")]);
         let printed = |print: &dyn Fn(&Printer)| {
             let page = crate::printer::tests::TestWriter::default();
             print(&Printer::to(Box::new(page.clone()), Box::new(std::io::sink())));
             let text = page.text();
-            assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+            assert!(!text.contains(|c: char| is_unsafe(c) && c != '\n'), "{text:?}");
             text
         };
         for json in

@@ -19,7 +19,7 @@ const BAR: usize = 20;
 /// How many pulls are shown at once; more would push the events off the screen.
 const SHOWN: usize = 12;
 
-/// Lines at the bottom of the terminal. [`Printer`](crate::out::Printer) prints everything else above them.
+/// Lines at the bottom of the terminal. [`Printer`](crate::printer::Printer) prints everything else above them.
 pub(crate) struct ProgressLines {
     /// `None` when standard error is no terminal.
     live: Option<LiveLines>,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::escape::escape_cell;
 use super::style::{Style, TextStyle};
 
 /// Rows under a head, each column as wide as its widest cell.
@@ -53,9 +54,10 @@ impl TextTable {
         TextTable { optional: heads.into_iter().collect(), ..self }
     }
 
-    /// Adds a row. Empty cells are shown as `-`.
+    /// Adds a row. Empty cells are shown as `-`; each cell is one line, whatever its text.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let shown = cells.into_iter().map(|cell| if cell.is_empty() { "-".to_owned() } else { cell });
+        let shown =
+            cells.into_iter().map(|cell| if cell.is_empty() { "-".to_owned() } else { escape_cell(&cell) });
         self.rows.push(shown.collect());
     }
 
@@ -171,6 +173,15 @@ mod tests {
             table.to_string(),
             "IMAGE            SIZE   REASON\nbusybox:1.36   4.26MB   in use\na                   -   -"
         );
+    }
+
+    #[test]
+    fn no_cell_adds_a_line_or_a_column() {
+        let mut table = TextTable::new(["IMAGE", "CREATED"]);
+        table.row(["a".into(), "now\nb       \u{202e}today\t".into()]);
+        let text = table.to_string();
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(!text.contains(['\t', '\u{202e}']), "{text:?}");
     }
 
     #[test]
