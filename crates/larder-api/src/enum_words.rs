@@ -27,6 +27,7 @@ impl EnumWord for CollectionGoal {
             CollectionGoal::Free => "free",
             CollectionGoal::AllUnused => "allUnused",
             CollectionGoal::FailedPulls => "failedPulls",
+            CollectionGoal::Dangling => "dangling",
         }
     }
 }
@@ -64,6 +65,7 @@ impl EnumWord for RemovalTrigger {
             RemovalTrigger::Free => "free",
             RemovalTrigger::AllUnused => "allUnused",
             RemovalTrigger::Request => "request",
+            RemovalTrigger::Dangling => "dangling",
         }
     }
 }

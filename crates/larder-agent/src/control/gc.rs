@@ -43,7 +43,7 @@ pub(super) async fn dry_run(
     leases: LeasePolicy,
 ) -> Result<Collection, Error> {
     let mut found = match goal {
-        GcGoal::AllUnused => scene(collector, policy).await?,
+        GcGoal::AllUnused | GcGoal::Dangling => scene(collector, policy).await?,
         _ => match collector.snapshot_for(policy).await {
             Ok(found) => found,
             Err(error) => return Err(failure_of(collector, error).await),

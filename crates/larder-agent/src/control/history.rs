@@ -43,6 +43,7 @@ fn trigger_of(word: &str) -> RemovalTrigger {
         "free" | "demand" => RemovalTrigger::Free,
         "allUnused" | "unused" => RemovalTrigger::AllUnused,
         "request" => RemovalTrigger::Request,
+        "dangling" => RemovalTrigger::Dangling,
         _ => RemovalTrigger::Unspecified,
     }
 }

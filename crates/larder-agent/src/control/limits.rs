@@ -13,6 +13,7 @@ pub(super) fn goal(request: &CollectRequest) -> GcGoal {
     match request.goal {
         Some(collect_request::Goal::FreeBytes(bytes)) => GcGoal::Free { bytes },
         Some(collect_request::Goal::AllUnused(true)) => GcGoal::AllUnused,
+        Some(collect_request::Goal::Dangling(true)) => GcGoal::Dangling,
         _ => GcGoal::Thresholds,
     }
 }

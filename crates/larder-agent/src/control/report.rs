@@ -124,6 +124,7 @@ fn empty(dry_run: bool, goal: GcGoal, policy: &GcPolicy) -> api::Collection {
         GcGoal::Age | GcGoal::Thresholds => (CollectionGoal::Thresholds, 0),
         GcGoal::Free { bytes } => (CollectionGoal::Free, bytes),
         GcGoal::AllUnused => (CollectionGoal::AllUnused, 0),
+        GcGoal::Dangling => (CollectionGoal::Dangling, 0),
     };
     api::Collection {
         dry_run,

@@ -81,6 +81,7 @@ impl GcArgs {
         match self.request().goal {
             Some(Goal::FreeBytes(_)) => CollectionGoal::Free,
             Some(Goal::AllUnused(_)) => CollectionGoal::AllUnused,
+            Some(Goal::Dangling(_)) => CollectionGoal::Dangling,
             Some(Goal::FailedPulls(_)) => CollectionGoal::FailedPulls,
             Some(Goal::Thresholds(_)) | None => CollectionGoal::Thresholds,
         }

@@ -1,10 +1,9 @@
 //! `larder prune`: removes dangling images, or with `-a` every unused image, after a question.
 
-use larder_agent::client::Client;
 use larder_api::v1alpha1::collect_request::Goal;
-use larder_api::v1alpha1::{CollectRequest, ImageVerdict, RemoveRequest};
+use larder_api::v1alpha1::{CollectRequest, ImageVerdict};
 
-use super::{gc, rm};
+use super::gc;
 use crate::args::PruneArgs;
 use crate::confirm;
 use crate::exit::CommandOutcome;
@@ -21,14 +20,19 @@ pub(super) async fn run(
 ) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let client = session.open(ImageAccess::collect()).await?;
-    let mut request = CollectRequest { goal: Some(Goal::AllUnused(true)), ..CollectRequest::default() };
-    if !args.all {
-        request.minimum_age_milliseconds = Some(0); // the tag moved, however new the image is
-    }
+    let request = if args.all {
+        CollectRequest { goal: Some(Goal::AllUnused(true)), ..CollectRequest::default() }
+    } else {
+        // The tag moved, however new the image is.
+        let minimum_age_milliseconds = Some(0);
+        CollectRequest {
+            goal: Some(Goal::Dangling(true)),
+            minimum_age_milliseconds,
+            ..CollectRequest::default()
+        }
+    };
     let plan = client.ask(async |mut calls| calls.plan(request).await).await?;
-    let is_meant = |image: &&ImageVerdict| args.all || is_dangling(image);
-    let removed: Vec<&ImageVerdict> =
-        plan.images.iter().filter(|image| image.remove).filter(is_meant).collect();
+    let removed: Vec<&ImageVerdict> = plan.images.iter().filter(|image| image.remove).collect();
     if !args.all {
         note_retained(&plan.images, out);
     }
@@ -46,22 +50,9 @@ pub(super) async fn run(
         out.info("removed nothing");
         return Ok(CommandOutcome::Failed);
     }
-    if args.all {
-        let done = client.wait(async |mut calls| calls.collect(request).await).await?;
-        return Ok(gc::show(PrintFormat::Table, done, out));
-    }
-    remove(&client, &removed, out).await
-}
-
-async fn remove(client: &Client, images: &[&ImageVerdict], out: &Printer) -> Result<CommandOutcome, Failure> {
-    let images = images.iter().map(|image| image.id.clone()).collect();
-    let request = RemoveRequest { images, ignore_not_found: true, force: false };
-    let answer = client.wait(async |mut calls| calls.remove(request).await).await?;
-    let outcome = rm::print_all(&answer, None, out);
-    match answer.error {
-        Some(error) => Err(error.into()),
-        None => Ok(outcome),
-    }
+    // The daemon decides again: an image may have a tag or a lease since the question.
+    let done = client.wait(async |mut calls| calls.collect(request).await).await?;
+    Ok(gc::show(PrintFormat::Table, done, out))
 }
 
 /// Whether it has no tag, as docker counts: a digest is no tag.

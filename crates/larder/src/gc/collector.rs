@@ -205,7 +205,9 @@ impl Collector {
             let mut report = GcReport::default();
             let ended = match goal {
                 GcGoal::Thresholds | GcGoal::Age => self.collect_on_schedule(policy, &mut report).await,
-                GcGoal::Free { .. } | GcGoal::AllUnused => self.on_demand(policy, goal, &mut report).await,
+                GcGoal::Free { .. } | GcGoal::AllUnused | GcGoal::Dangling => {
+                    self.on_demand(policy, goal, &mut report).await
+                }
             };
             self.state.flush().await;
             GcRoundResult { report, error: ended.err() }
@@ -312,7 +314,7 @@ impl Collector {
         self.report_invalid_ids(snapshot);
         snapshot.disk = match (goal, policy.accounting) {
             (GcGoal::AllUnused, Accounting::Nominal) => None,
-            (GcGoal::AllUnused, Accounting::Exact) => self.parts.disk.measure_after_deletion().await.ok(),
+            (GcGoal::AllUnused | GcGoal::Dangling, _) => self.parts.disk.measure_after_deletion().await.ok(),
             _ => Some(self.disk_after_deletion().await?),
         };
         report.before = report.before.or(snapshot.disk);
@@ -536,6 +538,8 @@ fn warn_of(reclaimed: &ReclaimOutcome) {
 fn trigger(goal: GcGoal, disk: Option<FsStats>, policy: &GcPolicy) -> ReclaimTrigger {
     match goal {
         GcGoal::Free { .. } | GcGoal::AllUnused => ReclaimTrigger::Request,
+        // Interrupted pulls are resumed from what they left.
+        GcGoal::Dangling => ReclaimTrigger::Schedule,
         GcGoal::Thresholds | GcGoal::Age => match disk {
             Some(disk) if disk.capacity > 0 && is_due(disk, policy) => ReclaimTrigger::Pressure,
             _ => ReclaimTrigger::Schedule,

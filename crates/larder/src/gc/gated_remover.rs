@@ -9,7 +9,7 @@ use super::dependencies::CollectorDependencies;
 use super::disk_space::DiskSpace;
 use super::history::RemovalHistoryEntry;
 use super::keep::{self, KeepRule};
-use super::plan::{GcGoal, GcImage, GcSnapshot, PlannedRemoval, keep_rule_inputs};
+use super::plan::{GcGoal, GcImage, GcSnapshot, PlannedRemoval, is_tag, keep_rule_inputs};
 use super::policy::{Accounting, GcPolicy, UseRule};
 use super::report::GcCounts;
 use super::state::GcState;
@@ -81,6 +81,9 @@ impl ImageRemover for GatedRemover<'_> {
         if let Some(rule) = self.new_keep_rule(removal) {
             return Ok(RemovalOutcome::Kept(rule.to_string()));
         }
+        if self.goal == GcGoal::Dangling && has_tag(&parts, removal).await {
+            return Ok(RemovalOutcome::InUse(Vec::new()));
+        }
         let recheck = (self.policy.accounting == Accounting::Exact).then_some(self.policy.uses);
         let (counts, state) = (Arc::clone(&self.collector.counts), Arc::clone(&self.collector.state));
         let (goal, image) = (self.goal, removal.clone());
@@ -121,6 +124,13 @@ impl ImageRemover for GatedRemover<'_> {
         // The history has it on disk before the next image is removed.
         self.collector.state.flush().await;
     }
+}
+
+/// Whether the image has a tag now.
+async fn has_tag(parts: &CollectorDependencies, image: &PlannedRemoval) -> bool {
+    let spec = ImageSpec { runtime_handler: image.handler.clone(), ..ImageSpec::named(&image.id) };
+    let present = parts.backend.peek_status(&spec).await;
+    matches!(present, Ok(Some(image)) if image.repo_tags.iter().any(|name| is_tag(name)))
 }
 
 /// Removes the image, unless a recheck finds it in use or already absent.
@@ -188,7 +198,9 @@ impl Drop for RemovalRecorder {
             let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
             match goal {
                 GcGoal::Age => counts.age += 1,
-                GcGoal::Thresholds | GcGoal::Free { .. } | GcGoal::AllUnused => counts.space += 1,
+                GcGoal::Thresholds | GcGoal::Free { .. } | GcGoal::AllUnused | GcGoal::Dangling => {
+                    counts.space += 1;
+                }
             }
         }
         tracing::info!(image = %image.id, names = ?image.names, why = %image.why, "removed image");

@@ -441,7 +441,9 @@ impl SweepReport {
         let errors = crate::go_format::aggregate(self.errors.iter().map(|(_, error)| error.as_str()));
         Some(match goal {
             GcGoal::Age => GcError::Age { maximum: policy.maximum_age, errors },
-            GcGoal::AllUnused => GcError::Space { wanted: i64::MAX, freed: self.freed, errors },
+            GcGoal::AllUnused | GcGoal::Dangling => {
+                GcError::Space { wanted: i64::MAX, freed: self.freed, errors }
+            }
             GcGoal::Thresholds | GcGoal::Free { .. } => {
                 GcError::Space { wanted: self.wanted, freed: self.freed, errors }
             }

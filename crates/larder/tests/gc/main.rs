@@ -2,6 +2,7 @@
 
 mod abandoned;
 mod clocks;
+mod dangling;
 mod feed;
 mod kept;
 mod last_use;

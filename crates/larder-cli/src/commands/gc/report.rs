@@ -126,7 +126,7 @@ fn after_reclaim(report: &Collection, when: &str) -> String {
 /// Whether the goal is to remove something, whatever the disk usage.
 fn removes_something(report: &Collection) -> bool {
     match report.goal() {
-        CollectionGoal::AllUnused => true,
+        CollectionGoal::AllUnused | CollectionGoal::Dangling => true,
         CollectionGoal::FailedPulls => reclaimed(report).is_none(),
         _ => false,
     }
@@ -221,6 +221,7 @@ fn situation(report: &Collection) -> String {
     let (high, low) = (report.high_threshold_percent, report.low_threshold_percent);
     match report.goal() {
         CollectionGoal::AllUnused => format!("{disk}, goal: remove all unused images"),
+        CollectionGoal::Dangling => format!("{disk}, goal: remove dangling images"),
         CollectionGoal::FailedPulls => format!("{disk}, goal: remove what failed pulls left"),
         CollectionGoal::Free => {
             let requested = size::bytes(report.asked_bytes);

@@ -39,7 +39,7 @@ pub(in crate::gc) fn reclaim_target(goal: GcGoal, snapshot: &GcSnapshot, policy:
     match (goal, policy.accounting) {
         (GcGoal::Age, _) => ReclaimTarget::Old,
         (GcGoal::AllUnused, Accounting::Nominal) => ReclaimTarget::Nominal(i64::MAX),
-        (GcGoal::AllUnused, Accounting::Exact) => ReclaimTarget::Everything,
+        (GcGoal::AllUnused, Accounting::Exact) | (GcGoal::Dangling, _) => ReclaimTarget::Everything,
         (GcGoal::Free { bytes }, accounting) => {
             let bytes = bytes.saturating_add(bytes / 100 * u64::from(policy.free_margin_percent));
             let bytes = bytes.saturating_sub(snapshot.reclaimed.bytes);
@@ -96,6 +96,9 @@ pub(in crate::gc) fn plan_for(
 ) -> GcPlan {
     let exact = policy.accounting == Accounting::Exact;
     let mut retained = retain_reasons(snapshot, policy, target);
+    if goal == GcGoal::Dangling {
+        retain_tagged(&snapshot.images, &mut retained);
+    }
     retain_recent(snapshot, policy, target, &mut retained);
     let order = removable(&snapshot.images, &retained, exact);
     let mut examined = Vec::new();
@@ -175,6 +178,20 @@ fn relief(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> Option<Disk
     let disk = snapshot.disk.filter(|_| goal == GcGoal::Thresholds)?;
     let relieving = filesystem_stats::relieving_free(disk, policy)?;
     Some(filesystem_stats::free(disk).shortfall_to(relieving))
+}
+
+/// Retains the candidates that have a tag.
+fn retain_tagged(images: &[GcImage], retained: &mut [Option<RetainReason>]) {
+    for (image, retained) in images.iter().zip(retained) {
+        if retained.is_none() && image.names.iter().any(|name| is_tag(name)) {
+            *retained = Some(RetainReason::NotNeeded);
+        }
+    }
+}
+
+/// Whether a name of an image has a tag and no digest.
+pub(in crate::gc) fn is_tag(name: &str) -> bool {
+    !name.contains('@')
 }
 
 /// Retains the most recently used candidates when space is needed.

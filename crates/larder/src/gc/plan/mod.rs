@@ -22,7 +22,7 @@ pub use reason::{GcDecision, RemovalReason, RetainReason};
 pub use retention::{RetentionBreakdown, RetentionClass, RetentionClassUsage, holders};
 pub use snapshot::{GcImage, GcSnapshot};
 
-pub(super) use decide::{ReclaimTarget, insufficient, keep_rule_inputs, plan_for, reclaim_target};
+pub(super) use decide::{ReclaimTarget, insufficient, is_tag, keep_rule_inputs, plan_for, reclaim_target};
 
 use super::disk_space::DiskSpace;
 use super::policy::WhenUnreachable;
@@ -44,6 +44,8 @@ pub enum GcGoal {
     },
     /// Remove every candidate.
     AllUnused,
+    /// Remove every candidate that has no tag.
+    Dangling,
 }
 
 impl GcGoal {
@@ -54,6 +56,7 @@ impl GcGoal {
             GcGoal::Thresholds => "space",
             GcGoal::Free { .. } => "free",
             GcGoal::AllUnused => "allUnused",
+            GcGoal::Dangling => "dangling",
         }
     }
 }
