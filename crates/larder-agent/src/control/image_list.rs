@@ -136,8 +136,12 @@ fn ordered(indices: &[u32], layers: &[MeasuredLayer], diff_ids: &[String]) -> Ve
             None => diff_id.clone(),
             Some(below) => Digest::sha256(format!("{below} {diff_id}")).as_str().to_owned(),
         };
-        position.entry(diff_id.clone()).or_insert(at);
-        position.entry(id.clone()).or_insert(at);
+        // larder's own store names layers without the algorithm.
+        for name in [diff_id, &id] {
+            let hex = name.split_once(':').map_or(name.as_str(), |(_, hex)| hex);
+            position.entry(name.clone()).or_insert(at);
+            position.entry(hex.to_owned()).or_insert(at);
+        }
         chain = Some(id);
     }
     let mut indices = indices.to_vec();
@@ -165,6 +169,7 @@ mod tests {
             assert_eq!(ordered(&[0, 1], &[layer(top), layer("sha256:z")], &diff_ids), [1, 0], "{top}");
         }
         assert_eq!(ordered(&[0, 1], &[layer("x"), layer("y")], &diff_ids), [0, 1]);
+        assert_eq!(ordered(&[0, 1], &[layer("a"), layer("z")], &diff_ids), [1, 0], "as the store names them");
     }
 
     #[test]
