@@ -15,8 +15,8 @@ use larder::gc::{DiskSpace, FilesystemContent, KeepRule, OtherFilesystem, Select
 use larder::hint::{Hint, HintPart};
 use larder::pod::{ObjectKind, ObjectRef};
 use larder::pull::{
-    BackendAdvice, EnsureError, EnsureReason, EnsuredImage, ImagePresence, PullPhase, PullPolicy, PullStatus,
-    default_policy,
+    BackendAdvice, EnsureError, EnsurePlan, EnsureReason, EnsuredImage, ImagePresence, PullPhase, PullPolicy,
+    PullStatus, default_policy,
 };
 use tokio::time::Instant;
 
@@ -415,6 +415,15 @@ pub fn ensured_from(ensured: api::Ensured) -> EnsuredImage {
         ImagePresence::Present
     };
     EnsuredImage { image_ref: ensured.image_ref.into(), message: ensured.message, outcome }
+}
+
+/// What an ensure would do, from a message; `None` if it has nothing that this version knows.
+pub fn plan_from(planned: api::PlannedImage) -> Option<EnsurePlan> {
+    Some(match planned.plan? {
+        api::planned_image::Plan::Present(present) => EnsurePlan::Present(present.image_ref.into()),
+        api::planned_image::Plan::Pull(pull) => EnsurePlan::Pull { access_denied: pull.withheld },
+        api::planned_image::Plan::Refused(failed) => EnsurePlan::Refused(failed_from(failed)),
+    })
 }
 
 /// The failure of an ensure in a message.

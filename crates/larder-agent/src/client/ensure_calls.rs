@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use larder::credentials::PullSecret;
 use larder::events::EventSink;
 use larder::pod::ObjectRef;
-use larder::pull::{EnsureError, EnsureRequest, EnsuredImage, PullStatus};
+use larder::pull::{EnsureError, EnsurePlan, EnsureRequest, EnsuredImage, PullStatus};
 use larder::reference::ImageName;
 use larder_api::convert;
 use larder_api::v1alpha1 as api;
@@ -97,6 +97,14 @@ impl EnsureSession {
                 std::future::pending().await
             }
         }
+    }
+
+    /// What [`ensure`](EnsureSession::ensure) would do. Changes nothing.
+    pub async fn plan(&self, request: &EnsureRequest) -> Result<EnsurePlan, Error> {
+        let asked = self.request(request);
+        let answer = self.client.ask(async |mut calls| calls.plan_ensure(asked).await).await?;
+        let planned = answer.images.into_iter().next().and_then(convert::plan_from);
+        planned.ok_or_else(|| Error::failed(format!("{} returned no plan", self.client.shown())))
     }
 
     /// Done once the daemon can be asked no more, with the reason.

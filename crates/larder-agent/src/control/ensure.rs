@@ -54,7 +54,7 @@ pub(super) fn start(node: &Arc<Node>, request: api::EnsureRequest) -> Result<Ens
 }
 
 /// What was asked for, as the manager takes it.
-fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>, Error> {
+pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>, Error> {
     let api::EnsureRequest { images, pod, secrets, run, .. } = request;
     if images.len() > MAX_IMAGES {
         return Err(Error::bad_input(format!("{} images in one call", images.len()))
@@ -155,18 +155,21 @@ fn verdict(index: u32, ended: Result<EnsuredImage, EnsureError>) -> Update {
                 },
             })
         }
-        Err(error) => {
-            let kind = error.advice.as_ref().map(|advice| convert::failure_kind(advice.kind));
-            Update::Failed(api::Failed {
-                index,
-                reason: error.reason.to_string(),
-                message: error.message,
-                retry_milliseconds: error.retry_in.map(millis),
-                hint: error.advice.map(|advice| convert::hint(&advice.hint)),
-                kind: kind.unwrap_or_default().into(),
-                withheld: error.access_denied,
-            })
-        }
+        Err(error) => Update::Failed(failed(index, error)),
+    }
+}
+
+/// The failure of an image as a message.
+pub(super) fn failed(index: u32, error: EnsureError) -> api::Failed {
+    let kind = error.advice.as_ref().map(|advice| convert::failure_kind(advice.kind));
+    api::Failed {
+        index,
+        reason: error.reason.to_string(),
+        message: error.message,
+        retry_milliseconds: error.retry_in.map(millis),
+        hint: error.advice.map(|advice| convert::hint(&advice.hint)),
+        kind: kind.unwrap_or_default().into(),
+        withheld: error.access_denied,
     }
 }
 

@@ -14,6 +14,7 @@ mod join;
 mod limits;
 mod load;
 mod mounts;
+mod plan_ensure;
 mod remove;
 mod report;
 mod retention;
@@ -140,6 +141,13 @@ impl Control for ControlApi {
 
     async fn ensure(&self, request: Request<api::EnsureRequest>) -> ControlResult<Self::EnsureStream> {
         Ok(Response::new(ensure::start(&self.0.node, request.into_inner())?))
+    }
+
+    async fn plan_ensure(
+        &self,
+        request: Request<api::EnsureRequest>,
+    ) -> ControlResult<api::PlanEnsureResponse> {
+        Ok(Response::new(plan_ensure::plan(self.node(), request.into_inner()).await?))
     }
 
     async fn images(&self, request: Request<api::ImagesRequest>) -> ControlResult<api::ImagesResponse> {

@@ -63,6 +63,10 @@ pub(crate) struct EnsureArgs {
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = parse_duration, hide_default_value = true)]
     pub(crate) retry_for: Duration,
 
+    /// Print what would be pulled, its size and the credentials found; change nothing.
+    #[arg(long, conflicts_with = "retry_for")]
+    pub(crate) dry_run: bool,
+
     /// Output format.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,

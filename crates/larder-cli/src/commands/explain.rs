@@ -1,6 +1,6 @@
 //! `larder explain`: the GC decision on one image, or access to it.
 
-mod access;
+pub(super) mod access;
 mod record;
 
 use std::time::Duration;

@@ -33,6 +33,15 @@ impl CommandSession {
         self.connect(need).await.map_err(Failure::from)
     }
 
+    /// The same; `None` where the store does not exist.
+    pub(crate) async fn open_if_exists(&self, need: ImageAccess) -> Result<Option<Client>, Failure> {
+        match self.connect(need).await {
+            Ok(client) => Ok(Some(client)),
+            Err(NodeOpenError::NoStore(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// The same; `None`, after a note, where nothing has been pulled yet into the usual store.
     pub(crate) async fn open_to_list(&self, need: ImageAccess) -> Result<Option<Client>, Failure> {
         let error = match self.connect(need).await {

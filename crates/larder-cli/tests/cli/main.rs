@@ -8,6 +8,7 @@ mod collect;
 mod config;
 mod default_store;
 mod demo;
+mod dry_run;
 mod ensure;
 mod explain_access;
 mod filesystems;

@@ -170,7 +170,7 @@ pub struct LazyCredentialLookup<'a> {
 
 impl<'a> LazyCredentialLookup<'a> {
     /// Prepares a lookup without making it.
-    pub(crate) fn new(
+    pub fn new(
         sources: &'a NodeKeyring,
         image: &'a ImageName,
         secrets: &'a [PullSecret],

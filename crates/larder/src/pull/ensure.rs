@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::policy::PullPolicy;
 use crate::backend::CallErrorKind;
 use crate::credentials::PullSecret;
+use crate::go_format;
 use crate::hint::Hint;
 use crate::pod::{ObjectRef, Pod, SandboxConfig};
 use crate::reference::{ImageId, ImageName};
@@ -53,6 +54,35 @@ impl EnsureRequest {
             sandbox: None,
             runtime_handler: String::new(),
             priority: Priority::default(),
+        }
+    }
+}
+
+/// What [`ImageManager::ensure`](super::ImageManager::ensure) would do for a request without back-off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EnsurePlan {
+    /// The image is present and is used.
+    Present(ImageId),
+    /// The image is pulled.
+    Pull {
+        /// Whether it is present, and its pull record does not allow the use.
+        access_denied: bool,
+    },
+    /// The policy forbids the pull that is necessary.
+    Refused(EnsureError),
+}
+
+impl EnsurePlan {
+    /// `present` is the image that a policy that looks for one finds, and whether its pull record allows the use.
+    pub fn of(image: &ImageName, policy: &PullPolicy, present: Option<(ImageId, bool)>) -> EnsurePlan {
+        let present = present.filter(|_| policy.checks_presence_first());
+        let access_denied = matches!(&present, Some((_, false)));
+        match (present, policy) {
+            (Some((id, true)), _) => EnsurePlan::Present(id),
+            (_, PullPolicy::Never) => {
+                EnsurePlan::Refused(EnsureError { access_denied, ..EnsureError::never_pull(image) })
+            }
+            _ => EnsurePlan::Pull { access_denied },
         }
     }
 }
@@ -116,6 +146,13 @@ impl EnsureError {
         EnsureError { reason, message: message.into(), retry_in: None, advice: None, access_denied: false }
     }
 
+    /// The same words for absent and for not permitted: presence is not revealed.
+    pub(super) fn never_pull(image: &ImageName) -> Self {
+        let quoted = go_format::quote(image.as_str());
+        let message = format!("Container image {quoted} is not present with pull policy of Never");
+        EnsureError::new(EnsureReason::ErrImageNeverPull, message)
+    }
+
     /// An error whose text is both reason and message, as in kubelet for errors before the pull.
     pub(super) fn free(error: &impl fmt::Display) -> Self {
         let text = error.to_string();
@@ -157,5 +194,32 @@ impl fmt::Display for EnsureReason {
             EnsureReason::SignatureValidationFailed => "SignatureValidationFailed",
             EnsureReason::Other(text) => text,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_follows_from_the_policy_and_the_present_image() {
+        let present = |allowed| Some((ImageId::from("sha256:1"), allowed));
+        let of = |policy, present| EnsurePlan::of(&"a:1".into(), &PullPolicy::parse(policy), present);
+        let used = EnsurePlan::Present("sha256:1".into());
+        let pull = |access_denied| EnsurePlan::Pull { access_denied };
+        for (policy, present, plan) in [
+            ("IfNotPresent", present(true), used.clone()),
+            ("IfNotPresent", present(false), pull(true)),
+            ("IfNotPresent", None, pull(false)),
+            ("Never", present(true), used),
+            ("Always", present(true), pull(false)),
+            ("sometimes", present(true), pull(false)),
+        ] {
+            assert_eq!(of(policy, present.clone()), plan, "{policy} {present:?}");
+        }
+        for (present, denied) in [(None, false), (present(false), true)] {
+            let EnsurePlan::Refused(error) = of("Never", present) else { panic!("not refused") };
+            assert_eq!((error.reason, error.access_denied), (EnsureReason::ErrImageNeverPull, denied));
+        }
     }
 }

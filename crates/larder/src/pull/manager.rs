@@ -194,12 +194,10 @@ impl ImageManager {
         }
     }
 
-    /// The same words for absent and for not permitted: presence is not revealed.
     fn never_pull(&self, request: &EnsureRequest) -> EnsureError {
-        let quoted = go_format::quote(request.image.as_str());
-        let message = format!("Container image {quoted} is not present with pull policy of Never");
-        self.event(request, EventType::Warning, EventReason::ErrImageNeverPull, &message);
-        EnsureError::new(EnsureReason::ErrImageNeverPull, message)
+        let error = EnsureError::never_pull(&request.image);
+        self.event(request, EventType::Warning, EventReason::ErrImageNeverPull, &error.message);
+        error
     }
 
     /// Fails while the last failed pull for this pod is in back-off; else a new attempt starts.

@@ -28,7 +28,8 @@ pub use builder::ImageManagerBuilder;
 pub use config::{DuplicatePullPolicy, NewCredentialsPolicy, PullConfig, RateLimitAction};
 pub use direct_pull::DirectPull;
 pub use ensure::{
-    BackendAdvice, EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence, Priority,
+    BackendAdvice, EnsureError, EnsurePlan, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence,
+    Priority,
 };
 pub use managed::{ImagePin, ImagePinSource, ManagedBackend};
 pub use manager::ImageManager;

@@ -39,7 +39,7 @@ impl PullPolicy {
     }
 
     /// Whether the runtime is asked for the image before anything else is done.
-    pub(super) fn checks_presence_first(&self) -> bool {
+    pub fn checks_presence_first(&self) -> bool {
         matches!(self, PullPolicy::IfNotPresent | PullPolicy::Never)
     }
 }

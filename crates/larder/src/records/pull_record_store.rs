@@ -306,6 +306,22 @@ impl PullRecordStore {
         (Some(result), error)
     }
 
+    /// Whether [`check`](PullRecordStore::check) would require a pull. Adds no rotated secret to the record, and is not counted.
+    pub async fn would_require_pull(
+        &self,
+        image: &ImageName,
+        image_ref: &ImageId,
+        lookup: &mut dyn PodCredentialLookup,
+    ) -> Result<bool, RecordsError> {
+        let Ok(record) = self.record(image_ref).await else { return Ok(true) };
+        let known = record.map(|record| IndexedRecord::new(&record));
+        Ok(match self.decide(image, known.as_ref(), lookup).await? {
+            RecordCheck::Ends(result) => result.must_pull(),
+            RecordCheck::Learns(_) => false,
+            RecordCheck::Asks => true,
+        })
+    }
+
     /// The result from memory for a pod with these credentials; `None` if the image is not in memory.
     pub fn check_from_memory(
         &self,
@@ -328,22 +344,32 @@ impl PullRecordStore {
         known: Option<&IndexedRecord>,
         lookup: &mut dyn PodCredentialLookup,
     ) -> (MustPullCheckResult, Option<RecordsError>) {
-        let asks = self.verification.read().unwrap_or_else(PoisonError::into_inner).requires_pull_records();
-        let pulled_here = known.is_some() || !asks || self.may_be_ours(image).await;
-        let mut look = self.look(image, known, None, pulled_here);
-        if let RecordCheck::Asks = look {
-            match lookup.pod_credentials().await {
-                Ok(pod) => look = self.look(image, known, Some(&pod), pulled_here),
-                Err(error) => return (MustPullCheckResult::Error, Some(error)),
-            }
-        }
-        match look {
-            RecordCheck::Ends(result) => (result, None),
-            RecordCheck::Learns(secret) => {
+        match self.decide(image, known, lookup).await {
+            Err(error) => (MustPullCheckResult::Error, Some(error)),
+            Ok(RecordCheck::Ends(result)) => (result, None),
+            Ok(RecordCheck::Learns(secret)) => {
                 self.learn(image, image_ref, secret);
                 (MustPullCheckResult::RecordFound, None)
             }
-            RecordCheck::Asks => (MustPullCheckResult::MustAuthenticate, None),
+            Ok(RecordCheck::Asks) => (MustPullCheckResult::MustAuthenticate, None),
+        }
+    }
+
+    /// Looks up credentials only if the result depends on them.
+    async fn decide(
+        &self,
+        image: &ImageName,
+        known: Option<&IndexedRecord>,
+        lookup: &mut dyn PodCredentialLookup,
+    ) -> Result<RecordCheck, RecordsError> {
+        let asks = self.verification.read().unwrap_or_else(PoisonError::into_inner).requires_pull_records();
+        let pulled_here = known.is_some() || !asks || self.may_be_ours(image).await;
+        match self.look(image, known, None, pulled_here) {
+            RecordCheck::Asks => {
+                let pod = lookup.pod_credentials().await?;
+                Ok(self.look(image, known, Some(&pod), pulled_here))
+            }
+            decided => Ok(decided),
         }
     }
 

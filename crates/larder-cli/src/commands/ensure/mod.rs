@@ -1,5 +1,6 @@
 //! `larder ensure`: reads images from arguments and manifests, makes them present, prints the results.
 
+mod dry_run;
 mod inputs;
 mod summary;
 
@@ -48,6 +49,9 @@ pub(super) async fn run(
     let candidates = Arc::clone(&credentials.candidates);
     for EnsureJob { request: EnsureRequest { image, secrets, .. }, .. } in &gathered.jobs {
         tracing::info!("credentials for {image}: {}", candidates.report(image.as_str(), secrets));
+    }
+    if args.dry_run {
+        return dry_run::run(args, &gathered, &credentials, session).await;
     }
     let interrupt = interrupt.handle();
     let started = Instant::now();

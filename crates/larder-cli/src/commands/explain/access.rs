@@ -77,6 +77,7 @@ fn wanted(args: &ExplainAccessArgs) -> EnsureArgs {
         },
         recursive: false,
         policy: None,
+        dry_run: false,
         retry_for: std::time::Duration::ZERO,
         verify: crate::access::VerifyArgs::default(),
         output: args.output,
@@ -146,11 +147,7 @@ async fn subject(
     client: &RegistryClient,
 ) -> Result<AccessSubject, Failure> {
     let request = &job.request;
-    let found = credentials.sources.lookup(&job.request.image, &request.secrets, &request.pod).await;
-    let found = found.map_err(|error| {
-        let failure = Failure::bad_input(format!("{}: {error}", job.label));
-        error.hint().map_or_else(|| failure.clone(), |hint| failure.clone().hint(hint))
-    })?;
+    let found = find_credentials(job, credentials).await?;
     let tagged = reference::apply_default_tag(image).and_then(|image| Reference::parse(&image));
     let name = tagged.map_err(|error| Failure::bad_input(error.to_string()))?;
     let mut subject = AccessSubject {
@@ -180,6 +177,18 @@ async fn subject(
     Ok(subject)
 }
 
+/// The credentials for a job, in the order in which a pull tries them.
+pub(in crate::commands) async fn find_credentials(
+    job: &EnsureJob,
+    credentials: &CredentialSetup,
+) -> Result<Vec<Credential>, Failure> {
+    let EnsureRequest { image, secrets, pod, .. } = &job.request;
+    credentials.sources.lookup(image, secrets, pod).await.map_err(|error| {
+        let failure = Failure::bad_input(format!("{}: {error}", job.label));
+        error.hint().map_or_else(|| failure.clone(), |hint| failure.clone().hint(hint))
+    })
+}
+
 fn failed(image: &str, candidates: &UserCredentials) -> Vec<FailedProgram> {
     let failed = candidates.failed(image).into_iter();
     failed.map(|(program, error)| FailedProgram { program, error }).collect()
@@ -192,7 +201,8 @@ impl From<FetchAttempt> for RegistryAnswer {
     }
 }
 
-fn place(credential: &Credential, candidates: &UserCredentials) -> String {
+/// Where a credential was found.
+pub(in crate::commands) fn place(credential: &Credential, candidates: &UserCredentials) -> String {
     match (&credential.origin, &credential.source) {
         (CredentialLocation::PullSecret, Some(CredentialSource::Secret(secret))) => {
             format!("secret {secret}")
@@ -255,7 +265,7 @@ impl TriedCredential {
 }
 
 /// Notes that another process pulls, with credentials and hosts of its own.
-fn note_pulling_process(session: &CommandSession) {
+pub(in crate::commands) fn note_pulling_process(session: &CommandSession) {
     if let Some(socket) = session.running_daemon().as_ref().and_then(|daemon| daemon.socket()) {
         session.out.info(format_args!(
             "note: tested with the credentials of this user; the daemon at {} also uses the docker config of its own user and its own providers",
