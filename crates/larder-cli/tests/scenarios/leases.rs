@@ -122,7 +122,7 @@ fn a_pull_without_room_offers_what_gc_can_free_and_frees_it() {
     });
     LarderProcess::start(larder(&["pull", "-q", &names[0]])).finish().expect(0);
     // The second image fits only in place of the first.
-    let stats = rustix::fs::statvfs(&disk.path()).unwrap();
+    let stats = rustix::fs::statvfs(disk.path()).unwrap();
     let filler = stats.f_bavail * stats.f_frsize - 30_000_000;
     fs_err::write(disk.path().join("filler"), vec![1; usize::try_from(filler).unwrap()]).unwrap();
     let run = LarderProcess::start(larder(&["pull", "-q", &names[1]])).finish().expect(1);
