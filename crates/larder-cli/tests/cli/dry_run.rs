@@ -148,7 +148,8 @@ fn a_daemon_plans_as_a_command_does() {
     let alone = world.dry_run(&[&one, &two], 0);
     let socket = world.home.path().join("s");
     let mut serve = larder(world.home.path());
-    let mut daemon = serve.args(["--root", "store", "serve", "--socket", "s"]).spawn().unwrap();
+    let mut daemon =
+        serve.args(["--root", "store", "serve", "--socket", "s", "--metrics-address", ""]).spawn().unwrap();
     larder_testkit_peers::process::wait_until("the socket", || socket.exists());
     let served = world.larder(&["--daemon", "s", "ensure", "--dry-run", "-o", "json", &one, &two]);
     daemon.kill().unwrap();
