@@ -15,10 +15,11 @@ _complete_PROGRAM() {
     local current=${words[last]} space=true
     compopt +o nospace 2>/dev/null && space=false
     local IFS=$'\013'
-    COMPREPLY=($(
+    # Unlike an unquoted substitution, read expands no pattern.
+    read -r -a COMPREPLY <<<"$(
         _CLAP_IFS="$IFS" _CLAP_COMPLETE_INDEX="$last" _CLAP_COMPLETE_COMP_TYPE="$COMP_TYPE" \
             _CLAP_COMPLETE_SPACE="$space" VARIABLE=bash COMPLETER -- "${words[@]}" 2>/dev/null
-    ))
+    )"
     if [[ $space == false && ${COMPREPLY-} =~ [=/:]$ ]]; then
         compopt -o nospace
     fi
