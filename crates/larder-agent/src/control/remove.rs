@@ -35,7 +35,7 @@ pub(super) async fn remove(request: &RemoveRequest, node: &Arc<Node>) -> RemoveR
         answer.error = Some(failure.into());
         return answer;
     }
-    // A removal is the time to let go of what dead processes left, too. The images are gone whether or not that works.
+    // A removal also deletes what dead processes left. The images are removed whether or not that works.
     if let Some(store) = node.store().map(StoreBackend::store).cloned() {
         let swept = spawn_blocking(move || {
             store.sweep(&ClockReading::now()).map_err(|error| unswept(store.root(), &error))
@@ -210,7 +210,7 @@ async fn remove_from_backend(
         }
     };
     if let Some(store) = store {
-        // Who removes an image wants the room when the command is done.
+        // The space is free when the command is done.
         store.store().finish_deletion();
     }
     Ok(removal)

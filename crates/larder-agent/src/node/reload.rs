@@ -77,7 +77,7 @@ impl Node {
         }
         self.collector.set_policy(new.policy(kept));
         // A degraded start denies while the policy cannot be read, also where the gate turns out to be off.
-        let without_gate = || old.degraded.is_some().then(Verification::of_no_one);
+        let without_gate = || old.degraded.is_some().then(Verification::never_verify);
         let verification = new.verification.clone().or_else(without_gate);
         if let (Some(records), Some(verification)) = (&self.records, verification) {
             records.set_verification(verification);

@@ -72,7 +72,7 @@ impl Node {
 
     async fn prefetch(&self, first: FirstScan) {
         let mut first = Some(first);
-        let hands = PrefetchContext {
+        let context = PrefetchContext {
             manager: Arc::clone(&self.manager),
             backend: Arc::clone(&self.backend),
             gate: Arc::clone(&self.gate),
@@ -82,7 +82,7 @@ impl Node {
         };
         self.for_each_setting(
             |config| config.prefetch.clone(),
-            async |list| prefetch::run_prefetch(list, hands.clone(), first.take()).await,
+            async |list| prefetch::run_prefetch(list, context.clone(), first.take()).await,
         )
         .await;
     }

@@ -25,7 +25,7 @@ pub(crate) struct LoadArgs {
     #[arg(value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
 
-    /// The same as FILE, for hands that know docker.
+    /// The same as FILE, as in docker load -i.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) input: Vec<PathBuf>,
 

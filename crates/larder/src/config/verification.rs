@@ -34,7 +34,7 @@ impl Verification {
     }
 
     /// No image requires credentials, as without the gate `KubeletEnsureSecretPulledImages`.
-    pub fn of_no_one() -> Self {
+    pub fn never_verify() -> Self {
         Verification { policy: VerificationPolicy::NeverVerify, allowlist: Vec::new() }
     }
 

@@ -42,12 +42,12 @@ pub(in crate::node) struct PrefetchContext {
 /// urgent. `first` is let go once those to keep have been looked for.
 pub(in crate::node) async fn run_prefetch(
     list: Vec<PrefetchItem>,
-    hands: PrefetchContext,
+    context: PrefetchContext,
     first: Option<FirstScan>,
 ) {
     let kept = || list.iter().filter(|entry| entry.hold == PrefetchRetention::Keep);
-    hands.held.retain(OWNER, &kept().map(key).collect::<Vec<_>>());
-    future::join_all(kept().map(|entry| hold(entry, &hands))).await;
+    context.held.retain(OWNER, &kept().map(key).collect::<Vec<_>>());
+    future::join_all(kept().map(|entry| hold(entry, &context))).await;
     drop(first);
     let now = Zoned::now();
     let mut due: Vec<Option<Zoned>> = list.iter().map(|entry| later(&now, entry.jitter, random())).collect();
@@ -62,8 +62,8 @@ pub(in crate::node) async fn run_prefetch(
             continue;
         }
         let entry = &list[index];
-        until_quiet(&hands.manager).await;
-        let outcome = one(entry, &hands).await;
+        until_quiet(&context.manager).await;
+        let outcome = one(entry, &context).await;
         due[index] = again(entry, &outcome, &Zoned::now(), random());
     }
 }
@@ -75,29 +75,29 @@ async fn until_quiet(manager: &ImageManager) {
     }
 }
 
-async fn one(entry: &PrefetchItem, hands: &PrefetchContext) -> Result<(), EnsureError> {
+async fn one(entry: &PrefetchItem, context: &PrefetchContext) -> Result<(), EnsureError> {
     let pod = Pod { uid: format!("prefetch/{}", entry.image), name: "prefetch".into(), ..Pod::default() };
     // What a tag stands for may have changed since the last time.
     let request = EnsureRequest {
-        target: Some(hands.node.clone()),
+        target: Some(context.node.clone()),
         priority: Priority::Prefetch,
         ..EnsureRequest::new(&entry.image, PullPolicy::Always, pod)
     };
-    let ensured = match hands.manager.ensure(&request).await {
+    let ensured = match context.manager.ensure(&request).await {
         Ok(ensured) => ensured,
         Err(error) => {
             // An image that could not be refreshed is retained all the same.
             if entry.hold == PrefetchRetention::Keep {
-                hold(entry, hands).await;
+                hold(entry, context).await;
             }
             return Err(error);
         }
     };
-    note_if_pulled(hands.collector.as_deref(), &ensured);
+    note_if_pulled(context.collector.as_deref(), &ensured);
     match entry.hold {
-        PrefetchRetention::Keep => hands.held.keep(key(entry), ensured.image_ref),
+        PrefetchRetention::Keep => context.held.keep(key(entry), ensured.image_ref),
         PrefetchRetention::Lease(time) => {
-            _ = hands.gate.begin_presence_check().lease(&ensured.image_ref, time).await;
+            _ = context.gate.begin_presence_check().lease(&ensured.image_ref, time).await;
         }
         PrefetchRetention::Nothing => {}
     }
@@ -105,9 +105,9 @@ async fn one(entry: &PrefetchItem, hands: &PrefetchContext) -> Result<(), Ensure
 }
 
 /// Holds what is here.
-async fn hold(entry: &PrefetchItem, hands: &PrefetchContext) {
-    hold_present(&*hands.backend, &entry.image, |id| {
-        hands.held.keep(key(entry), id.clone());
+async fn hold(entry: &PrefetchItem, context: &PrefetchContext) {
+    hold_present(&*context.backend, &entry.image, |id| {
+        context.held.keep(key(entry), id.clone());
     })
     .await;
 }
@@ -206,7 +206,7 @@ mod tests {
         let backend = FakeBackend::new();
         backend.on_pull_of("pod:1", ScriptedPull::ok("sha256:p", 1).after(Duration::from_secs(30)));
         backend.offer("a:1", image("sha256:a", 1));
-        let hands = PrefetchContext {
+        let context = PrefetchContext {
             manager: Arc::new(ImageManager::builder(Arc::new(backend.clone())).build()),
             backend: Arc::new(backend),
             gate: Arc::new(RemovalGate::default()),
@@ -214,13 +214,13 @@ mod tests {
             collector: None,
             node: ObjectRef::node("n"),
         };
-        let held = hands.held.clone();
+        let held = context.held.clone();
         let list = vec![PrefetchItem {
             jitter: Duration::ZERO,
             ..entry(PrefetchSchedule::Start, PrefetchRetention::Keep)
         }];
         let pod = EnsureRequest::new("pod:1", PullPolicy::Always, Pod::default());
-        let manager = hands.manager.clone();
+        let manager = context.manager.clone();
         tokio::select! {
             biased;
             () = async {
@@ -231,12 +231,12 @@ mod tests {
                 time::sleep(Duration::from_secs(5)).await;
                 assert_eq!(held.uses().await.unwrap().len(), 1);
             } => {}
-            () = run_prefetch(list, hands.clone(), None) => unreachable!("the node runs until dropped"),
+            () = run_prefetch(list, context.clone(), None) => unreachable!("the node runs until dropped"),
         }
         assert_eq!(held.uses().await.unwrap().len(), 1, "until another list says otherwise");
         tokio::select! {
             biased;
-            () = run_prefetch(Vec::new(), hands, None) => unreachable!("the node runs until dropped"),
+            () = run_prefetch(Vec::new(), context, None) => unreachable!("the node runs until dropped"),
             () = time::sleep(Duration::from_secs(1)) => {}
         }
         assert!(held.uses().await.unwrap().is_empty(), "released");
@@ -247,7 +247,7 @@ mod tests {
         let backend = FakeBackend::new();
         backend.add_image("a:1", image("sha256:a", 1));
         backend.add_image("b:1", image("sha256:b", 1));
-        let hands = PrefetchContext {
+        let context = PrefetchContext {
             manager: Arc::new(ImageManager::builder(Arc::new(backend.clone())).build()),
             backend: Arc::new(backend.clone()),
             gate: Arc::new(RemovalGate::default()),
@@ -255,7 +255,7 @@ mod tests {
             collector: None,
             node: ObjectRef::node("n"),
         };
-        let held = hands.held.clone();
+        let held = context.held.clone();
         let never_due = PrefetchItem {
             image: "b:1".into(),
             jitter: Duration::from_secs(1 << 30),
@@ -271,7 +271,7 @@ mod tests {
         let first = held.begin_first_scan();
         tokio::select! {
             biased;
-            () = run_prefetch(list, hands, Some(first)) => unreachable!("the node runs until dropped"),
+            () = run_prefetch(list, context, Some(first)) => unreachable!("the node runs until dropped"),
             () = async {
                 assert_eq!(held.uses().await.unwrap().len(), 2);
                 backend.until(|counts| counts.failed > 0).await;
