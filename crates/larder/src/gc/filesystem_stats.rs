@@ -74,6 +74,20 @@ fn others(reported: &Filesystems, device: impl Fn(&Path) -> Option<u64>) -> Vec<
         .collect()
 }
 
+/// The statistics of those that can be read.
+fn measured(
+    found: Vec<(FilesystemContent, &Path)>,
+    disk: impl Fn(&Path) -> io::Result<Option<FsStats>>,
+) -> Vec<OtherFilesystem> {
+    let measure = |(content, mountpoint): (FilesystemContent, &Path)| {
+        let read = disk(mountpoint);
+        let read =
+            read.inspect_err(|error| tracing::warn!("cannot measure {}: {error}", mountpoint.display()));
+        Some(OtherFilesystem { mountpoint: mountpoint.to_owned(), content, disk: read.ok()?? })
+    };
+    found.into_iter().filter_map(measure).collect()
+}
+
 /// Gets the mountpoints from the backend once, and their statistics from the system.
 pub(super) struct BackendFsStats {
     images: ImageService,
@@ -124,13 +138,9 @@ impl FsStatsProvider for BackendFsStats {
         let measured = blocking(move || {
             let found =
                 others(&reported, |mountpoint| rustix::fs::stat(mountpoint).ok().map(|found| found.st_dev));
-            let measure = |(content, mountpoint): (FilesystemContent, &Path)| {
-                let disk = local_disk(mountpoint).transpose()?;
-                Some(disk.map(|disk| OtherFilesystem { mountpoint: mountpoint.to_owned(), content, disk }))
-            };
-            found.into_iter().filter_map(measure).collect::<io::Result<_>>()
+            measured(found, local_disk)
         });
-        measured.await.map_err(|error| FilesystemError::Local(error.to_string()))
+        Ok(measured.await)
     }
 
     async fn deleted_open_files(&self) -> Vec<SpaceHolder> {
@@ -258,6 +268,20 @@ mod tests {
     fn device(mountpoint: &Path) -> Option<u64> {
         let letter = mountpoint.to_str()?.chars().nth(1)?;
         (letter != '-').then(|| u64::from(letter))
+    }
+
+    #[test]
+    fn a_filesystem_that_cannot_be_measured_does_not_hide_the_others() {
+        let found =
+            vec![(Images, Path::new("/bad")), (Images, Path::new("/gone")), (Containers, Path::new("/good"))];
+        let disk = |path: &Path| match path.to_str() {
+            Some("/bad") => Err(io::Error::from(io::ErrorKind::PermissionDenied)),
+            Some("/gone") => Ok(None),
+            _ => Ok(Some(FsStats::default())),
+        };
+        let good =
+            OtherFilesystem { mountpoint: "/good".into(), content: Containers, disk: FsStats::default() };
+        assert_eq!(measured(found, disk), [good]);
     }
 
     #[test]
