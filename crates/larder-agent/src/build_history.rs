@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 /// A step of the build. The shape of `-o json`; in configs it has the names of OCI.
@@ -13,17 +13,24 @@ pub struct BuildStep {
     #[serde(default)]
     pub created: Option<String>,
     /// The command.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub created_by: String,
     /// What the builder says of it.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub comment: String,
     /// Whether it made no layer.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub empty_layer: bool,
     /// What a pull fetches of its layer.
     #[serde(default)]
     pub size_bytes: Option<u64>,
+}
+
+/// Builders write `null` for a field without value.
+fn null_as_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    value: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 /// The steps, newest first; `None` where the details of the backend have no config. Pure.
@@ -37,8 +44,9 @@ pub fn build_steps(info: &BTreeMap<String, String>) -> Option<Vec<BuildStep>> {
         Some(config) => Some(config.clone()),
         None => value.get("rootfs").is_some().then_some(value),
     })?;
-    let steps = config.get("history").cloned().unwrap_or(Value::Array(Vec::new()));
-    let mut steps: Vec<BuildStep> = serde_json::from_value(steps).ok()?;
+    let steps = config.get("history").cloned().unwrap_or_default();
+    let steps: Option<Vec<BuildStep>> = serde_json::from_value(steps).ok()?;
+    let mut steps = steps.unwrap_or_default();
     let layers = info.get("layers").and_then(parsed).unwrap_or_default();
     let mut sizes = layers.as_array().into_iter().flatten().map(|layer| layer.get("size")?.as_u64());
     for step in steps.iter_mut().filter(|step| !step.empty_layer) {
@@ -72,7 +80,17 @@ mod tests {
         for key in ["info", "docker"] {
             assert_eq!(build_steps(&BTreeMap::from([(key.into(), "{}".into())])), None);
         }
-        let none = BTreeMap::from([("config".into(), r#"{"rootfs": {}}"#.into())]);
-        assert_eq!(build_steps(&none), Some(Vec::new()), "a config without history");
+        for config in [r#"{"rootfs": {}}"#, r#"{"rootfs": {}, "history": null}"#] {
+            let none = BTreeMap::from([("config".into(), config.into())]);
+            assert_eq!(build_steps(&none), Some(Vec::new()), "a config without history");
+        }
+    }
+
+    #[test]
+    fn null_is_a_field_without_value() {
+        let step = r#"{"created": null, "created_by": null, "comment": null, "empty_layer": null}"#;
+        let config = format!(r#"{{"rootfs": {{}}, "history": [{step}, {{"created_by": "ENV A=1"}}]}}"#);
+        let steps = build_steps(&BTreeMap::from([("config".into(), config)])).unwrap();
+        assert_eq!((steps[0].created_by.as_str(), steps[1].created_by.as_str()), ("ENV A=1", ""));
     }
 }
