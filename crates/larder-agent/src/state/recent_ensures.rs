@@ -75,21 +75,21 @@ impl RecentEnsures {
         let thread = thread::Builder::new().name("ensures".into()).spawn(move || {
             while let Ok(wake) = woken.recv() {
                 let ids = mem::take(&mut lock(&shared).ids);
-                if !ids.is_empty()
-                    && let Err(error) = journal.write(&ids)
-                {
-                    tracing::warn!("GC may remove ensured images before they are used: {error}");
-                    // The next ensure of each tries again.
-                    let mut pending = lock(&shared);
-                    for id in &ids {
-                        pending.recorded.remove(id);
-                    }
-                }
+                journal.record(&ids, &shared);
                 // A caller that is gone needs no answer.
                 match wake {
                     JournalCommand::Write => {}
                     JournalCommand::Flush(done) => _ = done.send(()),
-                    JournalCommand::End(ids, done) => _ = done.send(journal.end(&ids)),
+                    JournalCommand::End(ids, done) => {
+                        let ended = journal.end(&ids);
+                        // Those ensured since the call, whose leases it has ended, too.
+                        let again: Vec<_> = {
+                            let pending = lock(&shared);
+                            ids.into_iter().filter(|id| pending.recorded.contains_key(id)).collect()
+                        };
+                        journal.record(&again, &shared);
+                        let _ = done.send(ended);
+                    }
                 }
             }
         });
@@ -131,7 +131,8 @@ impl RecentEnsures {
         let _ = written.await; // closed where there is no thread
     }
 
-    /// Ends the leases of these images; durable when it returns. The next ensure of each leases it again.
+    /// Ends the leases of these images; durable when it returns. An ensure since the call, or after it, leases its image
+    /// again.
     pub(crate) async fn end(&self, ids: &[ImageId]) -> Result<(), Error> {
         {
             let mut pending = lock(&self.pending);
@@ -159,6 +160,16 @@ impl Drop for RecentEnsures {
 }
 
 impl EnsureJournal {
+    /// Writes these; the next ensure of each tries again if that fails.
+    fn record(&self, ids: &[ImageId], pending: &Mutex<PendingEnsures>) {
+        if !ids.is_empty()
+            && let Err(error) = self.write(ids)
+        {
+            tracing::warn!("GC may remove ensured images before they are used: {error}");
+            lock(pending).recorded.retain(|id, _| !ids.contains(id));
+        }
+    }
+
     fn end(&self, ids: &[ImageId]) -> Result<(), Error> {
         match self {
             EnsureJournal::File(file) => file.remove(ids),
@@ -216,6 +227,33 @@ mod tests {
         recent.note(&"sha256:a".into());
         drop(recent);
         assert_eq!(file().uses().await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn an_ensure_while_its_lease_ends_has_one_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = || EnsureLeaseFile::at(&StateDir::at(dir.path().to_owned()), Duration::from_secs(60));
+        let recent = RecentEnsures::in_file(file());
+        let ids = ["a", "b"].map(ImageId::from);
+        for id in &ids {
+            recent.note(id);
+        }
+        recent.flush().await;
+        // The thread waits for the lock until the ensure is noted.
+        let pending = Arc::clone(&recent.pending);
+        let (done, ended) = oneshot::channel();
+        {
+            let mut pending = lock(&pending);
+            pending.recorded.clear();
+            recent.wake(JournalCommand::End(ids.to_vec(), done));
+            pending.recorded.insert(ids[0].clone(), Instant::now());
+            pending.ids.push(ids[0].clone());
+            recent.wake(JournalCommand::Write);
+        }
+        ended.await.unwrap().unwrap();
+        recent.flush().await;
+        let found: Vec<_> = file().uses().await.unwrap().into_iter().map(|found| found.image).collect();
+        assert_eq!(found, ["a"]);
     }
 
     #[tokio::test]
