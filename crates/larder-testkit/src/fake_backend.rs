@@ -7,7 +7,7 @@
 mod call;
 mod pull;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -74,6 +74,7 @@ struct BackendScript {
     log: Vec<RecordedCall>,
     down: Option<BackendError>,
     failures: HashMap<BackendOp, VecDeque<BackendError>>,
+    hanging: HashSet<BackendOp>,
     scripts: VecDeque<ScriptedPull>,
     scripts_by_image: HashMap<String, VecDeque<ScriptedPull>>,
     hold_all: bool,
@@ -199,6 +200,17 @@ impl FakeBackend {
     /// The next call of this kind fails with this error; further ones queue up behind it.
     pub fn fail_next(&self, op: BackendOp, error: BackendError) {
         self.state().failures.entry(op).or_default().push_back(error);
+    }
+
+    /// From now on [`Backend::inspect`] or [`Backend::container_inventory`] never answers.
+    pub fn hang(&self, op: BackendOp) {
+        self.state().hanging.insert(op);
+    }
+
+    async fn answers(&self, op: BackendOp) {
+        if self.state().hanging.contains(&op) {
+            future::pending::<()>().await;
+        }
     }
 
     /// Every call fails with this error, until `None` is set.
@@ -388,6 +400,7 @@ impl Backend for FakeBackend {
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
+        self.answers(BackendOp::Inspect).await;
         let call = BackendCall::Inspect { image: image.image.to_string() };
         let state = self.begin(BackendOp::Inspect, with_spec(call, image))?;
         Ok(state
@@ -457,6 +470,7 @@ impl Backend for FakeBackend {
     }
 
     async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
+        self.answers(BackendOp::InUse).await;
         Ok(self.begin(BackendOp::InUse, bare(BackendCall::InUse))?.in_use.clone())
     }
 }

@@ -1,6 +1,7 @@
 //! Lists images, on request with their age, use, labels and layers.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
@@ -10,14 +11,17 @@ use larder::reference::{Digest, ImageId};
 use larder_api::convert;
 use larder_api::v1alpha1 as api;
 use serde::Deserialize;
+use tokio::time;
 
 use super::gc::failure;
-use super::report::time;
+use super::report;
 use crate::error::Error;
 use crate::node::Node;
 
 /// Number of concurrent calls.
 const CALLS_AT_ONCE: usize = 8;
+/// How long a list waits for its details, such as from a container service that hangs.
+const DETAILS_WITHIN: Duration = Duration::from_secs(5);
 
 /// The parts of an image's config that a list shows.
 #[derive(Debug, Default, Deserialize)]
@@ -51,26 +55,32 @@ pub(super) async fn list(node: &Node, details: bool) -> Result<api::ImagesRespon
         return Ok(answer);
     }
     let collector = node.unchecked_collector();
-    let (configs, snapshot) = tokio::join!(configs(&images, &*node.backend), collector.snapshot());
-    let snapshot = match snapshot {
-        Ok(snapshot) => Some(snapshot),
-        Err(error) => {
-            answer.warnings.push(format!("use and layers are unknown: {}", failure(error).message()));
-            None
-        }
-    };
+    let timeout = || format!("timed out after {}s", DETAILS_WITHIN.as_secs());
+    let ((configs, are_all), snapshot) =
+        tokio::join!(configs(&images, &*node.backend), time::timeout(DETAILS_WITHIN, collector.snapshot()));
+    if !are_all {
+        answer.warnings.push(format!("the creation time of some images is unknown: {}", timeout()));
+    }
+    let snapshot = snapshot.map_err(|_| timeout());
+    let snapshot = snapshot.and_then(|read| read.map_err(|error| failure(error).message().to_owned()));
+    if let Err(why) = &snapshot {
+        answer.warnings.push(format!("use and layers are unknown: {why}"));
+    }
+    let snapshot = snapshot.ok();
     describe(&mut answer, snapshot.as_ref(), &configs, &collector.policy());
     Ok(answer)
 }
 
-/// The readable configs of these images.
-async fn configs(images: &[Image], backend: &dyn Backend) -> HashMap<ImageId, ListedConfig> {
+/// The readable configs of these images, and whether the backend answered for all of them in time.
+async fn configs(images: &[Image], backend: &dyn Backend) -> (HashMap<ImageId, ListedConfig>, bool) {
     let calls = images.iter().map(|image| async move {
         let details = backend.inspect(&ImageSpec::named(&image.id)).await.ok().flatten()?;
         Some((image.id.clone(), config_of(&details)?))
     });
     let answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
-    answers.filter_map(async |answer| answer).collect().await
+    let answers: Vec<_> = answers.take_until(time::sleep(DETAILS_WITHIN)).collect().await;
+    let are_all = answers.len() == images.len();
+    (answers.into_iter().flatten().collect(), are_all)
 }
 
 fn config_of(details: &ImageDetails) -> Option<ListedConfig> {
@@ -117,8 +127,8 @@ fn of_layer(layer: &MeasuredLayer) -> api::ImageLayer {
 
 fn add_use(details: &mut api::ImageListDetails, snapshot: &GcSnapshot, id: &str) {
     for image in snapshot.images.iter().filter(|image| image.id.as_str() == id) {
-        details.first_seen = time(image.first_seen);
-        details.last_used = image.last_used.and_then(time);
+        details.first_seen = report::time(image.first_seen);
+        details.last_used = image.last_used.and_then(report::time);
         details.used_by.extend(image.uses.iter().map(ToString::to_string));
         details.in_use |= image
             .uses
@@ -154,8 +164,26 @@ fn ordered(indices: &[u32], layers: &[MeasuredLayer], diff_ids: &[String]) -> Ve
 #[cfg(test)]
 mod tests {
     use larder::gc::DiskSpace;
+    use larder_testkit::fake_backend::{BackendOp, FakeBackend, image};
 
     use super::*;
+    use crate::node::testing;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_that_hangs_delays_the_list_by_seconds() {
+        for (op, unknown) in
+            [(BackendOp::InUse, "use and layers are"), (BackendOp::Inspect, "the creation time")]
+        {
+            let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+            backend.add_image("a:1", image("sha256:a", 1));
+            backend.hang(op);
+            let node = testing::node(&backend, dir.path(), None, |_| ());
+            let listed = time::timeout(DETAILS_WITHIN * 2, list(&node, true)).await.unwrap().unwrap();
+            assert_eq!(listed.images[0].id, "sha256:a");
+            let [warning] = &listed.warnings[..] else { panic!("{:?}", listed.warnings) };
+            assert!(warning.starts_with(unknown) && warning.ends_with(": timed out after 5s"), "{warning}");
+        }
+    }
 
     fn layer(id: &str) -> MeasuredLayer {
         MeasuredLayer { id: id.into(), amount: DiskSpace::ZERO, estimated: false, referenced_by: None }
