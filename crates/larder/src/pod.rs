@@ -18,6 +18,14 @@ pub struct Pod {
     pub service_account: String,
 }
 
+impl Pod {
+    /// The uid, or namespace and name of a pod without one, such as one in a manifest that was not applied.
+    pub fn key(&self) -> String {
+        let Pod { uid, namespace, name, .. } = self;
+        if uid.is_empty() && !name.is_empty() { format!("{namespace}/{name}") } else { uid.clone() }
+    }
+}
+
 /// What kind of thing an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ObjectKind {

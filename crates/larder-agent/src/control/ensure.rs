@@ -68,8 +68,6 @@ pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>
     let api::PodReference { namespace, name, uid, annotations, service_account } = pod.unwrap_or_default();
     let pod = Pod { uid, namespace, name, annotations, service_account };
     let secrets: Vec<PullSecret> = secrets.into_iter().map(convert::secret_from).collect();
-    // Back-off counts by uid; events and the sandbox have the pod's own.
-    let counted = if run.is_empty() { pod.uid.clone() } else { format!("{}/{run}", pod.uid) };
     let requests = images.into_iter().map(|wanted| {
         let policy = convert::policy_from(&wanted);
         EnsureRequest {
@@ -77,7 +75,8 @@ pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>
             // Who asks without a pod has none.
             sandbox: (!pod.name.is_empty()).then(|| SandboxConfig::of(&pod)),
             secrets: secrets.clone(),
-            ..EnsureRequest::new(wanted.image, policy, Pod { uid: counted.clone(), ..pod.clone() })
+            run: run.clone(),
+            ..EnsureRequest::new(wanted.image, policy, pod.clone())
         }
     });
     Ok(requests.collect())

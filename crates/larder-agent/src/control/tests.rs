@@ -320,18 +320,39 @@ async fn the_calls_of_a_pod_are_measured_together_and_are_one_event_that_names_t
         let pulled = ScriptedPull::ok(format!("sha256:{name}"), 1).after(Duration::from_secs(seconds));
         served.backend.on_pull_of(name, pulled);
     }
-    let pod = api::PodReference { name: "web".into(), uid: "u".into(), ..api::PodReference::default() };
-    let request = |image: &str| api::EnsureRequest { pod: Some(pod.clone()), ..wants(&[image]) };
-    let (mut one, mut two) = (served.client(), served.client());
+    let pod = |name: &str, uid: &str| api::PodReference {
+        name: name.into(),
+        namespace: "default".into(),
+        uid: uid.into(),
+        ..api::PodReference::default()
+    };
+    let request = |image: &str, pod: &api::PodReference| api::EnsureRequest {
+        pod: Some(pod.clone()),
+        run: format!("run of {image}"),
+        ..wants(&[image])
+    };
+    let mut clients = [(); 4].map(|()| served.client());
+    let [one, two, three, four] = &mut clients;
     // As larder's own client asks: with one call for each image.
-    tokio::join!(updates(&mut one, request("a:1")), updates(&mut two, request("b:1")));
+    let (web, db) = (pod("web", "u"), pod("db", ""));
+    tokio::join!(
+        updates(one, request("a:1", &web)),
+        updates(two, request("b:1", &web)),
+        updates(three, request("a:1", &db)),
+        updates(four, request("b:1", &db))
+    );
     let known = served.node.events.snapshot();
     let own = format!("(pid {})", std::process::id());
     assert!(known.iter().all(|event| event.requester.ends_with(&own)), "{known:?}");
-    let of_pod: Vec<_> = known.iter().filter(|event| event.reason == EventReason::ImagesPulled).collect();
-    let [event] = &of_pod[..] else { panic!("{known:?}") };
-    assert!(event.message.starts_with("Pulled the images of the pod in 30"), "{event:?}");
-    assert_eq!((event.object.name.as_str(), event.object.field_path.as_str()), ("web", ""));
+    let mut of_pods: Vec<_> =
+        known.iter().filter(|event| event.reason == EventReason::ImagesPulled).collect();
+    of_pods.sort_by_key(|event| event.object.name.clone());
+    assert_eq!(of_pods.len(), 2, "{known:?}");
+    for (event, (name, uid)) in of_pods.into_iter().zip([("db", ""), ("web", "u")]) {
+        assert!(event.message.starts_with("Pulled the images of the pod in 30"), "{event:?}");
+        let object = &event.object;
+        assert_eq!((&*object.name, &*object.uid, &*object.field_path), (name, uid, ""));
+    }
 }
 
 #[tokio::test]

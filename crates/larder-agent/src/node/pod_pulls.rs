@@ -23,6 +23,8 @@ pub(crate) struct PodPulls {
 /// A request of a pod for images, until dropped. The last one of the pod reports the time.
 pub(crate) struct PodPullRequest {
     pulls: Arc<PodPulls>,
+    /// By which the pulls of the pod are counted.
+    key: String,
     pod: ObjectRef,
 }
 
@@ -41,9 +43,10 @@ impl PodPulls {
         if pod.name.is_empty() {
             return None;
         }
-        *self.requests().entry(pod.uid.clone()).or_default() += 1;
-        self.times.track(&pod.uid);
-        Some(PodPullRequest { pulls: Arc::clone(self), pod: ObjectRef::new(pod, "") })
+        let key = pod.key();
+        *self.requests().entry(key.clone()).or_default() += 1;
+        self.times.track(&key);
+        Some(PodPullRequest { pulls: Arc::clone(self), key, pod: ObjectRef::new(pod, "") })
     }
 
     fn requests(&self) -> MutexGuard<'_, HashMap<String, usize>> {
@@ -56,14 +59,14 @@ impl Drop for PodPullRequest {
         let PodPulls { times, metrics, events, .. } = &*self.pulls;
         let total = {
             let mut requests = self.pulls.requests();
-            let Some(left) = requests.get_mut(&self.pod.uid) else { return };
+            let Some(left) = requests.get_mut(&self.key) else { return };
             *left -= 1;
             if *left > 0 {
                 return;
             }
-            requests.remove(&self.pod.uid);
-            let total = times.total(&self.pod.uid);
-            times.forget(&self.pod.uid);
+            requests.remove(&self.key);
+            let total = times.total(&self.key);
+            times.forget(&self.key);
             total
         };
         if total.is_zero() {

@@ -20,6 +20,8 @@ pub struct EnsureRequest {
     pub policy: PullPolicy,
     /// The requesting pod.
     pub pod: Pod,
+    /// Back-off counts for each pod and this text. Empty in kubelet; a command has one for each run.
+    pub run: String,
     /// What events are about; without it they go to the log.
     pub target: Option<ObjectRef>,
     /// The pod's pull secrets, in the pod's order.
@@ -49,6 +51,7 @@ impl EnsureRequest {
             image: image.into(),
             policy,
             pod,
+            run: String::new(),
             target: None,
             secrets: Vec::new(),
             sandbox: None,

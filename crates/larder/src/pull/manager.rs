@@ -237,7 +237,7 @@ impl ImageManager {
         let quoted = go_format::quote(request.image.as_str());
         let start = Instant::now();
         if let Some(times) = &self.times {
-            times.started_pulling(&request.pod.uid, start);
+            times.started_pulling(&request.pod.key(), start);
         }
         self.event(request, EventType::Normal, EventReason::Pulling, &format!("Pulling image {quoted}"));
 
@@ -347,7 +347,7 @@ impl ImageManager {
 
     fn finished_pulling(&self, request: &EnsureRequest) {
         if let Some(times) = &self.times {
-            times.finished_pulling(&request.pod.uid, Instant::now());
+            times.finished_pulling(&request.pod.key(), Instant::now());
         }
     }
 
@@ -370,7 +370,8 @@ impl ImageManager {
     }
 }
 
-/// Back-off is counted per pod and image text: `busybox` and `busybox:latest` are two.
+/// Back-off is counted per pod, run and image text: `busybox` and `busybox:latest` are two.
 fn backoff_key(request: &EnsureRequest) -> String {
-    format!("{}_{}", request.pod.uid, request.image)
+    let EnsureRequest { pod, run, image, .. } = request;
+    if run.is_empty() { format!("{}_{image}", pod.uid) } else { format!("{}/{run}_{image}", pod.uid) }
 }
