@@ -1,15 +1,12 @@
-//! Fetches or unpacks the layers of an image, and finishes them from the bottom up.
+//! Fetches or unpacks the layers of an image, and settles them from the bottom up.
 
 use std::cmp::Reverse;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::LayerPhase;
 use larder::reference::Digest;
 use larder_registry::FetchNotice;
-use rustix::fs::{Mode, OFlags, open};
-use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -21,16 +18,11 @@ use super::layer_origin::LayerOrigin;
 use super::layer_slots::{CHECK_INTERVAL, SlotRequest};
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_tasks::{PullTaskHandle, blocking};
-use crate::disk::DiskSpace;
+use super::settle::{open_root, open_roots};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::{FetchProgress, FetchSource};
-use crate::store::{
-    ClaimOutcome, FILES, FS, LayerClaim, LayerHandle, LayerKey, LayerMetadata, LayerStaging, LayerWait,
-    Store, StoreError,
-};
-use crate::unpack::{
-    LowerMergeMode, LowerMergeReport, PendingImage, UnpackError, UnpackedLayer, merge_open_lowers,
-};
+use crate::store::{ClaimOutcome, FILES, LayerClaim, LayerHandle, LayerKey, LayerWait, Store, StoreError};
+use crate::unpack::{LowerMergeMode, UnpackError, merge_open_lowers};
 
 /// Retry interval for a blob that another pull of this process is fetching.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
@@ -360,91 +352,6 @@ impl StorePuller {
         claim.done(&layer);
         Ok(Some((layer, true)))
     }
-
-    /// Gives a staged layer what it takes from those below, and moves it to its place.
-    async fn settle_staged(
-        &self,
-        wanted: &PlannedLayer,
-        staged: StagedLayer,
-        below: &[LayerHandle],
-        own: &mut LayerFetches,
-    ) -> Result<LayerHandle, PullError> {
-        let StagedLayer { staging, unpacked, image, ingest } = staged;
-        let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
-        let (digest, lowers) = (wanted.descriptor.digest.clone(), below.to_vec());
-        let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
-        // The thread owns the directory, as during unpacking.
-        let settling = own.worker.blocking(move || {
-            let nearest = image.as_ref().is_some_and(PendingImage::needs_nearest_only);
-            let visible = if nearest { &lowers[lowers.len().saturating_sub(1)..] } else { &lowers[..] };
-            let failed = |cause| PullError::Unpack { digest: digest.clone(), cause };
-            let lowers =
-                if unpacked.pending.is_empty() { Vec::new() } else { open_roots(visible).map_err(failed)? };
-            let facts = facts_of(&unpacked, diff_id.clone(), digest.clone());
-            let key = |changed| LayerKey::from(if changed { &chain_id } else { &diff_id });
-            let layer = if let Some(image) = image {
-                let image = image.finish(lowers, &staging.dir().join(FILES)).map_err(failed)?;
-                staging.finish_image(&key(image.changed), facts, image.file)?
-            } else {
-                let settled = settle_directory(&staging, &unpacked, lowers).map_err(failed)?;
-                let usage = DiskSpace {
-                    bytes: unpacked.usage.allocated_bytes + settled.added.allocated_bytes,
-                    inodes: unpacked.usage.inodes + settled.added.inodes,
-                };
-                staging.finish(&key(settled.changed), facts, Some(usage))?
-            };
-            // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next try.
-            if let Some(ingest) = ingest {
-                ingest.discard()?;
-            }
-            Ok::<_, PullError>(layer)
-        });
-        let layer = settling.await??;
-        own.fetched.insert(layer.key().clone());
-        Ok(layer)
-    }
-
-    /// The right to have these layers open. What waits for it holds nothing else that is bounded.
-    async fn may_open(&self, below: &[LayerHandle]) -> Result<SemaphorePermit<'_>, PullError> {
-        // The layer itself as well; an image of more layers than there may be goes alone.
-        let layers = u32::try_from(2 * below.len() + 1).unwrap_or(u32::MAX).min(self.files.lowers);
-        self.lowers.acquire_many(layers).await.map_err(|_| PullError::Abandoned)
-    }
-}
-
-fn settle_directory(
-    staging: &LayerStaging,
-    unpacked: &UnpackedLayer,
-    lowers: Vec<OwnedFd>,
-) -> Result<LowerMergeReport, UnpackError> {
-    if unpacked.pending.is_empty() {
-        return Ok(LowerMergeReport::default());
-    }
-    let root = staging.dir().join(FS);
-    let root =
-        open(&root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|errno| UnpackError::file("open the layer's directory", &root, errno))?;
-    merge_open_lowers(root, &staging.dir().join(FILES), lowers, LowerMergeMode::Apply)
-}
-
-fn facts_of(unpacked: &UnpackedLayer, diff_id: Digest, digest: Digest) -> LayerMetadata {
-    LayerMetadata {
-        diff_id,
-        digest,
-        compressed_bytes: unpacked.compressed_bytes,
-        plain_bytes: unpacked.plain_bytes,
-        files: unpacked.entries,
-        pending: !unpacked.pending.is_empty(),
-    }
-}
-
-/// The files of the layers below, the nearest first.
-fn open_roots(below: &[LayerHandle]) -> Result<Vec<OwnedFd>, UnpackError> {
-    below.iter().rev().map(open_root).collect()
-}
-
-fn open_root(layer: &LayerHandle) -> Result<OwnedFd, UnpackError> {
-    layer.open_root().map_err(|error| UnpackError::file("open the layer", layer.path(), error))
 }
 
 fn unpacking(wanted: &PlannedLayer, cause: UnpackError) -> PullError {

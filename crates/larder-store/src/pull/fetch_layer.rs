@@ -30,8 +30,26 @@ pub(super) struct StagedLayer {
     pub(super) unpacked: UnpackedLayer,
     /// The image that it is, unless it was unpacked into a directory.
     pub(super) image: Option<PendingImage>,
-    /// Where its compressed bytes are until it is in its place; `None` where they were not fetched.
-    pub(super) ingest: Option<IngestFile>,
+    /// Its compressed bytes.
+    pub(super) source: LayerSource,
+}
+
+/// Compressed bytes of a layer on this machine.
+#[derive(Clone)]
+pub(super) enum LayerSource {
+    /// Fetched from a registry.
+    Ingest(IngestFile),
+    /// In an archive or a layout.
+    Import(Arc<Import>),
+}
+
+impl LayerSource {
+    fn open(&self, layer: &Digest) -> Result<Box<dyn io::Read + Send>, ImportError> {
+        match self {
+            LayerSource::Ingest(ingest) => Ok(Box::new(ingest.reader())),
+            LayerSource::Import(import) => import.open(layer),
+        }
+    }
 }
 
 /// Receives the notices of a layer's fetch.
@@ -90,7 +108,7 @@ pub(super) async fn fetch_layer(
             }
             Ok(staged) => {
                 ingest.close();
-                return Ok(StagedLayer { ingest: Some(ingest), ..staged });
+                return Ok(staged);
             }
         }
     }
@@ -161,50 +179,69 @@ fn start_unpacking(
     options: UnpackOptions,
     worker: &PullTaskHandle,
 ) -> impl Future<Output = UnpackThreadResult> + use<> {
-    let (ingest, wanted) = (ingest.clone(), wanted.clone());
-    worker.blocking(move || unpack(&store, || Ok(ingest.reader()), &wanted, &options))
+    let (source, wanted) = (LayerSource::Ingest(ingest.clone()), wanted.clone());
+    worker.blocking(move || unpack(&store, source, &wanted, &options))
 }
 
 /// How an unpacking ended.
 type UnpackThreadResult = Result<Result<StagedLayer, UnpackThreadError>, PullError>;
 
+/// How a layer is unpacked.
+type UnpackFunction =
+    fn(&Store, LayerSource, &PlannedLayer, &UnpackOptions) -> Result<StagedLayer, UnpackThreadError>;
+
 /// Unpacks a layer into a new staging directory. The directory belongs to the unpacking thread: it is
-/// removed only after the last file was written, even if the pull was dropped. `open` gives the compressed bytes from their
-/// beginning.
-fn unpack<R: io::Read + Send>(
+/// removed only after the last file was written, even if the pull was dropped.
+fn unpack(
     store: &Store,
-    open: impl Fn() -> Result<R, ImportError>,
+    source: LayerSource,
+    wanted: &PlannedLayer,
+    options: &UnpackOptions,
+) -> Result<StagedLayer, UnpackThreadError> {
+    if !store.uses_images().map_err(UnpackThreadError::Store)? {
+        return unpack_directory(store, source, wanted, options);
+    }
+    let staging = store.begin_layer().map_err(UnpackThreadError::Store)?;
+    let path = staging.dir().join(IMAGE);
+    let compressed = source.open(&wanted.descriptor.digest).map_err(UnpackThreadError::Import)?;
+    match unpack_image(compressed, &expected(wanted), &path, options) {
+        Ok((unpacked, image)) => Ok(StagedLayer { staging, unpacked, image: Some(image), source }),
+        Err(UnpackError::NeedsDirectory { reason }) => {
+            tracing::info!(digest = %wanted.descriptor.digest, reason, "unpacking a layer into a directory");
+            fs_err::remove_file(&path)
+                .map_err(|error| UnpackThreadError::Unpack(UnpackError::file("remove", &path, error)))?;
+            drop(staging);
+            unpack_directory(store, source, wanted, options)
+        }
+        Err(error) => Err(UnpackThreadError::Unpack(error)),
+    }
+}
+
+/// Like [`unpack`], never into an image.
+fn unpack_directory(
+    store: &Store,
+    source: LayerSource,
     wanted: &PlannedLayer,
     options: &UnpackOptions,
 ) -> Result<StagedLayer, UnpackThreadError> {
     let staging = store.begin_layer().map_err(UnpackThreadError::Store)?;
-    let expected = ExpectedLayer {
-        digest: Some(&wanted.descriptor.digest),
-        size: Some(wanted.descriptor.size),
-        diff_id: &wanted.diff_id,
-    };
-    if store.uses_images().map_err(UnpackThreadError::Store)? {
-        let path = staging.dir().join(IMAGE);
-        match unpack_image(open().map_err(UnpackThreadError::Import)?, &expected, &path, options) {
-            Ok((unpacked, image)) => {
-                return Ok(StagedLayer { staging, unpacked, image: Some(image), ingest: None });
-            }
-            Err(UnpackError::NeedsDirectory { reason }) => {
-                tracing::info!(digest = %wanted.descriptor.digest, reason, "unpacking a layer into a directory");
-                fs_err::remove_file(&path)
-                    .map_err(|error| UnpackThreadError::Unpack(UnpackError::file("remove", &path, error)))?;
-            }
-            Err(error) => return Err(UnpackThreadError::Unpack(error)),
-        }
-    }
     let root = staging.dir().join(FS);
     fs_err::create_dir(&root)
         .map_err(|error| UnpackThreadError::Unpack(UnpackError::file("create", &root, error)))?;
     let files = staging.dir().join(FILES);
     let target = UnpackTarget { root: &root, files: &files };
-    let compressed = open().map_err(UnpackThreadError::Import)?;
-    let unpacked = unpack_layer(compressed, &expected, target, options).map_err(UnpackThreadError::Unpack)?;
-    Ok(StagedLayer { staging, unpacked, image: None, ingest: None })
+    let compressed = source.open(&wanted.descriptor.digest).map_err(UnpackThreadError::Import)?;
+    let unpacked =
+        unpack_layer(compressed, &expected(wanted), target, options).map_err(UnpackThreadError::Unpack)?;
+    Ok(StagedLayer { staging, unpacked, image: None, source })
+}
+
+fn expected(wanted: &PlannedLayer) -> ExpectedLayer<'_> {
+    ExpectedLayer {
+        digest: Some(&wanted.descriptor.digest),
+        size: Some(wanted.descriptor.size),
+        diff_id: &wanted.diff_id,
+    }
 }
 
 /// Unpacks a layer out of an archive or a layout.
@@ -215,10 +252,35 @@ pub(super) async fn take(
     options: UnpackOptions,
     worker: &PullTaskHandle,
 ) -> Result<StagedLayer, PullError> {
+    unpack_local(unpack, store, LayerSource::Import(import), wanted, options, worker).await
+}
+
+/// Unpacks a layer once more, into a directory: no image can hold it on the layers below.
+pub(super) async fn take_as_directory(
+    store: Store,
+    source: LayerSource,
+    wanted: PlannedLayer,
+    options: UnpackOptions,
+    worker: &PullTaskHandle,
+) -> Result<StagedLayer, PullError> {
+    if let LayerSource::Ingest(ingest) = &source {
+        ingest.resume();
+    }
+    unpack_local(unpack_directory, store, source, wanted, options, worker).await
+}
+
+/// Unpacks a layer whose bytes are all on this machine.
+async fn unpack_local(
+    unpack: UnpackFunction,
+    store: Store,
+    source: LayerSource,
+    wanted: PlannedLayer,
+    options: UnpackOptions,
+    worker: &PullTaskHandle,
+) -> Result<StagedLayer, PullError> {
     let digest = wanted.descriptor.digest.clone();
     let progress = CancelUnpackOnDrop(options.progress.clone());
-    let of = digest.clone();
-    let unpacking = worker.blocking(move || unpack(&store, || import.open(&of), &wanted, &options));
+    let unpacking = worker.blocking(move || unpack(&store, source, &wanted, &options));
     let staged = outcome(unpacking.await, &digest)?;
     drop(progress);
     Ok(staged)

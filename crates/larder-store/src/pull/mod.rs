@@ -24,6 +24,7 @@ mod plan;
 mod possession;
 mod pull_progress;
 mod pull_tasks;
+mod settle;
 
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;

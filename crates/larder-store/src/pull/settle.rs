@@ -1,0 +1,127 @@
+//! Completes staged layers on the layers below, and moves them to their places.
+
+use std::os::fd::OwnedFd;
+
+use larder::reference::Digest;
+use rustix::fs::{Mode, OFlags, open};
+use tokio::sync::SemaphorePermit;
+
+use super::StorePuller;
+use super::error::PullError;
+use super::fetch_layer::{LayerSource, StagedLayer, take_as_directory};
+use super::layer_fetches::LayerFetches;
+use super::plan::PlannedLayer;
+use super::pull_tasks::PullTaskHandle;
+use crate::disk::DiskSpace;
+use crate::store::{FILES, FS, LayerHandle, LayerKey, LayerMetadata, LayerStaging};
+use crate::unpack::{
+    LowerMergeMode, LowerMergeReport, PendingImage, UnpackError, UnpackedLayer, merge_open_lowers,
+};
+
+impl StorePuller {
+    /// Gives a staged layer what it takes from those below, and moves it to its place. What they have may not fit into an
+    /// image; then the layer becomes a directory.
+    pub(super) async fn settle_staged(
+        &self,
+        wanted: &PlannedLayer,
+        staged: StagedLayer,
+        below: &[LayerHandle],
+        own: &mut LayerFetches,
+    ) -> Result<LayerHandle, PullError> {
+        let source = staged.source.clone();
+        let layer = match self.settle_once(wanted, staged, below, &own.worker).await {
+            Err(PullError::Unpack { cause: UnpackError::NeedsDirectory { reason }, digest }) => {
+                tracing::info!(%digest, reason, "unpacking a layer again, into a directory");
+                let options = self.options(wanted.descriptor.size, &own.worker);
+                let (store, wanted_again) = (self.store.clone(), wanted.clone());
+                let staged = take_as_directory(store, source, wanted_again, options, &own.worker).await?;
+                self.settle_once(wanted, staged, below, &own.worker).await?
+            }
+            settled => settled?,
+        };
+        own.fetched.insert(layer.key().clone());
+        Ok(layer)
+    }
+
+    async fn settle_once(
+        &self,
+        wanted: &PlannedLayer,
+        staged: StagedLayer,
+        below: &[LayerHandle],
+        worker: &PullTaskHandle,
+    ) -> Result<LayerHandle, PullError> {
+        let StagedLayer { staging, unpacked, image, source } = staged;
+        let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
+        let (digest, lowers) = (wanted.descriptor.digest.clone(), below.to_vec());
+        let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
+        // The thread owns the directory, as during unpacking.
+        let settling = worker.blocking(move || {
+            let nearest = image.as_ref().is_some_and(PendingImage::needs_nearest_only);
+            let visible = if nearest { &lowers[lowers.len().saturating_sub(1)..] } else { &lowers[..] };
+            let failed = |cause| PullError::Unpack { digest: digest.clone(), cause };
+            let lowers =
+                if unpacked.pending.is_empty() { Vec::new() } else { open_roots(visible).map_err(failed)? };
+            let facts = facts_of(&unpacked, diff_id.clone(), digest.clone());
+            let key = |changed| LayerKey::from(if changed { &chain_id } else { &diff_id });
+            let layer = if let Some(image) = image {
+                let image = image.finish(lowers, &staging.dir().join(FILES)).map_err(failed)?;
+                staging.finish_image(&key(image.changed), facts, image.file)?
+            } else {
+                let settled = settle_directory(&staging, &unpacked, lowers).map_err(failed)?;
+                let usage = DiskSpace {
+                    bytes: unpacked.usage.allocated_bytes + settled.added.allocated_bytes,
+                    inodes: unpacked.usage.inodes + settled.added.inodes,
+                };
+                staging.finish(&key(settled.changed), facts, Some(usage))?
+            };
+            // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next try.
+            if let LayerSource::Ingest(ingest) = source {
+                ingest.discard()?;
+            }
+            Ok::<_, PullError>(layer)
+        });
+        settling.await?
+    }
+
+    /// The right to have these layers open. What waits for it holds nothing else that is bounded.
+    pub(super) async fn may_open(&self, below: &[LayerHandle]) -> Result<SemaphorePermit<'_>, PullError> {
+        // The layer itself as well; an image of more layers than there may be goes alone.
+        let layers = u32::try_from(2 * below.len() + 1).unwrap_or(u32::MAX).min(self.files.lowers);
+        self.lowers.acquire_many(layers).await.map_err(|_| PullError::Abandoned)
+    }
+}
+
+fn settle_directory(
+    staging: &LayerStaging,
+    unpacked: &UnpackedLayer,
+    lowers: Vec<OwnedFd>,
+) -> Result<LowerMergeReport, UnpackError> {
+    if unpacked.pending.is_empty() {
+        return Ok(LowerMergeReport::default());
+    }
+    let root = staging.dir().join(FS);
+    let root =
+        open(&root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| UnpackError::file("open the layer's directory", &root, errno))?;
+    merge_open_lowers(root, &staging.dir().join(FILES), lowers, LowerMergeMode::Apply)
+}
+
+fn facts_of(unpacked: &UnpackedLayer, diff_id: Digest, digest: Digest) -> LayerMetadata {
+    LayerMetadata {
+        diff_id,
+        digest,
+        compressed_bytes: unpacked.compressed_bytes,
+        plain_bytes: unpacked.plain_bytes,
+        files: unpacked.entries,
+        pending: !unpacked.pending.is_empty(),
+    }
+}
+
+/// The files of the layers below, the nearest first.
+pub(super) fn open_roots(below: &[LayerHandle]) -> Result<Vec<OwnedFd>, UnpackError> {
+    below.iter().rev().map(open_root).collect()
+}
+
+pub(super) fn open_root(layer: &LayerHandle) -> Result<OwnedFd, UnpackError> {
+    layer.open_root().map_err(|error| UnpackError::file("open the layer", layer.path(), error))
+}
