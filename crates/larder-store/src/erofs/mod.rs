@@ -90,12 +90,24 @@ pub(crate) fn detach(target: &Path) -> io::Result<()> {
 pub(crate) fn probe(scratch: &Path) -> io::Result<ErofsMountKind> {
     let empty = ImageWriter::new(Vec::new(), ImageOptions::default()).and_then(ImageWriter::finish);
     let (image, _) = empty.map_err(io::Error::other)?;
-    fs_err::write(scratch, image)?;
-    let from_file = DetachedMount::of(scratch, ErofsMountKind::File);
-    let found = from_file.map(|_| ErofsMountKind::File).or_else(|_| {
+    let found = fs_err::write(scratch, image).and_then(|()| probe_with(scratch));
+    match fs_err::remove_file(scratch) {
+        Err(error) if found.is_ok() => Err(error),
+        _ => found,
+    }
+}
+
+fn probe_with(image: &Path) -> io::Result<ErofsMountKind> {
+    match DetachedMount::of(image, ErofsMountKind::File) {
+        Ok(_) => Ok(ErofsMountKind::File),
+        Err(error) if is_shortage(&error) => Err(error),
         // Older kernels want a block device. Of two failures, that of the loop device is the one that can be remedied.
-        DetachedMount::of(scratch, ErofsMountKind::LoopDevice).map(|_| ErofsMountKind::LoopDevice)
-    });
-    fs_err::remove_file(scratch)?;
-    found
+        Err(_) => DetachedMount::of(image, ErofsMountKind::LoopDevice).map(|_| ErofsMountKind::LoopDevice),
+    }
+}
+
+/// Says nothing about what the kernel supports.
+fn is_shortage(error: &io::Error) -> bool {
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::INTR];
+    Errno::from_io_error(error).is_some_and(|errno| shortages.contains(&errno))
 }

@@ -4,8 +4,9 @@ use std::error::Error;
 use std::fmt;
 use std::path::Path;
 
-use crate::erofs::digest::{ImageCheck, check_image};
-use crate::store::{FILES, FS, IMAGE, LayerRecord};
+use crate::erofs::digest::ImageCheck;
+use crate::store::layer_format::check_image_layer;
+use crate::store::{FILES, FS, LayerRecord};
 use crate::unpack::{CheckDepth, verify};
 
 /// How to check a store.
@@ -40,7 +41,7 @@ pub trait LayerChecker: fmt::Debug + Sync {
     ) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 
-/// Compares a layer with its digest, if it is an EROFS image, or else with its manifest.
+/// Compares a layer with its digests, if it is an EROFS image, or else with its manifest.
 pub(super) fn check_files(
     layer: &LayerRecord,
     path: &Path,
@@ -50,8 +51,8 @@ pub(super) fn check_files(
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let Some(file) = &layer.erofs else { return directories.check(path, contents, found) };
     let depth = if contents { ImageCheck::Content } else { ImageCheck::Size };
-    if let Some(damage) = check_image(&path.join(IMAGE), file, depth)? {
-        found(format!("{IMAGE}: {damage}"));
+    if let Some(damage) = check_image_layer(layer, file, path, depth)? {
+        found(damage);
     }
     Ok(())
 }

@@ -19,12 +19,13 @@ use super::db::{
 };
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
+use super::layer_format::check_image_layer;
 use super::layers::{FILES, LayerHandle};
 use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio, seconds};
 use super::references::ReferencedItem;
 use super::shared_sync::{SharedSync, sync_each};
-use crate::erofs::digest::{ImageCheck, check_image};
+use crate::erofs::digest::ImageCheck;
 use crate::unpack::{CheckDepth, verify};
 use larder_registry::manifest::{ImageConfig, ManifestError};
 
@@ -240,8 +241,9 @@ fn sync_layers(
 
 /// Compares a layer that a dead process wrote with its manifest. Its write errors may have gone to another process.
 fn verify_on_disk(layer: &LayerHandle) -> Result<(), StoreError> {
-    let whole = if let Some((image, file)) = layer.image().zip(layer.record().erofs.as_ref()) {
-        check_image(&image, file, ImageCheck::Disk).is_ok_and(|damage| damage.is_none())
+    let record = layer.record();
+    let whole = if let Some(image) = &record.erofs {
+        check_image_layer(record, image, layer.path(), ImageCheck::Disk).is_ok_and(|damage| damage.is_none())
     } else {
         let (fs, files) = (layer.fs(), layer.path().join(FILES));
         verify(&fs, &files, CheckDepth::Disk).is_ok_and(|mut mismatches| mismatches.next().is_none())

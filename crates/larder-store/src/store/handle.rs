@@ -4,6 +4,8 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use rustix::io::Errno;
+
 use super::config::StoreConfig;
 use super::db::Db;
 use super::layers::PendingLayers;
@@ -36,7 +38,7 @@ pub(crate) struct OpenStore {
     /// Number in the file `format`.
     pub(super) format: Mutex<u32>,
     /// How this process can mount EROFS images, once that was tried.
-    pub(super) erofs: OnceLock<Result<ErofsMountKind, (io::ErrorKind, String)>>,
+    pub(super) erofs: OnceLock<Result<ErofsMountKind, Errno>>,
     /// Held while layers are mounted for overlays, or unmounted.
     pub(crate) layer_mounts: Mutex<()>,
     /// For what is written from now on; `None` until the first write.

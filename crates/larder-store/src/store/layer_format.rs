@@ -1,14 +1,23 @@
-//! How new layers are stored, and how EROFS images are mounted.
+//! How new layers are stored, and how EROFS images are mounted and checked.
 
 use std::io;
+use std::path::Path;
 use std::sync::PoisonError;
+
+use larder::error_chain;
+use rustix::fs::{Advice, fadvise};
+use rustix::io::Errno;
 
 use super::FORMAT;
 use super::config::LayerFormat;
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
+use super::layers::{FILES, IMAGE};
 use super::open::write_format;
-use crate::erofs::{ErofsMountKind, probe};
+use super::records::LayerRecord;
+use crate::erofs::digest::{ImageCheck, check_image};
+use crate::erofs::{ErofsFile, ErofsMountKind, probe};
+use crate::unpack::layer_manifest::check_manifest;
 
 impl Store {
     /// Whether new layers are EROFS images. Fails if they have to be and cannot be mounted.
@@ -39,24 +48,32 @@ impl Store {
         }
     }
 
-    /// How this process can mount EROFS images. Tried once.
+    /// How this process can mount EROFS images. Tried until it is known.
     pub fn erofs_mount(&self) -> io::Result<ErofsMountKind> {
         self.0.erofs_mount()
     }
 }
 
 impl OpenStore {
-    /// How this process can mount EROFS images that lie in this store. Tried once.
+    /// How this process can mount EROFS images that lie in this store. Tried until it is known: a full disk, or loop devices
+    /// that are all in use, are no reason to do without images until the next start.
     pub(crate) fn erofs_mount(&self) -> io::Result<ErofsMountKind> {
         if let Some(kind) = self.config.erofs_mount {
             return Ok(kind);
         }
-        let found = self.erofs.get_or_init(|| {
-            probe(&self.layout.new_staging())
-                .inspect(|kind| tracing::debug!(?kind, "EROFS images can be mounted"))
-                .map_err(|error| (error.kind(), error.to_string()))
-        });
-        found.clone().map_err(|(kind, text)| io::Error::new(kind, text))
+        if let Some(known) = self.erofs.get() {
+            return Ok((*known)?);
+        }
+        let found = probe(&self.layout.new_staging());
+        let known = match &found {
+            Ok(kind) => Some(Ok(*kind)),
+            Err(error) => lasting_refusal(error).map(Err),
+        };
+        if let Some(known) = known {
+            tracing::debug!(?known, "how EROFS images can be mounted");
+            let _ = self.erofs.set(known); // another thread found the same
+        }
+        found
     }
 
     /// Makes sure that earlier versions of larder do not open this store, since they do not know EROFS images. Durable when
@@ -69,4 +86,35 @@ impl OpenStore {
         }
         Ok(())
     }
+}
+
+/// The error of a kernel that has no EROFS, or of a process that may not mount it. Any other one may pass.
+fn lasting_refusal(error: &io::Error) -> Option<Errno> {
+    let lasting = [Errno::NODEV, Errno::NOSYS, Errno::PERM, Errno::ACCESS];
+    Errno::from_io_error(error).filter(|errno| lasting.contains(errno))
+}
+
+/// What is wrong with a layer in `dir` that is an EROFS image, if anything: `layer.erofs: missing`. Its manifest decides
+/// whether it fits other layers below, and has a checksum of its own.
+pub(crate) fn check_image_layer(
+    layer: &LayerRecord,
+    image: &ErofsFile,
+    dir: &Path,
+    check: ImageCheck,
+) -> io::Result<Option<String>> {
+    if let Some(damage) = check_image(&dir.join(IMAGE), image, check)? {
+        return Ok(Some(format!("{IMAGE}: {damage}")));
+    }
+    let manifest = dir.join(FILES);
+    if !layer.facts.pending {
+        return Ok(None);
+    }
+    if !manifest.exists() {
+        return Ok(Some(format!("{FILES}: missing")));
+    }
+    if check == ImageCheck::Disk {
+        fadvise(fs_err::File::open(&manifest)?.file(), 0, None, Advice::DontNeed)?;
+    }
+    let damage = check_manifest(&manifest).err();
+    Ok(damage.map(|damage| format!("{FILES}: {}", error_chain(&damage))))
 }

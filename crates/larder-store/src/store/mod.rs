@@ -25,7 +25,7 @@ pub(crate) mod handle;
 pub(crate) mod images;
 pub mod import;
 mod ingest;
-mod layer_format;
+pub(crate) mod layer_format;
 mod layer_sizes;
 pub(crate) mod layers;
 pub(crate) mod layout;

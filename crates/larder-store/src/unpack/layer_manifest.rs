@@ -327,6 +327,11 @@ fn unzigzag(number: u64) -> i64 {
     (number >> 1).cast_signed() ^ -((number & 1).cast_signed())
 }
 
+/// Reads a manifest to its end, where its checksum is.
+pub(crate) fn check_manifest(path: &Path) -> Result<(), LayerManifestError> {
+    LayerManifestReader::open(path)?.try_for_each(|record| record.map(drop))
+}
+
 /// Reads a manifest, record by record. After an error it ends.
 pub struct LayerManifestReader {
     input: BufReader<File>,

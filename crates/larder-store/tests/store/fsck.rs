@@ -41,8 +41,9 @@ pub(crate) fn unpacked_layer(store: &Store, files: &[(&str, &str)]) -> LayerHand
     };
     if crate::LAYERS == LayerFormat::Erofs {
         let image = staging.dir().join(IMAGE);
-        let (_, image) = unpack_image(&archive[..], &expected, &image, &options).unwrap();
+        let (unpacked, image) = unpack_image(&archive[..], &expected, &image, &options).unwrap();
         let image = image.finish(Vec::new(), &files).unwrap();
+        let facts = larder_store::store::LayerMetadata { pending: !unpacked.pending.is_empty(), ..facts };
         return staging.finish_image(&key, facts, image.file).unwrap();
     }
     let fs = staging.dir().join(larder_store::store::FS);

@@ -39,6 +39,7 @@ mod kept;
 mod leases;
 #[path = "../store/loads.rs"]
 mod loads;
+mod lowers;
 #[path = "../store/model.rs"]
 mod model;
 #[path = "../store/mounting.rs"]
