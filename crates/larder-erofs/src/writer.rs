@@ -114,6 +114,11 @@ impl<O: ImageOutput> ImageWriter<O> {
         self.hides_lowers
     }
 
+    /// Extended attributes that were left out so far.
+    pub fn skipped_xattrs(&self) -> u64 {
+        self.skipped_xattrs
+    }
+
     /// Directories that were added or implied so far, replaced ones included.
     pub fn directory_count(&self) -> usize {
         self.tree.directory_count()

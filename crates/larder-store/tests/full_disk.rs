@@ -20,7 +20,7 @@ use larder_store::mounts::MountOptions;
 use larder_store::pull::{PullError, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
 use larder_store::store::{
-    LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig, StoreOpenError,
+    LayerFormat, LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig, StoreOpenError,
 };
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
@@ -164,7 +164,11 @@ impl SmallDiskImage {
 }
 
 fn open(disk: &SmallDisk) -> Store {
-    let config = StoreConfig { background_deletion: false, ..StoreConfig::default() };
+    open_with(disk, LayerFormat::Directory)
+}
+
+fn open_with(disk: &SmallDisk, layer_format: LayerFormat) -> Store {
+    let config = StoreConfig { background_deletion: false, layer_format, ..StoreConfig::default() };
     Store::open(&disk.path().join("store"), config).unwrap_or_else(|error| panic!("{}", chain(&error)))
 }
 
@@ -422,23 +426,59 @@ fn a_layer_that_swells_stops_at_the_reserve() {
     let store = open(&disk);
     let reserve = DiskSpace { bytes: 16 << 20, inodes: 3000 };
     for how in [ImportMethod::Pull, ImportMethod::Load] {
-        for (name, figures) in [("bytes", "(16.8MB reserved)"), ("inodes", "(3000 reserved)")] {
-            let what = format!("{how:?} of {name}");
-            let mut brought = Ok(());
-            let least =
-                least_free_during(&disk, || brought = source.bring_beside(&store, how, name, reserve));
-            let error = brought.unwrap_err();
-            let text = chain(&error);
-            assert!(text.contains("insufficient space: ") && text.contains(figures), "{what}: {text}");
-            assert!(error.hint().is_some_and(|hint| hint.to_string().contains("df")), "{what}: {error:?}");
-            // Tables of the filesystem, and what was on its way to other threads.
-            assert!(least.bytes + (1 << 20) >= reserve.bytes, "{what}: {least:?}");
-            assert!(least.inodes + 16 >= reserve.inodes, "{what}: {least:?}");
-            for dir in ["ingest", "layers", "staging", "trash"] {
-                assert_eq!(entries(&store, dir), [""; 0], "{what}: {dir}");
-            }
-        }
+        stops_at(&disk, &source, (&store, how, "bytes"), reserve, "(16.8MB reserved)");
+        stops_at(&disk, &source, (&store, how, "inodes"), reserve, "(3000 reserved)");
     }
+}
+
+/// Brings an image that does not fit beside a reserve.
+fn stops_at(
+    disk: &SmallDisk,
+    source: &SmallDiskImage,
+    (store, how, name): (&Store, ImportMethod, &str),
+    reserve: DiskSpace,
+    figures: &str,
+) {
+    let what = format!("{how:?} of {name}");
+    let mut brought = Ok(());
+    let least = least_free_during(disk, || brought = source.bring_beside(store, how, name, reserve));
+    let error = brought.expect_err(&what);
+    let text = chain(&error);
+    assert!(text.contains("insufficient space: ") && text.contains(figures), "{what}: {text}");
+    assert!(error.hint().is_some_and(|hint| hint.to_string().contains("df")), "{what}: {error:?}");
+    // Tables of the filesystem, and what was on its way to other threads.
+    assert!(least.bytes + (1 << 20) >= reserve.bytes, "{what}: {least:?}");
+    assert!(least.inodes + 16 >= reserve.inodes, "{what}: {least:?}");
+    for dir in ["ingest", "layers", "staging", "trash"] {
+        assert_eq!(entries(store, dir), [""; 0], "{what}: {dir}");
+    }
+}
+
+/// Empty files whose names take 20 MiB: an image has them in its directories, which are written at its end.
+fn long_names() -> LayerFiles {
+    let padding = "n".repeat(200);
+    let name = |number: u32| format!("{}/{padding}{number:08}", number % 10);
+    let files = (0..100_000).map(|number| TarBuilderEntry::file(name(number), ""));
+    LayerFiles::archive(files.fold(TarBuilder::new(), TarBuilder::with).finish())
+}
+
+#[test]
+fn an_erofs_image_that_swells_stops_at_the_reserve() {
+    let Some(disk) = SmallDisk::new(96, 4000) else { return };
+    let source = SmallDiskImage::new();
+    source.add(&ImageBuilder::new().layer(LayerFiles::new().file("srv/bomb", vec![0; 200 << 20])), "bytes");
+    source.add(&ImageBuilder::new().layer(long_names()), "names");
+    source.add(&numerous(), "inodes");
+    let store = open_with(&disk, LayerFormat::Erofs);
+    let reserve = DiskSpace { bytes: 16 << 20, inodes: 3000 };
+    for how in [ImportMethod::Pull, ImportMethod::Load] {
+        stops_at(&disk, &source, (&store, how, "bytes"), reserve, "(16.8MB reserved)");
+        let reserve = DiskSpace { bytes: disk.free().bytes - (20 << 20), inodes: 0 };
+        stops_at(&disk, &source, (&store, how, "names"), reserve, " reserved)");
+    }
+    // The files of an image take no inodes.
+    source.bring_beside(&store, ImportMethod::Pull, "inodes", reserve).unwrap();
+    assert!(disk.free().inodes > reserve.inodes);
 }
 
 #[test]

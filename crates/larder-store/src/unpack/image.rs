@@ -30,6 +30,10 @@ use crate::erofs::ErofsFile;
 /// Permissions of a directory that the archive only implied, unless a lower layer has it.
 const IMPLIED_MODE: u32 = 0o755;
 
+/// Paths of all implied directories, in bytes: they are in memory while the image is completed. Names nested thousands deep
+/// are small in the archive and in the image, their paths are not.
+const MAX_IMPLIED_PATHS: usize = 16 << 20;
+
 /// An image with all its data, whose directories are not written yet.
 pub struct PendingImage {
     writer: ImageWriter<ImageFile>,
@@ -54,7 +58,7 @@ pub(super) fn write(
     options: &UnpackOptions,
 ) -> Result<(UnpackedLayer, PendingImage), UnpackError> {
     let failed = |error| UnpackError::file("create", path, error);
-    let file = ImageFile::create(path, options.write_behind.clone()).map_err(failed)?;
+    let file = ImageFile::create(path, options).map_err(failed)?;
     let image = ImageOptions { uuid: uuid_of(expected.diff_id), ..ImageOptions::default() };
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, expected.diff_id, options), options);
     let mut image = PendingImage {
@@ -76,7 +80,7 @@ pub(super) fn write(
         usage: AllocatedSpace::default(),
         pending,
         skipped_devices: 0,
-        skipped_xattrs: 0,
+        skipped_xattrs: image.writer.skipped_xattrs(),
         hides_lowers: image.writer.hides_lowers(),
     };
     Ok((unpacked, image))
@@ -147,7 +151,15 @@ impl PendingImage {
         }
         let paused = self.writer.output_mut().pause();
         paused.map_err(|error| UnpackError::file("write", &self.path, error))?;
-        let implicit_dirs = self.writer.implicit_directories().count() as u64;
+        let (mut implicit_dirs, mut path_bytes) = (0, 0);
+        for path in self.writer.implicit_directories() {
+            implicit_dirs += 1;
+            path_bytes += path.len();
+            if path_bytes > MAX_IMPLIED_PATHS {
+                let reason = format!("paths of implied directories need more than {MAX_IMPLIED_PATHS} bytes");
+                return Err(UnpackError::NeedsDirectory { reason });
+            }
+        }
         Ok(PendingLowerWork { implicit_dirs, cross_layer_links: 0 })
     }
 
@@ -160,10 +172,15 @@ impl PendingImage {
     /// Completes the image on `lowers`, the nearest first. The implied directories are listed in a new layer manifest at
     /// `manifest`, if there are any: whether the image fits other lowers as well depends on them.
     pub fn finish(mut self, lowers: Vec<OwnedFd>, manifest: &Path) -> Result<FinishedImage, UnpackError> {
+        let unwritten = |error| UnpackError::file("write the layer manifest", manifest, error);
         let lowers = LowerLayers::new(lowers);
         let mut changed = false;
-        let mut records = Vec::new();
         let implicit: Vec<Vec<u8>> = self.writer.implicit_directories().collect();
+        let mode = UnpackMode { owners: OwnerMode::Apply, overlay: OverlayForm::Trusted };
+        let mut records = None;
+        if !implicit.is_empty() {
+            records = Some(LayerManifestWriter::create(manifest, mode).map_err(unwritten)?);
+        }
         for path in implicit {
             let model = model_of(&lowers, &path);
             let model = model
@@ -171,12 +188,11 @@ impl PendingImage {
             if let Some((stat, xattrs)) = &model {
                 changed |= self.describe(&path, stat, xattrs)?;
             }
-            records.push(record_of(path, model));
+            if let Some(records) = &mut records {
+                records.add(&record_of(path, model)).map_err(unwritten)?;
+            }
         }
-        if !records.is_empty() {
-            write_manifest(manifest, &records)
-                .map_err(|error| UnpackError::file("write the layer manifest", manifest, error))?;
-        }
+        records.map_or(Ok(()), LayerManifestWriter::finish).map_err(unwritten)?;
         let finished = self.writer.finish().map_err(|error| image_error(&self.path, error))?;
         let file = finished.0.finish().map_err(|error| UnpackError::file("write", &self.path, error))?;
         Ok(FinishedImage { file, changed })
@@ -233,13 +249,6 @@ fn record_of(path: Vec<u8>, model: Option<(Stat, Xattrs)>) -> ManifestRecord {
 
 fn time_of(stat: &Stat) -> FileTime {
     FileTime { seconds: stat.st_mtime, nanos: u32::try_from(stat.st_mtime_nsec).unwrap_or(0) }
-}
-
-fn write_manifest(path: &Path, records: &[ManifestRecord]) -> std::io::Result<()> {
-    let form = UnpackMode { owners: OwnerMode::Apply, overlay: OverlayForm::Trusted };
-    let mut manifest = LayerManifestWriter::create(path, form)?;
-    records.iter().try_for_each(|record| manifest.add(record))?;
-    manifest.finish()
 }
 
 /// An error of the writer. What only an image cannot hold is left to a directory.

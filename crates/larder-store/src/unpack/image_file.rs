@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use larder_erofs::ImageOutput;
 
+use super::UnpackOptions;
 use super::write_behind::WriteBehind;
+use crate::disk::{DiskSpace, SpaceReserve};
 use crate::erofs::ErofsFile;
 use crate::erofs::digest::PieceHasher;
 
@@ -28,17 +30,26 @@ pub(super) struct ImageFile {
     written: u64,
     hasher: PieceHasher,
     write_behind: Option<WriteBehind>,
+    /// Also for what no entry of the archive accounts for: directories, and the padding of sparse files.
+    reserve: Option<SpaceReserve>,
     /// Bytes since the file was last passed to `write_behind`.
     unseen: usize,
 }
 
 impl ImageFile {
-    pub(super) fn create(path: &Path, write_behind: Option<WriteBehind>) -> io::Result<ImageFile> {
-        let mut options = fs_err::OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(0o600);
-        let file = Some(options.open(path)?.into_parts().0);
-        let (path, pending, hasher) = (path.to_owned(), Vec::new(), PieceHasher::new());
-        Ok(ImageFile { path, file, pending, written: 0, hasher, write_behind, unseen: 0 })
+    pub(super) fn create(path: &Path, options: &UnpackOptions) -> io::Result<ImageFile> {
+        let mut mode = fs_err::OpenOptions::new();
+        mode.read(true).write(true).create_new(true).mode(0o600);
+        Ok(ImageFile {
+            path: path.to_owned(),
+            file: Some(mode.open(path)?.into_parts().0),
+            pending: Vec::new(),
+            written: 0,
+            hasher: PieceHasher::new(),
+            write_behind: options.write_behind.clone(),
+            reserve: options.reserve.clone(),
+            unseen: 0,
+        })
     }
 
     fn open(&mut self) -> io::Result<&File> {
@@ -51,6 +62,9 @@ impl ImageFile {
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let offset = self.written;
+        if let Some(reserve) = &self.reserve {
+            reserve.admit(DiskSpace { bytes: bytes.len() as u64, inodes: 0 })?;
+        }
         self.open()?.write_all_at(bytes, offset)?;
         self.written += bytes.len() as u64;
         self.unseen += bytes.len();

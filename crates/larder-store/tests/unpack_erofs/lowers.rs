@@ -5,7 +5,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use larder_store::unpack::layer_manifest::{LayerManifestReader, RecordKind};
-use larder_store::unpack::{ExpectedLayer, FinishedImage, UnpackError, UnpackOptions, unpack_image};
+use larder_store::unpack::{
+    ExpectedLayer, FinishedImage, UnpackError, UnpackOptions, UnpackedLayer, unpack_image,
+};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 
 use crate::support::{digest, is_root, mount_image};
@@ -126,4 +128,33 @@ fn a_hard_link_to_a_lower_file_needs_a_directory() {
         matches!(&error, UnpackError::NeedsDirectory { reason } if reason.contains("hard link")),
         "{error}"
     );
+}
+
+/// Unpacks one archive into an image that nothing completes.
+fn unpacked(entries: Vec<TarBuilderEntry>) -> Result<UnpackedLayer, UnpackError> {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = TarBuilder::new().extend(entries).finish();
+    let diff_id = digest(&archive);
+    let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
+    let path = dir.path().join("image");
+    unpack_image(&archive[..], &expected, &path, &UnpackOptions::default()).map(|(unpacked, _)| unpacked)
+}
+
+#[test]
+fn implied_directories_whose_paths_take_much_memory_need_a_directory() {
+    // 2,000 directories each, whose paths take 4 MB.
+    let nested = |name: char| TarBuilderEntry::file(format!("{name}/{}f", "d/".repeat(2000)), "");
+    assert!(unpacked(('a'..='d').map(nested).collect()).is_ok());
+    let error = unpacked(('a'..='e').map(nested).collect()).unwrap_err();
+    assert!(
+        matches!(&error, UnpackError::NeedsDirectory { reason } if reason.contains("implied directories")),
+        "{error}"
+    );
+}
+
+#[test]
+fn attributes_that_an_image_leaves_out_are_counted() {
+    let file = TarBuilderEntry::file("a", "").xattr("user.overlay.opaque", "y").xattr("user.kept", "1");
+    let link = TarBuilderEntry::symlink("b", "a").xattr("user.a", "1");
+    assert_eq!(unpacked(vec![file, link]).unwrap().skipped_xattrs, 2);
 }
