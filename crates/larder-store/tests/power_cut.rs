@@ -139,11 +139,13 @@ impl PowerCutStore {
     }
 }
 
+/// Fails as root if there are none: the program that cuts the power comes with XFS.
 fn filesystems() -> impl Iterator<Item = (LoopFilesystem, LayerFormat)> {
-    // The program that cuts the power comes with XFS.
-    let all = [LoopFilesystem::Ext4, LoopFilesystem::Xfs];
-    let kinds = all.into_iter().filter(|kind| kind.is_available() && LoopFilesystem::Xfs.is_available());
-    kinds.flat_map(|kind| [(kind, LayerFormat::Directory), (kind, LayerFormat::Erofs)])
+    let mut kinds = vec![LoopFilesystem::Ext4, LoopFilesystem::Xfs];
+    kinds.retain(|kind| kind.is_available() && LoopFilesystem::Xfs.is_available());
+    let is_root = rustix::process::geteuid().is_root();
+    assert!(!kinds.is_empty() || !is_root, "nothing is tested: install mkfs.xfs and xfs_io");
+    kinds.into_iter().flat_map(|kind| [(kind, LayerFormat::Directory), (kind, LayerFormat::Erofs)])
 }
 
 #[test]

@@ -217,9 +217,13 @@ impl UnpackDir {
     }
 }
 
-/// Mounts an image at a directory.
+/// Mounts an image at a directory: from its file, or through a loop device before Linux 6.12.
 pub(crate) fn mount_image(image: &Path, at: &Path) {
-    rustix::mount::mount(image, at, "erofs", rustix::mount::MountFlags::RDONLY, None).unwrap();
+    if rustix::mount::mount(image, at, "erofs", rustix::mount::MountFlags::RDONLY, None).is_err() {
+        let mut command = std::process::Command::new("mount");
+        let mounted = command.args(["-t", "erofs", "-o", "ro,loop"]).args([image, at]).status().unwrap();
+        assert!(mounted.success(), "cannot mount {}", image.display());
+    }
 }
 
 fn guarded(dir: &Path) -> Vec<GuardedFile> {
