@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::Path;
 
 use crate::erofs::digest::ImageCheck;
-use crate::store::layer_format::check_image_layer;
+use crate::store::image_check::check_image_layer;
 use crate::store::{FILES, FS, LayerRecord};
 use crate::unpack::{CheckDepth, verify};
 

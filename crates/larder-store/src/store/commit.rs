@@ -19,7 +19,7 @@ use super::db::{
 };
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
-use super::layer_format::check_image_layer;
+use super::image_check::check_image_layer;
 use super::layers::{FILES, LayerHandle};
 use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio, seconds};

@@ -1,23 +1,16 @@
-//! How new layers are stored, and how EROFS images are mounted and checked.
+//! How new layers are stored, and how EROFS images are mounted.
 
 use std::io;
-use std::path::Path;
 use std::sync::PoisonError;
 
-use larder::error_chain;
-use rustix::fs::{Advice, fadvise};
 use rustix::io::Errno;
 
 use super::FORMAT;
 use super::config::LayerFormat;
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
-use super::layers::{FILES, IMAGE};
 use super::open::write_format;
-use super::records::LayerRecord;
-use crate::erofs::digest::{ImageCheck, check_image};
-use crate::erofs::{ErofsFile, ErofsMountKind, probe};
-use crate::unpack::layer_manifest::check_manifest;
+use crate::erofs::{ErofsMountKind, probe};
 
 impl Store {
     /// Whether new layers are EROFS images. Fails if they have to be and cannot be mounted.
@@ -92,29 +85,4 @@ impl OpenStore {
 fn lasting_refusal(error: &io::Error) -> Option<Errno> {
     let lasting = [Errno::NODEV, Errno::NOSYS, Errno::PERM, Errno::ACCESS];
     Errno::from_io_error(error).filter(|errno| lasting.contains(errno))
-}
-
-/// What is wrong with a layer in `dir` that is an EROFS image, if anything: `layer.erofs: missing`. Its manifest decides
-/// whether it fits other layers below, and has a checksum of its own.
-pub(crate) fn check_image_layer(
-    layer: &LayerRecord,
-    image: &ErofsFile,
-    dir: &Path,
-    check: ImageCheck,
-) -> io::Result<Option<String>> {
-    if let Some(damage) = check_image(&dir.join(IMAGE), image, check)? {
-        return Ok(Some(format!("{IMAGE}: {damage}")));
-    }
-    let manifest = dir.join(FILES);
-    if !layer.facts.pending {
-        return Ok(None);
-    }
-    if !manifest.exists() {
-        return Ok(Some(format!("{FILES}: missing")));
-    }
-    if check == ImageCheck::Disk {
-        fadvise(fs_err::File::open(&manifest)?.file(), 0, None, Advice::DontNeed)?;
-    }
-    let damage = check_manifest(&manifest).err();
-    Ok(damage.map(|damage| format!("{FILES}: {}", error_chain(&damage))))
 }
