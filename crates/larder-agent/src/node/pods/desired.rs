@@ -196,11 +196,11 @@ impl DesiredImages {
             tracing::info!("{}: desired by {}", key.image, key.owner);
             let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
             let wish_lives = Arc::new(AtomicBool::new(true));
-            let (held, own, still) = (self.held.clone(), key.clone(), Arc::clone(&wish_lives));
+            let (uses, own, still) = (self.held.clone(), key.clone(), Arc::clone(&wish_lives));
             let collector = self.collector.clone();
             let (first, events, pulls) = (first.cloned(), self.events.clone(), self.pod_pulls.clone());
             let task = self.tasks.spawn(async move {
-                let hold = |id: &ImageId| held.hold(own.clone(), &still, id.clone());
+                let hold = |id: &ImageId| uses.hold(own.clone(), &still, id.clone());
                 let ensured = |ensured: &EnsuredImage| {
                     hold(&ensured.image_ref);
                     note_if_pulled(collector.as_deref(), ensured);
