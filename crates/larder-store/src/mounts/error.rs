@@ -84,6 +84,14 @@ pub enum MountError {
         /// As given.
         target: PathBuf,
     },
+    /// The mount would hide files of the store, and then nothing could unmount it.
+    #[error("cannot mount at {}: it would hide the store {}", target.display(), store.display())]
+    HidesStore {
+        /// Where it was to be.
+        target: PathBuf,
+        /// The store's directory.
+        store: PathBuf,
+    },
     /// The kernel's mount table cannot be read.
     #[error("cannot read the mount table")]
     Table(#[source] io::Error),
@@ -132,6 +140,7 @@ impl MountError {
             MountError::Taken { target } => Hint::new()
                 .command(["umount".to_owned(), target.display().to_string()])
                 .text(" first, or mount at another directory"),
+            MountError::HidesStore { .. } => "choose another directory, neither in the store nor above it".into(),
             MountError::Table(_) => "check that /proc is mounted".into(),
         })
     }

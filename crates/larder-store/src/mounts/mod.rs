@@ -59,6 +59,7 @@ impl Store {
         now: SystemTime,
     ) -> Result<MountRecord, MountError> {
         let (image, target) = (image.into(), directory(target)?);
+        self.0.check_not_hidden(&target)?;
         // The new mount would hide the old one, and umount would not restore it.
         if MountTable::read()?.has_target(&target) {
             return Err(MountError::Taken { target });
@@ -134,6 +135,15 @@ impl Store {
 }
 
 impl OpenStore {
+    /// Refuses a directory of the store, and one that contains the store.
+    fn check_not_hidden(&self, target: &Path) -> Result<(), MountError> {
+        let store = fs_err::canonicalize(self.layout.root()).context("find the store's directory")?;
+        if target.starts_with(&store) || store.starts_with(target) {
+            return Err(MountError::HidesStore { target: target.to_owned(), store });
+        }
+        Ok(())
+    }
+
     /// Records a mount before it is made, under an unused ID.
     fn record_mount(&self, mut record: MountRecord) -> Result<MountRecord, MountError> {
         let doing = "record a mount";

@@ -230,10 +230,27 @@ fn errors_name_their_input() {
     assert!(matches!(error, MountError::Target { .. }) && error.hint().is_some(), "{error}");
     let error = mount(&scratch.store, "app", &scratch.root().join("format"), false).expect_err("a file");
     assert!(matches!(error, MountError::Target { .. }), "{error}");
-    let error = mount(&scratch.store, "other", scratch.dir.path(), false).expect_err("no such image");
+    let target = scratch.dir.path().join("mnt");
+    fs_err::create_dir(&target).unwrap();
+    let error = mount(&scratch.store, "other", &target, false).expect_err("no such image");
     assert!(matches!(error, MountError::Store(StoreError::NoImage { .. })), "{error}");
     let error = scratch.store.umount(scratch.dir.path()).expect_err("nothing mounted");
     assert!(matches!(error, MountError::NotOurs { .. }), "{error}");
+    assert!(scratch.store.mounts().unwrap().is_empty());
+}
+
+#[test]
+fn no_mount_hides_the_store() {
+    let scratch = TempStore::new();
+    commit(&scratch.store, "app", &["a"]);
+    let (home, root) = (scratch.dir.path(), scratch.root());
+    let link = home.join("link");
+    std::os::unix::fs::symlink(&root, &link).unwrap();
+    for target in [home.to_owned(), root.clone(), root.join("layers"), link] {
+        let target = MountTarget(target);
+        let error = mount(&scratch.store, "app", &target.0, false).expect_err("it hides the store");
+        assert!(matches!(error, MountError::HidesStore { .. }) && error.hint().is_some(), "{error}");
+    }
     assert!(scratch.store.mounts().unwrap().is_empty());
 }
 
