@@ -84,8 +84,8 @@ impl UserCredentials {
     fn advice_of(&self, image: &str, secrets: &[PullSecret], shown: &[String]) -> String {
         let registry =
             Reference::parse(image).map_or_else(|_| image.to_owned(), |name| name.registry().to_owned());
-        let others: Vec<_> =
-            self.secret_places(secrets).iter().chain(&self.own).map(CredentialPlace::content).collect();
+        let places = self.secret_places(secrets);
+        let others: Vec<_> = places.iter().chain(&self.own).filter_map(CredentialPlace::content).collect();
         match (shown, others.as_slice()) {
             ([], []) => {
                 format!(
@@ -110,7 +110,9 @@ impl UserCredentials {
         let Ok(name) = Reference::parse(image) else { return Vec::new() };
         let places = self.secret_places(secrets);
         let all = places.iter().chain(&self.own);
-        all.filter(|place| place.fitting(name.name()).is_empty()).map(CredentialPlace::content).collect()
+        all.filter(|place| place.fitting(name.name()).is_empty())
+            .filter_map(CredentialPlace::content)
+            .collect()
     }
 
     /// What the user's own credentials come from.
@@ -200,11 +202,10 @@ impl CredentialPlace {
         printed.filter(|text| known.insert(text.clone())).collect()
     }
 
-    /// `secret default/regcred has: quay.io`
-    fn content(&self) -> String {
+    /// `secret default/regcred has: quay.io`; `None` without any credentials, as `larder logout` leaves a file.
+    fn content(&self) -> Option<String> {
         let keys: Vec<_> = self.keyring.keys().collect();
-        let keys = if keys.is_empty() { "nothing".to_owned() } else { keys.join(", ") };
-        format!("{} has: {keys}", self.name)
+        (!keys.is_empty()).then(|| format!("{} has: {}", self.name, keys.join(", ")))
     }
 }
 
@@ -268,11 +269,19 @@ mod tests {
 
     #[test]
     fn missing_credentials_have_a_hint_how_to_give_some() {
-        let advice = UserCredentials::default().advice(IMAGE, &[]);
-        assert!(
-            advice.starts_with("no credentials for 127.0.0.1:5056: log in with larder login 127.0.0.1:5056"),
-            "{advice}"
-        );
+        let empty = DockerConfig::default();
+        let after_logout =
+            UserCredentials::new(Some(("/home/me/config.json".into(), &empty)), TokenPolicy::Keep);
+        assert!(after_logout.other_registries(IMAGE, &[]).is_empty());
+        for credentials in [UserCredentials::default(), after_logout] {
+            let advice = credentials.advice(IMAGE, &[]);
+            assert!(
+                advice.starts_with(
+                    "no credentials for 127.0.0.1:5056: log in with larder login 127.0.0.1:5056"
+                ),
+                "{advice}"
+            );
+        }
     }
 
     #[test]
