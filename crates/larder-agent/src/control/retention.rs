@@ -83,7 +83,7 @@ pub(super) async fn lease(
         let image = find(&request.image, &*node.backend).await?.image;
         if look.lease(&image.id, time).await {
             let ends = SystemTime::now().checked_add(time).map(convert::time);
-            return Ok(LeaseResponse { id: image.id.to_string(), ends });
+            return Ok(LeaseResponse { id: image.id.to_string(), ends, ended: None });
         }
     }
 }
@@ -91,8 +91,9 @@ pub(super) async fn lease(
 /// Ends the leases on an image.
 async fn end_lease(node: &Node, image: &str) -> Result<LeaseResponse, Error> {
     let id = find(image, &*node.backend).await?.image.id;
+    let ended = node.leases().await?.contains_key(&id);
     node.end_leases(std::slice::from_ref(&id)).await?;
-    Ok(LeaseResponse { id: id.to_string(), ends: None })
+    Ok(LeaseResponse { id: id.to_string(), ends: None, ended: Some(ended) })
 }
 
 /// The leases, those that expire first before the others.
@@ -163,5 +164,5 @@ fn take(store: &Store, name: &str, time: Duration) -> Result<LeaseResponse, Erro
     let leased = LeaseResources { images: vec![image.id], layers: Vec::new(), ingests: Vec::new() };
     let record = LeaseRecord::granted(lease, LeaseKind::Requested, leased, time, &ClockReading::now());
     store.lease(&record).map_err(failed)?;
-    Ok(LeaseResponse { id, ends: Some(convert::time(ends)) })
+    Ok(LeaseResponse { id, ends: Some(convert::time(ends)), ended: None })
 }

@@ -500,6 +500,9 @@ async fn a_lease_keeps_an_image_from_a_round() {
     let round = client.collect(api::CollectRequest { goal, ..Default::default() }).await.unwrap();
     let removed: Vec<_> = round.into_inner().removals.into_iter().map(|removal| removal.id).collect();
     assert_eq!(removed, ["sha256:b:1"]);
+    for ended in [true, false] {
+        assert_eq!(client.lease(lease("a:1", 0)).await.unwrap().into_inner().ended, Some(ended));
+    }
 }
 
 #[tokio::test]
