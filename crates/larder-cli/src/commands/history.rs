@@ -31,6 +31,9 @@ pub(super) async fn run(args: &HistoryArgs, session: &CommandSession) -> Result<
             .hint(format!("on Docker: docker history {name}"))
     })?;
     output::show(&session.out, args.output, &steps, || table(&steps, args.output.is_wide()));
+    if steps.is_empty() {
+        session.out.info(format_args!("note: the config of {name} has no history"));
+    }
     Ok(CommandOutcome::Done)
 }
 

@@ -92,6 +92,10 @@ fn the_history_of_an_image_is_that_of_its_config() {
     let run = world.larder(&["history"]).expect(2);
     assert!(run.stderr.contains("gc log"), "{run:?}");
     world.larder(&["history", "nowhere:1"]).expect(1);
+    ImageBuilder::small(1, 50_000).push(&world.registry, "shop/bare:1").unwrap();
+    world.larder(&["pull", "-q", &world.registry.image("shop/bare:1")]).expect(0);
+    let run = world.larder(&["history", "bare"]).expect(0);
+    assert_eq!(run.stderr, "note: the config of bare has no history\n");
 }
 
 #[test]
