@@ -37,6 +37,9 @@ pub(super) async fn run(
         note_retained(&plan.images, out);
     }
     if removed.is_empty() {
+        if args.all {
+            gc::report::count_retained(&plan.images, out);
+        }
         out.info("nothing to remove");
         return Ok(CommandOutcome::Done);
     }

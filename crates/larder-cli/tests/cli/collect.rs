@@ -181,14 +181,25 @@ fn a_list_of_ensured_images_that_cannot_be_read_removes_nothing() {
 fn images_retained_by_all_unused_are_counted_by_reason() {
     let world = world();
     world.larder(&["keep", "r.example/shop/web:*"]).expect(0);
-    let run = world.larder(&["gc", "--all-unused"]).expect(0);
-    for line in [
+    let prints = |lines: &[&str]| {
+        for command in [["gc", "--all-unused"], ["prune", "--all"]] {
+            let run = world.larder(&command).expect(0);
+            for line in lines {
+                assert!(run.stderr.lines().any(|said| said == *line), "{line}: {run:?}");
+            }
+        }
+    };
+    prints(&[
         "note: 1 image retained: kept by a rule",
         "note: 1 image retained: younger than the minimum age (imageMinimumGCAge)",
+        "hint: larder gc --all-unused --minimum-image-ttl-duration 0 ignores the minimum age",
         "hint: larder explain IMAGE shows the reason",
-    ] {
-        assert!(run.stderr.lines().any(|said| said == line), "{line}: {run:?}");
-    }
+    ]);
+    world.larder(&["ensure", NAMES[1]]).expect(0);
+    prints(&[
+        "note: 1 image retained: leased",
+        "hint: larder lease rm IMAGE ends the leases on an image; larder gc --all-unused --force-leases ends all",
+    ]);
 }
 
 #[test]

@@ -107,7 +107,7 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Printer) {
     if wide {
         print_retained(report, wide, out);
     } else if report.goal() == CollectionGoal::AllUnused {
-        count_retained(report, out);
+        count_retained(&report.images, out);
     }
 }
 
@@ -144,18 +144,41 @@ pub(in crate::commands) fn differs_from_plan(promised: u64, freed: u64) -> bool 
 /// Bytes that logs and databases write during a round.
 const NOISE: u64 = 1 << 20;
 
-/// Prints how many images `--all-unused` retained, by reason.
-fn count_retained(report: &Collection, out: &Printer) {
+/// Prints how many images a removal of all unused ones retains, by reason, and how to remove them too.
+pub(in crate::commands) fn count_retained(images: &[ImageVerdict], out: &Printer) {
     let mut counts: BTreeMap<VerdictReason, usize> = BTreeMap::new();
-    for image in report.images.iter().filter(|image| !image.remove) {
+    for image in images.iter().filter(|image| !image.remove) {
         *counts.entry(image.reason()).or_default() += 1;
     }
     for (&reason, &count) in &counts {
         let images = self::count(count);
         out.info(format_args!("note: {images} retained: {}", retain_reason(reason)));
     }
-    if !counts.is_empty() {
+    let (remedies, others): (Vec<_>, Vec<_>) =
+        counts.into_keys().map(removal_hint).partition(Option::is_some);
+    remedies.into_iter().flatten().for_each(|hint| out.hint(hint));
+    if !others.is_empty() {
         out.hint(Hint::new().command(["explain", "IMAGE"]).text(" shows the reason"));
+    }
+}
+
+/// How to remove unused images in spite of this reason, where a command does.
+fn removal_hint(reason: VerdictReason) -> Option<Hint> {
+    let all_unused = |flag: &str| ["gc".to_owned(), "--all-unused".to_owned(), flag.to_owned()];
+    match reason {
+        VerdictReason::Leased => Some(
+            Hint::new()
+                .command(["lease", "rm", "IMAGE"])
+                .text(" ends the leases on an image; ")
+                .command(all_unused("--force-leases"))
+                .text(" ends all"),
+        ),
+        VerdictReason::TooYoung => Some(
+            Hint::new()
+                .command(all_unused("--minimum-image-ttl-duration"))
+                .text(" 0 ignores the minimum age"),
+        ),
+        _ => None,
     }
 }
 
