@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands, separated by spaces, and larder's way.
-const COMMANDS: [(&str, &str); 15] = [
+const COMMANDS: [(&str, &str); 18] = [
     (
         "run create start stop restart kill exec ps logs attach stats top container pod",
         "larder manages images, not containers; run them with your runtime, or mount an image: larder mount IMAGE DIR",
@@ -30,11 +30,15 @@ const COMMANDS: [(&str, &str); 15] = [
     ("apply", "use larder ensure -f FILE, which pulls the images of a manifest"),
     ("fetch ensure-image", "use larder pull IMAGE, or larder ensure IMAGE if it may be present already"),
     ("unmount", "use larder umount DIR"),
-    ("pin", "use larder keep NAME, or larder lease IMAGE 2h for a limited time"),
+    ("untag", "use larder rm NAME, which removes the image with its last name"),
+    // Under `system`; it is a command elsewhere.
+    ("prune", "use larder prune for dangling images, or larder prune -a for all unused images"),
+    ("pin protect", "use larder keep NAME, or larder lease IMAGE 2h for a limited time"),
+    ("unpin unprotect unlease", "use larder lease rm IMAGE, or larder unkeep NUMBER for a keep rule"),
 ];
 
 /// Commands of larder (`*` is any), flags, and larder's way.
-const FLAGS: [(&str, &str, &str); 24] = [
+const FLAGS: [(&str, &str, &str); 26] = [
     (
         "pull ensure",
         "--platform --os --arch --variant --override-arch",
@@ -46,6 +50,11 @@ const FLAGS: [(&str, &str, &str); 24] = [
         "pull ensure",
         "--creds --auth --password -p",
         "use --username USER --password-stdin, or larder login REGISTRY once",
+    ),
+    (
+        "login",
+        "--password -p",
+        "use --username USER --password-stdin: other users can read a password on the command line",
     ),
     (
         "pull ensure login",
@@ -78,6 +87,7 @@ const FLAGS: [(&str, &str, &str); 24] = [
     ),
     ("*", "--namespace -n", "larder uses containerd's namespace k8s.io: --backend cri"),
     ("*", "--debug -D --log-level -l", "use -v, or -vv for debug logs"),
+    ("*", "--json", "use -o json"),
     ("*", "--context", "set DOCKER_CONTEXT, or use --backend docker://ADDRESS"),
 ];
 
@@ -136,6 +146,13 @@ mod tests {
             ("larder rm -a", "gc --all-unused"),
             ("larder images --format {{.ID}}", "Go templates"),
             ("larder images -n", "-o json"),
+            ("larder images --json", "-o json"),
+            ("larder untag app:1", "larder rm"),
+            ("larder system prune -a", "larder prune -a"),
+            ("larder protect app:1", "larder keep"),
+            ("larder unpin app:1", "larder unkeep"),
+            ("larder unlease app:1", "larder lease rm"),
+            ("larder login -u me -p secret r.example", "--password-stdin"),
             ("larder -r unix:///x images", "--backend unix://"),
         ] {
             assert!(
@@ -160,7 +177,7 @@ mod tests {
         };
         for (verbs, _) in COMMANDS {
             for verb in verbs.split(' ') {
-                assert!(sub(verb).is_none(), "{verb}");
+                assert!(sub(verb).is_none() || verb == "prune", "{verb}");
             }
         }
         for (commands, flags, _) in FLAGS {
