@@ -60,7 +60,7 @@ pub(super) const TABLES: [DbTable; 8] = [IMAGES, LISTED, NAMES, LAYERS, USES, LE
 const LOG_RESERVE: u64 = 1 << 20;
 
 /// Connections for reading that are kept open for the next read.
-const IDLE_READERS: usize = 4;
+const IDLE_READERS: usize = 2;
 
 /// Why a database operation failed.
 #[derive(Debug, thiserror::Error)]
