@@ -85,7 +85,7 @@ impl StorePuller {
 
     /// The right to have these layers open. What waits for it holds nothing else that is bounded.
     pub(super) async fn may_open(&self, below: &[LayerHandle]) -> Result<SemaphorePermit<'_>, PullError> {
-        // The layer itself as well; an image of more layers than there may be goes alone.
+        // The layer itself as well; an image of more layers than there may be is settled alone.
         let layers = u32::try_from(2 * below.len() + 1).unwrap_or(u32::MAX).min(self.files.lowers);
         self.lowers.acquire_many(layers).await.map_err(|_| PullError::Abandoned)
     }

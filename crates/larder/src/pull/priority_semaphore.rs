@@ -1,7 +1,7 @@
 //! A semaphore with a priority queue that is fair to registries.
 //!
 //! Promises: never more permits than places; urgent waiters get permits before all others, then those of the registry, and
-//! of the repository, with the fewest permits, then in order of arrival; a permit for a dropped waiter goes to the next.
+//! of the repository, with the fewest permits, then in order of arrival; the next waiter gets the permit of a dropped one.
 //! With recalls, a registry does not hold several permits while another one has none, and a slow repository none while
 //! a fast one waits: a permit is recalled. A recalled pull never takes its permit back from the one that got it.
 

@@ -43,7 +43,7 @@ pub(super) fn scope(image: &Image, selected: &Selection, single: bool, force: bo
     may_lose.then_some(RemovalScope::Image)
 }
 
-/// The names that are left without these tags. A digest goes with the last tag of its repository.
+/// The names that are left without these tags. A digest is removed with the last tag of its repository.
 pub(super) fn names_left<'a>(image: &'a Image, removed: &[String]) -> Vec<&'a str> {
     let kept = |name: &&str| !removed.iter().any(|removed| removed == name);
     let tags: Vec<&str> = image.repo_tags.iter().map(String::as_str).filter(kept).collect();
