@@ -150,6 +150,14 @@ impl LoopDisk {
         self.mount()
     }
 
+    /// Changes an ext4 with options of tune2fs, and mounts it again.
+    pub fn tune(&self, options: &[&str]) -> PeerResult<()> {
+        unmount(self.path(), UnmountFlags::empty()).map_err(|error| PeerError::new("unmount", error))?;
+        let program = find_program("tune2fs").unwrap_or_else(|| "tune2fs".into());
+        run(Command::new(program).args(options).arg(&self.image))?;
+        self.mount()
+    }
+
     fn mount(&self) -> PeerResult<()> {
         run(Command::new("mount").args(["-o", "loop"]).args([&self.image, &self.path()])).map(drop)
     }
