@@ -11,9 +11,9 @@ use larder_store::backend::StoreBackend;
 use larder_store::fsck::{FsckOptions, ManifestLayerChecker};
 use larder_store::store::{Store, StoreError, StoreOpenError};
 
-use crate::backend::{OpenMode, cannot_open, store_backend};
+use crate::backend::{OpenMode, open_error, store_backend};
 use crate::config::Config;
-use crate::error::Error;
+use crate::error::{Error, NodeOpenError};
 
 pub use larder_store::fsck::{FsckReport, IncompleteImage, MissingContent, RebuildReport};
 pub use larder_store::mounts::is_seen_at as is_mount_visible;
@@ -25,20 +25,20 @@ pub struct OfflineStore {
 
 impl OfflineStore {
     /// Rebuilds the index of the store from the files beside it. Returns what was found.
-    pub fn rebuild(config: &Config) -> Result<RebuildReport, Error> {
+    pub fn rebuild(config: &Config) -> Result<RebuildReport, NodeOpenError> {
         let rebuilt = Store::rebuild(&config.root, config.store.config.clone(), &ManifestLayerChecker);
-        Ok(rebuilt.map_err(|error| cannot_open(&error))?.1)
+        Ok(rebuilt.map_err(|error| open_error(&error))?.1)
     }
 
     /// Opens the store, which must exist. A damaged database is a failure, not a store that is unavailable; with `repair` it
     /// is rebuilt. Without, nothing is changed.
-    pub fn open(config: &Config, repair: bool) -> Result<OfflineStore, Error> {
+    pub fn open(config: &Config, repair: bool) -> Result<OfflineStore, NodeOpenError> {
         let mode = if repair { OpenMode::Existing } else { OpenMode::Check };
         let backend = store_backend(config, mode).map_err(|error| match &error {
             StoreOpenError::Database { .. } | StoreOpenError::Format { .. } => {
-                Error::failed(error_chain(&error)).hints(error.hint())
+                Error::failed(error_chain(&error)).hints(error.hint()).into()
             }
-            error => cannot_open(error),
+            error => open_error(error),
         })?;
         Ok(OfflineStore { backend })
     }

@@ -5,6 +5,7 @@
 //! --daemon, LARDER_DAEMON -> settings -> who serves these images? -> connect, join, or open a node and serve it
 //! ```
 
+mod exclusive;
 mod image_access;
 mod opening;
 mod settings;
@@ -33,6 +34,7 @@ use crate::failure::{ErrorKind, ExitReport as _, Failure};
 use crate::interrupt::{JoinedCommandCount, joined_calls};
 use crate::printer::Printer;
 
+pub(crate) use exclusive::StoreWait;
 pub(crate) use image_access::{ImageAccess, LocalPullSettings};
 use settings::{DaemonFlag, LocalNodeSettings};
 

@@ -12,6 +12,6 @@ pub mod providers;
 pub mod target;
 
 pub use handle::BackendHandle;
-pub(crate) use open::store_backend;
 pub use open::{OpenMode, RuntimeRequirement, cannot_open, open, target_of};
+pub(crate) use open::{open_error, store_backend};
 pub use target::{BackendTarget, is_docker};

@@ -79,11 +79,17 @@ fn named_by(config: &Config) -> String {
 }
 
 fn open_store(config: &Config, mode: OpenMode) -> Result<StoreBackend, NodeOpenError> {
-    store_backend(config, mode).map_err(|error| match &error {
-        StoreOpenError::InUse { .. } => NodeOpenError::InUse(cannot_open(&error)),
-        StoreOpenError::NoStore { .. } => NodeOpenError::NoStore(cannot_open(&error)),
-        _ => NodeOpenError::Failed(cannot_open(&error)),
-    })
+    store_backend(config, mode).map_err(|error| open_error(&error))
+}
+
+/// Why a store was not opened, by what a caller may do about it.
+pub(crate) fn open_error(error: &StoreOpenError) -> NodeOpenError {
+    let of_kind = match error {
+        StoreOpenError::InUse { .. } => NodeOpenError::InUse,
+        StoreOpenError::NoStore { .. } => NodeOpenError::NoStore,
+        _ => NodeOpenError::Failed,
+    };
+    of_kind(cannot_open(error))
 }
 
 /// The store of these settings as a backend.

@@ -102,13 +102,16 @@ pub(crate) struct UmountArgs {
 }
 
 /// Check larder's own store for damaged and missing files, and repair it.
+///
+/// Needs the store alone: waits for other larder commands to end, and fails if a daemon serves the store.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder fsck --quick           compare names, sizes and modes, not contents
   larder fsck --repair          fetch damaged layers again
   larder fsck --rebuild         rebuild a lost database from the files on disk
 
-Exit code: 0 no damage, 1 damaged, 3 cannot open the store.")]
+Exit code: 0 no damage, 1 damaged, 3 cannot open the store, or another process has it.")]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct FsckArgs {
     /// Compare names, sizes and modes only, not contents.
     #[arg(long)]
@@ -122,6 +125,15 @@ pub(crate) struct FsckArgs {
     /// Rebuild the database from the files on disk, then check.
     #[arg(long)]
     pub(crate) rebuild: bool,
+
+    /// Wait until no other process has the store, however long it takes, even for a daemon to stop. Without this flag,
+    /// larder commands are waited for as long as --timeout (default 2m).
+    #[arg(long, conflicts_with = "no_wait")]
+    pub(crate) wait: bool,
+
+    /// Fail at once if another process has the store.
+    #[arg(long)]
+    pub(crate) no_wait: bool,
 
     #[command(flatten)]
     pub(crate) credentials: CredentialArgs,

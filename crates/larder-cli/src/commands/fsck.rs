@@ -6,9 +6,6 @@ use larder::credentials::TokenPolicy;
 use larder::hint::Hint;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullPolicy};
-use larder_agent::backend::target_of;
-use larder_agent::client::{ControlServerAddress, find_server};
-use larder_agent::config::Config;
 use larder_agent::offline::{FsckReport, IncompleteImage, OfflineStore};
 
 use super::pull_failure::PullFailureKind;
@@ -18,7 +15,7 @@ use crate::exit::CommandOutcome;
 use crate::failure::{ExitReport as _, Failure};
 use crate::output::size;
 use crate::printer::Printer;
-use crate::session::{CommandSession, ImageAccess};
+use crate::session::{CommandSession, ImageAccess, StoreWait};
 
 pub(super) async fn run(args: &FsckArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
@@ -27,11 +24,12 @@ pub(super) async fn run(args: &FsckArgs, session: &CommandSession) -> Result<Com
         return Err(Failure::bad_input("--username and --authfile require --repair"));
     }
     let (_, config) = session.config(&ImageAccess::read().of_store())?;
-    refuse_beside_a_daemon(&config)?;
     if args.rebuild {
-        out.info(format_args!("note: {}", OfflineStore::rebuild(&config)?));
+        let rebuilt = || OfflineStore::rebuild(&config);
+        out.info(format_args!("note: {}", session.open_alone(wait_of(args), &config, rebuilt).await?));
     }
-    let store = OfflineStore::open(&config, args.repair)?;
+    let opened = || OfflineStore::open(&config, args.repair);
+    let store = session.open_alone(wait_of(args), &config, opened).await?;
     if args.repair {
         store.finish_deletion();
     }
@@ -43,18 +41,13 @@ pub(super) async fn run(args: &FsckArgs, session: &CommandSession) -> Result<Com
     Ok(verdict(&report, out))
 }
 
-/// The check works on the store itself.
-fn refuse_beside_a_daemon(config: &Config) -> Result<(), Failure> {
-    let Some(ControlServerAddress::Daemon(socket)) =
-        find_server(&target_of(config)?, config.state.as_deref())?
-    else {
-        return Ok(());
-    };
-    Err(Failure::failed(format!(
-        "fsck requires exclusive access to the store; in use by the daemon at {}",
-        socket.display()
-    ))
-    .hint("stop the daemon (systemctl stop larder), rerun the command, then start the daemon again"))
+/// How long to wait for other processes of the store.
+fn wait_of(args: &FsckArgs) -> StoreWait {
+    match (args.wait, args.no_wait) {
+        (true, _) => StoreWait::Unlimited,
+        (false, true) => StoreWait::Never,
+        (false, false) => StoreWait::Default,
+    }
 }
 
 fn print(report: &FsckReport, out: &Printer) {
@@ -69,7 +62,9 @@ fn print(report: &FsckReport, out: &Printer) {
     for hint in hints {
         out.hint(hint);
     }
-    out.line(format_args!("{} images and {} layers checked", report.images, report.layers));
+    let [images, layers] = [(report.images, "image"), (report.layers, "layer")]
+        .map(|(number, thing)| size::count(number, thing));
+    out.line(format_args!("{images} and {layers} checked"));
     // The directory itself is one.
     if report.trash.inodes > 1 {
         out.line(format_args!("{} of removed data are still being deleted", size::bytes(report.trash.bytes)));

@@ -85,10 +85,7 @@ async fn free_space(
         out.info("note: not enough disk space, and GC can free nothing now: images are in use, kept, leased or new");
         return Ok(false);
     }
-    let images = match plan.removals.len() {
-        1 => "1 unused image".to_owned(),
-        images => format!("{images} unused images"),
-    };
+    let images = size::count(plan.removals.len() as u64, "unused image");
     let question = format!(
         "not enough disk space: remove {images}, which frees {}, and pull again?",
         size::bytes(freed)
@@ -101,7 +98,8 @@ async fn free_space(
         Failure::from(error).print(out);
     }
     let freed = u64::try_from(done.freed_bytes.unwrap_or_default()).unwrap_or_default();
-    out.info(format_args!("removed {} images, freed {}", done.removals.len(), size::bytes(freed)));
+    let removed = size::count(done.removals.len() as u64, "image");
+    out.info(format_args!("removed {removed}, freed {}", size::bytes(freed)));
     Ok(!done.removals.is_empty() || freed > 0)
 }
 

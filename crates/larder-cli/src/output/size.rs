@@ -9,6 +9,11 @@ pub(crate) fn bytes(size: u64) -> String {
     go_format::bytes(size)
 }
 
+/// A number of things: `1 image`, `2 images`.
+pub(crate) fn count(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// A part of a whole in percent, rounded up as `df` does; `-` when there is no whole.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     match (u128::from(part) * 100).checked_next_multiple_of(u128::from(whole).max(1)) {
@@ -53,6 +58,11 @@ mod tests {
         ] {
             assert_eq!(bytes(size), text);
         }
+    }
+
+    #[test]
+    fn one_thing_is_singular() {
+        assert_eq!([0, 1, 2].map(|number| count(number, "layer")), ["0 layers", "1 layer", "2 layers"]);
     }
 
     #[test]

@@ -20,10 +20,10 @@ use crate::credential_setup::usual_programs;
 use crate::failure::{ErrorKind, Failure};
 
 /// How long to wait for images that another process has open and does not serve: it starts, or it ends.
-const OPEN_WITHIN: Duration = Duration::from_secs(120);
+pub(super) const OPEN_WITHIN: Duration = Duration::from_secs(120);
 /// After how long to look whether it has: twice as long each time, up to the maximum.
-const OPEN_RETRY: Duration = Duration::from_millis(20);
-const OPEN_RETRY_MAX: Duration = Duration::from_millis(500);
+pub(super) const OPEN_RETRY: Duration = Duration::from_millis(20);
+pub(super) const OPEN_RETRY_MAX: Duration = Duration::from_millis(500);
 /// After how long a note says what the command waits for.
 const PATIENCE: Duration = Duration::from_secs(2);
 

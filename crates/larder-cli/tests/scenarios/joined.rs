@@ -515,3 +515,37 @@ fn a_command_that_cannot_print_serves_others() {
     assert!(first.wait().unwrap().success());
     assert!(String::from_utf8_lossy(&printed).contains("shop/old"));
 }
+
+#[test]
+fn a_check_waits_for_other_commands_or_fails_at_once() {
+    let Some(world) = store() else { return };
+    let gate = world.gate();
+    let big = push(&world, &gate, 1, "shop/big:1");
+    let first = held_pull(&world, &gate, &[], &big);
+    let process = format!("in use by process {} (", first.pid());
+
+    let refused = world.larder(&["fsck", "--no-wait"]).expect(3);
+    assert!(
+        refused.stderr.contains(&process) && refused.stderr.contains(&format!("pull {big})")),
+        "{refused:?}"
+    );
+    assert!(refused.stderr.contains("fsck --wait waits"), "{refused:?}");
+    let late = world.larder(&["fsck", "--timeout", "100ms"]).expect(3);
+    assert!(late.stderr.contains("waited 100ms (--timeout)"), "{late:?}");
+
+    let interrupted = world.start_larder(&["fsck", "--wait"]);
+    let waiting = [&[][..], &["--wait"], &["--rebuild"]].map(|flags| {
+        let running = world.start_larder(&[&["fsck", "--quick"], flags].concat());
+        wait_until("it says for what it waits", || running.stderr().contains(&process));
+        running
+    });
+    wait_until("it says for what it waits", || interrupted.stderr().contains(&process));
+    interrupted.interrupt();
+    interrupted.finish().expect(130);
+    gate.open();
+    first.finish().expect(0);
+    for running in waiting {
+        let run = running.finish().expect(0);
+        assert!(run.stdout.contains("1 image"), "{run:?}");
+    }
+}

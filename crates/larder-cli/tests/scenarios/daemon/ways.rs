@@ -200,10 +200,13 @@ fn archives_are_loaded_by_the_daemon_as_without_one() {
     assert!(loads.lines_with(&["Normal", "Loaded", said]) > 0, "{loads:?}");
     let socket = pair.with.socket().display().to_string();
     for arguments in [&["fsck"][..], &["fsck", "--daemon", &socket]] {
-        let refused = pair.with.larder(arguments).expect(1);
+        let refused = pair.with.larder(arguments).expect(3);
         assert!(refused.stderr.contains("hint: stop the daemon ("), "{arguments:?}: {refused:?}");
     }
+    let waiting = pair.with.start(&["fsck", "--wait"]);
+    wait_until("it says for what it waits", || waiting.stderr().contains("in use by the daemon at "));
     pair.with.stop().expect(0);
+    waiting.finish().expect(0);
     pair.with.larder(&["fsck"]).expect(0);
 }
 
@@ -265,7 +268,7 @@ fn verbose_names_the_choice_of_daemon_or_direct_access() {
     let asked = machine.larder(&["-v", "images"]).expect(0);
     said(&asked, &format!("info: using the daemon at {}", machine.socket().display()));
     said(&machine.larder(&["--daemon", "none", "images"]).expect(3), "in use by");
-    let refused = machine.larder(&["fsck"]).expect(1);
+    let refused = machine.larder(&["fsck"]).expect(3);
     said(&refused, "the daemon at");
     said(&refused, "hint: stop the daemon (");
     let other = machine.home.path().display().to_string();
