@@ -34,6 +34,7 @@ pub mod manifest;
 mod nearest_tags;
 mod next_step;
 mod rate_limit;
+mod response;
 mod route;
 mod session;
 mod stall_detector;

@@ -6,27 +6,24 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use larder::credentials::{Credential, CredentialLocation};
 use larder::reference::{DEFAULT_TAG, Digest, Reference};
-use reqwest::header::{
-    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap,
-    HeaderValue, RANGE,
-};
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
 use reqwest::{Method, Response, StatusCode, Url};
 use tokio::time::{self, Instant};
 
 use super::auth::{AuthorizationContext, AuthorizationError, HostAuthorizer, RequestAuthorization};
-use super::body::{BlobBody, BlobRange, read_small};
+use super::body::{BlobBody, read_small};
 use super::budget::{ConnectionPermit, HostBudget, RateLimitScope, RequestSize};
 use super::client::RegistryClientInner;
-use super::content_range::ContentRange;
 use super::error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
 use super::fetch_notice::{FetchNotice, FetchWait, FetchWatcher};
 use super::hosts::{HostsConfig, RegistryHost};
 use super::next_step::FetchContext;
 use super::rate_limit::requested_wait;
+use super::response::{is_undecided, part_of, refusal};
 use super::route::{HostRoute, RetryDecision, jitter};
 use super::transport::{HttpRequest, HttpResponse};
 use super::verify;
-use crate::manifest::{ACCEPTED_MANIFESTS, Descriptor, MAX_BYTES, ManifestOrIndex, MediaType};
+use crate::manifest::{ACCEPTED_MANIFESTS, Descriptor, MAX_BYTES, ManifestOrIndex};
 
 /// Largest body of an error response that is read, in bytes.
 const MAX_REFUSAL: usize = 64 * 1024;
@@ -545,88 +542,5 @@ impl<'s> HostWalk<'s> {
             }
         }
         Ok(())
-    }
-}
-
-/// Classifies an error response.
-fn refusal(answer: ErrorResponse, redirected: bool, after: Option<std::time::Duration>) -> FetchErrorKind {
-    match answer.status {
-        // The target of a redirect rejected the registry's signature; the next one may be valid.
-        401 | 403 if redirected => FetchErrorKind::Failing(answer),
-        401 | 403 => FetchErrorKind::Denied(answer),
-        404 | 410 => FetchErrorKind::NotFound(answer),
-        416 => FetchErrorKind::BadRange(format!("range of the blob not served: {answer}")),
-        429 => FetchErrorKind::RateLimited { answer, after },
-        408 | 425 | 500.. => FetchErrorKind::Failing(answer),
-        _ => FetchErrorKind::Refused(answer),
-    }
-}
-
-/// Whether a failed `HEAD` request does not say what `GET` would: it failed otherwise than by a denial of the registry
-/// itself, a rate limit or the network.
-fn is_undecided(head: &FetchErrorKind) -> bool {
-    matches!(
-        head,
-        FetchErrorKind::NotFound(_)
-            | FetchErrorKind::Refused(_)
-            | FetchErrorKind::Failing(_)
-            | FetchErrorKind::BadRange(_)
-            | FetchErrorKind::BadReply(_)
-    )
-}
-
-/// The part of a blob that a response contains.
-fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<BlobRange, FetchErrorKind> {
-    let (bad, bad_range) = (FetchErrorKind::BadReply, FetchErrorKind::BadRange);
-    let encoding = response.headers().get(CONTENT_ENCODING).map(HeaderValue::as_bytes);
-    if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
-        return Err(bad("unrequested Content-Encoding".into()));
-    }
-    match (response.status(), asked) {
-        (StatusCode::PARTIAL_CONTENT, Some((offset, end))) => {
-            let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
-            let range = range
-                .and_then(ContentRange::parse)
-                .ok_or_else(|| bad_range("partial response without a valid Content-Range".into()))?;
-            match range.problem(offset, end, size) {
-                Some(problem) => Err(bad_range(problem)),
-                None => Ok(BlobRange { start: offset, end: range.end, ranged: true }),
-            }
-        }
-        (StatusCode::PARTIAL_CONTENT, None) => {
-            Err(bad("partial response to a request without a range".into()))
-        }
-        _ => match response.content_length() {
-            Some(length) if length != size => Err(wrong_length(length, size)),
-            _ => Ok(BlobRange { start: 0, end: size, ranged: false }),
-        },
-    }
-}
-
-fn wrong_length(length: u64, size: u64) -> FetchErrorKind {
-    FetchErrorKind::BadReply(format!("Content-Length is {length}, the manifest says {size}"))
-}
-
-impl ManifestOrIndex {
-    /// The media type to store: the one in the document, else that of the response, else the one of its parsed kind.
-    fn media_type(&self, raw: &[u8], said: &str) -> String {
-        #[derive(serde::Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct MediaTypeField {
-            #[serde(default)]
-            media_type: Option<String>,
-        }
-        let own = serde_json::from_slice::<MediaTypeField>(raw).ok().and_then(|named| named.media_type);
-        let said = said.split(';').next().unwrap_or_default().trim();
-        let known = |text: &str| MediaType::of(text).is_manifest();
-        let [index, manifest, ..] = ACCEPTED_MANIFESTS;
-        match own {
-            Some(own) if known(&own) => own,
-            _ if known(said) => said.to_owned(),
-            _ => match self {
-                ManifestOrIndex::Index(_) => index.to_owned(),
-                ManifestOrIndex::Manifest(_) => manifest.to_owned(),
-            },
-        }
     }
 }
