@@ -6,9 +6,10 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use larder_testkit_peers::process::wait_until;
-use larder_testkit_peers::{HoldingProxy, ImageBuilder, RegistryOptions};
+use larder_testkit_peers::{HoldingProxy, ImageBuilder, LayerFiles, RegistryOptions};
 use rustix::process::Signal;
 
 use crate::world::{LarderProcess, RuntimeFixture, larder_in};
@@ -548,4 +549,53 @@ fn a_check_waits_for_other_commands_or_fails_at_once() {
         let run = running.finish().expect(0);
         assert!(run.stdout.contains("1 image"), "{run:?}");
     }
+}
+
+/// Files of the layer that is unpacked while others read.
+const FILES: usize = 30_000;
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "the time of real processes is measured")]
+fn reads_do_not_wait_for_a_pull_of_many_files() {
+    let Some(world) = store() else { return };
+    let (old, third) = (present(&world, 1, "shop/old:1"), present(&world, 2, "shop/third:1"));
+    let commands = [&["images"][..], &["df"], &["gc", "--dry-run"], &["gc", "--all-unused", "--dry-run"]];
+    let median = |command: &[&str]| {
+        let mut times = [(); 7].map(|()| {
+            let begin = Instant::now();
+            world.start_larder(command).succeed();
+            begin.elapsed()
+        });
+        times.sort();
+        times[3]
+    };
+    let idle = commands.map(median);
+
+    // All files come before the bytes at which the gate holds the layer.
+    let small = (0..FILES).fold(LayerFiles::new(), |layer, number| {
+        layer.file(format!("srv/app/{}/{number}.js", number % 200), format!("module.exports = {number}"))
+    });
+    let layer = small.noise("srv/app/bundle", 8_000_000, 3);
+    ImageBuilder::new().layer(layer).push(&world.registry, "shop/node:1").unwrap();
+    let gate = world.gate();
+    let node = gate.image("shop/node:1");
+    gate.hold_blobs_after(6_000_000);
+    let pull = world.start_larder(&["pull", &node]);
+    gate.wait_until_held(1);
+    wait_until("the files are unpacked", || {
+        world.larder(&["df", "-o", "json"]).expect(0).json()["store"]["disk"]["unpacking"]["inodes"]
+            .as_u64()
+            .is_some_and(|inodes| inodes > FILES as u64)
+    });
+    for (command, idle) in commands.into_iter().zip(idle) {
+        let busy = median(command);
+        assert!(busy < idle + Duration::from_millis(100), "{command:?}: {busy:?}, on an idle store {idle:?}");
+    }
+    world.larder(&["rm", &third]).expect(0);
+    world.larder(&["pull", &old]).expect(0);
+    pull.interrupt();
+    pull.finish().expect(130);
+    assert_eq!(world.images(), [old]);
+    let disk = world.larder(&["df", "-o", "json"]).expect(0).json()["store"]["disk"].clone();
+    assert_eq!(disk["unpacking"]["inodes"], 1, "{disk}");
 }

@@ -224,7 +224,7 @@ fn unpack_directory(
     wanted: &PlannedLayer,
     options: &UnpackOptions,
 ) -> Result<StagedLayer, UnpackThreadError> {
-    let staging = store.begin_layer().map_err(UnpackThreadError::Store)?;
+    let staging = store.begin_layer_with_progress(&options.progress).map_err(UnpackThreadError::Store)?;
     let root = staging.dir().join(FS);
     fs_err::create_dir(&root)
         .map_err(|error| UnpackThreadError::Unpack(UnpackError::file("create", &root, error)))?;

@@ -22,8 +22,10 @@ use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
 use super::shared_sync::{SharedSync, has_failed};
+use super::unpacking::UnpackingDirs;
 use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
 use crate::erofs::{DetachedMount, ErofsFile};
+use crate::unpack::UnpackProgress;
 
 /// Name of the directory with the unpacked files, inside of a layer's directory.
 pub const FS: &str = "fs";
@@ -134,6 +136,7 @@ pub(crate) struct PendingLayers {
     fresh: Mutex<HashMap<LayerKey, Weak<LayerHandleInner>>>,
     /// Those of them without a handle.
     pub(super) kept: ResumableLayers,
+    pub(super) unpacking: UnpackingDirs,
 }
 
 impl PendingLayers {
@@ -270,6 +273,7 @@ impl Drop for LayerStaging {
             let _ = self.store.discard(&self.dir);
             self.store.trash.kick();
         }
+        self.store.arrivals.unpacking.remove(&self.dir);
     }
 }
 
@@ -351,6 +355,16 @@ impl Store {
         let written = self.0.begin_writes().context(doing)?;
         self.0.disk.create_dir(&dir).context(doing)?;
         Ok(LayerStaging { store: self.0.clone(), dir, written, finished: false })
+    }
+
+    /// The same, to unpack many files into, which is followed by `progress`.
+    pub(crate) fn begin_layer_with_progress(
+        &self,
+        progress: &Arc<UnpackProgress>,
+    ) -> Result<LayerStaging, StoreError> {
+        let staging = self.begin_layer()?;
+        self.0.arrivals.unpacking.add(&staging.dir, progress);
+        Ok(staging)
     }
 }
 

@@ -45,6 +45,7 @@ mod resumable_list;
 mod shared_sync;
 mod sharing;
 mod trash;
+mod unpacking;
 mod upgrade;
 mod usage;
 

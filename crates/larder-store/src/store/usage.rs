@@ -1,6 +1,7 @@
 //! Disk usage of the store. Layers are measured once, when they are added; everything else is small and measured on demand.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
 
 use larder::reference::Digest;
@@ -10,6 +11,7 @@ use super::commit::RATIO;
 use super::db::{DbRead, DbResult, LAYERS, LEASES, LISTED, META, MOUNTS, USES, log_of};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
+use super::layout::names_in;
 use super::listing::ImageListing;
 use super::records::{LayerKey, LeaseRecord, MountRecord, UnpackRatio};
 use super::references::ReferencedItem;
@@ -26,7 +28,7 @@ pub struct StoreUsage {
     pub blobs: DiskSpace,
     /// Blobs being fetched, or partially fetched.
     pub ingest: DiskSpace,
-    /// Layers being unpacked.
+    /// Layers being unpacked; an estimate.
     pub staging: DiskSpace,
     /// Removed files that wait to be deleted.
     pub trash: DiskSpace,
@@ -220,7 +222,7 @@ impl Store {
             shared_layers,
             blobs: measured(&layout.blobs())? + measured(&layout.images())?,
             ingest: measured(&layout.ingests())?,
-            staging: measured(&layout.staging())?,
+            staging: self.staging_usage().context(doing)?,
             trash: measured(&layout.trash())?,
             mounts: measured(&layout.mounts())?,
             database: measured(&layout.database())?
@@ -230,6 +232,20 @@ impl Store {
                 + measure_one(&layout.layers()).context(doing)?
                 + measure_one(layout.root()).context(doing)?,
         })
+    }
+
+    /// What is in `staging`: counted, except where a layer is unpacked now.
+    fn staging_usage(&self) -> io::Result<DiskSpace> {
+        let dir = self.0.layout.staging();
+        let mut total = measure_one(&dir)?;
+        for name in names_in(&dir)? {
+            let entry = dir.join(name);
+            total += match self.0.arrivals.unpacking.usage_of(&entry) {
+                Some(estimate) => estimate,
+                None => measure(&entry)?,
+            };
+        }
+        Ok(total)
     }
 
     /// Disk usage of each image, ordered by ID, including incomplete images.
