@@ -1,26 +1,36 @@
 //! The calls, over the connection of a CRI client. Lists that grow with the node come as streams.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use larder::backend::BackendError;
 use larder_cri::channel::CriChannel;
 use larder_cri::{MAX_MESSAGE_BYTES, call_error, deadline, joined, origin};
+use prost_types::FieldMask;
 use tonic::metadata::AsciiMetadataValue;
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 
 use crate::proto::containers::containers_client::ContainersClient;
 use crate::proto::containers::{Container, ListContainersRequest};
 use crate::proto::content::content_client::ContentClient;
-use crate::proto::content::{Info as Blob, ListContentRequest};
+use crate::proto::content::{
+    Info as Blob, ListContentRequest, UpdateRequest as UpdateContentRequest, WriteAction, WriteContentRequest,
+};
 use crate::proto::images::images_client::ImagesClient;
-use crate::proto::images::{Image as ImageRecord, ListImagesRequest};
+use crate::proto::images::{
+    CreateImageRequest, DeleteImageRequest, Image as ImageRecord, ListImagesRequest, UpdateImageRequest,
+};
 use crate::proto::leases::leases_client::LeasesClient;
-use crate::proto::leases::{Lease, ListRequest as ListLeasesRequest, ListResourcesRequest, Resource};
+use crate::proto::leases::{
+    CreateRequest as CreateLeaseRequest, DeleteRequest as DeleteLeaseRequest, Lease,
+    ListRequest as ListLeasesRequest, ListResourcesRequest, Resource,
+};
 use crate::proto::namespaces::ListNamespacesRequest;
 use crate::proto::namespaces::namespaces_client::NamespacesClient;
 use crate::proto::snapshots::snapshots_client::SnapshotsClient;
 use crate::proto::snapshots::{
-    Info as Snapshot, ListSnapshotsRequest, StatSnapshotRequest, UsageRequest, UsageResponse,
+    Info as Snapshot, ListSnapshotsRequest, PrepareSnapshotRequest, RemoveSnapshotRequest,
+    StatSnapshotRequest, UsageRequest, UsageResponse,
 };
 
 /// A client of containerd's API.
@@ -139,4 +149,120 @@ impl ContainerdClient {
         let request = self.request(namespace, message)?;
         Ok(client!(self, SnapshotsClient).usage(request).await?.into_inner())
     }
+}
+
+/// Calls that change something, under a lease: what they make is not collected before it is referenced.
+impl ContainerdClient {
+    fn leased<T>(&self, namespace: &str, lease: &str, message: T) -> Result<Request<T>, Status> {
+        let mut request = self.request(namespace, message)?;
+        let lease = AsciiMetadataValue::try_from(lease)
+            .map_err(|_| Status::invalid_argument(format!("invalid lease {lease:?}")))?;
+        request.metadata_mut().insert("containerd-lease", lease);
+        Ok(request)
+    }
+
+    /// Makes a lease.
+    pub(crate) async fn create_lease(
+        &self,
+        namespace: &str,
+        id: &str,
+        labels: BTreeMap<String, String>,
+    ) -> Result<(), Status> {
+        let request = self.request(namespace, CreateLeaseRequest { id: id.to_owned(), labels })?;
+        client!(self, LeasesClient).create(request).await.map(drop)
+    }
+
+    /// Ends a lease.
+    pub(crate) async fn delete_lease(&self, namespace: &str, id: &str) -> Result<(), Status> {
+        let request = self.request(namespace, DeleteLeaseRequest { id: id.to_owned() })?;
+        client!(self, LeasesClient).delete(request).await.map(drop)
+    }
+
+    /// Stores a blob with these labels. One that is there gets them.
+    pub(crate) async fn write_blob(&self, namespace: &str, lease: &str, blob: NewBlob) -> Result<(), Status> {
+        let NewBlob { digest, data, labels } = blob;
+        let message = WriteContentRequest {
+            action: WriteAction::Commit.into(),
+            r#ref: format!("larder-{digest}"),
+            total: i64::try_from(data.len()).unwrap_or(i64::MAX),
+            expected: digest.clone(),
+            offset: 0,
+            data,
+            labels: labels.clone(),
+        };
+        let request = self.leased(namespace, lease, futures_util::stream::iter([message]))?;
+        let written = joined(client!(self, ContentClient).write(request), |part| vec![part]).await;
+        match written {
+            Ok(_) => Ok(()),
+            Err(status) if status.code() == Code::AlreadyExists => {
+                let paths = labels.keys().map(|label| format!("labels.{label}")).collect();
+                let info = Some(Blob { digest, labels, ..Blob::default() });
+                let message = UpdateContentRequest { info, update_mask: Some(FieldMask { paths }) };
+                let request = self.leased(namespace, lease, message)?;
+                client!(self, ContentClient).update(request).await.map(drop)
+            }
+            Err(status) => Err(status),
+        }
+    }
+
+    /// Prepares a snapshot; fails with `AlreadyExists` if the snapshotter has what the labels ask for.
+    pub(crate) async fn prepare_snapshot(
+        &self,
+        namespace: &str,
+        lease: &str,
+        message: PrepareSnapshotRequest,
+    ) -> Result<(), Status> {
+        let request = self.leased(namespace, lease, message)?;
+        client!(self, SnapshotsClient).prepare(request).await.map(drop)
+    }
+
+    /// Removes a snapshot.
+    pub(crate) async fn remove_snapshot(
+        &self,
+        namespace: &str,
+        snapshotter: &str,
+        key: &str,
+    ) -> Result<(), Status> {
+        let message = RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
+        let request = self.request(namespace, message)?;
+        client!(self, SnapshotsClient).remove(request).await.map(drop)
+    }
+
+    /// Records an image under a name, instead of the one that has it.
+    pub(crate) async fn put_image(&self, namespace: &str, image: ImageRecord) -> Result<(), Status> {
+        let request = self.request(namespace, CreateImageRequest { image: Some(image.clone()) })?;
+        match client!(self, ImagesClient).create(request).await {
+            Err(status) if status.code() == Code::AlreadyExists => {
+                let paths = image.labels.keys().map(|label| format!("labels.{label}"));
+                let paths = paths.chain(["target".to_owned()]).collect();
+                let message =
+                    UpdateImageRequest { image: Some(image), update_mask: Some(FieldMask { paths }) };
+                let request = self.request(namespace, message)?;
+                client!(self, ImagesClient).update(request).await.map(drop)
+            }
+            created => created.map(drop),
+        }
+    }
+
+    /// Removes the name of an image. With `collect`, returns after containerd's garbage collector has run.
+    pub(crate) async fn delete_image(
+        &self,
+        namespace: &str,
+        name: &str,
+        collect: bool,
+    ) -> Result<(), Status> {
+        let request = self.request(namespace, DeleteImageRequest { name: name.to_owned(), sync: collect })?;
+        match client!(self, ImagesClient).delete(request).await {
+            Err(status) if status.code() == Code::NotFound => Ok(()),
+            deleted => deleted.map(drop),
+        }
+    }
+}
+
+/// A blob to be stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NewBlob {
+    pub(crate) digest: String,
+    pub(crate) data: Vec<u8>,
+    pub(crate) labels: BTreeMap<String, String>,
 }

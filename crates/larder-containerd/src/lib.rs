@@ -5,20 +5,23 @@
 //! ContainerdLayers -> content, snapshots            -> layers of images   \
 //!        '----------> images, leases, namespaces    -> what else has them  > garbage collection
 //! ContainerdUses   -> containers that CRI omits     -> images in use      /
+//! ImagePublisher   -> content, snapshots, images    -> images of larder's store that containerd can run
 //! ```
 //!
-//! Read `layers.rs` first. `graph.rs` and `holders.rs` are pure.
+//! Read `layers.rs` first. `graph.rs`, `holders.rs` and `publish/records.rs` are pure.
 //!
-//! Promises: larder reads this API only; a runtime without it, such as CRI-O, has no sizes and no further uses; if a part
+//! Promises: only `ImagePublisher` changes anything; a runtime without it, such as CRI-O, has no sizes and no further uses; if a part
 //! of it is refused, sizes are marked as estimated, and unknown uses are an error.
 
 mod client;
 mod graph;
 mod holders;
 mod layers;
+mod publish;
 mod uses;
 
 pub use layers::ContainerdLayers;
+pub use publish::{ImagePublisher, PublishedImage};
 pub use uses::ContainerdUses;
 
 /// The parts of containerd's API that larder uses; generated from `proto`.

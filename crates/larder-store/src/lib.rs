@@ -15,5 +15,6 @@ pub mod fsck;
 pub mod gc_sources;
 pub mod mounts;
 pub mod pull;
+pub mod snapshots;
 pub mod store;
 pub mod unpack;

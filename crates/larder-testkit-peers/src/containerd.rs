@@ -40,6 +40,8 @@ pub struct ContainerdOptions {
     pub path: Option<OsString>,
     /// Its sandbox image, instead of the default.
     pub sandbox_image: Option<String>,
+    /// Socket of a snapshotter `larder`, which CRI then uses, too.
+    pub snapshotter: Option<PathBuf>,
 }
 
 /// A containerd process and its state. Dropping it ends the process and removes the state.
@@ -60,13 +62,13 @@ impl Containerd {
 
     /// Starts a containerd with nothing in it that is not quite the usual one.
     pub fn start_with(options: ContainerdOptions) -> PeerResult<Containerd> {
-        let below = options.below.unwrap_or_else(std::env::temp_dir);
+        let below = options.below.clone().unwrap_or_else(std::env::temp_dir);
         let dir = tempfile::Builder::new().prefix("larder-containerd-").tempdir_in(below)?;
         for below in ["root", "state", "certs.d", "cni/conf", "cni/bin", "tmp"] {
             fs_err::create_dir_all(dir.path().join(below))?;
         }
         let has_overlay = overlay_works(dir.path());
-        let config = config(dir.path(), has_overlay, options.sandbox_image.as_deref());
+        let config = config(dir.path(), has_overlay, &options);
         fs_err::write(dir.path().join("config.toml"), config)?;
         let program = options.program.map_or_else(|| program(Package::Containerd), Ok)?;
         let mut containerd = Containerd { server: None, dir, program, path: options.path, has_overlay };
@@ -178,11 +180,20 @@ impl Drop for Containerd {
     }
 }
 
-fn config(dir: &Path, has_overlay: bool, sandbox_image: Option<&str>) -> String {
-    let sandbox_image =
-        sandbox_image.map_or_else(String::new, |image| format!("  sandbox_image = \"{image}\"\n"));
+fn config(dir: &Path, has_overlay: bool, options: &ContainerdOptions) -> String {
+    let sandbox_image = options
+        .sandbox_image
+        .as_ref()
+        .map_or_else(String::new, |image| format!("  sandbox_image = \"{image}\"\n"));
     let dir_text = dir.display();
-    let snapshotter = if has_overlay { "overlayfs" } else { "native" };
+    let (snapshotter, plugin) = match &options.snapshotter {
+        Some(socket) => {
+            let address = socket.display();
+            ("larder", format!("[proxy_plugins.larder]\n  type = \"snapshot\"\n  address = \"{address}\"\n"))
+        }
+        None if has_overlay => ("overlayfs", String::new()),
+        None => ("native", String::new()),
+    };
     format!(
         r#"version = 2
 root = "{dir_text}/root"
@@ -192,6 +203,7 @@ disabled_plugins = {DISABLED:?}
 [grpc]
   address = "{dir_text}/containerd.sock"
 
+{plugin}
 [plugins."io.containerd.grpc.v1.cri"]
   disable_tcp_service = true
   restrict_oom_score_adj = true

@@ -5,22 +5,37 @@ use std::time::Duration;
 
 use larder::backend::Backend;
 use larder::gc::{Collector, CollectorBuilder, InspectLayerSource, ReclaimWait};
-use larder_containerd::ContainerdLayers;
+use larder_containerd::{ContainerdLayers, ContainerdUses, ImagePublisher};
 use larder_store::gc_sources::{StoreFsStats, StoreLayerSource};
 
 use super::handle::BackendHandle;
+use super::publishing::PublishingBackend;
 
 /// The backend, and a collector's builder that knows how to ask it.
-pub(crate) fn backend_and_collector(handle: &BackendHandle) -> (Arc<dyn Backend>, CollectorBuilder) {
+/// With a publisher, images of the store are those of its containerd as well.
+pub(crate) fn backend_and_collector(
+    handle: &BackendHandle,
+    publisher: Option<ImagePublisher>,
+) -> (Arc<dyn Backend>, CollectorBuilder) {
     match handle {
         BackendHandle::Store(store) => {
-            let backend: Arc<dyn Backend> = Arc::new(store.clone());
-            let builder = Collector::builder(backend.clone())
+            let containers = publisher.as_ref().map(|publisher| {
+                let cri = publisher.cri();
+                Arc::new(ContainerdUses::new(cri.runtime_channel(), cri.request_timeout()))
+            });
+            let backend: Arc<dyn Backend> = match publisher {
+                Some(publisher) => Arc::new(PublishingBackend::new(store.clone(), publisher)),
+                None => Arc::new(store.clone()),
+            };
+            let mut builder = Collector::builder(backend.clone())
                 .use_source(Arc::new(store.clone()))
                 .reclaimer(Arc::new(store.clone()))
                 .disk(Arc::new(StoreFsStats(store.store().clone())))
                 .reclaim_wait(reclaim_wait(store.store().frees_at_once()))
                 .layers(Arc::new(StoreLayerSource::new(store.clone())));
+            if let Some(containers) = containers {
+                builder = builder.use_source(containers);
+            }
             (backend, builder)
         }
         BackendHandle::Runtime(runtime) => {

@@ -9,6 +9,7 @@ pub(crate) mod gc_wiring;
 mod handle;
 mod open;
 pub mod providers;
+pub(crate) mod publishing;
 pub mod target;
 
 pub use handle::BackendHandle;

@@ -115,6 +115,7 @@ impl ConfigCheck<'_> {
         let named = [
             ("containerRuntimeEndpoint", images.container_runtime_endpoint.clone()),
             ("imageServiceEndpoint", images.image_service_endpoint.clone()),
+            ("containerd.socket", self.config.containerd.socket.clone().unwrap_or_default()),
         ];
         for (key, text) in named.iter().filter(|(_, text)| !text.is_empty()) {
             match Endpoint::parse(text) {

@@ -73,6 +73,8 @@ pub struct Config {
     pub metrics: MetricsSettings,
     /// Which images are pinned over CRI.
     pub cri_pins: CriPinSettings,
+    /// What containerd uses of larder's own store.
+    pub containerd: ContainerdSettings,
     /// What is logged.
     pub log: LogSettings,
     /// How images are pulled, kubelet's settings included.
@@ -165,6 +167,15 @@ pub struct CriPinSettings {
     pub mounted: bool,
     /// Images with a lease of `larder lease` in larder's own store.
     pub leased: bool,
+}
+
+/// What containerd uses of larder's own store.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ContainerdSettings {
+    /// Serve containerd's snapshot service on the socket.
+    pub snapshotter: bool,
+    /// Socket of the containerd to which images are published.
+    pub socket: Option<String>,
 }
 
 /// What is logged.

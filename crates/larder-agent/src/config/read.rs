@@ -20,8 +20,8 @@ use super::evictions;
 use super::file;
 use super::settings::{self, ConfigDraft, Setting};
 use super::{
-    API_VERSION, BackendSetting, Config, CredentialPlugins, CriPinSettings, KIND, ListenSettings, LogFormat,
-    LogSettings, MetricsSettings, SettingOrigin, StoreSettings,
+    API_VERSION, BackendSetting, Config, ContainerdSettings, CredentialPlugins, CriPinSettings, KIND,
+    ListenSettings, LogFormat, LogSettings, MetricsSettings, SettingOrigin, StoreSettings,
 };
 use crate::environment::DefaultPaths;
 use crate::manifest::tree::{NodeCursor, YamlNode, parse_open};
@@ -300,6 +300,7 @@ impl ConfigDraft {
                 kubelet_names: false,
             },
             cri_pins: CriPinSettings { kept: true, mounted: true, leased: false },
+            containerd: ContainerdSettings::default(),
             log: LogSettings { level: tracing::Level::INFO, format: LogFormat::Text },
             pull: PullConfig::default(),
             credential_tokens: TokenPolicy::Keep,

@@ -13,6 +13,7 @@ use larder::records::{PullRecordStore, Verification};
 use super::metrics::NodeMetrics;
 use super::settings::NodeSettings;
 use super::{Node, NodeDependencies};
+use crate::backend::publishing::publisher_of;
 use crate::backend::{OpenMode, RuntimeRequirement, docker, gc_wiring, open, providers};
 use crate::config::{Config, SettingsSources};
 use crate::error::{Error, NodeOpenError};
@@ -68,7 +69,7 @@ impl Node {
             None => credentials_of(&config, &metrics)?,
         };
         let cache = docker::builder_cache(&handle).filter(|_| config.prune_build_cache);
-        let (backend, mut collector) = gc_wiring::backend_and_collector(&handle);
+        let (backend, mut collector) = gc_wiring::backend_and_collector(&handle, publisher_of(&config));
         if let Some(cache) = cache {
             collector = collector.reclaimer(cache);
         }

@@ -8,6 +8,8 @@ use larder_api::v1alpha1::control_server::{self, ControlServer};
 use larder_cri::proto::image_service_server::{self, ImageServiceServer};
 use larder_cri::proto::runtime_service_server::{self, RuntimeServiceServer};
 use larder_cri::server::{CriService, NAME, RuntimeProxy, ServerVersion, deadline_of, services, within};
+use larder_snapshots::proto::snapshots_server::SnapshotsServer;
+use larder_snapshots::{SERVICE_NAME as SNAPSHOTS, SnapshotService};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service as Answers;
@@ -30,6 +32,8 @@ pub(crate) struct Router {
     /// Where the backend is a runtime: what answers calls about containers.
     containers: Option<RuntimeProxy>,
     control: ControlServer<control::ControlApi>,
+    /// Where containerd has snapshots in the store.
+    snapshots: Option<SnapshotsServer<SnapshotService>>,
 }
 
 type RouterFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -42,7 +46,10 @@ impl Router {
         let (images, runtime) = services(Arc::new(CriImages::of(Arc::clone(node))), about);
         let backend = node.handle.as_ref().and_then(BackendHandle::runtime);
         let containers = backend.map(|runtime| RuntimeProxy::new(runtime.runtime_channel()));
-        Router { plain, images, runtime, containers, control }
+        let store = node.handle.as_ref().and_then(BackendHandle::store);
+        let store = store.filter(|_| node.settings.now().containerd.snapshotter);
+        let snapshots = store.map(|store| larder_snapshots::service(store.store().clone()));
+        Router { plain, images, runtime, containers, control, snapshots }
     }
 
     /// Sends a request to the service that its path names.
@@ -54,13 +61,17 @@ impl Router {
                 async move { Ok(plain.answer(&head.method, head.uri.path(), &head.headers).await) },
             );
         }
-        match request.uri().path().split('/').nth(1).unwrap_or_default() {
-            image_service_server::SERVICE_NAME => {
+        let name = request.uri().path().split('/').nth(1).unwrap_or_default();
+        match (name, &self.snapshots) {
+            (image_service_server::SERVICE_NAME, _) => {
                 self.counted(request, |request| call(&self.images, request))
             }
-            runtime_service_server::SERVICE_NAME => self.counted(request, |request| self.containers(request)),
-            control_server::SERVICE_NAME => call(&self.control, request),
-            other => {
+            (runtime_service_server::SERVICE_NAME, _) => {
+                self.counted(request, |request| self.containers(request))
+            }
+            (control_server::SERVICE_NAME, _) => call(&self.control, request),
+            (SNAPSHOTS, Some(snapshots)) => call(snapshots, request),
+            (other, _) => {
                 let unknown = Status::unimplemented(format!("unknown service {other}"));
                 Box::pin(async move { Ok(unknown.into_http()) })
             }

@@ -31,6 +31,7 @@ mod podman;
 mod policy;
 mod serve;
 mod served;
+mod snapshotter;
 mod stalled_removal;
 mod store;
 mod world;

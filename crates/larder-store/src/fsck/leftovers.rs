@@ -24,6 +24,7 @@ impl OpenStore {
                 leftovers.push(self.layout.ingests().join(name));
             }
         }
+        leftovers.extend(self.leftover_snapshots()?);
         let mounts = self.db.read(doing, |reader| reader.endings(MOUNTS, ""))?;
         for name in names_in(&self.layout.mounts()).context(doing)? {
             if !mounts.contains(&name) {

@@ -3,14 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::report::{FsckReport, StoreDamage};
+use crate::snapshots::find_snapshots;
 use crate::store::commit::{for_uses, put_uses};
 use crate::store::db::{
-    DbError, DbRead, DbResult, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, LISTED, MOUNTS, NAMES, USES,
-    decode,
+    DbError, DbRead, DbResult, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, LISTED, MOUNTS, NAMES,
+    SNAPSHOTS, USES, decode, encode,
 };
 use crate::store::layers::RECORD;
 use crate::store::listing::{ImageListing, put_image};
-use crate::store::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord, OpenStore, StoreError};
+use crate::store::{
+    ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord, OpenStore, SnapshotRecord, StoreError,
+};
 
 impl OpenStore {
     /// Records that cannot be read. They are replaced by their copies where there are any.
@@ -21,7 +24,8 @@ impl OpenStore {
             unreadable::<ImageRecord>(reader, IMAGES, &mut bad)?;
             unreadable::<LayerRecord>(reader, LAYERS, &mut bad)?;
             unreadable::<LeaseRecord>(reader, LEASES, &mut bad)?;
-            unreadable::<MountRecord>(reader, MOUNTS, &mut bad)
+            unreadable::<MountRecord>(reader, MOUNTS, &mut bad)?;
+            unreadable::<SnapshotRecord>(reader, SNAPSHOTS, &mut bad)
         })?;
         for (table, error) in bad {
             let (key, reason) = match &error {
@@ -48,6 +52,9 @@ impl OpenStore {
             let path = LayerKey::parse(key).map(|key| self.layout.layer(&key).join(RECORD));
             path.and_then(|path| fs_err::read(path).ok())
                 .filter(|copy| decode::<LayerRecord>(key, copy).is_ok())
+        } else if table == SNAPSHOTS {
+            let copies = find_snapshots(&self.layout, BTreeMap::new()).unwrap_or_default();
+            copies.get(key).and_then(|snapshot| encode(key, snapshot).ok())
         } else {
             None
         };

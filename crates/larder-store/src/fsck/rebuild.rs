@@ -18,15 +18,19 @@ use super::options::{LayerChecker, ManifestLayerChecker, check_files};
 use crate::disk::{Disk, RealDisk, measure};
 use crate::erofs::ErofsFile;
 use crate::mounts::mounted_of;
+use crate::snapshots::find_snapshots;
 use crate::store::blobs::{check_digest, read_blob};
-use crate::store::db::{Db, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, META, MOUNTS, decode, log_of};
+use crate::store::db::{
+    Db, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, META, MOUNTS, SNAPSHOTS, decode, log_of,
+};
 use crate::store::error::StoreOpenError;
 use crate::store::layers::{IMAGE, RECORD};
 use crate::store::layout::{StoreLayout, names_in};
 use crate::store::open::{LockedStoreDir, MissingStoreAction};
+use crate::store::snapshot_records::put_rebuilt;
 use crate::store::{
     ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseRecord, MountRecord, OpenStore,
-    Store, StoreConfig, StoreError,
+    SnapshotRecord, Store, StoreConfig, StoreError,
 };
 use larder::reference::Digest;
 
@@ -117,11 +121,13 @@ pub(crate) fn rebuild_begun(
     if !mounted.is_empty() {
         return Err(StoreOpenError::Mounted { root, mounted });
     }
+    let snapshots = find_snapshots(layout, salvaged::<SnapshotRecord>(layout, SNAPSHOTS)).map_err(failed)?;
     let mut rebuilt = RebuildReport::default();
     let mut images = find_images(layout, &mut rebuilt).map_err(failed)?;
     let mut needed: BTreeMap<&LayerKey, Option<&ImageLayer>> = BTreeMap::new();
     needed.extend(leases.values().flat_map(|lease| &lease.leased.layers).map(|key| (key, None)));
     needed.extend(mounts.values().flat_map(|mount| &mount.layers).map(|key| (key, None)));
+    needed.extend(snapshots.values().filter_map(|snapshot| snapshot.layer.as_ref()).map(|key| (key, None)));
     needed.extend(images.iter().flat_map(|image| &image.layers).map(|layer| (&layer.key, Some(layer))));
     let layers = find_layers(layout, &needed, check, &mut rebuilt);
     for image in &mut images {
@@ -135,6 +141,7 @@ pub(crate) fn rebuild_begun(
         ratio.iter().try_for_each(|(key, value)| writer.put_raw(META, key, value))?;
         put_all(writer, LEASES, &leases)?;
         put_all(writer, MOUNTS, &mounts)?;
+        put_rebuilt(writer, &snapshots)?;
         layers.iter().try_for_each(|layer| writer.put(LAYERS, layer.key.as_str(), layer))?;
         images.iter().try_for_each(|image| writer.put(IMAGES, image.id.as_str(), image))?;
         write_names(writer)

@@ -1,6 +1,6 @@
 //! Mounts layers that are EROFS images: once for all overlays, at `lowers/KEY` in the store.
 //!
-//! A layer is mounted as long as a recorded mount has it. Nothing else is noted: the kernel's mount table says which layers
+//! A layer is mounted as long as a recorded mount, or a snapshot that can be mounted, has it. Nothing else is noted: the kernel's mount table says which layers
 //! are mounted, and the records of mounts say which must be. So a restart finds the mounts of an earlier process, and
 //! removes those that it left behind.
 
@@ -15,12 +15,13 @@ use crate::erofs::{DetachedMount, detach};
 use crate::store::db::{DbRead as _, MOUNTS};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::names_in;
+use crate::store::snapshot_records::mountable_layers;
 use crate::store::{LayerHandle, LayerKey, MountRecord, OpenStore, StoreError};
 
 impl OpenStore {
     /// The lower directories of layers, in their order; mounts those that are images, unless they are mounted. The record of
-    /// a mount must have the layers.
-    pub(super) fn mount_layers(&self, layers: &[LayerHandle]) -> Result<Vec<PathBuf>, MountError> {
+    /// a mount, or of a snapshot, must have the layers.
+    pub(crate) fn mount_layers(&self, layers: &[LayerHandle]) -> Result<Vec<PathBuf>, MountError> {
         if layers.iter().all(|layer| layer.image().is_none()) {
             return Ok(layers.iter().map(LayerHandle::fs).collect());
         }
@@ -49,17 +50,20 @@ impl OpenStore {
         Ok(lowers)
     }
 
-    /// Unmounts the layers that no recorded mount has.
-    pub(super) fn release_layers(&self) -> Result<(), StoreError> {
+    /// Unmounts the layers that no recorded mount and no mountable snapshot has.
+    pub(crate) fn release_layers(&self) -> Result<(), StoreError> {
         let doing = "unmount layers";
         let _alone = self.layer_mounts.lock().unwrap_or_else(PoisonError::into_inner);
         let names = names_in(&self.layout.lowers()).context(doing)?;
         if names.is_empty() {
             return Ok(());
         }
-        let mounts: Vec<MountRecord> = self.db.read(doing, |reader| reader.all(MOUNTS))?;
-        let used = mounts.iter().flat_map(|mount| &mount.layers);
-        let used: HashSet<&str> = used.map(LayerKey::as_str).collect();
+        let used = self.db.read(doing, |reader| {
+            let mut used = mountable_layers(reader)?;
+            reader.for_each(MOUNTS, |mount: MountRecord| used.extend(mount.layers))?;
+            Ok(used)
+        })?;
+        let used: HashSet<&str> = used.iter().map(LayerKey::as_str).collect();
         for name in names.iter().filter(|name| !used.contains(name.as_str())) {
             let target = self.layout.lowers().join(name);
             // Without the directory there is no mount, so a failure is tried again by the next release.

@@ -40,6 +40,7 @@ use tokio::sync::Semaphore;
 
 pub use error::PullError;
 pub use load::LoadedImage;
+pub(crate) use plan::chain_id;
 
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::admission::{self, admit};

@@ -70,7 +70,7 @@ impl PullPlan {
 
 /// The chain id of the OCI image specification: the bottom layer's is its diff id; each further one is the SHA-256 of
 /// the chain below, a space, and its own diff id.
-fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
+pub(crate) fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
     let Some(below) = below else { return diff_id.clone() };
     Digest::sha256(format!("{below} {diff_id}"))
 }

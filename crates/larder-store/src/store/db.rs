@@ -51,9 +51,14 @@ pub(crate) const USES: DbTable = DbTable("uses");
 pub(crate) const LEASES: DbTable = DbTable("leases");
 /// Mount id to [`MountRecord`](super::records::MountRecord).
 pub(crate) const MOUNTS: DbTable = DbTable("mounts");
+/// Key of containerd to [`SnapshotRecord`](super::snapshot_records::SnapshotRecord).
+pub(crate) const SNAPSHOTS: DbTable = DbTable("snapshots");
+/// `PARENT/CHILD`, by number, to nothing: which snapshots are based on a snapshot.
+pub(crate) const SNAPSHOT_CHILDREN: DbTable = DbTable("snapshot-children");
 /// What is known of the store as a whole.
 pub(crate) const META: DbTable = DbTable("meta");
 
+/// Those of format 1.
 pub(super) const TABLES: [DbTable; 8] = [IMAGES, LISTED, NAMES, LAYERS, USES, LEASES, MOUNTS, META];
 
 /// Disk space of the log in bytes, whatever is in it: as much as the removal of an image with a hundred layers writes.

@@ -5,7 +5,6 @@ use std::sync::PoisonError;
 
 use rustix::io::Errno;
 
-use super::FORMAT;
 use super::config::LayerFormat;
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
@@ -69,13 +68,12 @@ impl OpenStore {
         found
     }
 
-    /// Makes sure that earlier versions of larder do not open this store, since they do not know EROFS images. Durable when
-    /// it returns.
-    pub(super) fn require_image_format(&self) -> Result<(), StoreError> {
+    /// Makes sure that versions of larder that do not know this format do not open this store. Durable when it returns.
+    pub(crate) fn require_format(&self, needed: u32) -> Result<(), StoreError> {
         let mut format = self.format.lock().unwrap_or_else(PoisonError::into_inner);
-        if *format < FORMAT {
-            write_format(&*self.disk, &self.layout, FORMAT).context("record the store's format")?;
-            *format = FORMAT;
+        if *format < needed {
+            write_format(&*self.disk, &self.layout, needed).context("record the store's format")?;
+            *format = needed;
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use larder::reference::Digest;
 use rustix::fs::{Mode, OFlags, open};
 
+use super::IMAGE_FORMAT;
 use super::claims::{self, Claimed, KeyedLayer, LayerClaims};
 use super::db::{DbRead as _, DbSnapshot, LAYERS, MOUNTS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
@@ -22,6 +23,7 @@ use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
 use super::shared_sync::{SharedSync, has_failed};
+use super::snapshot_records::each_snapshot_layer;
 use super::unpacking::UnpackingDirs;
 use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
 use crate::erofs::{DetachedMount, ErofsFile};
@@ -214,7 +216,7 @@ impl LayerStaging {
         facts: LayerMetadata,
         image: ErofsFile,
     ) -> Result<LayerHandle, StoreError> {
-        self.store.require_image_format()?;
+        self.store.require_format(IMAGE_FORMAT)?;
         self.finish_as(key, facts, Some(image), None)
     }
 
@@ -408,11 +410,16 @@ impl OpenStore {
         Ok(self.fresh(layer, hold))
     }
 
-    /// Whether a layer is mounted or referenced. The caller must hold the gate.
+    /// Whether a layer is mounted, in a snapshot, or referenced. The caller must hold the gate.
     pub(crate) fn is_used(&self, key: &LayerKey) -> Result<bool, StoreError> {
         let mounts: Vec<MountRecord> =
             self.db.read("look up the users of a layer", |reader| reader.all(MOUNTS))?;
+        let mut in_snapshot = false;
+        self.db.read("look up the users of a layer", |reader| {
+            each_snapshot_layer(reader, |layer, _| in_snapshot |= layer == *key)
+        })?;
         Ok(mounts.iter().any(|mount| mount.layers.contains(key))
+            || in_snapshot
             || self.holds.has(&ReferencedItem::Layer(key.clone())))
     }
 

@@ -109,6 +109,24 @@ impl StoreLayout {
         self.mount(id).join("mount.json")
     }
 
+    pub(crate) fn snapshots(&self) -> PathBuf {
+        self.root.join("snapshots")
+    }
+
+    pub(crate) fn snapshot(&self, id: u64) -> PathBuf {
+        self.snapshots().join(id.to_string())
+    }
+
+    /// The files of a snapshot, or a link to the layer that has them.
+    pub(crate) fn snapshot_fs(&self, id: u64) -> PathBuf {
+        self.snapshot(id).join("fs")
+    }
+
+    /// The copy of a snapshot's record, for rebuilding the database.
+    pub(crate) fn snapshot_record(&self, id: u64) -> PathBuf {
+        self.snapshot(id).join("snapshot.json")
+    }
+
     pub(crate) fn staging(&self) -> PathBuf {
         self.root.join("staging")
     }

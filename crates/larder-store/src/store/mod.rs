@@ -44,6 +44,7 @@ mod resumable_layers;
 mod resumable_list;
 mod shared_sync;
 mod sharing;
+pub(crate) mod snapshot_records;
 mod trash;
 mod unpacking;
 mod upgrade;
@@ -64,10 +65,17 @@ pub use records::{
     LeaseResources, MountRecord, UnpackRatio,
 };
 pub use remove::{RemoveOptions, StoreRemoval};
+pub use snapshot_records::{SnapshotKind, SnapshotRecord};
 pub use usage::{ImageUsage, StoreUsage};
 
-/// The latest format of stores that this larder reads: that of stores with EROFS images.
-pub const FORMAT: u32 = 3;
+/// The latest format of stores that this larder reads.
+pub const FORMAT: u32 = SNAPSHOT_FORMAT;
+
+/// The format of stores that have snapshots of containerd.
+pub(crate) const SNAPSHOT_FORMAT: u32 = 4;
+
+/// The format of stores with EROFS images.
+pub(crate) const IMAGE_FORMAT: u32 = 3;
 
 /// The format of stores in which all layers are directories: that of new ones.
 pub(crate) const DIRECTORY_FORMAT: u32 = 2;

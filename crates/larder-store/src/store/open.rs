@@ -215,6 +215,7 @@ fn may_become_a_store(root: &Path) -> io::Result<bool> {
         "lowers",
         "mounts",
         "settings",
+        "snapshots",
         "staging",
         "trash",
     ];

@@ -21,6 +21,7 @@ impl OpenStore {
         self.recover_blobs()?;
         self.note_missing_images()?;
         self.recover_ingests()?;
+        self.recover_snapshots()?;
         self.recover_mounts()?;
         if !names_in(&self.layout.trash()).context(doing)?.is_empty() {
             self.trash.kick();

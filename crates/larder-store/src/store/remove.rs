@@ -18,6 +18,7 @@ use super::listing::delete_image;
 use super::names::delete_names;
 use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord};
 use super::references::{ReferenceCounts, ReferencedItem};
+use super::snapshot_records::each_snapshot_layer;
 use super::usage::taken;
 use crate::disk::{DiskSpace, SizeAccuracy};
 
@@ -116,7 +117,7 @@ impl OpenStore {
         Ok(Some(StoreRemoval { image: record, layers: freed.layers, freed: freed.usage + own }))
     }
 
-    /// Removes layers that no image, lease, mount or pull needs; returns what they take.
+    /// Removes layers that no image, lease, mount, snapshot or pull needs; returns what they take.
     pub(crate) fn sweep(&self) -> Result<DiskSpace, StoreError> {
         let doing = "remove unused layers";
         // A look first: a write costs a sync.
@@ -188,7 +189,7 @@ fn remove_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
     delete_uses(writer, image)
 }
 
-/// What is needed by other than images: leases in force, mounts, and pulls under way.
+/// What is needed by other than images: leases in force, mounts, snapshots, and pulls under way.
 struct ReferencedContent<'a> {
     layers: HashSet<LayerKey>,
     holds: &'a ReferenceCounts,
@@ -207,6 +208,9 @@ impl<'a> ReferencedContent<'a> {
             }
         })?;
         source.for_each(MOUNTS, |mount: MountRecord| layers.extend(mount.layers))?;
+        each_snapshot_layer(source, |key, _| {
+            layers.insert(key);
+        })?;
         Ok(ReferencedContent { layers, holds })
     }
 

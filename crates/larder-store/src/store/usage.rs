@@ -15,6 +15,7 @@ use super::layout::names_in;
 use super::listing::ImageListing;
 use super::records::{LayerKey, LeaseRecord, MountRecord, UnpackRatio};
 use super::references::ReferencedItem;
+use super::snapshot_records::each_snapshot_layer;
 use crate::disk::{DiskSpace, free_space, measure, measure_one};
 
 /// Disk usage of the store by category, as `larder df` shows it.
@@ -32,7 +33,7 @@ pub struct StoreUsage {
     pub staging: DiskSpace,
     /// Removed files that wait to be deleted.
     pub trash: DiskSpace,
-    /// Files written to writable mounts.
+    /// Files written to writable mounts, and to containerd's snapshots.
     pub mounts: DiskSpace,
     /// The database, and the store's own directories.
     pub database: DiskSpace,
@@ -134,7 +135,7 @@ fn find<'a>(layers: &'a [LayerUsage], key: &str) -> Option<&'a LayerUsage> {
     layers.get(at)
 }
 
-/// What needs layers beside images, as text: leases and mounts. Pulls under way are not in the database.
+/// What needs layers beside images, as text: leases, mounts and snapshots. Pulls under way are not in the database.
 pub(super) fn layer_holders(source: &impl DbRead) -> DbResult<HashMap<LayerKey, String>> {
     let mut held: HashMap<LayerKey, String> = HashMap::new();
     source.for_each(LEASES, |lease: LeaseRecord| {
@@ -146,6 +147,9 @@ pub(super) fn layer_holders(source: &impl DbRead) -> DbResult<HashMap<LayerKey, 
         for key in mount.layers {
             held.insert(key, format!("the mount {}", mount.target.display()));
         }
+    })?;
+    each_snapshot_layer(source, |key, snapshot| {
+        held.insert(key, format!("the snapshot {}", snapshot.key));
     })?;
     Ok(held)
 }
@@ -224,7 +228,7 @@ impl Store {
             ingest: measured(&layout.ingests())?,
             staging: self.staging_usage().context(doing)?,
             trash: measured(&layout.trash())?,
-            mounts: measured(&layout.mounts())?,
+            mounts: measured(&layout.mounts())? + measured(&layout.snapshots())?,
             database: measured(&layout.database())?
                 + taken(&log_of(&layout.database()))
                 + measured(&layout.lock())?

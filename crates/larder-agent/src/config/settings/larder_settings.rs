@@ -112,6 +112,20 @@ pub(super) const SECTIONS: &[Setting] = &[
         Live,
         "With larder's own store: pin images with a lease of `larder lease` as well, and refuse their removal over CRI. No effect with a runtime, which has no such leases. The leases of pulls and ensures never pin an image: `PullImage` takes one, too."
     ),
+    setting!(
+        "containerd.snapshotter",
+        BoolCodec,
+        containerd.snapshotter,
+        Restart,
+        "With larder's own store: serve containerd's snapshot service on the socket, so that containerd can keep its snapshots in the store. See [containerd](containerd.md#snapshots-of-containerd-in-larders-store)."
+    ),
+    setting!(
+        "containerd.socket",
+        OptionalStringCodec,
+        containerd.socket,
+        Restart,
+        "With `containerd.snapshotter`: the socket of that containerd, `unix:///run/containerd/containerd.sock`. Images are published there as soon as they are pulled, for CRI and the namespace `k8s.io`, and withdrawn when they are removed. Empty: none."
+    ),
     setting!("log.level", EnumCodec<Level>, log.level, Live, "The lowest level that is logged. `LARDER_LOG` overrides it."),
     setting!("log.format", EnumCodec<LogFormat>, log.format, Live, "Text, or one JSON object per line."),
     setting!(

@@ -60,6 +60,7 @@ fn another(setting: &Setting) -> &'static str {
             "[{digest: 'sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', ttl: 1m}, {label: 'a=b: #c'}]"
         }
         "prefetch" => "[{image: a, schedule: '00:00'}]",
+        "containerd.socket" => "unix:///c.sock",
         "registry.proxy" => "http://p:1",
         "registry.noProxy" => "'no, on'",
         "runtime.sandboxImages" => "['r.example/pause:*']",
@@ -70,6 +71,7 @@ fn another(setting: &Setting) -> &'static str {
         | "metrics.allowRemote"
         | "metrics.kubeletNames"
         | "docker.pruneBuildCache"
+        | "containerd.snapshotter"
         | "cri.pinLeased" => "true",
         "cri.pinKept"
         | "cri.pinMounted"

@@ -1,0 +1,202 @@
+//! containerd with its snapshots in larder's store: `ctr` and CRI pull, run and remove as with containerd's own snapshotter.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use larder::backend::{Backend as _, ImageSpec};
+use larder_testkit_peers::containerd::pods::pause_image;
+use larder_testkit_peers::process::wait_until;
+use larder_testkit_peers::{self as peers, Containerd, ContainerdOptions, Package, RegistryOptions, require};
+
+use crate::served::{CriDaemon, client_of};
+use crate::world::{LarderProcess, RuntimeFixture};
+
+/// A containerd whose snapshotter is a daemon on larder's own store.
+struct SnapshotterFixture {
+    containerd: Containerd,
+    daemon: Option<CriDaemon>,
+    world: RuntimeFixture,
+    /// Of containerd.
+    namespace: &'static str,
+}
+
+const IMAGE: &str = "shop/web:1";
+
+impl SnapshotterFixture {
+    /// `None`, after a loud message, where real servers are not installed and this is not CI.
+    fn new(namespace: &'static str) -> Option<SnapshotterFixture> {
+        if !require(&Package::ALL).is_available() {
+            return None;
+        }
+        let world = RuntimeFixture::with_store(RegistryOptions::default())?;
+        let snapshotter = Some(PathBuf::from(world.path("larder.sock")));
+        let options = ContainerdOptions { snapshotter, ..ContainerdOptions::default() };
+        let containerd = Containerd::start_with(options).unwrap();
+        containerd.add_registry(&world.registry).unwrap();
+        let mut fixture = SnapshotterFixture { containerd, daemon: None, world, namespace };
+        fixture.start_larder();
+        Some(fixture)
+    }
+
+    fn start_larder(&mut self) {
+        let settings = format!(
+            "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ncontainerd:\n  snapshotter: true\n  socket: {}\n",
+            self.containerd.endpoint()
+        );
+        let settings = self.world.file("config.yaml", &settings);
+        let socket = self.world.path("larder.sock");
+        let mut command = self.world.command(&["serve", "--socket", &socket]);
+        command.env("LARDER_CONFIG", settings);
+        self.daemon = Some(CriDaemon::at(socket.into(), LarderProcess::start(command)));
+    }
+
+    fn daemon(&self) -> &CriDaemon {
+        self.daemon.as_ref().expect("larder runs")
+    }
+
+    /// Ends larder as a crash does.
+    fn kill_larder(&mut self) {
+        let daemon = self.daemon.take().expect("larder runs");
+        daemon.running.kill_after(Duration::ZERO);
+    }
+
+    fn image(&self) -> String {
+        self.world.registry.image(IMAGE)
+    }
+
+    fn ctr(&self, arguments: &[&str]) -> String {
+        self.containerd.ctr(self.namespace, arguments).unwrap()
+    }
+
+    fn snapshots(&self) -> Vec<String> {
+        let listed = self.ctr(&["snapshots", "--snapshotter", "larder", "ls"]);
+        listed
+            .lines()
+            .skip(1)
+            .map(|line| line.split_whitespace().next().unwrap_or_default().to_owned())
+            .collect()
+    }
+
+    /// Starts a container that runs until it is killed; returns the root of its files as this machine sees it.
+    fn run(&self, name: &str) -> PathBuf {
+        self.ctr(&["run", "--detach", "--snapshotter", "larder", &self.image(), name, "/bin/true"]);
+        let tasks = self.ctr(&["tasks", "ls"]);
+        let line = tasks.lines().find(|line| line.starts_with(name)).expect("a task");
+        Path::new("/proc").join(line.split_whitespace().nth(1).expect("a process")).join("root")
+    }
+
+    fn stop(&self, name: &str) {
+        self.ctr(&["tasks", "kill", "--signal", "SIGKILL", name]);
+        wait_until("the task is removed", || {
+            self.containerd.ctr(self.namespace, &["tasks", "rm", name]).is_ok()
+        });
+        self.ctr(&["containers", "rm", name]);
+    }
+
+    /// What is in a directory of the store.
+    fn in_store(&self, name: &str) -> usize {
+        fs_err::read_dir(self.world.place().join(name)).map_or(0, Iterator::count)
+    }
+}
+
+impl Drop for SnapshotterFixture {
+    fn drop(&mut self) {
+        // What runs in a container outlives containerd.
+        for name in ["first", "second"] {
+            let _ = self.containerd.ctr(self.namespace, &["tasks", "rm", "--force", name]);
+        }
+    }
+}
+
+#[test]
+fn containers_run_from_snapshots_that_containerd_unpacks_and_outlive_larder() {
+    let Some(mut fixture) = SnapshotterFixture::new("default") else { return };
+    let image = pause_image().layer(peers::LayerFiles::new().noise("srv/data", 300_000, 1));
+    image.push(&fixture.world.registry, IMAGE).unwrap();
+    fixture.ctr(&["images", "pull", "--plain-http", "--snapshotter", "larder", &fixture.image()]);
+    assert_eq!(fixture.snapshots().len(), 2, "one of each layer");
+
+    let root = fixture.run("first");
+    assert_eq!(fs_err::read(root.join("srv/data")).unwrap().len(), 300_000);
+    fs_err::write(root.join("srv/new"), vec![7; 200_000]).unwrap();
+    let usage = fixture.ctr(&["snapshots", "--snapshotter", "larder", "usage", "-b", "first"]);
+    let bytes: u64 = usage.split_whitespace().find_map(|word| word.parse().ok()).expect("bytes");
+    assert!((200_000..300_000).contains(&bytes), "only what the container wrote: {usage}");
+
+    fixture.kill_larder();
+    assert_eq!(fs_err::read(root.join("srv/data")).unwrap().len(), 300_000);
+    let refused = fixture.containerd.ctr("default", &["snapshots", "--snapshotter", "larder", "ls"]);
+    assert!(refused.is_err(), "larder is down");
+    fixture.start_larder();
+    wait_until("containerd has connected again", || {
+        fixture.containerd.ctr("default", &["snapshots", "--snapshotter", "larder", "ls"]).is_ok()
+    });
+    assert_eq!(fixture.snapshots().len(), 3);
+    let second = fixture.run("second");
+    assert!(!second.join("srv/new").exists());
+    assert_eq!(fs_err::read(root.join("srv/new")).unwrap().len(), 200_000);
+
+    fixture.stop("first");
+    fixture.stop("second");
+    fixture.ctr(&["images", "rm", "--sync", &fixture.image()]);
+    wait_until("containerd has removed all snapshots", || fixture.snapshots().is_empty());
+    assert_eq!(fixture.in_store("snapshots"), 0);
+    let daemon = fixture.daemon.take().expect("larder runs");
+    let ended = daemon.stop();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+}
+
+#[test]
+fn an_image_that_is_pulled_through_larder_runs_in_containerd_without_a_layer_there() {
+    let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
+    let layer = |seed| peers::LayerFiles::new().noise(format!("srv/data{seed}"), 200_000, seed);
+    let layout = pause_image().layer(layer(1)).layer(layer(2)).push(&fixture.world.registry, IMAGE).unwrap();
+    fixture.world.registry.forget_requests();
+    let id = fixture.daemon().pull(&fixture.image()).unwrap();
+    assert_eq!(id.as_str(), layout.image_id);
+
+    // containerd's CRI has it as soon as the pull is answered.
+    let spec = ImageSpec::named(fixture.image());
+    let cri = client_of(fixture.containerd.socket());
+    let found = fixture.daemon().runtime.block_on(cri.status(&spec)).unwrap().expect("an image");
+    assert_eq!(found.id.as_str(), layout.image_id);
+    assert_eq!(found.repo_tags, [fixture.image()]);
+    let content = fixture.ctr(&["content", "ls", "-q"]);
+    let mut content: Vec<&str> = content.split_whitespace().collect();
+    content.sort_unstable();
+    let mut documents = vec![layout.image_id.as_str(), layout.manifest_digest.as_str()];
+    documents.sort_unstable();
+    assert_eq!(content, documents, "no layer");
+    assert_eq!(fixture.snapshots().len(), 3, "one of each layer");
+
+    let root = fixture.run("first");
+    assert_eq!(fs_err::read(root.join("srv/data1")).unwrap().len(), 200_000);
+    fs_err::write(root.join("srv/new"), "new").unwrap();
+    let requests = fixture.world.registry.requests();
+    let fetches: Vec<_> = requests.iter().filter(|request| request.is_blob_fetch()).collect();
+    assert_eq!(fetches.len(), layout.blobs.len(), "each blob once: {fetches:?}");
+
+    fixture.kill_larder();
+    fixture.start_larder();
+    wait_until("containerd has connected again", || {
+        fixture.containerd.ctr("k8s.io", &["snapshots", "--snapshotter", "larder", "ls"]).is_ok()
+    });
+    let socket = fixture.world.path("larder.sock");
+    let collected = fixture.world.larder(&["--daemon", &socket, "gc", "--all-unused"]);
+    assert!(fixture.daemon().status(&fixture.image()).is_some(), "in use: {}", collected.stdout);
+    assert_eq!(fs_err::read(root.join("srv/data2")).unwrap().len(), 200_000);
+    let second = fixture.run("second");
+    assert!(!second.join("srv/new").exists());
+
+    fixture.stop("first");
+    fixture.stop("second");
+    fixture.daemon().remove(&fixture.image());
+    assert_eq!(fixture.ctr(&["images", "ls", "-q"]).trim(), "");
+    wait_until("containerd has removed all snapshots", || fixture.snapshots().is_empty());
+    assert_eq!(
+        (fixture.in_store("snapshots"), fixture.in_store("layers"), fixture.in_store("lowers")),
+        (0, 0, 0)
+    );
+    let ended = fixture.daemon.take().expect("larder runs").stop();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+}

@@ -1,0 +1,146 @@
+//! Makes images of larder's store known to a containerd that has its snapshots in that store.
+//!
+//! ```text
+//! lease -> manifests and config as content -> a snapshot of each layer -> names -> wait until CRI lists it -> end the lease
+//! ```
+//!
+//! No layer is sent: the snapshotter answers that it has each of them. containerd's garbage collector follows the labels of
+//! the content, from the names to the snapshots.
+
+mod records;
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec};
+use larder_cri::CriBackend;
+use tonic::{Code, Status};
+
+pub use records::PublishedImage;
+
+use crate::NAMESPACE;
+use crate::client::ContainerdClient;
+use crate::proto::snapshots::PrepareSnapshotRequest;
+
+/// The name of the proxy plugin in containerd's configuration.
+const SNAPSHOTTER: &str = "larder";
+
+/// The label with the chain ID of the layer that a snapshot is to have.
+const REFERENCE: &str = "containerd.io/snapshot.ref";
+
+/// How long a lease lasts if larder dies before it ends it.
+const LEASE: Duration = Duration::from_secs(600);
+
+/// How often to look whether CRI lists an image, which it learns from an event.
+const POLL: Duration = Duration::from_millis(5);
+
+/// Publishes images in the namespace of CRI, and withdraws them.
+pub struct ImagePublisher {
+    client: ContainerdClient,
+    cri: CriBackend,
+}
+
+impl ImagePublisher {
+    /// To the containerd behind this CRI client.
+    pub fn new(cri: CriBackend) -> ImagePublisher {
+        ImagePublisher { client: ContainerdClient::new(cri.image_channel(), cri.request_timeout()), cri }
+    }
+
+    /// The containerd to which images are published.
+    pub fn cri(&self) -> &CriBackend {
+        &self.cri
+    }
+
+    /// Publishes an image. It can be run when this returns. Repeating it changes nothing.
+    pub async fn publish(&self, image: &PublishedImage) -> Result<(), BackendError> {
+        let published = self.client.within_limit(self.publish_leased(image)).await;
+        published.map_err(|status| self.client.error(&status))
+    }
+
+    /// Removes these names, and returns after containerd has collected what only they referenced.
+    pub async fn withdraw(&self, names: &[String]) -> Result<(), BackendError> {
+        let withdrawn = self.client.within_limit(async {
+            for (at, name) in names.iter().enumerate() {
+                self.client.delete_image(NAMESPACE, name, at + 1 == names.len()).await?;
+            }
+            Ok(())
+        });
+        withdrawn.await.map_err(|status| self.client.error(&status))
+    }
+
+    async fn publish_leased(&self, image: &PublishedImage) -> Result<(), Status> {
+        let now = Timestamp::now();
+        let lease = format!("larder-{}-{}", std::process::id(), now.as_nanosecond());
+        let ends = now.checked_add(LEASE).unwrap_or(now);
+        let labels = [("containerd.io/gc.expire".to_owned(), ends.to_string())].into();
+        self.client.create_lease(NAMESPACE, &lease, labels).await?;
+        let published = self.publish_under(image, &lease).await;
+        // It expires by itself.
+        if let Err(status) = self.client.delete_lease(NAMESPACE, &lease).await {
+            tracing::debug!("cannot end a lease of containerd: {}", status.message());
+        }
+        published
+    }
+
+    async fn publish_under(&self, image: &PublishedImage, lease: &str) -> Result<(), Status> {
+        let records = image.records(SNAPSHOTTER).map_err(Status::internal)?;
+        for blob in records.blobs {
+            self.client.write_blob(NAMESPACE, lease, blob).await?;
+        }
+        self.publish_layers(image, lease).await?;
+        for record in records.images {
+            self.client.put_image(NAMESPACE, record).await?;
+        }
+        self.wait_for_cri(image).await
+    }
+
+    /// Has the snapshotter commit a snapshot of each layer, from the bottom up.
+    async fn publish_layers(&self, image: &PublishedImage, lease: &str) -> Result<(), Status> {
+        let mut parent = String::new();
+        for chain in &image.chains {
+            let chain = chain.to_string();
+            let key = format!("{lease} {chain}");
+            let request = PrepareSnapshotRequest {
+                snapshotter: SNAPSHOTTER.to_owned(),
+                key: key.clone(),
+                parent,
+                labels: [(REFERENCE.to_owned(), chain.clone())].into(),
+            };
+            match self.client.prepare_snapshot(NAMESPACE, lease, request).await {
+                Err(status) if status.code() == Code::AlreadyExists => {}
+                Err(status) => return Err(status),
+                Ok(()) => {
+                    self.client.remove_snapshot(NAMESPACE, SNAPSHOTTER, &key).await?;
+                    return Err(Status::failed_precondition(format!(
+                        "containerd's snapshotter {SNAPSHOTTER:?} does not have layer {chain}: its address must be larder's socket"
+                    )));
+                }
+            }
+            parent = chain;
+        }
+        Ok(())
+    }
+
+    async fn wait_for_cri(&self, image: &PublishedImage) -> Result<(), Status> {
+        for name in image.names.iter().map(|(name, _)| name) {
+            let spec = ImageSpec::named(name.as_str());
+            // Ends with the time limit of all calls.
+            loop {
+                let found = self.cri.peek_status(&spec).await.map_err(|error| unavailable(&error))?;
+                if found.is_some_and(|found| found.id.as_str() == image.id.as_str()) {
+                    break;
+                }
+                tokio::time::sleep(POLL).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unavailable(error: &BackendError) -> Status {
+    let code = match error {
+        BackendError::Call { kind: CallErrorKind::DeadlineExceeded, .. } => Code::DeadlineExceeded,
+        _ => Code::Unavailable,
+    };
+    Status::new(code, error.to_string())
+}

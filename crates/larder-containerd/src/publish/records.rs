@@ -1,0 +1,166 @@
+//! What containerd records of an image: content with the labels that its garbage collector follows, and names. Pure.
+
+use std::collections::BTreeMap;
+
+use larder::reference::Digest;
+use serde_json::Value;
+
+use crate::client::NewBlob;
+use crate::graph::{NEEDS_BLOB, NEEDS_SNAPSHOT};
+use crate::proto::images::{Descriptor, Image as ImageRecord};
+
+/// The label of images that CRI lists.
+const MANAGED: &str = "io.cri-containerd.image";
+
+/// An image of larder's store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedImage {
+    /// Digest of its config.
+    pub id: Digest,
+    /// Its config, as fetched.
+    pub config: Vec<u8>,
+    /// Its manifests and indexes, as fetched.
+    pub documents: Vec<(Digest, Vec<u8>)>,
+    /// Its names with tag or digest, each with the digest of the document that it names.
+    pub names: Vec<(String, Digest)>,
+    /// The chain IDs of its layers, lowest first.
+    pub chains: Vec<Digest>,
+}
+
+/// What to write, in this order.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ContainerdRecords {
+    pub(super) blobs: Vec<NewBlob>,
+    pub(super) images: Vec<ImageRecord>,
+}
+
+impl PublishedImage {
+    /// The names under which containerd has it.
+    pub fn record_names(&self) -> Vec<String> {
+        let names = self.names.iter().map(|(name, _)| name.clone());
+        names.chain([self.id.to_string()]).collect()
+    }
+
+    pub(super) fn records(&self, snapshotter: &str) -> Result<ContainerdRecords, String> {
+        let mut config_labels = BTreeMap::new();
+        if let Some(top) = self.chains.last() {
+            config_labels.insert(format!("{NEEDS_SNAPSHOT}{snapshotter}"), top.to_string());
+        }
+        let mut blobs =
+            vec![NewBlob { digest: self.id.to_string(), data: self.config.clone(), labels: config_labels }];
+        let mut targets = BTreeMap::new();
+        for (digest, bytes) in &self.documents {
+            let document: Value =
+                serde_json::from_slice(bytes).map_err(|error| format!("{digest}: {error}"))?;
+            let descriptor = Descriptor {
+                media_type: media_type(&document),
+                digest: digest.to_string(),
+                size: i64::try_from(bytes.len()).unwrap_or(i64::MAX),
+            };
+            targets.insert(digest, descriptor);
+            blobs.push(NewBlob {
+                digest: digest.to_string(),
+                data: bytes.clone(),
+                labels: references(&document),
+            });
+        }
+        let mut images = Vec::new();
+        let mut first = None;
+        for (name, digest) in &self.names {
+            let target = targets.get(digest).ok_or_else(|| format!("{digest} of {name} is missing"))?;
+            first.get_or_insert(target);
+            images.push(record(name, target));
+        }
+        images.extend(first.map(|target| record(self.id.as_str(), target)));
+        Ok(ContainerdRecords { blobs, images })
+    }
+}
+
+fn record(name: &str, target: &Descriptor) -> ImageRecord {
+    ImageRecord {
+        name: name.to_owned(),
+        labels: [(MANAGED.to_owned(), "managed".to_owned())].into(),
+        target: Some(target.clone()),
+    }
+}
+
+/// The type that a document has where it does not say so, as the specification of OCI allows.
+fn media_type(document: &Value) -> String {
+    let default = if document.get("manifests").is_some() {
+        "application/vnd.oci.image.index.v1+json"
+    } else {
+        "application/vnd.oci.image.manifest.v1+json"
+    };
+    document.get("mediaType").and_then(Value::as_str).unwrap_or(default).to_owned()
+}
+
+/// The labels that a manifest or an index has in containerd. References to blobs that are missing are harmless.
+fn references(document: &Value) -> BTreeMap<String, String> {
+    let digest = |descriptor: &Value| descriptor.get("digest").and_then(Value::as_str).map(str::to_owned);
+    let list = |key: &str| document.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
+    let numbered = |key: &str, short: &str| -> Vec<(String, String)> {
+        let items = list(key).into_iter().enumerate();
+        items.filter_map(|(at, item)| Some((format!("{NEEDS_BLOB}.{short}.{at}"), digest(&item)?))).collect()
+    };
+    let mut labels: BTreeMap<String, String> = numbered("layers", "l").into_iter().collect();
+    labels.extend(numbered("manifests", "m"));
+    if let Some(config) = document.get("config").and_then(digest) {
+        labels.insert(format!("{NEEDS_BLOB}.config"), config);
+    }
+    labels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image() -> PublishedImage {
+        let digest =
+            |digit: char| Digest::parse(&format!("sha256:{}", digit.to_string().repeat(64))).unwrap();
+        let manifest = format!(
+            r#"{{"config": {{"digest": "{}"}}, "layers": [{{"digest": "{}"}}]}}"#,
+            digest('c'),
+            digest('1')
+        );
+        let index =
+            format!(r#"{{"mediaType": "some/index", "manifests": [{{"digest": "{}"}}]}}"#, digest('a'));
+        PublishedImage {
+            id: digest('c'),
+            config: b"{}".to_vec(),
+            documents: vec![(digest('a'), manifest.into_bytes()), (digest('b'), index.into_bytes())],
+            names: vec![("r.example/app:1".into(), digest('b'))],
+            chains: vec![digest('2'), digest('3')],
+        }
+    }
+
+    #[test]
+    fn labels_lead_from_the_names_to_the_top_snapshot() {
+        let image = image();
+        let records = image.records("larder").unwrap();
+        let labels = |digest: char| {
+            let name = format!("sha256:{}", digest.to_string().repeat(64));
+            let found = records.blobs.iter().find(|blob| blob.digest == name).unwrap();
+            found.labels.iter().map(|(label, value)| format!("{label} {}", &value[7..8])).collect::<Vec<_>>()
+        };
+        assert_eq!(labels('b'), ["containerd.io/gc.ref.content.m.0 a"]);
+        assert_eq!(
+            labels('a'),
+            ["containerd.io/gc.ref.content.config c", "containerd.io/gc.ref.content.l.0 1"]
+        );
+        assert_eq!(labels('c'), ["containerd.io/gc.ref.snapshot.larder 3"]);
+        let names: Vec<_> = records.images.iter().map(|image| image.name.clone()).collect();
+        assert_eq!(names, image.record_names());
+        for record in &records.images {
+            let target = record.target.as_ref().unwrap();
+            assert_eq!(target.media_type, "some/index");
+            assert_eq!(record.labels["io.cri-containerd.image"], "managed");
+        }
+    }
+
+    #[test]
+    fn a_name_of_a_missing_document_is_refused() {
+        let mut image = image();
+        image.documents.pop();
+        assert!(image.records("larder").is_err());
+    }
+}

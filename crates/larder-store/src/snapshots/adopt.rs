@@ -1,0 +1,70 @@
+//! A layer that the store has becomes a committed snapshot, so that containerd neither fetches nor unpacks it.
+
+use std::time::SystemTime;
+
+use larder::reference::Digest;
+
+use super::{NewSnapshot, SnapshotError, begin_record};
+use crate::pull::chain_id;
+use crate::store::snapshot_records::put_snapshot;
+use crate::store::{ImageRecord, LayerHandle, SnapshotKind, Store, StoreError};
+
+impl ImageRecord {
+    /// The chain IDs of its layers, lowest first.
+    pub fn chain_ids(&self) -> Vec<Digest> {
+        let mut chain: Vec<Digest> = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            chain.push(chain_id(chain.last(), &layer.diff_id));
+        }
+        chain
+    }
+}
+
+impl Store {
+    /// Makes a committed snapshot of the layer with this chain ID, and returns its key; `None` if the store does not have
+    /// that layer. containerd finds the snapshot by its labels and its parent, which `new` has; the key in it is replaced.
+    pub fn adopt_layer(
+        &self,
+        chain: &Digest,
+        mut new: NewSnapshot,
+        now: SystemTime,
+    ) -> Result<Option<String>, SnapshotError> {
+        // One chain on two parents is two snapshots: a parent that containerd unpacked differs in each namespace.
+        new.key = format!("{chain} on {}", Digest::sha256(&new.parent).hex());
+        if self.snapshot(&new.key).is_ok() {
+            return Ok(Some(new.key));
+        }
+        // Held until the record protects it.
+        let Some(layer) = self.layer_of_chain(chain)? else { return Ok(None) };
+        let key = new.key.clone();
+        let adopted = self.0.insert_snapshot("record a snapshot of a layer", |writer| {
+            let mut snapshot = match begin_record(writer, new, SnapshotKind::Committed, now)? {
+                Ok(snapshot) => snapshot,
+                Err(refused) => return Ok(Err(refused)),
+            };
+            snapshot.usage = layer.record().usage;
+            snapshot.layer = Some(layer.key().clone());
+            put_snapshot(writer, &snapshot)?;
+            Ok(Ok(snapshot))
+        });
+        match adopted {
+            Ok(snapshot) => self.0.note_snapshot(&snapshot),
+            // Another call made it.
+            Err(SnapshotError::AlreadyExists { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(Some(key))
+    }
+
+    /// The layer that an image has in the place of this chain ID. What a layer shows may depend on those below it, so a layer
+    /// of the same diff ID elsewhere does not do.
+    fn layer_of_chain(&self, chain: &Digest) -> Result<Option<LayerHandle>, StoreError> {
+        let of_image = |image: ImageRecord| {
+            let at = image.chain_ids().iter().position(|own| own == chain)?;
+            image.layers.into_iter().nth(at)
+        };
+        let Some(found) = self.images()?.into_iter().find_map(of_image) else { return Ok(None) };
+        let key = found.key;
+        Ok(self.layer(&key)?.filter(|layer| layer.record().is_whole()))
+    }
+}
