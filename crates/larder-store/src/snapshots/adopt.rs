@@ -7,7 +7,7 @@ use larder::reference::Digest;
 use super::{NewSnapshot, SnapshotError, begin_record};
 use crate::pull::chain_id;
 use crate::store::snapshot_records::put_snapshot;
-use crate::store::{ImageRecord, LayerHandle, SnapshotKind, Store, StoreError};
+use crate::store::{ImageRecord, LayerHandle, SNAPSHOT_FORMAT, SnapshotKind, Store, StoreError};
 
 impl ImageRecord {
     /// The chain IDs of its layers, lowest first.
@@ -36,6 +36,7 @@ impl Store {
         }
         // Held until the record protects it.
         let Some(layer) = self.layer_of_chain(chain)? else { return Ok(None) };
+        self.0.require_format(SNAPSHOT_FORMAT)?;
         let key = new.key.clone();
         let adopted = self.0.insert_snapshot("record a snapshot of a layer", |writer| {
             let mut snapshot = match begin_record(writer, new, SnapshotKind::Committed, now)? {

@@ -31,7 +31,7 @@ use crate::store::error::StoreErrorContext as _;
 use crate::store::snapshot_records::{
     ancestors, delete_snapshot, get_snapshot, has_children, next_id, put_snapshot,
 };
-use crate::store::{OpenStore, SnapshotKind, SnapshotRecord, Store, StoreError};
+use crate::store::{OpenStore, SNAPSHOT_FORMAT, SnapshotKind, SnapshotRecord, Store, StoreError};
 
 /// A snapshot to be made.
 #[derive(Debug, Clone)]
@@ -52,6 +52,7 @@ impl Store {
         writable: bool,
         now: SystemTime,
     ) -> Result<Vec<SnapshotMount>, SnapshotError> {
+        self.0.require_format(SNAPSHOT_FORMAT)?;
         let kind = if writable { SnapshotKind::Active } else { SnapshotKind::View };
         let (snapshot, below) = self.0.insert_snapshot("record a snapshot", |writer| {
             let snapshot = match begin_record(writer, new, kind, now)? {
@@ -207,7 +208,6 @@ impl OpenStore {
         doing: &'static str,
         change: impl FnOnce(&DbTransaction) -> Decision<T>,
     ) -> Result<T, SnapshotError> {
-        self.require_format(crate::store::SNAPSHOT_FORMAT)?;
         self.db.write(doing, |writer| Ok(change(writer)?))?
     }
 

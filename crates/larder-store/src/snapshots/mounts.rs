@@ -77,17 +77,18 @@ impl Store {
         let layers = below.iter().filter_map(|snapshot| snapshot.layer.as_ref()).map(layer);
         let layers: Vec<LayerHandle> = layers.collect::<Result<_, _>>()?;
         let mut of_layers = self.0.mount_layers(&layers)?.into_iter();
-        let mut lowers = Vec::with_capacity(below.len());
-        for snapshot in below {
-            let fs = self.0.layout.snapshot_fs(snapshot.id);
+        let mut lowers: Vec<PathBuf> =
+            below.iter().map(|below| self.0.layout.snapshot_fs(below.id)).collect();
+        let mut targets = lowers.clone();
+        for (snapshot, target) in below.iter().zip(&mut targets) {
             if snapshot.layer.is_some()
-                && let Some(target) = of_layers.next()
+                && let Some(of_layer) = of_layers.next()
             {
-                self.0.link_snapshot(snapshot, &target)?;
+                self.0.link_snapshot(snapshot, &of_layer)?;
+                *target = of_layer;
             }
-            lowers.push(fs);
         }
-        lowers.truncate(visible_layers(&lowers).context("read the layers of a snapshot")?);
+        lowers.truncate(visible_layers(&targets).context("read the layers of a snapshot")?);
         Ok(lowers)
     }
 }

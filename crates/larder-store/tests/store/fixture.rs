@@ -16,8 +16,9 @@ use larder_store::fsck::FsckOptions;
 use larder_store::gc_sources::StoreLayerSource;
 use larder_store::mounts::MountOptions;
 use larder_store::pull::{StorePullConfig, StorePuller};
+use larder_store::snapshots::NewSnapshot;
 use larder_store::store::{
-    FORMAT, LayerFormat, LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store,
+    FORMAT, LayerFormat, LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, SnapshotKind, Store,
 };
 
 use crate::fsck::unpacked;
@@ -85,8 +86,22 @@ async fn labels_are_read_without_measuring_layers() {
 fn stores_of_all_formats_are_read() {
     for format in 1..=FORMAT {
         let (_dir, root) = unpack_fixture(format);
+        if format == FORMAT {
+            assert_has_snapshots(&open(&root));
+        }
         assert_is_the_fixture(&root);
     }
+}
+
+fn assert_has_snapshots(store: &Store) {
+    let layers = store.image("app").unwrap().unwrap().layers;
+    let snapshots = store.snapshots().unwrap();
+    let [active, layer] = snapshots.as_slice() else { panic!("two snapshots: {snapshots:?}") };
+    assert_eq!((active.key.as_str(), &active.parent), ("k8s.io/1/container", &layer.key));
+    assert_eq!((active.kind, layer.kind), (SnapshotKind::Active, SnapshotKind::Committed));
+    assert_eq!(layer.layer.as_ref(), Some(&layers[0].key));
+    let written = store.root().join(format!("snapshots/{}/fs/notes", active.id));
+    assert_eq!(fs_err::read_to_string(written).unwrap(), "kept");
 }
 
 fn assert_is_the_fixture(root: &Path) {
@@ -147,6 +162,16 @@ fn writing_the_fixture() {
     store.mount("app", &target, MountOptions { writable: true, ..MountOptions::default() }, noon()).unwrap();
     fs_err::write(target.join("notes"), "kept").unwrap();
     rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
+    let chain = store.image("app").unwrap().unwrap().chain_ids();
+    let snapshot = |key: &str, parent: &str| NewSnapshot {
+        key: key.to_owned(),
+        parent: parent.to_owned(),
+        labels: [("containerd.io/snapshot.ref".to_owned(), chain[0].to_string())].into(),
+    };
+    let layer_snapshot = store.adopt_layer(&chain[0], snapshot("", ""), noon()).unwrap().unwrap();
+    store.create_snapshot(snapshot("k8s.io/1/container", &layer_snapshot), true, noon()).unwrap();
+    let container = store.snapshot("k8s.io/1/container").unwrap().id;
+    fs_err::write(store.root().join(format!("snapshots/{container}/fs/notes")), "kept").unwrap();
     // As after a reboot: nothing is mounted, and the directories are there.
     for lower in entries(&store.root().join("lowers")) {
         let lower = store.root().join("lowers").join(lower);

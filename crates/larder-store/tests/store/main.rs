@@ -26,3 +26,4 @@ mod model;
 mod mounting;
 mod opening;
 mod removal;
+mod snapshots;

@@ -48,3 +48,5 @@ mod mounting;
 mod opening;
 #[path = "../store/removal.rs"]
 mod removal;
+#[path = "../store/snapshots.rs"]
+mod snapshots;
