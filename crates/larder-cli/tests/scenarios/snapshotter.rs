@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use larder::backend::{Backend as _, ImageSpec};
+use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder_testkit_peers::containerd::pods::pause_image;
 use larder_testkit_peers::process::wait_until;
 use larder_testkit_peers::{self as peers, Containerd, ContainerdOptions, Package, RegistryOptions, require};
@@ -39,10 +39,14 @@ impl SnapshotterFixture {
     }
 
     fn start_larder(&mut self) {
-        let settings = format!(
-            "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ncontainerd:\n  snapshotter: true\n  socket: {}\n",
-            self.containerd.endpoint()
-        );
+        let socket = format!("  socket: {}\n", self.containerd.endpoint());
+        self.start_larder_with(&socket);
+    }
+
+    /// With more settings of containerd.
+    fn start_larder_with(&mut self, more: &str) {
+        let head = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n";
+        let settings = format!("{head}containerd:\n  snapshotter: true\n{more}");
         let settings = self.world.file("config.yaml", &settings);
         let socket = self.world.path("larder.sock");
         let mut command = self.world.command(&["serve", "--socket", &socket]);
@@ -199,4 +203,85 @@ fn an_image_that_is_pulled_through_larder_runs_in_containerd_without_a_layer_the
     );
     let ended = fixture.daemon.take().expect("larder runs").stop();
     assert_eq!(ended.code, 0, "{}", ended.stderr);
+}
+
+#[test]
+fn a_pull_by_containerd_fetches_no_layer_that_the_store_has() {
+    let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
+    fixture.kill_larder();
+    fixture.start_larder_with("");
+    let layout = pause_image()
+        .layer(peers::LayerFiles::new().noise("srv/data", 200_000, 1))
+        .push(&fixture.world.registry, IMAGE)
+        .unwrap();
+    fixture.daemon().pull(&fixture.image()).unwrap();
+    assert!(
+        fixture.snapshots().is_empty(),
+        "layers of the store are not listed: containerd would remove them"
+    );
+
+    fixture.world.registry.forget_requests();
+    let cri = client_of(fixture.containerd.socket());
+    let (spec, progress) = (ImageSpec::named(fixture.image()), ProgressReporter::unwatched());
+    let pulled = fixture.daemon().runtime.block_on(cri.pull(&spec, None, None, &progress)).unwrap();
+    assert_eq!(pulled.as_str(), layout.image_id);
+    let requests = fixture.world.registry.requests();
+    let fetched: Vec<_> = requests.iter().filter(|request| request.is_blob_fetch()).collect();
+    assert!(
+        fetched.iter().all(|request| request.path.ends_with(&layout.image_id)),
+        "the config only: {fetched:?}"
+    );
+    assert_eq!(fixture.snapshots().len(), 2);
+    let root = fixture.run("first");
+    assert_eq!(fs_err::read(root.join("srv/data")).unwrap().len(), 200_000);
+
+    // Another namespace has not proved that its pull may have them.
+    fixture.namespace = "default";
+    fixture.world.registry.forget_requests();
+    fixture.ctr(&["images", "pull", "--plain-http", "--snapshotter", "larder", &fixture.image()]);
+    let requests = fixture.world.registry.requests();
+    let fetched = requests.iter().filter(|request| request.is_blob_fetch()).count();
+    assert_eq!(fixture.snapshots().len(), 2, "{fetched} blobs");
+    fixture.ctr(&["images", "rm", "--sync", &fixture.image()]);
+    wait_until("containerd has removed its own snapshots", || fixture.snapshots().is_empty());
+    assert_eq!(fs_err::read(root.join("srv/data")).unwrap().len(), 200_000);
+    fixture.namespace = "k8s.io";
+    fixture.stop("first");
+}
+
+#[test]
+fn larder_is_killed_while_containers_start_and_loses_and_leaks_no_snapshot() {
+    let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
+    pause_image().push(&fixture.world.registry, IMAGE).unwrap();
+    fixture.daemon().pull(&fixture.image()).unwrap();
+    let root = fixture.run("first");
+    for wait in [0, 5, 10, 20, 40, 80, 160] {
+        std::thread::scope(|scope| {
+            let containerd = &fixture.containerd;
+            let image = fixture.world.registry.image(IMAGE);
+            let run = move || {
+                let run = ["run", "--detach", "--snapshotter", "larder", &image, "second", "/bin/true"];
+                let _ = containerd.ctr("k8s.io", &run); // it may be refused
+            };
+            let running = scope.spawn(run);
+            let daemon = fixture.daemon.take().expect("larder runs");
+            daemon.running.kill_after(Duration::from_millis(wait));
+            running.join().unwrap();
+        });
+        fixture.start_larder();
+        wait_until("containerd has connected again", || {
+            fixture.containerd.ctr("k8s.io", &["snapshots", "--snapshotter", "larder", "ls"]).is_ok()
+        });
+        for command in [&["tasks", "rm", "--force", "second"][..], &["containers", "rm", "second"]] {
+            let _ = fixture.containerd.ctr("k8s.io", command);
+        }
+        let _ = fixture.containerd.ctr("k8s.io", &["snapshots", "--snapshotter", "larder", "rm", "second"]);
+        fixture.run("second");
+        fixture.stop("second");
+        assert!(root.join("bin/true").exists(), "the first container runs");
+    }
+    fixture.stop("first");
+    fixture.daemon().remove(&fixture.image());
+    wait_until("no snapshot is left in the store", || fixture.in_store("snapshots") == 0);
+    assert_eq!((fixture.in_store("layers"), fixture.in_store("lowers")), (0, 0));
 }

@@ -1,20 +1,21 @@
 //! Cases about the files that a mounted snapshot shows.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
+
+use fs_err as fs;
 
 use crate::world::{MountedSnapshot, SuiteWorld};
 
 fn write(root: &Path, path: &str, content: &str, mode: u32) {
     fs::write(root.join(path), content).unwrap();
-    fs::set_permissions(root.join(path), fs::Permissions::from_mode(mode)).unwrap();
+    fs::set_permissions(root.join(path), std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
 fn make_dir(root: &Path, path: &str, mode: u32) {
     fs::create_dir_all(root.join(path)).unwrap();
-    fs::set_permissions(root.join(path), fs::Permissions::from_mode(mode)).unwrap();
+    fs::set_permissions(root.join(path), std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
 /// Each path below a directory, with its type, mode, owner and content.

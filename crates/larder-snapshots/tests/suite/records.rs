@@ -140,7 +140,7 @@ fn remove() {
     world.remove("committed-1").unwrap();
     world.commit("committed-1", "reuse-1").unwrap();
     world.remove("committed-1").unwrap();
-    assert_eq!(std::fs::read_dir(world.root().join("snapshots")).unwrap().count(), 0);
+    assert_eq!(fs_err::read_dir(world.root().join("snapshots")).unwrap().count(), 0);
 }
 
 #[test]
@@ -209,17 +209,17 @@ fn stat_in_walk() {
 #[test]
 fn all_snapshots_are_known_after_a_restart() {
     let Some(mut world) = SuiteWorld::new() else { return };
-    world.layer("base", "", |root| std::fs::write(root.join("file"), "1").unwrap());
+    world.layer("base", "", |root| fs_err::write(root.join("file"), "1").unwrap());
     base_snapshots(&world);
     let before = world.list(&[]).unwrap();
     // A crash may take the directories of a snapshot that was just made.
     let mounts = world.prepare("lost", "base").unwrap();
     let upper = mounts[0].options.iter().find_map(|option| option.strip_prefix("upperdir=")).unwrap();
-    std::fs::remove_dir_all(std::path::Path::new(upper).parent().unwrap()).unwrap();
+    fs_err::remove_dir_all(std::path::Path::new(upper).parent().unwrap()).unwrap();
     world.reopen();
     assert_eq!(world.mounts("lost").unwrap(), mounts);
     let mounted = MountedSnapshot::of(&mounts, world.work("lost"));
-    assert_eq!(std::fs::read_to_string(mounted.path().join("file")).unwrap(), "1");
+    assert_eq!(fs_err::read_to_string(mounted.path().join("file")).unwrap(), "1");
     drop(mounted);
     world.remove("lost").unwrap();
     assert_eq!(world.list(&[]).unwrap(), before);
@@ -228,10 +228,10 @@ fn all_snapshots_are_known_after_a_restart() {
 #[test]
 fn snapshots_outlive_the_loss_of_the_index() {
     let Some(mut world) = SuiteWorld::new() else { return };
-    world.layer("base", "", |root| std::fs::write(root.join("file"), "1").unwrap());
+    world.layer("base", "", |root| fs_err::write(root.join("file"), "1").unwrap());
     base_snapshots(&world);
     let before = world.list(&[]).unwrap();
-    std::fs::write(world.root().join("larder.db"), "damage").unwrap();
+    fs_err::write(world.root().join("larder.db"), "damage").unwrap();
     world.reopen();
     assert_eq!(world.list(&[]).unwrap(), before);
     assert_eq!(world.remove("c1").unwrap_err().code(), Code::FailedPrecondition, "children are known");

@@ -55,7 +55,7 @@ impl SuiteWorld {
     /// A new directory.
     pub(crate) fn work(&self, name: &str) -> PathBuf {
         let path = self.dir.path().join("work").join(name);
-        std::fs::create_dir_all(&path).unwrap();
+        fs_err::create_dir_all(&path).unwrap();
         path
     }
 
