@@ -359,8 +359,8 @@ mod tests {
         );
         content.blobs.insert("index".into(), index);
         content.above.entry("manifest-2".into()).or_default().push("index".into());
-        let target = Some(Descriptor { digest: "index".into() });
-        let records = [ImageRecord { name: "r.example/app:1".into(), target }];
+        let target = Some(Descriptor { digest: "index".into(), ..Descriptor::default() });
+        let records = [ImageRecord { name: "r.example/app:1".into(), target, ..ImageRecord::default() }];
         let image =
             Image { id: "config-1".into(), repo_tags: vec!["r.example/app:1".into()], ..Image::default() };
         let found = layers(&[image], &content, &[stacks], Some(&records));
@@ -444,7 +444,8 @@ mod tests {
     fn an_image_that_cri_does_not_list_retains_its_layers() {
         let record = |name: &str, digest: &str| ImageRecord {
             name: name.into(),
-            target: Some(Descriptor { digest: digest.into() }),
+            target: Some(Descriptor { digest: digest.into(), ..Descriptor::default() }),
+            ..ImageRecord::default()
         };
         let records = [record("a:1", "index"), record("b:1", "manifest-2"), record("c:1", "archive-base")];
         let unlisted = |images: &[Image]| holders::unlisted(&records, images, &content());

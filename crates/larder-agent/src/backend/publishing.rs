@@ -102,12 +102,11 @@ fn named_documents(record: &ImageRecord) -> Vec<(String, Digest)> {
         served.find(|digest| record.digests.contains(&format!("{repository}@{digest}")))
     };
     let of_name = |name: &String| {
-        let target = match name.split_once('@') {
-            Some((_, digest)) => Digest::parse(digest).ok(),
-            None => {
-                let repository = name.rsplit_once(':').map_or(name.as_str(), |(repository, _)| repository);
-                of_repository(repository).or(record.manifests.last()).cloned()
-            }
+        let target = if let Some((_, digest)) = name.split_once('@') {
+            Digest::parse(digest).ok()
+        } else {
+            let repository = name.rsplit_once(':').map_or(name.as_str(), |(repository, _)| repository);
+            of_repository(repository).or(record.manifests.last()).cloned()
         };
         target.map(|target| (name.clone(), target))
     };
