@@ -178,6 +178,7 @@ fn open_node(root: &Path) -> Result<Node, Error> {
         store: OpenMode::Create,
         runtime: RuntimeRequirement::Require,
         state: StateDirAccess::Exclusive,
+        publishes: false,
         logs_events: true,
         verbosity: tracing::Level::INFO,
     };

@@ -77,6 +77,7 @@ impl TenantFixture {
             store: OpenMode::Create,
             runtime: RuntimeRequirement::Require,
             state: StateDirAccess::CurrentUser,
+            publishes: false,
             logs_events: false,
             verbosity: tracing::Level::ERROR,
         };

@@ -5,26 +5,26 @@ use std::time::Duration;
 
 use larder::backend::Backend;
 use larder::gc::{Collector, CollectorBuilder, InspectLayerSource, ReclaimWait};
-use larder_containerd::{ContainerdLayers, ContainerdUses, ImagePublisher};
+use larder_containerd::{ContainerdLayers, ContainerdUses};
 use larder_store::gc_sources::{StoreFsStats, StoreLayerSource};
 
 use super::handle::BackendHandle;
 use super::publishing::PublishingBackend;
 
 /// The backend, and a collector's builder that knows how to ask it.
-/// With a publisher, images of the store are those of its containerd as well.
+/// Where images of the store are published, the containers of containerd use them, too.
 pub(crate) fn backend_and_collector(
     handle: &BackendHandle,
-    publisher: Option<ImagePublisher>,
+    publishing: Option<Arc<PublishingBackend>>,
 ) -> (Arc<dyn Backend>, CollectorBuilder) {
     match handle {
         BackendHandle::Store(store) => {
-            let containers = publisher.as_ref().map(|publisher| {
-                let cri = publisher.cri();
+            let containers = publishing.as_ref().map(|publishing| {
+                let cri = publishing.cri();
                 Arc::new(ContainerdUses::new(cri.runtime_channel(), cri.request_timeout()))
             });
-            let backend: Arc<dyn Backend> = match publisher {
-                Some(publisher) => Arc::new(PublishingBackend::new(store.clone(), publisher)),
+            let backend: Arc<dyn Backend> = match publishing {
+                Some(publishing) => publishing,
                 None => Arc::new(store.clone()),
             };
             let mut builder = Collector::builder(backend.clone())

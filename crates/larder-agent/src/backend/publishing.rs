@@ -3,8 +3,6 @@
 //! An image is pulled into the store and then published; it is withdrawn before it is removed, since the snapshots of
 //! containerd retain its layers. The containers of containerd are users of images like the store's own mounts.
 
-use std::sync::Arc;
-
 use async_trait::async_trait;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, ContainerInventory, Filesystems, Image, ImageDetails, ImageNames,
@@ -24,7 +22,7 @@ use tokio::task::spawn_blocking;
 use crate::config::Config;
 
 /// The publisher of these settings, if they name a containerd.
-pub(crate) fn publisher_of(config: &Config) -> Option<ImagePublisher> {
+fn publisher_of(config: &Config) -> Option<ImagePublisher> {
     let socket = config.containerd.socket.as_ref().filter(|_| config.containerd.snapshotter)?;
     let endpoint = Endpoint::parse(socket).ok()?; // checked with the settings
     let own = config.images.runtime_request_timeout.to_std();
@@ -36,12 +34,26 @@ pub(crate) fn publisher_of(config: &Config) -> Option<ImagePublisher> {
 /// The store and its containerd.
 pub(crate) struct PublishingBackend {
     store: StoreBackend,
-    publisher: Arc<ImagePublisher>,
+    publisher: ImagePublisher,
 }
 
 impl PublishingBackend {
-    pub(crate) fn new(store: StoreBackend, publisher: ImagePublisher) -> PublishingBackend {
-        PublishingBackend { store, publisher: Arc::new(publisher) }
+    /// A store with the containerd of these settings, if they name one.
+    pub(crate) fn of(store: &StoreBackend, config: &Config) -> Option<PublishingBackend> {
+        publisher_of(config).map(|publisher| PublishingBackend { store: store.clone(), publisher })
+    }
+
+    /// The containerd to which images are published.
+    pub(crate) fn cri(&self) -> &CriBackend {
+        self.publisher.cri()
+    }
+
+    /// Publishes all images. Ends at the first that cannot be published.
+    pub(crate) async fn publish_all(&self) -> Result<(), BackendError> {
+        for image in self.store.list().await? {
+            self.publish(&ImageName::from(image.id.as_str())).await?;
+        }
+        Ok(())
     }
 
     /// An image as containerd gets it; `None` if the store does not have it.

@@ -47,6 +47,7 @@ use tokio::sync::{OnceCell, watch};
 use tokio::time::{self, Instant};
 
 use crate::backend::BackendHandle;
+use crate::backend::publishing::PublishingBackend;
 use crate::control::caller::CallerEventSink;
 use crate::error::Error;
 use crate::state::{EnsureLeaseFile, KeepRuleFile, RecentEnsures, StateDir};
@@ -70,6 +71,8 @@ pub(crate) struct NodeDependencies {
     pub(crate) backend: Arc<dyn Backend>,
     /// The same in its concrete type.
     pub(crate) handle: Option<BackendHandle>,
+    /// The same, if its images are published to a containerd.
+    pub(crate) publishing: Option<Arc<PublishingBackend>>,
     /// Knows how to ask the backend.
     pub(crate) collector: CollectorBuilder,
     /// The state directory, locked for as long as the node lives; without the lock nothing is read from or written to it.
@@ -109,6 +112,7 @@ pub struct Node {
     /// The backend itself; pulls go through the manager, removals through the gate or the collector.
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) handle: Option<BackendHandle>,
+    publishing: Option<Arc<PublishingBackend>>,
     pub(crate) manager: Arc<ImageManager>,
     pub(crate) gate: Arc<RemovalGate>,
     collector: Arc<Collector>,
@@ -188,6 +192,7 @@ impl Node {
             description,
             backend,
             handle,
+            publishing: parts.publishing,
             gate,
             collector,
             events,

@@ -13,7 +13,7 @@ use larder::records::{PullRecordStore, Verification};
 use super::metrics::NodeMetrics;
 use super::settings::NodeSettings;
 use super::{Node, NodeDependencies};
-use crate::backend::publishing::publisher_of;
+use crate::backend::publishing::PublishingBackend;
 use crate::backend::{OpenMode, RuntimeRequirement, docker, gc_wiring, open, providers};
 use crate::config::{Config, SettingsSources};
 use crate::error::{Error, NodeOpenError};
@@ -30,6 +30,8 @@ pub struct NodeOptions {
     pub state: StateDirAccess,
     /// Whether events are logged: those of a command are sent to its caller alone.
     pub logs_events: bool,
+    /// Whether images are published to the containerd of the settings, which asks this process for its snapshots.
+    pub publishes: bool,
     /// The least severe level that is logged, whatever the settings say.
     pub verbosity: tracing::Level,
 }
@@ -69,7 +71,9 @@ impl Node {
             None => credentials_of(&config, &metrics)?,
         };
         let cache = docker::builder_cache(&handle).filter(|_| config.prune_build_cache);
-        let (backend, mut collector) = gc_wiring::backend_and_collector(&handle, publisher_of(&config));
+        let publishing = handle.store().filter(|_| options.publishes);
+        let publishing = publishing.and_then(|store| PublishingBackend::of(store, &config)).map(Arc::new);
+        let (backend, mut collector) = gc_wiring::backend_and_collector(&handle, publishing.clone());
         if let Some(cache) = cache {
             collector = collector.reclaimer(cache);
         }
@@ -77,6 +81,7 @@ impl Node {
             description: handle.description(),
             backend,
             handle: Some(handle),
+            publishing,
             collector,
             state,
             policy: config.policy(Vec::new()),
@@ -114,6 +119,7 @@ impl Node {
             description: "a backend of the embedding program".to_owned(),
             collector: Collector::builder(Arc::clone(&backend)),
             handle: None,
+            publishing: None,
             records: opened(config.verification.as_ref(), &state)?,
             credentials: credentials_of(&config, &metrics)?,
             pull: config.pull.clone(),

@@ -30,6 +30,7 @@ impl Node {
             self.recover_with_retries(),
             self.want(first),
             self.remove_dead_containers(),
+            self.publish_images(),
         );
     }
 
@@ -42,6 +43,17 @@ impl Node {
     async fn recover_with_retries(&self) {
         let mut wait = RECOVERY_RETRY;
         while !self.recover().await {
+            time::sleep(wait).await;
+            wait = (wait * 2).min(MAX_RECOVERY_RETRY);
+        }
+    }
+
+    /// Publishes what the store has: images that were pulled or loaded while no daemon ran, or that containerd has lost.
+    async fn publish_images(&self) {
+        let Some(publishing) = &self.publishing else { return };
+        let mut wait = RECOVERY_RETRY;
+        while let Err(error) = publishing.publish_all().await {
+            tracing::debug!("cannot publish the images of the store yet: {error}");
             time::sleep(wait).await;
             wait = (wait * 2).min(MAX_RECOVERY_RETRY);
         }

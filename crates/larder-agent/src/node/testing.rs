@@ -47,6 +47,7 @@ pub(crate) fn parts(
         collector,
         backend,
         handle: None,
+        publishing: None,
         state: StateDir::at(dir.to_owned()).lock().expect("the test has a state directory of its own"),
         policy: GcPolicy {
             minimum_age: Duration::ZERO,

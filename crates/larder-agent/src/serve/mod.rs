@@ -91,6 +91,7 @@ impl Daemon {
             runtime: RuntimeRequirement::WaitForDefault,
             state: StateDirAccess::Exclusive,
             logs_events: true,
+            publishes: true,
             verbosity,
         };
         let node = open_node(sources.clone(), config, options)?;

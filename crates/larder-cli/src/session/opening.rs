@@ -164,6 +164,7 @@ impl CommandSession {
             store: if need.creates { OpenMode::Create } else { OpenMode::Existing },
             runtime: RuntimeRequirement::Require,
             state: need.state.unwrap_or(StateDirAccess::None),
+            publishes: false,
             logs_events: false,
             verbosity: verbosity_level(self.connection.verbose),
         };

@@ -247,6 +247,19 @@ fn a_pull_by_containerd_fetches_no_layer_that_the_store_has() {
     assert_eq!(fs_err::read(root.join("srv/data")).unwrap().len(), 200_000);
     fixture.namespace = "k8s.io";
     fixture.stop("first");
+
+    // A daemon publishes what the store has: containerd's CRI finds it without a pull.
+    for name in fixture.ctr(&["images", "ls", "-q"]).lines() {
+        fixture.ctr(&["images", "rm", "--sync", name]);
+    }
+    assert_eq!(fixture.daemon().runtime.block_on(cri.status(&spec)).unwrap(), None);
+    fixture.kill_larder();
+    fixture.start_larder();
+    wait_until("the image is published", || {
+        fixture.daemon().runtime.block_on(cri.status(&spec)).unwrap().is_some()
+    });
+    fixture.run("second");
+    fixture.stop("second");
 }
 
 #[test]

@@ -416,7 +416,7 @@ impl OpenStore {
             self.db.read("look up the users of a layer", |reader| reader.all(MOUNTS))?;
         let mut in_snapshot = false;
         self.db.read("look up the users of a layer", |reader| {
-            each_snapshot_layer(reader, |layer, _| in_snapshot |= layer == *key)
+            each_snapshot_layer(reader, |layer| in_snapshot |= layer == *key)
         })?;
         Ok(mounts.iter().any(|mount| mount.layers.contains(key))
             || in_snapshot

@@ -208,7 +208,7 @@ impl<'a> ReferencedContent<'a> {
             }
         })?;
         source.for_each(MOUNTS, |mount: MountRecord| layers.extend(mount.layers))?;
-        each_snapshot_layer(source, |key, _| {
+        each_snapshot_layer(source, |key| {
             layers.insert(key);
         })?;
         Ok(ReferencedContent { layers, holds })

@@ -118,14 +118,11 @@ pub(crate) fn delete_snapshot(writer: &DbTransaction, snapshot: &SnapshotRecord)
     writer.delete(SNAPSHOTS, &snapshot.key)
 }
 
-/// Visits each layer of the store that a snapshot has, with the snapshot.
-pub(crate) fn each_snapshot_layer(
-    source: &impl DbRead,
-    mut visit: impl FnMut(LayerKey, &SnapshotRecord),
-) -> DbResult<()> {
+/// Visits each layer of the store that a snapshot has.
+pub(crate) fn each_snapshot_layer(source: &impl DbRead, mut visit: impl FnMut(LayerKey)) -> DbResult<()> {
     source.for_each(SNAPSHOTS, |snapshot: SnapshotRecord| {
-        if let Some(key) = snapshot.layer.clone() {
-            visit(key, &snapshot);
+        if let Some(key) = snapshot.layer {
+            visit(key);
         }
     })
 }

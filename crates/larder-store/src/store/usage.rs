@@ -15,7 +15,7 @@ use super::layout::names_in;
 use super::listing::ImageListing;
 use super::records::{LayerKey, LeaseRecord, MountRecord, UnpackRatio};
 use super::references::ReferencedItem;
-use super::snapshot_records::each_snapshot_layer;
+use super::snapshot_records::mountable_layers;
 use crate::disk::{DiskSpace, free_space, measure, measure_one};
 
 /// Disk usage of the store by category, as `larder df` shows it.
@@ -148,9 +148,10 @@ pub(super) fn layer_holders(source: &impl DbRead) -> DbResult<HashMap<LayerKey, 
             held.insert(key, format!("the mount {}", mount.target.display()));
         }
     })?;
-    each_snapshot_layer(source, |key, snapshot| {
-        held.insert(key, format!("the snapshot {}", snapshot.key));
-    })?;
+    // A committed snapshot alone is removed with the image that it is of.
+    for key in mountable_layers(source)? {
+        held.insert(key, "a container of containerd".to_owned());
+    }
     Ok(held)
 }
 
