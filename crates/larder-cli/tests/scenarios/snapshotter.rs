@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder_testkit_peers::containerd::pods::pause_image;
-use larder_testkit_peers::process::wait_until;
+use larder_testkit_peers::process::{PATIENCE, poll, wait_until};
 use larder_testkit_peers::{self as peers, Containerd, ContainerdOptions, Package, RegistryOptions, require};
 
 use crate::served::{CriDaemon, client_of};
@@ -223,7 +223,9 @@ fn a_pull_by_containerd_fetches_no_layer_that_the_store_has() {
     fixture.world.registry.forget_requests();
     let cri = client_of(fixture.containerd.socket());
     let (spec, progress) = (ImageSpec::named(fixture.image()), ProgressReporter::unwatched());
-    let pulled = fixture.daemon().runtime.block_on(cri.pull(&spec, None, None, &progress)).unwrap();
+    let pull = || fixture.daemon().runtime.block_on(cri.pull(&spec, None, None, &progress));
+    // containerd's connection was that to the daemon that was killed.
+    let pulled = poll(PATIENCE, || pull().ok()).expect("a pull");
     assert_eq!(pulled.as_str(), layout.image_id);
     let requests = fixture.world.registry.requests();
     let fetched: Vec<_> = requests.iter().filter(|request| request.is_blob_fetch()).collect();
