@@ -66,7 +66,7 @@ fn only_the_layer_in_the_place_of_the_chain_is_adopted() {
     let chains = temp.store.image("r.example/app:1").unwrap().unwrap().chain_ids();
     let unknown = digest("of nothing");
     assert_eq!(temp.store.adopt_layer(&unknown, new("", ""), noon()).unwrap(), None);
-    // One chain on two parents is two snapshots, which containerd tells apart by their parent.
+    // One chain on two parents is two snapshots, which containerd distinguishes by their parent.
     temp.store.create_snapshot(new("k8s.io/1/extract", ""), true, noon()).unwrap();
     temp.store.commit_snapshot("k8s.io/1/extract", new("k8s.io/2/unpacked", ""), noon()).unwrap();
     let keys = adopt_all(&temp.store, "r.example/app:1");
