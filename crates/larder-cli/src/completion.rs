@@ -22,6 +22,17 @@ use crate::session::{CommandSession, ImageAccess};
 
 /// Set by the scripts to the name of the shell.
 const VARIABLE: &str = "LARDER_COMPLETE";
+/// Filters of images, with values where there are two.
+const FILTERS: [&str; 8] = [
+    "dangling=true",
+    "dangling=false",
+    "in-use=true",
+    "in-use=false",
+    "reference=",
+    "before=",
+    "since=",
+    "label=",
+];
 /// A shell is blocked while it waits.
 const WITHIN: Duration = Duration::from_millis(1500);
 const SHELLS: Shells<'static> = Shells(&[&BashWithColons, &Elvish, &Fish, &Powershell, &Zsh]);
@@ -43,35 +54,70 @@ pub(crate) fn script(shell: Shell) -> io::Result<Vec<u8>> {
 
 /// The command line, in which arguments know their values.
 fn completed_command() -> clap::Command {
-    let names: Vec<String> = command().get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
-    names.iter().fold(command(), |command, name| {
-        command.mut_subcommand(name, |sub| {
-            let name = sub.get_name().to_owned();
-            sub.mut_args(|arg| with_values(&name, arg))
-        })
-    })
+    with_values(command())
 }
 
-/// The argument with the values that it can have.
-fn with_values(command: &str, arg: clap::Arg) -> clap::Arg {
+/// The command, and those below it, with the values that arguments can have.
+fn with_values(command: clap::Command) -> clap::Command {
+    let name = command.get_name().to_owned();
+    command.mut_args(|arg| completed_argument(&name, arg)).mut_subcommands(with_values)
+}
+
+fn completed_argument(command: &str, arg: clap::Arg) -> clap::Arg {
     let value = arg.get_value_names().and_then(|names| names.first()).map(ToString::to_string);
-    match (command, value.as_deref().unwrap_or_default()) {
-        (_, "IMAGE") | ("images", "PATTERN") | ("keep", "RULE") => arg.add(ArgValueCompleter::new(images)),
-        ("umount", "DIR") => arg.add(ArgValueCompleter::new(mounts)),
-        ("unkeep", "RULE") => arg.add(ArgValueCompleter::new(rules)),
-        _ => arg,
-    }
+    let completer = match (command, value.as_deref().unwrap_or_default()) {
+        // They take no parts of names.
+        ("pull" | "ensure" | "access", "IMAGE") => ArgValueCompleter::new(full_names),
+        (_, "IMAGE" | "PATTERN") | ("keep", "RULE") => ArgValueCompleter::new(images),
+        ("umount", "DIR") => ArgValueCompleter::new(mounts),
+        (_, "RULE") => ArgValueCompleter::new(rules),
+        (_, "KEY=VALUE") => ArgValueCompleter::new(filters),
+        _ => return arg,
+    };
+    arg.add(completer)
+}
+
+/// Names of present images with tags.
+fn names() -> Vec<String> {
+    let listed = ask(ImageAccess::read(), async |client| client.images().await.ok());
+    listed.unwrap_or_default().into_iter().flat_map(|image| image.repo_tags).collect()
 }
 
 /// Names of present images that begin so: in full, or as docker shortens them.
+fn full_names(current: &OsStr) -> Vec<CompletionCandidate> {
+    matching(current, names().into_iter().flat_map(|name| [docker_name(&name), Some(name)]).flatten())
+}
+
+/// The same; where there is none, the ends of names that begin so, which these commands accept too.
 fn images(current: &OsStr) -> Vec<CompletionCandidate> {
-    let listed = ask(ImageAccess::read(), async |client| client.images().await.ok());
-    let names = listed.unwrap_or_default().into_iter().flat_map(|image| image.repo_tags);
-    let short = |name: &str| {
-        let rest = name.strip_prefix("docker.io/")?;
-        Some(rest.strip_prefix("library/").unwrap_or(rest).to_owned())
-    };
-    matching(current, names.flat_map(|name| [short(&name), Some(name)]).flatten())
+    let names = names();
+    let docker = names.iter().filter_map(|name| docker_name(name));
+    match matching(current, names.iter().cloned().chain(docker)) {
+        none if none.is_empty() => matching(current, names.iter().flat_map(|name| ends(name))),
+        found => found,
+    }
+}
+
+/// The name as docker shortens it.
+fn docker_name(name: &str) -> Option<String> {
+    let rest = name.strip_prefix("docker.io/")?;
+    Some(rest.strip_prefix("library/").unwrap_or(rest).to_owned())
+}
+
+/// What follows each slash of a name.
+fn ends(name: &str) -> impl Iterator<Item = String> {
+    name.match_indices('/').map(|(slash, _)| name[slash + 1..].to_owned())
+}
+
+/// Keys of filters, and their values.
+fn filters(current: &OsStr) -> Vec<CompletionCandidate> {
+    let text = current.to_string_lossy();
+    match text.split_once('=') {
+        Some((key @ ("before" | "since"), image)) => {
+            images(OsStr::new(image)).into_iter().map(|found| found.add_prefix(format!("{key}="))).collect()
+        }
+        _ => matching(current, FILTERS.iter().map(|&filter| filter.to_owned())),
+    }
 }
 
 /// Directories that images are mounted at; without one, any directory.
@@ -191,6 +237,21 @@ mod tests {
         assert_eq!(flags("larder --root /r rm app").root.as_deref(), Some(Path::new("/r")));
         assert_eq!(flags("larder rm --backend=docker app:").backend.as_deref(), Some("docker"));
         assert_eq!(flags("larder rm --no-such").root, None);
+    }
+
+    #[test]
+    fn names_are_shortened_as_docker_and_larder_do() {
+        assert_eq!(docker_name("docker.io/library/busybox:1").as_deref(), Some("busybox:1"));
+        assert_eq!(docker_name("r.example/app:1"), None);
+        assert_eq!(ends("r.example/team/app:1").collect::<Vec<_>>(), ["team/app:1", "app:1"]);
+    }
+
+    #[test]
+    fn the_filters_are_those_that_images_has() {
+        for filter in FILTERS {
+            let filter = if filter.ends_with('=') { format!("{filter}x") } else { filter.to_owned() };
+            assert!(crate::args::ImageFilter::parse(&filter).is_ok(), "{filter}");
+        }
     }
 
     #[test]

@@ -16,6 +16,9 @@ use crate::image_name::digits_of_id;
 /// Candidates that an error lists.
 const LISTED: usize = 8;
 
+/// How a hint with similar images starts.
+pub(super) const SIMILAR: &str = "similar images";
+
 /// An image, and what of it a text selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FoundImage {
@@ -157,7 +160,7 @@ pub(super) fn unknown(text: &str, images: &[Image]) -> Error {
     }
     match near.as_slice() {
         [] => absent(text),
-        near => absent(text).hint(format!("similar images: {}", near.join(", "))),
+        near => absent(text).hint(format!("{SIMILAR}: {}", near.join(", "))),
     }
 }
 

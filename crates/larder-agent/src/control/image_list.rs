@@ -68,6 +68,12 @@ pub(super) async fn list(node: &Node, details: bool) -> Result<api::ImagesRespon
     }
     let snapshot = snapshot.ok();
     describe(&mut answer, snapshot.as_ref(), &configs, &collector.policy());
+    if let Some(snapshot) = snapshot.filter(|_| node.store().is_some()) {
+        for image in &mut answer.images {
+            // As df and the removal of an image count it: with config and manifests in whole blocks.
+            image.size_bytes = snapshot.layers.size_of(&image.id).map_or(image.size_bytes, |size| size.bytes);
+        }
+    }
     Ok(answer)
 }
 

@@ -65,11 +65,6 @@ pub(super) fn policy(
         .hint("use percentages from 0 to 100, with the low threshold below the high one"))
 }
 
-/// The policy of usage reports, without the minimum age: an unused image counts as unused at any age.
-pub(super) fn usage_policy(policy: &GcPolicy) -> GcPolicy {
-    GcPolicy { minimum_age: Duration::ZERO, ..policy.clone() }
-}
-
 #[cfg(test)]
 mod tests {
     use larder::gc::{KeepRule, Selector};

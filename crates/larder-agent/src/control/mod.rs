@@ -220,7 +220,13 @@ impl Control for ControlApi {
         let collector = self.node().collector()?;
         let image = named(&request.image)?;
         let records = records.as_deref();
-        Ok(Response::new(explain::explain(image, &**backend, collector, &policy, records).await?))
+        let mut answer = explain::explain(image, &**backend, collector, &policy, records).await?;
+        if self.node().store().is_some()
+            && let Some(verdict) = &mut answer.verdict
+        {
+            verdict.size_bytes = verdict.unique_bytes.saturating_add(answer.shared_bytes.unwrap_or_default());
+        }
+        Ok(Response::new(answer))
     }
 
     async fn history(&self, _: Request<api::HistoryRequest>) -> ControlResult<api::HistoryResponse> {
@@ -230,7 +236,7 @@ impl Control for ControlApi {
     }
 
     async fn usage(&self, _: Request<api::UsageRequest>) -> ControlResult<api::UsageResponse> {
-        let policy = limits::usage_policy(&self.node().collector()?.policy());
+        let policy = self.node().collector()?.policy();
         Ok(Response::new(usage::usage(self.node(), &policy).await?))
     }
 

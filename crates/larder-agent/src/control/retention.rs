@@ -4,24 +4,26 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use larder::error_chain;
-use larder::gc::{ClockReading, Collector, GcPolicy, KeepRule};
+use larder::gc::{ClockReading, Collector, GcPolicy, KeepRule, Selector};
 use larder::hint::Hint;
 use larder_api::convert;
+use larder_api::v1alpha1::keep_rule::Select;
 use larder_api::v1alpha1::{self as api, KeepRequest, LeaseOwner, LeaseResponse};
 use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreError};
 
 use tokio::task::spawn_blocking;
 
 use super::ServingProcess;
-use super::find::find;
+use super::find::{FoundImage, SIMILAR, find, find_name};
 use super::images::absent;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::node::Node;
 use crate::quantity::LONGEST;
 use crate::state::KeepRuleFile;
 
 /// Changes the rules, on disk and in force, and lists them.
-pub(super) async fn keep(node: &Arc<Node>, request: KeepRequest) -> Result<api::KeepResponse, Error> {
+pub(super) async fn keep(node: &Arc<Node>, mut request: KeepRequest) -> Result<api::KeepResponse, Error> {
+    let advice = complete_names(&mut request.add, node).await;
     let changing = Arc::clone(node);
     let changed = spawn_blocking(move || -> Result<_, Error> {
         let node = &changing;
@@ -43,8 +45,46 @@ pub(super) async fn keep(node: &Arc<Node>, request: KeepRequest) -> Result<api::
     });
     let changed = changed.await.map_err(|error| super::unanswered("the keep rules", &error))?;
     let (rules, configured, new) = changed?;
-    let warnings = if new == 0 { Vec::new() } else { idle(node.collector()?, new).await };
+    let mut warnings = if new == 0 { Vec::new() } else { idle(node.collector()?, new).await };
+    if let [warning, ..] = &warnings[..] {
+        let is_new = !warning.contains(SIMILAR);
+        warnings.extend(advice.into_iter().filter(|_| is_new));
+    }
     Ok(api::KeepResponse { rules, warnings, configured })
+}
+
+/// Replaces each part of a name that selects one present image by the name of that image. Returns what to do about those
+/// that select none, or several.
+async fn complete_names(rules: &mut [api::KeepRule], node: &Node) -> Vec<String> {
+    let mut advice = Vec::new();
+    for rule in rules {
+        let Some(Select::Name(text)) = &mut rule.select else { continue };
+        if text.contains(['*', '?']) {
+            continue;
+        }
+        // Rules may be set while the runtime does not answer.
+        let Ok(images) = node.backend.list().await else { continue };
+        let matcher = KeepRule::new(Selector::Name(text.clone()));
+        if images.iter().any(|image| matcher.parse_selector(&image.repo_tags).is_some()) {
+            continue;
+        }
+        match find_name(text, &images, &*node.backend).await {
+            Ok(FoundImage { name: Some(name), .. }) => *text = name,
+            Ok(FoundImage { image, name: None }) => {
+                rule.select = Some(Select::Digest(image.id.to_string()));
+            }
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                advice.push(format!("{}; write a whole name, or a pattern: '*/{text}*'", error.message()));
+            }
+            Err(error) => advice.extend(similar(&error)),
+        }
+    }
+    advice
+}
+
+/// The images that an error names as similar.
+fn similar(error: &Error) -> Option<String> {
+    error.next_steps().iter().map(ToString::to_string).find(|step| step.starts_with(SIMILAR))
 }
 
 /// Takes or ends a lease: in larder's own store one that outlives the daemon, else one that ends with it.

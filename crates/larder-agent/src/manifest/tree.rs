@@ -107,6 +107,9 @@ fn parse(text: &str, keys: KeyVisibility) -> Result<YamlNode, InputProblem> {
         _ if text.lines().any(|line| line.trim_start_matches(' ').starts_with('\t')) => {
             problem.hint("indent with spaces, not tabs")
         }
+        serde_saphyr::Error::ExternalMessage { .. } => {
+            problem.hint("check indentation, colons, quotes and brackets up to this line")
+        }
         _ => problem,
     })
 }

@@ -269,12 +269,21 @@ pub(crate) struct PruneArgs {
 ///
 /// Without a rule, the rules are listed. larder rm removes images regardless of keep rules.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:
   larder keep 'registry.example/base/*'   all images whose name matches
   larder keep busybox:1.36 --ttl 168h     for a week after its last use
-  larder keep 'app/*' --newest 3          the newest three of each repository")]
+  larder keep 'app/*' --newest 3          the newest three of each repository
+
+Write '*/ls' for images whose name is a subcommand."
+)]
 pub(crate) struct KeepArgs {
-    /// A name, in which * matches any text and ? one character; or a digest, sha256:...
+    #[command(subcommand)]
+    pub(crate) action: Option<KeepSubcommand>,
+
+    /// A name, in which * matches any text and ? one character, or a part of the name of a present image; or a digest,
+    /// sha256:...
     #[arg(value_name = "RULE", conflicts_with = "label")]
     pub(crate) rule: Option<String>,
 
@@ -294,6 +303,23 @@ pub(crate) struct KeepArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) budget: Option<u64>,
 
+    /// Output format.
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: PrintFormat,
+}
+
+/// What to do with keep rules, where it is not to add one.
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeepSubcommand {
+    #[command(visible_alias = "list")]
+    Ls(KeepLsArgs),
+    #[command(visible_alias = "remove")]
+    Rm(UnkeepArgs),
+}
+
+/// List the keep rules.
+#[derive(Debug, Args)]
+pub(crate) struct KeepLsArgs {
     /// Output format.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,

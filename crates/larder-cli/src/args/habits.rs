@@ -5,7 +5,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 /// Commands, separated by spaces, and larder's way.
 const COMMANDS: [(&str, &str); 18] = [
     (
-        "run create start stop restart kill exec ps logs attach stats top container pod",
+        "run create start stop restart kill exec ps logs attach stats top container pod volume network compose",
         "larder manages images, not containers; run them with your runtime, or mount an image: larder mount IMAGE DIR",
     ),
     (
@@ -38,7 +38,7 @@ const COMMANDS: [(&str, &str); 18] = [
 ];
 
 /// Commands of larder (`*` is any), flags, and larder's way.
-const FLAGS: [(&str, &str, &str); 26] = [
+const FLAGS: [(&str, &str, &str); 32] = [
     (
         "pull ensure",
         "--platform --os --arch --variant --override-arch",
@@ -70,13 +70,23 @@ const FLAGS: [(&str, &str, &str); 26] = [
     ("pull", "--retry --retry-delay", "use larder ensure --retry-for 5m IMAGE"),
     ("images", "--noheading -n", "use -q for IDs, or -o json"),
     ("images", "--history", "use larder inspect --layers IMAGE"),
+    ("images ls", "-l --long --size", "larder images lists all images in full lines; -o wide adds columns"),
+    ("images ls", "-r --reverse", "use --sort created, used, size, unique, tag or id"),
+    ("lease", "--for --ttl --duration -t", "write the duration after the image: larder lease IMAGE 2h"),
+    (
+        "keep",
+        "--for -t --duration",
+        "use --ttl 168h, counted from the last use; or larder lease IMAGE 168h, counted from now",
+    ),
+    ("df explain gc lease keep mounts inspect", "--no-trunc", "use -o wide, or -o json for whole values"),
     ("rm", "--all -a --prune", "use larder gc --all-unused, which retains images in use"),
     ("rm", "--no-prune", "larder removes the layers that no other image has; leave the flag out"),
-    ("inspect", "--type --size -s", "larder inspect prints images with their sizes; leave the flag out"),
+    ("inspect", "--type", "larder inspect is about images only; leave the flag out"),
+    ("inspect", "--size -s", "larder inspect prints images with their sizes; leave the flag out"),
     ("inspect", "-f", "use -o json, and jq for single fields"),
     ("gc", "--all -a", "use larder gc --all-unused"),
     ("gc", "--force -f", "larder gc does not ask; --dry-run shows the plan"),
-    ("gc", "--filter", "use keep rules for what GC retains: larder keep --label KEY=VALUE"),
+    ("gc prune", "--filter", "use keep rules for what GC retains: larder keep --label KEY=VALUE"),
     ("mount", "--rw", "use --writable"),
     ("load", "-q --quiet", "larder load prints names only; leave the flag out"),
     ("serve", "--host -H", "use --socket PATH"),
@@ -147,7 +157,15 @@ mod tests {
             ("larder images --format {{.ID}}", "Go templates"),
             ("larder images -n", "-o json"),
             ("larder images --json", "-o json"),
+            ("larder images -r", "--sort created"),
+            ("larder ls -la", "-o wide"),
+            ("larder inspect --type image app:1", "images only"),
+            ("larder lease --for 2h app:1", "larder lease IMAGE 2h"),
+            ("larder keep --for 2h app:1", "--ttl"),
+            ("larder df --no-trunc", "-o wide"),
             ("larder untag app:1", "larder rm"),
+            ("larder volume ls", "not containers"),
+            ("larder prune -a --filter until=24h", "keep rules"),
             ("larder system prune -a", "larder prune -a"),
             ("larder protect app:1", "larder keep"),
             ("larder unpin app:1", "larder unkeep"),

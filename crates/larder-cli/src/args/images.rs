@@ -140,7 +140,11 @@ pub(crate) struct HistoryArgs {
     /// Name or ID of the image, or a part of it.
     pub(crate) image: Option<ImageName>,
 
-    /// Output format; wide shows whole commands.
+    /// Show whole commands.
+    #[arg(long)]
+    pub(crate) no_trunc: bool,
+
+    /// Output format; wide shows whole commands, too.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
 }

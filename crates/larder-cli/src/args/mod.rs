@@ -30,8 +30,8 @@ use crate::output::hint::quoted;
 use crate::output::style::ColorChoice;
 
 pub(crate) use collect::{
-    ExplainAccessArgs, ExplainArgs, ExplainSubcommand, GcArgs, GcLogArgs, GcSubcommand, KeepArgs, PruneArgs,
-    UnkeepArgs,
+    ExplainAccessArgs, ExplainArgs, ExplainSubcommand, GcArgs, GcLogArgs, GcSubcommand, KeepArgs,
+    KeepSubcommand, PruneArgs, UnkeepArgs,
 };
 pub(crate) use config::ConfigArgs;
 pub(crate) use daemon::{EventsArgs, LeaseArgs, LeaseSubcommand, ReloadArgs, StatusArgs};

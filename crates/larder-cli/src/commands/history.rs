@@ -10,7 +10,7 @@ use crate::args::HistoryArgs;
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::output::table::TextTable;
-use crate::output::{self, size};
+use crate::output::{self, age, size};
 use crate::session::{CommandSession, ImageAccess};
 
 /// Characters of a command or comment in the narrow table.
@@ -30,14 +30,15 @@ pub(super) async fn run(args: &HistoryArgs, session: &CommandSession) -> Result<
         Failure::failed(format!("{name}: the backend does not report the history of images"))
             .hint(format!("on Docker: docker history {name}"))
     })?;
-    output::show(&session.out, args.output, &steps, || table(&steps, args.output.is_wide()));
+    let wide = args.output.is_wide() || args.no_trunc;
+    output::show(&session.out, args.output, &steps, || table(&steps, wide, Timestamp::now()));
     if steps.is_empty() {
         session.out.info(format_args!("note: the config of {name} has no history"));
     }
     Ok(CommandOutcome::Done)
 }
 
-fn table(steps: &[BuildStep], wide: bool) -> TextTable {
+fn table(steps: &[BuildStep], wide: bool, now: Timestamp) -> TextTable {
     let mut table = TextTable::new(["CREATED", "SIZE", "CREATED BY", "COMMENT"]);
     for step in steps {
         let size = match (step.empty_layer, step.size_bytes) {
@@ -45,15 +46,10 @@ fn table(steps: &[BuildStep], wide: bool) -> TextTable {
             (false, size) => size.map_or_else(String::new, size::bytes),
         };
         let shown = |text: &str| shown(text, wide);
-        table.row([created(step), size, shown(&step.created_by), shown(&step.comment)]);
+        let created = age::ago(step.created.as_deref().unwrap_or_default(), now);
+        table.row([created, size, shown(&step.created_by), shown(&step.comment)]);
     }
     table
-}
-
-/// When, as the config says; empty if that is no time.
-fn created(step: &BuildStep) -> String {
-    let text = step.created.as_deref().unwrap_or_default();
-    text.parse::<Timestamp>().map(|_| text.to_owned()).unwrap_or_default()
 }
 
 /// The text on one line, shortened unless the table is wide.
@@ -70,6 +66,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn steps_have_ages() {
+        let step = BuildStep {
+            created: Some("2026-01-01T00:00:00Z".into()),
+            created_by: "COPY a b".into(),
+            comment: String::new(),
+            empty_layer: false,
+            size_bytes: Some(1),
+        };
+        let now = "2026-01-01T03:00:00Z".parse().unwrap();
+        let text = table(&[step], false, now).to_string();
+        assert!(text.contains("3 hours ago") && !text.contains("2026"), "{text}");
+    }
+
+    #[test]
     fn the_text_of_a_config_adds_no_line() {
         let forged = "x\nsha256:f   1 hour ago";
         let step = BuildStep {
@@ -80,7 +90,7 @@ mod tests {
             size_bytes: None,
         };
         for wide in [true, false] {
-            let text = table(std::slice::from_ref(&step), wide).to_string();
+            let text = table(std::slice::from_ref(&step), wide, Timestamp::UNIX_EPOCH).to_string();
             assert_eq!(text.lines().count(), 2, "{text}");
             assert!(text.lines().nth(1).is_some_and(|row| row.starts_with("- ")), "{text}");
         }

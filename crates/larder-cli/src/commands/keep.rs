@@ -7,36 +7,49 @@ use larder_agent::state::{KeepRuleView, ListedRule};
 use larder_api::convert;
 use larder_api::v1alpha1::{KeepRequest, KeepResponse};
 
-use crate::args::{KeepArgs, UnkeepArgs};
+use crate::args::{KeepArgs, KeepSubcommand, UnkeepArgs};
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::output;
 use crate::output::table::TextTable;
+use crate::output::{self, PrintFormat};
 use crate::session::{CommandSession, ImageAccess};
 
-/// Adds a rule, or lists all.
+/// Adds a rule, lists all, or drops some.
 pub(super) async fn keep(args: &KeepArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
-    let out = &session.out;
-    let select = select(args)?;
-    let client = match session.open_to_list(ImageAccess::keep()).await? {
-        Some(client) => Some(client),
-        // A rule can be there before its images.
-        None if select.is_some() => Some(session.open(ImageAccess::keep().create_store()).await?),
-        None => None,
+    match &args.action {
+        Some(KeepSubcommand::Ls(args)) => list(args.output, session).await,
+        Some(KeepSubcommand::Rm(args)) => unkeep(args, session).await,
+        None => match select(args)? {
+            Some(select) => add(select, args, session).await,
+            None => list(args.output, session).await,
+        },
+    }
+}
+
+async fn list(format: PrintFormat, session: &CommandSession) -> Result<CommandOutcome, Failure> {
+    let rules = match session.open_to_list(ImageAccess::keep()).await? {
+        Some(client) => rules(&client).await?,
+        None => Vec::new(),
     };
-    let (Some(select), Some(client)) = (select, &client) else {
-        let rules = match &client {
-            Some(client) => rules(client).await?,
-            None => Vec::new(),
-        };
-        let shown: Vec<KeepRuleView<'_>> = rules.iter().map(KeepRuleView::from).collect();
-        output::show(out, args.output, &shown, || table(&rules));
-        return Ok(CommandOutcome::Done);
+    let shown: Vec<KeepRuleView<'_>> = rules.iter().map(KeepRuleView::from).collect();
+    output::show(&session.out, format, &shown, || table(&rules));
+    Ok(CommandOutcome::Done)
+}
+
+async fn add(select: Selector, args: &KeepArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
+    let out = &session.out;
+    let client = match session.open_to_list(ImageAccess::keep()).await? {
+        Some(client) => client,
+        // A rule can be there before its images.
+        None => session.open(ImageAccess::keep().create_store()).await?,
     };
     let rule = KeepRule { select, ttl: args.ttl, budget_bytes: args.budget };
     let request = KeepRequest { add: vec![convert::keep_rule(&rule)], ..KeepRequest::default() };
     // A rule without a matching image is accepted with a warning.
-    let answer = change(client, request).await?;
+    let answer = change(&client, request).await?;
+    // A part of a name became the name of the image.
+    let added = answer.rules.into_iter().last().map(convert::keep_rule_from).transpose()?;
+    let rule = added.unwrap_or(rule);
     match args.output.data() {
         Some(format) => output::data(out, format, &KeepRuleView::from(&ListedRule { rule, place: None })),
         None => out.line(format_args!("added keep rule: {rule}")),
@@ -108,7 +121,8 @@ pub(super) async fn unkeep(args: &UnkeepArgs, session: &CommandSession) -> Resul
     Ok(CommandOutcome::Done)
 }
 
-/// The rule with this number, or with this selector: one of `larder keep` before one of the settings.
+/// The rule with this number, or with this selector: one of `larder keep` before one of the settings. Else the only one
+/// with a name that ends so.
 fn find_rule<'a>(args: &UnkeepArgs, rules: &'a [ListedRule]) -> Option<&'a ListedRule> {
     let number = args.rule.as_deref().and_then(|text| text.parse::<usize>().ok());
     let named = |listed: &&ListedRule| match (&args.rule, &args.label) {
@@ -116,9 +130,22 @@ fn find_rule<'a>(args: &UnkeepArgs, rules: &'a [ListedRule]) -> Option<&'a Liste
         (Some(text), None) => is_named(&listed.rule, text),
         (None, None) => false,
     };
+    let by_end = || {
+        let mut ends =
+            rules.iter().filter(|listed| args.rule.as_ref().is_some_and(|text| has_end(&listed.rule, text)));
+        ends.next().filter(|_| ends.next().is_none())
+    };
     let numbered = number.and_then(|number| rules.get(number.checked_sub(1)?));
     let added = || rules.iter().filter(|listed| listed.place.is_none()).find(named);
-    numbered.or_else(added).or_else(|| rules.iter().find(named))
+    numbered.or_else(added).or_else(|| rules.iter().find(named)).or_else(by_end)
+}
+
+/// Whether the rule has a name of which the text is the end at a slash, with or without the tag.
+fn has_end(rule: &KeepRule, text: &str) -> bool {
+    let Selector::Name(name) = &rule.select else { return false };
+    let repository = name.rsplit_once(':').map_or(&**name, |(repository, _)| repository);
+    let ends = |name: &str| name.strip_suffix(text).is_some_and(|before| before.ends_with('/'));
+    ends(name) || ends(repository)
 }
 
 /// All rules in force, in the order in which they are numbered: those of the settings come first.

@@ -60,7 +60,11 @@ async fn send(client: &Client, file: &Path, name: Option<&str>) -> Result<Vec<Lo
     let answer = client.wait(async |mut calls| calls.load(upload).await).await;
     // After a read error, the answer is about a truncated archive.
     read_error.take().map_or(answer.map(|answer| answer.images), |error| {
-        Err(Failure::bad_input(format!("cannot read: {error}")))
+        Err(match error.kind() {
+            io::ErrorKind::NotFound => Failure::bad_input("no such file or directory")
+                .hint("pass an archive, a directory with an OCI layout, or - for standard input"),
+            _ => Failure::bad_input(format!("cannot read: {error}")),
+        })
     })
 }
 

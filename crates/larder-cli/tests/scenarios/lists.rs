@@ -152,3 +152,71 @@ fn a_status_is_watched_until_an_interrupt() {
     daemon.interrupt();
     daemon.finish();
 }
+
+#[test]
+fn a_part_of_a_name_becomes_a_keep_rule_for_the_image_that_it_selects() {
+    let store = LoadedStore::new();
+    let added = store.larder(&["keep", "tool"]).expect(0);
+    assert_eq!(added.stdout, "added keep rule: name r.example/tool:1\n");
+    assert_eq!(added.stderr, "", "it matches an image");
+    for list in [&["keep"][..], &["keep", "ls"], &["keep", "list"]] {
+        assert_eq!(store.larder(list).expect(0).lines_with(&["name r.example/tool:1"]), 1, "{list:?}");
+    }
+    let several = store.larder(&["keep", "web"]).expect(0);
+    assert!(several.stderr.contains("name web) matches no image"), "{several:?}");
+    assert!(several.stderr.contains("it could be r.example/web:"), "{several:?}");
+    let unknown = store.larder(&["keep", "tol"]).expect(0);
+    assert!(unknown.stderr.contains("similar images: r.example/tool:1"), "{unknown:?}");
+    let pattern = store.larder(&["keep", "*/web:*"]).expect(0);
+    assert_eq!((pattern.stdout.as_str(), pattern.stderr.as_str()), ("added keep rule: name */web:*\n", ""));
+    store.larder(&["keep", "rm", "tool"]).expect(0);
+    store.larder(&["keep", "rm", "--all"]).expect(0);
+    assert_eq!(store.larder(&["keep", "-o", "json"]).expect(0).json(), serde_json::json!([]));
+}
+
+#[test]
+fn an_image_has_one_size_in_all_commands() {
+    let store = LoadedStore::new();
+    let of_list = store.larder(&["images", "-o", "json", "*/web:1"]).expect(0).json();
+    let of_explain = store.larder(&["explain", "-o", "json", "web:1"]).expect(0).json();
+    let usage = store.larder(&["df", "-o", "json"]).expect(0).json();
+    let images = usage["store"]["images"].as_array().unwrap();
+    let of_usage = images.iter().find(|image| image["repoTags"][0] == "r.example/web:1").unwrap();
+    assert_eq!(of_list[0]["sizeBytes"], of_usage["sizeBytes"], "{of_list} {usage}");
+    assert_eq!(of_explain["sizeBytes"], of_usage["sizeBytes"], "{of_explain}");
+}
+
+#[test]
+fn an_image_younger_than_the_minimum_age_is_not_reclaimable() {
+    let store = LoadedStore::new();
+    let usage = || store.larder(&["df", "-o", "json"]).expect(0).json();
+    for name in ["base:1", "web:1", "web:2", "tool:1"] {
+        store.larder(&["lease", "rm", &format!("r.example/{name}")]).expect(0);
+    }
+    let found = usage();
+    assert_eq!(found["reclaimableBytes"], 0, "{found}");
+    assert!(store.larder(&["df"]).expect(0).stdout.contains("images younger than the minimum age"));
+    let missed = store.larder(&["gc", "--free", "1GB", "--dry-run"]).expect(1);
+    assert!(missed.stderr.contains("gc --free 1GB --minimum-image-ttl-duration 0 ignores"), "{missed:?}");
+    let all = store.larder(&["gc", "--all-unused", "--dry-run"]).expect(0);
+    assert!(all.stderr.contains("gc --all-unused --minimum-image-ttl-duration 0 ignores"), "{all:?}");
+}
+
+#[test]
+fn what_is_no_image_is_reported_in_a_users_words() {
+    let store = LoadedStore::new();
+    let path = |name: &str| store.home.path().join(name).to_string_lossy().into_owned();
+    fs_err::create_dir(path("dir")).unwrap();
+    fs_err::write(path("dir/README"), "no image").unwrap();
+    fs_err::write(path("file"), "no archive at all\n".repeat(100)).unwrap();
+    fs_err::write(path("bad.yaml"), "kind: Pod\nspec: {containers: [\n").unwrap();
+    for (arguments, error, hint) in [
+        (["load", &path("none")], "none: no such file or directory\n", "hint: pass an archive, a directory"),
+        (["load", &path("dir")], "no images found: not an OCI layout, and not", "hint: pass an OCI layout"),
+        (["load", &path("file")], "file: not an image archive\n", "hint: pass an OCI layout"),
+        (["ensure", &format!("-f{}", path("bad.yaml"))], "not valid YAML", "hint: check indentation, "),
+    ] {
+        let run = store.larder(&arguments).expect(2);
+        assert!(run.stderr.contains(error) && run.stderr.contains(hint), "{arguments:?}: {run:?}");
+    }
+}

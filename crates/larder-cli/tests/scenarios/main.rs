@@ -8,6 +8,7 @@
 mod access;
 mod collect;
 mod commands;
+mod completion;
 mod concurrency;
 mod contract;
 mod credentials;

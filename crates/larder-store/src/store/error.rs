@@ -123,10 +123,10 @@ impl StoreOpenError {
             StoreOpenError::NotAStore { .. } | StoreOpenError::NotADirectory { .. } => {
                 named_root("to use the directory of a store, an empty or a new directory, pass ")
             }
-            StoreOpenError::NoStore { .. } => named_root("to use the directory of a store, pass ")
-                .text("; ")
-                .command(["pull"])
-                .text(", ensure and load create a store"),
+            StoreOpenError::NoStore { .. } => Hint::new()
+                .command(["pull", "IMAGE"])
+                .text(" creates one there; for another store, pass ")
+                .setting("root", "DIR"),
             StoreOpenError::Newer { .. } => "use the version of larder that wrote it, or a later one".into(),
             StoreOpenError::Older { .. } => Hint::new()
                 .command(["fsck", "--repair"])

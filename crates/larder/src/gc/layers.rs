@@ -111,6 +111,13 @@ impl LayerUsageIndex {
         self.images.get(image.as_ref())
     }
 
+    /// What an image takes with all its layers, shared or not, if they are known.
+    pub fn size_of(&self, image: impl AsRef<str>) -> Option<DiskSpace> {
+        let image = self.layers_of(image)?;
+        let layers = image.layers.iter().map(|&layer| self.all[layer as usize].amount);
+        Some(layers.sum::<DiskSpace>() + image.own)
+    }
+
     /// Layers of images other than these, such as images added after the list.
     pub(super) fn layers_of_other_images<'a>(
         &self,

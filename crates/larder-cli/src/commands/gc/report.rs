@@ -1,6 +1,6 @@
 //! The tables and lines of `larder gc`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use larder::gc::SpaceBesideImages;
 use larder::hint::Hint;
@@ -31,12 +31,8 @@ pub(super) fn plan(report: &Collection, wide: bool, out: &Printer) {
     if !report.reached {
         out.line(format_args!("\n{}", shortfall(report)));
     }
-    if report.goal() == CollectionGoal::AllUnused && all_are_too_young(report) {
-        out.hint(
-            Hint::new()
-                .command(["gc", "--all-unused", "--dry-run", "--minimum-image-ttl-duration"])
-                .text(" 0 ignores the minimum age"),
-        );
+    if report.goal() == CollectionGoal::AllUnused || !report.reached {
+        print_removal_hints(report, out);
     }
 }
 
@@ -109,7 +105,26 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Printer) {
     } else if report.goal() == CollectionGoal::AllUnused {
         count_retained(&report.images, out);
     }
+    if report.goal() != CollectionGoal::AllUnused && !report.reached {
+        print_removal_hints(report, out);
+    }
 }
+
+/// Prints how to remove also what leases and the minimum age retain.
+fn print_removal_hints(report: &Collection, out: &Printer) {
+    let size = size::bytes(report.asked_bytes);
+    let round = match report.goal() {
+        CollectionGoal::AllUnused => &ALL_UNUSED[..],
+        CollectionGoal::Free => &["gc", "--free", &size],
+        _ => &["gc"],
+    };
+    let reasons: BTreeSet<_> =
+        report.images.iter().filter(|image| !image.remove).map(ImageVerdict::reason).collect();
+    reasons.into_iter().filter_map(|reason| removal_hint(reason, round)).for_each(|hint| out.hint(hint));
+}
+
+/// The round that removes every unused image.
+const ALL_UNUSED: [&str; 2] = ["gc", "--all-unused"];
 
 /// What was or would be reclaimed beside images, if anything.
 fn reclaimed(report: &Collection) -> Option<SpaceBesideImages> {
@@ -155,28 +170,27 @@ pub(in crate::commands) fn count_retained(images: &[ImageVerdict], out: &Printer
         out.info(format_args!("note: {images} retained: {}", retain_reason(reason)));
     }
     let (remedies, others): (Vec<_>, Vec<_>) =
-        counts.into_keys().map(removal_hint).partition(Option::is_some);
+        counts.into_keys().map(|reason| removal_hint(reason, &ALL_UNUSED)).partition(Option::is_some);
     remedies.into_iter().flatten().for_each(|hint| out.hint(hint));
     if !others.is_empty() {
         out.hint(Hint::new().command(["explain", "IMAGE"]).text(" shows the reason"));
     }
 }
 
-/// How to remove unused images in spite of this reason, where a command does.
-fn removal_hint(reason: VerdictReason) -> Option<Hint> {
-    let all_unused = |flag: &str| ["gc".to_owned(), "--all-unused".to_owned(), flag.to_owned()];
+/// How to remove unused images in spite of this reason, where a command does; `round` is the command of the round.
+fn removal_hint(reason: VerdictReason, round: &[&str]) -> Option<Hint> {
+    let with =
+        |flags: &[&str]| -> Vec<String> { round.iter().chain(flags).map(|&word| word.to_owned()).collect() };
     match reason {
-        VerdictReason::Leased => Some(
-            Hint::new()
-                .command(["lease", "rm", "IMAGE"])
-                .text(" ends the leases on an image; ")
-                .command(all_unused("--force-leases"))
-                .text(" ends all"),
-        ),
+        VerdictReason::Leased => {
+            let hint = Hint::new().command(["lease", "rm", "IMAGE"]).text(" ends the leases on an image");
+            let force = || with(&["--force-leases"]);
+            Some(if round == ALL_UNUSED { hint.text("; ").command(force()).text(" ends all") } else { hint })
+        }
         VerdictReason::TooYoung => Some(
             Hint::new()
-                .command(all_unused("--minimum-image-ttl-duration"))
-                .text(" 0 ignores the minimum age"),
+                .command(with(&["--minimum-image-ttl-duration", "0"]))
+                .text(" ignores the minimum age"),
         ),
         _ => None,
     }
@@ -287,17 +301,12 @@ fn removals(report: &Collection, wide: bool) -> TextTable {
 }
 
 fn count(images: usize) -> String {
-    if images == 1 { "1 image".to_owned() } else { format!("{images} images") }
+    size::count(images as u64, "image")
 }
 
 /// Marks an estimate.
 fn about(report: &Collection) -> &'static str {
     if report.removals.iter().any(|removal| removal.estimated) { "about " } else { "" }
-}
-
-/// Whether the minimum age is the only reason to retain images.
-fn all_are_too_young(report: &Collection) -> bool {
-    !report.images.is_empty() && report.images.iter().all(|image| image.reason() == VerdictReason::TooYoung)
 }
 
 #[cfg(test)]
@@ -343,6 +352,37 @@ mod tests {
         let (measured, estimated) = (printed(false), printed(true));
         assert!(measured.contains("15674") && measured.contains(" and free 0B\n"), "{measured}");
         assert!(!estimated.contains("15674") && estimated.contains(" and free about 0B\n"), "{estimated}");
+    }
+
+    #[test]
+    fn leases_and_the_minimum_age_have_hints_where_a_goal_is_missed() {
+        let image = |reason: VerdictReason| ImageVerdict { reason: reason.into(), ..ImageVerdict::default() };
+        let images = vec![image(VerdictReason::Leased), image(VerdictReason::TooYoung)];
+        for (goal, reached, hints) in [
+            (
+                CollectionGoal::Free,
+                false,
+                &["lease rm IMAGE", "gc --free 1GB --minimum-image-ttl-duration 0 "][..],
+            ),
+            (CollectionGoal::Free, true, &[]),
+            (CollectionGoal::Thresholds, false, &["lease rm IMAGE", "gc --minimum-image-ttl-duration 0 "]),
+            (
+                CollectionGoal::AllUnused,
+                true,
+                &["gc --all-unused --force-leases ends", "gc --all-unused --min"],
+            ),
+        ] {
+            let images = images.clone();
+            let goal = goal.into();
+            let of = Collection { goal, images, reached, asked_bytes: 1_000_000_000, ..report() };
+            for print in [plan, round] {
+                let page = TestWriter::default();
+                print(&of, false, &Printer::to(Box::new(std::io::sink()), Box::new(page.clone())));
+                let text = page.text();
+                assert!(hints.iter().all(|hint| text.contains(hint)), "{text}");
+                assert!(!hints.is_empty() || text.is_empty(), "{text}");
+            }
+        }
     }
 
     #[test]

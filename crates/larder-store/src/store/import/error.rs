@@ -30,7 +30,7 @@ pub enum ImportError {
         cause: io::Error,
     },
     /// What was given is no archive.
-    #[error("{}{reason}", damaged(*at))]
+    #[error("{}", damaged(*at, reason))]
     Archive {
         /// Where, counted in plain bytes.
         at: u64,
@@ -41,7 +41,7 @@ pub enum ImportError {
     #[error("the archive has more than {} entries", super::archive::MAX_ENTRIES)]
     TooManyEntries,
     /// There is neither an OCI layout nor a docker archive in it.
-    #[error("no images found: neither index.json nor manifest.json lists one")]
+    #[error("no images found: not an OCI layout, and not the output of docker save")]
     NoImages,
     /// Something that it names is not in it.
     #[error("{name} not found in the archive or layout")]
@@ -146,10 +146,10 @@ impl ImportError {
 }
 
 /// Whether the input is no archive at all, or damaged at an offset.
-fn damaged(at: u64) -> String {
+fn damaged(at: u64, reason: &str) -> String {
     match at {
-        0 => "not an image archive: ".to_owned(),
-        at => format!("the archive is damaged at byte {at}: "),
+        0 => "not an image archive".to_owned(),
+        at => format!("the archive is damaged at byte {at}: {reason}"),
     }
 }
 

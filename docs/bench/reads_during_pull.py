@@ -2,7 +2,7 @@
 """How long reads wait for a pull in another shell: reads_during_pull.py LARDER IMAGE OTHER...
 
 IMAGE is a large image of a registry, each OTHER a small one. Times `images`, `df` and `gc --dry-run` on an idle store, and
-while another process pulls IMAGE; then `rm` of the first OTHER and a second pull, of the last OTHER, meanwhile. The store is
+while another process pulls IMAGE; then `rm` of the first OTHER and a second pull, of the last OTHER, during that pull. The store is
 in a new directory below $TMPDIR.
 """
 import os, shutil, statistics, subprocess, sys, tempfile, time
