@@ -10,7 +10,9 @@ use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::disk::{DiskSpace, measure};
 use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{FS, LayerKey, LayerMetadata, RemoveOptions, Store, StoreConfig, StoreRemoval};
+use larder_store::store::{
+    FS, LayerFormat, LayerKey, LayerMetadata, RemoveOptions, Store, StoreConfig, StoreRemoval,
+};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::FaultRegistry;
 use larder_testkit_peers::process::poll;
@@ -44,8 +46,10 @@ fn pull_three(store: &Store, registry: &FaultRegistry) -> Vec<String> {
     [1, 2, 3].map(pull).to_vec()
 }
 
-fn open(disk: &LoopDisk) -> Store {
-    let config = StoreConfig { background_deletion: false, ..StoreConfig::default() };
+const FORMATS: [LayerFormat; 2] = [LayerFormat::Directory, LayerFormat::Erofs];
+
+fn open(disk: &LoopDisk, layer_format: LayerFormat) -> Store {
+    let config = StoreConfig { background_deletion: false, layer_format, ..StoreConfig::default() };
     Store::open(&disk.path().join("store"), config).unwrap()
 }
 
@@ -85,12 +89,10 @@ fn assert_within_one_percent(what: &str, a: u64, b: u64) {
 
 #[test]
 fn a_removal_frees_what_was_promised() {
-    for kind in LoopFilesystem::ALL {
-        if !kind.is_available() {
-            continue;
-        }
+    let kinds = LoopFilesystem::ALL.into_iter().filter(|kind| kind.is_available());
+    for (kind, format) in kinds.flat_map(|kind| FORMATS.map(|format| (kind, format))) {
         let (disk, registry) = (LoopDisk::new(kind, 256, &[]).unwrap(), FaultRegistry::start());
-        let store = open(&disk);
+        let store = open(&disk, format);
         let images = pull_three(&store, &registry);
         let usage = store.usage().unwrap();
         disk.sync().unwrap();
@@ -102,7 +104,7 @@ fn a_removal_frees_what_was_promised() {
         assert!(index.all().iter().all(|layer| layer.estimated == estimated), "{kind}: {index:?}");
         for id in &images {
             let MeasuredRemoval { promised, said, freed } = remove(&disk, &store, id, estimated);
-            eprintln!("{kind}: promised {promised}, said {said}, freed {freed}");
+            eprintln!("{kind}, {format:?}: promised {promised}, said {said}, freed {freed}");
             if estimated {
                 continue;
             }
@@ -127,7 +129,7 @@ fn a_layer_on_xfs_is_measured_when_its_files_are_closed_and_synced() {
         return;
     }
     let disk = LoopDisk::new(kind, 256, &[]).unwrap();
-    let store = open(&disk);
+    let store = open(&disk, LayerFormat::Directory);
     let staging = store.begin_layer().unwrap();
     fs_err::create_dir(staging.dir().join(FS)).unwrap();
     fs_err::write(staging.dir().join(FS).join("file"), vec![1; 100_000]).unwrap();
@@ -147,12 +149,10 @@ fn a_layer_on_xfs_is_measured_when_its_files_are_closed_and_synced() {
 #[test]
 fn gc_gets_the_size_of_removed_files_unless_it_is_an_estimate() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    for kind in [LoopFilesystem::Ext4, LoopFilesystem::Btrfs] {
-        if !kind.is_available() {
-            continue;
-        }
+    let kinds = [LoopFilesystem::Ext4, LoopFilesystem::Btrfs].into_iter().filter(|kind| kind.is_available());
+    for (kind, format) in kinds.flat_map(|kind| FORMATS.map(|format| (kind, format))) {
         let (disk, registry) = (LoopDisk::new(kind, 256, &[]).unwrap(), FaultRegistry::start());
-        let store = open(&disk);
+        let store = open(&disk, format);
         let id = pull_three(&store, &registry).remove(0);
         store.end_lease(&format!("ensured/{id}")).unwrap();
         let usages = store.image_usages().unwrap();
