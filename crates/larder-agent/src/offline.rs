@@ -15,7 +15,7 @@ use crate::backend::{OpenMode, open_error, store_backend};
 use crate::config::Config;
 use crate::error::{Error, NodeOpenError};
 
-pub use larder_store::fsck::{FsckReport, IncompleteImage, MissingContent, RebuildReport};
+pub use larder_store::fsck::{ConversionReport, FsckReport, IncompleteImage, MissingContent, RebuildReport};
 pub use larder_store::mounts::is_seen_at as is_mount_visible;
 
 /// larder's own store, opened by this process alone.
@@ -57,6 +57,16 @@ impl OfflineStore {
     pub fn check(&self, quick: bool, repair: bool) -> Result<FsckReport, Error> {
         let options = FsckOptions { contents: !quick, repair, ..FsckOptions::default() };
         self.backend.store().fsck(&options).map_err(|error| self.unchecked(&error))
+    }
+
+    /// Stores layers that are directories as EROFS images.
+    pub fn convert_layers(&self) -> Result<ConversionReport, Error> {
+        self.backend.store().convert_layers().map_err(|error| {
+            let root = self.root().display();
+            let failed =
+                Error::failed(format!("cannot convert the layers in {root}: {}", error_chain(&error)));
+            failed.hint(error.hint().unwrap_or_else(|| Hint::from("EROFS images are mounted as root only")))
+        })
     }
 
     /// The images that lack files.

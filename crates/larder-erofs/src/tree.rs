@@ -167,7 +167,7 @@ impl ImageTree {
     }
 
     /// Bytes of memory.
-    fn memory(&self) -> usize {
+    pub(crate) fn memory(&self) -> usize {
         self.nodes.memory()
             + self.directories.memory()
             + self.names.memory()

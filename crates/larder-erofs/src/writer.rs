@@ -124,6 +124,11 @@ impl<O: ImageOutput> ImageWriter<O> {
         self.tree.directory_count()
     }
 
+    /// Bytes of memory for what [`ImageOptions::max_tree_bytes`] bounds.
+    pub fn tree_bytes(&self) -> usize {
+        self.tree.memory() + self.bookkeeping()
+    }
+
     /// Where the image is written.
     pub fn output_mut(&mut self) -> &mut O {
         &mut self.to.output

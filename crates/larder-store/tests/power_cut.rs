@@ -57,6 +57,11 @@ impl Disk for CutDisk {
         RealDisk.rename(from, to)
     }
 
+    fn exchange(&self, one: &Path, other: &Path) -> io::Result<()> {
+        self.step();
+        RealDisk.exchange(one, other)
+    }
+
     fn remove_file(&self, path: &Path) -> io::Result<()> {
         self.step();
         RealDisk.remove_file(path)

@@ -117,7 +117,7 @@ async fn of_store(store: Store) -> Result<(api::StoreUsage, SpaceBesideImages), 
         let images = store.image_usages().map_err(failed)?;
         let reclaimable = store.reclaimable(ReclaimTrigger::Request, &ClockReading::now()).map_err(failed)?;
         let usage = store_usage(images, &store.usage().map_err(failed)?, store.estimates_sizes());
-        Ok((usage, reclaimable))
+        Ok((api::StoreUsage { new_layers: store.describe_layers(), ..usage }, reclaimable))
     });
     let measured = measured.await;
     measured.map_err(|error| Error::failed(format!("cannot measure the store: {error}")))?
@@ -141,7 +141,7 @@ fn store_usage(images: Vec<ImageUsage>, usage: &StoreUsage, estimated: bool) -> 
         database: space(usage.database),
         total: space(usage.total()),
     };
-    api::StoreUsage { images, disk: Some(disk), estimated }
+    api::StoreUsage { images, disk: Some(disk), estimated, new_layers: String::new() }
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "messages in messages are optional")]

@@ -6,7 +6,7 @@ use larder::credentials::TokenPolicy;
 use larder::hint::Hint;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullPolicy};
-use larder_agent::offline::{FsckReport, IncompleteImage, OfflineStore};
+use larder_agent::offline::{ConversionReport, FsckReport, IncompleteImage, OfflineStore};
 
 use super::pull_failure::PullFailureKind;
 use crate::args::FsckArgs;
@@ -28,15 +28,18 @@ pub(super) async fn run(args: &FsckArgs, session: &CommandSession) -> Result<Com
         let rebuilt = || OfflineStore::rebuild(&config);
         out.info(format_args!("note: {}", session.open_alone(wait_of(args), &config, rebuilt).await?));
     }
-    let opened = || OfflineStore::open(&config, args.repair);
+    let opened = || OfflineStore::open(&config, args.repair || args.convert);
     let store = session.open_alone(wait_of(args), &config, opened).await?;
-    if args.repair {
+    if args.repair || args.convert {
         store.finish_deletion();
     }
     let mut report = store.check(args.quick, args.repair)?;
     print(&report, out);
     if args.repair && !report.refetch.is_empty() {
         report.refetch = refetch(&store, args, &report.refetch, out).await?;
+    }
+    if args.convert {
+        convert(&store, out)?;
     }
     Ok(verdict(&report, out))
 }
@@ -48,6 +51,15 @@ fn wait_of(args: &FsckArgs) -> StoreWait {
         (false, true) => StoreWait::Never,
         (false, false) => StoreWait::Default,
     }
+}
+
+fn convert(store: &OfflineStore, out: &Printer) -> Result<(), Failure> {
+    let ConversionReport { converted, remaining } = store.convert_layers()?;
+    for (layer, reason) in &remaining {
+        out.info(format_args!("note: layer {layer} remains a directory: {reason}"));
+    }
+    out.line(format_args!("converted {converted} layers to EROFS images"));
+    Ok(())
 }
 
 fn print(report: &FsckReport, out: &Printer) {

@@ -87,8 +87,10 @@ impl KillMachine {
     /// The layers of the second image that are in their place, each with its bytes that the registry sent.
     fn finished(&self) -> Vec<(&String, u64)> {
         let Ok(dirs) = fs_err::read_dir(self.root().join("layers")) else { return Vec::new() };
-        let notes = dirs.map(|dir| fs_err::read_to_string(dir.unwrap().path().join("layer.json")));
-        let notes: String = notes.filter_map(Result::ok).collect();
+        // An image has the record of the layer at its end.
+        let read = |layer: PathBuf| fs_err::read(layer.join("layer.json")).or_else(|_| fs_err::read(layer));
+        let notes = dirs.map(|layer| read(layer.unwrap().path())).filter_map(Result::ok);
+        let notes: String = notes.map(|note| String::from_utf8_lossy(&note).into_owned()).collect();
         let there = self.layers.iter().filter(|layer| notes.contains(layer.as_str()));
         there.map(|layer| (layer, self.registry.bytes_sent(layer))).collect()
     }

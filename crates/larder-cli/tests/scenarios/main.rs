@@ -22,6 +22,7 @@ mod habits;
 mod hygiene;
 mod index_damage;
 mod joined;
+mod killed_mounts;
 mod kills;
 mod leases;
 mod lists;

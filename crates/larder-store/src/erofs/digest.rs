@@ -87,7 +87,7 @@ impl PieceHasher {
         }
         for piece in &self.changed {
             if let Some(digest) = usize::try_from(*piece).ok().and_then(|at| self.done.get_mut(at)) {
-                *digest = hash_piece(file, *piece * PIECE as u64)?;
+                *digest = hash_piece(file, *piece * PIECE as u64, bytes)?;
             }
         }
         Ok(ErofsFile { bytes, sha256_of_mib: root_of(&self.done) })
@@ -119,7 +119,8 @@ pub(crate) fn check_image(
         return Ok(Some("its digest is unknown".into()));
     }
     let bytes = file.metadata()?.len();
-    if bytes != expected.bytes {
+    // The store has more behind the image.
+    if bytes < expected.bytes {
         return Ok(Some(format!("size differs: {bytes} bytes, expected {}", expected.bytes)));
     }
     if check == ImageCheck::Size {
@@ -130,7 +131,7 @@ pub(crate) fn check_image(
         fadvise(&file, 0, None, Advice::DontNeed)?;
     }
     fadvise(&file, 0, None, Advice::Sequential)?;
-    let found = match hash_pieces(&file, bytes) {
+    let found = match hash_pieces(&file, expected.bytes) {
         Ok(pieces) => root_of(&pieces),
         Err(error) => return Ok(Some(format!("unreadable: {error}"))),
     };
@@ -138,14 +139,15 @@ pub(crate) fn check_image(
 }
 
 fn hash_pieces(file: &File, bytes: u64) -> io::Result<Vec<[u8; 32]>> {
-    (0..bytes.div_ceil(PIECE as u64)).map(|piece| hash_piece(file, piece * PIECE as u64)).collect()
+    (0..bytes.div_ceil(PIECE as u64)).map(|piece| hash_piece(file, piece * PIECE as u64, bytes)).collect()
 }
 
-/// The digest of the piece that begins at `offset`, which may be the last and shorter one.
-fn hash_piece(file: &File, offset: u64) -> io::Result<[u8; 32]> {
+/// The digest of the piece that begins at `offset`, of an image that has so many bytes.
+fn hash_piece(file: &File, offset: u64, bytes: u64) -> io::Result<[u8; 32]> {
     let (mut hasher, mut buffer, mut done) = (Sha256::new(), vec![0; BUFFER], 0);
-    while done < PIECE {
-        let room = BUFFER.min(PIECE - done);
+    let length = usize::try_from(bytes.saturating_sub(offset)).unwrap_or(PIECE).min(PIECE);
+    while done < length {
+        let room = BUFFER.min(length - done);
         match file.read_at(&mut buffer[..room], offset + done as u64) {
             Ok(0) => break,
             Ok(read) => {

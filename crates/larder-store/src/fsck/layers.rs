@@ -63,7 +63,7 @@ impl OpenStore {
 
     fn check_layer(&self, layer: &LayerRecord, options: &FsckOptions<'_>) -> Option<StoreDamage> {
         let (key, path) = (&layer.key, self.layout.layer(&layer.key));
-        if !path.is_dir() {
+        if !path.exists() {
             return Some(StoreDamage::LayerMissing { key: key.clone() });
         }
         let (mut first, mut count) = (Vec::new(), 0);
@@ -102,7 +102,7 @@ impl OpenStore {
                 report.add(damage, false);
                 return Ok(());
             }
-            StoreDamage::LayerMissing { .. } if self.layout.layer(key).is_dir() => return Ok(()),
+            StoreDamage::LayerMissing { .. } if self.layout.layer(key).exists() => return Ok(()),
             _ => {}
         }
         match damage {

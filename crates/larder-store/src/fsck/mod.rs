@@ -10,6 +10,7 @@
 //! touched. The store may be in use during the check: each finding is rechecked under the lock before it counts.
 
 mod blobs;
+mod convert;
 mod layers;
 mod leftovers;
 mod names;
@@ -19,6 +20,7 @@ mod report;
 
 use std::collections::HashSet;
 
+pub use convert::ConversionReport;
 pub use options::{FsckOptions, LayerChecker, ManifestLayerChecker};
 pub use rebuild::RebuildReport;
 pub use report::{FsckProblem, FsckReport, IncompleteImage, MissingContent, StoreDamage};

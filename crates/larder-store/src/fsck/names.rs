@@ -9,7 +9,7 @@ use crate::store::db::{
     DbError, DbRead, DbResult, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, LISTED, MOUNTS, NAMES,
     SNAPSHOTS, USES, decode, encode,
 };
-use crate::store::layers::RECORD;
+use crate::store::layer_file::read_record;
 use crate::store::listing::{ImageListing, put_image};
 use crate::store::{
     ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord, OpenStore, SnapshotRecord, StoreError,
@@ -49,8 +49,8 @@ impl OpenStore {
             path.and_then(|path| fs_err::read(path).ok())
                 .filter(|copy| decode::<ImageRecord>(key, copy).is_ok())
         } else if table == LAYERS {
-            let path = LayerKey::parse(key).map(|key| self.layout.layer(&key).join(RECORD));
-            path.and_then(|path| fs_err::read(path).ok())
+            let path = LayerKey::parse(key).map(|key| self.layout.layer(&key));
+            path.and_then(|path| read_record(&path).ok())
                 .filter(|copy| decode::<LayerRecord>(key, copy).is_ok())
         } else if table == SNAPSHOTS {
             let copies = find_snapshots(&self.layout, BTreeMap::new()).unwrap_or_default();

@@ -24,7 +24,7 @@ use crate::store::db::{
     Db, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, META, MOUNTS, SNAPSHOTS, decode, log_of,
 };
 use crate::store::error::StoreOpenError;
-use crate::store::layers::{IMAGE, RECORD};
+use crate::store::layer_file::{image_of, read_record};
 use crate::store::layout::{StoreLayout, names_in};
 use crate::store::open::{LockedStoreDir, MissingStoreAction};
 use crate::store::snapshot_records::put_rebuilt;
@@ -221,7 +221,7 @@ fn find_layers(
 }
 
 fn layer_record(layout: &StoreLayout, key: &LayerKey) -> Result<LayerRecord, String> {
-    let copy = fs_err::read(layout.layer(key).join(RECORD)).map_err(|error| error.to_string())?;
+    let copy = read_record(&layout.layer(key)).map_err(|error| error.to_string())?;
     let mut layer: LayerRecord = decode(key.as_str(), &copy).map_err(|error| larder::error_chain(&error))?;
     if layer.key != *key {
         return Err(format!("its record belongs to {}", layer.key));
@@ -232,7 +232,7 @@ fn layer_record(layout: &StoreLayout, key: &LayerKey) -> Result<LayerRecord, Str
 
 /// The record of a layer that has none, as far as an image knows it.
 fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<LayerRecord> {
-    let is_image = layout.layer(&layer.key).join(IMAGE).exists();
+    let is_image = image_of(&layout.layer(&layer.key)).exists();
     let erofs = is_image.then(ErofsFile::unknown);
     let usage = measure(&layout.layer(&layer.key)).ok()?;
     let facts = LayerMetadata {

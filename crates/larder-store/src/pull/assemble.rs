@@ -21,7 +21,7 @@ use super::pull_tasks::{PullTaskHandle, blocking};
 use super::settle::{open_root, open_roots};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::{FetchProgress, FetchSource};
-use crate::store::{ClaimOutcome, FILES, LayerClaim, LayerHandle, LayerKey, LayerWait, Store, StoreError};
+use crate::store::{ClaimOutcome, LayerClaim, LayerHandle, LayerKey, LayerWait, Store, StoreError};
 use crate::unpack::{LowerMergeMode, UnpackError, merge_open_lowers};
 
 /// Retry interval for a blob that another pull of this process is fetching.
@@ -289,8 +289,8 @@ impl StorePuller {
         let _open = self.may_open(below).await?;
         let check = move || {
             let root = open_root(&own_layer)?;
-            let files = own_layer.path().join(FILES);
-            merge_open_lowers(root, &files, open_roots(&below_layers)?, LowerMergeMode::Check)
+            let manifest = own_layer.manifest();
+            merge_open_lowers(root, &manifest, open_roots(&below_layers)?, LowerMergeMode::Check)
         };
         if !own.worker.blocking(check).await?.map_err(|cause| unpacking(wanted, cause))?.changed {
             return Ok(layer);

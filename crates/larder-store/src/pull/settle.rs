@@ -13,9 +13,12 @@ use super::layer_fetches::LayerFetches;
 use super::plan::PlannedLayer;
 use super::pull_tasks::PullTaskHandle;
 use crate::disk::DiskSpace;
-use crate::store::{FILES, FS, LayerHandle, LayerKey, LayerMetadata, LayerStaging};
+use crate::erofs::ErofsFile;
+use crate::store::{FILES, FS, IMAGE, LayerHandle, LayerKey, LayerMetadata, LayerStaging};
+use crate::unpack::layer_manifest::ManifestLocation;
 use crate::unpack::{
-    LowerMergeMode, LowerMergeReport, PendingImage, UnpackError, UnpackedLayer, merge_open_lowers,
+    DirectoryImage, LowerMergeMode, LowerMergeReport, PendingImage, UnpackError, UnpackOptions, UnpackTarget,
+    UnpackedLayer, merge_open_lowers,
 };
 
 impl StorePuller {
@@ -54,6 +57,7 @@ impl StorePuller {
         let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
         let (digest, lowers) = (wanted.descriptor.digest.clone(), below.to_vec());
         let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
+        let (store, options) = (self.store.clone(), self.options(wanted.descriptor.size, worker));
         // The thread owns the directory, as during unpacking.
         let settling = worker.blocking(move || {
             let nearest = image.as_ref().is_some_and(PendingImage::needs_nearest_only);
@@ -72,7 +76,13 @@ impl StorePuller {
                     bytes: unpacked.usage.allocated_bytes + settled.added.allocated_bytes,
                     inodes: unpacked.usage.inodes + settled.added.inodes,
                 };
-                staging.finish(&key(settled.changed), facts, Some(usage))?
+                // The files that it links to were not known when an image was wanted.
+                let had_links = unpacked.pending.cross_layer_links > 0 && store.uses_images()?;
+                let image = if had_links { image_of(&staging, &diff_id, &options) } else { Ok(None) };
+                match image.map_err(failed)? {
+                    Some(image) => staging.finish_image(&key(settled.changed), facts, image)?,
+                    None => staging.finish(&key(settled.changed), facts, Some(usage))?,
+                }
             };
             // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next try.
             if let LayerSource::Ingest(ingest) = source {
@@ -91,6 +101,33 @@ impl StorePuller {
     }
 }
 
+/// Writes a settled directory as an EROFS image; `None` if no image can hold it.
+fn image_of(
+    staging: &LayerStaging,
+    diff_id: &Digest,
+    options: &UnpackOptions,
+) -> Result<Option<ErofsFile>, UnpackError> {
+    let [root, files, image] = [FS, FILES, IMAGE].map(|name| staging.dir().join(name));
+    let implied = staging.dir().join("implied");
+    let from = UnpackTarget { root: &root, files: &files };
+    match (DirectoryImage { from, image: &image, manifest: &implied }).write(diff_id, options) {
+        Ok(written) => {
+            let moved =
+                if implied.exists() { fs_err::rename(&implied, &files) } else { fs_err::remove_file(&files) };
+            moved.map_err(|error| UnpackError::file("replace", &files, error))?;
+            Ok(Some(written))
+        }
+        Err(UnpackError::NeedsDirectory { reason }) => {
+            tracing::info!(%diff_id, reason, "a layer remains a directory");
+            for path in [&image, &implied].into_iter().filter(|path| path.exists()) {
+                fs_err::remove_file(path).map_err(|error| UnpackError::file("remove", path, error))?;
+            }
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 fn settle_directory(
     staging: &LayerStaging,
     unpacked: &UnpackedLayer,
@@ -103,7 +140,8 @@ fn settle_directory(
     let root =
         open(&root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| UnpackError::file("open the layer's directory", &root, errno))?;
-    merge_open_lowers(root, &staging.dir().join(FILES), lowers, LowerMergeMode::Apply)
+    let manifest = ManifestLocation { path: staging.dir().join(FILES), offset: 0 };
+    merge_open_lowers(root, &manifest, lowers, LowerMergeMode::Apply)
 }
 
 fn facts_of(unpacked: &UnpackedLayer, diff_id: Digest, digest: Digest) -> LayerMetadata {

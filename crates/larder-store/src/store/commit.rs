@@ -20,7 +20,8 @@ use super::db::{
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::image_check::check_image_layer;
-use super::layers::{FILES, LayerHandle};
+use super::layer_file::FILES;
+use super::layers::LayerHandle;
 use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio, seconds};
 use super::references::ReferencedItem;

@@ -8,11 +8,11 @@ use crate::erofs::ErofsMountKind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LayerFormat {
     /// As EROFS images where this process can mount them, as directories elsewhere.
+    #[default]
     Auto,
     /// As EROFS images. A layer that no image can hold is a directory nevertheless.
     Erofs,
     /// As directories.
-    #[default]
     Directory,
 }
 
@@ -36,7 +36,7 @@ pub struct StoreConfig {
     /// How long bytes of a blob being fetched may wait until they are made durable; a power loss costs no more of a
     /// download than this. Default 30 seconds, when the kernel would have written them anyway.
     pub ingest_sync: Duration,
-    /// How new layers are stored. Layers of both formats can be in one store. Default directories.
+    /// How new layers are stored. Layers of both formats can be in one store. Default automatic.
     pub layer_format: LayerFormat,
     /// How EROFS images are mounted; `None`, the default: as the kernel can.
     pub erofs_mount: Option<ErofsMountKind>,

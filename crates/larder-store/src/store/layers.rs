@@ -19,6 +19,7 @@ use super::db::{DbRead as _, DbSnapshot, LAYERS, MOUNTS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};
+use super::layer_file::{FILES, FS, IMAGE, RECORD, append_manifest, image_of, manifest_of, write_record};
 use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
@@ -28,16 +29,7 @@ use super::unpacking::UnpackingDirs;
 use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
 use crate::erofs::{DetachedMount, ErofsFile};
 use crate::unpack::UnpackProgress;
-
-/// Name of the directory with the unpacked files, inside of a layer's directory.
-pub const FS: &str = "fs";
-/// Name of the manifest of the unpacked files, inside of a layer's directory. Of an EROFS image, it lists only what depends on
-/// lower layers, and is not there if nothing does.
-pub const FILES: &str = "files.v1";
-/// Name of the EROFS image with the files, inside of a layer's directory.
-pub const IMAGE: &str = "layer.erofs";
-/// Name of the copy of a layer's record, for rebuilding the database.
-pub(crate) const RECORD: &str = "layer.json";
+use crate::unpack::layer_manifest::ManifestLocation;
 
 /// A layer in the store. It is not removed while a clone of this handle exists.
 #[derive(Debug, Clone)]
@@ -68,7 +60,7 @@ impl LayerHandle {
         &self.0.record
     }
 
-    /// Its directory. It does not move.
+    /// Its directory, or its file if it is an [image](LayerHandle::image). It does not move.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
@@ -80,7 +72,12 @@ impl LayerHandle {
 
     /// The EROFS image with its files, if it is one.
     pub fn image(&self) -> Option<PathBuf> {
-        self.record().erofs.as_ref().map(|_| self.0.path.join(IMAGE))
+        self.record().erofs.as_ref().map(|_| image_of(&self.0.path))
+    }
+
+    /// Where the list is of what it leaves to the layers below.
+    pub(crate) fn manifest(&self) -> ManifestLocation {
+        manifest_of(&self.0.path, self.record().erofs.as_ref())
     }
 
     /// The root of its files, opened. An image is mounted for as long as that is open, where only descriptors lead to it.
@@ -206,28 +203,58 @@ impl LayerStaging {
         facts: LayerMetadata,
         usage: Option<DiskSpace>,
     ) -> Result<LayerHandle, StoreError> {
-        self.finish_as(key, facts, None, usage)
+        let mut record = self.record(key, facts, None);
+        self.write_copy(&record)?; // once for its own size, then with it
+        record.usage = self.usage(usage)?;
+        self.write_copy(&record)?;
+        let from = self.dir.clone();
+        self.place(&from, record)
     }
 
-    /// Like [`finish`](LayerStaging::finish), of a layer whose files are one EROFS image.
+    /// Like [`finish`](LayerStaging::finish), of a layer whose files are one EROFS image. The image's file, with what the store
+    /// knows of the layer behind it, is all that is kept.
     pub fn finish_image(
         self,
         key: &LayerKey,
         facts: LayerMetadata,
         image: ErofsFile,
     ) -> Result<LayerHandle, StoreError> {
-        self.store.require_format(IMAGE_FORMAT)?;
-        self.finish_as(key, facts, Some(image), None)
+        let (path, record) = self.complete_image(key, facts, image)?;
+        let (store, dir) = (self.store.clone(), self.dir.clone());
+        let layer = self.place(&path, record)?;
+        // If this fails too, the rest is removed when the store is opened.
+        let _ = store.disk.remove_tree(&dir, &|| true).or_else(|_| store.discard(&dir));
+        Ok(layer)
     }
 
-    fn finish_as(
-        mut self,
+    /// Writes what belongs behind an image to its file. Returns the file and the layer's record.
+    pub(crate) fn complete_image(
+        &self,
         key: &LayerKey,
         facts: LayerMetadata,
-        erofs: Option<ErofsFile>,
-        usage: Option<DiskSpace>,
-    ) -> Result<LayerHandle, StoreError> {
-        let mut record = LayerRecord {
+        image: ErofsFile,
+    ) -> Result<(PathBuf, LayerRecord), StoreError> {
+        let doing = "record a layer";
+        self.store.require_format(IMAGE_FORMAT)?;
+        let path = self.dir.join(IMAGE);
+        let file = self.store.disk.open(&path, FileOpenMode::Existing).context(doing)?;
+        let end = append_manifest(&*file, image.bytes, &self.dir.join(FILES)).context(doing)?;
+        // What was left to the layers below is in the manifest, or was settled.
+        let facts = LayerMetadata { pending: end > image.bytes, ..facts };
+        let mut record = self.record(key, facts, Some(image));
+        write_record(&*file, end, &self.copy_of(&record)?).context(doing)?;
+        record.usage = measure(&path).context("measure a layer")?;
+        write_record(&*file, end, &self.copy_of(&record)?).context(doing)?;
+        Ok((path, record))
+    }
+
+    /// Makes durable what was written.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.written.sync()
+    }
+
+    fn record(&self, key: &LayerKey, facts: LayerMetadata, erofs: Option<ErofsFile>) -> LayerRecord {
+        LayerRecord {
             key: key.clone(),
             facts,
             erofs,
@@ -235,22 +262,25 @@ impl LayerStaging {
             settled: false,
             present: true,
             damaged: false,
-        };
-        self.write_record(&record)?; // once for its own size, then with it
-        record.usage = self.usage(usage)?;
-        self.write_record(&record)?;
-        let written = self.written.clone();
-        let layer = self.store.place(&self.dir, UncommittedLayer { record, written: Some(written) })?;
+        }
+    }
+
+    fn place(mut self, from: &Path, record: LayerRecord) -> Result<LayerHandle, StoreError> {
+        let written = Some(self.written.clone());
+        let layer = self.store.place(from, UncommittedLayer { record, written })?;
         self.finished = true;
         Ok(layer)
     }
 
-    fn write_record(&self, record: &LayerRecord) -> Result<(), StoreError> {
+    fn copy_of(&self, record: &LayerRecord) -> Result<Vec<u8>, StoreError> {
+        let copy = LayerRecordFile { record: record.clone(), boot: self.store.disk.boot_id() };
+        encode(record.key.as_str(), &copy).context("record a layer")
+    }
+
+    fn write_copy(&self, record: &LayerRecord) -> Result<(), StoreError> {
         let doing = "record a layer";
-        let note = LayerRecordFile { record: record.clone(), boot: self.store.disk.boot_id() };
-        let bytes = encode(record.key.as_str(), &note).context(doing)?;
         let file = self.store.disk.open(&self.dir.join(RECORD), FileOpenMode::Create).context(doing)?;
-        file.write_all_at(&bytes, 0).context(doing)
+        file.write_all_at(&self.copy_of(record)?, 0).context(doing)
     }
 
     fn usage(&self, fs: Option<DiskSpace>) -> Result<DiskSpace, StoreError> {
@@ -387,7 +417,7 @@ impl OpenStore {
     }
 
     /// Moves a finished layer to its place; what was there gives way if it is damaged, or not in the database.
-    fn place(self: &Arc<Self>, dir: &Path, layer: UncommittedLayer) -> Result<LayerHandle, StoreError> {
+    fn place(self: &Arc<Self>, from: &Path, layer: UncommittedLayer) -> Result<LayerHandle, StoreError> {
         let doing = "move a layer into the store";
         let key = layer.record.key.clone();
         let waiting; // outlives the gate: the last handle of a layer needs it to go
@@ -396,16 +426,16 @@ impl OpenStore {
         let hold = self.holds.hold(ReferencedItem::Layer(key.clone()));
         waiting = self.arrivals.fresh().get(&key).and_then(Weak::upgrade);
         if let Some(layer) = &waiting {
-            self.discard(dir).context(doing)?;
+            self.discard(from).context(doing)?;
             return Ok(LayerHandle(layer.clone()));
         }
         let present = self.db.read(doing, |reader| reader.get::<LayerRecord>(LAYERS, key.as_str()))?;
         if let Some(present) = present.filter(|present| present.is_whole() || (present.present && used)) {
-            self.discard(dir).context(doing)?;
+            self.discard(from).context(doing)?;
             return Ok(self.committed(present, hold));
         }
         self.discard_layer(&key)
-            .and_then(|()| self.disk.rename(dir, &self.layout.layer(&key)))
+            .and_then(|()| self.disk.rename(from, &self.layout.layer(&key)))
             .context(doing)?;
         Ok(self.fresh(layer, hold))
     }

@@ -26,6 +26,7 @@ pub(crate) mod image_check;
 pub(crate) mod images;
 pub mod import;
 mod ingest;
+pub(crate) mod layer_file;
 mod layer_format;
 mod layer_sizes;
 pub(crate) mod layers;
@@ -57,7 +58,8 @@ pub use error::{StoreError, StoreOpenError};
 pub(crate) use handle::OpenStore;
 pub use handle::Store;
 pub use ingest::{IngestFile, IngestReader};
-pub use layers::{ClaimOutcome, FILES, FS, IMAGE, LayerClaim, LayerHandle, LayerStaging, LayerWait};
+pub use layer_file::{FILES, FS, IMAGE};
+pub use layers::{ClaimOutcome, LayerClaim, LayerHandle, LayerStaging, LayerWait};
 pub use reclaim::ArchiveReferences;
 pub(crate) use records::seconds;
 pub use records::{
@@ -69,13 +71,13 @@ pub use snapshot_records::{SnapshotKind, SnapshotRecord};
 pub use usage::{ImageUsage, StoreUsage};
 
 /// The latest format of stores that this larder reads.
-pub const FORMAT: u32 = SNAPSHOT_FORMAT;
+pub const FORMAT: u32 = IMAGE_FORMAT;
+
+/// The format of stores with EROFS images, each one file. Format 3 had them in directories.
+pub(crate) const IMAGE_FORMAT: u32 = 5;
 
 /// The format of stores that have snapshots of containerd.
 pub(crate) const SNAPSHOT_FORMAT: u32 = 4;
-
-/// The format of stores with EROFS images.
-pub(crate) const IMAGE_FORMAT: u32 = 3;
 
 /// The format of stores in which all layers are directories: that of new ones.
 pub(crate) const DIRECTORY_FORMAT: u32 = 2;

@@ -13,7 +13,7 @@ use larder::reference::Digest;
 use super::db::{DbRead as _, LEASES, decode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::OpenStore;
-use super::layers::RECORD;
+use super::layer_file::read_record;
 use super::records::{LayerKey, LayerRecord, LeaseRecord};
 use super::resumable_list::{LayerRecordFile, UncommittedLayer};
 use crate::disk::DiskSpace;
@@ -56,7 +56,7 @@ impl OpenStore {
     /// Keeps a layer that a dead process finished, if it can be believed and a pull may come back for it.
     pub(super) fn keep_resumable_layer(&self, name: &str, leased: &HashSet<Digest>) -> bool {
         let Some(key) = LayerKey::parse(name) else { return false };
-        let Ok(note) = fs_err::read(self.layout.layer(&key).join(RECORD)) else { return false };
+        let Ok(note) = read_record(&self.layout.layer(&key)) else { return false };
         let Ok(LayerRecordFile { record, boot }) = decode::<LayerRecordFile>(name, &note) else {
             return false;
         };

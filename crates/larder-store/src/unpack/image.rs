@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::beneath::{self, DIRECTORY, split};
 use super::image_file::ImageFile;
+use super::image_memory::ImageMemoryShare;
 use super::layer::{AllocatedSpace, PendingLowerWork, UnpackedLayer};
 use super::layer_manifest::{FileTime, LayerManifestWriter, ManifestRecord, RecordKind, UnpackMode, path_of};
 use super::lowers::{LowerEntry, LowerLayers};
@@ -39,6 +40,7 @@ pub struct PendingImage {
     writer: ImageWriter<ImageFile>,
     path: PathBuf,
     max_directories: u32,
+    memory: ImageMemoryShare,
 }
 
 /// A complete image.
@@ -60,11 +62,14 @@ pub(super) fn write(
     let failed = |error| UnpackError::file("create", path, error);
     let file = ImageFile::create(path, options).map_err(failed)?;
     let image = ImageOptions { uuid: uuid_of(expected.diff_id), ..ImageOptions::default() };
+    // Entries take no inodes, and their bytes count as they are written.
+    let options = &UnpackOptions { reserve: None, ..options.clone() };
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, expected.diff_id, options), options);
     let mut image = PendingImage {
         writer: ImageWriter::new(file, image).map_err(|error| image_error(path, error))?,
         path: path.to_owned(),
         max_directories: options.limits.max_directories,
+        memory: options.image_memory.share(),
     };
     while let Some(entry) = archive.next()? {
         image.add(&entry, &mut archive)?;
@@ -87,7 +92,7 @@ pub(super) fn write(
 }
 
 /// A UUID of its own for each layer, the same on every machine.
-fn uuid_of(diff_id: &Digest) -> [u8; 16] {
+pub(super) fn uuid_of(diff_id: &Digest) -> [u8; 16] {
     let mut uuid = [0; 16];
     for (byte, digits) in uuid.iter_mut().zip(diff_id.hex().as_bytes().chunks_exact(2)) {
         let digits = std::str::from_utf8(digits).unwrap_or_default();
@@ -123,6 +128,10 @@ impl PendingImage {
             xattrs: &entry.xattrs,
         });
         added.map_err(|error| image_error(&self.path, error))?;
+        if !self.memory.grow_to(self.writer.tree_bytes()) {
+            let reason = "the names of all layers being unpacked need more than 48 MiB".to_owned();
+            return Err(UnpackError::NeedsDirectory { reason });
+        }
         let limit = u64::from(self.max_directories);
         if self.writer.directory_count() as u64 > limit {
             return Err(UnpackError::Limit { what: "directories", limit });
@@ -252,7 +261,7 @@ fn time_of(stat: &Stat) -> FileTime {
 }
 
 /// An error of the writer. What only an image cannot hold is left to a directory.
-fn image_error(image: &Path, error: ImageError) -> UnpackError {
+pub(super) fn image_error(image: &Path, error: ImageError) -> UnpackError {
     match error {
         ImageError::Output(cause) => UnpackError::file("write", image, cause),
         ImageError::Rejected { path, problem } => match refusal_of(problem) {

@@ -38,6 +38,9 @@ pub(super) struct ImageFile {
 
 impl ImageFile {
     pub(super) fn create(path: &Path, options: &UnpackOptions) -> io::Result<ImageFile> {
+        if let Some(reserve) = &options.reserve {
+            reserve.admit(DiskSpace { bytes: 0, inodes: 1 })?;
+        }
         let mut mode = fs_err::OpenOptions::new();
         mode.read(true).write(true).create_new(true).mode(0o600);
         Ok(ImageFile {

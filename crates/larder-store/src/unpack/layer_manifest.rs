@@ -5,9 +5,9 @@
 //! list: it ends with a count and a checksum of itself.
 
 use std::ffi::OsStr;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek as _, SeekFrom, Write};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fs_err::File;
 
@@ -327,14 +327,25 @@ fn unzigzag(number: u64) -> i64 {
     (number >> 1).cast_signed() ^ -((number & 1).cast_signed())
 }
 
+/// Where a manifest is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ManifestLocation {
+    /// Its file.
+    pub path: PathBuf,
+    /// Where it begins in the file. The manifest itself has its end.
+    pub offset: u64,
+}
+
 /// Reads a manifest to its end, where its checksum is.
-pub(crate) fn check_manifest(path: &Path) -> Result<(), LayerManifestError> {
-    LayerManifestReader::open(path)?.try_for_each(|record| record.map(drop))
+pub(crate) fn check_manifest(at: &ManifestLocation) -> Result<(), LayerManifestError> {
+    LayerManifestReader::open_at(at)?.try_for_each(|record| record.map(drop))
 }
 
 /// Reads a manifest, record by record. After an error it ends.
 pub struct LayerManifestReader {
     input: BufReader<File>,
+    /// The file has something else behind it.
+    is_part: bool,
     form: UnpackMode,
     last: Vec<u8>,
     count: u64,
@@ -344,10 +355,18 @@ pub struct LayerManifestReader {
 }
 
 impl LayerManifestReader {
-    /// Opens a manifest and reads its head.
+    /// Opens a manifest with a file of its own, and reads its head.
     pub fn open(path: &Path) -> Result<LayerManifestReader, LayerManifestError> {
+        LayerManifestReader::open_at(&ManifestLocation { path: path.to_owned(), offset: 0 })
+    }
+
+    /// Opens a manifest and reads its head.
+    pub fn open_at(at: &ManifestLocation) -> Result<LayerManifestReader, LayerManifestError> {
+        let mut file = File::open(&at.path)?;
+        file.seek(SeekFrom::Start(at.offset))?;
         let mut reader = LayerManifestReader {
-            input: BufReader::with_capacity(64 << 10, File::open(path)?),
+            input: BufReader::with_capacity(64 << 10, file),
+            is_part: at.offset > 0,
             form: UnpackMode { owners: OwnerMode::Apply, overlay: OverlayForm::Trusted },
             last: Vec::new(),
             count: 0,
@@ -429,7 +448,7 @@ impl LayerManifestReader {
         let count = self.number()?;
         let expected = self.checksum.clone().finalize();
         let found = u32::from_le_bytes(self.bytes()?);
-        let nothing_follows = self.input.read(&mut [0])? == 0;
+        let nothing_follows = self.is_part || self.input.read(&mut [0])? == 0;
         if head == KIND_END && count == self.count && expected == found && nothing_follows {
             return Ok(());
         }
@@ -538,7 +557,7 @@ mod tests {
         ]
     }
 
-    fn written(dir: &Path) -> std::path::PathBuf {
+    fn written(dir: &Path) -> PathBuf {
         let path = dir.join("files.v1");
         let mut writer = LayerManifestWriter::create(
             &path,

@@ -19,7 +19,8 @@ use rustix::io::Errno;
 
 use super::beneath::{self, DIRECTORY, split};
 use super::layer_manifest::{
-    self, FileTime, LayerManifestError, LayerManifestReader, ManifestRecord, RecordKind, UnpackMode, path_of,
+    self, FileTime, LayerManifestError, LayerManifestReader, ManifestLocation, ManifestRecord, RecordKind,
+    UnpackMode, path_of,
 };
 use super::lowers::{LowerEntry, LowerLayers};
 use super::metadata::{XattrTarget, apply_xattrs, clear_xattrs, hash_of, read_xattrs};
@@ -53,7 +54,8 @@ pub fn merge_lowers(
 ) -> Result<LowerMergeReport, UnpackError> {
     let root = open_directory(target.root)?;
     let lowers = lowers.iter().map(|lower| open_directory(lower)).collect::<Result<_, _>>()?;
-    merge_open_lowers(root, target.files, lowers, settling)
+    let files = ManifestLocation { path: target.files.to_owned(), offset: 0 };
+    merge_open_lowers(root, &files, lowers, settling)
 }
 
 fn open_directory(path: &Path) -> Result<OwnedFd, UnpackError> {
@@ -64,12 +66,13 @@ fn open_directory(path: &Path) -> Result<OwnedFd, UnpackError> {
 /// Like [`merge_lowers`], on open directories: images have no paths.
 pub(crate) fn merge_open_lowers(
     root: OwnedFd,
-    files: &Path,
+    manifest: &ManifestLocation,
     lowers: Vec<OwnedFd>,
     settling: LowerMergeMode,
 ) -> Result<LowerMergeReport, UnpackError> {
-    let manifest = |cause| UnpackError::Manifest { path: files.to_owned(), cause };
-    let reader = LayerManifestReader::open(files).map_err(manifest)?;
+    let files = manifest.path.as_path();
+    let unreadable = |cause| UnpackError::Manifest { path: files.to_owned(), cause };
+    let reader = LayerManifestReader::open_at(manifest).map_err(unreadable)?;
     let mut all = vec![root];
     for lower in &lowers {
         let lower = lower.try_clone();
@@ -86,7 +89,7 @@ pub(crate) fn merge_open_lowers(
     };
     let mut implicit = Vec::new();
     for record in reader {
-        let record = record.map_err(manifest)?;
+        let record = record.map_err(unreadable)?;
         match &record.kind {
             RecordKind::Directory { implicit: true, .. } => implicit.push(record),
             RecordKind::PendingLink { .. } => work.link(&record)?,
@@ -99,7 +102,7 @@ pub(crate) fn merge_open_lowers(
     }
     let LowerMerge { settled, updated, added, .. } = work;
     if settling == LowerMergeMode::Apply && !(updated.is_empty() && added.is_empty()) {
-        note(files, updated, &added).map_err(manifest)?;
+        note(files, updated, &added).map_err(unreadable)?;
     }
     Ok(settled)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::{fmt, io};
 
-use super::WriteBehind;
+use super::{ImageMemory, WriteBehind};
 use crate::disk::SpaceReserve;
 
 /// How layers are unpacked. The default suits this process: root applies owners, other users record them.
@@ -31,6 +31,8 @@ pub struct UnpackOptions {
     pub reserve: Option<SpaceReserve>,
     /// Waits until all compressed bytes are local, before memory is taken that other layers wait for. Default: they are.
     pub download: Option<LayerDownload>,
+    /// Memory for the names of images, which all share that are written at the same time. Default 48 MiB in this process.
+    pub image_memory: ImageMemory,
 }
 
 /// The download of a layer that is unpacked while it arrives. Clones are one.
@@ -68,6 +70,7 @@ impl Default for UnpackOptions {
             write_behind: None,
             reserve: None,
             download: None,
+            image_memory: ImageMemory::default(),
         }
     }
 }

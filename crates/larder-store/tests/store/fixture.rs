@@ -86,7 +86,7 @@ async fn labels_are_read_without_measuring_layers() {
 fn stores_of_all_formats_are_read() {
     for format in 1..=FORMAT {
         let (_dir, root) = unpack_fixture(format);
-        if format == FORMAT {
+        if format == 4 {
             assert_has_snapshots(&open(&root));
         }
         assert_is_the_fixture(&root);

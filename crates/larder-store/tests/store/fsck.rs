@@ -119,7 +119,7 @@ fn a_sound_store_has_no_problems() {
 #[test]
 fn a_missing_layer_is_found() {
     let scratch = two_images();
-    fs_err::remove_dir_all(layer_dir(&scratch.store, "app")).unwrap();
+    remove_layer(&layer_dir(&scratch.store, "app"));
     breaks_app(&scratch, |damage| matches!(damage, StoreDamage::LayerMissing { .. }));
 }
 
@@ -146,7 +146,7 @@ fn a_damaged_manifest_is_found() {
 fn the_list_of_files_to_fetch_names_its_place() {
     let scratch = two_images();
     let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
-    fs_err::remove_dir_all(layer_dir(&scratch.store, "app")).unwrap();
+    remove_layer(&layer_dir(&scratch.store, "app"));
     let report = repair(&scratch.store);
     let MissingContent::Layer { key, digest, size, diff_id, .. } = &report.refetch[0].lacks else {
         panic!("{report:?}");
@@ -230,7 +230,7 @@ fn a_damaged_layer_is_fetched_again_by_a_pull_and_survives_a_restart() {
     assert_eq!(tags(&scratch.store).len(), 2);
     assert!(scratch.store.layer(&layer.key).unwrap().is_some(), "a mount may have it");
     // Put right by hand, or by a process that died before it could note it.
-    fs_err::remove_dir_all(layer_dir(&scratch.store, "app")).unwrap();
+    remove_layer(&layer_dir(&scratch.store, "app"));
     unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     assert!(matches!(claimed(&scratch.store), ClaimOutcome::Present(_)));
 }
@@ -270,7 +270,7 @@ fn a_rebuild_loses_nothing_that_is_damaged_and_says_so() {
     unpacked(&scratch.store, "third", &[("third", "3")]);
     let (damaged, no_record, config_of_third) = {
         let store = &scratch.store;
-        let record = layer_dir(store, "web").join("layer.json");
+        let record = record_file(&layer_dir(store, "web"));
         (layer_dir(store, "app"), record, store.image("third").unwrap().unwrap().id)
     };
     let (scratch, rebuilt) = rebuild(scratch, |root| {

@@ -112,10 +112,20 @@ pub(crate) fn name_in(layer: &LayerHandle) -> String {
     fs_err::read_to_string(format!("/proc/self/fd/{}/etc/name", root.as_raw_fd())).unwrap()
 }
 
+/// Removes the layer at this path.
+pub(crate) fn remove_layer(layer: &Path) {
+    if layer.is_dir() { fs_err::remove_dir_all(layer).unwrap() } else { fs_err::remove_file(layer).unwrap() }
+}
+
+/// The file that has the copy of a layer's record.
+pub(crate) fn record_file(layer: &Path) -> PathBuf {
+    if layer.is_dir() { layer.join("layer.json") } else { layer.to_owned() }
+}
+
 /// Damages the files of the layer in this directory, without a change of their size.
 pub(crate) fn damage_layer(layer: &Path) {
     if crate::LAYERS == LayerFormat::Erofs {
-        let image = std::fs::File::options().write(true).open(layer.join(IMAGE)).unwrap();
+        let image = std::fs::File::options().write(true).open(layer).unwrap();
         return image.write_all_at(b"damage", 2000).unwrap();
     }
     fs_err::write(layer.join(FS).join("bin/tool"), "#!fool").unwrap();
@@ -124,7 +134,7 @@ pub(crate) fn damage_layer(layer: &Path) {
 /// Whether what [`damage_layer`] damaged is there.
 pub(crate) fn is_damaged(layer: &Path) -> bool {
     if crate::LAYERS == LayerFormat::Erofs {
-        return fs_err::read(layer.join(IMAGE)).unwrap()[2000..].starts_with(b"damage");
+        return fs_err::read(layer).unwrap()[2000..].starts_with(b"damage");
     }
     fs_err::read_to_string(layer.join(FS).join("bin/tool")).unwrap() == "#!fool"
 }

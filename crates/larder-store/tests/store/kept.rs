@@ -191,15 +191,19 @@ fn a_note_that_cannot_be_believed_keeps_nothing() {
         |note| fs_err::remove_file(note).unwrap(),
         |note| fs_err::write(note, "1 {").unwrap(),
         |note| {
-            let text = fs_err::read_to_string(note).unwrap();
-            fs_err::write(note, text.replace(key("a").as_str(), key("b").as_str())).unwrap();
+            let (mut bytes, wanted, other) = (fs_err::read(note).unwrap(), key("a"), key("b"));
+            let (wanted, other) = (wanted.as_str().as_bytes(), other.as_str().as_bytes());
+            while let Some(at) = bytes.windows(wanted.len()).position(|part| part == wanted) {
+                bytes[at..at + wanted.len()].copy_from_slice(other);
+            }
+            fs_err::write(note, bytes).unwrap();
         },
     ];
     for damage in damages {
         let scratch = TempStore::new();
         scratch.store.lease(&wants("a")).unwrap();
         let layer = layer(&scratch.store, "a");
-        damage(&layer.path().join("layer.json"));
+        damage(&record_file(layer.path()));
         drop(layer);
         let scratch = scratch.reopen();
         assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
@@ -211,7 +215,7 @@ fn a_note_that_cannot_be_believed_keeps_nothing() {
 fn a_removal_takes_a_kept_layer_of_the_damaged_image_with_it() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
-    fs_err::remove_dir_all(scratch.root().join("layers").join(key("a").as_str())).unwrap();
+    remove_layer(&scratch.root().join("layers").join(key("a").as_str()));
     let scratch = scratch.reopen();
     scratch.store.lease(&wants("a")).unwrap();
     drop(layer(&scratch.store, "a")); // fetched again, by a pull that failed at another layer

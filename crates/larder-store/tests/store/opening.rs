@@ -149,7 +149,7 @@ fn an_image_without_a_layer_is_hidden_until_a_pull_fetches_the_layer() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["base", "app"]);
     commit(&scratch.store, "web", &["base", "web"]);
-    fs_err::remove_dir_all(scratch.root().join("layers").join(key("app").as_str())).unwrap();
+    remove_layer(&scratch.root().join("layers").join(key("app").as_str()));
     let scratch = scratch.reopen();
     assert_eq!(tags(&scratch.store), ["docker.io/library/web:latest"]);
     assert!(scratch.store.image("app").unwrap().is_none());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use larder_store::erofs::ErofsMountKind;
 use larder_store::fsck::{FsckOptions, StoreDamage};
 use larder_store::mounts::MountOptions;
-use larder_store::store::{IMAGE, LayerFormat, Store, StoreConfig};
+use larder_store::store::{LayerFormat, Store, StoreConfig};
 
 use crate::fsck::{breaks_app, layer_dir, two_images};
 use crate::help::*;
@@ -38,18 +38,18 @@ fn damage_of_an_image_is_found_by_its_digest() {
     assert!(scratch.store.fsck(&quick).unwrap().problems.is_empty(), "it has its size");
     breaks_app(
         &scratch,
-        |damage| matches!(damage, StoreDamage::LayerDamaged { first, count: 1, .. } if first[0] == "layer.erofs: content differs"),
+        |damage| matches!(damage, StoreDamage::LayerDamaged { first, count: 1, .. } if first[0] == "image: content differs"),
     );
 }
 
 #[test]
 fn an_image_that_is_cut_or_missing_is_found() {
     let scratch = two_images();
-    let image = layer_dir(&scratch.store, "app").join(IMAGE);
+    let image = layer_dir(&scratch.store, "app");
     std::fs::File::options().write(true).open(&image).unwrap().set_len(4096).unwrap();
-    breaks_app(&scratch, |damage| damage.to_string().contains("layer.erofs: size differs"));
+    breaks_app(&scratch, |damage| damage.to_string().contains("image: size differs"));
     fs_err::remove_file(image).unwrap();
-    breaks_app(&scratch, |damage| damage.to_string().contains("layer.erofs: missing"));
+    breaks_app(&scratch, |damage| matches!(damage, StoreDamage::LayerMissing { .. }));
 }
 
 /// Those that this kernel supports: mounts from files need Linux 6.12.
@@ -161,10 +161,10 @@ fn the_first_image_raises_the_format_of_the_store() {
     let store = Store::open(dir.path(), config()).unwrap();
     assert_eq!(format(), "larder image store 2\n");
     commit(&store, "app", &["a"]);
-    assert_eq!(format(), "larder image store 3\n");
+    assert_eq!(format(), "larder image store 4\n");
     drop(store);
     let directories = StoreConfig { layer_format: LayerFormat::Directory, ..config() };
     let store = Store::open(dir.path(), directories).unwrap();
     assert_eq!(tags(&store).len(), 1);
-    assert_eq!(format(), "larder image store 3\n");
+    assert_eq!(format(), "larder image store 4\n");
 }

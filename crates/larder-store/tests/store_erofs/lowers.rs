@@ -1,15 +1,17 @@
 //! Images that take something from the layers below: how they come into the store, and how they are checked there.
 
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
 use larder::backend::ProgressReporter;
 use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
+use larder_store::erofs::ErofsFile;
 use larder_store::fsck::{FsckOptions, ManifestLayerChecker, StoreDamage};
 use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
 use larder_store::store::{
-    FILES, FS, IMAGE, LayerFormat, LeaseKind, LeaseRecord, LeaseResources, Store, StoreConfig, StoreError,
+    FS, LayerFormat, LeaseKind, LeaseRecord, LeaseResources, Store, StoreConfig, StoreError,
 };
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::FaultRegistry;
@@ -66,12 +68,11 @@ fn assert_stored(store: &Store, image: &str) {
     for (layer, file) in [(&layers[0], "etc/base"), (&layers[1], "etc/top")] {
         let content = fs_err::read_to_string(layer.join(FS).join(file)).unwrap();
         assert_eq!(content, file.trim_start_matches("etc/"));
-        assert!(!layer.join(IMAGE).exists());
     }
     let mut value = vec![0; 4000];
     let length = rustix::fs::lgetxattr(layers[1].join(FS), "trusted.large", &mut value[..]).unwrap();
     assert_eq!(length, 3000, "that of the layer below");
-    assert!(layers[2].join(IMAGE).exists());
+    assert!(layers[2].is_file());
     for dir in ["staging", "ingest"] {
         assert_eq!(entries(&store.root().join(dir)), [""; 0], "left in {dir}");
     }
@@ -112,6 +113,12 @@ fn a_pulled_layer_whose_lowers_do_not_fit_into_an_image_becomes_a_directory() {
     assert_stored(&scratch.store, &name.to_string());
 }
 
+/// The image file of the layer of [`loaded`].
+fn image_file(store: &Store) -> ErofsFile {
+    let key = store.image("registry.example/app:image").unwrap().unwrap().layers[0].key.clone();
+    store.layer(&key).unwrap().unwrap().record().erofs.clone().unwrap()
+}
+
 /// An image whose layer has a manifest, since its archive only implies directories.
 fn loaded() -> TempStore {
     let scratch = TempStore::new();
@@ -125,28 +132,26 @@ fn damage_of_what_an_image_takes_from_below_is_found() {
         return;
     }
     let scratch = loaded();
-    let manifest = layers_of(&scratch.store, "registry.example/app:image")[0].join(FILES);
-    let sound = fs_err::read(&manifest).unwrap();
-    let mut wrong = sound.clone();
-    *wrong.last_mut().unwrap() ^= 1;
-    for (content, expected) in [(Some(&wrong), "files.v1: "), (None, "files.v1: missing")] {
-        fs_err::remove_file(&manifest).unwrap();
-        if let Some(content) = content {
-            fs_err::write(&manifest, content).unwrap();
-        }
+    let layer = layers_of(&scratch.store, "registry.example/app:image").remove(0);
+    let (sound, file) = (fs_err::read(&layer).unwrap(), image_file(&scratch.store));
+    let start = usize::try_from(file.bytes).unwrap();
+    let [mut manifest, mut record] = [sound.clone(), sound.clone()];
+    manifest[start + 12] ^= 1;
+    *record.last_mut().unwrap() ^= 1;
+    for (content, expected) in [(&manifest, "manifest: "), (&record, "record: ")] {
+        fs_err::write(&layer, content).unwrap();
         for contents in [false, true] {
             let report = scratch.store.fsck(&FsckOptions { contents, ..FsckOptions::default() }).unwrap();
             let found: Vec<_> = report.problems.iter().map(|problem| &problem.found).collect();
             let [StoreDamage::LayerDamaged { first, count: 1, .. }] = found[..] else { panic!("{report:?}") };
             assert!(first[0].starts_with(expected), "{first:?}");
         }
-        fs_err::write(&manifest, &sound).unwrap();
     }
-    fs_err::write(&manifest, &wrong).unwrap();
+    fs_err::write(&layer, &manifest).unwrap();
     let (root, TempStore { store, dir }) = (scratch.root(), scratch);
     drop(store);
     let (_, rebuilt) = Store::rebuild(&root, config(), &ManifestLayerChecker).unwrap();
-    assert!(rebuilt.damaged[0].contains(": files.v1: "), "{:?}", rebuilt.damaged);
+    assert!(rebuilt.damaged[0].contains(": manifest: "), "{:?}", rebuilt.damaged);
     drop(dir);
 }
 
@@ -159,11 +164,12 @@ fn a_kept_layer_without_what_it_takes_from_below_is_not_committed() {
         LeaseResources { ingests: vec![layer.record().facts.digest.clone()], ..LeaseResources::default() };
     let (id, kind) = ("pull/app".to_owned(), LeaseKind::Pull);
     scratch.store.lease(&LeaseRecord { id, kind, leased, ends_at: u64::MAX, granted: None }).unwrap();
-    let (key, manifest) = (layer.key().clone(), layer.path().join(FILES));
+    let (key, path) = (layer.key().clone(), layer.path().to_owned());
+    let end_of_image = layer.record().erofs.as_ref().unwrap().bytes;
     drop(layer);
     let scratch = scratch.reopen();
-    let written = fs_err::read(&manifest).unwrap();
-    fs_err::write(&manifest, &written[..written.len() - 1]).unwrap();
+    let written = std::fs::File::options().write(true).open(&path).unwrap();
+    written.write_all_at(b"\xff", end_of_image + 12).unwrap();
     let kept = scratch.store.layer(&key).unwrap().expect("it is kept");
     let error = scratch.store.commit(&image(&["app"], &[kept]), noon()).unwrap_err();
     assert!(matches!(error, StoreError::LostWrites { .. }), "{error}");

@@ -14,6 +14,7 @@ mod claims;
 mod collection;
 #[path = "../store/commits.rs"]
 mod commits;
+mod conversion;
 #[path = "../store/crashes.rs"]
 mod crashes;
 #[path = "../store/faulty_pulls.rs"]

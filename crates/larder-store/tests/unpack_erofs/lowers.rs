@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use larder_store::unpack::layer_manifest::{LayerManifestReader, RecordKind};
 use larder_store::unpack::{
-    ExpectedLayer, FinishedImage, UnpackError, UnpackOptions, UnpackedLayer, unpack_image,
+    ExpectedLayer, FinishedImage, ImageMemory, UnpackError, UnpackOptions, UnpackedLayer, unpack_image,
 };
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 
@@ -157,4 +157,27 @@ fn attributes_that_an_image_leaves_out_are_counted() {
     let file = TarBuilderEntry::file("a", "").xattr("user.overlay.opaque", "y").xattr("user.kept", "1");
     let link = TarBuilderEntry::symlink("b", "a").xattr("user.a", "1");
     assert_eq!(unpacked(vec![file, link]).unwrap().skipped_xattrs, 2);
+}
+
+#[test]
+fn images_that_wait_for_their_lowers_share_the_memory_for_names() {
+    let memory = ImageMemory::new(4 << 20);
+    let options = UnpackOptions { image_memory: memory, ..UnpackOptions::default() };
+    let names =
+        (0..20_000).map(|number| TarBuilderEntry::file(format!("a-name-of-some-length-{number}"), ""));
+    let archive = TarBuilder::new().extend(names).finish();
+    let (diff_id, dir) = (digest(&archive), tempfile::tempdir().unwrap());
+    let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
+    let unpack = |name: &str| unpack_image(&archive[..], &expected, &dir.path().join(name), &options);
+    let mut waiting = Vec::new();
+    let refused = loop {
+        match unpack(&waiting.len().to_string()) {
+            Ok(image) => waiting.push(image),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, UnpackError::NeedsDirectory { .. }), "{refused}");
+    assert!((1..5).contains(&waiting.len()), "{}", waiting.len());
+    drop(waiting.pop());
+    unpack("another").expect("there is memory again");
 }

@@ -54,6 +54,8 @@ pub(super) struct DemoImage {
     pub(super) file: String,
     /// Digest of that layer, and its size as it is served.
     pub(super) own_layer: (Digest, usize),
+    /// Digest of its plain bytes.
+    pub(super) own_diff_id: Digest,
 }
 
 /// What a registry has.
@@ -118,6 +120,7 @@ impl DemoImages {
             name,
             file,
             own_layer: (own.document.digest.clone(), own.document.bytes.len()),
+            own_diff_id: own.diff_id.clone(),
         });
         for blob in layers.map(|layer| &layer.document).into_iter().chain([&config]) {
             self.documents.insert(format!("/v2/{repository}/blobs/{}", blob.digest), blob.clone());

@@ -30,9 +30,9 @@ pub(super) async fn all(stage: &mut DemoRunner) -> Result<(), Failure> {
     pull(stage, &registry).await?;
     pull_again(stage, &registry).await?;
     disk_use(stage).await?;
-    let (file, before) = damage(stage, &registry)?;
-    find(stage, &registry).await?;
-    repair(stage, &registry, &file, &before).await?;
+    let damaged = damage(stage, &registry)?;
+    find(stage, &damaged).await?;
+    repair(stage, &registry, &damaged).await?;
     collect(stage, &registry).await
 }
 
@@ -141,16 +141,26 @@ async fn disk_use(stage: &mut DemoRunner) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Damages a file of the topmost layer of an image. Returns the file, and what was in it.
-fn damage(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(PathBuf, Vec<u8>), Failure> {
-    const PLACE: u64 = 4000;
-    stage.step("Damage one byte of a file on disk");
+/// What was damaged on disk.
+struct DamagedFile {
+    path: PathBuf,
+    /// How `fsck` names it.
+    name: String,
+    before: Vec<u8>,
+}
+
+/// Damages the topmost layer of an image: a file in it, or the EROFS image that it is.
+fn damage(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<DamagedFile, Failure> {
+    const PLACE: u64 = 8000;
+    stage.step("Damage one byte on disk");
     let image = &registry.content().images[DAMAGED];
-    // Only its own layer has the file.
-    let layers = fs_err::read_dir(Path::new(ROOT).join("layers")).map_err(|error| stage.failed(error))?;
-    let files = layers.flatten().map(|layer| layer.path().join("fs").join(&image.file));
-    let file = files.into_iter().find(|file| file.is_file());
-    let file = file.ok_or_else(|| stage.failed(format_args!("{} is not in the store", image.name)))?;
+    let layer = Path::new(ROOT).join("layers").join(image.own_diff_id.hex());
+    let in_directory = layer.join("fs").join(&image.file);
+    let (file, name) = if in_directory.is_file() {
+        (in_directory, image.file.clone())
+    } else {
+        (layer, image.own_diff_id.hex().to_owned())
+    };
     let before = fs_err::read(&file).map_err(|error| stage.failed(error))?;
     let bad = !before[usize::try_from(PLACE).unwrap_or(0)];
     // Bit rot does not change the file's times.
@@ -168,23 +178,22 @@ fn damage(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(PathBuf, V
     let changed = now.iter().zip(&before).filter(|(now, before)| now != before).count();
     stage.check(changed == 1 && now.len() == before.len(), || format!("{changed} bytes changed"))?;
     stage.holds(format_args!("{changed} byte of {} differs", size::bytes(now.len() as u64)));
-    Ok((file, before))
+    Ok(DamagedFile { path: file, name, before })
 }
 
-async fn find(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), Failure> {
+async fn find(stage: &mut DemoRunner, damaged: &DamagedFile) -> Result<(), Failure> {
     stage.step("Find the damage");
-    let file = &registry.content().images[DAMAGED].file;
+    let name = &damaged.name;
     let printed = stage.run("larder fsck", CommandOutcome::Failed).await?;
-    stage.check(printed.contains(file.as_str()), || format!("{file} is not named"))?;
-    stage.holds(format_args!("{file} is named, and the exit code is {}", CommandOutcome::Failed.code()));
+    stage.check(printed.contains(name.as_str()), || format!("{name} is not named"))?;
+    stage.holds(format_args!("{name} is named, and the exit code is {}", CommandOutcome::Failed.code()));
     Ok(())
 }
 
 async fn repair(
     stage: &mut DemoRunner,
     registry: &DemoRegistry,
-    file: &Path,
-    before: &[u8],
+    damaged: &DamagedFile,
 ) -> Result<(), Failure> {
     stage.step("Repair it by fetching only that layer");
     registry.take_log();
@@ -194,8 +203,9 @@ async fn repair(
     let (layers, bytes) = count(&log, DemoBlobKind::Layer);
     let that = log.iter().any(|served| served.digest.as_ref() == Some(digest) && served.bytes == *size);
     stage.check(layers == 1 && that, || format!("the registry served {layers} layers: {log:?}"))?;
-    let now = fs_err::read(file).map_err(|error| stage.failed(error))?;
-    stage.check(now == before, || format!("{} is not as it was", file.display()))?;
+    let DamagedFile { path, before, .. } = damaged;
+    let now = fs_err::read(path).map_err(|error| stage.failed(error))?;
+    stage.check(now == *before, || format!("{} is not as it was", path.display()))?;
     stage.holds(format_args!(
         "the registry served {layers} layer of {}, and the file is restored",
         size::bytes(bytes as u64)
