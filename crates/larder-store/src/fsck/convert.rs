@@ -51,7 +51,7 @@ impl Store {
         }
         let staging = self.begin_layer()?;
         match self.0.write_image(layer, &staging) {
-            Ok(image) => self.0.replace_directory(layer, staging, image),
+            Ok(image) => self.0.replace_directory(layer, &staging, image),
             Err(error) => Ok(Some(larder::error_chain(&error))),
         }
     }
@@ -70,7 +70,7 @@ impl OpenStore {
     fn replace_directory(
         &self,
         layer: &LayerRecord,
-        staging: LayerStaging,
+        staging: &LayerStaging,
         image: ErofsFile,
     ) -> Result<Option<String>, StoreError> {
         let doing = "convert a layer";
