@@ -203,7 +203,7 @@ impl LayerStaging {
         facts: LayerMetadata,
         usage: Option<DiskSpace>,
     ) -> Result<LayerHandle, StoreError> {
-        let mut record = self.record(key, facts, None);
+        let mut record = LayerStaging::record(key, facts, None);
         self.write_copy(&record)?; // once for its own size, then with it
         record.usage = self.usage(usage)?;
         self.write_copy(&record)?;
@@ -241,7 +241,7 @@ impl LayerStaging {
         let end = append_manifest(&*file, image.bytes, &self.dir.join(FILES)).context(doing)?;
         // What was left to the layers below is in the manifest, or was settled.
         let facts = LayerMetadata { pending: end > image.bytes, ..facts };
-        let mut record = self.record(key, facts, Some(image));
+        let mut record = LayerStaging::record(key, facts, Some(image));
         write_record(&*file, end, &self.copy_of(&record)?).context(doing)?;
         record.usage = measure(&path).context("measure a layer")?;
         write_record(&*file, end, &self.copy_of(&record)?).context(doing)?;
@@ -253,7 +253,7 @@ impl LayerStaging {
         self.written.sync()
     }
 
-    fn record(&self, key: &LayerKey, facts: LayerMetadata, erofs: Option<ErofsFile>) -> LayerRecord {
+    fn record(key: &LayerKey, facts: LayerMetadata, erofs: Option<ErofsFile>) -> LayerRecord {
         LayerRecord {
             key: key.clone(),
             facts,
