@@ -99,9 +99,9 @@ fn a_fresh_file_system_will_do() {
 fn a_later_format_is_refused_and_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     open(dir.path());
-    fs_err::write(dir.path().join("format"), "larder image store 5\n").unwrap();
+    fs_err::write(dir.path().join("format"), "larder image store 6\n").unwrap();
     let error = Store::open(dir.path(), config()).expect_err("a later format");
-    assert!(matches!(error, StoreOpenError::Newer { found: 5, known: 4, .. }), "{error}");
+    assert!(matches!(error, StoreOpenError::Newer { found: 6, known: 5, .. }), "{error}");
     for damage in ["", "larder image store", "larder image store 0\n", "something else"] {
         fs_err::write(dir.path().join("format"), damage).unwrap();
         let error = Store::open(dir.path(), config()).expect_err(damage);

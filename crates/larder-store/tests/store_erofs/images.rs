@@ -161,10 +161,10 @@ fn the_first_image_raises_the_format_of_the_store() {
     let store = Store::open(dir.path(), config()).unwrap();
     assert_eq!(format(), "larder image store 2\n");
     commit(&store, "app", &["a"]);
-    assert_eq!(format(), "larder image store 4\n");
+    assert_eq!(format(), "larder image store 5\n");
     drop(store);
     let directories = StoreConfig { layer_format: LayerFormat::Directory, ..config() };
     let store = Store::open(dir.path(), directories).unwrap();
     assert_eq!(tags(&store).len(), 1);
-    assert_eq!(format(), "larder image store 4\n");
+    assert_eq!(format(), "larder image store 5\n");
 }
