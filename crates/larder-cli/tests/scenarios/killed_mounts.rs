@@ -142,7 +142,7 @@ fn survive_a_kill(machine: &MountMachine) {
         machine.mount(number).finish().expect(0);
     }
     machine.check_mounts(MOUNTS);
-    assert_eq!(machine.open_layers(&daemon), [PathBuf::new(); 0]);
+    assert_eq!(machine.open_layers(&daemon), Vec::<PathBuf>::new());
 
     let started: Vec<_> = (MOUNTS..MOUNTS + STARTED).map(|number| machine.mount(number)).collect();
     daemon.signal(Signal::KILL);
@@ -154,7 +154,7 @@ fn survive_a_kill(machine: &MountMachine) {
 
     let daemon = machine.serve();
     machine.check_mounts(MOUNTS);
-    assert_eq!(machine.open_layers(&daemon), [PathBuf::new(); 0]);
+    assert_eq!(machine.open_layers(&daemon), Vec::<PathBuf>::new());
     machine.larder(&["rm", "registry.example/app0:image"]).expect(1);
     for target in machine.listed() {
         machine.larder(&["umount", &target.to_string_lossy()]).expect(0);
@@ -163,7 +163,7 @@ fn survive_a_kill(machine: &MountMachine) {
     assert_eq!((machine.mounted("overlay").len(), machine.mounted("erofs").len()), (0, 0));
     let gone = || (machine.loop_devices() == 0).then_some(());
     poll(Duration::from_secs(10), gone).expect("no loop device is left");
-    assert_eq!(machine.open_layers(&daemon), [PathBuf::new(); 0]);
+    assert_eq!(machine.open_layers(&daemon), Vec::<PathBuf>::new());
     for dir in ["lowers", "mounts"] {
         assert_eq!(fs_err::read_dir(machine.root().join(dir)).unwrap().count(), 0, "{dir}");
     }
