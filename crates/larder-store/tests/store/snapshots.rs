@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use larder_store::snapshots::{NewSnapshot, SnapshotError, SnapshotMount};
-use larder_store::store::{FORMAT, RemoveOptions, SnapshotKind, Store};
+use larder_store::store::{RemoveOptions, SnapshotKind, Store};
 
 use crate::help::{TempStore, commit, config, digest, entries, key, noon};
 use crate::mounting::can_mount;
@@ -35,7 +35,7 @@ fn layers_of_snapshots_are_retained_until_containerd_removes_these() {
     commit(&temp.store, "r.example/app:1", &["a", "b"]);
     let keys = adopt_all(&temp.store, "r.example/app:1");
     assert_eq!(adopt_all(&temp.store, "r.example/app:1"), keys, "they exist");
-    assert_eq!(temp.store.format(), FORMAT);
+    assert!(temp.store.format() >= 4, "earlier versions know no snapshots");
     let top = temp.store.snapshot(&keys[1]).unwrap();
     assert_eq!(
         (top.parent.as_str(), top.kind, top.layer),
