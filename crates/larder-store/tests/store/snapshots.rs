@@ -6,7 +6,7 @@ use std::path::Path;
 use larder_store::snapshots::{NewSnapshot, SnapshotError, SnapshotMount};
 use larder_store::store::{RemoveOptions, SnapshotKind, Store};
 
-use crate::help::{TempStore, commit, config, digest, entries, key, noon};
+use crate::help::{TempStore, commit, config, digest, entries, key, noon, remove_layer};
 use crate::mounting::can_mount;
 
 fn new(key: &str, parent: &str) -> NewSnapshot {
@@ -125,7 +125,7 @@ fn a_damaged_layer_is_no_part_of_a_mount() {
     let root = temp.root();
     let dir = temp.dir;
     drop(temp.store);
-    fs_err::remove_dir_all(root.join("layers").join(key("a").as_str())).unwrap();
+    remove_layer(&root.join("layers").join(key("a").as_str()));
     let store = Store::open(&root, config()).unwrap();
     let refused = store.create_snapshot(new("k8s.io/9/c", &keys[0]), true, noon()).unwrap_err();
     assert!(refused.to_string().contains("not found in the store"), "{refused}");
