@@ -30,7 +30,9 @@ usage: larder-pull-bench [--runs N] [--dir DIR] [--loop cached|direct] [--only N
   --dir DIR          where the filesystems for the pulls are made, 16 GB at most each; default: the temporary dir
   --loop direct      write to these filesystems past the page cache of the file behind them, which a disk
                      of their own would not have either; DIR must allow it (memory does not); default: cached
-  --only NAME,...    of: larder, containerd, containerd+unpigz, containerd+igzip, podman; default: all that are installed
+  --only NAME,...    of: larder, larder+directory, floor, containerd, containerd+unpigz, containerd+igzip, podman;
+                     default: all that are installed; floor fetches, hashes and writes each layer as one file and
+                     needs Python, with the package isal for speed
   --larder PATH      default: the larder next to this program
   --containerd PATH  another containerd than the one on PATH
 

@@ -12,10 +12,16 @@ use wait4::Wait4;
 
 use crate::Outcome;
 
+const FLOOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/bench/pull_floor.py");
+
 /// Who pulls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PullProgram {
     Larder,
+    /// With layers as directories.
+    LarderDirectory,
+    /// `docs/bench/pull_floor.py`: each layer is fetched, hashed and written as one file, and nothing else.
+    Floor,
     /// With the gzip of the Go library.
     Containerd,
     /// With `unpigz` on its PATH.
@@ -26,8 +32,10 @@ pub(crate) enum PullProgram {
 }
 
 impl PullProgram {
-    pub(crate) const ALL: [PullProgram; 5] = [
+    pub(crate) const ALL: [PullProgram; 7] = [
         PullProgram::Larder,
+        PullProgram::LarderDirectory,
+        PullProgram::Floor,
         PullProgram::Containerd,
         PullProgram::ContainerdPigz,
         PullProgram::ContainerdIgzip,
@@ -37,6 +45,8 @@ impl PullProgram {
     pub(crate) fn name(self) -> &'static str {
         match self {
             PullProgram::Larder => "larder",
+            PullProgram::LarderDirectory => "larder+directory",
+            PullProgram::Floor => "floor",
             PullProgram::Containerd => "containerd",
             PullProgram::ContainerdPigz => "containerd+unpigz",
             PullProgram::ContainerdIgzip => "containerd+igzip",
@@ -54,7 +64,7 @@ impl PullProgram {
         match self {
             PullProgram::ContainerdPigz => Some(("unpigz", &["unpigz"])),
             PullProgram::ContainerdIgzip => Some(("igzip", &["igzip", "unpigz"])),
-            PullProgram::Larder | PullProgram::Containerd | PullProgram::Podman => None,
+            _ => None,
         }
     }
 }
@@ -103,7 +113,8 @@ impl ProgramPaths {
     /// What has to be installed first.
     pub(crate) fn lacks(&self, kind: PullProgram) -> Option<&'static str> {
         match kind {
-            PullProgram::Larder => None,
+            PullProgram::Larder | PullProgram::LarderDirectory => None,
+            PullProgram::Floor => find_program("python3").is_none().then_some("python3"),
             PullProgram::Podman => self.podman.is_none().then_some("podman"),
             _ if self.containerd.as_os_str().is_empty() => Some("containerd"),
             _ => kind.inflates().map(|(program, _)| program).filter(|name| find_program(name).is_none()),
@@ -120,11 +131,12 @@ impl ProgramPaths {
     ) -> Outcome<PullCost> {
         let store = root.join("store");
         match kind {
-            PullProgram::Larder => measure(
-                Command::new(&self.larder).arg("--root").arg(&store).args(["pull", image]),
-                None,
-                root,
-            ),
+            PullProgram::Larder => self.pull_with_larder("auto", image, root),
+            PullProgram::LarderDirectory => self.pull_with_larder("directory", image, root),
+            PullProgram::Floor => {
+                fs_err::create_dir(&store)?;
+                measure(Command::new("python3").arg(FLOOR).arg(image).arg(&store), None, root)
+            }
             PullProgram::Podman => {
                 let podman = self.podman.as_deref().ok_or("podman is not installed")?;
                 let mut command = Command::new(podman);
@@ -153,6 +165,17 @@ impl ProgramPaths {
                 measure(&mut command, containerd.pid(), root)
             }
         }
+    }
+}
+
+impl ProgramPaths {
+    fn pull_with_larder(&self, layer_format: &str, image: &str, root: &Path) -> Outcome<PullCost> {
+        let settings = root.join("config.yaml");
+        let head = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n";
+        fs_err::write(&settings, format!("{head}store:\n  layerFormat: {layer_format}\n"))?;
+        let mut command = Command::new(&self.larder);
+        command.env("LARDER_CONFIG", &settings).arg("--root").arg(root.join("store")).args(["pull", image]);
+        measure(&mut command, None, root)
     }
 }
 
