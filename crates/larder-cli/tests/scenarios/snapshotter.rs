@@ -81,8 +81,14 @@ impl SnapshotterFixture {
             .collect()
     }
 
+    /// A container's ID. runc keeps those of a namespace in one place for all that run on this machine.
+    fn id(&self, name: &str) -> String {
+        format!("{name}-{}", self.world.registry.port())
+    }
+
     /// Starts a container that runs until it is killed; returns the root of its files as this machine sees it.
     fn run(&self, name: &str) -> PathBuf {
+        let name = &*self.id(name);
         self.ctr(&["run", "--detach", "--snapshotter", "larder", &self.image(), name, "/bin/true"]);
         let tasks = self.ctr(&["tasks", "ls"]);
         let line = tasks.lines().find(|line| line.starts_with(name)).expect("a task");
@@ -90,6 +96,7 @@ impl SnapshotterFixture {
     }
 
     fn stop(&self, name: &str) {
+        let name = &*self.id(name);
         self.ctr(&["tasks", "kill", "--signal", "SIGKILL", name]);
         wait_until("the task is removed", || {
             self.containerd.ctr(self.namespace, &["tasks", "rm", name]).is_ok()
@@ -107,7 +114,7 @@ impl Drop for SnapshotterFixture {
     fn drop(&mut self) {
         // What runs in a container outlives containerd.
         for name in ["first", "second"] {
-            let _ = self.containerd.ctr(self.namespace, &["tasks", "rm", "--force", name]);
+            let _ = self.containerd.ctr(self.namespace, &["tasks", "rm", "--force", &self.id(name)]);
         }
     }
 }
@@ -123,7 +130,7 @@ fn containers_run_from_snapshots_that_containerd_unpacks_and_outlive_larder() {
     let root = fixture.run("first");
     assert_eq!(fs_err::read(root.join("srv/data")).unwrap().len(), 300_000);
     fs_err::write(root.join("srv/new"), vec![7; 200_000]).unwrap();
-    let usage = fixture.ctr(&["snapshots", "--snapshotter", "larder", "usage", "-b", "first"]);
+    let usage = fixture.ctr(&["snapshots", "--snapshotter", "larder", "usage", "-b", &fixture.id("first")]);
     let bytes: u64 = usage.split_whitespace().find_map(|word| word.parse().ok()).expect("bytes");
     assert!((200_000..300_000).contains(&bytes), "only what the container wrote: {usage}");
 
@@ -270,12 +277,14 @@ fn larder_is_killed_while_containers_start_and_loses_and_leaks_no_snapshot() {
     pause_image().push(&fixture.world.registry, IMAGE).unwrap();
     fixture.daemon().pull(&fixture.image()).unwrap();
     let root = fixture.run("first");
+    let second = fixture.id("second");
     for wait in [0, 5, 10, 20, 40, 80, 160] {
         std::thread::scope(|scope| {
             let containerd = &fixture.containerd;
             let image = fixture.world.registry.image(IMAGE);
+            let second = &second;
             let run = move || {
-                let run = ["run", "--detach", "--snapshotter", "larder", &image, "second", "/bin/true"];
+                let run = ["run", "--detach", "--snapshotter", "larder", &image, second, "/bin/true"];
                 let _ = containerd.ctr("k8s.io", &run); // it may be refused
             };
             let running = scope.spawn(run);
@@ -287,10 +296,10 @@ fn larder_is_killed_while_containers_start_and_loses_and_leaks_no_snapshot() {
         wait_until("containerd has connected again", || {
             fixture.containerd.ctr("k8s.io", &["snapshots", "--snapshotter", "larder", "ls"]).is_ok()
         });
-        for command in [&["tasks", "rm", "--force", "second"][..], &["containers", "rm", "second"]] {
+        for command in [&["tasks", "rm", "--force", &second][..], &["containers", "rm", &second]] {
             let _ = fixture.containerd.ctr("k8s.io", command);
         }
-        let _ = fixture.containerd.ctr("k8s.io", &["snapshots", "--snapshotter", "larder", "rm", "second"]);
+        let _ = fixture.containerd.ctr("k8s.io", &["snapshots", "--snapshotter", "larder", "rm", &second]);
         fixture.run("second");
         fixture.stop("second");
         assert!(root.join("bin/true").exists(), "the first container runs");
