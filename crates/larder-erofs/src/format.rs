@@ -3,6 +3,8 @@
 //! An inode is found by its number: its offset in units of 32 bytes. Images of this crate have extended inodes only, since
 //! compact ones have no time of their own, and no attributes that inodes share.
 
+use std::io::{self, Read, Seek, SeekFrom};
+
 /// Bytes of a block; what a kernel before 6.4 mounts.
 pub(crate) const BLOCK: usize = 4096;
 /// Bytes of an inode slot: inode numbers count these.
@@ -20,7 +22,9 @@ pub(crate) const ROOT_OFFSET: usize = ROOT_NID as usize * SLOT;
 /// In the place of a block address: no block.
 pub(crate) const HOLE: u32 = u32::MAX;
 
+/// Offset of the superblock, and in it of the number of blocks.
 const SUPERBLOCK: usize = 1024;
+const BLOCKS_OFFSET: usize = 36;
 const MAGIC: u32 = 0xE0F5_E1E2;
 const COMPAT_CHECKSUM: u32 = 1;
 const COMPAT_MTIME: u32 = 2;
@@ -126,7 +130,7 @@ impl Superblock {
         put(12, &[12]); // base-2 logarithm of the block size
         put(14, &ROOT_NID.to_le_bytes());
         put(16, &self.inodes.to_le_bytes());
-        put(36, &self.blocks.to_le_bytes());
+        put(BLOCKS_OFFSET, &self.blocks.to_le_bytes());
         put(48, &self.uuid);
         put(80, &(if self.has_chunks { INCOMPAT_CHUNKED_FILE } else { 0 }).to_le_bytes());
         let checksum = crc32c(&block[SUPERBLOCK..]);
@@ -139,6 +143,14 @@ fn crc32c(bytes: &[u8]) -> u32 {
     bytes.iter().fold(u32::MAX, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0x82F6_3B78 * (crc & 1)))
     })
+}
+
+/// Where the filesystem of an image ends. What follows in the file is the caller's.
+pub fn filesystem_end(image: &mut (impl Read + Seek)) -> io::Result<u64> {
+    let mut blocks = [0; 4];
+    image.seek(SeekFrom::Start((SUPERBLOCK + BLOCKS_OFFSET) as u64))?;
+    image.read_exact(&mut blocks)?;
+    Ok(u64::from(u32::from_le_bytes(blocks)) * BLOCK as u64)
 }
 
 #[cfg(test)]

@@ -40,5 +40,6 @@ mod xattr;
 
 pub use entry::{ImageEntry, ImageEntryKind, ImageTime};
 pub use error::{EntryProblem, ImageError};
+pub use format::filesystem_end;
 pub use output::ImageOutput;
 pub use writer::{ImageOptions, ImageSummary, ImageWriter, LowerLink};

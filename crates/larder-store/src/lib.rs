@@ -11,6 +11,7 @@
 pub mod backend;
 pub mod disk;
 pub mod erofs;
+pub mod export;
 pub mod fsck;
 pub mod gc_sources;
 pub mod mounts;

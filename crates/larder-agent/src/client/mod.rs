@@ -1,5 +1,6 @@
 //! A typed client of the control API: of a daemon, of another command, or of the node in this process.
 
+mod download;
 mod ensure_calls;
 mod server_discovery;
 mod transport;
@@ -30,6 +31,7 @@ use crate::control;
 use crate::environment::DefaultPaths;
 use crate::error::{Error, ErrorKind};
 
+pub use download::ArchiveDownload;
 pub use ensure_calls::EnsureSession;
 pub use server_discovery::{ControlServerAddress, find_server, is_listening, socket_path};
 pub(crate) use server_discovery::{command_socket, daemon_file};

@@ -5,6 +5,7 @@ pub(crate) mod caller;
 mod ensure;
 mod events;
 mod explain;
+mod export;
 mod find;
 pub(crate) mod gc;
 mod history;
@@ -59,6 +60,8 @@ struct ControlApiInner {
     stop: watch::Receiver<bool>,
     /// Turns of loads.
     loads: Semaphore,
+    /// Turns of exports.
+    exports: Arc<Semaphore>,
 }
 
 /// The process that serves a node.
@@ -78,7 +81,8 @@ pub(crate) fn service(
     stop: watch::Receiver<bool>,
 ) -> ControlServer<ControlApi> {
     let loads = Semaphore::new(load::AT_ONCE);
-    let shared = ControlApiInner { node, process, connections, stop, loads };
+    let exports = Arc::new(Semaphore::new(export::AT_ONCE));
+    let shared = ControlApiInner { node, process, connections, stop, loads, exports };
     ControlServer::new(ControlApi(Arc::new(shared)))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
@@ -138,6 +142,7 @@ fn absolute(target: &str) -> Result<PathBuf, Error> {
 impl Control for ControlApi {
     type EnsureStream = ensure::EnsureUpdateStream;
     type EventsStream = EventStream;
+    type ExportStream = export::ExportStream;
 
     async fn ensure(&self, request: Request<api::EnsureRequest>) -> ControlResult<Self::EnsureStream> {
         Ok(Response::new(ensure::start(&self.0.node, request.into_inner())?))
@@ -274,6 +279,11 @@ impl Control for ControlApi {
     async fn load(&self, request: Request<Streaming<api::LoadRequest>>) -> ControlResult<api::LoadResponse> {
         let images = load::load(self.node(), &self.0.loads, request.into_inner()).await?;
         Ok(Response::new(api::LoadResponse { images }))
+    }
+
+    async fn export(&self, request: Request<api::ExportRequest>) -> ControlResult<Self::ExportStream> {
+        let exports = Arc::clone(&self.0.exports);
+        Ok(Response::new(export::start(self.node(), exports, request.into_inner()).await?))
     }
 
     async fn mount(&self, request: Request<api::MountRequest>) -> ControlResult<api::MountResponse> {

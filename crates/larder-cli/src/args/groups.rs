@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::{
     Command, DfArgs, HistoryArgs, ImagesArgs, InspectArgs, LoadArgs, PruneArgs, PullArgs, RmArgs,
-    RuntimeArgs, TagArgs,
+    RuntimeArgs, SaveArgs, TagArgs,
 };
 
 /// Commands about images, under docker's names.
@@ -28,6 +28,7 @@ pub(crate) enum ImageSubcommand {
     History(HistoryArgs),
     Pull(PullArgs),
     Load(LoadArgs),
+    Save(SaveArgs),
     Tag(TagArgs),
     Rm(RmArgs),
     Prune(PruneArgs),
@@ -61,6 +62,7 @@ impl Command {
                 ImageSubcommand::History(args) => Command::History(args),
                 ImageSubcommand::Pull(args) => Command::Pull(args),
                 ImageSubcommand::Load(args) => Command::Load(args),
+                ImageSubcommand::Save(args) => Command::Save(args),
                 ImageSubcommand::Tag(args) => Command::Tag(args),
                 ImageSubcommand::Rm(args) => Command::Rm(args),
                 ImageSubcommand::Prune(args) => Command::Prune(args),

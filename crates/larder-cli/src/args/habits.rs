@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands, separated by spaces, and larder's way.
-const COMMANDS: [(&str, &str); 18] = [
+const COMMANDS: [(&str, &str); 17] = [
     (
         "run create start stop restart kill exec ps logs attach stats top container pod volume network compose",
         "larder manages images, not containers; run them with your runtime, or mount an image: larder mount IMAGE DIR",
@@ -16,10 +16,6 @@ const COMMANDS: [(&str, &str); 18] = [
     (
         "search",
         "larder does not search registries; larder explain access IMAGE tests one image and its credentials",
-    ),
-    (
-        "save export",
-        "larder writes no archives: its store keeps unpacked layers; copy the image from its registry: skopeo copy docker://NAME oci-archive:FILE",
     ),
     ("inspecti", "use larder inspect IMAGE"),
     ("imagefsinfo du", "use larder df"),
@@ -149,8 +145,6 @@ mod tests {
             ("larder run -it busybox", "not containers"),
             ("larder push app:1", "skopeo copy"),
             ("larder build .", "larder load"),
-            ("larder save -o app.tar app:1", "skopeo copy docker://NAME oci-archive:FILE"),
-            ("larder image export app:1", "skopeo copy docker://NAME oci-archive:FILE"),
             ("larder pull --platform linux/arm64 app:1", "platform of this machine"),
             ("larder --root /x pull -a app", "each tag"),
             ("larder rm -a", "gc --all-unused"),

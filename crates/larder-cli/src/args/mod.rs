@@ -41,7 +41,9 @@ pub(crate) use images::{DfArgs, HistoryArgs, ImagesArgs, InspectArgs, RmArgs, Ru
 pub(crate) use login::{LoginArgs, LogoutArgs};
 pub(crate) use pull_flags::{CredentialArgs, EnsureArgs, PullArgs, PullFlags};
 pub(crate) use serve::ServeArgs;
-pub(crate) use store::{FsckArgs, LoadArgs, MountArgs, MountsArgs, UmountArgs};
+pub(crate) use store::{
+    ExportArgs, ExportFormat, FsckArgs, LoadArgs, MountArgs, MountsArgs, SaveArgs, UmountArgs,
+};
 
 /// Manage the container images of a node: pull, list, explain, garbage-collect.
 ///
@@ -175,6 +177,8 @@ pub(crate) enum Command {
     Reload(ReloadArgs),
     Runtime(RuntimeArgs),
     Load(LoadArgs),
+    Save(SaveArgs),
+    Export(ExportArgs),
     Mount(MountArgs),
     Mounts(MountsArgs),
     Umount(UmountArgs),

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use larder::reference::ImageName;
 
 use super::pull_flags::CredentialArgs;
@@ -37,6 +37,67 @@ pub(crate) struct LoadArgs {
     /// Print IDs and names in this format.
     #[arg(short, long, visible_alias = "format", value_enum, value_name = "FORMAT")]
     pub(crate) output: Option<DataFormat>,
+}
+
+/// Write the files of an image in larder's own store to a file or a directory.
+///
+/// An existing file is replaced once the export is complete.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder export app:1 --to rootfs/             its files
+  larder export app:1 -o app.tar               its files, as docker export writes them
+  larder export app:1 -o app.erofs --format erofs    a disk for a microVM
+
+Exit code: 0 exported, 1 failed, 2 bad input, 3 cannot open the store.")]
+pub(crate) struct ExportArgs {
+    /// Name or ID of the image.
+    pub(crate) image: ImageName,
+
+    /// File to write, or - for standard output, which is the default unless it is a terminal.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "to")]
+    pub(crate) output: Option<PathBuf>,
+
+    /// What to write.
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT", conflicts_with = "to")]
+    pub(crate) format: ExportFormat,
+
+    /// Write the files below this directory, which must be empty or not exist. Without root, they belong to the current user,
+    /// and have no set-user-ID and set-group-ID bits.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) to: Option<PathBuf>,
+}
+
+/// What an export writes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportFormat {
+    /// All files as one tar archive, without layers.
+    #[default]
+    Tar,
+    /// All files as one EROFS filesystem, which Linux mounts read-only.
+    Erofs,
+    /// An archive of an OCI layout with the layers and the config of the image, as of larder save.
+    Oci,
+}
+
+/// Save images of larder's own store to an archive, for larder load, docker load, podman load and skopeo.
+///
+/// The archive is an OCI layout. Images have the IDs that they had; layers are uncompressed. An existing file is replaced once
+/// the archive is complete.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder save -o app.tar app:1
+  larder save -o all.tar app:1 db:2
+  larder save app:1 | ssh node2 larder load
+
+Exit code: 0 saved, 1 failed, 2 bad input, 3 cannot open the store.")]
+pub(crate) struct SaveArgs {
+    /// Names or IDs of the images. An image that is named by its ID has no name in the archive.
+    #[arg(value_name = "IMAGE", required = true)]
+    pub(crate) images: Vec<ImageName>,
+
+    /// File to write, or - for standard output, which is the default unless it is a terminal.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 /// Mount the root filesystem of an image in larder's own store.

@@ -8,6 +8,7 @@ mod ensure;
 mod ensure_runner;
 mod events;
 mod explain;
+mod export;
 mod fsck;
 mod gc;
 mod history;
@@ -79,7 +80,13 @@ async fn run_in(
 ) -> Result<CommandOutcome, Failure> {
     let of_store = matches!(
         command,
-        Command::Load(_) | Command::Mount(_) | Command::Mounts(_) | Command::Umount(_) | Command::Fsck(_)
+        Command::Load(_)
+            | Command::Save(_)
+            | Command::Export(_)
+            | Command::Mount(_)
+            | Command::Mounts(_)
+            | Command::Umount(_)
+            | Command::Fsck(_)
     );
     session.warn_about_joined_commands(interrupt.joined_commands());
     let ended =
@@ -136,6 +143,8 @@ async fn dispatch(
         Command::Events(args) => events::run(args, session).await,
         Command::Reload(_) => reload::run(session).await,
         Command::Load(args) => load::run(args, session).await,
+        Command::Save(args) => export::save(args, session, interrupt.clone()).await,
+        Command::Export(args) => export::run(args, session, interrupt.clone()).await,
         Command::Mount(args) => mount::mount(args, session).await,
         Command::Mounts(args) => mount::list(args, session).await,
         Command::Umount(args) => mount::umount(args, session).await,

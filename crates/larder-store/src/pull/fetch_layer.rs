@@ -14,7 +14,7 @@ use super::pull_tasks::PullTaskHandle;
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::{Import, ImportError};
-use crate::store::{FILES, FS, IMAGE, IngestFile, LayerStaging, Store, StoreError};
+use crate::store::{ARCHIVE, FILES, FS, IMAGE, IngestFile, LayerStaging, Store, StoreError};
 use crate::unpack::{
     ExpectedLayer, LayerDownload, PendingImage, UnpackError, UnpackOptions, UnpackProgress, UnpackTarget,
     UnpackedLayer, unpack_image, unpack_layer,
@@ -203,6 +203,7 @@ fn unpack(
     }
     let staging = store.begin_layer().map_err(UnpackThreadError::Store)?;
     let path = staging.dir().join(IMAGE);
+    let options = &with_record(options, &staging);
     let compressed = source.open(&wanted.descriptor.digest).map_err(UnpackThreadError::Import)?;
     match unpack_image(compressed, &expected(wanted), &path, options) {
         Ok((unpacked, image)) => Ok(StagedLayer { staging, unpacked, image: Some(image), source }),
@@ -230,10 +231,16 @@ fn unpack_directory(
         .map_err(|error| UnpackThreadError::Unpack(UnpackError::file("create", &root, error)))?;
     let files = staging.dir().join(FILES);
     let target = UnpackTarget { root: &root, files: &files };
+    let options = &with_record(options, &staging);
     let compressed = source.open(&wanted.descriptor.digest).map_err(UnpackThreadError::Import)?;
     let unpacked =
         unpack_layer(compressed, &expected(wanted), target, options).map_err(UnpackThreadError::Unpack)?;
     Ok(StagedLayer { staging, unpacked, image: None, source })
+}
+
+/// The same options; what it takes to write the archive again is stored beside the files.
+fn with_record(options: &UnpackOptions, staging: &LayerStaging) -> UnpackOptions {
+    UnpackOptions { archive_record: Some(staging.dir().join(ARCHIVE)), ..options.clone() }
 }
 
 fn expected(wanted: &PlannedLayer) -> ExpectedLayer<'_> {

@@ -1,7 +1,7 @@
 //! A layer that is one file: an EROFS image, and behind it what a rebuild of the database needs.
 //!
 //! ```text
-//! image | list of implied directories, if there are any | record | trailer
+//! image | archive record | list of implied directories, if there are any | record | trailer
 //! ```
 //!
 //! The kernel does not look behind the image. Stores of format 3 have each of the parts as a file in the layer's directory.
@@ -20,6 +20,8 @@ pub const FS: &str = "fs";
 pub const FILES: &str = "files.v1";
 /// Name of the EROFS image with the files, while the layer is staged.
 pub const IMAGE: &str = "layer.erofs";
+/// Name of the [archive record](crate::unpack::ArchiveRecord), inside of a layer's directory. That of an image is at its end.
+pub const ARCHIVE: &str = "archive.v1";
 /// Name of the copy of a layer's record, for rebuilding the database.
 pub(crate) const RECORD: &str = "layer.json";
 

@@ -19,7 +19,7 @@ use super::db::{DbRead as _, DbSnapshot, LAYERS, MOUNTS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};
-use super::layer_file::{FILES, FS, IMAGE, RECORD, append_manifest, image_of, manifest_of, write_record};
+use super::layer_file::{ARCHIVE, FILES, FS, IMAGE, RECORD, append_manifest, image_of, manifest_of, write_record};
 use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
@@ -28,8 +28,8 @@ use super::snapshot_records::each_snapshot_layer;
 use super::unpacking::UnpackingDirs;
 use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
 use crate::erofs::{DetachedMount, ErofsFile};
-use crate::unpack::UnpackProgress;
 use crate::unpack::layer_manifest::ManifestLocation;
+use crate::unpack::{ArchiveRecord, UnpackProgress};
 
 /// A layer in the store. It is not removed while a clone of this handle exists.
 #[derive(Debug, Clone)]
@@ -78,6 +78,14 @@ impl LayerHandle {
     /// Where the list is of what it leaves to the layers below.
     pub(crate) fn manifest(&self) -> ManifestLocation {
         manifest_of(&self.0.path, self.record().erofs.as_ref())
+    }
+
+    /// What it takes to write its archive again.
+    pub fn archive_record(&self) -> ArchiveRecord {
+        match self.image() {
+            Some(image) => ArchiveRecord::Image(image),
+            None => ArchiveRecord::File(self.0.path.join(ARCHIVE)),
+        }
     }
 
     /// The root of its files, opened. An image is mounted for as long as that is open, where only descriptors lead to it.

@@ -58,7 +58,7 @@ pub use error::{StoreError, StoreOpenError};
 pub(crate) use handle::OpenStore;
 pub use handle::Store;
 pub use ingest::{IngestFile, IngestReader};
-pub use layer_file::{FILES, FS, IMAGE};
+pub use layer_file::{ARCHIVE, FILES, FS, IMAGE};
 pub use layers::{ClaimOutcome, LayerClaim, LayerHandle, LayerStaging, LayerWait};
 pub use reclaim::ArchiveReferences;
 pub(crate) use records::seconds;

@@ -5,8 +5,12 @@
 //! global headers are skipped; an end of input between two entries ends the archive. Headers are parsed in place; only
 //! one that spans two buffers is copied first.
 
+use std::io::Write;
+
 use tar_core::parse::{Limits as TarLimits, ParseError, ParseEvent, ParsedEntry, Parser};
 use tar_core::{EntryType, HEADER_SIZE};
+
+use larder::reference::Digest;
 
 use super::layer_manifest::FileTime;
 use super::pax::{PaxValues, strict_pax};
@@ -72,6 +76,8 @@ pub(super) struct LayerArchive<'a, F> {
     max_size: u64,
     max_carry: usize,
     ended: bool,
+    /// Receives all bytes that are no content of files.
+    frame: Option<&'a mut dyn Write>,
     options: &'a UnpackOptions,
 }
 
@@ -107,8 +113,15 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
             max_size: limits.max_plain_bytes,
             max_carry: 2 * limits.max_metadata as usize + (64 << 10),
             ended: false,
+            frame: None,
             options,
         }
+    }
+
+    /// The same, which copies all bytes that are no content of files to `frame`.
+    pub(super) fn with_frame(mut self, frame: &'a mut dyn Write) -> Self {
+        self.frame = Some(frame);
+        self
     }
 
     /// Entries so far.
@@ -116,9 +129,30 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         self.entries
     }
 
-    /// What follows the archive.
-    pub(super) fn into_plain(self) -> TarStream<'a, F> {
-        self.plain
+    /// Reads what follows the archive, and compares the digest of everything. Returns the number of bytes.
+    pub(super) fn finish(mut self, diff_id: &Digest) -> Result<u64, UnpackError> {
+        self.read_rest()?;
+        self.plain.finish(diff_id)
+    }
+
+    /// Reads what follows the archive.
+    pub(super) fn read_rest(&mut self) -> Result<(), UnpackError> {
+        loop {
+            match self.fill()?.len() {
+                0 => return Ok(()),
+                count => self.advance(count)?,
+            }
+        }
+    }
+
+    /// Says that the content of the entry is not in the archive. Returns its size.
+    pub(super) fn content_elsewhere(&mut self) -> u64 {
+        std::mem::take(&mut self.content)
+    }
+
+    /// Writes to the frame.
+    pub(super) fn write_frame(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.frame.as_mut().map_or(Ok(()), |frame| frame.write_all(bytes))
     }
 
     /// Goes to the next entry, past whatever is left of the last one.
@@ -127,21 +161,21 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         while !self.ended {
             match self.step()? {
                 TarParseStep::Entry(entry, used, content) => {
-                    self.advance(used);
+                    self.advance(used)?;
                     self.content = content;
                     self.padding = padding(content);
                     self.count(&entry)?;
                     return Ok(Some(*entry));
                 }
                 TarParseStep::Skip(used) => {
-                    self.advance(used);
+                    self.advance(used)?;
                     // Metadata without entries costs time as entries do.
                     self.entries += 1;
                     self.check_entries()?;
                 }
                 TarParseStep::More(needed) => self.gather(needed)?,
                 TarParseStep::End(used) => {
-                    self.advance(used);
+                    self.advance(used)?;
                     self.ended = true;
                 }
             }
@@ -164,7 +198,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
 
     /// Marks the first `count` bytes of [`LayerArchive::content`] as used.
     pub(super) fn consume(&mut self, count: usize) {
-        self.advance(count);
+        self.skip(count);
         self.content -= (count as u64).min(self.content);
     }
 
@@ -180,7 +214,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
                 self.padding = 0;
             }
             self.padding -= piece;
-            self.advance(usize::try_from(piece).unwrap_or(0));
+            self.advance(usize::try_from(piece).unwrap_or(0))?;
         }
         Ok(())
     }
@@ -246,7 +280,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         }
         if self.carry.len() == HEADER_SIZE && self.carry.iter().all(|byte| *byte == 0) {
             // One block of zeros where two should be: an end all the same.
-            self.advance(HEADER_SIZE);
+            self.advance(HEADER_SIZE)?;
             self.ended = true;
             return Ok(());
         }
@@ -258,7 +292,25 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         if self.carried < self.carry.len() { Ok(&self.carry[self.carried..]) } else { self.plain.fill() }
     }
 
-    fn advance(&mut self, count: usize) {
+    /// Takes bytes that are no content of a file.
+    fn advance(&mut self, count: usize) -> Result<(), UnpackError> {
+        if let Some(frame) = &mut self.frame
+            && count > 0
+        {
+            let carried = self.carried < self.carry.len();
+            let bytes = if carried { &self.carry[self.carried..] } else { self.plain.fill()? };
+            let written = frame.write_all(&bytes[..count.min(bytes.len())]);
+            written.map_err(|error| UnpackError::File {
+                doing: "write",
+                path: "the record of a layer's archive".into(),
+                cause: error,
+            })?;
+        }
+        self.skip(count);
+        Ok(())
+    }
+
+    fn skip(&mut self, count: usize) {
         self.at += count as u64;
         if self.carried < self.carry.len() {
             self.carried += count;

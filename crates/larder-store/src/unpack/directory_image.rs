@@ -10,6 +10,7 @@ use larder_erofs::{ImageEntry, ImageEntryKind, ImageOptions, ImageTime, ImageWri
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
+use super::archive_record::append_record;
 use super::beneath::{self, DIRECTORY, split};
 use super::image::{image_error, uuid_of};
 use super::image_file::ImageFile;
@@ -19,6 +20,7 @@ use super::layer_manifest::{
 use super::metadata::{XattrTarget, Xattrs, read_xattrs};
 use super::{OverlayForm, OwnerMode, UnpackError, UnpackOptions, UnpackTarget};
 use crate::erofs::ErofsFile;
+use crate::store::ARCHIVE;
 
 /// Bytes of a file that are read at once.
 const BUFFER: usize = 128 << 10;
@@ -67,7 +69,8 @@ impl DirectoryImage<'_> {
             }
         }
         implied.map_or(Ok(()), LayerManifestWriter::finish).map_err(unwritten)?;
-        copy.finish()
+        // What the archive of the directory can be written from is that of the image, too.
+        copy.finish(&self.from.files.with_file_name(ARCHIVE))
     }
 }
 
@@ -175,10 +178,11 @@ impl DirectoryCopy {
         Err(needs_directory(format!("{}: content differs", path_of(&record.path).display())))
     }
 
-    fn finish(mut self) -> Result<ErofsFile, UnpackError> {
+    fn finish(mut self, archive_record: &Path) -> Result<ErofsFile, UnpackError> {
         self.writer.resolve_links().map_err(|error| image_error(&self.image, error))?;
-        let (file, _) = self.writer.finish().map_err(|error| image_error(&self.image, error))?;
-        file.finish().map_err(|error| UnpackError::file("write", &self.image, error))
+        let (mut file, _) = self.writer.finish().map_err(|error| image_error(&self.image, error))?;
+        let whole = append_record(&mut file, archive_record).and_then(|()| file.finish());
+        whole.map_err(|error| UnpackError::file("write", &self.image, error))
     }
 }
 

@@ -14,6 +14,7 @@ use larder_erofs::{
 use rustix::fs::Stat;
 use rustix::io::Errno;
 
+use super::archive_record::{ArchiveRecordWriter, append_record, remove_record};
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::beneath::{self, DIRECTORY, split};
 use super::image_file::ImageFile;
@@ -39,6 +40,8 @@ const MAX_IMPLIED_PATHS: usize = 16 << 20;
 pub struct PendingImage {
     writer: ImageWriter<ImageFile>,
     path: PathBuf,
+    /// To be moved to its end.
+    archive_record: Option<PathBuf>,
     max_directories: u32,
     memory: ImageMemoryShare,
 }
@@ -59,23 +62,17 @@ pub(super) fn write(
     path: &Path,
     options: &UnpackOptions,
 ) -> Result<(UnpackedLayer, PendingImage), UnpackError> {
-    let failed = |error| UnpackError::file("create", path, error);
-    let file = ImageFile::create(path, options).map_err(failed)?;
-    let image = ImageOptions { uuid: uuid_of(expected.diff_id), ..ImageOptions::default() };
     // Entries take no inodes, and their bytes count as they are written.
-    let options = &UnpackOptions { reserve: None, ..options.clone() };
-    let mut archive = LayerArchive::new(TarStream::new(&mut feed, expected.diff_id, options), options);
-    let mut image = PendingImage {
-        writer: ImageWriter::new(file, image).map_err(|error| image_error(path, error))?,
-        path: path.to_owned(),
-        max_directories: options.limits.max_directories,
-        memory: options.image_memory.share(),
-    };
-    while let Some(entry) = archive.next()? {
-        image.add(&entry, &mut archive)?;
+    let of_entries = &UnpackOptions { reserve: None, ..options.clone() };
+    let mut record = ArchiveRecordWriter::create(options)?;
+    let mut archive = LayerArchive::new(TarStream::new(&mut feed, expected.diff_id, of_entries), of_entries);
+    if let Some(record) = &mut record {
+        archive = archive.with_frame(record);
     }
-    let entries = archive.entries();
-    let plain_bytes = archive.into_plain().finish(expected.diff_id)?;
+    let form = ImageOptions { uuid: uuid_of(expected.diff_id), ..ImageOptions::default() };
+    let (mut image, entries) = PendingImage::read(&mut archive, path, form, options)?;
+    let plain_bytes = archive.finish(expected.diff_id)?;
+    record.map_or(Ok(()), ArchiveRecordWriter::finish)?;
     let pending = image.pause()?;
     let unpacked = UnpackedLayer {
         compression: DetectedCompression::None,
@@ -102,6 +99,28 @@ pub(super) fn uuid_of(diff_id: &Digest) -> [u8; 16] {
 }
 
 impl PendingImage {
+    /// Writes the data of all entries to a new file. Returns the number of entries, too.
+    pub(super) fn read(
+        archive: &mut LayerArchive<'_, impl BufferSource>,
+        path: &Path,
+        form: ImageOptions,
+        options: &UnpackOptions,
+    ) -> Result<(PendingImage, u64), UnpackError> {
+        let file = ImageFile::create(path, options);
+        let file = file.map_err(|error| UnpackError::file("create", path, error))?;
+        let mut image = PendingImage {
+            writer: ImageWriter::new(file, form).map_err(|error| image_error(path, error))?,
+            path: path.to_owned(),
+            archive_record: options.archive_record.clone(),
+            max_directories: options.limits.max_directories,
+            memory: options.image_memory.share(),
+        };
+        while let Some(entry) = archive.next()? {
+            image.add(&entry, archive)?;
+        }
+        Ok((image, archive.entries()))
+    }
+
     fn add(
         &mut self,
         entry: &LayerEntry,
@@ -151,7 +170,7 @@ impl PendingImage {
     }
 
     /// Ends the data, and says what depends on the layers below.
-    fn pause(&mut self) -> Result<PendingLowerWork, UnpackError> {
+    pub(super) fn pause(&mut self) -> Result<PendingLowerWork, UnpackError> {
         self.writer.resolve_links().map_err(|error| image_error(&self.path, error))?;
         if let Some(link) = self.writer.lower_links().next() {
             let link = path_of(&link.path).display().to_string();
@@ -203,7 +222,13 @@ impl PendingImage {
         }
         records.map_or(Ok(()), LayerManifestWriter::finish).map_err(unwritten)?;
         let finished = self.writer.finish().map_err(|error| image_error(&self.path, error))?;
-        let file = finished.0.finish().map_err(|error| UnpackError::file("write", &self.path, error))?;
+        let mut file = finished.0;
+        if let Some(record) = &self.archive_record {
+            append_record(&mut file, record)
+                .and_then(|()| remove_record(record))
+                .map_err(|error| UnpackError::file("append to the image", record, error))?;
+        }
+        let file = file.finish().map_err(|error| UnpackError::file("write", &self.path, error))?;
         Ok(FinishedImage { file, changed })
     }
 

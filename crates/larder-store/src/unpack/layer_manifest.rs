@@ -171,9 +171,10 @@ pub struct LayerManifestWriter {
 }
 
 impl LayerManifestWriter {
-    /// Begins a manifest in a new file.
+    /// Begins a manifest in a new file, or in `/dev/null` if nothing will read it.
     pub fn create(path: &Path, form: UnpackMode) -> io::Result<LayerManifestWriter> {
-        let file = fs_err::OpenOptions::new().write(true).create_new(true).open(path)?;
+        let is_new = path != Path::new("/dev/null");
+        let file = fs_err::OpenOptions::new().write(true).create_new(is_new).open(path)?;
         let mut writer = LayerManifestWriter {
             out: BufWriter::with_capacity(64 << 10, file),
             bytes: Vec::with_capacity(512),

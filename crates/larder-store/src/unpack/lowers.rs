@@ -1,10 +1,11 @@
 //! Looks up paths in unpacked layers as an overlay of them would show them.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, openat, readlinkat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, openat, readlinkat, statat};
 use rustix::io::Errno;
 
 use super::beneath::{self, DIRECTORY, parts};
@@ -53,9 +54,20 @@ impl LowerEntry {
 }
 
 /// One directory on the way down, and the layers that it is merged from.
-struct MergedDir {
-    path: Vec<u8>,
-    layers: Vec<usize>,
+pub(super) struct MergedDir {
+    pub(super) path: Vec<u8>,
+    pub(super) layers: Vec<usize>,
+}
+
+impl MergedDir {
+    pub(super) fn root(layers: &LowerLayers) -> MergedDir {
+        MergedDir { path: Vec::new(), layers: (0..layers.visible).collect() }
+    }
+
+    /// The path of a name in it.
+    pub(super) fn path_of(&self, name: &[u8]) -> Vec<u8> {
+        join(&self.path, name)
+    }
 }
 
 impl LowerLayers {
@@ -70,7 +82,7 @@ impl LowerLayers {
 
     /// Looks up `path`, following links in it, and at its end if `follow`. `None` when nothing is there.
     pub(super) fn find(&self, path: &[u8], follow: bool) -> Result<Option<LowerEntry>, Errno> {
-        let mut levels = vec![MergedDir { path: Vec::new(), layers: (0..self.visible).collect() }];
+        let mut levels = vec![MergedDir::root(self)];
         let mut todo: Vec<Vec<u8>> = parts(path).map(<[u8]>::to_vec).collect();
         todo.reverse();
         let mut links = 0;
@@ -82,7 +94,7 @@ impl LowerLayers {
                 continue;
             }
             let Some(level) = levels.last() else { return Ok(None) };
-            let path = join(&level.path, &part);
+            let path = level.path_of(&part);
             let Some((found, layers)) = self.look(level, path)? else { return Ok(None) };
             match FileType::from_raw_mode(found.stat.st_mode) {
                 FileType::Directory => levels.push(MergedDir { path: found.path, layers }),
@@ -110,7 +122,11 @@ impl LowerLayers {
     }
 
     /// What the layers of a directory show at a path in it; of a directory also the layers that it is merged from.
-    fn look(&self, level: &MergedDir, path: Vec<u8>) -> Result<Option<(LowerEntry, Vec<usize>)>, Errno> {
+    pub(super) fn look(
+        &self,
+        level: &MergedDir,
+        path: Vec<u8>,
+    ) -> Result<Option<(LowerEntry, Vec<usize>)>, Errno> {
         let mut nearest: Option<LowerEntry> = None;
         let mut merged = Vec::new();
         for layer in level.layers.iter().copied() {
@@ -131,6 +147,21 @@ impl LowerLayers {
             }
         }
         Ok(nearest.map(|found| (found, merged)))
+    }
+
+    /// All names that the layers have in a directory, those of whiteouts among them.
+    pub(super) fn names(&self, dir: &MergedDir) -> Result<BTreeSet<Vec<u8>>, Errno> {
+        let mut names = BTreeSet::new();
+        for layer in dir.layers.iter().copied() {
+            let open = beneath::open(self.root(layer), &dir.path, DIRECTORY)?;
+            for entry in Dir::new(open)? {
+                let name = entry?.file_name().to_bytes().to_vec();
+                if name != b"." && name != b".." {
+                    names.insert(name);
+                }
+            }
+        }
+        Ok(names)
     }
 
     fn is_whiteout(&self, layer: usize, path: &[u8], stat: &Stat) -> Result<bool, Errno> {

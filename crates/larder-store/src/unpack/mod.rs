@@ -19,11 +19,13 @@
 //! them in once the layers below are known.
 
 mod archive;
+mod archive_record;
 mod beneath;
 mod compression;
 mod decompress;
 mod directory_image;
 mod error;
+mod files;
 mod gzip;
 mod image;
 mod image_file;
@@ -32,9 +34,11 @@ mod layer;
 pub mod layer_manifest;
 mod lower_merge;
 mod lowers;
+mod merged_files;
 mod metadata;
 mod options;
 mod pax;
+mod rebuild_archive;
 mod source;
 mod stream;
 mod tree;
@@ -48,22 +52,27 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+pub use archive_record::ArchiveRecord;
 pub use compression::DetectedCompression;
 pub(crate) use directory_image::DirectoryImage;
 pub use error::{EntryRefusal, LayerEncoding, UnpackError};
+pub use files::{SkippedFiles, extract_files, write_disk_image};
 pub use image::{FinishedImage, PendingImage};
 pub use image_memory::ImageMemory;
 pub use layer::{AllocatedSpace, ExpectedLayer, PendingLowerWork, UnpackTarget, UnpackedLayer};
 pub(crate) use lower_merge::merge_open_lowers;
 pub use lower_merge::{LowerMergeMode, LowerMergeReport, merge_lowers};
 pub use lowers::visible_layers;
+pub use merged_files::{MergeError, MergeLayer, write_merged_files};
 pub use options::{
     LayerDownload, OverlayForm, OwnerMode, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads,
 };
+pub use rebuild_archive::{RebuildError, rebuild_archive};
 pub use verify::{CheckDepth, LayerVerification, MismatchKind, PathMismatch, verify};
 pub use write_behind::{BackgroundSyncer, WriteBehind};
 
 use archive::LayerArchive;
+use archive_record::ArchiveRecordWriter;
 use decompress::LayerDecoder;
 use source::CompressedReader;
 use stream::{BufferSource, TarStream};
@@ -175,13 +184,18 @@ fn write(
             }
             UnpackThreads::One | UnpackThreads::Two => None,
         };
+        let mut record = ArchiveRecordWriter::create(options)?;
         let mut archive = LayerArchive::new(TarStream::new(&mut feed, expected.diff_id, options), options);
+        if let Some(record) = &mut record {
+            archive = archive.with_frame(record);
+        }
         let mut writer = LayerWriter::new(target, options, crew)?;
         while let Some(entry) = archive.next()? {
             writer.add(&entry, &mut archive)?;
         }
         let entries = archive.entries();
-        let plain_bytes = archive.into_plain().finish(expected.diff_id)?;
+        let plain_bytes = archive.finish(expected.diff_id)?;
+        record.map_or(Ok(()), ArchiveRecordWriter::finish)?;
         let written = writer.finish()?;
         Ok(UnpackedLayer { plain_bytes, entries, ..written })
     })

@@ -1,5 +1,6 @@
 //! Options of unpacking: threads, limits, privileges of the process, and progress.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::{fmt, io};
@@ -33,6 +34,9 @@ pub struct UnpackOptions {
     pub download: Option<LayerDownload>,
     /// Memory for the names of images, which all share that are written at the same time. Default 48 MiB in this process.
     pub image_memory: ImageMemory,
+    /// A new file for what the archive has beside the content of files, so that it can be written again. An EROFS image takes it
+    /// over. Default: none.
+    pub archive_record: Option<PathBuf>,
 }
 
 /// The download of a layer that is unpacked while it arrives. Clones are one.
@@ -71,6 +75,7 @@ impl Default for UnpackOptions {
             reserve: None,
             download: None,
             image_memory: ImageMemory::default(),
+            archive_record: None,
         }
     }
 }

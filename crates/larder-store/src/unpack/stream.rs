@@ -59,6 +59,29 @@ impl<R: Read> BufferSource for InlineBuffers<'_, R> {
     }
 }
 
+/// Reads plain bytes on the caller's thread.
+pub(super) fn from_reader<R: Read>(reader: R) -> impl BufferSource + use<R> {
+    ReaderBuffers(reader)
+}
+
+struct ReaderBuffers<R>(R);
+
+impl<R: Read> BufferSource for ReaderBuffers<R> {
+    fn refill(&mut self, buffer: &mut Buffer) -> Result<(), UnpackError> {
+        if buffer.bytes.is_empty() {
+            buffer.bytes = vec![0; OWN_BUFFER].into_boxed_slice();
+        }
+        buffer.start = 0;
+        buffer.end = loop {
+            match self.0.read(&mut buffer.bytes) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                read => break read.map_err(UnpackError::Read)?,
+            }
+        };
+        Ok(())
+    }
+}
+
 /// Two ends for two threads: the pump fills buffers, the feed hands them out and gives them back.
 pub(super) fn channel() -> (BufferProducer, BufferConsumer) {
     let (full_sender, full) = sync_channel(SHARED_BUFFERS);

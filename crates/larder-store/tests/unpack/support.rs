@@ -11,8 +11,8 @@ use larder_store::erofs::ErofsFile;
 use larder_store::store::LayerFormat;
 use larder_store::unpack::layer_manifest::{LayerManifestReader, ManifestRecord};
 use larder_store::unpack::{
-    AllocatedSpace, CheckDepth, ExpectedLayer, LowerMergeMode, LowerMergeReport, PathMismatch, UnpackError,
-    UnpackOptions, UnpackTarget, UnpackedLayer, merge_lowers, unpack_image, unpack_layer, verify,
+    AllocatedSpace, ArchiveRecord, CheckDepth, ExpectedLayer, LowerMergeMode, LowerMergeReport, PathMismatch, RebuildError, UnpackError,
+    UnpackOptions, UnpackTarget, UnpackedLayer, merge_lowers, rebuild_archive, unpack_image, unpack_layer, verify,
 };
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
@@ -112,14 +112,40 @@ impl UnpackDir {
         expected: &ExpectedLayer<'_>,
         options: &UnpackOptions,
     ) -> Result<UnpackedLayer, UnpackError> {
+        let record = self.dir.path().join("archive.v1");
+        let _ = fs_err::remove_file(&record); // of a layer that was unpacked before
+        let options = &UnpackOptions { archive_record: Some(record.clone()), ..options.clone() };
         let (root, files) = (self.root(), self.files());
         if crate::LAYERS == LayerFormat::Erofs && is_root() {
             match self.unpack_image(compressed, expected, options) {
-                Err(UnpackError::NeedsDirectory { .. }) => fs_err::remove_file(self.image()).unwrap(),
-                unpacked => return unpacked,
+                Err(UnpackError::NeedsDirectory { .. }) => {
+                    fs_err::remove_file(self.image()).unwrap();
+                    fs_err::remove_file(&record).unwrap();
+                }
+                unpacked => {
+                    assert!(unpacked.is_err() || !record.exists(), "the image takes it over");
+                    self.assert_archive(unpacked.is_ok(), ArchiveRecord::Image(self.image()), expected);
+                    return unpacked;
+                }
             }
         }
-        unpack_layer(compressed, expected, UnpackTarget { root: &root, files: &files }, options)
+        let unpacked = unpack_layer(compressed, expected, UnpackTarget { root: &root, files: &files }, options);
+        self.assert_archive(unpacked.is_ok(), ArchiveRecord::File(record), expected);
+        unpacked
+    }
+
+    /// Panics unless an unpacked layer's archive can be written again. One with two contents for a path, or with a content for a
+    /// whiteout, cannot, and says so.
+    fn assert_archive(&self, unpacked: bool, record: ArchiveRecord, expected: &ExpectedLayer<'_>) {
+        let root = fs_err::File::open(self.root()).unwrap().into_parts().0.into();
+        if !unpacked {
+            return;
+        }
+        match rebuild_archive(&record, root, expected.diff_id, &mut std::io::sink()) {
+            Ok(()) | Err(RebuildError::Replaced(_)) => {}
+            Err(RebuildError::Content { path, .. }) if path.to_string_lossy().contains(".wh.") => {}
+            Err(error) => panic!("{error:?}"),
+        }
     }
 
     fn image(&self) -> PathBuf {
@@ -211,7 +237,7 @@ impl UnpackDir {
         let mut beside: Vec<_> =
             fs_err::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         beside.retain(|name| {
-            name != "root" && name != "outside" && name != "files.v1" && name != "layer.erofs"
+            !["root", "outside", "files.v1", "layer.erofs", "archive.v1"].iter().any(|own| name == own)
         });
         assert!(beside.is_empty(), "{beside:?} appeared beside the layer");
     }

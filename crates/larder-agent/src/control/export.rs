@@ -1,0 +1,112 @@
+//! Images as an archive, written by a thread and sent in pieces. A client that goes away ends it. The layers stay until then,
+//! even if the images are removed.
+
+use std::io::{self, BufWriter, Write};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::{Stream, stream};
+use larder::error_chain;
+use larder::reference::{ImageName, Reference};
+use larder_api::v1alpha1 as api;
+use larder_api::v1alpha1::ExportFormat;
+use larder_store::export::{ExportError, ExportRequest, ImageExport};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::spawn_blocking;
+use tonic::Status;
+
+use super::find::{FoundImage, find};
+use super::{named, unanswered};
+use crate::error::Error;
+use crate::node::Node;
+
+/// How many archives are sent at once. Each has a thread.
+pub(super) const AT_ONCE: usize = 4;
+/// Bytes of one piece.
+const PIECE: usize = 256 << 10;
+/// Pieces that wait for the client.
+const AHEAD: usize = 4;
+
+/// The pieces of one archive, or what went wrong.
+pub(super) type ExportStream = Pin<Box<dyn Stream<Item = Result<api::ExportResponse, Status>> + Send>>;
+
+/// Finds the images, and begins to write them.
+pub(super) async fn start(
+    node: &Node,
+    turns: Arc<Semaphore>,
+    request: api::ExportRequest,
+) -> Result<ExportStream, Status> {
+    let store = node.require_store()?.store().clone();
+    let format = request.format();
+    let is_one = format == ExportFormat::Files;
+    if format == ExportFormat::Unspecified || request.images.is_empty() || is_one && request.images.len() > 1 {
+        return Err(Error::bad_input("name images and a format; the files are those of one image").into());
+    }
+    let Ok(turn) = turns.try_acquire_owned() else {
+        return Err(Status::resource_exhausted(format!("limit of {AT_ONCE} concurrent exports reached")));
+    };
+    let mut wanted = Vec::with_capacity(request.images.len());
+    for image in &request.images {
+        wanted.push(requested(&find(named(image)?, &*node.backend).await?));
+    }
+    let begun = spawn_blocking(move || store.begin_export(&wanted)).await;
+    let export = begun.map_err(|error| unanswered("the store", &error))?.map_err(|error| failed(&error))?;
+    let (pieces, arriving) = mpsc::channel(AHEAD);
+    let ids = export.ids().map(ToString::to_string).collect();
+    let first = Ok(api::ExportResponse { image_ids: ids, ..Default::default() });
+    spawn_blocking(move || write(&export, format, pieces, turn));
+    let rest = stream::unfold(arriving, |mut arriving| async { Some((arriving.recv().await?, arriving)) });
+    Ok(Box::pin(stream::StreamExt::chain(stream::iter([first]), rest)))
+}
+
+/// An image that was named by a tag has it in the archive, as with `docker save`.
+fn requested(found: &FoundImage) -> ExportRequest {
+    let is_tag = |name: &&String| Reference::parse(name).is_ok_and(|name| name.digest().is_none());
+    ExportRequest { image: ImageName::from(found.key()), tag: found.name.as_ref().filter(is_tag).cloned() }
+}
+
+type PieceSender = mpsc::Sender<Result<api::ExportResponse, Status>>;
+
+fn write(export: &ImageExport, format: ExportFormat, to: PieceSender, turn: OwnedSemaphorePermit) {
+    let mut out = BufWriter::with_capacity(PIECE, PieceWriter(to.clone()));
+    let written = match format {
+        ExportFormat::Files => export.write_files(&mut out),
+        _ => export.write_oci(&mut out),
+    };
+    let ended = match written {
+        Ok(()) => out.flush().map_err(ExportError::Output),
+        Err(error) => {
+            let _ = out.into_parts(); // what is left of it is of no use
+            Err(error)
+        }
+    };
+    match ended {
+        Ok(()) => drop(to.blocking_send(Ok(api::ExportResponse { complete: true, ..Default::default() }))),
+        // The client has gone away.
+        Err(ExportError::Output(_)) => {}
+        Err(error) => {
+            tracing::warn!("export: {}", error_chain(&error));
+            let _ = to.blocking_send(Err(failed(&error).into()));
+        }
+    }
+    drop(turn);
+}
+
+struct PieceWriter(PieceSender);
+
+impl Write for PieceWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let length = bytes.len().min(PIECE);
+        let piece = api::ExportResponse { piece: bytes[..length].to_vec(), ..Default::default() };
+        self.0.blocking_send(Ok(piece)).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        Ok(length)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn failed(error: &ExportError) -> Error {
+    Error::failed(error_chain(error)).hints(error.hint())
+}

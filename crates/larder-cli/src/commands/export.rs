@@ -1,0 +1,301 @@
+//! `larder export` and `larder save`: images out of larder's own store. The node sends an archive; a directory or an EROFS
+//! image is made of it here, with the rights of the user.
+
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Write};
+use std::path::{Path, PathBuf};
+
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use larder::error_chain;
+use larder::hint::Hint;
+use larder::reference::Digest;
+use larder_agent::client::ArchiveDownload;
+use larder_agent::offline::{SkippedFiles, UnpackError, extract_files, write_disk_image};
+use larder_api::v1alpha1::{ExportFormat as ArchiveFormat, ExportRequest};
+
+use crate::args::{ExportArgs, ExportFormat, SaveArgs};
+use crate::exit::CommandOutcome;
+use crate::failure::Failure;
+use crate::interrupt::{InterruptHandle, InterruptSignals};
+use crate::session::{CommandSession, ImageAccess};
+
+pub(super) async fn run(
+    args: &ExportArgs,
+    session: &CommandSession,
+    interrupt: InterruptSignals,
+) -> Result<CommandOutcome, Failure> {
+    let images = vec![args.image.clone().into()];
+    let format = if args.format == ExportFormat::Oci { ArchiveFormat::Oci } else { ArchiveFormat::Files };
+    let request = ExportRequest { images, format: format.into() };
+    let interrupt = interrupt.handle();
+    if let Some(dir) = &args.to {
+        return to_directory(dir, request, session, &interrupt).await;
+    }
+    let output = Output::of(args.output.as_deref())?;
+    if args.format == ExportFormat::Erofs {
+        return to_disk_image(output, request, session, &interrupt).await;
+    }
+    to_archive(output, request, session, &interrupt).await
+}
+
+pub(super) async fn save(
+    args: &SaveArgs,
+    session: &CommandSession,
+    interrupt: InterruptSignals,
+) -> Result<CommandOutcome, Failure> {
+    let images = args.images.iter().cloned().map(Into::into).collect();
+    let request = ExportRequest { images, format: ArchiveFormat::Oci.into() };
+    to_archive(Output::of(args.output.as_deref())?, request, session, &interrupt.handle()).await
+}
+
+async fn begin(session: &CommandSession, request: ExportRequest) -> Result<ArchiveDownload, Failure> {
+    let client = session.open(ImageAccess::read().of_store()).await?;
+    ArchiveDownload::begin(&client, request).await
+}
+
+async fn to_archive(
+    output: Output,
+    request: ExportRequest,
+    session: &CommandSession,
+    interrupt: &InterruptHandle,
+) -> Result<CommandOutcome, Failure> {
+    let Some(download) = interrupt.or(begin(session, request)).await else {
+        return Ok(CommandOutcome::Interrupted);
+    };
+    let mut download = download?;
+    let mut file = output.open()?;
+    loop {
+        let Some(piece) = interrupt.or(download.next()).await else { return Ok(CommandOutcome::Interrupted) };
+        match piece? {
+            Some(piece) => match file.write_all(&piece) {
+                // The reader of the pipe has what it wanted.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(CommandOutcome::Done),
+                written => written.map_err(|error| output.failed("write", &error))?,
+            },
+            None => break,
+        }
+    }
+    output.complete(file)
+}
+
+/// Writes the image beside the file, which it replaces when it is complete.
+async fn to_disk_image(
+    output: Output,
+    request: ExportRequest,
+    session: &CommandSession,
+    interrupt: &InterruptHandle,
+) -> Result<CommandOutcome, Failure> {
+    let Output::New { part, .. } = &output else {
+        return Err(Failure::bad_input(format!("{output}: an EROFS image needs a file, not a stream or a device"))
+            .hint("write a file with -o FILE"));
+    };
+    let download = begin(session, request).await?;
+    let id = download.image_ids().first().and_then(|id| Digest::parse(id).ok());
+    let id = id.ok_or_else(|| Failure::failed("the image has no digest"))?;
+    let path = part.clone();
+    let written = download
+        .read_with(interrupt.interrupted(), move |files| write_disk_image(files, &id, &path))
+        .await?;
+    match written {
+        None => Ok(CommandOutcome::Interrupted),
+        Some(Err(error)) => Err(unpack_failure(&error)),
+        Some(Ok(())) => {
+            let file = File::open(part).map_err(|error| output.failed("open", &error))?;
+            output.complete(Box::new(file))
+        }
+    }
+}
+
+async fn to_directory(
+    dir: &Path,
+    request: ExportRequest,
+    session: &CommandSession,
+    interrupt: &InterruptHandle,
+) -> Result<CommandOutcome, Failure> {
+    let target = EmptyDirectory::open(dir)?;
+    let download = begin(session, request).await?;
+    let path = target.path.clone();
+    let written =
+        download.read_with(interrupt.interrupted(), move |files| extract_files(files, &path)).await?;
+    let SkippedFiles { devices, xattrs } = match written {
+        None => return Ok(CommandOutcome::Interrupted),
+        Some(written) => written.map_err(|error| unpack_failure(&error))?,
+    };
+    target.keep();
+    if devices + xattrs > 0 {
+        session.out.info(format_args!(
+            "note: {}: skipped {devices} devices and {xattrs} extended attributes, which this user or filesystem cannot have",
+            dir.display()
+        ));
+    }
+    Ok(CommandOutcome::Done)
+}
+
+fn unpack_failure(error: &UnpackError) -> Failure {
+    Failure::failed(error_chain(error))
+}
+
+/// Where an archive goes.
+enum Output {
+    Stdout,
+    /// A pipe or device, written in place.
+    Existing(PathBuf),
+    /// A file, written as `part` beside it and renamed when it is complete. Until then, an old file stays.
+    New { path: PathBuf, part: PathBuf },
+}
+
+impl Output {
+    fn of(file: Option<&Path>) -> Result<Output, Failure> {
+        let Some(file) = file.filter(|file| *file != Path::new("-")) else {
+            if io::stdout().is_terminal() {
+                return Err(Failure::bad_input("no file given, and standard output is a terminal")
+                    .hint("write a file with -o FILE, or pipe the output to another command"));
+            }
+            return Ok(Output::Stdout);
+        };
+        let shown = file.display();
+        match fs_err::metadata(file) {
+            Ok(found) if found.is_dir() => {
+                return Err(Failure::bad_input(format!("{shown}: is a directory"))
+                    .hint(Hint::from("name a file, or write files: ").command(["export", "IMAGE", "--to", "DIR"])));
+            }
+            Ok(found) if !found.is_file() => return Ok(Output::Existing(file.to_owned())),
+            _ => {}
+        }
+        // A link stays, and what it leads to is replaced.
+        let path = fs_err::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+        let Some(name) = path.file_name() else {
+            return Err(Failure::bad_input(format!("{shown}: names no file")));
+        };
+        let mut part = std::ffi::OsString::from(".");
+        part.push(name);
+        part.push(format!(".{}.part", std::process::id()));
+        Ok(Output::New { part: path.with_file_name(part), path })
+    }
+
+    fn open(&self) -> Result<Box<dyn ArchiveFile>, Failure> {
+        let mut options = fs_err::OpenOptions::new();
+        let opened = match self {
+            Output::Stdout => return Ok(Box::new(io::stdout().lock())),
+            Output::Existing(path) => options.write(true).open(path),
+            // Images contain what is nobody else's business.
+            Output::New { part, .. } => options.write(true).create_new(true).mode(0o600).open(part),
+        };
+        Ok(Box::new(opened.map_err(|error| self.failed("create", &error))?.into_parts().0))
+    }
+
+    /// Everything is written.
+    fn complete(&self, mut file: Box<dyn ArchiveFile>) -> Result<CommandOutcome, Failure> {
+        file.finish().map_err(|error| self.failed("write", &error))?;
+        if let Output::New { path, part } = self {
+            fs_err::rename(part, path).map_err(|error| self.failed("replace", &error))?;
+        }
+        Ok(CommandOutcome::Done)
+    }
+
+    fn failed(&self, doing: &str, error: &io::Error) -> Failure {
+        // The text of fs_err names the partial file.
+        let cause = error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error);
+        let failure = Failure::failed(format!("{self}: cannot {doing}: {cause}"));
+        match error.kind() {
+            io::ErrorKind::NotFound => failure.hint("create its directory first"),
+            io::ErrorKind::StorageFull => failure.hint("free space, or write to another filesystem"),
+            _ => failure,
+        }
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Output::New { part, .. } = self {
+            let _ = std::fs::remove_file(part); // it was renamed, or is incomplete
+        }
+    }
+}
+
+impl std::fmt::Display for Output {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Output::Stdout => f.write_str("standard output"),
+            Output::Existing(path) | Output::New { path, .. } => path.display().fmt(f),
+        }
+    }
+}
+
+/// A file or a stream.
+trait ArchiveFile: Write {
+    /// Errors of writes that were delayed.
+    fn finish(&mut self) -> io::Result<()>;
+}
+
+impl ArchiveFile for File {
+    fn finish(&mut self) -> io::Result<()> {
+        match self.sync_all() {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()), // a pipe
+            synced => synced,
+        }
+    }
+}
+
+impl ArchiveFile for io::StdoutLock<'_> {
+    fn finish(&mut self) -> io::Result<()> {
+        self.flush()
+    }
+}
+
+/// A directory for files. Unless it is kept, it is emptied again, and removed if it was created.
+struct EmptyDirectory {
+    path: PathBuf,
+    created: bool,
+    kept: bool,
+}
+
+impl EmptyDirectory {
+    fn open(dir: &Path) -> Result<EmptyDirectory, Failure> {
+        let shown = dir.display();
+        let failed = |error: io::Error| Failure::failed(error.to_string());
+        let created = match fs_err::create_dir(dir) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(failed(error)),
+        };
+        let path = fs_err::canonicalize(dir).map_err(failed)?;
+        if !path.is_dir() {
+            return Err(Failure::bad_input(format!("{shown}: is not a directory")));
+        }
+        if fs_err::read_dir(&path).map_err(failed)?.next().is_some() {
+            return Err(Failure::bad_input(format!("{shown}: directory is not empty"))
+                .hint("name an empty or a new directory; files are never merged"));
+        }
+        Ok(EmptyDirectory { path, created, kept: false })
+    }
+
+    fn keep(mut self) {
+        self.kept = true;
+    }
+
+    fn clear(&self) -> io::Result<()> {
+        if self.created {
+            return std::fs::remove_dir_all(&self.path);
+        }
+        for entry in std::fs::read_dir(&self.path)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                std::fs::remove_dir_all(entry.path())?;
+            } else {
+                std::fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for EmptyDirectory {
+    fn drop(&mut self) {
+        if !self.kept
+            && let Err(error) = self.clear()
+        {
+            tracing::warn!("cannot remove an incomplete export: {error}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Why images could not be exported.
+
+use std::io;
+
+use larder::hint::Hint;
+use larder::reference::Digest;
+
+use crate::store::StoreError;
+use crate::unpack::{MergeError, RebuildError};
+
+/// Why images could not be exported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// The store failed, or does not have the image.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A config is missing.
+    #[error("{digest} is missing in the store")]
+    Blob {
+        /// Its digest.
+        digest: Digest,
+    },
+    /// A layer was found damaged before.
+    #[error("layer {layer} is damaged")]
+    Damaged {
+        /// Its diff ID.
+        layer: Digest,
+    },
+    /// The archive of a layer cannot be written as it was.
+    #[error("cannot write layer {layer} as it was pulled")]
+    Layer {
+        /// Its diff ID.
+        layer: Digest,
+        /// Why.
+        #[source]
+        cause: RebuildError,
+    },
+    /// The files of an image cannot be read.
+    #[error(transparent)]
+    Files(MergeError),
+    /// The receiver takes no more.
+    #[error("cannot write the archive")]
+    Output(#[source] io::Error),
+}
+
+impl From<MergeError> for ExportError {
+    fn from(error: MergeError) -> Self {
+        match error {
+            MergeError::Output(cause) => ExportError::Output(cause),
+            other => ExportError::Files(other),
+        }
+    }
+}
+
+impl ExportError {
+    pub(super) fn layer(layer: &Digest, cause: RebuildError) -> ExportError {
+        match cause {
+            RebuildError::Output(cause) => ExportError::Output(cause),
+            cause => ExportError::Layer { layer: layer.clone(), cause },
+        }
+    }
+
+    /// The next step.
+    pub fn hint(&self) -> Option<Hint> {
+        let repair = || Hint::new().command(["fsck", "--repair"]).text(" fetches damaged layers again");
+        Some(match self {
+            ExportError::Store(error) => return error.hint(),
+            ExportError::Layer { cause: RebuildError::NoRecord, .. } => {
+                Hint::from("an earlier version of larder pulled it: remove every image with this layer, pull again, then export")
+            }
+            ExportError::Layer { cause: RebuildError::Replaced(_), .. } => {
+                Hint::from("copy the image from its registry instead: skopeo copy docker://NAME oci-archive:FILE")
+            }
+            ExportError::Blob { .. }
+            | ExportError::Damaged { .. }
+            | ExportError::Layer { .. }
+            | ExportError::Files(_) => repair(),
+            ExportError::Output(_) => return None,
+        })
+    }
+}

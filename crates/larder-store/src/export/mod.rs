@@ -1,0 +1,126 @@
+//! Writes images of the store: as an archive of an OCI layout, or the files that a container would see.
+//!
+//! ```text
+//! archive record + files of a layer -> its archive, byte for byte -> OCI layout
+//! files of all layers               -> what an overlay shows      -> one tar archive
+//! ```
+//!
+//! Read [`Store::begin_export`] first. Methods block on the disk.
+
+mod error;
+mod oci;
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+
+use larder::reference::{Digest, ImageName};
+
+pub use error::ExportError;
+
+use crate::store::error::StoreErrorContext as _;
+use crate::store::{FILES, ImageRecord, LayerHandle, Store, StoreError};
+use crate::unpack::{MergeLayer, rebuild_archive, write_merged_files};
+
+/// An image to export.
+#[derive(Debug, Clone)]
+pub struct ExportRequest {
+    /// A name or ID that selects it.
+    pub image: ImageName,
+    /// The tag that it has in the archive, in full; `None` for an image that was selected by its ID.
+    pub tag: Option<String>,
+}
+
+/// Images that are being exported. Their layers remain while this exists, even if the images are removed.
+#[derive(Debug)]
+pub struct ImageExport {
+    images: Vec<ExportedImage>,
+}
+
+/// An image with all that the archive needs of it.
+#[derive(Debug)]
+struct ExportedImage {
+    record: ImageRecord,
+    tags: Vec<String>,
+    config: Vec<u8>,
+    /// The manifest that it was pulled with, if there is one.
+    manifest: Option<Vec<u8>>,
+    layers: Vec<LayerHandle>,
+}
+
+impl Store {
+    /// Finds images, and keeps their layers. Nothing is written yet.
+    pub fn begin_export(&self, requests: &[ExportRequest]) -> Result<ImageExport, ExportError> {
+        let mut images: Vec<ExportedImage> = Vec::new();
+        for ExportRequest { image, tag } in requests {
+            let Some(record) = self.image(image)? else {
+                return Err(StoreError::NoImage { image: image.clone() }.into());
+            };
+            let known = images.iter_mut().find(|known| known.record.id == record.id);
+            let exported = match known {
+                Some(known) => known,
+                None => {
+                    images.push(self.open_export(record)?);
+                    let last = images.len() - 1;
+                    &mut images[last]
+                }
+            };
+            exported.tags.extend(tag.clone().filter(|tag| !exported.tags.contains(tag)));
+        }
+        Ok(ImageExport { images })
+    }
+
+    fn open_export(&self, record: ImageRecord) -> Result<ExportedImage, ExportError> {
+        let mut layers = Vec::with_capacity(record.layers.len());
+        for layer in &record.layers {
+            let found = self.layer(&layer.key)?;
+            let found = found.ok_or_else(|| StoreError::NoLayer { key: layer.key.clone() })?;
+            if found.record().damaged {
+                return Err(ExportError::Damaged { layer: layer.diff_id.clone() });
+            }
+            layers.push(found);
+        }
+        let config = self.blob(&record.id)?;
+        let config = config.ok_or_else(|| ExportError::Blob { digest: record.id.clone() })?;
+        let mut manifest = None;
+        for digest in &record.manifests {
+            let blob = self.blob(digest)?;
+            manifest = manifest.or(blob.filter(|blob| oci::is_manifest_of(blob, &record.id)));
+        }
+        Ok(ExportedImage { record, tags: Vec::new(), config, manifest, layers })
+    }
+}
+
+impl ImageExport {
+    /// IDs of the images, each once.
+    pub fn ids(&self) -> impl Iterator<Item = &Digest> {
+        self.images.iter().map(|image| &image.record.id)
+    }
+
+    /// Writes an archive of an OCI layout with all images. Layers are uncompressed and have their diff IDs, configs are as they
+    /// were pulled; the manifests are new. `docker load` takes it as well.
+    pub fn write_oci(&self, out: &mut dyn Write) -> Result<(), ExportError> {
+        oci::write(&self.images, out)
+    }
+
+    /// Writes the files of the first image as a tar archive, as a container would see them.
+    pub fn write_files(&self, out: &mut dyn Write) -> Result<(), ExportError> {
+        let Some(image) = self.images.first() else { return Ok(()) };
+        let layers = image.layers.iter().rev().map(|layer| {
+            let manifest = layer.image().is_none().then(|| layer.path().join(FILES));
+            Ok(MergeLayer { root: open_root(layer)?, manifest })
+        });
+        let layers = layers.collect::<Result<_, ExportError>>()?;
+        write_merged_files(layers, out).map_err(ExportError::from)
+    }
+}
+
+/// Writes the archive of a layer, byte for byte as it was pulled.
+fn write_layer(layer: &LayerHandle, out: &mut dyn Write) -> Result<(), ExportError> {
+    let diff_id = &layer.record().facts.diff_id;
+    let rebuilt = rebuild_archive(&layer.archive_record(), open_root(layer)?, diff_id, out);
+    rebuilt.map_err(|cause| ExportError::layer(diff_id, cause))
+}
+
+fn open_root(layer: &LayerHandle) -> Result<OwnedFd, ExportError> {
+    Ok(layer.open_root().context("open a layer")?)
+}

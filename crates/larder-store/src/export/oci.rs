@@ -1,0 +1,176 @@
+//! An OCI layout as a tar archive, with the `manifest.json` of `docker save` beside it.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+
+use larder::reference::{Digest, Reference};
+use serde_json::{Map, Value, json};
+use tar_core::builder::EntryBuilder;
+use tar_core::{EntryType, HEADER_SIZE};
+
+use super::{ExportError, ExportedImage, write_layer};
+use crate::store::LayerHandle;
+use crate::store::blobs::BlobHasher;
+
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+
+/// Annotations with the full name, and with the tag alone, as Docker writes them.
+const FULL_NAME: &str = "io.containerd.image.name";
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+
+/// Whether these bytes are a manifest with this config.
+pub(super) fn is_manifest_of(bytes: &[u8], config: &Digest) -> bool {
+    let manifest: Value = serde_json::from_slice(bytes).unwrap_or_default();
+    manifest["config"]["digest"] == config.as_str()
+}
+
+/// Writes the archive: small files first, so that a reader of a stream knows at once what it is.
+pub(super) fn write(images: &[ExportedImage], out: &mut dyn Write) -> Result<(), ExportError> {
+    let LayoutFiles { documents, blobs } = layout_files(images);
+    let layers = distinct_layers(images);
+    let mut archive = LayoutArchive { out };
+    for (name, bytes) in &documents {
+        archive.file(name, bytes)?;
+    }
+    archive.header("blobs/", EntryType::Directory, 0)?;
+    let digests = blobs.iter().map(|(digest, _)| digest).chain(layers.iter().map(|layer| diff_id(layer)));
+    for algorithm in digests.map(Digest::algorithm).collect::<BTreeSet<_>>() {
+        archive.header(&format!("blobs/{algorithm}/"), EntryType::Directory, 0)?;
+    }
+    for (digest, bytes) in &blobs {
+        archive.file(&blob_path(digest), bytes)?;
+    }
+    for layer in layers {
+        let size = layer.record().facts.plain_bytes;
+        archive.header(&blob_path(diff_id(layer)), EntryType::Regular, size)?;
+        write_layer(layer, archive.out)?;
+        archive.pad(size)?;
+    }
+    archive.write(&[0; 2 * HEADER_SIZE])
+}
+
+fn diff_id(layer: &LayerHandle) -> &Digest {
+    &layer.record().facts.diff_id
+}
+
+/// The layers of all images, each once.
+fn distinct_layers(images: &[ExportedImage]) -> Vec<&LayerHandle> {
+    let mut seen = BTreeSet::new();
+    images.iter().flat_map(|image| &image.layers).filter(|layer| seen.insert(diff_id(layer))).collect()
+}
+
+/// All files of the layout but the layers.
+struct LayoutFiles {
+    documents: Vec<(&'static str, Vec<u8>)>,
+    blobs: Vec<(Digest, Vec<u8>)>,
+}
+
+fn layout_files(images: &[ExportedImage]) -> LayoutFiles {
+    let (mut manifests, mut saved, mut blobs) = (Vec::new(), Vec::new(), Vec::new());
+    for image in images {
+        let (manifest, bytes) = manifest(image);
+        let descriptor = json!({ "mediaType": MANIFEST, "digest": manifest.as_str(), "size": bytes.len() });
+        manifests.extend(named(&descriptor, &image.tags));
+        let layers: Vec<String> = image.layers.iter().map(|layer| blob_path(diff_id(layer))).collect();
+        let tags = if image.tags.is_empty() { Value::Null } else { json!(image.tags) };
+        saved.push(json!({ "Config": blob_path(&image.record.id), "RepoTags": tags, "Layers": layers }));
+        blobs.push((manifest, bytes));
+        blobs.push((image.record.id.clone(), image.config.clone()));
+    }
+    let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests });
+    let documents = vec![
+        ("oci-layout", json!({ "imageLayoutVersion": "1.0.0" }).to_string().into_bytes()),
+        ("index.json", index.to_string().into_bytes()),
+        ("manifest.json", Value::from(saved).to_string().into_bytes()),
+    ];
+    LayoutFiles { documents, blobs }
+}
+
+/// The descriptor for each of the names, or alone.
+fn named(descriptor: &Value, tags: &[String]) -> Vec<Value> {
+    if tags.is_empty() {
+        return vec![descriptor.clone()];
+    }
+    let named = tags.iter().map(|name| {
+        let tag = Reference::parse(name).ok().and_then(|name| name.tag().map(str::to_owned));
+        let mut descriptor = descriptor.clone();
+        descriptor["annotations"] = json!({ FULL_NAME: name, REF_NAME: tag.unwrap_or_default() });
+        descriptor
+    });
+    named.collect()
+}
+
+/// The manifest of an image with uncompressed layers, and its digest. Annotations and artifact type are kept.
+fn manifest(image: &ExportedImage) -> (Digest, Vec<u8>) {
+    let pulled: Map<String, Value> =
+        image.manifest.as_deref().and_then(|bytes| serde_json::from_slice(bytes).ok()).unwrap_or_default();
+    let config = pulled.get("config").and_then(|config| config["mediaType"].as_str());
+    let layers: Vec<Value> = image
+        .layers
+        .iter()
+        .map(|layer| {
+            let size = layer.record().facts.plain_bytes;
+            json!({ "mediaType": LAYER, "digest": diff_id(layer).as_str(), "size": size })
+        })
+        .collect();
+    let mut manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": {
+            "mediaType": config.filter(|config| *config != DOCKER_CONFIG).unwrap_or(CONFIG),
+            "digest": image.record.id.as_str(),
+            "size": image.config.len(),
+        },
+        "layers": layers,
+    });
+    for key in ["annotations", "artifactType"] {
+        if let Some(value) = pulled.get(key) {
+            manifest[key] = value.clone();
+        }
+    }
+    let bytes = manifest.to_string().into_bytes();
+    let mut hasher = BlobHasher::sha256();
+    hasher.update(&bytes);
+    (hasher.finish(), bytes)
+}
+
+fn blob_path(digest: &Digest) -> String {
+    format!("blobs/{}/{}", digest.algorithm(), digest.hex())
+}
+
+struct LayoutArchive<'a> {
+    out: &'a mut dyn Write,
+}
+
+impl LayoutArchive<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ExportError> {
+        self.out.write_all(bytes).map_err(ExportError::Output)
+    }
+
+    /// The same for equal images: root's, and without a time.
+    fn header(&mut self, name: &str, kind: EntryType, size: u64) -> Result<(), ExportError> {
+        let mut header = EntryBuilder::new_ustar();
+        header.path(name).entry_type(kind);
+        let mode = if kind == EntryType::Directory { 0o755 } else { 0o644 };
+        let set = header.mode(mode).and_then(|header| header.size(size)).and_then(|header| header.mtime(0));
+        set.and_then(|header| header.uid(0)).and_then(|header| header.gid(0)).map_err(|error| {
+            ExportError::Output(std::io::Error::other(error)) // only a size that no file has
+        })?;
+        self.write(&header.finish_bytes())
+    }
+
+    fn pad(&mut self, size: u64) -> Result<(), ExportError> {
+        let padding = usize::try_from(size.wrapping_neg() % HEADER_SIZE as u64).unwrap_or(0);
+        self.write(&[0; HEADER_SIZE][..padding])
+    }
+
+    fn file(&mut self, name: &str, bytes: &[u8]) -> Result<(), ExportError> {
+        self.header(name, EntryType::Regular, bytes.len() as u64)?;
+        self.write(bytes)?;
+        self.pad(bytes.len() as u64)
+    }
+}

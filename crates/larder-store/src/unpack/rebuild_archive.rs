@@ -1,0 +1,192 @@
+//! Writes a layer's archive again, byte for byte, from its [record](ArchiveRecord) and its files.
+//!
+//! The record goes through the same parser as the archive did. Wherever the archive had the content of a file, it is read
+//! from the unpacked layer. The digest of all bytes decides whether this was right.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+
+use larder::reference::Digest;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
+use super::archive_record::ArchiveRecord;
+use super::beneath::{self, clean};
+use super::layer_manifest::path_of;
+use super::lowers::LowerLayers;
+use super::source::StreamHasher;
+use super::stream::{BufferSource, TarStream, from_reader};
+use super::{LayerEncoding, UnpackError, UnpackOptions};
+
+/// Bytes of a file that are copied at once.
+const BUFFER: usize = 128 << 10;
+
+/// Why an archive could not be written again.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RebuildError {
+    /// The layer has no record.
+    #[error("the layer has no record of its archive")]
+    NoRecord,
+    /// The record cannot be read.
+    #[error("cannot read the record of its archive")]
+    Record(#[source] UnpackError),
+    /// A later entry of the archive replaces this file, so that the layer does not have it.
+    #[error("its archive has {} and replaces it later; the store has only what came last", .0.display())]
+    Replaced(PathBuf),
+    /// A file is not what the archive had.
+    #[error("{}: {cause}", path.display())]
+    Content {
+        /// As the archive names it.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: io::Error,
+    },
+    /// The bytes do not have the digest of the archive.
+    #[error("the files do not have the content that the archive had")]
+    Digest(#[source] UnpackError),
+    /// The archive cannot be written.
+    #[error("cannot write the archive")]
+    Output(#[source] io::Error),
+}
+
+/// Writes the archive of the layer whose files are below `root` to `out`.
+pub fn rebuild_archive(
+    record: &ArchiveRecord,
+    root: OwnedFd,
+    diff_id: &Digest,
+    out: &mut dyn Write,
+) -> Result<(), RebuildError> {
+    let mut out = HashedOutput { out, hasher: StreamHasher::like(diff_id), error: None };
+    let copied = copy(record, &LowerLayers::new(vec![root]), diff_id, &mut out);
+    if let Some(error) = out.error.take() {
+        return Err(RebuildError::Output(error));
+    }
+    let checked = copied
+        .and_then(|()| out.hasher.check(LayerEncoding::Plain, diff_id).map_err(RebuildError::Digest));
+    match checked {
+        Err(error @ (RebuildError::Content { .. } | RebuildError::Digest(_))) => {
+            Err(first_replaced(record, diff_id)?.map_or(error, RebuildError::Replaced))
+        }
+        checked => checked,
+    }
+}
+
+fn copy(
+    record: &ArchiveRecord,
+    files: &LowerLayers,
+    diff_id: &Digest,
+    out: &mut HashedOutput<'_>,
+) -> Result<(), RebuildError> {
+    let options = UnpackOptions::default();
+    let mut feed = open(record)?;
+    let mut archive =
+        LayerArchive::new(TarStream::new(&mut feed, diff_id, &options), &options).with_frame(out);
+    let mut buffer = vec![0; BUFFER];
+    while let Some(entry) = archive.next().map_err(RebuildError::Record)? {
+        let content = archive.content_elsewhere();
+        if content > 0 {
+            let copied = copy_content(files, &entry, content, &mut archive, &mut buffer);
+            copied.map_err(|cause| RebuildError::Content { path: path_of(&entry.path).to_owned(), cause })?;
+        }
+    }
+    archive.read_rest().map_err(RebuildError::Record)
+}
+
+fn open(record: &ArchiveRecord) -> Result<impl BufferSource + use<>, RebuildError> {
+    let opened = record.open().map_err(|error| RebuildError::Record(UnpackError::Read(error)))?;
+    opened.map(from_reader).ok_or(RebuildError::NoRecord)
+}
+
+fn copy_content(
+    files: &LowerLayers,
+    entry: &LayerEntry,
+    content: u64,
+    archive: &mut LayerArchive<'_, impl BufferSource>,
+    buffer: &mut [u8],
+) -> io::Result<()> {
+    let file = File::from(open_file(files, &entry.path)?);
+    let size = file.metadata()?.len();
+    if size != entry.size {
+        return Err(io::Error::other(format!("{size} bytes, not {}", entry.size)));
+    }
+    let whole = [(0, content)];
+    let extents = match &entry.kind {
+        LayerEntryKind::Sparse(extents) => extents.as_slice(),
+        _ => &whole,
+    };
+    for (offset, length) in extents {
+        let (mut at, end) = (*offset, offset + length);
+        while at < end {
+            let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
+            file.read_exact_at(&mut buffer[..wanted], at)?;
+            archive.write_frame(&buffer[..wanted])?;
+            at += wanted as u64;
+        }
+    }
+    Ok(())
+}
+
+/// The file that an entry became: links in its path lead to where it is.
+fn open_file(files: &LowerLayers, path: &[u8]) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+    match beneath::open(files.root(0), &clean(path), flags) {
+        Err(Errno::LOOP | Errno::NOTDIR | Errno::NOENT) => {}
+        opened => return Ok(opened?),
+    }
+    let found = files.find(path, false)?.ok_or(Errno::NOENT)?;
+    Ok(beneath::open(files.root(found.layer), &found.path, flags)?)
+}
+
+/// The first file of an archive whose content a later entry replaced. Only looked for after a failure: it needs the names of all
+/// entries.
+fn first_replaced(record: &ArchiveRecord, diff_id: &Digest) -> Result<Option<PathBuf>, RebuildError> {
+    let options = UnpackOptions::default();
+    let mut feed = open(record)?;
+    let mut archive = LayerArchive::new(TarStream::new(&mut feed, diff_id, &options), &options);
+    let mut contents: BTreeSet<Vec<u8>> = BTreeSet::new();
+    while let Some(entry) = archive.next().map_err(RebuildError::Record)? {
+        let path = clean(&entry.path);
+        let replaces = |content: &&Vec<u8>| match content.strip_prefix(path.as_slice()) {
+            Some(rest) if rest.first() == Some(&b'/') => entry.kind != LayerEntryKind::Directory,
+            rest => rest.is_some_and(<[u8]>::is_empty),
+        };
+        // What sorts between a path and those below it begins with the path as well.
+        let similar = contents.range(path.clone()..).take_while(|content| content.starts_with(&path));
+        if let Some(replaced) = similar.into_iter().find(replaces) {
+            return Ok(Some(path_of(replaced).to_owned()));
+        }
+        if archive.content_elsewhere() > 0 {
+            contents.insert(path);
+        }
+    }
+    Ok(None)
+}
+
+/// Hashes what it passes on.
+struct HashedOutput<'a> {
+    out: &'a mut dyn Write,
+    hasher: StreamHasher,
+    /// Errors of the output, which are not those of the layer.
+    error: Option<io::Error>,
+}
+
+impl Write for HashedOutput<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.hasher.update(bytes);
+        if let Err(error) = self.out.write_all(bytes) {
+            self.error = Some(error);
+            return Err(io::ErrorKind::Other.into());
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
