@@ -39,7 +39,8 @@ pub(super) async fn start(
     let store = node.require_store()?.store().clone();
     let format = request.format();
     let is_one = format == ExportFormat::Files;
-    if format == ExportFormat::Unspecified || request.images.is_empty() || is_one && request.images.len() > 1 {
+    if format == ExportFormat::Unspecified || request.images.is_empty() || is_one && request.images.len() > 1
+    {
         return Err(Error::bad_input("name images and a format; the files are those of one image").into());
     }
     let Ok(turn) = turns.try_acquire_owned() else {

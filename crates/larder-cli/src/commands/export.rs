@@ -86,16 +86,17 @@ async fn to_disk_image(
     interrupt: &InterruptHandle,
 ) -> Result<CommandOutcome, Failure> {
     let Output::New { part, .. } = &output else {
-        return Err(Failure::bad_input(format!("{output}: an EROFS image needs a file, not a stream or a device"))
-            .hint("write a file with -o FILE"));
+        return Err(Failure::bad_input(format!(
+            "{output}: an EROFS image needs a file, not a stream or a device"
+        ))
+        .hint("write a file with -o FILE"));
     };
     let download = begin(session, request).await?;
     let id = download.image_ids().first().and_then(|id| Digest::parse(id).ok());
     let id = id.ok_or_else(|| Failure::failed("the image has no digest"))?;
     let path = part.clone();
-    let written = download
-        .read_with(interrupt.interrupted(), move |files| write_disk_image(files, &id, &path))
-        .await?;
+    let written =
+        download.read_with(interrupt.interrupted(), move |files| write_disk_image(files, &id, &path)).await?;
     match written {
         None => Ok(CommandOutcome::Interrupted),
         Some(Err(error)) => Err(unpack_failure(&error)),
@@ -141,7 +142,10 @@ enum Output {
     /// A pipe or device, written in place.
     Existing(PathBuf),
     /// A file, written as `part` beside it and renamed when it is complete. Until then, an old file stays.
-    New { path: PathBuf, part: PathBuf },
+    New {
+        path: PathBuf,
+        part: PathBuf,
+    },
 }
 
 impl Output {
@@ -156,8 +160,9 @@ impl Output {
         let shown = file.display();
         match fs_err::metadata(file) {
             Ok(found) if found.is_dir() => {
-                return Err(Failure::bad_input(format!("{shown}: is a directory"))
-                    .hint(Hint::from("name a file, or write files: ").command(["export", "IMAGE", "--to", "DIR"])));
+                return Err(Failure::bad_input(format!("{shown}: is a directory")).hint(
+                    Hint::from("name a file, or write files: ").command(["export", "IMAGE", "--to", "DIR"]),
+                ));
             }
             Ok(found) if !found.is_file() => return Ok(Output::Existing(file.to_owned())),
             _ => {}
@@ -194,8 +199,9 @@ impl Output {
     }
 
     fn failed(&self, doing: &str, error: &io::Error) -> Failure {
-        // The text of fs_err names the partial file.
-        let cause = error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error);
+        // The text of fs_err names the partial file, its source does not.
+        let source = error.get_ref().and_then(std::error::Error::source);
+        let cause = source.map_or_else(|| error.to_string(), ToString::to_string);
         let failure = Failure::failed(format!("{self}: cannot {doing}: {cause}"));
         match error.kind() {
             io::ErrorKind::NotFound => failure.hint("create its directory first"),

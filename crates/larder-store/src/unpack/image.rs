@@ -14,8 +14,8 @@ use larder_erofs::{
 use rustix::fs::Stat;
 use rustix::io::Errno;
 
-use super::archive_record::{ArchiveRecordWriter, append_record, remove_record};
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
+use super::archive_record::{ArchiveRecordWriter, append_record, remove_record};
 use super::beneath::{self, DIRECTORY, split};
 use super::image_file::ImageFile;
 use super::image_memory::ImageMemoryShare;

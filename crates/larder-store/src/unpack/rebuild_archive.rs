@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::archive_record::ArchiveRecord;
-use super::beneath::{self, clean};
+use super::beneath::{self, clean, split};
 use super::layer_manifest::path_of;
 use super::lowers::LowerLayers;
 use super::source::StreamHasher;
@@ -36,8 +36,8 @@ pub enum RebuildError {
     /// The record cannot be read.
     #[error("cannot read the record of its archive")]
     Record(#[source] UnpackError),
-    /// A later entry of the archive replaces this file, so that the layer does not have it.
-    #[error("its archive has {} and replaces it later; the store has only what came last", .0.display())]
+    /// A later entry of the archive replaces this file, or it is a whiteout: the layer does not have it.
+    #[error("the store does not keep the content that the archive has for {}", .0.display())]
     Replaced(PathBuf),
     /// A file is not what the archive had.
     #[error("{}: {cause}", path.display())]
@@ -67,8 +67,8 @@ pub fn rebuild_archive(
     if let Some(error) = out.error.take() {
         return Err(RebuildError::Output(error));
     }
-    let checked = copied
-        .and_then(|()| out.hasher.check(LayerEncoding::Plain, diff_id).map_err(RebuildError::Digest));
+    let checked =
+        copied.and_then(|()| out.hasher.check(LayerEncoding::Plain, diff_id).map_err(RebuildError::Digest));
     match checked {
         Err(error @ (RebuildError::Content { .. } | RebuildError::Digest(_))) => {
             Err(first_replaced(record, diff_id)?.map_or(error, RebuildError::Replaced))
@@ -143,7 +143,7 @@ fn open_file(files: &LowerLayers, path: &[u8]) -> io::Result<OwnedFd> {
     Ok(beneath::open(files.root(found.layer), &found.path, flags)?)
 }
 
-/// The first file of an archive whose content a later entry replaced. Only looked for after a failure: it needs the names of all
+/// The first file of an archive whose content no layer has. Only looked for after a failure: it needs the names of all
 /// entries.
 fn first_replaced(record: &ArchiveRecord, diff_id: &Digest) -> Result<Option<PathBuf>, RebuildError> {
     let options = UnpackOptions::default();
@@ -162,6 +162,9 @@ fn first_replaced(record: &ArchiveRecord, diff_id: &Digest) -> Result<Option<Pat
             return Ok(Some(path_of(replaced).to_owned()));
         }
         if archive.content_elsewhere() > 0 {
+            if split(&path).1.starts_with(b".wh.") {
+                return Ok(Some(path_of(&path).to_owned()));
+            }
             contents.insert(path);
         }
     }

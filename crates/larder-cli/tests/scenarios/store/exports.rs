@@ -1,0 +1,191 @@
+//! Images that leave the store: as archives that other tools take, as files, and as a disk.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit_peers::{ImageBuilder, LayerFiles, Package, require};
+use serde_json::Value;
+
+use super::{MachineWithoutRuntime, may_mount};
+use crate::world::{LarderOutput, LarderProcess, larder_in};
+
+const FORMATS: [&str; 2] = ["directory", "erofs"];
+
+impl MachineWithoutRuntime {
+    /// Runs larder where new layers have this format, in a store of its own.
+    fn larder_storing(&self, format: &str, arguments: &[&str]) -> LarderOutput {
+        let settings = self.home.path().join("larder.yaml");
+        let text = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nstore:\n  layerFormat: ";
+        fs_err::write(&settings, format!("{text}{format}\n")).unwrap();
+        let mut command = larder_in(self.home.path());
+        command.env("LARDER_CONFIG", settings);
+        command.arg("--root").arg(self.home.path().join(format)).args(arguments);
+        LarderProcess::start(command).finish()
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.home.path().join(name).display().to_string()
+    }
+}
+
+/// Two layers with what makes an archive hard to write again: long names, links, devices, holes, whiteouts, odd padding.
+fn tricky() -> ImageBuilder {
+    let long = format!("srv/{}/{}", "d".repeat(90), "f".repeat(200));
+    let lower = TarBuilder::new()
+        .with(TarBuilderEntry::dir("srv"))
+        .with(TarBuilderEntry::file(long, "long").pax("SCHILY.xattr.user.note", "kept"))
+        .with(TarBuilderEntry::file("srv/data", vec![7; 10_000]).mode(0o4755).owner(1000, 70_000))
+        .with(TarBuilderEntry::hard_link("srv/again", "srv/data"))
+        .with(TarBuilderEntry::symlink("srv/out", "/etc/passwd"))
+        .with(TarBuilderEntry::file("srv/gone", "hidden by the upper layer").pax("mtime", "1234.5"))
+        .with(TarBuilderEntry::char_device("srv/null", 1, 3))
+        .finish();
+    let upper = TarBuilder::new()
+        .with(TarBuilderEntry::file("srv/.wh.gone", ""))
+        .with(TarBuilderEntry::file("srv/data", "replaced"))
+        .with(TarBuilderEntry::dir("opt/new"))
+        .finish();
+    ImageBuilder::new().layer(LayerFiles::archive(lower)).layer(LayerFiles::archive(upper))
+}
+
+/// Runs another program; its standard output.
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Names, modes, owners, times, links and contents below a directory. Sizes of directories differ between filesystems.
+fn listing(dir: &Path) -> String {
+    let script = "find . \\( -type d -printf '%p %M %U %G %T@\\n' \\) -o -printf '%p %M %U %G %T@ %n %s %l\\n' | sort; \
+                  find . -type f | sort | xargs sha256sum";
+    let output = Command::new("sh").args(["-c", script]).current_dir(dir).output().unwrap();
+    assert!(output.status.success() && output.stdout.len() > 100, "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_saved_image_has_its_layers_and_its_id_in_other_tools() {
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
+    if !may_mount() || !require(&[Package::Skopeo, Package::Podman]).is_available() {
+        return;
+    }
+    let pushed = tricky().push(&machine.registry, "shop/web:1").unwrap();
+    let name = machine.registry.image("shop/web:1");
+    let mut archives = Vec::new();
+    for format in FORMATS {
+        machine.larder_storing(format, &["pull", &name]).expect(0);
+        let file = machine.path(&format!("{format}.tar"));
+        machine.larder_storing(format, &["save", "-o", &file, &name]).expect(0);
+        archives.push(fs_err::read(&file).unwrap());
+
+        let layout = machine.path(&format!("{format}.layout"));
+        run("skopeo", &["copy", "-q", &format!("oci-archive:{file}"), &format!("oci:{layout}:1")]);
+        let manifest = run("skopeo", &["inspect", "--raw", &format!("oci:{layout}:1")]);
+        let manifest: Value = serde_json::from_str(&manifest).unwrap();
+        assert_eq!(manifest["config"]["digest"], pushed.image_id.as_str());
+        let config = run("skopeo", &["inspect", "--raw", "--config", &format!("oci:{layout}:1")]);
+        let config: Value = serde_json::from_str(&config).unwrap();
+        let layers: Vec<&Value> =
+            manifest["layers"].as_array().unwrap().iter().map(|layer| &layer["digest"]).collect();
+        let diff_ids: Vec<&Value> = config["rootfs"]["diff_ids"].as_array().unwrap().iter().collect();
+        assert_eq!(layers, diff_ids, "skopeo has verified their content");
+
+        let (root, runroot) = (machine.path("podman"), machine.path("podman-run"));
+        let podman = ["--root", &root, "--runroot", &runroot, "--storage-driver", "vfs"];
+        let loaded = run("podman", &[&podman[..], &["load", "-q", "-i", &file]].concat());
+        assert!(loaded.contains(&name), "{loaded}");
+        let ids = run("podman", &[&podman[..], &["images", "--no-trunc", "-q"]].concat());
+        assert_eq!(ids.trim(), pushed.image_id);
+
+        let root = machine.path(&format!("{format}.loaded"));
+        machine.larder_storing(format, &["--root", &root, "load", &file]).expect(0);
+    }
+    assert!(archives[0] == archives[1], "the archive does not depend on how the store keeps layers");
+}
+
+#[test]
+fn exported_files_are_those_of_the_mounted_image() {
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
+    if !may_mount() || !require(&[Package::ErofsUtils]).is_available() {
+        return;
+    }
+    tricky().push(&machine.registry, "shop/web:1").unwrap();
+    let name = machine.registry.image("shop/web:1");
+    let mount = machine.path("mount");
+    fs_err::create_dir(&mount).unwrap();
+    let mut disks = Vec::new();
+    for format in FORMATS {
+        let larder = |arguments: &[&str]| machine.larder_storing(format, arguments).expect(0);
+        larder(&["pull", &name]);
+        larder(&["mount", &name, &mount]);
+        let expected = listing(Path::new(&mount));
+        larder(&["umount", &mount]);
+
+        let dir = machine.path(&format!("{format}.dir"));
+        larder(&["export", &name, "--to", &dir]);
+        assert_eq!(listing(Path::new(&dir)), expected, "{format}");
+
+        let (tar, dir) = (machine.path("files.tar"), machine.path(&format!("{format}.tar.dir")));
+        larder(&["export", &name, "-o", &tar]);
+        fs_err::create_dir(&dir).unwrap();
+        run("tar", &["-xpf", &tar, "-C", &dir, "--numeric-owner"]);
+        assert_eq!(listing(Path::new(&dir)), expected, "{format}");
+
+        let disk = machine.path("disk.erofs");
+        larder(&["export", &name, "-o", &disk, "--format", "erofs"]);
+        run("fsck.erofs", &[&disk]);
+        run("mount", &["-t", "erofs", "-o", "loop,ro", &disk, &mount]);
+        let found = listing(Path::new(&mount));
+        run("umount", &[&mount]);
+        assert_eq!(found, expected, "{format}");
+        disks.push(fs_err::read(&disk).unwrap());
+    }
+    assert!(disks[0] == disks[1], "equal images make equal disks");
+}
+
+#[test]
+fn what_cannot_be_exported_is_named_and_leaves_nothing() {
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
+    ImageBuilder::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
+    let name = machine.registry.image("shop/web:1");
+    machine.larder(&["pull", &name]).expect(0);
+    let out = machine.home.path().join("out");
+    fs_err::create_dir(&out).unwrap();
+    let file = out.join("app.tar").display().to_string();
+    fs_err::write(&file, "old").unwrap();
+    let left = || fs_err::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+
+    for (arguments, code, part) in [
+        (&["save", "no/such:1", "-o", &file][..], 1, "no/such:1: image not found"),
+        (&["export", &name, "-o", &file, "--format", "zip"], 2, "possible values: tar, erofs, oci"),
+        (&["save", &name, "-o", &machine.path("no/such/dir.tar")], 1, "cannot create: No such file"),
+        (&["save", &name, "-o", &machine.path("out")], 2, "is a directory"),
+        (&["save", &name, "-o", "/dev/full"], 1, "No space left on device"),
+        (&["export", &name, "-o", "/dev/null", "--format", "erofs"], 2, "needs a file"),
+        (&["export", &name, "--to", &machine.path("out")], 2, "directory is not empty"),
+        (&["export", &name, "--to", &machine.path("no/such")], 1, "No such file"),
+    ] {
+        let run = machine.larder(arguments).expect(code);
+        assert!(run.stderr.contains(part), "{arguments:?}: {run:?}");
+    }
+    assert_eq!(left(), ["app.tar"]);
+    assert_eq!(fs_err::read_to_string(&file).unwrap(), "old");
+
+    let data = machine.unpacked("srv/data").pop().unwrap();
+    fs_err::write(&data, vec![1; 50_000]).unwrap();
+    let run = machine.larder(&["save", &name, "-o", &file]).expect(1);
+    for part in ["cannot write layer sha256:", "do not have the content", "fsck --repair"] {
+        assert!(run.stderr.contains(part), "{part}: {run:?}");
+    }
+    assert_eq!(fs_err::read_to_string(&file).unwrap(), "old", "the damaged export is discarded");
+    let record = machine.unpacked("archive.v1").pop().unwrap();
+    fs_err::remove_file(&record).unwrap();
+    let run = machine.larder(&["save", &name, "-o", &file]).expect(1);
+    assert!(run.stderr.contains("has no record of its archive"), "{run:?}");
+    assert!(run.stderr.contains("pull again"), "{run:?}");
+    assert_eq!(left(), ["app.tar"]);
+    machine.larder(&["export", &name, "-o", &file]).expect(0);
+    assert!(fs_err::metadata(&file).unwrap().len() > 50_000, "files need no record");
+}
