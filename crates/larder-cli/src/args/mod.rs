@@ -96,7 +96,7 @@ pub(crate) struct GlobalFlags {
     /// of a runtime that answers (containerd, CRI-O, cri-dockerd, k3s). "docker" uses $DOCKER_HOST (with
     /// $DOCKER_TLS_VERIFY and $DOCKER_CERT_PATH, as docker does), else /var/run/docker.sock; docker:///path/to.sock and
     /// docker://HOST:PORT name another engine. "podman" uses $CONTAINER_HOST, else the socket of this user's or of
-    /// root's podman.socket. load, mount, mounts, umount and fsck work on larder's own store only and
+    /// root's podman.socket. load, save, export, mount, mounts, umount and fsck work on larder's own store only and
     /// ignore $LARDER_BACKEND. An empty variable counts as unset.
     // Not clap's `env`: it takes an empty variable for a value, and shows the option as required in usage texts.
     #[arg(long, global = true, value_name = "ENDPOINT")]

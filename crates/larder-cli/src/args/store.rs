@@ -44,8 +44,8 @@ pub(crate) struct LoadArgs {
 /// An existing file is replaced once the export is complete.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder export app:1 --to rootfs/             its files
-  larder export app:1 -o app.tar               its files, as docker export writes them
+  larder export app:1 --to rootfs/
+  larder export app:1 -o app.tar                     as docker export does
   larder export app:1 -o app.erofs --format erofs    a disk for a microVM
 
 Exit code: 0 exported, 1 failed, 2 bad input, 3 cannot open the store.")]
@@ -57,7 +57,8 @@ pub(crate) struct ExportArgs {
     #[arg(short, long, value_name = "FILE", conflicts_with = "to")]
     pub(crate) output: Option<PathBuf>,
 
-    /// What to write.
+    /// What to write: the files as a tar archive, the files as an EROFS filesystem, which Linux mounts, or the image as larder
+    /// save does.
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT", conflicts_with = "to")]
     pub(crate) format: ExportFormat,
 
