@@ -1,11 +1,11 @@
 //! `larder export` and `larder save`: images out of larder's own store. The node sends an archive; a directory or an EROFS
 //! image is made of it here, with the rights of the user.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal as _, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use larder::error_chain;
 use larder::hint::Hint;
 use larder::reference::Digest;
@@ -101,7 +101,8 @@ async fn to_disk_image(
         None => Ok(CommandOutcome::Interrupted),
         Some(Err(error)) => Err(unpack_failure(&error)),
         Some(Ok(())) => {
-            let file = File::open(part).map_err(|error| output.failed("open", &error))?;
+            let opened = OpenOptions::new().read(true).open(part);
+            let file = opened.map_err(|error| output.failed("open", &error))?;
             output.complete(Box::new(file))
         }
     }
@@ -179,30 +180,28 @@ impl Output {
     }
 
     fn open(&self) -> Result<Box<dyn ArchiveFile>, Failure> {
-        let mut options = fs_err::OpenOptions::new();
+        // Its errors are reported with the name of the file, not with that of the partial one.
+        let mut options = OpenOptions::new();
         let opened = match self {
             Output::Stdout => return Ok(Box::new(io::stdout().lock())),
             Output::Existing(path) => options.write(true).open(path),
             // Images contain what is nobody else's business.
             Output::New { part, .. } => options.write(true).create_new(true).mode(0o600).open(part),
         };
-        Ok(Box::new(opened.map_err(|error| self.failed("create", &error))?.into_parts().0))
+        Ok(Box::new(opened.map_err(|error| self.failed("create", &error))?))
     }
 
     /// Everything is written.
     fn complete(&self, mut file: Box<dyn ArchiveFile>) -> Result<CommandOutcome, Failure> {
         file.finish().map_err(|error| self.failed("write", &error))?;
         if let Output::New { path, part } = self {
-            fs_err::rename(part, path).map_err(|error| self.failed("replace", &error))?;
+            std::fs::rename(part, path).map_err(|error| self.failed("replace", &error))?;
         }
         Ok(CommandOutcome::Done)
     }
 
     fn failed(&self, doing: &str, error: &io::Error) -> Failure {
-        // The text of fs_err names the partial file, its source does not.
-        let source = error.get_ref().and_then(std::error::Error::source);
-        let cause = source.map_or_else(|| error.to_string(), ToString::to_string);
-        let failure = Failure::failed(format!("{self}: cannot {doing}: {cause}"));
+        let failure = Failure::failed(format!("{self}: cannot {doing}: {error}"));
         match error.kind() {
             io::ErrorKind::NotFound => failure.hint("create its directory first"),
             io::ErrorKind::StorageFull => failure.hint("free space, or write to another filesystem"),
@@ -284,7 +283,7 @@ impl EmptyDirectory {
         if self.created {
             return std::fs::remove_dir_all(&self.path);
         }
-        for entry in std::fs::read_dir(&self.path)? {
+        for entry in fs_err::read_dir(&self.path)? {
             let entry = entry?;
             if entry.file_type()?.is_dir() {
                 std::fs::remove_dir_all(entry.path())?;

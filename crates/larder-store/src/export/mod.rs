@@ -56,13 +56,12 @@ impl Store {
                 return Err(StoreError::NoImage { image: image.clone() }.into());
             };
             let known = images.iter_mut().find(|known| known.record.id == record.id);
-            let exported = match known {
-                Some(known) => known,
-                None => {
-                    images.push(self.open_export(record)?);
-                    let last = images.len() - 1;
-                    &mut images[last]
-                }
+            let exported = if let Some(known) = known {
+                known
+            } else {
+                images.push(self.open_export(record)?);
+                let last = images.len() - 1;
+                &mut images[last]
             };
             exported.tags.extend(tag.clone().filter(|tag| !exported.tags.contains(tag)));
         }

@@ -165,13 +165,11 @@ impl MergedArchive<'_> {
             }
             self.links.insert(key, found.path.clone());
         }
-        match kind {
-            FileType::RegularFile => self.add_file(found),
-            _ => {
-                let header = at(&found.path, self.header_of_special(found, kind))?;
-                self.write(&header)
-            }
+        if kind == FileType::RegularFile {
+            return self.add_file(found);
         }
+        let header = at(&found.path, self.header_of_special(found, kind))?;
+        self.write(&header)
     }
 
     fn add_file(&mut self, found: &LowerEntry) -> Result<(), MergeError> {
