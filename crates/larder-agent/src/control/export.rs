@@ -11,7 +11,7 @@ use larder::reference::{ImageName, Reference};
 use larder_api::v1alpha1 as api;
 use larder_api::v1alpha1::ExportFormat;
 use larder_store::export::{ExportError, ExportRequest, ImageExport};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::spawn_blocking;
 use tonic::Status;
 
@@ -55,7 +55,10 @@ pub(super) async fn start(
     let (pieces, arriving) = mpsc::channel(AHEAD);
     let ids = export.ids().map(ToString::to_string).collect();
     let first = Ok(api::ExportResponse { image_ids: ids, ..Default::default() });
-    spawn_blocking(move || write(&export, format, pieces, turn));
+    spawn_blocking(move || {
+        write(&export, format, &pieces);
+        drop(turn);
+    });
     let rest = stream::unfold(arriving, |mut arriving| async { Some((arriving.recv().await?, arriving)) });
     Ok(Box::pin(stream::StreamExt::chain(stream::iter([first]), rest)))
 }
@@ -68,7 +71,7 @@ fn requested(found: &FoundImage) -> ExportRequest {
 
 type PieceSender = mpsc::Sender<Result<api::ExportResponse, Status>>;
 
-fn write(export: &ImageExport, format: ExportFormat, to: PieceSender, turn: OwnedSemaphorePermit) {
+fn write(export: &ImageExport, format: ExportFormat, to: &PieceSender) {
     let mut out = BufWriter::with_capacity(PIECE, PieceWriter(to.clone()));
     let written = match format {
         ExportFormat::Files => export.write_files(&mut out),
@@ -90,7 +93,6 @@ fn write(export: &ImageExport, format: ExportFormat, to: PieceSender, turn: Owne
             let _ = to.blocking_send(Err(failed(&error).into()));
         }
     }
-    drop(turn);
 }
 
 struct PieceWriter(PieceSender);
