@@ -19,7 +19,9 @@ use super::db::{DbRead as _, DbSnapshot, LAYERS, MOUNTS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};
-use super::layer_file::{ARCHIVE, FILES, FS, IMAGE, RECORD, append_manifest, image_of, manifest_of, write_record};
+use super::layer_file::{
+    ARCHIVE, FILES, FS, IMAGE, RECORD, append_manifest, image_of, manifest_of, write_record,
+};
 use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
