@@ -14,6 +14,7 @@ pub mod build_history;
 pub mod client;
 pub mod config;
 pub mod control;
+pub mod empty_directory;
 pub mod environment;
 mod error;
 pub mod image_name;

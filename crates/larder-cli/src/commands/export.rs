@@ -10,6 +10,7 @@ use larder::error_chain;
 use larder::hint::Hint;
 use larder::reference::Digest;
 use larder_agent::client::ArchiveDownload;
+use larder_agent::empty_directory::EmptyDirectory;
 use larder_agent::offline::{SkippedFiles, UnpackError, extract_files, write_disk_image};
 use larder_api::v1alpha1::{ExportFormat as ArchiveFormat, ExportRequest};
 
@@ -116,7 +117,7 @@ async fn to_directory(
 ) -> Result<CommandOutcome, Failure> {
     let target = EmptyDirectory::open(dir)?;
     let download = begin(session, request).await?;
-    let path = target.path.clone();
+    let path = target.path().to_owned();
     let written =
         download.read_with(interrupt.interrupted(), move |files| extract_files(files, &path)).await?;
     let SkippedFiles { devices, xattrs } = match written {
@@ -245,62 +246,5 @@ impl ArchiveFile for File {
 impl ArchiveFile for io::StdoutLock<'_> {
     fn finish(&mut self) -> io::Result<()> {
         self.flush()
-    }
-}
-
-/// A directory for files. Unless it is kept, it is emptied again, and removed if it was created.
-struct EmptyDirectory {
-    path: PathBuf,
-    created: bool,
-    kept: bool,
-}
-
-impl EmptyDirectory {
-    fn open(dir: &Path) -> Result<EmptyDirectory, Failure> {
-        let shown = dir.display();
-        let failed = |error: io::Error| Failure::failed(error.to_string());
-        let created = match fs_err::create_dir(dir) {
-            Ok(()) => true,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
-            Err(error) => return Err(failed(error)),
-        };
-        let path = fs_err::canonicalize(dir).map_err(failed)?;
-        if !path.is_dir() {
-            return Err(Failure::bad_input(format!("{shown}: is not a directory")));
-        }
-        if fs_err::read_dir(&path).map_err(failed)?.next().is_some() {
-            return Err(Failure::bad_input(format!("{shown}: directory is not empty"))
-                .hint("name an empty or a new directory; files are never merged"));
-        }
-        Ok(EmptyDirectory { path, created, kept: false })
-    }
-
-    fn keep(mut self) {
-        self.kept = true;
-    }
-
-    fn clear(&self) -> io::Result<()> {
-        if self.created {
-            return std::fs::remove_dir_all(&self.path);
-        }
-        for entry in fs_err::read_dir(&self.path)? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                std::fs::remove_dir_all(entry.path())?;
-            } else {
-                std::fs::remove_file(entry.path())?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Drop for EmptyDirectory {
-    fn drop(&mut self) {
-        if !self.kept
-            && let Err(error) = self.clear()
-        {
-            tracing::warn!("cannot remove an incomplete export: {error}");
-        }
     }
 }
