@@ -125,25 +125,25 @@ impl UnpackDir {
                 }
                 unpacked => {
                     assert!(unpacked.is_err() || !record.exists(), "the image takes it over");
-                    self.assert_archive(unpacked.is_ok(), ArchiveRecord::Image(self.image()), expected);
+                    self.assert_archive(unpacked.is_ok(), &ArchiveRecord::Image(self.image()), expected);
                     return unpacked;
                 }
             }
         }
         let unpacked =
             unpack_layer(compressed, expected, UnpackTarget { root: &root, files: &files }, options);
-        self.assert_archive(unpacked.is_ok(), ArchiveRecord::File(record), expected);
+        self.assert_archive(unpacked.is_ok(), &ArchiveRecord::File(record), expected);
         unpacked
     }
 
     /// Panics unless an unpacked layer's archive can be written again. One with two contents for a path, or with a content for a
     /// whiteout, cannot, and says so.
-    fn assert_archive(&self, unpacked: bool, record: ArchiveRecord, expected: &ExpectedLayer<'_>) {
+    fn assert_archive(&self, unpacked: bool, record: &ArchiveRecord, expected: &ExpectedLayer<'_>) {
         let root = fs_err::File::open(self.root()).unwrap().into_parts().0.into();
         if !unpacked {
             return;
         }
-        match rebuild_archive(&record, root, expected.diff_id, &mut std::io::sink()) {
+        match rebuild_archive(record, root, expected.diff_id, &mut std::io::sink()) {
             Ok(()) | Err(RebuildError::Replaced(_)) => {}
             Err(error) => panic!("{error:?}"),
         }
