@@ -15,12 +15,16 @@ const FORMATS: [&str; 2] = ["directory", "erofs"];
 impl MachineWithoutRuntime {
     /// Runs larder where new layers have this format, in a store of its own.
     fn larder_storing(&self, format: &str, arguments: &[&str]) -> LarderOutput {
+        self.larder_in(format, format, arguments)
+    }
+
+    fn larder_in(&self, root: &str, format: &str, arguments: &[&str]) -> LarderOutput {
         let settings = self.home.path().join("larder.yaml");
         let text = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nstore:\n  layerFormat: ";
         fs_err::write(&settings, format!("{text}{format}\n")).unwrap();
         let mut command = larder_in(self.home.path());
         command.env("LARDER_CONFIG", settings);
-        command.arg("--root").arg(self.home.path().join(format)).args(arguments);
+        command.arg("--root").arg(self.home.path().join(root)).args(arguments);
         LarderProcess::start(command).finish()
     }
 
@@ -101,8 +105,8 @@ fn a_saved_image_has_its_layers_and_its_id_in_other_tools() {
         let ids = run("podman", &[&podman[..], &["images", "--no-trunc", "-q"]].concat());
         assert_eq!(ids.trim(), pushed.image_id);
 
-        let root = machine.path(&format!("{format}.loaded"));
-        machine.larder_storing(format, &["--root", &root, "load", &file]).expect(0);
+        let loaded = machine.larder_in(&format!("{format}.loaded"), format, &["load", &file]).expect(0);
+        assert!(loaded.stdout.contains(&name), "{loaded:?}");
     }
     assert!(archives[0] == archives[1], "the archive does not depend on how the store keeps layers");
 }
@@ -150,10 +154,13 @@ fn exported_files_are_those_of_the_mounted_image() {
 #[test]
 fn what_cannot_be_exported_is_named_and_leaves_nothing() {
     let Some(machine) = MachineWithoutRuntime::new() else { return };
+    let larder = |arguments: &[&str]| machine.larder_storing("directory", arguments);
     ImageBuilder::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
     let name = machine.registry.image("shop/web:1");
-    machine.larder(&["pull", &name]).expect(0);
+    larder(&["pull", &name]).expect(0);
     let out = machine.home.path().join("out");
+    let stored =
+        |name: &str| run("find", &[&machine.path("directory/layers"), "-name", name]).trim().to_owned();
     fs_err::create_dir(&out).unwrap();
     let file = out.join("app.tar").display().to_string();
     fs_err::write(&file, "old").unwrap();
@@ -169,25 +176,25 @@ fn what_cannot_be_exported_is_named_and_leaves_nothing() {
         (&["export", &name, "--to", &machine.path("out")], 2, "directory is not empty"),
         (&["export", &name, "--to", &machine.path("no/such")], 1, "No such file"),
     ] {
-        let run = machine.larder(arguments).expect(code);
-        assert!(run.stderr.contains(part), "{arguments:?}: {run:?}");
+        let output = larder(arguments).expect(code);
+        assert!(output.stderr.contains(part), "{arguments:?}: {output:?}");
     }
     assert_eq!(left(), ["app.tar"]);
     assert_eq!(fs_err::read_to_string(&file).unwrap(), "old");
 
-    let data = machine.unpacked("srv/data").pop().unwrap();
+    let data = stored("data");
     fs_err::write(&data, vec![1; 50_000]).unwrap();
-    let run = machine.larder(&["save", &name, "-o", &file]).expect(1);
+    let output = larder(&["save", &name, "-o", &file]).expect(1);
     for part in ["cannot write layer sha256:", "do not have the content", "fsck --repair"] {
-        assert!(run.stderr.contains(part), "{part}: {run:?}");
+        assert!(output.stderr.contains(part), "{part}: {output:?}");
     }
     assert_eq!(fs_err::read_to_string(&file).unwrap(), "old", "the damaged export is discarded");
-    let record = machine.unpacked("archive.v1").pop().unwrap();
+    let record = stored("archive.v1");
     fs_err::remove_file(&record).unwrap();
-    let run = machine.larder(&["save", &name, "-o", &file]).expect(1);
-    assert!(run.stderr.contains("has no record of its archive"), "{run:?}");
-    assert!(run.stderr.contains("pull again"), "{run:?}");
+    let output = larder(&["save", &name, "-o", &file]).expect(1);
+    assert!(output.stderr.contains("has no record of its archive"), "{output:?}");
+    assert!(output.stderr.contains("pull again"), "{output:?}");
     assert_eq!(left(), ["app.tar"]);
-    machine.larder(&["export", &name, "-o", &file]).expect(0);
+    larder(&["export", &name, "-o", &file]).expect(0);
     assert!(fs_err::metadata(&file).unwrap().len() > 50_000, "files need no record");
 }
