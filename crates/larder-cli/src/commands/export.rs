@@ -186,7 +186,7 @@ impl Output {
         let opened = match self {
             Output::Stdout => return Ok(Box::new(io::stdout().lock())),
             Output::Existing(path) => options.write(true).open(path),
-            // Images contain what is nobody else's business.
+            // Images may contain secrets: other users cannot read the archive.
             Output::New { part, .. } => options.write(true).create_new(true).mode(0o600).open(part),
         };
         Ok(Box::new(opened.map_err(|error| self.failed("create", &error))?))
