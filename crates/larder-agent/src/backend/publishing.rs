@@ -48,12 +48,18 @@ impl PublishingBackend {
         self.publisher.cri()
     }
 
-    /// Publishes all images. Ends at the first that cannot be published.
+    /// Publishes all images that can be; fails with the first error.
     pub(crate) async fn publish_all(&self) -> Result<(), BackendError> {
+        let mut outcome = Ok(());
         for image in self.store.list().await? {
-            self.publish(&ImageName::from(image.id.as_str())).await?;
+            let published = self.publish(&ImageName::from(image.id.as_str())).await;
+            match published {
+                // The others would take as long to fail.
+                Err(error @ BackendError::Unreachable { .. }) => return Err(error),
+                published => outcome = outcome.and(published),
+            }
         }
-        Ok(())
+        outcome
     }
 
     /// An image as containerd gets it; `None` if the store does not have it.
@@ -71,7 +77,8 @@ impl PublishingBackend {
         }
     }
 
-    async fn publish(&self, image: &ImageName) -> Result<(), BackendError> {
+    /// Publishes an image, unless the store does not have it.
+    pub(crate) async fn publish(&self, image: &ImageName) -> Result<(), BackendError> {
         match self.published(image).await? {
             Some(image) => self.publisher.publish(&image).await,
             None => Ok(()),

@@ -8,7 +8,7 @@ use futures_util::{Stream, StreamExt as _};
 use larder::error_chain;
 use larder::events::{EventReason, EventType};
 use larder::go_format;
-use larder::reference::Reference;
+use larder::reference::{ImageName, Reference};
 use larder_api::v1alpha1 as api;
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{LoadedImage as Brought, PullError};
@@ -56,10 +56,25 @@ pub(super) async fn load(
             for image in &loaded {
                 node.record(EventType::Normal, EventReason::Loaded, &said(image));
             }
+            publish(node, &loaded).await?;
             Ok(loaded)
         }
         status = forward(&mut pieces, feed) => Err(status),
     }
+}
+
+/// Makes the images known to the containerd whose snapshots the store has. They stay in the store if that fails.
+async fn publish(node: &Node, loaded: &[api::LoadedImage]) -> Result<(), Error> {
+    let Some(publishing) = node.publishing() else { return Ok(()) };
+    for image in loaded {
+        let published = publishing.publish(&ImageName::from(image.id.as_str())).await;
+        published.map_err(|error| {
+            Error::from(error)
+                .about(format!("image {} is loaded, and not known to containerd", image.id))
+                .hint("load the archive again, or restart the daemon")
+        })?;
+    }
+    Ok(())
 }
 
 /// Hands the pieces on. Ends only if one does not come; what is there then is up to the store.

@@ -259,6 +259,11 @@ impl Node {
         self.handle.as_ref().and_then(BackendHandle::store)
     }
 
+    /// The store with its containerd, if images are published there.
+    pub(crate) fn publishing(&self) -> Option<&PublishingBackend> {
+        self.publishing.as_deref()
+    }
+
     /// The containers of a runtime that its inventory lacks, if there may be any.
     pub(crate) fn unlisted_containers(&self) -> Option<Arc<dyn ImageUseSource>> {
         self.handle.as_ref()?.unlisted_containers()

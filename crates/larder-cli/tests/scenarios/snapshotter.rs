@@ -213,6 +213,25 @@ fn an_image_that_is_pulled_through_larder_runs_in_containerd_without_a_layer_the
 }
 
 #[test]
+fn an_archive_that_is_loaded_is_an_image_of_containerd() {
+    let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
+    let dir = PathBuf::from(fixture.world.path("layout"));
+    let layout = pause_image().write(&dir).unwrap();
+    let (socket, dir) = (fixture.world.path("larder.sock"), dir.to_string_lossy());
+    let load = ["--daemon", &socket, "load", &dir, "--name", "registry.example/shop/web:1"];
+    let loaded = fixture.world.larder(&load);
+    assert_eq!(loaded.code, 0, "{}", loaded.stderr);
+
+    let cri = client_of(fixture.containerd.socket());
+    let spec = ImageSpec::named("registry.example/shop/web:1");
+    let found = fixture.daemon().runtime.block_on(cri.status(&spec)).unwrap().expect("an image");
+    assert_eq!(found.id.as_str(), layout.image_id);
+    assert_eq!(fixture.snapshots().len(), 1, "one of each layer");
+    let ended = fixture.daemon.take().expect("larder runs").stop();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+}
+
+#[test]
 fn a_pull_by_containerd_fetches_no_layer_that_the_store_has() {
     let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
     fixture.kill_larder();
