@@ -60,6 +60,8 @@ pub enum EventReason {
     Loaded,
     /// A client removed an image.
     Removed,
+    /// A client removed names of an image that has others.
+    Untagged,
     /// All images that a pod requested are pulled.
     ImagesPulled,
     /// A client could not remove an image.
@@ -105,6 +107,7 @@ impl fmt::Display for EventReason {
             EventReason::BackendUp => "BackendUp",
             EventReason::Loaded => "Loaded",
             EventReason::Removed => "Removed",
+            EventReason::Untagged => "Untagged",
             EventReason::ImagesPulled => "ImagesPulled",
             EventReason::RemovalFailed => "RemovalFailed",
             EventReason::Reloaded => "Reloaded",

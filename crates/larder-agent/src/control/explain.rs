@@ -26,7 +26,7 @@ pub(super) async fn explain(
     records: Option<&PullRecordStore>,
 ) -> Result<Explanation, Error> {
     let image = find(name, backend).await?.image;
-    let scene = gc::scene(collector, policy).await?;
+    let scene = gc::read_snapshot(collector, policy).await?;
     let now = plan_round(&scene, policy);
     let last = plan(&scene, policy, GcGoal::AllUnused);
     let of = |verdicts: &[ImageDecision]| verdicts.iter().find(|verdict| verdict.id == image.id).cloned();

@@ -43,7 +43,7 @@ pub(super) async fn dry_run(
     leases: LeasePolicy,
 ) -> Result<Collection, Error> {
     let mut found = match goal {
-        GcGoal::AllUnused | GcGoal::Dangling => scene(collector, policy).await?,
+        GcGoal::AllUnused | GcGoal::Dangling => read_snapshot(collector, policy).await?,
         _ => match collector.snapshot_for(policy).await {
             Ok(found) => found,
             Err(error) => return Err(failure_of(collector, error).await),
@@ -142,16 +142,16 @@ fn shortfall(report: &Collection) -> String {
 }
 
 /// Everything that a plan depends on; a filesystem that cannot be read is left out.
-pub(super) async fn scene(collector: &Collector, policy: &GcPolicy) -> Result<GcSnapshot, Error> {
-    let scene = match collector.snapshot_for(policy).await {
+pub(super) async fn read_snapshot(collector: &Collector, policy: &GcPolicy) -> Result<GcSnapshot, Error> {
+    let read = match collector.snapshot_for(policy).await {
         Err(GcError::Disk(error)) => {
             tracing::warn!("cannot determine disk usage: {error}");
             collector.snapshot().await
         }
-        scene => scene,
+        read => read,
     };
-    match scene {
-        Ok(scene) => Ok(scene),
+    match read {
+        Ok(snapshot) => Ok(snapshot),
         Err(error) => Err(failure_of(collector, error).await),
     }
 }

@@ -1,5 +1,8 @@
 //! Describes images, and the backend that has them.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use larder::backend::{Backend, BackendError, FilesystemUsage, ImageDetails, ImageSpec};
 use larder::hint::Hint;
 use larder::reference::Reference;
@@ -9,6 +12,7 @@ use larder_api::v1alpha1::{Condition, RuntimeResponse, TagRequest, TagResponse};
 use super::find::find;
 use crate::error::Error;
 use crate::image_name::{self, InvalidImageName};
+use crate::node::Node;
 
 /// One image with its details.
 pub(super) async fn inspect(name: &str, backend: &dyn Backend) -> Result<ImageDetails, Error> {
@@ -37,15 +41,24 @@ pub(super) fn absent(image: &str) -> Error {
         .hint(Hint::new().command(["images"]).text(" lists the present images"))
 }
 
-/// Adds a name to an image.
-pub(super) async fn tag(request: &TagRequest, backend: &dyn Backend) -> Result<TagResponse, Error> {
+/// How long GC retains an image that got a name: a round that looked at the image before may still remove it.
+const TAGGED_LEASE: Duration = Duration::from_secs(60);
+
+/// Adds a name to an image. A removal of the image by GC is either over, and the image not found, or does not begin.
+pub(super) async fn tag(request: &TagRequest, node: &Node) -> Result<TagResponse, Error> {
     let TagRequest { source, target } = request;
-    let target = target_name(target)?;
+    let (target, backend) = (target_name(target)?, &*node.backend);
     let Some(names) = backend.names() else {
         return Err(Error::failed("cannot tag an image of a runtime: CRI has no call for it")
             .hint(format!("with containerd: ctr -n k8s.io images tag {source} {target}")));
     };
-    let image = find(source, backend).await?.image;
+    let image = loop {
+        let check = Arc::clone(&node.gate).begin_presence_check();
+        let image = find(source, backend).await?.image;
+        if check.lease(&image.id, TAGGED_LEASE).await {
+            break image;
+        }
+    };
     match names.add_name(&image.id, &target).await {
         Ok(true) => Ok(TagResponse { id: image.id.to_string(), name: target.to_string() }),
         Ok(false) => Err(absent(source)),

@@ -189,7 +189,7 @@ impl Control for ControlApi {
 
     async fn tag(&self, request: Request<api::TagRequest>) -> ControlResult<api::TagResponse> {
         named(&request.get_ref().source)?;
-        Ok(Response::new(images::tag(request.get_ref(), &*self.node().backend).await?))
+        Ok(Response::new(images::tag(request.get_ref(), self.node()).await?))
     }
 
     async fn plan(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {

@@ -6,7 +6,9 @@ mod naming;
 use std::path::Path;
 use std::sync::Arc;
 
-use larder::backend::{Backend, BackendError, Container, ContainerInventory, Image, ImageSpec, NameRemoval};
+use larder::backend::{
+    Backend, BackendError, CallErrorKind, Container, ContainerInventory, Image, ImageSpec, NameRemoval,
+};
 use larder::detached::run_to_completion;
 use larder::error_chain;
 use larder::gc::{ClockReading, ImageUse, ImageUseError, ReportedUse};
@@ -176,12 +178,16 @@ async fn remove_one(
 ) -> Result<NameRemoval, BackendError> {
     let removing = node.gate.wait_begin_removal(&image.id).await;
     let (text, image, node) = (text.to_owned(), image.clone(), Arc::clone(node));
+    let names = match &scope {
+        RemovalScope::Names(names) => names.clone(),
+        RemovalScope::Image => Vec::new(),
+    };
     let removal = async move {
         let removal = remove_from_backend(&image.id, scope, force, &node).await;
         drop(removing);
         match &removal {
             Ok(NameRemoval::ImageRemoved) => node.record_removal(RequestApi::Control, &image, None).await,
-            Ok(NameRemoval::Untagged) => {}
+            Ok(NameRemoval::Untagged) => node.record_untagged(RequestApi::Control, &image, &names),
             Err(error) => {
                 node.record_failed_removal(RequestApi::Control, &text, &error_with_hint(error));
             }
@@ -189,6 +195,24 @@ async fn remove_one(
         removal
     };
     run_to_completion(Peer::current().scope(removal)).await
+}
+
+/// Refuses to remove a pinned image with its last names: it may have lost the others since it was listed. No other removal
+/// runs behind the gate.
+async fn refuse_last_names(
+    backend: &dyn Backend,
+    id: &ImageId,
+    names: &[String],
+) -> Result<(), BackendError> {
+    let Some(image) = backend.status(&ImageSpec::named(id)).await? else { return Ok(()) };
+    if !image.pinned || naming::all_names(&image).iter().any(|name| !names.iter().any(|gone| gone == name)) {
+        return Ok(());
+    }
+    Err(BackendError::Call {
+        message: PINNED.to_owned(),
+        kind: CallErrorKind::FailedPrecondition,
+        hint: Some(force_pinned()),
+    })
 }
 
 async fn remove_from_backend(
@@ -199,7 +223,12 @@ async fn remove_from_backend(
 ) -> Result<NameRemoval, BackendError> {
     let (backend, store) = (&node.backend, node.store());
     let removal = match (scope, backend.names(), store) {
-        (RemovalScope::Names(names), Some(backend), _) => backend.remove_names(id, &names, force).await?,
+        (RemovalScope::Names(names), Some(single), _) => {
+            if !force {
+                refuse_last_names(backend.as_ref(), id, &names).await?;
+            }
+            single.remove_names(id, &names, force).await?
+        }
         (_, _, Some(store)) if force => {
             store.remove_mounted(&ImageName::from(id)).await?;
             NameRemoval::ImageRemoved
@@ -262,9 +291,13 @@ fn used(name: &str, users: &[String], containers: &[&str], can_force: bool) -> E
 
 /// The runtime needs the image, for its sandboxes mostly.
 fn pinned(name: &str) -> Error {
-    Error::failed(format!("{name}: pinned by the runtime or by runtime.sandboxImages"))
-        .hint("pods need it to start")
-        .hint(Hint::from("to remove it anyway, use ").setting("force", ""))
+    Error::failed(format!("{name}: {PINNED}")).hint("pods need it to start").hint(force_pinned())
+}
+
+const PINNED: &str = "pinned by the runtime or by runtime.sandboxImages";
+
+fn force_pinned() -> Hint {
+    Hint::from("to remove it anyway, use ").setting("force", "")
 }
 
 /// The image is mounted out of larder's own store.

@@ -112,6 +112,14 @@ impl Drop for CriPull<'_> {
 }
 
 impl Node {
+    /// Records a removal of names that leaves the image.
+    pub(crate) fn record_untagged(&self, api: RequestApi, image: &Image, names: &[String]) {
+        let names: Vec<String> = names.iter().map(|name| go_format::quote(name)).collect();
+        let (by, names, id, api) = (Peer::current(), names.join(", "), &image.id, api.name());
+        let message = format!("{by} removed {names} from image {id} over {api}");
+        self.record(EventType::Normal, EventReason::Untagged, &message);
+    }
+
     /// Records a removal: as an event, and in the removal history.
     pub(crate) async fn record_removal(&self, api: RequestApi, image: &Image, freed: Option<DiskSpace>) {
         let by = Peer::current();

@@ -357,3 +357,17 @@ fn a_daemon_in_front_of_a_runtime_is_asked_about_its_images_and_not_about_the_st
     daemon.terminate();
     daemon.finish().expect(0);
 }
+
+#[test]
+fn an_image_that_gets_a_name_is_not_removed_by_gc_and_a_removed_name_is_an_event() {
+    let Some(machine) = MachineWithDaemon::serving() else { return };
+    let web = machine.push(1, "shop/web:1");
+    machine.larder(&["pull", &web]).expect(0);
+    machine.larder(&["lease", "rm", &web]).expect(0);
+    machine.larder(&["tag", &web, "again:1"]).expect(0);
+    machine.larder(&["gc", "--all-unused", "--minimum-image-ttl-duration", "0"]).expect(0);
+    assert_eq!(machine.larder(&["images"]).expect(0).lines_with(&["again"]), 1);
+    machine.larder(&["rm", "again:1"]).expect(0);
+    let events = machine.larder(&["events"]).expect(0);
+    assert_eq!(events.lines_with(&["Normal", "Untagged", "docker.io/library/again:1"]), 1, "{events:?}");
+}
