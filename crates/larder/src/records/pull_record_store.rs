@@ -291,11 +291,13 @@ impl PullRecordStore {
         let (mut result, mut error) = (MustPullCheckResult::MustAuthenticate, None);
         let known = self.memory.get(image_ref);
         if let Some(known) = &known {
-            (result, error) = self.ask(image, image_ref, Some(known), lookup).await;
+            (result, error) = self.ask(image, image_ref, (Some(known), true), lookup).await;
         }
         if known.is_none() || (result == MustPullCheckResult::MustAuthenticate && error.is_none()) {
+            // In this order: a record is durable before its intent is removed.
+            let ours = self.may_be_ours(image).await;
             (result, error) = match self.read(image_ref).await {
-                Ok(known) => self.ask(image, image_ref, known.as_deref(), lookup).await,
+                Ok(known) => self.ask(image, image_ref, (known.as_deref(), ours), lookup).await,
                 Err(why) => {
                     tracing::warn!("{image} must be pulled: cannot read its pull record: {why}");
                     (MustPullCheckResult::Error, None)
@@ -313,9 +315,10 @@ impl PullRecordStore {
         image_ref: &ImageId,
         lookup: &mut dyn PodCredentialLookup,
     ) -> Result<bool, RecordsError> {
+        let ours = self.may_be_ours(image).await;
         let Ok(record) = self.record(image_ref).await else { return Ok(true) };
         let known = record.map(|record| IndexedRecord::new(&record));
-        Ok(match self.decide(image, known.as_ref(), lookup).await? {
+        Ok(match self.decide(image, (known.as_ref(), ours), lookup).await? {
             RecordCheck::Ends(result) => result.must_pull(),
             RecordCheck::Learns(_) => false,
             RecordCheck::Asks => true,
@@ -341,7 +344,7 @@ impl PullRecordStore {
         &self,
         image: &ImageName,
         image_ref: &ImageId,
-        known: Option<&IndexedRecord>,
+        known: (Option<&IndexedRecord>, bool),
         lookup: &mut dyn PodCredentialLookup,
     ) -> (MustPullCheckResult, Option<RecordsError>) {
         match self.decide(image, known, lookup).await {
@@ -355,15 +358,15 @@ impl PullRecordStore {
         }
     }
 
-    /// Looks up credentials only if the result depends on them.
+    /// Looks up credentials only if the result depends on them. Beside the record: whether larder may have pulled an image that has
+    /// none, as [`may_be_ours`](PullRecordStore::may_be_ours) said before the record was read.
     async fn decide(
         &self,
         image: &ImageName,
-        known: Option<&IndexedRecord>,
+        (known, ours): (Option<&IndexedRecord>, bool),
         lookup: &mut dyn PodCredentialLookup,
     ) -> Result<RecordCheck, RecordsError> {
-        let asks = self.verification.read().unwrap_or_else(PoisonError::into_inner).requires_pull_records();
-        let pulled_here = known.is_some() || !asks || self.may_be_ours(image).await;
+        let pulled_here = known.is_some() || ours;
         match self.look(image, known, None, pulled_here) {
             RecordCheck::Asks => {
                 let pod = lookup.pod_credentials().await?;
@@ -404,8 +407,11 @@ impl PullRecordStore {
         }
     }
 
-    /// Whether larder may have pulled an image that has no record.
+    /// Whether larder may have pulled an image that has no record; always, where the policy does not depend on it.
     async fn may_be_ours(&self, image: &ImageName) -> bool {
+        if !self.verification.read().unwrap_or_else(PoisonError::into_inner).requires_pull_records() {
+            return true;
+        }
         let unrecovered = self.unrecovered.load(Ordering::Acquire);
         if self.in_flight.any(|pulled| may_name_same_image(pulled, image)) {
             return true;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use larder::backend::Image;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, ImageManager, PullPolicy};
-use larder::records::{PullRecordStore, PullRecords as _, Rfc3339Time};
+use larder::records::{PullRecordStore, PullRecords as _, RecordedCredentials, Rfc3339Time};
 use larder_testkit::fake_backend::FakeBackend;
 
 use crate::world::{ID, IMAGE, id, image, may_use, open, secret};
@@ -74,6 +74,25 @@ async fn an_image_pulled_after_its_caller_was_canceled_gives_no_access() {
         tokio::time::sleep(LONG).await;
         assert_eq!((on_disk(&records).await, records.in_flight(&image())), ((0, 1), 0), "after {delay} s");
         assert!(!may_use(&records, "").await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_check_during_the_end_of_a_pull_gives_no_access() {
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..200 {
+        let records = Arc::new(open(&dir.path().join("records")));
+        records.record_pull_intent(&image()).await.unwrap();
+        let ending = tokio::spawn({
+            let records = Arc::clone(&records);
+            async move { records.record_image_pulled(&image(), &id(), &RecordedCredentials::NotRecorded).await }
+        });
+        while !ending.is_finished() {
+            assert!(!may_use(&records, "").await);
+        }
+        ending.await.unwrap();
+        drop(records);
+        fs_err::remove_dir_all(dir.path().join("records")).unwrap();
     }
 }
 
