@@ -8,6 +8,7 @@ use larder::error_chain;
 use larder::hint::Hint;
 use larder::pull::ImageManager;
 use larder_store::backend::StoreBackend;
+use larder_store::disk::DiskSpace;
 use larder_store::fsck::{FsckOptions, ManifestLayerChecker};
 use larder_store::store::{Store, StoreError, StoreOpenError};
 
@@ -22,6 +23,7 @@ pub use larder_store::unpack::{SkippedFiles, UnpackError, extract_files, write_d
 /// larder's own store, opened by this process alone.
 pub struct OfflineStore {
     backend: StoreBackend,
+    reserve: DiskSpace,
 }
 
 impl OfflineStore {
@@ -41,7 +43,7 @@ impl OfflineStore {
             }
             error => open_error(error),
         })?;
-        Ok(OfflineStore { backend })
+        Ok(OfflineStore { backend, reserve: config.store_pull().reserve })
     }
 
     /// Where it is.
@@ -62,11 +64,14 @@ impl OfflineStore {
 
     /// Stores layers that are directories as EROFS images.
     pub fn convert_layers(&self) -> Result<ConversionReport, Error> {
-        self.backend.store().convert_layers().map_err(|error| {
+        let store = self.backend.store();
+        store.convert_layers(self.reserve).map_err(|error| {
             let root = self.root().display();
             let failed =
                 Error::failed(format!("cannot convert the layers in {root}: {}", error_chain(&error)));
-            failed.hint(error.hint().unwrap_or_else(|| Hint::from("EROFS images are mounted as root only")))
+            let cannot_mount = store.erofs_mount().is_err();
+            failed
+                .hints(error.hint().or(cannot_mount.then(|| "EROFS images are mounted as root only".into())))
         })
     }
 

@@ -58,7 +58,7 @@ fn convert(store: &OfflineStore, out: &Printer) -> Result<(), Failure> {
     for (layer, reason) in &remaining {
         out.info(format_args!("note: layer {layer} remains a directory: {reason}"));
     }
-    out.line(format_args!("converted {converted} layers to EROFS images"));
+    out.line(format_args!("converted {} to EROFS images", size::count(converted, "layer")));
     Ok(())
 }
 

@@ -20,6 +20,12 @@ impl OpenStore {
         let mut layers: Vec<LayerRecord> =
             self.db.read("find damaged layers", |reader| reader.all(LAYERS))?;
         layers.retain(|layer| layer.present); // those that are missing are in the list of what to fetch
+        for layer in &mut layers {
+            // A check without repair does not record what an interrupted conversion left.
+            if let Some(image) = self.image_instead_of(layer) {
+                *layer = image;
+            }
+        }
         report.layers = layers.len() as u64;
         let found = Mutex::new(Vec::new());
         let queue = Mutex::new(layers.iter());

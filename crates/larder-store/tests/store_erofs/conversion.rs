@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::sync::Arc;
 
+use larder_store::disk::DiskSpace;
 use larder_store::fsck::FsckOptions;
 use larder_store::mounts::MountOptions;
 use larder_store::pull::{StorePullConfig, StorePuller};
@@ -99,7 +100,7 @@ fn converted_layers_show_what_the_directories_showed() {
     let (before, usage) = (mounted(&store), store.usage().unwrap().layers);
     assert!(before.contains("srv/large") && !before.contains("etc/old"), "{before}");
     assert_eq!(are_images(&store), [false; 4]);
-    let report = store.convert_layers().unwrap();
+    let report = store.convert_layers(DiskSpace::ZERO).unwrap();
     assert_eq!((report.converted, report.remaining), (4, vec![]));
     assert_eq!(are_images(&store), [true; 4]);
     assert_eq!(mounted(&store), before);
@@ -108,7 +109,7 @@ fn converted_layers_show_what_the_directories_showed() {
     assert!(usage.inodes > 20);
     let checked = store.fsck(&FsckOptions::default()).unwrap();
     assert!(checked.is_sound() && checked.problems.is_empty(), "{checked:?}");
-    assert_eq!(store.convert_layers().unwrap().converted, 0);
+    assert_eq!(store.convert_layers(DiskSpace::ZERO).unwrap().converted, 0);
     drop(store);
     let (store, rebuilt) =
         Store::rebuild(&root, config(), &larder_store::fsck::ManifestLayerChecker).unwrap();
@@ -127,7 +128,7 @@ fn a_directory_remains_while_it_is_mounted_or_if_it_is_damaged() {
     let store = Store::open(&root, config()).unwrap();
     let (_dir, target) = target();
     store.mount(APP, &target.0, MountOptions::default(), noon()).unwrap();
-    let report = store.convert_layers().unwrap();
+    let report = store.convert_layers(DiskSpace::ZERO).unwrap();
     assert_eq!((report.converted, report.remaining.len()), (0, 4), "{report:?}");
     assert!(report.remaining.iter().all(|(_, reason)| reason == "in use"), "{report:?}");
     assert_eq!(fs_err::read_to_string(target.0.join("var/log/b")).unwrap(), "b");
@@ -137,10 +138,32 @@ fn a_directory_remains_while_it_is_mounted_or_if_it_is_damaged() {
     let mut bytes = fs_err::read(&damaged).unwrap();
     bytes[7] ^= 1;
     fs_err::write(&damaged, bytes).unwrap();
-    let report = store.convert_layers().unwrap();
+    let report = store.convert_layers(DiskSpace::ZERO).unwrap();
     assert_eq!((report.converted, report.remaining.len()), (3, 1), "{report:?}");
     assert!(report.remaining[0].1.contains("srv/large: content differs"), "{report:?}");
     assert!(damaged.exists() && are_images(&store) == [true, true, true, false]);
+}
+
+#[test]
+fn a_conversion_fails_before_it_uses_up_the_reserve() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let root = scratch.path().join("store");
+    load(&root, scratch.path(), &of_all_kinds());
+    let store = Store::open(&root, config()).unwrap();
+    let error = store.convert_layers(DiskSpace { bytes: 1 << 60, inodes: 0 }).unwrap_err();
+    assert!(error.is_no_space() && error.hint().is_some(), "{error:?}");
+    let shown = larder::error_chain(&error);
+    assert!(shown.starts_with("cannot convert a layer: ") && shown.contains("insufficient space"), "{shown}");
+    assert_eq!((are_images(&store), entries(&root.join("staging"))), (vec![false; 4], vec![]));
+    // A layer that lacks a file is damaged, which does not end the conversion.
+    let image = store.image(APP).unwrap().unwrap();
+    let layer = root.join("layers").join(image.layers[3].key.as_str());
+    fs_err::remove_file(layer.join("fs/srv/large")).unwrap();
+    let report = store.convert_layers(DiskSpace::ZERO).unwrap();
+    assert_eq!((report.converted, report.remaining.len()), (3, 1), "{report:?}");
 }
 
 #[test]
@@ -168,10 +191,15 @@ fn a_conversion_survives_power_loss_at_any_step() {
             let store = open(&disk);
             store.erofs_mount().unwrap();
             disk.arm(DiskFault::LosesPowerAt(step));
-            let done = store.convert_layers().is_ok_and(|report| report.converted == 1);
+            let done = store.convert_layers(DiskSpace::ZERO).is_ok_and(|report| report.converted == 1);
             let met = disk.has_failed();
             drop(store);
-            let store = open(&disk.restarted(survives));
+            let disk = disk.restarted(survives);
+            let looked = Store::open_for_check(&disk.root().join("store"), config()).unwrap();
+            let report = looked.fsck(&FsckOptions::default()).unwrap();
+            assert!(report.is_sound() && report.problems.is_empty(), "{what}, before a repair: {report:?}");
+            drop(looked);
+            let store = open(&disk);
             let report = store.fsck(&FsckOptions::default()).unwrap();
             assert!(report.is_sound() && report.problems.is_empty(), "{what}: {report:?}");
             let image = are_images(&store);
@@ -182,7 +210,11 @@ fn a_conversion_survives_power_loss_at_any_step() {
             let motd = format!("/proc/self/fd/{}/etc/motd", root.as_raw_fd());
             assert_eq!(fs_err::read_to_string(motd).unwrap(), "kept", "{what}");
             if image == [false] {
-                assert_eq!(store.convert_layers().unwrap().converted, 1, "{what}: trying again");
+                assert_eq!(
+                    store.convert_layers(DiskSpace::ZERO).unwrap().converted,
+                    1,
+                    "{what}: trying again"
+                );
             }
             if !met {
                 break;
