@@ -5,6 +5,7 @@
 //! removes those that it left behind.
 
 use std::collections::HashSet;
+use std::io;
 use std::path::PathBuf;
 use std::sync::PoisonError;
 
@@ -16,7 +17,7 @@ use crate::store::db::{DbRead as _, MOUNTS};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::names_in;
 use crate::store::snapshot_records::mountable_layers;
-use crate::store::{LayerHandle, LayerKey, MountRecord, OpenStore, StoreError};
+use crate::store::{LayerHandle, LayerKey, LayerRecord, MountRecord, OpenStore, StoreError};
 
 impl OpenStore {
     /// The lower directories of layers, in their order; mounts those that are images, unless they are mounted. The record of
@@ -48,6 +49,20 @@ impl OpenStore {
             lowers.push(target);
         }
         Ok(lowers)
+    }
+
+    /// Mounts the image of a layer that was replaced, where the earlier one is mounted. Overlays that have that keep it.
+    pub(crate) fn remount_layer(&self, layer: &LayerRecord) -> io::Result<()> {
+        let target = self.layout.lower(&layer.key);
+        if !target.exists() {
+            return Ok(());
+        }
+        let _alone = self.layer_mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        detach(&target)?;
+        if layer.erofs.is_none() {
+            return fs_err::remove_dir(&target);
+        }
+        DetachedMount::of(&self.layout.layer(&layer.key), self.erofs_mount()?)?.attach(&target)
     }
 
     /// Unmounts the layers that no recorded mount and no mountable snapshot has.

@@ -26,7 +26,7 @@ use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
 use super::shared_sync::{SharedSync, has_failed};
-use super::snapshot_records::each_snapshot_layer;
+use super::snapshot_records::mountable_layers;
 use super::unpacking::UnpackingDirs;
 use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
 use crate::erofs::{DetachedMount, ErofsFile};
@@ -447,20 +447,21 @@ impl OpenStore {
         self.discard_layer(&key)
             .and_then(|()| self.disk.rename(from, &self.layout.layer(&key)))
             .context(doing)?;
+        if let Err(error) = self.remount_layer(&layer.record) {
+            tracing::warn!(layer = %key, %error, "cannot mount a layer that was replaced");
+        }
         Ok(self.fresh(layer, hold))
     }
 
-    /// Whether a layer is mounted, in a snapshot, or referenced. The caller must hold the gate.
+    /// Whether a layer is mounted, may be mounted for a snapshot, or is referenced. A committed snapshot alone is no use: it
+    /// needs some layer of this key. The caller must hold the gate.
     pub(crate) fn is_used(&self, key: &LayerKey) -> Result<bool, StoreError> {
-        let mounts: Vec<MountRecord> =
-            self.db.read("look up the users of a layer", |reader| reader.all(MOUNTS))?;
-        let mut in_snapshot = false;
-        self.db.read("look up the users of a layer", |reader| {
-            each_snapshot_layer(reader, |layer| in_snapshot |= layer == *key)
+        let in_mount = self.db.read("look up the users of a layer", |reader| {
+            let mut found = mountable_layers(reader)?.contains(key);
+            reader.for_each(MOUNTS, |mount: MountRecord| found |= mount.layers.contains(key))?;
+            Ok(found)
         })?;
-        Ok(mounts.iter().any(|mount| mount.layers.contains(key))
-            || in_snapshot
-            || self.holds.has(&ReferencedItem::Layer(key.clone())))
+        Ok(in_mount || self.holds.has(&ReferencedItem::Layer(key.clone())))
     }
 
     /// The handle of a layer that waits for a commit.

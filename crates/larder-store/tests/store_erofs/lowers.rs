@@ -1,6 +1,6 @@
 //! Images that take something from the layers below: how they come into the store, and how they are checked there.
 
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 
 use larder::backend::ProgressReporter;
@@ -20,6 +20,7 @@ use larder_testkit_peers::{ImageBuilder, LayerFiles};
 use crate::fsck::unpacked_layer;
 use crate::help::*;
 use crate::mounting::can_mount;
+use crate::snapshots::{adopt_all, new};
 
 /// Directories of the layers of an image, the lowest first.
 fn layers_of(store: &Store, image: &str) -> Vec<PathBuf> {
@@ -189,4 +190,23 @@ fn a_probe_that_failed_for_lack_of_something_is_repeated() {
     fs_err::rename(&away, &staging).unwrap();
     assert!(store.uses_images().unwrap(), "{}", store.describe_layers());
     assert!(entries(&staging).is_empty());
+}
+
+#[test]
+fn a_layer_that_was_replaced_is_mounted_instead_of_the_earlier_one() {
+    if !can_mount() {
+        return;
+    }
+    let temp = TempStore::new();
+    commit(&temp.store, "app", &["a"]);
+    let keys = adopt_all(&temp.store, "app");
+    temp.store.create_snapshot(new("k8s.io/9/c", &keys[0]), true, noon()).unwrap();
+    let lower = temp.root().join("lowers").join(key("a").as_str());
+    let earlier = fs_err::File::open(&lower).unwrap();
+    remove_layer(&temp.root().join("layers").join(key("a").as_str()));
+    let temp = temp.reopen();
+    commit(&temp.store, "app", &["a"]);
+    assert_ne!(fs_err::metadata(&lower).unwrap().dev(), earlier.metadata().unwrap().dev());
+    assert_eq!(fs_err::read_to_string(lower.join("etc/name")).unwrap(), "a");
+    temp.store.remove_snapshot("k8s.io/9/c").unwrap();
 }
