@@ -37,6 +37,10 @@ impl OpenStore {
             }
             report.add(StoreDamage::Leftover { path }, repair);
         }
+        for name in names_in(&self.layout.lost_snapshots()).context(doing)? {
+            let path = self.layout.lost_snapshots().join(name);
+            report.add(StoreDamage::LostSnapshot { path }, false);
+        }
         Ok(())
     }
 

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::report::{FsckReport, StoreDamage};
-use crate::snapshots::find_snapshots;
+use crate::snapshots::{find_snapshots, keep_lost_snapshots};
 use crate::store::commit::{for_uses, put_uses};
 use crate::store::db::{
     DbError, DbRead, DbResult, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, LISTED, MOUNTS, NAMES,
     SNAPSHOTS, USES, decode, encode,
 };
+use crate::store::error::StoreErrorContext as _;
 use crate::store::layer_file::read_record;
 use crate::store::listing::{ImageListing, put_image};
 use crate::store::{
@@ -27,6 +28,7 @@ impl OpenStore {
             unreadable::<MountRecord>(reader, MOUNTS, &mut bad)?;
             unreadable::<SnapshotRecord>(reader, SNAPSHOTS, &mut bad)
         })?;
+        let lost_snapshots = repair && bad.iter().any(|(table, _)| *table == SNAPSHOTS);
         for (table, error) in bad {
             let (key, reason) = match &error {
                 DbError::Record { key, cause } => (key.clone(), cause.to_string()),
@@ -39,6 +41,11 @@ impl OpenStore {
                 self.restore_record(table, &key)?;
             }
             report.add(StoreDamage::Record { key, reason }, repair);
+        }
+        if lost_snapshots {
+            let known: Vec<SnapshotRecord> = self.db.read(doing, |reader| reader.all(SNAPSHOTS))?;
+            let known = known.iter().map(|snapshot| snapshot.id).collect();
+            keep_lost_snapshots(&*self.disk, &self.layout, &known).context(doing)?;
         }
         Ok(())
     }

@@ -15,10 +15,11 @@ use serde::de::DeserializeOwned;
 
 use super::names::write_names;
 use super::options::{LayerChecker, ManifestLayerChecker, check_files};
+use super::report::StoreDamage;
 use crate::disk::{Disk, RealDisk, measure};
 use crate::erofs::ErofsFile;
 use crate::mounts::mounted_of;
-use crate::snapshots::find_snapshots;
+use crate::snapshots::{find_snapshots, keep_lost_snapshots};
 use crate::store::blobs::{check_digest, read_blob};
 use crate::store::db::{
     Db, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, META, MOUNTS, SNAPSHOTS, decode, log_of,
@@ -133,6 +134,11 @@ pub(crate) fn rebuild_begun(
     for image in &mut images {
         image.complete &= image.keys().into_iter().all(|key| layers.iter().any(|layer| layer.key == *key));
         *(if image.complete { &mut rebuilt.images } else { &mut rebuilt.incomplete }) += 1;
+    }
+    let known = snapshots.values().map(|snapshot| snapshot.id).collect();
+    for path in keep_lost_snapshots(&*opening.disk, layout, &known).map_err(failed)? {
+        let what = StoreDamage::LostSnapshot { path };
+        rebuilt.left_out.push(what.to_string());
     }
     rebuilt.old = keep_old(&*opening.disk, layout).map_err(failed)?;
 

@@ -121,6 +121,12 @@ pub enum StoreDamage {
         /// Why not.
         reason: String,
     },
+    /// The files of a snapshot whose record was lost with the database. A container may have written them.
+    #[error("lost snapshot: no record, its files are in {}", path.display())]
+    LostSnapshot {
+        /// Its directory.
+        path: PathBuf,
+    },
     /// A file or directory that no record refers to.
     #[error("leftover {}", path.display())]
     Leftover {
@@ -134,7 +140,11 @@ impl StoreDamage {
     pub fn hint(&self) -> Hint {
         match self {
             StoreDamage::LayerDamagedInUse { .. } => {
-                Hint::from("unmount the images that use the layer, then run ").command(["fsck", "--repair"])
+                Hint::from("remove the containers and unmount the images that use the layer, then run ")
+                    .command(["fsck", "--repair"])
+            }
+            StoreDamage::LostSnapshot { .. } => {
+                "copy the files that are needed, then remove the directory".into()
             }
             StoreDamage::LayerUnchecked { .. } => "if permission is denied, run as root".into(),
             _ => Hint::new().command(["fsck", "--repair"]).text(" repairs it"),

@@ -23,7 +23,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use error::SnapshotError;
 pub use mounts::SnapshotMount;
-pub(crate) use recover::find_snapshots;
+pub(crate) use recover::{find_snapshots, keep_lost_snapshots};
 
 use crate::disk::{DiskSpace, measure};
 use crate::store::db::{DbRead as _, DbResult, DbTransaction, SNAPSHOTS};

@@ -120,7 +120,10 @@ impl OpenStore {
     }
 
     pub(super) fn snapshot_dir(&self, id: u64) -> io::Result<()> {
-        ensure_dir(&*self.disk, &self.layout.snapshots())?;
+        if !self.layout.snapshots().exists() {
+            ensure_dir(&*self.disk, &self.layout.snapshots())?;
+            self.disk.sync_dir(self.layout.root())?;
+        }
         ensure_dir(&*self.disk, &self.layout.snapshot(id))
     }
 

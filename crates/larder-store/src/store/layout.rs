@@ -113,6 +113,11 @@ impl StoreLayout {
         self.root.join("snapshots")
     }
 
+    /// Files of snapshots whose records are lost.
+    pub(crate) fn lost_snapshots(&self) -> PathBuf {
+        self.root.join("lost-snapshots")
+    }
+
     pub(crate) fn snapshot(&self, id: u64) -> PathBuf {
         self.snapshots().join(id.to_string())
     }

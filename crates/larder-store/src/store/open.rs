@@ -212,6 +212,7 @@ fn may_become_a_store(root: &Path) -> io::Result<bool> {
         "layers",
         "lock",
         "lost+found",
+        "lost-snapshots",
         "lowers",
         "mounts",
         "settings",

@@ -236,7 +236,10 @@ fn a_damaged_layer_is_fetched_again_by_a_pull_and_survives_a_restart() {
 }
 
 /// Everything but the bytes of the old database, which is gone.
-fn rebuild(scratch: TempStore, damage: impl Fn(&Path)) -> (TempStore, larder_store::fsck::RebuildReport) {
+pub(crate) fn rebuild(
+    scratch: TempStore,
+    damage: impl Fn(&Path),
+) -> (TempStore, larder_store::fsck::RebuildReport) {
     let TempStore { store, dir } = scratch;
     let root = store.root().to_owned();
     drop(store);

@@ -2,19 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
+use larder_store::fsck::{FsckReport, ManifestLayerChecker, StoreDamage};
 use larder_store::snapshots::{NewSnapshot, SnapshotError, SnapshotMount};
 use larder_store::store::{RemoveOptions, SnapshotKind, Store};
+use larder_testkit_peers::faulty_disk::{FaultyDisk, UnsyncedData};
 
-use crate::help::{TempStore, commit, config, digest, entries, key, noon, remove_layer};
+use crate::fsck::{check, layer_dir, rebuild, repair, two_images, unpacked};
+use crate::help::{
+    TempStore, commit, config, damage_layer, digest, entries, is_damaged, key, noon, remove_layer,
+};
 use crate::mounting::can_mount;
 
-fn new(key: &str, parent: &str) -> NewSnapshot {
+pub(crate) fn new(key: &str, parent: &str) -> NewSnapshot {
     NewSnapshot { key: key.into(), parent: parent.into(), labels: BTreeMap::new() }
 }
 
 /// Adopts the layers of an image; returns the keys of their snapshots.
-fn adopt_all(store: &Store, image: &str) -> Vec<String> {
+pub(crate) fn adopt_all(store: &Store, image: &str) -> Vec<String> {
     let chains = store.image(image).unwrap().expect("an image").chain_ids();
     let mut keys: Vec<String> = Vec::new();
     for chain in chains {
@@ -141,4 +147,76 @@ fn a_damaged_layer_is_no_part_of_a_mount() {
         store.remove_snapshot("k8s.io/9/c").unwrap();
     }
     drop(dir);
+}
+
+#[test]
+fn a_damaged_layer_of_a_committed_snapshot_is_replaced_by_a_pull() {
+    let temp = two_images();
+    let path = layer_dir(&temp.store, "app");
+    let keys = adopt_all(&temp.store, "app");
+    damage_layer(&path);
+    let found = |report: FsckReport| report.problems.into_iter().next().unwrap();
+    let problem = found(repair(&temp.store));
+    assert!(problem.repaired && matches!(problem.found, StoreDamage::LayerDamaged { .. }), "{problem:?}");
+    let again = || unpacked(&temp.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
+    again();
+    assert!(!is_damaged(&path) && check(&temp.store).is_sound());
+    if !can_mount() {
+        return;
+    }
+    // A container runs from it.
+    temp.store.create_snapshot(new("k8s.io/9/c", &keys[0]), true, noon()).unwrap();
+    damage_layer(&path);
+    let problem = found(repair(&temp.store));
+    assert!(matches!(problem.found, StoreDamage::LayerDamagedInUse { .. }), "{problem:?}");
+    assert!(problem.found.hint().to_string().contains("containers"), "{problem:?}");
+    again();
+    assert!(is_damaged(&path), "in use");
+    temp.store.remove_snapshot("k8s.io/9/c").unwrap();
+    assert!(found(repair(&temp.store)).repaired);
+    again();
+    assert!(check(&temp.store).is_sound());
+}
+
+#[test]
+fn a_rebuild_retains_the_files_of_a_snapshot_without_a_record() {
+    let temp = TempStore::new();
+    let root = temp.root();
+    for name in ["written", "empty", "known"] {
+        temp.store.create_snapshot(new(name, ""), true, noon()).unwrap();
+    }
+    fs_err::write(root.join("snapshots/1/fs/data"), "of a container").unwrap();
+    let (temp, rebuilt) = rebuild(temp, |root| {
+        for id in ["1", "2"] {
+            fs_err::write(root.join("snapshots").join(id).join("snapshot.json"), "").unwrap();
+        }
+    });
+    assert!(rebuilt.left_out.len() == 1 && rebuilt.left_out[0].ends_with("lost-snapshots/1"), "{rebuilt:?}");
+    assert_eq!(entries(&root.join("snapshots")), ["3"], "nothing was in the other one");
+    assert_eq!(temp.store.snapshots().unwrap().len(), 1);
+    for report in [check(&temp.store), repair(&temp.store)] {
+        let [problem] = report.problems.as_slice() else { panic!("{report:?}") };
+        assert!(
+            matches!(problem.found, StoreDamage::LostSnapshot { .. }) && !report.is_sound(),
+            "{report:?}"
+        );
+    }
+    let temp = temp.reopen();
+    let lost = root.join("lost-snapshots");
+    assert_eq!(fs_err::read_to_string(lost.join("1/fs/data")).unwrap(), "of a container");
+    fs_err::remove_dir_all(&lost).unwrap();
+    assert!(check(&temp.store).is_sound());
+}
+
+#[test]
+fn a_snapshot_survives_a_power_cut_and_the_loss_of_the_database() {
+    let disk = FaultyDisk::new();
+    let store = Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), config()).unwrap();
+    store.create_snapshot(new("k8s.io/9/c", ""), true, noon()).unwrap();
+    drop(store);
+    let disk = disk.restarted(UnsyncedData::Nothing);
+    let root = disk.root().join("store");
+    fs_err::write(root.join("larder.db"), "lost").unwrap();
+    let (store, rebuilt) = Store::rebuild(&root, config(), &ManifestLayerChecker).unwrap();
+    assert!(store.snapshot("k8s.io/9/c").is_ok(), "{rebuilt:?}");
 }
