@@ -18,7 +18,8 @@ use crate::proto::content::{
 };
 use crate::proto::images::images_client::ImagesClient;
 use crate::proto::images::{
-    CreateImageRequest, DeleteImageRequest, Image as ImageRecord, ListImagesRequest, UpdateImageRequest,
+    CreateImageRequest, DeleteImageRequest, GetImageRequest, Image as ImageRecord, ListImagesRequest,
+    UpdateImageRequest,
 };
 use crate::proto::leases::leases_client::LeasesClient;
 use crate::proto::leases::{
@@ -178,12 +179,13 @@ impl ContainerdClient {
         client!(self, LeasesClient).delete(request).await.map(drop)
     }
 
-    /// Stores a blob with these labels. One that is there gets them.
+    /// Stores a blob with these labels. One that is there gets them. Writers of one reference exclude each other: it has the
+    /// name of the lease.
     pub(crate) async fn write_blob(&self, namespace: &str, lease: &str, blob: NewBlob) -> Result<(), Status> {
         let NewBlob { digest, data, labels } = blob;
         let message = WriteContentRequest {
             action: WriteAction::Commit.into(),
-            r#ref: format!("larder-{digest}"),
+            r#ref: format!("{lease}-{digest}"),
             total: i64::try_from(data.len()).unwrap_or(i64::MAX),
             expected: digest.clone(),
             offset: 0,
@@ -228,20 +230,28 @@ impl ContainerdClient {
         client!(self, SnapshotsClient).remove(request).await.map(drop)
     }
 
-    /// Records an image under a name, instead of the one that has it.
-    pub(crate) async fn put_image(&self, namespace: &str, image: ImageRecord) -> Result<(), Status> {
-        let request = self.request(namespace, CreateImageRequest { image: Some(image.clone()) })?;
-        match client!(self, ImagesClient).create(request).await {
-            Err(status) if status.code() == Code::AlreadyExists => {
-                let paths = image.labels.keys().map(|label| format!("labels.{label}"));
-                let paths = paths.chain(["target".to_owned()]).collect();
-                let message =
-                    UpdateImageRequest { image: Some(image), update_mask: Some(FieldMask { paths }) };
-                let request = self.request(namespace, message)?;
-                client!(self, ImagesClient).update(request).await.map(drop)
-            }
-            created => created.map(drop),
+    /// What a name stands for.
+    pub(crate) async fn image(&self, namespace: &str, name: &str) -> Result<Option<ImageRecord>, Status> {
+        let request = self.request(namespace, GetImageRequest { name: name.to_owned() })?;
+        match client!(self, ImagesClient).get(request).await {
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            found => Ok(found?.into_inner().image),
         }
+    }
+
+    /// Records an image under a name that no image has; fails with `AlreadyExists` otherwise.
+    pub(crate) async fn create_image(&self, namespace: &str, image: ImageRecord) -> Result<(), Status> {
+        let request = self.request(namespace, CreateImageRequest { image: Some(image) })?;
+        client!(self, ImagesClient).create(request).await.map(drop)
+    }
+
+    /// Records an image under a name, instead of the one that has it.
+    pub(crate) async fn update_image(&self, namespace: &str, image: ImageRecord) -> Result<(), Status> {
+        let paths = image.labels.keys().map(|label| format!("labels.{label}"));
+        let paths = paths.chain(["target".to_owned()]).collect();
+        let message = UpdateImageRequest { image: Some(image), update_mask: Some(FieldMask { paths }) };
+        let request = self.request(namespace, message)?;
+        client!(self, ImagesClient).update(request).await.map(drop)
     }
 
     /// Removes the name of an image. With `collect`, returns after containerd's garbage collector has run.

@@ -21,7 +21,7 @@ mod publish;
 mod uses;
 
 pub use layers::ContainerdLayers;
-pub use publish::{ImagePublisher, PublishedImage};
+pub use publish::{ForeignName, ImagePublisher, PublishedImage};
 pub use uses::ContainerdUses;
 
 /// The parts of containerd's API that larder uses; generated from `proto`.

@@ -2,6 +2,12 @@
 //!
 //! An image is pulled into the store and then published; it is withdrawn before it is removed, since the snapshots of
 //! containerd retain its layers. The containers of containerd are users of images like the store's own mounts.
+//!
+//! Promises: one image is published or withdrawn by one caller at a time; an image counts as published only after containerd
+//! was seen to have it under all its names.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
 use larder::backend::{
@@ -10,21 +16,41 @@ use larder::backend::{
 };
 use larder::credentials::Credential;
 use larder::error_chain;
-use larder::gc::DiskSpace;
+use larder::gc::{DiskSpace, ImageUseError, ImageUseSource, ReportedUse};
 use larder::pod::SandboxConfig;
 use larder::reference::{Digest, ImageId, ImageName, Reference};
-use larder_containerd::{ImagePublisher, PublishedImage};
+use larder_containerd::{ContainerdUses, ForeignName, ImagePublisher, PublishedImage};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_store::backend::StoreBackend;
 use larder_store::store::{ImageRecord, Store, StoreError};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
 
 use crate::config::Config;
 
+/// The socket of the containerd to which these settings publish images, if there is one.
+pub(crate) fn socket(config: &Config) -> Option<&str> {
+    config.containerd.socket.as_deref().filter(|_| config.containerd.snapshotter)
+}
+
+/// Why a process that is no daemon removes no image of such a store.
+pub(crate) fn daemon_required(socket: &str) -> String {
+    format!("images of this store may be in use by the containerd at {socket}: only the daemon removes them")
+}
+
+/// The containers of a containerd that this process does not ask: any image may be in use.
+pub(crate) struct UnknownContainers(pub(crate) String);
+
+#[async_trait]
+impl ImageUseSource for UnknownContainers {
+    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
+        Err(ImageUseError::Other(daemon_required(&self.0)))
+    }
+}
+
 /// The publisher of these settings, if they name a containerd.
 fn publisher_of(config: &Config) -> Option<ImagePublisher> {
-    let socket = config.containerd.socket.as_ref().filter(|_| config.containerd.snapshotter)?;
-    let endpoint = Endpoint::parse(socket).ok()?; // checked with the settings
+    let endpoint = Endpoint::parse(socket(config)?).ok()?; // checked with the settings
     let own = config.images.runtime_request_timeout.to_std();
     let request_timeout = own.unwrap_or(config.runtime.request_timeout);
     let cri = CriConfig { request_timeout, image_endpoint: None, ..config.runtime.clone() };
@@ -35,31 +61,111 @@ fn publisher_of(config: &Config) -> Option<ImagePublisher> {
 pub(crate) struct PublishingBackend {
     store: StoreBackend,
     publisher: ImagePublisher,
+    published: Mutex<PublishedNames>,
+    /// Of the images that are being published or withdrawn, by ID.
+    locks: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
 }
+
+/// The names under which containerd has images, by their IDs.
+type PublishedNames = HashMap<String, BTreeSet<String>>;
+
+/// Errors of images that cannot be published, by their IDs: each is a warning once.
+pub(crate) type PublishErrors = HashMap<String, String>;
 
 impl PublishingBackend {
     /// A store with the containerd of these settings, if they name one.
     pub(crate) fn of(store: &StoreBackend, config: &Config) -> Option<PublishingBackend> {
-        publisher_of(config).map(|publisher| PublishingBackend { store: store.clone(), publisher })
+        let store = store.clone();
+        publisher_of(config).map(|publisher| PublishingBackend {
+            store,
+            publisher,
+            published: Mutex::default(),
+            locks: Mutex::default(),
+        })
     }
 
-    /// The containerd to which images are published.
-    pub(crate) fn cri(&self) -> &CriBackend {
-        self.publisher.cri()
+    /// The containers of containerd that CRI omits.
+    pub(crate) fn unlisted_containers(&self) -> ContainerdUses {
+        let cri = self.publisher.cri();
+        ContainerdUses::new(cri.runtime_channel(), cri.request_timeout())
     }
 
-    /// Publishes all images that can be; fails with the first error.
-    pub(crate) async fn publish_all(&self) -> Result<(), BackendError> {
-        let mut outcome = Ok(());
-        for image in self.store.list().await? {
-            let published = self.publish(&ImageName::from(image.id.as_str())).await;
-            match published {
-                // The others would take as long to fail.
-                Err(error @ BackendError::Unreachable { .. }) => return Err(error),
-                published => outcome = outcome.and(published),
+    fn names_published(&self) -> MutexGuard<'_, PublishedNames> {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether containerd has the image under all its names, as far as is known.
+    pub(crate) fn is_published(&self, image: &Image) -> bool {
+        self.names_published().get(image.id.as_str()).is_some_and(|known| has_all(known, image))
+    }
+
+    /// Publishes an image that is not; returns whether containerd has it then.
+    pub(crate) async fn ensure_published(&self, image: &Image) -> bool {
+        if self.is_published(image) {
+            return true;
+        }
+        let published = self.publish_as(&ImageName::from(image.id.as_str()), ForeignName::Keep).await;
+        if let Err(error) = &published {
+            tracing::warn!(image = %image.id, "image is not known to containerd: {error}");
+        }
+        published.is_ok()
+    }
+
+    /// Publishes the images that containerd does not have: those of other commands, those that could not be published, and those
+    /// that it has lost. Returns whether it has all then.
+    pub(crate) async fn reconcile(&self, errors: &mut PublishErrors) -> bool {
+        let lists =
+            async { Ok::<_, BackendError>((self.store.list().await?, self.publisher.cri().list().await?)) };
+        let (own, listed) = match lists.await {
+            Ok(lists) => lists,
+            Err(error) => {
+                tracing::debug!("cannot compare the images of the store with those of containerd: {error}");
+                return false;
+            }
+        };
+        retain_listed(&mut self.names_published(), &listed);
+        errors.retain(|id, _| own.iter().any(|image| image.id.as_str() == id));
+        for image in own.iter().filter(|image| !self.is_published(image)) {
+            let id = image.id.as_str();
+            match self.publish_as(&ImageName::from(id), ForeignName::Keep).await {
+                Ok(()) => drop(errors.remove(id)),
+                Err(error) => {
+                    let text = error.to_string();
+                    if errors.insert(id.to_owned(), text.clone()).is_none_or(|known| known != text) {
+                        tracing::warn!(image = id, "cannot publish an image to containerd: {text}");
+                    }
+                    if matches!(error, BackendError::Unreachable { .. }) {
+                        return false; // the others would take as long to fail
+                    }
+                }
             }
         }
-        outcome
+        errors.is_empty()
+    }
+
+    /// Waits until nobody else publishes or withdraws an image.
+    async fn lock(&self, id: &str) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+            locks.retain(|_, lock| lock.strong_count() > 0);
+            locks.get(id).and_then(Weak::upgrade).unwrap_or_else(|| {
+                let lock = Arc::default();
+                locks.insert(id.to_owned(), Arc::downgrade(&lock));
+                lock
+            })
+        };
+        lock.lock_owned().await
+    }
+
+    /// An image as the store has it while nobody else publishes or withdraws it; `None` if the store does not have it.
+    async fn locked(
+        &self,
+        image: &ImageName,
+    ) -> Result<Option<(OwnedMutexGuard<()>, PublishedImage)>, BackendError> {
+        let Some(found) = self.published(image).await? else { return Ok(None) };
+        let lock = self.lock(found.id.as_str()).await;
+        let found = self.published(&ImageName::from(found.id.as_str())).await?;
+        Ok(found.map(|found| (lock, found)))
     }
 
     /// An image as containerd gets it; `None` if the store does not have it.
@@ -79,9 +185,40 @@ impl PublishingBackend {
 
     /// Publishes an image, unless the store does not have it.
     pub(crate) async fn publish(&self, image: &ImageName) -> Result<(), BackendError> {
-        match self.published(image).await? {
-            Some(image) => self.publisher.publish(&image).await,
+        self.publish_as(image, ForeignName::Replace).await
+    }
+
+    async fn publish_as(&self, image: &ImageName, foreign: ForeignName) -> Result<(), BackendError> {
+        match self.locked(image).await? {
+            Some((_lock, image)) => self.publish_locked(&image, foreign).await,
             None => Ok(()),
+        }
+    }
+
+    async fn publish_locked(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), BackendError> {
+        let published = self.publisher.publish(image, foreign).await;
+        let mut known = self.names_published();
+        match &published {
+            Ok(()) => known.insert(image.id.to_string(), image.record_names().into_iter().collect()),
+            Err(_) => known.remove(image.id.as_str()),
+        };
+        published
+    }
+
+    /// Withdraws names of an image, and publishes what is left of it if that fails.
+    async fn withdraw(&self, image: &PublishedImage, names: &[String]) -> Result<(), BackendError> {
+        self.names_published().remove(image.id.as_str());
+        let withdrawn = self.publisher.withdraw(image, names).await;
+        if withdrawn.is_err() {
+            self.publish_again(image).await;
+        }
+        withdrawn
+    }
+
+    /// Publishes an image again of which not all was removed.
+    async fn publish_again(&self, image: &PublishedImage) {
+        if let Err(error) = self.publish_locked(image, ForeignName::Keep).await {
+            tracing::warn!(image = %image.id, "cannot publish an image again that was not removed: {error}");
         }
     }
 
@@ -91,16 +228,34 @@ impl PublishingBackend {
         image: &ImageName,
         remove: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<T, BackendError> {
-        let Some(withdrawn) = self.published(image).await? else { return remove.await };
-        self.publisher.withdraw(&withdrawn.record_names()).await?;
+        let Some((_lock, withdrawn)) = self.locked(image).await? else { return remove.await };
+        self.withdraw(&withdrawn, &withdrawn.record_names()).await?;
         let removed = remove.await;
-        if removed.is_err()
-            && let Err(error) = self.publisher.publish(&withdrawn).await
-        {
-            tracing::warn!(image = %withdrawn.id, "cannot publish an image again that was not removed: {error}");
+        if removed.is_err() {
+            self.publish_again(&withdrawn).await;
         }
         removed
     }
+
+    /// Removes an image even if it is mounted or in use.
+    pub(crate) async fn remove_mounted(&self, image: &ImageName) -> Result<(), BackendError> {
+        self.withdraw_and(image, self.store.remove_mounted(image)).await
+    }
+}
+
+/// Whether all names of an image are among these.
+fn has_all(known: &BTreeSet<String>, image: &Image) -> bool {
+    image.repo_tags.iter().chain(&image.repo_digests).all(|name| known.contains(name))
+}
+
+/// Drops what containerd does not list: an image, or one of its names.
+fn retain_listed(published: &mut PublishedNames, listed: &[Image]) {
+    let ids = listed.iter().map(|image| image.id.as_str());
+    let names = listed.iter().flat_map(|image| image.repo_tags.iter().chain(&image.repo_digests));
+    let listed: BTreeSet<&str> = ids.chain(names.map(String::as_str)).collect();
+    published.retain(|id, names| {
+        listed.contains(id.as_str()) && names.iter().all(|name| listed.contains(name.as_str()))
+    });
 }
 
 /// An image with its documents. Reads files.
@@ -208,21 +363,56 @@ impl ImageNames for PublishingBackend {
         force: bool,
     ) -> Result<NameRemoval, BackendError> {
         let image = ImageName::from(id.as_str());
-        let Some(withdrawn) = self.published(&image).await? else {
+        let Some((_lock, image)) = self.locked(&image).await? else {
             return self.store.remove_names(id, names, force).await;
         };
-        let is_all = withdrawn.names.iter().all(|(name, _)| names.contains(name));
-        if is_all {
-            return self.withdraw_and(&image, self.store.remove_names(id, names, force)).await;
+        let is_all = image.names.iter().all(|(name, _)| names.contains(name));
+        let withdrawn = if is_all { image.record_names() } else { names.to_vec() };
+        self.withdraw(&image, &withdrawn).await?;
+        let removed = self.store.remove_names(id, names, force).await;
+        // It may have other names, and containerd its ID for one that is gone.
+        if !matches!(removed, Ok(NameRemoval::ImageRemoved))
+            && let Some(left) = self.published(&ImageName::from(id.as_str())).await?
+        {
+            self.publish_again(&left).await;
         }
-        let removed = self.store.remove_names(id, names, force).await?;
-        self.publisher.withdraw(names).await?;
-        Ok(removed)
+        removed
     }
 
     async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError> {
         let added = self.store.add_name(id, name).await?;
         self.publish(&ImageName::from(id.as_str())).await?;
         Ok(added)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_or_a_name_that_containerd_does_not_list_is_not_published() {
+        let image = |id: &str, tags: &[&str]| Image {
+            id: id.into(),
+            repo_tags: tags.iter().map(|&tag| tag.to_owned()).collect(),
+            ..Image::default()
+        };
+        let names = |id: &str, tags: &[&str]| {
+            (id.to_owned(), tags.iter().chain([&id]).map(|&name| name.to_owned()).collect())
+        };
+        let mut published: PublishedNames =
+            [names("sha256:1", &["a:1", "b:1"]), names("sha256:2", &["c:1"])].into();
+        assert!(has_all(&published["sha256:1"], &image("sha256:1", &["b:1"])));
+        assert!(!has_all(&published["sha256:1"], &image("sha256:1", &["a:1", "new:1"])));
+
+        // Another image has a name: that is its user's will.
+        let listed = [image("sha256:1", &["a:1"]), image("sha256:2", &["c:1"]), image("sha256:9", &["b:1"])];
+        let before = published.clone();
+        retain_listed(&mut published, &listed);
+        assert_eq!(published, before);
+        retain_listed(&mut published, &listed[..2]);
+        assert_eq!(published.keys().collect::<Vec<_>>(), ["sha256:2"], "it lost a name");
+        retain_listed(&mut published, &[]);
+        assert!(published.is_empty());
     }
 }

@@ -71,7 +71,7 @@ async fn publish(node: &Node, loaded: &[api::LoadedImage]) -> Result<(), Error> 
         published.map_err(|error| {
             Error::from(error)
                 .about(format!("image {} is loaded, and not known to containerd", image.id))
-                .hint("load the archive again, or restart the daemon")
+                .hint("the daemon tries again within 30 s; see its log")
         })?;
     }
     Ok(())

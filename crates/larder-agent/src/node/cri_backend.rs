@@ -58,6 +58,14 @@ impl CriImages {
         }
     }
 
+    /// Whether the containerd to which images are published has an image: kubelet pulls it otherwise, and that publishes it.
+    async fn can_run(&self, image: Option<&Image>) -> bool {
+        match (self.node.publishing(), image) {
+            (Some(publishing), Some(image)) => publishing.ensure_published(image).await,
+            _ => true,
+        }
+    }
+
     /// The images, unless the backend hangs.
     fn responding(&self) -> Result<&ManagedBackend, BackendError> {
         unusable(&self.node).map_or(Ok(&self.images), Err)
@@ -83,11 +91,16 @@ impl Backend for CriImages {
     }
 
     async fn list(&self) -> Result<Vec<Image>, BackendError> {
-        self.responding()?.list().await
+        let mut images = self.responding()?.list().await?;
+        if let Some(publishing) = self.node.publishing() {
+            images.retain(|image| publishing.is_published(image));
+        }
+        Ok(images)
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        self.responding()?.status(image).await
+        let found = self.responding()?.status(image).await?;
+        Ok(if self.can_run(found.as_ref()).await { found } else { None })
     }
 
     async fn peek_status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
@@ -95,7 +108,9 @@ impl Backend for CriImages {
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
-        self.responding()?.inspect(image).await
+        let found = self.responding()?.inspect(image).await?;
+        let image = found.as_ref().map(|details| &details.image);
+        Ok(if self.can_run(image).await { found } else { None })
     }
 
     async fn pull(

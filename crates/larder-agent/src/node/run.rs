@@ -11,11 +11,15 @@ use super::pods::desired::{DesiredImages, FirstScan};
 use super::pods::prefetch::{self, PrefetchContext};
 use super::pods::static_pods;
 use super::{Node, health};
+use crate::backend::publishing::PublishErrors;
 use crate::config::Config;
 
 /// How soon a failed recovery of an earlier process's pulls is retried: at first, and at most.
 const RECOVERY_RETRY: Duration = Duration::from_secs(1);
 const MAX_RECOVERY_RETRY: Duration = Duration::from_secs(30);
+
+/// How often the images of the store are compared with those of the containerd that has them, too.
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Node {
     /// Runs the background tasks until dropped.
@@ -48,14 +52,18 @@ impl Node {
         }
     }
 
-    /// Publishes what the store has: images that were pulled or loaded while no daemon ran, or that containerd has lost.
+    /// Publishes what the store has and containerd lacks, soon after it starts and from time to time.
     async fn publish_images(&self) {
         let Some(publishing) = &self.publishing else { return };
-        let mut wait = RECOVERY_RETRY;
-        while let Err(error) = publishing.publish_all().await {
-            tracing::debug!("cannot publish the images of the store yet: {error}");
-            time::sleep(wait).await;
-            wait = (wait * 2).min(MAX_RECOVERY_RETRY);
+        let (mut errors, mut wait) = (PublishErrors::new(), RECOVERY_RETRY);
+        loop {
+            if publishing.reconcile(&mut errors).await {
+                wait = RECOVERY_RETRY;
+                time::sleep(PUBLISH_INTERVAL).await;
+            } else {
+                time::sleep(wait).await;
+                wait = (wait * 2).min(MAX_RECOVERY_RETRY);
+            }
         }
     }
 

@@ -20,6 +20,7 @@ pub use records::PublishedImage;
 
 use crate::NAMESPACE;
 use crate::client::ContainerdClient;
+use crate::proto::images::Image as ImageRecord;
 use crate::proto::snapshots::PrepareSnapshotRequest;
 
 /// The name of the proxy plugin in containerd's configuration.
@@ -33,6 +34,15 @@ const LEASE: Duration = Duration::from_secs(600);
 
 /// How often to look whether CRI lists an image, which it learns from an event.
 const POLL: Duration = Duration::from_millis(5);
+
+/// What becomes of a name that containerd has for an image that larder did not publish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ForeignName {
+    /// It stands for the published image from now on: that was pulled by this name.
+    Replace,
+    /// It is left alone.
+    Keep,
+}
 
 /// Publishes images in the namespace of CRI, and withdraws them.
 pub struct ImagePublisher {
@@ -52,29 +62,35 @@ impl ImagePublisher {
     }
 
     /// Publishes an image. It can be run when this returns. Repeating it changes nothing.
-    pub async fn publish(&self, image: &PublishedImage) -> Result<(), BackendError> {
-        let published = self.client.within_limit(self.publish_leased(image)).await;
+    pub async fn publish(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), BackendError> {
+        let published = self.client.within_limit(self.publish_leased(image, foreign)).await;
         published.map_err(|status| self.client.error(&status))
     }
 
-    /// Removes these names, and returns after containerd has collected what only they referenced.
-    pub async fn withdraw(&self, names: &[String]) -> Result<(), BackendError> {
+    /// Removes these names of an image, and returns after containerd has collected what only they referenced. A name that stands
+    /// for another image by now stays.
+    pub async fn withdraw(&self, image: &PublishedImage, names: &[String]) -> Result<(), BackendError> {
         let withdrawn = self.client.within_limit(async {
-            for (at, name) in names.iter().enumerate() {
-                self.client.delete_image(NAMESPACE, name, at + 1 == names.len()).await?;
+            let mut owned = Vec::new();
+            for name in names {
+                let record = self.client.image(NAMESPACE, name).await?;
+                owned.extend(record.filter(|record| image.owns(record)).map(|_| name));
+            }
+            for (at, name) in owned.iter().enumerate() {
+                self.client.delete_image(NAMESPACE, name, at + 1 == owned.len()).await?;
             }
             Ok(())
         });
         withdrawn.await.map_err(|status| self.client.error(&status))
     }
 
-    async fn publish_leased(&self, image: &PublishedImage) -> Result<(), Status> {
+    async fn publish_leased(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), Status> {
         let now = Timestamp::now();
         let lease = format!("larder-{}-{}", std::process::id(), now.as_nanosecond());
         let ends = now.checked_add(LEASE).unwrap_or(now);
         let labels = [("containerd.io/gc.expire".to_owned(), ends.to_string())].into();
         self.client.create_lease(NAMESPACE, &lease, labels).await?;
-        let published = self.publish_under(image, &lease).await;
+        let published = self.publish_under(image, &lease, foreign).await;
         // It expires by itself.
         if let Err(status) = self.client.delete_lease(NAMESPACE, &lease).await {
             tracing::debug!("cannot end a lease of containerd: {}", status.message());
@@ -82,16 +98,47 @@ impl ImagePublisher {
         published
     }
 
-    async fn publish_under(&self, image: &PublishedImage, lease: &str) -> Result<(), Status> {
+    async fn publish_under(
+        &self,
+        image: &PublishedImage,
+        lease: &str,
+        foreign: ForeignName,
+    ) -> Result<(), Status> {
         let records = image.records(SNAPSHOTTER).map_err(Status::internal)?;
         for blob in records.blobs {
             self.client.write_blob(NAMESPACE, lease, blob).await?;
         }
         self.publish_layers(image, lease).await?;
+        let mut names = Vec::new();
         for record in records.images {
-            self.client.put_image(NAMESPACE, record).await?;
+            let name = record.name.clone();
+            if self.put_name(image, record, foreign).await? {
+                names.push(name);
+            } else {
+                tracing::info!(image = %image.id, "containerd has another image with the name {name}");
+            }
         }
-        self.wait_for_cri(image).await
+        self.wait_for_cri(image, &names).await
+    }
+
+    /// Returns whether the name stands for the image now.
+    async fn put_name(
+        &self,
+        image: &PublishedImage,
+        record: ImageRecord,
+        foreign: ForeignName,
+    ) -> Result<bool, Status> {
+        match self.client.create_image(NAMESPACE, record.clone()).await {
+            Err(status) if status.code() == Code::AlreadyExists => {}
+            created => return created.map(|()| true),
+        }
+        if foreign == ForeignName::Keep
+            && let Some(present) = self.client.image(NAMESPACE, &record.name).await?
+            && !image.owns(&present)
+        {
+            return Ok(false);
+        }
+        self.client.update_image(NAMESPACE, record).await.map(|()| true)
     }
 
     /// Has the snapshotter commit a snapshot of each layer, from the bottom up.
@@ -121,8 +168,8 @@ impl ImagePublisher {
         Ok(())
     }
 
-    async fn wait_for_cri(&self, image: &PublishedImage) -> Result<(), Status> {
-        for name in image.names.iter().map(|(name, _)| name) {
+    async fn wait_for_cri(&self, image: &PublishedImage, names: &[String]) -> Result<(), Status> {
+        for name in names {
             let spec = ImageSpec::named(name.as_str());
             // Ends with the time limit of all calls.
             loop {

@@ -12,6 +12,15 @@ use crate::proto::images::{Descriptor, Image as ImageRecord};
 /// The label of images that CRI lists.
 const MANAGED: &str = "io.cri-containerd.image";
 
+/// The label of names that larder published, with the digest of the document: others may have given the name away since.
+const PUBLISHED: &str = "larder.dev/published";
+
+/// The types of documents that containerd follows. What else a document says of itself is its registry's text.
+const INDEXES: [&str; 2] =
+    ["application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"];
+const MANIFESTS: [&str; 2] =
+    ["application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"];
+
 /// An image of larder's store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedImage {
@@ -39,6 +48,13 @@ impl PublishedImage {
     pub fn record_names(&self) -> Vec<String> {
         let names = self.names.iter().map(|(name, _)| name.clone());
         names.chain([self.id.to_string()]).collect()
+    }
+
+    /// Whether a name of containerd stands for this image, or for what larder last published under it.
+    pub(super) fn owns(&self, record: &ImageRecord) -> bool {
+        let target = record.target.as_ref().map(|target| target.digest.as_str()).unwrap_or_default();
+        record.labels.get(PUBLISHED).is_some_and(|published| published == target)
+            || self.documents.iter().any(|(digest, _)| digest.as_str() == target)
     }
 
     pub(super) fn records(&self, snapshotter: &str) -> Result<ContainerdRecords, String> {
@@ -71,7 +87,9 @@ impl PublishedImage {
             first.get_or_insert(target);
             images.push(record(name, target));
         }
-        images.extend(first.map(|target| record(self.id.as_str(), target)));
+        let unnamed = || self.documents.last().and_then(|(digest, _)| targets.get(digest));
+        let target = first.or_else(unnamed).ok_or_else(|| format!("{} has no manifest", self.id))?;
+        images.push(record(self.id.as_str(), target));
         Ok(ContainerdRecords { blobs, images })
     }
 }
@@ -79,19 +97,19 @@ impl PublishedImage {
 fn record(name: &str, target: &Descriptor) -> ImageRecord {
     ImageRecord {
         name: name.to_owned(),
-        labels: [(MANAGED.to_owned(), "managed".to_owned())].into(),
+        labels: [(MANAGED, "managed"), (PUBLISHED, target.digest.as_str())]
+            .map(|(label, value)| (label.to_owned(), value.to_owned()))
+            .into(),
         target: Some(target.clone()),
     }
 }
 
-/// The type that a document has where it does not say so, as the specification of OCI allows.
+/// The type of a document: the one that it has by its shape where it names none, as the specification of OCI allows, or one
+/// that it cannot be.
 fn media_type(document: &Value) -> String {
-    let default = if document.get("manifests").is_some() {
-        "application/vnd.oci.image.index.v1+json"
-    } else {
-        "application/vnd.oci.image.manifest.v1+json"
-    };
-    document.get("mediaType").and_then(Value::as_str).unwrap_or(default).to_owned()
+    let known = if document.get("manifests").is_some() { INDEXES } else { MANIFESTS };
+    let named = document.get("mediaType").and_then(Value::as_str);
+    named.filter(|named| known.contains(named)).unwrap_or(known[0]).to_owned()
 }
 
 /// The labels that a manifest or an index has in containerd. References to blobs that are missing are harmless.
@@ -152,8 +170,41 @@ mod tests {
         assert_eq!(names, image.record_names());
         for record in &records.images {
             let target = record.target.as_ref().unwrap();
-            assert_eq!(target.media_type, "some/index");
+            assert_eq!(target.media_type, INDEXES[0], "not what the registry wrote");
             assert_eq!(record.labels["io.cri-containerd.image"], "managed");
+        }
+    }
+
+    #[test]
+    fn a_name_is_larders_while_it_stands_for_what_larder_published() {
+        let image = image();
+        let mut record = image.records("larder").unwrap().images.remove(0);
+        assert!(image.owns(&record));
+        let other = |digit: &str| format!("sha256:{}", digit.repeat(64));
+        record.target.as_mut().unwrap().digest = other("9");
+        assert!(!image.owns(&record), "another program moved it");
+        record.labels.insert(PUBLISHED.to_owned(), other("9"));
+        assert!(image.owns(&record), "larder moves it");
+    }
+
+    #[test]
+    fn an_image_without_a_name_is_published_by_its_id() {
+        let image = PublishedImage { names: Vec::new(), ..image() };
+        let records = image.records("larder").unwrap();
+        let names: Vec<_> = records.images.iter().map(|image| image.name.as_str()).collect();
+        assert_eq!(names, [image.id.as_str()]);
+    }
+
+    #[test]
+    fn only_types_that_fit_the_document_are_believed() {
+        let of = |text: &str| media_type(&serde_json::from_str(text).unwrap());
+        assert_eq!(of(r#"{"config": {}}"#), MANIFESTS[0]);
+        for known in MANIFESTS {
+            assert_eq!(of(&format!(r#"{{"mediaType": "{known}"}}"#)), known);
+            assert_eq!(of(&format!(r#"{{"mediaType": "{known}", "manifests": []}}"#)), INDEXES[0]);
+        }
+        for known in INDEXES {
+            assert_eq!(of(&format!(r#"{{"mediaType": "{known}", "manifests": []}}"#)), known);
         }
     }
 
