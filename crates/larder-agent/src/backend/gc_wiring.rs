@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder::backend::Backend;
 use larder::gc::{Collector, CollectorBuilder, InspectLayerSource, ReclaimWait};
-use larder_containerd::{ContainerdLayers, ContainerdUses};
+use larder_containerd::ContainerdLayers;
 use larder_store::gc_sources::{StoreFsStats, StoreLayerSource};
 
 use super::handle::BackendHandle;
@@ -19,10 +19,7 @@ pub(crate) fn backend_and_collector(
 ) -> (Arc<dyn Backend>, CollectorBuilder) {
     match handle {
         BackendHandle::Store(store) => {
-            let containers = publishing.as_ref().map(|publishing| {
-                let cri = publishing.cri();
-                Arc::new(ContainerdUses::new(cri.runtime_channel(), cri.request_timeout()))
-            });
+            let containers = publishing.as_ref().map(|publishing| Arc::new(publishing.unlisted_containers()));
             let backend: Arc<dyn Backend> = match publishing {
                 Some(publishing) => publishing,
                 None => Arc::new(store.clone()),

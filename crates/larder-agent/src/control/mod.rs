@@ -210,6 +210,7 @@ impl Control for ControlApi {
             return Ok(Response::new(gc::reclaim_failed_pulls(self.node().collector()?).await?));
         }
         self.node().require_gc()?;
+        self.node().require_publisher()?;
         let (policy, goal) = (self.policy(&request)?, limits::goal(&request));
         if gc::LeasePolicy::of(&request)? == gc::LeasePolicy::End {
             let leased: Vec<_> = self.node().leases().await?.into_keys().collect();

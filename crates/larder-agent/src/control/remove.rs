@@ -81,6 +81,7 @@ async fn remove_all(
     node: &Arc<Node>,
     answer: &mut RemoveResponse,
 ) -> Result<(), Error> {
+    node.require_publisher()?;
     let (backend, is_store) = (&node.backend, node.store().is_some());
     let found = look_up(request, &**backend, answer).await?;
     // Mounts that stay after a forced removal are reported for the store only.
@@ -102,10 +103,10 @@ async fn remove_all(
             Some(RemovalScope::Names(names)) => naming::all_names(image).len() == names.len(),
             Some(RemovalScope::Image) | None => true,
         };
-        let mounts: Vec<&str> = using(image, &in_use).map(|user| user.name.as_str()).collect();
+        let mounts = mounts(image, &in_use);
         if takes_image && !request.force {
-            let is_docker = !mounts.is_empty() && is_docker(backend).await;
-            if let Some(refusal) = refuse_used(text, image, &in_use, &unlisted, is_store, is_docker) {
+            let is_docker = using(image, &in_use).next().is_some() && is_docker(backend).await;
+            if let Some(refusal) = refuse_used(text, image, &in_use, &unlisted, is_docker) {
                 refuse(refusal)?;
                 continue;
             }
@@ -128,16 +129,16 @@ fn refuse_used(
     image: &Image,
     in_use: &ContainerInventory,
     unlisted: &[ReportedUse],
-    is_store: bool,
     is_docker: bool,
 ) -> Option<Error> {
-    let mounts: Vec<&str> = using(image, in_use).map(|user| user.name.as_str()).collect();
+    let containers: Vec<&str> =
+        using(image, in_use).filter(|user| !user.is_mount).map(|user| user.name.as_str()).collect();
+    if !containers.is_empty() {
+        return Some(used(text, &users(image, in_use), &containers, !is_docker));
+    }
+    let mounts = mounts(image, in_use);
     if !mounts.is_empty() {
-        return Some(if is_store {
-            mounted(text, &mounts)
-        } else {
-            used(text, &users(image, in_use), &mounts, !is_docker)
-        });
+        return Some(mounted(text, &mounts));
     }
     let unlisted = unlisted_users(image, unlisted);
     if !unlisted.is_empty() {
@@ -230,7 +231,11 @@ async fn remove_from_backend(
             single.remove_names(id, &names, force).await?
         }
         (_, _, Some(store)) if force => {
-            store.remove_mounted(&ImageName::from(id)).await?;
+            let image = ImageName::from(id);
+            match node.publishing() {
+                Some(publishing) => publishing.remove_mounted(&image).await?,
+                None => store.remove_mounted(&image).await?,
+            }
             NameRemoval::ImageRemoved
         }
         _ => {
@@ -341,6 +346,11 @@ fn using<'a>(image: &'a Image, in_use: &'a ContainerInventory) -> impl Iterator<
         .containers
         .iter()
         .filter(move |container| is_this(&container.image_id) || container.mounted_images.iter().any(is_this))
+}
+
+/// Where an image of larder's own store is mounted.
+fn mounts<'a>(image: &'a Image, in_use: &'a ContainerInventory) -> Vec<&'a str> {
+    using(image, in_use).filter(|user| user.is_mount).map(|user| user.name.as_str()).collect()
 }
 
 fn is_name_of(image: &Image, name: &ImageId) -> bool {

@@ -47,7 +47,7 @@ use tokio::sync::{OnceCell, watch};
 use tokio::time::{self, Instant};
 
 use crate::backend::BackendHandle;
-use crate::backend::publishing::PublishingBackend;
+use crate::backend::publishing::{self, PublishingBackend};
 use crate::control::caller::CallerEventSink;
 use crate::error::Error;
 use crate::state::{EnsureLeaseFile, KeepRuleFile, RecentEnsures, StateDir};
@@ -266,7 +266,20 @@ impl Node {
 
     /// The containers of a runtime that its inventory lacks, if there may be any.
     pub(crate) fn unlisted_containers(&self) -> Option<Arc<dyn ImageUseSource>> {
-        self.handle.as_ref()?.unlisted_containers()
+        match self.publishing() {
+            Some(publishing) => Some(Arc::new(publishing.unlisted_containers())),
+            None => self.handle.as_ref()?.unlisted_containers(),
+        }
+    }
+
+    /// Fails where images are published to a containerd that only a daemon asks for its containers.
+    pub(crate) fn require_publisher(&self) -> Result<(), Error> {
+        let config = self.settings.now();
+        match publishing::socket(&config).filter(|_| self.store().is_some() && self.publishing.is_none()) {
+            Some(socket) => Err(Error::failed(publishing::daemon_required(socket))
+                .hint(Hint::from("start it with ").command(["serve"]).text(", or restart it"))),
+            None => Ok(()),
+        }
     }
 
     /// larder's own store, for calls that need it.

@@ -13,7 +13,7 @@ use larder::records::{PullRecordStore, Verification};
 use super::metrics::NodeMetrics;
 use super::settings::NodeSettings;
 use super::{Node, NodeDependencies};
-use crate::backend::publishing::PublishingBackend;
+use crate::backend::publishing::{self, PublishingBackend, UnknownContainers};
 use crate::backend::{OpenMode, RuntimeRequirement, docker, gc_wiring, open, providers};
 use crate::config::{Config, SettingsSources};
 use crate::error::{Error, NodeOpenError};
@@ -71,9 +71,15 @@ impl Node {
             None => credentials_of(&config, &metrics)?,
         };
         let cache = docker::builder_cache(&handle).filter(|_| config.prune_build_cache);
-        let publishing = handle.store().filter(|_| options.publishes);
-        let publishing = publishing.and_then(|store| PublishingBackend::of(store, &config)).map(Arc::new);
-        let (backend, mut collector) = gc_wiring::backend_and_collector(&handle, publishing.clone());
+        let publisher = handle.store().filter(|_| options.publishes);
+        let publisher = publisher.and_then(|store| PublishingBackend::of(store, &config)).map(Arc::new);
+        let (backend, mut collector) = gc_wiring::backend_and_collector(&handle, publisher.clone());
+        if !options.publishes
+            && handle.store().is_some()
+            && let Some(socket) = publishing::socket(&config)
+        {
+            collector = collector.use_source(Arc::new(UnknownContainers(socket.to_owned())));
+        }
         if let Some(cache) = cache {
             collector = collector.reclaimer(cache);
         }
@@ -81,7 +87,7 @@ impl Node {
             description: handle.description(),
             backend,
             handle: Some(handle),
-            publishing,
+            publishing: publisher,
             collector,
             state,
             policy: config.policy(Vec::new()),

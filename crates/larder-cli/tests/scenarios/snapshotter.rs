@@ -194,6 +194,10 @@ fn an_image_that_is_pulled_through_larder_runs_in_containerd_without_a_layer_the
     });
     let socket = fixture.world.path("larder.sock");
     let collected = fixture.world.larder(&["--daemon", &socket, "gc", "--all-unused"]);
+    assert_eq!(collected.code, 0, "{}", collected.stderr);
+    let refused = fixture.world.larder(&["--daemon", &socket, "rm", &fixture.image()]);
+    let reason = format!("in use by container {} of containerd namespace k8s.io", fixture.id("first"));
+    assert!(refused.code == 1 && refused.stderr.contains(&reason), "{}", refused.stderr);
     assert!(fixture.daemon().status(&fixture.image()).is_some(), "in use: {}", collected.stdout);
     assert_eq!(fs_err::read(root.join("srv/data2")).unwrap().len(), 200_000);
     let second = fixture.run("second");
@@ -268,8 +272,9 @@ fn a_pull_by_containerd_fetches_no_layer_that_the_store_has() {
     fixture.world.registry.forget_requests();
     fixture.ctr(&["images", "pull", "--plain-http", "--snapshotter", "larder", &fixture.image()]);
     let requests = fixture.world.registry.requests();
-    let fetched = requests.iter().filter(|request| request.is_blob_fetch()).count();
-    assert_eq!(fixture.snapshots().len(), 2, "{fetched} blobs");
+    let is_layer = |path: &str| !path.ends_with(&layout.image_id);
+    let fetched = requests.iter().filter(|request| request.is_blob_fetch() && is_layer(&request.path));
+    assert_eq!((fetched.count(), fixture.snapshots().len()), (2, 2), "{requests:?}");
     fixture.ctr(&["images", "rm", "--sync", &fixture.image()]);
     wait_until("containerd has removed its own snapshots", || fixture.snapshots().is_empty());
     assert_eq!(fs_err::read(root.join("srv/data")).unwrap().len(), 200_000);
@@ -288,6 +293,43 @@ fn a_pull_by_containerd_fetches_no_layer_that_the_store_has() {
     });
     fixture.run("second");
     fixture.stop("second");
+}
+
+#[test]
+fn an_image_that_containerd_does_not_have_is_absent_and_not_removed_without_the_daemon() {
+    let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
+    pause_image().push(&fixture.world.registry, IMAGE).unwrap();
+    fixture.kill_larder();
+    fixture.start_larder_with("  socket: unix:///nonexistent/containerd.sock\n");
+    let error = fixture.daemon().pull(&fixture.image()).expect_err("containerd is not there");
+    assert!(error.to_string().contains("/nonexistent/containerd.sock"), "{error}");
+    assert_eq!(fixture.daemon().status(&fixture.image()), None, "kubelet pulls it again");
+    assert_eq!(fixture.daemon().list(), []);
+    let socket = fixture.world.path("larder.sock");
+    let images = fixture.world.larder(&["--daemon", &socket, "images", "-q"]);
+    assert_eq!(images.stdout.lines().count(), 1, "the store has it: {}", images.stderr);
+
+    fixture.kill_larder();
+    let settings = fixture.world.path("config.yaml");
+    for command in
+        [&["gc", "--all-unused"][..], &["rm", &fixture.image()], &["rm", "--force", &fixture.image()]]
+    {
+        let refused = fixture.world.larder_with(&settings, command);
+        assert!(refused.code == 1 && refused.stderr.contains("only the daemon removes them"), "{refused:?}");
+    }
+    fixture.start_larder();
+    let status = || fixture.daemon().status(&fixture.image());
+    assert!(poll(PATIENCE, status).is_some(), "it is published when it is asked for");
+    let cri = client_of(fixture.containerd.socket());
+    let found = fixture.daemon().runtime.block_on(cri.list()).unwrap();
+    assert_eq!(found.len(), 1);
+
+    // A forced removal withdraws it, whatever containerd has lost.
+    fixture.world.larder(&["--daemon", &socket, "tag", &fixture.image(), "registry.example/mine:1"]);
+    fixture.ctr(&["images", "rm", "--sync", found[0].id.as_str()]);
+    let forced = fixture.world.larder(&["--daemon", &socket, "rm", "--force", found[0].id.as_str()]);
+    assert_eq!(forced.code, 0, "{}", forced.stderr);
+    assert_eq!(fixture.ctr(&["images", "ls", "-q"]).trim(), "", "withdrawn first");
 }
 
 #[test]
