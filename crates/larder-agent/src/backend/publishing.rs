@@ -143,7 +143,7 @@ impl PublishingBackend {
         errors.is_empty()
     }
 
-    /// Waits until nobody else publishes or withdraws an image.
+    /// Waits until no other caller publishes or withdraws an image.
     async fn lock(&self, id: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -157,7 +157,7 @@ impl PublishingBackend {
         lock.lock_owned().await
     }
 
-    /// An image as the store has it while nobody else publishes or withdraws it; `None` if the store does not have it.
+    /// An image as the store has it while no other caller publishes or withdraws it; `None` if the store does not have it.
     async fn locked(
         &self,
         image: &ImageName,
