@@ -18,7 +18,7 @@ use crate::error::{Error, NodeOpenError};
 
 pub use larder_store::fsck::{ConversionReport, FsckReport, IncompleteImage, MissingContent, RebuildReport};
 pub use larder_store::mounts::is_seen_at as is_mount_visible;
-pub use larder_store::unpack::{SkippedFiles, UnpackError, extract_files, write_disk_image};
+pub use larder_store::unpack::{ExtractOptions, SkippedFiles, UnpackError, extract_files, write_disk_image};
 
 /// larder's own store, opened by this process alone.
 pub struct OfflineStore {

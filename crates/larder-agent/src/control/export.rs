@@ -4,6 +4,7 @@
 use std::io::{self, BufWriter, Write};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::{Stream, stream};
 use larder::error_chain;
@@ -11,8 +12,10 @@ use larder::reference::{ImageName, Reference};
 use larder_api::v1alpha1 as api;
 use larder_api::v1alpha1::ExportFormat;
 use larder_store::export::{ExportError, ExportRequest, ImageExport};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::spawn_blocking;
+use tokio::time;
 use tonic::Status;
 
 use super::find::{FoundImage, find};
@@ -55,6 +58,7 @@ pub(super) async fn start(
     let (pieces, arriving) = mpsc::channel(AHEAD);
     let ids = export.ids().map(ToString::to_string).collect();
     let first = Ok(api::ExportResponse { image_ids: ids, ..Default::default() });
+    let pieces = PieceSender { to: pieces, runtime: Handle::current() };
     spawn_blocking(move || {
         write(&export, format, &pieces);
         drop(turn);
@@ -69,7 +73,27 @@ fn requested(found: &FoundImage) -> ExportRequest {
     ExportRequest { image: ImageName::from(found.key()), tag: found.name.as_ref().filter(is_tag).cloned() }
 }
 
-type PieceSender = mpsc::Sender<Result<api::ExportResponse, Status>>;
+/// How long the client may take for one piece. It holds the layers and a turn meanwhile.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Hands pieces to the client, from a thread that may block.
+#[derive(Clone)]
+struct PieceSender {
+    to: mpsc::Sender<Result<api::ExportResponse, Status>>,
+    runtime: Handle,
+}
+
+impl PieceSender {
+    /// Fails if the client has gone away or takes nothing.
+    fn send(&self, piece: Result<api::ExportResponse, Status>) -> io::Result<()> {
+        let sent = self.runtime.block_on(async { time::timeout(PATIENCE, self.to.send(piece)).await });
+        match sent {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(io::ErrorKind::BrokenPipe.into()),
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
 
 fn write(export: &ImageExport, format: ExportFormat, to: &PieceSender) {
     let mut out = BufWriter::with_capacity(PIECE, PieceWriter(to.clone()));
@@ -85,12 +109,12 @@ fn write(export: &ImageExport, format: ExportFormat, to: &PieceSender) {
         }
     };
     match ended {
-        Ok(()) => drop(to.blocking_send(Ok(api::ExportResponse { complete: true, ..Default::default() }))),
-        // The client has gone away.
+        Ok(()) => drop(to.send(Ok(api::ExportResponse { complete: true, ..Default::default() }))),
+        // The client has gone away, or stalls.
         Err(ExportError::Output(_)) => {}
         Err(error) => {
             tracing::warn!("export: {}", error_chain(&error));
-            let _ = to.blocking_send(Err(failed(&error).into()));
+            let _ = to.send(Err(failed(&error).into()));
         }
     }
 }
@@ -101,7 +125,7 @@ impl Write for PieceWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let length = bytes.len().min(PIECE);
         let piece = api::ExportResponse { piece: bytes[..length].to_vec(), ..Default::default() };
-        self.0.blocking_send(Ok(piece)).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        self.0.send(Ok(piece))?;
         Ok(length)
     }
 

@@ -66,6 +66,9 @@ pub(crate) struct ExportArgs {
     /// and have no set-user-ID and set-group-ID bits.
     #[arg(long, value_name = "DIR")]
     pub(crate) to: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) honored: HonoredArgs,
 }
 
 /// What an export writes.
@@ -120,12 +123,19 @@ pub(crate) struct MountArgs {
     #[arg(short, long)]
     pub(crate) writable: bool,
 
-    /// Honor set-user-ID and set-group-ID bits and file capabilities of the image. Without this flag, the mount is nosuid: any user
-    /// who can reach it could run the image's programs as root.
+    #[command(flatten)]
+    pub(crate) honored: HonoredArgs,
+}
+
+/// What of an image could make its users root of this machine.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct HonoredArgs {
+    /// Honor set-user-ID and set-group-ID bits and file capabilities of the image. Without this flag, they have no effect: any
+    /// user who can reach the files could run the image's programs as root.
     #[arg(long)]
     pub(crate) suid: bool,
 
-    /// Honor device nodes of the image. Without this flag, the mount is nodev.
+    /// Honor device nodes of the image.
     #[arg(long)]
     pub(crate) dev: bool,
 }

@@ -11,13 +11,14 @@ use larder::hint::Hint;
 use larder::reference::Digest;
 use larder_agent::client::ArchiveDownload;
 use larder_agent::empty_directory::EmptyDirectory;
-use larder_agent::offline::{SkippedFiles, UnpackError, extract_files, write_disk_image};
+use larder_agent::offline::{ExtractOptions, SkippedFiles, UnpackError, extract_files, write_disk_image};
 use larder_api::v1alpha1::{ExportFormat as ArchiveFormat, ExportRequest};
 
 use crate::args::{ExportArgs, ExportFormat, SaveArgs};
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::interrupt::{InterruptHandle, InterruptSignals};
+use crate::output::size;
 use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn run(
@@ -30,7 +31,11 @@ pub(super) async fn run(
     let request = ExportRequest { images, format: format.into() };
     let interrupt = interrupt.handle();
     if let Some(dir) = &args.to {
-        return to_directory(dir, request, session, &interrupt).await;
+        let wanted = ExtractOptions { suid: args.honored.suid, dev: args.honored.dev };
+        return to_directory(dir, wanted, request, session, &interrupt).await;
+    }
+    if args.honored.suid || args.honored.dev {
+        return Err(Failure::bad_input("--suid and --dev are for --to: archives have all files as they are"));
     }
     let output = Output::of(args.output.as_deref())?;
     if args.format == ExportFormat::Erofs {
@@ -111,6 +116,7 @@ async fn to_disk_image(
 
 async fn to_directory(
     dir: &Path,
+    wanted: ExtractOptions,
     request: ExportRequest,
     session: &CommandSession,
     interrupt: &InterruptHandle,
@@ -119,19 +125,41 @@ async fn to_directory(
     let download = begin(session, request).await?;
     let path = target.path().to_owned();
     let written =
-        download.read_with(interrupt.interrupted(), move |files| extract_files(files, &path)).await?;
-    let SkippedFiles { devices, xattrs } = match written {
+        download.read_with(interrupt.interrupted(), move |files| extract_files(files, &path, wanted)).await?;
+    let skipped = match written {
         None => return Ok(CommandOutcome::Interrupted),
         Some(written) => written.map_err(|error| unpack_failure(&error))?,
     };
     target.keep();
-    if devices + xattrs > 0 {
-        session.out.info(format_args!(
-            "note: {}: skipped {devices} devices and {xattrs} extended attributes, which this user or filesystem cannot have",
-            dir.display()
-        ));
+    for note in notes(skipped, wanted) {
+        session.out.info(format_args!("note: {}: {note}", dir.display()));
     }
     Ok(CommandOutcome::Done)
+}
+
+/// What was left out, and why.
+fn notes(skipped: SkippedFiles, wanted: ExtractOptions) -> impl Iterator<Item = String> {
+    let SkippedFiles { devices, suid, xattrs } = skipped;
+    let (of_devices, of_suid) = (
+        if wanted.dev { "this user cannot make them" } else { "--dev makes them" },
+        if wanted.suid { "they need root" } else { "--suid retains them" },
+    );
+    [
+        (devices, format!("skipped {}: {of_devices}", size::count(devices, "device"))),
+        (
+            suid,
+            format!("dropped the set-ID bits or capabilities of {}: {of_suid}", size::count(suid, "file")),
+        ),
+        (
+            xattrs,
+            format!(
+                "skipped {}: this user or filesystem cannot set them",
+                size::count(xattrs, "extended attribute")
+            ),
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(count, note)| (count > 0).then_some(note))
 }
 
 fn unpack_failure(error: &UnpackError) -> Failure {

@@ -21,8 +21,8 @@ pub(super) async fn mount(args: &MountArgs, session: &CommandSession) -> Result<
         image: args.image.clone().into(),
         target,
         writable: args.writable,
-        suid: args.suid,
-        dev: args.dev,
+        suid: args.honored.suid,
+        dev: args.honored.dev,
     };
     let answer = client.wait(async |mut calls| calls.mount(request).await).await?;
     let mount = answer.mount.unwrap_or_default();

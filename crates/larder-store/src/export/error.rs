@@ -36,6 +36,16 @@ pub enum ExportError {
         #[source]
         cause: RebuildError,
     },
+    /// The archive of a layer has another size than its record says, as after a rebuild of the index.
+    #[error("layer {layer} has {written} bytes, and {recorded} were recorded")]
+    LayerSize {
+        /// Its diff ID.
+        layer: Digest,
+        /// Bytes that the record says.
+        recorded: u64,
+        /// Bytes that its archive has.
+        written: u64,
+    },
     /// The files of an image cannot be read.
     #[error(transparent)]
     Files(MergeError),
@@ -69,12 +79,15 @@ impl ExportError {
             ExportError::Layer { cause: RebuildError::NoRecord, .. } => Hint::from(
                 "an earlier version of larder pulled it: remove every image with this layer, pull again, then export",
             ),
-            ExportError::Layer { cause: RebuildError::Record(_), .. } => {
+            ExportError::Layer { cause: RebuildError::Record(_), .. } | ExportError::LayerSize { .. } => {
                 Hint::from("remove every image with this layer, pull again, then export")
             }
             ExportError::Layer { cause: RebuildError::Replaced(_), .. } => Hint::from(
                 "copy the image from its registry instead: skopeo copy docker://NAME oci-archive:FILE",
             ),
+            ExportError::Files(MergeError::TooManyLinks) => {
+                Hint::new().command(["mount", "IMAGE", "DIR"]).text(" shows the files")
+            }
             ExportError::Blob { .. }
             | ExportError::Damaged { .. }
             | ExportError::Layer { .. }

@@ -10,7 +10,7 @@
 mod error;
 mod oci;
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 
 use larder::reference::{Digest, ImageName};
@@ -113,11 +113,34 @@ impl ImageExport {
     }
 }
 
-/// Writes the archive of a layer, byte for byte as it was pulled.
-fn write_layer(layer: &LayerHandle, out: &mut dyn Write) -> Result<(), ExportError> {
+/// Writes the archive of a layer, byte for byte as it was pulled. It has `size` bytes: the layout was written with that.
+fn write_layer(layer: &LayerHandle, size: u64, out: &mut dyn Write) -> Result<(), ExportError> {
     let diff_id = &layer.record().facts.diff_id;
-    let rebuilt = rebuild_archive(&layer.archive_record(), open_root(layer)?, diff_id, out);
-    rebuilt.map_err(|cause| ExportError::layer(diff_id, cause))
+    let mut out = CountedOutput { out, bytes: 0 };
+    let rebuilt = rebuild_archive(&layer.archive_record(), open_root(layer)?, diff_id, &mut out);
+    rebuilt.map_err(|cause| ExportError::layer(diff_id, cause))?;
+    if out.bytes == size {
+        return Ok(());
+    }
+    Err(ExportError::LayerSize { layer: diff_id.clone(), recorded: size, written: out.bytes })
+}
+
+/// Counts what it passes on.
+struct CountedOutput<'a> {
+    out: &'a mut dyn Write,
+    bytes: u64,
+}
+
+impl Write for CountedOutput<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
 }
 
 fn open_root(layer: &LayerHandle) -> Result<OwnedFd, ExportError> {

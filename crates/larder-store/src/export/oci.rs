@@ -47,7 +47,7 @@ pub(super) fn write(images: &[ExportedImage], out: &mut dyn Write) -> Result<(),
     for layer in layers {
         let size = layer.record().facts.plain_bytes;
         archive.header(&blob_path(diff_id(layer)), EntryType::Regular, size)?;
-        write_layer(layer, archive.out)?;
+        write_layer(layer, size, archive.out)?;
         archive.pad(size)?;
     }
     archive.write(&[0; 2 * HEADER_SIZE])

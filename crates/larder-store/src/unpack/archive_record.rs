@@ -13,6 +13,7 @@ use zstd::stream::read::Decoder;
 use zstd::stream::write::Encoder;
 
 use super::{UnpackError, UnpackOptions};
+use crate::disk::{DiskSpace, SpaceReserve};
 
 const MAGIC: &[u8; 16] = b"larder-archive\0\x01";
 
@@ -32,9 +33,9 @@ pub(super) struct ArchiveRecordWriter<'a> {
     out: Option<BufWriter<Encoder<'static, LimitedFile>>>,
 }
 
-fn begin(path: &Path) -> io::Result<BufWriter<Encoder<'static, LimitedFile>>> {
+fn begin(path: &Path, reserve: Option<SpaceReserve>) -> io::Result<BufWriter<Encoder<'static, LimitedFile>>> {
     let file = fs_err::OpenOptions::new().write(true).create_new(true).open(path)?;
-    let mut file = LimitedFile { file: file.into_parts().0, left: MAX_RECORD };
+    let mut file = LimitedFile { file: file.into_parts().0, left: MAX_RECORD, reserve };
     file.write_all(MAGIC)?;
     let mut encoder = Encoder::new(file, LEVEL)?;
     encoder.include_checksum(true)?;
@@ -45,7 +46,8 @@ impl<'a> ArchiveRecordWriter<'a> {
     /// For the layer that is unpacked with these options, if they name a record.
     pub(super) fn create(options: &'a UnpackOptions) -> Result<Option<ArchiveRecordWriter<'a>>, UnpackError> {
         let Some(path) = options.archive_record.as_deref() else { return Ok(None) };
-        let out = begin(path).map_err(|error| UnpackError::file("write", path, error))?;
+        let out =
+            begin(path, options.reserve.clone()).map_err(|error| UnpackError::file("write", path, error))?;
         Ok(Some(ArchiveRecordWriter { path, out: Some(out) }))
     }
 
@@ -78,15 +80,19 @@ impl Write for ArchiveRecordWriter<'_> {
     }
 }
 
-/// A file that takes so many bytes.
+/// A file that takes so many bytes, as long as the reserve stays free.
 struct LimitedFile {
     file: File,
     left: u64,
+    reserve: Option<SpaceReserve>,
 }
 
 impl Write for LimitedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.left = self.left.checked_sub(bytes.len() as u64).ok_or(io::ErrorKind::FileTooLarge)?;
+        if let Some(reserve) = &self.reserve {
+            reserve.admit(DiskSpace { bytes: bytes.len() as u64, inodes: 0 })?;
+        }
         self.file.write_all(bytes).map(|()| bytes.len())
     }
 

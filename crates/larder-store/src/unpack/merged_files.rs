@@ -32,6 +32,12 @@ const MAX_EXTENTS: usize = 1000;
 /// More data than this in a sparse file does not fit into a header.
 const MAX_SPARSE: u64 = 8 << 30;
 
+/// Bytes of memory for the names of files with several names: two million of usual length.
+const MAX_LINKS: usize = 256 << 20;
+
+/// What such a name takes beside its bytes.
+const LINK_BYTES: usize = 64;
+
 /// One layer of several.
 #[derive(Debug)]
 pub struct MergeLayer {
@@ -63,6 +69,9 @@ pub enum MergeError {
         #[source]
         cause: LayerManifestError,
     },
+    /// The names of files with several names take more memory than an export may.
+    #[error("the image has too many files with several names")]
+    TooManyLinks,
     /// The archive cannot be written.
     #[error("cannot write the archive")]
     Output(#[source] io::Error),
@@ -79,8 +88,9 @@ pub fn write_merged_files(layers: Vec<MergeLayer>, out: &mut dyn Write) -> Resul
         owners.push(manifest.map(read).transpose()?.flatten());
     }
     let layers = LowerLayers::new(roots);
+    let links = HashMap::new();
     let mut archive =
-        MergedArchive { layers: &layers, owners, links: HashMap::new(), buffer: vec![0; BUFFER], out };
+        MergedArchive { layers: &layers, owners, links, links_left: MAX_LINKS, buffer: vec![0; BUFFER], out };
     archive.write_all()
 }
 
@@ -112,6 +122,8 @@ struct MergedArchive<'a> {
     owners: Vec<Option<RecordedOwners>>,
     /// First paths of files with several names, by device and inode.
     links: HashMap<(u64, u64), Vec<u8>>,
+    /// Bytes of memory that `links` may still take.
+    links_left: usize,
     buffer: Vec<u8>,
     out: &'a mut dyn Write,
 }
@@ -163,6 +175,8 @@ impl MergedArchive<'_> {
                 header.entry_type(EntryType::Link).link_name(first);
                 return self.write(&header.finish_bytes());
             }
+            let taken = found.path.len() + LINK_BYTES;
+            self.links_left = self.links_left.checked_sub(taken).ok_or(MergeError::TooManyLinks)?;
             self.links.insert(key, found.path.clone());
         }
         if kind == FileType::RegularFile {

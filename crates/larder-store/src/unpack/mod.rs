@@ -56,7 +56,7 @@ pub use archive_record::ArchiveRecord;
 pub use compression::DetectedCompression;
 pub(crate) use directory_image::DirectoryImage;
 pub use error::{EntryRefusal, LayerEncoding, UnpackError};
-pub use files::{SkippedFiles, extract_files, write_disk_image};
+pub use files::{ExtractOptions, SkippedFiles, extract_files, write_disk_image};
 pub use image::{FinishedImage, PendingImage};
 pub use image_memory::ImageMemory;
 pub use layer::{AllocatedSpace, ExpectedLayer, PendingLowerWork, UnpackTarget, UnpackedLayer};

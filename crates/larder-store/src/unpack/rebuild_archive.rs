@@ -143,13 +143,19 @@ fn open_file(files: &LowerLayers, path: &[u8]) -> io::Result<OwnedFd> {
     Ok(beneath::open(files.root(found.layer), &found.path, flags)?)
 }
 
-/// The first file of an archive whose content no layer has. Only looked for after a failure: it needs the names of all
-/// entries.
+/// What a name takes beside its bytes.
+const NAME_BYTES: usize = 64;
+/// Bytes of names in which [`first_replaced`] looks.
+const MAX_NAMES: usize = 64 << 20;
+
+/// The first file of an archive whose content no layer has, if it is among the first names. Only looked for after a failure: it
+/// needs the names of all entries.
 fn first_replaced(record: &ArchiveRecord, diff_id: &Digest) -> Result<Option<PathBuf>, RebuildError> {
     let options = UnpackOptions::default();
     let mut feed = open(record)?;
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, diff_id, &options), &options);
     let mut contents: BTreeSet<Vec<u8>> = BTreeSet::new();
+    let mut left = MAX_NAMES;
     while let Some(entry) = archive.next().map_err(RebuildError::Record)? {
         let path = clean(&entry.path);
         let replaces = |content: &&Vec<u8>| match content.strip_prefix(path.as_slice()) {
@@ -165,6 +171,8 @@ fn first_replaced(record: &ArchiveRecord, diff_id: &Digest) -> Result<Option<Pat
             if split(&path).1.starts_with(b".wh.") {
                 return Ok(Some(path_of(&path).to_owned()));
             }
+            let Some(rest) = left.checked_sub(path.len() + NAME_BYTES) else { return Ok(None) };
+            left = rest;
             contents.insert(path);
         }
     }

@@ -33,14 +33,14 @@ impl MachineWithoutRuntime {
     }
 }
 
-/// Two layers with what makes an archive hard to write again: long names, links, devices, holes, whiteouts, odd padding.
+/// Two layers with what makes an archive hard to write again: long names, links, devices, whiteouts, odd padding.
 fn tricky() -> ImageBuilder {
     let long = format!("srv/{}/{}", "d".repeat(90), "f".repeat(200));
     let lower = TarBuilder::new()
         .with(TarBuilderEntry::dir("srv"))
         .with(TarBuilderEntry::file(long, "long").pax("SCHILY.xattr.user.note", "kept"))
         .with(TarBuilderEntry::file("srv/data", vec![7; 10_000]).mode(0o4755).owner(1000, 70_000))
-        .with(TarBuilderEntry::file("srv/first", "two names").mode(0o600))
+        .with(TarBuilderEntry::file("srv/first", "two names").mode(0o4750))
         .with(TarBuilderEntry::hard_link("srv/again", "srv/first"))
         .with(TarBuilderEntry::symlink("srv/out", "/etc/passwd"))
         .with(TarBuilderEntry::file("srv/gone", "hidden by the upper layer").pax("mtime", "1234.5"))
@@ -130,8 +130,14 @@ fn exported_files_are_those_of_the_mounted_image() {
         larder(&["umount", &mount]);
 
         let dir = machine.path(&format!("{format}.dir"));
-        larder(&["export", &name, "--to", &dir]);
+        larder(&["export", &name, "--to", &dir, "--suid", "--dev"]);
         assert_eq!(listing(Path::new(&dir)), expected, "{format}");
+
+        let dir = machine.path(&format!("{format}.safe"));
+        let notes = larder(&["export", &name, "--to", &dir]).stderr;
+        assert!(notes.contains("--suid retains them") && notes.contains("--dev makes them"), "{notes}");
+        let dangerous = run("find", &[&dir, "-perm", "/6000", "-not", "-type", "d", "-o", "-type", "b,c"]);
+        assert_eq!(dangerous, "", "{format}");
 
         let (tar, dir) = (machine.path("files.tar"), machine.path(&format!("{format}.tar.dir")));
         larder(&["export", &name, "-o", &tar]);
@@ -173,6 +179,7 @@ fn what_cannot_be_exported_is_named_and_leaves_nothing() {
         (&["save", &name, "-o", &machine.path("out")], 2, "is a directory"),
         (&["save", &name, "-o", "/dev/full"], 1, "No space left on device"),
         (&["export", &name, "-o", "/dev/null", "--format", "erofs"], 2, "needs a file"),
+        (&["export", &name, "-o", &file, "--suid"], 2, "--suid and --dev are for --to"),
         (&["export", &name, "--to", &machine.path("out")], 2, "directory is not empty"),
         (&["export", &name, "--to", &machine.path("no/such")], 1, "No such file"),
     ] {
