@@ -18,7 +18,6 @@ use crate::args::{ExportArgs, ExportFormat, SaveArgs};
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::interrupt::{InterruptHandle, InterruptSignals};
-use crate::output::size;
 use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn run(
@@ -131,35 +130,14 @@ async fn to_directory(
         Some(written) => written.map_err(|error| unpack_failure(&error))?,
     };
     target.keep();
-    for note in notes(skipped, wanted) {
-        session.out.info(format_args!("note: {}: {note}", dir.display()));
+    if skipped != SkippedFiles::default() {
+        let SkippedFiles { devices, suid, xattrs } = skipped;
+        session.out.info(format_args!(
+            "note: {}: left out devices (--dev): {devices}, set-ID bits and capabilities of files (--suid): {suid}, extended attributes: {xattrs}",
+            dir.display()
+        ));
     }
     Ok(CommandOutcome::Done)
-}
-
-/// What was left out, and why.
-fn notes(skipped: SkippedFiles, wanted: ExtractOptions) -> impl Iterator<Item = String> {
-    let SkippedFiles { devices, suid, xattrs } = skipped;
-    let (of_devices, of_suid) = (
-        if wanted.dev { "this user cannot make them" } else { "--dev makes them" },
-        if wanted.suid { "they need root" } else { "--suid retains them" },
-    );
-    [
-        (devices, format!("skipped {}: {of_devices}", size::count(devices, "device"))),
-        (
-            suid,
-            format!("dropped the set-ID bits or capabilities of {}: {of_suid}", size::count(suid, "file")),
-        ),
-        (
-            xattrs,
-            format!(
-                "skipped {}: this user or filesystem cannot set them",
-                size::count(xattrs, "extended attribute")
-            ),
-        ),
-    ]
-    .into_iter()
-    .filter_map(|(count, note)| (count > 0).then_some(note))
 }
 
 fn unpack_failure(error: &UnpackError) -> Failure {

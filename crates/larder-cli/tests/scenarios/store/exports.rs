@@ -135,7 +135,7 @@ fn exported_files_are_those_of_the_mounted_image() {
 
         let dir = machine.path(&format!("{format}.safe"));
         let notes = larder(&["export", &name, "--to", &dir]).stderr;
-        assert!(notes.contains("--suid retains them") && notes.contains("--dev makes them"), "{notes}");
+        assert!(notes.contains("(--dev): 1") && notes.contains("(--suid): 1"), "{notes}");
         let dangerous = run("find", &[&dir, "-perm", "/6000", "-not", "-type", "d", "-o", "-type", "b,c"]);
         assert_eq!(dangerous, "", "{format}");
 
