@@ -220,7 +220,9 @@ async fn the_hint_of_a_refusal_reaches_the_caller() {
     let full = backend(&store, StorePullConfig { reserve, ..StorePullConfig::default() });
     let manager = ImageManager::builder(Arc::new(full)).build();
     let request = EnsureRequest::new(registry.image("shop/web:1"), PullPolicy::Always, Pod::default());
-    let hint = Hint::new().command(["df"]).text(" shows disk usage");
+    let hint = Hint::new()
+        .command(["df"])
+        .text(" shows disk usage; store.reserveBytes and store.reserveInodes of it stay free");
     for reason in [EnsureReason::ErrImagePull, EnsureReason::ImagePullBackOff] {
         let error = manager.ensure(&request).await.unwrap_err();
         assert_eq!(error.reason, reason);

@@ -84,6 +84,7 @@ const FLAGS: [(&str, &str, &str); 32] = [
     ("gc", "--force -f", "larder gc does not ask; --dry-run shows the plan"),
     ("gc prune", "--filter", "use keep rules for what GC retains: larder keep --label KEY=VALUE"),
     ("mount", "--rw", "use --writable"),
+    ("prune", "--dry-run -n", "use larder gc --all-unused --dry-run"),
     ("load", "-q --quiet", "larder load prints names only; leave the flag out"),
     ("serve", "--host -H", "use --socket PATH"),
     (
@@ -112,8 +113,10 @@ pub(crate) fn advice(usage: &clap::Error, words: &[String]) -> Option<&'static s
         }
         ErrorKind::UnknownArgument => {
             let flag = text(ContextKind::InvalidArg)?;
+            // What follows is no command: larder -r SOCKET images.
+            let before: Vec<&String> = words.iter().take_while(|word| !word.starts_with(flag)).collect();
             let of = |(commands, flags, _): &&(&str, &str, &str)| {
-                has(flags, flag) && (*commands == "*" || words.iter().any(|word| has(commands, word)))
+                has(flags, flag) && (*commands == "*" || before.iter().any(|word| has(commands, word)))
             };
             FLAGS.iter().find(of).map(|(_, _, advice)| *advice)
         }
@@ -157,6 +160,7 @@ mod tests {
             ("larder lease --for 2h app:1", "larder lease IMAGE 2h"),
             ("larder keep --for 2h app:1", "--ttl"),
             ("larder df --no-trunc", "-o wide"),
+            ("larder prune --dry-run", "larder gc --all-unused --dry-run"),
             ("larder untag app:1", "larder rm"),
             ("larder volume ls", "not containers"),
             ("larder prune -a --filter until=24h", "keep rules"),

@@ -10,7 +10,7 @@ use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 use tokio::time::Instant;
 
 use crate::served::CriDaemon;
-use crate::world::RuntimeFixture;
+use crate::world::{LarderProcess, RuntimeFixture};
 use deletion_gate::DeletionGate;
 use runtime_gate::RuntimeGate;
 
@@ -82,10 +82,16 @@ fn median_time(world: &RuntimeFixture, arguments: &[&str]) -> Duration {
 #[test]
 fn every_other_command_answers_as_quickly_while_a_removal_hangs() {
     for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
+        // The deletion of a layer that is one file is one call of the system, which cannot be held.
+        let settings =
+            "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nstore: {layerFormat: directory}\n";
+        let settings = world.file("directories.yaml", settings);
         let [_, api] = [("shop/web:1", 1), ("shop/api:1", 2)].map(|(name, seed)| {
             ImageBuilder::small(seed, 50_000).push(&world.registry, name).unwrap();
             let image = world.registry.image(name);
-            world.larder(&["pull", "-q", &image]).expect(0);
+            let mut pull = world.command(&["pull", "-q", &image]);
+            pull.env("LARDER_CONFIG", &settings);
+            LarderProcess::start(pull).finish().expect(0);
             image
         });
         world.end_leases();

@@ -159,7 +159,9 @@ impl InsufficientSpace {
             let free = format!("{}MB", self.missing_bytes().div_ceil(1_000_000));
             Hint::new().command(["gc".to_owned(), "--free".to_owned(), free]).text(" removes unused images")
         } else {
-            Hint::new().command(["df"]).text(" shows disk usage")
+            Hint::new()
+                .command(["df"])
+                .text(" shows disk usage; store.reserveBytes and store.reserveInodes of it stay free")
         }
     }
 }

@@ -92,5 +92,6 @@ fn drop_privileges(entry: &mut LayerEntry) -> bool {
     let before = (entry.mode, entry.xattrs.len());
     entry.mode &= 0o1777;
     entry.xattrs.retain(|(name, _)| name != b"security.capability");
-    before != (entry.mode, entry.xattrs.len())
+    // A hard link names a file that was counted.
+    entry.kind != LayerEntryKind::HardLink && before != (entry.mode, entry.xattrs.len())
 }

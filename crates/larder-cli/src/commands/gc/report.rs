@@ -184,8 +184,13 @@ fn removal_hint(reason: VerdictReason, round: &[&str]) -> Option<Hint> {
     match reason {
         VerdictReason::Leased => {
             let hint = Hint::new().command(["lease", "rm", "IMAGE"]).text(" ends the leases on an image");
-            let force = || with(&["--force-leases"]);
-            Some(if round == ALL_UNUSED { hint.text("; ").command(force()).text(" ends all") } else { hint })
+            // What a pull leased is younger than the minimum age as well.
+            let force = || with(&["--force-leases", "--minimum-image-ttl-duration", "0"]);
+            Some(if round == ALL_UNUSED {
+                hint.text("; ").command(force()).text(" removes all")
+            } else {
+                hint
+            })
         }
         VerdictReason::TooYoung => Some(
             Hint::new()
@@ -369,7 +374,10 @@ mod tests {
             (
                 CollectionGoal::AllUnused,
                 true,
-                &["gc --all-unused --force-leases ends", "gc --all-unused --min"],
+                &[
+                    "gc --all-unused --force-leases --minimum-image-ttl-duration 0 removes",
+                    "gc --all-unused --min",
+                ],
             ),
         ] {
             let images = images.clone();
