@@ -73,7 +73,7 @@ fn requested(found: &FoundImage) -> ExportRequest {
     ExportRequest { image: ImageName::from(found.key()), tag: found.name.as_ref().filter(is_tag).cloned() }
 }
 
-/// How long the client may take for one piece. It holds the layers and a turn meanwhile.
+/// How long the client may take for one piece. It holds the layers and a turn until then.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Hands pieces to the client, from a thread that may block.
