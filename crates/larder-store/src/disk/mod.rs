@@ -111,6 +111,11 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
 
     /// Returns once content and length are durable.
     fn sync_data(&self) -> io::Result<()>;
+
+    /// Returns once content, length and attributes are durable.
+    fn sync_all(&self) -> io::Result<()> {
+        self.sync_data()
+    }
 }
 
 /// Makes a directory unless it is there.

@@ -117,4 +117,8 @@ impl DiskFile for RealFile {
     fn sync_data(&self) -> io::Result<()> {
         self.file.sync_data().map_err(|error| explain("sync", &self.path, &error))
     }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.file.sync_all().map_err(|error| explain("sync", &self.path, &error))
+    }
 }

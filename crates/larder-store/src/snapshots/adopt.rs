@@ -6,6 +6,7 @@ use larder::reference::Digest;
 
 use super::{NewSnapshot, SnapshotError, begin_record};
 use crate::pull::chain_id;
+use crate::store::db::{DbError, DbRead as _, IMAGES};
 use crate::store::snapshot_records::put_snapshot;
 use crate::store::{ImageRecord, LayerHandle, SNAPSHOT_FORMAT, SnapshotKind, Store, StoreError};
 
@@ -60,12 +61,14 @@ impl Store {
     /// The layer that an image has in the place of this chain ID. What a layer shows may depend on those below it, so a layer
     /// of the same diff ID elsewhere does not do.
     fn layer_of_chain(&self, chain: &Digest) -> Result<Option<LayerHandle>, StoreError> {
-        let of_image = |image: ImageRecord| {
-            let at = image.chain_ids().iter().position(|own| own == chain)?;
-            image.layers.into_iter().nth(at)
-        };
-        let Some(found) = self.images()?.into_iter().find_map(of_image) else { return Ok(None) };
-        let key = found.key;
-        Ok(self.layer(&key)?.filter(|layer| layer.record().is_whole()))
+        let found = self.0.db.read("find a layer by its chain ID", |reader| {
+            let read = |id: &str| reader.get::<ImageRecord>(IMAGES, id);
+            let chains = |id: &str| Ok::<_, DbError>(read(id)?.map(|image| image.chain_ids()));
+            let images = reader.endings(IMAGES, "")?;
+            let Some((id, at)) = self.0.chains.find(chain, &images, chains)? else { return Ok(None) };
+            Ok(read(&id)?.and_then(|image| image.layers.into_iter().nth(at)))
+        })?;
+        let Some(found) = found else { return Ok(None) };
+        Ok(self.layer(&found.key)?.filter(|layer| layer.record().is_whole()))
     }
 }

@@ -17,6 +17,7 @@ mod adopt;
 mod error;
 mod mounts;
 mod recover;
+mod sync;
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -231,9 +232,10 @@ impl OpenStore {
 
     /// Makes the files of an active snapshot durable; returns what they take.
     fn settle_snapshot(&self, active: &SnapshotRecord) -> Result<DiskSpace, StoreError> {
-        let doing = "sync the files of a snapshot";
-        self.disk.open_sync(self.layout.root()).and_then(|filesystem| filesystem.sync()).context(doing)?;
-        measure(&self.layout.snapshot_fs(active.id)).context("measure a snapshot")
+        let fs = self.layout.snapshot_fs(active.id);
+        let usage = measure(&fs).context("measure a snapshot")?;
+        self.sync_snapshot(active.id, usage.inodes).context("sync the files of a snapshot")?;
+        Ok(usage)
     }
 }
 

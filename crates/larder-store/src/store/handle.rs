@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::config::StoreConfig;
 use super::db::Db;
+use super::image_chains::ImageChains;
 use super::layers::PendingLayers;
 use super::layout::StoreLayout;
 use super::lock::StoreLock;
@@ -39,6 +40,8 @@ pub(crate) struct OpenStore {
     pub(super) format: Mutex<u32>,
     /// How this process can mount EROFS images, once that was tried.
     pub(super) erofs: OnceLock<Result<ErofsMountKind, Errno>>,
+    /// For lookups of layers by chain ID.
+    pub(crate) chains: ImageChains,
     /// Held while layers are mounted for overlays, or unmounted.
     pub(crate) layer_mounts: Mutex<()>,
     /// For what is written from now on; `None` until the first write.

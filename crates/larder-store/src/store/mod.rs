@@ -22,6 +22,7 @@ pub(crate) mod error;
 mod extents;
 pub(crate) mod fetch_progress;
 pub(crate) mod handle;
+mod image_chains;
 pub(crate) mod image_check;
 pub(crate) mod images;
 pub mod import;

@@ -160,6 +160,7 @@ impl LockedStoreDir {
             sizes,
             format: Mutex::new(format),
             erofs: OnceLock::new(),
+            chains: super::image_chains::ImageChains::default(),
             layer_mounts: Mutex::new(()),
             trash: Trash::new(disk.clone(), layout.trash(), &config),
             db,

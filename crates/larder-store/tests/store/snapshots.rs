@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use larder_store::disk::{Disk as _, FileOpenMode};
 use larder_store::fsck::{FsckReport, ManifestLayerChecker, StoreDamage};
 use larder_store::snapshots::{NewSnapshot, SnapshotError, SnapshotMount};
 use larder_store::store::{RemoveOptions, SnapshotKind, Store};
@@ -219,4 +220,24 @@ fn a_snapshot_survives_a_power_cut_and_the_loss_of_the_database() {
     fs_err::write(root.join("larder.db"), "lost").unwrap();
     let (store, rebuilt) = Store::rebuild(&root, config(), &ManifestLayerChecker).unwrap();
     assert!(store.snapshot("k8s.io/9/c").is_ok(), "{rebuilt:?}");
+}
+
+#[test]
+fn a_commit_syncs_the_files_of_the_snapshot_only() {
+    let disk = FaultyDisk::new();
+    let store = Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), config()).unwrap();
+    store.create_snapshot(new("k8s.io/9/c", ""), true, noon()).unwrap();
+    let write = |path: &str| {
+        let file = disk.open(&disk.root().join(path), FileOpenMode::CreateNew).unwrap();
+        file.write_all_at(b"content", 0).unwrap();
+    };
+    let dir = "store/snapshots/1/fs/dir";
+    disk.create_dir(&disk.root().join(dir)).unwrap();
+    write(&format!("{dir}/file"));
+    write("of-another-process");
+    store.commit_snapshot("k8s.io/9/c", new("k8s.io/10/layer", ""), noon()).unwrap();
+    drop(store);
+    let disk = disk.restarted(UnsyncedData::Nothing);
+    assert_eq!(fs_err::read(disk.root().join(dir).join("file")).unwrap(), b"content");
+    assert!(!disk.root().join("of-another-process").exists());
 }

@@ -1,0 +1,57 @@
+//! Which image has a layer in which place, without decoding all images.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use larder::reference::Digest;
+
+/// The chain IDs of the layers of each image, by its ID, which determines them: no record is read for them twice.
+#[derive(Debug, Default)]
+pub(crate) struct ImageChains(Mutex<BTreeMap<String, Vec<Digest>>>);
+
+impl ImageChains {
+    /// An image with this chain ID, and the layer's place in it. `images` are the IDs of all images, in order.
+    pub(crate) fn find<E>(
+        &self,
+        chain: &Digest,
+        images: &[String],
+        read: impl Fn(&str) -> Result<Option<Vec<Digest>>, E>,
+    ) -> Result<Option<(String, usize)>, E> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|id, _| images.binary_search(id).is_ok());
+        for id in images {
+            if !known.contains_key(id)
+                && let Some(chains) = read(id)?
+            {
+                known.insert(id.clone(), chains);
+            }
+        }
+        let place = |own: &Vec<Digest>| own.iter().position(|own| own == chain);
+        Ok(known.iter().find_map(|(id, own)| Some((id.clone(), place(own)?))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chain_ids_of_an_image_are_read_once() {
+        let digest = |text: &str| Digest::sha256(text);
+        let chains = ImageChains::default();
+        let reads = std::cell::RefCell::new(Vec::new());
+        let find = |chain: &str, images: &[&str]| {
+            let images: Vec<String> = images.iter().map(|id| (*id).to_owned()).collect();
+            let read = |id: &str| {
+                reads.borrow_mut().push(id.to_owned());
+                Ok::<_, ()>(Some(vec![digest("lowest"), digest(id)]))
+            };
+            chains.find(&digest(chain), &images, read).unwrap()
+        };
+        assert_eq!(find("b", &["a", "b"]), Some(("b".to_owned(), 1)));
+        assert_eq!(find("c", &["a", "b"]), None);
+        assert_eq!(find("c", &["a", "b", "c"]), Some(("c".to_owned(), 1)));
+        assert_eq!(find("b", &["a", "c"]), None, "it was removed");
+        assert_eq!(*reads.borrow(), ["a", "b", "c"]);
+    }
+}
