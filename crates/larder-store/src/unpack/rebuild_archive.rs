@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::archive_record::ArchiveRecord;
-use super::beneath::{self, clean, split};
+use super::beneath::{self, clean, parts};
 use super::layer_manifest::path_of;
 use super::lowers::LowerLayers;
 use super::source::StreamHasher;
@@ -168,7 +168,7 @@ fn first_replaced(record: &ArchiveRecord, diff_id: &Digest) -> Result<Option<Pat
             return Ok(Some(path_of(replaced).to_owned()));
         }
         if archive.content_elsewhere() > 0 {
-            if split(&path).1.starts_with(b".wh.") {
+            if parts(&path).any(|part| part.starts_with(b".wh.")) {
                 return Ok(Some(path_of(&path).to_owned()));
             }
             let Some(rest) = left.checked_sub(path.len() + NAME_BYTES) else { return Ok(None) };
