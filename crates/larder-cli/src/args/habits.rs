@@ -34,7 +34,7 @@ const COMMANDS: [(&str, &str); 17] = [
 ];
 
 /// Commands of larder (`*` is any), flags, and larder's way.
-const FLAGS: [(&str, &str, &str); 32] = [
+const FLAGS: [(&str, &str, &str); 33] = [
     (
         "pull ensure",
         "--platform --os --arch --variant --override-arch",
