@@ -268,7 +268,7 @@ fn work(worker: usize, seed: u64, shared: &SoakState, known: &[NamedImage], sock
 struct ResourceUsage {
     files: usize,
     threads: u64,
-    /// Resident bytes.
+    /// Resident bytes of its own: pages of the program come with each path that it runs for the first time.
     memory: u64,
 }
 
@@ -281,7 +281,7 @@ impl ResourceUsage {
             line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
         };
         let files = fs_err::read_dir(format!("{proc}/fd")).unwrap().count();
-        ResourceUsage { files, threads: value("Threads:"), memory: value("VmRSS:") << 10 }
+        ResourceUsage { files, threads: value("Threads:"), memory: value("RssAnon:") << 10 }
     }
 
     /// What is left once idle threads and connections have gone.
