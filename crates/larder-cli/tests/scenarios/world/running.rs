@@ -14,6 +14,8 @@ use tempfile::TempDir;
 pub(crate) fn larder_in(home: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
     command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    // As the systemd unit has it.
+    command.env("MALLOC_ARENA_MAX", "2").env("MALLOC_TRIM_THRESHOLD_", "131072");
     command.current_dir(home);
     command
 }
