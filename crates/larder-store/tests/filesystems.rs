@@ -84,7 +84,7 @@ fn remove(disk: &LoopDisk, store: &Store, id: &str, estimated: bool) -> Measured
     MeasuredRemoval { promised: promised.unique, said, freed }
 }
 
-/// XFS reserves blocks behind the end of a file that is written in several goes.
+/// XFS reserves blocks behind the end of a file that is written in several parts.
 fn assert_no_room_behind_the_end(layers: &Path) {
     for layer in fs_err::read_dir(layers).unwrap() {
         let layer = layer.unwrap().metadata().unwrap();

@@ -1,4 +1,4 @@
-//! Images as an archive, written by a thread and sent in pieces. A client that goes away ends it. The layers stay until then,
+//! Images as an archive, written by a thread and sent in pieces. A client that disconnects ends it. The layers stay until then,
 //! even if the images are removed.
 
 use std::io::{self, BufWriter, Write};

@@ -144,7 +144,7 @@ fn unpack_failure(error: &UnpackError) -> Failure {
     Failure::failed(error_chain(error))
 }
 
-/// Where an archive goes.
+/// The destination of an archive.
 enum Output {
     Stdout,
     /// A pipe or device, written in place.

@@ -68,7 +68,7 @@ impl ImagePublisher {
     }
 
     /// Removes these names of an image, and returns after containerd has collected what only they referenced. A name that stands
-    /// for another image by now stays.
+    /// for another image stays.
     pub async fn withdraw(&self, image: &PublishedImage, names: &[String]) -> Result<(), BackendError> {
         let withdrawn = self.client.within_limit(async {
             let mut owned = Vec::new();

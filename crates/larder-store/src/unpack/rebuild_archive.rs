@@ -1,6 +1,6 @@
 //! Writes a layer's archive again, byte for byte, from its [record](ArchiveRecord) and its files.
 //!
-//! The record goes through the same parser as the archive did. Wherever the archive had the content of a file, it is read
+//! The parser of the archive reads the record, too. Wherever the archive had the content of a file, it is read
 //! from the unpacked layer. The digest of all bytes decides whether this was right.
 
 use std::collections::BTreeSet;
