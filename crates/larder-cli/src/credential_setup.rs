@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 use crate::args::CredentialArgs;
 use crate::failure::Failure;
 use crate::printer::Printer;
-use crate::user_credentials::UserCredentials;
+use larder_agent::registry::UserCredentials;
 
 /// The longest password that is read, in bytes. Tokens of cloud registries have a few thousand.
 const MAX_PASSWORD_BYTES: u64 = 64 * 1024;

@@ -16,7 +16,6 @@ mod limits;
 mod output;
 mod printer;
 mod session;
-mod user_credentials;
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -20,7 +20,7 @@ use crate::interrupt::InterruptHandle;
 use crate::output::progress::ProgressLines;
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess, LocalPullSettings};
-use crate::user_credentials::UserCredentials;
+use larder_agent::registry::UserCredentials;
 
 mod stall_notices;
 

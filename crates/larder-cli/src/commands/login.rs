@@ -6,9 +6,11 @@ use std::sync::Arc;
 use larder::credentials::helpers::{CredentialHelpers, HelperError, HelperRequest};
 use larder::credentials::{Credential, Secret, TokenPolicy};
 use larder_agent::backend::providers;
-use larder_agent::registry::{FetchError, FetchErrorKind, LoginResult, RegistryClient};
+use larder_agent::registry::{
+    DockerLoginFile, FetchError, FetchErrorKind, LoginRegistry, LoginResult, RegistryClient,
+};
 
-use crate::access::{DockerLoginFile, LoginRegistry, terminal};
+use crate::access::terminal;
 use crate::args::{LoginArgs, LogoutArgs};
 use crate::credential_setup::read_password;
 use crate::exit::CommandOutcome;

@@ -23,7 +23,7 @@ use crate::output::progress::ProgressLines;
 use crate::output::{self, size};
 use crate::printer::{Printer, progress_possible};
 use crate::session::CommandSession;
-use crate::user_credentials::UserCredentials;
+use larder_agent::registry::UserCredentials;
 
 pub(super) async fn run(
     args: &PullArgs,

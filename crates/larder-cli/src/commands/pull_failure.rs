@@ -111,9 +111,9 @@ impl PullFailureKind {
 
     /// The next step, as the backend gives it; for a runtime, that for most failures of this kind. `denied`
     /// describes the credentials, of which the backend knows only the one that it got.
-    pub(super) fn advice(error: &EnsureError, denied: impl FnOnce() -> String) -> Option<Hint> {
+    pub(super) fn advice(error: &EnsureError, denied: impl FnOnce() -> Hint) -> Option<Hint> {
         match (PullFailureKind::of(error), &error.advice) {
-            (PullFailureKind::Denied, _) => Some(denied().into()),
+            (PullFailureKind::Denied, _) => Some(denied()),
             (_, Some(advice)) => Some(advice.hint.clone()),
             (PullFailureKind::InsufficientSpace, None) => Some(make_room()),
             (PullFailureKind::NotFound, None) => Some(CHECK_NAME.into()),

@@ -2,13 +2,15 @@
 
 use larder::hint::{Hint, HintPart};
 
-/// The hint in words. These flags, which say where images are, are added to each command that does not say so itself.
+/// The hint in words. These flags, which say where images are, are added to each command that does not say so itself and
+/// works on images: a login does not.
 pub(crate) fn carrying(given: &str, hint: &Hint) -> String {
     let parts = hint.parts().iter().enumerate();
     parts
         .map(|(index, part)| match part {
             HintPart::Command(args) => {
-                let says_where = args.iter().any(|arg| names_images(arg.trim_start_matches('-')))
+                let says_where = args.first().is_some_and(|command| command == "login")
+                    || args.iter().any(|arg| names_images(arg.trim_start_matches('-')))
                     || options_of(&hint.parts()[index + 1..]).any(names_images);
                 let given = Some(given).filter(|given| !given.is_empty() && !says_where);
                 let args = args.iter().map(|arg| quoted(arg));

@@ -26,10 +26,10 @@ use crate::output::events::{EventPrinterSink, EventStyle};
 use crate::output::progress::ProgressLines;
 use crate::printer::{Printer, progress_possible};
 use crate::session::CommandSession;
-use crate::user_credentials::UserCredentials;
 use inputs::EnsureInputs;
 pub(super) use inputs::{EnsureJob, wishes_for};
 pub(super) use inputs::{argument_uid, check_argument};
+use larder_agent::registry::UserCredentials;
 use summary::EnsureSummary;
 
 pub(super) async fn run(

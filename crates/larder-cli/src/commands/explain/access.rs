@@ -19,7 +19,7 @@ use crate::output;
 use crate::output::table::TextTable;
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
-use crate::user_credentials::UserCredentials;
+use larder_agent::registry::UserCredentials;
 
 pub(super) async fn run(
     args: &ExplainAccessArgs,

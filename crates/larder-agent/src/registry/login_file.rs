@@ -11,6 +11,7 @@ use larder::credentials::helpers::{HelperNames, HelperRequest};
 use larder::credentials::{
     MAX_CONFIG_BYTES, Secret, TokenPolicy, decode_auth, encode_auth, parse_config_json,
 };
+use larder::hint::Hint;
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize as _;
 use serde_json::ser::{PrettyFormatter, Serializer};
@@ -18,29 +19,29 @@ use serde_json::{Map, Value, json};
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::login_registry::LoginRegistry;
-use crate::failure::Failure;
+use crate::error::Error;
 
 const AUTHS: &str = "auths";
 /// Mode bits for users who are neither the owner nor in the group.
 const OTHERS: u32 = 0o007;
 
 /// The file.
-pub(crate) struct DockerLoginFile {
+pub struct DockerLoginFile {
     path: PathBuf,
 }
 
 /// The content of the file, wiped on drop.
-pub(crate) struct LoginDocument {
+pub struct LoginDocument {
     document: Value,
     helpers: HelperNames,
 }
 
 /// Excludes other larder processes from writing the file.
-pub(crate) struct LoginFileLock(#[expect(dead_code, reason = "dropping it releases the lock")] File);
+pub struct LoginFileLock(#[expect(dead_code, reason = "dropping it releases the lock")] File);
 
 impl DockerLoginFile {
     /// The file that was named, else docker's usual one.
-    pub(crate) fn named_or_usual(named: Option<&Path>) -> Result<DockerLoginFile, Failure> {
+    pub fn named_or_usual(named: Option<&Path>) -> Result<DockerLoginFile, Error> {
         let dir = |variable: &str| env::var_os(variable).filter(|value| !value.is_empty());
         let usual = || {
             let docker = dir("DOCKER_CONFIG").map(PathBuf::from);
@@ -48,23 +49,27 @@ impl DockerLoginFile {
             docker.or_else(home).map(|dir| dir.join("config.json"))
         };
         let path = named.map(Path::to_owned).or_else(usual).ok_or_else(|| {
-            Failure::bad_input("no file for the credentials: neither DOCKER_CONFIG nor HOME is set")
-                .hint("use --authfile FILE")
+            Error::bad_input("no file for the credentials: neither DOCKER_CONFIG nor HOME is set")
+                .hint(Hint::from("use ").setting("authfile", "FILE"))
         })?;
         // A symbolic link is kept, and its target is replaced.
         Ok(DockerLoginFile { path: fs_err::canonicalize(&path).unwrap_or(path) })
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Its path, after symbolic links.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// What is in it; nothing, if it is not there.
-    pub(crate) fn read(&self) -> Result<LoginDocument, Failure> {
-        let text = self.text().map_err(|error| Failure::bad_input(error.to_string()))?;
+    pub fn read(&self) -> Result<LoginDocument, Error> {
+        let text = self.text().map_err(|error| Error::bad_input(error.to_string()))?;
         let broken = |problem: String| {
-            Failure::bad_input(format!("{}: {problem}", self.path.display()))
-                .hint("fix the file, or use another with --authfile FILE; wrote nothing")
+            Error::bad_input(format!("{}: {problem}", self.path.display())).hint(
+                Hint::from("fix the file, or use another with ")
+                    .setting("authfile", "FILE")
+                    .text("; wrote nothing"),
+            )
         };
         let config = parse_config_json(text.as_bytes(), TokenPolicy::Keep)
             .map_err(|error| broken(error.to_string()))?;
@@ -97,7 +102,7 @@ impl DockerLoginFile {
     }
 
     /// Waits until no other larder process writes the file, and creates its directory if missing.
-    pub(crate) fn lock(&self) -> Result<LoginFileLock, Failure> {
+    pub fn lock(&self) -> Result<LoginFileLock, Error> {
         let dir = self.dir();
         let taken = || {
             if !dir.is_dir() {
@@ -115,7 +120,7 @@ impl DockerLoginFile {
 
     /// Replaces the file atomically. A new file is readable by its owner only; an existing one keeps owner and group, and
     /// its mode unless all users have access.
-    pub(crate) fn write(&self, logins: &LoginDocument, _lock: &LoginFileLock) -> Result<(), Failure> {
+    pub fn write(&self, logins: &LoginDocument, _lock: &LoginFileLock) -> Result<(), Error> {
         let text = logins.text().map_err(|error| self.unwritten(&error))?;
         let new = self.new_path();
         let written = || {
@@ -163,26 +168,26 @@ impl DockerLoginFile {
         if dir.as_os_str().is_empty() { Path::new(".") } else { dir }
     }
 
-    fn unwritten(&self, error: &io::Error) -> Failure {
-        Failure::failed(format!("cannot write {}: {error}", self.path.display()))
-            .hint("run as its owner, or use another file with --authfile FILE")
+    fn unwritten(&self, error: &io::Error) -> Error {
+        Error::failed(format!("cannot write {}: {error}", self.path.display()))
+            .hint(Hint::from("run as its owner, or use another file with ").setting("authfile", "FILE"))
     }
 }
 
 impl LoginDocument {
     /// The helper that keeps the credentials of this registry.
-    pub(crate) fn helper(&self, registry: &LoginRegistry) -> Option<HelperRequest> {
+    pub fn helper(&self, registry: &LoginRegistry) -> Option<HelperRequest> {
         self.helpers.request_for(registry.host())
     }
 
     /// The user that is logged in, as far as the file itself says.
-    pub(crate) fn user(&self, registry: &LoginRegistry) -> Option<String> {
+    pub fn user(&self, registry: &LoginRegistry) -> Option<String> {
         let entry = self.document.get(AUTHS)?.get(registry.key())?;
         decode_auth(entry.get("auth")?.as_str()?).ok().map(|(user, _)| user).filter(|user| !user.is_empty())
     }
 
     /// Notes a login; `None` notes that a helper has it.
-    pub(crate) fn set(&mut self, registry: &LoginRegistry, login: Option<(&str, &Secret)>) {
+    pub fn set(&mut self, registry: &LoginRegistry, login: Option<(&str, &Secret)>) {
         let entry = match login {
             Some((user, password)) => json!({"auth": encode_auth(user, password).reveal()}),
             None => json!({}),
@@ -195,7 +200,7 @@ impl LoginDocument {
     }
 
     /// Takes a login out; says whether there was one.
-    pub(crate) fn remove(&mut self, registry: &LoginRegistry) -> bool {
+    pub fn remove(&mut self, registry: &LoginRegistry) -> bool {
         let auths = self.auths();
         let gone: Vec<_> = registry.keys().filter_map(|key| auths.remove(&key)).collect();
         let found = !gone.is_empty();

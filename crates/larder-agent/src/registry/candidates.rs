@@ -9,11 +9,12 @@ use larder::credentials::plugin::Plugins;
 use larder::credentials::{
     CredentialLocation, DockerConfig, Keyring, ProgramResult, ProgramResultLog, PullSecret, TokenPolicy,
 };
+use larder::hint::Hint;
 use larder::reference::Reference;
 
 /// The user's own credentials, beside the pull secrets that each request brings along.
 #[derive(Default)]
-pub(crate) struct UserCredentials {
+pub struct UserCredentials {
     own: Option<CredentialPlace>,
     tokens: TokenPolicy,
     helpers: HelperNames,
@@ -32,7 +33,7 @@ struct CredentialPlace {
 
 impl UserCredentials {
     /// Those of this config, which comes from the place of this name. `tokens` is how pull secrets are read.
-    pub(crate) fn new(own: Option<(String, &DockerConfig)>, tokens: TokenPolicy) -> Self {
+    pub fn new(own: Option<(String, &DockerConfig)>, tokens: TokenPolicy) -> Self {
         UserCredentials {
             own: own.map(|(name, config)| CredentialPlace::new(name, config)),
             tokens,
@@ -41,25 +42,28 @@ impl UserCredentials {
     }
 
     /// And those of these credential helpers.
-    pub(crate) fn with_helpers(mut self, helpers: HelperNames) -> Self {
+    #[must_use]
+    pub fn with_helpers(mut self, helpers: HelperNames) -> Self {
         self.helpers = helpers;
         self
     }
 
     /// And those of these providers.
-    pub(crate) fn with_plugins(mut self, plugins: Arc<Plugins>) -> Self {
+    #[must_use]
+    pub fn with_plugins(mut self, plugins: Arc<Plugins>) -> Self {
         self.plugins = Some(plugins);
         self
     }
 
     /// And what these programs answer is noted here.
-    pub(crate) fn with_results(mut self, answers: ProgramResultLog) -> Self {
+    #[must_use]
+    pub fn with_results(mut self, answers: ProgramResultLog) -> Self {
         self.answers = answers;
         self
     }
 
     /// Whose credentials are tried for an image, in order.
-    pub(crate) fn report(&self, image: &str, secrets: &[PullSecret]) -> String {
+    pub fn report(&self, image: &str, secrets: &[PullSecret]) -> String {
         let mut fitting = self.fitting(image, secrets);
         if let Ok(name) = Reference::parse(image) {
             fitting.extend(self.programs(name.name()));
@@ -68,45 +72,44 @@ impl UserCredentials {
     }
 
     /// What to say of them after the registry has denied an image.
-    pub(crate) fn advice(&self, image: &str, secrets: &[PullSecret]) -> String {
+    pub fn advice(&self, image: &str, secrets: &[PullSecret]) -> Hint {
         let failed: Vec<_> = self.failed(image).into_iter().map(|(_, why)| why).collect();
         let failed = failed.join("; ");
         let mut shown = self.fitting(image, secrets);
         shown.extend(self.gave(image));
         match (failed.is_empty(), shown.is_empty()) {
             (true, _) => self.advice_of(image, secrets, &shown),
-            (false, true) => format!("no credentials sent to the registry: {failed}"),
-            (false, false) => format!("{}; {failed}", self.advice_of(image, secrets, &shown)),
+            (false, true) => format!("no credentials sent to the registry: {failed}").into(),
+            (false, false) => self.advice_of(image, secrets, &shown).text(format!("; {failed}")),
         }
     }
 
     /// The same of credentials that were found: those that were shown.
-    fn advice_of(&self, image: &str, secrets: &[PullSecret], shown: &[String]) -> String {
+    fn advice_of(&self, image: &str, secrets: &[PullSecret], shown: &[String]) -> Hint {
         let registry =
             Reference::parse(image).map_or_else(|_| image.to_owned(), |name| name.registry().to_owned());
         let places = self.secret_places(secrets);
         let others: Vec<_> = places.iter().chain(&self.own).filter_map(CredentialPlace::content).collect();
         match (shown, others.as_slice()) {
-            ([], []) => {
-                format!(
-                    "no credentials for {registry}: log in with larder login {registry}, or add a pull secret"
-                )
-            }
-            ([], others) => format!("no credential matches {registry} ({})", others.join("; ")),
+            ([], []) => Hint::from(format!("no credentials for {registry}: log in with "))
+                .command(["login".to_owned(), registry])
+                .text(", or add a pull secret"),
+            ([], others) => format!("no credential matches {registry} ({})", others.join("; ")).into(),
             (shown, _) => {
                 let rejected = format!("the registry rejected the credentials of {}", shown.join(", "));
                 match Reference::parse(image) {
                     Ok(name) if self.own.iter().any(|own| !own.fitting(name.name()).is_empty()) => {
-                        format!("{rejected}; larder login {registry} replaces them")
+                        let login = ["login".to_owned(), registry];
+                        Hint::from(rejected + "; ").command(login).text(" replaces them")
                     }
-                    _ => rejected,
+                    _ => rejected.into(),
                 }
             }
         }
     }
 
     /// Places with credentials of which none is for this image.
-    pub(crate) fn other_registries(&self, image: &str, secrets: &[PullSecret]) -> Vec<String> {
+    pub fn other_registries(&self, image: &str, secrets: &[PullSecret]) -> Vec<String> {
         let Ok(name) = Reference::parse(image) else { return Vec::new() };
         let places = self.secret_places(secrets);
         let all = places.iter().chain(&self.own);
@@ -116,7 +119,7 @@ impl UserCredentials {
     }
 
     /// What the user's own credentials come from.
-    pub(crate) fn own_name(&self) -> Option<&str> {
+    pub fn own_name(&self) -> Option<&str> {
         self.own.as_ref().map(|own| own.name.as_str())
     }
 
@@ -133,7 +136,7 @@ impl UserCredentials {
     }
 
     /// The programs that were asked for an image and failed, each with its error.
-    pub(crate) fn failed(&self, image: &str) -> Vec<(String, String)> {
+    pub fn failed(&self, image: &str) -> Vec<(String, String)> {
         let failed = self.answers_of(image).into_iter().filter_map(|(program, answer)| match answer {
             ProgramResult::Failed(why) => Some((program, why)),
             ProgramResult::Found | ProgramResult::None => None,
@@ -148,7 +151,7 @@ impl UserCredentials {
     }
 
     /// Whether some are with programs.
-    pub(crate) fn has_programs(&self) -> bool {
+    pub fn has_programs(&self) -> bool {
         self.plugins.is_some() || !self.helpers.is_empty()
     }
 
@@ -248,11 +251,11 @@ mod tests {
     fn a_credential_that_was_refused_is_named_by_its_source_and_user() {
         let secrets = [secret("127.0.0.1:5056")];
         assert_eq!(
-            UserCredentials::default().advice(IMAGE, &secrets),
+            UserCredentials::default().advice(IMAGE, &secrets).to_string(),
             "the registry rejected the credentials of secret default/reg (user bob)"
         );
         assert_eq!(
-            file("127.0.0.1:5056").advice(IMAGE, &secrets),
+            file("127.0.0.1:5056").advice(IMAGE, &secrets).to_string(),
             "the registry rejected the credentials of secret default/reg (user bob), /home/me/config.json (user me); \
              larder login 127.0.0.1:5056 replaces them"
         );
@@ -262,7 +265,7 @@ mod tests {
     fn credentials_that_do_not_fit_are_named_by_what_they_fit() {
         let advice = file("r.example").advice(IMAGE, &[secret("https://bob:hunter2@quay.io")]);
         assert_eq!(
-            advice,
+            advice.to_string(),
             "no credential matches 127.0.0.1:5056 (secret default/reg has: quay.io; /home/me/config.json has: r.example)"
         );
     }
@@ -274,7 +277,7 @@ mod tests {
             UserCredentials::new(Some(("/home/me/config.json".into(), &empty)), TokenPolicy::Keep);
         assert!(after_logout.other_registries(IMAGE, &[]).is_empty());
         for credentials in [UserCredentials::default(), after_logout] {
-            let advice = credentials.advice(IMAGE, &[]);
+            let advice = credentials.advice(IMAGE, &[]).to_string();
             assert!(
                 advice.starts_with(
                     "no credentials for 127.0.0.1:5056: log in with larder login 127.0.0.1:5056"

@@ -2,7 +2,7 @@
 
 use larder::reference::Reference;
 
-use crate::failure::Failure;
+use crate::error::Error;
 
 const HUB: &str = "docker.io";
 const HUB_HOSTS: [&str; 3] = [HUB, "index.docker.io", "registry-1.docker.io"];
@@ -10,13 +10,13 @@ const HUB_KEY: &str = "https://index.docker.io/v1/";
 
 /// A registry to log in to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct LoginRegistry {
+pub struct LoginRegistry {
     host: String,
 }
 
 impl LoginRegistry {
     /// `HOST` or `HOST:PORT`; a scheme before it and docker's old paths after it are dropped.
-    pub(crate) fn parse(text: &str) -> Result<LoginRegistry, Failure> {
+    pub fn parse(text: &str) -> Result<LoginRegistry, Error> {
         let bare =
             ["https://", "http://"].iter().find_map(|scheme| text.strip_prefix(scheme)).unwrap_or(text);
         let bare = ["/v1/", "/v2/", "/v1", "/v2", "/"]
@@ -36,26 +36,26 @@ impl LoginRegistry {
             && (host.contains(['.', ':']) || host == "localhost")
             && let Ok(registry) = LoginRegistry::parse(host)
         {
-            return Err(Failure::bad_input("cannot log in to a repository, only to a registry")
+            return Err(Error::bad_input("cannot log in to a repository, only to a registry")
                 .hint(format!("use {}", registry.host)));
         }
         // The argument may be a password in the wrong place, so it is not printed.
-        Err(Failure::bad_input("invalid registry name")
+        Err(Error::bad_input("invalid registry name")
             .hint("write HOST or HOST:PORT, as in an image name: registry.example:5000"))
     }
 
     /// As in front of an image's name.
-    pub(crate) fn host(&self) -> &str {
+    pub fn host(&self) -> &str {
         &self.host
     }
 
     /// Its key in docker's file.
-    pub(crate) fn key(&self) -> &str {
+    pub fn key(&self) -> &str {
         if self.host == HUB { HUB_KEY } else { &self.host }
     }
 
     /// All keys that docker and podman may have used for it.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = String> + use<> {
+    pub fn keys(&self) -> impl Iterator<Item = String> + use<> {
         let hosts =
             if self.host == HUB { HUB_HOSTS.map(str::to_owned).to_vec() } else { vec![self.host.clone()] };
         hosts.into_iter().flat_map(|host| {
