@@ -3,16 +3,19 @@
 //!
 //! ```text
 //! request -> service.rs -> larder_store::snapshots -> mounts, or an error class of containerd
-//!               '-------> filter.rs (List), labels.rs (limits, field masks)
+//!               |-------> filter.rs (List), labels.rs (limits, field masks)
+//!               '-------> fetch.rs (layers that the store lacks)
 //! ```
 //!
 //! Promises: what was answered is durable; an error has the code that containerd's own overlayfs snapshotter would give, so
 //! that containerd's garbage collector and its retries work as with that one.
 
+mod fetch;
 mod filter;
 mod labels;
 mod service;
 
+pub use fetch::LayerFetcher;
 pub use service::{SERVICE_NAME, SnapshotService, service};
 
 /// Messages and the server of the snapshot service; generated from `proto/snapshots.proto`.

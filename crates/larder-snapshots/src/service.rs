@@ -1,17 +1,20 @@
 //! The calls.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use futures_util::stream::{self, Iter};
 use larder::error_chain;
-use larder::reference::Digest;
+use larder_store::pull::{FetchedImage, FetchedLayer};
 use larder_store::snapshots::{NewSnapshot, SnapshotError, SnapshotMount};
 use larder_store::store::{SnapshotKind, SnapshotRecord, Store, StoreError};
 use prost_types::Timestamp;
+use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status, async_trait};
 
+use crate::fetch::{ImageFetches, LayerFetcher};
 use crate::filter::SnapshotFilters;
-use crate::labels::{Labels, check_labels, updated};
+use crate::labels::{AnnouncedLayer, Labels, chain_of, check_labels, updated};
 use crate::proto::snapshots_server::{self, Snapshots, SnapshotsServer};
 use crate::proto::{
     CleanupRequest, CommitSnapshotRequest, Info, Kind, ListSnapshotsRequest, ListSnapshotsResponse, Mount,
@@ -23,9 +26,6 @@ use crate::proto::{
 /// The name in the paths of calls.
 pub const SERVICE_NAME: &str = snapshots_server::SERVICE_NAME;
 
-/// The label of a snapshot with the chain ID of the layer that containerd wants to unpack into it.
-const REFERENCE: &str = "containerd.io/snapshot.ref";
-
 /// The namespace in which kubelet's images are. Layers of the store are offered there alone: in another one, the pull has not
 /// proved that its repository has them.
 const NAMESPACE: &str = "k8s.io/";
@@ -33,21 +33,67 @@ const NAMESPACE: &str = "k8s.io/";
 /// Snapshots in one message of a list.
 const PART: usize = 100;
 
-/// The snapshot service of a store.
-pub fn service(store: Store) -> SnapshotsServer<SnapshotService> {
-    SnapshotsServer::new(SnapshotService::new(store))
+/// The snapshot service of a store. `layers` fetches what it lacks; `None`: containerd does.
+pub fn service(store: Store, layers: Option<Arc<dyn LayerFetcher>>) -> SnapshotsServer<SnapshotService> {
+    SnapshotsServer::new(SnapshotService::new(store, layers))
 }
 
 /// The handlers.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct SnapshotService {
     store: Store,
+    fetches: Option<Arc<ImageFetches>>,
 }
 
 impl SnapshotService {
-    /// On this store.
-    pub fn new(store: Store) -> SnapshotService {
-        SnapshotService { store }
+    /// On this store. `layers` fetches what it lacks; `None`: containerd does.
+    pub fn new(store: Store, layers: Option<Arc<dyn LayerFetcher>>) -> SnapshotService {
+        SnapshotService { store, fetches: layers.map(|layers| Arc::new(ImageFetches::new(layers))) }
+    }
+
+    /// Makes a snapshot of the layer that containerd is about to unpack, if the store has it or can fetch it. Returns its key.
+    async fn adopt(&self, new: &NewSnapshot) -> Result<Option<String>, Status> {
+        let Some(chain) = chain_of(&new.labels) else { return Ok(None) };
+        let (own, wanted, now) = (chain.clone(), new.clone(), SystemTime::now());
+        let adopt = move |store: &Store| {
+            if wanted.key.starts_with(NAMESPACE)
+                && let Some(key) =
+                    store.adopt_layer(&own, wanted.clone(), now).map_err(|error| refused(&error))?
+            {
+                return Ok((Some(key), false));
+            }
+            // What would be refused is not worth a fetch.
+            let parent = || store.snapshot(&wanted.parent).is_ok_and(|at| at.kind == SnapshotKind::Committed);
+            let is_free = store.snapshot(&wanted.key).is_err();
+            Ok((None, is_free && (wanted.parent.is_empty() || parent())))
+        };
+        let (adopted, may_fetch) = self.blocking(adopt).await?;
+        let (Some(fetches), Some(announced), true) =
+            (&self.fetches, AnnouncedLayer::of(&new.labels), may_fetch)
+        else {
+            return Ok(adopted);
+        };
+        let Some((image, layer)) = fetches.layer(&chain, &announced, Instant::now()).await else {
+            return Ok(None);
+        };
+        let new = new.clone();
+        let is_last = image.layers.last() == Some(&layer);
+        let adopted = self.blocking(move |store| adopt_fetched(store, &image, &layer, new)).await?;
+        // The last layer has all others below it; a layer that was reclaimed is fetched again for the next pull.
+        if is_last || adopted.is_none() {
+            fetches.forget(&announced.image);
+        }
+        Ok(adopted)
+    }
+
+    /// Runs what blocks on a thread where it may.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        run: impl FnOnce(&Store) -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        let store = self.store.clone();
+        let answer = tokio::task::spawn_blocking(move || run(&store)).await;
+        answer.map_err(|error| Status::internal(error.to_string()))?
     }
 
     /// Runs a call on a thread where it may block.
@@ -56,9 +102,7 @@ impl SnapshotService {
         call: &'static str,
         run: impl FnOnce(&Store) -> Result<T, Status> + Send + 'static,
     ) -> Result<Response<T>, Status> {
-        let store = self.store.clone();
-        let answer = tokio::task::spawn_blocking(move || run(&store)).await;
-        let answer = answer.map_err(|error| Status::internal(error.to_string()))?;
+        let answer = self.blocking(run).await;
         if let Err(status) = &answer {
             tracing::debug!(call, code = ?status.code(), "{}", status.message());
         }
@@ -99,17 +143,20 @@ fn new_snapshot(key: String, parent: String, labels: Labels) -> Result<NewSnapsh
     Ok(NewSnapshot { key, parent, labels })
 }
 
-/// Prepares a snapshot. If the store has the layer that is to be unpacked, that is committed instead, and the answer is that it
-/// exists: containerd then looks it up, and fetches nothing.
-fn prepare(store: &Store, new: NewSnapshot) -> Result<Vec<SnapshotMount>, Status> {
-    let now = SystemTime::now();
-    let chain = new.labels.get(REFERENCE).filter(|_| new.key.starts_with(NAMESPACE));
-    if let Some(chain) = chain.and_then(|chain| Digest::parse(chain).ok())
-        && let Some(key) = store.adopt_layer(&chain, new.clone(), now).map_err(|error| refused(&error))?
-    {
-        return Err(refused(&SnapshotError::AlreadyExists { key }));
+/// Makes a snapshot of a layer that was fetched for it. What fails here is left to containerd.
+fn adopt_fetched(
+    store: &Store,
+    image: &FetchedImage,
+    layer: &FetchedLayer,
+    new: NewSnapshot,
+) -> Result<Option<String>, Status> {
+    let adopted = store.adopt_fetched(layer, new, SystemTime::now());
+    let adopted = adopted.inspect_err(|error| tracing::warn!("{}", error_chain(error))).ok().flatten();
+    if adopted.is_some() && image.layers.last() == Some(layer) {
+        // Its snapshot retains it, and those below.
+        store.end_lease(&image.lease).map_err(failed)?;
     }
-    store.create_snapshot(new, true, now).map_err(|error| refused(&error))
+    Ok(adopted)
 }
 
 fn mount(mount: SnapshotMount) -> Mount {
@@ -165,9 +212,15 @@ impl Snapshots for SnapshotService {
     ) -> Result<Response<PrepareSnapshotResponse>, Status> {
         let PrepareSnapshotRequest { key, parent, labels, .. } = request.into_inner();
         let new = new_snapshot(key, parent, labels)?;
-        let prepare =
-            |store: &Store| prepare(store, new).map(|all| PrepareSnapshotResponse { mounts: mounts(all) });
-        self.run("Prepare", prepare).await
+        // containerd looks it up then, and fetches nothing.
+        if let Some(key) = self.adopt(&new).await? {
+            return Err(refused(&SnapshotError::AlreadyExists { key }));
+        }
+        self.run("Prepare", |store| {
+            let made = store.create_snapshot(new, true, SystemTime::now());
+            made.map(|all| PrepareSnapshotResponse { mounts: mounts(all) }).map_err(|error| refused(&error))
+        })
+        .await
     }
 
     async fn view(

@@ -226,25 +226,18 @@ fn hinted(error: &dyn std::error::Error, kind: CallErrorKind, hint: Option<Hint>
 
 /// A registry that could not be reached is named as runtimes do it: kubelet makes a reason of its own of that.
 fn pull_failed(error: &PullError) -> BackendError {
-    let kind = match error {
-        PullError::Fetch(fetch) => Some(&*fetch.kind),
-        PullError::Blob(blob) => blob.fetch_kind(),
-        _ => None,
-    };
     let hint = error.hint();
     if error.is_no_space() {
         return hinted(error, CallErrorKind::InsufficientSpace, hint);
     }
-    match kind {
+    match error.fetch_kind() {
         Some(FetchErrorKind::Unreachable(_)) => BackendError::Call {
             message: format!("RegistryUnavailable: {}", error_chain(error)),
             kind: CallErrorKind::Unavailable,
             hint,
         },
         Some(FetchErrorKind::NotFound { .. }) => hinted(error, CallErrorKind::NotFound, hint),
-        Some(FetchErrorKind::Denied(_) | FetchErrorKind::CredentialRejected(_)) => {
-            hinted(error, CallErrorKind::Denied, hint)
-        }
+        _ if error.is_denied() => hinted(error, CallErrorKind::Denied, hint),
         _ => hinted(error, CallErrorKind::Other, hint),
     }
 }

@@ -42,6 +42,8 @@ pub struct ContainerdOptions {
     pub sandbox_image: Option<String>,
     /// Socket of a snapshotter `larder`, which CRI then uses, too.
     pub snapshotter: Option<PathBuf>,
+    /// Whether its CRI tells the snapshotter of which image a layer is.
+    pub announces_layers: bool,
 }
 
 /// A containerd process and its state. Dropping it ends the process and removes the state.
@@ -194,6 +196,7 @@ fn config(dir: &Path, has_overlay: bool, options: &ContainerdOptions) -> String 
         None if has_overlay => ("overlayfs", String::new()),
         None => ("native", String::new()),
     };
+    let is_silent = !options.announces_layers;
     format!(
         r#"version = 2
 root = "{dir_text}/root"
@@ -214,6 +217,7 @@ disabled_plugins = {DISABLED:?}
     conf_dir = "{dir_text}/cni/conf"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "{snapshotter}"
+    disable_snapshot_annotations = {is_silent}
   [plugins."io.containerd.grpc.v1.cri".registry]
     config_path = "{dir_text}/certs.d"
 "#

@@ -65,6 +65,8 @@ pub struct AccessLogLine {
     pub path: String,
     /// HTTP status of the answer.
     pub status: u16,
+    /// How the client names itself.
+    pub user_agent: String,
 }
 
 impl AccessLogLine {
@@ -304,6 +306,7 @@ fn parse_access_line(line: &str) -> Option<AccessLogLine> {
         method: words.next()?.to_owned(),
         path: words.next()?.to_owned(),
         status: rest.split(' ').next()?.parse().ok()?,
+        user_agent: rest.rsplit('"').nth(1)?.to_owned(),
     })
 }
 
@@ -318,7 +321,12 @@ mod tests {
         let request = parse_access_line(line).unwrap();
         assert_eq!(
             request,
-            AccessLogLine { method: "GET".into(), path: "/v2/x/manifests/1".into(), status: 404 }
+            AccessLogLine {
+                method: "GET".into(),
+                path: "/v2/x/manifests/1".into(),
+                status: 404,
+                user_agent: "curl".into()
+            }
         );
         assert!(!request.is_manifest_fetch(), "it was not found");
         assert_eq!(parse_access_line("time=... level=info msg=\"listening\""), None);

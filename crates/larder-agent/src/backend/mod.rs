@@ -7,6 +7,7 @@
 pub mod docker;
 pub(crate) mod gc_wiring;
 mod handle;
+pub(crate) mod layer_fetcher;
 mod open;
 pub mod providers;
 pub(crate) mod publishing;

@@ -170,10 +170,12 @@ pub struct CriPinSettings {
 }
 
 /// What containerd uses of larder's own store.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerdSettings {
     /// Serve containerd's snapshot service on the socket.
     pub snapshotter: bool,
+    /// Fetch the layers that the store lacks, if containerd says of which image they are.
+    pub fetch_layers: bool,
     /// Socket of the containerd to which images are published.
     pub socket: Option<String>,
 }

@@ -300,7 +300,7 @@ impl ConfigDraft {
                 kubelet_names: false,
             },
             cri_pins: CriPinSettings { kept: true, mounted: true, leased: false },
-            containerd: ContainerdSettings::default(),
+            containerd: ContainerdSettings { snapshotter: false, fetch_layers: true, socket: None },
             log: LogSettings { level: tracing::Level::INFO, format: LogFormat::Text },
             pull: PullConfig::default(),
             credential_tokens: TokenPolicy::Keep,

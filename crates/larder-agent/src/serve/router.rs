@@ -9,7 +9,7 @@ use larder_cri::proto::image_service_server::{self, ImageServiceServer};
 use larder_cri::proto::runtime_service_server::{self, RuntimeServiceServer};
 use larder_cri::server::{CriService, NAME, RuntimeProxy, ServerVersion, deadline_of, services, within};
 use larder_snapshots::proto::snapshots_server::SnapshotsServer;
-use larder_snapshots::{SERVICE_NAME as SNAPSHOTS, SnapshotService};
+use larder_snapshots::{LayerFetcher, SERVICE_NAME as SNAPSHOTS, SnapshotService};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service as Answers;
@@ -20,6 +20,7 @@ use super::http_handler::HttpHandler;
 use super::request_memory::{LimitedBody, RequestKind};
 use super::responses::is_grpc;
 use crate::backend::BackendHandle;
+use crate::backend::layer_fetcher::NodeLayerFetcher;
 use crate::control;
 use crate::node::cri_backend::{CriImages, unusable};
 
@@ -48,7 +49,12 @@ impl Router {
         let containers = backend.map(|runtime| RuntimeProxy::new(runtime.runtime_channel()));
         let store = node.handle.as_ref().and_then(BackendHandle::store);
         let store = store.filter(|_| node.settings.now().containerd.snapshotter);
-        let snapshots = store.map(|store| larder_snapshots::service(store.store().clone()));
+        let fetches_layers = node.settings.now().containerd.fetch_layers;
+        let snapshots = store.map(|store| {
+            let fetcher = NodeLayerFetcher::new(store.clone(), Arc::clone(&node.manager));
+            let fetcher: Arc<dyn LayerFetcher> = Arc::new(fetcher);
+            larder_snapshots::service(store.store().clone(), Some(fetcher).filter(|_| fetches_layers))
+        });
         Router { plain, images, runtime, containers, control, snapshots }
     }
 

@@ -1,5 +1,7 @@
 //! containerd with its snapshots in larder's store: `ctr` and CRI pull, run and remove as with containerd's own snapshotter.
 
+mod fetches;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,12 +27,17 @@ const IMAGE: &str = "shop/web:1";
 impl SnapshotterFixture {
     /// `None`, after a loud message, where real servers are not installed and this is not CI.
     fn new(namespace: &'static str) -> Option<SnapshotterFixture> {
+        SnapshotterFixture::with(namespace, ContainerdOptions::default())
+    }
+
+    /// The same with other options of containerd.
+    fn with(namespace: &'static str, options: ContainerdOptions) -> Option<SnapshotterFixture> {
         if !require(&Package::ALL).is_available() {
             return None;
         }
         let world = RuntimeFixture::with_store(RegistryOptions::default())?;
         let snapshotter = Some(PathBuf::from(world.path("larder.sock")));
-        let options = ContainerdOptions { snapshotter, ..ContainerdOptions::default() };
+        let options = ContainerdOptions { snapshotter, ..options };
         let containerd = Containerd::start_with(options).unwrap();
         containerd.add_registry(&world.registry).unwrap();
         let mut fixture = SnapshotterFixture { containerd, daemon: None, world, namespace };

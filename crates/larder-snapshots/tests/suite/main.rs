@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up has failed")]
 
+mod fetched;
 mod files;
 mod records;
 mod world;

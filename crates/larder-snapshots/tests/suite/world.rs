@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use futures_util::StreamExt as _;
-use larder_snapshots::SnapshotService;
 use larder_snapshots::proto::snapshots_server::Snapshots as _;
 use larder_snapshots::proto::{
     CommitSnapshotRequest, Info, ListSnapshotsRequest, Mount, MountsRequest, PrepareSnapshotRequest,
     RemoveSnapshotRequest, StatSnapshotRequest, UpdateSnapshotRequest, UsageRequest, UsageResponse,
     ViewSnapshotRequest,
 };
+use larder_snapshots::{LayerFetcher, SnapshotService};
 use larder_store::store::{Store, StoreConfig};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 use tonic::{Request, Status};
@@ -31,7 +32,8 @@ impl SuiteWorld {
             eprintln!("==== SKIPPED, NOT TESTED: mounting needs root; run the tests as root ====");
             return None;
         }
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let mut world = SuiteWorld { service: None, runtime, dir: tempfile::tempdir().unwrap() };
         world.reopen();
         Some(world)
@@ -41,7 +43,18 @@ impl SuiteWorld {
     pub(crate) fn reopen(&mut self) {
         self.service = None;
         let store = Store::open(&self.root(), StoreConfig::default()).unwrap();
-        self.service = Some(SnapshotService::new(store));
+        self.service = Some(SnapshotService::new(store, None));
+    }
+
+    /// Serves from now on with what fetches the layers that the store lacks.
+    pub(crate) fn fetch_with(&mut self, fetcher: impl FnOnce(Store) -> Arc<dyn LayerFetcher>) {
+        self.service = None;
+        let store = Store::open(&self.root(), StoreConfig::default()).unwrap();
+        self.service = Some(SnapshotService::new(store.clone(), Some(fetcher(store))));
+    }
+
+    pub(crate) fn runtime(&self) -> &tokio::runtime::Runtime {
+        &self.runtime
     }
 
     pub(crate) fn root(&self) -> PathBuf {

@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::io;
+use std::time::Duration;
 
 use larder::hint::Hint;
 use larder::reference::Digest;
@@ -11,7 +12,7 @@ use crate::store::admission::InsufficientSpace;
 use crate::store::error::{hint_of_io, is_no_space};
 use crate::store::import::ImportError;
 use crate::unpack::UnpackError;
-use larder_registry::{BlobError, FetchError};
+use larder_registry::{BlobError, FetchError, FetchErrorKind};
 
 /// Why an image could not be pulled. Existing images are not changed; fetched bytes are retained for a retry.
 #[derive(Debug, thiserror::Error)]
@@ -41,12 +42,30 @@ pub enum PullError {
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
+    /// Nothing was received for this time.
+    #[error("received nothing for {}s", .0.as_secs())]
+    Stalled(Duration),
     /// The process is shutting down.
     #[error("pull canceled: the process is shutting down")]
     Abandoned,
 }
 
 impl PullError {
+    /// Why a request to the registry failed, if that is the reason.
+    pub(crate) fn fetch_kind(&self) -> Option<&FetchErrorKind> {
+        match self {
+            PullError::Fetch(fetch) => Some(&fetch.kind),
+            PullError::Blob(blob) => blob.fetch_kind(),
+            _ => None,
+        }
+    }
+
+    /// Whether the registry rejected the credential, or requires one.
+    pub fn is_denied(&self) -> bool {
+        let kind = self.fetch_kind();
+        matches!(kind, Some(FetchErrorKind::Denied(_) | FetchErrorKind::CredentialRejected(_)))
+    }
+
     /// What the reader could try next.
     pub fn hint(&self) -> Option<Hint> {
         self.of_disk(hint_of_io).or_else(|| self.hint_of_kind())
@@ -81,7 +100,7 @@ impl PullError {
             PullError::Import(error) => error.hint(),
             PullError::InsufficientSpace(error) => Some(error.hint()),
             PullError::Store(error) => error.hint(),
-            PullError::Abandoned => None,
+            PullError::Stalled(_) | PullError::Abandoned => None,
         }
     }
 }

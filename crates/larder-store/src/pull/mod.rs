@@ -15,6 +15,7 @@
 mod assemble;
 mod error;
 mod fetch_layer;
+mod fetched_image;
 mod layer_fetches;
 mod layer_origin;
 mod layer_slots;
@@ -39,13 +40,15 @@ use larder::reference::{Digest, Reference};
 use tokio::sync::Semaphore;
 
 pub use error::PullError;
+pub use fetched_image::{FetchedImage, FetchedLayer};
 pub use load::LoadedImage;
 pub(crate) use plan::chain_id;
 
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::admission::{self, admit};
 use crate::store::{
-    ClaimOutcome, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, LeaseResources, Store, StoreError,
+    ArchiveReferences, ClaimOutcome, ImageCommit, ImageRecord, LayerHandle, LeaseKind, LeaseRecord,
+    LeaseResources, Store, StoreError,
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
 use larder_registry::manifest::PlatformMatcher;
@@ -92,6 +95,17 @@ impl Default for StorePullConfig {
             ensured_lease: Duration::from_secs(600),
         }
     }
+}
+
+/// An image whose layers are all unpacked.
+struct AcquiredImage {
+    documents: ImageDocuments,
+    plan: PullPlan,
+    layers: Vec<LayerHandle>,
+    /// The lease of the pull.
+    lease: String,
+    /// Until the layers are committed.
+    _archives: ArchiveReferences,
 }
 
 /// How long the fetched bytes and finished layers of a failed pull are retained for a retry, unless space is needed.
@@ -173,7 +187,22 @@ impl StorePuller {
         workers: &PullTasks,
     ) -> Result<ImageRecord, PullError> {
         let tally = PullProgress::begin(progress);
-        let watching = Arc::clone(&tally);
+        let acquired = self.acquire(name, credential, &tally, workers).await?;
+        tally.commit();
+        let commit = self.commit_of(name, acquired);
+        let store = self.store.clone();
+        Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
+    }
+
+    /// Resolves `name` and acquires all its layers, which are not durable yet.
+    async fn acquire(
+        &self,
+        name: &Reference,
+        credential: Option<&Credential>,
+        tally: &Arc<PullProgress>,
+        workers: &PullTasks,
+    ) -> Result<AcquiredImage, PullError> {
+        let watching = Arc::clone(tally);
         let session =
             self.client.session(name, credential)?.with_watcher(move |notice| watching.notice(&notice));
         // A repeated pull of a present image, as with the policy Always, fetches manifests only.
@@ -187,7 +216,7 @@ impl StorePuller {
         let plan = PullPlan::of(&documents);
         let proved = self.proved_blobs(name, &documents).await?;
         // Before the claims: a resumable layer must not be reclaimed in between.
-        let _archives =
+        let archives =
             self.store.hold_archives(plan.layers.iter().map(|layer| layer.descriptor.digest.clone()));
         let claims = self.claim(&plan, source_of(&session)).await?;
         let missing = plan.to_fetch(&claims);
@@ -197,12 +226,9 @@ impl StorePuller {
         let reusable =
             plan.layers.iter().zip(&claims).filter(|(_, claim)| !matches!(claim, ClaimOutcome::Fetch(_)));
         proved.check(&session, reusable.map(|(layer, _)| &layer.descriptor)).await?;
-        let origin = LayerOrigin::Registry { session, tally: Arc::clone(&tally), proved: Arc::new(proved) };
+        let origin = LayerOrigin::Registry { session, tally: Arc::clone(tally), proved: Arc::new(proved) };
         let layers = self.assemble(&origin, &plan, claims, workers.worker()).await?;
-        tally.commit();
-        let commit = self.commit_of(name, &documents, &plan, layers, lease);
-        let store = self.store.clone();
-        Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
+        Ok(AcquiredImage { documents, plan, layers, lease, _archives: archives })
     }
 
     /// What the repository has proved to have before this pull requests any layer.
@@ -274,14 +300,8 @@ impl StorePuller {
         Ok(id)
     }
 
-    fn commit_of(
-        &self,
-        name: &Reference,
-        documents: &ImageDocuments,
-        plan: &PullPlan,
-        layers: Vec<crate::store::LayerHandle>,
-        end_lease: String,
-    ) -> ImageCommit {
+    fn commit_of(&self, name: &Reference, acquired: AcquiredImage) -> ImageCommit {
+        let AcquiredImage { documents, plan, layers, lease, .. } = acquired;
         let id = plan.config.0.clone();
         let mut manifests = vec![(documents.target.descriptor.digest.clone(), documents.target.raw.to_vec())];
         if documents.manifest.descriptor.digest != documents.target.descriptor.digest {
@@ -296,7 +316,7 @@ impl StorePuller {
             layers: plan.committed(layers),
             pinned: false,
             lease: Some(ensured),
-            end_lease: Some(end_lease),
+            end_lease: Some(lease),
         }
     }
 

@@ -133,6 +133,18 @@ impl PullProgress {
         self.committing.store(true, Ordering::Relaxed);
     }
 
+    /// Bytes that came over the network.
+    pub(super) fn received(&self) -> u64 {
+        self.came.load(Ordering::Relaxed)
+    }
+
+    /// Whether it waits for the registry, and not only for the disk or for other pulls.
+    pub(super) fn awaits_registry(&self, now: Instant) -> bool {
+        let detail = self.detail(now);
+        let is_fetching = |layer: &LayerProgress| layer.phase == LayerPhase::Fetching;
+        detail.step == PullStep::Resolving || detail.layers.iter().any(is_fetching)
+    }
+
     /// The layers of this digest that are not done yet, from the bottom up.
     fn unsettled(&self, digest: &Digest) -> impl Iterator<Item = &LayerPullProgress> {
         let layers = self.layers.get().into_iter().flatten();

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use larder::reference::Digest;
 
 use super::{NewSnapshot, SnapshotError, begin_record};
-use crate::pull::chain_id;
+use crate::pull::{FetchedLayer, chain_id};
 use crate::store::db::{DbError, DbRead as _, IMAGES};
 use crate::store::snapshot_records::put_snapshot;
 use crate::store::{ImageRecord, LayerHandle, SNAPSHOT_FORMAT, SnapshotKind, Store, StoreError};
@@ -27,6 +27,26 @@ impl Store {
     pub fn adopt_layer(
         &self,
         chain: &Digest,
+        new: NewSnapshot,
+        now: SystemTime,
+    ) -> Result<Option<String>, SnapshotError> {
+        self.adopt(chain, || self.layer_of_chain(chain), new, now)
+    }
+
+    /// The same of a layer that was fetched for this snapshot; `None` if it has been reclaimed since.
+    pub fn adopt_fetched(
+        &self,
+        fetched: &FetchedLayer,
+        new: NewSnapshot,
+        now: SystemTime,
+    ) -> Result<Option<String>, SnapshotError> {
+        self.adopt(&fetched.chain_id, || self.layer(&fetched.key), new, now)
+    }
+
+    fn adopt(
+        &self,
+        chain: &Digest,
+        find: impl FnOnce() -> Result<Option<LayerHandle>, StoreError>,
         mut new: NewSnapshot,
         now: SystemTime,
     ) -> Result<Option<String>, SnapshotError> {
@@ -36,7 +56,7 @@ impl Store {
             return Ok(Some(new.key));
         }
         // Held until the record protects it.
-        let Some(layer) = self.layer_of_chain(chain)? else { return Ok(None) };
+        let Some(layer) = find()?.filter(|layer| layer.record().is_whole()) else { return Ok(None) };
         self.0.require_format(SNAPSHOT_FORMAT)?;
         let key = new.key.clone();
         let adopted = self.0.insert_snapshot("record a snapshot of a layer", |writer| {
@@ -68,7 +88,6 @@ impl Store {
             let Some((id, at)) = self.0.chains.find(chain, &images, chains)? else { return Ok(None) };
             Ok(read(&id)?.and_then(|image| image.layers.into_iter().nth(at)))
         })?;
-        let Some(found) = found else { return Ok(None) };
-        Ok(self.layer(&found.key)?.filter(|layer| layer.record().is_whole()))
+        found.map_or(Ok(None), |found| self.layer(&found.key))
     }
 }

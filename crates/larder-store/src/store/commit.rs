@@ -78,7 +78,7 @@ impl Store {
     }
 
     /// Makes layers durable without an image, so that a retry after another failure, or a repair, need not fetch them
-    /// again. Unless an image or a lease references them, they are removed by the next [`sweep`](Store::sweep).
+    /// again. Unless an image, a lease or a snapshot references them, they are removed by the next [`sweep`](Store::sweep).
     pub fn commit_layers(
         &self,
         layers: &[LayerHandle],
@@ -95,6 +95,7 @@ impl Store {
             Ok(())
         })?;
         self.0.forget_fresh(layers.iter());
+        self.0.discard_ingests(layers.iter().map(|layer| &layer.record().facts.digest));
         Ok(())
     }
 }
@@ -137,7 +138,7 @@ impl OpenStore {
         self.note_images(others.iter().chain([&record]));
         drop(gate);
         drop(held);
-        self.discard_ingests(&record);
+        self.discard_ingests(record.layers.iter().map(|layer| &layer.digest));
         Ok(record)
     }
 

@@ -17,7 +17,6 @@ use tokio::time::Instant;
 use super::error::{StoreError, StoreErrorContext as _};
 use super::extents::{self, SavedExtents};
 use super::handle::{OpenStore, Store};
-use super::records::ImageRecord;
 use super::references::{ItemReference, ReferencedItem};
 use crate::disk::{Disk, DiskFile, FileOpenMode, ensure_dir, replace};
 
@@ -376,15 +375,15 @@ impl OpenStore {
         Ok((ByteRanges::default(), ByteRanges::default()))
     }
 
-    /// Removes the fetched blobs of a committed image.
-    pub(super) fn discard_ingests(&self, image: &ImageRecord) {
-        for layer in &image.layers {
-            let dir = self.layout.ingest(&layer.digest);
-            if self.holds.has(&ReferencedItem::Ingest(layer.digest.clone())) || !dir.exists() {
+    /// Removes the fetched blobs of committed layers.
+    pub(super) fn discard_ingests<'a>(&self, archives: impl IntoIterator<Item = &'a Digest>) {
+        for digest in archives {
+            let dir = self.layout.ingest(digest);
+            if self.holds.has(&ReferencedItem::Ingest(digest.clone())) || !dir.exists() {
                 continue;
             }
             if let Err(error) = self.discard(&dir) {
-                tracing::warn!(digest = %layer.digest, %error, "cannot remove a fetched blob");
+                tracing::warn!(%digest, %error, "cannot remove a fetched blob");
             }
             self.trash.kick();
         }

@@ -120,6 +120,13 @@ pub(super) const SECTIONS: &[Setting] = &[
         "With larder's own store: serve containerd's snapshot service on the socket, so that containerd can keep its snapshots in the store. See [containerd](containerd.md#snapshots-of-containerd-in-larders-store)."
     ),
     setting!(
+        "containerd.fetchLayers",
+        BoolCodec,
+        containerd.fetch_layers,
+        Restart,
+        "With `containerd.snapshotter`: fetch the layers of an image that containerd pulls by itself, if it names the image (its CRI with `disable_snapshot_annotations = false`, its transfer service with `enable_remote_snapshot_annotations`). With the node's credentials or none; containerd fetches what cannot be fetched so."
+    ),
+    setting!(
         "containerd.socket",
         OptionalStringCodec,
         containerd.socket,

@@ -75,6 +75,7 @@ fn another(setting: &Setting) -> &'static str {
         | "cri.pinLeased" => "true",
         "cri.pinKept"
         | "cri.pinMounted"
+        | "containerd.fetchLayers"
         | "runtime.imageVolumes"
         | "featureGates.KubeletEnsureSecretPulledImages" => "false",
         "store.layerFormat" => "erofs",

@@ -1,0 +1,228 @@
+//! Layers that the store lacks, fetched with all others of their image because containerd is about to.
+//!
+//! ```text
+//! Prepare(layer 1) --> fetch of the image --+--> snapshots of its layers
+//! Prepare(layer 2) --> the same fetch ------+--> or containerd's own way, if it failed
+//! ```
+//!
+//! A fetch ends when none of the calls that wait for it is left. Its outcome is remembered for a time: containerd asks for one
+//! layer after another.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared, WeakShared};
+use larder::reference::{Digest, Reference};
+use larder_store::pull::{FetchedImage, FetchedLayer};
+use tokio::time::Instant;
+use tonic::async_trait;
+
+use crate::labels::AnnouncedLayer;
+
+/// How long it is remembered that an image was fetched.
+const FETCHED: Duration = Duration::from_secs(300);
+
+/// How long an image is left to containerd after its fetch failed, from the last layer that containerd asked for.
+const FAILED: Duration = Duration::from_secs(600);
+
+/// Fetches the layers of images for containerd.
+#[async_trait]
+pub trait LayerFetcher: Send + Sync {
+    /// Fetches all layers of an image into the store, with no other credentials than the node's. Returns the reason if it
+    /// cannot.
+    async fn fetch(&self, image: &Reference) -> Result<FetchedImage, String>;
+}
+
+/// Fetches by image.
+pub(crate) struct ImageFetches {
+    source: Arc<dyn LayerFetcher>,
+    states: Arc<FetchStates>,
+}
+
+type FetchOutcome = Option<Arc<FetchedImage>>;
+type SharedFetch = Shared<BoxFuture<'static, FetchOutcome>>;
+
+#[derive(Default)]
+struct FetchStates(Mutex<HashMap<Reference, ImageFetchState>>);
+
+enum ImageFetchState {
+    Running(WeakShared<BoxFuture<'static, FetchOutcome>>),
+    Ended { outcome: FetchOutcome, until: Instant },
+}
+
+impl FetchStates {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Reference, ImageFetchState>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, image: Reference, outcome: FetchOutcome, now: Instant) {
+        let until = now + if outcome.is_some() { FETCHED } else { FAILED };
+        self.lock().insert(image, ImageFetchState::Ended { outcome, until });
+    }
+}
+
+impl ImageFetches {
+    pub(crate) fn new(source: Arc<dyn LayerFetcher>) -> ImageFetches {
+        ImageFetches { source, states: Arc::default() }
+    }
+
+    /// The layer, after its image was fetched; `None` if it cannot be fetched, or is not what was announced.
+    pub(crate) async fn layer(
+        &self,
+        chain: &Digest,
+        announced: &AnnouncedLayer,
+        now: Instant,
+    ) -> Option<(Arc<FetchedImage>, FetchedLayer)> {
+        let image = self.fetch_of(&announced.image, now).await?;
+        let found = image.layers.iter().find(|layer| layer.chain_id == *chain);
+        let Some(found) = found.filter(|layer| layer.archive == announced.archive).cloned() else {
+            tracing::info!(image = %announced.image, layer = %announced.archive, "not a layer of the image in this place");
+            return None;
+        };
+        Some((image, found))
+    }
+
+    /// Forgets an image that was fetched: it is fetched again when containerd asks for one of its layers.
+    pub(crate) fn forget(&self, image: &Reference) {
+        self.states.lock().remove(image);
+    }
+
+    /// The fetch that is running, that has ended, or that begins.
+    fn fetch_of(&self, image: &Reference, now: Instant) -> SharedFetch {
+        let mut states = self.states.lock();
+        states.retain(|_, state| match state {
+            ImageFetchState::Running(fetch) => fetch.upgrade().is_some(),
+            ImageFetchState::Ended { until, .. } => *until > now,
+        });
+        match states.get_mut(image) {
+            Some(ImageFetchState::Running(fetch)) => {
+                if let Some(fetch) = fetch.upgrade() {
+                    return fetch;
+                }
+            }
+            Some(ImageFetchState::Ended { outcome, until }) => {
+                if outcome.is_none() {
+                    *until = now + FAILED;
+                }
+                return futures_util::future::ready(outcome.clone()).boxed().shared();
+            }
+            None => {}
+        }
+        let fetch = self.begin(image.clone()).boxed().shared();
+        if let Some(running) = fetch.downgrade() {
+            states.insert(image.clone(), ImageFetchState::Running(running));
+        }
+        fetch
+    }
+
+    fn begin(&self, image: Reference) -> impl Future<Output = FetchOutcome> + use<> {
+        let (source, states) = (Arc::clone(&self.source), Arc::clone(&self.states));
+        async move {
+            tracing::info!(%image, "fetching an image that containerd is pulling");
+            let fetched = source.fetch(&image).await;
+            if let Err(problem) = &fetched {
+                tracing::warn!(%image, "cannot fetch an image that containerd is pulling, left to containerd: {problem}");
+            }
+            let outcome = fetched.ok().map(Arc::new);
+            states.end(image, outcome.clone(), Instant::now());
+            outcome
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use larder_store::store::LayerKey;
+    use tokio::time::sleep;
+
+    use super::*;
+
+    /// A fetch takes a second.
+    #[derive(Default)]
+    struct FakeSource {
+        begun: AtomicUsize,
+        ended: AtomicUsize,
+        fails: bool,
+    }
+
+    #[async_trait]
+    impl LayerFetcher for FakeSource {
+        async fn fetch(&self, _: &Reference) -> Result<FetchedImage, String> {
+            self.begun.fetch_add(1, Ordering::Relaxed);
+            sleep(Duration::from_secs(1)).await;
+            self.ended.fetch_add(1, Ordering::Relaxed);
+            if self.fails {
+                return Err("registry unavailable".to_owned());
+            }
+            let layer = |name: &str| FetchedLayer {
+                chain_id: Digest::sha256(format!("chain {name}")),
+                archive: Digest::sha256(name),
+                key: LayerKey::from(&Digest::sha256(name)),
+            };
+            Ok(FetchedImage { lease: "lease".into(), layers: vec![layer("1"), layer("2")] })
+        }
+    }
+
+    fn announced(archive: &str) -> (Digest, AnnouncedLayer) {
+        let image = Reference::parse("r.example/app:1").unwrap();
+        (
+            Digest::sha256(format!("chain {archive}")),
+            AnnouncedLayer { image, archive: Digest::sha256(archive) },
+        )
+    }
+
+    async fn fetched(fetches: &ImageFetches, archive: &str) -> bool {
+        let (chain, announced) = announced(archive);
+        fetches.layer(&chain, &announced, Instant::now()).await.is_some()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_fetch_serves_all_layers_of_an_image() {
+        let source = Arc::new(FakeSource::default());
+        let fetches = ImageFetches::new(source.clone());
+        let both = tokio::join!(fetched(&fetches, "1"), fetched(&fetches, "2"));
+        assert_eq!(both, (true, true));
+        assert!(fetched(&fetches, "1").await && !fetched(&fetches, "3").await, "as the image has it");
+        let (chain, mut other) = announced("1");
+        other.archive = Digest::sha256("2");
+        assert!(fetches.layer(&chain, &other, Instant::now()).await.is_none(), "another archive");
+        assert_eq!(source.begun.load(Ordering::Relaxed), 1);
+
+        sleep(FETCHED).await;
+        assert!(fetched(&fetches, "1").await);
+        assert_eq!(source.begun.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_fetch_is_not_repeated_while_containerd_pulls_the_image() {
+        let source = Arc::new(FakeSource { fails: true, ..FakeSource::default() });
+        let fetches = ImageFetches::new(source.clone());
+        for _ in 0..5 {
+            assert!(!fetched(&fetches, "1").await);
+            sleep(FAILED / 2).await;
+        }
+        assert_eq!(source.begun.load(Ordering::Relaxed), 1);
+        sleep(FAILED).await;
+        assert!(!fetched(&fetches, "1").await);
+        assert_eq!(source.begun.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fetch_ends_with_the_last_call_that_waits_for_it() {
+        let source = Arc::new(FakeSource::default());
+        let fetches = ImageFetches::new(source.clone());
+        let short = tokio::time::timeout(Duration::from_millis(100), fetched(&fetches, "1"));
+        let (short, long) = tokio::join!(short, fetched(&fetches, "2"));
+        assert!(short.is_err() && long);
+        fetches.forget(&announced("1").1.image);
+        let canceled = tokio::time::timeout(Duration::from_millis(100), fetched(&fetches, "1")).await;
+        assert!(canceled.is_err());
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(source.ended.load(Ordering::Relaxed), 1, "the second fetch was canceled");
+        assert!(fetched(&fetches, "1").await, "it begins again");
+    }
+}
