@@ -42,7 +42,7 @@ pub struct ContainerdOptions {
     pub sandbox_image: Option<String>,
     /// Socket of a snapshotter `larder`, which CRI then uses, too.
     pub snapshotter: Option<PathBuf>,
-    /// Whether its CRI tells the snapshotter of which image a layer is.
+    /// Whether its CRI names the image of a layer to the snapshotter.
     pub announces_layers: bool,
 }
 

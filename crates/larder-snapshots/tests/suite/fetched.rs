@@ -165,7 +165,7 @@ fn a_layer_that_a_pull_fetches_is_waited_for() {
     let begun = tokio::time::Instant::now();
     while fetch.blob_requests()[2] == 0 {
         assert!(begun.elapsed() < Duration::from_secs(20), "the pull begins");
-        fetch.world.runtime().block_on(tokio::time::sleep(Duration::from_millis(2)));
+        fetch.world.runtime().block_on(async { tokio::time::sleep(Duration::from_millis(2)).await });
     }
     assert!(fetch.prepare(0, "").is_some());
     fetch.world.runtime().block_on(pulling).unwrap().unwrap();
