@@ -1,8 +1,9 @@
 //! Checks image names before anything is asked of a backend, and suggests what may have been meant.
 
+use larder::gc::nearest_names;
 use larder::go_format::quote;
 use larder::hint::Hint;
-use larder::reference::{self, ReferenceErrorKind};
+use larder::reference::{self, Reference, ReferenceErrorKind};
 
 /// A name that no runtime can pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +49,19 @@ pub fn check_name_or_id(image: &str) -> Result<(), InvalidImageName> {
         Some(_) => Ok(()),
         None => check(image),
     }
+}
+
+/// Present images that a name which is not present may mean: those whose name ends with it, else similar ones.
+pub fn present_like(image: &str, names: &[String]) -> Vec<String> {
+    let part = Reference::parse(image).ok();
+    let part = part.as_ref().map_or(image, Reference::familiar);
+    let ends = |name: &&String| {
+        let repository = Reference::parse(name).map(|name| name.name().to_owned()).unwrap_or_default();
+        repository.strip_suffix(part).is_some_and(|before| before.ends_with('/'))
+    };
+    let mut found: Vec<String> = names.iter().filter(ends).cloned().collect();
+    found.truncate(3);
+    if found.is_empty() { nearest_names(image, names) } else { found }
 }
 
 /// The digits of a text that may be an id or its start. `sha256:` may stand before them.
@@ -120,6 +134,21 @@ mod tests {
         for blank in ["", " ", "\t\n"] {
             assert!(check_name_or_id(blank).is_err(), "{blank:?}");
             assert!(check(blank).is_err(), "{blank:?}");
+        }
+    }
+
+    #[test]
+    fn a_present_image_with_the_end_of_a_name_is_found_before_similar_ones() {
+        let names =
+            ["r.example/shop/web:1", "r.example/wed:1", "docker.io/library/busybox:1"].map(String::from);
+        for (image, expected) in [
+            ("web:2", &["r.example/shop/web:1"][..]),
+            ("shop/web", &["r.example/shop/web:1"]),
+            ("other.example/web", &["r.example/shop/web:1", "r.example/wed:1"]),
+            ("bussybox", &["docker.io/library/busybox:1"]),
+            ("etcd", &[]),
+        ] {
+            assert_eq!(present_like(image, &names), expected, "{image}");
         }
     }
 

@@ -146,30 +146,10 @@ fn full_name(name: &Reference) -> String {
 
 /// There is no such image; perhaps another name was meant.
 pub(super) fn unknown(text: &str, images: &[Image]) -> Error {
-    let names = || images.iter().flat_map(|image| &image.repo_tags);
-    let mut near = nearest_names(text, names());
-    if near.is_empty() {
-        let ends: Vec<String> = names().map(|name| comparable_end(name, text).to_owned()).collect();
-        let similar = nearest_names(text, &ends);
-        near = names()
-            .zip(&ends)
-            .filter(|(_, end)| similar.contains(end))
-            .map(|(name, _)| name.clone())
-            .collect();
-        near.truncate(3);
-    }
-    match near.as_slice() {
+    match nearest_names(text, images.iter().flat_map(|image| &image.repo_tags)).as_slice() {
         [] => absent(text),
         near => absent(text).hint(format!("{SIMILAR}: {}", near.join(", "))),
     }
-}
-
-/// The end of a name with as many parts as `text`, and without its tag if `text` has none.
-fn comparable_end<'a>(name: &'a str, text: &str) -> &'a str {
-    let start = name.rmatch_indices('/').nth(text.matches('/').count()).map_or(0, |(slash, _)| slash + 1);
-    let end = &name[start..];
-    let last = text.rsplit('/').next().unwrap_or(text);
-    if last.contains(':') { end } else { end.rsplit_once(':').map_or(end, |(repository, _)| repository) }
 }
 
 fn ambiguous(text: &str, found: &[FoundImage]) -> Error {

@@ -47,8 +47,8 @@ pub(super) async fn keep(node: &Arc<Node>, mut request: KeepRequest) -> Result<a
     let (rules, configured, new) = changed?;
     let mut warnings = if new == 0 { Vec::new() } else { idle(node.collector()?, new).await };
     if let [warning, ..] = &warnings[..] {
-        let is_new = !warning.contains(SIMILAR);
-        warnings.extend(advice.into_iter().filter(|_| is_new));
+        let named = warning.contains(SIMILAR);
+        warnings.extend(advice.into_iter().filter(|advice| !named || !advice.starts_with(SIMILAR)));
     }
     Ok(api::KeepResponse { rules, warnings, configured })
 }

@@ -63,8 +63,8 @@ pub(crate) struct GcArgs {
     #[arg(long, requires = "all_unused")]
     pub(crate) force_leases: bool,
 
-    /// Do not ask.
-    #[arg(short, long)]
+    /// Do not ask. On a terminal, --all-unused asks first, as larder prune -a does.
+    #[arg(short, long, visible_short_alias = 'f', visible_alias = "force")]
     pub(crate) yes: bool,
 
     /// Output format; wide adds the reason for each retained image.
@@ -261,7 +261,7 @@ pub(crate) struct PruneArgs {
     pub(crate) all: bool,
 
     /// Do not ask.
-    #[arg(short, long)]
+    #[arg(short, long, visible_short_alias = 'y', visible_alias = "yes")]
     pub(crate) force: bool,
 }
 

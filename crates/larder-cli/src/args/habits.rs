@@ -34,7 +34,7 @@ const COMMANDS: [(&str, &str); 17] = [
 ];
 
 /// Commands of larder (`*` is any), flags, and larder's way.
-const FLAGS: [(&str, &str, &str); 33] = [
+const FLAGS: [(&str, &str, &str); 32] = [
     (
         "pull ensure",
         "--platform --os --arch --variant --override-arch",
@@ -81,7 +81,6 @@ const FLAGS: [(&str, &str, &str); 33] = [
     ("inspect", "--size -s", "larder inspect prints images with their sizes; leave the flag out"),
     ("inspect", "-f", "use -o json, and jq for single fields"),
     ("gc", "--all -a", "use larder gc --all-unused"),
-    ("gc", "--force -f", "larder gc does not ask; --dry-run shows the plan"),
     ("gc prune", "--filter", "use keep rules for what GC retains: larder keep --label KEY=VALUE"),
     ("mount", "--rw", "use --writable"),
     ("prune", "--dry-run -n", "use larder gc --all-unused --dry-run"),

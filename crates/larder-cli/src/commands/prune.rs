@@ -5,11 +5,10 @@ use larder_api::v1alpha1::{CollectRequest, ImageVerdict};
 
 use super::gc;
 use crate::args::PruneArgs;
-use crate::confirm;
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::interrupt::InterruptSignals;
-use crate::output::{PrintFormat, size};
+use crate::output::PrintFormat;
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
 
@@ -32,11 +31,10 @@ pub(super) async fn run(
         }
     };
     let plan = client.ask(async |mut calls| calls.plan(request).await).await?;
-    let removed: Vec<&ImageVerdict> = plan.images.iter().filter(|image| image.remove).collect();
     if !args.all {
         note_retained(&plan.images, out);
     }
-    if removed.is_empty() {
+    if plan.removals.is_empty() {
         if args.all {
             gc::report::count_retained(&plan.images, out);
         }
@@ -44,13 +42,7 @@ pub(super) async fn run(
         return Ok(CommandOutcome::Done);
     }
     let kind = if args.all { "unused" } else { "dangling" };
-    let bytes = removed.iter().fold(0_u64, |sum, image| sum.saturating_add(image.unique_bytes));
-    let question = match removed.len() {
-        1 => format!("remove 1 {kind} image ({})?", size::bytes(bytes)),
-        images => format!("remove {images} {kind} images (at least {})?", size::bytes(bytes)),
-    };
-    if !args.force && !confirm::ask_or_require(&question, "--force", &interrupt.handle()).await? {
-        out.info("removed nothing");
+    if !args.force && !gc::confirm_plan(&plan, kind, false, interrupt, out).await? {
         return Ok(CommandOutcome::Failed);
     }
     // The daemon decides again: an image may have a tag or a lease since the question.

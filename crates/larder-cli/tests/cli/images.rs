@@ -139,10 +139,18 @@ fn a_blank_name_among_others_removes_nothing_and_the_others_are_removed() {
 #[test]
 fn a_pattern_without_a_match_is_reported_with_a_wider_one() {
     let world = world();
-    let run = world.larder(&["images", "old"]).expect(0);
-    assert_eq!(run.stderr, "note: no image matches \"old\"; try '*/old*'\n");
+    let run = world.larder(&["images", "wbe"]).expect(0);
+    let tags = ["1.27", "stable"].map(|tag| format!("127.0.0.1:5000/library/web:{tag}")).join(", ");
+    assert_eq!(run.stderr, format!("note: no image matches \"wbe\"; similar images: {tags}\n"));
+    assert_eq!(
+        world.larder(&["images", "-q", "old"]).expect(0).stdout,
+        format!("{OLD}\n"),
+        "the end of a name"
+    );
+    let run = world.larder(&["images", "nowhere"]).expect(0);
+    assert_eq!(run.stderr, "note: no image matches \"nowhere\"; try '*/nowhere*'\n");
     assert_eq!(world.larder(&["images", "-q", "*/old*"]).expect(0).stdout, format!("{OLD}\n"));
-    assert_eq!(world.larder(&["images", "team/old"]).expect(0).stderr.matches("try '*team/old*'").count(), 1);
+    assert_eq!(world.larder(&["images", "team/new"]).expect(0).stderr.matches("try '*team/new*'").count(), 1);
     assert_eq!(CliFixture::new().larder(&["images", "old"]).expect(0).stderr, "", "there are none at all");
 }
 

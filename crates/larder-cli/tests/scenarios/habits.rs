@@ -5,6 +5,7 @@ use std::process::Command;
 
 use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 
+use crate::leases::on_a_terminal;
 use crate::store::may_mount;
 use crate::world::RuntimeFixture;
 
@@ -67,6 +68,40 @@ fn dangling_images_are_pruned_and_tagged_ones_only_on_request() {
     assert!(!world.larder(&["images", "-q"]).expect(0).stdout.contains(&new));
     let run = larder(&["gc", "log"]).expect(0);
     assert_eq!(run.lines_with(&[&web, "allUnused"]), 1, "{run:?}");
+}
+
+#[test]
+fn collection_of_all_unused_images_asks_on_a_terminal_as_prune_does() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    let settings = world.file(
+        "now.yaml",
+        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nimageMinimumGCAge: 1ms\n\
+         pull: {ensuredLease: 0s}\n",
+    );
+    let larder = |arguments: &[&str]| {
+        let mut command = world.command(arguments);
+        command.env("LARDER_CONFIG", &settings);
+        command
+    };
+    let web = world.registry.image("shop/web:1");
+    ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    world.larder_with(&settings, &["pull", "-q", &web]).expect(0);
+    let questions = [&["gc", "--all-unused"][..], &["prune", "-a"]].map(|command| {
+        let (shown, code) = on_a_terminal(&larder(command), "n\n");
+        assert!(code == 1 && shown.contains("removed nothing"), "{command:?}: {code}: {shown}");
+        shown.lines().find(|line| line.contains("[y/N]")).map(str::to_owned)
+    });
+    assert!(
+        questions[0].as_ref().is_some_and(|text| text.contains("remove 1 unused image (")),
+        "{questions:?}"
+    );
+    assert_eq!(questions[0], questions[1]);
+    assert_eq!(world.images(), [web.as_str()]);
+    let (shown, code) = on_a_terminal(&larder(&["gc", "--all-unused", "-f"]), "");
+    assert!(code == 0 && !shown.contains("[y/N]"), "{code}: {shown}");
+    assert_eq!(world.images(), [""; 0]);
+    let (shown, code) = on_a_terminal(&larder(&["gc", "--all-unused"]), "");
+    assert!(code == 0 && !shown.contains("[y/N]"), "nothing to ask about: {code}: {shown}");
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn leases_are_listed_with_owner_and_end_and_end_before_their_time() {
         assert!(run.stdout.contains(&names[0]), "{run:?}");
         let asks = ["gc", "--all-unused", "--force-leases", "--minimum-image-ttl-duration", "0"];
         let run = world.larder(&asks).expect(2);
-        assert!(run.stderr.contains("remove 1 image") && run.stderr.contains("--yes"), "{run:?}");
+        assert!(run.stderr.contains("remove 1 unused image") && run.stderr.contains("--force"), "{run:?}");
         assert_eq!(world.images(), [names[0].as_str()], "the question has no answer");
         world.larder(&[&["gc", "--all-unused", "--force-leases"][..], &NOW].concat()).expect(0);
         assert_eq!(world.images(), [""; 0]);
@@ -67,7 +67,7 @@ fn a_lease_has_a_unit_and_an_ensure_after_its_end_leases_again() {
 }
 
 /// Runs larder on a terminal of its own that types `input`; returns what the terminal showed, and the exit code.
-fn on_a_terminal(command: &Command, input: &str) -> (String, i32) {
+pub(crate) fn on_a_terminal(command: &Command, input: &str) -> (String, i32) {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let line: Vec<_> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();
     let mut script = Command::new("script");

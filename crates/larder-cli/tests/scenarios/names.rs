@@ -118,10 +118,28 @@ fn present_images_are_found_by_parts_of_their_names_and_pulls_never_are() {
     }
     assert_eq!(world.images().len(), 3, "nothing was removed");
     world.larder(&["rm", "mirror/api"]).expect(0);
-    world.larder(&["rm", "api"]).expect(0);
+    let run = world.larder(&["rm", "api"]).expect(0);
+    let api = world.registry.image("shop/api:1");
+    assert_eq!(
+        (run.lines_with(&["Untagged: ", &api]), run.lines_with(&["Deleted: sha256:"])),
+        (1, 1),
+        "{run:?}"
+    );
     assert_eq!(world.images(), [web.as_str()]);
 
+    for part in ["web", "shop/web:1", &image_digits(&world)[..3]] {
+        let found = world.larder(&["images", "-q", part]).expect(0);
+        assert_eq!(found.stdout.lines().count(), 1, "{part}: {found:?}");
+    }
+    let run = world.larder(&["images", "wob"]).expect(0);
+    assert!(run.stderr.contains("similar images:") && run.stderr.contains(&web), "{run:?}");
     let policy = ["--policy", "Never"];
     let run = world.larder(&[&["ensure", "web:1"][..], &policy].concat()).expect(1);
+    assert!(run.stderr.contains(&web) && run.stderr.contains("web:1 is taken as a whole name"), "{run:?}");
     assert!(run.stderr.contains("ErrImageNeverPull") || run.stdout.contains("ErrImageNeverPull"), "{run:?}");
+}
+
+/// The ID of the only image, without its algorithm.
+fn image_digits(world: &RuntimeFixture) -> String {
+    world.larder(&["images", "-q"]).expect(0).stdout.trim().replace("sha256:", "")
 }

@@ -290,19 +290,35 @@ fn nearest(selector: &Selector, images: &[KeepRuleInput<'_>]) -> Vec<String> {
     nearest_names(wanted, images.iter().flat_map(|image| image.names))
 }
 
-/// The names most similar to a text, best first; at most three. Names with a digest are ignored.
+/// The names that are similar to a text, best first; at most three. Similar is a repository whose last part differs by a
+/// typing error or begins with that of the text, whatever its registry and tag. Names with a digest are ignored.
 pub fn nearest_names<'a>(text: &str, names: impl IntoIterator<Item = &'a String>) -> Vec<String> {
     let wanted = text.replace(['*', '?'], "");
-    let mut near: Vec<(usize, &String)> = Vec::new();
+    let part = last_part(&wanted);
+    let mut near: Vec<((usize, usize), &String)> = Vec::new();
     for name in names.into_iter().filter(|name| !name.contains('@')) {
-        let distance =
-            short_forms(name).map(|form| strsim::levenshtein(&wanted, form)).min().unwrap_or(usize::MAX);
-        near.push((distance, name));
+        let Some(errors) = typing_errors(part, last_part(name)) else { continue };
+        let whole = short_forms(name).map(|form| strsim::osa_distance(&wanted, form)).min();
+        near.push(((errors, whole.unwrap_or(usize::MAX)), name));
     }
-    near.retain(|(distance, _)| *distance <= wanted.chars().count().div_ceil(2));
     near.sort_unstable();
     near.dedup();
     near.into_iter().take(3).map(|(_, name)| name.clone()).collect()
+}
+
+/// The last part of a name's repository.
+fn last_part(name: &str) -> &str {
+    repository_of(name).trim_end_matches('/').rsplit('/').next().unwrap_or_default()
+}
+
+/// In how many characters a word differs from the one that was meant; `None` if that is too many.
+fn typing_errors(word: &str, meant: &str) -> Option<usize> {
+    let length = word.chars().count();
+    if length > 1 && meant.starts_with(word) {
+        return Some(usize::from(meant != word));
+    }
+    let errors = strsim::osa_distance(word, meant);
+    (errors <= length.div_ceil(3) && errors < length).then_some(errors)
 }
 
 #[cfg(test)]

@@ -40,11 +40,12 @@ pub(super) async fn run(
         return Ok(CommandOutcome::Done);
     };
     let request = args.request();
-    if args.force_leases && !args.dry_run && !args.yes {
+    // Without a terminal it is the round of a timer or script; leases are ended only on request.
+    let asks = args.force_leases || (args.all_unused && confirm::can_ask());
+    if asks && !args.dry_run && !args.yes {
         let plan = client.ask(async |mut calls| calls.plan(request).await).await?;
-        let question = end_leases_question(&plan);
-        if !confirm::ask_or_require(&question, "--yes", &interrupt.handle()).await? {
-            session.out.info("removed nothing");
+        let removes = !plan.removals.is_empty() || args.force_leases;
+        if removes && !confirm_plan(&plan, "unused", args.force_leases, interrupt, &session.out).await? {
             return Ok(CommandOutcome::Failed);
         }
     }
@@ -56,13 +57,25 @@ pub(super) async fn run(
     Ok(show(args.output, collection, &session.out))
 }
 
-/// What is removed without leases, as a question.
-fn end_leases_question(plan: &Collection) -> String {
-    let freed = size::bytes(plan.promised_bytes);
-    match plan.removals.len() {
-        1 => format!("end all leases of larder and remove 1 image ({freed})?"),
-        images => format!("end all leases of larder and remove {images} images ({freed})?"),
+/// Asks before the images of a plan are removed.
+pub(super) async fn confirm_plan(
+    plan: &Collection,
+    kind: &str,
+    force_leases: bool,
+    interrupt: InterruptSignals,
+    out: &Printer,
+) -> Result<bool, Failure> {
+    let freed = format!("{}{}", report::about(plan), size::bytes(plan.promised_bytes));
+    let remove = match plan.removals.len() {
+        1 => format!("remove 1 {kind} image ({freed})?"),
+        images => format!("remove {images} {kind} images ({freed})?"),
+    };
+    let leases = if force_leases { "end all leases of larder and " } else { "" };
+    let yes = confirm::ask_or_require(&format!("{leases}{remove}"), "--force", &interrupt.handle()).await?;
+    if !yes {
+        out.info("removed nothing");
     }
+    Ok(yes)
 }
 
 /// Prints a plan or the result of a round.

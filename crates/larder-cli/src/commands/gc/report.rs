@@ -310,7 +310,7 @@ fn count(images: usize) -> String {
 }
 
 /// Marks an estimate.
-fn about(report: &Collection) -> &'static str {
+pub(super) fn about(report: &Collection) -> &'static str {
     if report.removals.iter().any(|removal| removal.estimated) { "about " } else { "" }
 }
 

@@ -8,10 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use larder::backend::Image;
+use larder::gc::nearest_names;
 use larder::glob;
 use larder::go_format;
 use larder::reference::{ImageId, Reference};
 use larder_agent::client::Client;
+use larder_agent::image_name::digits_of_id;
 use larder_api::convert;
 use larder_api::v1alpha1 as api;
 use serde::Serialize;
@@ -69,10 +71,10 @@ fn selected(
     mut rows: Vec<ImageTableRow>,
     out: &Printer,
 ) -> Result<Vec<ImageTableRow>, Failure> {
-    let some = !rows.is_empty();
+    let names: Vec<String> = rows.iter().map(ImageTableRow::name).collect();
     rows.retain(|row| args.pattern.as_deref().is_none_or(|pattern| row.fits(pattern)));
-    if let (true, true, Some(pattern)) = (some, rows.is_empty(), &args.pattern) {
-        out.info(no_match(pattern));
+    if let (false, true, Some(pattern)) = (names.is_empty(), rows.is_empty(), &args.pattern) {
+        out.info(no_match(pattern, &names));
     }
     let mut rows = filter::apply(&args.filter, rows)?;
     sort::sort(args.sort, &mut rows);
@@ -90,9 +92,13 @@ fn show(args: &ImagesArgs, images: &[ImageTableRow], out: &Printer) {
     }
 }
 
-/// A note that only the pattern is the reason for an empty list, with a wider pattern.
-fn no_match(pattern: &str) -> String {
+/// A note that only the pattern is the reason for an empty list, with similar names or a wider pattern.
+fn no_match(pattern: &str, names: &[String]) -> String {
     let note = format!("note: no image matches {}", go_format::quote(pattern));
+    let near = nearest_names(pattern, names);
+    if !near.is_empty() {
+        return format!("{note}; similar images: {}", near.join(", "));
+    }
     if pattern.contains('*') {
         return note;
     }
@@ -191,14 +197,21 @@ impl ImageTableRow {
         }
     }
 
-    /// Whether repository or repository:tag fits, in full or as docker shortens it.
+    /// Whether repository or repository:tag fits, in full or as docker shortens it; without wildcards also their ends at a
+    /// slash, and the start of the ID.
     fn fits(&self, pattern: &str) -> bool {
+        let plain = !pattern.contains(['*', '?']);
         let short = Reference::parse(&self.repository).map(|name| name.familiar().to_owned()).ok();
         let repositories = [Some(self.repository.clone()), short];
-        repositories.into_iter().flatten().any(|repository| {
+        let by_name = repositories.into_iter().flatten().any(|repository| {
             let with_tag = self.tag.as_ref().map(|tag| format!("{repository}:{tag}"));
-            glob(pattern, &repository) || with_tag.is_some_and(|name| glob(pattern, &name))
-        })
+            [Some(repository), with_tag].into_iter().flatten().any(|name| {
+                let ends = name.strip_suffix(pattern).is_some_and(|before| before.ends_with('/'));
+                glob(pattern, &name) || (plain && ends)
+            })
+        });
+        let id = self.id.as_str().rsplit(':').next().unwrap_or_default();
+        by_name || digits_of_id(pattern).is_some_and(|digits| id.starts_with(digits))
     }
 }
 
@@ -278,11 +291,21 @@ mod tests {
             tag: Some("1.36".into()),
             ..ImageTableRow::default()
         };
-        for pattern in ["busybox", "busybox:1.36", "docker.io/library/busybox", "*busy*", "busybox:1.??", "*"]
-        {
+        let row = ImageTableRow { id: "sha256:c0ffee".into(), ..row };
+        for pattern in [
+            "busybox",
+            "busybox:1.36",
+            "docker.io/library/busybox",
+            "library/busybox",
+            "*busy*",
+            "busybox:1.??",
+            "*",
+            "c0f",
+            "sha256:c0",
+        ] {
             assert!(row.fits(pattern), "{pattern}");
         }
-        for pattern in ["busy", "busybox:1", "library", "", "busybox:1.3"] {
+        for pattern in ["busy", "busybox:1", "library", "", "busybox:1.3", "ybox", "0ff"] {
             assert!(!row.fits(pattern), "{pattern}");
         }
     }

@@ -104,6 +104,28 @@ fn a_time_to_live_and_a_budget_end_what_is_kept() {
 }
 
 #[test]
+fn similar_names_have_a_similar_repository_and_a_common_registry_is_not_enough() {
+    let names: Vec<String> = [
+        "r.example:5000/shop/web:1",
+        "r.example:5000/shop/api:2",
+        "r.example:5000/tools/etcd:3",
+        "s.example/web:2",
+    ]
+    .map(String::from)
+    .into();
+    for (text, expected) in [
+        ("r.example:5000/shop/wbe:1", &["r.example:5000/shop/web:1", "s.example/web:2"][..]),
+        ("r.example:5000/shop/web:2", &["r.example:5000/shop/web:1", "s.example/web:2"]),
+        ("we", &["s.example/web:2", "r.example:5000/shop/web:1"]),
+        ("etc", &["r.example:5000/tools/etcd:3"]),
+        ("r.example:5000/shop/cart:1", &[]),
+        ("a", &[]),
+    ] {
+        assert_eq!(nearest_names(text, &names), expected, "{text}");
+    }
+}
+
+#[test]
 fn a_rule_that_matches_nothing_names_what_is_near() {
     let images =
         [held("a", &["docker.io/library/busybox:1.36"], 1, 0), held("b", &["quay.io/x/etcd:3"], 1, 0)];
