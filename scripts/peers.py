@@ -1,0 +1,311 @@
+"""Real servers on this machine for the suites of larder: docker-registry, containerd (1.6 to 2.x) and larder itself.
+
+Every server listens on loopback or on a socket in a directory of the caller, and is stopped by its process.
+"""
+import base64
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+MIB = 1 << 20
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return probe.getsockname()[1]
+
+
+def run(*command, **options):
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True, **options).stdout
+
+
+def wait_for(description, condition, seconds=90):
+    """Waits until `condition` returns something true, and returns it; a condition that raises is not yet true."""
+    end = time.monotonic() + seconds
+    error = None
+    while time.monotonic() < end:
+        try:
+            if value := condition():
+                return value
+        except (OSError, KeyError, ValueError, subprocess.CalledProcessError) as failure:
+            error = failure
+        time.sleep(0.2)
+    raise TimeoutError(f'{description}: not within {seconds} s' + (f' (last error: {error})' if error else ''))
+
+
+class Server:
+    """A process with its log in a file."""
+
+    started = []  # all, in order: what an error leaves running is stopped at the end
+
+    def __init__(self, work, name, *command, environment=None):
+        self.command, self.environment = [str(part) for part in command], {**os.environ, **(environment or {})}
+        self.log = work / f'{name}.log'
+        self.start()
+
+    def start(self):
+        with self.log.open('ab') as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.environment, start_new_session=True)
+        Server.started.append(self)
+
+    def stop(self, signal_number=signal.SIGTERM, seconds=30):
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+            try:
+                self.process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def layer_of(files):
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode='w') as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o755
+            archive.addfile(entry, io.BytesIO(content))
+    return layer.getvalue()
+
+
+@functools.cache
+def busybox_layer():
+    busybox = Path(shutil.which('busybox')).read_bytes()
+    return layer_of({'bin/busybox': busybox, 'bin/sleep': busybox, 'bin/sh': busybox})
+
+
+def random_bytes(count, seed):
+    """Bytes that do not compress, the same for each run."""
+    return hashlib.shake_256(str(seed).encode()).digest(count)
+
+
+class Registry:
+    """docker-registry, with or without a password, and what pushes images to it."""
+
+    USER, PASSWORD = 'reader', 'correct-horse'
+    PASSWORD_HASH = '$2b$05$abcdefghijklmnopqrstuuZ0Fx87Pb/Aqb0E90lfvCwzXnaFKUHpS'  # bcrypt, the only one that docker-registry knows
+
+    def __init__(self, work, name, private=False, storage=None):
+        self.port, self.private = free_port(), private
+        config = {'version': 0.1, 'log': {'level': 'info'}, 'http': {'addr': f'127.0.0.1:{self.port}'},
+                  'storage': {'filesystem': {'rootdirectory': str(storage or work / name)}}}
+        if private:
+            password = work / 'htpasswd'
+            password.write_text(f'{self.USER}:{self.PASSWORD_HASH}\n')
+            config['auth'] = {'htpasswd': {'realm': 'suite', 'path': str(password)}}
+        (work / f'{name}.yml').write_text(json.dumps(config))
+        self.server = Server(work, name, 'docker-registry', 'serve', work / f'{name}.yml')
+        wait_for(name, lambda: socket.create_connection(('127.0.0.1', self.port)))
+
+    def call(self, method, location, data=b'', **headers):
+        if self.private:
+            headers['Authorization'] = 'Basic ' + base64.b64encode(f'{self.USER}:{self.PASSWORD}'.encode()).decode()
+        url = location if location.startswith('http') else f'http://127.0.0.1:{self.port}{location}'
+        return urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method))
+
+    def blob(self, repository, content):
+        digest = 'sha256:' + hashlib.sha256(content).hexdigest()
+        location = self.call('POST', f'/v2/{repository}/blobs/uploads/').headers['Location']
+        separator = '&' if '?' in location else '?'
+        self.call('PUT', f'{location}{separator}digest={digest}', content, **{'Content-Type': 'application/octet-stream'})
+        return {'digest': digest, 'size': len(content)}
+
+    def push(self, repository, tag, files, user='', command=('/bin/sleep', '1000000'), base=None):
+        """Pushes an image with busybox and a layer of `files`, or with the layers of the image `base` below; returns its digest."""
+        layers = [busybox_layer(), layer_of(files)]
+        below, below_diff_ids = self.layers_of(base, repository) if base else ([], [])
+        config = {'architecture': 'amd64', 'os': 'linux', 'config': {'Cmd': list(command), 'User': user, 'Env': ['PATH=/bin']},
+                  'rootfs': {'type': 'layers', 'diff_ids': below_diff_ids + ['sha256:' + hashlib.sha256(layer).hexdigest() for layer in layers]}}
+        manifest = {'schemaVersion': 2, 'mediaType': 'application/vnd.oci.image.manifest.v1+json',
+                    'config': {'mediaType': 'application/vnd.oci.image.config.v1+json',
+                               **self.blob(repository, json.dumps(config).encode())},
+                    'layers': below + [{'mediaType': 'application/vnd.oci.image.layer.v1.tar', **self.blob(repository, layer)}
+                                       for layer in layers]}
+        content = json.dumps(manifest).encode()
+        self.call('PUT', f'/v2/{repository}/manifests/{tag}', content, **{'Content-Type': manifest['mediaType']})
+        return 'sha256:' + hashlib.sha256(content).hexdigest()
+
+    def layers_of(self, image, repository):
+        """The layers of an image, mounted into `repository`, and their diff IDs."""
+        name, tag = image.rsplit(':', 1)
+        kinds = 'application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json'
+        manifest = json.load(self.call('GET', f'/v2/{name}/manifests/{tag}', None, Accept=kinds))
+        config = json.load(self.call('GET', f'/v2/{name}/blobs/{manifest["config"]["digest"]}', None))
+        for layer in manifest['layers']:
+            self.call('POST', f'/v2/{repository}/blobs/uploads/?mount={layer["digest"]}&from={name}')
+        return manifest['layers'], config['rootfs']['diff_ids']
+
+    def blob_fetches(self):
+        """How often each blob was fetched, and by which program."""
+        fetched = re.findall(r'"GET /v2/[^"]*/blobs/(sha256:[0-9a-f]{64}) [^"]*" (?:200|206|307) \d+ "[^"]*" "([^"]*)"', self.server.log.read_text())
+        return [(digest, agent.split('/')[0]) for digest, agent in fetched]
+
+
+def write_hosts(directory, port):
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / 'hosts.toml').write_text(f'[host."http://127.0.0.1:{port}"]\ncapabilities = ["pull", "resolve"]\n')
+
+
+def unmount_below(directory):
+    """Unmounts what kubelet and containerd left there, the last mount first."""
+    points = [line.split()[4] for line in Path('/proc/self/mountinfo').read_text().splitlines()]
+    for point in reversed([point for point in points if f'{point}/'.startswith(f'{directory}/')]):
+        run('umount', '--lazy', point)
+
+
+PAUSE = 'registry.k8s.io/pause:3.10.1'
+CONFIG_3 = '''
+version = 3
+disabled_plugins = ['io.containerd.internal.v1.opt', 'io.containerd.nri.v1.nri', 'io.containerd.tracing.processor.v1.otlp']
+[plugins.'io.containerd.cri.v1.images']
+snapshotter = '{snapshotter}'
+use_local_image_pull = {local_pull}
+disable_snapshot_annotations = {no_annotations}
+[plugins.'io.containerd.cri.v1.images'.registry]
+config_path = '{certs}'
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+sandbox = '{pause}'
+[plugins.'io.containerd.cri.v1.runtime']
+restrict_oom_score_adj = true
+disable_cgroup = false
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = 'io.containerd.runc.v2'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+SystemdCgroup = false
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+bin_dirs = ['{state}']
+conf_dir = '{state}'
+[plugins.'io.containerd.grpc.v1.cri']
+disable_tcp_service = true
+[[plugins.'io.containerd.transfer.v1.local'.unpack_config]]
+platform = 'linux'
+snapshotter = '{snapshotter}'
+'''
+CONFIG_2 = '''
+version = 2
+disabled_plugins = ['io.containerd.internal.v1.opt', 'io.containerd.tracing.processor.v1.otlp']
+[plugins.'io.containerd.grpc.v1.cri']
+disable_tcp_service = true
+sandbox_image = '{pause}'
+restrict_oom_score_adj = true
+[plugins.'io.containerd.grpc.v1.cri'.containerd]
+snapshotter = '{snapshotter}'
+disable_snapshot_annotations = {no_annotations}
+[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]
+runtime_type = 'io.containerd.runc.v2'
+[plugins.'io.containerd.grpc.v1.cri'.registry]
+config_path = '{certs}'
+[plugins.'io.containerd.grpc.v1.cri'.cni]
+bin_dir = '{state}'
+conf_dir = '{state}'
+'''
+COMMON = '''
+[grpc]
+address = '{socket}'
+[ttrpc]
+address = '{socket}.ttrpc'
+'''
+PROXY = '''
+[proxy_plugins.larder]
+type = 'snapshot'
+address = '{proxy}'
+'''
+
+
+class Containerd:
+    """containerd of a directory of programs, or the one of the system, with registries from `certs`.
+
+    With `snapshotter`, larder's socket, its snapshots and those of its CRI plugin are larder's.
+    """
+
+    def __init__(self, peers, work, root, certs, snapshotter=None, annotations=False, name='containerd', local_pull=True):
+        self.peers, self.root, self.state = peers, root, work / name
+        self.socket = self.state / 'containerd.sock'
+        program = peers / 'containerd' if (peers / 'containerd').exists() else Path(shutil.which('containerd'))
+        self.ctr_program = program.parent / 'ctr'
+        self.version = re.search(r' v?(\d+\.\d+\S*)', run(program, '--version'))[1]
+        self.state.mkdir()
+        root.mkdir(parents=True, exist_ok=True)
+        text = (CONFIG_2 if self.version.startswith('1.') else CONFIG_3).format(
+            snapshotter='larder' if snapshotter else 'overlayfs', no_annotations=str(not annotations).lower(), certs=certs, pause=PAUSE,
+            state=self.state, local_pull=str(local_pull).lower())
+        version, rest = text.strip().split('\n', 1)
+        config = self.state / 'config.toml'
+        config.write_text(f"{version}\nroot = '{root}'\nstate = '{self.state}/run'\n{rest}\n" + COMMON.format(socket=self.socket)
+                          + (PROXY.format(proxy=snapshotter) if snapshotter else ''))
+        self.snapshotter = 'larder' if snapshotter else 'overlayfs'
+        self.crictl = self.crictl_of(self.socket)
+        self.server = Server(work, name, program, '--config', config, environment={'PATH': f'{program.parent}:{os.environ["PATH"]}'})
+        self.wait()
+
+    def crictl_of(self, images):
+        return [self.peers / 'crictl', '--timeout', '120s', '--runtime-endpoint', f'unix://{self.socket}', '--image-endpoint', f'unix://{images}']
+
+    def wait(self):
+        wait_for('containerd', lambda: run(*self.crictl, 'info'))
+
+    def ctr(self, *arguments, namespace='k8s.io', **options):
+        return run(self.ctr_program, '--address', self.socket, '--namespace', namespace, *arguments, **options)
+
+    def restart(self, signal_number):
+        self.server.stop(signal_number)
+        self.server.start()
+        self.wait()
+
+    def stop(self):
+        with contextlib.suppress(subprocess.CalledProcessError):
+            run(*self.crictl, 'rmp', '--all', '--force')
+        self.server.stop()
+
+
+class Larder:
+    """`larder serve` with a settings file of its own."""
+
+    def __init__(self, program, work, certs, name, backend, root=None, **settings):
+        self.program, self.directory = program, work / name
+        self.directory.mkdir()
+        self.root = root or self.directory / 'root'
+        self.socket = self.directory / 'larder.sock'
+        self.settings = self.directory / 'config.yaml'
+        self.write({'apiVersion': 'larder.dev/v1alpha1', 'kind': 'LarderConfiguration', 'root': str(self.root),
+                    'backend': str(backend), 'listen': {'socket': str(self.socket)}, 'metrics': {'address': ''},
+                    'registry': {'certsDirs': [str(certs)]}, **settings})
+        self.server = Server(work, name, self.program, 'serve', '--config', self.settings)
+        self.wait()
+
+    def write(self, settings):
+        self.settings.write_text(json.dumps(settings))
+
+    def wait(self):
+        wait_for('larder', lambda: self.call('images'))
+
+    def call(self, *arguments):
+        return run(self.program, *arguments, '--daemon', f'unix://{self.socket}')
+
+    def data(self, *arguments):
+        return json.loads(self.call(*arguments, '-o', 'json'))
+
+    def has(self, image):
+        return subprocess.run([self.program, 'inspect', image, '--daemon', f'unix://{self.socket}'], capture_output=True).returncode == 0
+
+    def restart(self, signal_number):
+        self.server.stop(signal_number)
+        self.server.start()
+        self.wait()
+
+    def stop(self):
+        self.server.stop()
