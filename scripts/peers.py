@@ -173,7 +173,7 @@ version = 3
 disabled_plugins = ['io.containerd.internal.v1.opt', 'io.containerd.nri.v1.nri', 'io.containerd.tracing.processor.v1.otlp']
 [plugins.'io.containerd.cri.v1.images']
 snapshotter = '{snapshotter}'
-use_local_image_pull = {local_pull}
+use_local_image_pull = true
 disable_snapshot_annotations = {no_annotations}
 [plugins.'io.containerd.cri.v1.images'.registry]
 config_path = '{certs}'
@@ -194,6 +194,9 @@ disable_tcp_service = true
 [[plugins.'io.containerd.transfer.v1.local'.unpack_config]]
 platform = 'linux'
 snapshotter = '{snapshotter}'
+[[plugins.'io.containerd.transfer.v1.local'.unpack_config]]
+platform = 'linux'
+snapshotter = 'overlayfs'
 '''
 CONFIG_2 = '''
 version = 2
@@ -227,29 +230,28 @@ address = '{proxy}'
 
 
 class Containerd:
-    """containerd of a directory of programs, or the one of the system, with registries from `certs`.
+    """containerd of `programs`, by default of the peers, with registries from `certs`.
 
     With `snapshotter`, larder's socket, its snapshots and those of its CRI plugin are larder's.
     """
 
-    def __init__(self, peers, work, root, certs, snapshotter=None, annotations=False, name='containerd', local_pull=True):
-        self.peers, self.root, self.state = peers, root, work / name
+    def __init__(self, peers, work, root, certs, snapshotter=None, annotations=False, programs=None):
+        self.peers, self.root, self.state = peers, root, work / 'containerd'
         self.socket = self.state / 'containerd.sock'
-        program = peers / 'containerd' if (peers / 'containerd').exists() else Path(shutil.which('containerd'))
-        self.ctr_program = program.parent / 'ctr'
+        program, self.ctr_program = (programs or peers) / 'containerd', (programs or peers) / 'ctr'
         self.version = re.search(r' v?(\d+\.\d+\S*)', run(program, '--version'))[1]
         self.state.mkdir()
         root.mkdir(parents=True, exist_ok=True)
         text = (CONFIG_2 if self.version.startswith('1.') else CONFIG_3).format(
             snapshotter='larder' if snapshotter else 'overlayfs', no_annotations=str(not annotations).lower(), certs=certs, pause=PAUSE,
-            state=self.state, local_pull=str(local_pull).lower())
+            state=self.state)
         version, rest = text.strip().split('\n', 1)
         config = self.state / 'config.toml'
         config.write_text(f"{version}\nroot = '{root}'\nstate = '{self.state}/run'\n{rest}\n" + COMMON.format(socket=self.socket)
                           + (PROXY.format(proxy=snapshotter) if snapshotter else ''))
         self.snapshotter = 'larder' if snapshotter else 'overlayfs'
         self.crictl = self.crictl_of(self.socket)
-        self.server = Server(work, name, program, '--config', config, environment={'PATH': f'{program.parent}:{os.environ["PATH"]}'})
+        self.server = Server(work, 'containerd', program, '--config', config, environment={'PATH': f'{program.parent}:{os.environ["PATH"]}'})
         self.wait()
 
     def crictl_of(self, images):
