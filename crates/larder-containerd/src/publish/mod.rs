@@ -9,6 +9,7 @@
 
 mod records;
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -29,7 +30,10 @@ const SNAPSHOTTER: &str = "larder";
 /// The label with the chain ID of the layer that a snapshot is to have.
 const REFERENCE: &str = "containerd.io/snapshot.ref";
 
-/// How long a lease lasts if larder dies before it ends it.
+/// How the names of all leases of larder start.
+const LEASE_PREFIX: &str = "larder-";
+
+/// How long a lease lasts if larder dies before it ends it, and does not start again.
 const LEASE: Duration = Duration::from_secs(600);
 
 /// How often to look whether CRI lists an image, which it learns from an event.
@@ -48,12 +52,23 @@ pub enum ForeignName {
 pub struct ImagePublisher {
     client: ContainerdClient,
     cri: CriBackend,
+    /// How the names of this publisher's leases start.
+    lease_prefix: String,
+    leases: AtomicU64,
+    /// Whether the leases of publishers before this one have been ended.
+    earlier_ended: AtomicBool,
 }
 
 impl ImagePublisher {
     /// To the containerd behind this CRI client.
     pub fn new(cri: CriBackend) -> ImagePublisher {
-        ImagePublisher { client: ContainerdClient::new(cri.image_channel(), cri.request_timeout()), cri }
+        ImagePublisher {
+            client: ContainerdClient::new(cri.image_channel(), cri.request_timeout()),
+            cri,
+            lease_prefix: format!("{LEASE_PREFIX}{}-", Timestamp::now().as_nanosecond()),
+            leases: AtomicU64::new(0),
+            earlier_ended: AtomicBool::new(false),
+        }
     }
 
     /// The containerd to which images are published.
@@ -65,6 +80,24 @@ impl ImagePublisher {
     pub async fn publish(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), BackendError> {
         let published = self.client.within_limit(self.publish_leased(image, foreign)).await;
         published.map_err(|status| self.client.error(&status))
+    }
+
+    /// Ends the leases that larder left when it was killed: containerd retains for minutes what they reference.
+    pub async fn end_earlier_leases(&self) -> Result<(), BackendError> {
+        if self.earlier_ended.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let ended = self.client.within_limit(async {
+            for lease in self.client.leases(NAMESPACE).await? {
+                if lease.id.starts_with(LEASE_PREFIX) && !lease.id.starts_with(&self.lease_prefix) {
+                    self.client.delete_lease(NAMESPACE, &lease.id).await?;
+                }
+            }
+            Ok(())
+        });
+        ended.await.map_err(|status| self.client.error(&status))?;
+        self.earlier_ended.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Removes these names of an image, and returns after containerd has collected what only they referenced. A name that stands
@@ -86,7 +119,7 @@ impl ImagePublisher {
 
     async fn publish_leased(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), Status> {
         let now = Timestamp::now();
-        let lease = format!("larder-{}-{}", std::process::id(), now.as_nanosecond());
+        let lease = format!("{}{}", self.lease_prefix, self.leases.fetch_add(1, Ordering::Relaxed));
         let ends = now.checked_add(LEASE).unwrap_or(now);
         let labels = [("containerd.io/gc.expire".to_owned(), ends.to_string())].into();
         self.client.create_lease(NAMESPACE, &lease, labels).await?;
@@ -109,6 +142,9 @@ impl ImagePublisher {
             self.client.write_blob(NAMESPACE, lease, blob).await?;
         }
         self.publish_layers(image, lease).await?;
+        if self.forget_lost_layers(image).await? {
+            self.publish_layers(image, lease).await?;
+        }
         let mut names = Vec::new();
         for record in records.images {
             let name = record.name.clone();
@@ -168,6 +204,30 @@ impl ImagePublisher {
         Ok(())
     }
 
+    /// Removes what containerd alone knows of layers whose snapshots the store has lost: no snapshot could be made in their place.
+    /// Returns whether there was one.
+    async fn forget_lost_layers(&self, image: &PublishedImage) -> Result<bool, Status> {
+        let mut lost = false;
+        for chain in image.chains.iter().rev() {
+            let chain = chain.to_string();
+            match self.client.snapshot(NAMESPACE, SNAPSHOTTER, &chain).await {
+                Err(status) if status.code() == Code::NotFound => {
+                    tracing::warn!(
+                        "containerd has layer {chain}, but the store has no snapshot of it: made again"
+                    );
+                    self.client
+                        .remove_snapshot(NAMESPACE, SNAPSHOTTER, &chain)
+                        .await
+                        .map_err(|status| lost_below(&chain, &status))?;
+                    lost = true;
+                }
+                // The parents of a snapshot are present.
+                found => return found.map(|_| lost),
+            }
+        }
+        Ok(lost)
+    }
+
     async fn wait_for_cri(&self, image: &PublishedImage, names: &[String]) -> Result<(), Status> {
         for name in names {
             let spec = ImageSpec::named(name.as_str());
@@ -182,6 +242,13 @@ impl ImagePublisher {
         }
         Ok(())
     }
+}
+
+fn lost_below(chain: &str, status: &Status) -> Status {
+    Status::failed_precondition(format!(
+        "the store has lost snapshot {chain}, which containerd has below others ({}): remove the other images with this layer from containerd",
+        status.message()
+    ))
 }
 
 fn unavailable(error: &BackendError) -> Status {
