@@ -16,6 +16,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 use larder::reference::{Digest, Reference};
 use larder_store::pull::{FetchedImage, FetchedLayer};
+use larder_store::store::ImageRecord;
 use tokio::time::Instant;
 use tonic::async_trait;
 
@@ -27,17 +28,27 @@ const FETCHED: Duration = Duration::from_secs(300);
 /// How long an image is left to containerd after its fetch failed, from the last layer that containerd asked for.
 const FAILED: Duration = Duration::from_secs(600);
 
-/// Fetches the layers of images for containerd.
+/// Fetches the layers of images for containerd, and says who may have those that the store has.
 #[async_trait]
 pub trait LayerFetcher: Send + Sync {
+    /// Whether layers are fetched for containerd.
+    fn is_enabled(&self) -> bool;
+
     /// Fetches all layers of an image into the store, with no other credentials than the node's. Returns the reason if it
     /// cannot.
     async fn fetch(&self, image: &Reference) -> Result<FetchedImage, String>;
+
+    /// Waits for the pull that will make the layer with this chain ID present, for a bounded time. Returns whether there was one.
+    async fn wait_for_layer(&self, chain: &Digest) -> bool;
+
+    /// Whether every namespace of containerd may have the layers of an image: whether it can be pulled without a pod's
+    /// credentials.
+    async fn is_accessible(&self, image: &ImageRecord) -> bool;
 }
 
 /// Fetches by image.
 pub(crate) struct ImageFetches {
-    source: Arc<dyn LayerFetcher>,
+    fetcher: Arc<dyn LayerFetcher>,
     states: Arc<FetchStates>,
 }
 
@@ -64,8 +75,12 @@ impl FetchStates {
 }
 
 impl ImageFetches {
-    pub(crate) fn new(source: Arc<dyn LayerFetcher>) -> ImageFetches {
-        ImageFetches { source, states: Arc::default() }
+    pub(crate) fn new(fetcher: Arc<dyn LayerFetcher>) -> ImageFetches {
+        ImageFetches { fetcher, states: Arc::default() }
+    }
+
+    pub(crate) fn fetcher(&self) -> &dyn LayerFetcher {
+        &*self.fetcher
     }
 
     /// The layer, after its image was fetched; `None` if it cannot be fetched, or is not what was announced.
@@ -118,14 +133,14 @@ impl ImageFetches {
     }
 
     fn begin(&self, image: Reference) -> impl Future<Output = FetchOutcome> + use<> {
-        let (source, states) = (Arc::clone(&self.source), Arc::clone(&self.states));
+        let (fetcher, states) = (Arc::clone(&self.fetcher), Arc::clone(&self.states));
         async move {
             tracing::info!(%image, "fetching an image that containerd is pulling");
-            let fetched = source.fetch(&image).await;
-            if let Err(problem) = &fetched {
+            let result = fetcher.fetch(&image).await;
+            if let Err(problem) = &result {
                 tracing::warn!(%image, "cannot fetch an image that containerd is pulling, left to containerd: {problem}");
             }
-            let outcome = fetched.ok().map(Arc::new);
+            let outcome = result.ok().map(Arc::new);
             states.end(image, outcome.clone(), Instant::now());
             outcome
         }
@@ -143,14 +158,26 @@ mod tests {
 
     /// A fetch takes a second.
     #[derive(Default)]
-    struct FakeSource {
+    struct FakeFetcher {
         begun: AtomicUsize,
         ended: AtomicUsize,
         fails: bool,
     }
 
     #[async_trait]
-    impl LayerFetcher for FakeSource {
+    impl LayerFetcher for FakeFetcher {
+        fn is_enabled(&self) -> bool {
+            true
+        }
+
+        async fn wait_for_layer(&self, _: &Digest) -> bool {
+            false
+        }
+
+        async fn is_accessible(&self, _: &ImageRecord) -> bool {
+            false
+        }
+
         async fn fetch(&self, _: &Reference) -> Result<FetchedImage, String> {
             self.begun.fetch_add(1, Ordering::Relaxed);
             sleep(Duration::from_secs(1)).await;
@@ -182,7 +209,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_fetch_serves_all_layers_of_an_image() {
-        let source = Arc::new(FakeSource::default());
+        let source = Arc::new(FakeFetcher::default());
         let fetches = ImageFetches::new(source.clone());
         let both = tokio::join!(fetched(&fetches, "1"), fetched(&fetches, "2"));
         assert_eq!(both, (true, true));
@@ -199,7 +226,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_fetch_is_not_repeated_while_containerd_pulls_the_image() {
-        let source = Arc::new(FakeSource { fails: true, ..FakeSource::default() });
+        let source = Arc::new(FakeFetcher { fails: true, ..FakeFetcher::default() });
         let fetches = ImageFetches::new(source.clone());
         for _ in 0..5 {
             assert!(!fetched(&fetches, "1").await);
@@ -213,7 +240,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_fetch_ends_with_the_last_call_that_waits_for_it() {
-        let source = Arc::new(FakeSource::default());
+        let source = Arc::new(FakeFetcher::default());
         let fetches = ImageFetches::new(source.clone());
         let short = tokio::time::timeout(Duration::from_millis(100), fetched(&fetches, "1"));
         let (short, long) = tokio::join!(short, fetched(&fetches, "2"));

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use futures_util::stream::{self, Iter};
 use larder::error_chain;
+use larder::reference::Digest;
 use larder_store::pull::{FetchedImage, FetchedLayer};
 use larder_store::snapshots::{NewSnapshot, SnapshotError, SnapshotMount};
 use larder_store::store::{SnapshotKind, SnapshotRecord, Store, StoreError};
@@ -26,8 +27,8 @@ use crate::proto::{
 /// The name in the paths of calls.
 pub const SERVICE_NAME: &str = snapshots_server::SERVICE_NAME;
 
-/// The namespace in which kubelet's images are. Layers of the store are offered there alone: in another one, the pull has not
-/// proved that its repository has them.
+/// The namespace in which kubelet's images are. In another one, a pull has not proved that its repository has the layers of the
+/// store.
 const NAMESPACE: &str = "k8s.io/";
 
 /// Snapshots in one message of a list.
@@ -54,30 +55,61 @@ impl SnapshotService {
     /// Makes a snapshot of the layer that containerd is about to unpack, if the store has it or can fetch it. Returns its key.
     async fn adopt(&self, new: &NewSnapshot) -> Result<Option<String>, Status> {
         let Some(chain) = chain_of(&new.labels) else { return Ok(None) };
-        let (own, wanted, now) = (chain.clone(), new.clone(), SystemTime::now());
-        let adopt = move |store: &Store| {
-            if wanted.key.starts_with(NAMESPACE)
-                && let Some(key) =
-                    store.adopt_layer(&own, wanted.clone(), now).map_err(|error| refused(&error))?
-            {
-                return Ok((Some(key), false));
+        if self.may_reuse(&chain, &new.key).await? {
+            if let Some(key) = self.adopt_present(&chain, new).await? {
+                return Ok(Some(key));
             }
-            // What would be refused is not worth a fetch.
-            let parent = || store.snapshot(&wanted.parent).is_ok_and(|at| at.kind == SnapshotKind::Committed);
-            let is_free = store.snapshot(&wanted.key).is_err();
-            Ok((None, is_free && (wanted.parent.is_empty() || parent())))
-        };
-        let (adopted, may_fetch) = self.blocking(adopt).await?;
-        let (Some(fetches), Some(announced), true) =
-            (&self.fetches, AnnouncedLayer::of(&new.labels), may_fetch)
-        else {
-            return Ok(adopted);
-        };
-        let Some((image, layer)) = fetches.layer(&chain, &announced, Instant::now()).await else {
+            if let Some(fetches) = &self.fetches
+                && fetches.fetcher().wait_for_layer(&chain).await
+                && let Some(key) = self.adopt_present(&chain, new).await?
+            {
+                return Ok(Some(key));
+            }
+        }
+        self.fetch_and_adopt(&chain, new).await
+    }
+
+    /// Whether the namespace of this key may have a layer because the store has it.
+    async fn may_reuse(&self, chain: &Digest, key: &str) -> Result<bool, Status> {
+        if key.starts_with(NAMESPACE) {
+            return Ok(true);
+        }
+        let Some(fetches) = &self.fetches else { return Ok(false) };
+        let own = chain.clone();
+        let images = self.blocking(move |store| store.images_with_chain(&own).map_err(failed)).await?;
+        for image in images {
+            if fetches.fetcher().is_accessible(&image).await {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn adopt_present(&self, chain: &Digest, new: &NewSnapshot) -> Result<Option<String>, Status> {
+        let (chain, new) = (chain.clone(), new.clone());
+        let adopt = move |store: &Store| store.adopt_layer(&chain, new, SystemTime::now());
+        self.blocking(|store| adopt(store).map_err(|error| refused(&error))).await
+    }
+
+    async fn fetch_and_adopt(&self, chain: &Digest, new: &NewSnapshot) -> Result<Option<String>, Status> {
+        let fetches = self.fetches.as_ref().filter(|fetches| fetches.fetcher().is_enabled());
+        let (Some(fetches), Some(announced)) = (fetches, AnnouncedLayer::of(&new.labels)) else {
             return Ok(None);
         };
-        let new = new.clone();
-        let is_last = image.layers.last() == Some(&layer);
+        // What would be refused is not worth a fetch.
+        let wanted = new.clone();
+        let is_valid = move |store: &Store| {
+            let is_committed = |at: SnapshotRecord| at.kind == SnapshotKind::Committed;
+            let has_parent = || store.snapshot(&wanted.parent).is_ok_and(is_committed);
+            Ok(store.snapshot(&wanted.key).is_err() && (wanted.parent.is_empty() || has_parent()))
+        };
+        if !self.blocking(is_valid).await? {
+            return Ok(None);
+        }
+        let Some((image, layer)) = fetches.layer(chain, &announced, Instant::now()).await else {
+            return Ok(None);
+        };
+        let (new, is_last) = (new.clone(), image.layers.last() == Some(&layer));
         let adopted = self.blocking(move |store| adopt_fetched(store, &image, &layer, new)).await?;
         // The last layer has all others below it; a layer that was reclaimed is fetched again for the next pull.
         if is_last || adopted.is_none() {

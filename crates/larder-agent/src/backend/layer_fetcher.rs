@@ -1,6 +1,8 @@
-//! Fetches what containerd's snapshots lack into the store, with the node's credentials.
+//! What containerd's snapshots lack, fetched into the store with the node's credentials, and which layers of the store every
+//! namespace of containerd may have.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -8,31 +10,47 @@ use larder::credentials::Credential;
 use larder::error_chain;
 use larder::pod::Pod;
 use larder::pull::ImageManager;
-use larder::reference::{ImageName, Reference};
+use larder::records::{ImagePulledRecord, PullRecordStore};
+use larder::reference::{Digest, ImageId, ImageName, Reference};
 use larder_snapshots::LayerFetcher;
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{FetchedImage, PullError};
+use larder_store::store::ImageRecord;
+use tokio::time::{Instant, timeout};
+
+use crate::node::Node;
 
 /// containerd fetches an image by itself if its registry sends nothing for this time.
 const IDLE: Duration = Duration::from_secs(60);
+
+/// How long a registry may take to say whether an image can be pulled.
+const PROOF_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long such an answer counts.
+const PROOF: Duration = Duration::from_secs(300);
 
 /// The store, with the credentials of the node.
 pub(crate) struct NodeLayerFetcher {
     store: StoreBackend,
     manager: Arc<ImageManager>,
+    records: Option<Arc<PullRecordStore>>,
+    proofs: Mutex<AccessProofs>,
+    is_enabled: bool,
 }
 
 impl NodeLayerFetcher {
-    /// Into this store, with the credentials of this manager.
-    pub(crate) fn new(store: StoreBackend, manager: Arc<ImageManager>) -> NodeLayerFetcher {
-        NodeLayerFetcher { store, manager }
+    /// Into the store of this node. `is_enabled`: layers are fetched for containerd.
+    pub(crate) fn new(store: StoreBackend, node: &Node, is_enabled: bool) -> NodeLayerFetcher {
+        let (manager, records) = (Arc::clone(&node.manager), node.records.clone());
+        NodeLayerFetcher { store, manager, records, proofs: Mutex::default(), is_enabled }
     }
 
-    /// No pod is known, so none of its secrets is used.
-    async fn credentials(&self, image: &Reference) -> Result<Vec<Credential>, String> {
+    /// No pod is known, so none of its secrets is used. None at all: anonymous.
+    async fn credentials(&self, image: &Reference) -> Result<Vec<Option<Credential>>, String> {
         let name = ImageName::from(image.to_string());
         let found = self.manager.credentials().lookup(&name, &[], &Pod::default()).await;
-        found.map_err(|error| error_chain(&error))
+        let found = found.map_err(|error| error_chain(&error))?;
+        Ok(if found.is_empty() { vec![None] } else { found.into_iter().map(Some).collect() })
     }
 
     async fn fetch_with(
@@ -42,21 +60,196 @@ impl NodeLayerFetcher {
     ) -> Result<FetchedImage, PullError> {
         self.store.puller().fetch_layers(image, credential, IDLE).await
     }
+
+    /// Whether the registry of one of its names serves the image to the node. When the image was pulled, each layer was.
+    async fn is_served(&self, image: &ImageRecord) -> bool {
+        for name in &image.digests {
+            let Ok(name) = Reference::parse(name) else { continue };
+            for credential in self.credentials(&name).await.unwrap_or_default() {
+                let session = self.store.puller().client().session(&name, credential.as_ref());
+                let Ok(session) = session else { continue };
+                if session.try_hosts().await.iter().any(|attempt| attempt.accepted) {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    fn known(&self, image: &ImageId, now: Instant) -> Option<bool> {
+        self.proofs.lock().unwrap_or_else(PoisonError::into_inner).get(image, now)
+    }
 }
 
 #[async_trait]
 impl LayerFetcher for NodeLayerFetcher {
+    fn is_enabled(&self) -> bool {
+        self.is_enabled
+    }
+
     async fn fetch(&self, image: &Reference) -> Result<FetchedImage, String> {
-        let credentials = self.credentials(image).await?;
-        let Some((last, others)) = credentials.split_last() else {
-            return self.fetch_with(image, None).await.map_err(|error| error_chain(&error));
-        };
-        for credential in others {
-            match self.fetch_with(image, Some(credential)).await {
-                Err(error) if error.is_denied() => tracing::debug!("{}", error_chain(&error)),
+        let mut problem = String::new();
+        for credential in self.credentials(image).await? {
+            match self.fetch_with(image, credential.as_ref()).await {
+                Err(error) if error.is_denied() => problem = error_chain(&error),
                 fetched => return fetched.map_err(|error| error_chain(&error)),
             }
         }
-        self.fetch_with(image, Some(last)).await.map_err(|error| error_chain(&error))
+        Err(problem)
+    }
+
+    async fn wait_for_layer(&self, chain: &Digest) -> bool {
+        self.store.puller().wait_for_layer(chain, IDLE).await
+    }
+
+    async fn is_accessible(&self, image: &ImageRecord) -> bool {
+        let id = ImageId::from(image.id.clone());
+        if let Some(records) = &self.records
+            && let Ok(Some(record)) = records.record(&id).await
+            && allows_every_pod(&record)
+        {
+            return true;
+        }
+        if !self.is_enabled {
+            return false;
+        }
+        if let Some(known) = self.known(&id, Instant::now()) {
+            return known;
+        }
+        let served = timeout(PROOF_WITHIN, self.is_served(image)).await.unwrap_or(false);
+        self.proofs.lock().unwrap_or_else(PoisonError::into_inner).note(id, served, Instant::now());
+        served
+    }
+}
+
+/// Whether an image was pulled without a pod's credentials.
+fn allows_every_pod(record: &ImagePulledRecord) -> bool {
+    record.names.values().any(|credentials| credentials.node_pods)
+}
+
+/// The answers of registries, until they expire.
+#[derive(Default)]
+struct AccessProofs(HashMap<ImageId, (bool, Instant)>);
+
+impl AccessProofs {
+    fn get(&mut self, image: &ImageId, now: Instant) -> Option<bool> {
+        self.0.retain(|_, (_, until)| *until > now);
+        self.0.get(image).map(|(served, _)| *served)
+    }
+
+    fn note(&mut self, image: ImageId, served: bool, now: Instant) {
+        self.0.insert(image, (served, now + PROOF));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::backend::{ImageSpec, ProgressReporter};
+    use larder::credentials::{DockerConfig, DockerConfigEntry, NodeKeyring, Secret};
+    use larder_registry::{Proxy, RegistryConfig};
+    use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+    use larder_testkit::fault_registry::{FaultRegistry, FaultRegistryAuth};
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::backend::{OpenMode, RuntimeRequirement};
+    use crate::config::{self, SettingsSources};
+    use crate::environment::DefaultPaths;
+    use crate::node::{NodeOptions, StateDirAccess};
+
+    const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
+
+    /// A registry with the image `app:1`, and a node with these credentials.
+    struct FetcherFixture {
+        registry: FaultRegistry,
+        name: Reference,
+        node: Node,
+        _dir: TempDir,
+    }
+
+    impl FetcherFixture {
+        fn new(keyring: impl FnOnce(&FaultRegistry) -> NodeKeyring) -> FetcherFixture {
+            let registry = FaultRegistry::start();
+            let layer = TarBuilder::new().with(TarBuilderEntry::file("a", vec![1; 20_000])).finish();
+            registry.put_image("app", "1", PLAIN, &[layer], &[]);
+            let dir = tempfile::tempdir().unwrap();
+            let sources = SettingsSources { places: DefaultPaths::of(true, |_| None), layers: Vec::new() };
+            let mut config = config::load(&sources).unwrap();
+            config.root = dir.path().join("store");
+            config.state = Some(dir.path().join("state"));
+            config.registry =
+                RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
+            let options = NodeOptions {
+                store: OpenMode::Create,
+                runtime: RuntimeRequirement::Require,
+                state: StateDirAccess::CurrentUser,
+                publishes: false,
+                logs_events: false,
+                verbosity: tracing::Level::ERROR,
+            };
+            let node = Node::open(sources, config, Some(keyring(&registry)), options).unwrap();
+            let name = Reference::parse(&registry.image("app:1")).unwrap();
+            FetcherFixture { registry, name, node, _dir: dir }
+        }
+
+        fn fetcher(&self) -> NodeLayerFetcher {
+            NodeLayerFetcher::new(self.node.store().unwrap().clone(), &self.node, true)
+        }
+
+        fn require_login(&self) {
+            let (user, password) = ("me".into(), "secret".into());
+            self.registry.require(FaultRegistryAuth::Basic { user, password });
+        }
+    }
+
+    fn login(registry: &FaultRegistry) -> NodeKeyring {
+        let entry = DockerConfigEntry {
+            username: "me".into(),
+            password: Secret::new("secret"),
+            ..DockerConfigEntry::default()
+        };
+        NodeKeyring::fixed(&DockerConfig::with_entry(registry.address(), entry))
+    }
+
+    /// As a pull with a pod's secret: the node may have another credential, or none.
+    async fn pull_as_pod(fixture: &FetcherFixture) -> ImageRecord {
+        fixture.require_login();
+        let name = ImageName::from(fixture.name.to_string());
+        let found = login(&fixture.registry).lookup(&name, &[], &Pod::default()).await.unwrap();
+        let progress = ProgressReporter::unwatched();
+        fixture.node.store().unwrap().puller().pull(&fixture.name, found.first(), &progress).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_image_that_the_node_cannot_pull_is_for_its_pods_only() {
+        let fixture = FetcherFixture::new(|_| NodeKeyring::default());
+        let image = pull_as_pod(&fixture).await;
+        let fetcher = fixture.fetcher();
+        assert!(!fetcher.is_accessible(&image).await);
+        fixture.registry.forget_requests();
+        assert!(!fetcher.is_accessible(&image).await);
+        assert_eq!(fixture.registry.requests(), [], "the answer is remembered");
+        let problem = fetcher.fetch(&fixture.name).await.unwrap_err();
+        assert!(problem.contains("401"), "{problem}");
+    }
+
+    #[tokio::test]
+    async fn an_image_that_the_node_can_pull_is_for_every_namespace() {
+        let fixture = FetcherFixture::new(login);
+        let image = pull_as_pod(&fixture).await;
+        assert!(fixture.fetcher().is_accessible(&image).await);
+        fixture.fetcher().fetch(&fixture.name).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_image_that_was_pulled_anonymously_is_for_every_namespace() {
+        let fixture = FetcherFixture::new(|_| NodeKeyring::default());
+        let spec = ImageSpec::named(fixture.name.to_string());
+        fixture.node.manager.pull_directly(spec, None, None).await.unwrap();
+        let store = fixture.node.store().unwrap().store().clone();
+        let image = store.images().unwrap().pop().unwrap();
+        fixture.registry.forget_requests();
+        assert!(fixture.fetcher().is_accessible(&image).await);
+        assert_eq!(fixture.registry.requests(), [], "its record is the proof");
     }
 }

@@ -9,7 +9,7 @@ use larder_cri::proto::image_service_server::{self, ImageServiceServer};
 use larder_cri::proto::runtime_service_server::{self, RuntimeServiceServer};
 use larder_cri::server::{CriService, NAME, RuntimeProxy, ServerVersion, deadline_of, services, within};
 use larder_snapshots::proto::snapshots_server::SnapshotsServer;
-use larder_snapshots::{LayerFetcher, SERVICE_NAME as SNAPSHOTS, SnapshotService};
+use larder_snapshots::{SERVICE_NAME as SNAPSHOTS, SnapshotService};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service as Answers;
@@ -51,9 +51,8 @@ impl Router {
         let store = store.filter(|_| node.settings.now().containerd.snapshotter);
         let fetches_layers = node.settings.now().containerd.fetch_layers;
         let snapshots = store.map(|store| {
-            let fetcher = NodeLayerFetcher::new(store.clone(), Arc::clone(&node.manager));
-            let fetcher: Arc<dyn LayerFetcher> = Arc::new(fetcher);
-            larder_snapshots::service(store.store().clone(), Some(fetcher).filter(|_| fetches_layers))
+            let fetcher = NodeLayerFetcher::new(store.clone(), node, fetches_layers);
+            larder_snapshots::service(store.store().clone(), Some(Arc::new(fetcher)))
         });
         Router { plain, images, runtime, containers, control, snapshots }
     }

@@ -9,7 +9,7 @@ use larder::reference::{Digest, Reference};
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_snapshots::LayerFetcher;
 use larder_store::pull::{FetchedImage, StorePullConfig, StorePuller};
-use larder_store::store::Store;
+use larder_store::store::{ImageRecord, Store};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, PutImage, ResponseFault};
 use tonic::{Code, async_trait};
@@ -18,11 +18,23 @@ use crate::world::SuiteWorld;
 
 const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// Fetches anonymously.
+/// Fetches anonymously. Images of the repository `app` are accessible.
 struct AnonymousFetcher(StorePuller);
 
 #[async_trait]
 impl LayerFetcher for AnonymousFetcher {
+    fn is_enabled(&self) -> bool {
+        true
+    }
+
+    async fn wait_for_layer(&self, chain: &Digest) -> bool {
+        self.0.wait_for_layer(chain, Duration::from_secs(2)).await
+    }
+
+    async fn is_accessible(&self, image: &ImageRecord) -> bool {
+        image.tags.iter().any(|tag| tag.ends_with("/app:1"))
+    }
+
     async fn fetch(&self, image: &Reference) -> Result<FetchedImage, String> {
         self.0.fetch_layers(image, None, Duration::from_secs(2)).await.map_err(|error| error.to_string())
     }
@@ -153,21 +165,65 @@ fn a_layer_of_another_archive_than_announced_is_unpacked_by_containerd() {
     assert_eq!(fetch.prepare_archive(0, "", &fetch.image.layers[1]), None);
 }
 
+impl FetchWorld {
+    /// Pulls through larder what the registry sends slowly, and returns once that has begun.
+    fn begin_pull(&self) -> tokio::task::JoinHandle<()> {
+        let slow = ResponseFault::Trickle(2_000, Duration::from_millis(20));
+        self.registry.fault(FaultTrigger::path(&self.image.layers[2]), slow);
+        let name = Reference::parse(&self.registry.image("app:1")).unwrap();
+        let puller = self.puller.clone();
+        let pulling = self.world.runtime().spawn(async move {
+            puller.pull(&name, None, &ProgressReporter::unwatched()).await.unwrap();
+        });
+        let begun = tokio::time::Instant::now();
+        while self.blob_requests()[2] == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the pull begins");
+            self.world.runtime().block_on(async { tokio::time::sleep(Duration::from_millis(2)).await });
+        }
+        pulling
+    }
+
+    /// Prepares without the labels that name the image. Returns whether containerd has nothing to unpack.
+    fn is_adopted(&self, namespace: &str) -> bool {
+        let labels = [("containerd.io/snapshot.ref", self.chain(0))];
+        let labels = labels.each_ref().map(|(label, chain)| (*label, chain.as_str()));
+        let answer = self.world.prepare_with(&format!("{namespace}/1/extract"), "", &labels);
+        answer.is_err_and(|status| status.code() == Code::AlreadyExists)
+    }
+}
+
 #[test]
 fn a_layer_that_a_pull_fetches_is_waited_for() {
     let Some(fetch) = FetchWorld::new() else { return };
-    let slow = ResponseFault::Trickle(2_000, Duration::from_millis(20));
-    fetch.registry.fault(FaultTrigger::path(&fetch.image.layers[2]), slow);
-    let name = Reference::parse(&fetch.registry.image("app:1")).unwrap();
-    let puller = fetch.puller.clone();
-    let pull = async move { puller.pull(&name, None, &ProgressReporter::unwatched()).await };
-    let pulling = fetch.world.runtime().spawn(pull);
-    let begun = tokio::time::Instant::now();
-    while fetch.blob_requests()[2] == 0 {
-        assert!(begun.elapsed() < Duration::from_secs(20), "the pull begins");
-        fetch.world.runtime().block_on(async { tokio::time::sleep(Duration::from_millis(2)).await });
-    }
+    let pulling = fetch.begin_pull();
     assert!(fetch.prepare(0, "").is_some());
-    fetch.world.runtime().block_on(pulling).unwrap().unwrap();
+    fetch.world.runtime().block_on(pulling).unwrap();
     assert_eq!(fetch.blob_requests(), [1, 1, 1]);
+}
+
+#[test]
+fn a_layer_that_a_pull_fetches_is_waited_for_without_the_name_of_its_image() {
+    let Some(fetch) = FetchWorld::new() else { return };
+    let pulling = fetch.begin_pull();
+    assert!(fetch.is_adopted("k8s.io"));
+    assert!(!fetch.puller.store().images().unwrap().is_empty(), "after the pull");
+    fetch.world.runtime().block_on(pulling).unwrap();
+}
+
+#[test]
+fn another_namespace_has_the_layers_of_accessible_images_only() {
+    let Some(fetch) = FetchWorld::new() else { return };
+    let pull = |name: &str| {
+        let name = Reference::parse(&fetch.registry.image(name)).unwrap();
+        let progress = ProgressReporter::unwatched();
+        fetch.world.runtime().block_on(fetch.puller.pull(&name, None, &progress)).unwrap();
+    };
+    let layer = TarBuilder::new().with(TarBuilderEntry::file("a", b"a".repeat(20_000))).finish();
+    fetch.registry.put_image("private", "1", PLAIN, &[layer], &[]);
+    pull("private:1");
+    assert!(!fetch.is_adopted("default"));
+    fetch.world.remove("default/1/extract").unwrap();
+    pull("app:1");
+    assert!(fetch.is_adopted("default"), "another image with this layer is accessible");
+    assert!(fetch.is_adopted("k8s.io"));
 }

@@ -90,7 +90,7 @@ impl StorePuller {
 }
 
 /// Ends when the registry has sent nothing for the time `idle`.
-async fn stalled(tally: &PullProgress, idle: Duration) {
+pub(super) async fn stalled(tally: &PullProgress, idle: Duration) {
     let (mut received, mut since) = (tally.received(), Instant::now());
     loop {
         time::sleep(CHECK_INTERVAL.min(idle)).await;

@@ -25,6 +25,7 @@ mod plan;
 mod possession;
 mod pull_progress;
 mod pull_tasks;
+mod running_pulls;
 mod settle;
 
 use std::collections::{HashMap, HashSet};
@@ -60,6 +61,7 @@ use plan::PullPlan;
 use possession::ProvedBlobs;
 use pull_progress::PullProgress;
 use pull_tasks::{AbandonedPulls, PullTaskHandle, PullTasks, blocking};
+use running_pulls::{RunningPull, RunningPulls};
 
 /// How images are pulled into the store.
 #[derive(Debug, Clone)]
@@ -104,6 +106,8 @@ struct AcquiredImage {
     layers: Vec<LayerHandle>,
     /// The lease of the pull.
     lease: String,
+    /// Until the image is committed.
+    running: Arc<RunningPull>,
     /// Until the layers are committed.
     _archives: ArchiveReferences,
 }
@@ -126,6 +130,7 @@ pub struct StorePuller {
     lowers: Arc<Semaphore>,
     syncer: BackgroundSyncer,
     leaving: AbandonedPulls,
+    running: RunningPulls,
     reserve: SpaceReserve,
 }
 
@@ -146,6 +151,7 @@ impl StorePuller {
             lowers,
             syncer,
             leaving,
+            running: RunningPulls::default(),
             reserve,
         }
     }
@@ -189,9 +195,12 @@ impl StorePuller {
         let tally = PullProgress::begin(progress);
         let acquired = self.acquire(name, credential, &tally, workers).await?;
         tally.commit();
+        let running = Arc::clone(&acquired.running);
         let commit = self.commit_of(name, acquired);
         let store = self.store.clone();
-        Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
+        let committed = blocking(move || store.commit(&commit, SystemTime::now())).await??;
+        drop(running);
+        Ok(committed)
     }
 
     /// Resolves `name` and acquires all its layers, which are not durable yet.
@@ -218,6 +227,7 @@ impl StorePuller {
         // Before the claims: a resumable layer must not be reclaimed in between.
         let archives =
             self.store.hold_archives(plan.layers.iter().map(|layer| layer.descriptor.digest.clone()));
+        let running = self.running.begin(&plan, tally);
         let claims = self.claim(&plan, source_of(&session)).await?;
         let missing = plan.to_fetch(&claims);
         self.admit(&plan, &missing).await?;
@@ -228,7 +238,7 @@ impl StorePuller {
         proved.check(&session, reusable.map(|(layer, _)| &layer.descriptor)).await?;
         let origin = LayerOrigin::Registry { session, tally: Arc::clone(tally), proved: Arc::new(proved) };
         let layers = self.assemble(&origin, &plan, claims, workers.worker()).await?;
-        Ok(AcquiredImage { documents, plan, layers, lease, _archives: archives })
+        Ok(AcquiredImage { documents, plan, layers, lease, running, _archives: archives })
     }
 
     /// What the repository has proved to have before this pull requests any layer.

@@ -78,16 +78,34 @@ impl Store {
         Ok(Some(key))
     }
 
+    /// The images that have a layer in the place of this chain ID.
+    pub fn images_with_chain(&self, chain: &Digest) -> Result<Vec<ImageRecord>, StoreError> {
+        let found = self.find_chain(chain)?;
+        Ok(found.into_iter().map(|(image, _)| image).collect())
+    }
+
     /// The layer that an image has in the place of this chain ID. What a layer shows may depend on those below it, so a layer
     /// of the same diff ID elsewhere does not do.
     fn layer_of_chain(&self, chain: &Digest) -> Result<Option<LayerHandle>, StoreError> {
-        let found = self.0.db.read("find a layer by its chain ID", |reader| {
+        for (image, at) in self.find_chain(chain)? {
+            let layer = image.layers.get(at).map_or(Ok(None), |layer| self.layer(&layer.key))?;
+            if let Some(layer) = layer.filter(|layer| layer.record().is_whole()) {
+                return Ok(Some(layer));
+            }
+        }
+        Ok(None)
+    }
+
+    fn find_chain(&self, chain: &Digest) -> Result<Vec<(ImageRecord, usize)>, StoreError> {
+        self.0.db.read("find a layer by its chain ID", |reader| {
             let read = |id: &str| reader.get::<ImageRecord>(IMAGES, id);
             let chains = |id: &str| Ok::<_, DbError>(read(id)?.map(|image| image.chain_ids()));
             let images = reader.endings(IMAGES, "")?;
-            let Some((id, at)) = self.0.chains.find(chain, &images, chains)? else { return Ok(None) };
-            Ok(read(&id)?.and_then(|image| image.layers.into_iter().nth(at)))
-        })?;
-        found.map_or(Ok(None), |found| self.layer(&found.key))
+            let mut found = Vec::new();
+            for (id, at) in self.0.chains.find(chain, &images, chains)? {
+                found.extend(read(&id)?.map(|image| (image, at)));
+            }
+            Ok(found)
+        })
     }
 }

@@ -10,13 +10,13 @@ use larder::reference::Digest;
 pub(crate) struct ImageChains(Mutex<BTreeMap<String, Vec<Digest>>>);
 
 impl ImageChains {
-    /// An image with this chain ID, and the layer's place in it. `images` are the IDs of all images, in order.
+    /// The images with this chain ID, and the layer's place in each. `images` are the IDs of all images, in order.
     pub(crate) fn find<E>(
         &self,
         chain: &Digest,
         images: &[String],
         read: impl Fn(&str) -> Result<Option<Vec<Digest>>, E>,
-    ) -> Result<Option<(String, usize)>, E> {
+    ) -> Result<Vec<(String, usize)>, E> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|id, _| images.binary_search(id).is_ok());
         for id in images {
@@ -27,7 +27,7 @@ impl ImageChains {
             }
         }
         let place = |own: &Vec<Digest>| own.iter().position(|own| own == chain);
-        Ok(known.iter().find_map(|(id, own)| Some((id.clone(), place(own)?))))
+        Ok(known.iter().filter_map(|(id, own)| Some((id.clone(), place(own)?))).collect())
     }
 }
 
@@ -48,10 +48,11 @@ mod tests {
             };
             chains.find(&digest(chain), &images, read).unwrap()
         };
-        assert_eq!(find("b", &["a", "b"]), Some(("b".to_owned(), 1)));
-        assert_eq!(find("c", &["a", "b"]), None);
-        assert_eq!(find("c", &["a", "b", "c"]), Some(("c".to_owned(), 1)));
-        assert_eq!(find("b", &["a", "c"]), None, "it was removed");
+        assert_eq!(find("b", &["a", "b"]), [("b".to_owned(), 1)]);
+        assert_eq!(find("c", &["a", "b"]), []);
+        assert_eq!(find("c", &["a", "b", "c"]), [("c".to_owned(), 1)]);
+        assert_eq!(find("b", &["a", "c"]), [], "it was removed");
+        assert_eq!(find("lowest", &["a", "c"]), [("a".to_owned(), 0), ("c".to_owned(), 0)]);
         assert_eq!(*reads.borrow(), ["a", "b", "c"]);
     }
 }
