@@ -29,9 +29,10 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
         FetchErrorKind::NotFound(_) if !context.nearest_tags.is_empty() => {
             format!("the nearest tags of {repository} are {}", context.nearest_tags.join(", ")).into()
         }
-        FetchErrorKind::NotFound(_) => {
-            "check the name and the tag, and that it was pushed: skopeo list-tags docker://REPOSITORY lists its tags".into()
-        }
+        FetchErrorKind::NotFound(_) => format!(
+            "check the name and the tag, and that it was pushed: skopeo list-tags docker://{repository} lists its tags"
+        )
+        .into(),
         FetchErrorKind::RateLimited { .. } => {
             "wait, log in (many registries have a higher limit for users), or configure a mirror".into()
         }

@@ -11,7 +11,7 @@ use larder::backend::{
 };
 use larder::detached::run_to_completion;
 use larder::error_chain;
-use larder::gc::{ClockReading, ImageUse, ImageUseError, ReportedUse};
+use larder::gc::{ClockReading, DiskSpace, ImageUse, ImageUseError, ReportedUse};
 use larder::hint::Hint;
 use larder::reference::{ImageId, ImageName};
 use larder_api::convert;
@@ -116,7 +116,13 @@ async fn remove_all(
             continue;
         };
         match remove_one(text, image, scope.clone(), request.force, node).await {
-            Ok(removal) => answer.results.push(removed(image, &scope, removal, text, &mounts)),
+            Ok(removal) => {
+                let mut result = removed(image, &scope, removal, text, &mounts);
+                if removal == NameRemoval::ImageRemoved && result.note.is_empty() {
+                    result.note = kept_note(text, image, node);
+                }
+                answer.results.push(result);
+            }
             Err(error) => answer.refuse(image_error(text, error))?,
         }
     }
@@ -178,6 +184,10 @@ async fn remove_one(
     node: &Arc<Node>,
 ) -> Result<NameRemoval, BackendError> {
     let removing = node.gate.wait_begin_removal(&image.id).await;
+    let freed = match node.store() {
+        Some(store) => frees(store, &image.id).await,
+        None => None,
+    };
     let (text, image, node) = (text.to_owned(), image.clone(), Arc::clone(node));
     let names = match &scope {
         RemovalScope::Names(names) => names.clone(),
@@ -187,7 +197,7 @@ async fn remove_one(
         let removal = remove_from_backend(&image.id, scope, force, &node).await;
         drop(removing);
         match &removal {
-            Ok(NameRemoval::ImageRemoved) => node.record_removal(RequestApi::Control, &image, None).await,
+            Ok(NameRemoval::ImageRemoved) => node.record_removal(RequestApi::Control, &image, freed).await,
             Ok(NameRemoval::Untagged) => node.record_untagged(RequestApi::Control, &image, &names),
             Err(error) => {
                 node.record_failed_removal(RequestApi::Control, &text, &error_with_hint(error));
@@ -196,6 +206,17 @@ async fn remove_one(
         removal
     };
     run_to_completion(Peer::current().scope(removal)).await
+}
+
+/// What the removal of an image frees, layers of other images left out; `None` where sizes are estimates.
+async fn frees(store: &StoreBackend, id: &ImageId) -> Option<DiskSpace> {
+    let (store, id) = (store.store().clone(), id.clone());
+    let measured = spawn_blocking(move || {
+        let exact = !store.estimates_sizes();
+        let images = store.image_usages().ok().filter(|_| exact)?;
+        images.into_iter().find(|image| image.id.as_str() == id.as_str()).map(|image| image.unique)
+    });
+    measured.await.ok().flatten()
 }
 
 /// Refuses to remove a pinned image with its last names: it may have lost the others since it was listed. No other removal
@@ -320,6 +341,16 @@ fn mounted(name: &str, mounts: &[&str]) -> Error {
 fn still_mounted(name: &str, mounts: &[&str]) -> String {
     let mounts = mounts.join(", ");
     format!("note: {name} is still mounted at {mounts}; its layers are removed when it is unmounted")
+}
+
+/// The keep rule by which GC retained the image that was removed by its name; empty without one.
+fn kept_note(text: &str, image: &Image, node: &Node) -> String {
+    let policy = node.unchecked_collector().policy();
+    let names: Vec<String> = image.repo_tags.iter().chain(&image.repo_digests).cloned().collect();
+    let rule = policy.keep.iter().find(|rule| rule.parse_selector(&names).is_some());
+    rule.map_or_else(String::new, |rule| {
+        format!("note: {text} was kept by a rule ({rule}), which is for GC; it applies to later pulls")
+    })
 }
 
 /// What dead processes left is still there.

@@ -116,22 +116,39 @@ async fn of_store(store: Store) -> Result<(api::StoreUsage, SpaceBesideImages), 
         store.settle_layer_sizes();
         let images = store.image_usages().map_err(failed)?;
         let reclaimable = store.reclaimable(ReclaimTrigger::Request, &ClockReading::now()).map_err(failed)?;
-        let usage = store_usage(images, &store.usage().map_err(failed)?, store.estimates_sizes());
+        let usage =
+            store_usage(images, &store.usage().map_err(failed)?, reclaimable.layers, store.estimates_sizes());
         Ok((api::StoreUsage { new_layers: store.describe_layers(), ..usage }, reclaimable))
     });
     let measured = measured.await;
     measured.map_err(|error| Error::failed(format!("cannot measure the store: {error}")))?
 }
 
-fn store_usage(images: Vec<ImageUsage>, usage: &StoreUsage, estimated: bool) -> api::StoreUsage {
+/// Layers that one image alone has, and those without an image that GC may remove, are unique; what images share, and what
+/// mounts, leases and pulls need, is shared in both tables.
+fn store_usage(
+    images: Vec<ImageUsage>,
+    usage: &StoreUsage,
+    orphans: DiskSpace,
+    estimated: bool,
+) -> api::StoreUsage {
+    let mut unique_layers = orphans;
+    for image in &images {
+        unique_layers.bytes += image.unique.bytes.saturating_sub(image.own.bytes);
+        unique_layers.inodes += image.unique.inodes.saturating_sub(image.own.inodes);
+    }
+    let unique_layers = DiskSpace {
+        bytes: unique_layers.bytes.min(usage.layers.bytes),
+        inodes: unique_layers.inodes.min(usage.layers.inodes),
+    };
+    let shared_layers = DiskSpace {
+        bytes: usage.layers.bytes - unique_layers.bytes,
+        inodes: usage.layers.inodes - unique_layers.inodes,
+    };
     let mut images: Vec<_> = images.into_iter().map(image_usage).collect();
     images.sort_by(|a, b| (b.size_bytes, &a.repo_tags, &a.id).cmp(&(a.size_bytes, &b.repo_tags, &b.id)));
-    let unique_layers = DiskSpace {
-        bytes: usage.layers.bytes.saturating_sub(usage.shared_layers.bytes),
-        inodes: usage.layers.inodes.saturating_sub(usage.shared_layers.inodes),
-    };
     let disk = api::StoreDiskUsage {
-        shared_layers: space(usage.shared_layers),
+        shared_layers: space(shared_layers),
         unique_layers: space(unique_layers),
         manifests: space(usage.blobs),
         downloads: space(usage.ingest),

@@ -144,9 +144,12 @@ impl Node {
             id: image.id.clone(),
             names,
             reason: "request".to_owned(),
-            why: format!("removed by {by} over {}", api.name()),
-            promised: DiskSpace { bytes: image.size, inodes: 0 },
-            estimated: true,
+            why: match api {
+                RequestApi::Cri => format!("removed by {by} over CRI"),
+                RequestApi::Control => format!("removed by {by}"),
+            },
+            promised: freed.unwrap_or(DiskSpace { bytes: image.size, inodes: 0 }),
+            estimated: freed.is_none(),
             freed,
         };
         let written = spawn_blocking(move || history.record(&entry)).await;

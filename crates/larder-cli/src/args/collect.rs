@@ -50,7 +50,8 @@ pub(crate) struct GcArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "all_unused")]
     pub(crate) free: Option<u64>,
 
-    /// Remove every image that GC does not retain for one of the reasons above, regardless of the thresholds.
+    /// Remove every image that is not in use, pinned, leased, kept by a rule or younger than the minimum age
+    /// (--minimum-image-ttl-duration), regardless of the thresholds.
     #[arg(long)]
     pub(crate) all_unused: bool,
 

@@ -5,8 +5,8 @@
 use clap::{Args, Subcommand};
 
 use super::{
-    Command, DfArgs, HistoryArgs, ImagesArgs, InspectArgs, LoadArgs, PruneArgs, PullArgs, RmArgs,
-    RuntimeArgs, SaveArgs, TagArgs,
+    Command, DfArgs, HistoryArgs, ImagesArgs, InspectArgs, LoadArgs, MountArgs, PruneArgs, PullArgs, RmArgs,
+    RuntimeArgs, SaveArgs, TagArgs, UmountArgs,
 };
 
 /// Commands about images, under docker's names.
@@ -32,6 +32,9 @@ pub(crate) enum ImageSubcommand {
     Tag(TagArgs),
     Rm(RmArgs),
     Prune(PruneArgs),
+    Mount(MountArgs),
+    #[command(visible_alias = "unmount")]
+    Umount(UmountArgs),
 }
 
 /// Commands about the node, under docker's names.
@@ -66,6 +69,8 @@ impl Command {
                 ImageSubcommand::Tag(args) => Command::Tag(args),
                 ImageSubcommand::Rm(args) => Command::Rm(args),
                 ImageSubcommand::Prune(args) => Command::Prune(args),
+                ImageSubcommand::Mount(args) => Command::Mount(args),
+                ImageSubcommand::Umount(args) => Command::Umount(args),
             },
             Command::SystemGroup(SystemArgs { command }) => match command {
                 SystemSubcommand::Df(args) => Command::Df(args),

@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands, separated by spaces, and larder's way.
-const COMMANDS: [(&str, &str); 17] = [
+const COMMANDS: [(&str, &str); 22] = [
     (
         "run create start stop restart kill exec ps logs attach stats top container pod volume network compose",
         "larder manages images, not containers; run them with your runtime, or mount an image: larder mount IMAGE DIR",
@@ -26,6 +26,14 @@ const COMMANDS: [(&str, &str); 17] = [
     ("apply", "use larder ensure -f FILE, which pulls the images of a manifest"),
     ("fetch ensure-image", "use larder pull IMAGE, or larder ensure IMAGE if it may be present already"),
     ("unmount", "use larder umount DIR"),
+    ("diff", "use larder inspect --layers IMAGE, which shows what each layer adds"),
+    ("cp", "use larder export IMAGE DIR, which writes all files, or larder mount IMAGE DIR, and then cp"),
+    (
+        "manifest",
+        "use larder inspect IMAGE; skopeo inspect --raw docker://IMAGE prints a manifest in a registry",
+    ),
+    ("import", "larder imports images, not file trees: larder load FILE"),
+    ("exists", "use larder inspect IMAGE: its exit code is 1 if the image is not present"),
     ("untag", "use larder rm NAME, which removes the image with its last name"),
     // Under `system`; it is a command elsewhere.
     ("prune", "use larder prune for dangling images, or larder prune -a for all unused images"),
@@ -34,7 +42,7 @@ const COMMANDS: [(&str, &str); 17] = [
 ];
 
 /// Commands of larder (`*` is any), flags, and larder's way.
-const FLAGS: [(&str, &str, &str); 32] = [
+const FLAGS: [(&str, &str, &str); 33] = [
     (
         "pull ensure",
         "--platform --os --arch --variant --override-arch",
@@ -65,6 +73,7 @@ const FLAGS: [(&str, &str, &str); 32] = [
     ),
     ("pull", "--retry --retry-delay", "use larder ensure --retry-for 5m IMAGE"),
     ("images", "--noheading -n", "use -q for IDs, or -o json"),
+    ("history", "-q --quiet -H --human", "use -o json, and jq for single fields"),
     ("images", "--history", "use larder inspect --layers IMAGE"),
     ("images ls", "-l --long --size", "larder images lists all images in full lines; -o wide adds columns"),
     ("images ls", "-r --reverse", "use --sort created, used, size, unique, tag or id"),
@@ -97,6 +106,7 @@ const FLAGS: [(&str, &str, &str); 32] = [
     ("*", "--context", "set DOCKER_CONTEXT, or use --backend docker://ADDRESS"),
 ];
 
+const MOUNT: &str = "larder mounts at an existing directory that you name: larder mount IMAGE DIR";
 const TEMPLATES: &str = "Go templates are not supported; use -o json, and jq for single fields";
 
 /// Larder's way to do what a command line tries that larder does not have; `words` are those after the program.
@@ -119,6 +129,7 @@ pub(crate) fn advice(usage: &clap::Error, words: &[String]) -> Option<&'static s
             };
             FLAGS.iter().find(of).map(|(_, _, advice)| *advice)
         }
+        ErrorKind::MissingRequiredArgument if words.iter().any(|word| word == "mount") => Some(MOUNT),
         ErrorKind::InvalidValue => {
             text(ContextKind::InvalidValue).filter(|value| value.contains("{{")).map(|_| TEMPLATES)
         }

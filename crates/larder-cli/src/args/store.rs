@@ -44,7 +44,7 @@ pub(crate) struct LoadArgs {
 /// An existing file is replaced once the export is complete.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder export app:1 --to rootfs/
+  larder export app:1 rootfs/                        the same as --to rootfs/
   larder export app:1 -o app.tar                     as docker export does
   larder export app:1 -o app.erofs --format erofs    a disk for a microVM
 
@@ -52,6 +52,10 @@ Exit code: 0 exported, 1 failed, 2 bad input, 3 cannot open the store.")]
 pub(crate) struct ExportArgs {
     /// Name or ID of the image.
     pub(crate) image: ImageName,
+
+    /// The same as --to.
+    #[arg(value_name = "DIR", conflicts_with_all = ["to", "output", "format"])]
+    pub(crate) dir: Option<PathBuf>,
 
     /// File to write, or - for standard output, which is the default unless it is a terminal.
     #[arg(short, long, value_name = "FILE", conflicts_with = "to")]
@@ -159,7 +163,7 @@ pub(crate) struct MountsArgs {
   larder umount /mnt/a /mnt/b
   larder umount --all")]
 pub(crate) struct UmountArgs {
-    /// Mountpoints.
+    /// Mountpoints, or images that are mounted once.
     #[arg(value_name = "DIR", required_unless_present = "all")]
     pub(crate) dirs: Vec<PathBuf>,
 

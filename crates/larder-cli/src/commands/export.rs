@@ -29,7 +29,7 @@ pub(super) async fn run(
     let format = if args.format == ExportFormat::Oci { ArchiveFormat::Oci } else { ArchiveFormat::Files };
     let request = ExportRequest { images, format: format.into() };
     let interrupt = interrupt.handle();
-    if let Some(dir) = &args.to {
+    if let Some(dir) = args.to.as_ref().or(args.dir.as_ref()) {
         let wanted = ExtractOptions { suid: args.honored.suid, dev: args.honored.dev };
         return to_directory(dir, wanted, request, session, &interrupt).await;
     }
@@ -166,12 +166,13 @@ impl Output {
             return Ok(Output::Stdout);
         };
         let shown = file.display();
+        if file.as_os_str().as_encoded_bytes().ends_with(b"/") || file.is_dir() {
+            let export =
+                ["export", "IMAGE", "--to"].map(str::to_owned).into_iter().chain([shown.to_string()]);
+            return Err(Failure::bad_input(format!("{shown}: is a directory"))
+                .hint(Hint::from("name a file, or write the files of an image: ").command(export)));
+        }
         match fs_err::metadata(file) {
-            Ok(found) if found.is_dir() => {
-                return Err(Failure::bad_input(format!("{shown}: is a directory")).hint(
-                    Hint::from("name a file, or write files: ").command(["export", "IMAGE", "--to", "DIR"]),
-                ));
-            }
             Ok(found) if !found.is_file() => return Ok(Output::Existing(file.to_owned())),
             _ => {}
         }

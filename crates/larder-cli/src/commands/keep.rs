@@ -106,6 +106,7 @@ pub(super) async fn unkeep(args: &UnkeepArgs, session: &CommandSession) -> Resul
     }
     let rules = rules(&client).await?;
     let requested = args.rule.as_ref().or(args.label.as_ref()).map_or("", String::as_str);
+    let is_last = |found: &ListedRule| rules.last() == Some(found);
     let found = find_rule(args, &rules).ok_or_else(|| {
         Failure::missing(format!("{requested}: no such rule"))
             .hint(Hint::new().command(["keep"]).text(" lists the rules"))
@@ -118,6 +119,9 @@ pub(super) async fn unkeep(args: &UnkeepArgs, session: &CommandSession) -> Resul
     let request = KeepRequest { remove: vec![convert::keep_rule(dropped)], ..KeepRequest::default() };
     change(&client, request).await?;
     out.line(format_args!("removed keep rule: {dropped}"));
+    if !is_last(found) {
+        out.info("note: the rules after it have new numbers: larder keep lists them");
+    }
     Ok(CommandOutcome::Done)
 }
 

@@ -39,7 +39,9 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
                 loaded.extend(images.into_iter().map(LoadRecord::from));
             }
             Err(failure) => {
-                let ended = failure.about(file.display()).print(out);
+                let is_stdin = file == Path::new("-");
+                let name = if is_stdin { "standard input".into() } else { file.display().to_string() };
+                let ended = failure.about(name).print(out);
                 outcome = outcome.max(ended);
                 // The rest has no better chance.
                 if ended == CommandOutcome::Unreachable {

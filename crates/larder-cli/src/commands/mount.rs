@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use larder::hint::Hint;
 use larder_agent::client::Client;
+use larder_agent::image_name::digits_of_id;
 use larder_agent::offline::is_mount_visible;
 use larder_api::v1alpha1::{Mount, MountRequest, MountsRequest, StatusRequest, UnmountRequest};
 
@@ -62,7 +63,11 @@ pub(super) async fn umount(args: &UmountArgs, session: &CommandSession) -> Resul
         dirs.sort_by_key(|dir| std::cmp::Reverse(dir.components().count())); // a mount inside another one first
     }
     for dir in &dirs {
-        let request = UnmountRequest { target: text(&absolute(dir)?)?, force: args.force };
+        let target = match mounted_image(dir, &client).await? {
+            Some(target) => target,
+            None => text(&absolute(dir)?)?,
+        };
+        let request = UnmountRequest { target, force: args.force };
         match client.wait(async |mut calls| calls.unmount(request).await).await {
             Ok(answer) => out.line(answer.mount.unwrap_or_default().target),
             Err(failure) if failure.outcome() == CommandOutcome::Unreachable => return Err(failure),
@@ -70,6 +75,36 @@ pub(super) async fn umount(args: &UmountArgs, session: &CommandSession) -> Resul
         }
     }
     Ok(outcome)
+}
+
+/// Where an image is mounted, if this is no path and names an image that is mounted once, as podman takes it.
+async fn mounted_image(named: &Path, client: &Client) -> Result<Option<String>, Failure> {
+    let Some(image) = named.to_str().filter(|_| named.is_relative() && !named.exists()) else {
+        return Ok(None);
+    };
+    let mounts = client.ask(async |mut calls| calls.mounts(MountsRequest {}).await).await?.mounts;
+    let target = text(&absolute(named)?)?;
+    if mounts.iter().any(|mount| mount.target == target) {
+        return Ok(None);
+    }
+    let found = mounts.iter().filter(|mount| is_image(image, mount)).map(|mount| mount.target.clone());
+    match found.collect::<Vec<_>>().as_slice() {
+        [] => Ok(None),
+        [one] => Ok(Some(one.clone())),
+        several => Err(Failure::bad_input(format!("{image}: mounted at {}", several.join(", ")))
+            .hint("name the directories")),
+    }
+}
+
+/// Whether the text is the mounted image's name, the end of it at a slash, with or without the tag, or the start of its ID.
+fn is_image(text: &str, mount: &Mount) -> bool {
+    let repository = mount.image.rsplit_once(':').map_or(mount.image.as_str(), |(repository, _)| repository);
+    let ends =
+        |name: &str| name.strip_suffix(text).is_some_and(|before| before.is_empty() || before.ends_with('/'));
+    let digits = mount.image_id.rsplit(':').next().unwrap_or_default();
+    ends(&mount.image)
+        || ends(repository)
+        || digits_of_id(text).is_some_and(|start| digits.starts_with(start))
 }
 
 pub(super) async fn list(args: &MountsArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {

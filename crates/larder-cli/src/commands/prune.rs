@@ -34,16 +34,20 @@ pub(super) async fn run(
     if !args.all {
         note_retained(&plan.images, out);
     }
-    if plan.removals.is_empty() {
+    let request = if args.force {
+        request
+    } else {
+        match gc::confirm_round(request, &plan, &client, &interrupt.handle(), out).await? {
+            Some(confirmed) => confirmed,
+            None => return Ok(CommandOutcome::Failed),
+        }
+    };
+    if plan.removals.is_empty() && !request.force_leases {
         if args.all {
             gc::report::count_retained(&plan.images, out);
         }
         out.info("nothing to remove");
         return Ok(CommandOutcome::Done);
-    }
-    let kind = if args.all { "unused" } else { "dangling" };
-    if !args.force && !gc::confirm_plan(&plan, kind, false, interrupt, out).await? {
-        return Ok(CommandOutcome::Failed);
     }
     // The daemon decides again: an image may have a tag or a lease since the question.
     let done = client.wait(async |mut calls| calls.collect(request).await).await?;

@@ -44,8 +44,7 @@ fn make_room() -> Hint {
 }
 
 /// What to do about a name that the registry does not know.
-const CHECK_NAME: &str =
-    "check the name and the tag, and that it was pushed: skopeo list-tags docker://REPOSITORY lists its tags";
+const CHECK_NAME: &str = "check the name and the tag, and that it was pushed";
 
 /// Texts of systems and Go programs for causes with a specific next step, in lower case, and that step.
 const CAUSES: [(&str, &str); 7] = [

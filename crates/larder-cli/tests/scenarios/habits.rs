@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use larder_testkit_peers::{ImageBuilder, RegistryOptions};
+use larder_testkit_peers::{ImageBuilder, LayerFiles, RegistryOptions};
 
 use crate::leases::on_a_terminal;
 use crate::store::may_mount;
@@ -102,6 +102,70 @@ fn collection_of_all_unused_images_asks_on_a_terminal_as_prune_does() {
     assert_eq!(world.images(), [""; 0]);
     let (shown, code) = on_a_terminal(&larder(&["gc", "--all-unused"]), "");
     assert!(code == 0 && !shown.contains("[y/N]"), "nothing to ask about: {code}: {shown}");
+
+    // Just after a pull, images are leased and young: a second question offers them.
+    world.larder(&["pull", "-q", &web]).expect(0);
+    let fresh = |arguments: &[&str], answer| on_a_terminal(&world.command(arguments), answer);
+    let (shown, code) = fresh(&["gc", "--all-unused"], "n\n");
+    assert!(
+        code == 0 && shown.contains("remove 1 unused image (") && shown.contains("leased, or younger"),
+        "{shown}"
+    );
+    assert_eq!(world.images(), [web.as_str()]);
+    let (shown, code) = fresh(&["prune", "-a"], "y\n");
+    assert!(code == 0 && shown.contains("removed 1 image"), "{code}: {shown}");
+    assert_eq!(world.images(), [""; 0]);
+}
+
+#[test]
+fn the_log_has_what_removals_by_name_free_beside_shared_layers() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    let shared = LayerFiles::new().file("base", vec![7; 3_000_000]);
+    for (name, own) in [("shop/web:1", 100_000), ("shop/api:1", 200_000)] {
+        let layer = LayerFiles::new().file("own", vec![1; own]);
+        ImageBuilder::new().layer(shared.clone()).layer(layer).push(&world.registry, name).unwrap();
+        world.larder(&["pull", "-q", &world.registry.image(name)]).expect(0);
+    }
+    world.larder(&["keep", "shop/web"]).expect(0);
+    let run = world.larder(&["rm", "web", "api"]).expect(0);
+    assert!(run.stderr.contains("note: web was kept by a rule (name "), "{run:?}");
+    let log = world.larder(&["gc", "log", "-o", "json"]).expect(0).json();
+    let bytes = |index: usize, field: &str| log[index][field].as_u64().unwrap_or_default();
+    assert!((100_000..1_000_000).contains(&bytes(0, "freedBytes")), "{log}");
+    assert!(bytes(1, "freedBytes") > 3_000_000, "the last of both frees what they shared: {log}");
+    for index in [0, 1] {
+        assert_eq!(bytes(index, "promisedBytes"), bytes(index, "freedBytes"), "{log}");
+    }
+    let run = world.larder(&["gc", "log"]).expect(0);
+    assert!(!run.stdout.contains("about") && !run.stdout.contains("control API"), "{run:?}");
+}
+
+#[test]
+fn files_are_exported_and_images_unmounted_as_podman_is_typed() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    world.larder(&["pull", "-q", &world.registry.image("shop/web:1")]).expect(0);
+    let (files, dir) = (world.path("files"), world.path("mnt"));
+    world.larder(&["export", "web", &files]).expect(0);
+    assert!(fs_err::read_dir(&files).unwrap().count() > 0);
+    let run = world.larder(&["export", "web", "-o", &format!("{dir}/")]).expect(2);
+    assert!(run.stderr.contains("is a directory") && run.stderr.contains("export IMAGE --to "), "{run:?}");
+    let run = world.larder_reading(&["load"], "/dev/null").expect(2);
+    assert!(
+        run.stderr.starts_with("error: standard input: ") && run.stderr.contains("hint: pass an OCI"),
+        "{run:?}"
+    );
+    if may_mount() {
+        fs_err::create_dir(&dir).unwrap();
+        for image in ["web", "shop/web:1"] {
+            world.larder(&["image", "mount", "web", &dir]).expect(0);
+            let df = world.larder(&["df", "-o", "json"]).expect(0).json();
+            let unique = df["store"]["images"][0]["uniqueBytes"].as_u64().unwrap();
+            let layers = df["store"]["disk"]["uniqueLayers"]["sizeBytes"].as_u64().unwrap();
+            assert!(layers <= unique && layers == 0, "both tables count the mounted layer as shared: {df}");
+            assert_eq!(world.larder(&["umount", image]).expect(0).stdout, format!("{dir}\n"));
+        }
+    }
 }
 
 #[test]

@@ -108,7 +108,7 @@ async fn a_removal_over_the_control_api_is_in_the_history_with_its_caller() {
     served.client().remove(request).await.unwrap();
     let (history, _) = HistoryFile::new(served.node.state.history()).entries().unwrap();
     let [removed] = &history[..] else { panic!("{history:?}") };
-    assert!(removed.why.contains("over the control API"), "{}", removed.why);
+    assert!(removed.why.starts_with("removed by ") && !removed.why.contains("CRI"), "{}", removed.why);
     assert!(events(&served).iter().any(|(reason, _)| *reason == EventReason::Removed));
 }
 

@@ -4,13 +4,15 @@ mod log;
 pub(super) mod report;
 pub(super) mod usage_by_state;
 
-use larder_api::v1alpha1::Collection;
+use larder_agent::client::Client;
+use larder_api::v1alpha1::collect_request::Goal;
+use larder_api::v1alpha1::{CollectRequest, Collection, CollectionGoal};
 
 use crate::args::{GcArgs, GcSubcommand};
 use crate::confirm;
 use crate::exit::CommandOutcome;
 use crate::failure::{ExitReport as _, Failure};
-use crate::interrupt::InterruptSignals;
+use crate::interrupt::{InterruptHandle, InterruptSignals};
 use crate::output::{self, PrintFormat, size};
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
@@ -39,14 +41,14 @@ pub(super) async fn run(
         }
         return Ok(CommandOutcome::Done);
     };
-    let request = args.request();
+    let mut request = args.request();
     // Without a terminal it is the round of a timer or script; leases are ended only on request.
     let asks = args.force_leases || (args.all_unused && confirm::can_ask());
     if asks && !args.dry_run && !args.yes {
         let plan = client.ask(async |mut calls| calls.plan(request).await).await?;
-        let removes = !plan.removals.is_empty() || args.force_leases;
-        if removes && !confirm_plan(&plan, "unused", args.force_leases, interrupt, &session.out).await? {
-            return Ok(CommandOutcome::Failed);
+        match confirm_round(request, &plan, &client, &interrupt.handle(), &session.out).await? {
+            Some(confirmed) => request = confirmed,
+            None => return Ok(CommandOutcome::Failed),
         }
     }
     let collection = if args.dry_run {
@@ -57,25 +59,53 @@ pub(super) async fn run(
     Ok(show(args.output, collection, &session.out))
 }
 
-/// Asks before the images of a plan are removed.
-pub(super) async fn confirm_plan(
+/// Asks before the images of a plan are removed, and on a terminal whether also those that are unused, but were pulled just
+/// now. The round to carry out; `None` if the answer was no.
+pub(super) async fn confirm_round(
+    request: CollectRequest,
     plan: &Collection,
-    kind: &str,
-    force_leases: bool,
-    interrupt: InterruptSignals,
+    client: &Client,
+    interrupt: &InterruptHandle,
     out: &Printer,
-) -> Result<bool, Failure> {
-    let freed = format!("{}{}", report::about(plan), size::bytes(plan.promised_bytes));
-    let remove = match plan.removals.len() {
-        1 => format!("remove 1 {kind} image ({freed})?"),
-        images => format!("remove {images} {kind} images ({freed})?"),
-    };
-    let leases = if force_leases { "end all leases of larder and " } else { "" };
-    let yes = confirm::ask_or_require(&format!("{leases}{remove}"), "--force", &interrupt.handle()).await?;
-    if !yes {
+) -> Result<Option<CollectRequest>, Failure> {
+    let (removed, leases) = (plan.removals.len(), request.force_leases);
+    if (removed > 0 || leases)
+        && !confirm::ask_or_require(&question(plan, leases), "--force", interrupt).await?
+    {
         out.info("removed nothing");
+        return Ok(None);
     }
-    Ok(yes)
+    if leases || !matches!(request.goal, Some(Goal::AllUnused(_))) || !confirm::can_ask() {
+        return Ok(Some(request));
+    }
+    let wider = CollectRequest { force_leases: true, minimum_age_milliseconds: Some(0), ..request };
+    let wide_plan = client.ask(async |mut calls| calls.plan(wider).await).await?;
+    let fresh = wide_plan.removals.len().saturating_sub(removed);
+    if fresh == 0 {
+        return Ok(Some(request));
+    }
+    let also = if removed > 0 { "also " } else { "" };
+    let bytes = size::bytes(wide_plan.promised_bytes.saturating_sub(plan.promised_bytes));
+    let question = format!(
+        "{also}remove {} ({bytes}) that were pulled or used just now (leased, or younger than the minimum age)?",
+        images(fresh, "unused")
+    );
+    if confirm::ask(&question, interrupt).await? {
+        return Ok(Some(wider));
+    }
+    Ok(Some(request))
+}
+
+/// What a plan removes, as a question.
+fn question(plan: &Collection, ends_leases: bool) -> String {
+    let kind = if plan.goal() == CollectionGoal::Dangling { "dangling" } else { "unused" };
+    let leases = if ends_leases { "end all leases of larder and " } else { "" };
+    let freed = format!("{}{}", report::about(plan), size::bytes(plan.promised_bytes));
+    format!("{leases}remove {} ({freed})?", images(plan.removals.len(), kind))
+}
+
+fn images(count: usize, kind: &str) -> String {
+    format!("{count} {kind} image{}", if count == 1 { "" } else { "s" })
 }
 
 /// Prints a plan or the result of a round.
