@@ -176,13 +176,13 @@ impl Control for ControlApi {
         let mut answer = remove::remove(&request, &self.0.node).await;
         let is_removed =
             |removed: &api::Removed| matches!(removed.result, Some(api::removed::Result::Removed(_)));
-        if answer.results.iter().any(is_removed)
+        // A daemon deletes the files in the background; a pull that lacks space waits for that. A command's process ends.
+        if self.0.process == ServingProcess::Command
+            && answer.results.iter().any(is_removed)
             && let Some(store) = self.node().store().map(|store| store.store().clone())
+            && let Ok(Err(error)) = spawn_blocking(move || store.empty_trash()).await
         {
-            // The space is free when the caller learns that the image is gone.
-            if let Ok(Err(error)) = spawn_blocking(move || store.empty_trash()).await {
-                answer.warnings.push(larder::error_chain(&error));
-            }
+            answer.warnings.push(larder::error_chain(&error));
         }
         Ok(Response::new(answer))
     }

@@ -79,21 +79,47 @@ fn median_time(world: &RuntimeFixture, arguments: &[&str]) -> Duration {
     times[TIMES / 2]
 }
 
+/// Pulls an image whose layers are directories: the deletion of a layer that is one file is one call of the system, which
+/// cannot be held.
+fn pull(world: &RuntimeFixture, name: &str, seed: u64) -> String {
+    let settings =
+        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nstore: {layerFormat: directory}\n";
+    ImageBuilder::small(seed, 50_000).push(&world.registry, name).unwrap();
+    let image = world.registry.image(name);
+    let mut pull = world.command(&["pull", "-q", &image]);
+    pull.env("LARDER_CONFIG", world.file("directories.yaml", settings));
+    LarderProcess::start(pull).finish().expect(0);
+    image
+}
+
+/// Whatever else is on the disk of the tests is not to start a collection.
+fn serve(socket: &str) -> [&str; 7] {
+    ["serve", "--socket", socket, "--metrics-address", "", "--image-gc-high-threshold", "100"]
+}
+
+#[test]
+fn a_daemon_answers_a_removal_before_the_files_are_deleted() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    let image = pull(&world, "shop/web:1", 1);
+    let trash = world.place().join("trash");
+    let Some(gate) = DeletionGate::of(&trash) else { return };
+    let socket = world.path("larder.sock");
+    let daemon = CriDaemon::at(socket.clone().into(), world.start_larder(&serve(&socket)));
+    wait_until("it is ready", || daemon.is_ready());
+    gate.hold();
+    let mut removal = world.start_larder(&["rm", &image]);
+    wait_until("the removal is answered", || removal.is_finished());
+    removal.succeed();
+    wait_until("the deletion hangs", || gate.has_held());
+    gate.release();
+    wait_until("the files are deleted", || fs_err::read_dir(&trash).unwrap().count() == 0);
+    daemon.stop().expect(0);
+}
+
 #[test]
 fn every_other_command_answers_as_quickly_while_a_removal_hangs() {
     for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
-        // The deletion of a layer that is one file is one call of the system, which cannot be held.
-        let settings =
-            "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nstore: {layerFormat: directory}\n";
-        let settings = world.file("directories.yaml", settings);
-        let [_, api] = [("shop/web:1", 1), ("shop/api:1", 2)].map(|(name, seed)| {
-            ImageBuilder::small(seed, 50_000).push(&world.registry, name).unwrap();
-            let image = world.registry.image(name);
-            let mut pull = world.command(&["pull", "-q", &image]);
-            pull.env("LARDER_CONFIG", &settings);
-            LarderProcess::start(pull).finish().expect(0);
-            image
-        });
+        let [_, api] = [("shop/web:1", 1), ("shop/api:1", 2)].map(|(name, seed)| pull(&world, name, seed));
         world.end_leases();
         let Some(gate) = StalledRemoval::of(&world) else { continue };
         let through = gate.arguments(&world);
@@ -101,10 +127,7 @@ fn every_other_command_answers_as_quickly_while_a_removal_hangs() {
             through.iter().cloned().chain(arguments.iter().map(|&argument| argument.to_owned())).collect()
         };
         let socket = world.path("larder.sock");
-        // Whatever else is on the disk of the tests is not to start a collection.
-        let serve =
-            ["serve", "--socket", &socket, "--metrics-address", "", "--image-gc-high-threshold", "100"];
-        let started = larder(&serve);
+        let started = larder(&serve(&socket));
         let started: Vec<&str> = started.iter().map(String::as_str).collect();
         let daemon = CriDaemon::at(socket.clone().into(), world.start_larder(&started));
         wait_until("it is ready", || daemon.is_ready());
