@@ -16,9 +16,9 @@ use super::fetch_layer::{FetchObserver, StagedLayer, fetch_layer, take};
 use super::layer_fetches::LayerFetches;
 use super::layer_origin::LayerOrigin;
 use super::layer_slots::{CHECK_INTERVAL, SlotRequest};
+use super::lower_roots::open_root;
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_tasks::{PullTaskHandle, blocking};
-use super::settle::{open_root, open_roots};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::{FetchProgress, FetchSource};
 use crate::store::{ClaimOutcome, LayerClaim, LayerHandle, LayerKey, LayerWait, Store, StoreError};
@@ -286,11 +286,11 @@ impl StorePuller {
             return Ok(layer);
         }
         let (own_layer, below_layers) = (layer.clone(), below.to_vec());
-        let _open = self.may_open(below).await?;
+        let right = self.may_open(below, &own.lowers).await?;
         let check = move || {
             let root = open_root(&own_layer)?;
             let manifest = own_layer.manifest();
-            merge_open_lowers(root, &manifest, open_roots(&below_layers)?, LowerMergeMode::Check)
+            merge_open_lowers(root, &manifest, right.open(&below_layers)?, LowerMergeMode::Check)
         };
         if !own.worker.blocking(check).await?.map_err(|cause| unpacking(wanted, cause))?.changed {
             return Ok(layer);

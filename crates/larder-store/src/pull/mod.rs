@@ -20,6 +20,7 @@ mod layer_fetches;
 mod layer_origin;
 mod layer_slots;
 mod load;
+mod lower_roots;
 mod open_files;
 mod plan;
 mod possession;
@@ -128,6 +129,8 @@ pub struct StorePuller {
     files: OpenFileBudget,
     /// Bounds the layers that are open as lowers of others.
     lowers: Arc<Semaphore>,
+    /// Bounds those that stay open until the end of their pull. No pull waits for it.
+    kept_lowers: Arc<Semaphore>,
     syncer: BackgroundSyncer,
     leaving: AbandonedPulls,
     running: RunningPulls,
@@ -139,7 +142,8 @@ impl StorePuller {
     pub fn new(store: Store, client: RegistryClient, config: StorePullConfig) -> Self {
         let slots = LayerSlots::new(config.layers_at_once);
         let files = OpenFileBudget::of(config.open_files, slots.total());
-        let lowers = Arc::new(Semaphore::new(files.lowers as usize));
+        let [lowers, kept_lowers] =
+            [files.lowers, files.kept_lowers].map(|files| Arc::new(Semaphore::new(files as usize)));
         let (syncer, leaving) = (BackgroundSyncer::new(files.waiting), AbandonedPulls::default());
         let reserve = SpaceReserve::new(store.root().to_owned(), config.reserve);
         StorePuller {
@@ -149,6 +153,7 @@ impl StorePuller {
             slots,
             files,
             lowers,
+            kept_lowers,
             syncer,
             leaving,
             running: RunningPulls::default(),

@@ -9,17 +9,22 @@ pub(super) struct OpenFileBudget {
     pub(super) of_layer: usize,
     /// Large files that wait to be written early.
     pub(super) waiting: usize,
-    /// Layers that others are settled on.
+    /// Layers that others are settled on, for as long as that takes.
     pub(super) lowers: u32,
+    /// The same, for as long as the pull takes.
+    pub(super) kept_lowers: u32,
 }
 
 impl OpenFileBudget {
-    /// Shares out `total` where up to `layers` are unpacked at once: half of it to them, a quarter to each of the others.
+    /// Shares out `total` where up to `layers` are unpacked at once: half of it to them, a quarter to files that wait, and a
+    /// quarter to lowers.
     pub(super) fn of(total: usize, layers: usize) -> OpenFileBudget {
+        let lowers = u32::try_from(total / 8).unwrap_or(u32::MAX).min(512);
         OpenFileBudget {
             of_layer: (total / 2 / layers.max(1)).clamp(16, 160),
             waiting: (total / 4).clamp(1, 64),
-            lowers: u32::try_from(total / 4).unwrap_or(u32::MAX).clamp(2, 1024),
+            lowers: lowers.max(2),
+            kept_lowers: lowers,
         }
     }
 }
@@ -37,18 +42,22 @@ mod tests {
 
     #[test]
     fn files_are_shared_out_within_the_bound_and_no_further_than_is_of_use() {
-        assert_eq!(OpenFileBudget::of(192, 4), OpenFileBudget { of_layer: 24, waiting: 48, lowers: 48 });
+        assert_eq!(
+            OpenFileBudget::of(192, 4),
+            OpenFileBudget { of_layer: 24, waiting: 48, lowers: 24, kept_lowers: 24 }
+        );
         assert_eq!(
             OpenFileBudget::of(1 << 20, 4),
-            OpenFileBudget { of_layer: 160, waiting: 64, lowers: 1024 }
+            OpenFileBudget { of_layer: 160, waiting: 64, lowers: 512, kept_lowers: 512 }
         );
-        assert_eq!(OpenFileBudget::of(0, 0), OpenFileBudget { of_layer: 16, waiting: 1, lowers: 2 });
+        assert_eq!(
+            OpenFileBudget::of(0, 0),
+            OpenFileBudget { of_layer: 16, waiting: 1, lowers: 2, kept_lowers: 0 }
+        );
         for total in (128..4000).step_by(7) {
             let files = OpenFileBudget::of(total, 4);
-            assert!(
-                4 * files.of_layer + files.waiting + files.lowers as usize <= total,
-                "{total}: {files:?}"
-            );
+            let lowers = (files.lowers + files.kept_lowers) as usize;
+            assert!(4 * files.of_layer + files.waiting + lowers <= total, "{total}: {files:?}");
         }
     }
 }

@@ -1,15 +1,16 @@
 //! Completes staged layers on the layers below, and moves them to their places.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use larder::reference::Digest;
 use rustix::fs::{Mode, OFlags, open};
-use tokio::sync::SemaphorePermit;
 
 use super::StorePuller;
 use super::error::PullError;
 use super::fetch_layer::{LayerSource, StagedLayer, take_as_directory};
 use super::layer_fetches::LayerFetches;
+use super::lower_roots::{LowerRoots, LowerRootsPermit};
 use super::plan::PlannedLayer;
 use super::pull_tasks::PullTaskHandle;
 use crate::disk::DiskSpace;
@@ -32,13 +33,13 @@ impl StorePuller {
         own: &mut LayerFetches,
     ) -> Result<LayerHandle, PullError> {
         let source = staged.source.clone();
-        let layer = match self.settle_once(wanted, staged, below, &own.worker).await {
+        let layer = match self.settle_once(wanted, staged, below, (&own.worker, &own.lowers)).await {
             Err(PullError::Unpack { cause: UnpackError::NeedsDirectory { reason }, digest }) => {
                 tracing::info!(%digest, reason, "unpacking a layer again, into a directory");
                 let options = self.options(wanted.descriptor.size, &own.worker);
                 let (store, wanted_again) = (self.store.clone(), wanted.clone());
                 let staged = take_as_directory(store, source, wanted_again, options, &own.worker).await?;
-                self.settle_once(wanted, staged, below, &own.worker).await?
+                self.settle_once(wanted, staged, below, (&own.worker, &own.lowers)).await?
             }
             settled => settled?,
         };
@@ -51,20 +52,20 @@ impl StorePuller {
         wanted: &PlannedLayer,
         staged: StagedLayer,
         below: &[LayerHandle],
-        worker: &PullTaskHandle,
+        (worker, roots): (&PullTaskHandle, &LowerRoots),
     ) -> Result<LayerHandle, PullError> {
         let StagedLayer { staging, unpacked, image, source } = staged;
         let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
         let (digest, lowers) = (wanted.descriptor.digest.clone(), below.to_vec());
-        let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
         let (store, options) = (self.store.clone(), self.options(wanted.descriptor.size, worker));
+        let right = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below, roots).await?) };
         // The thread owns the directory, as during unpacking.
         let settling = worker.blocking(move || {
             let nearest = image.as_ref().is_some_and(PendingImage::needs_nearest_only);
             let visible = if nearest { &lowers[lowers.len().saturating_sub(1)..] } else { &lowers[..] };
             let failed = |cause| PullError::Unpack { digest: digest.clone(), cause };
             let lowers =
-                if unpacked.pending.is_empty() { Vec::new() } else { open_roots(visible).map_err(failed)? };
+                right.as_ref().map_or(Ok(Vec::new()), |right| right.open(visible)).map_err(failed)?;
             let facts = facts_of(&unpacked, diff_id.clone(), digest.clone());
             let key = |changed| LayerKey::from(if changed { &chain_id } else { &diff_id });
             let layer = if let Some(image) = image {
@@ -93,11 +94,21 @@ impl StorePuller {
         settling.await?
     }
 
-    /// The right to have these layers open. What waits for it holds nothing else that is bounded.
-    pub(super) async fn may_open(&self, below: &[LayerHandle]) -> Result<SemaphorePermit<'_>, PullError> {
-        // The layer itself as well; an image of more layers than there may be is settled alone.
-        let layers = u32::try_from(2 * below.len() + 1).unwrap_or(u32::MAX).min(self.files.lowers);
-        self.lowers.acquire_many(layers).await.map_err(|_| PullError::Abandoned)
+    /// The right to have these layers open. What waits for it holds nothing else that is bounded, but for what it may keep.
+    pub(super) async fn may_open(
+        &self,
+        below: &[LayerHandle],
+        roots: &LowerRoots,
+    ) -> Result<LowerRootsPermit, PullError> {
+        // The layer itself as well, and a mount that is being opened.
+        let files = u32::try_from(below.len() + 2).unwrap_or(u32::MAX);
+        let roots = roots.clone();
+        if roots.may_keep(files, &self.kept_lowers) {
+            return Ok(LowerRootsPermit { roots, waited: None });
+        }
+        // An image of more layers than there may be is settled alone.
+        let waited = Arc::clone(&self.lowers).acquire_many_owned(files.min(self.files.lowers)).await;
+        Ok(LowerRootsPermit { roots, waited: Some(waited.map_err(|_| PullError::Abandoned)?) })
     }
 }
 
@@ -131,7 +142,7 @@ fn image_of(
 fn settle_directory(
     staging: &LayerStaging,
     unpacked: &UnpackedLayer,
-    lowers: Vec<OwnedFd>,
+    lowers: Vec<Arc<OwnedFd>>,
 ) -> Result<LowerMergeReport, UnpackError> {
     if unpacked.pending.is_empty() {
         return Ok(LowerMergeReport::default());
@@ -153,13 +164,4 @@ fn facts_of(unpacked: &UnpackedLayer, diff_id: Digest, digest: Digest) -> LayerM
         files: unpacked.entries,
         pending: !unpacked.pending.is_empty(),
     }
-}
-
-/// The files of the layers below, the nearest first.
-pub(super) fn open_roots(below: &[LayerHandle]) -> Result<Vec<OwnedFd>, UnpackError> {
-    below.iter().rev().map(open_root).collect()
-}
-
-pub(super) fn open_root(layer: &LayerHandle) -> Result<OwnedFd, UnpackError> {
-    layer.open_root().map_err(|error| UnpackError::file("open the layer", layer.path(), error))
 }

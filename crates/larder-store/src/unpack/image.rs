@@ -6,6 +6,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use larder::reference::Digest;
 use larder_erofs::{
@@ -199,7 +200,11 @@ impl PendingImage {
 
     /// Completes the image on `lowers`, the nearest first. The implied directories are listed in a new layer manifest at
     /// `manifest`, if there are any: whether the image fits other lowers as well depends on them.
-    pub fn finish(mut self, lowers: Vec<OwnedFd>, manifest: &Path) -> Result<FinishedImage, UnpackError> {
+    pub fn finish(
+        mut self,
+        lowers: Vec<Arc<OwnedFd>>,
+        manifest: &Path,
+    ) -> Result<FinishedImage, UnpackError> {
         let unwritten = |error| UnpackError::file("write the layer manifest", manifest, error);
         let lowers = LowerLayers::new(lowers);
         let mut changed = false;

@@ -88,7 +88,7 @@ impl ImageFile {
     /// Bytes up to the next multiple of [`BUFFER`].
     fn room(&self) -> usize {
         let end = self.written + self.pending.len() as u64;
-        BUFFER - (end % BUFFER as u64) as usize
+        BUFFER - usize::try_from(end % BUFFER as u64).unwrap_or(0)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -158,10 +158,8 @@ mod tests {
         let path = scratch.path().join("image");
         let mut image = ImageFile::create(&path, &UnpackOptions::default()).unwrap();
         let mut expected = Vec::new();
-        for (number, size) in
-            [1, 4096, BUFFER - 1, BUFFER, 3 * BUFFER + 5, 0, BUFFER / 2, 7].into_iter().enumerate()
-        {
-            let piece = vec![number as u8 + 1; size];
+        for (number, size) in (1..).zip([1, 4096, BUFFER - 1, BUFFER, 3 * BUFFER + 5, 0, BUFFER / 2, 7]) {
+            let piece = vec![number; size];
             image.append(&piece).unwrap();
             expected.extend_from_slice(&piece);
             assert_eq!(image.written % BUFFER as u64, 0, "after {number}");

@@ -10,6 +10,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, chownat, fchmod, fchown, fstat,
@@ -53,7 +54,7 @@ pub fn merge_lowers(
     settling: LowerMergeMode,
 ) -> Result<LowerMergeReport, UnpackError> {
     let root = open_directory(target.root)?;
-    let lowers = lowers.iter().map(|lower| open_directory(lower)).collect::<Result<_, _>>()?;
+    let lowers = lowers.iter().map(|lower| open_directory(lower).map(Arc::new)).collect::<Result<_, _>>()?;
     let files = ManifestLocation { path: target.files.to_owned(), offset: 0 };
     merge_open_lowers(root, &files, lowers, settling)
 }
@@ -67,17 +68,13 @@ fn open_directory(path: &Path) -> Result<OwnedFd, UnpackError> {
 pub(crate) fn merge_open_lowers(
     root: OwnedFd,
     manifest: &ManifestLocation,
-    lowers: Vec<OwnedFd>,
+    lowers: Vec<Arc<OwnedFd>>,
     settling: LowerMergeMode,
 ) -> Result<LowerMergeReport, UnpackError> {
     let files = manifest.path.as_path();
     let unreadable = |cause| UnpackError::Manifest { path: files.to_owned(), cause };
     let reader = LayerManifestReader::open_at(manifest).map_err(unreadable)?;
-    let mut all = vec![root];
-    for lower in &lowers {
-        let lower = lower.try_clone();
-        all.push(lower.map_err(|error| UnpackError::file("open the layers below", files, error))?);
-    }
+    let all = std::iter::once(Arc::new(root)).chain(lowers.iter().cloned()).collect();
     let mut work = LowerMerge {
         form: reader.form(),
         merged: LowerLayers::new(all),

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, openat, readlinkat, statat};
 use rustix::io::Errno;
@@ -16,7 +17,7 @@ const MAX_LINKS: u32 = 40;
 
 /// Unpacked layers, the nearest first.
 pub(super) struct LowerLayers {
-    roots: Vec<OwnedFd>,
+    roots: Vec<Arc<OwnedFd>>,
     /// How many of them are seen: an opaque root hides those that follow.
     visible: usize,
 }
@@ -71,8 +72,8 @@ impl MergedDir {
 }
 
 impl LowerLayers {
-    pub(super) fn new(roots: Vec<OwnedFd>) -> LowerLayers {
-        let visible = roots.iter().position(is_opaque).map_or(roots.len(), |at| at + 1);
+    pub(super) fn new(roots: Vec<Arc<OwnedFd>>) -> LowerLayers {
+        let visible = roots.iter().position(|root| is_opaque(root)).map_or(roots.len(), |at| at + 1);
         LowerLayers { roots, visible }
     }
 

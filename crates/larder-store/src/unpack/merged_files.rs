@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FileType, OFlags, SeekFrom, Stat, major, minor, readlinkat, seek};
 use rustix::io::Errno;
@@ -81,7 +82,7 @@ pub enum MergeError {
 pub fn write_merged_files(layers: Vec<MergeLayer>, out: &mut dyn Write) -> Result<(), MergeError> {
     let (mut roots, mut owners) = (Vec::new(), Vec::new());
     for MergeLayer { root, manifest } in layers {
-        roots.push(root);
+        roots.push(Arc::new(root));
         let read = |path: PathBuf| {
             owners_in(&path).map_err(|cause| MergeError::Manifest { path: path.clone(), cause })
         };

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use larder::reference::Digest;
 use rustix::fs::OFlags;
@@ -63,7 +64,7 @@ pub fn rebuild_archive(
     out: &mut dyn Write,
 ) -> Result<(), RebuildError> {
     let mut out = HashedOutput { out, hasher: StreamHasher::like(diff_id), error: None };
-    let copied = copy(record, &LowerLayers::new(vec![root]), diff_id, &mut out);
+    let copied = copy(record, &LowerLayers::new(vec![Arc::new(root)]), diff_id, &mut out);
     if let Some(error) = out.error.take() {
         return Err(RebuildError::Output(error));
     }

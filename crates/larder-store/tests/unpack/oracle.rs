@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use larder::reference::Digest;
 use larder_store::store::LayerFormat;
@@ -263,10 +264,8 @@ fn merge(dir: &Path, layers: &[OracleLayer]) -> Result<MergedMount, UnpackError>
             let image = dir.join(format!("l{at}.erofs"));
             match unpack_image(open(), &expected, &image, &options) {
                 Ok((_, pending)) => {
-                    let lowers = roots
-                        .iter()
-                        .rev()
-                        .map(|root| fs_err::File::open(root).unwrap().into_parts().0.into());
+                    let open = |root: &PathBuf| fs_err::File::open(root).unwrap().into_parts().0;
+                    let lowers = roots.iter().rev().map(|root| Arc::new(open(root).into()));
                     pending.finish(lowers.collect(), &files)?;
                     mount_image(&image, &root);
                     images.push(root.clone());

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use larder_store::unpack::layer_manifest::{LayerManifestReader, RecordKind};
 use larder_store::unpack::{
@@ -42,7 +43,7 @@ impl Stack {
         let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
         let (image, root) = (self.path("image"), self.path("root"));
         let (_, pending) = unpack_image(&archive[..], &expected, &image, &UnpackOptions::default())?;
-        let open = |root: &PathBuf| OwnedFd::from(fs_err::File::open(root).unwrap().into_parts().0);
+        let open = |root: &PathBuf| Arc::new(OwnedFd::from(fs_err::File::open(root).unwrap().into_parts().0));
         let finished = pending.finish(self.roots.iter().rev().map(open).collect(), &self.path("files.v1"))?;
         fs_err::create_dir(&root).unwrap();
         mount_image(&image, &root);
