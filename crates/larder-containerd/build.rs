@@ -2,13 +2,15 @@
 
 use std::error::Error;
 
-const DEFINITIONS: [&str; 6] = [
+const DEFINITIONS: [&str; 8] = [
     "containers.proto",
     "content.proto",
     "images.proto",
+    "introspection.proto",
     "leases.proto",
     "namespaces.proto",
     "snapshots.proto",
+    "version.proto",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

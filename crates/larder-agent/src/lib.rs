@@ -13,6 +13,7 @@ pub mod backend;
 pub mod build_history;
 pub mod client;
 pub mod config;
+pub mod containerd_config;
 pub mod control;
 pub mod empty_directory;
 pub mod environment;

@@ -21,6 +21,8 @@ use crate::proto::images::{
     CreateImageRequest, DeleteImageRequest, GetImageRequest, Image as ImageRecord, ListImagesRequest,
     UpdateImageRequest,
 };
+use crate::proto::introspection::introspection_client::IntrospectionClient;
+use crate::proto::introspection::{Plugin, PluginsRequest};
 use crate::proto::leases::leases_client::LeasesClient;
 use crate::proto::leases::{
     CreateRequest as CreateLeaseRequest, DeleteRequest as DeleteLeaseRequest, Lease,
@@ -33,6 +35,7 @@ use crate::proto::snapshots::{
     Info as Snapshot, ListSnapshotsRequest, PrepareSnapshotRequest, RemoveSnapshotRequest,
     StatSnapshotRequest, UsageRequest, UsageResponse,
 };
+use crate::proto::version::version_client::VersionClient;
 
 /// A client of containerd's API.
 #[derive(Clone)]
@@ -82,6 +85,20 @@ impl ContainerdClient {
         request.set_timeout(self.timeout);
         let listed = client!(self, NamespacesClient).list(request).await?.into_inner();
         Ok(listed.namespaces.into_iter().map(|namespace| namespace.name).collect())
+    }
+
+    /// containerd's version.
+    pub(crate) async fn version(&self) -> Result<String, Status> {
+        let mut request = Request::new(());
+        request.set_timeout(self.timeout);
+        Ok(client!(self, VersionClient).version(request).await?.into_inner().version)
+    }
+
+    /// The plugins that match a filter, also those that failed to start.
+    pub(crate) async fn plugins(&self, filter: &str) -> Result<Vec<Plugin>, Status> {
+        let mut request = Request::new(PluginsRequest { filters: vec![filter.to_owned()] });
+        request.set_timeout(self.timeout);
+        Ok(client!(self, IntrospectionClient).plugins(request).await?.into_inner().plugins)
     }
 
     /// The images of a namespace.

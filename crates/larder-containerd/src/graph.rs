@@ -71,6 +71,15 @@ impl ContentGraph {
         tops.map(|(snapshotter, name)| (snapshotter.to_owned(), name.to_owned()))
     }
 
+    /// Whether an image needs blobs that are missing: layers of an image that this snapshotter has unpacked or got by reference.
+    /// Manifests of other platforms, which were never fetched, do not count.
+    pub(crate) fn lacks_layers(&self, target: &str, snapshotter: &str) -> bool {
+        let below = self.below(target);
+        let configs =
+            below.iter().filter(|digest| self.top_snapshots(digest).any(|(of, _)| of == snapshotter));
+        configs.flat_map(|config| self.archives(config)).any(|archive| !self.blobs.contains_key(archive))
+    }
+
     /// The blobs with this label.
     pub(crate) fn labelled(&self, label: &str) -> impl Iterator<Item = &str> {
         self.blobs.values().filter(move |blob| blob.labels.contains_key(label)).map(|blob| &*blob.digest)

@@ -6,6 +6,7 @@
 //!        '----------> images, leases, namespaces    -> what else has them  > garbage collection
 //! ContainerdUses   -> containers that CRI omits     -> images in use      /
 //! ImagePublisher   -> content, snapshots, images    -> images of larder's store that containerd can run
+//! ContainerdInspector -> version, plugins, content  -> whether containerd uses the store, and what it has of its own
 //! ```
 //!
 //! Read `layers.rs` first. `graph.rs`, `holders.rs` and `publish/records.rs` are pure.
@@ -16,10 +17,12 @@
 mod client;
 mod graph;
 mod holders;
+mod inspect;
 mod layers;
 mod publish;
 mod uses;
 
+pub use inspect::{ContainerdInspector, SnapshotterPlugin};
 pub use layers::ContainerdLayers;
 pub use publish::{ForeignName, ImagePublisher, PublishedImage};
 pub use uses::ContainerdUses;
@@ -48,6 +51,10 @@ mod proto {
         tonic::include_proto!("containerd.services.images.v1");
     }
 
+    pub(crate) mod introspection {
+        tonic::include_proto!("containerd.services.introspection.v1");
+    }
+
     pub(crate) mod leases {
         tonic::include_proto!("containerd.services.leases.v1");
     }
@@ -58,6 +65,10 @@ mod proto {
 
     pub(crate) mod snapshots {
         tonic::include_proto!("containerd.services.snapshots.v1");
+    }
+
+    pub(crate) mod version {
+        tonic::include_proto!("containerd.services.version.v1");
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod collect;
 mod config;
+mod containerd;
 mod daemon;
 mod groups;
 pub(crate) mod habits;
@@ -34,6 +35,7 @@ pub(crate) use collect::{
     KeepSubcommand, PruneArgs, UnkeepArgs,
 };
 pub(crate) use config::ConfigArgs;
+pub(crate) use containerd::{ConfigureArgs, ContainerdArgs, ContainerdSubcommand};
 pub(crate) use daemon::{EventsArgs, LeaseArgs, LeaseSubcommand, ReloadArgs, StatusArgs};
 pub(crate) use groups::{ImageArgs, SystemArgs};
 pub(crate) use image_list::{ImageFilter, SortKey};
@@ -186,6 +188,7 @@ pub(crate) enum Command {
     Login(LoginArgs),
     Logout(LogoutArgs),
     Config(Box<ConfigArgs>),
+    Containerd(ContainerdArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
     Global(GlobalHelpArgs),

@@ -2,6 +2,7 @@
 
 mod completions;
 mod config;
+mod containerd;
 mod demo;
 mod df;
 mod ensure;
@@ -33,7 +34,7 @@ mod tag;
 
 use std::sync::Arc;
 
-use crate::args::{Cli, Command};
+use crate::args::{Cli, Command, ContainerdArgs, ContainerdSubcommand};
 use crate::exit::CommandOutcome;
 use crate::failure::{ExitReport as _, Failure};
 use crate::interrupt::InterruptSignals;
@@ -52,6 +53,9 @@ pub(crate) fn run(cli: Cli, out: &Arc<Printer>) -> Result<CommandOutcome, Failur
         Command::Completions(args) => completions::run(&args, out),
         Command::Global(_) => Ok(print_global_options(out)),
         Command::Config(args) => Ok(config::run(&args, &connection, out)),
+        Command::Containerd(ContainerdArgs { command: ContainerdSubcommand::Configure(args) }) => {
+            block_on(async |_| containerd::run(&args, &connection, out).await)
+        }
         Command::Man(args) => man::run(&args, out),
         Command::Serve(args) => serve::run(&args, &connection, out),
         Command::Demo(args) => demo::run(&args, &connection, out),
@@ -156,6 +160,7 @@ async fn dispatch(
         | Command::SystemGroup(_)
         | Command::Version(_)
         | Command::Config(_)
+        | Command::Containerd(_)
         | Command::Global(_)
         | Command::Man(_)
         | Command::Serve(_)

@@ -10,6 +10,7 @@ mod collect;
 mod commands;
 mod completion;
 mod concurrency;
+mod containerd_setup;
 mod contract;
 mod credentials;
 mod cri;

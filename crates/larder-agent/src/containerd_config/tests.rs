@@ -1,0 +1,151 @@
+//! Real configurations, edited and taken back. `LARDER_WRITE_GOLDEN=1` writes the edited ones.
+
+use std::path::{Path, PathBuf};
+
+use toml_edit::DocumentMut;
+
+use super::edit::{self, EditProblem, ProxyPlugin};
+use super::version::ContainerdVersion;
+use super::{difference, files};
+
+fn version(text: &str) -> ContainerdVersion {
+    ContainerdVersion::find(text).expect("a version")
+}
+
+fn larder() -> ProxyPlugin {
+    ProxyPlugin { address: "/run/larder/larder.sock".into(), root: "/var/lib/larder".into() }
+}
+
+fn documents(texts: &[&str]) -> Vec<DocumentMut> {
+    texts.iter().map(|text| text.parse().expect("TOML")).collect()
+}
+
+fn configured(texts: &[&str], of: &str) -> Result<Vec<String>, EditProblem> {
+    let mut documents = documents(texts);
+    edit::configure(&mut documents, version(of), &larder())?;
+    Ok(documents.iter().map(ToString::to_string).collect())
+}
+
+fn restored(text: &str) -> String {
+    let mut document = documents(&[text]).remove(0);
+    edit::restore(&mut document);
+    document.to_string()
+}
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/containerd_config/golden").join(name)
+}
+
+#[test]
+fn default_configurations_are_edited_as_recorded_and_taken_back_unchanged() {
+    for (name, of) in [
+        ("debian-1.6", "1.6.20"),
+        ("default-1.6", "1.6.32"),
+        ("default-1.6", "1.6.20"),
+        ("default-2.4", "2.4.0"),
+        ("debian-1.6", "2.0.0"),
+        ("default-1.6", "2.2.1"),
+    ] {
+        let text = fs_err::read_to_string(golden(&format!("{name}.toml"))).expect("a configuration");
+        let edited = configured(&[&text], of).expect(name).remove(0);
+        let change = difference::lines(&text, &edited).join("\n") + "\n";
+        let expected = golden(&format!("{name}-under-{of}.diff"));
+        if std::env::var_os("LARDER_WRITE_GOLDEN").is_some() {
+            fs_err::write(&expected, &change).expect("written");
+        }
+        assert_eq!(change, fs_err::read_to_string(&expected).expect("a golden file"), "{name} under {of}");
+        let again = configured(&[&edited], of).expect(name).remove(0);
+        assert_eq!(again, edited, "{name} under {of}: the second edit changes nothing");
+        assert_eq!(restored(&edited), text, "{name} under {of}");
+    }
+}
+
+#[test]
+fn a_missing_file_is_made_with_the_version_of_its_containerd() {
+    let made = configured(&[""], "1.7.20").expect("an edit").remove(0);
+    assert!(made.starts_with("version = 2\n"), "{made}");
+    assert!(made.contains("snapshotter = \"larder\""), "{made}");
+    let made = configured(&["# nothing yet\n"], "2.1.0").expect("an edit").remove(0);
+    assert!(made.contains("version = 3\n") && made.contains("# nothing yet"), "{made}");
+    assert_eq!(configured(&["disabled_plugins = [\"cri\"]\n"], "1.6.32"), Err(EditProblem::Version1));
+    assert_eq!(configured(&["version = 3\n"], "1.7.20"), Err(EditProblem::TooNew(3)));
+    let inline = "version = 2\nproxy_plugins = { }\n";
+    assert_eq!(configured(&[inline], "1.7.20"), Err(EditProblem::NoTable("proxy_plugins".into())));
+}
+
+#[test]
+fn the_last_file_with_a_table_is_edited() {
+    let main = "version = 2\nimports = [\"conf.d/*.toml\"]\n";
+    let cri = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"pause:1\"\n";
+    let edited = configured(&[main, cri, "version = 2\n"], "1.6.32").expect("an edit");
+    assert!(edited[0].contains("[proxy_plugins.larder]") && !edited[0].contains("snapshotter"), "{edited:?}");
+    assert!(edited[1].contains("snapshotter = \"larder\""), "its table replaces that of the main file");
+    assert_eq!(edited[2], "version = 2\n");
+}
+
+#[test]
+fn comments_stay_and_later_changes_are_not_taken_back() {
+    let text =
+        "version = 3 # ours\n[plugins.\"io.containerd.cri.v1.images\"]\n\tsnapshotter = 'native' # fast\n";
+    let edited = configured(&[text], "2.1.0").expect("an edit").remove(0);
+    assert!(edited.contains("\tsnapshotter = \"larder\" # set by larder, was 'native' # fast\n"), "{edited}");
+    assert_eq!(restored(&edited), text);
+    let since = edited.replace("snapshotter = \"larder\" # set", "snapshotter = \"zfs\" # set");
+    assert!(restored(&since).contains("snapshotter = \"zfs\""), "{}", restored(&since));
+    let by_hand =
+        "version = 2\n[proxy_plugins.larder]\ntype = \"snapshot\"\naddress = \"/run/larder/larder.sock\"\n";
+    assert_eq!(restored(by_hand), by_hand);
+    assert!(edit::uses_larder(&documents(&[by_hand])[0]));
+}
+
+#[test]
+fn entries_of_the_transfer_service_are_kept() {
+    let head = "version = 3\n[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n";
+    let text = format!("{head}platform = \"linux/amd64\"\nsnapshotter = \"zfs\"\ndiffer = \"walking\"\n");
+    let edited = configured(&[&text], "2.1.0").expect("an edit").remove(0);
+    assert!(edited.starts_with(&text), "{edited}");
+    assert_eq!(edited.matches("unpack_config]]").count(), 2, "zfs and larder: {edited}");
+    assert_eq!(restored(&edited), text);
+}
+
+#[test]
+fn runtimes_with_a_snapshotter_of_their_own_are_reported() {
+    let text = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.kata]\nsnapshotter = \"devmapper\"\n";
+    assert_eq!(
+        edit::other_snapshotters(&documents(&[text])[0]),
+        [("kata".to_owned(), "devmapper".to_owned())]
+    );
+}
+
+#[test]
+fn files_are_replaced_with_their_mode_after_a_copy_and_read_with_their_imports() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().expect("a directory");
+    let main = dir.path().join("config.toml");
+    fs_err::create_dir(dir.path().join("conf.d")).expect("a directory");
+    for (name, text) in
+        [("config.toml", "imports = [\"conf.d/*.toml\"]\n"), ("conf.d/a.toml", ""), ("conf.d/b", "")]
+    {
+        fs_err::write(dir.path().join(name), text).expect("a file");
+    }
+    let paths = |found: &[files::ConfigFile]| found.iter().map(|file| file.path.clone()).collect::<Vec<_>>();
+    let read = files::read(&main).expect("files");
+    assert_eq!(paths(&read), [main.clone(), dir.path().join("conf.d/a.toml")]);
+
+    fs_err::set_permissions(&main, std::fs::Permissions::from_mode(0o640)).expect("a mode");
+    let new = |old, new| files::Replacement { path: &main, old: Some(old), new };
+    let text = fs_err::read_to_string(&main).expect("text");
+    let backups = files::replace_all(&[new(&text, "version = 2\n")]).expect("replaced");
+    assert_eq!(backups, [dir.path().join("config.toml.before-larder")]);
+    let more = files::replace_all(&[new("version = 2\n", "version = 3\n")]).expect("replaced");
+    assert_eq!(more, [dir.path().join("config.toml.before-larder.2")]);
+    assert_eq!(fs_err::read_to_string(&main).expect("text"), "version = 3\n");
+    assert_eq!(fs_err::read_to_string(&backups[0]).expect("text"), text);
+    for path in [&main, &backups[0]] {
+        let bits = fs_err::metadata(path).expect("a file").permissions().mode();
+        assert_eq!(bits & 0o777, 0o640, "{}", path.display());
+    }
+    assert_eq!(paths(&files::read(&main).expect("files")), vec![main], "a copy is no import");
+    let missing = files::read(&dir.path().join("none.toml")).expect("an empty file");
+    assert_eq!((missing.len(), missing[0].text.as_deref()), (1, None));
+}
