@@ -230,7 +230,7 @@ address = '{proxy}'
 
 
 class Containerd:
-    """containerd of `programs`, by default of the peers, with registries from `certs`.
+    """containerd of `programs`, by default of the peers, with registries from `certs`. Without peers there is no crictl.
 
     With `snapshotter`, larder's socket, its snapshots and those of its CRI plugin are larder's.
     """
@@ -250,7 +250,7 @@ class Containerd:
         config.write_text(f"{version}\nroot = '{root}'\nstate = '{self.state}/run'\n{rest}\n" + COMMON.format(socket=self.socket)
                           + (PROXY.format(proxy=snapshotter) if snapshotter else ''))
         self.snapshotter = 'larder' if snapshotter else 'overlayfs'
-        self.crictl = self.crictl_of(self.socket)
+        self.crictl = peers and self.crictl_of(self.socket)
         self.server = Server(work, 'containerd', program, '--config', config, environment={'PATH': f'{program.parent}:{os.environ["PATH"]}'})
         self.wait()
 
@@ -258,7 +258,7 @@ class Containerd:
         return [self.peers / 'crictl', '--timeout', '120s', '--runtime-endpoint', f'unix://{self.socket}', '--image-endpoint', f'unix://{images}']
 
     def wait(self):
-        wait_for('containerd', lambda: run(*self.crictl, 'info'))
+        wait_for('containerd', lambda: run(*self.crictl, 'info') if self.crictl else self.ctr('plugins', 'ls', '-d', 'id==cri'))
 
     def ctr(self, *arguments, namespace='k8s.io', **options):
         return run(self.ctr_program, '--address', self.socket, '--namespace', namespace, *arguments, **options)
@@ -269,8 +269,9 @@ class Containerd:
         self.wait()
 
     def stop(self):
-        with contextlib.suppress(subprocess.CalledProcessError):
-            run(*self.crictl, 'rmp', '--all', '--force')
+        if self.crictl:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                run(*self.crictl, 'rmp', '--all', '--force')
         self.server.stop()
 
 
