@@ -9,6 +9,7 @@ missing_packages() {
         docker.io) program=dockerd ;;
         util-linux) program=setpriv ;;
         systemd) program=systemd-analyze ;;
+        busybox-static) program=busybox ;;
         e2fsprogs) program=mkfs.ext4 ;;
         xfsprogs) program=mkfs.xfs ;;
         btrfs-progs) program=mkfs.btrfs ;;

@@ -114,8 +114,8 @@ impl PublishingBackend {
     /// Publishes the images that containerd does not have: those of other commands, those that could not be published, and those
     /// that it has lost. Returns whether it has all then.
     pub(crate) async fn reconcile(&self, errors: &mut PublishErrors) -> bool {
-        if let Err(error) = self.publisher.end_earlier_leases().await {
-            tracing::debug!("cannot end the leases that an earlier daemon left in containerd: {error}");
+        if let Err(error) = self.publisher.end_stale_leases().await {
+            tracing::debug!("cannot end stale leases in containerd: {error}");
         }
         let lists =
             async { Ok::<_, BackendError>((self.store.list().await?, self.publisher.cri().list().await?)) };

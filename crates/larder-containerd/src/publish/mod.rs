@@ -9,7 +9,9 @@
 
 mod records;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::BTreeSet;
+use std::error::Error as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -33,11 +35,16 @@ const REFERENCE: &str = "containerd.io/snapshot.ref";
 /// How the names of all leases of larder start.
 const LEASE_PREFIX: &str = "larder-";
 
-/// How long a lease lasts if larder dies before it ends it, and does not start again.
+/// How long a lease lasts if larder is killed before it ends it, and does not start again.
 const LEASE: Duration = Duration::from_secs(600);
 
 /// How often to look whether CRI lists an image, which it learns from an event.
 const POLL: Duration = Duration::from_millis(5);
+
+/// How often, and after how long, to ask a containerd that is not connected to its snapshotter: after a restart of larder its
+/// attempts to connect are at most three seconds apart.
+const CONNECT_ATTEMPTS: u32 = 50;
+const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
 /// What becomes of a name that containerd has for an image that larder did not publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,11 +59,8 @@ pub enum ForeignName {
 pub struct ImagePublisher {
     client: ContainerdClient,
     cri: CriBackend,
-    /// How the names of this publisher's leases start.
-    lease_prefix: String,
-    leases: AtomicU64,
-    /// Whether the leases of publishers before this one have been ended.
-    earlier_ended: AtomicBool,
+    /// The leases of what is being published.
+    leases: Mutex<BTreeSet<String>>,
 }
 
 impl ImagePublisher {
@@ -65,9 +69,7 @@ impl ImagePublisher {
         ImagePublisher {
             client: ContainerdClient::new(cri.image_channel(), cri.request_timeout()),
             cri,
-            lease_prefix: format!("{LEASE_PREFIX}{}-", Timestamp::now().as_nanosecond()),
-            leases: AtomicU64::new(0),
-            earlier_ended: AtomicBool::new(false),
+            leases: Mutex::default(),
         }
     }
 
@@ -78,26 +80,26 @@ impl ImagePublisher {
 
     /// Publishes an image. It can be run when this returns. Repeating it changes nothing.
     pub async fn publish(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), BackendError> {
-        let published = self.client.within_limit(self.publish_leased(image, foreign)).await;
+        let published = self.client.within_limit(Box::pin(self.publish_leased(image, foreign))).await;
         published.map_err(|status| self.client.error(&status))
     }
 
-    /// Ends the leases that larder left when it was killed: containerd retains for minutes what they reference.
-    pub async fn end_earlier_leases(&self) -> Result<(), BackendError> {
-        if self.earlier_ended.load(Ordering::Relaxed) {
-            return Ok(());
-        }
+    /// Ends the leases of publications that were killed, or could not reach containerd to end theirs: it retains for minutes what
+    /// they reference.
+    pub async fn end_stale_leases(&self) -> Result<(), BackendError> {
         let ended = self.client.within_limit(async {
             for lease in self.client.leases(NAMESPACE).await? {
-                if lease.id.starts_with(LEASE_PREFIX) && !lease.id.starts_with(&self.lease_prefix) {
+                if lease.id.starts_with(LEASE_PREFIX) && !self.leases().contains(&lease.id) {
                     self.client.delete_lease(NAMESPACE, &lease.id).await?;
                 }
             }
             Ok(())
         });
-        ended.await.map_err(|status| self.client.error(&status))?;
-        self.earlier_ended.store(true, Ordering::Relaxed);
-        Ok(())
+        ended.await.map_err(|status| self.client.error(&status))
+    }
+
+    fn leases(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes these names of an image, and returns after containerd has collected what only they referenced. A name that stands
@@ -119,13 +121,15 @@ impl ImagePublisher {
 
     async fn publish_leased(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), Status> {
         let now = Timestamp::now();
-        let lease = format!("{}{}", self.lease_prefix, self.leases.fetch_add(1, Ordering::Relaxed));
+        let id = format!("{LEASE_PREFIX}{}-{}", std::process::id(), now.as_nanosecond());
+        self.leases().insert(id.clone());
+        let lease = OpenLease { publisher: self, id };
         let ends = now.checked_add(LEASE).unwrap_or(now);
         let labels = [("containerd.io/gc.expire".to_owned(), ends.to_string())].into();
-        self.client.create_lease(NAMESPACE, &lease, labels).await?;
-        let published = self.publish_under(image, &lease, foreign).await;
-        // It expires by itself.
-        if let Err(status) = self.client.delete_lease(NAMESPACE, &lease).await {
+        self.client.create_lease(NAMESPACE, &lease.id, labels).await?;
+        let published = self.publish_under(image, &lease.id, foreign).await;
+        // A later comparison ends it.
+        if let Err(status) = self.client.delete_lease(NAMESPACE, &lease.id).await {
             tracing::debug!("cannot end a lease of containerd: {}", status.message());
         }
         published
@@ -189,7 +193,7 @@ impl ImagePublisher {
                 parent,
                 labels: [(REFERENCE.to_owned(), chain.clone())].into(),
             };
-            match self.client.prepare_snapshot(NAMESPACE, lease, request).await {
+            match self.prepare_connected(lease, request).await {
                 Err(status) if status.code() == Code::AlreadyExists => {}
                 Err(status) => return Err(status),
                 Ok(()) => {
@@ -202,6 +206,19 @@ impl ImagePublisher {
             parent = chain;
         }
         Ok(())
+    }
+
+    /// Prepares a snapshot once containerd is connected to its snapshotter, which is this process.
+    async fn prepare_connected(&self, lease: &str, request: PrepareSnapshotRequest) -> Result<(), Status> {
+        for _ in 0..CONNECT_ATTEMPTS {
+            match self.client.prepare_snapshot(NAMESPACE, lease, request.clone()).await {
+                // An answer of containerd: errors of the connection to containerd itself have a source.
+                Err(status) if status.code() == Code::Unavailable && status.source().is_none() => {}
+                prepared => return prepared,
+            }
+            tokio::time::sleep(CONNECT_PAUSE).await;
+        }
+        self.client.prepare_snapshot(NAMESPACE, lease, request).await
     }
 
     /// Removes what containerd alone knows of layers whose snapshots the store has lost: no snapshot could be made in their place.
@@ -241,6 +258,18 @@ impl ImagePublisher {
             }
         }
         Ok(())
+    }
+}
+
+/// A lease of what is being published, which may be cancelled.
+struct OpenLease<'a> {
+    publisher: &'a ImagePublisher,
+    id: String,
+}
+
+impl Drop for OpenLease<'_> {
+    fn drop(&mut self) {
+        self.publisher.leases().remove(&self.id);
     }
 }
 
