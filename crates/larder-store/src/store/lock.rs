@@ -9,7 +9,7 @@ use rustix::fs::FlockOperation;
 /// The lock, held until dropped.
 #[derive(Debug)]
 pub(crate) struct StoreLock {
-    _file: fs_err::File,
+    file: fs_err::File,
 }
 
 /// Why there is no lock.
@@ -33,7 +33,17 @@ impl StoreLock {
         // For the error message of others; the lock itself is the kernel's.
         let noted = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         noted.map_err(StoreLockError::Io)?;
-        Ok(StoreLock { _file: file })
+        Ok(StoreLock { file })
+    }
+}
+
+impl Drop for StoreLock {
+    /// Without this the lock would be released with the last copy of its descriptor, and a process that was forked just now has
+    /// one until it executes its program.
+    fn drop(&mut self) {
+        if let Err(error) = rustix::fs::flock(&self.file, FlockOperation::Unlock) {
+            tracing::debug!(%error, "cannot unlock the store");
+        }
     }
 }
 
@@ -46,5 +56,22 @@ fn holder(path: &Path) -> String {
     match fs_err::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("process {pid} ({})", name.trim()),
         Err(_) => format!("process {pid}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_of_the_descriptor_in_another_process_does_not_keep_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let Ok(lock) = StoreLock::take(&path) else { panic!("nothing has it") };
+        let forked = lock.file.file().try_clone().unwrap();
+        assert!(matches!(StoreLock::take(&path), Err(StoreLockError::Held(_))));
+        drop(lock);
+        assert!(StoreLock::take(&path).is_ok());
+        drop(forked);
     }
 }
