@@ -17,6 +17,9 @@ use tokio::time::{Instant, timeout};
 use super::uses::{ImageUse, ImageUseError, ImageUseSource, ReportedUse};
 use crate::reference::ImageId;
 
+/// Leases that may have expired without being dropped.
+const MAX_EXPIRED: usize = 256;
+
 /// The longest lease: a year, so that no instant overflows.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -42,6 +45,13 @@ struct LeaseTable {
 }
 
 impl LeaseTable {
+    /// Drops expired leases if there are many. Without GC rounds no other call does.
+    fn drop_expired(&mut self, now: Instant) {
+        if self.leases.len() >= MAX_EXPIRED {
+            self.leases.retain(|_, ends| *ends > now);
+        }
+    }
+
     fn look(&mut self) -> u64 {
         *self.looks.entry(self.removals).or_default() += 1;
         self.removals
@@ -174,6 +184,7 @@ impl PresenceCheck {
             let overtaken = removing || state.ended_since(self.from, &id);
             if !overtaken {
                 let ends = Instant::now() + time.min(LONGEST);
+                state.drop_expired(Instant::now());
                 let lease = state.leases.entry(id).or_insert(ends);
                 *lease = ends.max(*lease);
                 return true;
@@ -225,6 +236,16 @@ mod tests {
     use super::*;
 
     const MINUTE: Duration = Duration::from_secs(60);
+
+    #[tokio::test(start_paused = true)]
+    async fn expired_leases_do_not_pile_up_without_collection() {
+        let gate = Arc::new(RemovalGate::default());
+        for number in 0..1000 {
+            assert!(gate.begin_presence_check().lease(format!("image {number}"), MINUTE).await);
+            tokio::time::advance(MINUTE / 10).await;
+        }
+        assert!(gate.state().leases.len() <= MAX_EXPIRED, "{}", gate.state().leases.len());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn removals_are_remembered_once_and_only_for_looks_that_saw_them_end() {
