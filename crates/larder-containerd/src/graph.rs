@@ -177,6 +177,11 @@ impl SnapshotChains {
         }
     }
 
+    /// The committed snapshots that something retains beside the images, and what.
+    pub(crate) fn into_held(self) -> HashMap<String, String> {
+        self.held
+    }
+
     /// The snapshots with this label, by snapshotter and name.
     pub(crate) fn labelled(&self, label: &str) -> impl Iterator<Item = (String, String)> {
         let found = self.labels.iter().filter(move |(_, labels)| labels.iter().any(|known| known == label));

@@ -87,6 +87,16 @@ pub(crate) fn unlisted(records: &[ImageRecord], images: &[Image], content: &Cont
     records.iter().filter_map(holder).collect()
 }
 
+/// The image records under other names than these.
+pub(crate) fn other_names(records: &[ImageRecord], names: &HashSet<&str>) -> Vec<Holder> {
+    let others = records.iter().filter(|record| !names.contains(record.name.as_str()));
+    let holder = |record: &ImageRecord| {
+        let blobs = vec![record.target.as_ref()?.digest.clone()];
+        Some(Holder { by: format!("image {}", record.name), blobs, snapshots: Vec::new(), flat: false })
+    };
+    others.filter_map(holder).collect()
+}
+
 /// The blobs and snapshots that are labelled as root.
 pub(crate) fn labelled_roots(content: &ContentGraph, chains: &[SnapshotChains]) -> Vec<Holder> {
     let by = || format!("label {IS_ROOT}");
@@ -120,9 +130,23 @@ pub(crate) fn mark(holders: &[Holder], content: &mut ContentGraph, chains: &mut 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::images::Descriptor;
 
     fn labels(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
         labels.iter().map(|&(label, value)| (label.to_owned(), value.to_owned())).collect()
+    }
+
+    #[test]
+    fn a_name_that_larder_did_not_give_retains_what_it_stands_for() {
+        let record = |name: &str, digest: &str| ImageRecord {
+            name: name.into(),
+            target: Some(Descriptor { digest: digest.into(), ..Descriptor::default() }),
+            ..ImageRecord::default()
+        };
+        let records = [record("r.example/app:1", "d1"), record("r.example/alias:1", "d1")];
+        let found = other_names(&records, &HashSet::from(["r.example/app:1"]));
+        let [alias] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((alias.by.as_str(), &alias.blobs), ("image r.example/alias:1", &vec!["d1".to_owned()]));
     }
 
     fn resource(kind: &str, id: &str) -> Resource {

@@ -96,20 +96,7 @@ impl ContainerdLayers {
                 holders.push(Holder::namespace(&namespace, blobs));
             }
         }
-        let leases = self.client.leases(NAMESPACE).await?;
-        let calls = leases.into_iter().map(|lease| async move {
-            match self.client.lease_resources(NAMESPACE, &lease.id).await {
-                Ok(resources) => Ok(Some((lease, resources))),
-                // Ended since.
-                Err(status) if status.code() == Code::NotFound => Ok(None),
-                Err(status) => Err(status),
-            }
-        });
-        let mut answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
-        let now = Timestamp::now();
-        while let Some(answer) = answers.try_next().await? {
-            holders.extend(answer.and_then(|(lease, resources)| Holder::lease(&lease, resources, now)));
-        }
+        holders.extend(lease_holders(&self.client, NAMESPACE).await?);
         Ok((records, holders))
     }
 
@@ -145,6 +132,25 @@ impl ContainerdLayers {
         known.retain(|(of, name), _| of != snapshotter || present.contains_key(name));
         Ok(present)
     }
+}
+
+/// The leases of a namespace that have not expired, with what they retain.
+pub(crate) async fn lease_holders(client: &ContainerdClient, namespace: &str) -> Result<Vec<Holder>, Status> {
+    let leases = client.leases(namespace).await?;
+    let calls = leases.into_iter().map(|lease| async move {
+        match client.lease_resources(namespace, &lease.id).await {
+            Ok(resources) => Ok(Some((lease, resources))),
+            // Ended since.
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(status),
+        }
+    });
+    let mut answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
+    let (mut holders, now) = (Vec::new(), Timestamp::now());
+    while let Some(answer) = answers.try_next().await? {
+        holders.extend(answer.and_then(|(lease, resources)| Holder::lease(&lease, resources, now)));
+    }
+    Ok(holders)
 }
 
 #[async_trait]

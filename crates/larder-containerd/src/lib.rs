@@ -5,6 +5,7 @@
 //! ContainerdLayers -> content, snapshots            -> layers of images   \
 //!        '----------> images, leases, namespaces    -> what else has them  > garbage collection
 //! ContainerdUses   -> containers that CRI omits     -> images in use      /
+//! SharedSnapshots  -> snapshots, images, leases     -> what removing an image of larder's store does not free
 //! ImagePublisher   -> content, snapshots, images    -> images of larder's store that containerd can run
 //! ContainerdInspector -> version, plugins, content  -> whether containerd uses the store, and what it has of its own
 //! ```
@@ -20,11 +21,13 @@ mod holders;
 mod inspect;
 mod layers;
 mod publish;
+mod shared_snapshots;
 mod uses;
 
 pub use inspect::{ContainerdInspector, SnapshotterPlugin};
 pub use layers::ContainerdLayers;
 pub use publish::{ForeignName, ImagePublisher, PublishedImage};
+pub use shared_snapshots::SharedSnapshots;
 pub use uses::ContainerdUses;
 
 /// The parts of containerd's API that larder uses; generated from `proto`.

@@ -11,7 +11,7 @@ use larder::gc::{
     deleted_open_files,
 };
 use larder::image_service::{FilesystemError, FsStats, local_disk};
-use larder::reference::ImageId;
+use larder::reference::{ImageId, LayerId};
 
 use crate::backend::{StoreBackend, backend_error, failed};
 use crate::store::{LeaseKind, Store, StoreError};
@@ -25,6 +25,14 @@ impl LayerSource for StoreBackend {
             Ok(sharing) => sharing.map_err(|error| failed(&error, CallErrorKind::Other)),
             Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
         }
+    }
+}
+
+impl StoreBackend {
+    /// The layers that containerd's snapshots have, each with the chain ID of the snapshot.
+    pub async fn layer_snapshots(&self) -> Result<Vec<(LayerId, String)>, BackendError> {
+        let found = self.ask(Store::layer_snapshots).await?;
+        Ok(found.into_iter().map(|(layer, chain)| (layer.as_str().into(), chain)).collect())
     }
 }
 

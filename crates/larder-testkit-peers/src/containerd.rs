@@ -156,6 +156,28 @@ impl Containerd {
         call(&self.endpoint(), "/containerd.services.leases.v1.Leases/AddResource", request)
     }
 
+    /// Prepares a snapshot for unpacking a layer, as containerd's own client does before it fetches that. Fails if there is
+    /// nothing to unpack.
+    pub fn prepare_layer(
+        &self,
+        namespace: &str,
+        snapshotter: &str,
+        parent: &str,
+        chain: &str,
+    ) -> PeerResult<()> {
+        let labels = [("containerd.io/snapshot.ref".to_owned(), chain.to_owned())].into();
+        let message = PrepareSnapshot {
+            snapshotter: snapshotter.to_owned(),
+            key: format!("extract {chain}"),
+            parent: parent.to_owned(),
+            labels,
+        };
+        let mut request = Request::new(message);
+        let namespace = namespace.parse().map_err(|error| PeerError::new("name a namespace", error))?;
+        request.metadata_mut().insert("containerd-namespace", namespace);
+        call(&self.endpoint(), "/containerd.services.snapshots.v1.Snapshots/Prepare", request)
+    }
+
     /// Configures access to a registry: plain HTTP, or TLS with the registry's own CA. Takes effect at once.
     pub fn add_registry(&self, registry: &RegistryProcess) -> PeerResult<()> {
         self.knows_at(&registry.address(), registry.scheme(), registry.ca())
@@ -250,6 +272,19 @@ struct AddLeaseResource {
     lease: String,
     #[prost(message, optional, tag = "2")]
     resource: Option<LeaseResource>,
+}
+
+/// `PrepareSnapshotRequest` of containerd's snapshot service.
+#[derive(Clone, PartialEq, prost::Message)]
+struct PrepareSnapshot {
+    #[prost(string, tag = "1")]
+    snapshotter: String,
+    #[prost(string, tag = "2")]
+    key: String,
+    #[prost(string, tag = "3")]
+    parent: String,
+    #[prost(map = "string, string", tag = "4")]
+    labels: std::collections::HashMap<String, String>,
 }
 
 /// `Resource` of containerd's lease service.

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::Backend;
-use larder::gc::{Collector, CollectorBuilder, InspectLayerSource, ReclaimWait};
+use larder::gc::{Collector, CollectorBuilder, InspectLayerSource, LayerSource, ReclaimWait};
 use larder_containerd::ContainerdLayers;
 use larder_store::gc_sources::{StoreFsStats, StoreLayerSource};
 
 use super::handle::BackendHandle;
+use super::published_layers::PublishedLayers;
 use super::publishing::PublishingBackend;
 
 /// The backend, and a collector's builder that knows how to ask it.
@@ -20,6 +21,12 @@ pub(crate) fn backend_and_collector(
     match handle {
         BackendHandle::Store(store) => {
             let containers = publishing.as_ref().map(|publishing| Arc::new(publishing.unlisted_containers()));
+            let layers: Arc<dyn LayerSource> = match &publishing {
+                Some(publishing) => {
+                    Arc::new(PublishedLayers::new(store.clone(), publishing.shared_snapshots()))
+                }
+                None => Arc::new(StoreLayerSource::new(store.clone())),
+            };
             let backend: Arc<dyn Backend> = match publishing {
                 Some(publishing) => publishing,
                 None => Arc::new(store.clone()),
@@ -29,7 +36,7 @@ pub(crate) fn backend_and_collector(
                 .reclaimer(Arc::new(store.clone()))
                 .disk(Arc::new(StoreFsStats(store.store().clone())))
                 .reclaim_wait(reclaim_wait(store.store().frees_at_once()))
-                .layers(Arc::new(StoreLayerSource::new(store.clone())));
+                .layers(layers);
             if let Some(containers) = containers {
                 builder = builder.use_source(containers);
             }

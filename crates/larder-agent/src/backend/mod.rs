@@ -10,6 +10,7 @@ mod handle;
 pub(crate) mod layer_fetcher;
 mod open;
 pub mod providers;
+mod published_layers;
 pub(crate) mod publishing;
 pub mod target;
 

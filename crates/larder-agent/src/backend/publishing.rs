@@ -19,7 +19,7 @@ use larder::error_chain;
 use larder::gc::{DiskSpace, ImageUseError, ImageUseSource, ReportedUse};
 use larder::pod::SandboxConfig;
 use larder::reference::{Digest, ImageId, ImageName, Reference};
-use larder_containerd::{ContainerdUses, ForeignName, ImagePublisher, PublishedImage};
+use larder_containerd::{ContainerdUses, ForeignName, ImagePublisher, PublishedImage, SharedSnapshots};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_store::backend::StoreBackend;
 use larder_store::store::{ImageRecord, Store, StoreError};
@@ -88,6 +88,12 @@ impl PublishingBackend {
     pub(crate) fn unlisted_containers(&self) -> ContainerdUses {
         let cri = self.publisher.cri();
         ContainerdUses::new(cri.runtime_channel(), cri.request_timeout())
+    }
+
+    /// What containerd retains of the store beside the published images.
+    pub(crate) fn shared_snapshots(&self) -> SharedSnapshots {
+        let cri = self.publisher.cri();
+        SharedSnapshots::new(cri.image_channel(), cri.request_timeout())
     }
 
     fn names_published(&self) -> MutexGuard<'_, PublishedNames> {

@@ -27,7 +27,7 @@ use crate::proto::images::Image as ImageRecord;
 use crate::proto::snapshots::PrepareSnapshotRequest;
 
 /// The name of the proxy plugin in containerd's configuration.
-const SNAPSHOTTER: &str = "larder";
+pub(crate) const SNAPSHOTTER: &str = "larder";
 
 /// The label with the chain ID of the layer that a snapshot is to have.
 const REFERENCE: &str = "containerd.io/snapshot.ref";

@@ -8,7 +8,7 @@ use super::{NewSnapshot, SnapshotError, begin_record};
 use crate::pull::{FetchedLayer, chain_id};
 use crate::store::db::{DbError, DbRead as _, IMAGES};
 use crate::store::snapshot_records::put_snapshot;
-use crate::store::{ImageRecord, LayerHandle, SNAPSHOT_FORMAT, SnapshotKind, Store, StoreError};
+use crate::store::{ImageRecord, LayerHandle, LayerKey, SNAPSHOT_FORMAT, SnapshotKind, Store, StoreError};
 
 impl ImageRecord {
     /// The chain IDs of its layers, lowest first.
@@ -76,6 +76,14 @@ impl Store {
             Err(error) => return Err(error),
         }
         Ok(Some(key))
+    }
+
+    /// The layers that snapshots have, each with the chain ID that it was adopted for.
+    pub fn layer_snapshots(&self) -> Result<Vec<(LayerKey, String)>, StoreError> {
+        let all = self.snapshots()?.into_iter();
+        // The name of an adopted snapshot begins with its chain ID.
+        let chain = |name: &str| name.split(' ').next().unwrap_or_default().to_owned();
+        Ok(all.filter_map(|snapshot| Some((snapshot.layer?, chain(&snapshot.key)))).collect())
     }
 
     /// The images that have a layer in the place of this chain ID.

@@ -94,6 +94,13 @@ impl LayerUsageIndex {
         true
     }
 
+    /// Notes what references a known layer beside images.
+    pub fn set_reference(&mut self, layer: &LayerId, by: &str) {
+        if let Some(&at) = self.index.get(layer) {
+            self.all[at as usize].referenced_by.get_or_insert_with(|| by.to_owned());
+        }
+    }
+
     /// Sets the labels of a known image.
     pub fn set_labels(&mut self, id: &ImageId, labels: BTreeMap<String, String>) {
         if let Some(image) = self.images.get_mut(id) {
