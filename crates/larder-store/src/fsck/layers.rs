@@ -4,7 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use super::options::{FsckOptions, check_files};
 use super::report::{FsckReport, StoreDamage};
-use crate::store::db::{DbRead as _, LAYERS};
+use crate::store::db::{DbRead as _, LAYERS, USES};
+use crate::store::snapshot_records::each_snapshot_layer;
 use crate::store::{LayerKey, LayerRecord, OpenStore, StoreError};
 use larder::error_chain;
 
@@ -55,6 +56,14 @@ impl OpenStore {
             self.judge_layer(key, damage, options.repair, report)?;
         }
         Ok(())
+    }
+
+    fn is_of_snapshots_only(&self, key: &LayerKey) -> Result<bool, StoreError> {
+        self.db.read("look up the users of a damaged layer", |reader| {
+            let mut is_of_snapshot = false;
+            each_snapshot_layer(reader, |of| is_of_snapshot |= of == *key)?;
+            Ok(is_of_snapshot && !reader.any(USES, &format!("layer/{key}/"))?)
+        })
     }
 
     fn note_damaged(&self, key: &LayerKey, damaged: bool) -> Result<(), StoreError> {
@@ -121,7 +130,11 @@ impl OpenStore {
             _ if repair => self.note_damaged(key, true)?,
             _ => {}
         }
-        report.add(damage, repair);
+        if self.is_of_snapshots_only(key)? {
+            report.add(StoreDamage::SnapshotLayer { damage: Box::new(damage) }, false);
+        } else {
+            report.add(damage, repair);
+        }
         drop(gate);
         Ok(())
     }

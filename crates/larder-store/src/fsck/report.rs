@@ -113,6 +113,12 @@ pub enum StoreDamage {
         /// How many are wrong in all.
         count: u64,
     },
+    /// Damage of a layer that snapshots of containerd have, and no image: no pull is known that replaces it.
+    #[error("{damage}; only snapshots of containerd have it")]
+    SnapshotLayer {
+        /// The damage itself.
+        damage: Box<StoreDamage>,
+    },
     /// A layer could not be checked.
     #[error("cannot check layer {key}: {reason}")]
     LayerUnchecked {
@@ -142,6 +148,9 @@ impl StoreDamage {
             StoreDamage::LayerDamagedInUse { .. } => {
                 Hint::from("remove the containers and unmount the images that use the layer, then run ")
                     .command(["fsck", "--repair"])
+            }
+            StoreDamage::SnapshotLayer { .. } => {
+                "remove its containers and its image from containerd, then pull the image again".into()
             }
             StoreDamage::LostSnapshot { .. } => {
                 "copy the files that are needed, then remove the directory".into()

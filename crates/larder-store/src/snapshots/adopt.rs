@@ -59,7 +59,7 @@ impl Store {
         let Some(layer) = find()?.filter(|layer| layer.record().is_whole()) else { return Ok(None) };
         self.0.require_format(SNAPSHOT_FORMAT)?;
         let key = new.key.clone();
-        let adopted = self.0.insert_snapshot("record a snapshot of a layer", |writer| {
+        let adopted = self.0.change_snapshots("record a snapshot of a layer", |writer| {
             let mut snapshot = match begin_record(writer, new, SnapshotKind::Committed, now)? {
                 Ok(snapshot) => snapshot,
                 Err(refused) => return Ok(Err(refused)),

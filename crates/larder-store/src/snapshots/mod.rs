@@ -55,7 +55,7 @@ impl Store {
     ) -> Result<Vec<SnapshotMount>, SnapshotError> {
         self.0.require_format(SNAPSHOT_FORMAT)?;
         let kind = if writable { SnapshotKind::Active } else { SnapshotKind::View };
-        let (snapshot, below) = self.0.insert_snapshot("record a snapshot", |writer| {
+        let (snapshot, below) = self.0.change_snapshots("record a snapshot", |writer| {
             let snapshot = match begin_record(writer, new, kind, now)? {
                 Ok(snapshot) => snapshot,
                 Err(refused) => return Ok(Err(refused)),
@@ -96,7 +96,7 @@ impl Store {
             Some(active) if active.kind == SnapshotKind::Active => self.0.settle_snapshot(&active)?,
             _ => DiskSpace::ZERO, // refused below, after what containerd checks first
         };
-        let committed = self.0.insert_snapshot(doing, |writer| {
+        let committed = self.0.change_snapshots(doing, |writer| {
             if get_snapshot(writer, &new.key)?.is_some() {
                 return Ok(Err(SnapshotError::exists(&new.key)));
             }
@@ -131,7 +131,7 @@ impl Store {
 
     /// Removes a snapshot without children. Its files are deleted in the background.
     pub fn remove_snapshot(&self, key: &str) -> Result<(), SnapshotError> {
-        let removed = self.0.insert_snapshot("remove a snapshot", |writer| {
+        let removed = self.0.change_snapshots("remove a snapshot", |writer| {
             let Some(snapshot) = get_snapshot(writer, key)? else {
                 return Ok(Err(SnapshotError::not_found(key)));
             };
@@ -166,7 +166,7 @@ impl Store {
         change: impl FnOnce(&mut BTreeMap<String, String>),
         now: SystemTime,
     ) -> Result<SnapshotRecord, SnapshotError> {
-        let changed = self.0.insert_snapshot("label a snapshot", |writer| {
+        let changed = self.0.change_snapshots("label a snapshot", |writer| {
             let Some(mut snapshot) = get_snapshot(writer, key)? else {
                 return Ok(Err(SnapshotError::not_found(key)));
             };
@@ -204,7 +204,7 @@ type Decision<T> = DbResult<Result<T, SnapshotError>>;
 
 impl OpenStore {
     /// Runs a change, which must write nothing where it refuses.
-    fn insert_snapshot<T>(
+    fn change_snapshots<T>(
         &self,
         doing: &'static str,
         change: impl FnOnce(&DbTransaction) -> Decision<T>,

@@ -180,6 +180,20 @@ fn a_damaged_layer_of_a_committed_snapshot_is_replaced_by_a_pull() {
 }
 
 #[test]
+fn a_damaged_layer_that_only_a_snapshot_has_is_not_reported_as_repaired() {
+    let temp = two_images();
+    let path = layer_dir(&temp.store, "app");
+    adopt_all(&temp.store, "app");
+    remove_image(&temp.store, "app");
+    damage_layer(&path);
+    for report in [check(&temp.store), repair(&temp.store)] {
+        let [problem] = report.problems.as_slice() else { panic!("{report:?}") };
+        assert!(!problem.repaired && !report.is_sound(), "nothing can fetch it: {problem:?}");
+        assert!(problem.found.hint().to_string().contains("pull the image again"), "{problem:?}");
+    }
+}
+
+#[test]
 fn a_rebuild_retains_the_files_of_a_snapshot_without_a_record() {
     let temp = TempStore::new();
     let root = temp.root();
