@@ -139,6 +139,7 @@ fn restore_item(key: &str, item: &mut Item) -> bool {
             let (was_added, was_empty) = (is_added(table), table.is_empty());
             if was_added {
                 table.decor_mut().set_suffix("");
+                table.set_implicit(true); // tables below it may stay
                 for key in KEYS {
                     table.remove(key);
                 }
@@ -263,6 +264,11 @@ fn suffix_of(value: &Value) -> &str {
 
 /// Sets a text, and notes in a comment what was there. Other comments of the line stay.
 fn set(table: &mut Table, key: &str, text: &str) {
+    if table.is_implicit() {
+        // Only tables below it have headers so far.
+        table.set_implicit(false);
+        table.decor_mut().set_suffix(format!(" {ADDED}"));
+    }
     let is_ours = is_added(table);
     if let Some(Item::Value(present)) = table.get_mut(key) {
         if present.as_str() == Some(text) {

@@ -99,6 +99,15 @@ fn comments_stay_and_later_changes_are_not_taken_back() {
 }
 
 #[test]
+fn a_table_that_only_has_tables_below_it_gets_its_header_and_loses_it_again() {
+    let text =
+        "version = 3\n[plugins.\"io.containerd.cri.v1.images\".pinned_images]\n  sandbox = \"pause:1\"\n";
+    let edited = configured(&[text], "2.1.0").expect("an edit").remove(0);
+    assert!(edited.contains("[plugins.\"io.containerd.cri.v1.images\"] # added by larder\n"), "{edited}");
+    assert_eq!(restored(&edited), text);
+}
+
+#[test]
 fn entries_of_the_transfer_service_are_kept() {
     let head = "version = 3\n[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n";
     let text = format!("{head}platform = \"linux/amd64\"\nsnapshotter = \"zfs\"\ndiffer = \"walking\"\n");
