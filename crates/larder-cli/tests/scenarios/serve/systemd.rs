@@ -244,6 +244,35 @@ fn the_units_check_settings_before_a_reload_and_keep_the_socket() {
     }
 }
 
+#[test]
+fn the_units_start_before_containerd_and_kubelet_and_share_the_mounts_of_the_machine() {
+    let words = |text: &str, key: &str| -> Vec<String> {
+        let values = text.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        values.flat_map(str::split_whitespace).map(str::to_owned).collect()
+    };
+    let service = unit("larder.service");
+    for text in [&service, &unit("larder.socket")] {
+        assert_eq!(words(text, "Before"), ["containerd.service", "kubelet.service"]);
+    }
+    assert!(!words(&service, "After").contains(&"containerd.service".to_owned()), "no cycle");
+    assert_eq!(words(&service, "Type"), ["notify"], "containerd starts once larder serves");
+    for key in [
+        "PrivateMounts",
+        "PrivateTmp",
+        "PrivateDevices",
+        "ProtectSystem",
+        "ProtectHome",
+        "MountFlags",
+        "ProtectProc",
+    ] {
+        assert_eq!(
+            words(&service, key),
+            [""; 0],
+            "{key} makes a mount namespace: containerd would not see layers"
+        );
+    }
+}
+
 /// What the unit leaves of root's capabilities, as `setpriv` wants it.
 fn bounding_set() -> String {
     let unit = unit("larder.service");
