@@ -44,10 +44,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 33] = [
+const SHOWN: [&str; 34] = [
     "CallStatus",
     "Collection",
     "Condition",
+    "ContainerdStatus",
     "DiskSpace",
     "DiskUse",
     "DockerDiskSpace",

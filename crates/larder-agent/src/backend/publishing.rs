@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, ContainerInventory, Filesystems, Image, ImageDetails, ImageNames,
     ImageSpec, MinimumRate, NameRemoval, ProgressReporter, RuntimeInfo,
@@ -62,8 +63,21 @@ pub(crate) struct PublishingBackend {
     store: StoreBackend,
     publisher: ImagePublisher,
     published: Mutex<PublishedNames>,
+    comparison: Mutex<Comparison>,
     /// Of the images that are being published or withdrawn, by ID.
     locks: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
+}
+
+/// The last comparison of the images of the store with those of containerd.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Comparison {
+    pub(crate) at: Option<Timestamp>,
+    /// Of containerd.
+    pub(crate) version: Option<String>,
+    pub(crate) published: usize,
+    /// Images that containerd does not have yet.
+    pub(crate) pending: usize,
+    pub(crate) problem: Option<String>,
 }
 
 /// The names under which containerd has images, by their IDs.
@@ -80,6 +94,7 @@ impl PublishingBackend {
             store,
             publisher,
             published: Mutex::default(),
+            comparison: Mutex::default(),
             locks: Mutex::default(),
         })
     }
@@ -98,6 +113,15 @@ impl PublishingBackend {
 
     fn names_published(&self) -> MutexGuard<'_, PublishedNames> {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn comparison(&self) -> MutexGuard<'_, Comparison> {
+        self.comparison.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last comparison.
+    pub(crate) fn last_comparison(&self) -> Comparison {
+        self.comparison().clone()
     }
 
     /// Whether containerd has the image under all its names, as far as is known.
@@ -123,16 +147,32 @@ impl PublishingBackend {
         if let Err(error) = self.publisher.end_stale_leases().await {
             tracing::debug!("cannot end stale leases in containerd: {error}");
         }
-        let lists =
-            async { Ok::<_, BackendError>((self.store.list().await?, self.publisher.cri().list().await?)) };
-        let (own, listed) = match lists.await {
+        let cri = self.publisher.cri();
+        let lists = async {
+            Ok::<_, BackendError>((self.store.list().await?, cri.list().await?, cri.info().await?.version))
+        };
+        let (own, listed, version) = match lists.await {
             Ok(lists) => lists,
             Err(error) => {
                 tracing::debug!("cannot compare the images of the store with those of containerd: {error}");
+                self.comparison().problem = Some(error.to_string());
                 return false;
             }
         };
-        retain_listed(&mut self.names_published(), &listed);
+        let complete = self.publish_missing(&own, &listed, errors).await;
+        let published = own.iter().filter(|image| self.is_published(image)).count();
+        *self.comparison() = Comparison {
+            at: Some(Timestamp::now()),
+            version: Some(version),
+            published,
+            pending: own.len() - published,
+            problem: errors.values().next().cloned(),
+        };
+        complete
+    }
+
+    async fn publish_missing(&self, own: &[Image], listed: &[Image], errors: &mut PublishErrors) -> bool {
+        retain_listed(&mut self.names_published(), listed);
         errors.retain(|id, _| own.iter().any(|image| image.id.as_str() == id));
         for image in own.iter().filter(|image| !self.is_published(image)) {
             let id = image.id.as_str();

@@ -13,6 +13,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use super::ServingProcess;
+use crate::backend::publishing::{Comparison, PublishingBackend};
 use crate::node::Node;
 use crate::node::health::BackendHealth;
 use crate::serve::connections::Connections;
@@ -64,10 +65,38 @@ pub(super) async fn now(
         images_bytes: ImageStats::of(&images.images).total_storage_bytes,
         next_event: node.events.next_number(),
         pid: i32::try_from(std::process::id()).unwrap_or_default(),
+        mode: mode(node).to_owned(),
+        containerd: containerd(node),
         disk: disks.image.map(|disk| disk_use(disk, &node.unchecked_collector().policy())),
         other_filesystems: disks.others.iter().map(convert::other_filesystem).collect(),
         warnings: node.warnings(),
     }
+}
+
+/// Where images are.
+fn mode(node: &Node) -> &'static str {
+    match node.store() {
+        Some(_) if node.settings.now().containerd.snapshotter => "snapshotter",
+        Some(_) => "store",
+        None => "runtime",
+    }
+}
+
+/// The containerd that runs containers from the store.
+fn containerd(node: &Node) -> Option<api::ContainerdStatus> {
+    if mode(node) != "snapshotter" {
+        return None;
+    }
+    let count = |images: usize| u32::try_from(images).unwrap_or(u32::MAX);
+    let last = node.publishing().map_or_else(Comparison::default, PublishingBackend::last_comparison);
+    Some(api::ContainerdStatus {
+        socket: node.settings.now().containerd.socket.clone(),
+        version: last.version,
+        published: count(last.published),
+        pending: count(last.pending),
+        compared: last.at.map(|at| at.to_string()),
+        problem: last.problem,
+    })
 }
 
 /// The images as kubelet reports them in the status of its node.

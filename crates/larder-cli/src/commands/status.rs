@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use larder::go_format;
-use larder_api::v1alpha1::{DiskUse, GcStatus, OtherFilesystem, StatusRequest, StatusResponse};
+use larder_api::v1alpha1::{
+    ContainerdStatus, DiskUse, GcStatus, OtherFilesystem, StatusRequest, StatusResponse,
+};
 use larder_api::{EnumWord as _, convert};
 use tokio::time::{self, Instant};
 
@@ -69,6 +71,19 @@ fn print(status: &StatusResponse, wide: bool, out: &Printer) {
     }
 }
 
+/// How a containerd runs containers from the store.
+fn containerd_use(containerd: &ContainerdStatus) -> String {
+    let Some(socket) = &containerd.socket else {
+        return "has snapshots in the store; images are not published (containerd.socket is not set)"
+            .to_owned();
+    };
+    let version = containerd.version.as_deref().unwrap_or("not reached yet");
+    let ContainerdStatus { published, pending, .. } = containerd;
+    let images = format!("{published} images published, {pending} pending");
+    let problem = containerd.problem.iter().map(|problem| format!(": {problem}"));
+    format!("{socket} ({version}) runs containers from the store; {images}{}", problem.collect::<String>())
+}
+
 fn table(status: &StatusResponse) -> TextTable {
     let mut table = TextTable::new(["DAEMON", &format!("larder {}", status.version)]);
     let up = age(status.uptime_seconds.saturating_mul(1000));
@@ -77,6 +92,9 @@ fn table(status: &StatusResponse) -> TextTable {
     table.row(["Serves".to_owned(), status.backend.clone()]);
     let health = if status.backend_available { "available" } else { "unavailable" };
     table.row(["Backend".to_owned(), format!("{health}: {}", status.backend_message)]);
+    if let Some(containerd) = &status.containerd {
+        table.row(["Containerd".to_owned(), containerd_use(containerd)]);
+    }
     table.row(["State".to_owned(), status.state.clone()]);
     if let Some(configuration) = &status.configuration {
         table.row(["Configuration".to_owned(), configuration.clone()]);

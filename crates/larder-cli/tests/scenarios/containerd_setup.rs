@@ -111,6 +111,16 @@ fn containerd_is_set_up_checked_and_set_back() {
     let image = fixture.world.registry.image("shop/web:1");
     pause_image().push(&fixture.world.registry, "shop/web:1").unwrap();
     fixture.daemon.pull(&image).unwrap();
+    let socket = fixture.world.path("larder.sock");
+    let status = || {
+        let status = fixture.world.larder(&["--daemon", &socket, "status", "-o", "json"]);
+        serde_json::from_str::<serde_json::Value>(&status.stdout).unwrap()
+    };
+    assert_eq!(status()["mode"], "snapshotter");
+    wait_until("the images are compared", || status()["containerd"]["compared"].is_string());
+    assert_eq!(status()["containerd"]["pending"], 0, "{}", status());
+    let printed = fixture.world.larder(&["--daemon", &socket, "status"]).stdout;
+    assert!(printed.contains("runs containers from the store; "), "{printed}");
     let refused = fixture.configure(&["--undo"]);
     assert!(refused.code == 1 && refused.stderr.contains(&image), "{}", refused.stderr);
     assert_ne!(fixture.text(), original);

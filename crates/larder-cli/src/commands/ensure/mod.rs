@@ -7,6 +7,7 @@ mod summary;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use larder::backend::Image;
 use larder::events::EventSink;
 use larder::hint::Hint;
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, PullConfig};
@@ -96,9 +97,12 @@ pub(super) async fn run(
     }
     summary.show(args.output, args.retry_for, out);
     advise(&gathered, &verdicts, &candidates, out);
-    if !summary.has_unfinished() {
-        let images = gathered.jobs.iter().map(|job| &job.request.image).zip(&verdicts);
-        ensure_runner::point_at_similar(images, pulls.client(), &interrupt, out).await;
+    let is_failed = |verdict: &EnsureResult| matches!(verdict, EnsureResult::Failed(_));
+    if !summary.has_unfinished()
+        && verdicts.iter().any(is_failed)
+        && let Some(Ok(images)) = interrupt.or(pulls.client().images()).await
+    {
+        point_at_similar(&gathered, &verdicts, &images, out);
     }
     let outcome = summary.outcome().max(gathered.outcome());
     Ok(outcome
@@ -117,6 +121,24 @@ fn advise(gathered: &EnsureInputs, verdicts: &[EnsureResult], candidates: &UserC
                 if printed.insert(advice.to_string()) {
                     out.hint(advice);
                 }
+            }
+        }
+    }
+}
+
+/// Names present images that failed ones may mean. An ensure takes names as kubelet does, and never a part of one.
+fn point_at_similar(gathered: &EnsureInputs, verdicts: &[EnsureResult], images: &[Image], out: &Printer) {
+    let names: Vec<String> = images.iter().flat_map(|image| image.repo_tags.iter().cloned()).collect();
+    let mut printed = BTreeSet::new();
+    for (EnsureJob { request, .. }, verdict) in gathered.jobs.iter().zip(verdicts) {
+        let image = request.image.as_str();
+        if matches!(verdict, EnsureResult::Failed(error) if !error.access_denied) && printed.insert(image) {
+            let similar = image_name::present_like(image, &names);
+            if !similar.is_empty() && !names.iter().any(|name| name == image) {
+                out.hint(format!(
+                    "present, with similar names: {}; {image} is taken as a whole name",
+                    similar.join(", ")
+                ));
             }
         }
     }
