@@ -169,7 +169,10 @@ fn a_part_of_a_name_becomes_a_keep_rule_for_the_image_that_it_selects() {
     assert!(unknown.stderr.contains("similar images: r.example/tool:1"), "{unknown:?}");
     let pattern = store.larder(&["keep", "*/web:*"]).expect(0);
     assert_eq!((pattern.stdout.as_str(), pattern.stderr.as_str()), ("added keep rule: name */web:*\n", ""));
-    store.larder(&["keep", "rm", "tool"]).expect(0);
+    let removed = store.larder(&["keep", "rm", "tool"]).expect(0);
+    assert!(removed.stderr.contains("the rules after it have new numbers"), "{removed:?}");
+    let last = store.larder(&["keep", "rm", "*/web:*"]).expect(0);
+    assert_eq!(last.stderr, "", "no rule is after it");
     store.larder(&["keep", "rm", "--all"]).expect(0);
     assert_eq!(store.larder(&["keep", "-o", "json"]).expect(0).json(), serde_json::json!([]));
 }
