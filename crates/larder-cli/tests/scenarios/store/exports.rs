@@ -18,7 +18,7 @@ impl MachineWithoutRuntime {
         self.larder_in(format, format, arguments)
     }
 
-    fn larder_in(&self, root: &str, format: &str, arguments: &[&str]) -> LarderOutput {
+    pub(super) fn larder_in(&self, root: &str, format: &str, arguments: &[&str]) -> LarderOutput {
         let settings = self.home.path().join("larder.yaml");
         let text = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nstore:\n  layerFormat: ";
         fs_err::write(&settings, format!("{text}{format}\n")).unwrap();
@@ -28,13 +28,13 @@ impl MachineWithoutRuntime {
         LarderProcess::start(command).finish()
     }
 
-    fn path(&self, name: &str) -> String {
+    pub(super) fn path(&self, name: &str) -> String {
         self.home.path().join(name).display().to_string()
     }
 }
 
 /// Two layers with what makes an archive hard to write again: long names, links, devices, whiteouts, odd padding.
-fn tricky() -> ImageBuilder {
+pub(super) fn tricky() -> ImageBuilder {
     let long = format!("srv/{}/{}", "d".repeat(90), "f".repeat(200));
     let lower = TarBuilder::new()
         .with(TarBuilderEntry::dir("srv"))
@@ -55,14 +55,14 @@ fn tricky() -> ImageBuilder {
 }
 
 /// Runs another program; its standard output.
-fn run(program: &str, arguments: &[&str]) -> String {
+pub(super) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).stderr(Stdio::inherit()).output().unwrap();
     assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
 /// Names, modes, owners, times, links and contents below a directory. Sizes of directories differ between filesystems.
-fn listing(dir: &Path) -> String {
+pub(super) fn listing(dir: &Path) -> String {
     let script = "find . \\( -type d -printf '%p %M %U %G %T@\\n' \\) -o -printf '%p %M %U %G %T@ %n %s %l\\n' | sort; \
                   find . -type f | sort | xargs sha256sum";
     let output = Command::new("sh").args(["-c", script]).current_dir(dir).output().unwrap();
