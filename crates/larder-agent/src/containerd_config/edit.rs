@@ -3,7 +3,7 @@
 //! Promises: what the edit does not name keeps its text, comments included; an edit of an edited document changes nothing; each
 //! line or table of the edit has a comment that names larder, and only these are taken back, unless they were changed since.
 
-use toml_edit::{ArrayOfTables, Decor, DocumentMut, Item, Key, RawString, Table, Value};
+use toml_edit::{ArrayOfTables, Decor, DocumentMut, Item, Key, RawString, Table, TableLike, Value};
 
 use super::version::ContainerdVersion;
 
@@ -13,9 +13,6 @@ pub(super) const SNAPSHOTTER: &str = "larder";
 /// Comments of lines that the edit made.
 const ADDED: &str = "# added by larder";
 const CHANGED: &str = "# set by larder, was ";
-
-/// The keys of tables that the edit makes.
-const KEYS: [&str; 5] = ["type", "address", "root", "platform", "snapshotter"];
 
 const CRI_V1: [&str; 2] = ["plugins", "io.containerd.grpc.v1.cri"];
 const CRI_IMAGES: [&str; 2] = ["plugins", "io.containerd.cri.v1.images"];
@@ -140,25 +137,58 @@ fn restore_item(key: &str, item: &mut Item) -> bool {
             if was_added {
                 table.decor_mut().set_suffix("");
                 table.set_implicit(true); // tables below it may stay
-                for key in KEYS {
-                    table.remove(key);
-                }
+                remove_own_keys(key, table);
             }
             restore_table(table);
             table.is_empty() && (was_added || (table.is_implicit() && !was_empty))
         }
         Item::ArrayOfTables(entries) => {
             let had = entries.iter().any(is_added);
-            entries.retain(|entry| !is_added(entry));
+            entries.retain(|entry| !is_own_entry(entry));
             had && entries.is_empty()
         }
     }
 }
 
+/// Removes what the edit wrote into a table that it added; nothing if one of the values was changed since.
+fn remove_own_keys(name: &str, table: &mut Table) {
+    let own: &[&str] = match name {
+        SNAPSHOTTER => &["type", "address"],
+        "exports" => &["root"],
+        _ => &["snapshotter"],
+    };
+    if own.iter().all(|key| table.get(key).is_none_or(|item| is_own(key, item.as_str()))) {
+        for key in own {
+            table.remove(key);
+        }
+    }
+}
+
+/// Whether the edit gives a key this value. Paths are those of larder's settings at that time.
+fn is_own(key: &str, value: Option<&str>) -> bool {
+    match key {
+        "type" => value == Some("snapshot"),
+        "snapshotter" => value == Some(SNAPSHOTTER),
+        _ => true,
+    }
+}
+
+/// Whether an entry of an array was added and needs to go: that of larder's snapshotter, and an unchanged one for overlayfs.
+fn is_own_entry(entry: &Table) -> bool {
+    let text = |key| entry.get(key).and_then(Item::as_str);
+    let is_default = || text("platform") == Some("linux") && entry.len() == 2;
+    is_added(entry)
+        && match text("snapshotter") {
+            Some(SNAPSHOTTER) => true,
+            Some("overlayfs") => is_default(),
+            _ => false,
+        }
+}
+
 /// Returns whether the edit added it. One that the edit changed gets its value back.
 fn restore_value(key: &str, current: &mut Value) -> bool {
     let suffix = suffix_of(current).to_owned();
-    let was_changed_since = key == "snapshotter" && current.as_str() != Some(SNAPSHOTTER);
+    let was_changed_since = !is_own(key, current.as_str());
     if suffix.trim_start().starts_with(ADDED) {
         return !was_changed_since;
     }
@@ -179,6 +209,38 @@ fn leading_text(line: &str) -> Option<(Value, &str)> {
 /// Whether a document names larder's plugin.
 pub(super) fn uses_larder(document: &DocumentMut) -> bool {
     find(document.as_table(), &["proxy_plugins", SNAPSHOTTER]).is_some()
+}
+
+/// Whether a document has larder's snapshotter.
+pub(super) fn has_plugin(document: &DocumentMut) -> bool {
+    let plugin = find(document.as_table(), &["proxy_plugins", SNAPSHOTTER]);
+    plugin.and_then(|plugin| plugin.get("type")?.as_str()) == Some("snapshot")
+}
+
+/// The keys that name larder's snapshotter.
+pub(super) fn references(document: &DocumentMut) -> Vec<String> {
+    fn collect(path: &str, table: &dyn TableLike, found: &mut Vec<String>) {
+        for (key, item) in table.iter() {
+            let path = format!("{path}{}", Key::new(key));
+            if key == "snapshotter" && item.as_str() == Some(SNAPSHOTTER) {
+                found.push(path);
+                continue;
+            }
+            let below = format!("{path}.");
+            if let Some(table) = item.as_table_like() {
+                collect(&below, table, found);
+            }
+            for entry in item.as_array_of_tables().into_iter().flatten() {
+                collect(&below, entry, found);
+            }
+            for entry in item.as_array().into_iter().flatten().filter_map(Value::as_inline_table) {
+                collect(&below, entry, found);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    collect("", document.as_table(), &mut found);
+    found
 }
 
 /// The runtimes with a snapshotter of their own, and that.
@@ -264,7 +326,7 @@ fn suffix_of(value: &Value) -> &str {
 
 /// Sets a text, and notes in a comment what was there. Other comments of the line stay.
 fn set(table: &mut Table, key: &str, text: &str) {
-    if table.is_implicit() {
+    if table.is_implicit() && !table.is_dotted() {
         // Only tables below it have headers so far.
         table.set_implicit(false);
         table.decor_mut().set_suffix(format!(" {ADDED}"));

@@ -17,6 +17,7 @@ mod installed;
 mod tests;
 mod version;
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use larder::backend::BackendError;
@@ -76,8 +77,7 @@ pub async fn plan(files: &ContainerdFiles, config: &Config) -> Result<ConfigChan
 /// The change that takes larder's edit back.
 pub async fn plan_undo(files: &ContainerdFiles, config: &Config) -> Result<ConfigChange, Error> {
     let (containerd, read) = open(files, config).await?;
-    let mut documents: Vec<DocumentMut> = read.iter().map(|file| file.document.clone()).collect();
-    documents.iter_mut().for_each(edit::restore);
+    let documents = restored(&read)?;
     let mut notes = Vec::new();
     if documents.iter().any(edit::uses_larder) {
         let what =
@@ -85,6 +85,28 @@ pub async fn plan_undo(files: &ContainerdFiles, config: &Config) -> Result<Confi
         notes.push(what.to_owned());
     }
     Ok(ConfigChange::of(containerd, read, &documents, notes, files))
+}
+
+/// The documents without larder's edit. Fails if larder's snapshotter is gone with it and a setting still names it: containerd's
+/// CRI does not start then.
+fn restored(files: &[ConfigFile]) -> Result<Vec<DocumentMut>, Error> {
+    let mut documents: Vec<DocumentMut> = files.iter().map(|file| file.document.clone()).collect();
+    documents.iter_mut().for_each(edit::restore);
+    if documents.iter().any(edit::has_plugin) {
+        return Ok(documents);
+    }
+    let mut places = String::new();
+    for (file, document) in files.iter().zip(&documents) {
+        for key in edit::references(document) {
+            let _ = write!(places, "\n  {}: {key}", file.path.display());
+        }
+    }
+    if places.is_empty() {
+        return Ok(documents);
+    }
+    let what =
+        format!("settings without larder's comment name its snapshotter, and CRI would not start:{places}");
+    Err(Error::failed(what).hint("give them another snapshotter, such as overlayfs, or remove them"))
 }
 
 async fn open(

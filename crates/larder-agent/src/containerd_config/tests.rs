@@ -158,3 +158,65 @@ fn files_are_replaced_with_their_mode_after_a_copy_and_read_with_their_imports()
     let missing = files::read(&dir.path().join("none.toml")).expect("an empty file");
     assert_eq!((missing.len(), missing[0].text.as_deref()), (1, None));
 }
+
+#[test]
+fn dotted_keys_are_edited_and_taken_back() {
+    let head = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n";
+    for (line, edit) in [
+        (
+            "containerd.snapshotter = \"native\"",
+            "containerd.snapshotter = \"larder\" # set by larder, was \"native\"\n",
+        ),
+        (
+            "containerd.default_runtime_name = \"runc\"",
+            "containerd.snapshotter = \"larder\" # added by larder\n",
+        ),
+    ] {
+        let text = format!("{head}{line}\n");
+        let edited = configured(&[&text], "1.7.20").expect("an edit").remove(0);
+        assert!(edited.contains(edit), "{edited}");
+        assert_eq!(configured(&[&edited], "1.7.20"), Ok(vec![edited.clone()]));
+        assert_eq!(restored(&edited), text);
+    }
+}
+
+#[test]
+fn keys_of_added_tables_that_were_changed_since_are_kept() {
+    let edited = configured(&["version = 3\n"], "2.1.0").expect("an edit").remove(0);
+    assert_eq!(restored(&edited), "version = 3\n");
+    let images = "[plugins.\"io.containerd.cri.v1.images\"] # added by larder\n  snapshotter = ";
+    let changed = edited.replace(&format!("{images}\"larder\""), &format!("{images}\"zfs\""));
+    let kept = restored(&changed);
+    assert!(kept.contains("[plugins.\"io.containerd.cri.v1.images\"]\n  snapshotter = \"zfs\"\n"), "{kept}");
+    assert!(!kept.contains("larder"), "{kept}");
+    let changed = edited.replace("type = \"snapshot\"", "type = \"content\"");
+    let kept = restored(&changed);
+    assert!(kept.contains("type = \"content\"\n  address = \"/run/larder/larder.sock\"\n"), "{kept}");
+    let changed = edited.replace("\"overlayfs\"\n", "\"overlayfs\"\n  differ = \"walking\"\n");
+    let kept = restored(&changed);
+    assert!(kept.contains("snapshotter = \"overlayfs\"\n  differ = \"walking\"\n"), "{kept}");
+    assert_eq!(kept.matches("unpack_config]]").count(), 1, "{kept}");
+}
+
+#[test]
+fn the_plugin_is_not_taken_out_while_settings_name_it() {
+    let file = |text: &str| files::ConfigFile {
+        path: "/etc/containerd/config.toml".into(),
+        text: Some(text.to_owned()),
+        document: documents(&[text]).remove(0),
+    };
+    let edited = configured(&["version = 3\n"], "2.1.0").expect("an edit").remove(0);
+    assert_eq!(super::restored(&[file(&edited)]).expect("nothing names it")[0].to_string(), "version = 3\n");
+    let by_hand = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.kata]\nsnapshotter = \"larder\"\n\
+        [[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\nsnapshotter = \"larder\"\n";
+    let error = super::restored(&[file(&edited), file(by_hand)]).expect_err("refused");
+    for place in [
+        "plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.kata.snapshotter",
+        "plugins.\"io.containerd.transfer.v1.local\".unpack_config.snapshotter",
+    ] {
+        let line = format!("\n  /etc/containerd/config.toml: {place}");
+        assert!(error.message().contains(&line), "{}", error.message());
+    }
+    let plugin = "[proxy_plugins.larder]\ntype = \"snapshot\"\naddress = \"/run/larder/larder.sock\"\n";
+    assert!(super::restored(&[file(&format!("{plugin}{by_hand}"))]).is_ok(), "it stays");
+}
