@@ -49,10 +49,14 @@ func start(_ context.Context, root string) (snapshots.Snapshotter, func() error,
 		return larder.Wait()
 	}
 	for range 100 {
-		if _, err := os.Stat(socket); err == nil {
+		if _, err = os.Stat(socket); err == nil {
 			break
 		}
 		time.Sleep(50 * time.Millisecond)
+	}
+	if err != nil {
+		_ = stop()
+		return nil, nil, err
 	}
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -17,10 +17,14 @@ use futures_util::future::{BoxFuture, Shared, WeakShared};
 use larder::reference::{Digest, Reference};
 use larder_store::pull::{FetchedImage, FetchedLayer};
 use larder_store::store::ImageRecord;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tonic::async_trait;
 
 use crate::labels::AnnouncedLayer;
+
+/// How long one call may wait for a layer. containerd collects no garbage meanwhile, and while it wants to, no other call of its
+/// namespaces begins.
+pub(crate) const WAIT: Duration = Duration::from_secs(20);
 
 /// How long it is remembered that an image was fetched.
 const FETCHED: Duration = Duration::from_secs(300);
@@ -38,12 +42,12 @@ pub trait LayerFetcher: Send + Sync {
     /// cannot.
     async fn fetch(&self, image: &Reference) -> Result<FetchedImage, String>;
 
-    /// Waits for the pull that will make the layer with this chain ID present, for a bounded time. Returns whether there was one.
+    /// Waits for the pull that will make the layer with this chain ID present. Returns whether there was one.
     async fn wait_for_layer(&self, chain: &Digest) -> bool;
 
-    /// Whether every namespace of containerd may have the layers of an image: whether it can be pulled without a pod's
-    /// credentials.
-    async fn is_accessible(&self, image: &ImageRecord) -> bool;
+    /// Whether every namespace of containerd may have the layers that these images share: whether one of them can be pulled
+    /// without a pod's credentials. Takes some seconds at most.
+    async fn is_one_accessible(&self, images: &[ImageRecord]) -> bool;
 }
 
 /// Fetches by image.
@@ -83,14 +87,19 @@ impl ImageFetches {
         &*self.fetcher
     }
 
-    /// The layer, after its image was fetched; `None` if it cannot be fetched, or is not what was announced.
+    /// The layer, after its image was fetched; `None` if it cannot be fetched in time, or is not what was announced.
     pub(crate) async fn layer(
         &self,
         chain: &Digest,
         announced: &AnnouncedLayer,
         now: Instant,
     ) -> Option<(Arc<FetchedImage>, FetchedLayer)> {
-        let image = self.fetch_of(&announced.image, now).await?;
+        let Ok(fetched) = timeout(WAIT, self.fetch_of(&announced.image, now)).await else {
+            tracing::info!(image = %announced.image, "not fetched within {} s, left to containerd", WAIT.as_secs());
+            self.states.end(announced.image.clone(), None, Instant::now());
+            return None;
+        };
+        let image = fetched?;
         let found = image.layers.iter().find(|layer| layer.chain_id == *chain);
         let Some(found) = found.filter(|layer| layer.archive == announced.archive).cloned() else {
             tracing::info!(image = %announced.image, layer = %announced.archive, "not a layer of the image in this place");
@@ -162,6 +171,7 @@ mod tests {
         begun: AtomicUsize,
         ended: AtomicUsize,
         fails: bool,
+        is_slow: bool,
     }
 
     #[async_trait]
@@ -174,13 +184,13 @@ mod tests {
             false
         }
 
-        async fn is_accessible(&self, _: &ImageRecord) -> bool {
+        async fn is_one_accessible(&self, _: &[ImageRecord]) -> bool {
             false
         }
 
         async fn fetch(&self, _: &Reference) -> Result<FetchedImage, String> {
             self.begun.fetch_add(1, Ordering::Relaxed);
-            sleep(Duration::from_secs(1)).await;
+            sleep(Duration::from_secs(if self.is_slow { 3600 } else { 1 })).await;
             self.ended.fetch_add(1, Ordering::Relaxed);
             if self.fails {
                 return Err("registry unavailable".to_owned());
@@ -236,6 +246,17 @@ mod tests {
         sleep(FAILED).await;
         assert!(!fetched(&fetches, "1").await);
         assert_eq!(source.begun.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fetch_that_takes_long_is_left_to_containerd_after_one_wait() {
+        let source = Arc::new(FakeFetcher { is_slow: true, ..FakeFetcher::default() });
+        let fetches = ImageFetches::new(source.clone());
+        let begun = Instant::now();
+        assert!(!fetched(&fetches, "1").await && !fetched(&fetches, "2").await);
+        assert_eq!(begun.elapsed(), WAIT);
+        sleep(Duration::from_secs(3600)).await;
+        assert_eq!(source.ended.load(Ordering::Relaxed), 0, "the fetch was canceled");
     }
 
     #[tokio::test(start_paused = true)]

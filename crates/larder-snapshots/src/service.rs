@@ -10,10 +10,10 @@ use larder_store::pull::{FetchedImage, FetchedLayer};
 use larder_store::snapshots::{NewSnapshot, SnapshotError, SnapshotMount};
 use larder_store::store::{SnapshotKind, SnapshotRecord, Store, StoreError};
 use prost_types::Timestamp;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tonic::{Code, Request, Response, Status, async_trait};
 
-use crate::fetch::{ImageFetches, LayerFetcher};
+use crate::fetch::{ImageFetches, LayerFetcher, WAIT};
 use crate::filter::SnapshotFilters;
 use crate::labels::{AnnouncedLayer, Labels, chain_of, check_labels, updated};
 use crate::proto::snapshots_server::{self, Snapshots, SnapshotsServer};
@@ -60,7 +60,7 @@ impl SnapshotService {
                 return Ok(Some(key));
             }
             if let Some(fetches) = &self.fetches
-                && fetches.fetcher().wait_for_layer(&chain).await
+                && timeout(WAIT, fetches.fetcher().wait_for_layer(&chain)).await.unwrap_or(false)
                 && let Some(key) = self.adopt_present(&chain, new).await?
             {
                 return Ok(Some(key));
@@ -77,12 +77,7 @@ impl SnapshotService {
         let Some(fetches) = &self.fetches else { return Ok(false) };
         let own = chain.clone();
         let images = self.blocking(move |store| store.images_with_chain(&own).map_err(failed)).await?;
-        for image in images {
-            if fetches.fetcher().is_accessible(&image).await {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        Ok(fetches.fetcher().is_one_accessible(&images).await)
     }
 
     async fn adopt_present(&self, chain: &Digest, new: &NewSnapshot) -> Result<Option<String>, Status> {
@@ -110,7 +105,7 @@ impl SnapshotService {
             return Ok(None);
         };
         let (new, is_last) = (new.clone(), image.layers.last() == Some(&layer));
-        let adopted = self.blocking(move |store| adopt_fetched(store, &image, &layer, new)).await?;
+        let adopted = self.blocking(move |store| Ok(adopt_fetched(store, &image, &layer, new))).await?;
         // The last layer has all others below it; a layer that was reclaimed is fetched again for the next pull.
         if is_last || adopted.is_none() {
             fetches.forget(&announced.image);
@@ -181,14 +176,19 @@ fn adopt_fetched(
     image: &FetchedImage,
     layer: &FetchedLayer,
     new: NewSnapshot,
-) -> Result<Option<String>, Status> {
+) -> Option<String> {
     let adopted = store.adopt_fetched(layer, new, SystemTime::now());
     let adopted = adopted.inspect_err(|error| tracing::warn!("{}", error_chain(error))).ok().flatten();
     if adopted.is_some() && image.layers.last() == Some(layer) {
         // Its snapshot retains it, and those below.
-        store.end_lease(&image.lease).map_err(failed)?;
+        if let Err(error) = store.end_lease(&image.lease) {
+            tracing::warn!(
+                "cannot end a lease of fetched layers, which ends by itself: {}",
+                error_chain(&error)
+            );
+        }
     }
-    Ok(adopted)
+    adopted
 }
 
 fn mount(mount: SnapshotMount) -> Mount {

@@ -16,14 +16,14 @@ use larder_snapshots::LayerFetcher;
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{FetchedImage, PullError};
 use larder_store::store::ImageRecord;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use crate::node::Node;
 
 /// containerd fetches an image by itself if its registry sends nothing for this time.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// How long a registry may take to say whether an image can be pulled.
+/// How long registries may take to say whether the images with a layer can be pulled.
 const PROOF_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long such an answer counts.
@@ -76,8 +76,28 @@ impl NodeLayerFetcher {
         false
     }
 
-    fn known(&self, image: &ImageId, now: Instant) -> Option<bool> {
-        self.proofs.lock().unwrap_or_else(PoisonError::into_inner).get(image, now)
+    /// Whether a registry serves one of these images to the node. All of them together get [`PROOF_WITHIN`]: those without an
+    /// answer by then count as not served.
+    async fn is_one_proved(&self, images: &[ImageRecord]) -> bool {
+        let proofs = || self.proofs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unknown = Vec::new();
+        for image in images {
+            let id = ImageId::from(image.id.clone());
+            match proofs().get(&id, Instant::now()) {
+                Some(true) => return true,
+                Some(false) => {}
+                None => unknown.push((id, image)),
+            }
+        }
+        let until = Instant::now() + PROOF_WITHIN;
+        for (id, image) in unknown {
+            let served = timeout_at(until, self.is_served(image)).await.unwrap_or(false);
+            proofs().note(id, served, Instant::now());
+            if served {
+                return true;
+            }
+        }
+        false
     }
 }
 
@@ -102,23 +122,16 @@ impl LayerFetcher for NodeLayerFetcher {
         self.store.puller().wait_for_layer(chain, IDLE).await
     }
 
-    async fn is_accessible(&self, image: &ImageRecord) -> bool {
-        let id = ImageId::from(image.id.clone());
-        if let Some(records) = &self.records
-            && let Ok(Some(record)) = records.record(&id).await
-            && allows_every_pod(&record)
-        {
-            return true;
+    async fn is_one_accessible(&self, images: &[ImageRecord]) -> bool {
+        for image in images {
+            if let Some(records) = &self.records
+                && let Ok(Some(record)) = records.record(&ImageId::from(image.id.clone())).await
+                && allows_every_pod(&record)
+            {
+                return true;
+            }
         }
-        if !self.is_enabled {
-            return false;
-        }
-        if let Some(known) = self.known(&id, Instant::now()) {
-            return known;
-        }
-        let served = timeout(PROOF_WITHIN, self.is_served(image)).await.unwrap_or(false);
-        self.proofs.lock().unwrap_or_else(PoisonError::into_inner).note(id, served, Instant::now());
-        served
+        self.is_enabled && self.is_one_proved(images).await
     }
 }
 
@@ -225,9 +238,9 @@ mod tests {
         let fixture = FetcherFixture::new(|_| NodeKeyring::default());
         let image = pull_as_pod(&fixture).await;
         let fetcher = fixture.fetcher();
-        assert!(!fetcher.is_accessible(&image).await);
+        assert!(!fetcher.is_one_accessible(std::slice::from_ref(&image)).await);
         fixture.registry.forget_requests();
-        assert!(!fetcher.is_accessible(&image).await);
+        assert!(!fetcher.is_one_accessible(std::slice::from_ref(&image)).await);
         assert_eq!(fixture.registry.requests(), [], "the answer is remembered");
         let problem = fetcher.fetch(&fixture.name).await.unwrap_err();
         assert!(problem.contains("401"), "{problem}");
@@ -237,7 +250,7 @@ mod tests {
     async fn an_image_that_the_node_can_pull_is_for_every_namespace() {
         let fixture = FetcherFixture::new(login);
         let image = pull_as_pod(&fixture).await;
-        assert!(fixture.fetcher().is_accessible(&image).await);
+        assert!(fixture.fetcher().is_one_accessible(&[image]).await);
         fixture.fetcher().fetch(&fixture.name).await.unwrap();
     }
 
@@ -249,7 +262,7 @@ mod tests {
         let store = fixture.node.store().unwrap().store().clone();
         let image = store.images().unwrap().pop().unwrap();
         fixture.registry.forget_requests();
-        assert!(fixture.fetcher().is_accessible(&image).await);
+        assert!(fixture.fetcher().is_one_accessible(&[image]).await);
         assert_eq!(fixture.registry.requests(), [], "its record is the proof");
     }
 }

@@ -32,8 +32,8 @@ pub(crate) const SNAPSHOTTER: &str = "larder";
 /// The label with the chain ID of the layer that a snapshot is to have.
 const REFERENCE: &str = "containerd.io/snapshot.ref";
 
-/// How the names of all leases of larder start.
-const LEASE_PREFIX: &str = "larder-";
+/// The label of all leases of larder.
+const PUBLISHES: &str = "larder.dev/publishes";
 
 /// How long a lease lasts if larder is killed before it ends it, and does not start again.
 const LEASE: Duration = Duration::from_secs(600);
@@ -89,8 +89,11 @@ impl ImagePublisher {
     pub async fn end_stale_leases(&self) -> Result<(), BackendError> {
         let ended = self.client.within_limit(async {
             for lease in self.client.leases(NAMESPACE).await? {
-                if lease.id.starts_with(LEASE_PREFIX) && !self.leases().contains(&lease.id) {
-                    self.client.delete_lease(NAMESPACE, &lease.id).await?;
+                if lease.labels.contains_key(PUBLISHES) && !self.leases().contains(&lease.id) {
+                    match self.client.delete_lease(NAMESPACE, &lease.id).await {
+                        Err(status) if status.code() == Code::NotFound => {} // it has expired
+                        ended => ended?,
+                    }
                 }
             }
             Ok(())
@@ -121,11 +124,12 @@ impl ImagePublisher {
 
     async fn publish_leased(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), Status> {
         let now = Timestamp::now();
-        let id = format!("{LEASE_PREFIX}{}-{}", std::process::id(), now.as_nanosecond());
+        let id = format!("larder-{}-{}", std::process::id(), now.as_nanosecond());
         self.leases().insert(id.clone());
         let lease = OpenLease { publisher: self, id };
         let ends = now.checked_add(LEASE).unwrap_or(now);
-        let labels = [("containerd.io/gc.expire".to_owned(), ends.to_string())].into();
+        let labels = [("containerd.io/gc.expire", ends.to_string()), (PUBLISHES, image.id.to_string())];
+        let labels = labels.map(|(label, value)| (label.to_owned(), value)).into();
         self.client.create_lease(NAMESPACE, &lease.id, labels).await?;
         let published = self.publish_under(image, &lease.id, foreign).await;
         // A later comparison ends it.

@@ -31,8 +31,8 @@ impl LayerFetcher for AnonymousFetcher {
         self.0.wait_for_layer(chain, Duration::from_secs(2)).await
     }
 
-    async fn is_accessible(&self, image: &ImageRecord) -> bool {
-        image.tags.iter().any(|tag| tag.ends_with("/app:1"))
+    async fn is_one_accessible(&self, images: &[ImageRecord]) -> bool {
+        images.iter().flat_map(|image| &image.tags).any(|tag| tag.ends_with("/app:1"))
     }
 
     async fn fetch(&self, image: &Reference) -> Result<FetchedImage, String> {

@@ -11,6 +11,7 @@ use larder::backend::Image;
 use larder::events::EventSink;
 use larder::hint::Hint;
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, PullConfig};
+use larder::reference::Reference;
 use larder_agent::client::EnsureSession;
 use larder_agent::image_name;
 use larder_agent::registry::UserCredentials;
@@ -132,7 +133,8 @@ fn point_at_similar(gathered: &EnsureInputs, verdicts: &[EnsureResult], images: 
     let mut printed = BTreeSet::new();
     for (EnsureJob { request, .. }, verdict) in gathered.jobs.iter().zip(verdicts) {
         let image = request.image.as_str();
-        if matches!(verdict, EnsureResult::Failed(error) if !error.access_denied) && printed.insert(image) {
+        let is_absent = |error: &EnsureError| !error.access_denied && Reference::parse(image).is_ok();
+        if matches!(verdict, EnsureResult::Failed(error) if is_absent(error)) && printed.insert(image) {
             let similar = image_name::present_like(image, &names);
             if !similar.is_empty() && !names.iter().any(|name| name == image) {
                 out.hint(format!(
