@@ -22,8 +22,8 @@ use tonic::async_trait;
 
 use crate::labels::AnnouncedLayer;
 
-/// How long one call may wait for a layer. containerd collects no garbage meanwhile, and while it wants to, no other call of its
-/// namespaces begins.
+/// How long one call may wait for a layer. Until it returns, containerd collects no garbage, and if it wants to, no other call to its
+/// snapshots begins.
 pub(crate) const WAIT: Duration = Duration::from_secs(20);
 
 /// How long it is remembered that an image was fetched.
@@ -263,11 +263,11 @@ mod tests {
     async fn a_fetch_ends_with_the_last_call_that_waits_for_it() {
         let source = Arc::new(FakeFetcher::default());
         let fetches = ImageFetches::new(source.clone());
-        let short = tokio::time::timeout(Duration::from_millis(100), fetched(&fetches, "1"));
+        let short = timeout(Duration::from_millis(100), fetched(&fetches, "1"));
         let (short, long) = tokio::join!(short, fetched(&fetches, "2"));
         assert!(short.is_err() && long);
         fetches.forget(&announced("1").1.image);
-        let canceled = tokio::time::timeout(Duration::from_millis(100), fetched(&fetches, "1")).await;
+        let canceled = timeout(Duration::from_millis(100), fetched(&fetches, "1")).await;
         assert!(canceled.is_err());
         sleep(Duration::from_secs(2)).await;
         assert_eq!(source.ended.load(Ordering::Relaxed), 1, "the second fetch was canceled");
