@@ -48,32 +48,42 @@ impl ContainerdInspector {
         listed.map(|snapshots| snapshots.len()).map_err(|status| self.client.error(&status))
     }
 
-    /// The names of the images in the namespace of CRI that only this snapshotter can run: containerd has none of their layers,
-    /// or not all.
+    /// The names of the images of all namespaces that only this snapshotter can run: containerd has none of their layers, or not
+    /// all.
     pub async fn images_without_layers(&self, snapshotter: &str) -> Result<Vec<String>, BackendError> {
         let read = self.client.within_limit(async {
-            let content = ContentGraph::of(self.client.content(NAMESPACE, None).await?);
-            Ok((self.client.images(NAMESPACE).await?, content))
+            let mut names = Vec::new();
+            for namespace in self.client.namespaces().await? {
+                let content = ContentGraph::of(self.client.content(&namespace, None).await?);
+                let is_lacking = |target: &str| content.lacks_layers(target, snapshotter);
+                let images = self.client.images(&namespace).await?.into_iter();
+                let lacking = images
+                    .filter(|image| image.target.as_ref().is_some_and(|target| is_lacking(&target.digest)));
+                names.extend(lacking.map(|image| qualified(&namespace, image.name)));
+            }
+            names.sort_unstable();
+            Ok(names)
         });
-        let (images, content) = read.await.map_err(|status| self.client.error(&status))?;
-        let is_lacking = |target: &str| content.lacks_layers(target, snapshotter);
-        let lacking = images
-            .into_iter()
-            .filter(|image| image.target.as_ref().is_some_and(|target| is_lacking(&target.digest)));
-        let mut names: Vec<String> = lacking.map(|image| image.name).collect();
-        names.sort_unstable();
-        Ok(names)
+        read.await.map_err(|status| self.client.error(&status))
     }
 
-    /// The containers in the namespace of CRI whose root filesystem is a snapshot of this snapshotter.
+    /// The containers of all namespaces whose root filesystem is a snapshot of this snapshotter.
     pub async fn containers_on(&self, snapshotter: &str) -> Result<Vec<String>, BackendError> {
-        let filter = format!("snapshotter=={snapshotter}");
-        let found = self.client.containers(NAMESPACE, &filter).await;
-        let found = found.map_err(|status| self.client.error(&status))?;
-        Ok(found
-            .into_iter()
-            .filter(|container| container.snapshotter == snapshotter)
-            .map(|one| one.id)
-            .collect())
+        let read = self.client.within_limit(async {
+            let mut ids = Vec::new();
+            for namespace in self.client.namespaces().await? {
+                // containerd has no filter for snapshotters.
+                let found = self.client.containers(&namespace, "").await?.into_iter();
+                let found = found.filter(|container| container.snapshotter == snapshotter);
+                ids.extend(found.map(|container| qualified(&namespace, container.id)));
+            }
+            Ok(ids)
+        });
+        read.await.map_err(|status| self.client.error(&status))
     }
+}
+
+/// A name with its namespace, if that is not CRI's.
+fn qualified(namespace: &str, name: String) -> String {
+    if namespace == NAMESPACE { name } else { format!("{name} (namespace {namespace})") }
 }
