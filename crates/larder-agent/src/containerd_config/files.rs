@@ -1,10 +1,11 @@
 //! The files of containerd's configuration: the main one and those that it imports.
 //!
 //! Promises: a file is replaced as a whole, with its mode and owner, after a copy of it was written beside it; if one of several
-//! cannot be replaced, the others get their text back.
+//! cannot be replaced, the others get their text back. A file that was changed since it was read is not replaced.
 
 use std::collections::HashSet;
-use std::io::{self, ErrorKind, Write as _};
+use std::fmt::Write as _;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -41,12 +42,31 @@ pub(super) fn read(main: &Path) -> Result<Vec<ConfigFile>, Error> {
     Ok(files)
 }
 
+impl ConfigFile {
+    /// The text of the edited document with the ends of lines of the file, of which the document knows none. The file's own text if
+    /// nothing was edited.
+    pub(super) fn edited(&self, document: &DocumentMut) -> String {
+        let (old, mut new) = (self.text.as_deref().unwrap_or_default(), document.to_string());
+        if new == self.document.to_string() {
+            return old.to_owned();
+        }
+        if !old.is_empty() && !old.ends_with('\n') {
+            new.truncate(new.trim_end_matches('\n').len());
+        }
+        if old.contains("\r\n") { new.replace('\n', "\r\n") } else { new }
+    }
+}
+
+fn read_text(path: &Path) -> io::Result<Option<String>> {
+    match fs_err::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 fn read_one(path: PathBuf) -> Result<ConfigFile, Error> {
-    let text = match fs_err::read_to_string(&path) {
-        Ok(text) => Some(text),
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => return Err(Error::failed(error.to_string())),
-    };
+    let text = read_text(&path).map_err(|error| Error::failed(error.to_string()))?;
     let parsed = text.as_deref().unwrap_or_default().parse::<DocumentMut>();
     let document = parsed.map_err(|error| {
         let place = path.display();
@@ -104,29 +124,43 @@ pub(super) fn replace_all(replacements: &[Replacement<'_>]) -> Result<Vec<PathBu
         match replace_one(replacement) {
             Ok(backup) => backups.extend(backup),
             Err(error) => {
-                put_back(&replacements[..at]);
-                return Err(Error::failed(format!("cannot write {}: {error}", replacement.path.display())));
+                let rest = put_back(&replacements[..at]);
+                let path = replacement.path.display();
+                return Err(Error::failed(format!("cannot write {path}: {error}; {rest}")));
             }
         }
     }
     Ok(backups)
 }
 
-/// Gives files their old texts.
-pub(super) fn put_back(replacements: &[Replacement<'_>]) {
+/// Gives files their old texts. Returns a phrase for an error: whether all have it, else the others with their copies.
+pub(super) fn put_back(replacements: &[Replacement<'_>]) -> String {
+    let mut failed = String::new();
     for Replacement { path, old, .. } in replacements {
         let restored = match old {
             Some(text) => write_whole(path, text),
             None => fs_err::remove_file(path),
         };
         if let Err(error) = restored {
-            tracing::warn!("cannot give {} its old text: {error}", path.display());
+            let next = match old.map(|text| backup_of(path, text)) {
+                Some(Ok(copy)) => format!("its old text is in {}", copy.display()),
+                Some(Err(error)) => format!("it has no copy: {error}"),
+                None => "remove it".to_owned(),
+            };
+            let _ = write!(failed, "\n  {}: {error}; {next}", path.display());
         }
+    }
+    match failed.as_str() {
+        "" => "all files have their old text".to_owned(),
+        failed => format!("files without their old text:{failed}"),
     }
 }
 
 fn replace_one(replacement: &Replacement<'_>) -> io::Result<Option<PathBuf>> {
     let Replacement { path, old, new } = replacement;
+    if read_text(path)?.as_deref() != *old {
+        return Err(io::Error::other("another program has changed it; rerun the command"));
+    }
     let backup = old.map(|old| backup_of(path, old)).transpose()?;
     write_whole(path, new)?;
     Ok(backup)
@@ -174,7 +208,7 @@ fn write_like(path: &Path, text: &str, like: Option<&std::fs::Metadata>) -> io::
         if let Some(like) = like {
             rustix::fs::chown(&new, Some(Uid::from_raw(like.uid())), Some(Gid::from_raw(like.gid())))?;
         }
-        file.write_all(text.as_bytes())?;
+        io::Write::write_all(&mut file, text.as_bytes())?;
         file.sync_all()?;
         fs_err::rename(&new, path)?;
         path.parent().map_or(Ok(()), |dir| fs_err::File::open(dir)?.sync_all())

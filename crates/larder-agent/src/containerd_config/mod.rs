@@ -36,6 +36,9 @@ use installed::InstalledContainerd;
 pub use check::{SetupCheck, check};
 pub use version::ContainerdVersion;
 
+/// The flag for a program of containerd.
+const PROGRAM_FLAG: &str = "--containerd";
+
 /// Where the files are, and which containerd reads them.
 #[derive(Debug, Clone)]
 pub struct ContainerdFiles {
@@ -71,7 +74,7 @@ pub async fn plan(files: &ContainerdFiles, config: &Config) -> Result<ConfigChan
     edited.map_err(|problem| refused(&problem, &files.config, version))?;
     let mut notes: Vec<String> = read.iter().flat_map(|file| notes_on(&file.document)).collect();
     notes.extend(image_directory_note(version, &read, &plugin));
-    Ok(ConfigChange::of(containerd, read, &documents, notes, files))
+    ConfigChange::of(containerd, read, &documents, notes, files)
 }
 
 /// The change that takes larder's edit back.
@@ -84,7 +87,7 @@ pub async fn plan_undo(files: &ContainerdFiles, config: &Config) -> Result<Confi
             "lines that name larder remain: they have no comment of larder's, so take them out by hand";
         notes.push(what.to_owned());
     }
-    Ok(ConfigChange::of(containerd, read, &documents, notes, files))
+    ConfigChange::of(containerd, read, &documents, notes, files)
 }
 
 /// The documents without larder's edit. Fails if larder's snapshotter is gone with it and a setting still names it: containerd's
@@ -123,9 +126,6 @@ async fn open(
             "containerd {version} is too old: larder works with 1.6 and later"
         )));
     }
-    if let Some(file) = read.iter().find(|file| is_generated(file)) {
-        return Err(generated(&file.path, version));
-    }
     Ok((containerd, read))
 }
 
@@ -134,11 +134,14 @@ impl ConfigChange {
         containerd: InstalledContainerd,
         files: Vec<ConfigFile>,
         documents: &[DocumentMut],
-        notes: Vec<String>,
+        mut notes: Vec<String>,
         of: &ContainerdFiles,
-    ) -> ConfigChange {
-        let texts = documents.iter().map(DocumentMut::to_string).collect();
-        ConfigChange { containerd, files, texts, notes, main: of.config.clone() }
+    ) -> Result<ConfigChange, Error> {
+        let texts = files.iter().zip(documents).map(|(file, document)| file.edited(document)).collect();
+        notes.extend(unverified_note(containerd.version, containerd.program.as_deref()));
+        let change = ConfigChange { containerd, files, texts, notes, main: of.config.clone() };
+        refuse_generated(&change.replacements(), change.containerd.version)?;
+        Ok(change)
     }
 
     fn replacements(&self) -> Vec<Replacement<'_>> {
@@ -176,8 +179,8 @@ impl ConfigChange {
             }
             Ok(_) => return Ok(backups),
         };
-        files::put_back(&replacements);
-        let what = format!("cannot change {}: {problem}; all files have their old text", self.main.display());
+        let rest = files::put_back(&replacements);
+        let what = format!("cannot change {}: {problem}; {rest}", self.main.display());
         Err(Error::failed(what))
     }
 
@@ -209,10 +212,23 @@ impl ConfigChange {
     }
 }
 
-/// Whether another program writes this file again.
-fn is_generated(file: &ConfigFile) -> bool {
-    let text = file.text.as_deref().unwrap_or_default();
-    text.lines().take(5).any(|line| line.contains("DO NOT EDIT"))
+/// Fails if another program would write a changed file again. A template that is a copy of such a file has its first lines.
+fn refuse_generated(changes: &[Replacement<'_>], version: ContainerdVersion) -> Result<(), Error> {
+    let is_generated = |change: &&Replacement<'_>| {
+        let is_template = change.path.extension().is_some_and(|extension| extension == "tmpl");
+        let mut first = change.old.unwrap_or_default().lines().take(5);
+        !is_template && first.any(|line| line.contains("DO NOT EDIT"))
+    };
+    changes.iter().find(is_generated).map_or(Ok(()), |change| Err(generated(change.path, version)))
+}
+
+/// Without a program of this version, containerd does not read the result before it is started with it.
+fn unverified_note(version: ContainerdVersion, program: Option<&Path>) -> Option<String> {
+    program.is_none().then(|| {
+        format!(
+            "not verified: PATH has no program of containerd {version}; name the program with {PROGRAM_FLAG}"
+        )
+    })
 }
 
 fn generated(path: &Path, version: ContainerdVersion) -> Error {
