@@ -3,7 +3,7 @@
 use larder::backend::{Backend as _, BackendError, EndpointFailure};
 use larder::error_chain;
 use larder::hint::Hint;
-use larder_containerd::ContainerdInspector;
+use larder_containerd::{ContainerdInspector, SnapshotterPlugin};
 use larder_cri::{CriBackend, Endpoint};
 use serde_json::Value;
 
@@ -44,7 +44,8 @@ pub async fn check(files: &ContainerdFiles, config: &Config) -> Result<Vec<Setup
     let change = plan(files, config).await?;
     let mut checks = vec![settings(config), larder_socket(config).await, configuration(&change, files)];
     let inspector = ContainerdInspector::new(&change.containerd.cri);
-    checks.push(plugin(inspector.snapshotter(SNAPSHOTTER).await));
+    let root = config.root.display().to_string();
+    checks.push(plugin(inspector.snapshotter(SNAPSHOTTER).await, &root));
     checks.push(snapshots(inspector.count_snapshots(SNAPSHOTTER).await));
     checks.push(image_filesystem(&change, config).await);
     checks.extend(kubelet(files, config));
@@ -90,13 +91,18 @@ fn configuration(change: &ConfigChange, files: &ContainerdFiles) -> SetupCheck {
     SetupCheck::failed(name, format!("{path}: larder is not, or not fully, configured"), next)
 }
 
-fn plugin(found: Result<Option<larder_containerd::SnapshotterPlugin>, BackendError>) -> SetupCheck {
+fn plugin(found: Result<Option<SnapshotterPlugin>, BackendError>, root: &str) -> SetupCheck {
     let name = "proxy plugin";
     let id = format!("io.containerd.snapshotter.v1.{SNAPSHOTTER}");
     match found {
-        Ok(Some(plugin)) => match plugin.error {
-            None => SetupCheck::ok(name, format!("{id} is loaded")),
-            Some(error) => SetupCheck::failed(name, format!("{id}: {error}"), "see containerd's log"),
+        Ok(Some(plugin)) => match (plugin.error, plugin.root) {
+            (Some(error), _) => SetupCheck::failed(name, format!("{id}: {error}"), "see containerd's log"),
+            (None, Some(other)) if other != root => SetupCheck::failed(
+                name,
+                format!("{id} was loaded with root {other}, the store is {root}"),
+                RESTART,
+            ),
+            (None, _) => SetupCheck::ok(name, format!("{id} is loaded")),
         },
         Ok(None) => SetupCheck::failed(name, format!("{id} is not loaded"), RESTART),
         Err(error) => SetupCheck::failed(name, error_chain(&error), RESTART),
@@ -152,4 +158,20 @@ fn kubelet(files: &ContainerdFiles, config: &Config) -> Option<SetupCheck> {
         "" => SetupCheck::failed(name, format!("{path}: imageServiceEndpoint is not set"), next),
         other => SetupCheck::failed(name, format!("{path}: imageServiceEndpoint is {other}"), next),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plugin_with_the_root_of_another_store_is_not_ok() {
+        let loaded = |root: Option<&str>| {
+            let plugin = SnapshotterPlugin { root: root.map(str::to_owned), error: None };
+            super::plugin(Ok(Some(plugin)), "/var/lib/larder")
+        };
+        assert!(loaded(None).ok && loaded(Some("/var/lib/larder")).ok);
+        let check = loaded(Some("/srv/larder"));
+        assert!(!check.ok && check.found.contains("/srv/larder"), "{check:?}");
+    }
 }

@@ -25,6 +25,21 @@ pub(super) fn lines(old: &str, new: &str) -> Vec<String> {
 
 /// All lines of both, each with ` `, `-` or `+`.
 fn script<'a>(old: &[&'a str], new: &[&'a str]) -> Vec<(char, &'a str)> {
+    fn is_same((old, new): &(&&str, &&str)) -> bool {
+        old == new
+    }
+    let first = old.iter().zip(new).take_while(is_same).count();
+    let (before, old) = old.split_at(first);
+    let new = &new[first..];
+    let last = old.iter().rev().zip(new.iter().rev()).take_while(is_same).count();
+    let (old, after) = old.split_at(old.len() - last);
+    let changed = changes(old, &new[..new.len() - last]);
+    let same = |line: &&'a str| (' ', *line);
+    before.iter().map(same).chain(changed).chain(after.iter().map(same)).collect()
+}
+
+/// The same for what is between the lines that both begin and end with; takes memory for each pair of lines.
+fn changes<'a>(old: &[&'a str], new: &[&'a str]) -> Vec<(char, &'a str)> {
     // The length of the longest common subsequence of the rests that begin at each pair of lines.
     let mut common = vec![vec![0_u32; new.len() + 1]; old.len() + 1];
     for at_old in (0..old.len()).rev() {
@@ -67,5 +82,15 @@ mod tests {
         assert_eq!(lines("", "a\n"), ["+a"]);
         assert_eq!(lines("a\n", ""), ["-a"]);
         assert_eq!(lines(old, old), [""; 0]);
+    }
+
+    #[test]
+    fn long_texts_are_compared_without_what_they_share() {
+        let long = "line\n".repeat(200_000);
+        let changed = format!("{long}new\n{long}");
+        assert_eq!(
+            lines(&format!("{long}{long}"), &changed),
+            ["@@", " line", " line", "+new", " line", " line"]
+        );
     }
 }

@@ -116,6 +116,10 @@ fn unpack_entry(snapshotter: &str) -> Table {
 /// Takes back what [`configure`] did; a line that was changed since stays.
 pub(super) fn restore(document: &mut DocumentMut) {
     restore_table(document.as_table_mut());
+    let version = document.get("version").and_then(Item::as_value);
+    if document.len() == 1 && version.is_some_and(|value| suffix_of(value).contains(ADDED)) {
+        document.remove("version");
+    }
 }
 
 fn restore_table(table: &mut Table) {
@@ -164,11 +168,12 @@ fn remove_own_keys(name: &str, table: &mut Table) {
     }
 }
 
-/// Whether the edit gives a key this value. Paths are those of larder's settings at that time.
+/// Whether the edit gives a key this value. Paths are those of larder's settings at that time. Other tables may need the version.
 fn is_own(key: &str, value: Option<&str>) -> bool {
     match key {
         "type" => value == Some("snapshot"),
         "snapshotter" => value == Some(SNAPSHOTTER),
+        "version" => false,
         _ => true,
     }
 }
@@ -281,7 +286,7 @@ fn set_version(documents: &mut [DocumentMut], version: ContainerdVersion) -> Res
     if names_plugins {
         return Err(EditProblem::Version1);
     }
-    main.insert("version", Item::Value(Value::from(newest)));
+    main.insert("version", Item::Value(Value::from(newest).decorated(" ", format!(" {ADDED}"))));
     Ok(())
 }
 

@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use larder::backend::BackendError;
 use larder::error_chain;
 use larder_containerd::ContainerdInspector;
 use larder_cri::{CriBackend, Endpoint};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::spawn_blocking;
 use toml_edit::{DocumentMut, Item};
 
@@ -17,6 +19,8 @@ use crate::config::Config;
 
 const DEFAULT_SOCKET: &str = "/run/containerd/containerd.sock";
 const PROGRAM: &str = "containerd";
+/// Time for a containerd program to print its version or configuration.
+const RUN_LIMIT: Duration = Duration::from_secs(30);
 
 /// A containerd that runs, or is installed.
 pub(super) struct InstalledContainerd {
@@ -96,13 +100,25 @@ async fn program_version(program: PathBuf) -> Result<ContainerdVersion, Error> {
     ContainerdVersion::find(&text).ok_or_else(|| unknown_version(&program.to_string_lossy(), &text))
 }
 
-/// Runs a program to its end; returns what it prints.
 async fn run(program: PathBuf, arguments: Vec<PathBuf>) -> Result<String, Error> {
+    run_within(RUN_LIMIT, program, arguments).await
+}
+
+/// Runs a program to its end, which is forced after the limit; returns what it prints.
+async fn run_within(limit: Duration, program: PathBuf, arguments: Vec<PathBuf>) -> Result<String, Error> {
     let name = program.display().to_string();
-    let run = move || Command::new(program).args(arguments).stdin(Stdio::null()).output();
     let failed = |error: &dyn std::fmt::Display| Error::failed(format!("cannot run {name}: {error}"));
-    let output = spawn_blocking(run).await.map_err(|error| failed(&error))?;
-    let output = output.map_err(|error| failed(&error))?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = spawn_blocking(move || command.spawn()).await.map_err(|error| failed(&error))?;
+    let child = child.map_err(|error| failed(&error))?;
+    let id = Pid::from_child(&child);
+    let mut output = spawn_blocking(move || child.wait_with_output());
+    let Ok(output) = tokio::time::timeout(limit, &mut output).await else {
+        let _ = kill_process(id, Signal::KILL);
+        return Err(failed(&format!("no result within {limit:?}")));
+    };
+    let output = output.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
@@ -117,4 +133,18 @@ fn unknown_version(source: &str, text: &str) -> Error {
 fn none_found(socket: &BackendError, program: &Error) -> Error {
     let what = format!("found no containerd: {}; {}", error_chain(socket), program.message());
     Error::unreachable(what).hint("name its program or socket")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_program_that_does_not_end_is_stopped() {
+        let run = run_within(Duration::from_millis(50), "sleep".into(), vec!["600".into()]);
+        let error = run.await.expect_err("no result");
+        assert_eq!(error.message(), "cannot run sleep: no result within 50ms");
+        let echo = run_within(RUN_LIMIT, "echo".into(), vec!["2.4.0".into()]).await;
+        assert_eq!(echo.expect("a result"), "2.4.0\n");
+    }
 }

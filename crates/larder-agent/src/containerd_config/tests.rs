@@ -63,10 +63,14 @@ fn default_configurations_are_edited_as_recorded_and_taken_back_unchanged() {
 #[test]
 fn a_missing_file_is_made_with_the_version_of_its_containerd() {
     let made = configured(&[""], "1.7.20").expect("an edit").remove(0);
-    assert!(made.starts_with("version = 2\n"), "{made}");
+    assert!(made.starts_with("version = 2 # added by larder\n"), "{made}");
+    assert_eq!(restored(&made), "");
     assert!(made.contains("snapshotter = \"larder\""), "{made}");
     let made = configured(&["# nothing yet\n"], "2.1.0").expect("an edit").remove(0);
-    assert!(made.contains("version = 3\n") && made.contains("# nothing yet"), "{made}");
+    assert!(made.contains("version = 3 # added by larder\n") && made.contains("# nothing yet"), "{made}");
+    assert_eq!(restored(&made), "# nothing yet\n");
+    let more = restored(&format!("{made}[debug]\nlevel = \"debug\"\n"));
+    assert!(more.contains("version = 3") && more.contains("[debug]"), "the rest is of this version: {more}");
     assert_eq!(configured(&["disabled_plugins = [\"cri\"]\n"], "1.6.32"), Err(EditProblem::Version1));
     assert_eq!(configured(&["version = 3\n"], "1.7.20"), Err(EditProblem::TooNew(3)));
     let inline = "version = 2\nproxy_plugins = { }\n";
