@@ -184,7 +184,12 @@ async fn remove_one(
     node: &Arc<Node>,
 ) -> Result<NameRemoval, BackendError> {
     let removing = node.gate.wait_begin_removal(&image.id).await;
-    let freed = match node.store() {
+    let removes_image = match &scope {
+        RemovalScope::Names(names) => image.repo_tags.iter().all(|tag| names.contains(tag)),
+        RemovalScope::Image => true,
+    };
+    // What a containerd retains of it is not known here.
+    let freed = match node.store().filter(|_| removes_image && node.publishing().is_none()) {
         Some(store) => frees(store, &image.id).await,
         None => None,
     };
@@ -343,7 +348,7 @@ fn still_mounted(name: &str, mounts: &[&str]) -> String {
     format!("note: {name} is still mounted at {mounts}; its layers are removed when it is unmounted")
 }
 
-/// The keep rule by which GC retained the image that was removed by its name; empty without one.
+/// The rule for names by which GC retained the image that was removed by its name; empty without one.
 fn kept_note(text: &str, image: &Image, node: &Node) -> String {
     let policy = node.unchecked_collector().policy();
     let names: Vec<String> = image.repo_tags.iter().chain(&image.repo_digests).cloned().collect();
