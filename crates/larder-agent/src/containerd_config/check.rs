@@ -87,7 +87,7 @@ fn configuration(change: &ConfigChange, files: &ContainerdFiles) -> SetupCheck {
     if change.is_empty() {
         return SetupCheck::ok(name, path.to_string());
     }
-    let next = Hint::new().command(["containerd", "configure", "--apply"]);
+    let next = Hint::new().command(files.command("--apply"));
     SetupCheck::failed(name, format!("{path}: larder is not, or not fully, configured"), next)
 }
 

@@ -39,6 +39,9 @@ pub use version::ContainerdVersion;
 /// The flag for a program of containerd.
 const PROGRAM_FLAG: &str = "--containerd";
 
+/// Where containerd's main configuration file is by default.
+pub const DEFAULT_CONFIG: &str = "/etc/containerd/config.toml";
+
 /// Where the files are, and which containerd reads them.
 #[derive(Debug, Clone)]
 pub struct ContainerdFiles {
@@ -48,6 +51,20 @@ pub struct ContainerdFiles {
     pub containerd: Option<String>,
     /// kubelet's configuration file.
     pub kubelet: PathBuf,
+}
+
+impl ContainerdFiles {
+    /// The command that does `what` with the same files and the same containerd.
+    fn command(&self, what: &'static str) -> Vec<String> {
+        let mut command = vec!["containerd".to_owned(), "configure".to_owned(), what.to_owned()];
+        if self.config != Path::new(DEFAULT_CONFIG) {
+            command.extend(["--config".to_owned(), self.config.display().to_string()]);
+        }
+        if let Some(containerd) = &self.containerd {
+            command.extend(["--containerd".to_owned(), containerd.clone()]);
+        }
+        command
+    }
 }
 
 /// A change of the configuration files.
@@ -301,16 +318,14 @@ fn image_directory_note(
 }
 
 /// The next step after a change was printed.
-pub fn before_change(is_undo: bool) -> Hint {
-    let write =
-        if is_undo { ["containerd", "configure", "--undo"] } else { ["containerd", "configure", "--apply"] };
-    Hint::new().command(write).text(" writes it")
+pub fn before_change(files: &ContainerdFiles, is_undo: bool) -> Hint {
+    let write = if is_undo { "--undo" } else { "--apply" };
+    Hint::new().command(files.command(write)).text(" writes it")
 }
 
 /// The next steps after a change was written.
-pub fn after_change(is_setup: bool) -> Vec<Hint> {
+pub fn after_change(files: &ContainerdFiles, is_setup: bool) -> Vec<Hint> {
     let restart = Hint::from("systemctl restart containerd puts it into effect; containers keep running");
-    let check =
-        Hint::new().command(["containerd", "configure", "--check"]).text(" says whether it took effect");
+    let check = Hint::new().command(files.command("--check")).text(" says whether it took effect");
     if is_setup { vec![restart, check] } else { vec![restart] }
 }

@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use larder::backend::Backend;
 use larder::credentials::{SecretCoordinates, ServiceAccountCoordinates};
 use larder::gc::{
-    Collector, GcDecision, GcGoal, GcPolicy, GcSnapshot, ImageDecision, RetainReason, plan, plan_round,
+    Collector, DiskSpace, GcDecision, GcGoal, GcPolicy, GcSnapshot, ImageDecision, RetainReason, plan,
+    plan_round,
 };
 use larder::records::{ImagePullCredentials, PullRecordStore};
 use larder::reference::ImageId;
@@ -17,14 +18,14 @@ use super::images::absent;
 use super::{gc, report};
 use crate::error::Error;
 
-/// What there is to say of an image.
+/// What there is to say of an image, and the disk usage of all its layers if that is known.
 pub(super) async fn explain(
     name: &str,
     backend: &dyn Backend,
     collector: &Collector,
     policy: &GcPolicy,
     records: Option<&PullRecordStore>,
-) -> Result<Explanation, Error> {
+) -> Result<(Explanation, Option<DiskSpace>), Error> {
     let image = find(name, backend).await?.image;
     let scene = gc::read_snapshot(collector, policy).await?;
     let now = plan_round(&scene, policy);
@@ -39,7 +40,8 @@ pub(super) async fn explain(
         Some(records) if pulled_records.is_empty() => Some(records.allows_unrecorded(&name.into()).await),
         _ => None,
     };
-    Ok(Explanation {
+    let total = scene.layers.size_of(&image.id);
+    let explanation = Explanation {
         verdict: Some(report::image(&now, policy)),
         shared_bytes: shared(&scene, &image.id),
         removable: matches!(last.verdict, GcDecision::Remove(_)),
@@ -48,7 +50,8 @@ pub(super) async fn explain(
         milliseconds_since_last_used: now.last_used.map(since),
         pulled_records,
         unrecorded_access,
-    })
+    };
+    Ok((explanation, total))
 }
 
 /// What becomes of it when room is needed, where that is not what becomes of it now.

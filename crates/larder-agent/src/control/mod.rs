@@ -226,11 +226,11 @@ impl Control for ControlApi {
         let collector = self.node().collector()?;
         let image = named(&request.image)?;
         let records = records.as_deref();
-        let mut answer = explain::explain(image, &**backend, collector, &policy, records).await?;
+        let (mut answer, total) = explain::explain(image, &**backend, collector, &policy, records).await?;
         if self.node().store().is_some()
-            && let Some(verdict) = &mut answer.verdict
+            && let (Some(verdict), Some(total)) = (&mut answer.verdict, total)
         {
-            verdict.size_bytes = verdict.unique_bytes.saturating_add(answer.shared_bytes.unwrap_or_default());
+            verdict.size_bytes = total.bytes;
         }
         Ok(Response::new(answer))
     }

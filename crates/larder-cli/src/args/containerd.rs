@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use larder_agent::containerd_config::DEFAULT_CONFIG;
 
 /// Set up a containerd to run containers from larder's store.
 #[derive(Debug, Args)]
@@ -59,7 +60,7 @@ pub(crate) struct ConfigureArgs {
     pub(crate) force: bool,
 
     /// containerd's configuration file.
-    #[arg(long, value_name = "FILE", default_value = "/etc/containerd/config.toml")]
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
     pub(crate) config: PathBuf,
 
     /// Program or socket of containerd [default: containerd.socket of the settings, /run/containerd/containerd.sock, containerd on

@@ -44,11 +44,11 @@ pub(super) async fn run(
         for backup in change.apply(args.apply).await? {
             out.info(format_args!("kept a copy: {}", backup.display()));
         }
-        for hint in setup::after_change(args.apply) {
+        for hint in setup::after_change(&files, args.apply) {
             out.hint(hint);
         }
     } else {
-        out.hint(setup::before_change(args.undo));
+        out.hint(setup::before_change(&files, args.undo));
     }
     Ok(CommandOutcome::Done)
 }

@@ -87,7 +87,8 @@ fn containerd_is_set_up_checked_and_set_back() {
     );
     let not = ["configuration", "proxy plugin", "snapshots", "CRI"];
     assert_eq!(parts(&checked, "not"), not, "{}", checked.stdout);
-    assert!(checked.stderr.contains("containerd configure --apply"), "{}", checked.stderr);
+    let next = format!("containerd configure --apply --config {}", fixture.config.display());
+    assert!(checked.stderr.contains(&next), "{}", checked.stderr);
 
     let applied = fixture.configure(&["--apply"]);
     assert_eq!(applied.code, 0, "{}", applied.stderr);
