@@ -207,8 +207,12 @@ pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> Fetch
     while let Some(error) = cause {
         is_tls |= is_of_tls(error);
         let text = error.to_string();
+        // Said by the "dns error" around it.
+        let text = text.strip_prefix("failed to lookup address information: ").unwrap_or(&text).to_owned();
         // The outer errors only repeat the inner ones.
-        texts.retain(|outer| !outer.contains(&text) && !outer.starts_with("client error"));
+        texts.retain(|outer| {
+            !outer.contains(&text) && !outer.starts_with("client error") && outer != "error resolving DNS"
+        });
         texts.push(text);
         cause = error.source();
     }

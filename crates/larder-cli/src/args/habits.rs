@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands, separated by spaces, and larder's way.
-const COMMANDS: [(&str, &str); 22] = [
+const COMMANDS: [(&str, &str); 23] = [
     (
         "run create start stop restart kill exec ps logs attach stats top container pod volume network compose",
         "larder manages images, not containers; run them with your runtime, or mount an image: larder mount IMAGE DIR",
@@ -18,6 +18,7 @@ const COMMANDS: [(&str, &str); 22] = [
         "larder does not search registries; larder explain access IMAGE tests one image and its credentials",
     ),
     ("inspecti", "use larder inspect IMAGE"),
+    ("why", "use larder explain IMAGE, which shows why GC retains or removes it, and what uses it"),
     ("imagefsinfo du", "use larder df"),
     ("img imgs", "use larder images"),
     ("get list", "use larder images, larder mounts, or larder keep to list the rules"),
@@ -42,7 +43,7 @@ const COMMANDS: [(&str, &str); 22] = [
 ];
 
 /// Commands of larder (`*` is any), flags, and larder's way.
-const FLAGS: [(&str, &str, &str); 33] = [
+const FLAGS: [(&str, &str, &str); 34] = [
     (
         "pull ensure",
         "--platform --os --arch --variant --override-arch",
@@ -85,6 +86,7 @@ const FLAGS: [(&str, &str, &str); 33] = [
     ),
     ("df explain gc lease keep mounts inspect", "--no-trunc", "use -o wide, or -o json for whole values"),
     ("rm", "--all -a --prune", "use larder gc --all-unused, which retains images in use"),
+    ("rm", "--dry-run -n", "use larder explain IMAGE, which shows what its removal frees"),
     ("rm", "--no-prune", "larder removes the layers that no other image has; leave the flag out"),
     ("inspect", "--type", "larder inspect is about images only; leave the flag out"),
     ("inspect", "--size -s", "larder inspect prints images with their sizes; leave the flag out"),

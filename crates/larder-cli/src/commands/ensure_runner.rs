@@ -9,8 +9,10 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use larder::credentials::{NodeKeyring, TokenPolicy};
 use larder::events::{Event, EventSink};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage};
+use larder::reference::ImageName;
 use larder_agent::client::{Client, EnsureSession};
 use larder_agent::config::{SettingOrigin, SettingsSource};
+use larder_agent::image_name;
 use tokio::time::{self, Instant};
 
 use crate::args::PullFlags as PullingFlags;
@@ -261,6 +263,29 @@ pub(super) fn print_unfinished<'a>(
     let resume = "rerun the command to resume; larder's own store keeps what was downloaded";
     out.error(format_args!("interrupted; not finished: {named}{more}"), &[resume.into()]);
     CommandOutcome::Interrupted
+}
+
+/// Names present images that failed ones may mean: both take names as kubelet does, and never a part of one.
+pub(super) async fn point_at_similar(
+    verdicts: impl Iterator<Item = (&ImageName, &EnsureResult)>,
+    client: &Client,
+    interrupt: &InterruptHandle,
+    out: &Printer,
+) {
+    let is_failed = |(_, result): &(_, &EnsureResult)| matches!(result, EnsureResult::Failed(error) if !error.access_denied && error.reason != EnsureReason::InvalidImageName);
+    let failed: BTreeSet<&str> = verdicts.filter(is_failed).map(|(image, _)| image.as_str()).collect();
+    if failed.is_empty() {
+        return;
+    }
+    let Some(Ok(images)) = interrupt.or(client.images()).await else { return };
+    let names: Vec<String> = images.into_iter().flat_map(|image| image.repo_tags).collect();
+    for image in failed.into_iter().filter(|image| !names.iter().any(|name| name == image)) {
+        let similar = image_name::present_like(image, &names);
+        if !similar.is_empty() {
+            let similar = similar.join(", ");
+            out.hint(format!("similar images are present: {similar}; {image} is taken as a whole name"));
+        }
+    }
 }
 
 #[cfg(test)]

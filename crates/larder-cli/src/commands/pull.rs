@@ -75,6 +75,10 @@ pub(super) async fn run(
 
     show(args, &rows(&requests, &verdicts), out);
     let reported = report(args, &requests, &verdicts, &candidates, out);
+    if !verdicts.iter().any(|verdict| matches!(verdict, EnsureResult::Unfinished)) {
+        let images = requests.iter().map(|request| &request.image).zip(&verdicts);
+        ensure_runner::point_at_similar(images, pulls.client(), &interrupt, out).await;
+    }
     Ok(outcome
         .max(reported)
         .max(ensure_runner::end(&pulls, &requests, EnsureResults { verdicts, lost }, &interrupt, out).await))

@@ -73,6 +73,7 @@ fn habits_are_answered_with_larders_way() {
         (&["history", "-q", "app:1"], "hint: use -o json"),
         (&["rm", "--no-prune", "app:1"], "hint: larder removes the layers that no other image has"),
         (&["image", "mount", "app:1"], "hint: larder mounts at an existing directory that you name"),
+        (&["rm", "--dry-run", "app:1"], "hint: use larder explain IMAGE, which shows what"),
         (&["rm", "-a"], "hint: use larder gc --all-unused"),
         (&["images", "--format", "{{.Repository}}"], "hint: Go templates are not supported; use -o json"),
     ] {

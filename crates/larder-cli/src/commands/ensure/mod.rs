@@ -7,11 +7,9 @@ mod summary;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use larder::backend::Image;
 use larder::events::EventSink;
 use larder::hint::Hint;
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, PullConfig};
-use larder::reference::Reference;
 use larder_agent::client::EnsureSession;
 use larder_agent::image_name;
 use larder_agent::registry::UserCredentials;
@@ -98,12 +96,9 @@ pub(super) async fn run(
     }
     summary.show(args.output, args.retry_for, out);
     advise(&gathered, &verdicts, &candidates, out);
-    let is_failed = |verdict: &EnsureResult| matches!(verdict, EnsureResult::Failed(_));
-    if !summary.has_unfinished()
-        && verdicts.iter().any(is_failed)
-        && let Some(Ok(images)) = interrupt.or(pulls.client().images()).await
-    {
-        point_at_similar(&gathered, &verdicts, &images, out);
+    if !summary.has_unfinished() {
+        let images = gathered.jobs.iter().map(|job| &job.request.image).zip(&verdicts);
+        ensure_runner::point_at_similar(images, pulls.client(), &interrupt, out).await;
     }
     let outcome = summary.outcome().max(gathered.outcome());
     Ok(outcome
@@ -122,25 +117,6 @@ fn advise(gathered: &EnsureInputs, verdicts: &[EnsureResult], candidates: &UserC
                 if printed.insert(advice.to_string()) {
                     out.hint(advice);
                 }
-            }
-        }
-    }
-}
-
-/// Names present images that failed ones may mean. An ensure takes names as kubelet does, and never a part of one.
-fn point_at_similar(gathered: &EnsureInputs, verdicts: &[EnsureResult], images: &[Image], out: &Printer) {
-    let names: Vec<String> = images.iter().flat_map(|image| image.repo_tags.iter().cloned()).collect();
-    let mut printed = BTreeSet::new();
-    for (EnsureJob { request, .. }, verdict) in gathered.jobs.iter().zip(verdicts) {
-        let image = request.image.as_str();
-        let is_absent = |error: &EnsureError| !error.access_denied && Reference::parse(image).is_ok();
-        if matches!(verdict, EnsureResult::Failed(error) if is_absent(error)) && printed.insert(image) {
-            let similar = image_name::present_like(image, &names);
-            if !similar.is_empty() && !names.iter().any(|name| name == image) {
-                out.hint(format!(
-                    "present, with similar names: {}; {image} is taken as a whole name",
-                    similar.join(", ")
-                ));
             }
         }
     }
