@@ -5,7 +5,7 @@
 //!                                          \-> copy, replace, containerd reads them -> put back if it does not take them
 //! ```
 //!
-//! Read [`edit`] first. Promises: containerd is never restarted; a change is written as a whole or not at all; only lines of
+//! Read `edit` first. Promises: containerd is never restarted; a change is written as a whole or not at all; only lines of
 //! larder's own edit are taken back.
 
 mod check;
