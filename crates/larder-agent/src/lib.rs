@@ -28,6 +28,7 @@ pub mod quantity;
 pub mod registry;
 pub mod serve;
 pub mod state;
+pub mod traces;
 
 pub use error::{Error, ErrorKind, NodeOpenError};
 pub use local_node::LocalNode;
