@@ -14,6 +14,7 @@ missing_packages() {
         xfsprogs) program=mkfs.xfs ;;
         btrfs-progs) program=mkfs.btrfs ;;
         erofs-utils) program=fsck.erofs ;;
+        qemu-user-static) program=qemu-aarch64-static ;;
         *) program=$package ;;
         esac
         PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v "$program" >/dev/null || echo "$package"
