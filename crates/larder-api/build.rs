@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 34] = [
+const SHOWN: [&str; 36] = [
     "CallStatus",
     "Collection",
     "Condition",
@@ -57,6 +57,7 @@ const SHOWN: [&str; 34] = [
     "Event",
     "FailedRemoval",
     "FileSystem",
+    "GcRound",
     "GcStatus",
     "ImageTotal",
     "UsageByState",
@@ -68,6 +69,7 @@ const SHOWN: [&str; 34] = [
     "Pull",
     "PullLayer",
     "PulledRecord",
+    "RegistryStatus",
     "Removal",
     "RuntimeResponse",
     "SpaceBesideImages",

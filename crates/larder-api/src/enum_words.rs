@@ -3,7 +3,7 @@
 use serde::{Deserialize as _, Deserializer, Serializer};
 
 use crate::v1alpha1::{
-    CollectionGoal, EventType, FilesystemContent, LayerPhase, PullPhase, PullStep, RemovalTrigger,
+    CollectionGoal, EventType, FilesystemContent, GcPhase, LayerPhase, PullPhase, PullStep, RemovalTrigger,
     VerdictReason,
 };
 
@@ -106,6 +106,17 @@ impl EnumWord for LayerPhase {
     }
 }
 
+impl EnumWord for GcPhase {
+    fn word(self) -> &'static str {
+        match self {
+            GcPhase::Unspecified => "unknown",
+            GcPhase::Reclaiming => "reclaiming",
+            GcPhase::Planning => "planning",
+            GcPhase::Removing => "removing",
+        }
+    }
+}
+
 impl EnumWord for FilesystemContent {
     fn word(self) -> &'static str {
         match self {
@@ -182,5 +193,6 @@ mod tests {
         check::<LayerPhase>();
         check::<EventType>();
         check::<FilesystemContent>();
+        check::<GcPhase>();
     }
 }

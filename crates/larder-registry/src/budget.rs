@@ -32,6 +32,7 @@ pub(crate) struct HostBudget {
     blobs: Arc<Semaphore>,
     small: Arc<Semaphore>,
     until: Mutex<BudgetPauses>,
+    quota: Mutex<Option<RegistryQuota>>,
     traffic: Arc<HostTraffic>,
     limit: usize,
 }
@@ -64,6 +65,17 @@ pub struct RegistryLoad {
     pub waits: u64,
     /// Bytes of bodies received so far.
     pub bytes: u64,
+    /// The quota that it reported last, for the credential of that request.
+    pub quota: Option<RegistryQuota>,
+}
+
+/// A quota of requests, as a registry reports it in `RateLimit` headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegistryQuota {
+    /// Requests left in the current window.
+    pub remaining: u64,
+    /// Requests that one window allows, if reported.
+    pub limit: Option<u64>,
 }
 
 /// The requests that a rate limit applies to.
@@ -129,6 +141,7 @@ impl HostBudget {
             blobs: Arc::new(Semaphore::new(connections.max(1))),
             small: Arc::new(Semaphore::new(SMALL_CONNECTIONS)),
             until: Mutex::default(),
+            quota: Mutex::default(),
             traffic: Arc::default(),
             limit: connections.max(1),
         }
@@ -153,6 +166,7 @@ impl HostBudget {
             requests: requests.load(Ordering::Relaxed),
             waits: waits.load(Ordering::Relaxed),
             bytes: bytes.load(Ordering::Relaxed),
+            quota: *self.quota.lock().unwrap_or_else(PoisonError::into_inner),
         }
     }
 
@@ -202,6 +216,11 @@ impl HostBudget {
         let hold = state.held.entry(scope).or_insert(new);
         hold.requested = hold.requested.max(new.requested);
         hold.until = hold.until.max(new.until);
+    }
+
+    /// Records the quota that a response reported.
+    pub(crate) fn note_quota(&self, quota: RegistryQuota) {
+        *self.quota.lock().unwrap_or_else(PoisonError::into_inner) = Some(quota);
     }
 
     /// Records that the host was unreachable.

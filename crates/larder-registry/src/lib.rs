@@ -45,7 +45,7 @@ mod verify;
 
 pub use access_check::FetchAttempt;
 pub use body::BlobBody;
-pub use budget::RegistryLoad;
+pub use budget::{RegistryLoad, RegistryQuota};
 pub use client::RegistryClient;
 pub use config::{Proxy, RegistryConfig};
 pub use error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};

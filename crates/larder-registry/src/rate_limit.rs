@@ -4,6 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use reqwest::header::HeaderMap;
 
+use super::budget::RegistryQuota;
+
 /// The requested wait from now, if any.
 ///
 /// A rejection (429 or 503) requests it with `Retry-After` or the end of its window; any other response with a remaining
@@ -26,6 +28,12 @@ fn read(status: u16, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     (refused || quota.remaining == Some(0)).then_some(quota.reset)?
 }
 
+/// The quota that a response reports, if any.
+pub(crate) fn reported_quota(headers: &HeaderMap, now: SystemTime) -> Option<RegistryQuota> {
+    let quota = RateLimitHeaders::read(&|name| headers.get(name)?.to_str().ok(), now);
+    quota.remaining.map(|remaining| RegistryQuota { remaining, limit: quota.limit })
+}
+
 /// Seconds, or a date. A date counts from the server's own clock if the response has its time.
 fn retry_after(after: &str, date: Option<&str>, now: SystemTime) -> Option<Duration> {
     if let Some(seconds) = seconds(after) {
@@ -38,6 +46,7 @@ fn retry_after(after: &str, date: Option<&str>, now: SystemTime) -> Option<Durat
 
 #[derive(Debug, Default)]
 struct RateLimitHeaders {
+    limit: Option<u64>,
     remaining: Option<u64>,
     reset: Option<Duration>,
 }
@@ -48,6 +57,7 @@ impl RateLimitHeaders {
         // `limit=10, remaining=0, reset=5`, and later `"default";r=0;t=5`.
         for item in text("ratelimit").unwrap_or_default().split([',', ';']) {
             match item.trim().split_once('=') {
+                Some(("limit" | "q", value)) => quota.limit = number(value),
                 Some(("remaining" | "r", value)) => quota.remaining = number(value),
                 Some(("reset" | "t", value)) => quota.reset = seconds(value),
                 _ => {}
@@ -56,6 +66,7 @@ impl RateLimitHeaders {
         for prefix in ["ratelimit", "x-ratelimit"] {
             // `0;w=21600`: the window's length after the semicolon does not say when it ends.
             let field = |name: &str| text(&format!("{prefix}-{name}"))?.split(';').next();
+            quota.limit = quota.limit.or_else(|| number(field("limit")?));
             quota.remaining = quota.remaining.or_else(|| number(field("remaining")?));
             quota.reset = quota.reset.or_else(|| reset(field("reset")?, now));
         }
@@ -130,6 +141,27 @@ mod tests {
             assert_eq!(wait(200, fields), expected, "{fields:?}");
         }
         assert_eq!(wait(429, &[("ratelimit-reset", "4")]), Some(4));
+    }
+
+    #[test]
+    fn a_response_reports_its_quota() {
+        for (fields, expected) in [
+            (
+                &[("ratelimit-remaining", "76;w=21600"), ("ratelimit-limit", "100;w=21600")][..],
+                Some((76, Some(100))),
+            ),
+            (&[("x-ratelimit-remaining", "5")], Some((5, None))),
+            (&[("ratelimit", "limit=10, remaining=3, reset=5")], Some((3, Some(10)))),
+            (&[("ratelimit-limit", "100")], None),
+            (&[], None),
+        ] {
+            let headers: HeaderMap = fields
+                .iter()
+                .map(|(name, value)| (name.parse::<HeaderName>().unwrap(), HeaderValue::from_static(value)))
+                .collect();
+            let quota = reported_quota(&headers, SystemTime::UNIX_EPOCH);
+            assert_eq!(quota.map(|quota| (quota.remaining, quota.limit)), expected, "{fields:?}");
+        }
     }
 
     proptest! {

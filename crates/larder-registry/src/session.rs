@@ -18,7 +18,7 @@ use super::error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
 use super::fetch_notice::{FetchNotice, FetchWait, FetchWatcher};
 use super::hosts::{HostsConfig, RegistryHost};
 use super::next_step::FetchContext;
-use super::rate_limit::requested_wait;
+use super::rate_limit::{reported_quota, requested_wait};
 use super::response::{is_undecided, part_of, refusal};
 use super::route::{HostRoute, RetryDecision, jitter};
 use super::transport::{HttpRequest, HttpResponse};
@@ -415,7 +415,11 @@ impl RepositorySession {
     /// Applies the rate limit of a response, and returns the requested wait.
     fn note_limits(&self, link: &SessionHost, response: &Response) -> Option<std::time::Duration> {
         let (status, longest) = (response.status(), self.shared.config.longest_hold);
-        let after = requested_wait(status.as_u16(), response.headers(), SystemTime::now())?;
+        let now = SystemTime::now();
+        if let Some(quota) = reported_quota(response.headers(), now) {
+            link.budget.note_quota(quota);
+        }
+        let after = requested_wait(status.as_u16(), response.headers(), now)?;
         let scope = match status {
             StatusCode::SERVICE_UNAVAILABLE => RateLimitScope::Host,
             _ => RateLimitScope::Authorizer(link.auth.id()),

@@ -189,7 +189,8 @@ impl Client {
 
     /// The same, with their age, use, labels and layers.
     pub async fn detailed_images(&self) -> Result<ImagesResponse, Error> {
-        self.ask(async |mut calls| calls.images(ImagesRequest { details: true }).await).await
+        self.ask(async |mut calls| calls.images(ImagesRequest { details: true, ..Default::default() }).await)
+            .await
     }
 
     /// Whether its backend answered when it was last asked, which is not long ago.

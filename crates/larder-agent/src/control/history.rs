@@ -8,11 +8,14 @@ use larder_api::v1alpha1::{HistoryEntry, HistoryResponse, RemovalTrigger};
 use super::report::time;
 use crate::error::Error;
 
-/// The removals, oldest first. May block.
-pub(super) fn read(journal: &Path) -> Result<HistoryResponse, Error> {
-    let (entries, unreadable) = HistoryFile::new(journal.to_owned())
+/// The newest removals, oldest first; 0 is all. May block.
+pub(super) fn read(journal: &Path, newest: u32) -> Result<HistoryResponse, Error> {
+    let (mut entries, unreadable) = HistoryFile::new(journal.to_owned())
         .entries()
         .map_err(|error| Error::failed(format!("cannot read the removal history: {error}")))?;
+    if newest > 0 {
+        entries.drain(..entries.len().saturating_sub(newest as usize));
+    }
     Ok(HistoryResponse {
         entries: entries.into_iter().map(shown).collect(),
         unreadable: unreadable as u64,

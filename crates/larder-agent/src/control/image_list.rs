@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use larder::backend::{Backend, Image, ImageDetails, ImageSpec};
-use larder::gc::{GcGoal, GcPolicy, GcSnapshot, ImageUse, MeasuredLayer, plan};
+use larder::gc::{GcGoal, GcImage, GcPolicy, GcSnapshot, ImageDecision, ImageUse, MeasuredLayer, plan};
 use larder::reference::{Digest, ImageId};
 use larder_api::convert;
 use larder_api::v1alpha1 as api;
@@ -45,19 +45,22 @@ struct WrappedConfig {
 }
 
 /// All images. Details that cannot be determined are left out, with a warning.
-pub(super) async fn list(node: &Node, details: bool) -> Result<api::ImagesResponse, Error> {
+pub(super) async fn list(node: &Node, request: &api::ImagesRequest) -> Result<api::ImagesResponse, Error> {
     let images = node.backend.list().await.map_err(Error::from)?;
     let mut answer = api::ImagesResponse {
         images: images.iter().map(convert::image).collect(),
         ..api::ImagesResponse::default()
     };
-    if !details || images.is_empty() {
+    if !request.details || images.is_empty() {
         return Ok(answer);
     }
     let collector = node.unchecked_collector();
+    let configured = if request.without_configs { &[][..] } else { &images };
     let timeout = || format!("timed out after {}s", DETAILS_WITHIN.as_secs());
-    let ((configs, are_all), snapshot) =
-        tokio::join!(configs(&images, &*node.backend), time::timeout(DETAILS_WITHIN, collector.snapshot()));
+    let ((configs, are_all), snapshot) = tokio::join!(
+        configs(configured, &*node.backend),
+        time::timeout(DETAILS_WITHIN, collector.snapshot())
+    );
     if !are_all {
         answer.warnings.push(format!("the creation time of some images is unknown: {}", timeout()));
     }
@@ -106,17 +109,27 @@ fn describe(
     answer.layers = layers.iter().map(of_layer).collect();
     let planned = snapshot.map(|snapshot| plan(snapshot, policy, GcGoal::AllUnused));
     let decisions = planned.iter().flat_map(|plan| &plan.decisions);
-    let unique: HashMap<&str, u64> =
-        decisions.map(|decision| (decision.id.as_str(), decision.alone.bytes)).collect();
+    let decisions: HashMap<&str, &ImageDecision> =
+        decisions.map(|decision| (decision.id.as_str(), decision)).collect();
+    // An image has one entry for each of its runtime handlers.
+    let mut uses: HashMap<&str, Vec<&GcImage>> = HashMap::new();
+    for image in snapshot.iter().flat_map(|snapshot| &snapshot.images) {
+        uses.entry(image.id.as_str()).or_default().push(image);
+    }
     for image in &mut answer.images {
         let config = configs.get(image.id.as_str());
         let mut details = api::ImageListDetails {
             created: config.and_then(|config| config.created.clone()),
-            unique_bytes: unique.get(image.id.as_str()).copied(),
             ..api::ImageListDetails::default()
         };
-        if let Some(snapshot) = snapshot {
-            add_use(&mut details, snapshot, &image.id);
+        if let Some(decision) = decisions.get(image.id.as_str()) {
+            details.unique_bytes = Some(decision.alone.bytes);
+            let (reason, why) = report::reason(&decision.verdict);
+            details.set_reason(reason);
+            details.why = why;
+        }
+        for known in uses.get(image.id.as_str()).into_iter().flatten() {
+            add_use(&mut details, known);
         }
         if let Some(known) = snapshot.and_then(|snapshot| snapshot.layers.layers_of(&image.id)) {
             details.labels = known.labels.clone().unwrap_or_default().into_iter().collect();
@@ -131,16 +144,12 @@ fn of_layer(layer: &MeasuredLayer) -> api::ImageLayer {
     api::ImageLayer { id: layer.id.to_string(), size_bytes: layer.amount.bytes, estimated: layer.estimated }
 }
 
-fn add_use(details: &mut api::ImageListDetails, snapshot: &GcSnapshot, id: &str) {
-    for image in snapshot.images.iter().filter(|image| image.id.as_str() == id) {
-        details.first_seen = report::time(image.first_seen);
-        details.last_used = image.last_used.and_then(report::time);
-        details.used_by.extend(image.uses.iter().map(ToString::to_string));
-        details.in_use |= image
-            .uses
-            .iter()
-            .any(|usage| !matches!(usage, ImageUse::Lease { .. } | ImageUse::Ensured { .. }));
-    }
+fn add_use(details: &mut api::ImageListDetails, image: &GcImage) {
+    details.first_seen = report::time(image.first_seen);
+    details.last_used = image.last_used.and_then(report::time);
+    details.used_by.extend(image.uses.iter().map(ToString::to_string));
+    details.in_use |=
+        image.uses.iter().any(|usage| !matches!(usage, ImageUse::Lease { .. } | ImageUse::Ensured { .. }));
 }
 
 /// The layers of an image in the order of its config, where their identifiers are diff IDs or chain IDs.
@@ -170,7 +179,8 @@ fn ordered(indices: &[u32], layers: &[MeasuredLayer], diff_ids: &[String]) -> Ve
 #[cfg(test)]
 mod tests {
     use larder::gc::DiskSpace;
-    use larder_testkit::fake_backend::{BackendOp, FakeBackend, image};
+    use larder_api::v1alpha1::VerdictReason;
+    use larder_testkit::fake_backend::{BackendCall, BackendOp, FakeBackend, image};
 
     use super::*;
     use crate::node::testing;
@@ -184,11 +194,28 @@ mod tests {
             backend.add_image("a:1", image("sha256:a", 1));
             backend.hang(op);
             let node = testing::node(&backend, dir.path(), None, |_| ());
-            let listed = time::timeout(DETAILS_WITHIN * 2, list(&node, true)).await.unwrap().unwrap();
+            let request = api::ImagesRequest { details: true, ..Default::default() };
+            let listed = time::timeout(DETAILS_WITHIN * 2, list(&node, &request)).await.unwrap().unwrap();
             assert_eq!(listed.images[0].id, "sha256:a");
             let [warning] = &listed.warnings[..] else { panic!("{:?}", listed.warnings) };
             assert!(warning.starts_with(unknown) && warning.ends_with(": timed out after 5s"), "{warning}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_list_without_configs_has_uses_and_reasons_and_inspects_nothing() {
+        let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+        backend.add_image("a:1", image("sha256:a", 1));
+        backend.add_image("b:1", Image { pinned: true, ..image("sha256:b", 2) });
+        let node = testing::node(&backend, dir.path(), None, |_| ());
+        let request = api::ImagesRequest { details: true, without_configs: true };
+        let listed = list(&node, &request).await.unwrap();
+        let details = |index: usize| listed.images[index].details.clone().unwrap();
+        assert_eq!((details(0).reason(), &*details(0).why), (VerdictReason::Unused, "unused"));
+        assert_eq!((details(1).reason(), &*details(1).why), (VerdictReason::Pinned, "pinned by the runtime"));
+        assert!(details(0).first_seen.is_some() && listed.warnings.is_empty(), "{listed:?}");
+        let inspected = |call: &BackendCall| matches!(call, BackendCall::Inspect { .. });
+        assert!(!backend.calls().iter().any(inspected), "{:?}", backend.calls());
     }
 
     fn layer(id: &str) -> MeasuredLayer {

@@ -156,7 +156,7 @@ impl Control for ControlApi {
     }
 
     async fn images(&self, request: Request<api::ImagesRequest>) -> ControlResult<api::ImagesResponse> {
-        Ok(Response::new(image_list::list(self.node(), request.get_ref().details).await?))
+        Ok(Response::new(image_list::list(self.node(), request.get_ref()).await?))
     }
 
     async fn inspect(&self, request: Request<api::InspectRequest>) -> ControlResult<api::InspectResponse> {
@@ -235,9 +235,10 @@ impl Control for ControlApi {
         Ok(Response::new(answer))
     }
 
-    async fn history(&self, _: Request<api::HistoryRequest>) -> ControlResult<api::HistoryResponse> {
+    async fn history(&self, request: Request<api::HistoryRequest>) -> ControlResult<api::HistoryResponse> {
         let journal = self.node().require_state_dir()?.history();
-        let read = spawn_blocking(move || history::read(&journal)).await;
+        let newest = request.into_inner().newest;
+        let read = spawn_blocking(move || history::read(&journal, newest)).await;
         Ok(Response::new(read.map_err(|error| unanswered("the journal", &error))??))
     }
 

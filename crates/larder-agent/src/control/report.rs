@@ -4,14 +4,15 @@ use std::collections::HashMap;
 
 use larder::gc::filesystem_stats::used_percent;
 use larder::gc::{
-    DiskSpace, GcDecision, GcGoal, GcPlan, GcPolicy, GcReport, GcRoundResult, ImageDecision, ImageUse,
-    PlannedRemoval, RemovalReason, RetainReason, RetentionBreakdown, RetentionClass, SpaceBesideImages,
-    UnixMillis,
+    DiskSpace, GcDecision, GcGoal, GcPhase, GcPlan, GcPolicy, GcReport, GcRoundProgress, GcRoundResult,
+    ImageDecision, ImageUse, PlannedRemoval, RemovalReason, RetainReason, RetentionBreakdown, RetentionClass,
+    SpaceBesideImages, UnixMillis,
 };
 use larder::image_service::FsStats;
 use larder::reference::ImageId;
 use larder_api::convert;
 use larder_api::v1alpha1::{self as api, CollectionGoal, VerdictReason};
+use tokio::time::Instant;
 
 /// What would be done.
 pub(super) fn of_plan(
@@ -120,20 +121,46 @@ fn held_back(plan: &GcPlan) -> String {
 }
 
 fn empty(dry_run: bool, goal: GcGoal, policy: &GcPolicy) -> api::Collection {
-    let (goal, asked_bytes) = match goal {
-        GcGoal::Age | GcGoal::Thresholds => (CollectionGoal::Thresholds, 0),
-        GcGoal::Free { bytes } => (CollectionGoal::Free, bytes),
-        GcGoal::AllUnused => (CollectionGoal::AllUnused, 0),
-        GcGoal::Dangling => (CollectionGoal::Dangling, 0),
-    };
     api::Collection {
         dry_run,
-        goal: goal.into(),
-        asked_bytes,
+        goal: collection_goal(goal).into(),
+        asked_bytes: if let GcGoal::Free { bytes } = goal { bytes } else { 0 },
         reached: true,
         high_threshold_percent: policy.high_threshold_percent,
         low_threshold_percent: policy.low_threshold_percent,
         ..api::Collection::default()
+    }
+}
+
+fn collection_goal(goal: GcGoal) -> CollectionGoal {
+    match goal {
+        GcGoal::Age | GcGoal::Thresholds => CollectionGoal::Thresholds,
+        GcGoal::Free { .. } => CollectionGoal::Free,
+        GcGoal::AllUnused => CollectionGoal::AllUnused,
+        GcGoal::Dangling => CollectionGoal::Dangling,
+    }
+}
+
+/// A running round.
+pub(super) fn running_round(round: &GcRoundProgress, now: Instant) -> api::GcRound {
+    let count = |images: usize| u32::try_from(images).unwrap_or(u32::MAX);
+    api::GcRound {
+        goal: round.goal.map_or(CollectionGoal::FailedPulls, collection_goal).into(),
+        phase: match round.phase {
+            GcPhase::Reclaiming => api::GcPhase::Reclaiming,
+            GcPhase::Planning => api::GcPhase::Planning,
+            GcPhase::Removing => api::GcPhase::Removing,
+        }
+        .into(),
+        milliseconds: convert::millis(now.saturating_duration_since(round.since)),
+        needed_bytes: round.need.bytes,
+        needed_inodes: round.need.inodes,
+        promised_bytes: round.expected_freed.bytes,
+        freed_bytes: round.freed.bytes,
+        freed_inodes: round.freed.inodes,
+        planned_images: count(round.planned),
+        removed_images: count(round.removed),
+        removing: round.removing.as_ref().map(|removal| removed(removal, None)),
     }
 }
 
@@ -164,10 +191,7 @@ fn removed(removal: &PlannedRemoval, freed: Option<DiskSpace>) -> api::Removal {
 
 /// One image, and whether the round removes it. If a keep rule retains it, the matching name comes first.
 pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdict {
-    let (remove, reason, why) = match &image.verdict {
-        GcDecision::Remove(why) => (true, reason_of(why), why.to_string()),
-        GcDecision::Retain(stays) => (false, stays_of(stays), stays.to_string()),
-    };
+    let (reason, why) = reason(&image.verdict);
     let used_by = match &image.verdict {
         GcDecision::Retain(RetainReason::InUse(uses)) => uses.iter().map(ToString::to_string).collect(),
         GcDecision::Retain(RetainReason::Leased { left }) => {
@@ -188,7 +212,7 @@ pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdi
         unique_bytes: image.alone.bytes,
         first_seen: time(image.first_seen),
         last_used: image.last_used.and_then(time),
-        remove,
+        remove: matches!(image.verdict, GcDecision::Remove(_)),
         reason: reason.into(),
         why,
         used_by,
@@ -198,6 +222,14 @@ pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdi
 /// A moment as text; `None` when no calendar has it.
 pub(super) fn time(stamp: UnixMillis) -> Option<String> {
     jiff::Timestamp::from_millisecond(stamp.0).ok().map(|time| time.to_string())
+}
+
+/// The reason of a decision, and its text.
+pub(super) fn reason(decision: &GcDecision) -> (VerdictReason, String) {
+    match decision {
+        GcDecision::Remove(why) => (reason_of(why), why.to_string()),
+        GcDecision::Retain(stays) => (stays_of(stays), stays.to_string()),
+    }
 }
 
 fn reason_of(why: &RemovalReason) -> VerdictReason {

@@ -9,10 +9,12 @@ use larder::gc::{
 use larder::go_format;
 use larder::image_service::{FsStats, ImageStats};
 use larder_api::v1alpha1 as api;
+use larder_registry::RegistryLoad;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use super::ServingProcess;
+use super::report::running_round;
 use crate::backend::publishing::{Comparison, PublishingBackend};
 use crate::node::Node;
 use crate::node::health::BackendHealth;
@@ -54,7 +56,7 @@ pub(super) async fn now(
         },
         state: node.state.path().display().to_string(),
         pulls: node.manager.pulls().iter().map(|pull| convert::pull(pull, now)).collect(),
-        gc: Some(gc_status(&node.loops.status().borrow())),
+        gc: Some(gc_status(node, now)),
         calls: calls.collect(),
         connections: u32::try_from(connections.open()).unwrap_or(u32::MAX),
         configuration,
@@ -70,6 +72,7 @@ pub(super) async fn now(
         disk: disks.image.map(|disk| disk_use(disk, &node.unchecked_collector().policy())),
         other_filesystems: disks.others.iter().map(convert::other_filesystem).collect(),
         warnings: node.warnings(),
+        registries: registries(node),
     }
 }
 
@@ -110,14 +113,22 @@ fn node_images(node: &Node, images: &ImageCache) -> Vec<api::NodeImage> {
 
 /// The image filesystem, on which GC acts.
 fn disk_use(disk: FsStats, policy: &GcPolicy) -> api::DiskUse {
-    let high = policy.high_threshold_percent;
+    let limits = (policy.high_threshold_percent < 100)
+        .then_some((policy.high_threshold_percent, policy.low_threshold_percent));
+    let has_inodes = disk.inodes > 0;
     api::DiskUse {
         size_bytes: disk.capacity,
         available_bytes: disk.available,
         inodes: disk.inodes,
         inodes_free: disk.inodes_free,
         used_percent: used_percent(disk.capacity, disk.available),
-        gc_starts_at_percent: (high < 100).then_some(high.into()),
+        gc_starts_at_percent: limits.map(|(high, _)| high.into()),
+        gc_frees_to_percent: limits.map(|(_, low)| low.into()),
+        inodes_used_percent: has_inodes.then(|| used_percent(disk.inodes, disk.inodes_free)),
+        gc_starts_at_inodes_percent: policy
+            .inodes
+            .filter(|limits| has_inodes && limits.high_percent < 100)
+            .map(|limits| limits.high_percent.into()),
     }
 }
 
@@ -133,8 +144,31 @@ async fn configuration(node: &Node) -> Option<String> {
     (!files.is_empty()).then(|| files.join(", "))
 }
 
-fn gc_status(status: &GcStatus) -> api::GcStatus {
+/// The registries and mirrors of the store.
+fn registries(node: &Node) -> Vec<api::RegistryStatus> {
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let registry = |load: RegistryLoad| api::RegistryStatus {
+        connections: count(load.connections),
+        connection_limit: count(load.limit),
+        waiting_requests: count(load.waiting),
+        retry_after_milliseconds: (!load.held_for.is_zero()).then(|| millis(load.held_for)),
+        requests: load.requests,
+        throttled: load.waits,
+        received_bytes: load.bytes,
+        quota_remaining: load.quota.map(|quota| quota.remaining),
+        quota_limit: load.quota.and_then(|quota| quota.limit),
+        host: load.host,
+    };
+    let loads = node.store().map(|store| store.puller().client().loads());
+    loads.unwrap_or_default().into_iter().map(registry).collect()
+}
+
+fn gc_status(node: &Node, now: Instant) -> api::GcStatus {
+    let round = node.unchecked_collector().progress();
+    let status = node.loops.status();
+    let status: &GcStatus = &status.borrow();
     api::GcStatus {
+        round: round.map(|round| running_round(&round, now)),
         rounds: status.rounds,
         running: status.running,
         ended: status.ended.map(convert::time),

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use larder::go_format;
 use larder_api::v1alpha1::{
-    ContainerdStatus, DiskUse, GcStatus, OtherFilesystem, StatusRequest, StatusResponse,
+    ContainerdStatus, DiskUse, GcPhase, GcRound, GcStatus, OtherFilesystem, RegistryStatus, StatusRequest,
+    StatusResponse,
 };
 use larder_api::{EnumWord as _, convert};
 use tokio::time::{self, Instant};
@@ -59,7 +60,7 @@ fn separate(args: &StatusArgs, is_first: bool, out: &Printer) {
 }
 
 fn print(status: &StatusResponse, wide: bool, out: &Printer) {
-    out.table(&table(status));
+    out.table(&table(status, wide));
     let now = Instant::now();
     for pull in &status.pulls {
         out.line(format_args!("  {}", progress::full_line(&convert::pull_from(pull.clone(), now), now)));
@@ -84,7 +85,7 @@ fn containerd_use(containerd: &ContainerdStatus) -> String {
     format!("{socket} ({version}) runs containers from the store; {images}{}", problem.collect::<String>())
 }
 
-fn table(status: &StatusResponse) -> TextTable {
+fn table(status: &StatusResponse, wide: bool) -> TextTable {
     let mut table = TextTable::new(["DAEMON", &format!("larder {}", status.version)]);
     let up = age(status.uptime_seconds.saturating_mul(1000));
     table.row(["Process".to_owned(), format!("{}, up {up}", status.pid)]);
@@ -113,6 +114,12 @@ fn table(status: &StatusResponse) -> TextTable {
         table.row(["Disk".to_owned(), other_filesystem(other)]);
     }
     table.row(["Last GC".to_owned(), last_gc(status.gc.as_ref())]);
+    if let Some(round) = status.gc.as_ref().and_then(|gc| gc.round.as_ref()) {
+        table.row(["GC".to_owned(), running_round(round)]);
+    }
+    for registry in status.registries.iter().filter(|registry| wide || is_in_use(registry)) {
+        table.row(["Registry".to_owned(), self::registry(registry)]);
+    }
     table.row(["Connections".to_owned(), status.connections.to_string()]);
     table.row(["Next event".to_owned(), status.next_event.to_string()]);
     table.row(["Pulls".to_owned(), status.pulls.len().to_string()]);
@@ -149,6 +156,45 @@ fn last_gc(status: Option<&GcStatus>) -> String {
     }
 }
 
+/// What a running round does.
+fn running_round(round: &GcRound) -> String {
+    let GcRound { removed_images, planned_images, .. } = round;
+    let word = round.phase().word();
+    if round.phase() != GcPhase::Removing {
+        return format!("{word} for {}", age(round.milliseconds));
+    }
+    let (freed, promised) = (go_format::bytes(round.freed_bytes), go_format::bytes(round.promised_bytes));
+    let image = round.removing.as_ref().map(|image| image.names.first().unwrap_or(&image.id));
+    let image = image.map_or_else(String::new, |image| format!(", now {image}"));
+    format!("{word} {removed_images} of {planned_images} images, {freed} of {promised} freed{image}")
+}
+
+/// Whether requests run, wait, or are limited.
+fn is_in_use(registry: &RegistryStatus) -> bool {
+    let RegistryStatus { connections, waiting_requests, .. } = registry;
+    *connections > 0 || *waiting_requests > 0 || registry.retry_after_milliseconds.is_some()
+}
+
+/// The budget of a registry.
+fn registry(registry: &RegistryStatus) -> String {
+    let RegistryStatus { host, connections, connection_limit, waiting_requests, .. } = registry;
+    let waiting =
+        Some(waiting_requests).filter(|&&count| count > 0).map(|count| format!("{count} requests wait"));
+    let limited = registry.retry_after_milliseconds.map(|wait| format!("rate limited for {}", age(wait)));
+    let quota = registry.quota_remaining.map(|remaining| {
+        let limit = registry.quota_limit.map_or_else(String::new, |limit| format!(" of {limit}"));
+        format!("{remaining}{limit} requests left")
+    });
+    let parts = [
+        Some(format!("{host}: {connections} of {connection_limit} connections")),
+        waiting,
+        limited,
+        quota,
+        Some(format!("{} received", go_format::bytes(registry.received_bytes))),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
 /// Whole seconds.
 fn age(milliseconds: u64) -> String {
     go_format::duration(Duration::from_secs(milliseconds / 1000))
@@ -156,7 +202,53 @@ fn age(milliseconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use larder_api::v1alpha1::Removal;
+
     use super::*;
+
+    #[test]
+    fn a_running_round_has_its_phase_and_its_image() {
+        let mut round = GcRound { milliseconds: 2500, ..GcRound::default() };
+        round.set_phase(GcPhase::Planning);
+        assert_eq!(running_round(&round), "planning for 2s");
+        round.set_phase(GcPhase::Removing);
+        let image = Removal { names: vec!["shop/web:1".into()], id: "sha256:1".into(), ..Removal::default() };
+        let round = GcRound {
+            removing: Some(image),
+            planned_images: 7,
+            removed_images: 2,
+            freed_bytes: 120_000_000,
+            promised_bytes: 300_000_000,
+            ..round
+        };
+        assert_eq!(running_round(&round), "removing 2 of 7 images, 120MB of 300MB freed, now shop/web:1");
+    }
+
+    #[test]
+    fn a_registry_has_its_budget_and_what_it_limits() {
+        let idle = RegistryStatus {
+            host: "reg.example".into(),
+            connection_limit: 6,
+            received_bytes: 1_500_000,
+            ..RegistryStatus::default()
+        };
+        assert!(!is_in_use(&idle));
+        assert_eq!(registry(&idle), "reg.example: 0 of 6 connections, 1.5MB received");
+        let limited = RegistryStatus {
+            connections: 6,
+            waiting_requests: 3,
+            retry_after_milliseconds: Some(12_900),
+            quota_remaining: Some(0),
+            quota_limit: Some(100),
+            ..idle
+        };
+        assert!(is_in_use(&limited));
+        assert_eq!(
+            registry(&limited),
+            "reg.example: 6 of 6 connections, 3 requests wait, rate limited for 12s, 0 of 100 requests left, \
+             1.5MB received"
+        );
+    }
 
     #[test]
     fn the_last_round_has_its_time_its_result_and_repeated_failures() {

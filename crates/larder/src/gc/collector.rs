@@ -16,6 +16,7 @@ use super::keep::{self, KeepWarning};
 use super::layers::LayerUsageIndex;
 use super::plan::{GcGoal, GcImage, GcPlan, GcSnapshot, insufficient, keep_rule_inputs, plan, plan_round};
 use super::policy::{Accounting, GcPolicy, HookRule};
+use super::progress::{GcRoundProgress, RoundTracker};
 use super::reclaim::{ReclaimOutcome, ReclaimTrigger, SpaceBesideImages};
 use super::report::{GcCounts, GcReport, GcRoundResult};
 use super::state::{GcObservation, GcState, ObservationPurpose};
@@ -37,6 +38,7 @@ pub struct Collector {
     pub(super) state: Arc<GcState>,
     /// Locked by the running round.
     round: Mutex<()>,
+    pub(super) progress: RoundTracker,
     /// The error of unreadable records at the start.
     notice: Option<String>,
     began: UnixMillis,
@@ -56,6 +58,7 @@ impl Collector {
             policy: RwLock::new(Arc::new(parts.policy.clone())),
             state: Arc::new(state),
             round: Mutex::default(),
+            progress: RoundTracker::default(),
             notice,
             began,
             measurement: SharedCall::default(),
@@ -84,6 +87,11 @@ impl Collector {
     /// How many images were removed since the start.
     pub fn counts(&self) -> GcCounts {
         *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The progress of the running round; `None` while none runs.
+    pub fn progress(&self) -> Option<GcRoundProgress> {
+        self.progress.current()
     }
 
     /// Measures the image filesystem. Callers that ask while a measurement runs share it.
@@ -201,6 +209,7 @@ impl Collector {
     /// Collects with a policy for this round only. The collector's keep rules apply as well.
     pub async fn round_by(&self, policy: &GcPolicy, goal: GcGoal) -> GcRoundResult {
         let _turn = self.round.lock().await;
+        let _running = self.progress.begin(Some(goal));
         let round = async {
             let mut report = GcReport::default();
             let ended = match goal {
@@ -229,6 +238,7 @@ impl Collector {
     /// Reclaims all space beside images that no running pull uses, and removes no image.
     pub async fn reclaim_only(&self) -> Result<GcRoundResult, GcError> {
         let _turn = self.round.lock().await;
+        let _running = self.progress.begin(None);
         let before = Some(self.checked(self.measure_filesystem().await?)?);
         let ReclaimOutcome { freed: reclaimed, error } = self.reclaim(ReclaimTrigger::Request).await;
         let after = self.disk_after_deletion().await;
@@ -241,9 +251,11 @@ impl Collector {
     /// present and used, and removes no image.
     pub async fn reclaim_and_detect(&self) -> GcRoundResult {
         let _turn = self.round.lock().await;
+        let _running = self.progress.begin(Some(GcGoal::Thresholds));
         let before = self.measure_filesystem().await.ok();
         let reclaimed = self.reclaim(ReclaimTrigger::Schedule).await;
         warn_of(&reclaimed);
+        self.progress.planning();
         let error = self.detect().await.err();
         let after = self.parts.disk.measure_after_deletion().await.ok();
         let reclaimed = reclaimed.freed;
@@ -255,6 +267,7 @@ impl Collector {
 
     async fn collect_on_schedule(&self, policy: &GcPolicy, report: &mut GcReport) -> Result<(), GcError> {
         let reclaimed = self.reclaim_before_images(policy, GcGoal::Thresholds, report).await;
+        self.progress.planning();
         let snapshot = &mut self.list_present_images(policy, ObservationPurpose::Round).await?;
         snapshot.reclaimed = reclaimed;
         let started = snapshot.now;
@@ -307,6 +320,7 @@ impl Collector {
 
     async fn on_demand(&self, policy: &GcPolicy, goal: GcGoal, report: &mut GcReport) -> Result<(), GcError> {
         let reclaimed = self.reclaim_before_images(policy, goal, report).await;
+        self.progress.planning();
         let snapshot = &mut self.list_present_images(policy, ObservationPurpose::Round).await?;
         snapshot.reclaimed = reclaimed;
         let started = snapshot.now;
@@ -359,6 +373,7 @@ impl Collector {
         report: &mut GcReport,
     ) -> SweepReport {
         report.plans.push(planned.clone());
+        self.progress.planned(&planned);
         let hand = GatedRemover::new(self, policy, planned.goal, snapshot);
         let swept = sweep(&hand, snapshot, policy, planned, self.parts.patience).await;
         if !swept.done.is_empty() {

@@ -70,6 +70,7 @@ impl<'a> GatedRemover<'a> {
 impl ImageRemover for GatedRemover<'_> {
     async fn remove(&self, removal: &PlannedRemoval) -> Result<RemovalOutcome, RemovalError> {
         let parts = Arc::clone(&self.collector.parts);
+        self.collector.progress.removing(removal);
         // From here on no ensure reports the image as present, until it is removed or skipped.
         let removing = match &parts.gate {
             Some(gate) => match gate.try_begin_removal(&removal.id) {
@@ -117,6 +118,7 @@ impl ImageRemover for GatedRemover<'_> {
 
     async fn removed(&self, image: &PlannedRemoval, freed: Option<DiskSpace>) {
         self.snapshot().forget(&image.id, &image.handler);
+        self.collector.progress.removed(freed.unwrap_or(image.frees));
         let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut gone) = gone {
             gone.freed = freed;

@@ -28,6 +28,7 @@ mod open_files;
 mod plan;
 mod policy;
 mod pressure_wait;
+mod progress;
 mod reclaim;
 mod removal_gate;
 mod report;
@@ -60,6 +61,7 @@ pub use policy::{
     Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, PolicyError, ThresholdKind, UseRule,
     WhenUnreachable,
 };
+pub use progress::{GcPhase, GcRoundProgress};
 pub use reclaim::{ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
 pub use removal_gate::{PresenceCheck, RemovalGate, RemovalGuard};
 pub use report::{GcCounts, GcReport, GcRoundResult};

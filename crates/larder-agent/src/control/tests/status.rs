@@ -63,7 +63,9 @@ async fn the_status_measures_the_image_filesystem_and_has_the_warnings_of_the_se
         let status = status(&served).await;
         let disk = status.disk.unwrap();
         assert_eq!((disk.used_percent, disk.available_bytes, disk.size_bytes), (used, available, 1000));
-        assert_eq!((disk.inodes, disk.inodes_free, disk.gc_starts_at_percent), (50, 20, Some(85)));
+        assert_eq!((disk.gc_starts_at_percent, disk.gc_frees_to_percent), (Some(85), Some(80)));
+        assert_eq!((disk.inodes, disk.inodes_free), (50, 20));
+        assert_eq!((disk.inodes_used_percent, disk.gc_starts_at_inodes_percent), (Some(60), Some(90)));
         assert_eq!(status.warnings, ["a setting has no effect"]);
     }
 }
@@ -100,10 +102,44 @@ async fn a_registry_that_limits_the_rate_is_a_warning_of_the_status() {
         }
     });
     assert_eq!(status(&served).await.warnings, [""; 0]);
+    assert_eq!(status(&served).await.registries, []);
     let image = ImageSpec::named(registry.image("shop/web:1"));
     let store = served.node.store().unwrap();
     store.pull(&image, None, None, &ProgressReporter::unwatched()).await.unwrap_err();
-    let warnings = status(&served).await.warnings;
+    let api::StatusResponse { warnings, registries, .. } = status(&served).await;
+    let [load] = &registries[..] else { panic!("{registries:?}") };
+    assert_eq!((&*load.host, load.connection_limit), (&*registry.address().to_string(), 8));
+    assert!(load.requests > 0 && load.throttled > 0, "{load:?}");
+    assert!(load.retry_after_milliseconds.is_some_and(|wait| wait > 50_000), "{load:?}");
     let expected = format!("registry {}: rate limited; requests", registry.address());
     assert!(warnings.len() == 1 && warnings[0].starts_with(&expected), "{warnings:?}");
+}
+
+#[tokio::test]
+async fn the_status_has_the_progress_of_a_round_by_request() {
+    let served = TestDaemon::new();
+    for (name, id) in [("a:1", "sha256:1"), ("b:1", "sha256:2")] {
+        served.backend.add_image(name, image(id, 10));
+    }
+    assert_eq!(status(&served).await.gc.unwrap().round, None);
+    served.backend.remove_slowly(Duration::from_secs(3600));
+    let mut client = served.client();
+    let goal = Some(api::collect_request::Goal::AllUnused(true));
+    let request = api::CollectRequest { goal, ..Default::default() };
+    let round = tokio::spawn(async move { client.collect(request).await });
+    let progress = loop {
+        match status(&served).await.gc.unwrap().round {
+            Some(round) if round.removing.is_some() => break round,
+            _ => tokio::task::yield_now().await,
+        }
+    };
+    assert_eq!(progress.goal(), api::CollectionGoal::AllUnused);
+    assert_eq!(progress.phase(), api::GcPhase::Removing);
+    assert_eq!((progress.removed_images, progress.planned_images), (0, 2));
+    assert_eq!((progress.freed_bytes, progress.promised_bytes), (0, 20));
+    assert_eq!(progress.removing.unwrap().names, ["a:1"]);
+    round.abort();
+    while status(&served).await.gc.unwrap().round.is_some() {
+        time::sleep(Duration::from_millis(10)).await;
+    }
 }
