@@ -15,6 +15,8 @@ pub mod client;
 pub mod config;
 pub mod containerd_config;
 pub mod control;
+#[cfg(feature = "dashboard")]
+mod dashboard;
 pub mod empty_directory;
 pub mod environment;
 mod error;

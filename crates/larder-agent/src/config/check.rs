@@ -11,7 +11,7 @@ use larder_cri::Endpoint;
 use larder_registry::Proxy;
 
 use super::settings::ConfigDraft;
-use super::{BackendSetting, Config, SettingOrigin, evictions};
+use super::{BackendSetting, Config, DashboardServing, SettingOrigin, evictions};
 use crate::manifest::{InputPlace, InputProblem, LocatedProblem};
 
 /// The longest path that a socket can be bound to, in bytes.
@@ -198,6 +198,7 @@ impl ConfigCheck<'_> {
                 Some("use 127.0.0.1, or set metrics.allowRemote: true to allow it".into()),
             );
         }
+        self.dashboard();
         for problem in self.config.gc.problems() {
             if matches!(problem, PolicyError::InodeLowAboveHigh { .. }) {
                 let keys = ["gc.inodeLowThresholdPercent", "gc.inodeHighThresholdPercent"];
@@ -227,6 +228,18 @@ impl ConfigCheck<'_> {
             );
         }
         self.no_proxy(no_proxy);
+    }
+
+    /// A build without the dashboard cannot serve it. The default asks for nothing.
+    fn dashboard(&mut self) {
+        let asked = *self.config.origin("dashboard.serve") != SettingOrigin::Default;
+        if asked && self.config.dashboard.serve != DashboardServing::Never && !cfg!(feature = "dashboard") {
+            self.report(
+                &["dashboard.serve"],
+                "this larder was built without the dashboard",
+                Some("install a package of larder, or build it with the feature dashboard".into()),
+            );
+        }
     }
 
     /// Hosts without a proxy mean something only beside a proxy.

@@ -71,6 +71,8 @@ pub struct Config {
     pub listen: ListenSettings,
     /// Where metrics are served.
     pub metrics: MetricsSettings,
+    /// The page for browsers.
+    pub dashboard: DashboardSettings,
     /// Which images are pinned over CRI.
     pub cri_pins: CriPinSettings,
     /// What containerd uses of larder's own store.
@@ -156,6 +158,26 @@ pub struct MetricsSettings {
     pub allow_remote: bool,
     /// Whether metrics that kubelet has are under kubelet's names.
     pub kubelet_names: bool,
+}
+
+/// The page for browsers, on the address of the metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DashboardSettings {
+    /// When it is served.
+    pub serve: DashboardServing,
+    /// Names in the `Host` header that are accepted beside loopback and the address itself.
+    pub hosts: Vec<String>,
+}
+
+/// When the dashboard is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DashboardServing {
+    /// On a loopback address.
+    Loopback,
+    /// On any address.
+    Always,
+    /// On none.
+    Never,
 }
 
 /// Which images callers of CRI see as pinned and cannot remove.

@@ -20,8 +20,9 @@ use super::evictions;
 use super::file;
 use super::settings::{self, ConfigDraft, Setting};
 use super::{
-    API_VERSION, BackendSetting, Config, ContainerdSettings, CredentialPlugins, CriPinSettings, KIND,
-    ListenSettings, LogFormat, LogSettings, MetricsSettings, SettingOrigin, StoreSettings,
+    API_VERSION, BackendSetting, Config, ContainerdSettings, CredentialPlugins, CriPinSettings,
+    DashboardServing, DashboardSettings, KIND, ListenSettings, LogFormat, LogSettings, MetricsSettings,
+    SettingOrigin, StoreSettings,
 };
 use crate::environment::DefaultPaths;
 use crate::manifest::tree::{NodeCursor, YamlNode, parse_open};
@@ -299,6 +300,7 @@ impl ConfigDraft {
                 allow_remote: false,
                 kubelet_names: false,
             },
+            dashboard: DashboardSettings { serve: DashboardServing::Loopback, hosts: Vec::new() },
             cri_pins: CriPinSettings { kept: true, mounted: true, leased: false },
             containerd: ContainerdSettings { snapshotter: false, fetch_layers: true, socket: None },
             log: LogSettings { level: tracing::Level::INFO, format: LogFormat::Text },

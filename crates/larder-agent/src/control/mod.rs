@@ -74,16 +74,8 @@ pub(crate) enum ServingProcess {
 }
 
 /// The service, ready to be put behind its path.
-pub(crate) fn service(
-    node: Arc<Node>,
-    process: ServingProcess,
-    connections: Connections,
-    stop: watch::Receiver<bool>,
-) -> ControlServer<ControlApi> {
-    let loads = Semaphore::new(load::AT_ONCE);
-    let exports = Arc::new(Semaphore::new(export::AT_ONCE));
-    let shared = ControlApiInner { node, process, connections, stop, loads, exports };
-    ControlServer::new(ControlApi(Arc::new(shared)))
+pub(crate) fn service(api: ControlApi) -> ControlServer<ControlApi> {
+    ControlServer::new(api)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
@@ -93,6 +85,24 @@ type ControlResult<T> = Result<Response<T>, Status>;
 type EventStream = Pin<Box<dyn Stream<Item = Result<api::EventsResponse, Status>> + Send>>;
 
 impl ControlApi {
+    /// What this process serves of a node.
+    pub(crate) fn new(
+        node: Arc<Node>,
+        process: ServingProcess,
+        connections: Connections,
+        stop: watch::Receiver<bool>,
+    ) -> ControlApi {
+        let loads = Semaphore::new(load::AT_ONCE);
+        let exports = Arc::new(Semaphore::new(export::AT_ONCE));
+        ControlApi(Arc::new(ControlApiInner { node, process, connections, stop, loads, exports }))
+    }
+
+    /// How many images were removed since the start: what was listed before has changed.
+    #[cfg(feature = "dashboard")]
+    pub(crate) fn removals(&self) -> u64 {
+        self.node().metrics.removals()
+    }
+
     fn node(&self) -> &Node {
         &self.0.node
     }

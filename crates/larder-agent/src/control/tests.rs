@@ -52,7 +52,8 @@ impl TestDaemon {
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
         let plain = HttpHandler::new(Arc::clone(&node), connections.clone());
-        let control = service(Arc::clone(&node), process.clone(), connections.clone(), stopped.clone());
+        let (shared, of) = (connections.clone(), process.clone());
+        let control = service(ControlApi::new(Arc::clone(&node), of, shared, stopped.clone()));
         let (mut serving, shared) = (tokio::task::JoinSet::new(), connections.clone());
         let router = Router::new(plain, control);
         serving.spawn(async move {

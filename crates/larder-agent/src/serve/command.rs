@@ -44,12 +44,8 @@ impl CommandServer {
         let node = Arc::new(node);
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
-        let service = control::service(
-            Arc::clone(&node),
-            ServingProcess::Command,
-            connections.clone(),
-            stopped.clone(),
-        );
+        let (process, shared) = (ServingProcess::Command, connections.clone());
+        let service = control::service(ControlApi::new(Arc::clone(&node), process, shared, stopped.clone()));
         let mut server = CommandServer { node, service, connections, stop, serving: None };
         match server.listen(stopped) {
             Ok(serving) => server.serving = serving,

@@ -1,6 +1,7 @@
 //! What is asked over plain HTTP: whether the daemon lives, whether it is ready, and its metrics.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, future};
@@ -10,14 +11,16 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::spawn_blocking;
-use tokio::time;
+use tokio::time::{self, Instant};
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 
 use super::connections::{ConnectionEntry, Connections};
-use super::responses::{page, text};
+use super::responses::{LongResponse, page, text};
+#[cfg(feature = "dashboard")]
+use crate::dashboard::Dashboard;
 use crate::node::Node;
 use crate::node::health::BackendHealth;
 use crate::node::metrics::{self, ExpositionFormat};
@@ -31,6 +34,9 @@ pub(crate) struct HttpHandler {
     measuring: Arc<Semaphore>,
     /// Requests for metrics, waiting ones included.
     scrapes: Arc<Semaphore>,
+    /// The page for browsers, over TCP alone.
+    #[cfg(feature = "dashboard")]
+    dashboard: Option<Arc<Dashboard>>,
 }
 
 /// How many clients are connected over TCP at once. Clients that have sent no request leave for others.
@@ -48,7 +54,20 @@ impl HttpHandler {
     /// Answers about this node.
     pub(crate) fn new(node: Arc<Node>, connections: Connections) -> HttpHandler {
         let [measuring, scrapes] = [1, SCRAPES].map(|count| Arc::new(Semaphore::new(count)));
-        HttpHandler { node, connections, measuring, scrapes }
+        HttpHandler {
+            node,
+            connections,
+            measuring,
+            scrapes,
+            #[cfg(feature = "dashboard")]
+            dashboard: None,
+        }
+    }
+
+    /// Serves this dashboard, too.
+    #[cfg(feature = "dashboard")]
+    pub(crate) fn with_dashboard(self, dashboard: Option<Dashboard>) -> HttpHandler {
+        HttpHandler { dashboard: dashboard.map(Arc::new), ..self }
     }
 
     /// The node.
@@ -57,8 +76,22 @@ impl HttpHandler {
     }
 
     /// Serves on loopback until dropped; without a listener it only waits.
-    pub(super) async fn serve(&self, listener: Option<TcpListener>) {
+    pub(crate) async fn serve(&self, listener: Option<TcpListener>) {
         let Some(listener) = listener else { return future::pending().await };
+        tokio::join!(self.accept(&listener), self.update_dashboard());
+    }
+
+    #[cfg(feature = "dashboard")]
+    async fn update_dashboard(&self) {
+        if let Some(dashboard) = &self.dashboard {
+            dashboard.run().await;
+        }
+    }
+
+    #[cfg(not(feature = "dashboard"))]
+    async fn update_dashboard(&self) {}
+
+    async fn accept(&self, listener: &TcpListener) {
         let clients = Connections::limited(AT_ONCE);
         loop {
             let stream = match listener.accept().await {
@@ -77,23 +110,42 @@ impl HttpHandler {
     }
 
     async fn serve_one(&self, stream: TcpStream, clients: &Connections, client: ConnectionEntry) {
+        let Ok(local) = stream.local_addr() else { return };
+        let (lifetime, more_time) = watch::channel(WITHIN);
         let service = service_fn(|request: Request<Incoming>| {
             let call = clients.begin(client.id, request.uri().path());
+            let lifetime = &lifetime;
             async move {
                 let _call = call;
-                let (method, path) = (request.method(), request.uri().path());
-                Ok::<_, Infallible>(self.answer(method, path, request.headers()).await)
+                let response = self.answer_over_tcp(&request, local.ip()).await;
+                if let Some(LongResponse(within)) = response.extensions().get() {
+                    lifetime.send_replace(*within);
+                }
+                Ok::<_, Infallible>(response)
             }
         });
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).keep_alive(false);
-        let served = time::timeout(WITHIN, http.serve_connection(TokioIo::new(stream), service));
         tokio::select! {
-            served = served => if let Ok(Err(error)) = served {
+            served = http.serve_connection(TokioIo::new(stream), service) => if let Err(error) = served {
                 tracing::debug!("metrics connection failed: {error}");
             },
+            () = ended(more_time) => {}
             () = client.leave.notified() => {}
         }
+    }
+
+    #[cfg(feature = "dashboard")]
+    async fn answer_over_tcp(&self, request: &Request<Incoming>, local: IpAddr) -> Response<Body> {
+        match &self.dashboard {
+            Some(dashboard) if Dashboard::has(request.uri().path()) => dashboard.answer(request, local).await,
+            _ => self.answer(request.method(), request.uri().path(), request.headers()).await,
+        }
+    }
+
+    #[cfg(not(feature = "dashboard"))]
+    async fn answer_over_tcp(&self, request: &Request<Incoming>, _: IpAddr) -> Response<Body> {
+        self.answer(request.method(), request.uri().path(), request.headers()).await
     }
 
     /// Answers `/healthz`, `/livez`, `/readyz` and `/metrics`; 404 for other paths.
@@ -143,6 +195,18 @@ impl HttpHandler {
             BackendHealth::Down { why, .. } => {
                 text(StatusCode::SERVICE_UNAVAILABLE, &format!("the backend is unavailable: {why}\n"))
             }
+        }
+    }
+}
+
+/// Done once the connection has lasted for as long as it may, which can be extended.
+async fn ended(mut lifetime: watch::Receiver<Duration>) {
+    let began = Instant::now();
+    loop {
+        let within = *lifetime.borrow_and_update();
+        tokio::select! {
+            () = time::sleep_until(began + within) => return,
+            Ok(()) = lifetime.changed() => {}
         }
     }
 }

@@ -11,7 +11,7 @@ pub(crate) mod http_handler;
 mod listener;
 mod observed_body;
 pub(crate) mod request_memory;
-mod responses;
+pub(crate) mod responses;
 pub(crate) mod router;
 mod shutdown;
 mod socket;
@@ -37,7 +37,9 @@ use tracing::Level;
 use crate::backend::{OpenMode, RuntimeRequirement, target_of};
 use crate::client::{self, ControlServerAddress};
 use crate::config::{self, Config, ConfigErrors, ListenSettings, SettingsFiles, SettingsSources};
-use crate::control::{self, ServingProcess};
+use crate::control::{self, ControlApi, ServingProcess};
+#[cfg(feature = "dashboard")]
+use crate::dashboard::Dashboard;
 use crate::error::{Error, NodeOpenError};
 use crate::log;
 use crate::node::{Node, NodeOptions, StateDirAccess};
@@ -139,10 +141,12 @@ impl Daemon {
         let metrics = metrics.map(TcpListener::from_std).transpose().map_err(cannot)?;
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
-        let plain = HttpHandler::new(Arc::clone(&node), connections.clone());
         let process = ServingProcess::Daemon(path);
-        let control = control::service(node.clone(), process, connections.clone(), stopped.clone());
-        let router = Router::new(plain.clone(), control);
+        let control = ControlApi::new(node.clone(), process, connections.clone(), stopped.clone());
+        let plain = HttpHandler::new(Arc::clone(&node), connections.clone());
+        #[cfg(feature = "dashboard")]
+        let plain = plain.with_dashboard(Dashboard::of(&node.settings.now(), &control));
+        let router = Router::new(plain.clone(), control::service(control));
         let mut serving = pin!(connections.serve(listener, router, stopped));
         systemd::ready();
         tokio::select! {

@@ -1,5 +1,7 @@
 //! Plain HTTP responses, and how gRPC requests are recognised.
 
+use std::time::Duration;
+
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderValue, Request, Response, StatusCode, header};
 
@@ -11,13 +13,18 @@ pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
     kind.is_some_and(|kind| kind.starts_with("application/grpc"))
 }
 
+/// An extension of a response over TCP whose connection may last longer than those of other responses.
+#[derive(Clone)]
+#[cfg_attr(not(feature = "dashboard"), expect(dead_code, reason = "only the dashboard has such responses"))]
+pub(crate) struct LongResponse(pub(crate) Duration);
+
 /// A response of plain text.
-pub(super) fn text(status: StatusCode, text: &str) -> Response<Body> {
+pub(crate) fn text(status: StatusCode, text: &str) -> Response<Body> {
     page(status, text.to_owned(), TEXT)
 }
 
 /// A response of this content type.
-pub(super) fn page(status: StatusCode, page: String, kind: HeaderValue) -> Response<Body> {
+pub(crate) fn page(status: StatusCode, page: String, kind: HeaderValue) -> Response<Body> {
     let mut response = Response::new(Body::new(page));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, kind);

@@ -8,13 +8,13 @@ use larder::pull::{DuplicatePullPolicy, NewCredentialsPolicy, RateLimitAction};
 use serde_json::json;
 use tracing::Level;
 
-use super::super::LogFormat;
 use super::super::codecs::{
     AbsolutePathCodec, BoolCodec, ByteSizeCodec, DurationCodec, EnumCodec, FileModeCodec, FlagValueKind,
     IntegerCodec, OptionalDurationCodec, OptionalPathCodec, OptionalStringCodec, SettingCodec,
     SocketAddrCodec, StringListCodec,
 };
 use super::super::lists::{read_keep, read_prefetch, show_keep, show_prefetch};
+use super::super::{DashboardServing, LogFormat};
 use super::values::BackendCodec;
 use super::{ReloadSupport, Setting, setting};
 use crate::manifest::InputProblem;
@@ -90,6 +90,20 @@ pub(super) const SECTIONS: &[Setting] = &[
         metrics.kubelet_names,
         Live,
         "Serve metrics that kubelet has under kubelet's names, which begin with `kubelet_` instead of `larder_`. Where kubelet's own metrics are collected as well, sums count both."
+    ),
+    setting!(
+        "dashboard.serve",
+        EnumCodec<DashboardServing>,
+        dashboard.serve,
+        Restart,
+        "When the [dashboard](dashboard.md) is served on `metrics.address`: only if that is a loopback address, `always`, or `never`. Needs a larder with the feature `dashboard`, which packages have."
+    ),
+    setting!(
+        "dashboard.hosts",
+        StringListCodec,
+        dashboard.hosts,
+        Restart,
+        "Host names by which browsers reach the dashboard, such as that of the node, without port. Requests to other names are refused, except `localhost` and the address itself."
     ),
     setting!(
         "cri.pinKept",

@@ -14,7 +14,7 @@ use tracing::Level;
 use crate::backend::docker;
 use crate::backend::target::{is_docker, nearest_backend};
 use crate::config::codecs::{ByteSizeCodec, EnumWords, FlagValueKind, SettingCodec, StringListCodec};
-use crate::config::{BackendSetting, LogFormat};
+use crate::config::{BackendSetting, DashboardServing, LogFormat};
 use crate::manifest::InputProblem;
 use crate::manifest::tree::NodeCursor;
 
@@ -166,6 +166,14 @@ impl EnumWords for Level {
 impl EnumWords for LogFormat {
     const WORDS: &'static [(&'static str, LogFormat)] =
         &[("text", LogFormat::Text), ("json", LogFormat::Json)];
+}
+
+impl EnumWords for DashboardServing {
+    const WORDS: &'static [(&'static str, DashboardServing)] = &[
+        ("loopback", DashboardServing::Loopback),
+        ("always", DashboardServing::Always),
+        ("never", DashboardServing::Never),
+    ];
 }
 
 impl EnumWords for LayerFormat {

@@ -44,6 +44,8 @@ fn another(setting: &Setting) -> &'static str {
         "listen.mode" => "'0600'",
         "listen.group" => "'1000'",
         "metrics.address" => "'[::1]:1'",
+        "dashboard.serve" => "never",
+        "dashboard.hosts" => "[node-1, node-1.example]",
         "log.level" => "trace",
         "log.format" => "json",
         "pull.overRate" => "refuse",

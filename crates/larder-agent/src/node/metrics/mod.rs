@@ -165,6 +165,14 @@ impl NodeMetrics {
     pub(crate) fn image_removed(&self, requester: &'static str) {
         self.removals.get_or_create(&RequesterLabels { requester }).inc();
     }
+
+    /// How many images were removed since the start.
+    #[cfg(feature = "dashboard")]
+    pub(crate) fn removals(&self) -> u64 {
+        let count =
+            |requester| self.removals.get(&RequesterLabels { requester }).map_or(0, |count| count.get());
+        ["gc", "cri", "control"].into_iter().map(count).sum()
+    }
 }
 
 impl PullMetrics for NodeMetrics {

@@ -1,0 +1,216 @@
+//! The images, listed once for all pages that ask within a few seconds, and sorted, filtered and cut for each.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_api::v1alpha1 as api;
+use larder_api::v1alpha1::control_server::Control as _;
+use serde::Serialize;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tonic::Status;
+
+use super::data::{Query, cut};
+use super::layers::{LayerMap, layer_map};
+use crate::control::ControlApi;
+
+/// How old a listing may be, at least. One that took long is used for longer.
+const FRESH: Duration = Duration::from_secs(5);
+/// How many times as long as it took.
+const FRESH_FACTOR: u32 = 5;
+/// How long one is kept that nothing asks for.
+const KEPT: Duration = Duration::from_secs(60);
+/// How many rows one response has at most.
+const ROWS: usize = 200;
+/// The longest name in bytes, and the longest warning.
+const NAME: usize = 300;
+const WARNINGS: usize = 10;
+
+/// The last listing. Requests that come while one is read wait for it.
+#[derive(Default)]
+pub(super) struct ListingCache(Mutex<Option<CachedListing>>);
+
+struct CachedListing {
+    listing: Arc<Listing>,
+    fresh_until: Instant,
+    used: Instant,
+}
+
+/// The images that are present.
+pub(super) struct Listing {
+    rows: Vec<ImageRow>,
+    layers: LayerMap,
+    warnings: Vec<String>,
+}
+
+/// One image.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ImageRow {
+    id: String,
+    name: String,
+    more_names: usize,
+    size_bytes: u64,
+    unique_bytes: Option<u64>,
+    created: Option<String>,
+    last_used: Option<String>,
+    in_use: bool,
+    pinned: bool,
+}
+
+/// Some of the images.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ImagesDocument {
+    /// How many there are.
+    total: usize,
+    /// How many match.
+    matching: usize,
+    offset: usize,
+    size_bytes: u64,
+    rows: Vec<ImageRow>,
+    warnings: Vec<String>,
+}
+
+impl ListingCache {
+    /// A listing that is fresh enough.
+    pub(super) async fn read(&self, control: &ControlApi) -> Result<Arc<Listing>, Status> {
+        let mut cached = self.0.lock().await;
+        let began = Instant::now();
+        if let Some(cached) = cached.as_mut().filter(|cached| began < cached.fresh_until) {
+            cached.used = began;
+            return Ok(Arc::clone(&cached.listing));
+        }
+        *cached = None;
+        let images = control.images(super::request(api::ImagesRequest { details: true })).await?.into_inner();
+        let listing = Arc::new(Listing::of(images));
+        let now = Instant::now();
+        let fresh_until = now + FRESH.max((now - began) * FRESH_FACTOR);
+        *cached = Some(CachedListing { listing: Arc::clone(&listing), fresh_until, used: now });
+        Ok(listing)
+    }
+
+    /// Frees what nothing has asked for since a while.
+    pub(super) fn drop_unused(&self, now: Instant) {
+        if let Ok(mut cached) = self.0.try_lock()
+            && cached.as_ref().is_some_and(|cached| now.saturating_duration_since(cached.used) > KEPT)
+        {
+            *cached = None;
+        }
+    }
+}
+
+impl Listing {
+    fn of(images: api::ImagesResponse) -> Listing {
+        let layers = layer_map(&images);
+        let warnings = images.warnings.into_iter().take(WARNINGS).map(|text| cut(text, NAME)).collect();
+        Listing { rows: images.images.into_iter().map(row).collect(), layers, warnings }
+    }
+
+    pub(super) fn layers(&self) -> &LayerMap {
+        &self.layers
+    }
+
+    /// The rows that a request asks for: `filter`, `sort`, `ascending`, `offset` and `limit`.
+    pub(super) fn page(&self, query: &Query) -> ImagesDocument {
+        let wanted = query.text("filter").to_lowercase();
+        let matches = |row: &&ImageRow| row.id.contains(&wanted) || row.name.to_lowercase().contains(&wanted);
+        let mut rows: Vec<&ImageRow> = self.rows.iter().filter(matches).collect();
+        let order = order_of(query.text("sort"));
+        let ascending = query.text("ascending") == "true";
+        rows.sort_by(|a, b| {
+            let by = if ascending { order(a, b) } else { order(b, a) };
+            by.then_with(|| (&a.name, &a.id).cmp(&(&b.name, &b.id)))
+        });
+        let offset = query.offset().min(rows.len());
+        let limit = query.number("limit").and_then(|limit| usize::try_from(limit).ok()).unwrap_or(ROWS);
+        ImagesDocument {
+            total: self.rows.len(),
+            matching: rows.len(),
+            offset,
+            size_bytes: self.rows.iter().fold(0, |sum, row| sum.saturating_add(row.size_bytes)),
+            rows: rows.into_iter().skip(offset).take(limit.min(ROWS)).cloned().collect(),
+            warnings: self.warnings.clone(),
+        }
+    }
+}
+
+/// By size, if not by what the word says.
+fn order_of(sort: &str) -> fn(&ImageRow, &ImageRow) -> Ordering {
+    match sort {
+        "name" => |a, b| a.name.cmp(&b.name),
+        "unique" => |a, b| a.unique_bytes.cmp(&b.unique_bytes),
+        // Times of one form and zone sort as texts; an image that was never used is the oldest.
+        "lastUsed" => |a, b| a.last_used.cmp(&b.last_used),
+        "status" => |a, b| (a.in_use, a.pinned).cmp(&(b.in_use, b.pinned)),
+        _ => |a, b| a.size_bytes.cmp(&b.size_bytes),
+    }
+}
+
+fn row(image: api::Image) -> ImageRow {
+    // An image with tags is known by them.
+    let names = if image.repo_tags.is_empty() { image.repo_digests.len() } else { image.repo_tags.len() };
+    let name = image.repo_tags.into_iter().chain(image.repo_digests).next();
+    let details = image.details.unwrap_or_default();
+    ImageRow {
+        name: cut(name.unwrap_or_default(), NAME),
+        more_names: names.saturating_sub(1),
+        id: cut(image.id, NAME),
+        size_bytes: image.size_bytes,
+        unique_bytes: details.unique_bytes,
+        created: details.created.map(|text| cut(text, NAME)),
+        last_used: details.last_used,
+        in_use: details.in_use,
+        pinned: image.pinned,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listing(count: u64) -> Listing {
+        let image = |number: u64| api::Image {
+            id: format!("sha256:{number:064}"),
+            repo_tags: vec![format!("r.example/app-{number:05}:1"), "other:1".into()],
+            size_bytes: number * 10,
+            pinned: number == 3,
+            details: Some(api::ImageListDetails {
+                last_used: number.is_multiple_of(2).then(|| format!("2026-01-01T00:00:{:02}Z", number % 60)),
+                unique_bytes: Some(1000 - number.min(1000)),
+                in_use: number == 4,
+                ..api::ImageListDetails::default()
+            }),
+            ..api::Image::default()
+        };
+        Listing::of(api::ImagesResponse {
+            images: (0..count).map(image).collect(),
+            ..api::ImagesResponse::default()
+        })
+    }
+
+    fn first(listing: &Listing, query: &str) -> (usize, usize, String) {
+        let page = listing.page(&Query::of(query));
+        let name = page.rows.first().map(|row| row.name.clone()).unwrap_or_default();
+        (page.matching, page.rows.len(), name)
+    }
+
+    #[test]
+    fn images_are_sorted_filtered_and_paged() {
+        let listing = listing(10_000);
+        let app = |number: u32| format!("r.example/app-{number:05}:1");
+        assert_eq!(first(&listing, ""), (10_000, ROWS, app(9999)), "the largest first");
+        assert_eq!(first(&listing, "ascending=true&limit=5"), (10_000, 5, app(0)));
+        assert_eq!(first(&listing, "sort=name&offset=10"), (10_000, ROWS, app(9989)));
+        assert_eq!(first(&listing, "filter=APP-0001"), (10, 10, app(19)));
+        assert_eq!(first(&listing, "filter=sha256:000"), (10_000, ROWS, app(9999)));
+        assert_eq!(first(&listing, "sort=unique"), (10_000, ROWS, app(0)));
+        assert_eq!(first(&listing, "sort=status"), (10_000, ROWS, app(4)));
+        assert_eq!(first(&listing, "sort=lastUsed&ascending=true"), (10_000, ROWS, app(1)));
+        assert_eq!(first(&listing, "offset=20000"), (10_000, 0, String::new()));
+        assert_eq!(first(&listing, "limit=100000"), (10_000, ROWS, app(9999)));
+        let page = super::super::json(&listing.page(&Query::of("")));
+        assert!(page.len() < 200_000, "{}", page.len());
+    }
+}
