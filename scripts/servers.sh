@@ -15,6 +15,7 @@ missing_packages() {
         btrfs-progs) program=mkfs.btrfs ;;
         erofs-utils) program=fsck.erofs ;;
         qemu-user-static) program=qemu-aarch64-static ;;
+        chromium-driver) program=chromedriver ;;
         *) program=$package ;;
         esac
         PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v "$program" >/dev/null || echo "$package"
