@@ -3,7 +3,7 @@
 
 function chart(samples, high, low, label) {
   const [width, height, left, bottom] = [1100, 220, 45, 25];
-  const begin = Math.min(samples[0].at, samples.at(-1).at - 600);
+  const begin = Math.min(samples[0].at, samples.at(-1).at - 60);
   const span = samples.at(-1).at - begin;
   const x = (at) => left + ((at - begin) / span) * (width - left - 5);
   const y = (percent) => 8 + (1 - percent / 100) * (height - bottom - 8);
@@ -23,7 +23,7 @@ function chart(samples, high, low, label) {
     picture.append(draw('text', { x: left + 6, y: y(percent) + above }, `${words} ${percent}%`));
   }
   for (const [at, anchor] of [[begin, 'start'], [begin + span / 2, 'middle'], [begin + span, 'end']]) {
-    picture.append(draw('text', { x: x(at), y: height - 6, 'text-anchor': anchor }, localTime(at * 1000).slice(11, 16)));
+    picture.append(draw('text', { x: x(at), y: height - 6, 'text-anchor': anchor }, localTime(at * 1000).slice(11, span < 600 ? 19 : 16)));
   }
   return picture;
 }
