@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,6 +21,7 @@ use tonic::{Code, Request, Response, Status};
 use crate::channel::{ConnectionCheck, CriChannel};
 use crate::endpoint::Endpoint;
 use crate::list_streaming::StreamSupport;
+use crate::operations::{OperationObserver, Operations};
 use crate::proto::image_service_client::ImageServiceClient;
 use crate::proto::runtime_service_client::RuntimeServiceClient;
 use crate::sandboxes::SandboxImages;
@@ -93,6 +94,7 @@ pub struct CriBackend {
     /// Images mounted by each known container; they do not change during its life.
     mounts: Mutex<HashMap<String, Vec<ImageId>>>,
     sandbox_images: SandboxImages,
+    operations: Operations,
 }
 
 impl CriBackend {
@@ -115,6 +117,7 @@ impl CriBackend {
             stream_sandboxes: StreamSupport::new(config.list_streaming),
             mounts: Mutex::default(),
             sandbox_images: SandboxImages::default(),
+            operations: Operations::default(),
             config,
         }
     }
@@ -127,6 +130,15 @@ impl CriBackend {
     /// Endpoint of the image service.
     pub fn image_endpoint(&self) -> &Endpoint {
         self.images.endpoint()
+    }
+
+    /// Reports each call from now on. Only the first observer is used.
+    pub fn observe_with(&self, observer: Arc<dyn OperationObserver>) {
+        self.operations.observe_with(observer);
+    }
+
+    pub(crate) fn operations(&self) -> &Operations {
+        &self.operations
     }
 
     /// Checks that an image service answers, as kubelet does when it starts.
@@ -220,19 +232,31 @@ impl CriBackend {
     /// Waits for a response of the runtime service.
     pub(crate) async fn ask_runtime<T>(
         &self,
+        operation: &'static str,
         call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, BackendError> {
-        call.await.map_err(|status| status::call_error(self.endpoint(), &status))
+        self.operations
+            .observe(operation, call)
+            .await
+            .map_err(|status| status::call_error(self.endpoint(), &status))
     }
 
     /// Waits for a response of the image service.
-    async fn ask_images<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, BackendError> {
-        call.await.map_err(|status| status::call_error(self.image_endpoint(), &status))
+    async fn ask_images<T>(
+        &self,
+        operation: &'static str,
+        call: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, BackendError> {
+        self.operations
+            .observe(operation, call)
+            .await
+            .map_err(|status| status::call_error(self.image_endpoint(), &status))
     }
 
     async fn version(&self) -> Result<proto::VersionResponse, BackendError> {
         let request = self.request(proto::VersionRequest { version: "v1".into() });
-        match self.runtime().version(request).await.map(Response::into_inner) {
+        let reply = self.operations.observe("version", self.runtime().version(request)).await;
+        match reply.map(Response::into_inner) {
             // One larder would see images only, no containers, and lease and collect what the other one keeps.
             Ok(reply) if reply.runtime_name == server::NAME => Err(BackendError::Unreachable {
                 endpoint: self.endpoint().to_string(),
@@ -247,7 +271,7 @@ impl CriBackend {
     /// The conditions; empty if the runtime does not report them.
     async fn runtime_status(&self) -> Result<Option<proto::RuntimeStatus>, BackendError> {
         let request = self.request(proto::StatusRequest { verbose: false });
-        match self.runtime().status(request).await {
+        match self.operations.observe("status", self.runtime().status(request)).await {
             Ok(reply) => Ok(reply.into_inner().status),
             Err(status) if status.code() == Code::Unimplemented => Ok(None),
             Err(status) => Err(status::call_error(self.endpoint(), &status)),
@@ -261,7 +285,7 @@ impl CriBackend {
     ) -> Result<Option<ImageDetails>, BackendError> {
         let message = proto::ImageStatusRequest { image: Some(self.spec(image)?), verbose };
         let mut images = self.images();
-        let asked = self.ask_images(images.image_status(self.request(message)));
+        let asked = self.ask_images("image_status", images.image_status(self.request(message)));
         let reply = self.within_limit(&[&self.images], asked).await?.into_inner();
         let mut found = convert::status_reply(&image.image, reply.image, self.config.runtime_class_in_image)?;
         if let Some(found) = &mut found {
@@ -277,43 +301,53 @@ impl CriBackend {
 
     async fn image_filesystems(&self) -> Result<Filesystems, BackendError> {
         let request = self.request(proto::ImageFsInfoRequest {});
-        let reply = self.ask_images(self.images().image_fs_info(request)).await?;
+        let reply = self.ask_images("image_fs_info", self.images().image_fs_info(request)).await?;
         Ok(convert::filesystems(reply.into_inner()))
     }
 
     async fn listed_images(&self) -> Result<Vec<proto::Image>, BackendError> {
-        let mut images = self.images();
-        let request = self.request(proto::StreamImagesRequest::default());
-        let parts = self.stream_images.collect(images.stream_images(request), |part| part.images);
-        if let Some(all) = self.ask_images(parts).await? {
-            return Ok(all);
-        }
-        let request = self.request(proto::ListImagesRequest::default());
-        Ok(self.ask_images(self.images().list_images(request)).await?.into_inner().images)
+        self.ask_images("list_images", async {
+            let mut images = self.images();
+            let request = self.request(proto::StreamImagesRequest::default());
+            let parts = self.stream_images.collect(images.stream_images(request), |part| part.images);
+            if let Some(all) = parts.await? {
+                return Ok(all);
+            }
+            let request = self.request(proto::ListImagesRequest::default());
+            Ok(self.images().list_images(request).await?.into_inner().images)
+        })
+        .await
     }
 
     pub(crate) async fn containers(&self) -> Result<Vec<proto::Container>, BackendError> {
-        let mut runtime = self.runtime();
-        let request = self.request(proto::StreamContainersRequest::default());
-        let parts =
-            self.stream_containers.collect(runtime.stream_containers(request), |part| part.containers);
-        if let Some(all) = self.ask_runtime(parts).await? {
-            return Ok(all);
-        }
-        let request = self.request(proto::ListContainersRequest::default());
-        Ok(self.ask_runtime(self.runtime().list_containers(request)).await?.into_inner().containers)
+        self.ask_runtime("list_containers", async {
+            let mut runtime = self.runtime();
+            let request = self.request(proto::StreamContainersRequest::default());
+            let parts =
+                self.stream_containers.collect(runtime.stream_containers(request), |part| part.containers);
+            if let Some(all) = parts.await? {
+                return Ok(all);
+            }
+            let request = self.request(proto::ListContainersRequest::default());
+            Ok(self.runtime().list_containers(request).await?.into_inner().containers)
+        })
+        .await
     }
 
     async fn sandboxes(&self) -> Result<Vec<proto::PodSandbox>, BackendError> {
-        let mut runtime = self.runtime();
-        let request = self.request(proto::StreamPodSandboxesRequest::default());
-        let parts =
-            self.stream_sandboxes.collect(runtime.stream_pod_sandboxes(request), |part| part.pod_sandboxes);
-        if let Some(all) = self.ask_runtime(parts).await? {
-            return Ok(all);
-        }
-        let request = self.request(proto::ListPodSandboxRequest::default());
-        Ok(self.ask_runtime(self.runtime().list_pod_sandbox(request)).await?.into_inner().items)
+        self.ask_runtime("list_podsandbox", async {
+            let mut runtime = self.runtime();
+            let request = self.request(proto::StreamPodSandboxesRequest::default());
+            let parts = self
+                .stream_sandboxes
+                .collect(runtime.stream_pod_sandboxes(request), |part| part.pod_sandboxes);
+            if let Some(all) = parts.await? {
+                return Ok(all);
+            }
+            let request = self.request(proto::ListPodSandboxRequest::default());
+            Ok(self.runtime().list_pod_sandbox(request).await?.into_inner().items)
+        })
+        .await
     }
 
     /// The images mounted by each of these containers. Only containers not seen before cost a call, some concurrently.
@@ -351,7 +385,9 @@ impl CriBackend {
     /// runtime's error for this container: the next call retries. An unreachable runtime is an error of the call.
     async fn mounts_of(&self, container: &str) -> Result<ContainerMounts, BackendError> {
         let message = proto::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
-        match self.runtime().container_status(self.request(message)).await {
+        let mut runtime = self.runtime();
+        let asked = runtime.container_status(self.request(message));
+        match self.operations.observe("container_status", asked).await {
             Ok(reply) => Ok(Ok(reply.into_inner().status.map(convert::mounted_images).unwrap_or_default())),
             Err(status) => match status.code() {
                 Code::NotFound | Code::Unimplemented => Ok(Ok(Vec::new())),
@@ -434,7 +470,8 @@ impl Backend for CriBackend {
             auth: credential.map(convert::credential_to_cri),
             sandbox_config: sandbox.map(convert::sandbox_to_cri),
         };
-        match self.images().pull_image(request).await.map(Response::into_inner) {
+        let reply = self.operations.observe("pull_image", self.images().pull_image(request)).await;
+        match reply.map(Response::into_inner) {
             Ok(reply) => convert::pull_reply(&image.image, reply),
             Err(status) => Err(status::pull_error(self.image_endpoint(), &status)),
         }
@@ -444,7 +481,7 @@ impl Backend for CriBackend {
         let spec = convert::spec_to_cri(&ImageSpec::named(&image.image), false)?;
         let request = self.request(proto::RemoveImageRequest { image: Some(spec) });
         self.within_limit(&[&self.images], async {
-            match self.images().remove_image(request).await {
+            match self.operations.observe("remove_image", self.images().remove_image(request)).await {
                 Ok(_) => Ok(()),
                 Err(status) if status.code() == Code::NotFound => Ok(()),
                 Err(status) => Err(status::call_error(self.image_endpoint(), &status)),

@@ -42,7 +42,9 @@ impl CriBackend {
     /// What is reported of one container; `None` if it was removed in the meantime.
     async fn exited(&self, container: proto::Container) -> Result<Option<ExitedContainer>, BackendError> {
         let message = proto::ContainerStatusRequest { container_id: container.id.clone(), verbose: false };
-        let status = match self.runtime().container_status(self.request(message)).await {
+        let mut runtime = self.runtime();
+        let asked = runtime.container_status(self.request(message));
+        let status = match self.operations().observe("container_status", asked).await {
             Ok(reply) => reply.into_inner().status.unwrap_or_default(),
             Err(status) if status.code() == Code::NotFound => return Ok(None),
             Err(status) => return Err(status::call_error(self.endpoint(), &status)),
@@ -60,7 +62,8 @@ impl CriBackend {
     pub async fn remove_container(&self, id: &str) -> Result<(), BackendError> {
         let request = self.request(proto::RemoveContainerRequest { container_id: id.to_owned() });
         self.within_limit(&[self.runtime_connection()], async {
-            match self.runtime().remove_container(request).await {
+            let mut runtime = self.runtime();
+            match self.operations().observe("remove_container", runtime.remove_container(request)).await {
                 Ok(_) => Ok(()),
                 Err(status) if status.code() == Code::NotFound => Ok(()),
                 Err(status) => Err(status::call_error(self.endpoint(), &status)),

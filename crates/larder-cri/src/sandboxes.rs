@@ -70,7 +70,9 @@ impl CriBackend {
     /// error: its image could be in use.
     async fn image_of(&self, sandbox: &str) -> Result<ImageId, BackendError> {
         let message = proto::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: true };
-        match self.runtime().pod_sandbox_status(self.request(message)).await {
+        let mut runtime = self.runtime();
+        let asked = runtime.pod_sandbox_status(self.request(message));
+        match self.operations().observe("podsandbox_status", asked).await {
             Ok(reply) => {
                 let info = reply.into_inner().info;
                 let named = info.values().find_map(|text| find_text(&parse(text)?, "image"));
@@ -107,7 +109,7 @@ impl CriBackend {
             return names.clone();
         }
         let request = self.request(proto::StatusRequest { verbose: true });
-        let asked = async { Ok(self.runtime().status(request).await) };
+        let asked = async { Ok(self.operations().observe("status", self.runtime().status(request)).await) };
         let (names, age) = match self.within_limit(&[self.runtime_connection()], asked).await {
             Ok(Ok(reply)) => (names_in(reply.into_inner().info.values()), REREAD_AFTER.0),
             Ok(Err(status)) if status.code() == Code::Unimplemented => (Vec::new(), REREAD_AFTER.0),

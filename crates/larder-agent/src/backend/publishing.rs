@@ -141,6 +141,11 @@ impl PublishingBackend {
         published.is_ok()
     }
 
+    /// The runtime service of containerd.
+    pub(crate) fn cri(&self) -> &CriBackend {
+        self.publisher.cri()
+    }
+
     /// Publishes the images that containerd does not have: those of other commands, those that could not be published, and those
     /// that it has lost. Returns whether it has all then.
     pub(crate) async fn reconcile(&self, errors: &mut PublishErrors) -> bool {

@@ -73,6 +73,9 @@ impl Node {
         let cache = docker::builder_cache(&handle).filter(|_| config.prune_build_cache);
         let publisher = handle.store().filter(|_| options.publishes);
         let publisher = publisher.and_then(|store| PublishingBackend::of(store, &config)).map(Arc::new);
+        for runtime in handle.runtime().into_iter().chain(publisher.as_ref().map(|store| store.cri())) {
+            runtime.observe_with(metrics.clone());
+        }
         let (backend, mut collector) = gc_wiring::backend_and_collector(&handle, publisher.clone());
         if !options.publishes
             && handle.store().is_some()

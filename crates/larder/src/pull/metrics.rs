@@ -58,6 +58,17 @@ pub enum PullFailureReason {
 }
 
 impl PullFailureReason {
+    /// All of them.
+    pub const ALL: [PullFailureReason; 7] = [
+        PullFailureReason::AccessDenied,
+        PullFailureReason::NotFound,
+        PullFailureReason::Unavailable,
+        PullFailureReason::NoSpace,
+        PullFailureReason::Signature,
+        PullFailureReason::Deadline,
+        PullFailureReason::Other,
+    ];
+
     /// The class of a backend's error.
     pub fn of(error: &BackendError) -> PullFailureReason {
         match error {

@@ -91,6 +91,7 @@ fn filesystems(registry: &mut Registry, disks: &NodeFilesystems) {
     if let Some(disk) = disks.image {
         gauge(registry, "larder_filesystem_size_bytes", disk.capacity);
         gauge(registry, "larder_filesystem_available_bytes", disk.available);
+        gauge(registry, "larder_filesystem_inodes", disk.inodes);
         gauge(registry, "larder_filesystem_inodes_free", disk.inodes_free);
     }
     if disks.others.is_empty() {
@@ -119,15 +120,23 @@ fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
     gauge(registry, "larder_backend_up", u64::from(node.health.borrow().is_up()));
     gauge(registry, "larder_connections", connections.open() as u64);
     gauge(registry, "larder_inflight_calls", connections.calls().len() as u64);
-    let uptime = node.started.elapsed();
-    let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(uptime);
-    gauge(registry, "process_start_time_seconds", started.as_secs());
+    timestamp(registry, "process_start_time_seconds", node.metrics.started);
     gauge(registry, "larder_settings_valid", u64::from(node.settings.reload_error().is_none()));
 }
 
 fn gauge(registry: &mut Registry, name: &'static str, value: u64) {
     let gauge = IntegerGauge::default();
     gauge.set(value);
+    add(registry, name, gauge);
+}
+
+fn timestamp(registry: &mut Registry, name: &'static str, at: SystemTime) {
+    gauge(registry, name, at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
+}
+
+fn ratio(registry: &mut Registry, name: &'static str, percent: i32) {
+    let gauge = Gauge::<f64, AtomicU64>::default();
+    gauge.set(f64::from(percent) / 100.0);
     add(registry, name, gauge);
 }
 
@@ -160,11 +169,16 @@ fn collection(registry: &mut Registry, node: &Node) {
     let (status, images) = (status.borrow(), images.borrow());
     counter(registry, "larder_gc_rounds", status.rounds);
     gauge(registry, "larder_gc_consecutive_failures", status.failures);
+    if let Some(ended) = status.ended {
+        timestamp(registry, "larder_gc_last_round_timestamp_seconds", ended);
+    }
+    let policy = node.unchecked_collector().policy();
+    ratio(registry, "larder_gc_high_threshold_ratio", policy.high_threshold_percent);
+    ratio(registry, "larder_gc_low_threshold_ratio", policy.low_threshold_percent);
     gauge(registry, "larder_images", images.images.len() as u64);
     gauge(registry, "larder_images_bytes", ImageStats::of(&images.images).total_storage_bytes);
     if let Some(listed) = images.listed {
-        let listed = listed.duration_since(UNIX_EPOCH).unwrap_or_default();
-        gauge(registry, "larder_images_listed_timestamp_seconds", listed.as_secs());
+        timestamp(registry, "larder_images_listed_timestamp_seconds", listed);
     }
     gauge(registry, "larder_leases", node.gate.active_leases().len() as u64);
 }
@@ -184,6 +198,7 @@ fn records(registry: &mut Registry, node: &Node) {
         }
         Err(error) => tracing::debug!("cannot count pull records: {error}"),
     }
+    gauge(registry, "kubelet_imagemanager_inmemory_pullintents_usage_percent", 0);
     let percent = records.memory_percent() as u64;
     gauge(registry, "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", percent);
 }

@@ -39,7 +39,7 @@ impl ExpositionFormat {
     }
 
     /// A page of `OpenMetrics` in this format. In the text format, the header lines of a counter name its samples, which end
-    /// in `_total`.
+    /// in `_total`, and buckets have no exemplars.
     pub(super) fn of_open_metrics(self, page: String) -> String {
         if self == ExpositionFormat::OpenMetrics {
             return page;
@@ -59,12 +59,20 @@ impl ExpositionFormat {
                 }
                 (Some("#"), ..) => {}
                 _ => {
-                    text.push_str(line);
+                    text.push_str(without_exemplar(line));
                     text.push('\n');
                 }
             }
         }
         text
+    }
+}
+
+/// A sample without its exemplar, which only buckets have.
+fn without_exemplar(sample: &str) -> &str {
+    match sample.rsplit_once(" # {") {
+        Some((bucket, _)) if sample.contains("_bucket{") => bucket,
+        _ => sample,
     }
 }
 
@@ -117,12 +125,12 @@ mod tests {
 
     #[test]
     fn the_text_format_names_the_samples_of_a_counter() {
-        let page = "# HELP a Help of a.\n# TYPE a counter\na_total{x=\"1 2\"} 3\n# HELP b Help.\n# TYPE b gauge\n\
-                    # UNIT b seconds\nb 4\n# EOF\n";
+        let page = "# HELP a Help of a.\n# TYPE a counter\na_total{x=\"1 # {2\"} 3\n# HELP b Help.\n# TYPE b gauge\n\
+                    # UNIT b seconds\nb 4\nc_bucket{le=\"1.0\"} 1 # {trace_id=\"5b\"} 0.5 12.25\n# EOF\n";
         assert_eq!(
             ExpositionFormat::Text.of_open_metrics(page.to_owned()),
-            "# HELP a_total Help of a.\n# TYPE a_total counter\na_total{x=\"1 2\"} 3\n# HELP b Help.\n\
-             # TYPE b gauge\nb 4\n"
+            "# HELP a_total Help of a.\n# TYPE a_total counter\na_total{x=\"1 # {2\"} 3\n# HELP b Help.\n\
+             # TYPE b gauge\nb 4\nc_bucket{le=\"1.0\"} 1\n"
         );
         assert_eq!(ExpositionFormat::OpenMetrics.of_open_metrics(page.to_owned()), page);
     }

@@ -63,10 +63,16 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         "Pulled records on disk: images with the credentials that may use them",
     ),
     metric(
+        "kubelet_imagemanager_inmemory_pullintents_usage_percent",
+        Gauge,
+        "",
+        "Usage of the in-memory cache of pull intents, in percent. Always 0: larder does not cache them",
+    ),
+    metric(
         "kubelet_imagemanager_inmemory_pulledrecords_usage_percent",
         Gauge,
         "",
-        "Usage of the in-memory cache of pulled records, in percent; intents are not cached",
+        "Usage of the in-memory cache of pulled records, in percent",
     ),
     metric(
         "kubelet_credential_provider_plugin_duration",
@@ -85,6 +91,24 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         Gauge,
         "hash",
         "Always 1; the label is the hash of the credential provider configuration files",
+    ),
+    metric(
+        "kubelet_runtime_operations",
+        Counter,
+        "operation_type",
+        "Calls of larder to a container runtime over CRI, such as `pull_image`. larder's own store and Docker have none",
+    ),
+    metric(
+        "kubelet_runtime_operations_duration_seconds",
+        Histogram,
+        "operation_type",
+        "Duration of calls to a container runtime over CRI",
+    ),
+    metric(
+        "kubelet_runtime_operations_errors",
+        Counter,
+        "operation_type",
+        "Failed and canceled calls to a container runtime over CRI",
     ),
     metric(
         "larder_pulled_image_bytes",
@@ -116,6 +140,24 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
     ),
     metric("larder_gc_rounds", Counter, "", "Completed GC rounds"),
     metric("larder_gc_consecutive_failures", Gauge, "", "Failed GC rounds since the last successful one"),
+    metric(
+        "larder_gc_last_round_timestamp_seconds",
+        Gauge,
+        "",
+        "Time at which the last GC round ended, in seconds since the Unix epoch",
+    ),
+    metric(
+        "larder_gc_high_threshold_ratio",
+        Gauge,
+        "",
+        "Disk usage from which GC frees space, 0 to 1; 1 is never (imageGCHighThresholdPercent)",
+    ),
+    metric(
+        "larder_gc_low_threshold_ratio",
+        Gauge,
+        "",
+        "Disk usage down to which GC frees space, 0 to 1 (imageGCLowThresholdPercent)",
+    ),
     metric("larder_images", Gauge, "", "Present images, as of the last listing"),
     metric(
         "larder_images_bytes",
@@ -167,6 +209,12 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
     metric("larder_backend_up", Gauge, "", "1 if the backend responds, 0 if not"),
     metric("larder_filesystem_size_bytes", Gauge, "", "Size of the image filesystem"),
     metric("larder_filesystem_available_bytes", Gauge, "", "Available bytes on the image filesystem"),
+    metric(
+        "larder_filesystem_inodes",
+        Gauge,
+        "",
+        "Inodes of the image filesystem; 0 on a filesystem without a fixed number",
+    ),
     metric("larder_filesystem_inodes_free", Gauge, "", "Free inodes on the image filesystem"),
     metric(
         "larder_other_filesystem_size_bytes",
@@ -225,8 +273,9 @@ pub(super) fn page() -> String {
          All metrics of the daemon, at `/metrics` on its socket and on `metrics.address`: in OpenMetrics format for clients \
          that accept it, otherwise in the Prometheus text format.\n\n    \
          curl http://127.0.0.1:9464/metrics\n\n\
-         The first metrics, up to `larder_credential_provider_config_info`, are kubelet's. With `metrics.kubeletNames: true` they have \
-         kubelet's names, which begin with `kubelet_` instead of `larder_`. A test generates this page.\n\n\
+         The first metrics, up to `larder_runtime_operations_errors_total`, are kubelet's. With `metrics.kubeletNames: true` they have \
+         kubelet's names, which begin with `kubelet_` instead of `larder_`. How to scrape them, with alerts and a \
+         dashboard: [monitoring](monitoring.md). A test generates this page.\n\n\
          | name | type | labels | meaning |\n|---|---|---|---|\n",
     );
     for MetricDoc { name, kind, labels, help } in DOCUMENTED {

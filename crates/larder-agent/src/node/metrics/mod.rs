@@ -10,17 +10,18 @@ mod metric_docs;
 mod process_stats;
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use larder::credentials::plugin::PluginRunObserver;
-use larder::events::{Event, EventSink};
+use larder::events::{Event, EventReason, EventSink, EventType};
 use larder::gc::{RemovalHistory, RemovalHistoryEntry};
 use larder::pull::{EnsureLabels, PullFailureReason, PullMetrics, image_size_bucket};
+use larder_cri::OperationObserver;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
 pub(crate) use exposition::exposition;
@@ -58,6 +59,26 @@ struct GcReasonLabels {
 /// Kubelet's buckets of `kubelet_credential_provider_plugin_duration`.
 const PROVIDER_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
+/// Kubelet's buckets of `kubelet_runtime_operations_duration_seconds`: 0.005, and each 2.5 times the one before, computed
+/// as kubelet does.
+fn operation_seconds() -> impl Iterator<Item = f64> {
+    std::iter::successors(Some(0.005), |seconds| Some(seconds * 2.5)).take(14)
+}
+
+/// The trace of an observation, as an exemplar of a histogram.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TraceLabels {
+    trace_id: String,
+}
+
+/// A histogram that remembers the last trace of each bucket.
+type TracedHistogram = HistogramWithExemplars<TraceLabels>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OperationLabels {
+    operation_type: &'static str,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PluginNameLabels {
     plugin_name: String,
@@ -88,22 +109,43 @@ struct PullFailureLabels {
 #[derive(Debug)]
 pub(crate) struct NodeMetrics {
     ensures: Family<EnsureMetricLabels, Counter>,
-    pulls: Family<ImageSizeLabels, Histogram, fn() -> Histogram>,
+    pulls: Family<ImageSizeLabels, TracedHistogram, fn() -> TracedHistogram>,
     pulled_bytes: Counter,
-    pod_pulls: Histogram,
+    pod_pulls: TracedHistogram,
     pull_failures: Family<PullFailureLabels, Counter>,
     removals: Family<RequesterLabels, Counter>,
     cri_calls: Family<CriCallLabels, Counter>,
     events: Family<EventLabels, Counter>,
     promised: Family<GcReasonLabels, Counter>,
     freed: Family<GcReasonLabels, Counter>,
-    provider_runs: Family<PluginNameLabels, Histogram, fn() -> Histogram>,
+    provider_runs: Family<PluginNameLabels, TracedHistogram, fn() -> TracedHistogram>,
     provider_errors: Family<PluginNameLabels, Counter>,
     provider_config: Family<ConfigHashLabels, Gauge>,
+    operations: Family<OperationLabels, Counter>,
+    operation_seconds: Family<OperationLabels, TracedHistogram, fn() -> TracedHistogram>,
+    operation_errors: Family<OperationLabels, Counter>,
+    /// The trace that the caller belongs to, if it is sampled.
+    current_trace: fn() -> Option<String>,
+    started: SystemTime,
 }
 
 impl Default for NodeMetrics {
+    /// Counters that alerts are about start with a sample of 0: the first failure is an increase.
     fn default() -> NodeMetrics {
+        let metrics = NodeMetrics::without_samples();
+        for reason in PullFailureReason::ALL {
+            drop(metrics.pull_failures.get_or_create(&PullFailureLabels { reason: reason.word() }));
+        }
+        let (event_type, reason) = (EventType::Warning, EventReason::FreeDiskSpaceFailed);
+        metrics
+            .events
+            .get_or_create(&EventLabels { event_type: event_type.to_string(), reason: reason.to_string() });
+        metrics
+    }
+}
+
+impl NodeMetrics {
+    fn without_samples() -> NodeMetrics {
         NodeMetrics {
             ensures: Family::default(),
             pulls: Family::new_with_constructor(pull_histogram),
@@ -118,11 +160,14 @@ impl Default for NodeMetrics {
             provider_runs: Family::new_with_constructor(provider_histogram),
             provider_errors: Family::default(),
             provider_config: Family::default(),
+            operations: Family::default(),
+            operation_seconds: Family::new_with_constructor(operation_histogram),
+            operation_errors: Family::default(),
+            current_trace: || None,
+            started: SystemTime::now(),
         }
     }
-}
 
-impl NodeMetrics {
     /// Records the hash of the credential provider configuration files.
     pub(crate) fn configured(&self, hash: &str) {
         self.provider_config.get_or_create(&ConfigHashLabels { hash: hash.to_owned() }).set(1);
@@ -142,6 +187,16 @@ impl NodeMetrics {
         add(registry, "kubelet_credential_provider_plugin_duration", self.provider_runs.clone());
         add(registry, "kubelet_credential_provider_plugin_errors", self.provider_errors.clone());
         add(registry, "kubelet_credential_provider_config_info", self.provider_config.clone());
+        add(registry, "kubelet_runtime_operations", self.operations.clone());
+        add(registry, "kubelet_runtime_operations_duration_seconds", self.operation_seconds.clone());
+        add(registry, "kubelet_runtime_operations_errors", self.operation_errors.clone());
+    }
+
+    /// Adds an observation, with the current trace as its exemplar.
+    fn observe(&self, histogram: &TracedHistogram, seconds: Duration) {
+        let trace = (self.current_trace)().map(|trace_id| TraceLabels { trace_id });
+        let observed = trace.is_some().then(SystemTime::now);
+        histogram.observe(seconds.as_secs_f64(), trace, observed);
     }
 }
 
@@ -158,7 +213,7 @@ impl NodeMetrics {
 
     /// Counts the time that the images of one pod took.
     pub(crate) fn pod_pulled(&self, total: Duration) {
-        self.pod_pulls.observe(total.as_secs_f64());
+        self.observe(&self.pod_pulls, total);
     }
 
     /// Counts a removed image by who requested it: `gc`, `cri` or `control`.
@@ -187,7 +242,7 @@ impl PullMetrics for NodeMetrics {
 
     fn image_pulled(&self, size_bytes: u64, duration: Duration) {
         let size = ImageSizeLabels { image_size_in_bytes: image_size_bucket(size_bytes) };
-        self.pulls.get_or_create(&size).observe(duration.as_secs_f64());
+        self.observe(&self.pulls.get_or_create(&size), duration);
     }
 
     fn image_downloaded(&self, size_bytes: u64) {
@@ -202,10 +257,17 @@ impl PullMetrics for NodeMetrics {
 impl PluginRunObserver for NodeMetrics {
     fn plugin_finished(&self, provider: &str, took: Duration, failed: bool) {
         let provider = PluginNameLabels { plugin_name: provider.to_owned() };
-        self.provider_runs.get_or_create(&provider).observe(took.as_secs_f64());
-        if failed {
-            self.provider_errors.get_or_create(&provider).inc();
-        }
+        self.observe(&self.provider_runs.get_or_create(&provider), took);
+        self.provider_errors.get_or_create(&provider).inc_by(u64::from(failed));
+    }
+}
+
+impl OperationObserver for NodeMetrics {
+    fn operation_finished(&self, operation: &'static str, took: Duration, failed: bool) {
+        let operation = OperationLabels { operation_type: operation };
+        self.operations.get_or_create(&operation).inc();
+        self.observe(&self.operation_seconds.get_or_create(&operation), took);
+        self.operation_errors.get_or_create(&operation).inc_by(u64::from(failed));
     }
 }
 
@@ -240,12 +302,16 @@ impl<H: RemovalHistory> RemovalHistory for MeteredHistory<H> {
     }
 }
 
-fn provider_histogram() -> Histogram {
-    Histogram::new(PROVIDER_SECONDS)
+fn provider_histogram() -> TracedHistogram {
+    TracedHistogram::new(PROVIDER_SECONDS.into_iter())
 }
 
-fn pull_histogram() -> Histogram {
-    Histogram::new(PULL_SECONDS)
+fn pull_histogram() -> TracedHistogram {
+    TracedHistogram::new(PULL_SECONDS.into_iter())
+}
+
+fn operation_histogram() -> TracedHistogram {
+    TracedHistogram::new(operation_seconds())
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Every documented metric is served, and changes.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,6 +80,64 @@ fn node(backend: &FakeBackend, dir: &tempfile::TempDir) -> Node {
     })
 }
 
+/// The labels of a family's samples, `le` excepted.
+fn labels(page: &str, name: &str) -> BTreeSet<String> {
+    let samples = page.lines().map(|line| line.split(" # {").next().unwrap_or(line));
+    let own = samples.filter(|line| {
+        let found = line.split(['{', ' ']).next().unwrap_or_default();
+        found
+            .strip_prefix(name)
+            .is_some_and(|suffix| ["", "_total", "_bucket", "_count", "_sum"].contains(&suffix))
+    });
+    let all = own.filter_map(|line| Some(line.split_once('{')?.1.rsplit_once('}')?.0));
+    all.flat_map(|labels| {
+        labels.split("\",").map(|label| label.split('=').next().unwrap_or_default().to_owned())
+    })
+    .filter(|label| label != "le")
+    .collect()
+}
+
+/// The upper bounds of a histogram's buckets, as texts of 12 digits: JSON numbers are not read to the last bit.
+fn buckets(page: &str, name: &str) -> BTreeSet<String> {
+    let bucket = format!("{name}_bucket{{");
+    let bounds = page.lines().filter(|line| line.starts_with(&bucket)).filter_map(|line| {
+        let bound = line.split_once("le=\"")?.1.split_once('"')?.0.parse::<f64>().ok()?;
+        bound.is_finite().then(|| format!("{bound:.12}"))
+    });
+    bounds.collect()
+}
+
+/// The data of kubelet's families.
+#[derive(serde::Deserialize)]
+struct KubeletFamilies {
+    families: Vec<KubeletFamily>,
+}
+
+#[derive(serde::Deserialize)]
+struct KubeletFamily {
+    name: String,
+    r#type: String,
+    labels: BTreeSet<String>,
+    #[serde(default)]
+    buckets: Vec<f64>,
+}
+
+/// Checks kubelet's families on a page with kubelet's names: name, type, labels and buckets, and that there are no others.
+fn assert_kubelet_families(page: &str) {
+    let kubelet: KubeletFamilies = serde_json::from_str(include_str!("kubelet_families.json")).unwrap();
+    let text = ExpositionFormat::Text.of_open_metrics(page.to_owned());
+    for family in &kubelet.families {
+        let header = format!("# TYPE {} {}\n", family.name, family.r#type);
+        assert!(text.contains(&header), "missing: {header}");
+        let name = family.name.strip_suffix("_total").unwrap_or(&family.name);
+        assert_eq!(labels(page, name), family.labels, "{name}");
+        let expected: BTreeSet<_> = family.buckets.iter().map(|bound| format!("{bound:.12}")).collect();
+        assert_eq!(buckets(page, name), expected, "{name}");
+    }
+    let served = text.lines().filter(|line| line.starts_with("# TYPE kubelet_")).count();
+    assert_eq!(served, kubelet.families.len(), "kubelet has no such family");
+}
+
 /// The sum of a metric's samples.
 fn value(page: &str, metric: &metric_docs::MetricDoc) -> Option<f64> {
     let sample = match metric.kind {
@@ -118,6 +177,7 @@ async fn each_documented_metric_is_served_and_changes() {
     node.records.as_ref().unwrap().record_pull_intent(&"d:1".into()).await.unwrap();
     node.metrics.cri_called("PullImage", "OK");
     node.metrics.pod_pulled(Duration::from_secs(3));
+    node.metrics.operation_finished("pull_image", Duration::from_secs(3), true);
     backend.add_image("old:1", image("sha256:9", 50));
     let swept = node.collector.round(GcGoal::AllUnused).await;
     assert_eq!(swept.report.swept.len(), 1, "{swept:?}");
@@ -141,14 +201,35 @@ async fn each_documented_metric_is_served_and_changes() {
         "larder_gc_consecutive_failures",
         "larder_pull_fetched_bytes",
         "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", // of 128 MiB
+        "kubelet_imagemanager_inmemory_pullintents_usage_percent",
     ];
     for metric in DOCUMENTED.iter().filter(|metric| !metric.name.starts_with(STORE_PREFIX)) {
         let found = value(&page, metric).unwrap_or_else(|| panic!("{} is not served:\n{page}", metric.name));
         assert!(found > 0.0 || zero.contains(&metric.name), "{} does not change:\n{page}", metric.name);
+        let documented = metric.labels.split(", ").filter(|label| !label.is_empty());
+        assert_eq!(labels(&page, metric.name), documented.map(str::to_owned).collect(), "{}", metric.name);
     }
+    assert_kubelet_families(&page);
     for name in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
         assert!(DOCUMENTED.iter().any(|metric| metric.name == name), "{name} is not documented");
     }
+}
+
+#[test]
+fn buckets_have_the_trace_of_a_pull_in_open_metrics_only() {
+    let metrics = NodeMetrics {
+        current_trace: || Some("4bf92f3577b34da6a3ce929d0e0e4736".to_owned()),
+        ..NodeMetrics::default()
+    };
+    metrics.image_pulled(1, Duration::from_secs(3));
+    let (mut registry, mut page) = (Registry::default(), String::new());
+    metrics.register(&mut registry);
+    prometheus_client::encoding::text::encode(&mut page, &registry).unwrap();
+    let bucket = "kubelet_image_pull_duration_seconds_bucket{le=\"5.0\",image_size_in_bytes=\"0-10MB\"} 1";
+    let exemplar = format!("{bucket} # {{trace_id=\"4bf92f3577b34da6a3ce929d0e0e4736\"}} 3.0 ");
+    assert!(page.contains(&exemplar), "{page}");
+    let text = ExpositionFormat::Text.of_open_metrics(page);
+    assert!(text.contains(&format!("{bucket}\n")) && !text.contains("trace_id"), "{text}");
 }
 
 #[test]
