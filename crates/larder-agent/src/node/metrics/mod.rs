@@ -24,6 +24,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry};
 
+use crate::traces::current_trace_id;
+
 pub(crate) use exposition::exposition;
 pub(crate) use format::ExpositionFormat;
 
@@ -137,9 +139,8 @@ impl Default for NodeMetrics {
             drop(metrics.pull_failures.get_or_create(&PullFailureLabels { reason: reason.word() }));
         }
         let (event_type, reason) = (EventType::Warning, EventReason::FreeDiskSpaceFailed);
-        metrics
-            .events
-            .get_or_create(&EventLabels { event_type: event_type.to_string(), reason: reason.to_string() });
+        let labels = EventLabels { event_type: event_type.to_string(), reason: reason.to_string() };
+        drop(metrics.events.get_or_create(&labels));
         metrics
     }
 }
@@ -163,7 +164,7 @@ impl NodeMetrics {
             operations: Family::default(),
             operation_seconds: Family::new_with_constructor(operation_histogram),
             operation_errors: Family::default(),
-            current_trace: || None,
+            current_trace: current_trace_id,
             started: SystemTime::now(),
         }
     }
