@@ -56,7 +56,7 @@ install_servers() {
         # They were installed for larder's private ones only: nothing is to run after the next boot either.
         for package in $missing; do
             case $package in
-            containerd | docker-registry) systemctl disable --quiet "$package" || true ;;
+            containerd | docker-registry | prometheus) systemctl disable --quiet "$package" || true ;;
             docker.io) systemctl disable --quiet docker.service docker.socket || true ;;
             esac
         done

@@ -30,6 +30,8 @@ pub enum Package {
     ErofsUtils,
     /// Serves Docker's API.
     Podman,
+    /// Checks metrics and alert rules with `promtool`, and reads metrics.
+    Prometheus,
     /// A shell that completes command lines.
     Zsh,
     /// Another one.
@@ -61,6 +63,7 @@ impl Package {
             Package::Systemd => "systemd",
             Package::ErofsUtils => "erofs-utils",
             Package::Podman => "podman",
+            Package::Prometheus => "prometheus",
             Package::Zsh => "zsh",
             Package::Fish => "fish",
         }

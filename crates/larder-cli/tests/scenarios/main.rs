@@ -32,6 +32,7 @@ mod outages;
 mod pinned;
 mod podman;
 mod policy;
+mod prometheus;
 mod serve;
 mod served;
 mod snapshotter;
