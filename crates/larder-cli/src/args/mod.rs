@@ -2,6 +2,7 @@
 
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
 
+mod bundle;
 mod collect;
 mod config;
 mod containerd;
@@ -30,6 +31,7 @@ use crate::exit;
 use crate::output::hint::quoted;
 use crate::output::style::ColorChoice;
 
+pub(crate) use bundle::BundleArgs;
 pub(crate) use collect::{
     ExplainAccessArgs, ExplainArgs, ExplainSubcommand, GcArgs, GcLogArgs, GcSubcommand, KeepArgs,
     KeepSubcommand, PruneArgs, UnkeepArgs,
@@ -153,6 +155,21 @@ impl GlobalFlags {
             (None, None) => String::new(),
         }
     }
+
+    /// The flags that select images and daemon, as arguments for another run.
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
+        let path =
+            |name: &str, value: &Option<PathBuf>| Some((name.to_owned(), value.clone()?.into_os_string()));
+        let text = |name: &str, value: &Option<String>| Some((name.to_owned(), value.clone()?.into()));
+        let given = [
+            text("--backend", &self.backend),
+            path("--root", &self.root),
+            path("--certs-d", &self.certs_d),
+            path("--state", &self.state),
+            text("--daemon", &self.daemon),
+        ];
+        given.into_iter().flatten().flat_map(|(name, value)| [name.into(), value]).collect()
+    }
 }
 
 /// The commands.
@@ -178,6 +195,7 @@ pub(crate) enum Command {
     Events(EventsArgs),
     Reload(ReloadArgs),
     Runtime(RuntimeArgs),
+    Bundle(BundleArgs),
     Load(LoadArgs),
     Save(SaveArgs),
     Export(ExportArgs),

@@ -1,5 +1,6 @@
 //! One file per command. Each takes its arguments and a session, asks the control API, and prints the answer.
 
+mod bundle;
 mod completions;
 mod config;
 mod containerd;
@@ -53,6 +54,10 @@ pub(crate) fn run(cli: Cli, out: &Arc<Printer>) -> Result<CommandOutcome, Failur
         Command::Completions(args) => completions::run(&args, out),
         Command::Global(_) => Ok(print_global_options(out)),
         Command::Config(args) => Ok(config::run(&args, &connection, out)),
+        Command::Bundle(args) => block_on(async |interrupt| {
+            let ended = interrupt.run_unless_interrupted(bundle::run(&args, &connection, out)).await;
+            ended.unwrap_or(Ok(CommandOutcome::Interrupted))
+        }),
         Command::Containerd(ContainerdArgs { command: ContainerdSubcommand::Configure(args) }) => {
             block_on(async |_| containerd::run(&args, &connection, out).await)
         }
@@ -155,7 +160,8 @@ async fn dispatch(
         Command::Fsck(args) => fsck::run(args, session).await,
         Command::Runtime(args) => runtime::run(args, session).await,
         // They have no session, or another name.
-        Command::Completions(_)
+        Command::Bundle(_)
+        | Command::Completions(_)
         | Command::ImageGroup(_)
         | Command::SystemGroup(_)
         | Command::Version(_)

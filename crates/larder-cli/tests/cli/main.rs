@@ -4,6 +4,7 @@
 
 mod access;
 mod bad_input;
+mod bundle;
 mod collect;
 mod config;
 mod default_store;

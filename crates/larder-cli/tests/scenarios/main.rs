@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a scenario that cannot be set up has failed")]
 
 mod access;
+mod bundle;
 mod collect;
 mod commands;
 mod completion;

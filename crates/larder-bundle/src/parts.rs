@@ -1,0 +1,164 @@
+//! The list of parts, and the page that explains them.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::BundleFile;
+
+/// Where a part comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PartSource {
+    /// A command of this program that asks the daemon, or opens the images itself.
+    Images(&'static [&'static str]),
+    /// A command of this program that does not.
+    Own(&'static [&'static str]),
+    /// Another program with its arguments.
+    Program(&'static [&'static str]),
+    /// Several programs, each with the argument `--version`.
+    Versions(&'static [&'static str]),
+    /// A file.
+    File(&'static str),
+    /// The daemon's metrics, from the socket in the status.
+    Metrics,
+    /// The log of the daemon's unit.
+    Log,
+    /// Variables of this process that concern larder.
+    Environment,
+    /// Mounted filesystems, without those of the kernel's interfaces.
+    Mounts,
+    /// What the caller says about the program.
+    About,
+}
+
+/// One file of the bundle.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BundlePart {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) source: PartSource,
+}
+
+const fn part(name: &'static str, about: &'static str, source: PartSource) -> BundlePart {
+    BundlePart { name, about, source }
+}
+
+use PartSource::{About, Environment, File, Images, Log, Metrics, Mounts, Own, Program, Versions};
+
+/// The parts, in the order in which they are collected. The status comes first: it shows whether a daemon answers.
+pub(crate) const ALL: &[BundlePart] = &[
+    part("version.txt", "version and features of larder", About),
+    part(
+        "status.json",
+        "the daemon: process, backend, disk, pulls, calls",
+        Images(&["status", "-o", "json"]),
+    ),
+    part("settings.yaml", "effective settings", Own(&["config"])),
+    part("settings-check.txt", "problems of the settings, and their files", Own(&["config", "--check"])),
+    part("metrics.txt", "the daemon's metrics", Metrics),
+    part("runtime.json", "the backend, its version and conditions", Images(&["runtime", "-o", "json"])),
+    part("images.json", "all images", Images(&["images", "-o", "json"])),
+    part("df.json", "disk usage of images and of the store", Images(&["df", "-o", "json"])),
+    part(
+        "gc-plan.json",
+        "what GC would remove, and why not the rest",
+        Images(&["gc", "--dry-run", "-o", "json"]),
+    ),
+    part("gc-log.json", "the journal of removed images", Images(&["gc", "log", "-o", "json"])),
+    part("keep.json", "keep rules", Images(&["keep", "-o", "json"])),
+    part("leases.json", "leases", Images(&["lease", "-o", "json"])),
+    part("events.jsonl", "the daemon's recent events", Images(&["events", "-o", "json"])),
+    part("mounts.json", "mounts of images of the store", Images(&["mounts", "-o", "json"])),
+    part(
+        "fsck.txt",
+        "a check of names, sizes and modes in the store; impossible while a daemon has it",
+        Own(&["fsck", "--quick", "--no-wait"]),
+    ),
+    part("log.txt", "the log of the unit larder", Log),
+    part(
+        "unit.txt",
+        "the state of the unit larder",
+        Program(&[
+            "systemctl",
+            "show",
+            "larder.service",
+            "larder.socket",
+            "--property",
+            "Id,LoadState,ActiveState,SubState,Result,NRestarts,ExecMainStartTimestamp,ExecMainStatus,FragmentPath,DropInPaths,MemoryCurrent,TasksCurrent",
+        ]),
+    ),
+    part("environment.txt", "variables that concern larder", Environment),
+    part("kernel.txt", "the kernel", Program(&["uname", "-a"])),
+    part("os-release.txt", "the distribution", File("/etc/os-release")),
+    part(
+        "versions.txt",
+        "versions of container runtimes and of systemd",
+        Versions(&[
+            "containerd",
+            "runc",
+            "crun",
+            "crio",
+            "dockerd",
+            "podman",
+            "kubelet",
+            "crictl",
+            "systemctl",
+        ]),
+    ),
+    part("filesystems.txt", "size and use of filesystems", Program(&["df", "-P", "-T", "-k"])),
+    part("inodes.txt", "inodes of filesystems", Program(&["df", "-P", "-i"])),
+    part("mountinfo.txt", "mounts with their types and options", Mounts),
+    part("kernel-filesystems.txt", "filesystem types that the kernel knows", File("/proc/filesystems")),
+    part("memory.txt", "memory of the machine", File("/proc/meminfo")),
+    part("pressure-io.txt", "stalls on I/O", File("/proc/pressure/io")),
+];
+
+/// What is left out, and why.
+const LEFT_OUT: &str = "\
+Left out:
+
+- Credentials: Docker's config.json, pull secrets, credential providers and their configuration, certificates, certs.d
+  (headers of hosts.toml may be credentials). They are not read.
+- Manifests of static pods and of the prefetch list: they may contain secrets. Their images are in images.json.
+- Pull records: they contain hashes of credentials.
+- Values of variables that are not larder's own or proxies; user names and passwords in URLs; values of keys such as
+  password, token, secret, auth and authorization; tokens in any text. Each is replaced by ****.
+- The contents of images.
+
+Names of images, registries, pods, hosts and directories are in the bundle. Read it before you make it public.
+";
+
+/// The page that explains the bundle.
+pub(crate) fn readme(files: &[BundleFile], now: Timestamp, since: Duration) -> BundleFile {
+    let mut text = format!(
+        "# A bundle of larder\n\nMade at {now:.0}, with {} hours of the log. A part that failed has a file NAME.error.\n\n",
+        since.as_secs() / 3600
+    );
+    for file in files {
+        let failed = file.error.as_ref().map_or("", |_| " (failed)");
+        // Writing to a `String` does not fail.
+        let _ = writeln!(text, "- {}: {}{failed}", file.name, file.about);
+    }
+    let _ = write!(text, "\n{LEFT_OUT}");
+    BundleFile { name: "README.md".to_owned(), about: "this page", text, error: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_lists_each_part_and_what_is_left_out() {
+        let file = |name: &str, error: Option<&str>| BundleFile {
+            name: name.into(),
+            about: "a part",
+            text: String::new(),
+            error: error.map(str::to_owned),
+        };
+        let files = [file("a.txt", None), file("b.txt", Some("broken"))];
+        let page = readme(&files, Timestamp::UNIX_EPOCH, Duration::from_secs(7200)).text;
+        assert!(page.contains("Made at 1970-01-01T00:00:00Z, with 2 hours of the log"), "{page}");
+        assert!(page.contains("- a.txt: a part\n- b.txt: a part (failed)\n\nLeft out:\n"), "{page}");
+    }
+}

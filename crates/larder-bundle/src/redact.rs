@@ -1,0 +1,204 @@
+//! Removes secrets from texts. Pure but for the secrets that variables of this process hold.
+//!
+//! Rather too much than too little: a value whose key sounds like a secret is removed whatever it is, unless it is a switch.
+
+use std::borrow::Cow;
+use std::env;
+use std::sync::LazyLock;
+
+use regex::{Captures, Regex};
+
+use crate::BundleFile;
+
+/// What stands for a secret.
+const HIDDEN: &str = "****";
+
+/// Shorter values of variables are not looked for in texts.
+const SHORTEST_SECRET: usize = 6;
+
+/// The end of a key whose value is a secret.
+const SECRET_KEY: &str = r"(?i-u:password|passwd|passphrase|secrets?|tokens?|api[_-]?key|access[_-]?key|private[_-]?key|auth|authorization|cookie|headers|credentials?|dockerconfigjson|dockercfg|\.data)";
+
+fn regex(pattern: &str) -> Regex {
+    let pattern = pattern.replace("%KEY%", SECRET_KEY);
+    Regex::new(&pattern).expect("the pattern is valid")
+}
+
+/// `"key": "value"`, `"key": ["value"]`, `key=value` and, as whole lines, `key: value`.
+static VALUES: LazyLock<[Regex; 4]> = LazyLock::new(|| {
+    [
+        regex(r#"(?m)(["'][\w.-]*%KEY%["']\s*:\s*)("(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s,}\]]+)"#),
+        regex(r#"(?m)(\b[\w.-]*%KEY%=)("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,;&"']+)"#),
+        regex(r"(?m)(^[\s#-]*[\w.-]*%KEY%:[ \t]+)(\S.*)$"),
+        regex(r"(?m)(--?[\w-]*%KEY%[ ]+)([^\s-]\S*)"),
+    ]
+});
+
+/// `Bearer x`, `Basic x`.
+static SCHEMES: LazyLock<Regex> = LazyLock::new(|| regex(r"\b((?i-u:bearer|basic)\s+)([\w+/=.~-]{6,})"));
+
+/// A JSON web token.
+static JWT: LazyLock<Regex> = LazyLock::new(|| regex(r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"));
+
+/// A secret key in PEM.
+static PEM: LazyLock<Regex> =
+    LazyLock::new(|| regex(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)"));
+
+/// A file without secrets in content and error.
+pub(crate) fn redacted_file(file: BundleFile) -> BundleFile {
+    let secrets =
+        secrets_of(env::vars_os().map(|(name, value)| {
+            (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
+        }));
+    let clean = |text: &str| redacted(text, &secrets);
+    BundleFile { text: clean(&file.text), error: file.error.as_deref().map(clean), ..file }
+}
+
+/// The secrets in variables: values of names that sound like one, and user names and passwords in URLs.
+pub fn secrets_of(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
+    static NAME: LazyLock<Regex> = LazyLock::new(|| regex(r"%KEY%$"));
+    let mut secrets = Vec::new();
+    for (name, value) in variables {
+        if let Some((user, _)) = value.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')) {
+            secrets.push(user.to_owned());
+            secrets.extend(user.split_once(':').map(|(_, password)| password.to_owned()));
+        }
+        if NAME.is_match(&name) {
+            secrets.push(value);
+        }
+    }
+    secrets.retain(|secret| secret.len() >= SHORTEST_SECRET && !is_switch(secret));
+    secrets
+}
+
+/// The text without these secrets, and without what looks like one.
+pub fn redacted(text: &str, secrets: &[String]) -> String {
+    let mut text = without_url_users(text);
+    for secret in secrets {
+        text = text.replace(secret.as_str(), HIDDEN);
+    }
+    let mut text = PEM.replace_all(&text, HIDDEN).into_owned();
+    for pattern in VALUES.iter() {
+        text = pattern.replace_all(&text, hide_value).into_owned();
+    }
+    let text = SCHEMES.replace_all(&text, |found: &Captures| match &found[2] {
+        // "basic authentication"
+        word if word.chars().all(|c| c.is_ascii_lowercase()) => found[0].to_owned(),
+        _ => format!("{}{HIDDEN}", &found[1]),
+    });
+    JWT.replace_all(&text, HIDDEN).into_owned()
+}
+
+/// The key with its value hidden, in the value's quotes.
+fn hide_value(found: &Captures) -> String {
+    let (key, value) = (&found[1], &found[2]);
+    let plain = value.trim_matches(['"', '\'']);
+    if is_switch(plain) || plain.starts_with(HIDDEN) {
+        return found[0].to_owned();
+    }
+    match value.chars().next() {
+        Some(quote @ ('"' | '\'')) => format!("{key}{quote}{HIDDEN}{quote}"),
+        Some('[') => format!("{key}[\"{HIDDEN}\"]"),
+        _ => format!("{key}{HIDDEN}"),
+    }
+}
+
+/// Whether a value says only whether something is on, or begins a list or an object.
+fn is_switch(value: &str) -> bool {
+    matches!(value, "" | "true" | "false" | "null" | "~" | "{}" | "[]" | "{" | "[" | "|" | ">" | "(set)")
+}
+
+/// The text without user names and passwords in URLs. A digest after the last `@` is no host.
+fn without_url_users(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, after) = rest.split_at(at + 3);
+        clean.push_str(before);
+        let end = after
+            .find(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '<' | '>'))
+            .unwrap_or(after.len());
+        let (url, next) = after.split_at(end);
+        clean.push_str(&without_user(url));
+        rest = next;
+    }
+    clean.push_str(rest);
+    clean
+}
+
+/// What follows the scheme of a URL, without its user.
+fn without_user(url: &str) -> Cow<'_, str> {
+    let mut users = url.match_indices('@').map(|(at, _)| at);
+    let is_digest = |rest: &str| rest.starts_with("sha256:") || rest.starts_with("sha512:");
+    match users.rfind(|at| !is_digest(&url[at + 1..])) {
+        Some(at) => Cow::Owned(format!("{HIDDEN}{}", &url[at..])),
+        None => Cow::Borrowed(url),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_removed_in_each_notation() {
+        for text in [
+            "https://bob:hunter2@registry.example/v2/",
+            "proxy http://bob:hun@ter/hunter2@proxy:3128 failed",
+            "backend: docker://bob:hunter2@10.0.0.5:2376",
+            r#"{"auth": "hunter2", "username": "bob"}"#,
+            r#"{"identitytoken":"hunter2"}"#,
+            r#"{"auths": {"r.example": {"password": "a \" hunter2"}}}"#,
+            r#"{"headers": {"Authorization": ["Basic Ym9iOmh1bnRlcjI="]}, "password" : 'hunter2'}"#,
+            "  password: hunter2 with words",
+            "- registryToken: 'hunter2'",
+            "X-Registry-Auth: hunter2",
+            "Authorization: Bearer Hunter2hunter2",
+            "AWS_SECRET_ACCESS_KEY=hunter2",
+            "mount -o username=bob,password=hunter2,rw",
+            "GET /token?service=r&token=hunter2&scope=x",
+            "ExecStart=/usr/bin/provider --token hunter2 --password=hunter2",
+            "sent Bearer hunter2hunter2 to r.example",
+            "sent eyJhbGciOiJIUzI1NiJ9.hunter2.signature",
+            ".dockerconfigjson: hunter2",
+            "-----BEGIN RSA PRIVATE KEY-----\nhunter2\n-----END RSA PRIVATE KEY-----",
+        ] {
+            let clean = redacted(text, &[]);
+            assert!(!clean.to_lowercase().contains("hunter2") && !clean.contains("Ym9i"), "{text}: {clean}");
+            assert!(clean.contains(HIDDEN), "{text}: {clean}");
+        }
+    }
+
+    #[test]
+    fn what_a_report_needs_remains() {
+        for text in [
+            "https://registry.example:5000/v2/a@sha256:0123",
+            "image: r.example/app@sha256:0123",
+            "credentials:\n  tokens: true\n  tokenFile: /run/token\n",
+            "unable to retrieve auth token: invalid username/password: unauthorized",
+            "the registry asks for basic authentication",
+            r#"{"secrets": [], "auth": null, "pulls": 3}"#,
+            "imagePullCredentialsVerificationPolicy: NeverVerify",
+        ] {
+            assert_eq!(redacted(text, &[]), text);
+        }
+        assert_eq!(
+            redacted("https://bob:x@r.example/v2/a@sha256:0", &[]),
+            "https://****@r.example/v2/a@sha256:0",
+            "the host remains"
+        );
+    }
+
+    #[test]
+    fn secrets_in_variables_are_removed_wherever_they_are() {
+        let variables = [
+            ("HTTP_PROXY", "http://bob:hunter2@proxy:3128"),
+            ("REGISTRY_PASSWORD", "correct horse"),
+            ("LARDER_LOG", "debug,info"),
+            ("USE_TOKEN", "true"),
+        ];
+        let secrets = secrets_of(variables.into_iter().map(|(name, value)| (name.into(), value.into())));
+        assert_eq!(secrets, ["bob:hunter2", "hunter2", "correct horse"]);
+        assert_eq!(redacted("tried hunter2, then correct horse", &secrets), "tried ****, then ****");
+    }
+}

@@ -1,0 +1,30 @@
+//! Arguments of `bundle`.
+
+#![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use larder_agent::quantity::parse_duration;
+
+/// Write one archive about this node for a bug report: settings, status, GC plan and journal, events, metrics, log, versions.
+///
+/// Contains no credentials: files that may hold some are not read, and secrets in texts are replaced by ****. README.md in the
+/// archive lists the files and what is left out. A part that fails is a file with its error. Works without a daemon, and ends
+/// within about a minute if one hangs.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder bundle                            larder-bundle-HOST-TIME.tar.gz in this directory
+  larder bundle -o /tmp/larder.tar.gz --since 2h
+  tar -xzOf FILE --wildcards '*/README.md'
+
+Exit code: 0 written, even if parts failed; 1 not written.")]
+pub(crate) struct BundleArgs {
+    /// The file to write, which must not exist.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// How far back the log of the unit goes, such as 2h.
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_duration)]
+    pub(crate) since: Duration,
+}

@@ -1,0 +1,64 @@
+//! `larder bundle`: one archive for a bug report.
+
+use std::time::Duration;
+
+use larder::go_format;
+use larder_bundle::{BundleError, BundleFile, BundleOptions, write_bundle};
+
+use crate::args::{BundleArgs, GlobalFlags};
+use crate::exit::CommandOutcome;
+use crate::failure::{Failure, error_chain};
+use crate::output::table::TextTable;
+use crate::printer::Printer;
+
+/// Time limit of each part.
+const PART_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time limit of all parts together.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The cargo features that this program is built with.
+const FEATURES: [(&str, bool); 3] = [
+    ("dashboard", cfg!(feature = "dashboard")),
+    ("docker", cfg!(feature = "docker")),
+    ("traces", cfg!(feature = "traces")),
+];
+
+pub(super) async fn run(
+    args: &BundleArgs,
+    connection: &GlobalFlags,
+    out: &Printer,
+) -> Result<CommandOutcome, Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?;
+    let written = write_bundle(BundleOptions {
+        program,
+        arguments: connection.arguments(),
+        output: args.output.clone(),
+        since: args.since,
+        part_timeout: connection.timeout.unwrap_or(PART_TIMEOUT),
+        timeout: TIMEOUT,
+        about: about(),
+    });
+    let bundle = written.await.map_err(|error| match &error {
+        BundleError::Exists(_) => {
+            Failure::failed(error.to_string()).hint("name another file with --output, or remove this one")
+        }
+        BundleError::Write(_) => Failure::failed(error_chain(&error)),
+    })?;
+    let mut table = TextTable::new(["FILE", "SIZE", "CONTENT"]);
+    for BundleFile { name, about, text, error } in &bundle.files {
+        let failed = error.as_ref().map_or("", |_| "; failed, see its .error file");
+        table.row([name.clone(), go_format::bytes(text.len() as u64), format!("{about}{failed}")]);
+    }
+    out.table(&table);
+    out.line(format_args!("wrote {}; read it before you make it public", bundle.path.display()));
+    Ok(CommandOutcome::Done)
+}
+
+fn about() -> String {
+    let features: Vec<&str> = FEATURES.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    let (os, machine) = (std::env::consts::OS, std::env::consts::ARCH);
+    let version = env!("CARGO_PKG_VERSION");
+    format!("larder {version}\nfeatures: {}\nplatform: {os} {machine}\n", features.join(", "))
+}

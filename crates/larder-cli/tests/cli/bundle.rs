@@ -1,0 +1,120 @@
+//! The archive for a bug report: its contents, and that no secret is in it.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use crate::world::CliFixture;
+
+/// Unpacks a bundle, and returns the text of all its files with their names.
+fn unpacked(world: &CliFixture, archive: &Path) -> Vec<(String, String)> {
+    let dir = tempfile::tempdir_in(world.state().parent().unwrap()).unwrap();
+    let tar = Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(dir.path()).status().unwrap();
+    assert!(tar.success());
+    let inside = fs_err::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
+    let files = fs_err::read_dir(inside).unwrap().map(|file| file.unwrap().path());
+    files
+        .map(|file| {
+            let text = fs_err::read_to_string(&file).unwrap();
+            (file.file_name().unwrap().to_string_lossy().into_owned(), text)
+        })
+        .collect()
+}
+
+fn text<'a>(files: &'a [(String, String)], name: &str) -> &'a str {
+    files.iter().find(|(found, _)| found == name).map_or_else(|| panic!("no {name}"), |(_, text)| text)
+}
+
+#[test]
+fn a_bundle_has_what_the_commands_print_and_is_for_its_owner_alone() {
+    let world = CliFixture::offering(&["busybox:1"]);
+    world.larder(&["pull", "busybox:1"]).expect(0);
+    let file = world.file("here", "").with_file_name("report.tar.gz");
+    let name = file.to_string_lossy().into_owned();
+    let run = world.larder(&["bundle", "-o", &name]).expect(0);
+    assert!(run.stdout.contains("gc-plan.json") && run.stdout.contains(&format!("wrote {name}")), "{run:?}");
+    assert_eq!(fs_err::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+
+    let files = unpacked(&world, &file);
+    assert!(text(&files, "images.json").contains("busybox"), "{files:?}");
+    assert!(text(&files, "settings.yaml").contains("imageGCHighThresholdPercent"), "{files:?}");
+    assert!(text(&files, "version.txt").starts_with("larder "), "{files:?}");
+    assert!(text(&files, "runtime.json").starts_with('{'), "{files:?}");
+    assert!(text(&files, "status.json.error").contains("no daemon is running"), "{files:?}");
+    for (name, _) in &files {
+        let listed = name.trim_end_matches(".error");
+        assert!(
+            listed == "README.md" || text(&files, "README.md").contains(&format!("- {listed}: ")),
+            "{name}"
+        );
+    }
+
+    let again = world.larder(&["bundle", "-o", &name]).expect(1);
+    assert!(again.stderr.contains("report.tar.gz: already exists"), "{again:?}");
+    let nowhere = world.larder(&["bundle", "-o", "/nonexistent/a.tar.gz"]).expect(1);
+    assert!(nowhere.stderr.contains("cannot write the bundle"), "{nowhere:?}");
+}
+
+#[test]
+fn no_secret_is_in_a_bundle() {
+    let world = CliFixture::offering(&["busybox:1"]);
+    let secret = |number: usize| format!("hunter2secret{number}");
+    world.file(".docker/config.json", &format!(
+        r#"{{"auths": {{"r.example": {{"username": "bob", "password": "{}"}}, "q.example": {{"identitytoken": "{}"}}}}, "HttpHeaders": {{"X-Meta": "{}"}}}}"#,
+        secret(1), secret(2), secret(3),
+    ));
+    world.file("certs.d/r.example/hosts.toml", &format!(
+        "server = \"https://bob:{}@r.example\"\n[host.\"https://mirror.example\".header]\n  Authorization = \"Basic {}\"\n",
+        secret(4), secret(5),
+    ));
+    let provider = world.file("provider.yaml", &format!(
+        "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n- name: cloud\n  apiVersion: credentialprovider.kubelet.k8s.io/v1\n  matchImages: [r.example]\n  defaultCacheDuration: 1m\n  args: [--token={}]\n  env: [{{name: CLOUD_TOKEN, value: {}}}]\n",
+        secret(6), secret(7),
+    ));
+    let bin = world.file("bin/cloud", &format!("#!/bin/sh\necho {} >&2\nexit 1\n", secret(8)));
+    world.file("pods/pod.yaml", &format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\ntype: kubernetes.io/dockerconfigjson\nstringData: {{.dockerconfigjson: '{{\"auths\": {{\"r.example\": {{\"password\": \"{}\"}}}}}}'}}\n---\napiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  containers: [{{name: c, image: 'busybox:1', env: [{{name: PASSWORD, value: {}}}]}}]\n",
+        secret(9), secret(10),
+    ));
+    let settings = world.file(
+        "config.yaml",
+        &format!(
+            "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nstaticPodPath: {}\nimageCredentialProviderConfig: {}\nimageCredentialProviderBinDir: {}\n",
+            world.state().parent().unwrap().join("pods").display(),
+            provider.display(),
+            bin.parent().unwrap().display(),
+        ),
+    );
+    let file = settings.with_file_name("report.tar.gz");
+    let certs = settings.with_file_name("certs.d");
+    let mut command = world.command(&[
+        "-vv",
+        "--certs-d",
+        &certs.to_string_lossy(),
+        "bundle",
+        "-o",
+        &file.to_string_lossy(),
+    ]);
+    command.env("LARDER_CONFIG", &settings);
+    command.env("HTTP_PROXY", format!("http://bob:{}@proxy.example:3128", secret(11)));
+    command.env("https_proxy", format!("http://{}@proxy.example:3128", secret(12)));
+    command.env("REGISTRY_PASSWORD", secret(13));
+    command.env("OTEL_EXPORTER_OTLP_HEADERS", format!("authorization=Bearer {}", secret(14)));
+    command.env("LARDER_TOKEN", secret(15));
+    let run = command.output().unwrap();
+    assert!(run.status.success(), "{run:?}");
+
+    let files = unpacked(&world, &file);
+    for (name, text) in &files {
+        assert!(!text.contains("hunter2secret"), "{name} has a secret:\n{text}");
+    }
+    let printed = format!("{run:?}");
+    assert!(!printed.contains("hunter2secret"), "{printed}");
+    // The settings that were planted are those that were read, and the hosts of proxies remain.
+    assert!(text(&files, "settings.yaml").contains("pods"), "{files:?}");
+    assert!(
+        text(&files, "environment.txt").contains("HTTP_PROXY=http://****@proxy.example:3128"),
+        "{files:?}"
+    );
+    assert!(text(&files, "environment.txt").contains("OTEL_EXPORTER_OTLP_HEADERS=(set)"), "{files:?}");
+}
