@@ -6,4 +6,5 @@ pub mod archive;
 pub mod backend_suite;
 pub mod fake_backend;
 pub mod fault_registry;
+pub mod kube_api;
 pub mod private_state;
