@@ -182,7 +182,7 @@ impl KubeApi {
         self.administer("GET", path, &Value::Null)
     }
 
-    /// A request of nobody, which is neither logged nor refused: the test looks and changes by itself.
+    /// A request without a user, which is neither logged nor refused: the test looks and changes by itself.
     fn administer(&self, method: &str, path: &str, body: &Value) -> Value {
         let answer = serve::administer(&self.shared, method, path, body);
         self.shared.notify();
