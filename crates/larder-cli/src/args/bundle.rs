@@ -15,9 +15,9 @@ use larder_agent::quantity::parse_duration;
 /// within about a minute if one hangs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder bundle                            larder-bundle-HOST-TIME.tar.gz in this directory
-  larder bundle -o /tmp/larder.tar.gz --since 2h
-  tar -xzOf FILE --wildcards '*/README.md'
+  larder bundle
+  larder bundle -o /tmp/larder.tar.gz
+  larder bundle --since 2h           with two hours of the log
 
 Exit code: 0 written, even if parts failed; 1 not written.")]
 pub(crate) struct BundleArgs {

@@ -31,7 +31,7 @@ fn a_bundle_has_the_state_of_a_daemon_and_ends_soon_if_it_hangs() {
         ("status.json", "\"backendAvailable\": true"),
         ("metrics.txt", "larder_pulled_image_bytes_total "),
         ("images.json", "/shop/web\""),
-        ("events.jsonl", "Successfully pulled image"),
+        ("events.jsonl", "\"reason\":\"Pulled\""),
         ("gc-plan.json", "{"),
         ("mountinfo.txt", " / rw"),
     ] {
