@@ -232,13 +232,21 @@ impl ConfigCheck<'_> {
 
     /// A build without the dashboard cannot serve it. The default asks for nothing.
     fn dashboard(&mut self) {
-        let asked = *self.config.origin("dashboard.serve") != SettingOrigin::Default;
-        if asked && self.config.dashboard.serve != DashboardServing::Never && !cfg!(feature = "dashboard") {
+        let is_set = *self.config.origin("dashboard.serve") != SettingOrigin::Default;
+        if lacks_dashboard(self.config.dashboard.serve, is_set, cfg!(feature = "dashboard")) {
             self.report(
                 &["dashboard.serve"],
                 "this larder was built without the dashboard",
                 Some("install a package of larder, or build it with the feature dashboard".into()),
             );
+        }
+        let is_name = |host: &&String| {
+            let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+            !host.is_empty() && host.chars().all(is_part)
+        };
+        if let Some(host) = self.config.dashboard.hosts.iter().find(|host| !is_name(host)) {
+            let what = format!("{}: not a host name", quote(host));
+            self.report(&["dashboard.hosts"], what, Some("write it without scheme and port".into()));
         }
     }
 
@@ -274,6 +282,11 @@ impl ConfigCheck<'_> {
     }
 }
 
+/// Whether a dashboard is asked for that this build lacks. The default asks for none.
+fn lacks_dashboard(serving: DashboardServing, is_set: bool, is_built_in: bool) -> bool {
+    is_set && serving != DashboardServing::Never && !is_built_in
+}
+
 /// Warns of a node where no process collects images.
 fn warn_of_no_collector(config: &mut Config) {
     let key = "imageGCHighThresholdPercent";
@@ -291,6 +304,16 @@ mod tests {
     use larder::reference::ImageName;
 
     use super::*;
+
+    #[test]
+    fn a_build_without_the_dashboard_refuses_to_serve_it() {
+        use DashboardServing::{Always, Loopback, Never};
+        for serving in [Always, Loopback, Never] {
+            assert!(!lacks_dashboard(serving, false, false), "the default of every build");
+            assert!(!lacks_dashboard(serving, true, true));
+            assert_eq!(lacks_dashboard(serving, true, false), serving != Never);
+        }
+    }
 
     #[test]
     fn a_policy_that_cannot_be_read_verifies_each_image() {

@@ -8,7 +8,7 @@ use larder_api::v1alpha1 as api;
 use larder_api::v1alpha1::control_server::Control as _;
 use serde::Serialize;
 use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::time::{self, Instant};
 use tonic::Status;
 
 use super::data::{Query, cut};
@@ -19,6 +19,8 @@ use crate::control::ControlApi;
 const FRESH: Duration = Duration::from_secs(5);
 /// How many times as long as it took.
 const FRESH_FACTOR: u32 = 5;
+/// How long a request waits for one.
+const PATIENCE: Duration = Duration::from_secs(8);
 /// How long one is kept that nothing asks for.
 const KEPT: Duration = Duration::from_secs(60);
 /// How many rows one response has at most.
@@ -74,8 +76,18 @@ pub(super) struct ImagesDocument {
 }
 
 impl ListingCache {
-    /// A listing that is fresh enough.
-    pub(super) async fn read(&self, control: &ControlApi) -> Result<Arc<Listing>, Status> {
+    /// A listing that is fresh enough. One that takes long goes on after this has given up, for the next request.
+    pub(super) async fn read(self: &Arc<Self>, control: &ControlApi) -> Result<Arc<Listing>, Status> {
+        let (cache, control) = (Arc::clone(self), control.clone());
+        let reading = tokio::spawn(async move { cache.refresh(&control).await });
+        match time::timeout(PATIENCE, reading).await {
+            Ok(Ok(listing)) => listing,
+            Ok(Err(error)) => Err(Status::internal(format!("cannot list images: {error}"))),
+            Err(_) => Err(Status::unavailable("still listing the images; try again in a few seconds")),
+        }
+    }
+
+    async fn refresh(&self, control: &ControlApi) -> Result<Arc<Listing>, Status> {
         let mut cached = self.0.lock().await;
         let began = Instant::now();
         if let Some(cached) = cached.as_mut().filter(|cached| began < cached.fresh_until) {

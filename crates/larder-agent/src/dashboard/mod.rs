@@ -55,7 +55,7 @@ pub(crate) struct Dashboard {
     /// Names by which it may be reached, beside loopback and its address.
     hosts: Vec<String>,
     history: Mutex<DiskHistory>,
-    listing: ListingCache,
+    listing: Arc<ListingCache>,
     /// The last status as JSON; empty before the first one.
     status: watch::Sender<Bytes>,
     /// Notified when a stream begins.
@@ -77,7 +77,7 @@ impl Dashboard {
             control: control.clone(),
             hosts: config.dashboard.hosts.clone(),
             history: Mutex::default(),
-            listing: ListingCache::default(),
+            listing: Arc::default(),
             status: watch::Sender::default(),
             joined: Notify::new(),
             streams: Arc::new(Semaphore::new(stream::AT_ONCE)),

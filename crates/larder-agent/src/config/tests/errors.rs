@@ -203,6 +203,10 @@ fn contradicting_settings_are_reported_at_their_place() {
              authentication [use 127.0.0.1, or set metrics.allowRemote: true to allow it]",
         ),
         (
+            "dashboard: {hosts: [node-1.example, 'http://node-1:9464']}",
+            "c.yaml:3: dashboard.hosts: \"http://node-1:9464\": not a host name [write it without scheme and port]",
+        ),
+        (
             "gc: {inodeHighThresholdPercent: 50}",
             "c.yaml:3: gc.inodeHighThresholdPercent: low inode threshold 85 is above high inode threshold \
              50; lower it",

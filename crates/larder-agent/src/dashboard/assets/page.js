@@ -79,15 +79,21 @@ function paced(work, pause) {
   return run;
 }
 
-/** Loads, and says in `place` why it failed. */
-const loading = (place, work) => async () => {
-  try {
-    await work();
-  } catch (error) {
-    say($(place), `Cannot load: ${error.message}`);
-    $(place).hidden = false;
-  }
-};
+/** Loads, and says in `place` why it failed; then it tries again. */
+function loading(place, work) {
+  let retry = 0;
+  const run = async () => {
+    clearTimeout(retry);
+    try {
+      await work();
+    } catch (error) {
+      say($(place), `Cannot load: ${error.message}`);
+      $(place).hidden = false;
+      retry = setTimeout(run, 5000);
+    }
+  };
+  return run;
+}
 
 // --- Disk
 
