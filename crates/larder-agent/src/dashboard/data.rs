@@ -71,6 +71,7 @@ pub(super) struct StatusDocument {
     pulls: Vec<api::Pull>,
     /// Pulls that are left out.
     more_pulls: usize,
+    registries: Vec<api::RegistryStatus>,
     next_event: u64,
     /// Images that were removed since the start.
     removals: u64,
@@ -88,14 +89,24 @@ pub(super) fn status(status: api::StatusResponse, removals: u64) -> StatusDocume
         },
         backend_available: status.backend_available,
         backend_message: cut(status.backend_message, TEXT),
-        gc: status.gc.map(|gc| api::GcStatus { result: gc.result.map(|text| cut(text, TEXT)), ..gc }),
+        gc: status.gc.map(gc),
         disk: status.disk,
         pulls: status.pulls.into_iter().take(PULLS).map(pull).collect(),
         more_pulls: all.saturating_sub(PULLS),
+        registries: status.registries.into_iter().take(PULLS).collect(),
         next_event: status.next_event,
         removals,
         warnings: few(status.warnings),
     }
+}
+
+fn gc(mut gc: api::GcStatus) -> api::GcStatus {
+    gc.result = gc.result.map(|text| cut(text, TEXT));
+    if let Some(removing) = gc.round.as_mut().and_then(|round| round.removing.as_mut()) {
+        removing.names = few(std::mem::take(&mut removing.names));
+        removing.why = cut(std::mem::take(&mut removing.why), TEXT);
+    }
+    gc
 }
 
 fn pull(mut pull: api::Pull) -> api::Pull {

@@ -55,7 +55,6 @@ pub(super) struct ImageRow {
     more_names: usize,
     size_bytes: u64,
     unique_bytes: Option<u64>,
-    created: Option<String>,
     last_used: Option<String>,
     in_use: bool,
     pinned: bool,
@@ -95,7 +94,8 @@ impl ListingCache {
             return Ok(Arc::clone(&cached.listing));
         }
         *cached = None;
-        let images = control.images(super::request(api::ImagesRequest { details: true })).await?.into_inner();
+        let wanted = api::ImagesRequest { details: true, without_configs: true };
+        let images = control.images(super::request(wanted)).await?.into_inner();
         let listing = Arc::new(Listing::of(images));
         let now = Instant::now();
         let fresh_until = now + FRESH.max((now - began) * FRESH_FACTOR);
@@ -171,7 +171,6 @@ fn row(image: api::Image) -> ImageRow {
         id: cut(image.id, NAME),
         size_bytes: image.size_bytes,
         unique_bytes: details.unique_bytes,
-        created: details.created.map(|text| cut(text, NAME)),
         last_used: details.last_used,
         in_use: details.in_use,
         pinned: image.pinned,

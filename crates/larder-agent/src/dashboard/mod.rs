@@ -193,7 +193,7 @@ impl Dashboard {
     }
 
     async fn removals(&self, query: &Query) -> Result<String, Status> {
-        let history = self.control.history(request(api::HistoryRequest {})).await?.into_inner();
+        let history = self.control.history(request(api::HistoryRequest { newest: 0 })).await?.into_inner();
         Ok(json(&data::removals(history, query)))
     }
 
