@@ -15,7 +15,7 @@ use tracing::span::{Attributes, Id};
 use tracing::subscriber::{self, Interest};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+use tracing_subscriber::layer::{Context, Layer, Layered, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry, Scope};
 use tracing_subscriber::reload::{self, Handle};
 
@@ -26,7 +26,7 @@ use crate::error::Error;
 pub const VARIABLE: &str = "LARDER_LOG";
 
 /// All targets of larder's own crates begin with this.
-const OWN: &str = "larder";
+pub(crate) const OWN: &str = "larder";
 
 /// What lines look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +49,9 @@ impl LogLineFormat {
     }
 }
 
+/// What logs, and what a layer that makes traces is put on.
+pub(crate) type Logged = Layered<reload::Layer<LogWriter, Registry>, Registry>;
+
 static RUNNING: OnceLock<Handle<LogWriter, Registry>> = OnceLock::new();
 
 /// Starts logging: what the `directives` of [`VARIABLE`] say, else lines of this level and more severe ones. Fails where
@@ -60,7 +63,10 @@ pub fn start(
 ) -> Result<(), Error> {
     let (lines, handle) = reload::Layer::new(LogWriter::new(level, directives, write)?);
     // It fails only if logging was started before, and then it runs.
-    if subscriber::set_global_default(Registry::default().with(lines)).is_ok() {
+    let logged = Registry::default().with(lines);
+    #[cfg(feature = "traces")]
+    let logged = logged.with(crate::traces::TraceLayer);
+    if subscriber::set_global_default(logged).is_ok() {
         let _ = RUNNING.set(handle);
     }
     Ok(())
@@ -71,6 +77,14 @@ pub fn change(level: Level, format: LogLineFormat) {
     if let Some(running) = RUNNING.get() {
         // It fails only where the subscriber is gone.
         let _ = running.modify(|lines| lines.change(level, format));
+    }
+}
+
+/// Lets all spans of larder's own crates be made, also those that no line shows.
+#[cfg(feature = "traces")]
+pub(crate) fn trace_spans() {
+    if let Some(running) = RUNNING.get() {
+        let _ = running.modify(|lines| lines.traces = true);
     }
 }
 
@@ -113,8 +127,10 @@ fn word(level: Level) -> &'static str {
 }
 
 /// Filters and writes lines.
-struct LogWriter {
+pub(crate) struct LogWriter {
     shown: Targets,
+    /// Whether spans are made for traces as well.
+    traces: bool,
     /// Whether directives say what is shown.
     is_fixed: bool,
     format: LogLineFormat,
@@ -129,7 +145,11 @@ impl LogWriter {
     ) -> Result<LogWriter, Error> {
         let shown = directives.map_or_else(|| Ok(own_lines(level)), parse)?;
         let (is_fixed, write) = (directives.is_some(), Box::new(write));
-        Ok(LogWriter { shown, is_fixed, format: LogLineFormat::Terse, write })
+        Ok(LogWriter { shown, traces: false, is_fixed, format: LogLineFormat::Terse, write })
+    }
+
+    fn is_traced(&self, metadata: &Metadata<'_>) -> bool {
+        self.traces && metadata.is_span() && metadata.target().starts_with(OWN)
     }
 
     fn change(&mut self, level: Level, format: LogLineFormat) {
@@ -142,18 +162,25 @@ impl LogWriter {
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogWriter {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        if self.is_traced(metadata) {
+            return Interest::always();
+        }
         Layer::<S>::register_callsite(&self.shown, metadata)
     }
 
     fn enabled(&self, metadata: &Metadata<'_>, context: Context<'_, S>) -> bool {
-        self.shown.enabled(metadata, context)
+        self.is_traced(metadata) || self.shown.enabled(metadata, context)
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Layer::<S>::max_level_hint(&self.shown)
+        if self.traces { Some(LevelFilter::TRACE) } else { Layer::<S>::max_level_hint(&self.shown) }
     }
 
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let metadata = attributes.metadata();
+        if !self.shown.would_enable(metadata.target(), metadata.level()) {
+            return;
+        }
         let mut recorded = EventFields::default();
         attributes.record(&mut recorded);
         if let Some(span) = context.span(id) {
@@ -254,6 +281,8 @@ impl EventFields {
     fn take(&mut self, field: &Field, value: String) {
         match field.name() {
             "message" => self.message = value,
+            // For traces only.
+            name if name.starts_with("otel.") => {}
             name => self.fields.push((name, value)),
         }
     }
@@ -379,6 +408,24 @@ mod tests {
         assert_eq!(logged(Level::WARN, None, LogLineFormat::Terse, change), ["info: gc", "info: store"]);
         let fixed = logged(Level::WARN, Some("larder::gc=info"), LogLineFormat::Terse, change);
         assert_eq!(fixed, ["info: gc", "info: gc", "info: gc"]);
+    }
+
+    #[test]
+    fn spans_that_are_made_for_traces_change_no_line() {
+        let chatter = |handle: &Handle<LogWriter, Registry>| {
+            handle.modify(|lines| lines.traces = true).unwrap();
+            let pull =
+                info_span!(target: "larder::pull", "pull", image = "a:1", otel.name = "pull.Pull").entered();
+            assert!(!pull.is_disabled());
+            let stage = tracing::trace_span!(target: "larder::pull", "stage", bytes = 1).entered();
+            assert!(!stage.is_disabled());
+            assert!(tracing::trace_span!(target: "h2::proto", "stream").is_disabled());
+            warn!(target: "larder::pull", "slow");
+            debug!(target: "larder::pull", "detail");
+        };
+        assert_eq!(logged(Level::WARN, None, LogLineFormat::Text, chatter), ["warning: slow"]);
+        let shown = logged(Level::INFO, None, LogLineFormat::Text, chatter);
+        assert_eq!(shown, ["warning: slow pull.image=a:1"]);
     }
 
     #[test]

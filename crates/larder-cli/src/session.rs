@@ -265,8 +265,9 @@ impl CommandSession {
     }
 }
 
-/// Logs which daemon does the work.
+/// Logs which daemon does the work, as part of the trace that this command is part of.
 fn log_daemon(client: &Client) {
+    larder_agent::traces::continue_from_environment();
     tracing::info!("using the daemon at {}", client.socket().unwrap_or(Path::new("")).display());
 }
 

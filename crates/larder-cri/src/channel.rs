@@ -21,15 +21,19 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use larder::backend::EndpointFailure;
+use larder::trace_context;
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::{self, Instant};
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::{Code, Status};
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 use crate::endpoint::Endpoint;
 use crate::preface::{PrefaceStream, ServerPreface};
+use crate::status::code_name;
 
 /// Largest set of response headers, in bytes. Error messages travel there, and some are long.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
@@ -217,8 +221,47 @@ impl Service<http::Request<Body>> for CriChannel {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        Box::pin(self.clone().send(request))
+        let span = call_span(request.uri().path().trim_start_matches('/'));
+        if span.is_disabled() {
+            return Box::pin(self.clone().send(with_trace_context(request)));
+        }
+        let request = span.in_scope(|| with_trace_context(request));
+        let call = self.clone().send(request).instrument(span.clone());
+        Box::pin(async move {
+            let response = call.await;
+            let failure = match &response {
+                Ok(response) => Status::from_header_map(response.headers()),
+                Err(status) => Some(status.clone()),
+            };
+            if let Some(status) = failure.filter(|status| status.code() != Code::Ok) {
+                trace_context::fail(&span, code_name(status.code()), status.message());
+            }
+            response
+        })
     }
+}
+
+/// The span of a call, until the headers of the response; named as the OpenTelemetry instrumentation of gRPC names it.
+fn call_span(method: &str) -> Span {
+    tracing::trace_span!(
+        "call",
+        otel.name = method,
+        otel.kind = "client",
+        otel.status_description = Empty,
+        rpc.system.name = "grpc",
+        rpc.method = method,
+        error.type = Empty,
+    )
+}
+
+/// The request as part of the current trace.
+fn with_trace_context(mut request: http::Request<Body>) -> http::Request<Body> {
+    for (name, value) in trace_context::headers() {
+        if let Ok(value) = http::HeaderValue::from_str(&value) {
+            request.headers_mut().insert(name, value);
+        }
+    }
+    request
 }
 
 /// The failure of the endpoint, as the source of a status.

@@ -9,14 +9,38 @@ use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use larder::trace_context;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use reqwest::{Client, Method, Request, Response, Url};
 use tokio::time;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 use super::config::{Proxy, RegistryConfig};
 use super::error::{FetchErrorKind, printable};
 use super::hosts::{authority, is_loopback};
 use super::tls::{self, TlsSettings};
+
+/// What larder calls itself in HTTP requests.
+pub const USER_AGENT: &str = concat!("larder/", env!("CARGO_PKG_VERSION"));
+
+/// A client for a server that is no registry, with the system's CA certificates or only those of `authority`; without TLS
+/// for plain HTTP alone, which saves the memory of the certificates.
+pub fn plain_client(
+    with_tls: bool,
+    authority: Option<Vec<u8>>,
+    connect_timeout: Duration,
+) -> Result<Client, FetchErrorKind> {
+    let settings = TlsSettings { authorities: authority.into_iter().collect(), ..TlsSettings::default() };
+    let tls = if with_tls { tls::client_config(&settings) } else { tls::no_tls() };
+    let tls = tls.map_err(|error| FetchErrorKind::Tls(error.to_string()))?;
+    let builder = Client::builder()
+        .tls_backend_preconfigured(tls)
+        .redirect(reqwest::redirect::Policy::none())
+        .user_agent(USER_AGENT)
+        .connect_timeout(connect_timeout);
+    builder.build().map_err(|error| explain(error, connect_timeout))
+}
 
 /// Most redirects of one request. Registries need one or two.
 const MAX_REDIRECTS: usize = 5;
@@ -88,7 +112,11 @@ impl HttpTransport {
             if let Some(body) = &outgoing.body {
                 *request.body_mut() = Some(body.clone().into());
             }
-            let response = self.exchange(request, tls).await.map_err(|kind| along(kind, redirected, &url))?;
+            let span = request_span(&request, redirected);
+            let exchange = self.exchange(request, tls).instrument(span.clone());
+            let response = exchange.await.map_err(|kind| along(kind, redirected, &url));
+            note_outcome(&span, &response);
+            let response = response?;
             if !is_redirect(&response) || !matches!(outgoing.method, Method::GET | Method::HEAD) {
                 return Ok(HttpResponse { response, redirected });
             }
@@ -100,7 +128,12 @@ impl HttpTransport {
         Err(FetchErrorKind::BadReply(format!("more than {MAX_REDIRECTS} redirects")))
     }
 
-    async fn exchange(&self, request: Request, tls: &TlsSettings) -> Result<Response, FetchErrorKind> {
+    async fn exchange(&self, mut request: Request, tls: &TlsSettings) -> Result<Response, FetchErrorKind> {
+        for (name, value) in trace_context::headers_for_others() {
+            if let Ok(value) = HeaderValue::from_str(&value) {
+                request.headers_mut().insert(name, value);
+            }
+        }
         let client = self.client(request.url(), tls)?;
         let limit = self.config.header_timeout;
         match time::timeout(limit, client.execute(request)).await {
@@ -137,7 +170,7 @@ impl HttpTransport {
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
             .referer(false)
-            .user_agent(concat!("larder/", env!("CARGO_PKG_VERSION")))
+            .user_agent(USER_AGENT)
             .connect_timeout(self.config.connect_timeout)
             .pool_idle_timeout(Duration::from_secs(15))
             .pool_max_idle_per_host(self.config.connections);
@@ -152,6 +185,43 @@ impl HttpTransport {
             }
         };
         builder.build().map_err(|error| explain(error, self.config.connect_timeout))
+    }
+}
+
+/// The span of one exchange, until the headers of the response; named as containerd names it. The path of a redirect
+/// target is left out, and so is any query: they may be signed.
+fn request_span(request: &Request, redirected: bool) -> Span {
+    let url = request.url();
+    let span = tracing::trace_span!(
+        "request",
+        otel.name = "remotes.docker.resolver.HTTPRequest",
+        otel.kind = "client",
+        otel.status_description = Empty,
+        http.request.method = request.method().as_str(),
+        http.response.status_code = Empty,
+        server.address = url.host_str(),
+        server.port = url.port_or_known_default(),
+        url.scheme = url.scheme(),
+        url.path = Empty,
+        error.type = Empty,
+    );
+    if !redirected {
+        span.record("url.path", url.path());
+    }
+    span
+}
+
+fn note_outcome(span: &Span, response: &Result<Response, FetchErrorKind>) {
+    match response {
+        Ok(response) => {
+            let status = response.status();
+            span.record("http.response.status_code", status.as_u16());
+            if status.is_client_error() || status.is_server_error() {
+                // The semantic conventions have the code as the type of the error, and no text for it.
+                trace_context::fail(span, status.as_u16(), "");
+            }
+        }
+        Err(error) => trace_context::fail(span, "request", error),
     }
 }
 

@@ -25,6 +25,7 @@ pub mod fuzz;
 pub mod holding_proxy;
 pub mod images;
 pub mod loop_disk;
+pub mod otlp_receiver;
 pub mod packages;
 pub mod process;
 pub mod registry;
@@ -36,6 +37,7 @@ pub use dockerd::{Dockerd, DockerdOptions};
 pub use holding_proxy::HoldingProxy;
 pub use images::{ImageBuilder, LayerFiles};
 pub use loop_disk::{LoopDisk, LoopFilesystem};
+pub use otlp_receiver::OtlpReceiver;
 pub use packages::{Availability, Package, require};
 pub use registry::{RegistryAccess, RegistryOptions, RegistryProcess, TlsMode};
 

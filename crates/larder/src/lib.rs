@@ -38,6 +38,7 @@ pub mod records;
 pub mod reference;
 pub mod suggestions;
 mod threads;
+pub mod trace_context;
 
 pub use chain::error_chain;
 pub use glob::glob;

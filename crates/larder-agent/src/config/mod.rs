@@ -79,6 +79,8 @@ pub struct Config {
     pub containerd: ContainerdSettings,
     /// What is logged.
     pub log: LogSettings,
+    /// Where traces go.
+    pub tracing: TracingSettings,
     /// How images are pulled, kubelet's settings included.
     pub pull: PullConfig,
     /// What is done with identity and registry tokens.
@@ -209,6 +211,36 @@ pub struct LogSettings {
     pub level: tracing::Level,
     /// What lines look like.
     pub format: LogFormat,
+}
+
+/// Where traces go, as kubelet's `tracing` says it. Unset, the environment decides.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TracingSettings {
+    /// The collector: `host:port`, a socket, or a URL.
+    pub endpoint: Option<String>,
+    /// How it is called.
+    pub protocol: TraceProtocol,
+    /// How many of a million traces that begin in this process are sampled.
+    pub sampled_per_million: u32,
+}
+
+impl TracingSettings {
+    /// Whether traces are on by these settings.
+    pub fn is_set(&self) -> bool {
+        self.endpoint.is_some() || self.sampled_per_million > 0
+    }
+}
+
+/// A protocol of OTLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TraceProtocol {
+    /// gRPC.
+    #[default]
+    Grpc,
+    /// HTTP with protocol buffers.
+    HttpProtobuf,
+    /// HTTP with JSON.
+    HttpJson,
 }
 
 /// What lines of the log look like.

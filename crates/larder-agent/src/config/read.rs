@@ -22,7 +22,7 @@ use super::settings::{self, ConfigDraft, Setting};
 use super::{
     API_VERSION, BackendSetting, Config, ContainerdSettings, CredentialPlugins, CriPinSettings,
     DashboardServing, DashboardSettings, KIND, ListenSettings, LogFormat, LogSettings, MetricsSettings,
-    SettingOrigin, StoreSettings,
+    SettingOrigin, StoreSettings, TracingSettings,
 };
 use crate::environment::DefaultPaths;
 use crate::manifest::tree::{NodeCursor, YamlNode, parse_open};
@@ -304,6 +304,7 @@ impl ConfigDraft {
             cri_pins: CriPinSettings { kept: true, mounted: true, leased: false },
             containerd: ContainerdSettings { snapshotter: false, fetch_layers: true, socket: None },
             log: LogSettings { level: tracing::Level::INFO, format: LogFormat::Text },
+            tracing: TracingSettings::default(),
             pull: PullConfig::default(),
             credential_tokens: TokenPolicy::Keep,
             ensured_lease: pull.ensured_lease,

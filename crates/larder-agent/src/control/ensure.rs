@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tonic::Status;
+use tracing::Instrument as _;
 
 use super::caller::CALLER;
 use crate::error::Error;
@@ -47,8 +48,8 @@ pub(super) fn start(node: &Arc<Node>, request: api::EnsureRequest) -> Result<Ens
     let work_of_call = async move { run(&node, &requests, &updates, progress.then_some(pulls)).await };
     // Its events name the process that called.
     match Peer::of_call() {
-        Some(peer) => work.spawn(peer.scope(work_of_call)),
-        None => work.spawn(work_of_call),
+        Some(peer) => work.spawn(peer.scope(work_of_call).in_current_span()),
+        None => work.spawn(work_of_call.in_current_span()),
     };
     Ok(EnsureUpdateStream::new(receiver, news, work))
 }

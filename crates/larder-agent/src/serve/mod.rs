@@ -43,6 +43,7 @@ use crate::dashboard::Dashboard;
 use crate::error::{Error, NodeOpenError};
 use crate::log;
 use crate::node::{Node, NodeOptions, StateDirAccess};
+use crate::traces;
 use connections::Connections;
 use http_handler::HttpHandler;
 use router::Router;
@@ -57,6 +58,9 @@ const THREADS: usize = 2;
 /// How long a thread that has nothing to block on stays. They take turns, so that a single question every now and then
 /// keeps as many as fit into this time: after a rush they are to go.
 const IDLE: Duration = Duration::from_secs(1);
+
+/// How long the last spans may take to be exported when the daemon stops.
+const FLUSH_WITHIN: Duration = Duration::from_secs(3);
 
 /// How long to wait at the start for a command that has the images open.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
@@ -87,6 +91,7 @@ impl Daemon {
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
+        traces::start(&config)?;
         let ListenSettings { socket, mode, group } = config.listen.clone();
         let options = NodeOptions {
             store: OpenMode::Create,
@@ -170,6 +175,7 @@ impl Daemon {
         }
         let took = Duration::from_secs(began.elapsed().as_secs());
         tracing::info!("stopped after {}", larder::go_format::duration(took));
+        traces::flush(FLUSH_WITHIN).await;
         // While the state is this daemon's: the next one leaves a note of its own.
         drop(note);
         Ok(())

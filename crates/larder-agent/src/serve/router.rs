@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use hyper::body::Frame;
 use larder_api::v1alpha1::control_server::{self, ControlServer};
 use larder_cri::proto::image_service_server::{self, ImageServiceServer};
 use larder_cri::proto::runtime_service_server::{self, RuntimeServiceServer};
@@ -12,17 +13,20 @@ use larder_snapshots::proto::snapshots_server::SnapshotsServer;
 use larder_snapshots::{SERVICE_NAME as SNAPSHOTS, SnapshotService};
 use tonic::Status;
 use tonic::body::Body;
-use tonic::codegen::Service as Answers;
 use tonic::codegen::http::{Request, Response};
+use tonic::codegen::{Bytes, Service as Answers};
 
 use super::cri_calls::CriCallCount;
 use super::http_handler::HttpHandler;
+use super::observed_body::{BodyObserver, observed};
 use super::request_memory::{LimitedBody, RequestKind};
 use super::responses::is_grpc;
 use crate::backend::BackendHandle;
 use crate::backend::layer_fetcher::NodeLayerFetcher;
 use crate::control;
 use crate::node::cri_backend::{CriImages, unusable};
+use crate::traces::server_span::ServerSpan;
+use tracing::Instrument as _;
 
 /// Everything that is served on the socket.
 #[derive(Clone)]
@@ -66,6 +70,16 @@ impl Router {
                 async move { Ok(plain.answer(&head.method, head.uri.path(), &head.headers).await) },
             );
         }
+        let traced = ServerSpan::begin(&request);
+        let answer = traced.span().in_scope(|| self.dispatch(request));
+        if traced.span().is_disabled() {
+            return answer;
+        }
+        let span = traced.span().clone();
+        Box::pin(async move { Ok(traced_response(answer.await?, traced)) }.instrument(span))
+    }
+
+    fn dispatch(&self, request: Request<LimitedBody>) -> RouterFuture {
         let name = request.uri().path().split('/').nth(1).unwrap_or_default();
         match (name, &self.snapshots) {
             (image_service_server::SERVICE_NAME, _) => {
@@ -107,6 +121,17 @@ impl Router {
             }
             Ok(within(limit, async { Ok(proxy.forward(request.map(Body::new)).await) }).await)
         })
+    }
+}
+
+/// Ends the span of the call with the last part of the response.
+fn traced_response(response: Response<Body>, mut span: ServerSpan) -> Response<Body> {
+    if span.is_complete(&response) { response } else { observed(response, span) }
+}
+
+impl BodyObserver for ServerSpan {
+    fn observe(&mut self, part: &Result<Frame<Bytes>, Status>) {
+        self.note_part(part);
     }
 }
 

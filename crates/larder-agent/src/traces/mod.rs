@@ -1,38 +1,45 @@
 //! Traces over OTLP, with the feature `traces`.
+//!
+//! Code makes spans with `tracing` whether or not the feature is built in; without it, and until traces start, a span
+//! that no log line shows is not made at all. One process has one exporter, set up once.
+//!
+//! ```text
+//! spans -> TraceLayer -> sampler -> queue -> task of the exporter -> collector
+//! ```
 
-/// The trace that this thread works for, as 32 hexadecimal digits, if it is sampled. `None` without the feature.
-pub fn current_trace_id() -> Option<String> {
-    #[cfg(feature = "traces")]
-    {
-        use opentelemetry::trace::TraceContextExt as _;
-        let context = opentelemetry::Context::current();
-        let span = context.span().span_context().clone();
-        (span.is_valid() && span.is_sampled()).then(|| span.trace_id().to_string())
-    }
-    #[cfg(not(feature = "traces"))]
-    None
-}
+mod caller;
+#[cfg(feature = "traces")]
+mod context;
+#[cfg(feature = "traces")]
+mod export;
+#[cfg(feature = "traces")]
+mod layer;
+#[cfg(feature = "traces")]
+mod options;
+#[cfg(feature = "traces")]
+mod queue;
+#[cfg(feature = "traces")]
+mod running;
+pub(crate) mod server_span;
 
-#[cfg(all(test, feature = "traces"))]
-mod tests {
-    use opentelemetry::Context;
-    use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState};
+pub use caller::continue_from_environment;
+#[cfg(feature = "traces")]
+pub(crate) use layer::TraceLayer;
+#[cfg(feature = "traces")]
+pub use running::{counts, current_trace_id, flush, is_on, start};
 
-    use super::*;
+#[cfg(not(feature = "traces"))]
+mod absent;
+#[cfg(not(feature = "traces"))]
+pub use absent::{counts, current_trace_id, flush, is_on, start};
 
-    #[test]
-    fn the_current_trace_has_an_id_only_if_it_is_sampled() {
-        assert_eq!(current_trace_id(), None);
-        let trace = TraceId::from_hex("4bf92f3577b34da6a3ce929d0e0e4736").unwrap();
-        let enter = |flags| {
-            let span = SpanContext::new(trace, SpanId::from(1), flags, true, TraceState::default());
-            Context::current().with_remote_span_context(span).attach()
-        };
-        let sampled = enter(TraceFlags::SAMPLED);
-        assert_eq!(current_trace_id().as_deref(), Some("4bf92f3577b34da6a3ce929d0e0e4736"));
-        let unsampled = enter(TraceFlags::default());
-        assert_eq!(current_trace_id(), None);
-        drop((unsampled, sampled));
-        assert_eq!(current_trace_id(), None);
-    }
+/// What became of the spans since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TraceCounts {
+    /// The endpoint has them.
+    pub exported: u64,
+    /// Dropped: too many ended at once, or the endpoint was slow.
+    pub queue_full: u64,
+    /// Dropped: the endpoint did not take them.
+    pub export_failed: u64,
 }

@@ -39,4 +39,6 @@ mod served;
 mod snapshotter;
 mod stalled_removal;
 mod store;
+#[cfg(feature = "traces")]
+mod traces;
 mod world;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use larder::backend::LayerPhase;
 use larder::reference::Digest;
+use larder::trace_context;
 use larder_registry::FetchNotice;
 use tokio::time::Instant;
 use tracing::Instrument as _;
@@ -19,6 +20,7 @@ use super::layer_slots::{CHECK_INTERVAL, SlotRequest};
 use super::lower_roots::open_root;
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_tasks::{PullTaskHandle, blocking};
+use super::spans::{FetchSpanFields, layer_span};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::{FetchProgress, FetchSource};
 use crate::store::{ClaimOutcome, LayerClaim, LayerHandle, LayerKey, LayerWait, Store, StoreError};
@@ -190,8 +192,13 @@ impl StorePuller {
         progress: Arc<FetchProgress>,
         worker: PullTaskHandle,
     ) -> Result<StagedLayer, PullError> {
-        let span = tracing::info_span!("layer", digest = %wanted.descriptor.digest);
-        Box::pin(self.fetch_in_slot(from, wanted, progress, worker)).instrument(span).await
+        let span = layer_span(&wanted);
+        let fetch = Box::pin(self.fetch_in_slot(from, wanted, progress, worker));
+        let fetched = fetch.instrument(span.clone()).await;
+        if let Err(error) = &fetched {
+            trace_context::fail(&span, "fetch", error);
+        }
+        fetched
     }
 
     async fn fetch_in_slot(
@@ -204,7 +211,8 @@ impl StorePuller {
         let (source, blob) = (from.source(), wanted.descriptor.digest.clone());
         let mut request = SlotRequest { source, blob, progress, recalls: 0 };
         loop {
-            let slot = self.slots.acquire(&request).await;
+            let wait = tracing::trace_span!("pull.Wait", larder.wait.reason = "layer slot");
+            let slot = self.slots.acquire(&request).instrument(wait).await;
             from.note(&wanted, LayerPhase::Fetching);
             tokio::select! {
                 fetched = self.fetch_from(&from, &wanted, &request.progress, &worker) => match fetched {
@@ -242,7 +250,9 @@ impl StorePuller {
         };
         let (tracker, counted, digest) =
             (Arc::clone(tally), Arc::clone(progress), wanted.descriptor.digest.clone());
+        let seen = FetchSpanFields::of_current_span();
         let observer: FetchObserver = Arc::new(move |notice| {
+            seen.note(&notice);
             if let FetchNotice::Bytes(count) = notice {
                 counted.add_received(count, Instant::now());
             }

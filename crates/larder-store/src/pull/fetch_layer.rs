@@ -11,6 +11,7 @@ use larder::reference::Digest;
 use super::error::PullError;
 use super::plan::PlannedLayer;
 use super::pull_tasks::PullTaskHandle;
+use super::spans::unpack_span;
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::{Import, ImportError};
@@ -180,7 +181,8 @@ fn start_unpacking(
     worker: &PullTaskHandle,
 ) -> impl Future<Output = UnpackThreadResult> + use<> {
     let (source, wanted) = (LayerSource::Ingest(ingest.clone()), wanted.clone());
-    worker.blocking(move || unpack(&store, source, &wanted, &options))
+    let span = unpack_span(&wanted);
+    span.in_scope(|| worker.blocking(move || unpack(&store, source, &wanted, &options)))
 }
 
 /// How an unpacking ended.

@@ -28,6 +28,7 @@ mod pull_progress;
 mod pull_tasks;
 mod running_pulls;
 mod settle;
+mod spans;
 
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
@@ -63,6 +64,7 @@ use possession::ProvedBlobs;
 use pull_progress::PullProgress;
 use pull_tasks::{AbandonedPulls, PullTaskHandle, PullTasks, blocking};
 use running_pulls::{RunningPull, RunningPulls};
+use spans::{traced_commit, traced_resolve};
 
 /// How images are pulled into the store.
 #[derive(Debug, Clone)]
@@ -203,7 +205,8 @@ impl StorePuller {
         let running = Arc::clone(&acquired.running);
         let commit = self.commit_of(name, acquired);
         let store = self.store.clone();
-        let committed = blocking(move || store.commit(&commit, SystemTime::now())).await??;
+        let committed = blocking(move || store.commit(&commit, SystemTime::now()));
+        let committed = traced_commit(name, async { committed.await?.map_err(PullError::from) }).await?;
         drop(running);
         Ok(committed)
     }
@@ -226,7 +229,8 @@ impl StorePuller {
             let read = blocking(move || possession::served_config(&store, &repository, &digest));
             Box::pin(async { read.await.ok().flatten() })
         };
-        let documents = session.documents_with_known_configs(&self.config.platform, &known).await?;
+        let documents = session.documents_with_known_configs(&self.config.platform, &known);
+        let documents = traced_resolve(name, documents).await?;
         let plan = PullPlan::of(&documents);
         let proved = self.proved_blobs(name, &documents).await?;
         // Before the claims: a resumable layer must not be reclaimed in between.

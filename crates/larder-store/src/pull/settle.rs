@@ -13,6 +13,7 @@ use super::layer_fetches::LayerFetches;
 use super::lower_roots::{LowerRoots, LowerRootsPermit};
 use super::plan::PlannedLayer;
 use super::pull_tasks::PullTaskHandle;
+use super::spans::settle_span;
 use crate::disk::DiskSpace;
 use crate::erofs::ErofsFile;
 use crate::store::{FILES, FS, IMAGE, LayerHandle, LayerKey, LayerMetadata, LayerStaging};
@@ -60,7 +61,7 @@ impl StorePuller {
         let (store, options) = (self.store.clone(), self.options(wanted.descriptor.size, worker));
         let right = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below, roots).await?) };
         // The thread owns the directory, as during unpacking.
-        let settling = worker.blocking(move || {
+        let settle = move || {
             let nearest = image.as_ref().is_some_and(PendingImage::needs_nearest_only);
             let visible = if nearest { &lowers[lowers.len().saturating_sub(1)..] } else { &lowers[..] };
             let failed = |cause| PullError::Unpack { digest: digest.clone(), cause };
@@ -90,8 +91,8 @@ impl StorePuller {
                 ingest.discard()?;
             }
             Ok::<_, PullError>(layer)
-        });
-        settling.await?
+        };
+        settle_span(wanted).in_scope(|| worker.blocking(settle)).await?
     }
 
     /// The right to have these layers open. What waits for it holds nothing else that is bounded, but for what it may keep.

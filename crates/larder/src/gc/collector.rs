@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex as Lock, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use tokio::sync::Mutex;
-use tracing::Instrument as _;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 use super::activity::ImageActivity;
 use super::dependencies::CollectorDependencies;
@@ -29,6 +30,7 @@ use crate::detached::SharedCall;
 use crate::events::{Event, EventReason, EventType};
 use crate::image_service::{FilesystemError, FsStats};
 use crate::reference::ImageId;
+use crate::trace_context;
 
 /// Collects the images of one backend. One round runs at a time, and only other rounds wait for it. Dropping a call
 /// abandons its round: a removal that has begun completes and is recorded, and no other follows.
@@ -97,7 +99,8 @@ impl Collector {
     /// Measures the image filesystem. Callers that ask while a measurement runs share it.
     pub async fn measure_filesystem(&self) -> Result<FsStats, FilesystemError> {
         let disk = Arc::clone(&self.parts.disk);
-        self.measurement.join(async move { disk.measure().await }).await
+        let measure = self.measurement.join(async move { disk.measure().await });
+        measure.instrument(measure_span()).await
     }
 
     /// Measures the filesystems that the runtime reports beside the one that GC acts on, and shares a measurement likewise.
@@ -221,7 +224,19 @@ impl Collector {
             self.state.flush().await;
             GcRoundResult { report, error: ended.err() }
         };
-        round.instrument(tracing::info_span!("gc_round", goal = goal.name())).await
+        let span = tracing::info_span!(
+            "gc_round",
+            goal = goal.name(),
+            otel.name = "Images/GarbageCollect",
+            otel.status_description = Empty,
+            larder.gc.removed_images = Empty,
+            larder.gc.freed_bytes = Empty,
+            larder.gc.reclaimed_bytes = Empty,
+            error.type = Empty,
+        );
+        let result = round.instrument(span.clone()).await;
+        note_round(&span, &result);
+        result
     }
 
     /// What [`reclaim_only`](Collector::reclaim_only) would do now.
@@ -268,7 +283,8 @@ impl Collector {
     async fn collect_on_schedule(&self, policy: &GcPolicy, report: &mut GcReport) -> Result<(), GcError> {
         let reclaimed = self.reclaim_before_images(policy, GcGoal::Thresholds, report).await;
         self.progress.planning();
-        let snapshot = &mut self.list_present_images(policy, ObservationPurpose::Round).await?;
+        let observe = self.list_present_images(policy, ObservationPurpose::Round);
+        let snapshot = &mut observe.instrument(tracing::trace_span!("gc.Observe")).await?;
         snapshot.reclaimed = reclaimed;
         let started = snapshot.now;
         report.warnings = Self::warnings_by(policy, snapshot);
@@ -281,7 +297,7 @@ impl Collector {
         snapshot.disk = Some(disk);
         report.before.get_or_insert(disk);
         report.after = Some(disk);
-        let planned = plan(snapshot, policy, GcGoal::Thresholds);
+        let planned = traced_plan(snapshot, policy, GcGoal::Thresholds);
         if !is_due(disk, policy) {
             report.plans.push(planned);
             if let Some(error) = age_error {
@@ -321,7 +337,8 @@ impl Collector {
     async fn on_demand(&self, policy: &GcPolicy, goal: GcGoal, report: &mut GcReport) -> Result<(), GcError> {
         let reclaimed = self.reclaim_before_images(policy, goal, report).await;
         self.progress.planning();
-        let snapshot = &mut self.list_present_images(policy, ObservationPurpose::Round).await?;
+        let observe = self.list_present_images(policy, ObservationPurpose::Round);
+        let snapshot = &mut observe.instrument(tracing::trace_span!("gc.Observe")).await?;
         snapshot.reclaimed = reclaimed;
         let started = snapshot.now;
         report.warnings = Self::warnings_by(policy, snapshot);
@@ -332,7 +349,7 @@ impl Collector {
             _ => Some(self.disk_after_deletion().await?),
         };
         report.before = report.before.or(snapshot.disk);
-        let planned = plan(snapshot, policy, goal);
+        let planned = traced_plan(snapshot, policy, goal);
         let swept = self.execute_plan(policy, snapshot, planned, report).await;
         if let Some(error) = swept.error(goal, policy) {
             return Err(error);
@@ -353,7 +370,7 @@ impl Collector {
         if policy.maximum_age.is_zero() {
             return None;
         }
-        let planned = plan(snapshot, policy, GcGoal::Age);
+        let planned = traced_plan(snapshot, policy, GcGoal::Age);
         if planned.removals.is_empty() {
             return None;
         }
@@ -449,7 +466,13 @@ impl Collector {
 
     async fn reclaim(&self, trigger: ReclaimTrigger) -> ReclaimOutcome {
         let Some(source) = &self.parts.reclaim else { return ReclaimOutcome::default() };
-        let outcome = source.reclaim(trigger).await;
+        let span = if Span::current().is_none() {
+            Span::none()
+        } else {
+            tracing::trace_span!("gc.Reclaim", larder.gc.freed_bytes = Empty)
+        };
+        let outcome = source.reclaim(trigger).instrument(span.clone()).await;
+        span.record("larder.gc.freed_bytes", outcome.freed.total().bytes);
         if outcome.freed.total() != DiskSpace::ZERO {
             tracing::info!("reclaimed {}", outcome.freed);
         }
@@ -500,7 +523,8 @@ impl Collector {
     }
 
     async fn disk_after_deletion(&self) -> Result<FsStats, GcError> {
-        self.checked(self.parts.disk.measure_after_deletion().await?)
+        let measure = self.parts.disk.measure_after_deletion();
+        self.checked(measure.instrument(measure_span()).await?)
     }
 
     fn checked(&self, disk: FsStats) -> Result<FsStats, GcError> {
@@ -567,5 +591,39 @@ pub(super) fn is_due(disk: FsStats, policy: &GcPolicy) -> bool {
     match policy.accounting {
         Accounting::Nominal => filesystem_stats::kubelet_bytes_to_free(disk, policy).is_some(),
         Accounting::Exact => filesystem_stats::wanted_free(disk, policy).is_some(),
+    }
+}
+
+/// A measurement as a part of something; by itself it is no trace.
+fn measure_span() -> Span {
+    if Span::current().is_none() { Span::none() } else { tracing::trace_span!("gc.Measure") }
+}
+
+/// A plan, as a span.
+fn traced_plan(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
+    let span = tracing::trace_span!(
+        "gc.Plan",
+        larder.gc.goal = goal.name(),
+        larder.gc.images = snapshot.images.len(),
+        larder.gc.removals = Empty,
+        larder.gc.needed_bytes = Empty,
+    );
+    let planned = span.in_scope(|| plan(snapshot, policy, goal));
+    span.record("larder.gc.removals", planned.removals.len());
+    span.record("larder.gc.needed_bytes", planned.need.bytes);
+    planned
+}
+
+/// What a round did, on its span.
+fn note_round(span: &Span, result: &GcRoundResult) {
+    if span.is_disabled() {
+        return;
+    }
+    let swept = &result.report.swept;
+    span.record("larder.gc.removed_images", swept.iter().map(|swept| swept.done.len()).sum::<usize>());
+    span.record("larder.gc.freed_bytes", swept.iter().map(|swept| swept.freed).sum::<i64>());
+    span.record("larder.gc.reclaimed_bytes", result.report.reclaimed.total().bytes);
+    if let Some(error) = &result.error {
+        trace_context::fail(span, "GarbageCollect", error);
     }
 }

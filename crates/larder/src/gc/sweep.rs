@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::time::Instant;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 use super::disk_space::DiskSpace;
 use super::error::GcError;
@@ -20,6 +22,7 @@ use super::uses::{ImageUse, ImageUseError};
 use crate::backend::BackendError;
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
+use crate::trace_context;
 
 /// The effects of a sweep.
 #[async_trait]
@@ -197,7 +200,18 @@ impl Sweep<'_> {
                 self.swept.lagging = true;
                 return false;
             }
-            self.take(removal).await;
+            let span = tracing::trace_span!(
+                "gc.Remove",
+                image.id = %removal.id,
+                image.names = %removal.names.join(" "),
+                larder.gc.reason = %removal.why,
+                larder.gc.promised_bytes = removal.frees.bytes,
+                larder.gc.freed_bytes = Empty,
+                larder.gc.outcome = Empty,
+                otel.status_description = Empty,
+                error.type = Empty,
+            );
+            self.take(removal).instrument(span).await;
             self.swept.reached = self.is_reached(self.target);
             if self.swept.reached {
                 return false;
@@ -218,6 +232,9 @@ impl Sweep<'_> {
                 self.counted &= counted.is_some();
                 let measured = if self.exact { self.freed_by(&removal, counted, before).await } else { None };
                 let freed = counted.or(measured);
+                let span = Span::current();
+                span.record("larder.gc.freed_bytes", freed.unwrap_or(removal.frees).bytes);
+                span.record("larder.gc.outcome", "removed");
                 self.hands.removed(&removal, freed).await;
                 self.snapshot.forget(&removal.id, &removal.handler);
                 self.promised += removal.frees;
@@ -225,7 +242,10 @@ impl Sweep<'_> {
                 self.swept.freed = self.swept.freed.saturating_add(bytes);
                 self.swept.done.push(RemovedImage { removal, freed });
             }
-            Ok(RemovalOutcome::AlreadyGone) => self.gone(removal).await,
+            Ok(RemovalOutcome::AlreadyGone) => {
+                Span::current().record("larder.gc.outcome", "not found");
+                self.gone(removal).await;
+            }
             Ok(RemovalOutcome::InUse(uses)) => {
                 // Even with an unknown user, the image must not be in the next plan.
                 let uses = if uses.is_empty() {
@@ -233,17 +253,20 @@ impl Sweep<'_> {
                 } else {
                     uses
                 };
+                Span::current().record("larder.gc.outcome", "in use");
                 self.exclude(&removal, |image| image.uses.clone_from(&uses));
                 self.swept.skipped.push(removal.id);
             }
             Ok(RemovalOutcome::Kept(rule)) => {
                 tracing::info!(image = %removal.id, rule, "skipped: kept by rule");
+                Span::current().record("larder.gc.outcome", "kept");
                 let wanted = vec![ImageUse::Desired { by: format!("keep rule {rule}") }];
                 self.exclude(&removal, |image| image.uses.clone_from(&wanted));
                 self.swept.skipped.push(removal.id);
             }
             Err(error) => {
                 let error = error.to_string();
+                trace_context::fail(&Span::current(), "RemoveImage", &error);
                 self.exclude(&removal, |image| image.failed = Some(error.clone()));
                 self.swept.errors.push((removal.id, error));
             }

@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tracing::Instrument as _;
+use tracing::instrument::Instrumented;
+use tracing::{Instrument as _, Span};
 
 use super::backoff::{Backoff, CredentialHashes};
 use super::builder::ImageManagerBuilder;
@@ -21,6 +23,7 @@ use super::policy::PullPolicy;
 use super::priority_semaphore::QueuePriority;
 use super::puller::{CredentialOwner, ImagePuller, PullJob, PullerError};
 use super::shared_pull::{SharedPullKey, SharedPullResult, SharedPulls};
+use super::spans::{ensure_span, note_ensured, note_pulled, pull_span};
 use super::status::{PullStatus, PullTracker};
 use super::times::PullTimeRecorder;
 use crate::backend::{Backend, ImageSpec};
@@ -68,7 +71,9 @@ impl ImageManager {
             present_locally: TriState::Unknown,
             pull_required: TriState::Unknown,
         };
-        let result = self.ensure_labelled(request, &mut labels).await;
+        let span = ensure_span(request);
+        let result = self.ensure_labelled(request, &mut labels).instrument(span.clone()).await;
+        note_ensured(&span, &result);
         let withheld = labels.present_locally == TriState::True && labels.pull_required == TriState::True;
         let result = result.map_err(|error| EnsureError { access_denied: withheld, ..error });
         if let Some(metrics) = &self.metrics {
@@ -295,9 +300,8 @@ impl ImageManager {
             runtime_handler: job.spec.runtime_handler.clone(),
         };
         loop {
-            let (outcome, own) = self
-                .shared_pulls
-                .join(key.clone(), &job.urgency, || self.start_shared_pull(job.clone()).boxed());
+            let start = || self.start_shared_pull(job.clone());
+            let (outcome, own) = self.shared_pulls.join(key.clone(), &job.urgency, start);
             let shared = outcome.await;
             if own || shared.applies_to(&job.credentials) {
                 return shared;
@@ -306,13 +310,14 @@ impl ImageManager {
     }
 
     /// A pull that owns all it needs, so that it can outlive the caller that started it.
-    fn start_shared_pull(&self, job: PullJob) -> impl Future<Output = SharedPullResult> + Send + 'static {
+    fn start_shared_pull(&self, job: PullJob) -> Instrumented<BoxFuture<'static, SharedPullResult>> {
         let puller = Arc::clone(&self.puller.read().unwrap_or_else(PoisonError::into_inner));
         let (leases, metrics) = (self.leases.clone(), self.metrics.clone());
         let entry = self.pull_tracker.track(&job.spec.image, Instant::now());
-        let span = tracing::info_span!("pull", image = %job.spec.image);
+        let span = pull_span(&job);
         let pull = async move {
             let result = leases.pull(&puller, &job, &entry).await;
+            note_pulled(&Span::current(), &result);
             if let Some(metrics) = &metrics {
                 match &result.pulled {
                     Ok(_) => metrics.image_downloaded(result.size_bytes),
@@ -321,7 +326,7 @@ impl ImageManager {
             }
             SharedPullResult::new(result, job)
         };
-        pull.instrument(span)
+        pull.boxed().instrument(span)
     }
 
     fn pull_failed(

@@ -19,6 +19,7 @@ mod policy;
 mod priority_semaphore;
 mod puller;
 mod shared_pull;
+mod spans;
 mod status;
 mod throttle;
 mod times;

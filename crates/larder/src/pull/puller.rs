@@ -4,6 +4,7 @@ use std::future;
 use std::time::Duration;
 
 use tokio::time::{self, Instant};
+use tracing::Instrument as _;
 
 use super::config::PullConfig;
 use super::ensure::BackendAdvice;
@@ -143,10 +144,11 @@ impl ImagePuller {
 
     /// Waits for a slot, passes the throttle, pulls, and queries the size while it holds the slot.
     pub(super) async fn pull(&self, job: &PullJob, entry: &PullTrackerEntry) -> PullOutcome {
-        let mut slot = self.slots.take(entry, job).await;
+        let wait = |reason| tracing::trace_span!("pull.Wait", larder.wait.reason = reason);
+        let mut slot = self.slots.take(entry, job).instrument(wait("queue")).await;
         let throttled = || entry.set(PullPhase::Throttled, Some("the pull rate limit (registryPullQPS)"));
         if let Some(throttle) = &self.throttle
-            && let Err(refused) = throttle.pass(throttled).await
+            && let Err(refused) = throttle.pass(throttled).instrument(wait("rate limit")).await
         {
             return PullOutcome { pulled: Err(refused.into()), size_bytes: 0, duration: Duration::ZERO };
         }
@@ -168,7 +170,7 @@ impl ImagePuller {
             }
             tracing::info!("gives its pull slot to another pull, and continues after it");
             drop(slot);
-            slot = self.slots.take(entry, job).await;
+            slot = self.slots.take(entry, job).instrument(wait("queue")).await;
         }
     }
 

@@ -10,6 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 
+use tracing::Span;
+use tracing::instrument::Instrumented;
+
 use super::priority_semaphore::QueuePriority;
 use super::puller::{CredentialOwner, PullJob, PullOutcome};
 use crate::credentials::Credential;
@@ -101,6 +104,7 @@ struct OngoingPull {
     number: u64,
     outcome: WeakShared<BoxFuture<'static, Arc<SharedPullResult>>>,
     urgency: QueuePriority,
+    span: Span,
 }
 
 /// The in-flight pulls.
@@ -117,18 +121,23 @@ impl SharedPulls {
         &self,
         key: SharedPullKey,
         urgency: &QueuePriority,
-        pull: impl FnOnce() -> BoxFuture<'static, SharedPullResult>,
+        pull: impl FnOnce() -> Instrumented<BoxFuture<'static, SharedPullResult>>,
     ) -> (SharedPullFuture, bool) {
         let mut ongoing_pulls = self.ongoing_pulls.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ongoing) = ongoing_pulls.get(&key)
             && let Some(outcome) = ongoing.outcome.upgrade()
         {
             ongoing.urgency.raise_to(urgency);
+            // It is in the trace of the first caller: the others' traces and it refer to each other.
+            let caller = Span::current();
+            caller.follows_from(&ongoing.span);
+            ongoing.span.follows_from(&caller);
             return (outcome, false);
         }
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let guard = OngoingPullGuard { ongoing_pulls: self.ongoing_pulls.clone(), key: key.clone(), number };
         let pull = pull();
+        let span = pull.span().clone();
         let outcome = async move {
             let guard = guard;
             let result = pull.await;
@@ -139,7 +148,7 @@ impl SharedPulls {
         .boxed()
         .shared();
         if let Some(weak) = outcome.downgrade() {
-            ongoing_pulls.insert(key, OngoingPull { number, outcome: weak, urgency: urgency.clone() });
+            ongoing_pulls.insert(key, OngoingPull { number, outcome: weak, urgency: urgency.clone(), span });
         }
         (outcome, true)
     }

@@ -14,8 +14,8 @@ use super::super::codecs::{
     SocketAddrCodec, StringListCodec,
 };
 use super::super::lists::{read_keep, read_prefetch, show_keep, show_prefetch};
-use super::super::{DashboardServing, LogFormat};
-use super::values::BackendCodec;
+use super::super::{DashboardServing, LogFormat, TraceProtocol};
+use super::values::{BackendCodec, TraceEndpointCodec};
 use super::{ReloadSupport, Setting, setting};
 use crate::manifest::InputProblem;
 use crate::manifest::tree::NodeCursor;
@@ -149,6 +149,29 @@ pub(super) const SECTIONS: &[Setting] = &[
     ),
     setting!("log.level", EnumCodec<Level>, log.level, Live, "The lowest level that is logged. `LARDER_LOG` overrides it."),
     setting!("log.format", EnumCodec<LogFormat>, log.format, Live, "Text, or one JSON object per line."),
+    setting!(
+        "tracing.endpoint",
+        TraceEndpointCodec,
+        tracing.endpoint,
+        Restart,
+        "The collector that traces are exported to, over OTLP. Empty: `OTEL_EXPORTER_OTLP_ENDPOINT`; `localhost:4317` if `tracing.samplingRatePerMillion` is set. An endpoint without a scheme is called without TLS. See [tracing](tracing.md)."
+    )
+    .of_kubelet(),
+    setting!(
+        "tracing.samplingRatePerMillion",
+        IntegerCodec<u32, 0, 1_000_000>,
+        tracing.sampled_per_million,
+        Restart,
+        "How many of a million traces are sampled that begin in larder. Calls of kubelet's traces are sampled if kubelet samples them."
+    )
+    .of_kubelet(),
+    setting!(
+        "tracing.protocol",
+        EnumCodec<TraceProtocol>,
+        tracing.protocol,
+        Restart,
+        "The protocol of `tracing.endpoint`."
+    ),
     setting!(
         "pull.overRate",
         EnumCodec<RateLimitAction>,

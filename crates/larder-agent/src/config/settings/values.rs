@@ -14,7 +14,7 @@ use tracing::Level;
 use crate::backend::docker;
 use crate::backend::target::{is_docker, nearest_backend};
 use crate::config::codecs::{ByteSizeCodec, EnumWords, FlagValueKind, SettingCodec, StringListCodec};
-use crate::config::{BackendSetting, DashboardServing, LogFormat};
+use crate::config::{BackendSetting, DashboardServing, LogFormat, TraceProtocol};
 use crate::manifest::InputProblem;
 use crate::manifest::tree::NodeCursor;
 
@@ -174,6 +174,47 @@ impl EnumWords for DashboardServing {
         ("always", DashboardServing::Always),
         ("never", DashboardServing::Never),
     ];
+}
+
+impl EnumWords for TraceProtocol {
+    const WORDS: &'static [(&'static str, TraceProtocol)] = &[
+        ("grpc", TraceProtocol::Grpc),
+        ("http/protobuf", TraceProtocol::HttpProtobuf),
+        ("http/json", TraceProtocol::HttpJson),
+    ];
+}
+
+/// An endpoint of OTLP, as kubelet's or as a URL.
+pub(super) struct TraceEndpointCodec;
+
+impl SettingCodec for TraceEndpointCodec {
+    type Value = Option<String>;
+
+    fn name() -> String {
+        "`host:port`, a socket or a URL".into()
+    }
+
+    /// Credentials are refused, and not shown: the file may be readable for all, and is printed.
+    fn parse(at: &NodeCursor<'_>) -> Result<Option<String>, InputProblem> {
+        let text = at.text()?;
+        if text.contains(['@', '?']) {
+            return Err(at
+                .problem("must not hold credentials")
+                .hint("set OTEL_EXPORTER_OTLP_HEADERS in larder's environment"));
+        }
+        let scheme = text.split_once("://").map_or("dns", |(scheme, _)| scheme);
+        if !["dns", "unix", "http", "https"].contains(&scheme) || !text.chars().all(|c| c.is_ascii_graphic())
+        {
+            return Err(at.problem(format!("{}: not an endpoint", quote(text))).hint(
+                "write it like localhost:4317, unix:///run/collector.sock or https://collector.example:4317",
+            ));
+        }
+        Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
+    }
+
+    fn print(value: &Option<String>) -> Value {
+        json!(value.as_deref().unwrap_or_default())
+    }
 }
 
 impl EnumWords for LayerFormat {

@@ -68,6 +68,9 @@ fn another(setting: &Setting) -> &'static str {
         "runtime.sandboxImages" => "['r.example/pause:*']",
         "registry.plainHTTP" => "['1:2', 'a:1']",
         "registry.certsDirs" => "['/a b', /c]",
+        "tracing.endpoint" => "https://c:4317",
+        "tracing.samplingRatePerMillion" => "77",
+        "tracing.protocol" => "http/json",
         "root" | "state" | "staticPodPath" | "listen.socket" => "/p/q",
         "serializeImagePulls"
         | "metrics.allowRemote"

@@ -121,6 +121,7 @@ fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
     gauge(registry, "larder_connections", connections.open() as u64);
     gauge(registry, "larder_inflight_calls", connections.calls().len() as u64);
     timestamp(registry, "process_start_time_seconds", node.metrics.started);
+    traces(registry);
     gauge(registry, "larder_settings_valid", u64::from(node.settings.reload_error().is_none()));
 }
 
@@ -142,6 +143,17 @@ fn ratio(registry: &mut Registry, name: &'static str, percent: i32) {
 
 fn counter(registry: &mut Registry, name: &'static str, value: u64) {
     add(registry, name, ConstCounter::new(value));
+}
+
+/// Without traces there are no samples.
+fn traces(registry: &mut Registry) {
+    let Some(counts) = crate::traces::counts() else { return };
+    let dropped = Family::<ReasonLabel, prometheus_client::metrics::counter::Counter>::default();
+    for (reason, count) in [("queue_full", counts.queue_full), ("export_failed", counts.export_failed)] {
+        dropped.get_or_create(&ReasonLabel { reason }).inc_by(count);
+    }
+    add(registry, "larder_trace_spans_dropped", dropped);
+    counter(registry, "larder_trace_spans_exported", counts.exported);
 }
 
 fn pulls(registry: &mut Registry, node: &Node) {

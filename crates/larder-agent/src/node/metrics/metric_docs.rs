@@ -243,6 +243,18 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         "",
         "1 if the present settings are in force, 0 if they are invalid and earlier ones are",
     ),
+    metric(
+        "larder_trace_spans_exported",
+        Counter,
+        "",
+        "Spans that the collector of traces has taken; only while traces are exported",
+    ),
+    metric(
+        "larder_trace_spans_dropped",
+        Counter,
+        "reason",
+        "Spans that were not exported: the queue was full, or the collector did not take them",
+    ),
     metric("process_cpu_seconds", Counter, "", "User and system CPU time of the daemon, in seconds"),
     metric("process_resident_memory_bytes", Gauge, "", "Resident memory of the daemon"),
     metric("process_virtual_memory_bytes", Gauge, "", "Virtual memory of the daemon"),
