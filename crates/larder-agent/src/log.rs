@@ -15,7 +15,7 @@ use tracing::span::{Attributes, Id};
 use tracing::subscriber::{self, Interest};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::{Context, Layer, Layered, SubscriberExt as _};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry, Scope};
 use tracing_subscriber::reload::{self, Handle};
 
@@ -50,7 +50,8 @@ impl LogLineFormat {
 }
 
 /// What logs, and what a layer that makes traces is put on.
-pub(crate) type Logged = Layered<reload::Layer<LogWriter, Registry>, Registry>;
+#[cfg(feature = "traces")]
+pub(crate) type Logged = tracing_subscriber::layer::Layered<reload::Layer<LogWriter, Registry>, Registry>;
 
 static RUNNING: OnceLock<Handle<LogWriter, Registry>> = OnceLock::new();
 

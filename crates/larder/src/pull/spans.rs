@@ -75,7 +75,7 @@ pub(super) fn note_pulled(span: &Span, outcome: &PullOutcome) {
             span.record("larder.image.size_bytes", outcome.size_bytes);
         }
         Err(error) if !span.is_disabled() => {
-            fail(span, PullFailureReason::of(&error.as_of_backend()).word(), error)
+            fail(span, PullFailureReason::of(&error.as_of_backend()).word(), error);
         }
         Err(_) => {}
     }
