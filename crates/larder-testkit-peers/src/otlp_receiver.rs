@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, Collected};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -221,7 +221,7 @@ async fn answer(request: Request<Incoming>, received: Received) -> Result<Respon
         return TraceServiceServer::new(service).call(request).await;
     }
     let (head, body) = request.into_parts();
-    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
     let is_json = kind == b"application/json";
     let spans = if is_json {
         serde_json::from_slice(&body).ok()
