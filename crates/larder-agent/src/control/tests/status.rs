@@ -108,7 +108,7 @@ async fn a_registry_that_limits_the_rate_is_a_warning_of_the_status() {
     store.pull(&image, None, None, &ProgressReporter::unwatched()).await.unwrap_err();
     let api::StatusResponse { warnings, registries, .. } = status(&served).await;
     let [load] = &registries[..] else { panic!("{registries:?}") };
-    assert_eq!((&*load.host, load.connection_limit), (&*registry.address().to_string(), 8));
+    assert_eq!((&*load.host, load.connection_limit), (registry.address().as_str(), 8));
     assert!(load.requests > 0 && load.throttled > 0, "{load:?}");
     assert!(load.retry_after_milliseconds.is_some_and(|wait| wait > 50_000), "{load:?}");
     let expected = format!("registry {}: rate limited; requests", registry.address());
@@ -124,7 +124,7 @@ async fn the_status_has_the_progress_of_a_round_by_request() {
     assert_eq!(status(&served).await.gc.unwrap().round, None);
     served.backend.remove_slowly(Duration::from_secs(3600));
     let mut client = served.client();
-    let goal = Some(api::collect_request::Goal::AllUnused(true));
+    let goal = Some(Goal::AllUnused(true));
     let request = api::CollectRequest { goal, ..Default::default() };
     let round = tokio::spawn(async move { client.collect(request).await });
     let progress = loop {
