@@ -241,7 +241,7 @@ function explanation(explained) {
     ['ID', verdict.id],
     ['Now', `${verdict.remove ? 'would be removed' : 'retained'}: ${verdict.why}`],
     ['Under pressure', explained.underPressure],
-    ['If all unused images go', explained.removable ? 'would be removed' : 'is retained'],
+    ['If all unused images are removed', explained.removable ? 'removed' : 'retained'],
     ['Used by', (verdict.usedBy ?? []).join(', ') || 'nothing'],
     ['Size', bytes(verdict.sizeBytes)],
     ['Freed by its removal', bytes(verdict.uniqueBytes)],
