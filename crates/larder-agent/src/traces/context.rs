@@ -7,7 +7,7 @@ use opentelemetry::propagation::{Extractor, Injector, TextMapCompositePropagator
 use opentelemetry::trace::{SpanContext, TraceContextExt as _};
 use opentelemetry::{Context, ContextGuard};
 use opentelemetry_sdk::propagation::{BaggagePropagator, TraceContextPropagator};
-use tonic::codegen::http::HeaderMap;
+use tonic::codegen::http::{HeaderMap, HeaderName};
 
 static PROPAGATOR: LazyLock<TextMapCompositePropagator> = LazyLock::new(|| {
     TextMapCompositePropagator::new(vec![
@@ -24,7 +24,7 @@ impl Extractor for Incoming<'_> {
     }
 
     fn keys(&self) -> Vec<&str> {
-        self.0.keys().map(|name| name.as_str()).collect()
+        self.0.keys().map(HeaderName::as_str).collect()
     }
 }
 

@@ -314,8 +314,8 @@ fn callers_of_one_pull_are_linked_to_it() {
     let [pull] = &pulls[..] else { panic!("{pulls:#?}") };
     let joined = ensures.iter().find(|ensure| ensure.span_id != pull.parent_id).unwrap();
     assert_ne!(joined.trace_id, pull.trace_id);
-    assert_eq!(joined.links, [pull.span_id.clone()]);
-    assert_eq!(pull.links, [joined.span_id.clone()]);
+    assert_eq!(joined.links, [pull.span_id.as_str()]);
+    assert_eq!(pull.links, [joined.span_id.as_str()]);
     daemon.stop().expect(0);
 }
 
