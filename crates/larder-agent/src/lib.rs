@@ -20,6 +20,7 @@ mod dashboard;
 pub mod empty_directory;
 pub mod environment;
 mod error;
+pub mod explanation;
 pub mod image_name;
 mod local_node;
 pub mod log;

@@ -7,13 +7,16 @@ use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use larder::escape::escape_lines;
 use larder::hint::Hint;
 
-use crate::output::escape::escape_lines;
 use crate::output::hint;
 use crate::output::progress::ProgressLines;
 use crate::output::style::{ColorChoice, Style, TextStyle};
 use crate::output::table::{TextTable, styled};
+
+/// How many notes are held while a view has the terminal; the log may have thousands.
+const HELD_NOTES: usize = 100;
 
 /// The two outputs of the program. Shared by everything that prints.
 pub(crate) struct Printer {
@@ -23,6 +26,8 @@ pub(crate) struct Printer {
     given: OnceLock<String>,
     /// Plain if unset.
     look: OnceLock<PrinterLook>,
+    /// Notes that wait while a view has the terminal.
+    held: Mutex<Option<Vec<String>>>,
 }
 
 /// How the two outputs look.
@@ -53,7 +58,7 @@ impl Printer {
     pub(crate) fn to(results: Box<dyn Write + Send>, notes: Box<dyn Write + Send>) -> Self {
         let inner = PrinterStreams { results, notes, closed: false, write_error: None };
         let (progress, given, look) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Printer { inner: Mutex::new(inner), progress, given, look }
+        Printer { inner: Mutex::new(inner), progress, given, look, held: Mutex::default() }
     }
 
     /// From now on, terminals get colours if `choice` says so, and tables that fit.
@@ -146,8 +151,25 @@ impl Printer {
         let style = self.look().notes;
         let text = escape_lines(&text.to_string());
         let text: String = text.split('\n').map(|line| marked(style, line) + "\n").collect();
+        if let Some(held) = &mut *self.held() {
+            if held.len() < HELD_NOTES {
+                held.push(text);
+            }
+            return;
+        }
         // An error of standard error cannot be reported.
         self.above_progress(|| _ = self.inner().notes.write_all(text.as_bytes()));
+    }
+
+    /// Until dropped, standard error gets nothing; then it gets the first of the notes since.
+    #[cfg(feature = "top")]
+    pub(crate) fn hold_notes(&self) -> HeldNotes<'_> {
+        self.held().get_or_insert_default();
+        HeldNotes(self)
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<Vec<String>>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Prints a warning.
@@ -174,7 +196,8 @@ impl Printer {
         self.inner().write_error.take().map_or(Ok(()), Err)
     }
 
-    fn hinted(&self, hint: &Hint) -> String {
+    /// A hint as it is printed.
+    pub(crate) fn hinted(&self, hint: &Hint) -> String {
         format!("hint: {}", hint::carrying(self.given.get().map_or("", String::as_str), hint))
     }
 
@@ -187,6 +210,19 @@ impl Printer {
 
     fn inner(&self) -> MutexGuard<'_, PrinterStreams> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Notes that were held are printed when this is dropped.
+#[cfg(feature = "top")]
+pub(crate) struct HeldNotes<'a>(&'a Printer);
+
+#[cfg(feature = "top")]
+impl Drop for HeldNotes<'_> {
+    fn drop(&mut self) {
+        let held = self.0.held().take().unwrap_or_default();
+        // An error of standard error cannot be reported.
+        held.iter().for_each(|text| _ = self.0.inner().notes.write_all(text.as_bytes()));
     }
 }
 

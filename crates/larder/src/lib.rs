@@ -16,11 +16,13 @@
 //! The crate contains no gRPC, no HTTP and no Kubernetes client. Images are accessed through one trait,
 //! [`backend::Backend`]; `larder-cri` implements it for containerd and CRI-O.
 
+pub mod age;
 pub mod backend;
 mod chain;
 pub mod config;
 pub mod credentials;
 pub mod detached;
+pub mod escape;
 pub mod events;
 pub mod files;
 pub mod gc;

@@ -28,6 +28,21 @@ pub(crate) struct StatusArgs {
     pub(crate) output: PrintFormat,
 }
 
+/// Show disk, images, pulls, GC and registries live in the terminal.
+///
+/// Asks a daemon if one serves these images, and otherwise has the images open itself, as other commands have; commands
+/// that start later work through it. Views: images with what they share, pulls with their layers, GC rounds and
+/// removals, registries with their budgets. ? lists the keys.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder top
+  larder --backend cri top
+  NO_COLOR=1 larder top
+
+In builds with the feature \"top\", such as packages.
+Exit code: 0 quit, 2 not a terminal, 3 backend unreachable, 130 interrupted.")]
+pub(crate) struct TopArgs {}
+
 /// Show the daemon's events about images, in the columns of kubectl get events.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

@@ -38,7 +38,7 @@ pub(crate) use collect::{
 };
 pub(crate) use config::ConfigArgs;
 pub(crate) use containerd::{ConfigureArgs, ContainerdArgs, ContainerdSubcommand};
-pub(crate) use daemon::{EventsArgs, LeaseArgs, LeaseSubcommand, ReloadArgs, StatusArgs};
+pub(crate) use daemon::{EventsArgs, LeaseArgs, LeaseSubcommand, ReloadArgs, StatusArgs, TopArgs};
 pub(crate) use groups::{ImageArgs, SystemArgs};
 pub(crate) use image_list::{ImageFilter, SortKey};
 pub(crate) use images::{DfArgs, HistoryArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs, TagArgs};
@@ -191,6 +191,7 @@ pub(crate) enum Command {
     Keep(KeepArgs),
     Unkeep(UnkeepArgs),
     Lease(LeaseArgs),
+    Top(TopArgs),
     Status(StatusArgs),
     Events(EventsArgs),
     Reload(ReloadArgs),

@@ -1,6 +1,7 @@
 //! `larder history`: the steps in which an image was built, from its config.
 
 use jiff::Timestamp;
+use larder::age;
 use larder::hint::Hint;
 use larder_agent::build_history::{BuildStep, build_steps};
 use larder_api::v1alpha1::InspectRequest;
@@ -10,7 +11,7 @@ use crate::args::HistoryArgs;
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::output::table::TextTable;
-use crate::output::{self, age, size};
+use crate::output::{self, size};
 use crate::session::{CommandSession, ImageAccess};
 
 /// Characters of a command or comment in the narrow table.

@@ -32,6 +32,8 @@ mod runtime;
 mod serve;
 mod status;
 mod tag;
+#[cfg(feature = "top")]
+mod top;
 
 use std::sync::Arc;
 
@@ -148,6 +150,10 @@ async fn dispatch(
         Command::Keep(args) => keep::keep(args, session).await,
         Command::Unkeep(args) => keep::unkeep(args, session).await,
         Command::Lease(args) => lease::run(args, session).await,
+        #[cfg(feature = "top")]
+        Command::Top(_) => top::run(session, interrupt.clone()).await,
+        #[cfg(not(feature = "top"))]
+        Command::Top(_) => Err(crate::failure::missing_feature("larder top", "top")),
         Command::Status(args) => status::run(args, session).await,
         Command::Events(args) => events::run(args, session).await,
         Command::Reload(_) => reload::run(session).await,

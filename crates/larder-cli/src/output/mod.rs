@@ -1,7 +1,5 @@
 //! Output formats: tables for people, JSON and YAML for programs.
 
-pub(crate) mod age;
-pub(crate) mod escape;
 pub(crate) mod events;
 pub(crate) mod hint;
 pub(crate) mod names;
@@ -12,10 +10,10 @@ pub(crate) mod style;
 pub(crate) mod table;
 
 use clap::ValueEnum;
+use larder::escape::{escape_json, is_unsafe};
 use serde::Serialize;
 
 use crate::printer::Printer;
-use escape::{escape_json, is_unsafe};
 use table::TextTable;
 
 /// Output format.

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::escape::escape_cell;
+use larder::escape::escape_cell;
+
 use super::style::{Style, TextStyle};
 
 /// Rows under a head, each column as wide as its widest cell.

@@ -21,4 +21,6 @@ mod login;
 mod registry_hints;
 mod secrets;
 mod terminal;
+#[cfg(feature = "top")]
+mod top;
 mod world;

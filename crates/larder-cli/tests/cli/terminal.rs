@@ -20,15 +20,15 @@ use crate::world::{CliFixture, larder};
 const HEAD: &str = "\u{1b}[1m";
 
 /// A program on a terminal.
-struct Terminal {
-    controller: OwnedFd,
-    child: Child,
+pub(crate) struct Terminal {
+    pub(crate) controller: OwnedFd,
+    pub(crate) child: Child,
     seen: Arc<Mutex<Vec<u8>>>,
     reader: Option<JoinHandle<()>>,
 }
 
 impl Terminal {
-    fn start(mut command: Command, rows: u16, columns: u16) -> Terminal {
+    pub(crate) fn start(mut command: Command, rows: u16, columns: u16) -> Terminal {
         let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&controller).unwrap();
         unlockpt(&controller).unwrap();
@@ -58,16 +58,16 @@ impl Terminal {
         Terminal { reader: Some(reader), ..terminal }
     }
 
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned()
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     /// What was written until the program ended.
-    fn finish(mut self, code: i32) -> String {
+    pub(crate) fn finish(mut self, code: i32) -> String {
         let status = self.child.wait().unwrap();
         self.reader.take().unwrap().join().unwrap();
         let text = self.text();

@@ -7,6 +7,7 @@ mod tree;
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use larder::age;
 use larder::backend::Image;
 use larder::gc::nearest_names;
 use larder::glob;
@@ -22,7 +23,7 @@ use crate::args::{ImageFilter, ImagesArgs};
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::output::table::TextTable;
-use crate::output::{self, age, size};
+use crate::output::{self, size};
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
 

@@ -6,18 +6,18 @@ use std::fmt::Write as _;
 const CELL: usize = 4096;
 
 /// Whether a terminal may interpret it: control characters, line separators, and marks of writing direction.
-pub(crate) fn is_unsafe(c: char) -> bool {
+pub fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// The text of any number of lines, with unsafe characters written as `\u{1b}`. Line breaks and tabs stay.
-pub(crate) fn escape_lines(text: &str) -> String {
+pub fn escape_lines(text: &str) -> String {
     escape(text.chars(), |c| is_unsafe(c) && c != '\n' && c != '\t')
 }
 
 /// The text on one line, cut off at a length that no honest cell has.
-pub(crate) fn escape_cell(text: &str) -> String {
+pub fn escape_cell(text: &str) -> String {
     let mut cell = escape(text.chars().take(CELL), is_unsafe);
     if text.chars().nth(CELL).is_some() {
         cell.push('\u{2026}');
@@ -26,7 +26,7 @@ pub(crate) fn escape_cell(text: &str) -> String {
 }
 
 /// The same JSON: control characters that it allows as they are, and marks of writing direction, as `\u202e`.
-pub(crate) fn escape_json(text: &str) -> String {
+pub fn escape_json(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for c in text.chars() {
         if is_unsafe(c) && c != '\n' {

@@ -2,16 +2,13 @@
 
 use larder_api::v1alpha1::PulledRecord;
 
-use crate::printer::Printer;
-
-/// Prints a line for each name; without a record, what that means for pods.
-pub(super) fn print(records: &[PulledRecord], unrecorded_access: Option<bool>, out: &Printer) {
+/// A line for each name; without a record, what that means for pods.
+pub(super) fn lines(records: &[PulledRecord], unrecorded_access: Option<bool>) -> Vec<String> {
     if records.is_empty() {
-        out.line(format_args!("  pulled record: {}", without_record(unrecorded_access)));
+        return vec![format!("  pulled record: {}", without_record(unrecorded_access))];
     }
-    for record in records {
-        out.line(format_args!("  pulled record: {}: {}", record.name, allowed(record)));
-    }
+    let line = |record: &PulledRecord| format!("  pulled record: {}: {}", record.name, allowed(record));
+    records.iter().map(line).collect()
 }
 
 fn without_record(unrecorded_access: Option<bool>) -> &'static str {

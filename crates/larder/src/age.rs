@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 /// The moment of an RFC 3339 text, as seen at `now`. Empty if it is no moment; a later one is "just now".
-pub(crate) fn ago(moment: &str, now: Timestamp) -> String {
+pub fn ago(moment: &str, now: Timestamp) -> String {
     let Ok(then) = moment.parse::<Timestamp>() else { return String::new() };
     match Duration::try_from(now.duration_since(then)) {
         Ok(age) => since(age),
@@ -14,7 +14,7 @@ pub(crate) fn ago(moment: &str, now: Timestamp) -> String {
 }
 
 /// A duration that has passed, in the largest unit that has at least two, as docker prints it.
-pub(crate) fn since(age: Duration) -> String {
+pub fn since(age: Duration) -> String {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;
     const DAY: u64 = 24 * HOUR;

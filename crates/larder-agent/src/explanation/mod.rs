@@ -1,0 +1,49 @@
+//! Explanations of GC decisions as text for people.
+
+mod record;
+
+use std::time::Duration;
+
+use larder::go_format;
+use larder::reference::Reference;
+use larder_api::v1alpha1::Explanation;
+
+/// The lines about an image that was requested by this name.
+pub fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
+    let Some(image) = &explanation.verdict else { return Vec::new() };
+    let head = requested_name(requested, &image.names);
+    let mut lines = vec![head.unwrap_or(&image.id).clone()];
+    let others = image.names.iter().filter(|name| Some(*name) != head);
+    lines.extend(others.map(|name| format!("  also named: {name}")));
+    lines.push(format!("  id:         {}", image.id));
+    let decision = if image.remove { "remove" } else { "retain" };
+    lines.push(format!("  next GC:    {decision}: {}", image.why));
+    if !explanation.under_pressure.is_empty() {
+        lines.push(format!("  under pressure: {}", explanation.under_pressure));
+    }
+    lines.extend(image.used_by.iter().map(|by| format!("  used by:    {by}")));
+    let ago = |milliseconds: u64, time: &Option<String>| {
+        let since = go_format::duration(Duration::from_secs(milliseconds / 1000));
+        format!("{since} ago ({})", time.as_deref().unwrap_or_default())
+    };
+    lines.extend(record::lines(&explanation.pulled_records, explanation.unrecorded_access));
+    let first_seen = ago(explanation.milliseconds_since_first_seen, &image.first_seen);
+    lines.push(format!("  first seen: {first_seen}"));
+    let last_used = explanation.milliseconds_since_last_used.map(|since| ago(since, &image.last_used));
+    lines.push(format!("  last used:  {}", last_used.unwrap_or_else(|| "never".to_owned())));
+    lines.push(format!("  size:       {}", go_format::bytes(image.size_bytes)));
+    let shared = explanation
+        .shared_bytes
+        .map(|bytes| format!(" ({} shared with other images)", go_format::bytes(bytes)));
+    let frees = go_format::bytes(image.unique_bytes);
+    lines.push(format!("  removal frees: {frees}{}", shared.unwrap_or_default()));
+    lines
+}
+
+/// The requested name as the image has it, else its first one.
+fn requested_name<'a>(requested: &str, names: &'a [String]) -> Option<&'a String> {
+    let parsed = Reference::parse(requested).ok();
+    let is_same =
+        |name: &&String| *name == requested || (parsed.is_some() && Reference::parse(name).ok() == parsed);
+    names.iter().find(is_same).or(names.first())
+}

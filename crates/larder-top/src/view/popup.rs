@@ -1,0 +1,90 @@
+//! Windows over the tabs: help, explanations, errors, and the question before a removal.
+
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph};
+
+use super::{Theme, Tone};
+use crate::app::{App, HELP, Mode};
+use crate::text;
+
+/// Columns of a window at most, with its border.
+const WIDEST: u16 = 100;
+
+pub(super) fn draw(app: &App, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
+    let (title, lines) = match &app.mode {
+        Mode::Normal | Mode::Filter(_) => return,
+        Mode::Help => ("Keys".to_owned(), help(theme)),
+        Mode::Lines { title, lines } => {
+            (title.clone(), wrapped(app, lines).into_iter().map(Line::from).collect())
+        }
+        Mode::Confirm { name, frees, images } => ("Remove".to_owned(), question(app, name, *frees, images)),
+    };
+    let (width, height) =
+        (columns(app) + 2, u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_add(2));
+    let height = height.min(area.height - 2);
+    let window =
+        Rect { x: area.x + (area.width - width) / 2, y: area.y + (area.height - height) / 2, width, height };
+    let hidden = lines.len().saturating_sub(usize::from(height - 2) + app.scroll);
+    let more = if hidden > 0 { format!(" {hidden} more lines, Down scrolls ") } else { String::new() };
+    let room = usize::from(width).saturating_sub(4);
+    let title = theme.span(Tone::Head, format!(" {} ", text::end_of(&title, text::width(&title).min(room))));
+    let block = Block::bordered().title(title).title_bottom(more);
+    let shown: Vec<Line<'_>> = lines.into_iter().skip(app.scroll).collect();
+    frame.render_widget(Clear, window);
+    frame.render_widget(Paragraph::new(shown).block(block), window);
+}
+
+/// Columns inside a window.
+fn columns(app: &App) -> u16 {
+    app.size.width.min(WIDEST).saturating_sub(4)
+}
+
+/// Rows inside the highest window.
+pub(super) fn height(app: &App) -> usize {
+    usize::from(app.size.height.saturating_sub(4))
+}
+
+/// The lines, those that are too long in pieces.
+pub(super) fn wrapped(app: &App, lines: &[String]) -> Vec<String> {
+    let room = usize::from(columns(app)).max(1);
+    let pieces = |line: &String| {
+        let (mut pieces, mut piece) = (Vec::new(), String::new());
+        for word in line.split_inclusive(' ') {
+            if !piece.trim().is_empty() && text::width(&piece) + text::width(word.trim_end()) > room {
+                pieces.push(std::mem::replace(&mut piece, "    ".to_owned()));
+            }
+            for c in word.chars() {
+                if text::width(&piece) >= room && c != ' ' {
+                    pieces.push(std::mem::replace(&mut piece, "    ".to_owned()));
+                }
+                piece.push(c);
+            }
+        }
+        pieces.push(piece);
+        pieces
+    };
+    lines.iter().flat_map(pieces).collect()
+}
+
+fn help(theme: Theme) -> Vec<Line<'static>> {
+    let line = |(keys, what): (&str, &str)| {
+        Line::from(vec![theme.span(Tone::Accent, format!("{keys:<17}")), Span::raw(what.to_owned())])
+    };
+    HELP.into_iter().map(line).collect()
+}
+
+fn question(app: &App, name: &str, frees: Option<u64>, images: &[String]) -> Vec<Line<'static>> {
+    let mut lines = vec![format!("Remove {name}?")];
+    if images.len() > 1 {
+        lines.push(format!("It has {} names; all are removed:", images.len()));
+        lines.extend(images.iter().map(|name| format!("  {}", text::cell(name))));
+    }
+    if let Some(frees) = frees {
+        lines.push(format!("This frees {}.", text::bytes(frees)));
+    }
+    lines.push(String::new());
+    lines.push("y removes it, any other key cancels".to_owned());
+    wrapped(app, &lines).into_iter().map(Line::from).collect()
+}

@@ -1,0 +1,420 @@
+//! What the screen shows, as text. `LARDER_WRITE_GOLDEN=1` writes the files in `golden/`.
+
+use std::path::Path;
+use std::time::Duration;
+
+use larder_api::v1alpha1::{self as api, VerdictReason};
+use larder_top::{Answer, App, Call, Input, Moment, draw, update};
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::layout::Size;
+use ratatui::style::Color;
+use tokio::time::Instant;
+
+/// The view on a terminal, at 12:00.
+struct View {
+    app: App,
+    size: Size,
+    began: Instant,
+}
+
+impl View {
+    fn new(width: u16, height: u16, colors: bool) -> View {
+        let size = Size { width, height };
+        View { app: App::new(size, colors), size, began: Instant::now() }
+    }
+
+    fn now(&self) -> Moment {
+        Moment { instant: self.began, wall: "2026-11-23T12:00:00Z".parse().unwrap() }
+    }
+
+    fn input(&mut self, input: Input) -> Vec<Call> {
+        let now = self.now();
+        update(&mut self.app, input, now)
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        assert_eq!(self.input(Input::Answered(answer)), []);
+    }
+
+    fn press(&mut self, code: KeyCode) -> Vec<Call> {
+        self.input(Input::Key(KeyEvent::new(code, KeyModifiers::NONE)))
+    }
+
+    fn type_text(&mut self, text: &str) {
+        for c in text.chars() {
+            self.press(KeyCode::Char(c));
+        }
+    }
+
+    fn resize(&mut self, width: u16, height: u16) {
+        self.size = Size { width, height };
+        self.input(Input::Resized(self.size));
+    }
+
+    fn buffer(&self) -> Buffer {
+        let mut terminal = Terminal::new(TestBackend::new(self.size.width, self.size.height)).unwrap();
+        terminal.draw(|frame| draw(&self.app, frame, self.now())).unwrap();
+        terminal.backend().buffer().clone()
+    }
+
+    fn screen(&self) -> String {
+        let buffer = self.buffer();
+        let rows = buffer.content.chunks(usize::from(self.size.width));
+        let rows = rows.map(|row| row.iter().map(|cell| cell.symbol()).collect::<String>());
+        rows.map(|row| row.trim_end().to_owned() + "\n").collect()
+    }
+
+    fn is_golden(&self, name: &str) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        let screen = self.screen();
+        if std::env::var_os("LARDER_WRITE_GOLDEN").is_some() {
+            std::fs::write(&path, &screen).unwrap();
+        }
+        let expected = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(screen == expected, "{name} differs; the screen is:\n{screen}");
+    }
+}
+
+fn image(name: &str, size: u64, unique: u64, state: VerdictReason, hours: u64) -> api::Image {
+    let last_used = format!("2026-11-23T{:02}:00:00Z", 12 - hours);
+    let mut details = api::ImageListDetails {
+        unique_bytes: Some(unique),
+        last_used: (hours > 0).then_some(last_used),
+        in_use: state == VerdictReason::InUse,
+        ..api::ImageListDetails::default()
+    };
+    details.set_reason(state);
+    api::Image {
+        id: format!("sha256:{}", name.bytes().map(|byte| format!("{byte:02x}")).collect::<String>()),
+        repo_tags: vec![name.to_owned()],
+        size_bytes: size,
+        pinned: state == VerdictReason::Pinned,
+        details: Some(details),
+        ..api::Image::default()
+    }
+}
+
+fn images() -> api::ImagesResponse {
+    let images = vec![
+        image("registry.k8s.io/pause:3.10", 742_385, 742_385, VerdictReason::Pinned, 0),
+        image("docker.io/library/postgres:17.2", 438_000_000, 361_000_000, VerdictReason::InUse, 1),
+        image(
+            "registry.example:5000/shop/team/checkout-service:v1.27.3",
+            212_000_000,
+            34_000_000,
+            VerdictReason::Unused,
+            11,
+        ),
+        image("docker.io/library/busybox:1.36", 4_260_000, 4_260_000, VerdictReason::Kept, 3),
+        image("registry.example:5000/shop/cart:7", 198_000_000, 20_000_000, VerdictReason::Leased, 2),
+    ];
+    api::ImagesResponse { images, ..api::ImagesResponse::default() }
+}
+
+fn layer(digit: char, phase: api::LayerPhase, done: u64, waiting: &str) -> api::PullLayer {
+    let mut layer = api::PullLayer {
+        digest: format!("sha256:{}", digit.to_string().repeat(64)),
+        done_bytes: done,
+        total_bytes: Some(40_000_000),
+        bytes_per_second: (phase == api::LayerPhase::Fetching).then_some(6_200_000),
+        waiting: waiting.to_owned(),
+        waiting_milliseconds: (!waiting.is_empty()).then_some(12_000),
+        ..api::PullLayer::default()
+    };
+    layer.set_phase(phase);
+    layer
+}
+
+fn pulls() -> Vec<api::Pull> {
+    use api::LayerPhase::{Done, Elsewhere, Fetching, Queued, Unpacking};
+
+    let mut pulling = api::Pull {
+        image: "registry.example:5000/shop/web:42".to_owned(),
+        done_bytes: Some(101_000_000),
+        total_bytes: Some(160_000_000),
+        milliseconds: 21_000,
+        layers: vec![
+            layer('a', Done, 40_000_000, ""),
+            layer('b', Fetching, 21_000_000, ""),
+            layer('c', Unpacking, 40_000_000, ""),
+            layer('d', Queued, 0, "rate limited by registry.example:5000"),
+            layer('e', Elsewhere, 9_000_000, ""),
+        ],
+        ..api::Pull::default()
+    };
+    pulling.set_phase(api::PullPhase::Pulling);
+    pulling.set_step(api::PullStep::Pulling);
+    let mut queued = api::Pull {
+        image: "docker.io/library/redis:8".to_owned(),
+        waiting: "for 2 other pulls".to_owned(),
+        ..api::Pull::default()
+    };
+    queued.set_phase(api::PullPhase::Queued);
+    vec![pulling, queued]
+}
+
+fn round() -> api::GcRound {
+    let removing = api::Removal {
+        id: "sha256:1".into(),
+        names: vec!["registry.example:5000/shop/cart:6".into()],
+        why: "unused for 5h0m0s".into(),
+        promised_bytes: 64_000_000,
+        ..api::Removal::default()
+    };
+    let mut round = api::GcRound {
+        milliseconds: 4_000,
+        promised_bytes: 900_000_000,
+        freed_bytes: 310_000_000,
+        planned_images: 12,
+        removed_images: 4,
+        removing: Some(removing),
+        ..api::GcRound::default()
+    };
+    round.set_goal(api::CollectionGoal::Thresholds);
+    round.set_phase(api::GcPhase::Removing);
+    round
+}
+
+fn status() -> api::StatusResponse {
+    api::StatusResponse {
+        backend: "larder's own store in /var/lib/larder".into(),
+        backend_available: true,
+        socket: Some("/run/larder/larder.sock".into()),
+        pid: 812,
+        uptime_seconds: 7300,
+        disk: Some(api::DiskUse {
+            size_bytes: 40_000_000_000,
+            available_bytes: 7_000_000_000,
+            used_percent: 83,
+            gc_starts_at_percent: Some(85),
+            gc_frees_to_percent: Some(80),
+            inodes_used_percent: Some(12),
+            gc_starts_at_inodes_percent: Some(90),
+            ..api::DiskUse::default()
+        }),
+        gc: Some(api::GcStatus {
+            rounds: 7,
+            ended: Some("2026-11-23T11:57:00Z".into()),
+            result: Some("removed 3 images and freed 120MB".into()),
+            ..api::GcStatus::default()
+        }),
+        ..api::StatusResponse::default()
+    }
+}
+
+fn busy() -> api::StatusResponse {
+    let registry = |host: &str, connections, waiting, retry| api::RegistryStatus {
+        host: host.to_owned(),
+        connections,
+        connection_limit: 8,
+        waiting_requests: waiting,
+        retry_after_milliseconds: retry,
+        requests: 48,
+        throttled: 2,
+        received_bytes: 312_000_000,
+        quota_remaining: retry.map(|_| 0),
+        quota_limit: retry.map(|_| 100),
+    };
+    api::StatusResponse {
+        pulls: pulls(),
+        gc: Some(api::GcStatus { round: Some(round()), ..status().gc.unwrap() }),
+        disk: Some(api::DiskUse { used_percent: 87, ..status().disk.unwrap() }),
+        registries: vec![
+            registry("docker.io", 0, 3, Some(12_000)),
+            registry("registry.example:5000", 8, 5, None),
+        ],
+        ..status()
+    }
+}
+
+fn view(status: api::StatusResponse) -> View {
+    let mut view = View::new(80, 24, false);
+    view.answer(Answer::Status(Box::new(status)));
+    view.answer(Answer::Images(images()));
+    view
+}
+
+#[test]
+fn an_idle_node_in_80_columns() {
+    view(status()).is_golden("idle.txt");
+}
+
+#[test]
+fn a_busy_node() {
+    let mut view = view(busy());
+    view.is_golden("busy.txt");
+    view.press(KeyCode::Char('2'));
+    view.is_golden("pulls.txt");
+    view.press(KeyCode::Tab);
+    let entry = api::HistoryEntry {
+        time: Some("2026-11-23T11:56:58Z".into()),
+        id: "sha256:2".into(),
+        names: vec!["registry.example:5000/shop/cart:5".into()],
+        why: "unused for 6h0m0s".into(),
+        freed_bytes: Some(48_000_000),
+        trigger: api::RemovalTrigger::Space.into(),
+        ..api::HistoryEntry::default()
+    };
+    view.answer(Answer::History(api::HistoryResponse {
+        entries: vec![entry],
+        ..api::HistoryResponse::default()
+    }));
+    view.is_golden("gc.txt");
+    view.press(KeyCode::Char('4'));
+    view.is_golden("registries.txt");
+    view.press(KeyCode::Char('1'));
+    view.resize(120, 44);
+    view.is_golden("tall.txt");
+    view.resize(44, 14);
+    view.is_golden("narrow.txt");
+    view.resize(30, 8);
+    view.is_golden("too-small.txt");
+}
+
+#[test]
+fn windows_over_the_images() {
+    let mut view = view(status());
+    view.press(KeyCode::Char('?'));
+    view.is_golden("help.txt");
+    view.press(KeyCode::Esc);
+    let explain = view.press(KeyCode::Char('e'));
+    let [Call::Explain { name, .. }] = &explain[..] else { panic!("{explain:?}") };
+    assert_eq!(name, "docker.io/library/postgres:17.2");
+    let lines = [
+        "docker.io/library/postgres:17.2",
+        "  next GC:    retain: in use by container db of pod default/shop-db-0 and 2 more",
+        "  size:       438MB",
+    ];
+    view.answer(Answer::Explained { name: name.clone(), lines: lines.map(str::to_owned).to_vec() });
+    view.is_golden("explain.txt");
+    view.press(KeyCode::Esc);
+    view.press(KeyCode::Char('x'));
+    view.is_golden("confirm.txt");
+}
+
+#[test]
+fn a_removal_needs_a_yes() {
+    let mut view = view(status());
+    for no in [KeyCode::Char('n'), KeyCode::Enter, KeyCode::Esc, KeyCode::Char('x')] {
+        assert_eq!(view.press(KeyCode::Delete), []);
+        assert_eq!(view.press(no), [], "{no:?}");
+        assert!(!view.screen().contains("Remove docker.io"));
+    }
+    view.press(KeyCode::F(9));
+    let images = vec!["docker.io/library/postgres:17.2".to_owned()];
+    assert_eq!(view.press(KeyCode::Char('y')), [Call::Remove { images }]);
+    let refused = api::Refused { message: "postgres is in use\u{1b}[2J".into(), ..api::Refused::default() };
+    let result =
+        api::Removed { result: Some(api::removed::Result::Refused(refused)), ..api::Removed::default() };
+    view.answer(Answer::Removed(api::RemoveResponse {
+        results: vec![result],
+        ..api::RemoveResponse::default()
+    }));
+    assert!(view.screen().contains("error: postgres is in use\\u{1b}[2J"), "{}", view.screen());
+}
+
+#[test]
+fn a_filter_is_typed_and_cleared() {
+    let mut view = view(status());
+    view.press(KeyCode::Char('/'));
+    view.type_text("shop q");
+    assert!(view.screen().contains("no match") || view.screen().contains("(0 match shop q)"));
+    view.press(KeyCode::Backspace);
+    view.press(KeyCode::Backspace);
+    view.press(KeyCode::Enter);
+    let screen = view.screen();
+    assert!(screen.contains("(2 match shop)") && !screen.contains("postgres"), "{screen}");
+    view.press(KeyCode::Esc);
+    assert!(view.screen().contains("postgres"));
+    view.press(KeyCode::Char('/'));
+    view.type_text("q");
+    view.press(KeyCode::Esc);
+    assert!(!view.app.is_done() && view.screen().contains("postgres"), "a typed q is no quit");
+}
+
+#[test]
+fn no_state_is_shown_by_colour_alone_and_none_without_colours() {
+    let mut view = view(busy());
+    let colors = |view: &View| {
+        view.buffer().content.iter().any(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset)
+    };
+    assert!(!colors(&view));
+    let plain = view.screen();
+    assert!(plain.contains("past GC threshold 85%") && plain.contains("in use"), "{plain}");
+    view.app = App::new(view.size, true);
+    view.answer(Answer::Status(Box::new(busy())));
+    view.answer(Answer::Images(images()));
+    assert!(colors(&view));
+    assert_eq!(view.screen(), plain, "the words are the same");
+}
+
+#[test]
+fn a_lost_connection_is_shown_until_the_next_status() {
+    let mut view = view(status());
+    let failed = || Answer::Failed {
+        call: Call::Status,
+        message: "the daemon closed the connection".into(),
+        hints: Vec::new(),
+    };
+    view.answer(failed());
+    view.began += Duration::from_secs(7);
+    view.answer(failed());
+    let screen = view.screen();
+    assert!(screen.contains("no connection for 7s, retrying: the daemon closed the connection"), "{screen}");
+    assert!(screen.contains("postgres"), "the last state stays");
+    view.answer(Answer::Status(Box::new(status())));
+    assert!(!view.screen().contains("no connection"));
+}
+
+#[test]
+fn ten_thousand_images_are_sorted_filtered_and_scrolled() {
+    let mut view = view(status());
+    let name = |number: u64| format!("registry.example/team-{}/service-{number:05}:v1", number % 50);
+    let images =
+        (0..10_000).map(|number| image(&name(number), number * 1000, number, VerdictReason::Unused, 1));
+    view.answer(Answer::Images(api::ImagesResponse { images: images.collect(), ..Default::default() }));
+    assert!(view.screen().contains("service-09999"));
+    view.press(KeyCode::End);
+    let screen = view.screen();
+    assert!(screen.contains("service-00000") && !screen.contains("service-09999"), "{screen}");
+    view.press(KeyCode::Char('r'));
+    view.press(KeyCode::Char('/'));
+    view.type_text("TEAM-7/ 05007");
+    view.press(KeyCode::Enter);
+    let screen = view.screen();
+    assert!(screen.contains("service-05007") && screen.contains("1 Images 10000"), "{screen}");
+}
+
+#[test]
+fn text_of_a_node_cannot_control_the_terminal() {
+    let evil = "\u{1b}]0;title\u{7}\u{202e}\u{9b}2J\r\n";
+    let mut view = View::new(160, 50, true);
+    let mut pull = pulls().remove(0);
+    (pull.image, pull.waiting) = (evil.into(), evil.into());
+    pull.layers[0].digest = evil.into();
+    let mut status = api::StatusResponse {
+        pulls: vec![pull],
+        backend: evil.into(),
+        warnings: vec![evil.into()],
+        ..busy()
+    };
+    status.registries[0].host = evil.into();
+    view.answer(Answer::Status(Box::new(status)));
+    view.answer(Answer::Images(api::ImagesResponse {
+        images: vec![image(evil, 1, 1, VerdictReason::Unused, 1)],
+        ..Default::default()
+    }));
+    view.answer(Answer::Failed { call: Call::History, message: evil.into(), hints: vec![evil.into()] });
+    for key in "1234?".chars() {
+        view.press(KeyCode::Char(key));
+        let screen = view.screen();
+        assert!(screen.contains("u{1b}") || key == '?', "{key}: {screen}");
+        assert!(!screen.contains(['\u{1b}', '\u{7}', '\u{202e}', '\u{9b}', '\r']), "{key}");
+    }
+    view.press(KeyCode::Esc);
+    view.answer(Answer::Explained { name: evil.into(), lines: vec![evil.into()] });
+    assert!(!view.screen().contains(['\u{1b}', '\u{7}', '\u{202e}', '\u{9b}', '\r']));
+}
