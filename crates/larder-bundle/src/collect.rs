@@ -3,16 +3,20 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::future::Future;
-use std::io;
-use std::process::Stdio;
+use std::io::{self, Read as _};
+use std::process::{Output, Stdio};
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::parts::{self, BundlePart, PartSource};
+use crate::redact::without_proxy_user;
 use crate::{BundleFile, BundleOptions};
+
+/// Limit of each stream and file; the bundle has the beginning of longer ones.
+const PART_BYTES: u64 = 16 << 20;
 
 /// The beginning of names of variables that concern larder, and whether their values are shown.
 const VARIABLES: [(&str, bool); 10] = [
@@ -90,9 +94,9 @@ impl Collection<'_> {
             PartSource::Own(words) => self.own(words).await.0,
             PartSource::Program(words) => self.run(words[0].as_ref(), &owned(&words[1..])).await.0,
             PartSource::Versions(programs) => self.versions(programs).await,
-            PartSource::File(path) => split(self.limited(async { fs_err::read_to_string(path) }).await),
+            PartSource::File(path) => split(self.limited(read_file(path)).await),
             PartSource::Mounts => {
-                let read = self.limited(async { fs_err::read_to_string("/proc/self/mountinfo") }).await;
+                let read = self.limited(read_file("/proc/self/mountinfo")).await;
                 split(read.map(|mounts| {
                     mounts.lines().filter(|line| !is_interface(line)).map(with_newline).collect()
                 }))
@@ -124,8 +128,9 @@ impl Collection<'_> {
         let limit = self.options.part_timeout;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.env("NO_COLOR", "1").env("SYSTEMD_COLORS", "0").env("LC_ALL", "C.UTF-8");
-        let done = match timeout(limit, command.output()).await {
+        let done = match timeout(limit, output_of(command)).await {
             Ok(Ok(done)) => done,
             Ok(Err(error)) => {
                 let error = format!("cannot run {}: {error}\n", program.to_string_lossy());
@@ -168,8 +173,7 @@ impl Collection<'_> {
         let mut stream = UnixStream::connect(socket).await?;
         // HTTP/1.0: the server closes the connection after the page.
         stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: larder\r\n\r\n").await?;
-        let mut page = String::new();
-        stream.read_to_string(&mut page).await?;
+        let page = read_limited(stream).await?;
         let body = page.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
         body.ok_or_else(|| io::Error::other("the daemon's response has no body"))
     }
@@ -180,6 +184,34 @@ impl Collection<'_> {
             .await
             .unwrap_or_else(|_| Err(io::Error::other(format!("did not end within {limit:?}"))))
     }
+}
+
+/// The output of a program: of each stream the beginning. A program that prints more finds the stream closed.
+async fn output_of(mut command: Command) -> io::Result<Output> {
+    let mut child = command.spawn()?;
+    let streams = (child.stdout.take(), child.stderr.take());
+    let (Some(stdout), Some(stderr)) = streams else {
+        return Err(io::Error::other("no pipe to the program"));
+    };
+    let (stdout, stderr) = tokio::try_join!(read_limited(stdout), read_limited(stderr))?;
+    Ok(Output { status: child.wait().await?, stdout: stdout.into(), stderr: stderr.into() })
+}
+
+/// The beginning of a stream, as text.
+async fn read_limited(stream: impl AsyncRead + Unpin) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    stream.take(PART_BYTES).read_to_end(&mut bytes).await?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The beginning of a file. A read that hangs keeps a thread, and not the bundle.
+async fn read_file(path: &'static str) -> io::Result<String> {
+    let read = move || {
+        let mut bytes = Vec::new();
+        fs_err::File::open(path)?.take(PART_BYTES).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
 }
 
 fn split(read: io::Result<String>) -> PartOutput {
@@ -215,6 +247,7 @@ fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> String 
             let (name, value) = (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned());
             let upper = name.to_ascii_uppercase();
             let (_, is_shown) = VARIABLES.iter().find(|(prefix, _)| upper.starts_with(prefix))?;
+            let value = if upper.ends_with("_PROXY") { without_proxy_user(&value) } else { value };
             Some(if *is_shown { format!("{name}={value}\n") } else { format!("{name}=(set)\n") })
         })
         .collect();

@@ -17,22 +17,34 @@ const HIDDEN: &str = "****";
 const SHORTEST_SECRET: usize = 6;
 
 /// The end of a key whose value is a secret.
-const SECRET_KEY: &str = r"(?i-u:password|passwd|passphrase|secrets?|tokens?|api[_-]?key|access[_-]?key|private[_-]?key|auth|authorization|cookie|headers|credentials?|dockerconfigjson|dockercfg|\.data)";
+const SECRET_KEY: &str = r"(?i-u:password|passwd|passphrase|secrets?|tokens?|api[_-]?key|access[_-]?key|private[_-]?key|auth|authorization|cookie|headers|credentials?|dockerconfigjson|dockercfg|signature|sig|hmac|\.data)";
 
 fn regex(pattern: &str) -> Regex {
     let pattern = pattern.replace("%KEY%", SECRET_KEY);
     Regex::new(&pattern).expect("the pattern is valid")
 }
 
-/// `"key": "value"`, `"key": ["value"]`, `key=value` and, as whole lines, `key: value`.
-static VALUES: LazyLock<[Regex; 4]> = LazyLock::new(|| {
+/// `"key": "value"`, `"key": ["value"]`, `"key": {"value": "x"}`, the same in a string of JSON, `key=value`, as whole lines
+/// `key: value`, a header in a line of a log, `--key value`, and `name: key` with its `value: x`.
+static VALUES: LazyLock<[Regex; 6]> = LazyLock::new(|| {
+    const QUOTED: &str = r#"\\"(?:[^"\\]|\\[^"])*\\"|"(?:[^"\\]|\\.)*"|'[^']*'"#;
+    let of_quoted = |pattern: &str| regex(&pattern.replace("%QUOTED%", QUOTED));
     [
-        regex(r#"(?m)(["'][\w.-]*%KEY%["']\s*:\s*)("(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s,}\]]+)"#),
-        regex(r#"(?m)(\b[\w.-]*%KEY%=)("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,;&"']+)"#),
+        of_quoted(r#"(\\?["'][\w.-]*%KEY%\\?["']\s*:\s*)(%QUOTED%|\[[^\]]*\]|\{[^{}]*\}|[^\s,}\]]+)"#),
+        of_quoted(r#"(\b[\w.-]*%KEY%=)(%QUOTED%|[^\s,;&"']+)"#),
         regex(r"(?m)(^[\s#-]*[\w.-]*%KEY%:[ \t]+)(\S.*)$"),
+        regex(
+            r"(?m)(\b(?i-u:(?:proxy-)?authorization|x-registry-auth|(?:set-)?cookie|[\w-]+-token):[ \t]*)(\S.*)$",
+        ),
         regex(r"(?m)(--?[\w-]*%KEY%[ ]+)([^\s-]\S*)"),
+        of_quoted(
+            r#"(["']?name["']?\s*:\s*["']?[\w.-]*%KEY%["']?\s*,?\s*["']?value["']?\s*:\s*)(%QUOTED%|[^\s,}\]]+)"#,
+        ),
     ]
 });
+
+/// A key of YAML whose value is the indented lines below it.
+static BLOCK: LazyLock<Regex> = LazyLock::new(|| regex(r"^([\s-]*)[\w.-]*%KEY%:[ \t]*[|>][+-]?\d*[ \t]*$"));
 
 /// `Bearer x`, `Basic x`.
 static SCHEMES: LazyLock<Regex> = LazyLock::new(|| regex(r"\b((?i-u:bearer|basic)\s+)([\w+/=.~-]{6,})"));
@@ -59,7 +71,10 @@ pub fn secrets_of(variables: impl Iterator<Item = (String, String)>) -> Vec<Stri
     static NAME: LazyLock<Regex> = LazyLock::new(|| regex(r"%KEY%$"));
     let mut secrets = Vec::new();
     for (name, value) in variables {
-        if let Some((user, _)) = value.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')) {
+        let after_scheme = value.split_once("://").map(|(_, rest)| rest);
+        let is_proxy = name.to_ascii_lowercase().ends_with("_proxy");
+        let url = after_scheme.or_else(|| is_proxy.then_some(value.as_str()));
+        if let Some((user, _)) = url.and_then(|rest| rest.rsplit_once('@')) {
             secrets.push(user.to_owned());
             secrets.extend(user.split_once(':').map(|(_, password)| password.to_owned()));
         }
@@ -77,7 +92,7 @@ pub fn redacted(text: &str, secrets: &[String]) -> String {
     for secret in secrets {
         text = text.replace(secret.as_str(), HIDDEN);
     }
-    let mut text = PEM.replace_all(&text, HIDDEN).into_owned();
+    let mut text = without_blocks(&PEM.replace_all(&text, HIDDEN));
     for pattern in VALUES.iter() {
         text = pattern.replace_all(&text, hide_value).into_owned();
     }
@@ -89,14 +104,43 @@ pub fn redacted(text: &str, secrets: &[String]) -> String {
     JWT.replace_all(&text, HIDDEN).into_owned()
 }
 
+/// The text without the indented lines below keys of secrets.
+fn without_blocks(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    let mut key_indent = None;
+    for line in text.split_inclusive('\n') {
+        let content = line.trim_end();
+        let indent = line.len() - line.trim_start().len();
+        if key_indent.is_some_and(|key| content.is_empty() || indent > key) {
+            continue;
+        }
+        clean.push_str(line);
+        key_indent = BLOCK.captures(content).map(|found| found[1].len());
+        if let Some(key) = key_indent {
+            clean.push_str(&format!("{}  {HIDDEN}\n", " ".repeat(key)));
+        }
+    }
+    clean
+}
+
+/// The value of a proxy's variable, without its user.
+pub(crate) fn without_proxy_user(value: &str) -> String {
+    match value.split_once("://") {
+        Some((scheme, rest)) => format!("{scheme}://{}", without_user(rest)),
+        None => without_user(value).into_owned(),
+    }
+}
+
 /// The key with its value hidden, in the value's quotes.
 fn hide_value(found: &Captures) -> String {
     let (key, value) = (&found[1], &found[2]);
-    let plain = value.trim_matches(['"', '\'']);
+    let plain = value.trim_matches(['\\', '"', '\'']);
     if is_switch(plain) || plain.starts_with(HIDDEN) {
         return found[0].to_owned();
     }
     match value.chars().next() {
+        Some('\\') => format!("{key}\\\"{HIDDEN}\\\""),
+        Some('{') => format!("{key}\"{HIDDEN}\""),
         Some(quote @ ('"' | '\'')) => format!("{key}{quote}{HIDDEN}{quote}"),
         Some('[') => format!("{key}[\"{HIDDEN}\"]"),
         _ => format!("{key}{HIDDEN}"),
@@ -156,6 +200,17 @@ mod tests {
             "Authorization: Bearer Hunter2hunter2",
             "AWS_SECRET_ACCESS_KEY=hunter2",
             "mount -o username=bob,password=hunter2,rw",
+            r#"level=info msg="{\"password\":\"hunter2\",\"user\":\"bob\"}""#,
+            r#""password": {"value": "hunter2"}"#,
+            "GET https://blobs.example/a?X-Amz-Signature=hunter2&X-Amz-Date=1",
+            "location: https://blobs.example/a?sv=1&sig=hunter2",
+            "2026-11-23T10:00:00 host larder[1]: > X-Registry-Auth: hunter2",
+            "2026-11-23T10:00:00 host larder[1]: > Authorization: hunter2",
+            "token: |\n  hunter2\n  hunter2\nnext: 1",
+            "  - password: >-\n\n      hunter2\n  - next: 1",
+            "env: [{name: CLOUD_TOKEN, value: hunter2}]",
+            "env:\n- name: CLOUD_TOKEN\n  value: hunter2\n",
+            r#"{"name":"CLOUD_TOKEN","value":"hunter2"}"#,
             "GET /token?service=r&token=hunter2&scope=x",
             "ExecStart=/usr/bin/provider --token hunter2 --password=hunter2",
             "sent Bearer hunter2hunter2 to r.example",
@@ -179,6 +234,7 @@ mod tests {
             "the registry asks for basic authentication",
             r#"{"secrets": [], "auth": null, "pulls": 3}"#,
             "imagePullCredentialsVerificationPolicy: NeverVerify",
+            "registries:\n  r.example: {mirrors: []}\nname: web\nvalue: 3\n",
         ] {
             assert_eq!(redacted(text, &[]), text);
         }
@@ -193,12 +249,14 @@ mod tests {
     fn secrets_in_variables_are_removed_wherever_they_are() {
         let variables = [
             ("HTTP_PROXY", "http://bob:hunter2@proxy:3128"),
+            ("https_proxy", "alice:hunter3@proxy:3128"),
             ("REGISTRY_PASSWORD", "correct horse"),
             ("LARDER_LOG", "debug,info"),
             ("USE_TOKEN", "true"),
         ];
         let secrets = secrets_of(variables.into_iter().map(|(name, value)| (name.into(), value.into())));
-        assert_eq!(secrets, ["bob:hunter2", "hunter2", "correct horse"]);
+        assert_eq!(secrets, ["bob:hunter2", "hunter2", "alice:hunter3", "hunter3", "correct horse"]);
+        assert_eq!(without_proxy_user("b:x@proxy:3128"), "****@proxy:3128", "however short it is");
         assert_eq!(redacted("tried hunter2, then correct horse", &secrets), "tried ****, then ****");
     }
 }

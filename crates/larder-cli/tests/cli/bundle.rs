@@ -98,6 +98,7 @@ fn no_secret_is_in_a_bundle() {
     command.env("LARDER_CONFIG", &settings);
     command.env("HTTP_PROXY", format!("http://bob:{}@proxy.example:3128", secret(11)));
     command.env("https_proxy", format!("http://{}@proxy.example:3128", secret(12)));
+    command.env("ALL_PROXY", format!("bob:{}@proxy.example:3128", secret(16)));
     command.env("REGISTRY_PASSWORD", secret(13));
     command.env("OTEL_EXPORTER_OTLP_HEADERS", format!("authorization=Bearer {}", secret(14)));
     command.env("LARDER_TOKEN", secret(15));
