@@ -230,10 +230,9 @@ impl ConfigCheck<'_> {
         self.no_proxy(no_proxy);
     }
 
-    /// A build without the dashboard cannot serve it. The default asks for nothing.
+    /// A build without the dashboard cannot serve it. The default, which `larder config` prints, asks for it where it is built in.
     fn dashboard(&mut self) {
-        let is_set = *self.config.origin("dashboard.serve") != SettingOrigin::Default;
-        if lacks_dashboard(self.config.dashboard.serve, is_set, cfg!(feature = "dashboard")) {
+        if lacks_dashboard(self.config.dashboard.serve, cfg!(feature = "dashboard")) {
             self.report(
                 &["dashboard.serve"],
                 "this larder was built without the dashboard",
@@ -282,9 +281,9 @@ impl ConfigCheck<'_> {
     }
 }
 
-/// Whether a dashboard is asked for that this build lacks. The default asks for none.
-fn lacks_dashboard(serving: DashboardServing, is_set: bool, is_built_in: bool) -> bool {
-    is_set && serving != DashboardServing::Never && !is_built_in
+/// Whether a dashboard is requested that this build lacks.
+fn lacks_dashboard(serving: DashboardServing, is_built_in: bool) -> bool {
+    serving == DashboardServing::Always && !is_built_in
 }
 
 /// Warns of a node where no process collects images.
@@ -309,9 +308,12 @@ mod tests {
     fn a_build_without_the_dashboard_refuses_to_serve_it() {
         use DashboardServing::{Always, Loopback, Never};
         for serving in [Always, Loopback, Never] {
-            assert!(!lacks_dashboard(serving, false, false), "the default of every build");
-            assert!(!lacks_dashboard(serving, true, true));
-            assert_eq!(lacks_dashboard(serving, true, false), serving != Never);
+            assert!(!lacks_dashboard(serving, true));
+            assert_eq!(
+                lacks_dashboard(serving, false),
+                serving == Always,
+                "Loopback is the default of every build"
+            );
         }
     }
 
