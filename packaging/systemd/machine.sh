@@ -42,8 +42,8 @@ start_machine() {
 # What a trap on EXIT calls.
 stop_machine() {
     if [ -n "${outer:-}" ]; then
-        kill -9 "$outer" 2>/dev/null
-        wait "$outer" 2>/dev/null
+        kill -9 "$outer" 2>/dev/null || true
+        wait "$outer" 2>/dev/null || true
     fi
     rm -rf "$machine" "$machine.ext4" "$machine.log"
 }
