@@ -78,18 +78,13 @@ impl HttpHandler {
     /// Serves on loopback until dropped; without a listener it only waits.
     pub(crate) async fn serve(&self, listener: Option<TcpListener>) {
         let Some(listener) = listener else { return future::pending().await };
-        tokio::join!(self.accept(&listener), self.update_dashboard());
-    }
-
-    #[cfg(feature = "dashboard")]
-    async fn update_dashboard(&self) {
+        #[cfg(feature = "dashboard")]
         if let Some(dashboard) = &self.dashboard {
-            dashboard.run().await;
+            tokio::join!(self.accept(&listener), dashboard.run());
+            return;
         }
+        self.accept(&listener).await;
     }
-
-    #[cfg(not(feature = "dashboard"))]
-    async fn update_dashboard(&self) {}
 
     async fn accept(&self, listener: &TcpListener) {
         let clients = Connections::limited(AT_ONCE);

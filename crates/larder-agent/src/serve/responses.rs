@@ -15,7 +15,6 @@ pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
 
 /// An extension of a response over TCP whose connection may last longer than those of other responses.
 #[derive(Clone)]
-#[cfg_attr(not(feature = "dashboard"), expect(dead_code, reason = "only the dashboard has such responses"))]
 pub(crate) struct LongResponse(pub(crate) Duration);
 
 /// A response of plain text.
