@@ -1,6 +1,6 @@
 //! Where traces go and which are sampled: the settings `tracing`, else the environment variables of OpenTelemetry.
 //!
-//! The exporter itself reads the variables that only it needs: headers, timeout, compression.
+//! The exporter itself reads the variables that only it needs: headers and timeout.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,6 +44,12 @@ impl TraceOptions {
         if variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Ok(None);
         }
+        let first = |names: [&str; 2]| names.into_iter().find_map(variable);
+        let endpoint = first(["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"]);
+        // Variables that are for other programs do not keep a daemon without traces from starting.
+        if !settings.is_set() && endpoint.is_none() {
+            return Ok(None);
+        }
         match variable("OTEL_TRACES_EXPORTER").as_deref() {
             None | Some("otlp") => {}
             Some("none") => return Ok(None),
@@ -53,11 +59,20 @@ impl TraceOptions {
             }
         }
         let batch = BatchLimits::of(variable)?;
-        let first = |names: [&str; 2]| names.into_iter().find_map(variable);
+        let compression = ["OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION"];
+        if let Some(kind) = first(compression).filter(|kind| kind != "none") {
+            tracing::warn!("{}={kind:?} has no effect: traces are sent uncompressed", compression[1]);
+        }
         let certificate = first(["OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE"]);
         let certificate = certificate.map(PathBuf::from);
         if settings.is_set() {
             let endpoint = settings.endpoint.as_deref().unwrap_or(KUBELET_ENDPOINT);
+            if endpoint.starts_with("unix:") && settings.protocol != TraceProtocol::Grpc {
+                let what = format!("tracing.endpoint {endpoint:?}: a Unix socket requires the protocol grpc");
+                return Err(
+                    Error::bad_input(what).hint("set tracing.protocol to grpc, or name host and port")
+                );
+            }
             let endpoint = endpoint_url(endpoint, settings.protocol);
             return Ok(Some(TraceOptions {
                 shown_endpoint: without_path(&endpoint),
@@ -68,10 +83,7 @@ impl TraceOptions {
                 batch,
             }));
         }
-        let Some(endpoint) = first(["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"])
-        else {
-            return Ok(None);
-        };
+        let endpoint = endpoint.unwrap_or_default();
         let protocol = first(["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"]);
         let protocol = protocol.map_or(Ok(TraceProtocol::HttpProtobuf), |text| protocol_of(&text))?;
         Ok(Some(TraceOptions {
@@ -158,7 +170,13 @@ mod tests {
     fn nothing_is_exported_unless_an_endpoint_or_a_rate_is_set() {
         let off = TracingSettings::default();
         assert_eq!(of(&off, &[]).unwrap(), None);
-        assert_eq!(of(&off, &[("OTEL_SERVICE_NAME", "x")]).unwrap(), None);
+        for other in [
+            ("OTEL_SERVICE_NAME", "x"),
+            ("OTEL_TRACES_EXPORTER", "console"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "many"),
+        ] {
+            assert_eq!(of(&off, &[other]).unwrap(), None, "{other:?}");
+        }
         let on = [("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:secret@c:4318/token")];
         let options = of(&off, &on).unwrap().unwrap();
         assert_eq!(options.shown_endpoint, "http://c:4318");
@@ -200,6 +218,16 @@ mod tests {
             let error = of(&TracingSettings::default(), &[endpoint, (name, value)]).unwrap_err();
             assert!(error.message().starts_with(&format!("{name}={value:?}: ")), "{error:?}");
         }
+    }
+
+    #[test]
+    fn a_socket_without_a_port_takes_grpc_only() {
+        let endpoint = Some("unix:///run/c.sock".to_owned());
+        let settings = TracingSettings { endpoint, ..TracingSettings::default() };
+        assert!(of(&settings, &[]).is_ok());
+        let http = TracingSettings { protocol: TraceProtocol::HttpProtobuf, ..settings };
+        let error = of(&http, &[]).unwrap_err();
+        assert!(error.message().contains("requires the protocol grpc"), "{error:?}");
     }
 
     #[test]
