@@ -3,7 +3,7 @@
 mod keys;
 mod layout;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -61,17 +61,21 @@ pub(crate) enum Mode {
     /// The filter is typed; the text is the one before.
     Filter(String),
     Help,
-    /// Lines to read.
-    Lines {
-        title: String,
-        lines: Vec<String>,
-    },
+    Lines(Window),
     /// The question whether to remove this image.
     Confirm {
         name: String,
         frees: Option<u64>,
         images: Vec<String>,
+        asked: Instant,
     },
+}
+
+/// Lines to read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) title: String,
+    pub(crate) lines: Vec<String>,
 }
 
 /// A line about the last action.
@@ -109,6 +113,8 @@ pub struct App {
     pub(crate) colors: bool,
     pub(crate) tab: Tab,
     pub(crate) mode: Mode,
+    /// Opened one by one when no key has another meaning, so that none of those that are typed goes astray.
+    waiting: VecDeque<Window>,
     pub(crate) status: Option<api::StatusResponse>,
     pub(crate) disconnected: Option<Disconnected>,
     pub(crate) images: ImageList,
@@ -134,6 +140,7 @@ impl App {
             colors,
             tab: Tab::default(),
             mode: Mode::default(),
+            waiting: VecDeque::new(),
             status: None,
             disconnected: None,
             images: ImageList::default(),
@@ -177,6 +184,7 @@ impl App {
             }
             Input::Tick => Vec::new(),
         };
+        self.open_waiting();
         let is_old = |message: &Message| now.instant.saturating_duration_since(message.since) > MESSAGE_FOR;
         self.message = self.message.take().filter(|message| !is_old(message));
         calls
@@ -194,9 +202,8 @@ impl App {
                 self.removals = history.entries.into_iter().rev().collect();
             }
             Answer::Explained { name, lines } => {
-                self.scroll = 0;
                 let lines = lines.iter().map(|line| text::cell(line)).collect();
-                self.mode = Mode::Lines { title: text::cell(&name), lines };
+                self.waiting.push_back(Window { title: text::cell(&name), lines });
             }
             Answer::Removed(answer) => {
                 self.schedule.refresh();
@@ -254,9 +261,16 @@ impl App {
         }
         let lines =
             [format!("error: {message}")].into_iter().chain(hints.iter().map(|hint| format!("hint: {hint}")));
-        self.scroll = 0;
-        self.mode =
-            Mode::Lines { title: "Error".to_owned(), lines: lines.map(|line| text::cell(&line)).collect() };
+        let lines = lines.map(|line| text::cell(&line)).collect();
+        self.waiting.push_back(Window { title: "Error".to_owned(), lines });
+    }
+
+    fn open_waiting(&mut self) {
+        if self.mode == Mode::Normal
+            && let Some(window) = self.waiting.pop_front()
+        {
+            (self.mode, self.scroll) = (Mode::Lines(window), 0);
+        }
     }
 
     fn say(&mut self, text: impl AsRef<str>, is_error: bool, now: Moment) {

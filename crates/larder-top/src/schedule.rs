@@ -17,7 +17,7 @@ const RETRY: Duration = Duration::from_secs(5);
 const AFTER_CHANGE: Duration = Duration::from_secs(2);
 /// Images are listed again after this, for uses that no status shows.
 const LIST: Duration = Duration::from_secs(60);
-/// A list takes at most this part of the time: one that took a second is not repeated for 20.
+/// A list of images takes at most this part of the time: one that took a second is not repeated for 20.
 const SHARE: u32 = 20;
 
 /// What is known of the last calls.
@@ -68,7 +68,7 @@ impl Task {
         match (self.running, self.ended) {
             (Some(_), _) => None,
             (None, None) => Some(now),
-            (None, Some(ended)) => Some(ended + after.max(self.took * SHARE)),
+            (None, Some(ended)) => Some(ended + after),
         }
     }
 }
@@ -154,7 +154,8 @@ impl Schedule {
     }
 
     fn images_due(&self, now: Instant) -> Option<Instant> {
-        self.images.due(now, if self.images_changed { AFTER_CHANGE } else { LIST })
+        let after = if self.images_changed { AFTER_CHANGE } else { LIST };
+        self.images.due(now, after.max(self.images.took * SHARE))
     }
 }
 
@@ -232,5 +233,24 @@ mod tests {
             now = schedule.next(now);
         }
         assert!((12..=16).contains(&tries), "{tries}");
+    }
+
+    #[test]
+    fn a_status_that_failed_slowly_is_tried_again_as_soon_as_one_that_failed_at_once() {
+        let (mut schedule, start) = (Schedule::default(), Instant::now());
+        let (mut now, mut began) = (start, Vec::new());
+        while now < start + 300 * SECOND {
+            for call in schedule.take_due(now, true) {
+                assert_eq!(call, Call::Status);
+                began.push(now - start);
+                now += 20 * SECOND; // no answer
+                schedule.ended(&call, now);
+                schedule.failed();
+            }
+            now = schedule.next(now);
+        }
+        assert_eq!(began[..3], [0, 21, 43].map(Duration::from_secs));
+        let longest = began.windows(2).map(|pair| pair[1] - pair[0]).max();
+        assert_eq!(longest, Some(25 * SECOND), "{began:?}");
     }
 }

@@ -86,7 +86,7 @@ fn show(frame: &mut Frame<'_>, area: Rect, row: u16, lines: Vec<Line<'static>>) 
 pub(crate) fn scroll_limit(app: &App, now: Moment) -> usize {
     let theme = Theme { colors: app.colors };
     let (lines, height) = match &app.mode {
-        Mode::Lines { lines, .. } => (popup::wrapped(app, lines).len(), popup::height(app)),
+        Mode::Lines(window) => (popup::wrapped(&window.lines, app.size.width).len(), popup::height(app)),
         Mode::Help => (crate::app::HELP.len(), popup::height(app)),
         _ => (
             scrolled_lines(app, theme, usize::from(app.size.width), now).len(),
@@ -185,7 +185,7 @@ fn footer(app: &App, theme: Theme) -> Line<'static> {
     let keys: &[(&str, &str)] = match (&app.mode, app.tab) {
         (Mode::Filter(_), _) => &[("Enter", "apply"), ("Esc", "cancel"), ("Ctrl-U", "clear")],
         (Mode::Confirm { .. }, _) => &[("y", "remove"), ("n", "cancel")],
-        (Mode::Help | Mode::Lines { .. }, _) => &[("Up Down", "scroll"), ("Esc", "close")],
+        (Mode::Help | Mode::Lines(_), _) => &[("Up Down", "scroll"), ("Esc", "close")],
         (Mode::Normal, Tab::Images) => &[
             ("?", "help"),
             ("q", "quit"),

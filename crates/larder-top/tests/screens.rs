@@ -13,6 +13,9 @@ use ratatui::layout::Size;
 use ratatui::style::Color;
 use tokio::time::Instant;
 
+/// After this, keys answer a question.
+const ANSWERABLE: Duration = Duration::from_millis(300);
+
 /// The view on a terminal, at 12:00.
 struct View {
     app: App,
@@ -41,6 +44,10 @@ impl View {
 
     fn press(&mut self, code: KeyCode) -> Vec<Call> {
         self.input(Input::Key(KeyEvent::new(code, KeyModifiers::NONE)))
+    }
+
+    fn explain_call(&self) -> Call {
+        Call::Explain { id: "sha256:0".into(), name: "absent".into() }
     }
 
     fn type_text(&mut self, text: &str) {
@@ -300,10 +307,12 @@ fn a_removal_needs_a_yes() {
     let mut view = view(status());
     for no in [KeyCode::Char('n'), KeyCode::Enter, KeyCode::Esc, KeyCode::Char('x')] {
         assert_eq!(view.press(KeyCode::Delete), []);
+        view.began += ANSWERABLE;
         assert_eq!(view.press(no), [], "{no:?}");
         assert!(!view.screen().contains("Remove docker.io"));
     }
     view.press(KeyCode::F(9));
+    view.began += ANSWERABLE;
     let images = vec!["docker.io/library/postgres:17.2".to_owned()];
     assert_eq!(view.press(KeyCode::Char('y')), [Call::Remove { images }]);
     let refused = api::Refused { message: "postgres is in use\u{1b}[2J".into(), ..api::Refused::default() };
@@ -314,6 +323,70 @@ fn a_removal_needs_a_yes() {
         ..api::RemoveResponse::default()
     }));
     assert!(view.screen().contains("error: postgres is in use\\u{1b}[2J"), "{}", view.screen());
+}
+
+#[test]
+fn an_answer_waits_while_a_filter_is_typed_or_a_question_is_open() {
+    let explained =
+        |name: &str| Answer::Explained { name: name.into(), lines: vec![format!("next GC of {name}")] };
+    let mut view = view(status());
+    view.press(KeyCode::Char('/'));
+    view.type_text("pos");
+    view.answer(explained("first"));
+    let failed =
+        Answer::Failed { call: view.explain_call(), message: "no such image".into(), hints: Vec::new() };
+    view.answer(failed);
+    view.type_text("txy");
+    let screen = view.screen();
+    assert!(screen.contains("Filter: postxy") && !screen.contains("next GC of"), "{screen}");
+    view.press(KeyCode::Backspace);
+    view.press(KeyCode::Backspace);
+    view.press(KeyCode::Enter);
+    assert!(view.screen().contains("next GC of first"), "{}", view.screen());
+    view.press(KeyCode::Esc);
+    assert!(view.screen().contains("error: no such image"), "{}", view.screen());
+    view.press(KeyCode::Esc);
+
+    view.press(KeyCode::Char('x'));
+    view.answer(explained("second"));
+    assert!(view.screen().contains("Remove docker.io/library/postgres:17.2?"), "{}", view.screen());
+    view.began += ANSWERABLE;
+    assert_eq!(view.press(KeyCode::Char('n')), []);
+    assert!(view.screen().contains("next GC of second"), "{}", view.screen());
+}
+
+#[test]
+fn keys_that_were_typed_before_the_question_was_seen_do_not_answer_it() {
+    let mut view = view(status());
+    view.press(KeyCode::Char('x'));
+    for early in [KeyCode::Char('y'), KeyCode::Esc, KeyCode::Char('Y')] {
+        assert_eq!(view.press(early), [], "{early:?}");
+        assert!(view.screen().contains("y removes it"), "{}", view.screen());
+    }
+    view.began += ANSWERABLE;
+    assert!(matches!(view.press(KeyCode::Char('y'))[..], [Call::Remove { .. }]));
+}
+
+#[test]
+fn a_terminal_that_shrank_before_its_size_is_known_is_drawn() {
+    let mut view = view(busy());
+    view.resize(120, 44);
+    let name = "registry.example:5000/shop/cart:".to_owned();
+    let lines = (0..60).map(|line| format!("{line} ").repeat(60)).collect();
+    for key in ["1", "2", "3", "4", "?", "e", "x"] {
+        view.press(KeyCode::Char('1'));
+        view.press(KeyCode::Char(key.chars().next().unwrap()));
+        if key == "e" {
+            view.answer(Answer::Explained { name: name.clone(), lines: Vec::clone(&lines) });
+        }
+        for (width, height) in [(119, 43), (60, 14), (40, 12), (39, 12), (40, 11), (10, 3), (1, 1), (200, 60)]
+        {
+            view.size = Size { width, height };
+            assert_ne!(view.screen().trim(), "", "{key} in {width}x{height}");
+        }
+        view.began += ANSWERABLE;
+        view.press(KeyCode::Esc);
+    }
 }
 
 #[test]

@@ -109,6 +109,13 @@ impl Top {
         std::fs::File::from(self.0.controller.try_clone().unwrap()).write_all(keys.as_bytes()).unwrap();
     }
 
+    /// Answers a question once it takes answers.
+    fn answers(&self, key: &str) {
+        self.shows("y removes it");
+        std::thread::sleep(Duration::from_millis(400));
+        self.press(key);
+    }
+
     fn is_raw(&self) -> bool {
         !tcgetattr(&self.0.controller).unwrap().local_modes.contains(LocalModes::ICANON)
     }
@@ -156,11 +163,11 @@ fn a_pull_is_watched_an_image_found_explained_and_removed() {
     top.press("p");
     top.shows("removed the keep rule");
     top.press("x");
-    top.shows("y removes it");
-    top.press("n");
+    top.answers("n");
     top.hides("y removes it");
     assert!(node.larder(&["images"]).expect(0).stdout.contains("shop/web"), "a no removes nothing");
-    top.press("xy");
+    top.press("x");
+    top.answers("y");
     top.shows("removed 127.0.0.1");
     top.shows("(0 match WEB)");
     assert!(!node.larder(&["images"]).expect(0).stdout.contains("shop/web"));

@@ -1,10 +1,15 @@
 //! What keys do: those of htop, k9s and ctop, where they agree.
 
+use std::time::Duration;
+
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::{App, Mode, Moment, Tab};
 use crate::calls::Call;
 use crate::images::ImageSort;
+
+/// Keys that are pressed sooner after a question do not answer it: they were meant for the view before.
+const ANSWERABLE_AFTER: Duration = Duration::from_millis(300);
 
 /// Keys and their meaning, for the help.
 pub(crate) const HELP: [(&str, &str); 16] = [
@@ -38,15 +43,21 @@ impl App {
                 self.type_filter(key, before);
                 Vec::new()
             }
+            mode @ Mode::Confirm { asked, .. }
+                if now.instant.saturating_duration_since(asked) < ANSWERABLE_AFTER =>
+            {
+                self.mode = mode;
+                Vec::new()
+            }
             Mode::Confirm { images, .. } => match key.code {
                 KeyCode::Char('y' | 'Y') => vec![Call::Remove { images }],
                 _ => Vec::new(),
             },
-            mode @ (Mode::Help | Mode::Lines { .. }) => {
+            mode @ (Mode::Help | Mode::Lines(_)) => {
                 self.read(key, mode);
                 Vec::new()
             }
-            Mode::Normal if is_control => self.press_control(key.code),
+            Mode::Normal if is_control => self.press_control(key.code, now),
             Mode::Normal => self.press_plain(key.code, now),
         }
     }
@@ -88,10 +99,10 @@ impl App {
         self.mode = Mode::Filter(before);
     }
 
-    fn press_control(&mut self, code: KeyCode) -> Vec<Call> {
+    fn press_control(&mut self, code: KeyCode, now: Moment) -> Vec<Call> {
         let page = self.page();
         match code {
-            KeyCode::Char('d') => self.ask_to_remove(),
+            KeyCode::Char('d') => self.ask_to_remove(now),
             KeyCode::Char('r' | 'l') => self.schedule.refresh(),
             KeyCode::Char('f') => self.step(page),
             KeyCode::Char('b') => self.step(-page),
@@ -137,7 +148,7 @@ impl App {
             KeyCode::Char('U') => self.images.set_sort(ImageSort::Unique, false),
             KeyCode::Char('L') => self.images.set_sort(ImageSort::LastUsed, false),
             KeyCode::Char('r' | 'I') => self.images.set_sort(sort, !reverse),
-            KeyCode::Char('x') | KeyCode::Delete | KeyCode::F(9) => self.ask_to_remove(),
+            KeyCode::Char('x') | KeyCode::Delete | KeyCode::F(9) => self.ask_to_remove(now),
             KeyCode::Enter | KeyCode::Char('e' | 'd') => {
                 let explain = |row: &crate::images::ImageRow| Call::Explain {
                     id: row.id.clone(),
@@ -157,10 +168,10 @@ impl App {
         Vec::new()
     }
 
-    fn ask_to_remove(&mut self) {
+    fn ask_to_remove(&mut self, now: Moment) {
         if let (Tab::Images, Some(row)) = (self.tab, self.images.selected()) {
             let (name, frees, images) = (row.name.clone(), row.unique, row.requested());
-            self.mode = Mode::Confirm { name, frees, images };
+            self.mode = Mode::Confirm { name, frees, images, asked: now.instant };
         }
     }
 

@@ -6,7 +6,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph};
 
 use super::{Theme, Tone};
-use crate::app::{App, HELP, Mode};
+use crate::app::{App, HELP, Mode, Window};
 use crate::text;
 
 /// Columns of a window at most, with its border.
@@ -16,17 +16,19 @@ pub(super) fn draw(app: &App, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
     let (title, lines) = match &app.mode {
         Mode::Normal | Mode::Filter(_) => return,
         Mode::Help => ("Keys".to_owned(), help(theme)),
-        Mode::Lines { title, lines } => {
-            (title.clone(), wrapped(app, lines).into_iter().map(Line::from).collect())
+        Mode::Lines(Window { title, lines }) => (title.clone(), in_columns(lines, area.width)),
+        Mode::Confirm { name, frees, images, .. } => {
+            ("Remove".to_owned(), in_columns(&question(name, *frees, images), area.width))
         }
-        Mode::Confirm { name, frees, images } => ("Remove".to_owned(), question(app, name, *frees, images)),
     };
-    let (width, height) =
-        (columns(app) + 2, u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_add(2));
-    let height = height.min(area.height - 2);
-    let window =
-        Rect { x: area.x + (area.width - width) / 2, y: area.y + (area.height - height) / 2, width, height };
-    let hidden = lines.len().saturating_sub(usize::from(height - 2) + app.scroll);
+    // The area, not the size that is known: the terminal may have shrunk since.
+    let width = columns(area.width).saturating_add(2);
+    let height = u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_add(2);
+    let height = height.min(area.height.saturating_sub(2));
+    let x = area.x + area.width.saturating_sub(width) / 2;
+    let y = area.y + area.height.saturating_sub(height) / 2;
+    let window = Rect { x, y, width, height }.intersection(area);
+    let hidden = lines.len().saturating_sub(usize::from(window.height.saturating_sub(2)) + app.scroll);
     let more = if hidden > 0 { format!(" {hidden} more lines, Down scrolls ") } else { String::new() };
     let room = usize::from(width).saturating_sub(4);
     let title = theme.span(Tone::Head, format!(" {} ", text::end_of(&title, text::width(&title).min(room))));
@@ -36,9 +38,9 @@ pub(super) fn draw(app: &App, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
     frame.render_widget(Paragraph::new(shown).block(block), window);
 }
 
-/// Columns inside a window.
-fn columns(app: &App) -> u16 {
-    app.size.width.min(WIDEST).saturating_sub(4)
+/// Columns inside a window on a terminal of this width.
+fn columns(width: u16) -> u16 {
+    width.min(WIDEST).saturating_sub(4)
 }
 
 /// Rows inside the highest window.
@@ -46,9 +48,13 @@ pub(super) fn height(app: &App) -> usize {
     usize::from(app.size.height.saturating_sub(4))
 }
 
-/// The lines, those that are too long in pieces.
-pub(super) fn wrapped(app: &App, lines: &[String]) -> Vec<String> {
-    let room = usize::from(columns(app)).max(1);
+fn in_columns(lines: &[String], width: u16) -> Vec<Line<'static>> {
+    wrapped(lines, width).into_iter().map(Line::from).collect()
+}
+
+/// The lines, those that are too long for a terminal of this width in pieces.
+pub(super) fn wrapped(lines: &[String], width: u16) -> Vec<String> {
+    let room = usize::from(columns(width)).max(1);
     let pieces = |line: &String| {
         let (mut pieces, mut piece) = (Vec::new(), String::new());
         for word in line.split_inclusive(' ') {
@@ -75,7 +81,7 @@ fn help(theme: Theme) -> Vec<Line<'static>> {
     HELP.into_iter().map(line).collect()
 }
 
-fn question(app: &App, name: &str, frees: Option<u64>, images: &[String]) -> Vec<Line<'static>> {
+fn question(name: &str, frees: Option<u64>, images: &[String]) -> Vec<String> {
     let mut lines = vec![format!("Remove {name}?")];
     if images.len() > 1 {
         lines.push(format!("It has {} names; all are removed:", images.len()));
@@ -86,5 +92,5 @@ fn question(app: &App, name: &str, frees: Option<u64>, images: &[String]) -> Vec
     }
     lines.push(String::new());
     lines.push("y removes it, any other key cancels".to_owned());
-    wrapped(app, &lines).into_iter().map(Line::from).collect()
+    lines
 }
