@@ -18,9 +18,10 @@ const PART_TIMEOUT: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The cargo features that this program is built with.
-const FEATURES: [(&str, bool); 3] = [
+const FEATURES: [(&str, bool); 4] = [
     ("dashboard", cfg!(feature = "dashboard")),
     ("docker", cfg!(feature = "docker")),
+    ("top", cfg!(feature = "top")),
     ("traces", cfg!(feature = "traces")),
 ];
 

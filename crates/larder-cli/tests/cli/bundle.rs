@@ -39,6 +39,15 @@ fn a_bundle_has_what_the_commands_print_and_is_for_its_owner_alone() {
     assert!(text(&files, "images.json").contains("busybox"), "{files:?}");
     assert!(text(&files, "settings.yaml").contains("imageGCHighThresholdPercent"), "{files:?}");
     assert!(text(&files, "version.txt").starts_with("larder "), "{files:?}");
+    let built_in = [
+        ("dashboard", cfg!(feature = "dashboard")),
+        ("docker", cfg!(feature = "docker")),
+        ("top", cfg!(feature = "top")),
+        ("traces", cfg!(feature = "traces")),
+    ];
+    let built_in: Vec<&str> = built_in.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    let features = format!("features: {}\n", built_in.join(", "));
+    assert!(text(&files, "version.txt").contains(&features), "{files:?}");
     assert!(text(&files, "runtime.json").starts_with('{'), "{files:?}");
     assert!(text(&files, "status.json.error").contains("no daemon is running"), "{files:?}");
     for (name, _) in &files {
