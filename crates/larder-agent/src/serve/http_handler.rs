@@ -133,7 +133,9 @@ impl HttpHandler {
     #[cfg(feature = "dashboard")]
     async fn answer_over_tcp(&self, request: &Request<Incoming>, local: IpAddr) -> Response<Body> {
         match &self.dashboard {
-            Some(dashboard) if Dashboard::has(request.uri().path()) => dashboard.answer(request, local).await,
+            Some(dashboard) if Dashboard::serves_path(request.uri().path()) => {
+                dashboard.answer(request, local).await
+            }
             _ => self.answer(request.method(), request.uri().path(), request.headers()).await,
         }
     }

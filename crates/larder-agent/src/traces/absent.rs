@@ -1,5 +1,6 @@
 //! A larder without the feature `traces`.
 
+use std::future;
 use std::time::Duration;
 
 use crate::config::{Config, SettingOrigin};
@@ -41,8 +42,9 @@ pub fn counts() -> Option<super::TraceCounts> {
 }
 
 /// Does nothing.
-#[expect(clippy::unused_async, reason = "as with the feature")]
-pub async fn flush(_: Duration) {}
+pub fn flush(_: Duration) -> future::Ready<()> {
+    future::ready(())
+}
 
 /// The trace that this thread works for, as 32 hexadecimal digits, if it is sampled. `None` without the feature.
 pub fn current_trace_id() -> Option<String> {
