@@ -202,7 +202,7 @@ impl FakeBackend {
         self.state().failures.entry(op).or_default().push_back(error);
     }
 
-    /// From now on [`Backend::inspect`] or [`Backend::container_inventory`] never answers.
+    /// From now on [`Backend::list`], [`Backend::inspect`] or [`Backend::container_inventory`] never answers.
     pub fn hang(&self, op: BackendOp) {
         self.state().hanging.insert(op);
     }
@@ -391,6 +391,7 @@ impl Backend for FakeBackend {
     }
 
     async fn list(&self) -> Result<Vec<Image>, BackendError> {
+        self.answers(BackendOp::List).await;
         Ok(self.begin(BackendOp::List, bare(BackendCall::List))?.images.clone())
     }
 

@@ -1,13 +1,13 @@
 //! The images, listed once for all pages that ask within a few seconds, and sorted, filtered and cut for each.
 
 use std::cmp::Ordering;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use larder::detached::SharedCall;
 use larder_api::v1alpha1 as api;
 use larder_api::v1alpha1::control_server::Control as _;
 use serde::Serialize;
-use tokio::sync::Mutex;
 use tokio::time::{self, Instant};
 use tonic::Status;
 
@@ -15,7 +15,7 @@ use super::data::{Query, cut};
 use super::layers::{LayerMap, layer_map};
 use crate::control::ControlApi;
 
-/// How old a listing may be, at least. One that took long is used for longer.
+/// How old a listing may be, at least, and how long a failure is kept. A listing that took long is used for longer.
 const FRESH: Duration = Duration::from_secs(5);
 /// How many times as long as it took.
 const FRESH_FACTOR: u32 = 5;
@@ -29,12 +29,17 @@ const ROWS: usize = 200;
 const NAME: usize = 300;
 const WARNINGS: usize = 10;
 
-/// The last listing. Requests that come while one is read wait for it.
+/// The last listing, and the running one. Requests that come while one runs wait for it.
 #[derive(Default)]
-pub(super) struct ListingCache(Mutex<Option<CachedListing>>);
+pub(super) struct ListingCache {
+    last: Mutex<Option<CachedListing>>,
+    running: SharedCall<ListingResult>,
+}
+
+type ListingResult = Result<Arc<Listing>, Status>;
 
 struct CachedListing {
-    listing: Arc<Listing>,
+    result: ListingResult,
     fresh_until: Instant,
     used: Instant,
 }
@@ -75,41 +80,47 @@ pub(super) struct ImagesDocument {
 }
 
 impl ListingCache {
-    /// A listing that is fresh enough. One that takes long goes on after this has given up, for the next request.
-    pub(super) async fn read(self: &Arc<Self>, control: &ControlApi) -> Result<Arc<Listing>, Status> {
-        let (cache, control) = (Arc::clone(self), control.clone());
-        let reading = tokio::spawn(async move { cache.refresh(&control).await });
-        match time::timeout(PATIENCE, reading).await {
-            Ok(Ok(listing)) => listing,
-            Ok(Err(error)) => Err(Status::internal(format!("cannot list images: {error}"))),
-            Err(_) => Err(Status::unavailable("still listing the images; try again in a few seconds")),
+    /// A listing, or why there is none, that is fresh enough. One that takes long goes on after this has given up, for the
+    /// next request.
+    pub(super) async fn read(self: &Arc<Self>, control: &ControlApi) -> ListingResult {
+        if let Some(fresh) = self.fresh(Instant::now()) {
+            return fresh;
         }
+        let (cache, control) = (Arc::clone(self), control.clone());
+        let listing = self.running.join(async move { cache.refresh(&control).await });
+        time::timeout(PATIENCE, listing).await.unwrap_or_else(|_| {
+            Err(Status::unavailable("still listing the images; try again in a few seconds"))
+        })
     }
 
-    async fn refresh(&self, control: &ControlApi) -> Result<Arc<Listing>, Status> {
-        let mut cached = self.0.lock().await;
+    /// What is cached and fresh. Frees what is not: two listings would take twice the memory.
+    fn fresh(&self, now: Instant) -> Option<ListingResult> {
+        let mut last = self.lock();
+        last.take_if(|last| last.fresh_until <= now);
+        let last = last.as_mut()?;
+        last.used = now;
+        Some(last.result.clone())
+    }
+
+    async fn refresh(&self, control: &ControlApi) -> ListingResult {
         let began = Instant::now();
-        if let Some(cached) = cached.as_mut().filter(|cached| began < cached.fresh_until) {
-            cached.used = began;
-            return Ok(Arc::clone(&cached.listing));
-        }
-        *cached = None;
         let wanted = api::ImagesRequest { details: true, without_configs: true };
-        let images = control.images(super::request(wanted)).await?.into_inner();
-        let listing = Arc::new(Listing::of(images));
+        let images = control.images(super::request(wanted)).await;
+        let result = images.map(|images| Arc::new(Listing::of(images.into_inner())));
         let now = Instant::now();
-        let fresh_until = now + FRESH.max((now - began) * FRESH_FACTOR);
-        *cached = Some(CachedListing { listing: Arc::clone(&listing), fresh_until, used: now });
-        Ok(listing)
+        let fresh_for = if result.is_ok() { FRESH.max((now - began) * FRESH_FACTOR) } else { FRESH };
+        *self.lock() =
+            Some(CachedListing { result: result.clone(), fresh_until: now + fresh_for, used: now });
+        result
     }
 
     /// Frees what nothing has asked for since a while.
     pub(super) fn drop_unused(&self, now: Instant) {
-        if let Ok(mut cached) = self.0.try_lock()
-            && cached.as_ref().is_some_and(|cached| now.saturating_duration_since(cached.used) > KEPT)
-        {
-            *cached = None;
-        }
+        self.lock().take_if(|last| now.saturating_duration_since(last.used) > KEPT);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<CachedListing>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -179,7 +190,54 @@ fn row(image: api::Image) -> ImageRow {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use larder_testkit::fake_backend::{BackendCall, BackendOp, FakeBackend, error};
+    use tokio::runtime::Handle;
+    use tokio::sync::watch;
+    use tonic::Code;
+
     use super::*;
+    use crate::control::ServingProcess;
+    use crate::node::testing;
+    use crate::serve::connections::Connections;
+
+    fn control(backend: &FakeBackend, dir: &Path) -> ControlApi {
+        let node = Arc::new(testing::node(backend, dir, None, |_| ()));
+        let (_, stopped) = watch::channel(false);
+        ControlApi::new(node, ServingProcess::Daemon(None), Connections::default(), stopped)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_backend_that_hangs_is_asked_once_however_many_requests_give_up() {
+        let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+        backend.hang(BackendOp::List);
+        let (control, cache) = (control(&backend, dir.path()), Arc::new(ListingCache::default()));
+        let tasks = || Handle::current().metrics().num_alive_tasks();
+        let before = tasks();
+        for _ in 0..20 {
+            let given_up = cache.read(&control).await.err().unwrap();
+            assert_eq!(given_up.code(), Code::Unavailable, "{given_up}");
+        }
+        assert_eq!(tasks() - before, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_is_kept_for_a_while() {
+        let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+        backend.set_down(Some(error("connection refused")));
+        let (control, cache) = (control(&backend, dir.path()), Arc::new(ListingCache::default()));
+        let lists = || backend.calls().iter().filter(|call| **call == BackendCall::List).count();
+        for _ in 0..5 {
+            let failed = cache.read(&control).await.err().unwrap();
+            assert!(failed.message().contains("connection refused"), "{failed}");
+        }
+        assert_eq!(lists(), 1);
+        backend.set_down(None);
+        time::advance(FRESH).await;
+        assert!(cache.read(&control).await.is_ok());
+        assert_eq!(lists(), 2);
+    }
 
     fn listing(count: u64) -> Listing {
         let image = |number: u64| api::Image {
