@@ -13,12 +13,14 @@ pub(super) fn read(journal: &Path, newest: u32) -> Result<HistoryResponse, Error
     let (mut entries, unreadable) = HistoryFile::new(journal.to_owned())
         .entries()
         .map_err(|error| Error::failed(format!("cannot read the removal history: {error}")))?;
+    let total = entries.len() as u64;
     if newest > 0 {
         entries.drain(..entries.len().saturating_sub(newest as usize));
     }
     Ok(HistoryResponse {
         entries: entries.into_iter().map(shown).collect(),
         unreadable: unreadable as u64,
+        total,
         path: journal.display().to_string(),
     })
 }

@@ -146,19 +146,23 @@ pub(super) fn explanation(explained: api::Explanation) -> ExplanationDocument {
 /// A page of the removals, newest first.
 #[derive(Serialize)]
 pub(super) struct RemovalsDocument {
-    total: usize,
+    total: u64,
     entries: Vec<api::HistoryEntry>,
 }
 
+/// How many of the newest removals a page is cut from.
+pub(super) fn newest_removals(query: &Query) -> u32 {
+    u32::try_from(query.offset().saturating_add(REMOVALS)).unwrap_or(u32::MAX)
+}
+
 pub(super) fn removals(history: api::HistoryResponse, query: &Query) -> RemovalsDocument {
-    let total = history.entries.len();
     let newest = history.entries.into_iter().rev().skip(query.offset()).take(REMOVALS);
     let entry = |entry: api::HistoryEntry| api::HistoryEntry {
         names: few(entry.names),
         why: cut(entry.why, TEXT),
         ..entry
     };
-    RemovalsDocument { total, entries: newest.map(entry).collect() }
+    RemovalsDocument { total: history.total, entries: newest.map(entry).collect() }
 }
 
 /// Events, oldest first.
@@ -221,15 +225,19 @@ mod tests {
     fn removals_are_paged_newest_first() {
         let entry =
             |number: usize| api::HistoryEntry { id: number.to_string(), ..api::HistoryEntry::default() };
-        let history = || api::HistoryResponse {
-            entries: (0..250).map(entry).collect(),
-            ..api::HistoryResponse::default()
+        // As the journal answers: only the newest that are asked for.
+        let page = |offset: &str| {
+            let query = Query::of(&format!("offset={offset}"));
+            let newest = 250.min(newest_removals(&query) as usize);
+            let entries = (250 - newest..250).map(entry).collect();
+            removals(api::HistoryResponse { entries, total: 250, ..api::HistoryResponse::default() }, &query)
         };
         for (offset, first, count) in [("0", "249", 100), ("200", "49", 50), ("249", "0", 1)] {
-            let page = removals(history(), &Query::of(&format!("offset={offset}")));
+            let page = page(offset);
             assert_eq!((page.total, page.entries.len(), page.entries[0].id.as_str()), (250, count, first));
         }
-        assert!(removals(history(), &Query::of("offset=99999999999999999999")).entries.len() <= REMOVALS);
-        assert!(removals(history(), &Query::of("offset=250")).entries.is_empty());
+        assert!(page("99999999999999999999").entries.len() <= REMOVALS);
+        assert!(page("250").entries.is_empty());
+        assert_eq!(newest_removals(&Query::of("offset=4294967295")), u32::MAX);
     }
 }

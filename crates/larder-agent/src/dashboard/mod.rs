@@ -87,7 +87,7 @@ impl Dashboard {
     }
 
     /// Whether it answers requests for this path.
-    pub(crate) fn has(path: &str) -> bool {
+    pub(crate) fn serves_path(path: &str) -> bool {
         path == "/" || path.strip_prefix(PREFIX).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
@@ -193,7 +193,8 @@ impl Dashboard {
     }
 
     async fn removals(&self, query: &Query) -> Result<String, Status> {
-        let history = self.control.history(request(api::HistoryRequest { newest: 0 })).await?.into_inner();
+        let wanted = api::HistoryRequest { newest: data::newest_removals(query) };
+        let history = self.control.history(request(wanted)).await?.into_inner();
         Ok(json(&data::removals(history, query)))
     }
 
