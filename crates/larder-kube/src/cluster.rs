@@ -10,6 +10,8 @@ use crate::error::{ClusterError, chain};
 
 /// How long to wait for a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// How long a call that is no watch may take.
+const CALL_WITHIN: Duration = Duration::from_secs(10);
 /// How long a silent answer may take: a watch gets a bookmark every minute or so.
 const READ_WITHIN: Duration = Duration::from_secs(295);
 
@@ -44,16 +46,18 @@ impl Cluster {
         Cluster::with_config(config, &options.node)
     }
 
-    /// A cluster at this URL, without credentials or TLS.
+    /// A cluster at this URL, with a bearer token or without credentials, and without TLS.
     ///
     /// # Errors
     /// [`ClusterError::Unusable`] if it is no URL.
-    pub fn at_url(url: &str, node: &str) -> Result<Cluster, ClusterError> {
+    pub fn at_url(url: &str, node: &str, token: Option<&str>) -> Result<Cluster, ClusterError> {
         let invalid = |error: &dyn std::error::Error| ClusterError::Unusable {
             place: url.to_owned(),
             problem: error.to_string(),
         };
-        Cluster::with_config(Config::new(url.parse().map_err(|error| invalid(&error))?), node)
+        let mut config = Config::new(url.parse().map_err(|error| invalid(&error))?);
+        config.auth_info.token = token.map(|token| token.to_owned().into());
+        Cluster::with_config(config, node)
     }
 
     fn with_config(config: Config, node: &str) -> Result<Cluster, ClusterError> {
@@ -61,6 +65,20 @@ impl Cluster {
         let client = Client::try_from(config)
             .map_err(|error| ClusterError::Unusable { place, problem: chain(&error) })?;
         Ok(Cluster { client, node: node.to_owned() })
+    }
+
+    /// One call about `what`, such as `secret default/registry`. A watch waits for longer.
+    pub(crate) async fn call<T>(
+        &self,
+        what: String,
+        call: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, ClusterError> {
+        match tokio::time::timeout(CALL_WITHIN, call).await {
+            Ok(answer) => answer.map_err(|error| ClusterError::of_call(what, &error)),
+            Err(_) => {
+                Err(ClusterError::Unavailable { message: format!("{what}: no answer in {CALL_WITHIN:?}") })
+            }
+        }
     }
 
     /// Name of the node's object.

@@ -12,7 +12,7 @@ pub struct BoundPod {
     pub pod: Pod,
     /// Names of its pull secrets, in its order; they are in its namespace.
     pub pull_secrets: Vec<String>,
-    /// The images to pull, in the order in which kubelet needs them.
+    /// The images to pull, in the order in which kubelet needs them: of volumes, then of ephemeral, init and other containers.
     pub images: Vec<PodImage>,
     /// `spec.runtimeClassName`; empty if none.
     pub runtime_class: String,
@@ -53,10 +53,10 @@ pub fn bound_pod(pod: &core::Pod) -> Option<BoundPod> {
         };
         containers.iter().filter_map(image).collect()
     };
-    let mut images = containers("initContainers", spec.init_containers.as_deref().unwrap_or_default());
-    images.extend(containers("containers", &spec.containers));
+    let mut images: Vec<PodImage> = spec.volumes.iter().flatten().filter_map(volume_image).collect();
     images.extend(spec.ephemeral_containers.iter().flatten().filter_map(ephemeral_image));
-    images.extend(spec.volumes.iter().flatten().filter_map(volume_image));
+    images.extend(containers("initContainers", spec.init_containers.as_deref().unwrap_or_default()));
+    images.extend(containers("containers", &spec.containers));
     let secrets = spec.image_pull_secrets.iter().flatten();
     Some(BoundPod {
         pod: identity,
@@ -126,10 +126,10 @@ mod tests {
         assert_eq!(
             images,
             [
+                "r.example/data:1 IfNotPresent ",
+                "r.example/debug:1 Always spec.ephemeralContainers{debug}",
                 "r.example/init:1 IfNotPresent spec.initContainers{init}",
                 "r.example/app Always spec.containers{app}",
-                "r.example/debug:1 Always spec.ephemeralContainers{debug}",
-                "r.example/data:1 IfNotPresent ",
             ]
         );
         assert_eq!(found.pull_secrets, ["a", "b"]);

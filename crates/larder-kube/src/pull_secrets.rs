@@ -1,5 +1,6 @@
 //! Pull secrets of pods, by name.
 
+use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use larder::credentials::{PullSecret, SecretCoordinates};
@@ -25,9 +26,7 @@ impl PullSecrets {
     /// As the API server answers; [`ClusterError::NotFound`] if there is none.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<PullSecret, ClusterError> {
         let secrets: Api<Secret> = Api::namespaced(self.cluster.client.clone(), namespace);
-        let found = secrets.get(name).await;
-        let found =
-            found.map_err(|error| ClusterError::of_call(format!("secret {namespace}/{name}"), &error))?;
+        let found = self.cluster.call(format!("secret {namespace}/{name}"), secrets.get(name)).await?;
         Ok(pull_secret(found))
     }
 
@@ -35,8 +34,8 @@ impl PullSecrets {
     /// errors beside the others.
     pub async fn of_pod(&self, namespace: &str, names: &[String]) -> (Vec<PullSecret>, Vec<ClusterError>) {
         let (mut secrets, mut errors) = (Vec::new(), Vec::new());
-        for name in names {
-            match self.get(namespace, name).await {
+        for answer in join_all(names.iter().map(|name| self.get(namespace, name))).await {
+            match answer {
                 Ok(secret) => secrets.push(secret),
                 Err(error) => errors.push(error),
             }

@@ -9,7 +9,6 @@ use larder::credentials::plugin::{ServiceAccount, ServiceAccountClient, ServiceA
 use larder::credentials::{Secret, ServiceAccountCoordinates};
 
 use crate::cluster::Cluster;
-use crate::error::ClusterError;
 
 /// Reads accounts and requests tokens with the identity of the node, which may do so for the pods that are bound to it.
 #[derive(Clone)]
@@ -31,9 +30,8 @@ impl ClusterServiceAccounts {
 #[async_trait]
 impl ServiceAccountClient for ClusterServiceAccounts {
     async fn get(&self, namespace: &str, name: &str) -> Result<ServiceAccount, String> {
-        let found = self.accounts(namespace).get(name).await.map_err(|error| {
-            ClusterError::of_call(format!("service account {namespace}/{name}"), &error).to_string()
-        })?;
+        let (what, accounts) = (format!("service account {namespace}/{name}"), self.accounts(namespace));
+        let found = self.cluster.call(what, accounts.get(name)).await.map_err(|error| error.to_string())?;
         let at = ServiceAccountCoordinates {
             uid: found.metadata.uid.unwrap_or_default(),
             namespace: namespace.to_owned(),
@@ -56,10 +54,11 @@ impl ServiceAccountClient for ClusterServiceAccounts {
             ..TokenRequestSpec::default()
         };
         let body = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
-        let issued = self.accounts(namespace).create_token_request(name, &PostParams::default(), &body).await;
-        let issued = issued.map_err(|error| {
-            ClusterError::of_call(format!("service account {namespace}/{name}"), &error).to_string()
-        })?;
+        let (what, accounts) =
+            (format!("token of service account {namespace}/{name}"), self.accounts(namespace));
+        let params = PostParams::default();
+        let issued = self.cluster.call(what, accounts.create_token_request(name, &params, &body)).await;
+        let issued = issued.map_err(|error| error.to_string())?;
         let token = issued.status.and_then(|status| status.token).filter(|token| !token.is_empty());
         token.map(Secret::new).ok_or_else(|| "the API server issued no token".to_owned())
     }

@@ -45,7 +45,7 @@ async fn next_known(pods: &mut (impl Stream<Item = Result<BoundPods, ClusterErro
 async fn pods_of_the_node_are_known_and_followed_without_another_list() {
     let api = KubeApi::start();
     api.create(POD, &pod("before", "n1", "a:1"));
-    let cluster = Cluster::at_url(&api.url(), "n1").unwrap();
+    let cluster = Cluster::at_url(&api.url(), "n1", None).unwrap();
     let mut pods = pin!(watch_bound_pods(&cluster));
     assert_eq!(next(&mut pods).await, ["before"]);
     api.create(POD, &pod("other", "n2", "a:1"));
@@ -63,7 +63,7 @@ async fn pods_of_the_node_are_known_and_followed_without_another_list() {
 async fn a_server_that_comes_back_is_asked_for_what_changed_since_a_bookmark_and_410_lists_again() {
     let mut api = KubeApi::start();
     api.create(POD, &pod("a", "n1", "a:1"));
-    let cluster = Cluster::at_url(&api.url(), "n1").unwrap();
+    let cluster = Cluster::at_url(&api.url(), "n1", None).unwrap();
     let mut pods = pin!(watch_bound_pods(&cluster));
     assert_eq!(next(&mut pods).await, ["a"]);
     api.stop();
@@ -92,17 +92,37 @@ async fn secrets_are_read_by_name_and_a_missing_permission_is_named() {
         secrets,
         &json!({ "metadata": { "name": "reg" }, "type": "kubernetes.io/dockerconfigjson", "data": data }),
     );
-    let cluster = Cluster::at_url(&api.url(), "n1").unwrap();
+    let cluster = Cluster::at_url(&api.url(), "n1", None).unwrap();
     let names = ["gone".to_owned(), "reg".to_owned()];
     let (found, errors) = PullSecrets::of(&cluster).of_pod("shop", &names).await;
     assert_eq!(found[0].data[".dockerconfigjson"], b"{}");
     assert_eq!(errors, [ClusterError::NotFound { what: "secret shop/gone".into() }]);
-    api.authorize("t", "system:node:n1", vec![PolicyRule::default()]);
+    let pods = PolicyRule {
+        api_groups: vec![String::new()],
+        resources: vec!["pods".into()],
+        verbs: vec!["list".into()],
+        ..PolicyRule::default()
+    };
+    api.authorize("t", "system:node:n1", vec![pods]);
     let error = PullSecrets::of(&cluster).get("shop", "reg").await.unwrap_err();
     assert!(matches!(error, ClusterError::Unauthorized { .. }), "{error}");
-    api.fault("GET", 1, ApiFault::Status(403, "Forbidden"));
+    let cluster = Cluster::at_url(&api.url(), "n1", Some("t")).unwrap();
     let error = PullSecrets::of(&cluster).get("shop", "reg").await.unwrap_err();
-    assert!(matches!(error, ClusterError::Forbidden { .. }), "{error}");
+    let missing = "cannot get resource \"secrets\" in API group \"\" in the namespace \"shop\"";
+    assert!(matches!(&error, ClusterError::Forbidden { message } if message.contains(missing)), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_answer_fails_the_call_after_ten_seconds() {
+    let api = KubeApi::start();
+    api.fault("GET", 2, ApiFault::Delay(Duration::from_secs(3600)));
+    let cluster = Cluster::at_url(&api.url(), "n1", None).unwrap();
+    let names = ["a".to_owned(), "b".to_owned()];
+    let started = tokio::time::Instant::now();
+    let (_, errors) = PullSecrets::of(&cluster).of_pod("shop", &names).await;
+    assert_eq!(started.elapsed().as_secs(), 10, "both at the same time");
+    assert!(errors.iter().all(|error| matches!(error, ClusterError::Unavailable { .. })), "{errors:?}");
+    assert_eq!(errors.len(), 2);
 }
 
 #[tokio::test]
@@ -110,7 +130,7 @@ async fn a_token_is_requested_for_the_audience_and_the_pod() {
     let api = KubeApi::start();
     let accounts = "/api/v1/namespaces/shop/serviceaccounts";
     api.create(accounts, &json!({ "metadata": { "name": "puller", "annotations": { "role": "reader" } } }));
-    let client = ClusterServiceAccounts::of(&Cluster::at_url(&api.url(), "n1").unwrap());
+    let client = ClusterServiceAccounts::of(&Cluster::at_url(&api.url(), "n1", None).unwrap());
     let account = client.get("shop", "puller").await.unwrap();
     assert_eq!(account.annotations["role"], "reader");
     let request = ServiceAccountTokenRequest {
