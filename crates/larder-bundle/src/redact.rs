@@ -117,7 +117,7 @@ fn without_blocks(text: &str) -> String {
         clean.push_str(line);
         key_indent = BLOCK.captures(content).map(|found| found[1].len());
         if let Some(key) = key_indent {
-            clean.push_str(&format!("{}  {HIDDEN}\n", " ".repeat(key)));
+            clean.extend([" ".repeat(key).as_str(), "  ", HIDDEN, "\n"]);
         }
     }
     clean
