@@ -61,6 +61,8 @@ fn few(texts: Vec<String>) -> Vec<String> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StatusDocument {
+    /// Seconds since 1970, by the clock of the daemon.
+    at: u64,
     version: String,
     uptime_seconds: u64,
     backend: String,
@@ -78,9 +80,11 @@ pub(super) struct StatusDocument {
     warnings: Vec<String>,
 }
 
-pub(super) fn status(status: api::StatusResponse, removals: u64) -> StatusDocument {
+/// The status at this time, in seconds since 1970.
+pub(super) fn status(status: api::StatusResponse, removals: u64, at: u64) -> StatusDocument {
     let all = status.pulls.len();
     StatusDocument {
+        at,
         version: status.version,
         uptime_seconds: status.uptime_seconds,
         backend: match status.mode.as_str() {
@@ -216,7 +220,7 @@ mod tests {
             warnings: vec!["w".repeat(5000); 100],
             ..api::StatusResponse::default()
         };
-        let document = status(full, 0);
+        let document = status(full, 0, 0);
         assert_eq!((document.pulls.len(), document.more_pulls, document.warnings.len()), (PULLS, 950, ITEMS));
         assert!(super::super::json(&document).len() < 1_000_000);
     }

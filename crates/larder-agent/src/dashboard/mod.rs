@@ -111,10 +111,9 @@ impl Dashboard {
     /// Adds the disk usage to the history, if it can be measured.
     async fn sample(&self) {
         let Some(disk) = self.status().await.ok().and_then(|status| status.disk) else { return };
-        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let used_bytes = disk.size_bytes.saturating_sub(disk.available_bytes);
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-        history.add(DiskSample { at, used_bytes, size_bytes: disk.size_bytes });
+        history.add(DiskSample { at: unix_seconds(), used_bytes, size_bytes: disk.size_bytes });
     }
 
     async fn update(&self) {
@@ -124,7 +123,7 @@ impl Dashboard {
     }
 
     fn document(&self, status: api::StatusResponse) -> String {
-        json(&data::status(status, self.control.removals()))
+        json(&data::status(status, self.control.removals(), unix_seconds()))
     }
 
     async fn status(&self) -> Result<api::StatusResponse, Status> {
@@ -210,6 +209,11 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 fn is_page(path: &str) -> bool {
     path.strip_prefix(PREFIX).is_none_or(|rest| matches!(rest, "" | "/"))
+}
+
+/// Seconds since 1970.
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 fn request<T>(message: T) -> tonic::Request<T> {

@@ -9,8 +9,8 @@ const state = {
   pulls: null, changes: '',
 };
 
-/** Sets a text only if it changed, so that a live region speaks once. */
-function say(element, text) {
+/** Sets a text only if it changed, so that a live region is read out once. */
+function announce(element, text) {
   const cleaned = clean(text);
   if (element.textContent !== cleaned) element.textContent = cleaned;
 }
@@ -79,15 +79,27 @@ function paced(work, pause) {
   return run;
 }
 
-/** Loads, and says in `place` why it failed; then it tries again. */
-function loading(place, work) {
-  let retry = 0;
+/**
+ * Loads with `request` and passes the result to `display`, unless a later call has begun. Reports in `place` why it failed, and tries
+ * again; the text that `place` had at first returns with the next success.
+ */
+function loading(place, request, display) {
+  const initial = $(place).textContent;
+  let [retry, calls, failure] = [0, 0, ''];
   const run = async () => {
+    calls += 1;
+    const call = calls;
     clearTimeout(retry);
     try {
-      await work();
+      const loaded = await request();
+      if (call !== calls) return;
+      if (failure) announce($(place), initial);
+      failure = '';
+      display(loaded);
     } catch (error) {
-      say($(place), `Cannot load: ${error.message}`);
+      if (call !== calls) return;
+      failure = `Cannot load: ${error.message}`;
+      announce($(place), failure);
       $(place).hidden = false;
       retry = setTimeout(run, 5000);
     }
@@ -104,8 +116,10 @@ function showDisk() {
   const { gcStartsAtPercent: high, gcFreesToPercent: low } = disk;
   const rule = high ? `GC starts at ${high}%${low ? ` and frees down to ${low}%` : ''}` : 'GC never starts by bytes';
   const now = `${disk.usedPercent}% used (${bytes(used)} of ${bytes(disk.sizeBytes)}), ${rule}`;
-  say($('disk-now'), now);
-  state.live = [...state.live, { at: Date.now() / 1000, usedBytes: used, sizeBytes: disk.sizeBytes }].slice(-LIVE_POINTS);
+  announce($('disk-now'), now);
+  // The time of the daemon, as in its samples: the clock of this machine may differ.
+  const { at } = state.status;
+  if (state.live.at(-1)?.at !== at) state.live = [...state.live, { at, usedBytes: used, sizeBytes: disk.sizeBytes }].slice(-LIVE_POINTS);
   const samples = [...state.samples, ...state.live].sort((a, b) => a.at - b.at);
   $('disk-chart').replaceChildren(chart(samples, high, low, now));
   showDiskTable(samples);
@@ -124,17 +138,28 @@ function showDiskTable(samples) {
 
 // --- Pulls
 
+/** A key for each pull: its image, with a number where pulls with different credentials have the same one. */
+function pullKeys(pulls) {
+  const counts = new Map();
+  return pulls.map(({ image }) => {
+    const count = (counts.get(image) ?? 0) + 1;
+    counts.set(image, count);
+    return count === 1 ? image : `${image} (${count})`;
+  });
+}
+
 function showPulls() {
   const { pulls, morePulls } = state.status;
   $('pulls-none').hidden = pulls.length > 0;
-  say($('pulls-more'), morePulls ? `and ${plural(morePulls, 'more pull', 'more pulls')}` : '');
-  show($('pulls-list'), pulls, (pull) => pull.image, pullItem);
-  const now = new Set(pulls.map((pull) => pull.image));
+  announce($('pulls-more'), morePulls ? `and ${plural(morePulls, 'more pull', 'more pulls')}` : '');
+  const keys = pullKeys(pulls);
+  show($('pulls-list'), pulls, (_, at) => keys[at], pullItem);
+  const now = new Set(keys);
   if (state.pulls) {
     const began = [...now].filter((image) => !state.pulls.has(image)).map((image) => `pull of ${image} started`);
     const ended = [...state.pulls].filter((image) => !now.has(image)).map((image) => `pull of ${image} ended`);
     const news = [...began, ...ended];
-    if (news.length) say($('pulls-news'), news.length > 3 ? `${news.length} pulls started or ended` : news.join(', '));
+    if (news.length) announce($('pulls-news'), news.length > 3 ? `${news.length} pulls started or ended` : news.join(', '));
   }
   state.pulls = now;
 }
@@ -186,14 +211,13 @@ function showRegistries() {
 
 // --- Images
 
-const loadImages = loading('images-count', async () => {
-  const page = await load('images', {
-    filter: $('filter').value, sort: state.sort, ascending: state.ascending, offset: state.offset, limit: PAGE_ROWS,
-  });
+const loadImages = loading('images-count', () => load('images', {
+  filter: $('filter').value, sort: state.sort, ascending: state.ascending, offset: state.offset, limit: PAGE_ROWS,
+}), (page) => {
   state.offset = page.offset;
   const matching = page.matching === page.total ? '' : `, ${page.matching.toLocaleString('en')} match`;
   const warnings = page.warnings.map((warning) => `; ${warning}`).join('');
-  say($('images-count'), `${plural(page.total, 'image', 'images')}${matching}${warnings}`);
+  announce($('images-count'), `${plural(page.total, 'image', 'images')}${matching}${warnings}`);
   show(tableBody('images-table'), page.rows, (row) => row.id, imageRow);
   pager('images', page.offset, page.rows.length, page.matching);
   for (const header of $('images-table').querySelectorAll('th[data-sort]')) {
@@ -212,7 +236,7 @@ function imageRow(row) {
 }
 
 function pager(prefix, offset, count, total) {
-  say($(`${prefix}-range`), total ? `${(offset + 1).toLocaleString('en')} to ${(offset + count).toLocaleString('en')} of ${total.toLocaleString('en')}` : '');
+  announce($(`${prefix}-range`), total ? `${(offset + 1).toLocaleString('en')} to ${(offset + count).toLocaleString('en')} of ${total.toLocaleString('en')}` : '');
   $(`${prefix}-previous`).parentElement.hidden = offset === 0 && count >= total;
   $(`${prefix}-previous`).disabled = offset === 0;
   $(`${prefix}-next`).disabled = offset + count >= total;
@@ -222,13 +246,16 @@ function pager(prefix, offset, count, total) {
 
 async function explain(row) {
   const [dialog, body] = [$('explain'), $('explain-body')];
-  body.replaceChildren(make('p', { class: 'name' }, row.name || row.id), make('p', {}, 'Loading'));
+  const wait = make('p', {}, 'Loading');
+  body.replaceChildren(make('p', { class: 'name' }, row.name || row.id), wait);
   dialog.showModal();
   $('explain-title').focus();
   try {
     const facts = explanation(await load('explain', { image: row.id }));
+    if (!wait.isConnected) return; // another image was selected
     body.replaceChildren(make('dl', {}, facts.map(([term, value]) => [make('dt', {}, term), make('dd', {}, value)]).flat()));
   } catch (error) {
+    if (!wait.isConnected) return;
     body.replaceChildren(make('p', { role: 'alert' }, `Cannot explain: ${error.message}`));
   }
 }
@@ -253,11 +280,10 @@ function explanation(explained) {
 
 // --- Layers
 
-const loadLayers = loading('layers-sum', async () => {
-  const { shared, unique } = await load('layers');
+const loadLayers = loading('layers-sum', () => load('layers'), ({ shared, unique }) => {
   const words = `${plural(shared.count, 'layer', 'layers')} shared by several images (${bytes(shared.sizeBytes)}), `
     + `${plural(unique.count, 'layer', 'layers')} unique to one image (${bytes(unique.sizeBytes)})`;
-  say($('layers-sum'), words);
+  announce($('layers-sum'), words);
   const tiles = [['shared', shared], ['unique', unique]].flatMap(([kind, group]) => {
     const rest = group.restCount
       ? [{ kind, sizeBytes: group.restBytes, label: `${plural(group.restCount, 'smaller layer', 'smaller layers')}`, images: '' }] : [];
@@ -278,7 +304,7 @@ function showGc() {
   if (!gc) return;
   const failed = gc.failures ? `; ${plural(gc.failures, 'round', 'rounds')} in a row failed` : '';
   const last = gc.ended ? `Last round ${localTime(gc.ended)}: ${gc.result ?? ''}${failed}` : 'No round yet';
-  say($('gc-now'), gc.running || gc.round ? 'A round is running' : `${last}; ${plural(gc.rounds, 'round', 'rounds')} since the start`);
+  announce($('gc-now'), gc.running || gc.round ? 'A round is running' : `${last}; ${plural(gc.rounds, 'round', 'rounds')} since the start`);
   const round = gc.round;
   if (!round) {
     $('gc-round').replaceChildren();
@@ -291,8 +317,7 @@ function showGc() {
     make('p', { class: 'name' }, `${round.phase}: freed ${bytes(round.freedBytes)} of ${bytes(of)}, ${round.removedImages} of ${plural(round.plannedImages, 'image', 'images')}${removing}`));
 }
 
-const loadRemovals = loading('gc-none', async () => {
-  const { total, entries } = await load('history', { offset: state.removalsOffset });
+const loadRemovals = loading('gc-none', () => load('history', { offset: state.removalsOffset }), ({ total, entries }) => {
   showTable('gc-table', 'gc-none', entries, (entry, at) => `${entry.time} ${entry.id} ${at}`, (entry) => make('tr', {},
     cell(time(entry.time)), make('th', { scope: 'row', class: 'name long' }, nameOf(entry.names, entry.id)), cell(entry.trigger),
     cell(entry.why, 'long'), cell(`${entry.estimated ? 'about ' : ''}${bytes(entry.freedBytes ?? entry.promisedBytes)}`, 'number')));
@@ -301,8 +326,7 @@ const loadRemovals = loading('gc-none', async () => {
 
 // --- Events
 
-const loadEvents = loading('events-none', async () => {
-  const { events } = await load('events');
+const loadEvents = loading('events-none', () => load('events'), ({ events }) => {
   showTable('events-table', 'events-none', events.reverse(), (event) => event.number, (event) => make('tr', {},
     cell(time(event.time)), cell(event.type), cell(event.reason),
     cell([event.objectKind, event.namespace, event.name].filter(Boolean).join(' '), 'long'), cell(event.message, 'long')));
@@ -312,15 +336,15 @@ const loadEvents = loading('events-none', async () => {
 
 const refreshEvents = paced(async () => { await Promise.all([loadEvents(), loadRemovals()]); }, 2000);
 const refreshImages = paced(async () => { await Promise.all([loadImages(), loadLayers()]); }, 5000);
-const loadDisk = loading('disk-now', async () => {
-  state.samples = (await load('disk')).samples;
+const loadDisk = loading('disk-now', () => load('disk'), ({ samples }) => {
+  state.samples = samples;
   showDisk();
 });
 
 function take(status) {
   state.status = status;
   const health = status.backendAvailable ? '' : ` (unavailable: ${status.backendMessage})`;
-  say($('node'), `${status.version}, ${status.backend}${health}`);
+  announce($('node'), `${status.version}, ${status.backend}${health}`);
   show($('warnings'), status.warnings, (warning) => warning, (warning) => make('p', {}, `Warning: ${warning}`));
   showDisk();
   showPulls();
@@ -336,15 +360,15 @@ function take(status) {
 
 function connect() {
   const source = new EventSource('api/stream');
-  source.addEventListener('open', () => say($('connection'), 'Live'));
+  source.addEventListener('open', () => announce($('connection'), 'Live'));
   source.addEventListener('message', (message) => take(JSON.parse(message.data)));
   source.addEventListener('error', () => {
     if (source.readyState !== EventSource.CLOSED) {
-      say($('connection'), 'Reconnecting');
+      announce($('connection'), 'Reconnecting');
       return;
     }
-    say($('connection'), 'Updates every 5 seconds');
-    load('status').then(take, (error) => say($('connection'), `No connection: ${error.message}`));
+    announce($('connection'), 'Updates every 5 seconds');
+    load('status').then(take, (error) => announce($('connection'), `No connection: ${error.message}`));
     setTimeout(connect, 5000);
   });
 }
