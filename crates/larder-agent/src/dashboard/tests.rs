@@ -1,12 +1,21 @@
 //! The dashboard over TCP, as a browser or an attacker would ask it.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures_util::StreamExt as _;
 use larder::backend::Image;
+use larder_api::v1alpha1 as api;
+use larder_api::v1alpha1::control_server::Control as _;
+use larder_registry::{Proxy, RegistryClient, RegistryConfig};
+use larder_store::backend::StoreBackend;
+use larder_store::pull::{StorePullConfig, StorePuller};
+use larder_store::store::{Store, StoreConfig};
 use larder_testkit::fake_backend::{FakeBackend, image};
-use serde_json::Value;
+use larder_testkit::fault_registry::{FaultRegistry, FaultRegistryAuth, FaultTrigger, ResponseFault};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -15,9 +24,10 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::{Dashboard, stream};
+use crate::backend::BackendHandle;
 use crate::config::{Config, DashboardServing};
 use crate::control::{ControlApi, ServingProcess};
-use crate::node::testing;
+use crate::node::{Node, NodeDependencies, testing};
 use crate::serve::connections::Connections;
 use crate::serve::http_handler::HttpHandler;
 
@@ -25,6 +35,7 @@ use crate::serve::http_handler::HttpHandler;
 struct Served {
     address: SocketAddr,
     backend: FakeBackend,
+    control: ControlApi,
     server: JoinHandle<()>,
     _stop: watch::Sender<bool>,
     dir: TempDir,
@@ -37,8 +48,12 @@ impl Drop for Served {
 }
 
 async fn serve(change: impl FnOnce(&mut Config)) -> Served {
+    serve_node(|backend, dir| testing::parts(backend, dir, None, change)).await
+}
+
+async fn serve_node(parts: impl FnOnce(&FakeBackend, &Path) -> NodeDependencies) -> Served {
     let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
-    let node = Arc::new(testing::node(&backend, dir.path(), None, change));
+    let node = Arc::new(Node::build(parts(&backend, dir.path())));
     let (stop, stopped) = watch::channel(false);
     let connections = Connections::default();
     let process = ServingProcess::Daemon(None);
@@ -48,7 +63,7 @@ async fn serve(change: impl FnOnce(&mut Config)) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = tokio::spawn(async move { handler.serve(Some(listener)).await });
-    Served { address, backend, server, _stop: stop, dir }
+    Served { address, backend, control, server, _stop: stop, dir }
 }
 
 impl Served {
@@ -260,19 +275,58 @@ async fn markup_and_control_characters_stay_text() {
     assert!(!state.contains('\u{1b}'));
 }
 
+/// A store whose pulls fail with secrets in what they were given: the URL of a redirect, a pull secret, and the URL of a
+/// proxy.
+fn store_behind_a_proxy(backend: &FakeBackend, dir: &Path, proxy: String) -> NodeDependencies {
+    let registry = RegistryConfig {
+        proxy: Proxy::Fixed { url: proxy, except: String::new() },
+        tries: 1,
+        ..RegistryConfig::default()
+    };
+    let store = Store::open(&dir.join("store"), StoreConfig::default()).unwrap();
+    let client = RegistryClient::new(registry);
+    let store = StoreBackend::new(StorePuller::new(store, client, StorePullConfig::default()));
+    let handle = BackendHandle::Store(store.clone());
+    NodeDependencies {
+        description: handle.description(),
+        backend: Arc::new(store),
+        handle: Some(handle),
+        ..testing::parts(backend, dir, None, |_| ())
+    }
+}
+
 #[tokio::test]
 async fn no_document_has_secrets_or_paths() {
     const SECRET: &str = "hunter2";
-    let served = serve(|config| {
-        config.registry.plain_http = vec![format!("user:{SECRET}@r.example")];
-        config.prefetch.clear();
-    })
-    .await;
-    served.backend.add_image("a:1", image("sha256:1", 500));
+    let registry = FaultRegistry::start();
+    registry.require(FaultRegistryAuth::Basic { user: "user".into(), password: SECRET.into() });
+    let moved = format!("http://user:{SECRET}@127.0.0.1:1/?signature={SECRET}");
+    registry.fault(FaultTrigger::path("/v2/moved"), ResponseFault::Redirect(moved));
+    let denied = json!({"errors": [{"code": "DENIED", "message": format!("no access with {SECRET}")}]});
+    registry
+        .fault(FaultTrigger::path("/v2/denied"), ResponseFault::Status(403, Vec::new(), denied.to_string()));
+    let proxy = format!("http://user:{SECRET}@127.0.0.1:1");
+    let served = serve_node(|backend, dir| store_behind_a_proxy(backend, dir, proxy)).await;
+    let auths = json!({"auths": {registry.address(): {"username": "user", "password": SECRET}}});
+    let secret = api::PullSecret {
+        name: "login".into(),
+        r#type: "kubernetes.io/dockerconfigjson".into(),
+        document: auths.to_string().into(),
+        ..Default::default()
+    };
+    let images = [registry.image("moved:1"), registry.image("denied:1"), "registry.example/proxied:1".into()];
+    let wanted = images.map(|image| api::WantedImage { image, ..Default::default() });
+    let wanted = api::EnsureRequest { images: wanted.into(), secrets: vec![secret], ..Default::default() };
+    let updates = served.control.ensure(tonic::Request::new(wanted)).await.unwrap().into_inner();
+    updates.collect::<Vec<_>>().await;
+    let events = served.json("events").await.to_string();
+    for cause in ["redirected to 127.0.0.1:1", "no access with ****", "registry.example/proxied"] {
+        assert!(events.contains(cause), "the pull failed for another reason than {cause}: {events}");
+    }
     for document in DOCUMENTS {
         let response = served.get(&format!("/dashboard/api/{document}")).await;
         let text = body(&response);
-        assert!(!text.contains(SECRET), "{document}");
+        assert!(!text.contains(SECRET), "{document}: {text}");
         for key in
             ["configuration", "socket", "secrets", "serviceAccounts", "pulledRecords", "settings", "origin"]
         {
@@ -280,6 +334,15 @@ async fn no_document_has_secrets_or_paths() {
         }
         assert!(!text.contains(served.dir.path().to_str().unwrap()), "{document}: {text}");
     }
+}
+
+#[tokio::test]
+async fn the_status_has_the_time_of_the_daemon() {
+    let served = serve(|_| {}).await;
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let began = now();
+    let at = served.json("status").await["at"].as_u64().unwrap();
+    assert!((began..=now()).contains(&at), "{at}");
 }
 
 #[tokio::test]
