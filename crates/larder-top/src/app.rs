@@ -64,6 +64,7 @@ pub(crate) enum Mode {
     Lines(Window),
     /// The question whether to remove this image.
     Confirm {
+        id: String,
         name: String,
         frees: Option<u64>,
         images: Vec<String>,
@@ -126,6 +127,8 @@ pub struct App {
     pub(crate) rates: HashMap<String, u64>,
     received: Option<Instant>,
     pub(crate) message: Option<Message>,
+    /// IDs and names of images that are being removed.
+    pub(crate) removing: Vec<(String, String)>,
     /// The first line in view of a tab or a window with lines.
     pub(crate) scroll: usize,
     schedule: Schedule,
@@ -149,6 +152,7 @@ impl App {
             rates: HashMap::new(),
             received: None,
             message: None,
+            removing: Vec::new(),
             scroll: 0,
             schedule: Schedule::default(),
             quit: false,
@@ -205,8 +209,9 @@ impl App {
                 let lines = lines.iter().map(|line| text::cell(line)).collect();
                 self.waiting.push_back(Window { title: text::cell(&name), lines });
             }
-            Answer::Removed(answer) => {
+            Answer::Removed { id, answer } => {
                 self.schedule.refresh();
+                self.removing.retain(|(removing, _)| *removing != id);
                 let (text, is_error) = outcome(&answer);
                 self.say(text, is_error, now);
             }
@@ -255,6 +260,9 @@ impl App {
             let since = self.disconnected.take().map_or(now.instant, |lost| lost.since);
             self.disconnected = Some(Disconnected { since, why: text::cell(message) });
             return;
+        }
+        if let Call::Remove { id, .. } = call {
+            self.removing.retain(|(removing, _)| removing != id);
         }
         if matches!(call, Call::Images | Call::History) {
             return self.say(format!("error: {message}"), true, now);

@@ -15,8 +15,8 @@ pub trait NodeCalls {
     async fn history(&self, newest: u32) -> Result<api::HistoryResponse, Error>;
     /// What `larder explain` prints about an image, as lines.
     async fn explain(&self, image: &str) -> Result<Vec<String>, Error>;
-    /// Removes images.
-    async fn remove(&self, images: Vec<String>) -> Result<api::RemoveResponse, Error>;
+    /// Removes the image with this ID under these names; nothing if another image has one of them now.
+    async fn remove(&self, id: &str, images: Vec<String>) -> Result<api::RemoveResponse, Error>;
     /// Changes and lists keep rules.
     async fn keep(&self, request: api::KeepRequest) -> Result<api::KeepResponse, Error>;
     /// The next steps of an error, as they are typed here.
@@ -41,6 +41,10 @@ pub enum Call {
     },
     /// [`NodeCalls::remove`].
     Remove {
+        /// The ID.
+        id: String,
+        /// The name, as the view shows it.
+        name: String,
         /// The names, or the ID of an image without any.
         images: Vec<String>,
     },
@@ -70,7 +74,12 @@ pub enum Answer {
         lines: Vec<String>,
     },
     /// To [`Call::Remove`].
-    Removed(api::RemoveResponse),
+    Removed {
+        /// The ID of the image.
+        id: String,
+        /// The result.
+        answer: api::RemoveResponse,
+    },
     /// To [`Call::ToggleKeep`]: what was done.
     Kept(String),
     /// The call failed: the message and the next steps.
@@ -96,7 +105,9 @@ pub(crate) async fn perform(node: &dyn NodeCalls, call: Call) -> Answer {
         Call::Explain { id, name } => {
             node.explain(id).await.map(|lines| Answer::Explained { name: name.clone(), lines })
         }
-        Call::Remove { images } => node.remove(images.clone()).await.map(Answer::Removed),
+        Call::Remove { id, images, .. } => {
+            node.remove(id, images.clone()).await.map(|answer| Answer::Removed { id: id.clone(), answer })
+        }
         Call::ToggleKeep { id, names } => toggle_keep(node, id, names).await.map(Answer::Kept),
     };
     answer.unwrap_or_else(|error| Answer::Failed {

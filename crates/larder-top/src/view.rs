@@ -162,12 +162,14 @@ fn message(app: &App, theme: Theme, now: Moment) -> Line<'static> {
             theme.span(Tone::Bad, format!("no connection for {since}, retrying: {}", lost.why)),
         );
     }
-    match &app.message {
-        Some(message) => {
-            let tone = if message.is_error { Tone::Bad } else { Tone::Good };
-            Line::from(theme.span(tone, message.text.clone()))
-        }
-        None => warnings(app, theme),
+    if let Some(message) = &app.message {
+        let tone = if message.is_error { Tone::Bad } else { Tone::Good };
+        return Line::from(theme.span(tone, message.text.clone()));
+    }
+    match &app.removing[..] {
+        [] => warnings(app, theme),
+        [(_, name)] => Line::from(theme.span(Tone::Accent, format!("removing {name}"))),
+        several => Line::from(theme.span(Tone::Accent, format!("removing {} images", several.len()))),
     }
 }
 

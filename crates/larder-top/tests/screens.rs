@@ -1,5 +1,7 @@
 //! What the screen shows, as text. `LARDER_WRITE_GOLDEN=1` writes the files in `golden/`.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,7 +9,7 @@ use larder_api::v1alpha1::{self as api, VerdictReason};
 use larder_top::{Answer, App, Call, Input, Moment, draw, update};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::buffer::Buffer;
+use ratatui::buffer::{Buffer, Cell};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::layout::Size;
 use ratatui::style::Color;
@@ -46,10 +48,6 @@ impl View {
         self.input(Input::Key(KeyEvent::new(code, KeyModifiers::NONE)))
     }
 
-    fn explain_call(&self) -> Call {
-        Call::Explain { id: "sha256:0".into(), name: "absent".into() }
-    }
-
     fn type_text(&mut self, text: &str) {
         for c in text.chars() {
             self.press(KeyCode::Char(c));
@@ -70,7 +68,7 @@ impl View {
     fn screen(&self) -> String {
         let buffer = self.buffer();
         let rows = buffer.content.chunks(usize::from(self.size.width));
-        let rows = rows.map(|row| row.iter().map(|cell| cell.symbol()).collect::<String>());
+        let rows = rows.map(|row| row.iter().map(Cell::symbol).collect::<String>());
         rows.map(|row| row.trim_end().to_owned() + "\n").collect()
     }
 
@@ -78,9 +76,9 @@ impl View {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
         let screen = self.screen();
         if std::env::var_os("LARDER_WRITE_GOLDEN").is_some() {
-            std::fs::write(&path, &screen).unwrap();
+            fs_err::write(&path, &screen).unwrap();
         }
-        let expected = std::fs::read_to_string(&path).unwrap_or_default();
+        let expected = fs_err::read_to_string(&path).unwrap_or_default();
         assert!(screen == expected, "{name} differs; the screen is:\n{screen}");
     }
 }
@@ -95,7 +93,7 @@ fn image(name: &str, size: u64, unique: u64, state: VerdictReason, hours: u64) -
     };
     details.set_reason(state);
     api::Image {
-        id: format!("sha256:{}", name.bytes().map(|byte| format!("{byte:02x}")).collect::<String>()),
+        id: name.bytes().fold("sha256:".to_owned(), |id, byte| id + &format!("{byte:02x}")),
         repo_tags: vec![name.to_owned()],
         size_bytes: size,
         pinned: state == VerdictReason::Pinned,
@@ -313,15 +311,21 @@ fn a_removal_needs_a_yes() {
     }
     view.press(KeyCode::F(9));
     view.began += ANSWERABLE;
-    let images = vec!["docker.io/library/postgres:17.2".to_owned()];
-    assert_eq!(view.press(KeyCode::Char('y')), [Call::Remove { images }]);
+    let name = "docker.io/library/postgres:17.2".to_owned();
+    let id = images().images[1].id.clone();
+    let expected = Call::Remove { id: id.clone(), name: name.clone(), images: vec![name] };
+    assert_eq!(view.press(KeyCode::Char('y')), [expected], "the ID is that of the row");
+    view.began += Duration::from_secs(60);
+    view.input(Input::Tick);
+    assert!(view.screen().contains("removing docker.io/library/postgres:17.2"), "{}", view.screen());
+    view.press(KeyCode::Char('x'));
+    assert!(!view.screen().contains("y removes it"), "it is asked once");
     let refused = api::Refused { message: "postgres is in use\u{1b}[2J".into(), ..api::Refused::default() };
     let result =
         api::Removed { result: Some(api::removed::Result::Refused(refused)), ..api::Removed::default() };
-    view.answer(Answer::Removed(api::RemoveResponse {
-        results: vec![result],
-        ..api::RemoveResponse::default()
-    }));
+    let answer = api::RemoveResponse { results: vec![result], ..api::RemoveResponse::default() };
+    view.answer(Answer::Removed { id, answer });
+    assert!(!view.screen().contains("removing"), "{}", view.screen());
     assert!(view.screen().contains("error: postgres is in use\\u{1b}[2J"), "{}", view.screen());
 }
 
@@ -333,8 +337,8 @@ fn an_answer_waits_while_a_filter_is_typed_or_a_question_is_open() {
     view.press(KeyCode::Char('/'));
     view.type_text("pos");
     view.answer(explained("first"));
-    let failed =
-        Answer::Failed { call: view.explain_call(), message: "no such image".into(), hints: Vec::new() };
+    let call = Call::Explain { id: "sha256:0".into(), name: "absent".into() };
+    let failed = Answer::Failed { call, message: "no such image".into(), hints: Vec::new() };
     view.answer(failed);
     view.type_text("txy");
     let screen = view.screen();

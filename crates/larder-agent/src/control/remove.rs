@@ -60,8 +60,15 @@ async fn look_up<'a>(
         return Ok(found);
     }
     let images = backend.list().await?;
+    let mut is_outdated = false;
     for text in &request.images {
         match find_name(text, &images, backend).await {
+            Ok(FoundImage { image, .. })
+                if !request.image_id.is_empty() && image.id.as_str() != request.image_id =>
+            {
+                is_outdated = true;
+                answer.refuse(moved(text))?;
+            }
             Ok(FoundImage { image, name }) => {
                 let known = found.iter().position(|known| known.image.id == image.id).unwrap_or(found.len());
                 if known == found.len() {
@@ -72,6 +79,9 @@ async fn look_up<'a>(
             Err(error) if request.ignore_not_found && error.kind() == ErrorKind::NotFound => {}
             Err(error) => answer.refuse(error)?,
         }
+    }
+    if is_outdated {
+        found.clear();
     }
     Ok(found)
 }
@@ -292,6 +302,12 @@ impl AddRefusal for RemoveResponse {
     }
 }
 
+/// The name is another image's since the caller listed images.
+fn moved(name: &str) -> Error {
+    Error::failed(format!("{name}: another image has this name now; removed nothing"))
+        .hint("list images again before you repeat the removal")
+}
+
 /// An image to remove or to take names from, as the request first selects it.
 struct RemovalRequest<'a> {
     text: &'a str,
@@ -484,6 +500,27 @@ mod tests {
         request.force = true;
         let removed = remove(&request, &node).await;
         assert_eq!((removed.results.len(), fake.images().len()), (2, 0));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_removed_where_a_name_is_that_of_another_image_now() {
+        let (fake, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+        fake.add_image("a:1", image("sha256:1", 1));
+        fake.add_image("b:1", image("sha256:2", 1));
+        let node = Arc::new(testing::node(&fake, dir.path(), None, |_| ()));
+        let request = |images: &[&str]| RemoveRequest {
+            images: images.iter().map(|&name| name.to_owned()).collect(),
+            image_id: "sha256:1".into(),
+            ..RemoveRequest::default()
+        };
+        for images in [&["b:1"][..], &["a:1", "b:1"]] {
+            let refused = format!("{:?}", remove(&request(images), &node).await.results);
+            assert!(refused.contains("b:1: another image has this name now"), "{refused}");
+            assert_eq!(fake.images().len(), 2, "{images:?}");
+        }
+        remove(&request(&["a:1"]), &node).await;
+        let left: Vec<_> = fake.images().into_iter().map(|image| image.id).collect();
+        assert_eq!(left, ["sha256:2"]);
     }
 
     #[tokio::test(start_paused = true)]

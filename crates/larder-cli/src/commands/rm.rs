@@ -19,6 +19,7 @@ pub(super) async fn run(args: &RmArgs, session: &CommandSession) -> Result<Comma
         images: names.into_iter().map(str::to_owned).collect(),
         ignore_not_found: args.ignore_not_found,
         force: args.force,
+        ..RemoveRequest::default()
     };
     let answer = if request.images.is_empty() {
         Ok(RemoveResponse::default())

@@ -105,8 +105,9 @@ impl NodeCalls for SessionCalls<'_> {
         Ok(explanation::lines(image, &explanation))
     }
 
-    async fn remove(&self, images: Vec<String>) -> Result<api::RemoveResponse, Failure> {
-        let request = api::RemoveRequest { images, ..api::RemoveRequest::default() };
+    async fn remove(&self, id: &str, images: Vec<String>) -> Result<api::RemoveResponse, Failure> {
+        let image_id = id.to_owned();
+        let request = api::RemoveRequest { images, image_id, ..api::RemoveRequest::default() };
         self.call(async |mut calls| calls.remove(request).await).await
     }
 

@@ -109,11 +109,13 @@ impl Top {
         std::fs::File::from(self.0.controller.try_clone().unwrap()).write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Answers a question once it takes answers.
+    /// Answers a question, which takes no answer at first. The key has no other meaning.
     fn answers(&self, key: &str) {
         self.shows("y removes it");
-        std::thread::sleep(Duration::from_millis(400));
-        self.press(key);
+        wait_until("the question is answered", || {
+            self.press(key);
+            !self.screen().contains("y removes it")
+        });
     }
 
     fn is_raw(&self) -> bool {

@@ -49,8 +49,12 @@ impl App {
                 self.mode = mode;
                 Vec::new()
             }
-            Mode::Confirm { images, .. } => match key.code {
-                KeyCode::Char('y' | 'Y') => vec![Call::Remove { images }],
+            Mode::Confirm { id, name, images, .. } => match key.code {
+                KeyCode::Char('y' | 'Y') => {
+                    self.message = None;
+                    self.removing.push((id.clone(), name.clone()));
+                    vec![Call::Remove { id, name, images }]
+                }
                 _ => Vec::new(),
             },
             mode @ (Mode::Help | Mode::Lines(_)) => {
@@ -169,9 +173,11 @@ impl App {
     }
 
     fn ask_to_remove(&mut self, now: Moment) {
-        if let (Tab::Images, Some(row)) = (self.tab, self.images.selected()) {
-            let (name, frees, images) = (row.name.clone(), row.unique, row.requested());
-            self.mode = Mode::Confirm { name, frees, images, asked: now.instant };
+        if let (Tab::Images, Some(row)) = (self.tab, self.images.selected())
+            && self.removing.iter().all(|(id, _)| *id != row.id)
+        {
+            let (id, name, frees, images) = (row.id.clone(), row.name.clone(), row.unique, row.requested());
+            self.mode = Mode::Confirm { id, name, frees, images, asked: now.instant };
         }
     }
 
