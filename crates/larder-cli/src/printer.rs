@@ -222,7 +222,9 @@ impl Drop for HeldNotes<'_> {
     fn drop(&mut self) {
         let held = self.0.held().take().unwrap_or_default();
         // An error of standard error cannot be reported.
-        held.iter().for_each(|text| _ = self.0.inner().notes.write_all(text.as_bytes()));
+        for text in held {
+            let _ = self.0.inner().notes.write_all(text.as_bytes());
+        }
     }
 }
 
