@@ -5,7 +5,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 /// Commands, separated by spaces, and larder's way.
 const COMMANDS: [(&str, &str); 23] = [
     (
-        "run create start stop restart kill exec ps logs attach stats top container pod volume network compose",
+        "run create start stop restart kill exec ps logs attach stats container pod volume network compose",
         "larder manages images, not containers; run them with your runtime, or mount an image: larder mount IMAGE DIR",
     ),
     (
