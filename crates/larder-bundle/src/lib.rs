@@ -28,7 +28,7 @@ pub struct BundleOptions {
     pub arguments: Vec<OsString>,
     /// The file to write; a name in the working directory by default. It must not exist.
     pub output: Option<PathBuf>,
-    /// How far back the log of the daemon's unit goes.
+    /// Time span of the log of the daemon's unit to include.
     pub since: Duration,
     /// Time limit of each part.
     pub part_timeout: Duration,

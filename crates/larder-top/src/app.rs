@@ -114,7 +114,7 @@ pub struct App {
     pub(crate) colors: bool,
     pub(crate) tab: Tab,
     pub(crate) mode: Mode,
-    /// Opened one by one when no key has another meaning, so that none of those that are typed goes astray.
+    /// Opened one by one when no key has another meaning, so that no typed key has an effect there.
     waiting: VecDeque<Window>,
     pub(crate) status: Option<api::StatusResponse>,
     pub(crate) disconnected: Option<Disconnected>,

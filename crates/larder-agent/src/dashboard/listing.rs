@@ -80,7 +80,7 @@ pub(super) struct ImagesDocument {
 }
 
 impl ListingCache {
-    /// A listing, or why there is none, that is fresh enough. One that takes long goes on after this has given up, for the
+    /// A listing, or why there is none, that is fresh enough. One that takes long continues after this has given up, for the
     /// next request.
     pub(super) async fn read(self: &Arc<Self>, control: &ControlApi) -> ListingResult {
         if let Some(fresh) = self.fresh(Instant::now()) {

@@ -24,7 +24,7 @@ pub(crate) struct BundleArgs {
     /// The file to write, which must not exist.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// How far back the log of the unit goes, such as 2h.
+    /// Time span of the unit's log to include, such as 2h.
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_duration)]
     pub(crate) since: Duration,
 }

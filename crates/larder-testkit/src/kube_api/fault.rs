@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What goes wrong with a request.
+/// A fault of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ApiFault {
     /// Another status and its reason, such as 500 and `InternalError`.
