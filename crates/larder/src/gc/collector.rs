@@ -20,6 +20,7 @@ use super::policy::{Accounting, GcPolicy, HookRule};
 use super::progress::{GcRoundProgress, RoundTracker};
 use super::reclaim::{ReclaimOutcome, ReclaimTrigger, SpaceBesideImages};
 use super::report::{GcCounts, GcReport, GcRoundResult};
+use super::spans::{measure_span, note_round, traced_plan};
 use super::state::{GcObservation, GcState, ObservationPurpose};
 use super::sweep::{SweepReport, sweep};
 use super::unix_millis::UnixMillis;
@@ -30,7 +31,6 @@ use crate::detached::SharedCall;
 use crate::events::{Event, EventReason, EventType};
 use crate::image_service::{FilesystemError, FsStats};
 use crate::reference::ImageId;
-use crate::trace_context;
 
 /// Collects the images of one backend. One round runs at a time, and only other rounds wait for it. Dropping a call
 /// abandons its round: a removal that has begun completes and is recorded, and no other follows.
@@ -591,39 +591,5 @@ pub(super) fn is_due(disk: FsStats, policy: &GcPolicy) -> bool {
     match policy.accounting {
         Accounting::Nominal => filesystem_stats::kubelet_bytes_to_free(disk, policy).is_some(),
         Accounting::Exact => filesystem_stats::wanted_free(disk, policy).is_some(),
-    }
-}
-
-/// A measurement as a part of something; by itself it is no trace.
-fn measure_span() -> Span {
-    if Span::current().is_none() { Span::none() } else { tracing::trace_span!("gc.Measure") }
-}
-
-/// A plan, as a span.
-fn traced_plan(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
-    let span = tracing::trace_span!(
-        "gc.Plan",
-        larder.gc.goal = goal.name(),
-        larder.gc.images = snapshot.images.len(),
-        larder.gc.removals = Empty,
-        larder.gc.needed_bytes = Empty,
-    );
-    let planned = span.in_scope(|| plan(snapshot, policy, goal));
-    span.record("larder.gc.removals", planned.removals.len());
-    span.record("larder.gc.needed_bytes", planned.need.bytes);
-    planned
-}
-
-/// What a round did, on its span.
-fn note_round(span: &Span, result: &GcRoundResult) {
-    if span.is_disabled() {
-        return;
-    }
-    let swept = &result.report.swept;
-    span.record("larder.gc.removed_images", swept.iter().map(|swept| swept.done.len()).sum::<usize>());
-    span.record("larder.gc.freed_bytes", swept.iter().map(|swept| swept.freed).sum::<i64>());
-    span.record("larder.gc.reclaimed_bytes", result.report.reclaimed.total().bytes);
-    if let Some(error) = &result.error {
-        trace_context::fail(span, "GarbageCollect", error);
     }
 }

@@ -32,6 +32,7 @@ mod progress;
 mod reclaim;
 mod removal_gate;
 mod report;
+mod spans;
 mod state;
 mod sweep;
 mod unix_millis;
