@@ -45,6 +45,7 @@ with_each_format! {
     layers_of_a_pull_that_failed_do_not_keep_another_one_out
     a_pull_that_fails_for_lack_of_space_keeps_nothing
     images_are_removed_where_no_byte_and_no_inode_is_free
+    a_store_whose_index_cannot_grow_any_more_opens_and_removes
 }
 
 /// A small ext4.
@@ -322,6 +323,37 @@ fn a_disk_without_inodes_fails_only_the_image_on_its_way(format: LayerFormat) {
         let rounds = inodes.into_iter().map(|inodes| DiskSpace { bytes: u64::MAX, inodes });
         fill_up(&disk, &numerous(), how, rounds, format);
     }
+}
+
+/// Transactions that have room in the log, and none in the database.
+fn a_store_whose_index_cannot_grow_any_more_opens_and_removes(format: LayerFormat) {
+    let Some(disk) = SmallDisk::new(40, 4000) else { return };
+    disk.allocate_at_once();
+    let source = SmallDiskImage::new();
+    source.add(&kept(), "kept");
+    let store = open(&disk, format);
+    source.bring(&store, ImportMethod::Pull, "kept").unwrap();
+    let id = sound_images(&store, "at first").remove(0);
+    disk.fill(DiskSpace::default());
+    let index = || fs_err::metadata(disk.path().join("store/larder.db")).unwrap().len();
+    let before = index();
+    let names = |store: &Store| store.images().unwrap()[0].names().count();
+    let names_before = names(&store);
+    let image = Digest::parse(&id).unwrap();
+    for number in 0..20 {
+        let name = Reference::parse(&format!("registry.example/{}:{number}", "n".repeat(200))).unwrap();
+        store.add_name(&image, &name).unwrap_or_else(|error| panic!("{number}: {}", chain(&error)));
+    }
+    drop(store);
+    assert_eq!(index(), before, "its new pages are in the log");
+    let store = open(&disk, format);
+    assert_eq!(names(&store), names_before + 20);
+    drop(store);
+    let store = open(&disk, format);
+    store.remove(&id, &RemoveOptions { force: true, ..RemoveOptions::default() }).unwrap();
+    store.empty_trash().unwrap();
+    drop(store);
+    assert_eq!(sound_images(&open(&disk, format), "after its removal"), [""; 0]);
 }
 
 fn layers_of_a_pull_that_failed_do_not_keep_another_one_out(format: LayerFormat) {

@@ -206,7 +206,13 @@ impl Db {
     pub(crate) fn open(disk: &Arc<dyn Disk>, path: &Path, cache_bytes: usize) -> DbResult<Db> {
         let db = Db::open_unchanged(disk, path, cache_bytes)?;
         // What a process that died left in the log may not be durable; nothing is to be built on it before it is.
-        connection::copy_log(&*db.disk, &db.path, &db.writer())?;
+        match connection::copy_log(&*db.disk, &db.path, &db.writer()) {
+            // On a full disk the database cannot grow. The log has all of it, and room for a removal.
+            Err(error) if error.is_no_space() => {
+                db.disk.open(&log_of(path), FileOpenMode::Existing)?.sync_data()?;
+            }
+            copied => copied?,
+        }
         db.reserve_log()?;
         Ok(db)
     }
