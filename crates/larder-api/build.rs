@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 36] = [
+const SHOWN: [&str; 38] = [
     "CallStatus",
     "Collection",
     "Condition",
@@ -63,6 +63,8 @@ const SHOWN: [&str; 36] = [
     "UsageByState",
     "HistoryEntry",
     "ImageVerdict",
+    "KubernetesConnection",
+    "KubernetesStatus",
     "Mount",
     "NodeImage",
     "OtherFilesystem",

@@ -27,6 +27,7 @@ pub mod log;
 pub mod manifest;
 pub mod node;
 pub mod offline;
+pub mod progress_timeline;
 pub mod quantity;
 pub mod registry;
 pub mod serve;

@@ -137,10 +137,12 @@ impl LocalNode {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let dir = tempfile::tempdir()?;
     /// # let node = larder_agent::LocalNode::open(dir.path()).await?;
+    /// use std::time::Duration;
+    ///
     /// use larder::gc::{GcGoal, GcPolicy};
     ///
-    /// let policy = GcPolicy { high_threshold_percent: 90, low_threshold_percent: 70, ..GcPolicy::default() };
-    /// let report = node.collect(&policy, GcGoal::Thresholds).await?;
+    /// let policy = GcPolicy { minimum_age: Duration::from_secs(600), ..GcPolicy::default() };
+    /// let report = node.collect(&policy, GcGoal::AllUnused).await?;
     /// println!("removed {} images", report.removed().count());
     /// # Ok(())
     /// # }
@@ -179,6 +181,7 @@ fn open_node(root: &Path) -> Result<Node, Error> {
         runtime: RuntimeRequirement::Require,
         state: StateDirAccess::Exclusive,
         publishes: false,
+        joins_cluster: false,
         logs_events: true,
         verbosity: tracing::Level::INFO,
     };

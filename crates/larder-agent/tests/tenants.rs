@@ -78,6 +78,7 @@ impl TenantFixture {
             runtime: RuntimeRequirement::Require,
             state: StateDirAccess::CurrentUser,
             publishes: false,
+            joins_cluster: false,
             logs_events: false,
             verbosity: tracing::Level::ERROR,
         };

@@ -131,6 +131,7 @@ pub fn image(image: &Image) -> api::Image {
         uid: image.uid,
         username: image.username.clone(),
         details: None,
+        hidden: false,
     }
 }
 

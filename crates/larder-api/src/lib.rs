@@ -8,6 +8,7 @@
 pub mod convert;
 mod enum_words;
 mod error;
+mod status_text;
 
 pub use enum_words::EnumWord;
 pub use error::{Error, ErrorKind, is_gone};

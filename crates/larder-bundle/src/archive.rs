@@ -1,6 +1,6 @@
 //! The archive: a directory with one file for each part.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::path::Path;
 
 use flate2::Compression;
@@ -11,13 +11,25 @@ use tar::{Builder, Header};
 
 use crate::{BundleError, BundleFile};
 
-/// Creates the file, for its owner alone.
-pub(crate) fn create(path: &Path) -> Result<fs_err::File, BundleError> {
+/// Creates the file, for its owner alone; without a path, the standard output.
+pub(crate) fn create(path: Option<&Path>) -> Result<Box<dyn Write + Send>, BundleError> {
+    let Some(path) = path else {
+        if io::stdout().is_terminal() {
+            return Err(BundleError::Terminal);
+        }
+        return Ok(Box::new(io::stdout()));
+    };
+    if path.as_os_str().as_encoded_bytes().ends_with(b"/") || path.is_dir() {
+        return Err(BundleError::Directory(path.to_owned()));
+    }
     let created = fs_err::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    created.map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => BundleError::Exists(path.to_owned()),
-        _ => BundleError::Write(error),
-    })
+    match created {
+        Ok(file) => Ok(Box::new(file)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            Err(BundleError::Exists(path.to_owned()))
+        }
+        Err(error) => Err(BundleError::Write(error)),
+    }
 }
 
 /// Writes the files into the directory `name` of an archive.

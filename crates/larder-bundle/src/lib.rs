@@ -26,7 +26,7 @@ pub struct BundleOptions {
     pub program: PathBuf,
     /// Its arguments before each command, which select the images.
     pub arguments: Vec<OsString>,
-    /// The file to write; a name in the working directory by default. It must not exist.
+    /// The file to write; a name in the working directory by default. It must not exist. `-` is the standard output.
     pub output: Option<PathBuf>,
     /// Time span of the log of the daemon's unit to include.
     pub since: Duration,
@@ -41,8 +41,8 @@ pub struct BundleOptions {
 /// A bundle that was written.
 #[derive(Debug)]
 pub struct Bundle {
-    /// Where.
-    pub path: PathBuf,
+    /// Where; `None` is the standard output.
+    pub path: Option<PathBuf>,
     /// What it contains.
     pub files: Vec<BundleFile>,
 }
@@ -66,6 +66,12 @@ pub enum BundleError {
     /// The file exists.
     #[error("{}: already exists", .0.display())]
     Exists(PathBuf),
+    /// It is a directory.
+    #[error("{}: is a directory", .0.display())]
+    Directory(PathBuf),
+    /// The standard output is a terminal.
+    #[error("standard output is a terminal")]
+    Terminal,
     /// It cannot be written.
     #[error("cannot write the bundle")]
     Write(#[from] std::io::Error),
@@ -79,12 +85,15 @@ pub async fn write_bundle(options: BundleOptions) -> Result<Bundle, BundleError>
     let host: String = host.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.')).collect();
     let name = format!("larder-bundle-{host}-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
-    let file = archive::create(&path)?;
+    let path = Some(path).filter(|path| path.as_os_str() != "-");
+    let out = archive::create(path.as_deref())?;
     let collected = collect::collect(&options).await;
     let mut files: Vec<BundleFile> = collected.into_iter().map(redact::redacted_file).collect();
     files.insert(0, parts::readme(&files, now, options.since));
-    if let Err(error) = archive::write(file, &name, &files, now) {
-        let _ = fs_err::remove_file(&path); // half of an archive is of no use
+    if let Err(error) = archive::write(out, &name, &files, now) {
+        if let Some(path) = &path {
+            let _ = fs_err::remove_file(path); // half of an archive is of no use
+        }
         return Err(error.into());
     }
     Ok(Bundle { path, files })

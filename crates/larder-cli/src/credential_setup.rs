@@ -47,7 +47,7 @@ pub(crate) fn gather<'a>(
     let answers = ProgramResultLog::default();
     let plugins = match (&args.image_credential_provider_config, &args.image_credential_provider_bin_dir) {
         (Some(config), Some(programs)) => {
-            Some(Arc::new(providers::plugins(config, programs)?.with_result_log(answers.clone())))
+            Some(Arc::new(providers::plugins(config, programs, None)?.with_result_log(answers.clone())))
         }
         _ => None,
     };

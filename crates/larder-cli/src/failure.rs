@@ -7,7 +7,7 @@ use crate::exit::CommandOutcome;
 use crate::printer::Printer;
 
 /// A command of a part that was not built in.
-#[cfg(not(feature = "top"))]
+#[cfg(not(all(feature = "kube", feature = "top")))]
 pub(crate) fn missing_feature(command: &str, feature: &str) -> Failure {
     Failure::failed(format!("{command} is not in this build: it lacks the feature \"{feature}\"")).hint(format!(
         "install a package of larder, or build it with: cargo build --release -p larder-cli --features {feature}"

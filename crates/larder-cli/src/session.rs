@@ -265,9 +265,8 @@ impl CommandSession {
     }
 }
 
-/// Logs which daemon does the work, as part of the trace that this command is part of.
+/// Logs which daemon does the work.
 fn log_daemon(client: &Client) {
-    larder_agent::traces::continue_from_environment();
     tracing::info!("using the daemon at {}", client.socket().unwrap_or(Path::new("")).display());
 }
 

@@ -50,14 +50,15 @@ impl EngineHost {
     /// Parses an address in the format of `DOCKER_HOST` (`unix:///path`, `tcp://host:port`), or in larder's
     /// (`docker:///path`, `docker://host:port`). `tls` says whether TCP is encrypted, as `DOCKER_TLS_VERIFY` does.
     pub fn parse(text: &str, tls: bool) -> Result<EngineHost, HostError> {
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| HostError::NoAddress(text.to_owned()))?;
+        let shown = without_password(text);
+        let Some((scheme, rest)) = text.split_once("://") else { return Err(HostError::NoAddress(shown)) };
         match scheme {
             "unix" | "docker" if rest.starts_with('/') && rest.len() > 1 => Ok(EngineHost::Unix(rest.into())),
             "tcp" | "http" | "https" | "docker" => {
                 let tls = tls || scheme == "https";
                 let address = rest.trim_end_matches('/');
                 if address.is_empty() || address.contains(['/', '@', '?', '#', ' ']) {
-                    return Err(HostError::NoAddress(text.to_owned()));
+                    return Err(HostError::NoAddress(shown));
                 }
                 let has_port = address
                     .rsplit_once(':')
@@ -69,9 +70,9 @@ impl EngineHost {
                 };
                 Ok(EngineHost::Tcp { address, tls })
             }
-            "unix" => Err(HostError::NoAddress(text.to_owned())),
-            "ssh" => Err(HostError::Ssh(text.to_owned())),
-            _ => Err(HostError::Scheme { address: text.to_owned(), scheme: scheme.to_owned() }),
+            "unix" => Err(HostError::NoAddress(shown)),
+            "ssh" => Err(HostError::Ssh(shown)),
+            _ => Err(HostError::Scheme { address: shown, scheme: scheme.to_owned() }),
         }
     }
 
@@ -116,6 +117,16 @@ impl fmt::Display for EngineHost {
             EngineHost::Unix(path) => write!(f, "unix://{}", path.display()),
             EngineHost::Tcp { address, .. } => write!(f, "tcp://{address}"),
         }
+    }
+}
+
+/// An address for messages: the password before an `@` is hidden, whatever characters it has.
+fn without_password(text: &str) -> String {
+    let (scheme, rest) = text.split_once("://").map_or(("", text), |(scheme, rest)| (scheme, rest));
+    let separator = if rest.len() == text.len() { "" } else { "://" };
+    match rest.rsplit_once('@').and_then(|(user, host)| Some((user.split_once(':')?.0, host))) {
+        Some((user, host)) => format!("{scheme}{separator}{user}:****@{host}"),
+        None => text.to_owned(),
     }
 }
 
@@ -192,6 +203,21 @@ impl HostError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_password_in_an_address_is_not_printed() {
+        for (text, shown) in [
+            ("tcp://bob:hunter2@h:2375", "\"tcp://bob:****@h:2375\""),
+            ("tcp://bob:hun/t@er2@h:2375", "\"tcp://bob:****@h:2375\""),
+            ("ssh://bob:hunter2@h", "\"ssh://bob:****@h\""),
+            ("ftp://bob:hunter2@h", "\"ftp://bob:****@h\""),
+            ("bob:hunter2@h:2375", "\"bob:****@h:2375\""),
+            ("ssh://bob@h", "\"ssh://bob@h\""),
+        ] {
+            let error = EngineHost::parse(text, false).unwrap_err().to_string();
+            assert!(error.starts_with(shown), "{error}");
+        }
+    }
 
     fn parsed(text: &str) -> String {
         EngineHost::parse(text, false).unwrap().to_string()

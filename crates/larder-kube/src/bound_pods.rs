@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use futures_util::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt as _, watcher as watch};
+use kube::runtime::watcher as watch;
+use kube::runtime::watcher::Event;
 use kube::{Api, ResourceExt as _};
 
 use crate::cluster::Cluster;
-use crate::error::{ClusterError, chain};
+use crate::error::ClusterError;
 use crate::pod_images::{BoundPod, bound_pod};
+use crate::watched::watch_events;
 
 /// The pods of a node that need images, by uid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -62,7 +63,8 @@ pub fn watch_bound_pods(cluster: &Cluster) -> impl Stream<Item = Result<BoundPod
     let pods: Api<Pod> = Api::all(cluster.client.clone());
     let of_node = watch::Config::default().fields(&format!("spec.nodeName={}", cluster.node));
     let mut is_first = true;
-    let changes = watch(pods, of_node).default_backoff().scan(BoundPods::default(), move |known, event| {
+    let events = watch_events(cluster, "the list of pods", watch(pods, of_node));
+    let changes = events.scan(BoundPods::default(), move |known, event| {
         let next = match event {
             Ok(event) => {
                 let is_complete = matches!(event, Event::InitDone);
@@ -70,22 +72,9 @@ pub fn watch_bound_pods(cluster: &Cluster) -> impl Stream<Item = Result<BoundPod
                 let is_news = changed || (is_complete && std::mem::take(&mut is_first));
                 is_news.then(|| Ok(known.clone()))
             }
-            Err(error) => Some(Err(failed(&error))),
+            Err(error) => Some(Err(error)),
         };
         std::future::ready(Some(next))
     });
     changes.filter_map(std::future::ready)
-}
-
-fn failed(error: &watcher::Error) -> ClusterError {
-    use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
-    match error {
-        InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error) => {
-            ClusterError::of_call("the list of pods", error)
-        }
-        watcher::Error::WatchError(status) => {
-            ClusterError::of_call("the list of pods", &kube::Error::Api(status.clone()))
-        }
-        watcher::Error::NoResourceVersion => ClusterError::Unavailable { message: chain(error) },
-    }
 }

@@ -1,19 +1,22 @@
 //! The connection to the API server.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use http::Request;
+use http_body_util::BodyExt as _;
+use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
+use tower::util::MapRequestLayer;
 
 use crate::error::{ClusterError, chain};
+use crate::reload::ReloadingClient;
+use crate::responses::{ResponseObserver, send_observed};
 
-/// How long to wait for a connection.
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// How long a call that is no watch may take.
 const CALL_WITHIN: Duration = Duration::from_secs(10);
-/// How long a silent answer may take: a watch gets a bookmark every minute or so.
-const READ_WITHIN: Duration = Duration::from_secs(295);
 
 /// Where the cluster is, and which node this is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,21 +32,56 @@ pub struct ClusterOptions {
 pub struct Cluster {
     pub(crate) client: Client,
     pub(crate) node: String,
+    counters: Arc<RequestCounters>,
+    observer: Option<Arc<dyn ResponseObserver>>,
+}
+
+/// What a cluster was asked, since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RequestCounts {
+    /// All requests.
+    pub requests: u64,
+    /// Those of them that began a watch.
+    pub watches: u64,
+}
+
+#[derive(Debug, Default)]
+struct RequestCounters {
+    requests: AtomicU64,
+    watches: AtomicU64,
+}
+
+impl RequestCounters {
+    fn count(&self, request: &Request<Body>) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+        self.watches.fetch_add(u64::from(is_watch), Ordering::Relaxed);
+    }
 }
 
 impl Cluster {
-    /// Reads the files and prepares a client; connects with the first call.
+    /// Reads no file yet: the first call does. Later calls read files that have changed, such as a rotated certificate, and all
+    /// of them after the server rejected the credentials. Must be called within a runtime.
+    pub fn open(options: &ClusterOptions) -> Cluster {
+        Cluster::of(ReloadingClient::new(options.kubeconfig.clone()), &options.node)
+    }
+
+    /// The same, and fails if the files cannot be read now.
     pub async fn connect(options: &ClusterOptions) -> Result<Cluster, ClusterError> {
-        let mut config = match &options.kubeconfig {
-            Some(path) => from_file(path).await?,
-            None => Config::incluster().map_err(|error| ClusterError::Unusable {
-                place: "service account of the pod".to_owned(),
-                problem: chain(&error),
-            })?,
-        };
-        config.connect_timeout = Some(CONNECT_WITHIN);
-        config.read_timeout = Some(READ_WITHIN);
-        Cluster::with_config(config, &options.node)
+        let reloading = ReloadingClient::new(options.kubeconfig.clone());
+        reloading.client().await?;
+        Ok(Cluster::of(reloading, &options.node))
+    }
+
+    fn of(reloading: ReloadingClient, node: &str) -> Cluster {
+        let (reloading, counters) = (Arc::new(reloading), Arc::<RequestCounters>::default());
+        let counting = Arc::clone(&counters);
+        let service = tower::service_fn(move |request| {
+            counting.count(&request);
+            let reloading = Arc::clone(&reloading);
+            async move { reloading.send(request).await }
+        });
+        Cluster { client: Client::new(service, "default"), node: node.to_owned(), counters, observer: None }
     }
 
     /// A cluster at this URL, with a bearer token or without credentials, and without TLS.
@@ -62,9 +100,59 @@ impl Cluster {
 
     fn with_config(config: Config, node: &str) -> Result<Cluster, ClusterError> {
         let place = config.cluster_url.to_string();
-        let client = Client::try_from(config)
+        let builder = ClientBuilder::try_from(config)
             .map_err(|error| ClusterError::Unusable { place, problem: chain(&error) })?;
-        Ok(Cluster { client, node: node.to_owned() })
+        let counters = Arc::<RequestCounters>::default();
+        let counting = Arc::clone(&counters);
+        let count = move |request: Request<Body>| {
+            counting.count(&request);
+            request
+        };
+        let client = builder.with_layer(&MapRequestLayer::new(count)).build();
+        Ok(Cluster { client, node: node.to_owned(), counters, observer: None })
+    }
+
+    /// The same; the observer receives the outcomes of its requests.
+    #[must_use]
+    pub fn observed_by(self, observer: Arc<dyn ResponseObserver>) -> Cluster {
+        let (client, observing) = (self.client.clone(), Arc::clone(&observer));
+        let service = tower::service_fn(move |request| {
+            let (client, observer) = (client.clone(), Arc::clone(&observing));
+            async move {
+                let response = send_observed(&client, &*observer, request).await?;
+                let is_success = response.status().is_success();
+                // A watch is one response for minutes: each of its events shows that the server can be reached.
+                Ok::<_, kube::Error>(response.map(|body| {
+                    body.map_frame(move |frame| {
+                        if is_success {
+                            observer.observe_watch();
+                        }
+                        frame
+                    })
+                }))
+            }
+        });
+        Cluster { client: Client::new(service, "default"), observer: Some(observer), ..self }
+    }
+
+    /// What the API server was asked so far, by this client and its clones.
+    pub fn requests(&self) -> RequestCounts {
+        RequestCounts {
+            requests: self.counters.requests.load(Ordering::Relaxed),
+            watches: self.counters.watches.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The observer of its responses.
+    pub(crate) fn observer(&self) -> Option<&Arc<dyn ResponseObserver>> {
+        self.observer.as_ref()
+    }
+
+    /// The outcome of an action that is more than one request.
+    pub(crate) fn observe(&self, action: &str, outcome: Result<(), ClusterError>) {
+        if let Some(observer) = &self.observer {
+            observer.observe(action, outcome);
+        }
     }
 
     /// One call about `what`, such as `secret default/registry`. A watch waits for longer.
@@ -73,12 +161,12 @@ impl Cluster {
         what: String,
         call: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, ClusterError> {
-        match tokio::time::timeout(CALL_WITHIN, call).await {
-            Ok(answer) => answer.map_err(|error| ClusterError::of_call(what, &error)),
-            Err(_) => {
-                Err(ClusterError::Unavailable { message: format!("{what}: no answer in {CALL_WITHIN:?}") })
-            }
+        if let Ok(answer) = tokio::time::timeout(CALL_WITHIN, call).await {
+            return answer.map_err(|error| ClusterError::of_call(what, &error));
         }
+        let error = ClusterError::Unavailable { message: format!("{what}: no answer in {CALL_WITHIN:?}") };
+        self.observe(&what, Err(error.clone()));
+        Err(error)
     }
 
     /// Name of the node's object.
@@ -87,15 +175,15 @@ impl Cluster {
     }
 }
 
-async fn from_file(path: &Path) -> Result<Config, ClusterError> {
-    let unusable = |error: &dyn std::error::Error| ClusterError::Unusable {
-        place: path.display().to_string(),
-        problem: chain(error),
-    };
-    let file = path.to_owned();
+/// Where a pod has the namespace of its service account.
+const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+/// The namespace of the manifests.
+const USUAL_NAMESPACE: &str = "larder-system";
+
+/// The namespace of larder: of the pod that it runs in, or that of the manifests.
+pub async fn own_namespace() -> String {
     // It fails only when the runtime stops.
-    let read = tokio::task::spawn_blocking(move || Kubeconfig::read_from(file)).await;
-    let kubeconfig = read.map_err(|error| unusable(&error))?.map_err(|error| unusable(&error))?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    config.map_err(|error| unusable(&error))
+    let read = tokio::task::spawn_blocking(|| fs_err::read_to_string(NAMESPACE_FILE)).await;
+    let namespace = read.ok().and_then(Result::ok).map(|text| text.trim().to_owned());
+    namespace.filter(|text| !text.is_empty()).unwrap_or_else(|| USUAL_NAMESPACE.to_owned())
 }

@@ -16,6 +16,8 @@ pub struct BoundPod {
     pub images: Vec<PodImage>,
     /// `spec.runtimeClassName`; empty if none.
     pub runtime_class: String,
+    /// Whether its containers have been started.
+    pub is_running: bool,
 }
 
 /// One image of a pod that may be pulled.
@@ -63,6 +65,7 @@ pub fn bound_pod(pod: &core::Pod) -> Option<BoundPod> {
         pull_secrets: secrets.map(|secret| secret.name.clone()).filter(|name| !name.is_empty()).collect(),
         images,
         runtime_class: spec.runtime_class_name.clone().unwrap_or_default(),
+        is_running: phase == "Running",
     })
 }
 

@@ -1,9 +1,14 @@
 //! Pull secrets of pods, by name.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use larder::credentials::{PullSecret, SecretCoordinates};
+use tokio::time::Instant;
 
 use crate::cluster::Cluster;
 use crate::error::ClusterError;
@@ -12,12 +17,29 @@ use crate::error::ClusterError;
 #[derive(Clone)]
 pub struct PullSecrets {
     cluster: Cluster,
+    cache: Option<Arc<Mutex<Cache>>>,
 }
+
+/// How long a secret, and the answer that it cannot be read, is used for further pulls. The latter is as long as the first
+/// back-off.
+const SHARED_FOR: Duration = Duration::from_secs(60);
+const ERROR_SHARED_FOR: Duration = Duration::from_secs(10);
+
+type Answer = Result<PullSecret, ClusterError>;
+/// Until when an answer is used. Locked while it is being read, so that each secret is read once at a time.
+type CachedAnswer = Arc<tokio::sync::Mutex<Option<(Instant, Answer)>>>;
+/// Answers by namespace and name.
+type Cache = BTreeMap<(String, String), CachedAnswer>;
 
 impl PullSecrets {
     /// Of this cluster.
     pub fn of(cluster: &Cluster) -> PullSecrets {
-        PullSecrets { cluster: cluster.clone() }
+        PullSecrets { cluster: cluster.clone(), cache: None }
+    }
+
+    /// The same, with one read of a secret for all pulls of about a minute.
+    pub fn cached(cluster: &Cluster) -> PullSecrets {
+        PullSecrets { cluster: cluster.clone(), cache: Some(Arc::default()) }
     }
 
     /// The secret of this name.
@@ -25,6 +47,21 @@ impl PullSecrets {
     /// # Errors
     /// As the API server answers; [`ClusterError::NotFound`] if there is none.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<PullSecret, ClusterError> {
+        let Some(cache) = &self.cache else { return self.read(namespace, name).await };
+        let cached = cached_answer(cache, namespace, name);
+        let mut cached = cached.lock().await;
+        if let Some((until, answer)) = &*cached
+            && *until > Instant::now()
+        {
+            return answer.clone();
+        }
+        let answer = self.read(namespace, name).await;
+        let shared_for = if answer.is_ok() { SHARED_FOR } else { ERROR_SHARED_FOR };
+        *cached = Some((Instant::now() + shared_for, answer.clone()));
+        answer
+    }
+
+    async fn read(&self, namespace: &str, name: &str) -> Answer {
         let secrets: Api<Secret> = Api::namespaced(self.cluster.client.clone(), namespace);
         let found = self.cluster.call(format!("secret {namespace}/{name}"), secrets.get(name)).await?;
         Ok(pull_secret(found))
@@ -44,6 +81,16 @@ impl PullSecrets {
     }
 }
 
+/// The place for an answer. Outdated answers of other secrets are dropped.
+fn cached_answer(cache: &Mutex<Cache>, namespace: &str, name: &str) -> CachedAnswer {
+    let (mut cache, now) = (cache.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+    // One that is locked is being read.
+    cache.retain(|_, cached| {
+        cached.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(|(until, _)| *until > now))
+    });
+    Arc::clone(cache.entry((namespace.to_owned(), name.to_owned())).or_default())
+}
+
 fn pull_secret(secret: Secret) -> PullSecret {
     let metadata = secret.metadata;
     let coordinates = SecretCoordinates {
@@ -53,4 +100,44 @@ fn pull_secret(secret: Secret) -> PullSecret {
     };
     let data = secret.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0)).collect();
     PullSecret { kind: secret.type_.unwrap_or_default(), coordinates, data }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_testkit::kube_api::KubeApi;
+    use serde_json::json;
+    use tokio::time;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn many_pulls_read_each_secret_once_in_a_minute() {
+        let api = KubeApi::start();
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+            "metadata": { "name": "here", "namespace": "default" }, "data": {},
+        });
+        api.create("/api/v1/namespaces/default/secrets", &secret);
+        let kubeconfig = Some(api.kubeconfig(larder_testkit::kube_api::ADMINISTRATOR));
+        let cluster = Cluster::open(&crate::ClusterOptions { kubeconfig, node: "n1".into() });
+        let secrets = PullSecrets::cached(&cluster);
+        let names = ["here".to_owned(), "missing".to_owned()];
+        let pulls = async || {
+            for (found, missing) in join_all((0..100).map(|_| secrets.of_pod("default", &names))).await {
+                assert_eq!((found.len(), missing.len()), (1, 1));
+            }
+            cluster.requests().requests
+        };
+        assert_eq!(pulls().await, 2);
+        assert_eq!(pulls().await, 2, "both answers are known");
+        let wait = async |seconds| {
+            time::pause();
+            time::advance(Duration::from_secs(seconds)).await;
+            time::resume();
+        };
+        wait(11).await;
+        assert_eq!(pulls().await, 3, "the missing one may exist now");
+        wait(61).await;
+        assert_eq!(pulls().await, 5);
+    }
 }

@@ -19,20 +19,33 @@ use tracing::{Instrument as _, Span};
 use super::config::{Proxy, RegistryConfig};
 use super::error::{FetchErrorKind, printable};
 use super::hosts::{authority, is_loopback};
-use super::tls::{self, TlsSettings};
+use super::tls::{self, ClientPem, TlsSettings};
 
 /// What larder calls itself in HTTP requests.
 pub const USER_AGENT: &str = concat!("larder/", env!("CARGO_PKG_VERSION"));
 
-/// A client for a server that is no registry, with the system's CA certificates or only those of `authority`; without TLS
-/// for plain HTTP alone, which saves the memory of the certificates.
+/// The certificates of a connection to a server that is no registry; PEM.
+#[derive(Default)]
+pub struct PlainClientTls {
+    /// CA certificates to trust besides the system's.
+    pub authority: Option<Vec<u8>>,
+    /// The client's certificate and its private key.
+    pub client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// A client for a server that is no registry, with TLS or for plain HTTP alone, which saves the memory of the certificates.
 pub fn plain_client(
-    with_tls: bool,
-    authority: Option<Vec<u8>>,
+    tls: Option<PlainClientTls>,
     connect_timeout: Duration,
 ) -> Result<Client, FetchErrorKind> {
-    let settings = TlsSettings { authorities: authority.into_iter().collect(), ..TlsSettings::default() };
-    let tls = if with_tls { tls::client_config(&settings) } else { tls::no_tls() };
+    let tls = match tls {
+        Some(PlainClientTls { authority, client }) => tls::client_config(&TlsSettings {
+            authorities: authority.into_iter().collect(),
+            client: client.map(|(certificate, key)| ClientPem { certificate, key }).into_iter().collect(),
+            ..TlsSettings::default()
+        }),
+        None => tls::no_tls(),
+    };
     let tls = tls.map_err(|error| FetchErrorKind::Tls(error.to_string()))?;
     let builder = Client::builder()
         .tls_backend_preconfigured(tls)

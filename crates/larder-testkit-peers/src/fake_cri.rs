@@ -57,6 +57,8 @@ pub struct ReceivedCall {
     pub sandbox: Option<proto::PodSandboxConfig>,
     /// Whether it requested all details.
     pub verbose: bool,
+    /// The span of the caller; of pulls only.
+    pub traceparent: Option<String>,
 }
 
 /// How many calls of one kind there are and were.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::error::Error;
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,14 +21,21 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, Span};
 use prost::Message as _;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+use tokio_rustls::TlsAcceptor;
 use tonic::body::Body;
 use tonic::codegen::Service as _;
 use tonic::codegen::http::{HeaderMap, Request, Response};
 use tonic::{Status, async_trait};
 
 use super::process::{PATIENCE, poll};
+use super::tls::Certificates;
 use super::{PeerError, PeerResult};
 
 /// The collector. Dropping it closes its port.
@@ -87,12 +95,26 @@ impl OtlpReceiver {
 
     /// On this port of 127.0.0.1.
     pub fn start_at(port: u16) -> PeerResult<OtlpReceiver> {
+        OtlpReceiver::start_with(port, None)
+    }
+
+    /// With TLS; if it requires a client certificate, then one of the same authority.
+    pub fn start_tls(
+        certificates: &Certificates,
+        requires_client_certificate: bool,
+    ) -> PeerResult<OtlpReceiver> {
+        let acceptor = tls_acceptor(certificates, requires_client_certificate);
+        let acceptor = acceptor.map_err(|error| PeerError::new("open a collector with TLS", error))?;
+        OtlpReceiver::start_with(0, Some(acceptor))
+    }
+
+    fn start_with(port: u16, tls: Option<TlsAcceptor>) -> PeerResult<OtlpReceiver> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let listener = runtime
             .block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, port)))
             .map_err(|error| PeerError::new("open a collector", error))?;
         let (address, received) = (listener.local_addr()?, Received::default());
-        runtime.spawn(serve(listener, received.clone()));
+        runtime.spawn(serve(listener, tls, received.clone()));
         Ok(OtlpReceiver { address, received, _runtime: runtime })
     }
 
@@ -202,16 +224,47 @@ impl Trace {
     }
 }
 
-async fn serve(listener: TcpListener, received: Received) {
+fn tls_acceptor(
+    certificates: &Certificates,
+    requires_client_certificate: bool,
+) -> Result<TlsAcceptor, Box<dyn Error>> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder =
+        ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+    let builder = if requires_client_certificate {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(&certificates.ca)?)?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
+        builder.with_client_cert_verifier(verifier)
+    } else {
+        builder.with_no_client_auth()
+    };
+    let chain = vec![CertificateDer::from_pem_file(&certificates.certificate)?];
+    let mut config = builder.with_single_cert(chain, PrivateKeyDer::from_pem_file(&certificates.key)?)?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, received: Received) {
     while let Ok((stream, _)) = listener.accept().await {
-        let received = received.clone();
-        let service = service_fn(move |request| answer(request, received.clone()));
+        let (received, tls) = (received.clone(), tls.clone());
         tokio::spawn(async move {
-            let connection = auto::Builder::new(TokioExecutor::new());
-            // A connection that breaks is noticed by the exporter.
-            let _ = connection.serve_connection(TokioIo::new(stream), service).await;
+            match tls {
+                None => serve_connection(stream, received).await,
+                Some(tls) => {
+                    if let Ok(stream) = tls.accept(stream).await {
+                        serve_connection(stream, received).await;
+                    }
+                }
+            }
         });
     }
+}
+
+async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, received: Received) {
+    let service = service_fn(move |request| answer(request, received.clone()));
+    // A connection that breaks is noticed by the exporter.
+    let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
 }
 
 async fn answer(request: Request<Incoming>, received: Received) -> Result<Response<Body>, Infallible> {

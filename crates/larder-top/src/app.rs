@@ -67,6 +67,8 @@ pub(crate) enum Mode {
         id: String,
         name: String,
         frees: Option<u64>,
+        /// The keep rule that retains it.
+        kept: Option<String>,
         images: Vec<String>,
         asked: Instant,
     },
@@ -267,8 +269,7 @@ impl App {
         if matches!(call, Call::Images | Call::History) {
             return self.say(format!("error: {message}"), true, now);
         }
-        let lines =
-            [format!("error: {message}")].into_iter().chain(hints.iter().map(|hint| format!("hint: {hint}")));
+        let lines = [format!("error: {message}")].into_iter().chain(hints.iter().cloned());
         let lines = lines.map(|line| text::cell(&line)).collect();
         self.waiting.push_back(Window { title: "Error".to_owned(), lines });
     }

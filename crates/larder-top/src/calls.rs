@@ -19,7 +19,7 @@ pub trait NodeCalls {
     async fn remove(&self, id: &str, images: Vec<String>) -> Result<api::RemoveResponse, Error>;
     /// Changes and lists keep rules.
     async fn keep(&self, request: api::KeepRequest) -> Result<api::KeepResponse, Error>;
-    /// The next steps of an error, as they are typed here.
+    /// The next steps of an error, as they are printed and typed here.
     fn hints(&self, error: &Error) -> Vec<String>;
 }
 
@@ -52,8 +52,6 @@ pub enum Call {
     ToggleKeep {
         /// Its ID.
         id: String,
-        /// Its names.
-        names: Vec<String>,
     },
 }
 
@@ -108,7 +106,7 @@ pub(crate) async fn perform(node: &dyn NodeCalls, call: Call) -> Answer {
         Call::Remove { id, images, .. } => {
             node.remove(id, images.clone()).await.map(|answer| Answer::Removed { id: id.clone(), answer })
         }
-        Call::ToggleKeep { id, names } => toggle_keep(node, id, names).await.map(Answer::Kept),
+        Call::ToggleKeep { id } => toggle_keep(node, id).await.map(Answer::Kept),
     };
     answer.unwrap_or_else(|error| Answer::Failed {
         call,
@@ -118,7 +116,11 @@ pub(crate) async fn perform(node: &dyn NodeCalls, call: Call) -> Answer {
 }
 
 /// Adds a rule with the first name of the image, or its ID; where rules with a name of it exist, removes them.
-async fn toggle_keep(node: &dyn NodeCalls, id: &str, names: &[String]) -> Result<String, Error> {
+async fn toggle_keep(node: &dyn NodeCalls, id: &str) -> Result<String, Error> {
+    // As they are now: since the view has listed images, a tag may have moved to another one.
+    let listed = node.images().await?.images.into_iter().find(|image| image.id == id);
+    let image = listed.ok_or_else(|| Error::failed(format!("{id} is no longer present")))?;
+    let names = if image.repo_tags.is_empty() { image.repo_digests } else { image.repo_tags };
     let known = node.keep(api::KeepRequest::default()).await?;
     let is_of_image = |rule: &api::KeepRule| match &rule.select {
         Some(api::keep_rule::Select::Name(name)) => names.contains(name),
@@ -144,4 +146,66 @@ async fn toggle_keep(node: &dyn NodeCalls, id: &str, names: &[String]) -> Result
     let add = vec![api::KeepRule { select: Some(select), ..api::KeepRule::default() }];
     node.keep(api::KeepRequest { add, ..api::KeepRequest::default() }).await?;
     Ok(format!("GC keeps {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// A node with one image, which keeps what it is asked to keep.
+    struct OneImage {
+        names: Vec<String>,
+        kept: RefCell<Vec<api::KeepRule>>,
+    }
+
+    #[async_trait(?Send)]
+    impl NodeCalls for OneImage {
+        async fn images(&self) -> Result<api::ImagesResponse, Error> {
+            let (id, repo_tags) = ("sha256:1".to_owned(), self.names.clone());
+            let images = vec![api::Image { id, repo_tags, ..api::Image::default() }];
+            Ok(api::ImagesResponse { images, ..api::ImagesResponse::default() })
+        }
+
+        async fn keep(&self, request: api::KeepRequest) -> Result<api::KeepResponse, Error> {
+            self.kept.borrow_mut().extend(request.add);
+            Ok(api::KeepResponse::default())
+        }
+
+        async fn status(&self) -> Result<api::StatusResponse, Error> {
+            Err(Error::failed("not asked"))
+        }
+
+        async fn history(&self, _: u32) -> Result<api::HistoryResponse, Error> {
+            Err(Error::failed("not asked"))
+        }
+
+        async fn explain(&self, _: &str) -> Result<Vec<String>, Error> {
+            Err(Error::failed("not asked"))
+        }
+
+        async fn remove(&self, _: &str, _: Vec<String>) -> Result<api::RemoveResponse, Error> {
+            Err(Error::failed("not asked"))
+        }
+
+        fn hints(&self, _: &Error) -> Vec<String> {
+            Vec::new()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_keep_rule_has_the_present_name_of_the_image() {
+        let node = OneImage { names: vec!["shop/web:2".into()], kept: RefCell::default() };
+        let answer = perform(&node, Call::ToggleKeep { id: "sha256:1".into() }).await;
+        assert!(matches!(answer, Answer::Kept(text) if text == "GC keeps shop/web:2"));
+        let select = Some(api::keep_rule::Select::Name("shop/web:2".into()));
+        assert_eq!(node.kept.take(), [api::KeepRule { select, ..api::KeepRule::default() }]);
+
+        let answer = perform(&node, Call::ToggleKeep { id: "sha256:0".into() }).await;
+        assert!(
+            matches!(answer, Answer::Failed { message, .. } if message == "sha256:0 is no longer present")
+        );
+        assert_eq!(node.kept.take(), []);
+    }
 }

@@ -21,6 +21,8 @@ pub(crate) struct ImageRow {
     pub(crate) unique: Option<u64>,
     pub(crate) last_used: Option<Timestamp>,
     pub(crate) in_use: bool,
+    /// The keep rule that retains it, with its number.
+    pub(crate) kept: Option<String>,
     /// In a word.
     pub(crate) state: &'static str,
     /// What the filter searches, in lower case.
@@ -111,6 +113,7 @@ impl ImageRow {
             [&repo_tags[..], &repo_digests[..], std::slice::from_ref(&id)].concat().join("\n").to_lowercase();
         ImageRow {
             state: state(pinned, &details),
+            kept: (details.reason() == VerdictReason::Kept).then(|| text::cell(&details.why)),
             name: text::cell(&name),
             names: if repo_tags.is_empty() { repo_digests } else { repo_tags },
             size: size_bytes,

@@ -78,7 +78,13 @@ pub fn draw(app: &App, frame: &mut Frame<'_>, now: Moment) {
 /// Draws lines from a row on, as far as they fit above the footer.
 fn show(frame: &mut Frame<'_>, area: Rect, row: u16, lines: Vec<Line<'static>>) {
     for (y, line) in (row..area.height).zip(lines) {
-        frame.buffer_mut().set_line(area.x, area.y + y, &line, area.width);
+        let buffer = frame.buffer_mut();
+        buffer.set_line(area.x, area.y + y, &line, area.width);
+        if line.width() > usize::from(area.width)
+            && let Some(last) = buffer.cell_mut((area.right().saturating_sub(1), area.y + y))
+        {
+            last.set_symbol("\u{2026}");
+        }
     }
 }
 

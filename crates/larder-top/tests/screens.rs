@@ -92,6 +92,7 @@ fn image(name: &str, size: u64, unique: u64, state: VerdictReason, hours: u64) -
         ..api::ImageListDetails::default()
     };
     details.set_reason(state);
+    details.why = format!("kept by rule 1 (name {name})");
     api::Image {
         id: name.bytes().fold("sha256:".to_owned(), |id, byte| id + &format!("{byte:02x}")),
         repo_tags: vec![name.to_owned()],
@@ -298,6 +299,36 @@ fn windows_over_the_images() {
     view.press(KeyCode::Esc);
     view.press(KeyCode::Char('x'));
     view.is_golden("confirm.txt");
+}
+
+#[test]
+fn the_question_before_a_removal_names_the_keep_rule() {
+    let mut view = view(status());
+    view.press(KeyCode::Char('/'));
+    view.type_text("busybox");
+    view.press(KeyCode::Enter);
+    view.press(KeyCode::Char('x'));
+    let screen = view.screen();
+    assert!(
+        screen.contains("GC retains it: kept by rule 1 (name docker.io/library/busybox:1.36)."),
+        "{screen}"
+    );
+}
+
+#[test]
+fn next_steps_are_shown_as_they_are_printed_and_long_lines_end_in_an_ellipsis() {
+    let mut view = view(status());
+    let call = Call::Explain { id: "sha256:0".into(), name: "absent".into() };
+    let hints = vec!["hint: larder images lists them".to_owned()];
+    view.answer(Answer::Failed { call, message: "no such image".into(), hints });
+    assert_eq!(view.screen().matches("hint: ").count(), 1, "{}", view.screen());
+    view.press(KeyCode::Esc);
+    let mountpoint = format!("/var/lib/{}", "x".repeat(90));
+    let other = api::OtherFilesystem { mountpoint, used_percent: 7, ..api::OtherFilesystem::default() };
+    view.answer(Answer::Status(Box::new(api::StatusResponse { other_filesystems: vec![other], ..status() })));
+    let screen = view.screen();
+    let line = screen.lines().find(|line| line.contains("/var/lib/xxx")).expect("a line of the head");
+    assert!(line.trim_end().ends_with('\u{2026}'), "{line}");
 }
 
 #[test]

@@ -28,6 +28,7 @@ pub mod files;
 pub mod gc;
 mod glob;
 pub mod go_format;
+pub mod hidden;
 pub mod hint;
 pub mod image_service;
 #[cfg(feature = "internals")]

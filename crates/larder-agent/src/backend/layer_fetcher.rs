@@ -197,6 +197,7 @@ mod tests {
                 runtime: RuntimeRequirement::Require,
                 state: StateDirAccess::CurrentUser,
                 publishes: false,
+                joins_cluster: false,
                 logs_events: false,
                 verbosity: tracing::Level::ERROR,
             };

@@ -18,9 +18,14 @@ pub fn helpers(tokens: TokenPolicy) -> Option<CredentialHelpers> {
     (tokens == TokenPolicy::Keep).then(|| CredentialHelpers::on_path(&path))
 }
 
-/// The credential providers that a configuration file names, with their programs in this directory.
-pub fn plugins(config: &Path, programs: &Path) -> Result<Plugins, Error> {
-    let accounts: Arc<dyn ServiceAccountClient> = Arc::new(NoServiceAccountClient);
+/// The credential providers that a configuration file names, with their programs in this directory. Without `accounts` a
+/// provider gets no tokens.
+pub fn plugins(
+    config: &Path,
+    programs: &Path,
+    accounts: Option<Arc<dyn ServiceAccountClient>>,
+) -> Result<Plugins, Error> {
+    let accounts = accounts.unwrap_or_else(|| Arc::new(NoServiceAccountClient));
     let opened = Plugins::open(config, programs, &decode, &accounts);
     opened.map_err(|error| {
         let failure = Error::bad_input(error.to_string());
@@ -55,7 +60,7 @@ mod tests {
              apiVersion: credentialprovider.kubelet.k8s.io/v1\n",
         )
         .unwrap();
-        let error = plugins(&config, dir.path()).err().unwrap();
+        let error = plugins(&config, dir.path(), None).err().unwrap();
         let expected =
             format!("credential provider \"\": {} is not an executable file", dir.path().display());
         assert_eq!(error.message(), expected);

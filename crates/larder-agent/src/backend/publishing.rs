@@ -18,6 +18,7 @@ use larder::backend::{
 use larder::credentials::Credential;
 use larder::error_chain;
 use larder::gc::{DiskSpace, ImageUseError, ImageUseSource, ReportedUse};
+use larder::hidden::HiddenImages;
 use larder::pod::SandboxConfig;
 use larder::reference::{Digest, ImageId, ImageName, Reference};
 use larder_containerd::{ContainerdUses, ForeignName, ImagePublisher, PublishedImage, SharedSnapshots};
@@ -62,6 +63,8 @@ fn publisher_of(config: &Config) -> Option<ImagePublisher> {
 pub(crate) struct PublishingBackend {
     store: StoreBackend,
     publisher: ImagePublisher,
+    /// The images that containerd does not get.
+    hidden: Option<Arc<HiddenImages>>,
     published: Mutex<PublishedNames>,
     comparison: Mutex<Comparison>,
     /// Of the images that are being published or withdrawn, by ID.
@@ -88,11 +91,16 @@ pub(crate) type PublishErrors = HashMap<String, String>;
 
 impl PublishingBackend {
     /// A store with the containerd of these settings, if they name one.
-    pub(crate) fn of(store: &StoreBackend, config: &Config) -> Option<PublishingBackend> {
+    pub(crate) fn of(
+        store: &StoreBackend,
+        config: &Config,
+        hidden: Option<Arc<HiddenImages>>,
+    ) -> Option<PublishingBackend> {
         let store = store.clone();
         publisher_of(config).map(|publisher| PublishingBackend {
             store,
             publisher,
+            hidden,
             published: Mutex::default(),
             comparison: Mutex::default(),
             locks: Mutex::default(),
@@ -141,6 +149,19 @@ impl PublishingBackend {
         published.is_ok()
     }
 
+    /// Whether containerd must not have the image.
+    fn hides(&self, image: &Image) -> bool {
+        self.hidden.as_ref().is_some_and(|hidden| hidden.hides(image))
+    }
+
+    /// Publishes an image that was hidden when it was pulled.
+    pub(crate) async fn publish_shown(&self, id: &ImageId) -> Result<(), BackendError> {
+        if self.names_published().contains_key(id.as_str()) {
+            return Ok(());
+        }
+        self.publish(&ImageName::from(id.as_str())).await
+    }
+
     /// The runtime service of containerd.
     pub(crate) fn cri(&self) -> &CriBackend {
         self.publisher.cri()
@@ -156,7 +177,7 @@ impl PublishingBackend {
         let lists = async {
             Ok::<_, BackendError>((self.store.list().await?, cri.list().await?, cri.info().await?.version))
         };
-        let (own, listed, version) = match lists.await {
+        let (mut own, listed, version) = match lists.await {
             Ok(lists) => lists,
             Err(error) => {
                 tracing::debug!("cannot compare the images of the store with those of containerd: {error}");
@@ -164,6 +185,7 @@ impl PublishingBackend {
                 return false;
             }
         };
+        own.retain(|image| !self.hides(image));
         let complete = self.publish_missing(&own, &listed, errors).await;
         let published = own.iter().filter(|image| self.is_published(image)).count();
         *self.comparison() = Comparison {
@@ -250,6 +272,10 @@ impl PublishingBackend {
     }
 
     async fn publish_locked(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), BackendError> {
+        let repo_tags = image.names.iter().map(|(name, _)| name.clone()).collect();
+        if self.hides(&Image { id: image.id.clone().into(), repo_tags, ..Image::default() }) {
+            return Ok(());
+        }
         let published = self.publisher.publish(image, foreign).await;
         let mut known = self.names_published();
         match &published {

@@ -11,7 +11,7 @@ use larder_cri::Endpoint;
 use larder_registry::Proxy;
 
 use super::settings::ConfigDraft;
-use super::{BackendSetting, Config, DashboardServing, SettingOrigin, evictions};
+use super::{BackendSetting, Config, DashboardServing, KubeletImageService, SettingOrigin, evictions};
 use crate::manifest::{InputPlace, InputProblem, LocatedProblem};
 
 /// The longest path that a socket can be bound to, in bytes.
@@ -110,6 +110,17 @@ impl ConfigCheck<'_> {
             // Kubelet is configured to call larder; this is not the endpoint of larder's backend.
             self.config.images.image_service_endpoint.clear();
             self.config.origins.remove("imageServiceEndpoint");
+            if *self.config.origin("cri.kubelet") == SettingOrigin::Default {
+                self.config.kubelet_images = KubeletImageService::Larder;
+            } else if self.config.kubelet_images == KubeletImageService::None {
+                self.report(
+                    &["cri.kubelet"],
+                    "is none, but kubelet's file has larder's socket as imageServiceEndpoint",
+                    Some(
+                        "set it to larder: kubelet must not see images that it has no credentials for".into(),
+                    ),
+                );
+            }
         }
         let images = &self.config.images;
         let named = [

@@ -14,6 +14,7 @@ mod config_errors;
 mod diff;
 mod evictions;
 mod file;
+mod kubernetes;
 pub(crate) mod last_good;
 mod lists;
 mod print;
@@ -38,6 +39,7 @@ use larder_store::store::StoreConfig;
 
 pub use config_errors::ConfigErrors;
 pub use diff::{ConfigDiff, SettingChange, diff};
+pub use kubernetes::KubernetesSettings;
 pub use lists::{PrefetchItem, PrefetchRetention, PrefetchSchedule};
 pub use print::{as_data, as_yaml, explicit_settings, join_settings, kubelet_flags, value_of};
 pub(crate) use read::{SettingsFiles, load_with_files};
@@ -73,6 +75,8 @@ pub struct Config {
     pub metrics: MetricsSettings,
     /// The page for browsers.
     pub dashboard: DashboardSettings,
+    /// Where kubelet asks for images.
+    pub kubelet_images: KubeletImageService,
     /// Which images are pinned over CRI.
     pub cri_pins: CriPinSettings,
     /// What containerd uses of larder's own store.
@@ -101,6 +105,8 @@ pub struct Config {
     pub runtime: CriConfig,
     /// Whether GC removes Docker's build cache before images.
     pub prune_build_cache: bool,
+    /// The cluster of the node.
+    pub kubernetes: KubernetesSettings,
     /// Images that are kept present.
     pub prefetch: Vec<PrefetchItem>,
     /// How long in-flight calls may continue after a request to stop.
@@ -182,6 +188,17 @@ pub enum DashboardServing {
     Never,
 }
 
+/// Where the kubelet of this host asks for images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KubeletImageService {
+    /// Over larder's socket, which can hide images from it.
+    Larder,
+    /// The runtime or Docker, which shows all images.
+    Runtime,
+    /// There is no kubelet.
+    None,
+}
+
 /// Which images callers of CRI see as pinned and cannot remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CriPinSettings {
@@ -222,12 +239,14 @@ pub struct TracingSettings {
     pub protocol: TraceProtocol,
     /// How many of a million traces that begin in this process are sampled.
     pub sampled_per_million: u32,
+    /// Whether kubelet's file has the section `tracing`, which turns kubelet's traces on even if it is empty.
+    pub in_kubelet_file: bool,
 }
 
 impl TracingSettings {
     /// Whether traces are on by these settings.
     pub fn is_set(&self) -> bool {
-        self.endpoint.is_some() || self.sampled_per_million > 0
+        self.endpoint.is_some() || self.sampled_per_million > 0 || self.in_kubelet_file
     }
 }
 

@@ -21,8 +21,8 @@ use super::file;
 use super::settings::{self, ConfigDraft, Setting};
 use super::{
     API_VERSION, BackendSetting, Config, ContainerdSettings, CredentialPlugins, CriPinSettings,
-    DashboardServing, DashboardSettings, KIND, ListenSettings, LogFormat, LogSettings, MetricsSettings,
-    SettingOrigin, StoreSettings, TracingSettings,
+    DashboardServing, DashboardSettings, KIND, KubeletImageService, KubernetesSettings, ListenSettings,
+    LogFormat, LogSettings, MetricsSettings, SettingOrigin, StoreSettings, TracingSettings,
 };
 use crate::environment::DefaultPaths;
 use crate::manifest::tree::{NodeCursor, YamlNode, parse_open};
@@ -214,6 +214,8 @@ impl ConfigReader {
     ) {
         if of_kubelet {
             self.draft.evictions.extend(evictions::read(path, root));
+            let is_set = matches!(root.descend(&["tracing"]), Ok(Some(section)) if section.is_mapping());
+            self.draft.config.tracing.in_kubelet_file |= is_set;
         }
         let before = problems.len();
         let closed = if of_kubelet { Vec::new() } else { unknown_keys(root, "", problems) };
@@ -301,6 +303,7 @@ impl ConfigDraft {
                 kubelet_names: false,
             },
             dashboard: DashboardSettings { serve: DashboardServing::Loopback, hosts: Vec::new() },
+            kubelet_images: KubeletImageService::Runtime,
             cri_pins: CriPinSettings { kept: true, mounted: true, leased: false },
             containerd: ContainerdSettings { snapshotter: false, fetch_layers: true, socket: None },
             log: LogSettings { level: tracing::Level::INFO, format: LogFormat::Text },
@@ -326,6 +329,7 @@ impl ConfigDraft {
                 ..CriConfig::default()
             },
             prune_build_cache: false,
+            kubernetes: KubernetesSettings::default(),
             prefetch: Vec::new(),
             drain_grace_period: Duration::from_secs(30),
             event_ring_size: 1000,

@@ -8,6 +8,7 @@ use larder::gc::{
     Collector, DiskSpace, GcDecision, GcGoal, GcPolicy, GcSnapshot, ImageDecision, RetainReason, plan,
     plan_round,
 };
+use larder::hidden::HiddenImages;
 use larder::records::{ImagePullCredentials, PullRecordStore};
 use larder::reference::ImageId;
 use larder_api::convert::millis;
@@ -25,6 +26,7 @@ pub(super) async fn explain(
     collector: &Collector,
     policy: &GcPolicy,
     records: Option<&PullRecordStore>,
+    hidden: Option<&HiddenImages>,
 ) -> Result<(Explanation, Option<DiskSpace>), Error> {
     let image = find(name, backend).await?.image;
     let scene = gc::read_snapshot(collector, policy).await?;
@@ -50,6 +52,7 @@ pub(super) async fn explain(
         milliseconds_since_last_used: now.last_used.map(since),
         pulled_records,
         unrecorded_access,
+        hidden: hidden.is_some_and(|hidden| hidden.hides(&image)),
     };
     Ok((explanation, total))
 }

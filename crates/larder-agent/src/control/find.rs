@@ -136,6 +136,11 @@ fn is_part_of(wanted: &Reference, name: &Reference) -> bool {
     }
 }
 
+/// Whether two names mean the same one.
+pub(super) fn is_same_name(a: &str, b: &str) -> bool {
+    matches!((Reference::parse(a), Reference::parse(b)), (Ok(a), Ok(b)) if full_name(&a) == full_name(&b))
+}
+
 /// The name in full, with one of tag and digest.
 fn full_name(name: &Reference) -> String {
     match (name.digest(), name.tag_or_default()) {

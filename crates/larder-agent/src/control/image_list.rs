@@ -47,8 +47,12 @@ struct WrappedConfig {
 /// All images. Details that cannot be determined are left out, with a warning.
 pub(super) async fn list(node: &Node, request: &api::ImagesRequest) -> Result<api::ImagesResponse, Error> {
     let images = node.backend.list().await.map_err(Error::from)?;
+    let hides = |image: &Image| node.hidden.as_ref().is_some_and(|hidden| hidden.hides(image));
     let mut answer = api::ImagesResponse {
-        images: images.iter().map(convert::image).collect(),
+        images: images
+            .iter()
+            .map(|image| api::Image { hidden: hides(image), ..convert::image(image) })
+            .collect(),
         ..api::ImagesResponse::default()
     };
     if !request.details || images.is_empty() {

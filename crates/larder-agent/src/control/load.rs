@@ -56,6 +56,11 @@ pub(super) async fn load(
             for image in &loaded {
                 node.record(EventType::Normal, EventReason::Loaded, &said(image));
             }
+            if let Some(hidden) = &node.hidden {
+                for image in &loaded {
+                    hidden.show(&image.id.as_str().into()).await;
+                }
+            }
             publish(node, &loaded).await?;
             Ok(loaded)
         }

@@ -236,7 +236,9 @@ impl Control for ControlApi {
         let collector = self.node().collector()?;
         let image = named(&request.image)?;
         let records = records.as_deref();
-        let (mut answer, total) = explain::explain(image, &**backend, collector, &policy, records).await?;
+        let explained =
+            explain::explain(image, &**backend, collector, &policy, records, self.node().hidden.as_deref());
+        let (mut answer, total) = explained.await?;
         if self.node().store().is_some()
             && let (Some(verdict), Some(total)) = (&mut answer.verdict, total)
         {

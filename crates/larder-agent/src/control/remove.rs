@@ -13,6 +13,7 @@ use larder::detached::run_to_completion;
 use larder::error_chain;
 use larder::gc::{ClockReading, DiskSpace, ImageUse, ImageUseError, ReportedUse};
 use larder::hint::Hint;
+use larder::pull::ImagePin;
 use larder::reference::{ImageId, ImageName};
 use larder_api::convert;
 use larder_api::v1alpha1::{self as api, RemoveRequest, RemoveResponse, removed};
@@ -20,12 +21,14 @@ use larder_store::backend::StoreBackend;
 use larder_store::store::StoreError;
 use tokio::task::spawn_blocking;
 
-use super::find::{FoundImage, find_name};
+use super::find::{FoundImage, find_name, is_same_name};
 use super::images::image_error;
 use crate::error::{Error, ErrorKind};
 use crate::node::Node;
+use crate::node::cri_pins::desired_pin;
 use crate::node::health::error_with_hint;
 use crate::node::peer::Peer;
+use crate::node::pods::desired::DesiredKey;
 use crate::node::requests::RequestApi;
 use naming::{RemovalScope, Selection};
 
@@ -102,6 +105,8 @@ async fn remove_all(
         _ => Vec::new(),
     };
     let unlisted: Vec<ReportedUse> = unlisted.into_iter().chain(sandboxes(&in_use)).collect();
+    let pinned =
+        if request.force || found.is_empty() { Vec::new() } else { node.desired_uses.pinned().await };
     for RemovalRequest { text, image, selected } in &found {
         let mut refuse = |refusal: Error| {
             let cause = refusal.message().strip_prefix(&format!("{text}: ")).unwrap_or(refusal.message());
@@ -120,6 +125,10 @@ async fn remove_all(
                 refuse(refusal)?;
                 continue;
             }
+        }
+        if let Some(refusal) = refuse_desired(text, image, scope.as_ref(), &pinned) {
+            refuse(refusal)?;
+            continue;
         }
         let Some(scope) = scope else {
             refuse(other_names(text, image, backend.names().is_some()))?;
@@ -164,6 +173,25 @@ fn refuse_used(
         );
     }
     image.pinned.then(|| pinned(text))
+}
+
+/// Why the name of an image that an image set, a static pod or the prefetch list pins may not be removed, nor the image.
+fn refuse_desired(
+    text: &str,
+    image: &Image,
+    scope: Option<&RemovalScope>,
+    pinned: &[(DesiredKey, ImageId)],
+) -> Option<Error> {
+    let is_removed = |key: &DesiredKey| match scope {
+        Some(RemovalScope::Names(names)) => {
+            naming::all_names(image).len() == names.len()
+                || names.iter().any(|name| is_same_name(name, key.image.as_str()))
+        }
+        Some(RemovalScope::Image) | None => true,
+    };
+    let (key, _) = pinned.iter().find(|(key, id)| *id == image.id && is_removed(key))?;
+    let ImagePin { reason, hint } = desired_pin(key);
+    Some(Error::failed(format!("{text}: {reason}")).hint(hint).hint(force_pinned()))
 }
 
 /// What was removed, as the answer has it.

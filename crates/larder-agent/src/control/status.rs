@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use larder::backend::Image;
 use larder::gc::filesystem_stats::used_percent;
 use larder::gc::{
     GcPolicy, GcRoundResult, GcStatus, ImageCache, NodeImage, SpaceBesideImages, images_for_node_status,
@@ -73,6 +74,7 @@ pub(super) async fn now(
         other_filesystems: disks.others.iter().map(convert::other_filesystem).collect(),
         warnings: node.warnings(),
         registries: registries(node),
+        kubernetes: node.cluster.as_ref().map(|cluster| cluster.status()),
     }
 }
 
@@ -105,8 +107,10 @@ fn containerd(node: &Node) -> Option<api::ContainerdStatus> {
 /// The images as kubelet reports them in the status of its node.
 fn node_images(node: &Node, images: &ImageCache) -> Vec<api::NodeImage> {
     let most = node.settings.now().images.node_status_max_images;
+    let hides = |image: &Image| node.hidden.as_ref().is_some_and(|hidden| hidden.hides(image));
+    let visible = images.images.iter().filter(|image| !hides(image)).cloned().collect();
     // A list that is at hand cannot fail.
-    let reported = images_for_node_status(most, Ok(images.images.to_vec())).unwrap_or_default();
+    let reported = images_for_node_status(most, Ok(visible)).unwrap_or_default();
     let image = |image: NodeImage| api::NodeImage { names: image.names, size_bytes: image.size_bytes };
     reported.into_iter().map(image).collect()
 }

@@ -8,6 +8,9 @@ use larder::go_format;
 use larder::reference::Reference;
 use larder_api::v1alpha1::Explanation;
 
+const HIDDEN: &str =
+    "hidden: fetched with credentials ahead of kubelet, visible once kubelet's own pull succeeds";
+
 /// The lines about an image that was requested by this name.
 pub fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
     let Some(image) = &explanation.verdict else { return Vec::new() };
@@ -27,6 +30,9 @@ pub fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
         format!("{since} ago ({})", time.as_deref().unwrap_or_default())
     };
     lines.extend(record::lines(&explanation.pulled_records, explanation.unrecorded_access));
+    if explanation.hidden {
+        lines.push(format!("  kubelet:    {HIDDEN}"));
+    }
     let first_seen = ago(explanation.milliseconds_since_first_seen, &image.first_seen);
     lines.push(format!("  first seen: {first_seen}"));
     let last_used = explanation.milliseconds_since_last_used.map(|since| ago(since, &image.last_used));

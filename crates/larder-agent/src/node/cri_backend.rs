@@ -11,7 +11,7 @@ use larder::credentials::Credential;
 use larder::detached::run_to_completion;
 use larder::gc::DiskSpace;
 use larder::pod::SandboxConfig;
-use larder::pull::ManagedBackend;
+use larder::pull::{DirectPull, ManagedBackend};
 use larder::reference::ImageId;
 
 use super::Node;
@@ -66,6 +66,19 @@ impl CriImages {
         }
     }
 
+    /// Whether kubelet has to pull the image with credentials of its own first.
+    fn hides(&self, image: &Image) -> bool {
+        self.node.hidden.as_ref().is_some_and(|hidden| hidden.hides(image))
+    }
+
+    /// A pull whose image may have been hidden until now: containerd gets it before the caller uses it.
+    async fn published(&self, pulled: Result<DirectPull, BackendError>) -> Result<DirectPull, BackendError> {
+        if let (Some(publishing), Ok(pulled)) = (self.node.publishing(), &pulled) {
+            publishing.publish_shown(&pulled.image_ref).await?;
+        }
+        pulled
+    }
+
     /// The images, unless the backend hangs.
     fn responding(&self) -> Result<&ManagedBackend, BackendError> {
         unusable(&self.node).map_or(Ok(&self.images), Err)
@@ -91,7 +104,12 @@ impl Backend for CriImages {
     }
 
     async fn list(&self) -> Result<Vec<Image>, BackendError> {
-        let mut images = self.responding()?.list().await?;
+        let images = self.responding()?;
+        let mut images = match &self.node.hidden {
+            Some(hidden) => hidden.list(images).await?,
+            None => images.list().await?,
+        };
+        images.retain(|image| !self.hides(image));
         if let Some(publishing) = self.node.publishing() {
             images.retain(|image| publishing.is_published(image));
         }
@@ -99,16 +117,17 @@ impl Backend for CriImages {
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        let found = self.responding()?.status(image).await?;
+        let found = self.responding()?.status(image).await?.filter(|image| !self.hides(image));
         Ok(if self.can_run(found.as_ref()).await { found } else { None })
     }
 
     async fn peek_status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        self.responding()?.peek_status(image).await
+        Ok(self.responding()?.peek_status(image).await?.filter(|image| !self.hides(image)))
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
         let found = self.responding()?.inspect(image).await?;
+        let found = found.filter(|details| !self.hides(&details.image));
         let image = found.as_ref().map(|details| &details.image);
         Ok(if self.can_run(image).await { found } else { None })
     }
@@ -125,7 +144,8 @@ impl Backend for CriImages {
             Err(error)
         } else {
             let manager = &self.node.manager;
-            manager.pull_directly(image.clone(), credential.cloned(), sandbox.cloned()).await
+            let pulled = manager.pull_directly(image.clone(), credential.cloned(), sandbox.cloned()).await;
+            self.published(pulled).await
         };
         request.end(&pulled).await;
         pulled.map(|pulled| pulled.image_ref)

@@ -12,6 +12,7 @@ use larder::pull::{ImagePin, ImagePinSource};
 use larder::reference::ImageId;
 
 use super::Node;
+use super::pods::desired::DesiredKey;
 use crate::config::Config;
 
 /// The pins of a node, by its settings.
@@ -24,14 +25,13 @@ impl CriPins {
         CriPins { node }
     }
 
-    /// Images of keep rules, of the prefetch list and of static pods.
+    /// Images of keep rules, of the prefetch list, of static pods, and of image sets that pin theirs.
     async fn kept(&self, config: &Config, images: &[Image]) -> Result<Pins, BackendError> {
         // Without the rules it is unknown which images they keep.
         let collector = self.node.collector().map_err(|error| call_error(error.message()))?;
         let mut pins = Pins::new();
-        for desired in self.node.desired_uses.uses().await.map_err(ImageUseError::into_backend_error)? {
-            let reason = format!("required by {}", desired.by);
-            pins.insert(desired.image, ImagePin { reason, hint: "remove it from there first".into() });
+        for (key, image) in self.node.desired_uses.pinned().await {
+            pins.insert(image, desired_pin(&key));
         }
         for (image, kept) in collector.kept_images(images).await? {
             pins.insert(image, rule_pin(config, &kept));
@@ -87,6 +87,11 @@ impl ImagePinSource for CriPins {
         }
         Ok(pins)
     }
+}
+
+/// The pin of a desired image, over CRI and for `larder rm`.
+pub(crate) fn desired_pin(key: &DesiredKey) -> ImagePin {
+    ImagePin { reason: format!("pinned by {}", key.owner), hint: "remove it from there first".into() }
 }
 
 /// The pin of a keep rule; the rules of the settings come before those of `larder keep`.

@@ -7,8 +7,9 @@
 //! A daemon runs its node: health checks, garbage collection on a timer, static pods, prefetch, reloads. A
 //! command that works without a daemon opens one for as long as it lives, with the same settings.
 
+pub(crate) mod cluster;
 pub(crate) mod cri_backend;
-mod cri_pins;
+pub(crate) mod cri_pins;
 mod dead_containers;
 pub(crate) mod event_log;
 pub(crate) mod health;
@@ -18,7 +19,7 @@ mod open;
 mod other_collector;
 pub(crate) mod peer;
 pub(crate) mod pod_pulls;
-mod pods;
+pub(crate) mod pods;
 mod reload;
 pub(crate) mod requests;
 mod run;
@@ -36,6 +37,7 @@ use larder::gc::{
     Collector, CollectorBuilder, GcCounts, GcIntervals, GcLoops, GcPolicy, HistoryFile, ImageUseSource,
     KeepRule, OtherFilesystem, PostImageGcHook, RemovalGate, UsageRecordFileStore,
 };
+use larder::hidden::{HiddenImages, PrefetchCredentials};
 use larder::hint::Hint;
 use larder::image_service::{FilesystemError, FsStats};
 use larder::pod::ObjectRef;
@@ -51,6 +53,10 @@ use crate::backend::publishing::{self, PublishingBackend};
 use crate::control::caller::CallerEventSink;
 use crate::error::Error;
 use crate::state::{EnsureLeaseFile, KeepRuleFile, RecentEnsures, StateDir};
+#[cfg(feature = "kube")]
+pub use cluster::check_cluster;
+
+use cluster::NodeCluster;
 use event_log::{DedupEventSink, RequesterSink};
 use health::{BackendHealth, CheckedBackend};
 use metrics::{MeteredHistory, NodeMetrics};
@@ -87,6 +93,8 @@ pub(crate) struct NodeDependencies {
     pub(crate) metrics: Arc<NodeMetrics>,
     /// Whether events are logged.
     pub(crate) logs_events: bool,
+    /// What is done with the credentials of pulls ahead of kubelet.
+    pub(crate) prefetch_credentials: PrefetchCredentials,
     /// How long an image that was just ensured is leased.
     pub(crate) ensured_lease: Duration,
     pub(crate) periods: GcIntervals,
@@ -94,6 +102,8 @@ pub(crate) struct NodeDependencies {
     pub(crate) events: usize,
     /// The name of the node, which events are about.
     pub(crate) name: String,
+    /// The Kubernetes cluster, if the daemon takes part in one.
+    pub(crate) cluster: Option<Arc<NodeCluster>>,
     pub(crate) settings: NodeSettings,
 }
 
@@ -125,12 +135,16 @@ pub struct Node {
     pub(crate) pod_pulls: Arc<PodPulls>,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) object: ObjectRef,
-    /// What static pods and the prefetch list use.
+    /// What pods of the cluster, static pods and the prefetch list use.
     pub(crate) desired_uses: DesiredUses,
+    /// The Kubernetes cluster, if the daemon takes part in one.
+    pub(crate) cluster: Option<Arc<NodeCluster>>,
     pub(crate) settings: NodeSettings,
     /// Removals of another collector over CRI.
     pub(crate) others: OtherCollector,
     pub(crate) records: Option<Arc<PullRecordStore>>,
+    /// The images that kubelet does not see, where there may be any.
+    pub(crate) hidden: Option<Arc<HiddenImages>>,
     /// Whether the pulls of an earlier process are resolved.
     recovered: OnceCell<()>,
     /// The removal history; `None` where no state is kept.
@@ -159,6 +173,7 @@ impl Node {
             .events(Arc::clone(&sink))
             .metrics(metrics.clone())
             .times(pod_pulls.recorder())
+            .prefetch_credentials(parts.prefetch_credentials.clone())
             .lease(Arc::clone(&gate), parts.ensured_lease);
         if let Some(records) = &records {
             records.resolve_interrupted_with(Arc::clone(&backend));
@@ -187,6 +202,7 @@ impl Node {
             object: ObjectRef::node(name),
             health: watch::Sender::default(),
             started: Instant::now(),
+            cluster: parts.cluster,
             settings: parts.settings,
             others: OtherCollector::default(),
             description,
@@ -201,6 +217,7 @@ impl Node {
             sink,
             desired_uses,
             records,
+            hidden: parts.prefetch_credentials.hidden().cloned(),
             history,
             recovered: OnceCell::new(),
             unread_rules: Mutex::default(),

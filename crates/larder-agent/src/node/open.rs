@@ -8,14 +8,16 @@ use larder::credentials::plugin::PluginRunObserver;
 use larder::credentials::{self, NodeDockerConfig, SearchPath};
 use larder::error_chain;
 use larder::gc::Collector;
+use larder::hidden::{HiddenImages, PrefetchCredentials};
 use larder::records::{PullRecordStore, Verification};
 
+use super::cluster::NodeCluster;
 use super::metrics::NodeMetrics;
 use super::settings::NodeSettings;
 use super::{Node, NodeDependencies};
 use crate::backend::publishing::{self, PublishingBackend, UnknownContainers};
 use crate::backend::{OpenMode, RuntimeRequirement, docker, gc_wiring, open, providers};
-use crate::config::{Config, SettingsSources};
+use crate::config::{Config, KubeletImageService, SettingsSources};
 use crate::error::{Error, NodeOpenError};
 use crate::state::StateDir;
 
@@ -32,6 +34,8 @@ pub struct NodeOptions {
     pub logs_events: bool,
     /// Whether images are published to the containerd of the settings, which asks this process for its snapshots.
     pub publishes: bool,
+    /// Whether the node takes part in the Kubernetes cluster of the settings. Requires a runtime.
+    pub joins_cluster: bool,
     /// The least severe level that is logged, whatever the settings say.
     pub verbosity: tracing::Level,
 }
@@ -65,14 +69,18 @@ impl Node {
         };
         let locked = state.is_locked();
         let records = if locked { opened(config.verification.as_ref(), &state)? } else { None };
+        let prefetch_credentials = prefetch_credentials(&config, handle.store().is_some(), &state)?;
         let metrics = Arc::new(NodeMetrics::default());
+        let cluster = if options.joins_cluster { NodeCluster::open(&config)? } else { None };
         let credentials = match credentials {
             Some(credentials) => credentials,
-            None => credentials_of(&config, &metrics)?,
+            None => credentials_of(&config, cluster.as_deref(), &metrics)?,
         };
         let cache = docker::builder_cache(&handle).filter(|_| config.prune_build_cache);
         let publisher = handle.store().filter(|_| options.publishes);
-        let publisher = publisher.and_then(|store| PublishingBackend::of(store, &config)).map(Arc::new);
+        let hidden = prefetch_credentials.hidden();
+        let publisher = publisher.and_then(|store| PublishingBackend::of(store, &config, hidden.cloned()));
+        let publisher = publisher.map(Arc::new);
         for runtime in handle.runtime().into_iter().chain(publisher.as_ref().map(|store| store.cri())) {
             runtime.observe_with(metrics.clone());
         }
@@ -97,12 +105,14 @@ impl Node {
             records,
             credentials,
             metrics,
+            prefetch_credentials,
             pull: config.pull.clone(),
             logs_events: options.logs_events,
             ensured_lease: config.ensured_lease,
             periods: config.gc_intervals,
             events: config.event_ring_size,
-            name: host_name(),
+            name: cluster.as_ref().map_or_else(host_name, |cluster| cluster.name().to_owned()),
+            cluster,
             settings: NodeSettings::new(sources, config, options.verbosity),
         });
         if locked && let Err(error) = node.read_rules() {
@@ -130,13 +140,15 @@ impl Node {
             handle: None,
             publishing: None,
             records: opened(config.verification.as_ref(), &state)?,
-            credentials: credentials_of(&config, &metrics)?,
+            prefetch_credentials: prefetch_credentials(&config, false, &state)?,
+            credentials: credentials_of(&config, None, &metrics)?,
             pull: config.pull.clone(),
             logs_events: true,
             ensured_lease: config.ensured_lease,
             periods: config.gc_intervals,
             events: config.event_ring_size,
             name: host_name(),
+            cluster: None,
             policy: config.policy(Vec::new()),
             settings: NodeSettings::new(sources, config, tracing::Level::WARN),
             backend,
@@ -159,9 +171,38 @@ fn opened(
     Ok(Some(Arc::new(records)))
 }
 
+/// Images that are fetched ahead of kubelet with credentials are hidden where kubelet asks larder for images. It sees those
+/// of larder's own store in no other way. What was hidden with earlier settings stays so, unless there is no kubelet.
+fn prefetch_credentials(
+    config: &Config,
+    is_store: bool,
+    state: &StateDir,
+) -> Result<PrefetchCredentials, Error> {
+    if config.kubelet_images == KubeletImageService::None {
+        return Ok(PrefetchCredentials::Use);
+    }
+    if !state.is_locked() {
+        return Ok(PrefetchCredentials::Withhold(None));
+    }
+    let (hides, path) = (is_store || config.kubelet_images == KubeletImageService::Larder, state.hidden());
+    let failed = |error: std::io::Error| {
+        Error::failed(format!("cannot determine which images are hidden from kubelet: {error}"))
+            .hint("repair the file or its directory")
+    };
+    if !hides && !path.try_exists().map_err(failed)? {
+        return Ok(PrefetchCredentials::Withhold(None));
+    }
+    let hidden = Arc::new(HiddenImages::open(&path).map_err(failed)?);
+    Ok(if hides { PrefetchCredentials::Hide(hidden) } else { PrefetchCredentials::Withhold(Some(hidden)) })
+}
+
 /// The Docker configuration of the user that the process runs as, read again every five minutes, and the programs that
 /// give more: credential helpers and kubelet's credential providers.
-fn credentials_of(config: &Config, metrics: &Arc<NodeMetrics>) -> Result<credentials::NodeKeyring, Error> {
+fn credentials_of(
+    config: &Config,
+    cluster: Option<&NodeCluster>,
+    metrics: &Arc<NodeMetrics>,
+) -> Result<credentials::NodeKeyring, Error> {
     let files = NodeDockerConfig::search(SearchPath::user());
     let mut credentials =
         credentials::NodeKeyring::new(files, Vec::new()).with_tokens(config.credential_tokens);
@@ -170,7 +211,8 @@ fn credentials_of(config: &Config, metrics: &Arc<NodeMetrics>) -> Result<credent
     }
     let configured = &config.credential_plugins;
     if let (Some(file), Some(programs)) = (&configured.config, &configured.bin_dir) {
-        let plugins = providers::plugins(file, programs)?;
+        let accounts = cluster.and_then(NodeCluster::accounts);
+        let plugins = providers::plugins(file, programs, accounts)?;
         metrics.configured(plugins.config_hash());
         let runs = Arc::clone(metrics) as Arc<dyn PluginRunObserver>;
         credentials = credentials.with_provider(Arc::new(plugins.with_run_observer(&runs)));
@@ -180,4 +222,36 @@ fn credentials_of(config: &Config, metrics: &Arc<NodeMetrics>) -> Result<credent
 
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::backend::Image;
+    use larder_testkit::fake_backend::FakeBackend;
+
+    use super::*;
+    use crate::node::testing;
+
+    #[test]
+    fn images_that_were_hidden_stay_so_where_kubelet_does_not_use_larder() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = None;
+        let state =
+            testing::parts(&FakeBackend::new(), dir.path(), None, |own| config = Some(own.clone())).state;
+        let mut config = config.unwrap();
+        let opened = prefetch_credentials(&config, false, &state).unwrap();
+        assert!(matches!(opened, PrefetchCredentials::Withhold(None)), "{opened:?}");
+        let document = r#"{"version":2,"hidden":["sha256:1"],"pulls":{},"isLost":false,"visible":[]}"#;
+        fs_err::write(state.hidden(), document).unwrap();
+        let opened = prefetch_credentials(&config, false, &state).unwrap();
+        assert!(matches!(opened, PrefetchCredentials::Withhold(Some(_))), "{opened:?}");
+        let image = Image { id: "sha256:1".into(), ..Image::default() };
+        assert!(opened.hidden().unwrap().hides(&image));
+        config.kubelet_images = KubeletImageService::None;
+        for is_store in [false, true] {
+            let opened = prefetch_credentials(&config, is_store, &state).unwrap();
+            assert!(matches!(opened, PrefetchCredentials::Use), "{opened:?}");
+        }
+        assert!(state.hidden().exists(), "for a kubelet that is installed later");
+    }
 }

@@ -4,9 +4,16 @@ use std::collections::BTreeMap;
 use std::future;
 use std::sync::Arc;
 use std::time::Duration;
+#[cfg(feature = "kube")]
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::SystemTime,
+};
 
 use tokio::time;
 
+#[cfg(feature = "kube")]
+use super::cluster::{ImageSetContext, end_image_sets, follow_image_sets, forget_image_sets, run_pods};
 use super::pods::desired::{DesiredImages, FirstScan};
 use super::pods::prefetch::{self, PrefetchContext};
 use super::pods::static_pods;
@@ -35,12 +42,117 @@ impl Node {
             self.want(first),
             self.remove_dead_containers(),
             self.publish_images(),
+            self.send_events(),
         );
     }
 
     /// What the node itself wants.
     async fn want(&self, first: FirstScan) {
-        tokio::join!(self.look_after_static_pods(first.clone()), self.prefetch(first));
+        tokio::join!(
+            self.look_after_static_pods(first.clone()),
+            self.ensure_bound_pods(first.clone()),
+            self.ensure_image_sets(first.clone()),
+            self.prefetch(first)
+        );
+    }
+
+    /// Those of the cluster.
+    #[cfg(feature = "kube")]
+    async fn ensure_bound_pods(&self, first: FirstScan) {
+        let Some(cluster) = &self.cluster else { return };
+        let Some(identity) = &cluster.node else { return };
+        let mut first = Some(first);
+        let setting = |config: &Config| (config.kubernetes.pods, config.runtime.runtime_class_in_image);
+        self.for_each_setting(setting, async |(is_on, uses_runtime_handlers)| {
+            let first = first.take();
+            if is_on {
+                run_pods(cluster, identity, self.desired_images(), uses_runtime_handlers, first).await;
+            } else {
+                drop(first);
+                future::pending::<()>().await;
+            }
+        })
+        .await;
+    }
+
+    /// Sends events about the node to the cluster.
+    #[cfg(feature = "kube")]
+    async fn send_events(&self) {
+        let Some(cluster) = &self.cluster else { return };
+        let collects = || {
+            let is_on = self.settings.now().gc.is_enabled();
+            is_on && self.others.warning(SystemTime::now()).is_none()
+        };
+        self.for_each_setting(
+            |config| config.kubernetes.events,
+            async |is_on| {
+                if is_on {
+                    cluster.send_events(self.events.follow(self.events.next_number()), collects).await;
+                } else {
+                    future::pending::<()>().await;
+                }
+            },
+        )
+        .await;
+    }
+
+    /// A build without clusters has none.
+    #[cfg(not(feature = "kube"))]
+    #[expect(clippy::unused_async, reason = "as with the feature")]
+    async fn ensure_bound_pods(&self, _: FirstScan) {}
+
+    /// Those that the cluster wants on its nodes.
+    #[cfg(feature = "kube")]
+    async fn ensure_image_sets(&self, first: FirstScan) {
+        let file = self.state.is_locked().then(|| self.state.image_sets());
+        let Some(cluster) = &self.cluster else { return forget_image_sets(file).await };
+        let context = ImageSetContext {
+            manager: Arc::clone(&self.manager),
+            backend: Arc::clone(&self.backend),
+            held: self.desired_uses.clone(),
+            collector: Some(Arc::clone(&self.collector)),
+            file,
+            node: self.object.clone(),
+        };
+        let (sends_events, mut first) = (Arc::new(AtomicBool::new(false)), Some(first));
+        // Turning events off and on does not release images.
+        let events = self.for_each_setting(
+            |config| config.kubernetes.events,
+            async |is_on| {
+                sends_events.store(is_on, Ordering::Relaxed);
+                future::pending::<()>().await;
+            },
+        );
+        let images = self.for_each_setting(
+            |config| config.kubernetes.image_sets,
+            async |is_on| {
+                let first = first.take();
+                if is_on {
+                    follow_image_sets(cluster, context.clone(), Arc::clone(&sends_events), first).await;
+                } else {
+                    drop(first);
+                    end_image_sets(cluster, context.file.clone()).await;
+                    future::pending::<()>().await;
+                }
+            },
+        );
+        tokio::join!(events, images);
+    }
+
+    /// A build without clusters has none.
+    #[cfg(not(feature = "kube"))]
+    #[expect(clippy::unused_async, reason = "as with the feature")]
+    async fn ensure_image_sets(&self, _: FirstScan) {}
+
+    #[cfg(not(feature = "kube"))]
+    #[expect(clippy::unused_async, reason = "as with the feature")]
+    async fn send_events(&self) {}
+
+    /// No images yet, for one of the sources of this node.
+    fn desired_images(&self) -> DesiredImages {
+        let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
+        DesiredImages::new(manager, backend, self.desired_uses.clone())
+            .with_collector(Arc::clone(&self.collector))
     }
 
     /// A runtime may start later than larder: recovery is retried until the backend answers.
@@ -70,13 +182,9 @@ impl Node {
     /// Those at the path of the settings, whichever that is.
     async fn look_after_static_pods(&self, first: FirstScan) {
         let path = |config: &Config| config.static_pod_path.clone();
-        let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
-        let (mut desired, mut first) =
-            (DesiredImages::new(manager, backend, self.desired_uses.clone()), Some(first));
-        desired = desired
-            .with_events(Arc::clone(&self.sink))
-            .with_collector(Arc::clone(&self.collector))
-            .with_pod_pulls(Arc::clone(&self.pod_pulls));
+        let mut first = Some(first);
+        let desired = self.desired_images().with_events(Arc::clone(&self.sink));
+        let mut desired = desired.with_pod_pulls(Arc::clone(&self.pod_pulls));
         self.for_each_setting(path, async |path| {
             let first = first.take();
             if let Some(path) = path {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use larder::credentials::NodeKeyring as Credentials;
 use larder::gc::{Collector, FsStatsProvider, GcIntervals, GcPolicy, WhenUnreachable};
+use larder::hidden::PrefetchCredentials;
 use larder::pull::PullConfig;
 use larder_testkit::fake_backend::FakeBackend;
 
@@ -56,6 +57,7 @@ pub(crate) fn parts(
         },
         credentials: Credentials::default(),
         metrics: Arc::default(),
+        prefetch_credentials: PrefetchCredentials::default(),
         records: None,
         pull: PullConfig::default(),
         events: 10,
@@ -63,6 +65,7 @@ pub(crate) fn parts(
         logs_events: true,
         ensured_lease: Duration::from_secs(600),
         periods: GcIntervals::default(),
+        cluster: None,
         settings: NodeSettings::new(sources, config, tracing::Level::WARN),
     }
 }

@@ -99,6 +99,7 @@ impl Daemon {
             state: StateDirAccess::Exclusive,
             logs_events: true,
             publishes: true,
+            joins_cluster: true,
             verbosity,
         };
         let node = open_node(sources.clone(), config, options)?;

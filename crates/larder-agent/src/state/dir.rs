@@ -173,6 +173,17 @@ impl StateDir {
         self.path.join("ensured.json")
     }
 
+    /// The images that are hidden from kubelet.
+    pub(crate) fn hidden(&self) -> PathBuf {
+        self.path.join("hidden.json")
+    }
+
+    /// What image sets of the cluster retain.
+    #[cfg(feature = "kube")]
+    pub(crate) fn image_sets(&self) -> PathBuf {
+        self.path.join("image-sets.json")
+    }
+
     /// The keep rules.
     pub(crate) fn keep(&self) -> PathBuf {
         self.path.join("keep.json")

@@ -21,10 +21,20 @@ pub(super) struct TraceOptions {
     pub(super) protocol: TraceProtocol,
     /// Of the traces that begin here; `None` where the SDK reads the sampler from the environment.
     pub(super) sampled_per_million: Option<u32>,
-    /// The file with the CA certificates of the endpoint.
-    pub(super) certificate: Option<PathBuf>,
+    pub(super) tls: TlsFiles,
     pub(super) batch: BatchLimits,
 }
+
+/// The files of a connection with TLS, each with the variable that names it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct TlsFiles {
+    /// CA certificates of the endpoint.
+    pub(super) authority: Option<NamedFile>,
+    /// The certificate of larder, and its private key.
+    pub(super) client: Option<(NamedFile, NamedFile)>,
+}
+
+pub(super) type NamedFile = (&'static str, PathBuf);
 
 /// How spans are queued and sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,8 +54,10 @@ impl TraceOptions {
         if variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Ok(None);
         }
-        let first = |names: [&str; 2]| names.into_iter().find_map(variable);
-        let endpoint = first(["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"]);
+        let named =
+            |names: [&'static str; 2]| names.into_iter().find_map(|name| Some((name, variable(name)?)));
+        let first = |names: [&'static str; 2]| named(names).map(|(_, value)| value);
+        let endpoint = named(["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"]);
         // Variables that are for other programs do not keep a daemon without traces from starting.
         if !settings.is_set() && endpoint.is_none() {
             return Ok(None);
@@ -59,12 +71,18 @@ impl TraceOptions {
             }
         }
         let batch = BatchLimits::of(variable)?;
+        if let Some((name, text)) = named(["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"])
+            && text.trim().parse::<u64>().is_err()
+        {
+            return Err(Error::bad_input(format!("{name}={text:?}: not a number of milliseconds"))
+                .hint("write a number such as 10000, or unset it"));
+        }
         let compression = ["OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION"];
         if let Some(kind) = first(compression).filter(|kind| kind != "none") {
             tracing::warn!("{}={kind:?} has no effect: traces are sent uncompressed", compression[1]);
         }
-        let certificate = first(["OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE"]);
-        let certificate = certificate.map(PathBuf::from);
+        check_pairs(variable)?;
+        let tls = TlsFiles::of(&named)?;
         if settings.is_set() {
             let endpoint = settings.endpoint.as_deref().unwrap_or(KUBELET_ENDPOINT);
             if endpoint.starts_with("unix:") && settings.protocol != TraceProtocol::Grpc {
@@ -79,22 +97,62 @@ impl TraceOptions {
                 endpoint: Some(endpoint),
                 protocol: settings.protocol,
                 sampled_per_million: Some(settings.sampled_per_million),
-                certificate,
+                tls,
                 batch,
             }));
         }
-        let endpoint = endpoint.unwrap_or_default();
-        let protocol = first(["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"]);
-        let protocol = protocol.map_or(Ok(TraceProtocol::HttpProtobuf), |text| protocol_of(&text))?;
+        let protocol = named(["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"]);
+        let protocol =
+            protocol.map_or(Ok(TraceProtocol::HttpProtobuf), |(name, text)| protocol_of(name, &text))?;
+        check_sampler(variable)?;
+        let (name, endpoint) = endpoint.unwrap_or_default();
+        check_scheme(name, &endpoint)?;
         Ok(Some(TraceOptions {
             endpoint: None,
             shown_endpoint: without_path(&endpoint),
             protocol,
             sampled_per_million: None,
-            certificate,
+            tls,
             batch,
         }))
     }
+}
+
+/// Headers and attributes are lists of pairs. A value may be a token: the error does not have it.
+fn check_pairs(variable: &dyn Fn(&str) -> Option<String>) -> Result<(), Error> {
+    for name in
+        ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_RESOURCE_ATTRIBUTES"]
+    {
+        let value = variable(name).unwrap_or_default();
+        let mut pairs = value.split(',').filter(|pair| !pair.trim().is_empty());
+        if pairs.any(|pair| pair.split_once('=').is_none_or(|(key, _)| key.trim().is_empty())) {
+            return Err(Error::bad_input(format!("{name}: not a list of KEY=VALUE"))
+                .hint("separate several with commas, and write a comma within a value as %2C"));
+        }
+    }
+    Ok(())
+}
+
+impl TlsFiles {
+    fn of(named: &dyn Fn([&'static str; 2]) -> Option<(&'static str, String)>) -> Result<TlsFiles, Error> {
+        let file = |names| named(names).map(|(name, path)| (name, PathBuf::from(path)));
+        let certificates =
+            ["OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"];
+        let keys = ["OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", "OTEL_EXPORTER_OTLP_CLIENT_KEY"];
+        let client = match (file(certificates), file(keys)) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            (Some((set, _)), None) => return Err(half_an_identity(set, keys[1])),
+            (None, Some((set, _))) => return Err(half_an_identity(set, certificates[1])),
+        };
+        let authority = file(["OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE"]);
+        Ok(TlsFiles { authority, client })
+    }
+}
+
+fn half_an_identity(set: &str, missing: &str) -> Error {
+    Error::bad_input(format!("{set} is set, and {missing} is not"))
+        .hint(format!("set {missing} as well, or unset {set}"))
 }
 
 impl BatchLimits {
@@ -118,12 +176,53 @@ impl BatchLimits {
     }
 }
 
-fn protocol_of(text: &str) -> Result<TraceProtocol, Error> {
+/// Checks what the SDK would replace by its default, with a message in the log at most.
+fn check_sampler(variable: &dyn Fn(&str) -> Option<String>) -> Result<(), Error> {
+    const NAMES: [&str; 6] = [
+        "always_on",
+        "always_off",
+        "traceidratio",
+        "parentbased_always_on",
+        "parentbased_always_off",
+        "parentbased_traceidratio",
+    ];
+    let Some(name) = variable("OTEL_TRACES_SAMPLER") else { return Ok(()) };
+    if !NAMES.contains(&name.as_str()) {
+        return Err(Error::bad_input(format!("OTEL_TRACES_SAMPLER={name:?}: unknown sampler"))
+            .hint(format!("use one of {}", NAMES.join(", "))));
+    }
+    let ratio = variable("OTEL_TRACES_SAMPLER_ARG").filter(|_| name.ends_with("traceidratio"));
+    match ratio {
+        Some(text) if !text.parse().is_ok_and(|ratio: f64| (0.0..=1.0).contains(&ratio)) => {
+            Err(Error::bad_input(format!("OTEL_TRACES_SAMPLER_ARG={text:?}: not a ratio from 0 to 1"))
+                .hint("write a number such as 0.01, or unset it for all traces"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// An endpoint of a variable is a URL. It may have a password, which is not shown.
+fn check_scheme(name: &str, endpoint: &str) -> Result<(), Error> {
+    let shown = without_path(endpoint);
+    match endpoint.split_once("://") {
+        Some(("http" | "https" | "unix", host)) if !host.is_empty() => Ok(()),
+        Some((_, host)) if !host.is_empty() => {
+            Err(Error::bad_input(format!("{name}={shown:?}: unsupported scheme")).hint("use http or https"))
+        }
+        _ => {
+            let host = endpoint.rsplit('@').next().unwrap_or_default().trim_end_matches("://");
+            Err(Error::bad_input(format!("{name}={host:?}: no URL with a scheme and a host"))
+                .hint("write it like http://localhost:4318"))
+        }
+    }
+}
+
+fn protocol_of(name: &str, text: &str) -> Result<TraceProtocol, Error> {
     match text {
         "grpc" => Ok(TraceProtocol::Grpc),
         "http/protobuf" => Ok(TraceProtocol::HttpProtobuf),
         "http/json" => Ok(TraceProtocol::HttpJson),
-        other => Err(Error::bad_input(format!("OTEL_EXPORTER_OTLP_PROTOCOL={other:?}: unknown protocol"))
+        other => Err(Error::bad_input(format!("{name}={other:?}: unknown protocol"))
             .hint("use grpc, http/protobuf or http/json")),
     }
 }
@@ -167,6 +266,23 @@ mod tests {
     }
 
     #[test]
+    fn headers_and_attributes_are_pairs_and_are_not_shown_if_they_are_not() {
+        let off = TracingSettings::default();
+        let with = |name, value| of(&off, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318"), (name, value)]);
+        for name in
+            ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_RESOURCE_ATTRIBUTES"]
+        {
+            for valid in ["", "a=b", "a=b,c=d=e", "a=", " a = b , "] {
+                assert!(with(name, valid).is_ok(), "{name} {valid:?}");
+            }
+            for invalid in ["sekret", "=sekret", "a=b,sekret"] {
+                let error = with(name, invalid).unwrap_err().to_string();
+                assert!(error.contains(name) && !error.contains("sekret"), "{error}");
+            }
+        }
+    }
+
+    #[test]
     fn nothing_is_exported_unless_an_endpoint_or_a_rate_is_set() {
         let off = TracingSettings::default();
         assert_eq!(of(&off, &[]).unwrap(), None);
@@ -185,6 +301,10 @@ mod tests {
         for disabled in [("OTEL_SDK_DISABLED", "TRUE"), ("OTEL_TRACES_EXPORTER", "none")] {
             assert_eq!(of(&off, &[on[0], disabled]).unwrap(), None, "{disabled:?}");
         }
+        let kubelets = TracingSettings { in_kubelet_file: true, ..off.clone() };
+        let options = of(&kubelets, &[]).unwrap().unwrap();
+        assert_eq!(options.endpoint.as_deref(), Some("http://localhost:4317"));
+        assert_eq!(options.sampled_per_million, Some(0), "only what kubelet samples");
         let rate = TracingSettings { sampled_per_million: 5, ..off };
         let options = of(&rate, &[]).unwrap().unwrap();
         assert_eq!(options.endpoint.as_deref(), Some("http://localhost:4317"));
@@ -213,10 +333,46 @@ mod tests {
         for (name, value) in [
             ("OTEL_TRACES_EXPORTER", "zipkin"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "thrift"),
+            ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "thrift"),
             ("OTEL_BSP_MAX_QUEUE_SIZE", "many"),
+            ("OTEL_TRACES_SAMPLER", "sometimes"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s"),
+            ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "-1"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "c:4318"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "localhost"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://c"),
         ] {
             let error = of(&TracingSettings::default(), &[endpoint, (name, value)]).unwrap_err();
             assert!(error.message().starts_with(&format!("{name}={value:?}: ")), "{error:?}");
+            assert!(!error.next_steps().is_empty(), "{error:?}");
+        }
+        for (arg, is_good) in [("0.5", true), ("1", true), ("2", false), ("half", false), ("NaN", false)] {
+            let sampler =
+                [("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", arg)];
+            let options = of(&TracingSettings::default(), &[endpoint, sampler[0], sampler[1]]);
+            assert_eq!(options.is_ok(), is_good, "{arg}");
+        }
+        let secret = [("OTEL_EXPORTER_OTLP_ENDPOINT", "bob:hunter2@c:4318")];
+        let error = of(&TracingSettings::default(), &secret).unwrap_err();
+        assert!(!error.message().contains("hunter2"), "{error:?}");
+    }
+
+    #[test]
+    fn a_client_certificate_needs_its_key() {
+        let set = |names: &[&'static str]| {
+            let files = names.iter().map(|name| (*name, "/f.pem"));
+            let variables: Vec<_> =
+                [("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c")].into_iter().chain(files).collect();
+            of(&TracingSettings::default(), &variables)
+        };
+        let (certificate, key) = ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", "OTEL_EXPORTER_OTLP_CLIENT_KEY");
+        let own = "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE";
+        let client = set(&[certificate, key, own]).unwrap().unwrap().tls.client.unwrap();
+        assert_eq!((client.0.0, client.1.0), (own, key), "that of traces counts");
+        for (one, other) in [(certificate, key), (key, certificate)] {
+            let error = set(&[one]).unwrap_err();
+            assert_eq!(error.message(), format!("{one} is set, and {other} is not"));
+            assert!(!error.next_steps().is_empty(), "{error:?}");
         }
     }
 

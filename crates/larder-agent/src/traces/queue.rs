@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time;
 
 use super::TraceCounts;
+use super::export::LastCause;
 use super::options::BatchLimits;
 
 /// What became of the spans so far.
@@ -83,6 +84,7 @@ pub(super) fn queue<E: SpanExporter>(
     exporter: E,
     limits: BatchLimits,
     endpoint: String,
+    cause: LastCause,
 ) -> (SpanQueue, Flush, Arc<SpanCounts>, impl Future<Output = ()> + Send + use<E>) {
     let (spans, receiver) = mpsc::channel(limits.queue);
     let (flush, flushes) = mpsc::channel(1);
@@ -95,6 +97,7 @@ pub(super) fn queue<E: SpanExporter>(
         limits,
         counts: Arc::clone(&counts),
         outage: Outage { endpoint, lost: None },
+        cause,
     };
     (SpanQueue { spans, counts: Arc::clone(&counts) }, Flush(flush), counts, sending.run())
 }
@@ -107,6 +110,7 @@ struct SpanSender<E> {
     limits: BatchLimits,
     counts: Arc<SpanCounts>,
     outage: Outage,
+    cause: LastCause,
 }
 
 impl<E: SpanExporter> SpanSender<E> {
@@ -143,7 +147,7 @@ impl<E: SpanExporter> SpanSender<E> {
         let exported = time::timeout(self.limits.timeout, self.exporter.export(batch)).await;
         let failure = match exported {
             Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error.to_string()),
+            Ok(Err(error)) => Some(self.cause.added_to(error.to_string())),
             Err(_) => Some(format!("no answer within {}", larder::go_format::duration(self.limits.timeout))),
         };
         let counter = if failure.is_some() { &self.counts.export_failed } else { &self.counts.exported };
@@ -209,12 +213,25 @@ impl Outage {
             }
             (Some(failure), None) => {
                 self.lost = Some(spans);
+                let failure = failure.to_string();
+                let next_step = next_step(&failure).map(|step| format!("; {step}")).unwrap_or_default();
                 Some(OutageNotice::Began(format!(
-                    "cannot export traces to {}: {failure}; dropping spans until it answers",
+                    "cannot export traces to {}: {failure}; dropping spans until it answers{next_step}",
                     self.endpoint
                 )))
             }
         }
+    }
+}
+
+/// What an operator can do about a certificate, from the text of rustls: the exporters report nothing else.
+fn next_step(failure: &str) -> Option<&'static str> {
+    if failure.contains("UnknownIssuer") {
+        Some("set OTEL_EXPORTER_OTLP_CERTIFICATE to a file with the CA certificate of the collector")
+    } else if failure.contains("CertificateRequired") {
+        Some("set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY")
+    } else {
+        None
     }
 }
 
@@ -258,7 +275,8 @@ mod tests {
     ) -> (SdkTracerProvider, Flush, Arc<SpanCounts>, Arc<Mutex<Vec<usize>>>) {
         let batches = Arc::<Mutex<Vec<usize>>>::default();
         let exporter = FakeExporter { batches: Arc::clone(&batches), hangs, fails };
-        let (queue, flush, counts, sending) = queue(exporter, LIMITS, "http://c".into());
+        let (queue, flush, counts, sending) =
+            queue(exporter, LIMITS, "http://c".into(), LastCause::default());
         tokio::spawn(sending);
         (SdkTracerProvider::builder().with_span_processor(queue).build(), flush, counts, batches)
     }
@@ -266,6 +284,17 @@ mod tests {
     fn end_spans(provider: &SdkTracerProvider, count: usize) {
         let tracer = provider.tracer("test");
         (0..count).for_each(|_| drop(tracer.start("span")));
+    }
+
+    #[test]
+    fn the_next_step_is_that_for_the_certificate() {
+        let step = |failure| next_step(failure).unwrap_or_default();
+        assert!(step("invalid peer certificate: UnknownIssuer").contains("OTEL_EXPORTER_OTLP_CERTIFICATE"));
+        assert!(
+            step("received fatal alert: CertificateRequired")
+                .contains("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE")
+        );
+        assert_eq!(step("invalid peer certificate: Expired"), "", "the error says it");
     }
 
     #[tokio::test(start_paused = true)]

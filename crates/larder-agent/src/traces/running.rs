@@ -6,6 +6,7 @@ use std::time::Duration;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 
+use super::export::LastCause;
 use super::options::TraceOptions;
 use super::queue::{Flush, SpanCounts, queue};
 use super::{TraceCounts, context, export, layer};
@@ -30,8 +31,10 @@ pub fn start(config: &Config) -> Result<(), Error> {
         return Ok(());
     }
     let resource = export::resource();
-    let exporter = export::exporter(&options, &resource)?;
-    let (spans, flush, counts, sending) = queue(exporter, options.batch, options.shown_endpoint.clone());
+    let cause = LastCause::default();
+    let exporter = export::exporter(&options, &resource, &cause)?;
+    let (spans, flush, counts, sending) =
+        queue(exporter, options.batch, options.shown_endpoint.clone(), cause);
     let provider = export::provider(&options, spans, resource);
     let tracer = provider.tracer("larder");
     if RUNNING.set(RunningExporter { flush, counts, _provider: provider }).is_ok() {

@@ -5,8 +5,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::daemon::with_unit;
 use clap::Args;
-use larder_agent::quantity::parse_duration;
 
 /// Write one archive about this node for a bug report: settings, status, GC plan and journal, events, metrics, log, versions.
 ///
@@ -21,10 +21,10 @@ use larder_agent::quantity::parse_duration;
 
 Exit code: 0 written, even if parts failed; 1 not written.")]
 pub(crate) struct BundleArgs {
-    /// The file to write, which must not exist.
+    /// The file to write, which must not exist; - is the standard output.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// Time span of the unit's log to include, such as 2h.
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = with_unit)]
     pub(crate) since: Duration,
 }

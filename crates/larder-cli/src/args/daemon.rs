@@ -102,7 +102,7 @@ pub(crate) struct LeaseArgs {
     pub(crate) image: Option<ImageName>,
 
     /// Duration from now, such as 90s, 2h or 168h; 0 ends the leases on the image.
-    #[arg(value_name = "DURATION", value_parser = lease_time)]
+    #[arg(value_name = "DURATION", value_parser = with_unit)]
     pub(crate) time: Option<Duration>,
 
     /// Output format of the list.
@@ -136,8 +136,8 @@ pub(crate) struct LeaseLsArgs {
     pub(crate) output: PrintFormat,
 }
 
-/// A duration with a unit, or 0. Elsewhere a bare number is seconds; here that would end most leases that were meant.
-fn lease_time(text: &str) -> Result<Duration, String> {
+/// A duration with a unit, or 0. Elsewhere a bare number is seconds; here hours are more likely meant.
+pub(super) fn with_unit(text: &str) -> Result<Duration, String> {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if is_number && text.bytes().any(|byte| byte != b'0') {
         return Err(format!("no unit: write {text}s, {text}m or {text}h"));

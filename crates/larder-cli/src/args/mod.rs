@@ -11,6 +11,7 @@ mod groups;
 pub(crate) mod habits;
 mod image_list;
 mod images;
+mod kube;
 mod login;
 mod pull_flags;
 mod serve;
@@ -42,6 +43,9 @@ pub(crate) use daemon::{EventsArgs, LeaseArgs, LeaseSubcommand, ReloadArgs, Stat
 pub(crate) use groups::{ImageArgs, SystemArgs};
 pub(crate) use image_list::{ImageFilter, SortKey};
 pub(crate) use images::{DfArgs, HistoryArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs, TagArgs};
+pub(crate) use kube::KubeArgs;
+#[cfg(feature = "kube")]
+pub(crate) use kube::{KubeCheckArgs, KubeSubcommand};
 pub(crate) use login::{LoginArgs, LogoutArgs};
 pub(crate) use pull_flags::{CredentialArgs, EnsureArgs, PullArgs, PullFlags};
 pub(crate) use serve::ServeArgs;
@@ -208,6 +212,7 @@ pub(crate) enum Command {
     Logout(LogoutArgs),
     Config(Box<ConfigArgs>),
     Containerd(ContainerdArgs),
+    Kube(KubeArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
     Global(GlobalHelpArgs),

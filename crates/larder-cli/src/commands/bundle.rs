@@ -45,15 +45,20 @@ pub(super) async fn run(
         BundleError::Exists(_) => {
             Failure::failed(error.to_string()).hint("name another file with --output, or remove this one")
         }
+        BundleError::Directory(_) => Failure::bad_input(error.to_string())
+            .hint("name a file with --output, such as larder.tar.gz in it"),
+        BundleError::Terminal => Failure::bad_input(error.to_string())
+            .hint("write a file with --output FILE, or pipe the output to another command"),
         BundleError::Write(_) => Failure::failed(error_chain(&error)),
     })?;
+    let Some(path) = &bundle.path else { return Ok(CommandOutcome::Done) };
     let mut table = TextTable::new(["FILE", "SIZE", "CONTENT"]);
     for BundleFile { name, about, text, error } in &bundle.files {
         let failed = error.as_ref().map_or("", |_| "; failed, see its .error file");
         table.row([name.clone(), go_format::bytes(text.len() as u64), format!("{about}{failed}")]);
     }
     out.table(&table);
-    out.line(format_args!("wrote {}; read it before you make it public", bundle.path.display()));
+    out.line(format_args!("wrote {}; read it before you make it public", path.display()));
     Ok(CommandOutcome::Done)
 }
 

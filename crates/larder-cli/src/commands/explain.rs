@@ -44,6 +44,7 @@ struct ExplainRecord<'a> {
     pulled_records: &'a [api::PulledRecord],
     /// Without a record: whether every pod may use it; `null` with one, or where no records are kept.
     unrecorded_access: Option<bool>,
+    hidden: bool,
 }
 
 impl ExplainRecord<'_> {
@@ -54,6 +55,7 @@ impl ExplainRecord<'_> {
             removable: explanation.removable,
             pulled_records: &explanation.pulled_records,
             unrecorded_access: explanation.unrecorded_access,
+            hidden: explanation.hidden,
         }
     }
 }

@@ -17,6 +17,8 @@ mod history;
 mod images;
 mod inspect;
 mod keep;
+#[cfg(feature = "kube")]
+mod kube;
 mod lease;
 mod load;
 mod login;
@@ -38,6 +40,8 @@ mod top;
 use std::sync::Arc;
 
 use crate::args::{Cli, Command, ContainerdArgs, ContainerdSubcommand};
+#[cfg(feature = "kube")]
+use crate::args::{KubeArgs, KubeSubcommand};
 use crate::exit::CommandOutcome;
 use crate::failure::{ExitReport as _, Failure};
 use crate::interrupt::InterruptSignals;
@@ -63,10 +67,17 @@ pub(crate) fn run(cli: Cli, out: &Arc<Printer>) -> Result<CommandOutcome, Failur
         Command::Containerd(ContainerdArgs { command: ContainerdSubcommand::Configure(args) }) => {
             block_on(async |_| containerd::run(&args, &connection, out).await)
         }
+        #[cfg(feature = "kube")]
+        Command::Kube(KubeArgs { command: KubeSubcommand::Check(args) }) => {
+            block_on(async |_| kube::check(&args, &connection, out).await)
+        }
+        #[cfg(not(feature = "kube"))]
+        Command::Kube(_) => Err(crate::failure::missing_feature("larder kube", "kube")),
         Command::Man(args) => man::run(&args, out),
         Command::Serve(args) => serve::run(&args, &connection, out),
         Command::Demo(args) => demo::run(&args, &connection, out),
         command => {
+            larder_agent::traces::continue_from_environment();
             let session = CommandSession::new(connection, Arc::clone(out));
             block_on(async |interrupt| run_in(&session, command, interrupt).await)
         }
@@ -173,6 +184,7 @@ async fn dispatch(
         | Command::Version(_)
         | Command::Config(_)
         | Command::Containerd(_)
+        | Command::Kube(_)
         | Command::Global(_)
         | Command::Man(_)
         | Command::Serve(_)

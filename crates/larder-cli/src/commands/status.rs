@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use larder::go_format;
 use larder_api::v1alpha1::{
-    ContainerdStatus, DiskUse, GcPhase, GcRound, GcStatus, OtherFilesystem, RegistryStatus, StatusRequest,
-    StatusResponse,
+    DiskUse, GcPhase, GcRound, GcStatus, OtherFilesystem, RegistryStatus, StatusRequest, StatusResponse,
 };
 use larder_api::{EnumWord as _, convert};
 use tokio::time::{self, Instant};
@@ -72,19 +71,6 @@ fn print(status: &StatusResponse, wide: bool, out: &Printer) {
     }
 }
 
-/// How a containerd runs containers from the store.
-fn containerd_use(containerd: &ContainerdStatus) -> String {
-    let Some(socket) = &containerd.socket else {
-        return "has snapshots in the store; images are not published (containerd.socket is not set)"
-            .to_owned();
-    };
-    let version = containerd.version.as_deref().unwrap_or("not reached yet");
-    let ContainerdStatus { published, pending, .. } = containerd;
-    let images = format!("{published} images published, {pending} pending");
-    let problem = containerd.problem.iter().map(|problem| format!(": {problem}"));
-    format!("{socket} ({version}) runs containers from the store; {images}{}", problem.collect::<String>())
-}
-
 fn table(status: &StatusResponse, wide: bool) -> TextTable {
     let mut table = TextTable::new(["DAEMON", &format!("larder {}", status.version)]);
     let up = age(status.uptime_seconds.saturating_mul(1000));
@@ -94,7 +80,10 @@ fn table(status: &StatusResponse, wide: bool) -> TextTable {
     let health = if status.backend_available { "available" } else { "unavailable" };
     table.row(["Backend".to_owned(), format!("{health}: {}", status.backend_message)]);
     if let Some(containerd) = &status.containerd {
-        table.row(["Containerd".to_owned(), containerd_use(containerd)]);
+        table.row(["Containerd".to_owned(), containerd.to_string()]);
+    }
+    if let Some(cluster) = &status.kubernetes {
+        table.row(["Kubernetes".to_owned(), cluster.to_string()]);
     }
     table.row(["State".to_owned(), status.state.clone()]);
     if let Some(configuration) = &status.configuration {

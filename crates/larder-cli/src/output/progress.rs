@@ -5,11 +5,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use larder::backend::{ByteProgress, LayerPhase, LayerProgress, PullStep, PullWait};
+use larder::backend::{ByteProgress, LayerPhase, LayerProgress};
 use larder::pull::{PullPhase, PullStatus};
+use larder_agent::progress_timeline::{ProgressChange, ProgressTimeline, phase_of, wait_of};
 use tokio::time::Instant;
 
-use super::progress_timeline::{ProgressChange, ProgressTimeline};
 use super::size;
 use super::table::end_of;
 
@@ -211,36 +211,11 @@ pub(crate) fn full_line(pull: &PullStatus, now: Instant) -> String {
     text
 }
 
-/// What a pull does, in a word.
-pub(crate) fn phase_of(pull: &PullStatus) -> String {
-    let detail = pull.detail.as_ref().filter(|_| pull.phase == PullPhase::Pulling);
-    let Some(detail) = detail else { return pull.phase.to_string() };
-    let to_do = || detail.layers.iter().filter(|layer| layer.phase != LayerPhase::Done);
-    let unpacking =
-        |layer: &LayerProgress| matches!(layer.phase, LayerPhase::Unpacking | LayerPhase::Unpacked);
-    if detail.step == PullStep::Layers && to_do().count() > 0 && to_do().all(unpacking) {
-        return LayerPhase::Unpacking.to_string();
-    }
-    detail.step.to_string()
-}
-
 /// The speed of a pull while it fetches; none while layers are unpacked and committed.
 fn rate_of(pull: &PullStatus) -> Option<u64> {
     let detail = pull.detail.as_ref()?;
     let fetches = detail.layers.iter().any(|layer| layer.phase == LayerPhase::Fetching);
     detail.rate.filter(|_| fetches)
-}
-
-/// Why a pull does not get on: what it waits for as a whole, or what each of its layers that is being fetched waits
-/// for.
-pub(crate) fn wait_of(pull: &PullStatus) -> Option<&PullWait> {
-    let detail = pull.detail.as_ref()?;
-    if let Some(wait) = &detail.waiting {
-        return Some(wait);
-    }
-    let mut fetching = detail.layers.iter().filter(|layer| layer.phase == LayerPhase::Fetching).peekable();
-    let first = fetching.peek()?.waiting.as_ref()?;
-    fetching.all(|layer| layer.waiting.is_some()).then_some(first)
 }
 
 /// Whether something happens to a layer, or keeps it waiting.
@@ -302,7 +277,7 @@ fn push_bytes(text: &mut String, bytes: ByteProgress, rate: Option<u64>) {
 
 #[cfg(test)]
 mod tests {
-    use larder::backend::PullDetail;
+    use larder::backend::{PullDetail, PullStep, PullWait};
 
     use super::*;
 

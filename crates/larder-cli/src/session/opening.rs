@@ -165,6 +165,7 @@ impl CommandSession {
             runtime: RuntimeRequirement::Require,
             state: need.state.unwrap_or(StateDirAccess::None),
             publishes: false,
+            joins_cluster: false,
             logs_events: false,
             verbosity: verbosity_level(self.connection.verbose),
         };

@@ -39,6 +39,17 @@ fn a_bundle_has_the_state_of_a_daemon_and_ends_soon_if_it_hangs() {
         assert!(text.contains(content), "{file}: {text}{}", unpacked(&answers, &format!("{file}.error")));
     }
 
+    let piped = world.path("piped.tar.gz");
+    let file = fs_err::File::create(&piped).unwrap().into_parts().0;
+    let mut command = world.command(&["--daemon", &socket, "bundle", "-o", "-"]);
+    assert!(command.current_dir(world.path("")).stdout(file).status().unwrap().success());
+    assert!(unpacked(&piped, "status.json").contains("\"backendAvailable\": true"));
+    assert!(!std::path::Path::new(&world.path("-")).exists());
+    let directory = world.larder(&["bundle", "-o", &world.path("")]).expect(2);
+    assert!(directory.stderr.contains("is a directory\nhint: name a file"), "{directory:?}");
+    let unit = world.larder(&["bundle", "--since", "2"]).expect(2);
+    assert!(unit.stderr.contains("no unit: write 2s, 2m or 2h"), "{unit:?}");
+
     daemon.running.signal(Signal::STOP);
     let started = Instant::now();
     world.larder(&["--daemon", &socket, "--timeout", "2s", "bundle", "-o", &hangs]).expect(0);

@@ -21,11 +21,14 @@ mod docker;
 mod examples;
 mod full_disk;
 mod habits;
+mod hidden;
 mod hygiene;
 mod index_damage;
 mod joined;
 mod killed_mounts;
 mod kills;
+#[cfg(feature = "kube")]
+mod kube;
 mod leases;
 mod lists;
 mod names;

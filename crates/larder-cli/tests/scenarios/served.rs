@@ -94,8 +94,15 @@ impl CriDaemon {
 
     /// Status line, headers and page of a plain request.
     pub(crate) fn get(&self, path: &str) -> String {
+        self.get_as(path, "*/*")
+    }
+
+    /// The same, in a format of these.
+    pub(crate) fn get_as(&self, path: &str, accept: &str) -> String {
         let mut stream = UnixStream::connect(&self.socket).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: larder\r\nConnection: close\r\n\r\n").unwrap();
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: larder\r\nAccept: {accept}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
         let mut page = String::new();
         stream.read_to_string(&mut page).unwrap();
         page

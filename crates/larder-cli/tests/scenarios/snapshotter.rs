@@ -1,6 +1,7 @@
 //! containerd with its snapshots in larder's store: `ctr` and CRI pull, run and remove as with containerd's own snapshotter.
 
 mod fetches;
+mod hides;
 mod shares;
 
 use std::path::{Path, PathBuf};

@@ -1,17 +1,19 @@
 //! Traces of the real daemon, as a collector gets them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use larder::credentials::{Credential, Secret};
-use larder_cri::proto::{ImageSpec, PullImageRequest};
+use larder_cri::proto::{self, ImageSpec, PullImageRequest};
+use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
 use larder_testkit_peers::otlp_receiver::{OtlpReceiver, ReceivedSpan, Trace};
 use larder_testkit_peers::process::wait_until;
 use larder_testkit_peers::registry::{PASSWORD, USER};
+use larder_testkit_peers::tls::certificates;
 use larder_testkit_peers::{ImageBuilder, LayerFiles, RegistryAccess, RegistryOptions};
 use tonic::Request;
 
 use crate::served::CriDaemon;
-use crate::world::{LarderProcess, RuntimeFixture};
+use crate::world::{LarderProcess, RuntimeFixture, larder_in};
 
 const ENSURE: &str = "larder.control.v1alpha1.Control/Ensure";
 const PULL: &str = "runtime.v1.ImageService/PullImage";
@@ -168,6 +170,48 @@ fn spans_are_exported_over_http_as_well() {
     }
 }
 
+#[test]
+fn spans_are_exported_over_tls_and_certificates_that_are_missing_are_named() {
+    let Some((world, image)) = world_with(&ImageBuilder::small(1, 50_000)) else { return };
+    let made = certificates(Path::new(&world.path("tls"))).unwrap();
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let files = [
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", path(&made.ca)),
+        ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", path(&made.certificate)),
+        ("OTEL_EXPORTER_OTLP_CLIENT_KEY", path(&made.key)),
+    ];
+    for protocol in ["grpc", "http/protobuf"] {
+        // The files that larder has, and whether the collector requires a client certificate.
+        for (given, requires_client) in [(1, false), (3, true), (0, false), (1, true)] {
+            let collector = OtlpReceiver::start_tls(&made, requires_client).unwrap();
+            let endpoint = format!("https://{}", collector.address());
+            let mut variables =
+                vec![("OTEL_EXPORTER_OTLP_ENDPOINT", &*endpoint), ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)];
+            variables.extend(files[..given].iter().map(|(name, path)| (*name, path.as_str())));
+            let daemon = serve(&world, &variables, &[]);
+            daemon.pull(&image).unwrap();
+            if given == 1 + 2 * usize::from(requires_client) {
+                let trace = collector.trace_with(PULL);
+                assert_eq!(trace.path(trace.span("pull.Resolve")), [PULL, "pull.Pull", "pull.Resolve"]);
+                assert_eq!(daemon.logged("cannot export traces"), 0, "{}", daemon.running.stderr());
+            } else {
+                let failure = format!("cannot export traces to {endpoint}: ");
+                daemon.wait_for_log(&failure, 1);
+                let before = daemon.metric("larder_trace_spans_dropped_total");
+                daemon.list();
+                wait_until("more is dropped", || daemon.metric("larder_trace_spans_dropped_total") > before);
+                assert_eq!(daemon.logged("cannot export traces"), 1, "{}", daemon.running.stderr());
+                // A server that refuses a client may close before the client reads why.
+                if !requires_client {
+                    assert_eq!(daemon.logged("set OTEL_EXPORTER_OTLP_CERTIFICATE to a file"), 1);
+                }
+                assert_eq!(collector.spans(), [], "{protocol}");
+            }
+            daemon.stop().expect(0);
+        }
+    }
+}
+
 fn pull_request(image: &str, traceparent: &str) -> Request<PullImageRequest> {
     let spec = ImageSpec { image: image.to_owned(), ..ImageSpec::default() };
     let mut request = Request::new(PullImageRequest { image: Some(spec), ..PullImageRequest::default() });
@@ -202,6 +246,88 @@ fn a_call_of_kubelet_is_part_of_its_trace_and_sampled_as_it_says() {
     assert_eq!(trace.path(trace.span("pull.Resolve")), [PULL, "pull.Pull", "pull.Resolve"]);
     let others: Vec<_> = collector.spans().into_iter().filter(|span| span.trace_id != CALLER).collect();
     assert_eq!(others, [], "neither unsampled calls nor what begins here");
+}
+
+/// A runtime with one image, and its name.
+fn runtime_with_image() -> (FakeCri, &'static str) {
+    let (runtime, image) = (FakeCri::start(), "registry.example/shop/web:1");
+    let offered =
+        proto::Image { id: "sha256:1".into(), repo_tags: vec![image.into()], ..proto::Image::default() };
+    runtime.offer(image, offered);
+    (runtime, image)
+}
+
+/// The span that the runtime's `PullImage` is a child of, which has to be of the caller's trace.
+fn parent_of_pull(runtime: &FakeCri) -> String {
+    let received = runtime.received().into_iter().find(|call| call.rpc == Rpc::PullImage).unwrap();
+    let parent = received.traceparent.expect("the trace is passed on");
+    let span = parent.strip_prefix(&format!("00-{CALLER}-")).and_then(|rest| rest.strip_suffix("-01"));
+    span.unwrap_or_else(|| panic!("{parent}")).to_owned()
+}
+
+#[test]
+fn a_runtime_is_called_within_the_trace_of_kubelet_or_of_a_command() {
+    let home = tempfile::tempdir().unwrap();
+    for is_kubelet in [true, false] {
+        let (runtime, image) = runtime_with_image();
+        let collector = OtlpReceiver::start().unwrap();
+        let path = |name: &str| home.path().join(format!("{is_kubelet}-{name}"));
+        let mut command = larder_in(home.path());
+        command.arg("serve").arg("--socket").arg(path("larder.sock")).args(["--metrics-address", ""]);
+        command.arg("--state").arg(path("state")).arg("--backend").arg(runtime.endpoint().to_string());
+        command.env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{}", collector.address()));
+        command.env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc").env("OTEL_BSP_SCHEDULE_DELAY", "20");
+        let daemon = CriDaemon::at(path("larder.sock"), LarderProcess::start(command));
+        let called = if is_kubelet {
+            let request = pull_request(image, &format!("00-{CALLER}-{CALLER_SPAN}-01"));
+            daemon.runtime.block_on(daemon.wire().images().pull_image(request)).unwrap();
+            PULL
+        } else {
+            let mut command = larder_in(home.path());
+            command.arg("--daemon").arg(&daemon.socket).args(["ensure", image]);
+            command.env("TRACEPARENT", format!("00-{CALLER}-{CALLER_SPAN}-01"));
+            LarderProcess::start(command).finish().expect(0);
+            ENSURE
+        };
+        let parent = parent_of_pull(&runtime);
+        // The daemon's own span of the call is exported after those in it; it has them all exported when it stops.
+        daemon.stop().expect(0);
+        let trace = collector.trace_with(called);
+        let span = trace.spans.iter().find(|span| span.span_id == parent);
+        let span = span.unwrap_or_else(|| panic!("{parent} is no span of larder:\n{}", trace.tree()));
+        assert_eq!((trace.path(span)[0], span.kind), (called, "client"), "{}", trace.tree());
+    }
+}
+
+#[test]
+fn a_command_without_a_daemon_passes_the_trace_of_its_environment_on_to_the_runtime() {
+    let home = tempfile::tempdir().unwrap();
+    let (runtime, image) = runtime_with_image();
+    let mut command = larder_in(home.path());
+    command
+        .arg("--state")
+        .arg(home.path().join("state"))
+        .args(["--backend", &runtime.endpoint().to_string()]);
+    command.args(["ensure", image]).env("TRACEPARENT", format!("00-{CALLER}-{CALLER_SPAN}-01"));
+    LarderProcess::start(command).finish().expect(0);
+    assert_eq!(parent_of_pull(&runtime), CALLER_SPAN, "such a command makes no span");
+}
+
+#[test]
+fn a_command_continues_the_trace_of_its_environment() {
+    let Some((world, image)) = world_with(&ImageBuilder::small(1, 50_000)) else { return };
+    let collector = OtlpReceiver::start().unwrap();
+    let endpoint = format!("http://{}", collector.address());
+    let collected = [("OTEL_EXPORTER_OTLP_ENDPOINT", &*endpoint), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")];
+    let daemon = serve(&world, &collected, &[]);
+    let mut command = world.command(&["--daemon", &daemon.socket.to_string_lossy(), "ensure", &image]);
+    command.env("TRACEPARENT", format!("00-{CALLER}-{CALLER_SPAN}-01"));
+    LarderProcess::start(command).finish().expect(0);
+    let trace = collector.trace_with(ENSURE);
+    let call = trace.span(ENSURE);
+    assert_eq!((call.trace_id.as_str(), call.parent_id.as_str()), (CALLER, CALLER_SPAN));
+    assert_eq!(trace.path(trace.span("pull.Pull")), [ENSURE, "EnsureImageExists", "pull.Pull"]);
+    daemon.stop().expect(0);
 }
 
 #[test]
@@ -285,6 +411,32 @@ fn no_span_has_a_secret_and_a_failed_pull_is_an_error() {
         assert!(!secrets.iter().any(|secret| span.raw.contains(secret)), "{span:#?}");
     }
     assert!(!secrets.iter().any(|secret| log.contains(secret)), "{log}");
+}
+
+#[test]
+fn a_bucket_of_the_metrics_names_the_trace_of_its_ensure() {
+    let Some((world, image)) = world_with(&ImageBuilder::small(1, 50_000)) else { return };
+    let collector = OtlpReceiver::start().unwrap();
+    let endpoint = format!("http://{}", collector.address());
+    let daemon = serve(&world, &[("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)], &[]);
+    let socket = daemon.socket.to_string_lossy().into_owned();
+    world.larder(&["--daemon", &socket, "ensure", &image]).expect(0);
+    let trace = collector.trace_with(ENSURE).span("EnsureImageExists").trace_id.clone();
+    let bucket = "larder_image_pull_duration_seconds_bucket{";
+    let with_exemplar = |page: &str| -> Vec<String> {
+        let lines = page.lines().filter(|line| line.starts_with(bucket) && line.contains(" # "));
+        lines.map(|line| line.split(" # ").nth(1).unwrap().to_owned()).collect()
+    };
+    let open_metrics = daemon.get_as("/metrics", "application/openmetrics-text; version=1.0.0");
+    assert!(
+        open_metrics.to_lowercase().contains("content-type: application/openmetrics-text"),
+        "{open_metrics}"
+    );
+    let [exemplar] = &with_exemplar(&open_metrics)[..] else { panic!("{open_metrics}") };
+    assert!(exemplar.starts_with(&format!("{{trace_id=\"{trace}\"}} ")), "{exemplar} is not of {trace}");
+    let text = daemon.get_as("/metrics", "text/plain");
+    assert!(text.contains(bucket) && with_exemplar(&text).is_empty(), "{text}");
+    daemon.stop().expect(0);
 }
 
 #[test]

@@ -105,7 +105,7 @@ impl SharedRuntimeScript {
 }
 
 fn bare(rpc: Rpc) -> ReceivedCall {
-    ReceivedCall { rpc, image: None, auth: None, sandbox: None, verbose: false }
+    ReceivedCall { rpc, image: None, auth: None, sandbox: None, verbose: false, traceparent: None }
 }
 
 fn streaming_known(contents: &RuntimeContents, rpc: Rpc) -> Result<(), Status> {
@@ -213,9 +213,12 @@ impl ImageService for SharedRuntimeScript {
         &self,
         request: Request<proto::PullImageRequest>,
     ) -> Result<Response<proto::PullImageResponse>, Status> {
+        let traceparent = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
+        let traceparent = traceparent.map(str::to_owned);
         let proto::PullImageRequest { image, auth, sandbox_config } = request.into_inner();
         let name = image.as_ref().map(|spec| spec.image.clone()).unwrap_or_default();
-        let received = ReceivedCall { image, auth, sandbox: sandbox_config, ..bare(Rpc::PullImage) };
+        let sandbox = sandbox_config;
+        let received = ReceivedCall { image, auth, sandbox, traceparent, ..bare(Rpc::PullImage) };
         let image_ref = match self.begin(received).await? {
             ScriptedReply::Pulled(image_ref) => image_ref,
             _ => pull(&mut self.state().contents, &name)?,

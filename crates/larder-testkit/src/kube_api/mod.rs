@@ -1,48 +1,58 @@
-//! A Kubernetes API server inside the test's process: what a client of larder's kind needs of it.
+//! A Kubernetes API server for tests: one inside the test's process, or a real one.
 //!
-//! It stores any object as JSON and answers get, list (with selectors), watch (with bookmarks, initial events and 410 for
-//! forgotten versions), create, update, merge patch and delete, the status of objects, and requests for tokens of service
-//! accounts. Definitions of custom resources take effect; their schemas and CEL rules are not checked, nor are objects
-//! validated or defaulted: for that, the same tests run against a real server.
+//! [`KubeApi::start`] starts the one inside the process, or etcd and the kube-apiserver that `LARDER_KUBE_APISERVER` names
+//! (with `etcd` and `openssl` in the path). Both take the same calls.
 //!
-//! It serves on its own thread: a test may block its thread or pause its clock.
+//! The one inside the process stores any object as JSON and answers get, list (with selectors), watch (with bookmarks,
+//! initial events and 410 for forgotten versions), create, update, merge patch and delete, the status of objects, and
+//! requests for tokens of service accounts. Definitions of custom resources take effect; their schemas and CEL rules are
+//! not checked, nor are objects validated or defaulted: for that, the same tests run against the real server.
+//!
+//! Both serve on threads of their own: a test may block its thread or pause its clock.
 
 mod authorization;
 mod fault;
+mod in_process;
+mod kubeconfig;
 mod objects;
+mod real;
 mod resources;
 mod response;
+mod reviews;
 mod selectors;
 mod serve;
+mod state;
+mod thread;
+mod tokens;
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use serde_json::Value;
-use tokio::net::TcpListener;
-use tokio::sync::{oneshot, watch};
 
 pub use authorization::PolicyRule;
 pub use fault::ApiFault;
+pub use kubeconfig::ADMINISTRATOR;
 
-use authorization::Authorization;
 use fault::InjectedFault;
-use objects::Objects;
-use resources::Resource;
+use in_process::InProcess;
+use kubeconfig::Kubeconfigs;
+use real::RealServer;
 
-/// A running API server. Dropping it closes its port and all connections.
+/// Names the kube-apiserver that [`KubeApi::start`] starts.
+pub const PROGRAM_VARIABLE: &str = "LARDER_KUBE_APISERVER";
+
+/// A running API server. Dropping it closes its port and all connections, and stops the programs it started.
 #[derive(Debug)]
 pub struct KubeApi {
-    shared: Arc<SharedState>,
-    address: SocketAddr,
-    serving: Option<ServingThread>,
+    server: Server,
+    kubeconfigs: Kubeconfigs,
 }
 
 #[derive(Debug)]
-struct ServingThread {
-    stop: oneshot::Sender<()>,
-    thread: JoinHandle<()>,
+enum Server {
+    InProcess(InProcess),
+    Real(Box<RealServer>),
 }
 
 /// A request that was answered, or is being answered.
@@ -58,56 +68,65 @@ pub struct ApiRequest {
     pub status: u16,
 }
 
-#[derive(Debug)]
-struct SharedState {
-    state: Mutex<ApiState>,
-    /// The latest version, and how many bookmarks were requested: watches wake up.
-    changed: watch::Sender<(u64, u64)>,
-}
-
-#[derive(Debug, Default)]
-struct ApiState {
-    objects: Objects,
-    resources: Vec<Resource>,
-    authorization: Authorization,
-    faults: Vec<InjectedFault>,
-    log: Vec<ApiRequest>,
-    issued_tokens: u64,
-}
-
-impl SharedState {
-    fn lock(&self) -> MutexGuard<'_, ApiState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Lets watches see what changed.
-    fn notify(&self) {
-        let version = self.lock().objects.version();
-        self.changed.send_if_modified(|(known, _)| std::mem::replace(known, version) != version);
-    }
-}
-
 impl KubeApi {
-    /// Starts a server with the namespace `default` on a free port of 127.0.0.1.
+    /// Starts a server with the namespaces `default` and `kube-system` on a free port of 127.0.0.1.
+    ///
+    /// # Panics
+    /// When the machine has no free port or thread, or a program does not start.
+    pub fn start() -> KubeApi {
+        match std::env::var_os(PROGRAM_VARIABLE) {
+            Some(program) => {
+                KubeApi::with(Server::Real(Box::new(RealServer::start(&PathBuf::from(program)))))
+            }
+            None => KubeApi::in_process(),
+        }
+    }
+
+    /// The server inside the process, for tests that inject faults or look inside it; [`KubeApi::start`] for all others.
     ///
     /// # Panics
     /// When the machine has no free port or thread.
-    pub fn start() -> KubeApi {
-        let state = ApiState { resources: resources::built_in(), ..ApiState::default() };
-        let shared = Arc::new(SharedState { state: Mutex::new(state), changed: watch::Sender::new((0, 0)) });
-        let (serving, address) = ServingThread::start(&shared, (Ipv4Addr::LOCALHOST, 0).into());
-        KubeApi { shared, address, serving: Some(serving) }
+    pub fn in_process() -> KubeApi {
+        KubeApi::with(Server::InProcess(InProcess::start()))
     }
 
-    /// `http://127.0.0.1:PORT`.
+    fn with(server: Server) -> KubeApi {
+        KubeApi { server, kubeconfigs: Kubeconfigs::new() }
+    }
+
+    /// A kubeconfig of a user with this token, such as [`ADMINISTRATOR`]. It is removed with the server.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn kubeconfig(&self, token: &str) -> PathBuf {
+        let authority = match &self.server {
+            Server::InProcess(_) => None,
+            Server::Real(real) => Some(real.authority()),
+        };
+        self.kubeconfigs.write(&self.url(), authority.as_deref(), token)
+    }
+
+    /// `http://127.0.0.1:PORT`; `https` if it is a real server.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        match &self.server {
+            Server::InProcess(server) => server.url(),
+            Server::Real(real) => real.url(),
+        }
+    }
+
+    /// Where the server itself listens: without what [`KubeApi::stop`] closes, which has two files open for each connection.
+    pub fn backend(&self) -> SocketAddr {
+        match &self.server {
+            Server::InProcess(server) => server.address(),
+            Server::Real(real) => real.backend(),
+        }
     }
 
     /// Closes the port and all connections; the objects stay.
     pub fn stop(&mut self) {
-        if let Some(serving) = self.serving.take() {
-            serving.stop();
+        match &mut self.server {
+            Server::InProcess(server) => server.stop(),
+            Server::Real(real) => real.close(),
         }
     }
 
@@ -116,38 +135,40 @@ impl KubeApi {
     /// # Panics
     /// When the port was taken.
     pub fn restart(&mut self) {
-        self.stop();
-        self.serving = Some(ServingThread::start(&self.shared, self.address).0);
+        match &mut self.server {
+            Server::InProcess(server) => server.restart(),
+            Server::Real(real) => real.open(),
+        }
     }
 
-    /// The next `times` requests whose `METHOD PATH` contains `part` fail like this.
-    pub fn fault(&self, part: &str, times: usize, fault: ApiFault) {
-        self.shared.lock().faults.push(InjectedFault::new(part, times, fault));
-    }
-
-    /// From now on requests need a token; this one is of a user with these rules.
+    /// From now on requests need a token; this one is of a user with these rules. [`ADMINISTRATOR`] may do everything.
+    ///
+    /// # Panics
+    /// If a real server refuses the rules.
     pub fn authorize(&self, token: &str, user: &str, rules: Vec<PolicyRule>) {
-        self.shared.lock().authorization.add(token, user, rules);
+        match &self.server {
+            Server::InProcess(server) => server.state().authorization.add(token, user, rules),
+            Server::Real(real) => real.authorize(token, user, &rules),
+        }
     }
 
     /// A token is no longer valid.
     pub fn revoke(&self, token: &str) {
-        self.shared.lock().authorization.revoke(token);
+        match &self.server {
+            Server::InProcess(server) => server.state().authorization.revoke(token),
+            Server::Real(real) => real.revoke(token),
+        }
     }
 
-    /// Rules of a token that have allowed nothing so far.
-    pub fn unused_rules(&self, token: &str) -> Vec<PolicyRule> {
-        self.shared.lock().authorization.unused(token)
-    }
-
-    /// Forgets the history: a watch from an earlier version gets 410.
+    /// Forgets the history: a watch from an earlier version gets 410. A real server closes all connections for that.
+    ///
+    /// # Panics
+    /// If a real server does not start again.
     pub fn compact(&self) {
-        self.shared.lock().objects.compact();
-    }
-
-    /// Sends a bookmark to every watch that allows them.
-    pub fn send_bookmarks(&self) {
-        self.shared.changed.send_modify(|(_, bookmarks)| *bookmarks += 1);
+        match &self.server {
+            Server::InProcess(server) => server.state().objects.compact(),
+            Server::Real(real) => real.compact(),
+        }
     }
 
     /// Creates an object in the collection at this path, as a request would; the object as it is stored.
@@ -166,7 +187,7 @@ impl KubeApi {
         self.administer("PATCH", path, fields)
     }
 
-    /// Deletes the object at this path.
+    /// Deletes the object at this path at once.
     ///
     /// # Panics
     /// If there is none.
@@ -182,49 +203,58 @@ impl KubeApi {
         self.administer("GET", path, &Value::Null)
     }
 
-    /// A request without a user, which is neither logged nor refused: the test looks and changes by itself.
+    /// A request without a user, which is neither logged nor refused, even while the port is closed: the test looks and
+    /// changes by itself.
     fn administer(&self, method: &str, path: &str, body: &Value) -> Value {
-        let answer = serve::administer(&self.shared, method, path, body);
-        self.shared.notify();
-        answer.unwrap_or_else(|error| panic!("{method} {path}: {}", error.message))
-    }
-
-    /// The requests so far.
-    pub fn requests(&self) -> Vec<ApiRequest> {
-        self.shared.lock().log.clone()
-    }
-}
-
-impl Drop for KubeApi {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-impl ServingThread {
-    fn start(shared: &Arc<SharedState>, address: SocketAddr) -> (ServingThread, SocketAddr) {
-        let (stop, stopped) = oneshot::channel();
-        let (ready, bound) = std::sync::mpsc::channel();
-        let shared = Arc::clone(shared);
-        let serve = move || {
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            runtime.block_on(async {
-                let listener = TcpListener::bind(address).await.expect("a free port");
-                _ = ready.send(listener.local_addr().expect("an address"));
-                tokio::select! {
-                    () = serve::serve(listener, &shared) => {}
-                    _ = stopped => {}
-                }
-            });
+        let answer = match &self.server {
+            Server::InProcess(server) => server.administer(method, path, body),
+            Server::Real(real) => real.administer(method, path, body),
         };
-        let thread = std::thread::Builder::new().name("kube-api".into()).spawn(serve).expect("a thread");
-        let bound = bound.recv().expect("the server starts");
-        (ServingThread { stop, thread }, bound)
+        answer.unwrap_or_else(|problem| panic!("{method} {path}: {problem}"))
     }
 
-    fn stop(self) {
-        _ = self.stop.send(());
-        _ = self.thread.join();
+    /// The requests so far. Those of a real server have an empty token if it is of a service account.
+    pub fn requests(&self) -> Vec<ApiRequest> {
+        match &self.server {
+            Server::InProcess(server) => server.state().log.clone(),
+            Server::Real(real) => real.requests(),
+        }
+    }
+}
+
+/// What only the server inside the process can do: see [`KubeApi::in_process`].
+impl KubeApi {
+    /// The next `times` requests whose `METHOD PATH` contains `part` fail like this.
+    ///
+    /// # Panics
+    /// If it is a real server.
+    pub fn fault(&self, part: &str, times: usize, fault: ApiFault) {
+        self.inner().state().faults.push(InjectedFault::new(part, times, fault));
+    }
+
+    /// Rules of a token that have allowed nothing so far.
+    ///
+    /// # Panics
+    /// If it is a real server.
+    pub fn unused_rules(&self, token: &str) -> Vec<PolicyRule> {
+        self.inner().state().authorization.unused(token)
+    }
+
+    /// Sends a bookmark to every watch that allows them.
+    ///
+    /// # Panics
+    /// If it is a real server.
+    pub fn send_bookmarks(&self) {
+        self.inner().send_bookmarks();
+    }
+
+    #[track_caller]
+    fn inner(&self) -> &InProcess {
+        match &self.server {
+            Server::InProcess(server) => server,
+            Server::Real(_) => {
+                panic!("a real API server cannot do this: start it with KubeApi::in_process()")
+            }
+        }
     }
 }

@@ -50,6 +50,10 @@ impl Objects {
         self.current.get(key).ok_or_else(|| ApiError::not_found(&key.resource, &key.name))
     }
 
+    pub(super) fn has_namespace(&self, name: &str) -> bool {
+        self.current.keys().any(|key| key.resource.kind == "Namespace" && key.name == name)
+    }
+
     /// The objects of a resource in a namespace, or in all of them.
     pub(super) fn list(&self, resource: &Resource, namespace: Option<&str>, of: &Selectors) -> Vec<Value> {
         let matches = |key: &ObjectKey, object: &Value| {

@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::Engine as _;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -26,7 +25,8 @@ use super::objects::{Change, ObjectKey, ObjectPart, merge};
 use super::resources::{self, Target};
 use super::response::ApiError;
 use super::selectors::Selectors;
-use super::{ApiRequest, ApiState, SharedState};
+use super::state::{ApiState, SharedState};
+use super::{ApiRequest, reviews, tokens};
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -120,6 +120,9 @@ struct ParsedRequest<'a> {
 
 impl ParsedRequest<'_> {
     fn answer(&self, shared: &Arc<SharedState>) -> Result<Response<Body>, ApiError> {
+        if !shared.lock().authorization.is_known(self.token.as_deref()) {
+            return Err(ApiError::unauthorized());
+        }
         if self.uri.path() == "/version" {
             return Ok(json_response(
                 StatusCode::OK,
@@ -127,6 +130,9 @@ impl ParsedRequest<'_> {
             ));
         }
         let mut state = shared.lock();
+        if let Some(answer) = reviews::answer(self.uri.path(), self.token.as_deref(), &self.body, &state) {
+            return Ok(json_response(StatusCode::OK, &answer?));
+        }
         let target = resources::target(self.uri.path(), &state.resources)?;
         let verb = self.verb(&target)?;
         state.authorization.check(self.token.as_deref(), verb, &target)?;
@@ -155,7 +161,7 @@ impl ParsedRequest<'_> {
         let part = match target.subresource.as_deref() {
             None => ObjectPart::Object,
             Some("status") => ObjectPart::Status,
-            Some("token") => return Ok((StatusCode::CREATED, self.issue_token(&key, state)?)),
+            Some("token") => return Ok((StatusCode::CREATED, tokens::issue(self.object()?, &key, state)?)),
             Some(other) => return Err(ApiError::bad_request(format!("{other} is not served"))),
         };
         let object = match verb {
@@ -228,26 +234,15 @@ impl ParsedRequest<'_> {
             object["status"] = json!({ "conditions": [{ "type": "Established", "status": "True" }] });
         }
         let namespace = target.namespace.clone().unwrap_or_default();
+        if !namespace.is_empty() && !state.objects.has_namespace(&namespace) {
+            return Err(ApiError::new(404, "NotFound", format!("namespaces \"{namespace}\" not found")));
+        }
         let key = ObjectKey { resource: target.resource.clone(), namespace, name };
+        if self.query("dryRun").is_some() {
+            let known = state.objects.get(&key).is_ok();
+            return if known { Err(ApiError::already_exists(&key.resource, &key.name)) } else { Ok(object) };
+        }
         state.objects.create(&key, object, &Timestamp::now().to_string())
-    }
-
-    /// A token that names its account, audience and pod, in the form of one: three parts, the second with an expiry.
-    fn issue_token(&self, account: &ObjectKey, state: &mut ApiState) -> Result<Value, ApiError> {
-        state.objects.get(account)?;
-        let mut request = self.object()?;
-        state.issued_tokens += 1;
-        let seconds = request["spec"]["expirationSeconds"].as_u64().unwrap_or(3600);
-        let expires = Timestamp::now() + Duration::from_secs(seconds);
-        let claims = json!({
-            "sub": format!("system:serviceaccount:{}:{}", account.namespace, account.name),
-            "aud": request["spec"]["audiences"], "pod": request["spec"]["boundObjectRef"]["name"],
-            "jti": state.issued_tokens,
-        });
-        let claims = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(claims.to_string());
-        request["status"] =
-            json!({ "token": format!("e30.{claims}.c2ln"), "expirationTimestamp": expires.to_string() });
-        Ok(request)
     }
 
     fn watch(

@@ -161,10 +161,9 @@ impl App {
                 return self.images.selected().map(explain).into_iter().collect();
             }
             KeyCode::Char('p') => {
-                let row = self.images.selected().map(|row| (row.id.clone(), row.names.clone()));
-                if let Some((id, names)) = row {
+                if let Some(id) = self.images.selected().map(|row| row.id.clone()) {
                     self.say("changing the keep rule", false, now);
-                    return vec![Call::ToggleKeep { id, names }];
+                    return vec![Call::ToggleKeep { id }];
                 }
             }
             _ => {}
@@ -176,8 +175,9 @@ impl App {
         if let (Tab::Images, Some(row)) = (self.tab, self.images.selected())
             && self.removing.iter().all(|(id, _)| *id != row.id)
         {
-            let (id, name, frees, images) = (row.id.clone(), row.name.clone(), row.unique, row.requested());
-            self.mode = Mode::Confirm { id, name, frees, images, asked: now.instant };
+            let (id, name, images) = (row.id.clone(), row.name.clone(), row.requested());
+            let (frees, kept) = (row.unique, row.kept.clone());
+            self.mode = Mode::Confirm { id, name, frees, kept, images, asked: now.instant };
         }
     }
 

@@ -17,8 +17,8 @@ pub(super) fn draw(app: &App, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
         Mode::Normal | Mode::Filter(_) => return,
         Mode::Help => ("Keys".to_owned(), help(theme)),
         Mode::Lines(Window { title, lines }) => (title.clone(), in_columns(lines, area.width)),
-        Mode::Confirm { name, frees, images, .. } => {
-            ("Remove".to_owned(), in_columns(&question(name, *frees, images), area.width))
+        Mode::Confirm { name, frees, kept, images, .. } => {
+            ("Remove".to_owned(), in_columns(&question(name, *frees, kept.as_deref(), images), area.width))
         }
     };
     // The area, not the size that is known: the terminal may have shrunk since.
@@ -81,7 +81,7 @@ fn help(theme: Theme) -> Vec<Line<'static>> {
     HELP.into_iter().map(line).collect()
 }
 
-fn question(name: &str, frees: Option<u64>, images: &[String]) -> Vec<String> {
+fn question(name: &str, frees: Option<u64>, kept: Option<&str>, images: &[String]) -> Vec<String> {
     let mut lines = vec![format!("Remove {name}?")];
     if images.len() > 1 {
         lines.push(format!("It has {} names; all are removed:", images.len()));
@@ -89,6 +89,9 @@ fn question(name: &str, frees: Option<u64>, images: &[String]) -> Vec<String> {
     }
     if let Some(frees) = frees {
         lines.push(format!("This frees {}.", text::bytes(frees)));
+    }
+    if let Some(kept) = kept {
+        lines.push(format!("GC retains it: {kept}."));
     }
     lines.push(String::new());
     lines.push("y removes it, any other key cancels".to_owned());

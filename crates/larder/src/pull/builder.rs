@@ -19,6 +19,7 @@ use crate::backend::Backend;
 use crate::credentials::NodeKeyring;
 use crate::events::{EventSink, LogSink};
 use crate::gc::RemovalGate;
+use crate::hidden::PrefetchCredentials;
 use crate::image_service::ImageService;
 use crate::records::PullRecords;
 
@@ -32,6 +33,7 @@ pub struct ImageManagerBuilder {
     metrics: Option<Arc<dyn PullMetrics>>,
     times: Option<Arc<dyn PullTimeRecorder>>,
     leases: EnsureLeases,
+    prefetch_credentials: PrefetchCredentials,
 }
 
 impl ImageManagerBuilder {
@@ -46,6 +48,7 @@ impl ImageManagerBuilder {
             metrics: None,
             times: None,
             leases: EnsureLeases::default(),
+            prefetch_credentials: PrefetchCredentials::default(),
         }
     }
 
@@ -98,6 +101,13 @@ impl ImageManagerBuilder {
         self
     }
 
+    /// What is done with the credentials of requests that are ahead of kubelet.
+    #[must_use]
+    pub fn prefetch_credentials(mut self, credentials: PrefetchCredentials) -> Self {
+        self.prefetch_credentials = credentials;
+        self
+    }
+
     /// The manager. It starts nothing.
     pub fn build(self) -> ImageManager {
         let images = ImageService::new(self.backend);
@@ -117,6 +127,7 @@ impl ImageManagerBuilder {
             ),
             pull_tracker: PullTracker::default(),
             leases: self.leases,
+            prefetch_credentials: self.prefetch_credentials,
         }
     }
 }

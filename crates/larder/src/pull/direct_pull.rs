@@ -55,6 +55,7 @@ impl ImageManager {
             sandbox,
             credential_owner: CredentialOwner::Caller,
             urgency: QueuePriority::new(true),
+            hide_in: None,
         };
         let start = Instant::now();
         let shared = self.pull_shared(&job).await;
@@ -69,6 +70,7 @@ impl ImageManager {
             None => RecordedCredentials::NodePodsAccessible,
             Some(_) => RecordedCredentials::NotRecorded,
         };
+        self.show(&pulled.image_ref).await;
         intent.pulled(&pulled.image_ref, &recorded).await;
         let size_bytes = shared.result.size_bytes;
         if let Some(metrics) = &self.metrics {

@@ -32,6 +32,11 @@ pub struct EnsureRequest {
     pub runtime_handler: String,
     /// Its priority in the pull queue.
     pub priority: Priority,
+    /// Whether larder fetches the image before kubelet asks for it: fetched with credentials, it is
+    /// [hidden](crate::hidden) from kubelet.
+    pub ahead_of_kubelet: bool,
+    /// Whether the last attempt failed, which was reported: of this one, only a success is an event.
+    pub is_retry: bool,
 }
 
 /// Priority in the pull queue. A running pull is not stopped for one with a higher priority.
@@ -57,6 +62,8 @@ impl EnsureRequest {
             sandbox: None,
             runtime_handler: String::new(),
             priority: Priority::default(),
+            ahead_of_kubelet: false,
+            is_retry: false,
         }
     }
 }

@@ -22,7 +22,7 @@ use super::metrics::{EnsureLabels, PullFailureReason, PullMetrics, TriState};
 use super::policy::PullPolicy;
 use super::priority_semaphore::QueuePriority;
 use super::puller::{CredentialOwner, ImagePuller, PullJob, PullerError};
-use super::shared_pull::{SharedPullKey, SharedPullResult, SharedPulls};
+use super::shared_pull::{JoinedPull, SharedPullResult, SharedPulls};
 use super::spans::{ensure_span, note_ensured, note_pulled, pull_span};
 use super::status::{PullStatus, PullTracker};
 use super::times::PullTimeRecorder;
@@ -30,6 +30,7 @@ use crate::backend::{Backend, ImageSpec};
 use crate::credentials::{Credential, LazyCredentialLookup, NodeKeyring};
 use crate::events::{Event, EventReason, EventSink, EventType};
 use crate::go_format;
+use crate::hidden::PrefetchCredentials;
 use crate::image_service::ImageService;
 use crate::records::{PullRecords, RecordedCredentials};
 use crate::reference::{ImageId, ImageName};
@@ -51,6 +52,7 @@ pub struct ImageManager {
     pub(super) retry_on_new_credentials: AtomicBool,
     pub(super) pull_tracker: PullTracker,
     pub(super) leases: EnsureLeases,
+    pub(super) prefetch_credentials: PrefetchCredentials,
 }
 
 impl ImageManager {
@@ -97,6 +99,11 @@ impl ImageManager {
         self.pull_tracker.snapshot()
     }
 
+    /// How long an in-flight pull has received nothing: the longest time of all. Waiting pulls do not count.
+    pub fn longest_stall(&self, now: Instant) -> Option<Duration> {
+        self.pull_tracker.longest_stall(now)
+    }
+
     /// Watches the pull in flight of an image, named with its tag. The channel closes when the pull ends.
     pub fn watch(&self, image: &str) -> Option<watch::Receiver<PullStatus>> {
         self.pull_tracker.watch(image)
@@ -113,13 +120,16 @@ impl ImageManager {
         if let Some(present) = self.check_present(request, &spec, &mut lookup, labels).await? {
             return Ok(present);
         }
-        let credentials = lookup.into_inner().await.map_err(|error| EnsureError::free(&error))?;
+        let (credentials, is_withheld) = self.permitted_credentials(request, lookup).await?;
         let intent = PullIntentGuard::record(self.records.as_deref(), request).await?;
-        if let Err(waits) = self.check_backoff(request, &CredentialHashes::of(&credentials)) {
-            intent.unused();
-            return Err(waits);
-        }
-        self.pull(request, spec, credentials, intent).await
+        let pulled = match self.check_backoff(request, &CredentialHashes::of(&credentials)) {
+            Ok(()) => self.pull(request, spec, credentials, intent).await,
+            Err(waits) => {
+                intent.unused();
+                Err(waits)
+            }
+        };
+        if is_withheld { pulled.map_err(Self::without_credentials) } else { pulled }
     }
 
     /// The image as sent to the runtime: with a tag, otherwise as written.
@@ -169,6 +179,9 @@ impl ImageManager {
             && let Some(message) = self.may_use(request, &image_ref, lookup).await?
         {
             labels.pull_required = TriState::False;
+            if !request.ahead_of_kubelet {
+                self.show(&image_ref).await;
+            }
             self.event(request, EventType::Normal, EventReason::Pulled, &message);
             self.finished_pulling(request);
             return Ok(Some(EnsuredImage { image_ref, message, outcome: ImagePresence::Present }));
@@ -248,7 +261,11 @@ impl ImageManager {
 
         let (sandbox, urgency) =
             (request.sandbox.clone(), QueuePriority::new(request.priority == Priority::Pod));
-        let job = PullJob { spec, credentials, sandbox, credential_owner: CredentialOwner::Pod, urgency };
+        let hidden = self.prefetch_credentials.hidden();
+        let hide_in = hidden.filter(|_| request.ahead_of_kubelet && !credentials.is_empty());
+        let credential_owner = CredentialOwner::Pod;
+        let job =
+            PullJob { spec, credentials, sandbox, credential_owner, urgency, hide_in: hide_in.cloned() };
         let shared = self.pull_shared(&job).await;
 
         let total_duration = start.elapsed();
@@ -261,6 +278,9 @@ impl ImageManager {
             }
         };
         self.finished_pulling(request);
+        if !request.ahead_of_kubelet || pulled.credential.is_none() {
+            self.show(&pulled.image_ref).await;
+        }
         let used = RecordedCredentials::of(shared.credential_of(&job.credentials));
         intent.pulled(&pulled.image_ref, &used).await;
         let outcome = self.report_pulled(request, &shared, total_duration);
@@ -295,16 +315,17 @@ impl ImageManager {
         if !self.coalesce_pulls.load(Ordering::Relaxed) {
             return Arc::new(self.start_shared_pull(job.clone()).await);
         }
-        let key = SharedPullKey {
-            image: job.spec.image.clone(),
-            runtime_handler: job.spec.runtime_handler.clone(),
-        };
         loop {
-            let start = || self.start_shared_pull(job.clone());
-            let (outcome, own) = self.shared_pulls.join(key.clone(), &job.urgency, start);
-            let shared = outcome.await;
-            if own || shared.applies_to(&job.credentials) {
-                return shared;
+            match self.shared_pulls.join(job, || self.start_shared_pull(job.clone())) {
+                JoinedPull::Started(outcome) => return outcome.await,
+                JoinedPull::InFlight(outcome) => {
+                    let shared = outcome.await;
+                    if shared.applies_to(job) {
+                        return shared;
+                    }
+                }
+                // An error is its end.
+                JoinedPull::OfOthers(mut ended) => drop(ended.changed().await),
             }
         }
     }
@@ -361,6 +382,10 @@ impl ImageManager {
     }
 
     fn event(&self, request: &EnsureRequest, event_type: EventType, reason: EventReason, message: &str) {
+        if request.is_retry && reason != EventReason::Pulled {
+            tracing::debug!(%reason, "{message}");
+            return;
+        }
         let Some(object) = request.target.clone() else {
             let (pod, image) = (&request.pod, &request.image);
             if pod.name.is_empty() {

@@ -16,6 +16,7 @@ mod managed;
 mod manager;
 mod metrics;
 mod policy;
+mod prefetch;
 mod priority_semaphore;
 mod puller;
 mod shared_pull;

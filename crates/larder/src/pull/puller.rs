@@ -1,6 +1,7 @@
 //! Schedules pulls: serial, bounded or unbounded.
 
 use std::future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{self, Instant};
@@ -13,6 +14,7 @@ use super::status::{PullPhase, PullTrackerEntry};
 use super::throttle::{RateExceeded, Throttle};
 use crate::backend::{BackendError, CallErrorKind, ImageSpec, MinimumRate};
 use crate::credentials::Credential;
+use crate::hidden::{HiddenImages, PrefetchEnd};
 use crate::image_service::{ImageService, PullAttemptsError, PulledImage};
 use crate::pod::SandboxConfig;
 
@@ -28,6 +30,8 @@ pub(super) struct PullJob {
     pub(super) credential_owner: CredentialOwner,
     /// Its priority in the queue.
     pub(super) urgency: QueuePriority,
+    /// Where the image is hidden if it is pulled with one of the credentials.
+    pub(super) hide_in: Option<Arc<HiddenImages>>,
 }
 
 /// The owner of a pull's credentials, which decides which callers its success serves.
@@ -180,7 +184,7 @@ impl ImagePuller {
         entry: &PullTrackerEntry,
         spent: Duration,
     ) -> (Result<PulledImage, PullerError>, u64) {
-        let pulled = self.pull_in_time(job, entry, spent).await;
+        let pulled = self.pull_hidden(job, entry, spent).await;
         let size_bytes = match &pulled {
             // A size that cannot be read is no reason to fail a pull that succeeded.
             Ok(pulled) if !pulled.image_ref.is_empty() => {
@@ -189,6 +193,26 @@ impl ImagePuller {
             _ => 0,
         };
         (pulled, size_bytes)
+    }
+
+    /// Hides the image before it is present, where that is wanted.
+    async fn pull_hidden(
+        &self,
+        job: &PullJob,
+        entry: &PullTrackerEntry,
+        spent: Duration,
+    ) -> Result<PulledImage, PullerError> {
+        let Some(hidden) = &job.hide_in else { return self.pull_in_time(job, entry, spent).await };
+        let begun = hidden.begin(&job.spec.image, self.images.backend()).await;
+        let pull = begun.map_err(|error| PullAttemptsError::from_iter([error]))?;
+        let pulled = self.pull_in_time(job, entry, spent).await;
+        let end = match &pulled {
+            Ok(pulled) => PrefetchEnd::Pulled(&pulled.image_ref),
+            Err(error) if error.is_final() => PrefetchEnd::Failed,
+            Err(_) => PrefetchEnd::Unknown,
+        };
+        pull.end(end).await;
+        pulled
     }
 
     /// Ends when the slot is recalled, or the pull was below the minimum rate for a window while another pull waits for

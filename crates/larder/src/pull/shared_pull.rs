@@ -1,7 +1,8 @@
 //! One pull per image at a time, however many callers want it.
 //!
-//! An in-flight pull is a future that all its callers poll. Canceling one caller does not affect the others; when the
-//! last caller is canceled, the future is dropped, which cancels the pull.
+//! An in-flight pull is a future that its callers poll. Canceling one caller does not affect the others; when the last
+//! caller is canceled, the future is dropped, which cancels the pull. A caller without the pull's credentials waits for
+//! its end and does not poll it: it would make an image visible that no caller with these credentials wants any more.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 
+use tokio::sync::watch;
 use tracing::Span;
 use tracing::instrument::Instrumented;
 
@@ -18,11 +20,28 @@ use super::puller::{CredentialOwner, PullJob, PullOutcome};
 use crate::credentials::Credential;
 use crate::reference::ImageName;
 
-/// What makes two pulls the same: the name as sent to the runtime, and the runtime handler.
+/// What makes two pulls the same: the name as sent to the runtime, the runtime handler, and whether the image is hidden.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct SharedPullKey {
-    pub(super) image: ImageName,
-    pub(super) runtime_handler: String,
+struct SharedPullKey {
+    image: ImageName,
+    runtime_handler: String,
+    hides: bool,
+}
+
+impl SharedPullKey {
+    fn of(job: &PullJob) -> SharedPullKey {
+        SharedPullKey {
+            image: job.spec.image.clone(),
+            runtime_handler: job.spec.runtime_handler.clone(),
+            hides: job.hide_in.is_some(),
+        }
+    }
+
+    /// The pulls that a caller may join. One that has to hide the image joins no other, which would go on for it and
+    /// leave the image visible after the caller that would have shown it was canceled.
+    fn joinable(&self) -> impl Iterator<Item = SharedPullKey> {
+        [self.hides, true].map(|hides| SharedPullKey { hides, ..self.clone() }).into_iter()
+    }
 }
 
 /// The outcome of an in-flight pull, for all its callers.
@@ -68,12 +87,16 @@ impl SharedPullResult {
 
     /// Whether this outcome is also that of a caller with these credentials.
     ///
-    /// A success applies to callers that could have achieved it: all if it was anonymous or used the node's credential,
-    /// else those with the credential that worked. A failure applies to callers with exactly the same candidates.
-    pub(super) fn applies_to(&self, candidates: &[Credential]) -> bool {
+    /// A success applies to callers that could have achieved it: all if it was anonymous, all pods if it used the node's
+    /// credential, else those with the credential that worked. A failure applies to callers with exactly the same
+    /// candidates.
+    pub(super) fn applies_to(&self, job: &PullJob) -> bool {
+        let candidates = &job.credentials;
+        let is_pod = job.credential_owner == CredentialOwner::Pod;
         match &self.result.pulled {
             Ok(pulled) => pulled.credential.as_ref().is_none_or(|used| {
-                self.is_of_node(used) || candidates.iter().any(|candidate| same_login(candidate, used))
+                (is_pod && self.is_of_node(used))
+                    || candidates.iter().any(|candidate| same_login(candidate, used))
             }),
             Err(_) => {
                 self.tried.len() == candidates.len()
@@ -102,9 +125,28 @@ type OngoingPulls = Arc<Mutex<HashMap<SharedPullKey, OngoingPull>>>;
 #[derive(Debug)]
 struct OngoingPull {
     number: u64,
+    credentials: Vec<Credential>,
+    /// Closed at its end.
+    ended: watch::Receiver<()>,
     outcome: WeakShared<BoxFuture<'static, Arc<SharedPullResult>>>,
     urgency: QueuePriority,
     span: Span,
+}
+
+impl OngoingPull {
+    /// Whether the pull may go on for a caller with these credentials alone.
+    fn is_continued_by(&self, candidates: &[Credential]) -> bool {
+        let has = |own: &Credential| candidates.iter().any(|candidate| same_login(candidate, own));
+        self.credentials.iter().all(has)
+    }
+}
+
+/// The pull that serves a caller.
+pub(super) enum JoinedPull {
+    Started(SharedPullFuture),
+    InFlight(SharedPullFuture),
+    /// One that ends with the callers that have its credentials.
+    OfOthers(watch::Receiver<()>),
 }
 
 /// The in-flight pulls.
@@ -115,27 +157,36 @@ pub(super) struct SharedPulls {
 }
 
 impl SharedPulls {
-    /// Joins the in-flight pull of this key and raises its priority, or starts one with `pull`. Also returns whether
-    /// this call started it.
+    /// Joins the in-flight pull of this image and raises its priority, or starts one with `pull`.
     pub(super) fn join(
         &self,
-        key: SharedPullKey,
-        urgency: &QueuePriority,
+        job: &PullJob,
         pull: impl FnOnce() -> Instrumented<BoxFuture<'static, SharedPullResult>>,
-    ) -> (SharedPullFuture, bool) {
+    ) -> JoinedPull {
+        let key = SharedPullKey::of(job);
         let mut ongoing_pulls = self.ongoing_pulls.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(ongoing) = ongoing_pulls.get(&key)
-            && let Some(outcome) = ongoing.outcome.upgrade()
-        {
-            ongoing.urgency.raise_to(urgency);
+        let joinable = key.joinable().find_map(|key| {
+            let ongoing = ongoing_pulls.get(&key)?;
+            // An outcome that were held here could be the last one: it ends the pull, which then waits for this lock.
+            let joined = if key.hides || ongoing.is_continued_by(&job.credentials) {
+                JoinedPull::InFlight(ongoing.outcome.upgrade()?)
+            } else {
+                JoinedPull::OfOthers(ongoing.ended.clone())
+            };
+            Some((ongoing, joined))
+        });
+        if let Some((ongoing, joined)) = joinable {
+            ongoing.urgency.raise_to(&job.urgency);
             // It is in the trace of the first caller: the others' traces and it refer to each other.
             let caller = Span::current();
             caller.follows_from(&ongoing.span);
             ongoing.span.follows_from(&caller);
-            return (outcome, false);
+            return joined;
         }
         let number = self.started.fetch_add(1, Ordering::Relaxed);
-        let guard = OngoingPullGuard { ongoing_pulls: self.ongoing_pulls.clone(), key: key.clone(), number };
+        let (sender, ended) = watch::channel(());
+        let list = Arc::clone(&self.ongoing_pulls);
+        let guard = OngoingPullGuard { ongoing_pulls: list, key: key.clone(), number, _ended: sender };
         let pull = pull();
         let span = pull.span().clone();
         let outcome = async move {
@@ -148,9 +199,11 @@ impl SharedPulls {
         .boxed()
         .shared();
         if let Some(weak) = outcome.downgrade() {
-            ongoing_pulls.insert(key, OngoingPull { number, outcome: weak, urgency: urgency.clone(), span });
+            let (credentials, urgency) = (job.credentials.clone(), job.urgency.clone());
+            let ongoing = OngoingPull { number, credentials, ended, outcome: weak, urgency, span };
+            ongoing_pulls.insert(key, ongoing);
         }
-        (outcome, true)
+        JoinedPull::Started(outcome)
     }
 }
 
@@ -159,6 +212,8 @@ struct OngoingPullGuard {
     ongoing_pulls: OngoingPulls,
     key: SharedPullKey,
     number: u64,
+    /// Dropped after the entry is removed.
+    _ended: watch::Sender<()>,
 }
 
 impl Drop for OngoingPullGuard {

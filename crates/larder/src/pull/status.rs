@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -56,11 +57,15 @@ pub(super) struct PullTracker {
     pulls: Arc<Mutex<BTreeMap<u64, TrackedPull>>>,
 }
 
+/// When a pull last entered a phase or received bytes.
+type SharedInstant = Arc<Mutex<Instant>>;
+
 /// The detail provider of a pull, once set.
 type SharedDetailProvider = Arc<Mutex<Option<DetailProvider>>>;
 
 struct TrackedPull {
     status: watch::Receiver<PullStatus>,
+    progressed: SharedInstant,
     describe: SharedDetailProvider,
 }
 
@@ -90,17 +95,26 @@ impl PullTracker {
             detail: None,
             since: now,
         });
-        let describe = Arc::default();
+        let (describe, progressed) = (Arc::default(), Arc::new(Mutex::new(now)));
         let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
         let id = pulls.last_key_value().map_or(0, |(last, _)| last + 1);
-        pulls.insert(id, TrackedPull { status: receiver, describe: Arc::clone(&describe) });
-        PullTrackerEntry { tracker: self.clone(), id, status: sender, describe }
+        let (of_pull, at) = (Arc::clone(&describe), Arc::clone(&progressed));
+        pulls.insert(id, TrackedPull { status: receiver, progressed: at, describe: of_pull });
+        PullTrackerEntry { tracker: self.clone(), id, status: sender, progressed, describe }
     }
 
     /// The tracked pulls, oldest first.
     pub(super) fn snapshot(&self) -> Vec<PullStatus> {
         let pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
         pulls.values().map(TrackedPull::snapshot).collect()
+    }
+
+    /// How long a pull in progress has received nothing: the longest time of all. Waiting pulls do not count.
+    pub(super) fn longest_stall(&self, now: Instant) -> Option<Duration> {
+        let pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        let pulling = pulls.values().filter(|pull| pull.status.borrow().phase == PullPhase::Pulling);
+        let stalls = pulling.map(|pull| now.saturating_duration_since(*lock(&pull.progressed)));
+        stalls.max()
     }
 
     /// Watches the oldest tracked pull of an image.
@@ -115,7 +129,12 @@ pub(super) struct PullTrackerEntry {
     tracker: PullTracker,
     id: u64,
     status: watch::Sender<PullStatus>,
+    progressed: SharedInstant,
     describe: SharedDetailProvider,
+}
+
+fn lock(at: &SharedInstant) -> MutexGuard<'_, Instant> {
+    at.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for PullTrackerEntry {
@@ -126,6 +145,7 @@ impl fmt::Debug for PullTrackerEntry {
 
 impl PullTrackerEntry {
     pub(super) fn set(&self, phase: PullPhase, waiting: Option<&'static str>) {
+        *lock(&self.progressed) = Instant::now();
         self.status.send_modify(|status| {
             status.phase = phase;
             status.waiting = waiting.map(Cow::Borrowed);
@@ -140,8 +160,15 @@ impl PullTrackerEntry {
     /// A reporter that updates this entry. A later one replaces the first.
     pub(super) fn progress(&self) -> ProgressReporter {
         let (status, describe) = (self.status.clone(), Arc::clone(&self.describe));
+        let progressed = Arc::clone(&self.progressed);
         ProgressReporter::described(
-            move |bytes| status.send_modify(|status| status.bytes = Some(bytes)),
+            move |bytes| {
+                status.send_modify(|status| {
+                    if status.bytes.replace(bytes).map(|before| before.done) != Some(bytes.done) {
+                        *lock(&progressed) = Instant::now();
+                    }
+                });
+            },
             move |by| *describe.lock().unwrap_or_else(PoisonError::into_inner) = Some(by),
         )
     }
@@ -157,6 +184,27 @@ impl Drop for PullTrackerEntry {
 mod tests {
     use super::*;
     use crate::backend::PullStep;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_that_receives_nothing_is_stalled_beside_one_that_does() {
+        let tracker = PullTracker::default();
+        let stall = || tracker.longest_stall(Instant::now()).map(|stall| stall.as_secs());
+        let entries = ["a:1", "b:1", "c:1"].map(|image| tracker.track(&image.into(), Instant::now()));
+        assert_eq!(stall(), None, "all wait");
+        for entry in &entries[..2] {
+            entry.set(PullPhase::Pulling, None);
+        }
+        let progress = [entries[0].progress(), entries[1].progress()];
+        let at = |done| ByteProgress { done, total: None };
+        for minute in 1..=30 {
+            tokio::time::advance(Duration::from_secs(60)).await;
+            progress[0].set(at(minute));
+            progress[1].set(at(minute.min(5)));
+        }
+        assert_eq!(stall(), Some(25 * 60));
+        drop(entries);
+        assert_eq!(stall(), None);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_pull_is_described_by_its_last_caller_and_only_when_listed() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::gc::Reclaim;
+use larder::gc::SpaceReclaimer;
 
 use crate::Error;
 use crate::backend::handle::BackendHandle;
@@ -21,7 +21,7 @@ pub(crate) fn open(
     Err(refused(text, by))
 }
 
-pub(crate) fn builder_cache(_: &BackendHandle) -> Option<Arc<dyn Reclaim>> {
+pub(crate) fn builder_cache(_: &BackendHandle) -> Option<Arc<dyn SpaceReclaimer>> {
     None
 }
 

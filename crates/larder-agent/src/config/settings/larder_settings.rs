@@ -14,7 +14,7 @@ use super::super::codecs::{
     SocketAddrCodec, StringListCodec,
 };
 use super::super::lists::{read_keep, read_prefetch, show_keep, show_prefetch};
-use super::super::{DashboardServing, LogFormat, TraceProtocol};
+use super::super::{DashboardServing, KubeletImageService, LogFormat, TraceProtocol};
 use super::values::{BackendCodec, TraceEndpointCodec};
 use super::{ReloadSupport, Setting, setting};
 use crate::manifest::InputProblem;
@@ -126,6 +126,14 @@ pub(super) const SECTIONS: &[Setting] = &[
         Live,
         "With larder's own store: pin images with a lease of `larder lease` as well, and refuse their removal over CRI. No effect with a runtime, which has no such leases. The leases of pulls and ensures never pin an image: `PullImage` takes one, too."
     ),
+    setting!(
+        "cri.kubelet",
+        EnumCodec<KubeletImageService>,
+        kubelet_images,
+        Restart,
+        "Where the kubelet of this host asks for images: `larder` (its `imageServiceEndpoint` is larder's socket, so that images can be hidden from it), `runtime` (it asks the runtime, which hides none: images are prefetched without credentials), or `none` (there is no kubelet: credentials are used and no image is hidden). With larder's own store, `runtime` means `larder`. See [kubelet](kubelet.md#images-that-kubelet-does-not-see-yet)."
+    )
+    .default("`larder` if kubelet's file names larder's socket as `imageServiceEndpoint`, else `runtime`"),
     setting!(
         "containerd.snapshotter",
         BoolCodec,

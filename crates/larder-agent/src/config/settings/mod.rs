@@ -1,6 +1,7 @@
 //! The table of all settings.
 
 mod kubelet;
+mod kubernetes;
 mod larder_settings;
 mod store;
 mod values;
@@ -113,6 +114,7 @@ pub(in crate::config) fn all() -> impl Iterator<Item = &'static Setting> {
         .chain(larder_settings::SECTIONS)
         .chain(store::SETTINGS)
         .chain(larder_settings::REST)
+        .chain(kubernetes::SETTINGS)
 }
 
 /// The setting of this key.

@@ -14,7 +14,7 @@ use tracing::Level;
 use crate::backend::docker;
 use crate::backend::target::{is_docker, nearest_backend};
 use crate::config::codecs::{ByteSizeCodec, EnumWords, FlagValueKind, SettingCodec, StringListCodec};
-use crate::config::{BackendSetting, DashboardServing, LogFormat, TraceProtocol};
+use crate::config::{BackendSetting, DashboardServing, KubeletImageService, LogFormat, TraceProtocol};
 use crate::manifest::InputProblem;
 use crate::manifest::tree::NodeCursor;
 
@@ -168,6 +168,14 @@ impl EnumWords for LogFormat {
         &[("text", LogFormat::Text), ("json", LogFormat::Json)];
 }
 
+impl EnumWords for KubeletImageService {
+    const WORDS: &'static [(&'static str, KubeletImageService)] = &[
+        ("larder", KubeletImageService::Larder),
+        ("runtime", KubeletImageService::Runtime),
+        ("none", KubeletImageService::None),
+    ];
+}
+
 impl EnumWords for DashboardServing {
     const WORDS: &'static [(&'static str, DashboardServing)] = &[
         ("loopback", DashboardServing::Loopback),
@@ -208,6 +216,13 @@ impl SettingCodec for TraceEndpointCodec {
             return Err(at.problem(format!("{}: not an endpoint", quote(text))).hint(
                 "write it like localhost:4317, unix:///run/collector.sock or https://collector.example:4317",
             ));
+        }
+        let bare = text.strip_prefix("dns://").unwrap_or(text);
+        let port = bare.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+        let is_named = bare.contains("://") || bare.starts_with("unix:") || bare.is_empty();
+        if !is_named && port.is_none() {
+            let host = bare.trim_matches('/').split(':').next().unwrap_or_default();
+            return Err(at.problem(format!("{}: no port", quote(text))).hint(format!("write {host}:4317")));
         }
         Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
     }

@@ -9,7 +9,9 @@ use larder_cri::Endpoint;
 use larder_registry::{Proxy, RegistryConfig};
 
 use super::{path, read, read_both};
-use crate::config::{BackendSetting, PrefetchRetention, PrefetchSchedule, SettingOrigin, diff};
+use crate::config::{
+    BackendSetting, KubeletImageService, PrefetchRetention, PrefetchSchedule, SettingOrigin, diff,
+};
 
 #[test]
 fn without_settings_everything_is_as_larder_has_it() {
@@ -219,4 +221,29 @@ fn evictions_that_come_before_gc_are_warned_of() {
         assert_eq!(warned.is_empty(), expected.is_empty(), "{evictions}: {warned}");
         assert!(warned.contains(expected), "{evictions}: {warned}");
     }
+}
+
+#[test]
+fn an_empty_section_tracing_of_kubelets_file_turns_traces_on() {
+    for (section, is_on) in [
+        ("tracing: {}\n", true),
+        ("tracing:\n", false),
+        ("", false),
+        ("tracing: {endpoint: 'c:4317'}\n", true),
+    ] {
+        assert_eq!(read_both(section, "").unwrap().tracing.is_set(), is_on, "{section}");
+    }
+    assert!(!read_both("", "tracing: {}\n").unwrap().tracing.is_set(), "larder's own file");
+}
+
+#[test]
+fn kubelets_file_says_whether_kubelet_asks_larder_for_images() {
+    let names_larder = |kubelet: &str, own: &str| {
+        let own = format!("listen: {{socket: /l.sock}}\n{own}");
+        read_both(kubelet, &own).unwrap().kubelet_images == KubeletImageService::Larder
+    };
+    assert!(names_larder("imageServiceEndpoint: unix:///l.sock\n", ""));
+    assert!(!names_larder("imageServiceEndpoint: unix:///l.sock\n", "cri: {kubelet: runtime}\n"));
+    assert!(!names_larder("imageServiceEndpoint: unix:///other.sock\n", ""));
+    assert!(names_larder("", "cri: {kubelet: larder}\n"));
 }

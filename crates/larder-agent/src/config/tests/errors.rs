@@ -348,6 +348,17 @@ fn in_kubelets_file_only_settings_about_images_count() {
     );
 }
 
+#[test]
+fn a_kubelet_that_asks_larder_for_images_is_not_denied() {
+    let kubelet = "imageServiceEndpoint: unix:///l.sock\n";
+    let errors = read_both(kubelet, "listen: {socket: /l.sock}\ncri: {kubelet: none}\n").unwrap_err();
+    assert_eq!(
+        reported(&errors),
+        ["c.yaml:4: cri.kubelet: is none, but kubelet's file has larder's socket as imageServiceEndpoint \
+             [set it to larder: kubelet must not see images that it has no credentials for]"]
+    );
+}
+
 /// Loads one file of larder's.
 fn load_file(path: &std::path::Path, required: bool) -> Result<(), Vec<String>> {
     let layers = vec![SettingsSource::File { path: path.to_owned(), required }];

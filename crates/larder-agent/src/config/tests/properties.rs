@@ -45,6 +45,7 @@ fn another(setting: &Setting) -> &'static str {
         "listen.group" => "'1000'",
         "metrics.address" => "'[::1]:1'",
         "dashboard.serve" => "never",
+        "cri.kubelet" => "none",
         "dashboard.hosts" => "[node-1, node-1.example]",
         "log.level" => "trace",
         "log.format" => "json",
@@ -71,17 +72,27 @@ fn another(setting: &Setting) -> &'static str {
         "tracing.endpoint" => "https://c:4317",
         "tracing.samplingRatePerMillion" => "77",
         "tracing.protocol" => "http/json",
-        "root" | "state" | "staticPodPath" | "listen.socket" => "/p/q",
+        "kubernetes.nodeName" => "node-1",
+        "root"
+        | "state"
+        | "staticPodPath"
+        | "listen.socket"
+        | "kubernetes.nodeKubeconfig"
+        | "kubernetes.kubeconfig" => "/p/q",
         "serializeImagePulls"
         | "metrics.allowRemote"
         | "metrics.kubeletNames"
         | "docker.pruneBuildCache"
         | "containerd.snapshotter"
-        | "cri.pinLeased" => "true",
+        | "cri.pinLeased"
+        | "kubernetes.enabled" => "true",
         "cri.pinKept"
         | "cri.pinMounted"
         | "containerd.fetchLayers"
         | "runtime.imageVolumes"
+        | "kubernetes.pods"
+        | "kubernetes.imageSets"
+        | "kubernetes.events"
         | "featureGates.KubeletEnsureSecretPulledImages" => "false",
         "store.layerFormat" => "erofs",
         key if key.starts_with("featureGates.") => "true",

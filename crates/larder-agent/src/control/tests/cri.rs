@@ -15,6 +15,7 @@ use super::{ServingProcess, TestDaemon, api};
 use crate::backend::BackendHandle;
 use crate::node::health::BackendHealth;
 use crate::node::metrics::{ExpositionFormat, exposition};
+use crate::node::pods::desired::DesiredKey;
 use crate::node::{NodeDependencies, NodeFilesystems, testing};
 use larder::backend::BackendError;
 use larder::events::EventReason;
@@ -271,6 +272,35 @@ async fn failed_removals_over_the_control_api_are_events_with_their_caller() {
         assert!(event.message.contains(cause) && event.message.contains("over the control API"), "{event:?}");
         assert!(event.requester.ends_with(&own), "{event:?}");
     }
+}
+
+#[tokio::test]
+async fn images_that_a_set_pins_are_removed_by_force_only() {
+    let served = TestDaemon::new();
+    let names = ["r.example/a:1", "r.example/a:2"].map(str::to_owned);
+    served.backend.add_image(&names[0], Image { repo_tags: names.to_vec(), ..image("sha256:1", 1) });
+    let key = DesiredKey {
+        owner: "ImageSet web".into(),
+        part: String::new(),
+        image: names[0].as_str().into(),
+        policy: "IfNotPresent".into(),
+        is_pinned: true,
+    };
+    served.node.desired_uses.keep(key, "sha256:1".into());
+    let over_cri = caller(&served).remove(&ImageSpec::named(&names[0])).await.unwrap_err().to_string();
+    assert!(over_cri.contains("pinned by ImageSet web"), "{over_cri}");
+    let remove = async |images: &[String], force| {
+        let request = api::RemoveRequest { images: images.to_vec(), force, ..Default::default() };
+        served.client().remove(request).await.unwrap().into_inner().results.remove(0).result.unwrap()
+    };
+    for images in [&names[..1], &names[..], &["sha256:1".to_owned()]] {
+        let api::removed::Result::Refused(refused) = remove(images, false).await else { panic!("removed") };
+        assert!(refused.message.ends_with(": pinned by ImageSet web"), "{refused:?}");
+        assert_eq!(refused.hints.len(), 2, "{refused:?}");
+    }
+    assert_eq!(served.backend.images().len(), 1);
+    assert!(!matches!(remove(&names, true).await, api::removed::Result::Refused(_)));
+    assert!(served.backend.images().is_empty());
 }
 
 #[tokio::test]

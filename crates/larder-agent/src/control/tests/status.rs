@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder::gc::FsStatsProvider;
+use larder::hidden::{HiddenImages, PrefetchCredentials};
 use larder::image_service::{FilesystemError, FsStats};
 use larder::records::{PullRecordStore, Verification};
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
@@ -21,9 +22,14 @@ async fn status(served: &TestDaemon) -> api::StatusResponse {
 #[tokio::test(start_paused = true)]
 async fn the_status_has_the_images_of_the_node_status() {
     let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
-        testing::parts(backend, dir, None, |config| config.images.node_status_max_images = 2)
+        let document = r#"{"version":2,"hidden":["sha256:d:1"],"pulls":{},"isLost":false,"visible":[]}"#;
+        let file = dir.join("hidden.json");
+        fs_err::write(&file, document).unwrap();
+        let hidden = Arc::new(HiddenImages::open(&file).unwrap());
+        let parts = testing::parts(backend, dir, None, |config| config.images.node_status_max_images = 2);
+        NodeDependencies { prefetch_credentials: PrefetchCredentials::Hide(hidden), ..parts }
     });
-    for (name, size) in [("a:1", 1), ("b:1", 3), ("c:1", 2)] {
+    for (name, size) in [("a:1", 1), ("b:1", 3), ("c:1", 2), ("d:1", 4)] {
         served.backend.add_image(name, image(format!("sha256:{name}"), size));
     }
     let node = Arc::clone(&served.node);
@@ -38,7 +44,7 @@ async fn the_status_has_the_images_of_the_node_status() {
     let shown: Vec<_> = status.node_images.iter().map(|image| (&image.names[..], image.size_bytes)).collect();
     let names = ["b:1", "c:1"].map(|name| [name.to_owned()]);
     assert_eq!(shown, [(&names[0][..], 3), (&names[1][..], 2)]);
-    assert_eq!((status.images_bytes, status.images_listed.is_some()), (6, true));
+    assert_eq!((status.images_bytes, status.images_listed.is_some()), (10, true));
 }
 
 /// A disk that fills up while the node looks at it.

@@ -38,6 +38,16 @@ struct ResultLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabel {
+    state: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct IdentityLabel {
+    identity: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RegistryLabel {
     registry: String,
 }
@@ -122,6 +132,7 @@ fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
     gauge(registry, "larder_inflight_calls", connections.calls().len() as u64);
     timestamp(registry, "process_start_time_seconds", node.metrics.started);
     traces(registry);
+    kubernetes(registry, node);
     gauge(registry, "larder_settings_valid", u64::from(node.settings.reload_error().is_none()));
 }
 
@@ -156,6 +167,33 @@ fn traces(registry: &mut Registry) {
     counter(registry, "larder_trace_spans_exported", counts.exported);
 }
 
+/// Of each identity that the node has in a cluster.
+fn kubernetes(registry: &mut Registry, node: &Node) {
+    let Some(status) = node.cluster.as_ref().map(|cluster| cluster.status()) else { return };
+    let connected = Family::<IdentityLabel, IntegerGauge>::default();
+    for (identity, connection) in [("node", status.node_identity), ("larder", status.own_identity)] {
+        if let Some(connection) = connection {
+            connected.get_or_create(&IdentityLabel { identity }).set(connection.connected.into());
+        }
+    }
+    add(registry, "larder_kubernetes_connected", connected);
+    gauge(registry, "larder_kubernetes_pods", status.pods.into());
+    let images = Family::<StateLabel, IntegerGauge>::default();
+    for (state, count) in node.cluster.iter().flat_map(|cluster| cluster.image_counts()) {
+        images.get_or_create(&StateLabel { state }).set(count);
+    }
+    add(registry, "larder_kubernetes_image_set_images", images);
+    let Some(counts) = node.cluster.as_ref().map(|cluster| cluster.event_counts()) else { return };
+    counter(registry, "larder_kubernetes_events_sent", counts.sent);
+    let dropped = Family::<ReasonLabel, prometheus_client::metrics::counter::Counter>::default();
+    let reasons =
+        [("rate_limited", counts.rate_limited), ("failed", counts.failed), ("missed", counts.missed)];
+    for (reason, count) in reasons {
+        dropped.get_or_create(&ReasonLabel { reason }).inc_by(count);
+    }
+    add(registry, "larder_kubernetes_events_dropped", dropped);
+}
+
 fn pulls(registry: &mut Registry, node: &Node) {
     let now = Instant::now();
     let pulls = node.manager.pulls();
@@ -169,6 +207,8 @@ fn pulls(registry: &mut Registry, node: &Node) {
     gauge(registry, "larder_pull_fetched_bytes", fetched);
     let oldest = pulls.iter().map(|pull| now.saturating_duration_since(pull.since)).max();
     gauge(registry, "larder_pull_oldest_age_seconds", oldest.unwrap_or_default().as_secs());
+    let stall = node.manager.longest_stall(now).unwrap_or_default();
+    gauge(registry, "larder_pull_longest_stall_seconds", stall.as_secs());
 }
 
 fn collection(registry: &mut Registry, node: &Node) {
@@ -191,6 +231,10 @@ fn collection(registry: &mut Registry, node: &Node) {
     gauge(registry, "larder_images_bytes", ImageStats::of(&images.images).total_storage_bytes);
     if let Some(listed) = images.listed {
         timestamp(registry, "larder_images_listed_timestamp_seconds", listed);
+    }
+    if let Some(hidden) = &node.hidden {
+        let hidden = images.images.iter().filter(|image| hidden.hides(image));
+        gauge(registry, "larder_images_hidden", hidden.count() as u64);
     }
     gauge(registry, "larder_leases", node.gate.active_leases().len() as u64);
 }

@@ -160,6 +160,12 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
     ),
     metric("larder_images", Gauge, "", "Present images, as of the last listing"),
     metric(
+        "larder_images_hidden",
+        Gauge,
+        "",
+        "Present images that kubelet does not see yet: fetched with credentials before it asked for them, as of the last listing",
+    ),
+    metric(
         "larder_images_bytes",
         Gauge,
         "",
@@ -175,6 +181,12 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
     metric("larder_pulls", Gauge, "phase", "In-flight pulls by phase: queued, throttled, pulling"),
     metric("larder_pull_fetched_bytes", Gauge, "", "Bytes that in-flight pulls have fetched so far"),
     metric("larder_pull_oldest_age_seconds", Gauge, "", "Age of the oldest in-flight pull"),
+    metric(
+        "larder_pull_longest_stall_seconds",
+        Gauge,
+        "",
+        "Longest time for which an in-flight pull has received nothing, of all that do not wait. A runtime over CRI reports no progress: the time since its pull started",
+    ),
     metric(
         "larder_registry_requests",
         Counter,
@@ -254,6 +266,36 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         Counter,
         "reason",
         "Spans that were not exported: the queue was full, or the collector did not take them",
+    ),
+    metric(
+        "larder_kubernetes_connected",
+        Gauge,
+        "identity",
+        "1 if the API server answers requests with this identity: `node` is that of kubelet, `larder` its own; only with `kubernetes.enabled`",
+    ),
+    metric(
+        "larder_kubernetes_pods",
+        Gauge,
+        "",
+        "Pods that are bound to the node and need images; only with `kubernetes.enabled`",
+    ),
+    metric(
+        "larder_kubernetes_image_set_images",
+        Gauge,
+        "state",
+        "Images that image sets want on the node, each once: `waiting` for `parallelism`, `pulling`, `present` or `failed`; only while image sets are followed",
+    ),
+    metric(
+        "larder_kubernetes_events_sent",
+        Counter,
+        "",
+        "Events about the node that the API server has taken; only with `kubernetes.enabled`",
+    ),
+    metric(
+        "larder_kubernetes_events_dropped",
+        Counter,
+        "reason",
+        "Events about the node that were not sent: above the rate limit, not taken by the API server, or dropped while it was down",
     ),
     metric("process_cpu_seconds", Counter, "", "User and system CPU time of the daemon, in seconds"),
     metric("process_resident_memory_bytes", Gauge, "", "Resident memory of the daemon"),

@@ -11,6 +11,7 @@ use larder::credentials::plugin::{
     PluginExecutor, Plugins, ProviderConfig,
 };
 use larder::gc::{FilesystemContent, FsStatsProvider, GcGoal, OtherFilesystem};
+use larder::hidden::{HiddenImages, PrefetchCredentials};
 use larder::image_service::{FilesystemError, FsStats as LocalDisk};
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullPolicy, TriState};
@@ -74,7 +75,12 @@ fn node(backend: &FakeBackend, dir: &tempfile::TempDir) -> Node {
     let runs = Arc::clone(&metrics) as Arc<dyn PluginRunObserver>;
     let provider = Arc::new(Plugins::new(vec![plugin]).with_run_observer(&runs));
     let always = Verification::parse("AlwaysVerify", []).unwrap();
+    let hidden = dir.path().join("hidden.json");
+    fs_err::write(&hidden, r#"{"version":2,"hidden":["sha256:7"],"pulls":{},"isLost":false,"visible":[]}"#)
+        .unwrap();
+    let hidden = Arc::new(HiddenImages::open(&hidden).unwrap());
     Node::build(NodeDependencies {
+        prefetch_credentials: PrefetchCredentials::Hide(hidden),
         credentials: larder::credentials::NodeKeyring::new(NodeDockerConfig::none(), vec![provider]),
         metrics,
         records: Some(Arc::new(PullRecordStore::open(&dir.path().join("records"), always).unwrap())),
@@ -183,6 +189,7 @@ async fn each_documented_metric_is_served_and_changes() {
     backend.add_image("old:1", image("sha256:9", 50));
     let swept = node.collector.round(GcGoal::AllUnused).await;
     assert_eq!(swept.report.swept.len(), 1, "{swept:?}");
+    backend.add_image("hidden:1", image("sha256:7", 50));
     let page = tokio::select! {
         () = node.run() => unreachable!("the node runs until dropped"),
         _ = ensure("c:1") => unreachable!("this pull takes an hour"),
@@ -205,7 +212,8 @@ async fn each_documented_metric_is_served_and_changes() {
         "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", // of 128 MiB
         "kubelet_imagemanager_inmemory_pullintents_usage_percent",
     ];
-    let elsewhere = |name: &str| name.starts_with(STORE_PREFIX) || name.starts_with(TRACE_PREFIX);
+    let prefixes = [STORE_PREFIX, TRACE_PREFIX, "larder_kubernetes_"];
+    let elsewhere = |name: &str| prefixes.iter().any(|prefix| name.starts_with(prefix));
     for metric in DOCUMENTED.iter().filter(|metric| !elsewhere(metric.name)) {
         let found = value(&page, metric).unwrap_or_else(|| panic!("{} is not served:\n{page}", metric.name));
         assert!(found > 0.0 || zero.contains(&metric.name), "{} does not change:\n{page}", metric.name);

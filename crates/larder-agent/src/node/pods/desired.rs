@@ -17,15 +17,15 @@ use tokio::time::{self, Instant};
 
 use crate::node::pod_pulls::{PodPullRequest, PodPulls};
 
-/// How often it is looked whether an image is still there.
+/// How often it is checked whether an image is still present.
 const LOOK: Duration = Duration::from_secs(60);
-/// How soon a failed ensure is tried again, if no back-off says otherwise: kubelet looks at a pod that often.
+/// How soon a failed ensure is retried, if no back-off says otherwise: kubelet syncs a pod that often.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// What makes two wishes the same.
+/// Identifies a desired image: two sources may desire the same one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DesiredKey {
-    /// Who wants it, such as `static pod kube-system/proxy`.
+    /// What desires it, such as `static pod kube-system/proxy`.
     pub(crate) owner: String,
     /// Which container or volume of it.
     pub(crate) part: String,
@@ -33,13 +33,15 @@ pub(crate) struct DesiredKey {
     pub(crate) image: ImageName,
     /// The pull policy.
     pub(crate) policy: String,
+    /// Whether a removal is refused, over CRI and, unless forced, over the control API.
+    pub(crate) is_pinned: bool,
 }
 
-/// The longest time for which a collection waits for the first look at what is wanted: a backend that does not answer
+/// The longest time for which a collection waits for the first scan of desired images: a backend that does not answer
 /// must not keep a full disk full.
 const FIRST_LOOK: Duration = Duration::from_secs(10);
 
-/// What is held for whom, by image id: it counts as used.
+/// Image ids of desired images: these images are in use.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DesiredUses {
     ids: Arc<Mutex<BTreeMap<DesiredKey, ImageId>>>,
@@ -51,25 +53,27 @@ pub(crate) struct DesiredUses {
 #[derive(Debug, Clone)]
 struct FirstScanDone(watch::Receiver<()>, Instant);
 
-/// A first look at what is wanted. Once all clones are dropped, what is held is known.
+/// A first scan of desired images. Once all clones are dropped, their uses are known.
 #[derive(Debug, Clone)]
 pub(crate) struct FirstScan(
     #[expect(dead_code, reason = "what counts is when it is dropped")] Arc<watch::Sender<()>>,
 );
 
 impl DesiredUses {
-    /// From now on, and until the look has ended, who asks what is held waits.
+    /// From now on, and until the scan has ended, reading the uses waits.
     pub(crate) fn begin_first_scan(&self) -> FirstScan {
-        let (look, ended) = watch::channel(());
+        let (scan, ended) = watch::channel(());
         *lock(&self.known) = Some(FirstScanDone(ended, Instant::now() + FIRST_LOOK));
-        FirstScan(Arc::new(look))
+        FirstScan(Arc::new(scan))
     }
 
     async fn known(&self) {
         let Some(FirstScanDone(mut ended, latest)) = lock(&self.known).clone() else { return };
         // Nothing is ever sent: it changes only by being closed.
         if time::timeout_at(latest, ended.changed()).await.is_err() {
-            tracing::warn!("desired images of static pods and the prefetch list are not known yet");
+            tracing::warn!(
+                "desired images of static pods, the prefetch list and bound pods are not known yet"
+            );
         }
         *lock(&self.known) = None;
     }
@@ -78,17 +82,30 @@ impl DesiredUses {
         lock(&self.ids)
     }
 
-    /// From now on this image is held for that wish.
-    pub(super) fn keep(&self, key: DesiredKey, id: ImageId) {
+    /// From now on this image is in use by that key.
+    pub(crate) fn keep(&self, key: DesiredKey, id: ImageId) {
         self.map().insert(key, id);
     }
 
-    /// Of what this owner holds, only these wishes are held any longer.
+    /// This image is no longer in use by that key.
+    #[cfg(feature = "kube")]
+    pub(in crate::node) fn remove(&self, key: &DesiredKey) {
+        self.map().remove(key);
+    }
+
+    /// The pinned images.
+    pub(crate) async fn pinned(&self) -> Vec<(DesiredKey, ImageId)> {
+        self.known().await;
+        let held = self.map();
+        held.iter().filter(|(key, _)| key.is_pinned).map(|(key, id)| (key.clone(), id.clone())).collect()
+    }
+
+    /// Of the images that this owner uses, only these remain in use.
     pub(super) fn retain(&self, owner: &str, keys: &[DesiredKey]) {
         self.map().retain(|key, _| key.owner != owner || keys.contains(key));
     }
 
-    /// The same as [`keep`](DesiredUses::keep), if it is a wish still.
+    /// The same as [`keep`](DesiredUses::keep), if the image is still desired.
     fn hold(&self, key: DesiredKey, wanted: &AtomicBool, id: ImageId) {
         let mut held = self.map();
         if wanted.load(Ordering::Relaxed) {
@@ -113,16 +130,15 @@ impl ImageUseSource for DesiredUses {
     async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
         self.known().await;
         let held = self.map();
-        let found = held.iter().map(|(key, id)| ReportedUse {
-            image: id.clone(),
-            handler: None,
-            by: ImageUse::Desired { by: key.owner.clone() },
-        });
-        Ok(found.collect())
+        Ok(held.iter().map(reported_use).collect())
     }
 }
 
-/// The wishes that are looked after now. Dropping it gives all of them up, and releases what they hold.
+fn reported_use((key, id): (&DesiredKey, &ImageId)) -> ReportedUse {
+    ReportedUse { image: id.clone(), handler: None, by: ImageUse::Desired { by: key.owner.clone() } }
+}
+
+/// The images that are ensured now. Dropping it stops that, and releases them.
 pub(crate) struct DesiredImages {
     manager: Arc<ImageManager>,
     backend: Arc<dyn Backend>,
@@ -140,7 +156,7 @@ struct DesiredImageTask {
 }
 
 impl DesiredImages {
-    /// No wishes yet.
+    /// No desired images yet.
     pub(crate) fn new(
         manager: Arc<ImageManager>,
         backend: Arc<dyn Backend>,
@@ -180,23 +196,24 @@ impl DesiredImages {
     /// until those that are new have been looked for.
     pub(crate) fn set(&mut self, wanted: BTreeMap<DesiredKey, EnsureRequest>, first: Option<&FirstScan>) {
         while self.tasks.try_join_next().is_some() {}
-        self.running.retain(|key, wish| {
+        self.running.retain(|key, running| {
             let stays = wanted.contains_key(key);
             if !stays {
-                wish.task.abort();
-                self.held.release(key, &wish.wanted);
+                running.task.abort();
+                self.held.release(key, &running.wanted);
                 tracing::info!("{}: no longer desired by {}", key.image, key.owner);
             }
             stays
         });
-        for (key, request) in wanted {
+        for (key, mut request) in wanted {
+            request.ahead_of_kubelet = true;
             if self.running.contains_key(&key) {
                 continue;
             }
             tracing::info!("{}: desired by {}", key.image, key.owner);
             let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
-            let wish_lives = Arc::new(AtomicBool::new(true));
-            let (uses, own, still) = (self.held.clone(), key.clone(), Arc::clone(&wish_lives));
+            let is_wanted = Arc::new(AtomicBool::new(true));
+            let (uses, own, still) = (self.held.clone(), key.clone(), Arc::clone(&is_wanted));
             let collector = self.collector.clone();
             let (first, events, pulls) = (first.cloned(), self.events.clone(), self.pod_pulls.clone());
             let task = self.tasks.spawn(async move {
@@ -215,15 +232,15 @@ impl DesiredImages {
                 let measure = || pulls.as_ref().and_then(|pulls| pulls.begin(&request.pod));
                 maintain_image(&manager, &*backend, &request, (hold, ensured, failed), measure, &own).await;
             });
-            self.running.insert(key, DesiredImageTask { task, wanted: wish_lives });
+            self.running.insert(key, DesiredImageTask { task, wanted: is_wanted });
         }
     }
 }
 
 impl Drop for DesiredImages {
     fn drop(&mut self) {
-        for (key, wish) in &self.running {
-            self.held.release(key, &wish.wanted);
+        for (key, running) in &self.running {
+            self.held.release(key, &running.wanted);
         }
     }
 }
@@ -262,13 +279,13 @@ async fn maintain_image(
 }
 
 /// An image that was pulled is first seen by its pull, not by the next round of GC.
-pub(super) fn note_if_pulled(collector: Option<&Collector>, ensured: &EnsuredImage) {
+pub(in crate::node) fn note_if_pulled(collector: Option<&Collector>, ensured: &EnsuredImage) {
     if let (Some(collector), ImagePresence::Pulled { .. }) = (collector, &ensured.outcome) {
         collector.note_pulled(&ensured.image_ref);
     }
 }
 
-/// Holds an image if it is here, and does nothing to bring it.
+/// Retains an image if it is present, and does not pull it.
 pub(super) async fn hold_present(backend: &dyn Backend, image: &ImageName, hold: impl Fn(&ImageId)) {
     // An invalid name fails when it is pulled.
     let Ok(name) = image.with_default_tag() else { return };
@@ -289,19 +306,22 @@ async fn while_present(backend: &dyn Backend, id: &ImageId) {
 
 #[cfg(test)]
 mod tests {
+    use larder::credentials::{PullSecret, SecretCoordinates};
     use larder::events::RingSink;
+    use larder::hidden::PrefetchCredentials;
     use larder::pod::{ObjectRef, Pod};
     use larder::pull::PullPolicy;
     use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 
     use super::*;
 
-    fn wish(owner: &str, image: &str) -> (DesiredKey, EnsureRequest) {
+    fn desired(owner: &str, image: &str) -> (DesiredKey, EnsureRequest) {
         let key = DesiredKey {
             owner: owner.into(),
             part: "app".into(),
             image: image.into(),
             policy: "IfNotPresent".into(),
+            is_pinned: true,
         };
         (key, EnsureRequest::new(image, PullPolicy::IfNotPresent, Pod::default()))
     }
@@ -312,6 +332,30 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn desired_images_are_fetched_ahead_of_kubelet() {
+        let backend = FakeBackend::new();
+        backend.offer("r.example/a:1", image("sha256:a", 1));
+        let builder = ImageManager::builder(Arc::new(backend.clone()));
+        let manager = Arc::new(builder.prefetch_credentials(PrefetchCredentials::Withhold(None)).build());
+        let held = DesiredUses::default();
+        let mut images = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
+        let (key, request) = desired("pod x/a", "r.example/a:1");
+        let config = r#"{"auths":{"r.example":{"username":"bob","password":"p"}}}"#;
+        let secret = PullSecret {
+            kind: "kubernetes.io/dockerconfigjson".into(),
+            coordinates: SecretCoordinates { uid: "u".into(), namespace: "x".into(), name: "s".into() },
+            data: [(".dockerconfigjson".to_owned(), config.into())].into(),
+        };
+        let request = EnsureRequest { secrets: vec![secret], ..request };
+        images.set(BTreeMap::from([(key, request)]), None);
+        backend.until(|counts| counts.succeeded == 1).await;
+        assert!(
+            backend.requests().iter().all(|request| request.credential.is_none()),
+            "kubelet sees the image"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn desired_images_are_in_use_and_pulled_again_after_a_removal() {
         let backend = FakeBackend::new();
         backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
@@ -319,18 +363,18 @@ mod tests {
         backend.offer("b:1", image("sha256:b", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let held = DesiredUses::default();
-        let mut wishes = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
-        wishes.set(BTreeMap::from([wish("pod x/a", "a:1"), wish("pod x/b", "b:1")]), None);
+        let mut images = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
+        images.set(BTreeMap::from([desired("pod x/a", "a:1"), desired("pod x/b", "b:1")]), None);
         time::sleep(Duration::from_secs(5)).await;
         assert_eq!(held_by(&held).await, ["pod x/b: sha256:b"], "the other one failed");
         time::sleep(Duration::from_secs(20)).await;
         assert_eq!(held_by(&held).await, ["pod x/a: sha256:a", "pod x/b: sha256:b"]);
         backend.set_images(Vec::new());
         time::sleep(2 * LOOK).await;
-        assert_eq!(backend.images().len(), 2, "brought back");
-        wishes.set(BTreeMap::from([wish("pod x/b", "b:1")]), None);
+        assert_eq!(backend.images().len(), 2, "pulled again");
+        images.set(BTreeMap::from([desired("pod x/b", "b:1")]), None);
         assert_eq!(held_by(&held).await, ["pod x/b: sha256:b"]);
-        drop(wishes);
+        drop(images);
         assert!(held_by(&held).await.is_empty());
     }
 
@@ -341,14 +385,17 @@ mod tests {
         backend.offer("a:1", image("sha256:a", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let events = Arc::new(RingSink::new(10));
-        let mut wishes = DesiredImages::new(manager, Arc::new(backend), DesiredUses::default())
+        let mut images = DesiredImages::new(manager, Arc::new(backend), DesiredUses::default())
             .with_events(events.clone());
         let pod = Pod { name: "proxy".into(), namespace: "kube-system".into(), ..Pod::default() };
         let target = Some(ObjectRef::new(&pod, "spec.containers{app}"));
         let of_pod = |(key, request): (DesiredKey, EnsureRequest)| {
             (key, EnsureRequest { target: target.clone(), ..request })
         };
-        wishes.set(BTreeMap::from([of_pod(wish("pod x/a", "a:1")), of_pod(wish("pod x/b", "B:1"))]), None);
+        images.set(
+            BTreeMap::from([of_pod(desired("pod x/a", "a:1")), of_pod(desired("pod x/b", "B:1"))]),
+            None,
+        );
         time::sleep(Duration::from_secs(30)).await;
         let mut found: Vec<_> = events.snapshot().into_iter().map(|event| event.message).collect();
         found.sort();
@@ -367,13 +414,16 @@ mod tests {
         let pulls = Arc::new(PodPulls::new(Arc::default(), events.clone()));
         let manager =
             Arc::new(ImageManager::builder(Arc::new(backend.clone())).times(pulls.recorder()).build());
-        let mut wishes = DesiredImages::new(manager, Arc::new(backend), DesiredUses::default())
+        let mut images = DesiredImages::new(manager, Arc::new(backend), DesiredUses::default())
             .with_pod_pulls(Arc::clone(&pulls));
         let pod = Pod { uid: "u".into(), name: "proxy".into(), ..Pod::default() };
         let of_pod = |(key, request): (DesiredKey, EnsureRequest)| {
             (key, EnsureRequest { pod: pod.clone(), ..request })
         };
-        wishes.set(BTreeMap::from([of_pod(wish("pod x/a", "a:1")), of_pod(wish("pod x/b", "b:1"))]), None);
+        images.set(
+            BTreeMap::from([of_pod(desired("pod x/a", "a:1")), of_pod(desired("pod x/b", "b:1"))]),
+            None,
+        );
         time::sleep(Duration::from_secs(30)).await;
         let found = events.snapshot();
         assert_eq!(found.len(), 1, "{found:?}");
@@ -390,10 +440,10 @@ mod tests {
         backend.add_image("a:latest", image("sha256:a", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let held = DesiredUses::default();
-        let mut wishes = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
-        let (key, _) = wish("pod x/a", "a");
+        let mut images = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
+        let (key, _) = desired("pod x/a", "a");
         let request = EnsureRequest::new("a", PullPolicy::Always, Pod::default());
-        wishes.set(BTreeMap::from([(key, request)]), None);
+        images.set(BTreeMap::from([(key, request)]), None);
         backend.until(|counts| counts.failed > 0).await;
         assert_eq!(held_by(&held).await, ["pod x/a: sha256:a"]);
     }
@@ -404,9 +454,9 @@ mod tests {
         backend.add_image("a:1", image("sha256:a", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let held = DesiredUses::default();
-        let mut wishes = DesiredImages::new(manager, Arc::new(backend), held.clone());
+        let mut images = DesiredImages::new(manager, Arc::new(backend), held.clone());
         let first = held.begin_first_scan();
-        wishes.set(BTreeMap::from([wish("pod x/a", "a:1")]), Some(&first));
+        images.set(BTreeMap::from([desired("pod x/a", "a:1")]), Some(&first));
         drop(first);
         let started = Instant::now();
         assert_eq!(held_by(&held).await, ["pod x/a: sha256:a"]);

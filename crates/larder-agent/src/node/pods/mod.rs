@@ -3,6 +3,6 @@
 //! [`desired`] keeps images present and spared from collection while a pod or the prefetch list needs them; `static_pods` and
 //! `prefetch` say who wants what.
 
-pub(super) mod desired;
+pub(crate) mod desired;
 pub(super) mod prefetch;
 pub(super) mod static_pods;

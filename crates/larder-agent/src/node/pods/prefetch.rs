@@ -81,6 +81,7 @@ async fn one(entry: &PrefetchItem, context: &PrefetchContext) -> Result<(), Ensu
     let request = EnsureRequest {
         target: Some(context.node.clone()),
         priority: Priority::Prefetch,
+        ahead_of_kubelet: true,
         ..EnsureRequest::new(&entry.image, PullPolicy::Always, pod)
     };
     let ensured = match context.manager.ensure(&request).await {
@@ -119,6 +120,7 @@ fn key(entry: &PrefetchItem) -> DesiredKey {
         part: String::new(),
         image: entry.image.clone(),
         policy: PullPolicy::Always.to_string(),
+        is_pinned: true,
     }
 }
 

@@ -134,6 +134,7 @@ fn read(path: &Path) -> StaticPodImages {
                     part: want.part,
                     image: want.image.clone(),
                     policy: policy.to_string(),
+                    is_pinned: true,
                 };
                 let request = EnsureRequest {
                     target: Some(ObjectRef::new(&workload.pod, &want.field_path)),

@@ -125,6 +125,7 @@ struct ImageTableRow {
     unique_bytes: Option<u64>,
     /// Whether a container or a mount uses it.
     in_use: Option<bool>,
+    hidden: bool,
     #[serde(skip)]
     labels: BTreeMap<String, String>,
     #[serde(skip)]
@@ -148,6 +149,7 @@ fn rows(found: &api::Image) -> Vec<ImageTableRow> {
         last_used: details.last_used.clone(),
         unique_bytes: details.unique_bytes,
         in_use,
+        hidden: found.hidden,
         labels: details.labels.clone().into_iter().collect(),
         layers: details.layers.clone(),
     };
@@ -183,6 +185,7 @@ impl ImageTableRow {
     fn last_use(&self, now: Timestamp) -> String {
         match (self.in_use, &self.last_used) {
             (Some(true), _) => "in use".to_owned(),
+            _ if self.hidden => "hidden".to_owned(),
             (_, Some(used)) => age::ago(used, now),
             (Some(false), None) => "never".to_owned(),
             (None, None) => String::new(),

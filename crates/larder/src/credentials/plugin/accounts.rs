@@ -16,7 +16,7 @@ pub struct ServiceAccount {
 }
 
 /// A token request.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct ServiceAccountTokenRequest {
     /// Of this account.
     pub account: ServiceAccountCoordinates,

@@ -3,18 +3,16 @@
 use std::collections::HashMap;
 use std::time::SystemTime;
 
-use larder::backend::ByteProgress;
-use larder::pull::PullStatus;
+use larder::backend::{ByteProgress, LayerPhase, LayerProgress, PullStep, PullWait};
+use larder::pull::{PullPhase, PullStatus};
 use larder::reference::{ImageName, LayerId};
 use larder_api::convert;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::progress::{phase_of, wait_of};
-
 /// The changes at each sample.
 #[derive(Debug, Default)]
-pub(crate) struct ProgressTimeline {
+pub struct ProgressTimeline {
     records: Vec<ProgressChange>,
     /// Phase and reason to wait of each image and layer when they were last seen.
     last: HashMap<(ImageName, Option<LayerId>), (String, Option<String>)>,
@@ -23,7 +21,7 @@ pub(crate) struct ProgressTimeline {
 /// A change, as `-o json` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ProgressChange {
+pub struct ProgressChange {
     time: String,
     image: ImageName,
     /// `None` for the image as a whole.
@@ -36,7 +34,7 @@ pub(crate) struct ProgressChange {
 
 impl ProgressTimeline {
     /// Keeps what has changed.
-    pub(crate) fn note(&mut self, pulls: &[PullStatus], time: SystemTime, now: Instant) {
+    pub fn note(&mut self, pulls: &[PullStatus], time: SystemTime, now: Instant) {
         for pull in pulls {
             let queued = pull.waiting.as_ref().map(|waiting| format!("waits for {waiting}"));
             // Without the time that is left, which changes all the time.
@@ -80,17 +78,41 @@ impl ProgressTimeline {
     }
 
     /// Everything that was kept, in order.
-    pub(crate) fn records(&self) -> Vec<ProgressChange> {
+    pub fn records(&self) -> Vec<ProgressChange> {
         self.records.clone()
     }
+}
+
+/// What a pull does, in a word.
+pub fn phase_of(pull: &PullStatus) -> String {
+    let detail = pull.detail.as_ref().filter(|_| pull.phase == PullPhase::Pulling);
+    let Some(detail) = detail else { return pull.phase.to_string() };
+    let to_do = || detail.layers.iter().filter(|layer| layer.phase != LayerPhase::Done);
+    let unpacking =
+        |layer: &LayerProgress| matches!(layer.phase, LayerPhase::Unpacking | LayerPhase::Unpacked);
+    if detail.step == PullStep::Layers && to_do().count() > 0 && to_do().all(unpacking) {
+        return LayerPhase::Unpacking.to_string();
+    }
+    detail.step.to_string()
+}
+
+/// Why a pull does not get on: what it waits for as a whole, or what each of its layers that is being fetched waits
+/// for.
+pub fn wait_of(pull: &PullStatus) -> Option<&PullWait> {
+    let detail = pull.detail.as_ref()?;
+    if let Some(wait) = &detail.waiting {
+        return Some(wait);
+    }
+    let mut fetching = detail.layers.iter().filter(|layer| layer.phase == LayerPhase::Fetching).peekable();
+    let first = fetching.peek()?.waiting.as_ref()?;
+    fetching.all(|layer| layer.waiting.is_some()).then_some(first)
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use larder::backend::{PullDetail, PullStep, PullWait};
-    use larder::pull::PullPhase;
+    use larder::backend::PullDetail;
 
     use super::*;
 

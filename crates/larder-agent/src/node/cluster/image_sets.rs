@@ -1,0 +1,252 @@
+//! The images that image sets want on this node.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use larder::backend::{Backend, ImageSpec};
+use larder::gc::Collector;
+use larder::pod::{ObjectRef, Pod};
+use larder::pull::{EnsureRequest, ImageManager, Priority, PullPolicy};
+use larder::reference::{ImageId, ImageName};
+use larder_kube::image_sets::{
+    FirstScanGuard, ImageCounts, ImageSetOptions, RetentionPolicy, SetImages, WantedImage, clear_report,
+    run_image_sets,
+};
+use larder_kube::{PullSecrets, own_namespace};
+use tokio::sync::Notify;
+use tokio::time;
+
+use super::NodeCluster;
+use super::pods::unusable;
+use super::retained_file::{self, RetainedImages};
+use crate::node::pods::desired::{DesiredKey, DesiredUses, FirstScan, note_if_pulled};
+
+/// What the images of image sets are pulled and retained with.
+#[derive(Clone)]
+pub(in crate::node) struct ImageSetContext {
+    pub(in crate::node) manager: Arc<ImageManager>,
+    pub(in crate::node) backend: Arc<dyn Backend>,
+    pub(in crate::node) held: DesiredUses,
+    pub(in crate::node) collector: Option<Arc<Collector>>,
+    /// Where it is written what is retained.
+    pub(in crate::node) file: Option<PathBuf>,
+    /// The node, which events are about.
+    pub(in crate::node) node: ObjectRef,
+}
+
+/// After a change the file of retained images is written that soon, with what else has changed.
+const WRITE_DELAY: Duration = Duration::from_secs(1);
+
+/// Looks after the images of image sets until dropped. Without larder's own identity there are none. `first` is released once
+/// those that are wanted at first were looked for.
+pub(in crate::node) async fn follow_image_sets(
+    cluster: &NodeCluster,
+    context: ImageSetContext,
+    sends_events: Arc<AtomicBool>,
+    first: Option<FirstScan>,
+) {
+    let Some(identity) = &cluster.own else {
+        drop(first);
+        return std::future::pending().await;
+    };
+    let options = ImageSetOptions { events: sends_events, ..ImageSetOptions::new(&own_namespace().await) };
+    let images = Arc::new(NodeSetImages {
+        secrets: PullSecrets::cached(&identity.cluster),
+        namespace: options.namespace.clone(),
+        context,
+        retained: Mutex::default(),
+        changed: Notify::new(),
+        first: Mutex::new(first),
+        attempts: AtomicU64::new(0),
+        counts: Arc::clone(&cluster.set_images),
+    });
+    images.restore().await;
+    let writing = images.write_changes();
+    tokio::join!(run_image_sets(identity.cluster.clone(), options, images.clone()), writing);
+}
+
+/// Image sets are turned off: says so to the cluster, and forgets what they have retained.
+pub(in crate::node) async fn end_image_sets(cluster: &NodeCluster, file: Option<PathBuf>) {
+    forget_image_sets(file).await;
+    *lock(&cluster.set_images) = None;
+    if let Some(identity) = &cluster.own {
+        clear_report(&identity.cluster, &ImageSetOptions::new(&own_namespace().await)).await;
+    }
+}
+
+/// Forgets what image sets have retained: nothing follows them.
+pub(in crate::node) async fn forget_image_sets(file: Option<PathBuf>) {
+    let Some(file) = file else { return };
+    let images = retained_file::read(file.clone()).await.map_or(0, |images| images.len());
+    if images > 0 {
+        tracing::info!("kubernetes: image sets are off: images no longer retained for them: {images}");
+    }
+    note_written(retained_file::write(file, BTreeMap::new()).await);
+}
+
+fn note_written(written: io::Result<()>) {
+    if let Err(error) = written {
+        tracing::warn!(
+            "kubernetes: cannot write the images of image sets: {error}; without the API server, a restarted larder \
+             does not retain them"
+        );
+    }
+}
+
+struct NodeSetImages {
+    secrets: PullSecrets,
+    /// Of the pull secrets.
+    namespace: String,
+    context: ImageSetContext,
+    /// Under which key each image is retained.
+    retained: Mutex<RetainedImages>,
+    /// What is retained has changed.
+    changed: Notify,
+    first: Mutex<Option<FirstScan>>,
+    attempts: AtomicU64,
+    /// For metrics.
+    counts: Arc<Mutex<Option<ImageCounts>>>,
+}
+
+impl NodeSetImages {
+    fn lock(&self) -> MutexGuard<'_, RetainedImages> {
+        lock(&self.retained)
+    }
+
+    async fn ensure_image(&self, image: &WantedImage, is_retry: bool) -> Result<ImageId, String> {
+        // A present image needs no secrets, whatever it was pulled with: no pod uses it because of a set.
+        if image.pull_policy != PullPolicy::Always
+            && let Some(present) = self.find(image).await?
+        {
+            return Ok(present);
+        }
+        let (secrets, missing) = self.secrets.of_pod(&self.namespace, &image.pull_secrets).await;
+        let missing = missing.iter().map(ToString::to_string);
+        let problems: Vec<_> = missing.chain(secrets.iter().filter_map(unusable)).collect();
+        let name = &image.image;
+        let pod = Pod { uid: format!("image-set/{name}"), name: "image-set".to_owned(), ..Pod::default() };
+        let request = EnsureRequest {
+            secrets,
+            target: Some(self.context.node.clone()),
+            priority: Priority::Prefetch,
+            ahead_of_kubelet: true,
+            is_retry,
+            // The set says when to retry: back-off counts for each run.
+            run: self.attempts.fetch_add(1, Ordering::Relaxed).to_string(),
+            ..EnsureRequest::new(name, image.pull_policy.clone(), pod)
+        };
+        match self.context.manager.ensure(&request).await {
+            Ok(ensured) => {
+                note_if_pulled(self.context.collector.as_deref(), &ensured);
+                Ok(ensured.image_ref)
+            }
+            Err(error) => {
+                let without = problems.iter().map(|problem| format!("; without a pull secret: {problem}"));
+                Err(error.message + &without.collect::<String>())
+            }
+        }
+    }
+
+    /// Retains what was retained before a restart, until the API server says what is wanted.
+    async fn restore(&self) {
+        let Some(file) = self.context.file.clone() else { return };
+        match retained_file::read(file).await {
+            Ok(images) => {
+                for (key, id) in images.values() {
+                    self.context.held.keep(key.clone(), id.clone());
+                }
+                *self.lock() = images;
+            }
+            Err(error) => tracing::warn!(
+                "kubernetes: cannot read the images of image sets: {error}; they are retained once the API server has answered"
+            ),
+        }
+    }
+
+    /// Writes what is retained after each change, until dropped.
+    async fn write_changes(&self) {
+        let Some(file) = &self.context.file else { return };
+        loop {
+            self.changed.notified().await;
+            time::sleep(WRITE_DELAY).await;
+            let images = self.lock().clone();
+            note_written(retained_file::write(file.clone(), images).await);
+        }
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[async_trait]
+impl SetImages for NodeSetImages {
+    async fn ensure(&self, image: &WantedImage) -> Result<ImageId, String> {
+        self.ensure_image(image, false).await
+    }
+
+    async fn retry(&self, image: &WantedImage) -> Result<ImageId, String> {
+        self.ensure_image(image, true).await
+    }
+
+    async fn find(&self, image: &WantedImage) -> Result<Option<ImageId>, String> {
+        // An invalid name fails when it is pulled.
+        let Ok(name) = image.image.with_default_tag() else { return Ok(None) };
+        let found = self.context.backend.status(&ImageSpec::named(&name)).await;
+        found.map(|found| found.map(|image| image.id)).map_err(|error| error.to_string())
+    }
+
+    fn retain(&self, image: &WantedImage, id: &ImageId) {
+        let names: Vec<_> = image.sets.iter().map(|(name, _)| name.as_str()).collect();
+        let key = DesiredKey {
+            owner: format!("ImageSet {}", names.join(", ")),
+            part: String::new(),
+            image: image.image.clone(),
+            policy: image.pull_policy.to_string(),
+            is_pinned: image.retention == RetentionPolicy::Pin,
+        };
+        let value = (key.clone(), id.clone());
+        let known = self.lock().insert(image.image.as_str().to_owned(), value.clone());
+        self.context.held.keep(key.clone(), id.clone());
+        if known.as_ref() != Some(&value) {
+            self.changed.notify_one();
+        }
+        if let Some((known, _)) = known.filter(|(known, _)| *known != key) {
+            self.context.held.remove(&known);
+        }
+    }
+
+    fn release(&self, image: &ImageName) {
+        if let Some((known, _)) = self.lock().remove(image.as_str()) {
+            self.context.held.remove(&known);
+            self.changed.notify_one();
+        }
+    }
+
+    fn note_wanted(&self, wanted: &BTreeMap<String, WantedImage>) {
+        let stays =
+            |name: &str| wanted.get(name).is_some_and(|image| image.retention != RetentionPolicy::PullOnce);
+        self.lock().retain(|name, (key, _)| {
+            let stays = stays(name);
+            if !stays {
+                self.context.held.remove(key);
+                self.changed.notify_one();
+            }
+            stays
+        });
+    }
+
+    fn note_counts(&self, counts: ImageCounts) {
+        *lock(&self.counts) = Some(counts);
+    }
+
+    fn begin_first_scan(&self) -> Option<FirstScanGuard> {
+        let first = lock(&self.first).take()?;
+        Some(Arc::new(first))
+    }
+}

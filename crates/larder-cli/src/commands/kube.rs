@@ -1,0 +1,37 @@
+//! `larder kube`.
+
+use larder_agent::{config, node};
+
+use super::config::print_config_errors;
+use crate::args::settings::SettingFlags;
+use crate::args::{GlobalFlags, KubeCheckArgs};
+use crate::exit::CommandOutcome;
+use crate::failure::Failure;
+use crate::output::{self, table::TextTable};
+use crate::printer::Printer;
+
+pub(super) async fn check(
+    args: &KubeCheckArgs,
+    connection: &GlobalFlags,
+    out: &Printer,
+) -> Result<CommandOutcome, Failure> {
+    let config = match config::load(&SettingFlags::default().sources(connection)) {
+        Ok(config) => config,
+        Err(errors) => return Ok(print_config_errors(&errors, out)),
+    };
+    let checks = node::check_cluster(&config).await;
+    if let Some(format) = args.output.data() {
+        output::data(out, format, &checks);
+    } else {
+        let mut table = TextTable::new(["", "PART", "FOUND"]);
+        for check in &checks {
+            let state = if check.ok { "ok" } else { "not" };
+            table.row([state.to_owned(), check.name.to_owned(), check.found.clone()]);
+        }
+        out.table(&table);
+        for next in checks.iter().filter_map(|check| check.next.as_ref()) {
+            out.line(next);
+        }
+    }
+    Ok(if checks.iter().all(|check| check.ok) { CommandOutcome::Done } else { CommandOutcome::Failed })
+}

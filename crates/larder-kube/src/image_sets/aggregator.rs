@@ -1,0 +1,285 @@
+//! The elected agent: counts what the nodes report, admits nodes, and writes the status of the sets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::{self, Instant};
+
+use super::ImageSetOptions;
+use super::lease::{Election, HeldLease};
+use super::node_images::NodeImages;
+use super::resource::{ImageSet, ImageSetStatus};
+use super::rollout::{
+    Nodes, Reports, SelectedNodes, SetFindings, admitted_up_to, status_interval, status_of,
+};
+use super::set_events::SetEvents;
+use super::set_secrets::SetSecrets;
+use super::tasks::random;
+use super::wanted::generation_of;
+use crate::cluster::Cluster;
+use crate::error::{ClusterError, ErrorLog};
+use crate::node_events::EventRateLimit;
+use crate::watched::Watched;
+
+/// A node that was admitted and for so long is failing, or reports nothing, and gets no further image does not keep others
+/// from pulling.
+const STALLED_AFTER: Duration = Duration::from_secs(300);
+
+/// Takes part in the election while there are sets, and counts while elected. Never ends.
+pub(super) async fn campaign(
+    cluster: Cluster,
+    options: ImageSetOptions,
+    mut has_sets: watch::Receiver<bool>,
+) {
+    let mut election = Election::new(&cluster, &options.namespace, options.lease);
+    let mut log = ErrorLog::default();
+    loop {
+        // It ends only with the node's part, which never ends.
+        _ = has_sets.wait_for(|has_sets| *has_sets).await;
+        time::sleep(options.first_attempt.mul_f64(random())).await;
+        while *has_sets.borrow() {
+            let attempt = election.attempt(Timestamp::now()).await;
+            let is_elected = matches!(attempt, Ok(true));
+            log.note("election for image sets", attempt.map(drop));
+            if is_elected {
+                lead(&cluster, &options, &mut election, &mut has_sets, &mut log).await;
+            }
+            tokio::select! {
+                () = time::sleep(options.candidate_interval.mul_f64(1.0 + random())) => {}
+                // The next set is not to wait as long as a candidate does.
+                _ = has_sets.wait_for(|has_sets| !has_sets) => {}
+            }
+        }
+    }
+}
+
+/// Counts until the lease is lost or there are no sets.
+async fn lead(
+    cluster: &Cluster,
+    options: &ImageSetOptions,
+    election: &mut Election,
+    has_sets: &mut watch::Receiver<bool>,
+    log: &mut ErrorLog,
+) {
+    tracing::info!("{}: elected to write the status of image sets", cluster.node);
+    let _lease = HeldLease { cluster: cluster.clone(), namespace: options.namespace.clone() };
+    let counting = async {
+        let mut aggregator = Aggregator::new(cluster, options);
+        aggregator.run().await;
+    };
+    tokio::select! {
+        () = counting => {}
+        () = hold(election, options, log) => {}
+        _ = has_sets.wait_for(|has_sets| !has_sets) => {}
+    }
+    tracing::info!("{}: no longer writes the status of image sets", cluster.node);
+}
+
+/// Renews the lease; returns when it is lost, or before another agent may take it.
+async fn hold(election: &mut Election, options: &ImageSetOptions, log: &mut ErrorLog) {
+    let mut renewed = Instant::now();
+    loop {
+        time::sleep(options.lease / 4).await;
+        let started = Instant::now();
+        let latest = renewed + options.lease * 2 / 3;
+        match time::timeout_at(latest, election.attempt(Timestamp::now())).await {
+            Ok(Ok(true)) => renewed = started,
+            Ok(Ok(false)) | Err(_) => return,
+            Ok(Err(error)) => log.note("election for image sets", Err(error)),
+        }
+        if Instant::now() >= latest {
+            return;
+        }
+    }
+}
+
+struct Aggregator {
+    cluster: Cluster,
+    options: ImageSetOptions,
+    sets: Watched<ImageSet>,
+    nodes: Watched<PartialObjectMeta<Node>>,
+    reports: Watched<NodeImages>,
+    writes: BTreeMap<String, StatusWrites>,
+    stalls: Stalls,
+    secrets: SetSecrets,
+    events: SetEvents,
+}
+
+/// Writes of the status of one set.
+struct StatusWrites {
+    /// When the next one may be.
+    next: Instant,
+    log: ErrorLog,
+    events: EventRateLimit,
+}
+
+/// Since when admitted nodes are failing or report nothing, with how many images, by set, generation and node.
+#[derive(Default)]
+struct Stalls(BTreeMap<(String, i64, String), Stall>);
+
+#[derive(Clone, Copy)]
+struct Stall {
+    since: Instant,
+    ready: u32,
+}
+
+impl Stalls {
+    /// Forgets the sets that do not exist any more.
+    fn retain(&mut self, exists: impl Fn(&String) -> bool) {
+        self.0.retain(|(name, ..), _| exists(name));
+    }
+
+    /// The nodes of a set, of those that are troubled, that have been so for long.
+    fn of(&mut self, set: &ImageSet, troubled: &BTreeMap<&str, u32>, now: Instant) -> BTreeSet<String> {
+        let (name, generation) = (set.name_any(), generation_of(set));
+        self.0.retain(|(of, at, node), stall| {
+            *of != name || (*at == generation && troubled.get(node.as_str()) == Some(&stall.ready))
+        });
+        let is_stalled = |(node, ready): &(&&str, &u32)| {
+            let key = (name.clone(), generation, (**node).to_owned());
+            let stall = self.0.entry(key).or_insert(Stall { since: now, ready: **ready });
+            stall.since + STALLED_AFTER <= now
+        };
+        troubled.iter().filter(is_stalled).map(|(node, _)| (*node).to_owned()).collect()
+    }
+}
+
+impl Aggregator {
+    fn new(cluster: &Cluster, options: &ImageSetOptions) -> Aggregator {
+        let all = || watcher::Config::default().any_semantic();
+        let client = || cluster.client.clone();
+        let sets = watcher(Api::<ImageSet>::all(client()), all());
+        let nodes = watcher(Api::<PartialObjectMeta<Node>>::all(client()), all());
+        let reports = watcher(Api::<NodeImages>::all(client()), all());
+        Aggregator {
+            cluster: cluster.clone(),
+            options: options.clone(),
+            sets: Watched::new(cluster, "the list of image sets", sets),
+            nodes: Watched::new(cluster, "the list of nodes", nodes),
+            reports: Watched::new(cluster, "the list of nodeimages", reports),
+            writes: BTreeMap::new(),
+            stalls: Stalls::default(),
+            secrets: SetSecrets::new(cluster, &options.namespace),
+            events: SetEvents::new(cluster),
+        }
+    }
+
+    async fn run(&mut self) {
+        // What changes at once is counted at once.
+        let mut count = time::interval(self.options.count_interval);
+        count.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let mut look_at_secrets = time::interval(self.options.secret_interval);
+        let mut has_changed = false;
+        loop {
+            tokio::select! {
+                _ = look_at_secrets.tick() => has_changed |= self.has_secrets(),
+                result = self.sets.changed() => has_changed |= result.is_ok(),
+                result = self.nodes.changed() => has_changed |= result.is_ok(),
+                result = self.reports.changed() => has_changed |= result.is_ok(),
+                _ = count.tick(), if has_changed => has_changed = self.write_statuses().await,
+            }
+        }
+    }
+
+    fn has_secrets(&self) -> bool {
+        self.sets.objects().values().any(|set| !set.spec.pull_secrets.is_empty())
+    }
+
+    /// Writes what has changed. Whether to count again soon, because a status may not be written yet.
+    async fn write_statuses(&mut self) -> bool {
+        if !self.sets.is_known() || !self.nodes.is_known() || !self.reports.is_known() {
+            return false;
+        }
+        self.secrets.read(self.sets.objects().values()).await;
+        let labels = |node: &PartialObjectMeta<Node>| node.labels().clone();
+        let nodes: Nodes =
+            self.nodes.objects().iter().map(|(name, node)| (name.clone(), labels(node))).collect();
+        let reports = self.reports.objects().iter();
+        let reports: Reports =
+            reports.map(|(name, found)| (name.clone(), found.spec.image_sets.clone())).collect();
+        self.writes.retain(|name, _| self.sets.objects().contains_key(name));
+        self.stalls.retain(|name| self.sets.objects().contains_key(name));
+        let (now, mut is_pending) = (Instant::now(), false);
+        for (name, set) in self.sets.objects() {
+            let selected = SelectedNodes::of(set, &nodes, &reports);
+            let troubled = selected.troubled(admitted_up_to(set));
+            let stalled = self.stalls.of(set, &troubled, now);
+            // Time alone makes a node stall.
+            is_pending |= stalled.len() < troubled.len();
+            let missing_secrets = self.secrets.missing_of(set);
+            let findings = SetFindings { stalled, missing_secrets };
+            let status = status_of(set, &selected, &findings, Timestamp::now());
+            if set.status.as_ref() == Some(&status) {
+                continue;
+            }
+            let writes = self.writes.entry(name.clone());
+            let writes = writes.or_insert_with(|| StatusWrites {
+                next: now,
+                log: ErrorLog::default(),
+                events: EventRateLimit::new(now),
+            });
+            if writes.next > now {
+                is_pending = true;
+                continue;
+            }
+            let bytes = serde_json::to_vec(set).map_or(0, |text| text.len());
+            writes.next = now + status_interval(self.options.status_interval, nodes.len(), bytes);
+            let written = write_status(&self.cluster, name, &status).await;
+            is_pending |= written.is_err();
+            if written.is_ok() && self.options.events.load(Ordering::Relaxed) {
+                self.events.send(set, &status, &mut writes.events, now).await;
+            }
+            writes.log.note(&format!("status of imageset {name}"), written);
+        }
+        is_pending
+    }
+}
+
+async fn write_status(cluster: &Cluster, name: &str, status: &ImageSetStatus) -> Result<(), ClusterError> {
+    let api: Api<ImageSet> = Api::all(cluster.client.clone());
+    let mut fields = json!({ "status": status });
+    if status.admitted_up_to.is_none() {
+        // A merge patch keeps what it does not name.
+        fields["status"]["admittedUpTo"] = json!(null);
+    }
+    let what = format!("status of imageset {name}");
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&fields));
+    match cluster.call(what, api.patch_status(name, &params, &patch)).await {
+        // It was just removed.
+        Ok(_) | Err(ClusterError::NotFound { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image_sets::wanted::tests::set;
+
+    #[test]
+    fn a_node_has_stalled_after_five_minutes_in_which_it_gets_no_image_of_this_generation() {
+        let (start, mut stalls) = (Instant::now(), Stalls::default());
+        let mut set = set("s", json!({ "images": [{ "image": "a:1" }] }));
+        let mut stalled = |set: &ImageSet, nodes: &[(&str, u32)], seconds| {
+            let troubled = nodes.iter().copied().collect();
+            stalls.of(set, &troubled, start + Duration::from_secs(seconds)).into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(stalled(&set, &[("n1", 0), ("n2", 0), ("n3", 0)], 0), [""; 0]);
+        assert_eq!(stalled(&set, &[("n1", 0), ("n3", 1)], 200), [""; 0], "n2 pulls, n3 has an image");
+        assert_eq!(stalled(&set, &[("n1", 0), ("n2", 0), ("n3", 1)], 300), ["n1"]);
+        assert_eq!(stalled(&set, &[("n1", 0), ("n2", 0), ("n3", 1)], 500), ["n1", "n3"]);
+        set.metadata.generation = Some(2);
+        assert_eq!(stalled(&set, &[("n1", 0), ("n2", 0)], 900), [""; 0]);
+        stalls.retain(|name| name != "s");
+        assert!(stalls.0.is_empty(), "the set was deleted");
+    }
+}

@@ -1,0 +1,199 @@
+//! What this node has written into its `NodeImages`, and when to write it again.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use tokio::time::Instant;
+
+use super::ImageSetOptions;
+use super::node_images::{NodeImages, NodeImagesReport, NodeSetReport, NodeSetState};
+use super::tasks::random;
+use super::wanted::WantedImage;
+use crate::cluster::Cluster;
+use crate::error::{ClusterError, ErrorLog};
+
+/// What of the reports is written, and when.
+pub(super) struct ReportWriter {
+    /// As the object is now; `None` if it does not exist or is not known.
+    written: Option<Vec<NodeSetReport>>,
+    /// Sets and generations that were ready before larder started.
+    done_before: Vec<(String, i64)>,
+    next: Vec<NodeSetReport>,
+    /// Uid of the node that the reports are about.
+    owner: String,
+    due: Option<Instant>,
+    pub(super) refresh: Instant,
+    log: ErrorLog,
+}
+
+impl ReportWriter {
+    /// Nothing is known of earlier reports.
+    pub(super) fn new(options: &ImageSetOptions, now: Instant) -> ReportWriter {
+        ReportWriter {
+            written: None,
+            done_before: Vec::new(),
+            next: Vec::new(),
+            owner: String::new(),
+            due: None,
+            refresh: now + options.refresh,
+            log: ErrorLog::default(),
+        }
+    }
+
+    /// Takes in the report of before a restart.
+    pub(super) fn take_in(&mut self, found: NodeImages) {
+        let owners = found.metadata.owner_references.unwrap_or_default();
+        self.owner =
+            owners.into_iter().find(|owner| owner.kind == "Node").map_or_else(String::new, |owner| owner.uid);
+        let reports = found.spec.image_sets;
+        let done = reports.iter().filter(|report| report.state == NodeSetState::Ready);
+        self.done_before = done.map(|report| (report.name.clone(), report.generation)).collect();
+        self.written = Some(reports);
+    }
+
+    /// The reports are about the node of this uid. What an earlier node of the same name has reported is removed with that
+    /// node, and is not true of this one.
+    pub(super) fn set_owner(&mut self, uid: &str) {
+        if self.owner != uid {
+            (self.owner, self.written) = (uid.to_owned(), None);
+            self.done_before.clear();
+        }
+    }
+
+    /// Whether an image was present with all its sets before larder started.
+    pub(super) fn is_done(&self, image: &WantedImage) -> bool {
+        image.sets.iter().all(|set| self.done_before.contains(set))
+    }
+
+    /// Plans to write these reports if they differ from what was written.
+    pub(super) fn plan(&mut self, next: Vec<NodeSetReport>, options: &ImageSetOptions, now: Instant) {
+        self.next = next;
+        let is_written = self.written.as_deref().unwrap_or_default() == self.next;
+        self.due = match self.due {
+            _ if is_written => None,
+            Some(due) => Some(due),
+            None => Some(now + options.report_delay.mul_f64(1.0 + random())),
+        };
+    }
+
+    /// There is nothing to report about.
+    pub(super) fn cancel(&mut self) {
+        self.due = None;
+    }
+
+    /// When to write.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    pub(super) async fn write_if_due(&mut self, cluster: &Cluster, options: &ImageSetOptions) {
+        let now = Instant::now();
+        let is_refresh = self.refresh <= now;
+        if is_refresh {
+            self.refresh = now + options.refresh.mul_f64(0.75 + random() / 2.0);
+        }
+        // A write that changes nothing restores an object that was removed.
+        let is_due = self.due.is_some_and(|due| due <= now)
+            || (is_refresh && self.written.as_ref().is_some_and(|written| !written.is_empty()));
+        if !is_due || self.owner.is_empty() {
+            return;
+        }
+        self.due = Some(now + options.retry.mul_f64(1.0 + random()));
+        let written = write_report(cluster, &self.owner, &self.next).await;
+        if written.is_ok() {
+            self.due = None;
+            self.written = Some(self.next.clone());
+        }
+        self.log.note("report about image sets", written);
+    }
+}
+
+/// Replaces the report of a node, which is removed together with the node.
+async fn write_report(
+    cluster: &Cluster,
+    node_uid: &str,
+    reports: &[NodeSetReport],
+) -> Result<(), ClusterError> {
+    let (api, node): (Api<NodeImages>, _) = (Api::all(cluster.client.clone()), &cluster.node);
+    let mut object = NodeImages::new(node, NodeImagesReport::of(reports.to_vec()));
+    object.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.clone(),
+        uid: node_uid.to_owned(),
+        ..OwnerReference::default()
+    }]);
+    let what = format!("nodeimages {node}");
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&object));
+    match cluster.call(what.clone(), api.patch(node, &params, &patch)).await {
+        Err(ClusterError::NotFound { .. }) => {
+            let params = PostParams::default();
+            cluster.call(what, api.create(&params, &object)).await.map(drop)
+        }
+        answer => answer.map(drop),
+    }
+}
+
+/// Says that no image set has images on this node: larder no longer follows them.
+pub(super) async fn clear_report(cluster: &Cluster) -> Result<(), ClusterError> {
+    let (api, node): (Api<NodeImages>, _) = (Api::all(cluster.client.clone()), &cluster.node);
+    let patch = Patch::Merge(NodeImagesReport::default());
+    let answer =
+        cluster.call(format!("nodeimages {node}"), api.patch(node, &PatchParams::default(), &patch)).await;
+    match answer {
+        // Nothing was ever reported.
+        Ok(_) | Err(ClusterError::NotFound { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::image_sets::wanted::tests::set;
+    use crate::image_sets::wanted::{NodeLabels, wanted_images};
+
+    fn writer_after_restart() -> ReportWriter {
+        let found = json!({
+            "apiVersion": "images.larder.dev/v1alpha1", "kind": "NodeImages",
+            "metadata": { "name": "n1", "ownerReferences": [
+                { "apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u1" },
+            ] },
+            "imageSets": [{ "name": "s", "generation": 1, "state": "Ready", "ready": 1, "desired": 1 }],
+        });
+        let mut writer = ReportWriter::new(&ImageSetOptions::new("default"), Instant::now());
+        writer.take_in(serde_json::from_value(found).unwrap());
+        writer
+    }
+
+    fn wanted() -> BTreeMap<String, WantedImage> {
+        let set = set("s", json!({ "images": [{ "image": "a:1" }], "policy": "PullOnce" }));
+        wanted_images(&[&set], &NodeLabels::default())
+    }
+
+    #[test]
+    fn the_report_of_before_a_restart_is_written_again_only_if_it_is_not_true_any_more() {
+        let (options, now) = (ImageSetOptions::new("default"), Instant::now());
+        let mut writer = writer_after_restart();
+        writer.set_owner("u1");
+        let same = writer.written.clone().unwrap();
+        writer.plan(same, &options, now);
+        assert_eq!(writer.due(), None, "it is written already");
+        writer.plan(Vec::new(), &options, now);
+        assert!(writer.due().is_some(), "no set selects the node: the old report is cleared");
+    }
+
+    #[test]
+    fn what_an_earlier_node_of_the_same_name_has_pulled_is_not_done() {
+        let (mut same, mut reinstalled) = (writer_after_restart(), writer_after_restart());
+        same.set_owner("u1");
+        reinstalled.set_owner("u2");
+        assert!(same.is_done(&wanted()["a:1"]));
+        assert!(!reinstalled.is_done(&wanted()["a:1"]));
+        assert_eq!(reinstalled.written, None, "it is removed with that node");
+    }
+}

@@ -1,0 +1,196 @@
+//! Images that callers of CRI do not see: fetched with credentials before kubelet asked for them.
+//!
+//! Kubelet's default policy gives every pod an image that is present without a pull record of kubelet. An image that
+//! larder fetches ahead of kubelet with credentials is therefore hidden from kubelet until a pull of kubelet has
+//! succeeded for it, which checks the credentials of the pod.
+//!
+//! An image is hidden before it becomes visible: the file says which names are pulled, and which images were visible
+//! before. New images of their repositories are hidden until the pulls have ended, or a day after their end is unknown. A file that is damaged hides all images that are present.
+
+mod state;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use tokio::sync::Mutex as AsyncMutex;
+
+use crate::backend::{Backend, BackendError, CallErrorKind, Image};
+use crate::files;
+use crate::reference::{ImageId, ImageName};
+use crate::threads::blocking;
+use state::HiddenState;
+
+/// What is done with the credentials of pulls ahead of kubelet.
+#[derive(Debug, Clone, Default)]
+pub enum PrefetchCredentials {
+    /// They are used: no kubelet asks for images.
+    #[default]
+    Use,
+    /// They are used, and the images are hidden.
+    Hide(Arc<HiddenImages>),
+    /// They are not used, because kubelet sees the images in another way. Images that were hidden with earlier settings
+    /// stay so for callers of CRI.
+    Withhold(Option<Arc<HiddenImages>>),
+}
+
+impl PrefetchCredentials {
+    /// Where images are hidden, if they are.
+    pub fn hidden(&self) -> Option<&Arc<HiddenImages>> {
+        match self {
+            PrefetchCredentials::Hide(hidden) | PrefetchCredentials::Withhold(Some(hidden)) => Some(hidden),
+            PrefetchCredentials::Use | PrefetchCredentials::Withhold(None) => None,
+        }
+    }
+}
+
+/// The hidden images of a node.
+pub struct HiddenImages {
+    path: PathBuf,
+    state: Mutex<HiddenState>,
+    /// The content of the file; empty after a failed write. Locked while the file is written.
+    written: AsyncMutex<Vec<u8>>,
+}
+
+/// How a pull ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum PrefetchEnd<'a> {
+    /// The image is present.
+    Pulled(&'a ImageId),
+    /// It is not, because of this pull.
+    Failed,
+    /// The runtime may continue the pull.
+    Unknown,
+}
+
+/// A pull that makes a hidden image present. If it is dropped before its end, the runtime may continue the pull.
+pub(crate) struct HiddenPull<'a> {
+    images: &'a HiddenImages,
+    image: ImageName,
+    has_ended: bool,
+}
+
+impl HiddenImages {
+    /// Reads the file, if there is one. A damaged one is replaced, and hides all images that are present. May block.
+    pub fn open(path: &Path) -> io::Result<HiddenImages> {
+        let text = match fs_err::read(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => content(&HiddenState::default()),
+            text => text?,
+        };
+        let (path, place) = (path.to_owned(), path.display());
+        let why = match HiddenState::read(&text) {
+            Ok(state) => {
+                return Ok(HiddenImages { path, state: Mutex::new(state), written: AsyncMutex::new(text) });
+            }
+            Err(why) => why,
+        };
+        tracing::error!(
+            "{place}: {why}; all present images are hidden from kubelet until it pulls them: ensure those that no registry has"
+        );
+        let (state, text) = (HiddenState::lost(), content(&HiddenState::lost()));
+        files::replace(&path, &text)?;
+        Ok(HiddenImages { path, state: Mutex::new(state), written: AsyncMutex::new(text) })
+    }
+
+    /// Whether callers of CRI must not see this image.
+    pub fn hides(&self, image: &Image) -> bool {
+        self.state().hides(image)
+    }
+
+    /// Shows an image: a pull without credentials, of kubelet or of an operator has succeeded. It is shown even if that
+    /// cannot be written, which is logged.
+    pub async fn show(&self, id: &ImageId) {
+        if self.state().show(id) {
+            tracing::info!(image = %id, "image is no longer hidden from kubelet");
+        }
+        self.save_or_warn().await;
+    }
+
+    /// The images of a backend, hidden ones included. Forgets hidden images that are removed.
+    pub async fn list(&self, backend: &dyn Backend) -> Result<Vec<Image>, BackendError> {
+        let changes = self.state().changes();
+        let present = backend.list().await?;
+        self.state().note_present(changes, &present, SystemTime::now());
+        self.save_or_warn().await;
+        Ok(present)
+    }
+
+    /// Hides what a pull of this image will make present. Durable when it returns.
+    pub(crate) async fn begin(
+        &self,
+        image: &ImageName,
+        backend: &dyn Backend,
+    ) -> Result<HiddenPull<'_>, BackendError> {
+        loop {
+            let changes = self.state().changes();
+            let present = backend.list().await?;
+            // What is visible must be known as of now: an image that was removed since may be fetched again.
+            if self.state().begin(image, changes, &present, SystemTime::now()) {
+                break;
+            }
+        }
+        let pull = HiddenPull { images: self, image: image.clone(), has_ended: false };
+        if let Err(error) = self.save().await {
+            pull.end(PrefetchEnd::Failed).await;
+            return Err(BackendError::Call {
+                message: format!("cannot hide the image from kubelet before it is pulled: {error}"),
+                kind: CallErrorKind::Other,
+                hint: None,
+            });
+        }
+        Ok(pull)
+    }
+
+    async fn save_or_warn(&self) {
+        if let Err(error) = self.save().await {
+            tracing::warn!("cannot write which images are hidden from kubelet: {error}");
+        }
+    }
+
+    /// Writes the present state, unless the file has it.
+    async fn save(&self) -> io::Result<()> {
+        let mut written = self.written.lock().await;
+        let content = content(&self.state());
+        if *written != content {
+            let (path, new) = (self.path.clone(), content.clone());
+            written.clear();
+            blocking(move || files::replace(&path, &new)).await?;
+            *written = content;
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, HiddenState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HiddenPull<'_> {
+    /// Hides the image that is present now.
+    pub(crate) async fn end(mut self, end: PrefetchEnd<'_>) {
+        self.images.state().end(&self.image, end, SystemTime::now());
+        self.has_ended = true;
+        self.images.save_or_warn().await;
+    }
+}
+
+impl Drop for HiddenPull<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.images.state().end(&self.image, PrefetchEnd::Unknown, SystemTime::now());
+        }
+    }
+}
+
+impl fmt::Debug for HiddenImages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HiddenImages").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+fn content(state: &HiddenState) -> Vec<u8> {
+    // Sets of strings have a JSON form.
+    serde_json::to_vec_pretty(&state.document()).unwrap_or_default()
+}
