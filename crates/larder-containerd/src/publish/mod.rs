@@ -197,7 +197,7 @@ impl ImagePublisher {
                 parent,
                 labels: [(REFERENCE.to_owned(), chain.clone())].into(),
             };
-            match self.prepare_connected(lease, request).await {
+            match self.connected(|| self.client.prepare_snapshot(NAMESPACE, lease, request.clone())).await {
                 Err(status) if status.code() == Code::AlreadyExists => {}
                 Err(status) => return Err(status),
                 Ok(()) => {
@@ -212,17 +212,20 @@ impl ImagePublisher {
         Ok(())
     }
 
-    /// Prepares a snapshot once containerd is connected to its snapshotter, which is this process.
-    async fn prepare_connected(&self, lease: &str, request: PrepareSnapshotRequest) -> Result<(), Status> {
+    /// Repeats a call until containerd is connected to its snapshotter, which is this process.
+    async fn connected<T, F>(&self, call: impl Fn() -> F) -> Result<T, Status>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
         for _ in 0..CONNECT_ATTEMPTS {
-            match self.client.prepare_snapshot(NAMESPACE, lease, request.clone()).await {
+            match call().await {
                 // An answer of containerd: errors of the connection to containerd itself have a source.
                 Err(status) if status.code() == Code::Unavailable && status.source().is_none() => {}
-                prepared => return prepared,
+                answer => return answer,
             }
             tokio::time::sleep(CONNECT_PAUSE).await;
         }
-        self.client.prepare_snapshot(NAMESPACE, lease, request).await
+        call().await
     }
 
     /// Removes what containerd alone knows of layers whose snapshots the store has lost: no snapshot could be made in their place.
@@ -231,7 +234,7 @@ impl ImagePublisher {
         let mut lost = false;
         for chain in image.chains.iter().rev() {
             let chain = chain.to_string();
-            match self.client.snapshot(NAMESPACE, SNAPSHOTTER, &chain).await {
+            match self.connected(|| self.client.snapshot(NAMESPACE, SNAPSHOTTER, &chain)).await {
                 Err(status) if status.code() == Code::NotFound => {
                     tracing::warn!(
                         "containerd has layer {chain}, but the store has no snapshot of it: made again"
