@@ -239,10 +239,11 @@ impl ImagePublisher {
                     tracing::warn!(
                         "containerd has layer {chain}, but the store has no snapshot of it: made again"
                     );
-                    self.client
-                        .remove_snapshot(NAMESPACE, SNAPSHOTTER, &chain)
-                        .await
-                        .map_err(|status| lost_below(&chain, &status))?;
+                    match self.client.remove_snapshot(NAMESPACE, SNAPSHOTTER, &chain).await {
+                        // containerd's own collection was faster.
+                        Err(status) if status.code() == Code::NotFound => {}
+                        removed => removed.map_err(|status| lost_below(&chain, &status))?,
+                    }
                     lost = true;
                 }
                 // The parents of a snapshot are present.
