@@ -16,6 +16,11 @@ const VERSION: u32 = 1;
 /// Images by their name in the sets.
 pub(super) type RetainedImages = BTreeMap<String, (DesiredKey, ImageId)>;
 
+#[derive(Deserialize)]
+struct RetainedVersion {
+    version: u32,
+}
+
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RetainedDocument {
@@ -72,11 +77,13 @@ fn decode(path: &Path, text: &[u8]) -> io::Result<RetainedImages> {
     let invalid = |problem: String| {
         io::Error::new(io::ErrorKind::InvalidData, format!("{}: {problem}", path.display()))
     };
-    let document: RetainedDocument =
-        serde_json::from_slice(text).map_err(|error| invalid(error.to_string()))?;
-    if document.version != VERSION {
-        return Err(invalid(format!("unsupported version {}: expected {VERSION}", document.version)));
+    let invalid_json = |error: serde_json::Error| invalid(error.to_string());
+    // First: another version may have other fields.
+    let RetainedVersion { version } = serde_json::from_slice(text).map_err(invalid_json)?;
+    if version != VERSION {
+        return Err(invalid(format!("unsupported version {version}: expected {VERSION}")));
     }
+    let document: RetainedDocument = serde_json::from_slice(text).map_err(invalid_json)?;
     let image = |record: RetainedRecord| {
         let key = DesiredKey {
             owner: record.sets,
@@ -109,7 +116,7 @@ mod tests {
         let images = BTreeMap::from([("a:1".to_owned(), (key, ImageId::from("sha256:a")))]);
         write(path.clone(), images.clone()).await.unwrap();
         assert_eq!(read(path.clone()).await.unwrap(), images);
-        fs_err::write(&path, r#"{"version":2,"images":[]}"#).unwrap();
+        fs_err::write(&path, r#"{"version":2,"nodes":[]}"#).unwrap();
         let error = read(path.clone()).await.unwrap_err().to_string();
         assert_eq!(error, format!("{}: unsupported version 2: expected 1", path.display()));
         write(path.clone(), BTreeMap::new()).await.unwrap();
