@@ -8,10 +8,11 @@ use tokio::time::Instant;
 use super::node_images::{ImageFailure, NodeSetReport, NodeSetState};
 use super::resource::{ImageSet, RetryPolicy, count};
 use super::wanted::{admits, generation_of, name_of};
-use crate::event_recorder::cut;
+use crate::event_recorder::{cut, cut_start};
 
-/// The longest text of a failure, in bytes.
+/// The longest text of a failure, in bytes: its start and its end, which has the cause.
 const LONGEST_MESSAGE: usize = 256;
+const START: usize = 80;
 
 /// One image on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,7 +126,12 @@ fn states<'a>(
 fn failure(image: &str, message: &str) -> ImageFailure {
     // Texts of pulls begin with the name.
     let message = message.strip_prefix(image).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(message);
-    ImageFailure { image: image.to_owned(), message: cut(message, LONGEST_MESSAGE, "...") }
+    let message = if message.len() <= LONGEST_MESSAGE {
+        message.to_owned()
+    } else {
+        cut(message, START, "") + &cut_start(message, LONGEST_MESSAGE - START, "...")
+    };
+    ImageFailure { image: image.to_owned(), message }
 }
 
 #[cfg(test)]
@@ -161,8 +167,9 @@ mod tests {
             assert_eq!(text.as_deref(), failure, "{images:?}");
         }
         assert_eq!(failure("a:1", "a:1: not found").message, "not found", "the name is beside it");
-        let long = failure("a", &"é".repeat(400));
-        assert!(long.message.len() < 300 && long.message.ends_with("..."), "{}", long.message.len());
+        let long = failure("a", &format!("cannot pull: {}: no route", "é".repeat(400))).message;
+        assert!(long.starts_with("cannot pull: é") && long.ends_with("é: no route"), "{long}");
+        assert!(long.contains("é...é") && long.len() <= LONGEST_MESSAGE, "{long}");
     }
 
     #[test]
