@@ -108,6 +108,45 @@ impl SettingCodec for OptionalStringCodec {
     }
 }
 
+/// Name of a node's object in Kubernetes, or empty for none.
+pub(super) struct OptionalNodeNameCodec;
+
+impl SettingCodec for OptionalNodeNameCodec {
+    type Value = Option<String>;
+
+    fn name() -> String {
+        OptionalStringCodec::name()
+    }
+
+    fn parse(at: &NodeCursor<'_>) -> Result<Option<String>, InputProblem> {
+        let name = OptionalStringCodec::parse(at)?;
+        if let Some(name) = name.as_deref().filter(|name| !is_object_name(name)) {
+            let problem = at.problem(format!(
+                "must have lower-case letters, digits, \"-\" and \".\" only, is {}",
+                quote(name)
+            ));
+            return Err(problem.hint("kubectl get nodes"));
+        }
+        Ok(name)
+    }
+
+    fn print(value: &Option<String>) -> Value {
+        OptionalStringCodec::print(value)
+    }
+}
+
+/// Whether this is a subdomain of RFC 1123, as names of nodes are.
+fn is_object_name(name: &str) -> bool {
+    let is_alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_label = |label: &str| {
+        let bytes = label.as_bytes();
+        let ends = [bytes.first(), bytes.last()];
+        ends.iter().all(|end| end.is_some_and(|end| is_alphanumeric(*end)))
+            && bytes.iter().all(|byte| is_alphanumeric(*byte) || *byte == b'-')
+    };
+    name.len() <= 253 && name.split('.').all(is_label)
+}
+
 /// A list of strings.
 pub(super) struct StringListCodec;
 

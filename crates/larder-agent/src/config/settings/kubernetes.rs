@@ -1,6 +1,6 @@
 //! Settings of the node's Kubernetes cluster.
 
-use super::super::codecs::{BoolCodec, OptionalPathCodec, OptionalStringCodec, SettingCodec};
+use super::super::codecs::{BoolCodec, OptionalNodeNameCodec, OptionalPathCodec, SettingCodec};
 use super::{ReloadSupport, Setting, setting};
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -20,7 +20,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     ),
     setting!(
         "kubernetes.nodeName",
-        OptionalStringCodec,
+        OptionalNodeNameCodec,
         kubernetes.node_name,
         Restart,
         "Name of the node's object, as kubelet's `--hostname-override`. Empty: the name in the client certificate of `kubernetes.nodeKubeconfig`, or else the host name in lower case."

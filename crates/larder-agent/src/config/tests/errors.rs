@@ -54,6 +54,10 @@ fn values_of_the_wrong_type_are_named() {
             "imageMinimumGCAge: 2 minutes",
             "c.yaml:3: imageMinimumGCAge: \"2 minutes\": not a duration; use a form like 90s, 5m or 1h30m",
         ),
+        (
+            "kubernetes: {nodeName: Node 1!}",
+            "c.yaml:3: kubernetes.nodeName: must have lower-case letters, digits, \"-\" and \".\" only, is \"Node 1!\" [kubectl get nodes]",
+        ),
         ("gc: 5", "c.yaml:3: gc: must be a mapping of settings, is the number 5"),
         ("gc: [5]", "c.yaml:3: gc: must be a mapping of settings, is a list"),
         ("gc: {period: 0s}", "c.yaml:3: gc.period: must be from 1s to 8760h (one year), is 0s"),
