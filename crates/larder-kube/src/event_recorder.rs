@@ -111,18 +111,6 @@ pub(crate) fn cut(text: &str, longest: usize, ellipsis: &str) -> String {
     format!("{}{ellipsis}", &text[..end])
 }
 
-/// The end of a text, after an ellipsis where its start is left out.
-pub(crate) fn cut_start(text: &str, longest: usize, ellipsis: &str) -> String {
-    if text.len() <= longest {
-        return text.to_owned();
-    }
-    let mut start = text.len() - longest.saturating_sub(ellipsis.len());
-    while !text.is_char_boundary(start) {
-        start += 1;
-    }
-    format!("{ellipsis}{}", &text[start..])
-}
-
 #[cfg(test)]
 mod tests {
     use larder_testkit::kube_api::{ADMINISTRATOR, KubeApi};

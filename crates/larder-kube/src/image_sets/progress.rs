@@ -8,9 +8,9 @@ use tokio::time::Instant;
 use super::node_images::{ImageFailure, NodeSetReport, NodeSetState};
 use super::resource::{ImageSet, RetryPolicy, count};
 use super::wanted::{admits, generation_of, name_of};
-use crate::event_recorder::{cut, cut_start};
+use crate::event_recorder::cut;
 
-/// The longest text of a failure, in bytes: its start and its end, which has the cause.
+/// The longest text of a failure, in bytes, and how much of it is from the start of a longer one: the cause is at the end.
 const LONGEST_MESSAGE: usize = 256;
 const START: usize = 80;
 
@@ -129,7 +129,9 @@ fn failure(image: &str, message: &str) -> ImageFailure {
     let message = if message.len() <= LONGEST_MESSAGE {
         message.to_owned()
     } else {
-        cut(message, START, "") + &cut_start(message, LONGEST_MESSAGE - START, "...")
+        let end = message.len() - (LONGEST_MESSAGE - START);
+        let end = (end..message.len()).find(|at| message.is_char_boundary(*at));
+        cut(message, START, "...") + end.map_or("", |at| &message[at..])
     };
     ImageFailure { image: image.to_owned(), message }
 }
