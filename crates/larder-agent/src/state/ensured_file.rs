@@ -14,7 +14,7 @@ use larder::reference::ImageId;
 use serde::{Deserialize, Serialize};
 
 use super::dir::StateDir;
-use super::keep::replace;
+use super::document;
 use crate::Error;
 
 const VERSION: u32 = 1;
@@ -85,7 +85,7 @@ impl EnsureLeaseFile {
         let failed = |error: &dyn std::fmt::Display| Error::failed(error.to_string());
         let known = self.read().map_err(|error| failed(&error))?;
         let all = known.with(ids, &ClockReading::now(), self.lease);
-        replace(&self.path, &all).map_err(|error| failed(&error))
+        document::replace(&self.path, &all).map_err(|error| failed(&error))
     }
 
     /// Forgets these images, as [`add`](EnsureLeaseFile::add) takes note of them.
@@ -97,7 +97,7 @@ impl EnsureLeaseFile {
         if known.images.len() == before {
             return Ok(());
         }
-        replace(&self.path, &known).map_err(|error| failed(&error))
+        document::replace(&self.path, &known).map_err(|error| failed(&error))
     }
 
     fn read(&self) -> Result<EnsureLeaseDocument, ImageUseError> {
@@ -113,11 +113,7 @@ impl EnsureLeaseFile {
             opened => opened.and_then(|file| file.take(LONGEST_FILE).read_to_end(&mut text)),
         }
         .map_err(|error| ImageUseError::other(format!("cannot read the recent ensures: {error}")))?;
-        let ensured: EnsureLeaseDocument = serde_json::from_slice(&text).map_err(|error| broken(&error))?;
-        if ensured.version != VERSION {
-            return Err(broken(&format_args!("unsupported version {}: expected {VERSION}", ensured.version)));
-        }
-        Ok(ensured)
+        document::decode(&text, VERSION).map_err(|problem| broken(&problem))
     }
 }
 

@@ -1,15 +1,15 @@
 //! Keep rules on disk. A file that cannot be read is never taken for one without rules: then nothing is collected.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use larder::files;
 use larder::gc::{KeepRule, Selector};
 use larder::hint::Hint;
 use serde::{Deserialize, Serialize};
 
 use super::dir::StateDir;
+use super::document;
 use crate::Error;
 
 const VERSION: u32 = 1;
@@ -63,15 +63,8 @@ impl KeepRuleFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             text => text.map_err(|error| wrong(&error))?,
         };
-        let file: KeepRuleDocument = serde_json::from_slice(&text)
-            .map_err(|error| wrong(&format_args!("{}: {error}", self.0.display())))?;
-        if file.version != VERSION {
-            let place = self.0.display();
-            return Err(wrong(&format_args!(
-                "{place}: unsupported version {}: expected {VERSION}",
-                file.version
-            )));
-        }
+        let file: KeepRuleDocument = document::decode(&text, VERSION)
+            .map_err(|problem| wrong(&format_args!("{}: {problem}", self.0.display())))?;
         Ok(file.rules.into_iter().map(KeepRule::from).collect())
     }
 
@@ -79,14 +72,9 @@ impl KeepRuleFile {
     pub(crate) fn write(&self, rules: &[KeepRule]) -> Result<(), Error> {
         let file =
             KeepRuleDocument { version: VERSION, rules: rules.iter().map(KeepRuleRecord::from).collect() };
-        replace(&self.0, &file)
+        document::replace(&self.0, &file)
             .map_err(|error| Error::failed(format!("cannot write the keep rules: {error}")))
     }
-}
-
-/// Replaces a file with this document. Durable when it returns.
-pub(super) fn replace(path: &Path, content: &impl Serialize) -> io::Result<()> {
-    files::replace(path, &serde_json::to_vec_pretty(content)?)
 }
 
 /// A rule in force, and where it comes from.
@@ -166,7 +154,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = KeepRuleFile(dir.path().join("keep.json"));
         for text in
-            ["", "{", r#"{"version":2,"rules":[]}"#, r#"{"version":1,"rules":[{"select":{"x":"y"}}]}"#]
+            ["", "{", r#"{"version":2,"selectors":[]}"#, r#"{"version":1,"rules":[{"select":{"x":"y"}}]}"#]
         {
             fs_err::write(&file.0, text).unwrap();
             assert!(file.read().is_err(), "{text}");

@@ -4,22 +4,17 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use larder::files;
 use larder::reference::ImageId;
 use serde::{Deserialize, Serialize};
 use tokio::task;
 
 use crate::node::pods::desired::DesiredKey;
+use crate::state::document;
 
 const VERSION: u32 = 1;
 
 /// Images by their name in the sets.
 pub(super) type RetainedImages = BTreeMap<String, (DesiredKey, ImageId)>;
-
-#[derive(Deserialize)]
-struct RetainedVersion {
-    version: u32,
-}
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -51,7 +46,7 @@ pub(super) async fn read(path: PathBuf) -> io::Result<RetainedImages> {
 pub(super) async fn write(path: PathBuf, images: RetainedImages) -> io::Result<()> {
     let write = move || {
         if !images.is_empty() {
-            return files::replace(&path, &encode(&images)?);
+            return document::replace(&path, &document_of(&images));
         }
         match fs_err::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -61,7 +56,7 @@ pub(super) async fn write(path: PathBuf, images: RetainedImages) -> io::Result<(
     task::spawn_blocking(write).await?
 }
 
-fn encode(images: &RetainedImages) -> io::Result<Vec<u8>> {
+fn document_of(images: &RetainedImages) -> RetainedDocument {
     let record = |(key, id): &(DesiredKey, ImageId)| RetainedRecord {
         image: key.image.to_string(),
         id: id.to_string(),
@@ -69,21 +64,14 @@ fn encode(images: &RetainedImages) -> io::Result<Vec<u8>> {
         pull_policy: key.policy.clone(),
         pinned: key.is_pinned,
     };
-    let document = RetainedDocument { version: VERSION, images: images.values().map(record).collect() };
-    Ok(serde_json::to_vec_pretty(&document)?)
+    RetainedDocument { version: VERSION, images: images.values().map(record).collect() }
 }
 
 fn decode(path: &Path, text: &[u8]) -> io::Result<RetainedImages> {
     let invalid = |problem: String| {
         io::Error::new(io::ErrorKind::InvalidData, format!("{}: {problem}", path.display()))
     };
-    let invalid_json = |error: serde_json::Error| invalid(error.to_string());
-    // First: another version may have other fields.
-    let RetainedVersion { version } = serde_json::from_slice(text).map_err(invalid_json)?;
-    if version != VERSION {
-        return Err(invalid(format!("unsupported version {version}: expected {VERSION}")));
-    }
-    let document: RetainedDocument = serde_json::from_slice(text).map_err(invalid_json)?;
+    let document: RetainedDocument = document::decode(text, VERSION).map_err(invalid)?;
     let image = |record: RetainedRecord| {
         let key = DesiredKey {
             owner: record.sets,
