@@ -26,6 +26,18 @@ impl Pod {
     }
 }
 
+/// Whether this is a lowercase RFC 1123 subdomain, as Kubernetes wants it of the names of most objects, such as nodes.
+pub fn is_subdomain(text: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    text.len() <= 253 && text.split('.').all(|label| label.bytes().all(inner) && is_edged(label))
+}
+
+/// Whether it begins and ends with a letter or digit.
+pub(crate) fn is_edged(text: &str) -> bool {
+    let edge = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric());
+    edge(text.bytes().next()) && edge(text.bytes().next_back())
+}
+
 /// What kind of thing an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ObjectKind {

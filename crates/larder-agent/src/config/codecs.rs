@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use std::net::SocketAddr;
 
 use larder::go_format::quote;
+use larder::pod::is_subdomain;
 use larder::suggestions::nearest;
 use serde_json::{Value, json};
 
@@ -120,12 +121,9 @@ impl SettingCodec for OptionalNodeNameCodec {
 
     fn parse(at: &NodeCursor<'_>) -> Result<Option<String>, InputProblem> {
         let name = OptionalStringCodec::parse(at)?;
-        if let Some(name) = name.as_deref().filter(|name| !is_object_name(name)) {
-            let problem = at.problem(format!(
-                "must have lower-case letters, digits, \"-\" and \".\" only, is {}",
-                quote(name)
-            ));
-            return Err(problem.hint("kubectl get nodes"));
+        if let Some(name) = name.as_deref().filter(|name| !is_subdomain(name)) {
+            let problem = at.problem(format!("must be a lowercase RFC 1123 subdomain, is {}", quote(name)));
+            return Err(problem.hint("`kubectl get nodes` lists the names"));
         }
         Ok(name)
     }
@@ -133,18 +131,6 @@ impl SettingCodec for OptionalNodeNameCodec {
     fn print(value: &Option<String>) -> Value {
         OptionalStringCodec::print(value)
     }
-}
-
-/// Whether this is a subdomain of RFC 1123, as names of nodes are.
-fn is_object_name(name: &str) -> bool {
-    let is_alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let is_label = |label: &str| {
-        let bytes = label.as_bytes();
-        let ends = [bytes.first(), bytes.last()];
-        ends.iter().all(|end| end.is_some_and(|end| is_alphanumeric(*end)))
-            && bytes.iter().all(|byte| is_alphanumeric(*byte) || *byte == b'-')
-    };
-    name.len() <= 253 && name.split('.').all(is_label)
 }
 
 /// A list of strings.

@@ -56,7 +56,7 @@ fn values_of_the_wrong_type_are_named() {
         ),
         (
             "kubernetes: {nodeName: Node 1!}",
-            "c.yaml:3: kubernetes.nodeName: must have lower-case letters, digits, \"-\" and \".\" only, is \"Node 1!\" [kubectl get nodes]",
+            "c.yaml:3: kubernetes.nodeName: must be a lowercase RFC 1123 subdomain, is \"Node 1!\" [`kubectl get nodes` lists the names]",
         ),
         ("gc: 5", "c.yaml:3: gc: must be a mapping of settings, is the number 5"),
         ("gc: [5]", "c.yaml:3: gc: must be a mapping of settings, is a list"),

@@ -6,6 +6,7 @@ use super::config::{ProviderConfig, TokenAttributes};
 use super::wire::{V1, VERSIONS};
 use crate::credentials::matching::RegistryLocation;
 use crate::go_format::quote;
+use crate::pod::{is_edged, is_subdomain};
 
 /// All errors; empty if the providers are valid. `token_gate` is kubelet's
 /// `KubeletServiceAccountTokenForCredentialProviders`.
@@ -168,17 +169,6 @@ fn qualified_name_problems(key: &str) -> Vec<&'static str> {
         problems.push(NAME_FORM);
     }
     problems
-}
-
-fn is_subdomain(text: &str) -> bool {
-    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-    text.len() <= 253 && text.split('.').all(|label| label.bytes().all(inner) && is_edged(label))
-}
-
-/// Whether it begins and ends with a letter or digit.
-fn is_edged(text: &str) -> bool {
-    let edge = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric());
-    edge(text.bytes().next()) && edge(text.bytes().next_back())
 }
 
 fn invalid(field: &str, value: &str, what: &str) -> String {
