@@ -154,6 +154,20 @@ def image_set(name, *images):
             'spec': {'images': [{'image': image} for image in images], 'policy': 'KeepPresent'}}
 
 
+def show_sets(node, check, present):
+    """Prints what an operator sees of one set that is ready and of one with an image that no registry has."""
+    missing = f'{present}-missing'
+    node.kubectl('create', '-f', '-', input=json.dumps(image_set('failing', present, missing)))
+    node.kubectl('wait', '--for=jsonpath={.status.failing}=1', 'imageset/failing', '--timeout=90s')
+    events = ('get', 'events', '--all-namespaces', '--field-selector=involvedObject.kind=ImageSet')
+    wait_for('an event about the failing set', lambda: 'imageset/failing' in node.kubectl(*events))
+    for arguments in (('get', 'imageset'), ('get', 'nodeimages'), ('describe', 'imageset', 'failing'), events):
+        print(f'$ kubectl {" ".join(arguments)}\n{node.kubectl(*arguments)}')
+    described = node.kubectl('describe', 'imageset', 'failing')
+    check('kubectl describe names the node, the image and the cause', all(text in described for text in ('node', missing, 'not found')))
+    node.kubectl('delete', 'imageset', 'failing')
+
+
 def run_daemonset(suite):
     for name in ('ahead-init', 'ahead', 'kept'):
         suite.open.push(name, '1', {'name': name.encode(), 'data': random_bytes(4 * MIB, f'daemonset {name}')})
@@ -185,6 +199,7 @@ def run_daemonset(suite):
         node.kubectl('wait', '--for=condition=Ready', 'imageset/web', '--timeout=90s')
         check('an ImageSet is ready on the node', True, node.kubectl('get', 'imageset', 'web', '--no-headers').strip())
         check('its image is in containerd', kept in node.containerd.ctr('images', 'ls', '-q'))
+        show_sets(node, check, kept)
         ended, seconds = agent.delete()
         check('a deleted pod stops', ended['exitCode'] == 0, f'exit code {ended["exitCode"]} ({ended.get("reason")}) after {seconds:.1f} s')
         present = node.containerd.ctr('images', 'ls', '-q')
