@@ -270,7 +270,8 @@ metadata: {name: web}
 spec: {containers: [{name: bad, image: Busybox}, {name: good, image: 'busybox:1.36'}]}
 ",
     );
-    world.larder(&["ensure", "-f", "pod.yaml"]).expect(2).golden("ensure-bad-name.txt", &world);
+    let run = world.larder(&["ensure", "-f", "pod.yaml"]).expect(2);
+    run.with_sorted_events().golden("ensure-bad-name.txt", &world);
 }
 
 #[test]

@@ -134,6 +134,17 @@ impl CliOutput {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}:\n{}", self.stdout))
     }
 
+    /// The same with the rows of the event table sorted. Images are ensured side by side: between the events of one
+    /// image, those of another may be printed.
+    pub(crate) fn with_sorted_events(self) -> CliOutput {
+        let (table, rest) = self.stdout.split_once("\n\n").expect("an event table and a result table");
+        let mut rows: Vec<&str> = table.lines().collect();
+        // Times are equal or replaced later; the header stays first.
+        rows[1..].sort_by_key(|row| row.split_once(' ').map(|(_time, event)| event));
+        let stdout = format!("{}\n\n{rest}", rows.join("\n"));
+        CliOutput { stdout, ..self }
+    }
+
     /// Compares both outputs with the file of this name; `LARDER_BLESS=1` writes the file instead.
     #[track_caller]
     pub(crate) fn golden(&self, name: &str, world: &CliFixture) {
