@@ -181,7 +181,7 @@ fn prometheus_reads_the_metrics_of_a_daemon_that_pulls_and_collects() {
         let counted = server.value(&format!("{prefix}_image_pull_duration_seconds_count"));
         assert!(counted > Some(0.5), "{counted:?}");
         let rules = server.api("rules").unwrap();
-        assert_eq!(rules["data"]["groups"].as_array().unwrap().len(), 3, "{rules}");
+        assert_eq!(rules["data"]["groups"].as_array().unwrap().len(), 4, "{rules}");
         daemon.stop().expect(0);
     }
 }
