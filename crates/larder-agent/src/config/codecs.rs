@@ -169,11 +169,13 @@ impl<T: EnumWords> SettingCodec for EnumCodec<T> {
     }
 
     fn parse(at: &NodeCursor<'_>) -> Result<T, InputProblem> {
-        let text = at.text()?;
+        let known: Vec<_> = words::<T>().collect();
+        let Ok(text) = at.text() else {
+            return Err(at.must_be(&format!("one of {}", known.join(", "))));
+        };
         if let Some((_, value)) = T::WORDS.iter().find(|(word, _)| *word == text) {
             return Ok(*value);
         }
-        let known: Vec<_> = words::<T>().collect();
         let problem = at.problem(format!("must be one of {}; is {}", known.join(", "), quote(text)));
         Err(problem.hints(nearest(text, known).map(|word| format!("did you mean {word}?"))))
     }

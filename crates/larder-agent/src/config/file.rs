@@ -1,6 +1,5 @@
 //! Reads a file with settings: bounded, regular, UTF-8.
 
-use larder::hint::Hint;
 use std::io::{self, Read as _};
 use std::path::Path;
 
@@ -49,7 +48,7 @@ fn bounded(path: &Path) -> io::Result<Vec<u8>> {
 fn unreadable(error: &io::Error) -> InputProblem {
     match error.kind() {
         _ if is_absent(error) => InputProblem::new("file not found")
-            .hint(Hint::new().command(["config"]).text(" prints a file with all settings as a start")),
+            .hint("create it, or leave out --config and LARDER_CONFIG: the default file is optional"),
         io::ErrorKind::PermissionDenied => {
             InputProblem::new("permission denied").hint("make it readable for the user of larder")
         }

@@ -252,7 +252,13 @@ impl ConfigReader {
         match (setting.read)(&mut self.draft, at) {
             Ok(()) => {
                 self.broken.remove(setting.key);
-                self.draft.config.origins.insert(setting.key, origin);
+                let selects_store = setting.key == "backend" && origin == SettingOrigin::Flag("--root");
+                let before = self.draft.config.origins.insert(setting.key, origin);
+                if let Some(before) = before.filter(|_| selects_store) {
+                    let warning =
+                        format!("{before}: backend has no effect: --root selects larder's own store");
+                    self.draft.config.warnings.push(warning);
+                }
                 let lines = at.items().map(|items| items.iter().map(NodeCursor::line).collect());
                 self.draft.config.lines.insert(setting.key, lines.unwrap_or_default());
                 Vec::new()

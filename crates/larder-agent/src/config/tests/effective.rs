@@ -10,7 +10,8 @@ use larder_registry::{Proxy, RegistryConfig};
 
 use super::{path, read, read_both};
 use crate::config::{
-    BackendSetting, KubeletImageService, PrefetchRetention, PrefetchSchedule, SettingOrigin, diff,
+    BackendSetting, KubeletImageService, PrefetchRetention, PrefetchSchedule, SettingOrigin, SettingsSource,
+    SettingsSources, diff, load,
 };
 
 #[test]
@@ -246,4 +247,27 @@ fn kubelets_file_says_whether_kubelet_asks_larder_for_images() {
     assert!(!names_larder("imageServiceEndpoint: unix:///l.sock\n", "cri: {kubelet: runtime}\n"));
     assert!(!names_larder("imageServiceEndpoint: unix:///other.sock\n", ""));
     assert!(names_larder("", "cri: {kubelet: larder}\n"));
+}
+
+#[test]
+fn root_on_the_command_line_names_the_backend_that_it_overrides() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.yaml");
+    fs_err::write(&file, format!("{}backend: docker\n", super::HEAD)).unwrap();
+    let given = |key, value: &str| SettingsSource::Given {
+        by: SettingOrigin::Flag("--root"),
+        key,
+        value: value.to_owned(),
+    };
+    let layers = vec![
+        SettingsSource::File { path: file.clone(), required: true },
+        given("root", "/var/lib/other"),
+        given("backend", "store"),
+    ];
+    let config = load(&SettingsSources { places: super::places(), layers: layers.clone() }).unwrap();
+    let expected = format!("{}:3: backend has no effect: --root selects larder's own store", file.display());
+    assert_eq!(config.warnings, [expected]);
+    let only_root = layers[1..].to_vec();
+    let config = load(&SettingsSources { places: super::places(), layers: only_root }).unwrap();
+    assert!(config.warnings.is_empty(), "{:?}", config.warnings);
 }

@@ -83,6 +83,10 @@ fn values_of_the_wrong_type_are_named() {
             "gc: {accounting: Exact}",
             "c.yaml:3: gc.accounting: must be one of exact, nominal; is \"Exact\" [did you mean exact?]",
         ),
+        (
+            "cri: {kubelet: true}",
+            "c.yaml:3: cri.kubelet: must be one of larder, runtime, none, is the boolean true",
+        ),
         ("gc: {clock: believe}", "c.yaml:3: gc.clock: must be one of keepAges, wallClock; is \"believe\""),
         (
             "gc: {neverUsed: infinitelyOld}",
