@@ -16,11 +16,16 @@ impl ConfigErrors {
 
     /// All of them and what to do, for a log: in one line.
     pub fn line(&self) -> String {
-        let each = self.0.iter().map(|error| {
+        self.texts().join("; ")
+    }
+
+    /// Each of them with what to do, in a line of its own.
+    pub(crate) fn texts(&self) -> Vec<String> {
+        let text = |error: &LocatedProblem| {
             let hints: Vec<_> = error.hints().iter().map(ToString::to_string).collect();
             if hints.is_empty() { error.to_string() } else { format!("{error} ({})", hints.join("; ")) }
-        });
-        each.collect::<Vec<_>>().join("; ")
+        };
+        self.0.iter().map(text).collect()
     }
 }
 

@@ -22,7 +22,7 @@ use crate::log;
 use crate::state::KeepRuleFile;
 
 /// How often the files of the settings are checked for changes.
-const LOOK: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What a reload did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -34,12 +34,12 @@ pub(crate) struct ReloadReport {
 }
 
 impl Node {
-    /// Reads all settings again, and applies those that can change. The error has all problems of them. Blocks on the
+    /// Reads all settings again, and applies those that can change. The error has each problem of them. Blocks on the
     /// disk.
-    pub(crate) fn reload(&self) -> Result<ReloadReport, String> {
+    pub(crate) fn reload(&self) -> Result<ReloadReport, Vec<String>> {
         let _alone = self.settings.changing();
         let outcome = self.take_over();
-        let error = outcome.as_ref().err().cloned();
+        let error = outcome.as_ref().err().map(|problems| problems.join("; "));
         *self.settings.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
         match &outcome {
             Ok(reloaded) if *reloaded == ReloadReport::default() => {
@@ -54,22 +54,24 @@ impl Node {
                     tracing::warn!("these changes need a restart: {}", needs_restart.join(", "));
                 }
             }
-            Err(why) => self.record(
+            Err(problems) => self.record(
                 EventType::Warning,
                 EventReason::ReloadFailed,
-                &format!("The settings are unchanged: {why}"),
+                &format!("The settings are unchanged: {}", problems.join("; ")),
             ),
         }
         outcome
     }
 
-    fn take_over(&self) -> Result<ReloadReport, String> {
+    fn take_over(&self) -> Result<ReloadReport, Vec<String>> {
         let old = self.settings.now();
-        let (new, files) = config::load_with_files(&self.settings.sources).map_err(|errors| errors.line())?;
+        let (new, files) =
+            config::load_with_files(&self.settings.sources).map_err(|errors| errors.texts())?;
         for warning in &new.warnings {
             tracing::warn!("{warning}");
         }
-        let kept = KeepRuleFile::at(&self.state).read().map_err(|failure| failure.message().to_owned())?;
+        let kept =
+            KeepRuleFile::at(&self.state).read().map_err(|failure| vec![failure.message().to_owned()])?;
         let ConfigDiff { reloadable, .. } = config::diff(&old, &new);
         // Another puller begins with a queue of its own.
         if new.pull != old.pull {
@@ -150,7 +152,7 @@ impl Node {
             // It fails only when the runtime stops.
             let Ok(now) = looked.await else { return };
             before = Some(now);
-            time::sleep(LOOK).await;
+            time::sleep(CHECK_INTERVAL).await;
         }
     }
 }
