@@ -36,7 +36,7 @@ All settings of larder, with types and defaults, and how the daemon and commands
 <!-- Printed by `larder config --reference`; a test compares. -->
 
 All settings are optional. `larder serve` and every command that works on images read one YAML file: the one of `--config`
-(`serve` and `config` only), the one of `LARDER_CONFIG`, or `/etc/larder/config.yaml` if it exists (as another user than root,
+(`serve`, `config` and `kube check` only), the one of `LARDER_CONFIG`, or `/etc/larder/config.yaml` if it exists (as another user than root,
 `$XDG_CONFIG_HOME/larder/config.yaml`).
 
 ```yaml

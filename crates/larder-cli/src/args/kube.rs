@@ -2,6 +2,8 @@
 
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
 use crate::output::PrintFormat;
@@ -33,6 +35,11 @@ pub(crate) enum KubeSubcommand {
 
 Exit code: 0 nothing is missing; 1 a part is; 2 the settings are invalid.")]
 pub(crate) struct KubeCheckArgs {
+    /// Settings file of the daemon [env: LARDER_CONFIG] [default: /etc/larder/config.yaml, without root
+    /// ~/.config/larder/config.yaml, if it exists].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
     /// Output format.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,

@@ -15,7 +15,9 @@ pub(super) async fn check(
     connection: &GlobalFlags,
     out: &Printer,
 ) -> Result<CommandOutcome, Failure> {
-    let config = match config::load(&SettingFlags::default().sources(connection)) {
+    let flags = SettingFlags::default();
+    let flags = args.config.as_deref().map_or(flags.clone(), |file| flags.with_file(file));
+    let config = match config::load(&flags.sources(connection)) {
         Ok(config) => config,
         Err(errors) => return Ok(print_config_errors(&errors, out)),
     };
