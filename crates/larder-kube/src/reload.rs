@@ -16,7 +16,7 @@ use crate::error::{ClusterError, chain};
 use crate::kubeconfig::{problem, tls_problem};
 
 /// How often it is looked whether a file has changed.
-const LOOK: Duration = Duration::from_secs(10);
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// How long to wait for a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// How long a silent answer may take: a watch gets a bookmark every minute or so.
@@ -59,7 +59,7 @@ impl ReloadingClient {
     pub(crate) async fn client(&self) -> Result<Client, ClusterError> {
         let mut current = self.current.lock().await;
         if let Some(loaded) = &mut *current {
-            if loaded.looked.elapsed() < LOOK {
+            if loaded.looked.elapsed() < CHECK_INTERVAL {
                 return Ok(loaded.client.clone());
             }
             let paths = loaded.files.iter().map(|(path, _)| path.clone()).collect();

@@ -37,13 +37,20 @@ struct TestImages {
     retained: Mutex<BTreeMap<String, String>>,
 }
 
-/// Failed requests of a node.
+/// Failed requests of a node, and the actions whose failures are no longer of interest.
 #[derive(Default)]
-struct FailedRequests(Mutex<Vec<ClusterError>>);
+struct FailedRequests {
+    errors: Mutex<Vec<ClusterError>>,
+    forgotten: Mutex<Vec<String>>,
+}
 
 impl ResponseObserver for FailedRequests {
     fn observe(&self, _: &str, outcome: Result<(), ClusterError>) {
-        self.0.lock().expect("no test panicked").extend(outcome.err());
+        self.errors.lock().expect("no test panicked").extend(outcome.err());
+    }
+
+    fn forget(&self, action: &str) {
+        self.forgotten.lock().expect("no test panicked").push(action.to_owned());
     }
 }
 
@@ -384,6 +391,8 @@ async fn the_lease_is_given_up_when_there_is_no_set_any_more() {
     fleet.api.delete(&format!("{SETS}/web"));
     let is_free = || fleet.api.get(LEASE)["spec"]["holderIdentity"].is_null().then_some(());
     until(is_free).await.expect("no holder");
+    let forgotten = fleet.nodes["n1"].failed.forgotten.lock().unwrap().clone();
+    assert!(forgotten.iter().any(|action| action == "list nodeimages"), "{forgotten:?}");
     fleet.create("next", &json!({ "images": [{ "image": "app:1" }] }));
     fleet.counts("next", (1, 1, 0)).await;
 }
@@ -537,6 +546,6 @@ async fn a_missing_permission_is_named() {
     let missing =
         "cannot list resource \"imagesets\" in API group \"images.larder.dev\" at the cluster scope";
     let is_named = |error: &ClusterError| matches!(error, ClusterError::Forbidden { message } if message.contains(missing));
-    let named = until(|| failed.0.lock().unwrap().iter().any(is_named).then_some(())).await;
-    assert!(named.is_some(), "{:?}", failed.0.lock().unwrap());
+    let named = until(|| failed.errors.lock().unwrap().iter().any(is_named).then_some(())).await;
+    assert!(named.is_some(), "{:?}", failed.errors.lock().unwrap());
 }

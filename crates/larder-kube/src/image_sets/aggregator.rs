@@ -244,6 +244,19 @@ impl Aggregator {
     }
 }
 
+/// Requests that only the elected agent sends.
+const ACTIONS: [&str; 3] = ["list nodeimages", "watch nodeimages", "patch imagesets/status"];
+
+impl Drop for Aggregator {
+    /// A problem of what is no longer requested is none of this node.
+    fn drop(&mut self) {
+        let Some(observer) = self.cluster.observer() else { return };
+        for action in ACTIONS {
+            observer.forget(action);
+        }
+    }
+}
+
 async fn write_status(cluster: &Cluster, name: &str, status: &ImageSetStatus) -> Result<(), ClusterError> {
     let api: Api<ImageSet> = Api::all(cluster.client.clone());
     let mut fields = json!({ "status": status });
