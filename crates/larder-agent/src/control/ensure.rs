@@ -1,7 +1,7 @@
 //! Ensures images for one caller, and streams progress and results.
 //!
 //! Promises: a caller that reads slowly, or not at all, blocks no pull and costs a bounded amount of memory; one
-//! that goes away gives its wishes up; events reach the caller whose image they are about and no other.
+//! that disconnects withdraws its requests; events reach the caller whose image they are about and no other.
 
 use std::collections::HashSet;
 use std::pin::Pin;
@@ -173,7 +173,7 @@ pub(super) fn failed(index: u32, error: EnsureError) -> api::Failed {
     }
 }
 
-/// The stream of one call. Dropping it gives the wishes up.
+/// The stream of one call. Dropping it withdraws the requests.
 pub struct EnsureUpdateStream {
     updates: Pin<Box<dyn Stream<Item = Update> + Send>>,
     _work: JoinSet<()>,

@@ -10,7 +10,7 @@ use super::Node;
 use crate::backend::BackendHandle;
 
 /// How often exited containers are looked for.
-const LOOK: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// The PID namespace of the host, which has the same number on every machine.
 const HOST_PIDS: &str = "pid:[4026531836]";
 /// Commands of kubelets, alone or as a part of a distribution; each is a prefix.
@@ -22,7 +22,7 @@ impl Node {
         let Some(BackendHandle::Runtime(runtime)) = &self.handle else { return };
         let mut logged = None;
         loop {
-            time::sleep(LOOK).await;
+            time::sleep(CHECK_INTERVAL).await;
             let commands = async || spawn_blocking(host_commands).await.ok().flatten();
             let objection = self.remove_old_containers(runtime, commands, SystemTime::now()).await;
             if let Some(why) = objection.filter(|_| objection != logged) {

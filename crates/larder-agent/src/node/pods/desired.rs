@@ -18,7 +18,7 @@ use tokio::time::{self, Instant};
 use crate::node::pod_pulls::{PodPullRequest, PodPulls};
 
 /// How often it is checked whether an image is still present.
-const LOOK: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// How soon a failed ensure is retried, if no back-off says otherwise: kubelet syncs a pod that often.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -39,7 +39,7 @@ pub(crate) struct DesiredKey {
 
 /// The longest time for which a collection waits for the first scan of desired images: a backend that does not answer
 /// must not keep a full disk full.
-const FIRST_LOOK: Duration = Duration::from_secs(10);
+const FIRST_SCAN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Image ids of desired images: these images are in use.
 #[derive(Debug, Clone, Default)]
@@ -63,7 +63,7 @@ impl DesiredUses {
     /// From now on, and until the scan has ended, reading the uses waits.
     pub(crate) fn begin_first_scan(&self) -> FirstScan {
         let (scan, ended) = watch::channel(());
-        *lock(&self.known) = Some(FirstScanDone(ended, Instant::now() + FIRST_LOOK));
+        *lock(&self.known) = Some(FirstScanDone(ended, Instant::now() + FIRST_SCAN_LIMIT));
         FirstScan(Arc::new(scan))
     }
 
@@ -297,7 +297,7 @@ pub(super) async fn hold_present(backend: &dyn Backend, image: &ImageName, hold:
 /// Returns once the image is surely not there any more.
 async fn while_present(backend: &dyn Backend, id: &ImageId) {
     loop {
-        time::sleep(LOOK).await;
+        time::sleep(CHECK_INTERVAL).await;
         if let Ok(None) = backend.status(&ImageSpec::named(id)).await {
             return;
         }
@@ -370,7 +370,7 @@ mod tests {
         time::sleep(Duration::from_secs(20)).await;
         assert_eq!(held_by(&held).await, ["pod x/a: sha256:a", "pod x/b: sha256:b"]);
         backend.set_images(Vec::new());
-        time::sleep(2 * LOOK).await;
+        time::sleep(2 * CHECK_INTERVAL).await;
         assert_eq!(backend.images().len(), 2, "pulled again");
         images.set(BTreeMap::from([desired("pod x/b", "b:1")]), None);
         assert_eq!(held_by(&held).await, ["pod x/b: sha256:b"]);

@@ -17,7 +17,7 @@ use super::desired::{DesiredKey, DesiredUses, FirstScan, hold_present, note_if_p
 use crate::config::{PrefetchItem, PrefetchRetention, PrefetchSchedule};
 
 /// How often it is looked whether others are pulling.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How soon a failed prefetch is tried again.
 const RETRY: SignedDuration = SignedDuration::from_secs(60);
 /// How long to wait before the clock is read again, since it may have been set.
@@ -71,7 +71,7 @@ pub(in crate::node) async fn run_prefetch(
 /// Waits until no pull is in flight.
 async fn until_quiet(manager: &ImageManager) {
     while !manager.pulls().is_empty() {
-        time::sleep(LOOK).await;
+        time::sleep(CHECK_INTERVAL).await;
     }
 }
 

@@ -33,11 +33,11 @@ struct StaticPodImages {
     problems: BTreeSet<String>,
 }
 
-/// Looks after the images of the pods at this path until dropped; the wishes stay what they are then. `first` is let go
+/// Ensures the images of the pods at this path until dropped; `desired` then keeps its last state. `first` is dropped
 /// once all that was read first has been looked for.
 pub(in crate::node) async fn run_static_pods(
     path: PathBuf,
-    wishes: &mut DesiredImages,
+    desired: &mut DesiredImages,
     mut first: Option<FirstScan>,
 ) {
     let (notify, mut changes) = mpsc::channel(1);
@@ -59,7 +59,7 @@ pub(in crate::node) async fn run_static_pods(
             }
             reported = problems;
             if let Some(wanted) = wanted {
-                wishes.set(wanted, first.as_ref());
+                desired.set(wanted, first.as_ref());
             }
         }
         drop(first);
@@ -239,14 +239,14 @@ spec:
         backend.offer("a:1", image("sha256:a", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let held = DesiredUses::default();
-        let mut wishes = DesiredImages::new(manager, Arc::new(backend), held.clone());
+        let mut desired = DesiredImages::new(manager, Arc::new(backend), held.clone());
         let until = async |count: usize| {
             while held.uses().await.unwrap().len() != count {
                 time::sleep(Duration::from_millis(5)).await;
             }
         };
         tokio::select! {
-            () = run_static_pods(dir.path().to_owned(), &mut wishes, None) => {}
+            () = run_static_pods(dir.path().to_owned(), &mut desired, None) => {}
             () = async {
                 fs_err::write(dir.path().join("pod"), POD).unwrap();
                 until(1).await;
@@ -266,8 +266,8 @@ spec:
         backend.offer("a:1", image("sha256:a", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let held = DesiredUses::default();
-        let mut wishes = DesiredImages::new(manager, Arc::new(backend), held.clone());
-        wishes.set(read(&place).wanted.unwrap(), None);
+        let mut desired = DesiredImages::new(manager, Arc::new(backend), held.clone());
+        desired.set(read(&place).wanted.unwrap(), None);
         while held.uses().await.unwrap().is_empty() {
             time::sleep(Duration::from_millis(5)).await;
         }
@@ -278,7 +278,7 @@ spec:
         assert_eq!(reading.problems.len(), 1);
         assert!(reading.wanted.is_none(), "the desired images are unknown");
         tokio::select! {
-            () = run_static_pods(place, &mut wishes, None) => {}
+            () = run_static_pods(place, &mut desired, None) => {}
             () = time::sleep(Duration::from_millis(100)) => {}
         }
         assert_eq!(held.uses().await.unwrap().len(), 1);

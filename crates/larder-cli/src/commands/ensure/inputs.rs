@@ -110,7 +110,7 @@ fn check(args: &EnsureArgs) -> Result<(), Failure> {
 }
 
 /// The jobs for one image, of pods in files or of the arguments. Prints input that is invalid.
-pub(in crate::commands) fn wishes_for(
+pub(in crate::commands) fn ensure_jobs(
     image: &str,
     args: &EnsureArgs,
     out: &Printer,

@@ -28,7 +28,7 @@ use crate::output::progress::ProgressLines;
 use crate::printer::{Printer, progress_possible};
 use crate::session::CommandSession;
 use inputs::EnsureInputs;
-pub(super) use inputs::{EnsureJob, wishes_for};
+pub(super) use inputs::{EnsureJob, ensure_jobs};
 pub(super) use inputs::{argument_uid, check_argument};
 use summary::EnsureSummary;
 

@@ -11,7 +11,7 @@ use larder_agent::registry::{FetchAttempt, RegistryClient};
 use serde::Serialize;
 
 use crate::args::{CredentialArgs, EnsureArgs, ExplainAccessArgs, PullFlags};
-use crate::commands::ensure::{EnsureJob, wishes_for};
+use crate::commands::ensure::{EnsureJob, ensure_jobs};
 use crate::credential_setup::{self, CredentialSetup};
 use crate::exit::CommandOutcome;
 use crate::failure::{Failure, error_chain};
@@ -28,7 +28,7 @@ pub(super) async fn run(
     let out = &session.out;
     let image = args.image.as_str();
     image_name::check(image).map_err(|bad| Failure::bad_input(bad.message).hints(bad.hints))?;
-    let (mut jobs, mut outcome) = wishes_for(image, &wanted(args), out)?;
+    let (mut jobs, mut outcome) = ensure_jobs(image, &wanted(args), out)?;
     let mut known = HashSet::new();
     jobs.retain(|job| known.insert(access_key(job)));
     if jobs.is_empty() {

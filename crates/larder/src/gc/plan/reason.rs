@@ -144,6 +144,7 @@ impl fmt::Display for RetainReason {
             RetainReason::InUse(uses) => match uses.as_slice() {
                 [] => f.write_str("in use"),
                 [one] => write!(f, "in use by {one}"),
+                [one, other] => write!(f, "in use by {one} and {other}"),
                 [first, rest @ ..] => write!(f, "in use by {first} and {} more", rest.len()),
             },
             RetainReason::Leased { left } if left.is_zero() => f.write_str("leased"),
