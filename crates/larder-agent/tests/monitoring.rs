@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 /// Labels that Prometheus adds, and those of rules and histograms.
-const SCRAPED_LABELS: [&str; 4] = ["job", "instance", "le", "__name__"];
+const SCRAPED_LABELS: [&str; 3] = ["job", "instance", "le"];
 
 fn read(path: &str) -> String {
     let path = format!("{}/../../{path}", env!("CARGO_MANIFEST_DIR"));
@@ -36,9 +36,9 @@ fn exported() -> BTreeMap<String, BTreeSet<String>> {
     metrics
 }
 
-/// The names of metrics in an expression. `(larder|kubelet)_NAME` stands for both prefixes.
+/// The names of metrics in an expression. Under kubelet's name, a metric is the same.
 fn metrics_in(expression: &str) -> BTreeSet<String> {
-    let plain = expression.replace("(larder|kubelet)_", "larder_");
+    let plain = expression.replace("kubelet_", "larder_");
     let words = plain.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let is_metric = |word: &&str| word.starts_with("larder_") || word.starts_with("process_");
     words.filter(is_metric).map(str::to_owned).collect()
@@ -55,7 +55,8 @@ fn labels_in(expression: &str) -> BTreeSet<String> {
     names.filter(|name| !name.is_empty()).collect()
 }
 
-/// Fails if an expression names a metric that is not exported, or a label that none of its metrics has.
+/// Fails if an expression names a metric that is not exported or a label that none of its metrics has, or if it selects
+/// metrics of a kubelet.
 fn assert_exported(place: &str, expression: &str, exported: &BTreeMap<String, BTreeSet<String>>) {
     let mut known: BTreeSet<&str> = SCRAPED_LABELS.into();
     for metric in metrics_in(expression) {
@@ -65,6 +66,11 @@ fn assert_exported(place: &str, expression: &str, exported: &BTreeMap<String, BT
     }
     for label in labels_in(expression) {
         assert!(known.contains(label.as_str()), "{place}: no metric of {expression} has the label {label}");
+    }
+    for selector in expression.split("kubelet_").skip(1) {
+        let labels = selector.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+        let is_larders = labels.is_some_and(|(labels, _)| labels.contains("job=\"larder\""));
+        assert!(is_larders, "{place}: without job=\"larder\", kubelet_{selector} is kubelet's, too");
     }
 }
 
@@ -116,7 +122,7 @@ fn each_alert_names_exported_metrics_the_next_step_and_its_section() {
         assert_exported(name, text(&rule, "expr"), &exported);
         assert!(!text(annotations, "summary").is_empty(), "{name}");
         assert!(text(annotations, "description").contains("Next: "), "{name}");
-        let section = text(annotations, "runbook_url").strip_prefix("docs/troubleshooting.md#").unwrap();
+        let section = text(annotations, "runbook").strip_prefix("docs/troubleshooting.md#").unwrap();
         assert!(sections.contains(section), "{name}: docs/troubleshooting.md has no section {section}");
         assert!(["critical", "warning"].contains(&text(&rule["labels"], "severity")), "{name}");
         assert!(monitoring.contains(&format!("`{name}`")), "docs/monitoring.md does not list {name}");
@@ -127,6 +133,11 @@ fn each_alert_names_exported_metrics_the_next_step_and_its_section() {
 fn the_dashboard_shows_exported_metrics() {
     let (exported, dashboard) = (exported(), read("packaging/grafana/larder.json"));
     let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
+    for annotation in dashboard["annotations"]["list"].as_array().unwrap() {
+        let Some(expression) = annotation["expr"].as_str() else { continue };
+        assert!(!metrics_in(expression).is_empty(), "{annotation}");
+        assert_exported(text(annotation, "name"), expression, &exported);
+    }
     let (mut ids, mut expressions) = (BTreeSet::new(), 0);
     for panel in dashboard["panels"].as_array().unwrap() {
         let title = text(panel, "title");
@@ -159,4 +170,10 @@ fn a_metric_that_is_not_exported_is_found() {
 #[should_panic(expected = "has the label registry")]
 fn a_label_that_no_metric_has_is_found() {
     assert_exported("", "sum by (registry) (larder_pulls{job=\"larder\"})", &exported());
+}
+
+#[test]
+#[should_panic(expected = "is kubelet's, too")]
+fn a_metric_of_a_kubelet_is_found() {
+    assert_exported("", "sum(rate(kubelet_runtime_operations_total[5m])) by (job)", &exported());
 }
