@@ -478,7 +478,10 @@ fn each_overlay_is_complete_and_has_only_known_fields() {
         let agents: Vec<_> = objects.iter().filter(|object| object["kind"] == "DaemonSet").collect();
         assert_eq!(agents.len(), usize::from(name != "snapshotter"), "{name}");
         for agent in agents {
-            check_agent(name, &agent["spec"]["template"]["spec"]);
+            let config = objects.iter().find(|object| object["kind"] == "ConfigMap").expect("settings");
+            let config = config["data"]["config.yaml"].as_str().expect("a file");
+            let config: Value = serde_saphyr::from_str(config).expect("YAML");
+            check_agent(name, &agent["spec"]["template"]["spec"], &config);
         }
     }
 }
@@ -516,8 +519,9 @@ fn a_server_accepts_each_overlay_and_kubectl_merges_it_as_this_test_does() {
     }
 }
 
-/// Every mount has its volume, host directories have the same path inside, and the image is of this version.
-fn check_agent(overlay: &str, pod: &Value) {
+/// Every mount has its volume, host directories have the same path inside, the image is of this version, and paths of the
+/// settings are mounted. Of the directory with kubelet's kubeconfig, which has keys of other components, only files are.
+fn check_agent(overlay: &str, pod: &Value, config: &Value) {
     let container = &pod["containers"][0];
     assert_eq!(container["image"], concat!("larder.dev/larder:", env!("CARGO_PKG_VERSION")), "{overlay}");
     let volumes = pod["volumes"].as_array().expect("volumes");
@@ -529,6 +533,21 @@ fn check_agent(overlay: &str, pod: &Value) {
             assert_eq!(mount["mountPath"], path, "{overlay}");
         }
     }
+    let node_name =
+        json!([{ "name": "NODE_NAME", "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } }]);
+    assert_eq!(container["env"], node_name, "{overlay}");
+    let setting =
+        |value: &Value| PathBuf::from(value.as_str().expect("a path").trim_start_matches("unix://"));
+    let kubeconfig = setting(&config["kubernetes"]["nodeKubeconfig"]);
+    let is_mounted = |path: &Path| {
+        let mut mounts = mounts.iter().filter_map(|mount| mount["mountPath"].as_str());
+        mounts.any(|mount| path.starts_with(mount))
+    };
+    for path in [&kubeconfig, &setting(&config["backend"]), &setting(&config["staticPodPath"])] {
+        assert!(is_mounted(path), "{overlay}: {} is not mounted", path.display());
+    }
+    let directory = kubeconfig.parent().expect("a directory");
+    assert!(!is_mounted(directory) || directory == "/etc/larder", "{overlay}: {}", directory.display());
 }
 
 #[tokio::test]
