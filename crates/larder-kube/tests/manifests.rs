@@ -547,7 +547,11 @@ fn check_agent(overlay: &str, pod: &Value, config: &Value) {
         assert!(is_mounted(path), "{overlay}: {} is not mounted", path.display());
     }
     let directory = kubeconfig.parent().expect("a directory");
-    assert!(!is_mounted(directory) || directory == "/etc/larder", "{overlay}: {}", directory.display());
+    assert!(
+        !is_mounted(directory) || directory == Path::new("/etc/larder"),
+        "{overlay}: {}",
+        directory.display()
+    );
 }
 
 #[tokio::test]
