@@ -105,6 +105,24 @@ async fn an_image_that_is_public_or_was_pulled_by_an_operator_is_visible() {
 }
 
 #[tokio::test]
+async fn an_image_that_the_runtime_recorded_before_its_pull_failed_is_hidden() {
+    let (dir, backend) = (tempfile::tempdir().unwrap(), backend());
+    backend.add_image("registry.example/app:v0", image("sha256:older", 1));
+    let node = HidingNode::open(dir.path(), &backend);
+    backend.hold_pulls();
+    let request = EnsureRequest::new(APP, PullPolicy::Always, Pod::default());
+    let request = EnsureRequest { ahead_of_kubelet: true, secrets: secret(), ..request };
+    let manager = node.manager.clone();
+    let ensure = tokio::spawn(async move { manager.ensure(&request).await });
+    backend.until(|counts| counts.running == 1).await;
+    backend.add_image(APP, image(ID, 1));
+    backend.finish_pull(ScriptedPull::fails("write references: no space left on device"));
+    ensure.await.unwrap().expect_err("it failed");
+    assert_eq!(node.visible(), ["sha256:older"]);
+    assert_eq!(HidingNode::open(dir.path(), &backend).visible(), ["sha256:older"], "after a restart");
+}
+
+#[tokio::test]
 async fn a_pull_that_the_runtime_finishes_after_its_failure_is_hidden() {
     let (dir, backend) = (tempfile::tempdir().unwrap(), backend());
     let lost = BackendError::Call {

@@ -50,8 +50,8 @@ impl PrefetchCredentials {
 pub struct HiddenImages {
     path: PathBuf,
     state: Mutex<HiddenState>,
-    /// The content of the file; empty after a failed write. Locked while the file is written.
-    written: AsyncMutex<Vec<u8>>,
+    /// The content of the file; empty after a failed write. Locked while the file is written, also where the caller is canceled.
+    written: Arc<AsyncMutex<Vec<u8>>>,
 }
 
 /// How a pull ended.
@@ -82,7 +82,7 @@ impl HiddenImages {
         let (path, place) = (path.to_owned(), path.display());
         let why = match HiddenState::read(&text) {
             Ok(state) => {
-                return Ok(HiddenImages { path, state: Mutex::new(state), written: AsyncMutex::new(text) });
+                return Ok(HiddenImages::of(path, state, text));
             }
             Err(why) => why,
         };
@@ -91,7 +91,11 @@ impl HiddenImages {
         );
         let (state, text) = (HiddenState::lost(), content(&HiddenState::lost()));
         files::replace(&path, &text)?;
-        Ok(HiddenImages { path, state: Mutex::new(state), written: AsyncMutex::new(text) })
+        Ok(HiddenImages::of(path, state, text))
+    }
+
+    fn of(path: PathBuf, state: HiddenState, written: Vec<u8>) -> HiddenImages {
+        HiddenImages { path, state: Mutex::new(state), written: Arc::new(AsyncMutex::new(written)) }
     }
 
     /// Whether callers of CRI must not see this image.
@@ -151,15 +155,19 @@ impl HiddenImages {
 
     /// Writes the present state, unless the file has it.
     async fn save(&self) -> io::Result<()> {
-        let mut written = self.written.lock().await;
+        let mut written = Arc::clone(&self.written).lock_owned().await;
         let content = content(&self.state());
-        if *written != content {
-            let (path, new) = (self.path.clone(), content.clone());
-            written.clear();
-            blocking(move || files::replace(&path, &new)).await?;
-            *written = content;
+        if *written == content {
+            return Ok(());
         }
-        Ok(())
+        let path = self.path.clone();
+        let write = move || {
+            written.clear();
+            files::replace(&path, &content)?;
+            *written = content;
+            Ok(())
+        };
+        blocking(write).await
     }
 
     fn state(&self) -> MutexGuard<'_, HiddenState> {
@@ -168,6 +176,18 @@ impl HiddenImages {
 }
 
 impl HiddenPull<'_> {
+    /// The pull has failed for good. A runtime may have recorded the image before it did: what is new in the repository is hidden.
+    pub(crate) async fn fail(self, backend: &dyn Backend) {
+        let end = match backend.list().await {
+            Ok(present) => {
+                self.images.state().hide_new(&present);
+                PrefetchEnd::Failed
+            }
+            Err(_) => PrefetchEnd::Unknown,
+        };
+        self.end(end).await;
+    }
+
     /// Hides the image that is present now.
     pub(crate) async fn end(mut self, end: PrefetchEnd<'_>) {
         self.images.state().end(&self.image, end, SystemTime::now());

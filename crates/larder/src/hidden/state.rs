@@ -147,9 +147,7 @@ impl HiddenState {
         self.hidden.retain(|id| ids.contains(id));
         self.visible.retain(|id| ids.contains(id));
         if self.is_lost || self.names().any(|(_, pulls)| pulls.is_abandoned) {
-            let hidden = present.iter().filter(|image| self.may_be_hidden(image));
-            let hidden: Vec<_> = hidden.map(|image| image.id.clone()).collect();
-            self.hidden.extend(hidden);
+            self.hide_new(present);
             self.is_lost = false;
         }
         let over = seconds(now).saturating_sub(CONTINUES_FOR.as_secs());
@@ -158,6 +156,14 @@ impl HiddenState {
         }
         self.drop_ended();
         true
+    }
+
+    /// Hides those of the present images that a pull may have made present.
+    pub(super) fn hide_new(&mut self, present: &[Image]) {
+        let new = present.iter().filter(|image| self.may_be_hidden(image));
+        let new: Vec<_> = new.map(|image| image.id.clone()).collect();
+        self.hidden.extend(new);
+        self.changes += 1;
     }
 
     fn names(&self) -> impl Iterator<Item = (&ImageName, &OpenPulls)> {

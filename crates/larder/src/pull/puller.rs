@@ -206,12 +206,11 @@ impl ImagePuller {
         let begun = hidden.begin(&job.spec.image, self.images.backend()).await;
         let pull = begun.map_err(|error| PullAttemptsError::from_iter([error]))?;
         let pulled = self.pull_in_time(job, entry, spent).await;
-        let end = match &pulled {
-            Ok(pulled) => PrefetchEnd::Pulled(&pulled.image_ref),
-            Err(error) if error.is_final() => PrefetchEnd::Failed,
-            Err(_) => PrefetchEnd::Unknown,
-        };
-        pull.end(end).await;
+        match &pulled {
+            Ok(pulled) => pull.end(PrefetchEnd::Pulled(&pulled.image_ref)).await,
+            Err(error) if error.is_final() => pull.fail(self.images.backend()).await,
+            Err(_) => pull.end(PrefetchEnd::Unknown).await,
+        }
         pulled
     }
 
