@@ -48,7 +48,7 @@ fn bounded(path: &Path) -> io::Result<Vec<u8>> {
 fn unreadable(error: &io::Error) -> InputProblem {
     match error.kind() {
         _ if is_absent(error) => InputProblem::new("file not found")
-            .hint("create it, or leave out --config and LARDER_CONFIG: the default file is optional"),
+            .hint("create it, or leave out the flag or variable that names it: the default file is optional"),
         io::ErrorKind::PermissionDenied => {
             InputProblem::new("permission denied").hint("make it readable for the user of larder")
         }

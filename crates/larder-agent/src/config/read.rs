@@ -252,13 +252,9 @@ impl ConfigReader {
         match (setting.read)(&mut self.draft, at) {
             Ok(()) => {
                 self.broken.remove(setting.key);
-                let selects_store = setting.key == "backend" && origin == SettingOrigin::Flag("--root");
-                let before = self.draft.config.origins.insert(setting.key, origin);
-                if let Some(before) = before.filter(|_| selects_store) {
-                    let warning =
-                        format!("{before}: backend has no effect: --root selects larder's own store");
-                    self.draft.config.warnings.push(warning);
-                }
+                let warning = self.ignored_backend(setting, &origin);
+                self.draft.config.warnings.extend(warning);
+                self.draft.config.origins.insert(setting.key, origin);
                 let lines = at.items().map(|items| items.iter().map(NodeCursor::line).collect());
                 self.draft.config.lines.insert(setting.key, lines.unwrap_or_default());
                 Vec::new()
@@ -268,6 +264,14 @@ impl ConfigReader {
                 problems
             }
         }
+    }
+
+    /// Warns of a backend that is overridden by the flag for the root of larder's own store, which does not name it.
+    fn ignored_backend(&self, setting: &Setting, by: &SettingOrigin) -> Option<String> {
+        let SettingOrigin::Flag(flag) = by else { return None };
+        let before = self.draft.config.origins.get(setting.key)?;
+        let is_ignored = setting.key == "backend" && flag.ends_with("root");
+        is_ignored.then(|| format!("{before}: backend has no effect: {flag} selects larder's own store"))
     }
 
     fn take_given(&mut self, by: &SettingOrigin, setting: &'static Setting, node: &YamlNode) {

@@ -286,7 +286,7 @@ fn all_errors_are_reported_together() {
         &[
             "c.yaml:4: gc.period: \"soon\": not a duration; use a form like 90s, 5m or 1h30m",
             "c.yaml:7: roots: unknown setting [did you mean root?]",
-            "c.yaml:8: log.level: must be a string, is the number 5 [put it in quotes]",
+            "c.yaml:8: log.level: must be one of error, warn, info, debug, trace, is the number 5",
             "c.yaml:5: imageGCHighThresholdPercent: invalid configuration: imageGCHighThresholdPercent \
              (--image-gc-high-threshold) 101 must be between 0 and 100, inclusive",
             "c.yaml:6: registryBurst: invalid configuration: registryBurst (--registry-burst) -1 must not be a negative \
