@@ -61,7 +61,8 @@ fn uid(pod: &Pod) -> String {
 /// It never ends: a watch that breaks is resumed from its last version, with back-off.
 pub fn watch_bound_pods(cluster: &Cluster) -> impl Stream<Item = Result<BoundPods, ClusterError>> + use<> {
     let pods: Api<Pod> = Api::all(cluster.client.clone());
-    let of_node = watch::Config::default().fields(&format!("spec.nodeName={}", cluster.node));
+    // From the API server's cache, as kubelet lists: without a version, etcd reads the pods of all nodes for each list.
+    let of_node = watch::Config::default().any_semantic().fields(&format!("spec.nodeName={}", cluster.node));
     let mut is_first = true;
     let events = watch_events(cluster, "the list of pods", watch(pods, of_node));
     let changes = events.scan(BoundPods::default(), move |known, event| {

@@ -9,6 +9,7 @@ use http::Request;
 use http_body_util::BodyExt as _;
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
+use tokio::sync::watch;
 use tower::util::MapRequestLayer;
 
 use crate::error::{ClusterError, chain};
@@ -34,6 +35,8 @@ pub struct Cluster {
     pub(crate) node: String,
     counters: Arc<RequestCounters>,
     observer: Option<Arc<dyn ResponseObserver>>,
+    /// How many leases are being released.
+    pub(crate) releases: watch::Sender<usize>,
 }
 
 /// What a cluster was asked, since it was opened.
@@ -81,7 +84,7 @@ impl Cluster {
             let reloading = Arc::clone(&reloading);
             async move { reloading.send(request).await }
         });
-        Cluster { client: Client::new(service, "default"), node: node.to_owned(), counters, observer: None }
+        Cluster::with_client(Client::new(service, "default"), node, counters)
     }
 
     /// A cluster at this URL, with a bearer token or without credentials, and without TLS.
@@ -109,7 +112,17 @@ impl Cluster {
             request
         };
         let client = builder.with_layer(&MapRequestLayer::new(count)).build();
-        Ok(Cluster { client, node: node.to_owned(), counters, observer: None })
+        Ok(Cluster::with_client(client, node, counters))
+    }
+
+    fn with_client(client: Client, node: &str, counters: Arc<RequestCounters>) -> Cluster {
+        Cluster { client, node: node.to_owned(), counters, observer: None, releases: watch::Sender::new(0) }
+    }
+
+    /// Waits until each lease is released whose holder was dropped, by this cluster or a clone of it. Takes two seconds at most.
+    pub async fn wait_released(&self) {
+        // This has a sender, so that the channel is open.
+        _ = self.releases.subscribe().wait_for(|releases| *releases == 0).await;
     }
 
     /// The same; the observer receives the outcomes of its requests.

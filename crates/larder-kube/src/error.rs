@@ -29,7 +29,7 @@ pub enum ClusterError {
         resource: String,
     },
     /// Each list is outdated as soon as it was read.
-    #[error("the API server forgets the version of {what} at once (410): it is listed again and again")]
+    #[error("the API server expires the resourceVersion of {what} immediately (410), listing repeatedly")]
     Relisting {
         /// Such as `the list of pods`.
         what: String,
@@ -52,6 +52,12 @@ pub enum ClusterError {
         /// What happened.
         message: String,
     },
+    /// The object has changed since it was read.
+    #[error("{message}")]
+    Conflict {
+        /// As the server has it.
+        message: String,
+    },
     /// Any other answer.
     #[error("the API server refused: {message}")]
     Refused {
@@ -61,6 +67,13 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
+    /// Whether the same call may succeed later although nothing changes in the cluster: the server is away, or the credentials
+    /// are being renewed.
+    pub fn is_temporary(&self) -> bool {
+        use ClusterError::{Unauthorized, Unavailable, Unusable};
+        matches!(self, Unavailable { .. } | Unauthorized { .. } | Unusable { .. })
+    }
+
     /// What a call about `what` (such as `secret default/registry`) failed with.
     pub(crate) fn of_call(what: impl Into<String>, error: &kube::Error) -> ClusterError {
         match error {
@@ -80,6 +93,7 @@ pub(crate) fn of_status(what: String, status: &Status) -> ClusterError {
         404 => ClusterError::NotFound { what },
         403 => ClusterError::Forbidden { message },
         401 => ClusterError::Unauthorized { message },
+        409 => ClusterError::Conflict { message },
         429 | 500.. => ClusterError::Unavailable { message },
         _ => ClusterError::Refused { message },
     }
@@ -136,8 +150,8 @@ impl ErrorLog {
     pub(crate) fn note(&mut self, what: &str, outcome: Result<(), ClusterError>) {
         match outcome {
             Ok(()) => match self.last.take() {
-                Some(error) if error.is_observed() => tracing::debug!("{what}: answered again"),
-                Some(_) => tracing::info!("{what}: answered again"),
+                Some(error) if error.is_observed() => tracing::debug!("{what}: API server available again"),
+                Some(_) => tracing::info!("{what}: API server available again"),
                 None => {}
             },
             Err(error) if self.last.as_ref() == Some(&error) => {}

@@ -9,7 +9,8 @@ use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::task::JoinHandle;
+use tokio::time::{self, Instant};
 use tower::BoxError;
 
 use crate::error::{ClusterError, chain};
@@ -17,6 +18,10 @@ use crate::kubeconfig::{problem, tls_problem};
 
 /// How often it is looked whether a file has changed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// How long reading the files may take, with the exec plugin that they name.
+const LOAD_WITHIN: Duration = Duration::from_secs(30);
+/// After so long another read is begun beside the one that hangs.
+const ABANDON_AFTER: Duration = Duration::from_secs(600);
 /// How long to wait for a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// How long a silent answer may take: a watch gets a bookmark every minute or so.
@@ -27,7 +32,14 @@ const POD_FILES: [&str; 1] = ["/var/run/secrets/kubernetes.io/serviceaccount/ca.
 /// Sends requests with the credentials of a kubeconfig, or of the pod's service account.
 pub(crate) struct ReloadingClient {
     kubeconfig: Option<PathBuf>,
-    current: Mutex<Option<LoadedClient>>,
+    state: Mutex<ClientState>,
+}
+
+#[derive(Default)]
+struct ClientState {
+    current: Option<LoadedClient>,
+    /// A read of the files in progress, and when it began: requests that give up do not end it, and begin no other.
+    loading: Option<(Instant, JoinHandle<Result<LoadedClient, ClusterError>>)>,
 }
 
 struct LoadedClient {
@@ -42,7 +54,7 @@ type FileStamp = (PathBuf, Option<(u64, i64, i64, u64)>);
 impl ReloadingClient {
     /// Reads nothing yet.
     pub(crate) fn new(kubeconfig: Option<PathBuf>) -> ReloadingClient {
-        ReloadingClient { kubeconfig, current: Mutex::default() }
+        ReloadingClient { kubeconfig, state: Mutex::default() }
     }
 
     /// One request. After a rejection the files are read again for the next one.
@@ -50,15 +62,15 @@ impl ReloadingClient {
         let client = self.client().await?;
         let response = client.send(request).await?;
         if response.status() == StatusCode::UNAUTHORIZED {
-            self.current.lock().await.take();
+            self.state.lock().await.current.take();
         }
         Ok(response)
     }
 
     /// The client of the files as they are now.
     pub(crate) async fn client(&self) -> Result<Client, ClusterError> {
-        let mut current = self.current.lock().await;
-        if let Some(loaded) = &mut *current {
+        let mut state = self.state.lock().await;
+        if let Some(loaded) = &mut state.current {
             if loaded.looked.elapsed() < CHECK_INTERVAL {
                 return Ok(loaded.client.clone());
             }
@@ -70,8 +82,24 @@ impl ReloadingClient {
             tracing::info!("{}: changed, read again", place(self.kubeconfig.as_deref()));
         }
         // Until it can be read, the next request tries again.
-        let loaded = current.insert(load(self.kubeconfig.clone()).await?);
-        Ok(loaded.client.clone())
+        let loaded = self.load_shared(&mut state).await?;
+        let client = loaded.client.clone();
+        state.current = Some(loaded);
+        Ok(client)
+    }
+
+    /// Waits for the read in progress, or begins one. An exec plugin that hangs has one process.
+    async fn load_shared(&self, state: &mut ClientState) -> Result<LoadedClient, ClusterError> {
+        let is_lost = |(began, _): &mut (Instant, _)| began.elapsed() > ABANDON_AFTER;
+        state.loading.take_if(is_lost);
+        let load = || (Instant::now(), tokio::spawn(load(self.kubeconfig.clone())));
+        let (began, loading) = state.loading.get_or_insert_with(load);
+        let Ok(done) = time::timeout_at(*began + LOAD_WITHIN, loading).await else {
+            let problem = format!("not read after {LOAD_WITHIN:?}: an exec plugin may hang");
+            return Err(unusable(self.kubeconfig.as_deref(), problem));
+        };
+        state.loading = None;
+        done.map_err(|error| unusable(self.kubeconfig.as_deref(), chain(&error)))?
     }
 }
 
@@ -98,6 +126,8 @@ async fn load(kubeconfig: Option<PathBuf>) -> Result<LoadedClient, ClusterError>
     };
     config.connect_timeout = Some(CONNECT_WITHIN);
     config.read_timeout = Some(READ_WITHIN);
+    // Each caller retries as it needs, and all requests are counted.
+    config.default_retry = false;
     // An exec plugin runs here.
     let runtime = tokio::runtime::Handle::current();
     let made = on_a_thread(at.clone(), move || {

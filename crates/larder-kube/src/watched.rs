@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream};
 use futures_util::{Stream, StreamExt as _};
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event};
+use kube::runtime::utils::Backoff as _;
+use kube::runtime::watcher::{self, DefaultBackoff, Event};
 use kube::{Resource, ResourceExt as _};
 use tokio::time::{self, Instant};
 
@@ -53,7 +53,7 @@ impl<K: Resource<DynamicType = ()> + Send + 'static> Watched<K> {
         self.is_known
     }
 
-    /// Waits until the objects may have changed, or the watch fails, which it logs. It can be dropped at any time.
+    /// Waits until the objects may have changed, or the watch fails, which it logs. The future can be dropped at any time.
     pub(crate) async fn changed(&mut self) -> Result<(), ClusterError> {
         let outcome = loop {
             match self.events.next().await {
@@ -93,39 +93,66 @@ impl<K: Resource<DynamicType = ()> + Send + 'static> Watched<K> {
 /// Events of a watch, or why it fails.
 pub(crate) type WatchEvents<K> = BoxStream<'static, Result<Event<K>, ClusterError>>;
 
-/// The events of a watch, which errors call `what`. A broken watch is resumed with back-off; a version that the server has
-/// forgotten is no error, unless that happens again and again.
+/// The events of a watch, which errors call `what`. A broken watch is resumed with back-off, as is a list that fails; a version
+/// that the server has forgotten is no error, unless that happens again and again.
 pub(crate) fn watch_events<K: Resource<DynamicType = ()> + Send + 'static>(
     cluster: &Cluster,
     what: &'static str,
     events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
 ) -> WatchEvents<K> {
-    let relists = Relists::new(cluster, what);
-    stream::unfold((events.default_backoff().boxed(), relists), move |(mut events, mut relists)| async move {
+    let source = WatchSource {
+        events: events.boxed(),
+        relists: Relists::new(cluster, what),
+        backoff: DefaultBackoff::default(),
+        resume_at: None,
+    };
+    stream::unfold(source, |mut source| async { Some((source.next().await?, source)) }).boxed()
+}
+
+struct WatchSource<K> {
+    events: BoxStream<'static, watcher::Result<Event<K>>>,
+    relists: Relists,
+    backoff: DefaultBackoff,
+    /// After an error, when to ask the server again.
+    resume_at: Option<Instant>,
+}
+
+impl<K: Resource<DynamicType = ()>> WatchSource<K> {
+    async fn next(&mut self) -> Option<Result<Event<K>, ClusterError>> {
         loop {
-            let over = relists.over_at();
+            if let Some(at) = self.resume_at.take() {
+                time::sleep_until(at).await;
+            }
+            let over = self.relists.over_at();
             let next = tokio::select! {
-                next = events.next() => next?,
+                next = self.events.next() => next?,
                 () = time::sleep_until(over.unwrap_or_else(Instant::now)), if over.is_some() => {
-                    relists.forget();
+                    self.relists.forget();
                     continue;
                 }
             };
             let error = match next {
-                Ok(event) => return Some((Ok(event), (events, relists))),
-                Err(error) if is_expired(&error) => {
-                    tracing::debug!("{what}: the API server has forgotten its version (410): listing again");
-                    match relists.note(Instant::now()) {
-                        Some(error) => error,
-                        None => continue,
+                Ok(event) => {
+                    // Each attempt to list begins with `Init`, also one that fails.
+                    let is_answer = !matches!(event, Event::Init | Event::InitApply(_));
+                    if is_answer && !self.relists.are_endless() {
+                        self.backoff.reset();
                     }
+                    return Some(Ok(event));
                 }
-                Err(error) => failed::<K>(what, &error),
+                Err(error) => error,
             };
-            return Some((Err(error), (events, relists)));
+            self.resume_at = self.backoff.next().map(|wait| Instant::now() + wait);
+            let what = self.relists.what;
+            if !is_expired(&error) {
+                return Some(Err(failed::<K>(what, &error)));
+            }
+            tracing::debug!("{what}: the API server has forgotten its version (410): listing again");
+            if let Some(error) = self.relists.note(Instant::now()) {
+                return Some(Err(error));
+            }
         }
-    })
-    .boxed()
+    }
 }
 
 /// So many lists that are outdated at once are reported, until there was none for so long. The longest back-off is shorter.
@@ -154,7 +181,7 @@ impl Relists {
         let is_recent = self.last.is_some_and(|last| now < last + QUIET);
         self.count = if is_recent { self.count + 1 } else { 1 };
         self.last = Some(now);
-        if self.count < ENDLESS {
+        if !self.are_endless() {
             return None;
         }
         let error = ClusterError::Relisting { what: self.what.to_owned() };
@@ -162,9 +189,13 @@ impl Relists {
         Some(error)
     }
 
+    fn are_endless(&self) -> bool {
+        self.count >= ENDLESS
+    }
+
     /// Until when they are reported.
     fn over_at(&self) -> Option<Instant> {
-        self.last.filter(|_| self.count >= ENDLESS).map(|last| last + QUIET)
+        self.last.filter(|_| self.are_endless()).map(|last| last + QUIET)
     }
 
     fn forget(&mut self) {
@@ -270,6 +301,26 @@ mod tests {
         errors_within(&mut events, 100).await;
         assert_eq!(observed.problems(), [], "quiet");
         assert_eq!(observed.0.lock().unwrap().1, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lists_that_fail_are_retried_with_a_back_off_of_up_to_half_a_minute() {
+        let cluster = Cluster::at_url("http://127.0.0.1:1", "n1", None).unwrap();
+        let refused = || {
+            let status = Status::failure("not found", "NotFound").with_code(404);
+            Err::<Event<Pod>, _>(watcher::Error::InitialListFailed(kube::Error::Api(status.boxed())))
+        };
+        let lists = stream::iter(0..).flat_map(move |_| stream::iter([Ok(Event::Init), refused()]));
+        let mut events = watch_events(&cluster, "the list of pods", lists);
+        let mut errors = 0;
+        let hour = time::timeout(Duration::from_secs(3600), async {
+            while let Some(event) = events.next().await {
+                errors += u32::from(event.is_err());
+            }
+        });
+        assert!(hour.await.is_err(), "a watch never ends");
+        // With jitter, a wait of 30 s lasts up to twice as long.
+        assert!((60..150).contains(&errors), "{errors} requests in an hour");
     }
 
     #[test]

@@ -174,6 +174,9 @@ impl Daemon {
                 tracing::warn!("second signal: canceling in-flight calls");
             }
         }
+        if let Some(cluster) = &node.cluster {
+            cluster.wait_released().await;
+        }
         let took = Duration::from_secs(began.elapsed().as_secs());
         tracing::info!("stopped after {}", larder::go_format::duration(took));
         traces::flush(FLUSH_WITHIN).await;

@@ -70,6 +70,7 @@ impl Role {
             | ClusterError::NotInstalled { .. }
             | ClusterError::Relisting { .. }
             | ClusterError::Forbidden { .. }
+            | ClusterError::Conflict { .. }
             | ClusterError::Refused { .. } => refused.map(str::to_owned),
         }
     }

@@ -80,8 +80,8 @@ impl Election {
                 self.seen = lease.spec.map(|spec| (spec, Instant::now()));
                 Ok(true)
             }
-            // Conflict: another candidate was faster.
-            Err(ClusterError::Refused { message }) => {
+            // Another candidate was faster.
+            Err(ClusterError::Conflict { message }) => {
                 tracing::debug!("lease {}/{LEASE} not taken: {message}", self.namespace);
                 Ok(false)
             }
@@ -125,11 +125,13 @@ impl Drop for HeldLease {
     fn drop(&mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
         let (cluster, namespace) = (self.cluster.clone(), std::mem::take(&mut self.namespace));
+        cluster.releases.send_modify(|releases| *releases += 1);
         runtime.spawn(async move {
             let released = time::timeout(RELEASE_TIME, release(&cluster, &namespace)).await;
             if let Ok(Err(error)) = released {
                 tracing::debug!("lease {namespace}/{LEASE} not released, it expires: {error}");
             }
+            cluster.releases.send_modify(|releases| *releases -= 1);
         });
     }
 }

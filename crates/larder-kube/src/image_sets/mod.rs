@@ -126,10 +126,9 @@ pub async fn clear_report(cluster: &Cluster, options: &ImageSetOptions) {
     let mut log = ErrorLog::default();
     loop {
         let cleared = report_writer::clear_report(cluster).await;
-        let may_recover =
-            matches!(cleared, Err(ClusterError::Unavailable { .. } | ClusterError::Unauthorized { .. }));
+        let is_temporary = cleared.as_ref().is_err_and(ClusterError::is_temporary);
         log.note("report about image sets", cleared);
-        if !may_recover {
+        if !is_temporary {
             return;
         }
         time::sleep(options.retry.mul_f64(1.0 + tasks::random())).await;

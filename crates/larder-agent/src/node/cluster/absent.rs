@@ -40,6 +40,11 @@ impl NodeCluster {
         match *self {}
     }
 
+    #[expect(clippy::unused_async, reason = "as with the feature")]
+    pub(crate) async fn wait_released(&self) {
+        match *self {}
+    }
+
     pub(crate) fn status(&self) -> api::KubernetesStatus {
         match *self {}
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder::events::{Event, EventFollower, EventReason, EventStreamItem, EventType};
 use larder::pod::ObjectKind;
-use larder_kube::{Cluster, ClusterError, EventRateLimit, NodeEvent, NodeEvents};
+use larder_kube::{Cluster, EventRateLimit, NodeEvent, NodeEvents};
 use tokio::time::{self, Instant};
 
 use super::EventCounts;
@@ -77,9 +77,7 @@ async fn send(sender: &mut NodeEvents, event: &Event) -> bool {
         let Err(error) = sender.send(&event).await else {
             return true;
         };
-        let may_recover =
-            matches!(error, ClusterError::Unavailable { .. } | ClusterError::Unauthorized { .. });
-        if !may_recover {
+        if !error.is_temporary() {
             return false;
         }
         time::sleep(RETRY).await;

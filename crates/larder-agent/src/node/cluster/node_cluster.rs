@@ -123,6 +123,13 @@ impl NodeCluster {
         counts.map(states).unwrap_or_default()
     }
 
+    /// Waits until the lease of image sets is released, if this node held it when its tasks were dropped. Takes two seconds at most.
+    pub(crate) async fn wait_released(&self) {
+        if let Some(own) = &self.own {
+            own.cluster.wait_released().await;
+        }
+    }
+
     pub(crate) fn status(&self) -> api::KubernetesStatus {
         let status = |identity: &ClusterIdentity| identity.connection.status();
         api::KubernetesStatus {
@@ -133,6 +140,9 @@ impl NodeCluster {
         }
     }
 }
+
+/// `spec.nodeName` of larder's pod, where it runs in one.
+const NODE_NAME_VARIABLE: &str = "NODE_NAME";
 
 /// What the settings have each identity connect with.
 pub(super) struct ClusterIdentities {
@@ -152,10 +162,11 @@ impl ClusterIdentities {
     }
 }
 
-/// As kubelet has it: its setting, its certificate, or the host name.
+/// As kubelet has it: its setting, its certificate, what the manifest of larder's pod says, or the host name.
 pub(super) fn name_of(settings: &KubernetesSettings) -> String {
     let of_certificate = || settings.node_kubeconfig.as_deref().and_then(node_name);
-    settings.node_name.clone().or_else(of_certificate).unwrap_or_else(|| {
+    let of_pod = || variable(NODE_NAME_VARIABLE);
+    settings.node_name.clone().or_else(of_certificate).or_else(of_pod).unwrap_or_else(|| {
         let host = rustix::system::uname().nodename().to_string_lossy().trim().to_lowercase();
         tracing::info!("kubernetes: no node name in settings or client certificate, using host name {host}");
         host

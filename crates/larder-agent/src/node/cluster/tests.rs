@@ -145,6 +145,25 @@ async fn images_of_a_bound_pod_are_pulled_and_in_use_until_it_is_deleted_or_fini
 }
 
 #[tokio::test]
+async fn a_pod_that_is_deleted_during_its_pull_cancels_it_and_holds_nothing() {
+    let api = KubeApi::start();
+    let node = TestNode::at(&api);
+    node.backend.hold_pulls();
+    api.create(PODS, &pod("web", "r.example/a:1", &[]));
+    node.backend.until(|counts| counts.running == 1).await;
+    api.delete(&format!("{PODS}/web"));
+    node.backend.until(|counts| counts.canceled == 1).await;
+    assert!(node.uses().await.is_empty());
+    assert_eq!(node.cluster.status().pods, 0);
+    // A pod that comes later is pulled from the start.
+    api.create(PODS, &pod("new", "r.example/a:1", &[]));
+    node.backend.until(|counts| counts.running == 1).await;
+    let finished = ScriptedPull::with_outcome(Ok(image("sha256:r.example/a:1", 1)));
+    assert!(node.backend.finish_pull_of("r.example/a:1", finished));
+    node.until_uses(&["pod default/new: sha256:r.example/a:1"]).await;
+}
+
+#[tokio::test]
 async fn an_api_server_that_is_down_for_an_hour_stops_no_known_pod_and_is_reported() {
     let mut api = KubeApi::start();
     api.create(PODS, &pod("web", "r.example/a:1", &[]));
@@ -157,8 +176,10 @@ async fn an_api_server_that_is_down_for_an_hour_stops_no_known_pod_and_is_report
     node.backend.set_images(Vec::new());
     time::sleep(Duration::from_secs(3600)).await;
     assert_eq!(node.backend.images().len(), 1, "pulled again without the API server");
-    time::resume();
     api.restart();
+    // The longest back-off.
+    time::advance(Duration::from_secs(61)).await;
+    time::resume();
     api.create(PODS, &pod("new", "r.example/b:1", &[]));
     node.until_uses(&["pod default/new: sha256:r.example/b:1", "pod default/web: sha256:r.example/a:1"])
         .await;
