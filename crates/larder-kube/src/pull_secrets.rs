@@ -17,13 +17,14 @@ use crate::error::ClusterError;
 #[derive(Clone)]
 pub struct PullSecrets {
     cluster: Cluster,
-    cache: Option<Arc<Mutex<Cache>>>,
+    shared_for: Duration,
+    cache: Arc<Mutex<Cache>>,
 }
 
-/// How long a secret, and the answer that it cannot be read, is used for further pulls. The latter is as long as the first
-/// back-off.
-const SHARED_FOR: Duration = Duration::from_secs(60);
+/// How long the answer that a secret cannot be read is used at most for further pulls: as long as the first back-off.
 const ERROR_SHARED_FOR: Duration = Duration::from_secs(10);
+/// For how long a secret serves while the API server is away.
+const KNOWN_FOR: Duration = Duration::from_secs(24 * 3600);
 
 type Answer = Result<PullSecret, ClusterError>;
 /// Until when an answer is used. Locked while it is being read, so that each secret is read once at a time.
@@ -32,23 +33,17 @@ type CachedAnswer = Arc<tokio::sync::Mutex<Option<(Instant, Answer)>>>;
 type Cache = BTreeMap<(String, String), CachedAnswer>;
 
 impl PullSecrets {
-    /// Of this cluster.
-    pub fn of(cluster: &Cluster) -> PullSecrets {
-        PullSecrets { cluster: cluster.clone(), cache: None }
+    /// Of this cluster. Pulls that begin within `shared_for` share one read of a secret.
+    pub fn of(cluster: &Cluster, shared_for: Duration) -> PullSecrets {
+        PullSecrets { cluster: cluster.clone(), shared_for, cache: Arc::default() }
     }
 
-    /// The same, with one read of a secret for all pulls of about a minute.
-    pub fn cached(cluster: &Cluster) -> PullSecrets {
-        PullSecrets { cluster: cluster.clone(), cache: Some(Arc::default()) }
-    }
-
-    /// The secret of this name.
+    /// The secret of this name; while the API server is away, as it was read last, for a day at most.
     ///
     /// # Errors
     /// As the API server answers; [`ClusterError::NotFound`] if there is none.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<PullSecret, ClusterError> {
-        let Some(cache) = &self.cache else { return self.read(namespace, name).await };
-        let cached = cached_answer(cache, namespace, name);
+        let cached = cached_answer(&self.cache, namespace, name);
         let mut cached = cached.lock().await;
         if let Some((until, answer)) = &*cached
             && *until > Instant::now()
@@ -56,7 +51,13 @@ impl PullSecrets {
             return answer.clone();
         }
         let answer = self.read(namespace, name).await;
-        let shared_for = if answer.is_ok() { SHARED_FOR } else { ERROR_SHARED_FOR };
+        if let (Err(error), Some((_, Ok(known)))) = (&answer, &*cached)
+            && error.is_temporary()
+        {
+            return Ok(known.clone());
+        }
+        let error_shared_for = self.shared_for.min(ERROR_SHARED_FOR);
+        let shared_for = if answer.is_ok() { self.shared_for } else { error_shared_for };
         *cached = Some((Instant::now() + shared_for, answer.clone()));
         answer
     }
@@ -81,13 +82,15 @@ impl PullSecrets {
     }
 }
 
-/// The place for an answer. Outdated answers of other secrets are dropped.
+/// The place for an answer. Answers of other secrets that are of no use any more are dropped.
 fn cached_answer(cache: &Mutex<Cache>, namespace: &str, name: &str) -> CachedAnswer {
     let (mut cache, now) = (cache.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+    let is_useful = |(until, answer): &(Instant, Answer)| {
+        let known_for = if answer.is_ok() { KNOWN_FOR } else { Duration::ZERO };
+        *until + known_for > now
+    };
     // One that is locked is being read.
-    cache.retain(|_, cached| {
-        cached.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(|(until, _)| *until > now))
-    });
+    cache.retain(|_, cached| cached.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(is_useful)));
     Arc::clone(cache.entry((namespace.to_owned(), name.to_owned())).or_default())
 }
 
@@ -111,6 +114,29 @@ mod tests {
     use super::*;
 
     #[tokio::test]
+    async fn while_the_api_server_is_away_a_secret_is_as_it_was_read_last() {
+        let mut api = KubeApi::start();
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+            "metadata": { "name": "here", "namespace": "default" }, "data": {},
+        });
+        api.create("/api/v1/namespaces/default/secrets", &secret);
+        let kubeconfig = Some(api.kubeconfig(larder_testkit::kube_api::ADMINISTRATOR));
+        let cluster = Cluster::open(&crate::ClusterOptions { kubeconfig, node: "n1".into() });
+        let secrets = PullSecrets::of(&cluster, Duration::ZERO);
+        let get = || secrets.get("default", "here");
+        let known = get().await.expect("it exists");
+        api.stop();
+        assert_eq!(get().await, Ok(known.clone()));
+        assert!(secrets.get("default", "other").await.expect_err("never read").is_temporary());
+        api.delete("/api/v1/namespaces/default/secrets/here");
+        assert_eq!(get().await, Ok(known), "the server does not say so yet");
+        api.restart();
+        let missing = ClusterError::NotFound { what: "secret default/here".into() };
+        assert_eq!(get().await, Err(missing));
+    }
+
+    #[tokio::test]
     async fn many_pulls_read_each_secret_once_in_a_minute() {
         let api = KubeApi::start();
         let secret = json!({
@@ -120,7 +146,7 @@ mod tests {
         api.create("/api/v1/namespaces/default/secrets", &secret);
         let kubeconfig = Some(api.kubeconfig(larder_testkit::kube_api::ADMINISTRATOR));
         let cluster = Cluster::open(&crate::ClusterOptions { kubeconfig, node: "n1".into() });
-        let secrets = PullSecrets::cached(&cluster);
+        let secrets = PullSecrets::of(&cluster, Duration::from_secs(60));
         let names = ["here".to_owned(), "missing".to_owned()];
         let pulls = async || {
             for (found, missing) in join_all((0..100).map(|_| secrets.of_pod("default", &names))).await {

@@ -116,14 +116,17 @@ async fn secrets_are_read_by_name_and_a_missing_permission_is_named() {
     );
     let cluster = connect(&api, ADMINISTRATOR).await;
     let names = ["gone".to_owned(), "reg".to_owned()];
-    let (found, errors) = PullSecrets::of(&cluster).of_pod("shop", &names).await;
+    let (found, errors) = PullSecrets::of(&cluster, Duration::ZERO).of_pod("shop", &names).await;
     assert_eq!(found[0].data[".dockerconfigjson"], b"{}");
     assert_eq!(errors, [ClusterError::NotFound { what: "secret shop/gone".into() }]);
     api.authorize("t", "reader", vec![rule("pods", "list")]);
-    let error = PullSecrets::of(&connect(&api, "unknown").await).get("shop", "reg").await.unwrap_err();
+    let error = PullSecrets::of(&connect(&api, "unknown").await, Duration::ZERO)
+        .get("shop", "reg")
+        .await
+        .unwrap_err();
     assert!(matches!(error, ClusterError::Unauthorized { .. }), "{error}");
     let cluster = connect(&api, "t").await;
-    let error = PullSecrets::of(&cluster).get("shop", "reg").await.unwrap_err();
+    let error = PullSecrets::of(&cluster, Duration::ZERO).get("shop", "reg").await.unwrap_err();
     let missing = "cannot get resource \"secrets\" in API group \"\" in the namespace \"shop\"";
     assert!(matches!(&error, ClusterError::Forbidden { message } if message.contains(missing)), "{error}");
 }
@@ -135,7 +138,7 @@ async fn a_server_that_does_not_answer_fails_the_call_after_ten_seconds() {
     let cluster = connect(&api, ADMINISTRATOR).await;
     let names = ["a".to_owned(), "b".to_owned()];
     let started = tokio::time::Instant::now();
-    let (_, errors) = PullSecrets::of(&cluster).of_pod("shop", &names).await;
+    let (_, errors) = PullSecrets::of(&cluster, Duration::ZERO).of_pod("shop", &names).await;
     assert_eq!(started.elapsed().as_secs(), 10, "both at the same time");
     assert!(errors.iter().all(|error| matches!(error, ClusterError::Unavailable { .. })), "{errors:?}");
     assert_eq!(errors.len(), 2);

@@ -1,5 +1,7 @@
 //! Credentials of a kubeconfig that change while a client is in use.
 
+use std::time::Duration;
+
 use larder::credentials::plugin::ServiceAccountClient as _;
 use larder_kube::{Cluster, ClusterError, ClusterOptions, ClusterServiceAccounts, PullSecrets};
 use larder_testkit::kube_api::{KubeApi, PolicyRule};
@@ -31,15 +33,15 @@ async fn a_rotated_credential_is_read_after_the_old_one_was_rejected() {
     let api = server("old");
     let path = api.kubeconfig("old");
     let cluster = Cluster::open(&ClusterOptions { kubeconfig: Some(path.clone()), node: "n1".into() });
-    let secrets = PullSecrets::of(&cluster);
-    secrets.get("default", "s").await.expect("the token is valid");
+    let get = async || PullSecrets::of(&cluster, Duration::ZERO).get("default", "s").await;
+    get().await.expect("the token is valid");
     api.authorize("new", "system:node:n1", reads_secrets());
     api.revoke("old");
     let rotated = fs_err::read_to_string(&path).expect("a file").replace("old", "new");
     fs_err::write(&path, rotated).expect("a file");
-    let rejected = secrets.get("default", "s").await;
+    let rejected = get().await;
     assert!(matches!(rejected, Err(ClusterError::Unauthorized { .. })), "{rejected:?}");
-    secrets.get("default", "s").await.expect("the file was read again");
+    get().await.expect("the file was read again");
 }
 
 #[tokio::test]
@@ -48,7 +50,8 @@ async fn a_kubeconfig_that_is_written_after_the_start_is_used_and_a_broken_one_i
     let valid = fs_err::read_to_string(api.kubeconfig("t")).expect("a file");
     let path = api.kubeconfig("unused").with_file_name("later.conf");
     let cluster = Cluster::open(&ClusterOptions { kubeconfig: Some(path.clone()), node: "n1".into() });
-    let (secrets, accounts) = (PullSecrets::of(&cluster), ClusterServiceAccounts::of(&cluster));
+    let (secrets, accounts) =
+        (PullSecrets::of(&cluster, Duration::ZERO), ClusterServiceAccounts::of(&cluster));
     let problem = secrets.get("default", "s").await.expect_err("there is no file").to_string();
     assert!(problem.starts_with(&format!("{}: ", path.display())), "{problem}");
     let problem = accounts.get("default", "default").await.expect_err("nor for accounts");
@@ -71,7 +74,7 @@ async fn an_exec_plugin_gives_the_token() {
     kubeconfig["users"][0]["user"] = json!({ "exec": plugin });
     fs_err::write(&path, kubeconfig.to_string()).expect("a file");
     let cluster = Cluster::open(&ClusterOptions { kubeconfig: Some(path), node: "n1".into() });
-    PullSecrets::of(&cluster).get("default", "s").await.expect("the plugin's token");
+    PullSecrets::of(&cluster, Duration::ZERO).get("default", "s").await.expect("the plugin's token");
 }
 
 /// What connecting with a kubeconfig of this content fails with; `None` is a file that does not exist.

@@ -1,6 +1,7 @@
 //! Whether the pull secrets of image sets exist. The elected agent looks: a node reads them only when it pulls.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 
@@ -8,6 +9,9 @@ use super::resource::ImageSet;
 use crate::cluster::Cluster;
 use crate::error::ClusterError;
 use crate::pull_secrets::PullSecrets;
+
+/// How long an answer counts. A set waits for as long after its secret was created.
+const SHARED_FOR: Duration = Duration::from_secs(60);
 
 /// The pull secrets of all sets.
 pub(super) struct SetSecrets {
@@ -20,7 +24,7 @@ pub(super) struct SetSecrets {
 impl SetSecrets {
     /// None is missing yet.
     pub(super) fn new(cluster: &Cluster, namespace: &str) -> SetSecrets {
-        let secrets = PullSecrets::cached(cluster);
+        let secrets = PullSecrets::of(cluster, SHARED_FOR);
         SetSecrets { secrets, namespace: namespace.to_owned(), missing: BTreeSet::new() }
     }
 

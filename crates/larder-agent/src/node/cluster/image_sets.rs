@@ -42,6 +42,9 @@ pub(in crate::node) struct ImageSetContext {
 /// After a change the file of retained images is written that soon, with what else has changed.
 const WRITE_DELAY: Duration = Duration::from_secs(1);
 
+/// Pulls that begin within this time share one read of a secret.
+const SECRETS_SHARED_FOR: Duration = Duration::from_secs(60);
+
 /// Looks after the images of image sets until dropped. Without larder's own identity there are none. `first` is released once
 /// those that are wanted at first were looked for.
 pub(in crate::node) async fn follow_image_sets(
@@ -56,7 +59,7 @@ pub(in crate::node) async fn follow_image_sets(
     };
     let options = ImageSetOptions { events: sends_events, ..ImageSetOptions::new(&own_namespace().await) };
     let images = Arc::new(NodeSetImages {
-        secrets: PullSecrets::cached(&identity.cluster),
+        secrets: PullSecrets::of(&identity.cluster, SECRETS_SHARED_FOR),
         namespace: options.namespace.clone(),
         context,
         retained: Mutex::default(),
@@ -180,6 +183,15 @@ impl NodeSetImages {
     }
 }
 
+impl Drop for NodeSetImages {
+    /// Also of images that were retained before a restart, and for which there is no task yet.
+    fn drop(&mut self) {
+        for (key, _) in self.lock().values() {
+            self.context.held.remove(key);
+        }
+    }
+}
+
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -211,7 +223,9 @@ impl SetImages for NodeSetImages {
             is_pinned: image.retention == RetentionPolicy::Pin,
         };
         let value = (key.clone(), id.clone());
-        let known = self.lock().insert(image.image.as_str().to_owned(), value.clone());
+        // Locked until the image is in use: what is retained is what is in use.
+        let mut retained = self.lock();
+        let known = retained.insert(image.image.as_str().to_owned(), value.clone());
         self.context.held.keep(key.clone(), id.clone());
         if known.as_ref() != Some(&value) {
             self.changed.notify_one();

@@ -64,7 +64,10 @@ impl PodRequests {
         for pod in pods {
             bound.insert(pod.pod.key());
             let entry = match self.pods.entry(pod.pod.key()) {
-                Entry::Occupied(known) if is_same(&known.get().pod, pod) => continue,
+                Entry::Occupied(known) if has_same_context(&known.get().pod, pod) => {
+                    known.into_mut().change_pod(pod);
+                    continue;
+                }
                 // It continues with what it had until the context of its change is known.
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(entry) => entry.insert(PodEntry::of(pod)),
@@ -143,15 +146,21 @@ impl PodEntry {
         }
     }
 
+    /// Takes a change over that needs no other context. That the pod runs now changes no request.
+    fn change_pod(&mut self, pod: &BoundPod) {
+        let is_running = if self.pod.images == pod.images { self.pod.is_running } else { pod.is_running };
+        self.pod = BoundPod { is_running, ..pod.clone() };
+    }
+
     fn begin_read(&mut self, after: Duration) -> ContextRead {
         (self.number, self.is_reading) = (self.number + 1, true);
         ContextRead { pod: self.pod.clone(), number: self.number, after }
     }
 }
 
-/// Whether a change of the pod concerns no pull. That it runs now is none.
-fn is_same(known: &BoundPod, pod: &BoundPod) -> bool {
-    *known == BoundPod { is_running: known.is_running, ..pod.clone() }
+/// Whether a change of the pod, such as one of its annotations, needs no other secrets and runtime handler.
+fn has_same_context(known: &BoundPod, pod: &BoundPod) -> bool {
+    known.pull_secrets == pod.pull_secrets && known.runtime_class == pod.runtime_class
 }
 
 fn request(
@@ -252,7 +261,8 @@ mod tests {
         let read = set(&mut requests, &pod("web", "a:1", true));
         known(&mut requests, &read, "");
         assert_eq!(shown(&requests), ["pod shop/web uid-web/app/0 a:1 IfNotPresent"]);
-        set(&mut requests, &pod("web", "a:2", false));
+        let changed = pod("web", "a:2", false);
+        assert!(requests.set_pods([&changed].into_iter()).is_empty(), "its secrets are the same");
         assert_eq!(shown(&requests), ["pod shop/web uid-web/app/0 a:2 Always"]);
     }
 
@@ -290,7 +300,10 @@ mod tests {
         let waits: Vec<u64> = (0..6).map(|_| fails("")).collect();
         assert_eq!(waits, [30, 60, 120, 240, 300, 300]);
         assert_eq!([fails("new"), fails("new")], [300, 30], "what was read is new");
-        set(&mut requests, &BoundPod { images: Vec::new(), ..web });
+        let mut annotated = web.clone();
+        annotated.pod.annotations.insert("checked".into(), "12:00".into());
+        assert!(requests.set_pods([&annotated].into_iter()).is_empty(), "its secrets are the same");
+        set(&mut requests, &BoundPod { pull_secrets: vec!["t".into()], ..web });
         let after = requests.read_again("uid-web").map(|read| read.after);
         assert_eq!(after, None, "it is being read");
     }
@@ -305,7 +318,8 @@ mod tests {
         let first = set(&mut requests, &pod("web", "a:1", false));
         let waiting = failed(&mut requests, &first).unwrap();
         assert!(requests.are_read(), "its runtime class is unknown");
-        let changed = set(&mut requests, &pod("web", "a:2", false));
+        let other_secret = BoundPod { pull_secrets: vec!["s".into()], ..pod("web", "a:1", false) };
+        let changed = set(&mut requests, &other_secret);
         let next = failed(&mut requests, &changed).unwrap();
         assert_eq!(failed(&mut requests, &waiting), None, "it was replaced");
         known(&mut requests, &waiting, "of an earlier state");

@@ -3,6 +3,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -18,6 +19,8 @@ use super::pod_requests::{ContextRead, PodRequests, PullContext};
 use super::{ClusterIdentity, NodeCluster};
 use crate::node::pods::desired::{DesiredImages, FirstScan};
 
+/// Pods that are bound together share one read of a secret. Shorter than any wait before another read.
+const SECRETS_SHARED_FOR: Duration = Duration::from_secs(5);
 /// Pods whose secrets wait to be read again; more are read after their next failure.
 const WAITING_PODS: usize = 1000;
 
@@ -114,7 +117,7 @@ struct ContextReader {
 impl ContextReader {
     fn of(identity: &ClusterIdentity, uses_runtime_handlers: bool) -> ContextReader {
         ContextReader {
-            secrets: PullSecrets::of(&identity.cluster),
+            secrets: PullSecrets::of(&identity.cluster, SECRETS_SHARED_FOR),
             classes: uses_runtime_handlers.then(|| RuntimeClasses::of(&identity.cluster)),
         }
     }
