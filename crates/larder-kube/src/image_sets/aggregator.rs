@@ -19,7 +19,7 @@ use super::lease::{Election, HeldLease};
 use super::node_images::NodeImages;
 use super::resource::{ImageSet, ImageSetStatus};
 use super::rollout::{
-    Nodes, Reports, SelectedNodes, SetFindings, admitted_up_to, status_interval, status_of,
+    Nodes, Reports, SelectedNodes, SetFindings, UnfinishedNode, admitted_up_to, status_of, write_cost,
 };
 use super::set_events::SetEvents;
 use super::set_secrets::SetSecrets;
@@ -29,10 +29,6 @@ use crate::cluster::Cluster;
 use crate::error::{ClusterError, ErrorLog};
 use crate::node_events::EventRateLimit;
 use crate::watched::Watched;
-
-/// A node that was admitted and for so long is failing, or reports nothing, and gets no further image does not keep others
-/// from pulling.
-const STALLED_AFTER: Duration = Duration::from_secs(300);
 
 /// Takes part in the election while there are sets, and counts while elected. Never ends.
 pub(super) async fn campaign(
@@ -109,10 +105,15 @@ struct Aggregator {
     nodes: Watched<PartialObjectMeta<Node>>,
     reports: Watched<NodeImages>,
     writes: BTreeMap<String, StatusWrites>,
+    /// Until when the API server is busy with sending what was written to the watches, at the rate that they may cost.
+    busy_until: Instant,
     stalls: Stalls,
     secrets: SetSecrets,
     events: SetEvents,
 }
+
+/// How much of the time that writes cost may be ahead: many small ones are written at once.
+const BURST: Duration = Duration::from_secs(1);
 
 /// Writes of the status of one set.
 struct StatusWrites {
@@ -122,7 +123,7 @@ struct StatusWrites {
     events: EventRateLimit,
 }
 
-/// Since when admitted nodes are failing or report nothing, with how many images, by set, generation and node.
+/// Since when admitted nodes have got no further image, and with how many of them, by set, generation and node.
 #[derive(Default)]
 struct Stalls(BTreeMap<(String, i64, String), Stall>);
 
@@ -138,18 +139,24 @@ impl Stalls {
         self.0.retain(|(name, ..), _| exists(name));
     }
 
-    /// The nodes of a set, of those that are troubled, that have been so for long.
-    fn of(&mut self, set: &ImageSet, troubled: &BTreeMap<&str, u32>, now: Instant) -> BTreeSet<String> {
+    /// Those of the unfinished nodes of a set that have got no further image for too long.
+    fn of(
+        &mut self,
+        set: &ImageSet,
+        unfinished: &BTreeMap<&str, UnfinishedNode>,
+        now: Instant,
+    ) -> BTreeSet<String> {
         let (name, generation) = (set.name_any(), generation_of(set));
         self.0.retain(|(of, at, node), stall| {
-            *of != name || (*at == generation && troubled.get(node.as_str()) == Some(&stall.ready))
+            let found = unfinished.get(node.as_str());
+            *of != name || (*at == generation && found.is_some_and(|found| found.ready == stall.ready))
         });
-        let is_stalled = |(node, ready): &(&&str, &u32)| {
+        let is_stalled = |(node, found): &(&&str, &UnfinishedNode)| {
             let key = (name.clone(), generation, (**node).to_owned());
-            let stall = self.0.entry(key).or_insert(Stall { since: now, ready: **ready });
-            stall.since + STALLED_AFTER <= now
+            let stall = self.0.entry(key).or_insert(Stall { since: now, ready: found.ready });
+            stall.since + found.stalls_after <= now
         };
-        troubled.iter().filter(is_stalled).map(|(node, _)| (*node).to_owned()).collect()
+        unfinished.iter().filter(is_stalled).map(|(node, _)| (*node).to_owned()).collect()
     }
 }
 
@@ -167,6 +174,7 @@ impl Aggregator {
             nodes: Watched::new(cluster, "the list of nodes", nodes),
             reports: Watched::new(cluster, "the list of nodeimages", reports),
             writes: BTreeMap::new(),
+            busy_until: Instant::now(),
             stalls: Stalls::default(),
             secrets: SetSecrets::new(cluster, &options.namespace),
             events: SetEvents::new(cluster),
@@ -209,38 +217,50 @@ impl Aggregator {
         self.writes.retain(|name, _| self.sets.objects().contains_key(name));
         self.stalls.retain(|name| self.sets.objects().contains_key(name));
         let (now, mut is_pending) = (Instant::now(), false);
+        let mut changed = Vec::new();
         for (name, set) in self.sets.objects() {
             let selected = SelectedNodes::of(set, &nodes, &reports);
-            let troubled = selected.troubled(admitted_up_to(set));
-            let stalled = self.stalls.of(set, &troubled, now);
+            let unfinished = selected.unfinished(admitted_up_to(set));
+            let stalled = self.stalls.of(set, &unfinished, now);
             // Time alone makes a node stall.
-            is_pending |= stalled.len() < troubled.len();
+            is_pending |= stalled.len() < unfinished.len();
             let missing_secrets = self.secrets.missing_of(set);
             let findings = SetFindings { stalled, missing_secrets };
             let status = status_of(set, &selected, &findings, Timestamp::now());
-            if set.status.as_ref() == Some(&status) {
-                continue;
+            if set.status.as_ref() != Some(&status) {
+                let next = self.writes.get(name).map_or(now, |writes| writes.next);
+                changed.push((next, set.clone(), status));
             }
-            let writes = self.writes.entry(name.clone());
-            let writes = writes.or_insert_with(|| StatusWrites {
-                next: now,
-                log: ErrorLog::default(),
-                events: EventRateLimit::new(now),
-            });
-            if writes.next > now {
-                is_pending = true;
-                continue;
-            }
-            let bytes = serde_json::to_vec(set).map_or(0, |text| text.len());
-            writes.next = now + status_interval(self.options.status_interval, nodes.len(), bytes);
-            let written = write_status(&self.cluster, name, &status).await;
-            is_pending |= written.is_err();
-            if written.is_ok() && self.options.events.load(Ordering::Relaxed) {
-                self.events.send(set, &status, &mut writes.events, now).await;
-            }
-            writes.log.note(&format!("status of imageset {name}"), written);
+        }
+        // The one that has waited longest comes first: all share what may be sent to the watches.
+        changed.sort_by_key(|(next, ..)| *next);
+        for (next, set, status) in changed {
+            let is_written = next <= now
+                && self.busy_until <= now + BURST
+                && self.write(&set, &status, nodes.len(), now).await;
+            is_pending |= !is_written;
         }
         is_pending
+    }
+
+    /// Writes the status of a set, and sends its events. Whether it was written.
+    async fn write(&mut self, set: &ImageSet, status: &ImageSetStatus, nodes: usize, now: Instant) -> bool {
+        let name = set.name_any();
+        let writes = self.writes.entry(name.clone()).or_insert_with(|| StatusWrites {
+            next: now,
+            log: ErrorLog::default(),
+            events: EventRateLimit::new(now),
+        });
+        let bytes = serde_json::to_vec(set).map_or(0, |text| text.len());
+        writes.next = now + self.options.status_interval;
+        self.busy_until = self.busy_until.max(now) + write_cost(nodes, bytes);
+        let written = write_status(&self.cluster, &name, status).await;
+        let is_written = written.is_ok();
+        if is_written && self.options.events.load(Ordering::Relaxed) {
+            self.events.send(set, status, &mut writes.events, now).await;
+        }
+        writes.log.note(&format!("status of imageset {name}"), written);
+        is_written
     }
 }
 
@@ -279,12 +299,14 @@ mod tests {
     use crate::image_sets::wanted::tests::set;
 
     #[test]
-    fn a_node_has_stalled_after_five_minutes_in_which_it_gets_no_image_of_this_generation() {
+    fn a_node_has_stalled_after_its_time_without_a_further_image_of_this_generation() {
         let (start, mut stalls) = (Instant::now(), Stalls::default());
         let mut set = set("s", json!({ "images": [{ "image": "a:1" }] }));
+        let stalls_after = Duration::from_secs(300);
         let mut stalled = |set: &ImageSet, nodes: &[(&str, u32)], seconds| {
-            let troubled = nodes.iter().copied().collect();
-            stalls.of(set, &troubled, start + Duration::from_secs(seconds)).into_iter().collect::<Vec<_>>()
+            let unfinished = |&(node, ready)| (node, UnfinishedNode { ready, stalls_after });
+            let unfinished = nodes.iter().map(unfinished).collect();
+            stalls.of(set, &unfinished, start + Duration::from_secs(seconds)).into_iter().collect::<Vec<_>>()
         };
         assert_eq!(stalled(&set, &[("n1", 0), ("n2", 0), ("n3", 0)], 0), [""; 0]);
         assert_eq!(stalled(&set, &[("n1", 0), ("n3", 1)], 200), [""; 0], "n2 pulls, n3 has an image");

@@ -21,6 +21,21 @@ pub(super) const FAILED_TO_RETRIEVE: &str = "FailedToRetrieveImagePullSecret";
 /// At most so many bytes of changed objects are sent to all watches of image sets in a second.
 const WATCH_BYTES_PER_SECOND: u64 = 1_000_000;
 
+/// A node that was admitted and is failing, or reports nothing, and for so long gets no further image does not keep others from
+/// pulling.
+pub(super) const STALLED_AFTER: Duration = Duration::from_secs(300);
+/// The same for a node that reports that it pulls: an image may be large. It may also have lost its power.
+pub(super) const PULL_STALLED_AFTER: Duration = Duration::from_secs(1800);
+
+/// An admitted node that does not have all images of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct UnfinishedNode {
+    /// How many it has.
+    pub(super) ready: u32,
+    /// How long it may get no further image before others are admitted in its place.
+    pub(super) stalls_after: Duration,
+}
+
 /// Labels of the nodes, by name.
 pub(super) type Nodes = BTreeMap<String, BTreeMap<String, String>>;
 /// What the nodes report, by name.
@@ -40,24 +55,26 @@ impl<'a> SelectedNodes<'a> {
         SelectedNodes(selected.map(|(node, _)| (node.as_str(), report(node))).collect())
     }
 
-    /// The admitted nodes that report nothing or are failing, with how many images they have.
-    pub(super) fn troubled(&self, admitted_up_to: Option<&str>) -> BTreeMap<&'a str, u32> {
+    /// The admitted nodes that are not ready.
+    pub(super) fn unfinished(&self, admitted_up_to: Option<&str>) -> BTreeMap<&'a str, UnfinishedNode> {
         let is_admitted = |node: &str| admitted_up_to.is_some_and(|last| node <= last);
-        let is_troubled = |report: Option<&NodeSetReport>| {
-            report.is_none_or(|report| report.state == NodeSetState::Failing)
+        let unfinished = |(node, report): &(&'a str, Option<&NodeSetReport>)| {
+            let stalls_after = match report.map(|report| report.state) {
+                Some(NodeSetState::Ready) => return None,
+                Some(NodeSetState::Pulling | NodeSetState::Waiting) => PULL_STALLED_AFTER,
+                Some(NodeSetState::Failing) | None => STALLED_AFTER,
+            };
+            let ready = report.map_or(0, |report| report.ready);
+            Some((*node, UnfinishedNode { ready, stalls_after }))
         };
-        let troubled = self.0.iter().filter(|(node, report)| is_admitted(node) && is_troubled(*report));
-        troubled.map(|(node, report)| (*node, report.map_or(0, |report| report.ready))).collect()
+        self.0.iter().filter(|(node, _)| is_admitted(node)).filter_map(unfinished).collect()
     }
 
     /// The last node that may pull now: the next ones while fewer than `limit` admitted ones are pulling. A failing node
     /// pulls its other images and retries. Nodes in `stalled` do not keep the others from pulling.
     fn admit(&self, known: Option<&'a str>, limit: usize, stalled: &BTreeSet<String>) -> Option<&'a str> {
-        let is_pulling = |node: &str, report: Option<&NodeSetReport>| match report.map(|report| report.state)
-        {
-            Some(NodeSetState::Ready) => false,
-            Some(NodeSetState::Pulling | NodeSetState::Waiting) => true,
-            Some(NodeSetState::Failing) | None => !stalled.contains(node),
+        let is_pulling = |node: &str, report: Option<&NodeSetReport>| {
+            report.is_none_or(|report| report.state != NodeSetState::Ready) && !stalled.contains(node)
         };
         let is_admitted = |node: &str| known.is_some_and(|last| node <= last);
         let admitted = self.0.iter().filter(|(node, _)| is_admitted(node));
@@ -123,10 +140,10 @@ pub(super) fn status_of(
     status
 }
 
-/// How long to wait after a status of a set was written: each one is sent to all nodes, and with it the images of the set.
-pub(super) fn status_interval(shortest: Duration, nodes: usize, object_bytes: usize) -> Duration {
+/// How long no other status is written after one of a set: each one is sent to all nodes, and with it the images of the set.
+pub(super) fn write_cost(nodes: usize, object_bytes: usize) -> Duration {
     let bytes = u64::try_from(nodes.saturating_mul(object_bytes)).unwrap_or(u64::MAX);
-    shortest.max(Duration::from_millis(bytes.saturating_mul(1000) / WATCH_BYTES_PER_SECOND))
+    Duration::from_millis(bytes.saturating_mul(1000) / WATCH_BYTES_PER_SECOND)
 }
 
 fn conditions(
@@ -293,6 +310,8 @@ mod tests {
             (Some("n2"), vec![("n1", 1, Failing), ("n2", 1, Pulling)], vec![], ("n2", 1, 3)),
             (Some("n2"), vec![("n1", 1, Failing), ("n2", 1, Pulling)], vec!["n1"], ("n3", 2, 2)),
             (Some("n2"), vec![("n1", 1, Pulling)], vec!["n2"], ("n3", 3, 2)),
+            // Nor does one that lost its power during a pull.
+            (Some("n2"), vec![("n1", 1, Ready), ("n2", 1, Pulling)], vec!["n2"], ("n4", 3, 1)),
             // A node that has everything already takes no turn.
             (None, vec![("n1", 1, Ready), ("n2", 1, Waiting)], vec![], ("n3", 2, 2)),
             (Some("n5"), vec![], vec![], ("n5", 5, 0)),
@@ -304,8 +323,20 @@ mod tests {
     }
 
     #[test]
+    fn an_admitted_node_is_unfinished_until_it_is_ready_and_longer_while_it_pulls() {
+        let set = set("s", json!({ "images": [{ "image": "a:1" }], "parallelism": 1 }));
+        let all = nodes(&["n1", "n2", "n3", "n4", "n5"]);
+        let reported =
+            reports(&[("n1", 1, Ready), ("n2", 1, Failing), ("n3", 1, Pulling), ("n5", 1, Pulling)]);
+        let found = SelectedNodes::of(&set, &all, &reported).unfinished(Some("n4"));
+        let limits: Vec<_> = found.iter().map(|(node, found)| (*node, found.stalls_after)).collect();
+        let expected = [("n2", STALLED_AFTER), ("n3", PULL_STALLED_AFTER), ("n4", STALLED_AFTER)];
+        assert_eq!(limits, expected);
+    }
+
+    #[test]
     fn a_status_is_written_less_often_the_more_it_costs_all_watches() {
-        let seconds = |nodes, bytes| status_interval(Duration::from_secs(5), nodes, bytes).as_secs();
-        assert_eq!([seconds(10, 2_000), seconds(1_000, 2_000), seconds(1_000, 80_000)], [5, 5, 80]);
+        let seconds = |nodes, bytes| write_cost(nodes, bytes).as_secs();
+        assert_eq!([seconds(10, 2_000), seconds(1_000, 2_000), seconds(1_000, 80_000)], [0, 2, 80]);
     }
 }
