@@ -91,8 +91,7 @@ impl NodeSets {
                 Err(ClusterError::NotFound { .. }) => return,
                 Err(error) => {
                     self.first = None;
-                    let is_temporary =
-                        matches!(error, ClusterError::Unavailable { .. } | ClusterError::Unauthorized { .. });
+                    let is_temporary = error.is_temporary();
                     log.note("report about image sets", Err(error));
                     // Without a permission for it, images of `PullOnce` are pulled again.
                     if !is_temporary {
@@ -138,7 +137,7 @@ impl NodeSets {
             }
             None => BTreeMap::new(),
         };
-        self.tasks.set(wanted, |image| self.reports.is_done(image), self.first.take().as_ref());
+        self.tasks.set(wanted, |set| self.reports.is_done(set), self.first.take().as_ref());
         self.note_report();
     }
 

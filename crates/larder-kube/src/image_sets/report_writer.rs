@@ -8,7 +8,6 @@ use tokio::time::Instant;
 use super::ImageSetOptions;
 use super::node_images::{NodeImages, NodeImagesReport, NodeSetReport, NodeSetState};
 use super::tasks::random;
-use super::wanted::WantedImage;
 use crate::cluster::Cluster;
 use crate::error::{ClusterError, ErrorLog};
 
@@ -60,9 +59,9 @@ impl ReportWriter {
         }
     }
 
-    /// Whether an image was present with all its sets before larder started.
-    pub(super) fn is_done(&self, image: &WantedImage) -> bool {
-        image.sets.iter().all(|set| self.done_before.contains(set))
+    /// Whether a set, with its generation, was ready before larder started.
+    pub(super) fn is_done(&self, set: &(String, i64)) -> bool {
+        self.done_before.contains(set)
     }
 
     /// Plans to write these reports if they differ from what was written.
@@ -155,7 +154,7 @@ mod tests {
 
     use super::*;
     use crate::image_sets::wanted::tests::set;
-    use crate::image_sets::wanted::{NodeLabels, wanted_images};
+    use crate::image_sets::wanted::{NodeLabels, WantedImage, wanted_images};
 
     fn writer_after_restart() -> ReportWriter {
         let found = json!({
@@ -192,8 +191,8 @@ mod tests {
         let (mut same, mut reinstalled) = (writer_after_restart(), writer_after_restart());
         same.set_owner("u1");
         reinstalled.set_owner("u2");
-        assert!(same.is_done(&wanted()["a:1"]));
-        assert!(!reinstalled.is_done(&wanted()["a:1"]));
+        assert!(same.is_done(&wanted()["a:1"].sets[0]));
+        assert!(!reinstalled.is_done(&wanted()["a:1"].sets[0]));
         assert_eq!(reinstalled.written, None, "it is removed with that node");
     }
 }

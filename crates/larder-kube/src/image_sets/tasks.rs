@@ -1,7 +1,7 @@
 //! One task for each wanted image: pulls it, retains it, and pulls it again.
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -82,6 +82,8 @@ pub(super) struct ImageTasks {
     slots: EnsureSlots,
     tasks: JoinSet<()>,
     running: BTreeMap<String, (Arc<ImageTask>, AbortHandle)>,
+    /// Sets, with their generation, for which an image was pulled once, by image.
+    pulled_once: BTreeMap<String, BTreeSet<(String, i64)>>,
 }
 
 /// The state of each image, and that one has changed.
@@ -114,19 +116,27 @@ impl ImageTasks {
             slots: EnsureSlots::default(),
             tasks: JoinSet::new(),
             running: BTreeMap::new(),
+            pulled_once: BTreeMap::new(),
         }
     }
 
-    /// From now on these images are wanted. `is_done` are those that were pulled once already, before larder started. `first`
-    /// is held until those that are new have been looked for.
+    /// From now on these images are wanted. `is_done` are the sets, with their generation, that were ready already before larder
+    /// started. `first` is held until those that are new have been looked for.
     pub(super) fn set(
         &mut self,
         wanted: BTreeMap<String, WantedImage>,
-        is_done: impl Fn(&WantedImage) -> bool,
+        is_done: impl Fn(&(String, i64)) -> bool,
         first: Option<&FirstScanGuard>,
     ) {
         self.images.note_wanted(&wanted);
-        while self.tasks.try_join_next().is_some() {}
+        while let Some(ended) = self.tasks.try_join_next() {
+            if let Err(error) = ended
+                && error.is_panic()
+            {
+                tracing::error!("image sets: a task has ended with a panic: {error}");
+            }
+        }
+        self.note_pulled_once(&wanted);
         self.running.retain(|name, (running, task)| {
             let new = wanted.get(name);
             let stays = new == Some(&running.image);
@@ -140,7 +150,10 @@ impl ImageTasks {
             if self.running.contains_key(&name) {
                 continue;
             }
-            let is_done = image.retention == RetentionPolicy::PullOnce && is_done(&image);
+            let known = self.pulled_once.get(&name);
+            let was_pulled =
+                |set: &(String, i64)| is_done(set) || known.is_some_and(|known| known.contains(set));
+            let is_done = image.retention == RetentionPolicy::PullOnce && image.sets.iter().all(was_pulled);
             let running = Arc::new(ImageTask {
                 images: Arc::clone(&self.images),
                 image,
@@ -154,6 +167,23 @@ impl ImageTasks {
             });
             self.running.insert(name, (running, task));
         }
+    }
+
+    /// Remembers for which sets images were pulled once, while the sets want them: a change of another set is no reason to pull
+    /// them again.
+    fn note_pulled_once(&mut self, wanted: &BTreeMap<String, WantedImage>) {
+        let states = self.states.lock();
+        for (name, (running, _)) in &self.running {
+            let is_pulled = states.get(name) == Some(&ImageState::Present);
+            if is_pulled && running.image.retention == RetentionPolicy::PullOnce {
+                let sets = running.image.sets.iter().cloned();
+                self.pulled_once.entry(name.clone()).or_default().extend(sets);
+            }
+        }
+        self.pulled_once.retain(|name, sets| {
+            sets.retain(|set| wanted.get(name).is_some_and(|image| image.sets.contains(set)));
+            !sets.is_empty()
+        });
     }
 
     /// The state of each image, which it also counts.
@@ -323,6 +353,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::image_sets::resource::ImageSet;
     use crate::image_sets::wanted::tests::set;
     use crate::image_sets::wanted::{NodeLabels, wanted_images};
 
@@ -451,6 +482,28 @@ mod tests {
         tasks.set(of_policy("PullOnce"), |_| true, None);
         assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
         assert_eq!(images.pulls.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_image_that_was_pulled_once_is_not_pulled_again_for_a_change_of_another_set() {
+        let images = Arc::new(TestImages::default());
+        let mut tasks = ImageTasks::new(images.clone());
+        let spec = json!({ "images": [{ "image": "a:1" }], "policy": "PullOnce" });
+        let (one, mut two) = (set("one", spec.clone()), set("two", spec));
+        let wanted = |sets: &[&ImageSet]| wanted_images(sets, &NodeLabels::default());
+        let pulls = || images.pulls.load(Ordering::Relaxed);
+        tasks.set(wanted(&[&one, &two]), |_| false, None);
+        assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
+        *images.present.lock().unwrap() = false;
+        tasks.set(wanted(&[&one]), |_| false, None);
+        assert_eq!((after(1, &tasks).await, pulls()), (Some(ImageState::Present), 1), "two was deleted");
+        two.metadata.generation = Some(2);
+        tasks.set(wanted(&[&one, &two]), |_| false, None);
+        assert_eq!((after(1, &tasks).await, pulls()), (Some(ImageState::Present), 2), "two is new");
+        *images.present.lock().unwrap() = false;
+        tasks.set(BTreeMap::new(), |_| false, None);
+        tasks.set(wanted(&[&one]), |_| false, None);
+        assert_eq!((after(1, &tasks).await, pulls()), (Some(ImageState::Present), 3), "one was deleted");
     }
 
     #[tokio::test(start_paused = true)]
