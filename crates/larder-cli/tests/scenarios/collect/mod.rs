@@ -70,6 +70,10 @@ impl MountedDisk {
 
     /// Other data, so that so many percent are in use; larder itself leaves a reserve.
     pub(crate) fn fill_to(&self, percent: u64) {
+        // A command that has ended may have left files that the next one removes: they must not count.
+        if self.path().join("store").exists() {
+            self.store().empty_trash().unwrap();
+        }
         let (free, all) = self.free();
         let bytes = free.saturating_sub(all / 100 * (100 - percent));
         let filler = fs_err::File::create(self.path().join("filler")).unwrap();
@@ -97,9 +101,13 @@ impl MountedDisk {
         fs_err::remove_dir_all(layout).unwrap();
     }
 
+    fn store(&self) -> Store {
+        Store::open(&self.path().join("store"), StoreConfig::default()).unwrap()
+    }
+
     /// Ends the leases of the loaded images.
     fn end_leases(&self) {
-        let store = Store::open(&self.path().join("store"), StoreConfig::default()).unwrap();
+        let store = self.store();
         for lease in store.leases(&SystemTime::now().into()).unwrap() {
             store.end_lease(&lease.id).unwrap();
         }
