@@ -303,6 +303,27 @@ async fn an_image_that_never_resolves_is_reported_by_node_and_the_others_are_pul
 }
 
 #[tokio::test]
+async fn five_hundred_images_that_never_resolve_are_one_failure_of_the_node_and_delay_no_other_image() {
+    let fleet = Fleet::start(&[("n1", "a")]).await;
+    let missing = (0..500).map(|index| json!({ "image": format!("missing:{index:03}") }));
+    let images: Vec<_> = missing.chain([json!({ "image": "app:1" })]).collect();
+    fleet.create("web", &json!({ "images": images }));
+    let status = fleet.counts("web", (1, 0, 1)).await;
+    assert_eq!(status["images"], 501);
+    assert_eq!(status["failures"].as_array().map(Vec::len), Some(1), "{}", status["failures"]);
+    until(|| (fleet.retained("n1") == ["app:1 KeepPresent"]).then_some(())).await.expect("the other image");
+    let report = || fleet.api.get(&format!("{REPORTS}/n1"))["imageSets"][0].clone();
+    until(|| (report()["ready"] == 1).then_some(())).await.unwrap_or_else(|| panic!("{}", report()));
+    assert_eq!(report()["failure"]["image"], "missing:000", "{}", report());
+    assert!(report().to_string().len() < 2048, "the report does not grow with the failures: {}", report());
+    // Each image is retried at its own time: what is reported changes seldom.
+    let before = fleet.requests();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let requests = fleet.requests() - before;
+    assert!(requests < 20, "{requests} requests in a second");
+}
+
+#[tokio::test]
 async fn a_set_that_selects_no_node_says_so() {
     let fleet = Fleet::start(&[("n1", "a")]).await;
     let spec =

@@ -4,26 +4,12 @@ use std::path::Path;
 
 use larder_testkit::kube_api::{ADMINISTRATOR, KubeApi};
 use larder_testkit_peers::RegistryOptions;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::world::{LarderProcess, RuntimeFixture, larder_in};
 
-#[test]
-fn a_check_names_what_is_missing_and_fails_until_nothing_is() {
-    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
-    let api = KubeApi::in_process();
-    let kubeconfig = api.kubeconfig(ADMINISTRATOR);
-    let cluster = json!({
-        "enabled": true, "nodeName": "n1", "nodeKubeconfig": kubeconfig, "kubeconfig": kubeconfig,
-    });
-    let head = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n";
-    let settings = world.file("cluster.yaml", &format!("{head}kubernetes: {cluster}\n"));
-    let run = world.larder_with(&settings, &["kube", "check"]).expect(1);
-    assert_eq!(run.lines_with(&["not", "node n1 does not exist"]), 1, "{run:?}");
-    assert_eq!(run.lines_with(&["not", "custom resources", "not installed"]), 1, "{run:?}");
-    assert_eq!(run.lines_with(&["not", "lease", "namespace larder-system does not exist"]), 1, "{run:?}");
-    assert_eq!(run.lines_with(&["kubectl apply -k"]), 2, "{run:?}");
-    assert_eq!(run.lines_with(&["ok", "API server", "v1.36.2"]), 1, "{run:?}");
+/// A node `n1`, larder's namespace and the definitions of its resources.
+pub(crate) fn create_cluster(api: &KubeApi) {
     api.create("/api/v1/nodes", &json!({ "metadata": { "name": "n1" } }));
     api.create("/api/v1/namespaces", &json!({ "metadata": { "name": "larder-system" } }));
     let names = |kind: &str, plural: &str| {
@@ -38,6 +24,28 @@ fn a_check_names_what_is_missing_and_fails_until_nothing_is() {
     for (kind, plural) in [("ImageSet", "imagesets"), ("NodeImages", "nodeimages")] {
         api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &names(kind, plural));
     }
+}
+
+/// The settings `kubernetes` of the node `n1`, with all rights.
+pub(crate) fn cluster_settings(api: &KubeApi) -> Value {
+    let kubeconfig = api.kubeconfig(ADMINISTRATOR);
+    json!({ "enabled": true, "nodeName": "n1", "nodeKubeconfig": kubeconfig, "kubeconfig": kubeconfig })
+}
+
+#[test]
+fn a_check_names_what_is_missing_and_fails_until_nothing_is() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    let api = KubeApi::in_process();
+    let cluster = cluster_settings(&api);
+    let head = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n";
+    let settings = world.file("cluster.yaml", &format!("{head}kubernetes: {cluster}\n"));
+    let run = world.larder(&["kube", "check", "--config", &settings]).expect(1);
+    assert_eq!(run.lines_with(&["not", "node n1 does not exist"]), 1, "{run:?}");
+    assert_eq!(run.lines_with(&["not", "custom resources", "not installed"]), 1, "{run:?}");
+    assert_eq!(run.lines_with(&["not", "lease", "namespace larder-system does not exist"]), 1, "{run:?}");
+    assert_eq!(run.lines_with(&["kubectl apply -k"]), 2, "{run:?}");
+    assert_eq!(run.lines_with(&["ok", "API server", "v1.36.2"]), 1, "{run:?}");
+    create_cluster(&api);
     let run = world.larder_with(&settings, &["kube", "check", "-o", "json"]).expect(0);
     let checks = run.json();
     assert!(checks.as_array().unwrap().iter().all(|check| check["ok"] == true), "{checks:#}");
