@@ -88,7 +88,7 @@ pub async fn write_bundle(options: BundleOptions) -> Result<Bundle, BundleError>
     let path = Some(path).filter(|path| path.as_os_str() != "-");
     let out = archive::create(path.as_deref())?;
     let collected = collect::collect(&options).await;
-    let mut files: Vec<BundleFile> = collected.into_iter().map(redact::redacted_file).collect();
+    let mut files = redact::redacted_files(collected);
     files.insert(0, parts::readme(&files, now, options.since));
     if let Err(error) = archive::write(out, &name, &files, now) {
         if let Some(path) = &path {
