@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::future::Future;
 use std::io::{self, Read as _};
 use std::process::{Output, Stdio};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -127,9 +128,17 @@ impl Collection<'_> {
         self.run(self.options.program.as_os_str(), &arguments).await
     }
 
-    /// The output of a program, and whether it ended within the time limit.
+    /// The output of a program, and whether it ended within the time limit of a part.
     async fn run(&self, program: &OsStr, arguments: &[OsString]) -> (PartOutput, bool) {
-        let limit = self.options.part_timeout;
+        self.run_within(self.options.part_timeout, program, arguments).await
+    }
+
+    async fn run_within(
+        &self,
+        limit: Duration,
+        program: &OsStr,
+        arguments: &[OsString],
+    ) -> (PartOutput, bool) {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -141,6 +150,7 @@ impl Collection<'_> {
                 return ((String::new(), Some(error)), true);
             }
             Err(_) => {
+                let limit = self.options.part_timeout;
                 let error = format!("did not end within {limit:?}: {}\n", line_of(program, arguments));
                 return ((String::new(), Some(error)), false);
             }
@@ -153,9 +163,12 @@ impl Collection<'_> {
     }
 
     async fn versions(&self, programs: &[&str]) -> PartOutput {
+        let end = Instant::now() + self.options.part_timeout;
         let mut text = String::new();
         for program in programs {
-            let ((version, error), _) = self.run(program.as_ref(), &owned(&["--version"])).await;
+            let limit = end.saturating_duration_since(Instant::now());
+            let ((version, error), _) =
+                self.run_within(limit, program.as_ref(), &owned(&["--version"])).await;
             let version = error.map_or(version, |error| error.lines().next().unwrap_or_default().to_owned());
             // Writing to a `String` does not fail.
             let _ = writeln!(text, "{program}: {}", version.trim());
@@ -262,7 +275,6 @@ fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> String 
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
-    use std::time::Duration;
 
     use super::*;
 

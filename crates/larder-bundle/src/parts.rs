@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::BundleFile;
 
@@ -46,16 +46,52 @@ const fn part(name: &'static str, about: &'static str, source: PartSource) -> Bu
 
 use PartSource::{About, Environment, File, Images, Log, Metrics, Mounts, Own, Program, Versions};
 
-/// The parts, in the order in which they are collected. The status comes first: it shows whether a daemon answers.
+/// The parts, in the order in which they are collected: what a slow disk or daemon does not delay comes first. The
+/// status comes before what else the daemon is asked for: it shows whether one answers.
 pub(crate) const ALL: &[BundlePart] = &[
     part("version.txt", "version and features of larder", About),
+    part("environment.txt", "variables that concern larder", Environment),
+    part("log.txt", "the log of the unit larder", Log),
+    part(
+        "unit.txt",
+        "the state of the unit larder",
+        Program(&[
+            "systemctl",
+            "show",
+            "larder.service",
+            "larder.socket",
+            "--property",
+            "Id,LoadState,ActiveState,SubState,Result,NRestarts,ExecMainStartTimestamp,ExecMainStatus,FragmentPath,DropInPaths,MemoryCurrent,TasksCurrent",
+        ]),
+    ),
+    part("kernel.txt", "the kernel", Program(&["uname", "-a"])),
+    part("os-release.txt", "the distribution", File("/etc/os-release")),
+    part("mountinfo.txt", "mounts with their types and options", Mounts),
+    part("kernel-filesystems.txt", "filesystem types that the kernel knows", File("/proc/filesystems")),
+    part("memory.txt", "memory of the machine", File("/proc/meminfo")),
+    part("pressure-io.txt", "stalls on I/O", File("/proc/pressure/io")),
+    part(
+        "versions.txt",
+        "versions of container runtimes and of systemd",
+        Versions(&[
+            "containerd",
+            "runc",
+            "crun",
+            "crio",
+            "dockerd",
+            "podman",
+            "kubelet",
+            "crictl",
+            "systemctl",
+        ]),
+    ),
+    part("settings.yaml", "effective settings", Own(&["config"])),
+    part("settings-check.txt", "problems of the settings, and their files", Own(&["config", "--check"])),
     part(
         "status.json",
         "the daemon: process, backend, disk, pulls, calls",
         Images(&["status", "-o", "json"]),
     ),
-    part("settings.yaml", "effective settings", Own(&["config"])),
-    part("settings-check.txt", "problems of the settings, and their files", Own(&["config", "--check"])),
     part("metrics.txt", "the daemon's metrics", Metrics),
     part("runtime.json", "the backend, its version and conditions", Images(&["runtime", "-o", "json"])),
     part("images.json", "all images", Images(&["images", "-o", "json"])),
@@ -75,43 +111,8 @@ pub(crate) const ALL: &[BundlePart] = &[
         "a check of names, sizes and modes in the store; impossible while a daemon has it",
         Own(&["fsck", "--quick", "--no-wait"]),
     ),
-    part("log.txt", "the log of the unit larder", Log),
-    part(
-        "unit.txt",
-        "the state of the unit larder",
-        Program(&[
-            "systemctl",
-            "show",
-            "larder.service",
-            "larder.socket",
-            "--property",
-            "Id,LoadState,ActiveState,SubState,Result,NRestarts,ExecMainStartTimestamp,ExecMainStatus,FragmentPath,DropInPaths,MemoryCurrent,TasksCurrent",
-        ]),
-    ),
-    part("environment.txt", "variables that concern larder", Environment),
-    part("kernel.txt", "the kernel", Program(&["uname", "-a"])),
-    part("os-release.txt", "the distribution", File("/etc/os-release")),
-    part(
-        "versions.txt",
-        "versions of container runtimes and of systemd",
-        Versions(&[
-            "containerd",
-            "runc",
-            "crun",
-            "crio",
-            "dockerd",
-            "podman",
-            "kubelet",
-            "crictl",
-            "systemctl",
-        ]),
-    ),
     part("filesystems.txt", "size and use of filesystems", Program(&["df", "-P", "-T", "-k"])),
     part("inodes.txt", "inodes of filesystems", Program(&["df", "-P", "-i"])),
-    part("mountinfo.txt", "mounts with their types and options", Mounts),
-    part("kernel-filesystems.txt", "filesystem types that the kernel knows", File("/proc/filesystems")),
-    part("memory.txt", "memory of the machine", File("/proc/meminfo")),
-    part("pressure-io.txt", "stalls on I/O", File("/proc/pressure/io")),
 ];
 
 /// What is left out, and why.
@@ -123,7 +124,8 @@ Left out:
 - Manifests of static pods and of the prefetch list: they may contain secrets. Their images are in images.json.
 - Pull records: they contain hashes of credentials.
 - Values of variables that are not larder's own or proxies; user names and passwords in URLs; values of keys such as
-  password, token, secret, auth and authorization; tokens in any text. Each is replaced by ****.
+  password, token, secret, auth and authorization; paths and queries of URLs in the settings; tokens in any text. Each
+  is replaced by ****.
 - The contents of images.
 
 Names of images, registries, pods, hosts and directories are in the bundle. Read it before you make it public.
@@ -132,8 +134,8 @@ Names of images, registries, pods, hosts and directories are in the bundle. Read
 /// The page that explains the bundle.
 pub(crate) fn readme(files: &[BundleFile], now: Timestamp, since: Duration) -> BundleFile {
     let mut text = format!(
-        "# A bundle of larder\n\nMade at {now:.0}, with {} hours of the log. A part that failed has a file NAME.error.\n\n",
-        since.as_secs() / 3600
+        "# A bundle of larder\n\nMade at {now:.0}, with the log of the last {:#}. A part that failed has a file NAME.error.\n\n",
+        SignedDuration::try_from(since).unwrap_or(SignedDuration::MAX)
     );
     for file in files {
         let failed = file.error.as_ref().map_or("", |_| " (failed)");
@@ -149,6 +151,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn parts_that_open_no_images_are_collected_before_those_that_do() {
+        let opens = |part: &&BundlePart| matches!(part.source, Images(_) | Metrics);
+        let first = ALL.iter().position(|part| opens(&part)).unwrap();
+        let later: Vec<&str> =
+            ALL[first..].iter().filter(|part| !opens(part)).map(|part| part.name).collect();
+        assert_eq!(later, ["fsck.txt", "filesystems.txt", "inodes.txt"], "these wait for disks too");
+        assert_eq!(ALL[first].name, "status.json");
+    }
+
+    #[test]
     fn the_page_lists_each_part_and_what_is_left_out() {
         let file = |name: &str, error: Option<&str>| BundleFile {
             name: name.into(),
@@ -157,8 +169,8 @@ mod tests {
             error: error.map(str::to_owned),
         };
         let files = [file("a.txt", None), file("b.txt", Some("broken"))];
-        let page = readme(&files, Timestamp::UNIX_EPOCH, Duration::from_secs(7200)).text;
-        assert!(page.contains("Made at 1970-01-01T00:00:00Z, with 2 hours of the log"), "{page}");
+        let page = readme(&files, Timestamp::UNIX_EPOCH, Duration::from_secs(5400)).text;
+        assert!(page.contains("Made at 1970-01-01T00:00:00Z, with the log of the last 1h 30m."), "{page}");
         assert!(page.contains("- a.txt: a part\n- b.txt: a part (failed)\n\nLeft out:\n"), "{page}");
     }
 }
