@@ -1,34 +1,73 @@
 //! The archive: a directory with one file for each part.
 
 use std::io::{self, IsTerminal as _, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use jiff::Timestamp;
 use tar::{Builder, Header};
+use tempfile::NamedTempFile;
 
 use crate::{BundleError, BundleFile};
 
-/// Creates the file, for its owner alone; without a path, the standard output.
-pub(crate) fn create(path: Option<&Path>) -> Result<Box<dyn Write + Send>, BundleError> {
-    let Some(path) = path else {
-        if io::stdout().is_terminal() {
-            return Err(BundleError::Terminal);
+/// Where the archive is written to. Dropped before [`BundleOutput::commit`], it leaves no file.
+pub(crate) enum BundleOutput {
+    Stdout(io::Stdout),
+    /// A file for its owner alone with another name, and the path that it gets when it is complete.
+    File(NamedTempFile, PathBuf),
+}
+
+impl BundleOutput {
+    /// Without a path, the standard output.
+    pub(crate) fn create(path: Option<&Path>) -> Result<BundleOutput, BundleError> {
+        let Some(path) = path else {
+            if io::stdout().is_terminal() {
+                return Err(BundleError::Terminal);
+            }
+            return Ok(BundleOutput::Stdout(io::stdout()));
+        };
+        if path.as_os_str().as_encoded_bytes().ends_with(b"/") || path.is_dir() {
+            return Err(BundleError::Directory(path.to_owned()));
         }
-        return Ok(Box::new(io::stdout()));
-    };
-    if path.as_os_str().as_encoded_bytes().ends_with(b"/") || path.is_dir() {
-        return Err(BundleError::Directory(path.to_owned()));
+        if path.symlink_metadata().is_ok() {
+            return Err(BundleError::Exists(path.to_owned()));
+        }
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = directory.unwrap_or_else(|| Path::new("."));
+        let file = tempfile::Builder::new().prefix(".larder-bundle-").tempfile_in(directory);
+        let file = file.map_err(|error| {
+            BundleError::Write(io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+        })?;
+        Ok(BundleOutput::File(file, path.to_owned()))
     }
-    let created = fs_err::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    match created {
-        Ok(file) => Ok(Box::new(file)),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            Err(BundleError::Exists(path.to_owned()))
+
+    /// Gives the complete file its name. It replaces none.
+    pub(crate) fn commit(self) -> Result<(), BundleError> {
+        let BundleOutput::File(file, path) = self else { return Ok(()) };
+        match file.persist_noclobber(&path) {
+            Ok(_) => Ok(()),
+            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(BundleError::Exists(path))
+            }
+            Err(error) => Err(BundleError::Write(error.error)),
         }
-        Err(error) => Err(BundleError::Write(error)),
+    }
+}
+
+impl Write for BundleOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            BundleOutput::Stdout(stdout) => stdout.write(bytes),
+            BundleOutput::File(file, _) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            BundleOutput::Stdout(stdout) => stdout.flush(),
+            BundleOutput::File(file, _) => file.flush(),
+        }
     }
 }
 

@@ -19,6 +19,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::archive::BundleOutput;
+
 /// What a bundle is made of.
 #[derive(Debug, Clone)]
 pub struct BundleOptions {
@@ -86,15 +88,56 @@ pub async fn write_bundle(options: BundleOptions) -> Result<Bundle, BundleError>
     let name = format!("larder-bundle-{host}-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
     let path = Some(path).filter(|path| path.as_os_str() != "-");
-    let out = archive::create(path.as_deref())?;
+    let mut out = BundleOutput::create(path.as_deref())?;
     let collected = collect::collect(&options).await;
     let mut files = redact::redacted_files(collected);
     files.insert(0, parts::readme(&files, now, options.since));
-    if let Err(error) = archive::write(out, &name, &files, now) {
-        if let Some(path) = &path {
-            let _ = fs_err::remove_file(path); // half of an archive is of no use
-        }
-        return Err(error.into());
-    }
+    archive::write(&mut out, &name, &files, now)?;
+    out.commit()?;
     Ok(Bundle { path, files })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn options(dir: &Path, script: &str) -> BundleOptions {
+        BundleOptions {
+            program: PathBuf::from("/bin/sh"),
+            arguments: vec!["-c".into(), script.into(), "larder".into()],
+            output: Some(dir.join("report.tar.gz")),
+            since: Duration::from_secs(1),
+            part_timeout: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
+            about: String::new(),
+        }
+    }
+
+    fn names(dir: &Path) -> Vec<OsString> {
+        fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    }
+
+    #[tokio::test]
+    async fn an_interrupted_bundle_leaves_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut bundle = Box::pin(write_bundle(options(dir.path(), "exec sleep 60")));
+        assert!(tokio::time::timeout(Duration::from_millis(10), &mut bundle).await.is_err());
+        assert_eq!(names(dir.path()).len(), 1, "the file is written under another name");
+        assert_ne!(names(dir.path()), ["report.tar.gz"]);
+        drop(bundle);
+        assert_eq!(names(dir.path()), Vec::<OsString>::new());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_was_created_while_parts_were_collected_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("report.tar.gz");
+        let script = format!("echo other > '{}'", file.display());
+        let written = write_bundle(options(dir.path(), &script)).await;
+        assert!(matches!(written, Err(BundleError::Exists(path)) if path == file));
+        assert_eq!(fs_err::read_to_string(&file).unwrap(), "other\n");
+        assert_eq!(names(dir.path()), ["report.tar.gz"]);
+    }
 }
