@@ -18,9 +18,10 @@ const PART_TIMEOUT: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The cargo features that this program is built with.
-const FEATURES: [(&str, bool); 4] = [
+const FEATURES: [(&str, bool); 5] = [
     ("dashboard", cfg!(feature = "dashboard")),
     ("docker", cfg!(feature = "docker")),
+    ("kube", cfg!(feature = "kube")),
     ("top", cfg!(feature = "top")),
     ("traces", cfg!(feature = "traces")),
 ];
@@ -67,4 +68,17 @@ fn about() -> String {
     let (os, machine) = (std::env::consts::OS, std::env::consts::ARCH);
     let version = env!("CARGO_PKG_VERSION");
     format!("larder {version}\nfeatures: {}\nplatform: {os} {machine}\n", features.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_features_are_those_of_published_programs() {
+        let manifest = include_str!("../../Cargo.toml");
+        let full = manifest.lines().find_map(|line| line.strip_prefix("full = ")).unwrap();
+        let full: Vec<&str> = serde_json::from_str(full).unwrap();
+        assert_eq!(FEATURES.map(|(name, _)| name), *full);
+    }
 }
