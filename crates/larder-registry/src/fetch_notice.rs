@@ -58,7 +58,7 @@ impl FetchWait {
     /// The same in the terms of the backend contract.
     pub fn to_pull_wait(&self) -> PullWait {
         let (reason, until) = match self {
-            FetchWait::Connection { host } => (format!("waiting for a free connection to {host}"), None),
+            FetchWait::Connection { host } => (format!("no free connection to {host}"), None),
             FetchWait::RateLimited { host, until } => (format!("rate limited by {host}"), Some(*until)),
             FetchWait::Retry { host, until, reason } => (format!("retrying {host} ({reason})"), Some(*until)),
             FetchWait::Token { host } => (format!("requesting a token from {host}"), None),
@@ -71,7 +71,7 @@ impl fmt::Display for FetchWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let left = |until: &Instant| short(until.saturating_duration_since(Instant::now()));
         match self {
-            FetchWait::Connection { host } => write!(f, "waiting for a free connection to {host}"),
+            FetchWait::Connection { host } => write!(f, "no free connection to {host}"),
             FetchWait::RateLimited { host, until } => write!(f, "rate limited by {host} for {}", left(until)),
             FetchWait::Retry { host, until, reason } => {
                 write!(f, "retrying {host} in {} ({reason})", left(until))

@@ -107,7 +107,6 @@ fn waiting(reason: &str, left: Option<u64>, theme: Theme, width: usize) -> Optio
         return None;
     }
     let left = left.map_or_else(String::new, |left| format!(" ({})", text::age(Duration::from_millis(left))));
-    let reason = reason.strip_prefix("waiting ").unwrap_or(reason);
     let text = format!("    waiting: {}{left}", text::cell(reason));
     Some(Line::from(theme.span(Tone::Warning, text::left(&text, width))))
 }
