@@ -200,7 +200,9 @@ function showRegistries() {
   const registries = state.status.registries ?? [];
   showTable('registries-table', 'registries-none', registries, (registry) => registry.host, (registry) => {
     const wait = registry.retryAfterMilliseconds;
-    const quota = registry.quotaLimit ? `${registry.quotaRemaining ?? 0} of ${registry.quotaLimit} requests left` : 'no limit reported';
+    const left = registry.quotaRemaining ?? null;
+    const of = registry.quotaLimit ? ` of ${registry.quotaLimit}` : '';
+    const quota = left === null ? 'no limit reported' : `${left}${of} requests left`;
     return make('tr', {},
       make('th', { scope: 'row', class: 'name' }, registry.host),
       cell(`${registry.connections} of ${registry.connectionLimit}`, 'number'), cell(String(registry.waitingRequests), 'number'),
@@ -358,8 +360,16 @@ function take(status) {
   }
 }
 
+let stream;
+let retry;
+
+/** Follows the daemon while the page is in view: a browser opens few connections to a host, for all its tabs together. */
 function connect() {
+  stream?.close();
+  clearTimeout(retry);
+  if (document.hidden) return;
   const source = new EventSource('api/stream');
+  stream = source;
   source.addEventListener('open', () => announce($('connection'), 'Live'));
   source.addEventListener('message', (message) => take(JSON.parse(message.data)));
   source.addEventListener('error', () => {
@@ -369,7 +379,7 @@ function connect() {
     }
     announce($('connection'), 'Updates every 5 seconds');
     load('status').then(take, (error) => announce($('connection'), `No connection: ${error.message}`));
-    setTimeout(connect, 5000);
+    retry = setTimeout(connect, 5000);
   });
 }
 
@@ -394,8 +404,11 @@ function begin() {
   turn('gc-previous', () => { state.removalsOffset = Math.max(0, state.removalsOffset - 100); loadRemovals(); });
   turn('gc-next', () => { state.removalsOffset += 100; loadRemovals(); });
   turn('explain-close', () => $('explain').close());
-  setInterval(loadDisk, 60000);
-  setInterval(refreshImages, 60000);
+  const whileVisible = (load) => () => { if (!document.hidden) load(); };
+  setInterval(whileVisible(loadDisk), 60000);
+  setInterval(whileVisible(refreshImages), 60000);
+  document.addEventListener('visibilitychange', connect);
+  document.addEventListener('visibilitychange', whileVisible(loadDisk));
   loadDisk();
   connect();
 }
