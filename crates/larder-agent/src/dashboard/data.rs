@@ -53,7 +53,7 @@ pub(super) fn cut(text: String, bytes: usize) -> String {
 }
 
 /// The first texts of a list, each cut.
-fn few(texts: Vec<String>) -> Vec<String> {
+fn truncate_list(texts: Vec<String>) -> Vec<String> {
     texts.into_iter().take(ITEMS).map(|text| cut(text, TEXT)).collect()
 }
 
@@ -100,14 +100,14 @@ pub(super) fn status(status: api::StatusResponse, removals: u64, at: u64) -> Sta
         registries: status.registries.into_iter().take(PULLS).collect(),
         next_event: status.next_event,
         removals,
-        warnings: few(status.warnings),
+        warnings: truncate_list(status.warnings),
     }
 }
 
 fn gc(mut gc: api::GcStatus) -> api::GcStatus {
     gc.result = gc.result.map(|text| cut(text, TEXT));
     if let Some(removing) = gc.round.as_mut().and_then(|round| round.removing.as_mut()) {
-        removing.names = few(std::mem::take(&mut removing.names));
+        removing.names = truncate_list(std::mem::take(&mut removing.names));
         removing.why = cut(std::mem::take(&mut removing.why), TEXT);
     }
     gc
@@ -132,8 +132,8 @@ pub(super) struct ExplanationDocument {
 
 pub(super) fn explanation(explained: api::Explanation) -> ExplanationDocument {
     let verdict = |verdict: api::ImageVerdict| api::ImageVerdict {
-        names: few(verdict.names),
-        used_by: few(verdict.used_by),
+        names: truncate_list(verdict.names),
+        used_by: truncate_list(verdict.used_by),
         why: cut(verdict.why, TEXT),
         ..verdict
     };
@@ -162,7 +162,7 @@ pub(super) fn newest_removals(query: &Query) -> u32 {
 pub(super) fn removals(history: api::HistoryResponse, query: &Query) -> RemovalsDocument {
     let newest = history.entries.into_iter().rev().skip(query.offset()).take(REMOVALS);
     let entry = |entry: api::HistoryEntry| api::HistoryEntry {
-        names: few(entry.names),
+        names: truncate_list(entry.names),
         why: cut(entry.why, TEXT),
         ..entry
     };
@@ -184,7 +184,14 @@ pub(super) async fn events(
     next_event: u64,
 ) -> EventsDocument {
     let event = |item: Result<api::EventsResponse, Status>| match item.ok()?.item? {
-        Item::Event(event) => Some(api::Event { message: cut(event.message, TEXT), ..event }),
+        Item::Event(event) => Some(api::Event {
+            namespace: cut(event.namespace, TEXT),
+            name: cut(event.name, TEXT),
+            uid: cut(event.uid, TEXT),
+            field_path: cut(event.field_path, TEXT),
+            message: cut(event.message, TEXT),
+            ..event
+        }),
         Item::Missed(_) => None,
     };
     let most = usize::try_from(EVENTS).unwrap_or(usize::MAX);
@@ -223,6 +230,23 @@ mod tests {
         let document = status(full, 0, 0);
         assert_eq!((document.pulls.len(), document.more_pulls, document.warnings.len()), (PULLS, 950, ITEMS));
         assert!(super::super::json(&document).len() < 1_000_000);
+    }
+
+    #[tokio::test]
+    async fn events_are_bounded() {
+        let long = || "x".repeat(100_000);
+        let event = || api::Event {
+            namespace: long(),
+            name: long(),
+            uid: long(),
+            field_path: long(),
+            message: long(),
+            ..api::Event::default()
+        };
+        let item = |_| Ok(api::EventsResponse { item: Some(Item::Event(event())) });
+        let document = events(futures_util::stream::iter((0..2 * EVENTS).map(item)), 0).await;
+        assert_eq!(document.events.len() as u64, EVENTS);
+        assert!(super::super::json(&document).len() < 2_000_000);
     }
 
     #[test]

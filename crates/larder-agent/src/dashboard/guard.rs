@@ -2,6 +2,8 @@
 //!
 //! A page of another site can make a browser send requests to this daemon, and with DNS rebinding even read the responses
 //! under a name of its own. So only reads are answered, only under names that are this daemon's, and not to pages of others.
+//! Browsers name the requesting site to loopback addresses and over HTTPS only: at another address such a page can cause
+//! reads, whose responses the browser keeps from it.
 
 use std::net::IpAddr;
 
@@ -12,7 +14,7 @@ use tonic::codegen::http::{HeaderMap, Method, Response, StatusCode, Uri, header}
 use crate::serve::responses::text;
 
 /// What a request is compared with.
-pub(super) struct Target<'a> {
+pub(super) struct RequestTarget<'a> {
     /// Whether the page itself is requested, to which other sites may link.
     pub(super) is_page: bool,
     /// The address that the connection was made to.
@@ -23,25 +25,25 @@ pub(super) struct Target<'a> {
 
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum RefusalReason {
     Method,
     Host,
     Origin,
 }
 
-impl Refused {
+impl RefusalReason {
     pub(super) fn response(self) -> Response<Body> {
         match self {
-            Refused::Method => {
+            RefusalReason::Method => {
                 let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET is supported\n");
                 super::set(response.headers_mut(), header::ALLOW, "GET, HEAD");
                 response
             }
-            Refused::Host => text(
+            RefusalReason::Host => text(
                 StatusCode::MISDIRECTED_REQUEST,
                 "unknown host name; use localhost or the address, or add the name to dashboard.hosts\n",
             ),
-            Refused::Origin => text(StatusCode::FORBIDDEN, "requests of other sites are refused\n"),
+            RefusalReason::Origin => text(StatusCode::FORBIDDEN, "requests of other sites are refused\n"),
         }
     }
 }
@@ -51,25 +53,25 @@ pub(super) fn check(
     method: &Method,
     uri: &Uri,
     headers: &HeaderMap,
-    target: &Target<'_>,
-) -> Result<(), Refused> {
+    target: &RequestTarget<'_>,
+) -> Result<(), RefusalReason> {
     if method != Method::GET && method != Method::HEAD {
-        return Err(Refused::Method);
+        return Err(RefusalReason::Method);
     }
     let mut hosts = headers.get_all(header::HOST).iter();
-    let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(Refused::Host) };
-    let host = host.to_str().map_err(|_| Refused::Host)?;
+    let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(RefusalReason::Host) };
+    let host = host.to_str().map_err(|_| RefusalReason::Host)?;
     if !is_own(host, target) || uri.authority().is_some_and(|authority| authority.as_str() != host) {
-        return Err(Refused::Host);
+        return Err(RefusalReason::Host);
     }
     if !is_same_site(headers, host, target.is_page) {
-        return Err(Refused::Origin);
+        return Err(RefusalReason::Origin);
     }
     Ok(())
 }
 
 /// Whether the value of a `Host` header names this daemon. Its port is that of a tunnel, perhaps.
-fn is_own(host: &str, target: &Target<'_>) -> bool {
+fn is_own(host: &str, target: &RequestTarget<'_>) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host();
     // User information has no place here.
@@ -109,9 +111,9 @@ mod tests {
         uri: &str,
         headers: &[(&'static str, &str)],
         is_page: bool,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusalReason> {
         let hosts = ["node-1.example".to_owned()];
-        let target = Target { is_page, local: LOCAL.into(), hosts: &hosts };
+        let target = RequestTarget { is_page, local: LOCAL.into(), hosts: &hosts };
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.append(*name, HeaderValue::from_str(value).unwrap());
@@ -158,17 +160,21 @@ mod tests {
             "x.localhost",
         ];
         for host in others {
-            assert_eq!(checked("GET", "/dashboard/", &[("host", host)], true), Err(Refused::Host), "{host}");
+            assert_eq!(
+                checked("GET", "/dashboard/", &[("host", host)], true),
+                Err(RefusalReason::Host),
+                "{host}"
+            );
         }
     }
 
     #[test]
     fn a_request_has_one_host_in_header_and_line() {
-        assert_eq!(checked("GET", "/", &[], true), Err(Refused::Host));
+        assert_eq!(checked("GET", "/", &[], true), Err(RefusalReason::Host));
         let twice = [("host", "localhost"), ("host", "evil.example")];
-        assert_eq!(checked("GET", "/", &twice, true), Err(Refused::Host));
+        assert_eq!(checked("GET", "/", &twice, true), Err(RefusalReason::Host));
         let host = [("host", "localhost")];
-        assert_eq!(checked("GET", "http://evil.example/dashboard/", &host, true), Err(Refused::Host));
+        assert_eq!(checked("GET", "http://evil.example/dashboard/", &host, true), Err(RefusalReason::Host));
         assert_eq!(checked("GET", "http://localhost/dashboard/", &host, true), Ok(()));
     }
 
@@ -176,7 +182,7 @@ mod tests {
     fn only_reads_are_answered() {
         for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "EXTRA"] {
             let refused = checked(method, "/dashboard/api/status", &[("host", "localhost")], false);
-            assert_eq!(refused, Err(Refused::Method), "{method}");
+            assert_eq!(refused, Err(RefusalReason::Method), "{method}");
         }
         assert_eq!(checked("HEAD", "/dashboard/", &[("host", "localhost")], true), Ok(()));
     }
@@ -199,13 +205,13 @@ mod tests {
             "",
         ];
         for other in others {
-            assert_eq!(with(&[("origin", other)], false), Err(Refused::Origin), "{other}");
+            assert_eq!(with(&[("origin", other)], false), Err(RefusalReason::Origin), "{other}");
         }
         for site in ["cross-site", "same-site", "?"] {
-            assert_eq!(with(&[("sec-fetch-site", site)], false), Err(Refused::Origin), "{site}");
+            assert_eq!(with(&[("sec-fetch-site", site)], false), Err(RefusalReason::Origin), "{site}");
             let link = [("sec-fetch-site", site), ("sec-fetch-mode", "navigate")];
             assert_eq!(with(&link, true), Ok(()), "a link from {site} to the page");
-            assert_eq!(with(&link, false), Err(Refused::Origin), "a link from {site} to data");
+            assert_eq!(with(&link, false), Err(RefusalReason::Origin), "a link from {site} to data");
         }
         for site in ["same-origin", "none"] {
             assert_eq!(with(&[("sec-fetch-site", site)], false), Ok(()), "{site}");

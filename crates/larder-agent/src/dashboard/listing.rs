@@ -20,9 +20,9 @@ const FRESH: Duration = Duration::from_secs(5);
 /// How many times as long as it took.
 const FRESH_FACTOR: u32 = 5;
 /// How long a request waits for one.
-const PATIENCE: Duration = Duration::from_secs(8);
+const LISTING_TIMEOUT: Duration = Duration::from_secs(8);
 /// How long one is kept that nothing asks for.
-const KEPT: Duration = Duration::from_secs(60);
+const UNUSED_LISTING_TTL: Duration = Duration::from_secs(60);
 /// How many rows one response has at most.
 const ROWS: usize = 200;
 /// The longest name in bytes, and the longest warning.
@@ -88,7 +88,7 @@ impl ListingCache {
         }
         let (cache, control) = (Arc::clone(self), control.clone());
         let listing = self.running.join(async move { cache.refresh(&control).await });
-        time::timeout(PATIENCE, listing).await.unwrap_or_else(|_| {
+        time::timeout(LISTING_TIMEOUT, listing).await.unwrap_or_else(|_| {
             Err(Status::unavailable("still listing the images; try again in a few seconds"))
         })
     }
@@ -116,7 +116,7 @@ impl ListingCache {
 
     /// Frees what nothing has asked for since a while.
     pub(super) fn drop_unused(&self, now: Instant) {
-        self.lock().take_if(|last| now.saturating_duration_since(last.used) > KEPT);
+        self.lock().take_if(|last| now.saturating_duration_since(last.used) > UNUSED_LISTING_TTL);
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<CachedListing>> {

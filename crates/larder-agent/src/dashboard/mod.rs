@@ -133,7 +133,7 @@ impl Dashboard {
     /// Answers a request that reached the daemon at this address of its own.
     pub(crate) async fn answer<B>(&self, request: &Request<B>, local: IpAddr) -> Response<Body> {
         let (method, uri, headers) = (request.method(), request.uri(), request.headers());
-        let target = guard::Target { is_page: is_page(uri.path()), local, hosts: &self.hosts };
+        let target = guard::RequestTarget { is_page: is_page(uri.path()), local, hosts: &self.hosts };
         let mut response = match guard::check(method, uri, headers, &target) {
             Ok(()) => self.allowed(method, uri).await,
             Err(refused) => refused.response(),

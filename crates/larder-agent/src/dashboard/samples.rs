@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use serde::Serialize;
 
 /// How many samples are kept: a day of them.
-const KEPT: usize = 2880;
+const MAX_SAMPLES: usize = 2880;
 /// How many points one response has.
 pub(super) const POINTS: usize = 240;
 
@@ -32,7 +32,7 @@ pub(super) struct DiskDocument {
 impl DiskHistory {
     /// Adds a sample; the oldest one leaves for it.
     pub(super) fn add(&mut self, sample: DiskSample) {
-        if self.0.len() == KEPT {
+        if self.0.len() == MAX_SAMPLES {
             self.0.pop_front();
         }
         self.0.push_back(sample);
@@ -91,10 +91,10 @@ mod tests {
     #[test]
     fn the_history_is_bounded() {
         let mut history = DiskHistory::default();
-        for sample in samples(&vec![1; KEPT + 10]) {
+        for sample in samples(&vec![1; MAX_SAMPLES + 10]) {
             history.add(sample);
         }
-        assert_eq!((history.0.len(), history.0[0].at), (KEPT, 10));
+        assert_eq!((history.0.len(), history.0[0].at), (MAX_SAMPLES, 10));
         let shown = history.downsampled(POINTS).samples.len();
         assert!((POINTS / 2..=POINTS).contains(&shown), "{shown}");
     }

@@ -24,10 +24,10 @@ const LIFETIME: Duration = Duration::from_secs(300);
 /// How much longer its connection may last.
 const GRACE: Duration = Duration::from_secs(10);
 /// The longest time that the browser hears nothing.
-const SILENCE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// Milliseconds after which the browser opens the next stream.
 const BEGIN: &[u8] = b"retry: 3000\n\n";
-const STILL_THERE: &[u8] = b": \n\n";
+const KEEPALIVE_COMMENT: &[u8] = b": \n\n";
 
 impl Dashboard {
     /// The states of the daemon from now on.
@@ -48,7 +48,7 @@ impl Dashboard {
                     changed.ok()?;
                     event(&states.borrow_and_update())
                 }
-                () = time::sleep(SILENCE) => Bytes::from_static(STILL_THERE),
+                () = time::sleep(KEEPALIVE_INTERVAL) => Bytes::from_static(KEEPALIVE_COMMENT),
             };
             Some((item, (states, place, true)))
         });
