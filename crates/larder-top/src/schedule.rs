@@ -81,7 +81,7 @@ impl Schedule {
             self.status.begin(now);
             calls.push(Call::Status);
         }
-        if self.basis.is_none() || self.failures > 0 {
+        if !self.is_connected() {
             return calls; // nothing can be asked before the first status
         }
         if self.images_due(now).is_some_and(|due| due <= now) {
@@ -100,7 +100,9 @@ impl Schedule {
 
     /// When to look again.
     pub(crate) fn next(&self, now: Instant) -> Instant {
-        let due = [self.status_due(now), self.images_due(now)];
+        // Without a status, no list is asked for, however long one is due.
+        let images = if self.is_connected() { self.images_due(now) } else { None };
+        let due = [self.status_due(now), images];
         due.into_iter().flatten().min().unwrap_or(now + IDLE).max(now + Duration::from_millis(100))
     }
 
@@ -142,6 +144,11 @@ impl Schedule {
     /// Lists images again soon.
     pub(crate) fn refresh(&mut self) {
         (self.images_changed, self.history_changed) = (true, true);
+    }
+
+    /// Whether the last status was answered.
+    fn is_connected(&self) -> bool {
+        self.basis.is_some() && self.failures == 0
     }
 
     fn status_due(&self, now: Instant) -> Option<Instant> {
@@ -225,8 +232,14 @@ mod tests {
     #[test]
     fn a_lost_connection_is_tried_again_at_growing_intervals() {
         let (mut schedule, start) = (Schedule::default(), Instant::now());
-        let (mut now, mut tries) = (start, 0);
+        let (mut now, mut tries, mut wakeups) = (start, 0, 0);
+        // It was connected, and a list of images was due since.
+        schedule.take_due(now, true);
+        schedule.ended(&Call::Status, now);
+        schedule.received(&idle());
+        schedule.failed();
         while now < start + 60 * SECOND {
+            wakeups += 1;
             for call in schedule.take_due(now, true) {
                 assert_eq!(call, Call::Status);
                 tries += 1;
@@ -236,6 +249,7 @@ mod tests {
             now = schedule.next(now);
         }
         assert!((12..=16).contains(&tries), "{tries}");
+        assert!(wakeups <= tries + 1, "{wakeups} wake-ups for {tries} tries");
     }
 
     #[test]
