@@ -112,7 +112,7 @@ const ROUNDS: usize = 100;
 #[derive(Debug)]
 pub struct App {
     pub(crate) size: Size,
-    /// Whether colours are used; without them, words and attributes say the same.
+    /// Whether colors are used; without them, words and attributes say the same.
     pub(crate) colors: bool,
     pub(crate) tab: Tab,
     pub(crate) mode: Mode,
@@ -215,11 +215,11 @@ impl App {
                 self.schedule.refresh();
                 self.removing.retain(|(removing, _)| *removing != id);
                 let (text, is_error) = outcome(&answer);
-                self.say(text, is_error, now);
+                self.show_message(text, is_error, now);
             }
             Answer::Kept(done) => {
                 self.schedule.refresh();
-                self.say(done, false, now);
+                self.show_message(done, false, now);
             }
             Answer::Failed { call, message, hints } => self.receive_failure(&call, &message, &hints, now),
         }
@@ -267,7 +267,7 @@ impl App {
             self.removing.retain(|(removing, _)| removing != id);
         }
         if matches!(call, Call::Images | Call::History) {
-            return self.say(format!("error: {message}"), true, now);
+            return self.show_message(format!("error: {message}"), true, now);
         }
         let lines = [format!("error: {message}")].into_iter().chain(hints.iter().cloned());
         let lines = lines.map(|line| text::cell(&line)).collect();
@@ -282,7 +282,7 @@ impl App {
         }
     }
 
-    fn say(&mut self, text: impl AsRef<str>, is_error: bool, now: Moment) {
+    fn show_message(&mut self, text: impl AsRef<str>, is_error: bool, now: Moment) {
         self.message = Some(Message { text: text::cell(text.as_ref()), is_error, since: now.instant });
     }
 }

@@ -8,7 +8,7 @@ mod pulls;
 mod registries;
 
 use ratatui::Frame;
-use ratatui::layout::Rect;
+use ratatui::layout::{Rect, Size};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
@@ -16,8 +16,9 @@ use ratatui::widgets::Paragraph;
 use crate::app::{App, HEADER, Mode, Moment, Tab};
 use crate::text;
 
-/// The least size that shows anything useful.
-const LEAST: (u16, u16) = (40, 12);
+/// The smallest terminal on which the view is drawn, and takes keys: columns and rows.
+pub(crate) const MIN_SIZE: Size = Size { width: 40, height: 12 };
+
 /// What a text says, as a style. Words say the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tone {
@@ -29,7 +30,7 @@ pub(crate) enum Tone {
     Accent,
 }
 
-/// Styles with colours or without.
+/// Styles with colors or without.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Theme {
     pub(crate) colors: bool,
@@ -54,11 +55,16 @@ impl Theme {
     }
 }
 
+/// Whether a terminal of this size shows only that it is too small.
+pub(crate) fn is_too_small(size: Size) -> bool {
+    size.width < MIN_SIZE.width || size.height < MIN_SIZE.height
+}
+
 /// Draws everything.
 pub fn draw(app: &App, frame: &mut Frame<'_>, now: Moment) {
     let area = frame.area();
-    if area.width < LEAST.0 || area.height < LEAST.1 {
-        let (width, height) = LEAST;
+    if is_too_small(area.as_size()) {
+        let Size { width, height } = MIN_SIZE;
         let text = format!(
             "terminal too small: {}x{}, at least {width}x{height} is needed",
             area.width, area.height

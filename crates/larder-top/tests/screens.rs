@@ -302,6 +302,41 @@ fn windows_over_the_images() {
 }
 
 #[test]
+fn the_question_about_an_image_with_many_names_shows_what_it_costs() {
+    let mut view = view(status());
+    let mut image = image("registry.example/shop/web:0", 212_000_000, 34_000_000, VerdictReason::Kept, 3);
+    image.repo_tags = (0..30).map(|number| format!("registry.example/shop/web:{number}")).collect();
+    view.answer(Answer::Images(api::ImagesResponse { images: vec![image], ..Default::default() }));
+    view.press(KeyCode::Char('x'));
+    view.is_golden("confirm-names.txt");
+    view.resize(40, 12);
+    let screen = view.screen();
+    assert!(screen.contains("This frees 34MB.") && screen.contains("y removes it"), "{screen}");
+    assert!(!screen.contains("scrolls"), "{screen}");
+}
+
+#[test]
+fn a_terminal_that_is_too_small_takes_no_key_but_quit() {
+    for (width, height) in [(39, 12), (40, 11)] {
+        let mut view = view(status());
+        view.press(KeyCode::Char('x'));
+        view.resize(width, height);
+        view.began += ANSWERABLE;
+        assert_eq!(view.press(KeyCode::Char('y')), [], "the question is not in view");
+        for key in "nx".chars() {
+            assert_eq!(view.press(KeyCode::Char(key)), []);
+        }
+        view.began += ANSWERABLE;
+        assert_eq!(view.press(KeyCode::Char('y')), []);
+        view.resize(80, 24);
+        assert!(view.screen().contains("y removes it"), "{}", view.screen());
+        view.resize(width, height);
+        view.press(KeyCode::Char('q'));
+        assert!(view.app.is_done());
+    }
+}
+
+#[test]
 fn the_question_before_a_removal_names_the_keep_rule() {
     let mut view = view(status());
     view.press(KeyCode::Char('/'));
@@ -444,7 +479,7 @@ fn a_filter_is_typed_and_cleared() {
 }
 
 #[test]
-fn no_state_is_shown_by_colour_alone_and_none_without_colours() {
+fn no_state_is_shown_by_color_alone_and_none_without_colors() {
     let mut view = view(busy());
     let colors = |view: &View| {
         view.buffer().content.iter().any(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset)
@@ -510,6 +545,9 @@ fn text_of_a_node_cannot_control_the_terminal() {
         ..busy()
     };
     status.registries[0].host = evil.into();
+    let removing =
+        status.gc.as_mut().and_then(|gc| gc.round.as_mut()).and_then(|round| round.removing.as_mut());
+    removing.unwrap().names = vec![evil.into()];
     view.answer(Answer::Status(Box::new(status)));
     view.answer(Answer::Images(api::ImagesResponse {
         images: vec![image(evil, 1, 1, VerdictReason::Unused, 1)],
@@ -519,10 +557,15 @@ fn text_of_a_node_cannot_control_the_terminal() {
     for key in "1234?".chars() {
         view.press(KeyCode::Char(key));
         let screen = view.screen();
-        assert!(screen.contains("u{1b}") || key == '?', "{key}: {screen}");
+        let body = screen.lines().skip_while(|line| !line.contains("4 Registries")).skip(1);
+        let body: Vec<&str> = body.take(50 - 5 - 2).collect();
+        let is_escaped = body.iter().any(|line| line.contains("\\u{1b}]0;title"));
+        assert!(is_escaped || key == '?', "{key}: {screen}");
         assert!(!screen.contains(['\u{1b}', '\u{7}', '\u{202e}', '\u{9b}', '\r']), "{key}");
     }
     view.press(KeyCode::Esc);
     view.answer(Answer::Explained { name: evil.into(), lines: vec![evil.into()] });
-    assert!(!view.screen().contains(['\u{1b}', '\u{7}', '\u{202e}', '\u{9b}', '\r']));
+    let screen = view.screen();
+    assert!(screen.contains("\\u{1b}]0;title"), "{screen}");
+    assert!(!screen.contains(['\u{1b}', '\u{7}', '\u{202e}', '\u{9b}', '\r']));
 }

@@ -7,6 +7,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::{App, Mode, Moment, Tab};
 use crate::calls::Call;
 use crate::images::ImageSort;
+use crate::view;
 
 /// Keys that are pressed sooner after a question do not answer it: they were meant for the view before.
 const ANSWERABLE_AFTER: Duration = Duration::from_millis(300);
@@ -36,6 +37,11 @@ impl App {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         if is_control && key.code == KeyCode::Char('c') {
             self.quit = true;
+            return Vec::new();
+        }
+        if view::is_too_small(self.size) {
+            // Nothing is in view that a key could be meant for.
+            self.quit |= matches!(key.code, KeyCode::Char('q') | KeyCode::F(10));
             return Vec::new();
         }
         match std::mem::take(&mut self.mode) {
@@ -162,7 +168,7 @@ impl App {
             }
             KeyCode::Char('p') => {
                 if let Some(id) = self.images.selected().map(|row| row.id.clone()) {
-                    self.say("changing the keep rule", false, now);
+                    self.show_message("changing the keep rule", false, now);
                     return vec![Call::ToggleKeep { id }];
                 }
             }

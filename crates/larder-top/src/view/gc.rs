@@ -92,7 +92,7 @@ fn removal(entry: &HistoryEntry, image: usize, width: usize, now: Moment) -> Lin
 }
 
 /// The time since then.
-fn ago(time: &str, now: Moment) -> String {
+pub(super) fn ago(time: &str, now: Moment) -> String {
     let since = time.parse::<Timestamp>().map(|then| now.wall.duration_since(then));
     since
         .ok()

@@ -6,7 +6,7 @@ use larder_api::EnumWord as _;
 use larder_api::v1alpha1::{DiskUse, GcStatus, Pull, PullPhase, StatusResponse};
 use ratatui::text::{Line, Span};
 
-use super::{Theme, Tone};
+use super::{Theme, Tone, gc as gc_view};
 use crate::app::{App, Moment};
 use crate::text;
 
@@ -136,11 +136,9 @@ fn collection(gc: Option<&GcStatus>, now: Moment) -> (String, Tone) {
     match (&gc.ended, &gc.result) {
         _ if gc.running => ("GC running".to_owned(), Tone::Warning),
         (Some(ended), Some(result)) => {
-            let ago = ended.parse::<jiff::Timestamp>().ok().map(|ended| now.wall.duration_since(ended));
-            let ago = ago.and_then(|ago| Duration::try_from(ago).ok()).unwrap_or_default();
             let tone = if gc.failures > 0 { Tone::Bad } else { Tone::Faint };
             let failed = if gc.failures > 0 { "failed " } else { "" };
-            (format!("GC {failed}{} ago: {}", text::age(ago), text::cell(result)), tone)
+            (format!("GC {failed}{} ago: {}", gc_view::ago(ended, now), text::cell(result)), tone)
         }
         _ => ("GC: no round yet".to_owned(), Tone::Faint),
     }

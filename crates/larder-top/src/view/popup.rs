@@ -9,6 +9,8 @@ use super::{Theme, Tone};
 use crate::app::{App, HELP, Mode, Window};
 use crate::text;
 
+/// How many names of an image the question before a removal lists.
+const NAMES: usize = 5;
 /// Columns of a window at most, with its border.
 const WIDEST: u16 = 100;
 
@@ -29,7 +31,9 @@ pub(super) fn draw(app: &App, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
     let y = area.y + area.height.saturating_sub(height) / 2;
     let window = Rect { x, y, width, height }.intersection(area);
     let hidden = lines.len().saturating_sub(usize::from(window.height.saturating_sub(2)) + app.scroll);
-    let more = if hidden > 0 { format!(" {hidden} more lines, Down scrolls ") } else { String::new() };
+    // No key scrolls a question.
+    let scrolls = hidden > 0 && !matches!(app.mode, Mode::Confirm { .. });
+    let more = if scrolls { format!(" {hidden} more lines, Down scrolls ") } else { String::new() };
     let room = usize::from(width).saturating_sub(4);
     let title = theme.span(Tone::Head, format!(" {} ", text::end_of(&title, text::width(&title).min(room))));
     let block = Block::bordered().title(title).title_bottom(more);
@@ -83,10 +87,6 @@ fn help(theme: Theme) -> Vec<Line<'static>> {
 
 fn question(name: &str, frees: Option<u64>, kept: Option<&str>, images: &[String]) -> Vec<String> {
     let mut lines = vec![format!("Remove {name}?")];
-    if images.len() > 1 {
-        lines.push(format!("It has {} names; all are removed:", images.len()));
-        lines.extend(images.iter().map(|name| format!("  {}", text::cell(name))));
-    }
     if let Some(frees) = frees {
         lines.push(format!("This frees {}.", text::bytes(frees)));
     }
@@ -95,5 +95,14 @@ fn question(name: &str, frees: Option<u64>, kept: Option<&str>, images: &[String
     }
     lines.push(String::new());
     lines.push("y removes it, any other key cancels".to_owned());
+    // Last, because a low terminal has no room for them.
+    if images.len() > 1 {
+        lines.push(String::new());
+        lines.push(format!("It has {} names; all are removed:", images.len()));
+        lines.extend(images.iter().take(NAMES).map(|name| format!("  {}", text::cell(name))));
+        if images.len() > NAMES {
+            lines.push(format!("  and {} more", images.len() - NAMES));
+        }
+    }
     lines
 }
