@@ -69,6 +69,20 @@ pub struct RegistryLoad {
     pub quota: Option<RegistryQuota>,
 }
 
+impl RegistryLoad {
+    /// Adds the load of the same host under another scheme.
+    pub(crate) fn add(&mut self, other: &RegistryLoad) {
+        self.connections += other.connections;
+        self.limit += other.limit;
+        self.waiting += other.waiting;
+        self.held_for = self.held_for.max(other.held_for);
+        self.requests += other.requests;
+        self.waits += other.waits;
+        self.bytes += other.bytes;
+        self.quota = self.quota.or(other.quota);
+    }
+}
+
 /// A quota of requests, as a registry reports it in `RateLimit` headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegistryQuota {

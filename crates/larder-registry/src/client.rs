@@ -50,7 +50,8 @@ impl RegistryClient {
         &self.0.config
     }
 
-    /// The load of each registry in use and of the last few hundred used ones, sorted by name.
+    /// The load of each registry in use and of the last few hundred used ones, sorted by name. A host that is reached over
+    /// both HTTP and HTTPS counts as one.
     pub fn loads(&self) -> Vec<RegistryLoad> {
         let budgets: Vec<_> = {
             let budgets = self.0.budgets.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,6 +60,13 @@ impl RegistryClient {
         let now = Instant::now();
         let mut loads: Vec<_> = budgets.iter().map(|budget| budget.load(now)).collect();
         loads.sort_by(|a, b| a.host.cmp(&b.host));
+        loads.dedup_by(|next, kept| {
+            let is_same = next.host == kept.host;
+            if is_same {
+                kept.add(next);
+            }
+            is_same
+        });
         loads
     }
 
@@ -121,5 +129,35 @@ impl RegistryClientInner {
         let auth = self.auth.entry(&host, repository, credential);
         let namespace = (!names_registry(&host.name(), registry)).then(|| registry.to_owned());
         SessionHost { host, budget, auth, namespace }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::budget::RateLimitScope;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_host_with_two_schemes_is_one_load() {
+        let client = RegistryClient::new(RegistryConfig::default());
+        let budget = |origin: &str, host: &str| {
+            let new = || HostBudget::new(host, 4);
+            client.0.budgets.lock().unwrap().of(origin.to_owned(), Instant::now(), new)
+        };
+        budget("http://m.example", "m.example").pause(
+            RateLimitScope::Host,
+            Instant::now(),
+            Duration::from_secs(9),
+            Duration::MAX,
+        );
+        for (origin, host) in [("https://m.example", "m.example"), ("https://z.example", "z.example")] {
+            budget(origin, host);
+        }
+        let loads = client.loads();
+        let shown: Vec<_> =
+            loads.iter().map(|load| (&*load.host, load.limit, load.waits, load.held_for.as_secs())).collect();
+        assert_eq!(shown, [("m.example", 8, 1, 9), ("z.example", 4, 0, 0)]);
     }
 }
