@@ -55,6 +55,11 @@ pub enum GcError {
 }
 
 impl GcError {
+    /// Whether the round did what it should, and there was too little to remove.
+    pub(super) fn is_shortage(&self) -> bool {
+        matches!(self, GcError::Insufficient(_))
+    }
+
     /// Whether an event of its own has reported it.
     pub(super) fn has_own_event(&self) -> bool {
         matches!(self, GcError::Insufficient(_) | GcError::NoCapacity)

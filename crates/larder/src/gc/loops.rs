@@ -54,6 +54,8 @@ pub struct GcStatus {
     pub last: Option<Arc<GcRoundResult>>,
     /// How many rounds in a row have failed.
     pub failures: u64,
+    /// How many rounds in a row ended with an error other than [`GcError::Insufficient`]: GC itself does not work.
+    pub errors: u64,
 }
 
 /// The images as of the last listing that succeeded.
@@ -171,7 +173,9 @@ impl GcLoops {
             {
                 tracing::warn!("image garbage collection failed: {error}");
             }
+            let is_error = round.error.as_ref().is_some_and(|error| !error.is_shortage());
             self.status.send_modify(|status| {
+                status.errors = if is_error { status.errors + 1 } else { 0 };
                 status.rounds += 1;
                 status.running = false;
                 status.ended = Some(SystemTime::now());

@@ -220,7 +220,7 @@ fn collection(registry: &mut Registry, node: &Node) {
     let (status, images) = (node.loops.status(), node.loops.images());
     let (status, images) = (status.borrow(), images.borrow());
     counter(registry, "larder_gc_rounds", status.rounds);
-    gauge(registry, "larder_gc_consecutive_failures", status.failures);
+    gauge(registry, "larder_gc_consecutive_failures", status.errors);
     if let Some(ended) = status.ended {
         timestamp(registry, "larder_gc_last_round_timestamp_seconds", ended);
     }

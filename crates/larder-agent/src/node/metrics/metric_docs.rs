@@ -139,7 +139,12 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         "Bytes of removed files; where the runtime does not report them, bytes that became free on the filesystem",
     ),
     metric("larder_gc_rounds", Counter, "", "Completed GC rounds"),
-    metric("larder_gc_consecutive_failures", Gauge, "", "Failed GC rounds since the last successful one"),
+    metric(
+        "larder_gc_consecutive_failures",
+        Gauge,
+        "",
+        "GC rounds in a row that ended with an error. A round that removed all candidates and freed too little has none",
+    ),
     metric(
         "larder_gc_last_round_timestamp_seconds",
         Gauge,
