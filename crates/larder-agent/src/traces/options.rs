@@ -54,10 +54,7 @@ impl TraceOptions {
         if variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Ok(None);
         }
-        let named =
-            |names: [&'static str; 2]| names.into_iter().find_map(|name| Some((name, variable(name)?)));
-        let first = |names: [&'static str; 2]| named(names).map(|(_, value)| value);
-        let endpoint = named(["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"]);
+        let endpoint = named(variable, ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"]);
         // Variables that are for other programs do not keep a daemon without traces from starting.
         if !settings.is_set() && endpoint.is_none() {
             return Ok(None);
@@ -71,51 +68,82 @@ impl TraceOptions {
             }
         }
         let batch = BatchLimits::of(variable)?;
-        if let Some((name, text)) = named(["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"])
-            && text.trim().parse::<u64>().is_err()
-        {
-            return Err(Error::bad_input(format!("{name}={text:?}: not a number of milliseconds"))
-                .hint("write a number such as 10000, or unset it"));
+        check_exporter(variable)?;
+        let tls = TlsFiles::of(&|names| named(variable, names))?;
+        let options = if settings.is_set() {
+            TraceOptions::from_settings(settings, tls, batch)
+        } else {
+            TraceOptions::from_environment(variable, endpoint.unwrap_or_default(), tls, batch)
+        };
+        options.map(Some)
+    }
+
+    fn from_settings(
+        settings: &TracingSettings,
+        tls: TlsFiles,
+        batch: BatchLimits,
+    ) -> Result<TraceOptions, Error> {
+        let endpoint = settings.endpoint.as_deref().unwrap_or(KUBELET_ENDPOINT);
+        if endpoint.starts_with("unix:") && settings.protocol != TraceProtocol::Grpc {
+            let what = format!("tracing.endpoint {endpoint:?}: a Unix socket requires the protocol grpc");
+            return Err(Error::bad_input(what).hint("set tracing.protocol to grpc, or name host and port"));
         }
-        let compression = ["OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION"];
-        if let Some(kind) = first(compression).filter(|kind| kind != "none") {
-            tracing::warn!("{}={kind:?} has no effect: traces are sent uncompressed", compression[1]);
-        }
-        check_pairs(variable)?;
-        let tls = TlsFiles::of(&named)?;
-        if settings.is_set() {
-            let endpoint = settings.endpoint.as_deref().unwrap_or(KUBELET_ENDPOINT);
-            if endpoint.starts_with("unix:") && settings.protocol != TraceProtocol::Grpc {
-                let what = format!("tracing.endpoint {endpoint:?}: a Unix socket requires the protocol grpc");
-                return Err(
-                    Error::bad_input(what).hint("set tracing.protocol to grpc, or name host and port")
-                );
-            }
-            let endpoint = endpoint_url(endpoint, settings.protocol);
-            return Ok(Some(TraceOptions {
-                shown_endpoint: without_path(&endpoint),
-                endpoint: Some(endpoint),
-                protocol: settings.protocol,
-                sampled_per_million: Some(settings.sampled_per_million),
-                tls,
-                batch,
-            }));
-        }
-        let protocol = named(["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"]);
+        let endpoint = endpoint_url(endpoint, settings.protocol);
+        Ok(TraceOptions {
+            shown_endpoint: without_path(&endpoint),
+            endpoint: Some(endpoint),
+            protocol: settings.protocol,
+            sampled_per_million: Some(settings.sampled_per_million),
+            tls,
+            batch,
+        })
+    }
+
+    /// `endpoint` is a variable and its value.
+    fn from_environment(
+        variable: &dyn Fn(&str) -> Option<String>,
+        (name, endpoint): (&str, String),
+        tls: TlsFiles,
+        batch: BatchLimits,
+    ) -> Result<TraceOptions, Error> {
+        let protocol = named(variable, ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"]);
         let protocol =
             protocol.map_or(Ok(TraceProtocol::HttpProtobuf), |(name, text)| protocol_of(name, &text))?;
         check_sampler(variable)?;
-        let (name, endpoint) = endpoint.unwrap_or_default();
         check_scheme(name, &endpoint)?;
-        Ok(Some(TraceOptions {
+        Ok(TraceOptions {
             endpoint: None,
             shown_endpoint: without_path(&endpoint),
             protocol,
             sampled_per_million: None,
             tls,
             batch,
-        }))
+        })
     }
+}
+
+/// The first of these variables that is set.
+fn named(
+    variable: &dyn Fn(&str) -> Option<String>,
+    names: [&'static str; 2],
+) -> Option<(&'static str, String)> {
+    names.into_iter().find_map(|name| Some((name, variable(name)?)))
+}
+
+/// Checks the variables that the exporter reads itself.
+fn check_exporter(variable: &dyn Fn(&str) -> Option<String>) -> Result<(), Error> {
+    let timeout = named(variable, ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"]);
+    if let Some((name, text)) = timeout
+        && text.trim().parse::<u64>().is_err()
+    {
+        return Err(Error::bad_input(format!("{name}={text:?}: not a number of milliseconds"))
+            .hint("write a number such as 10000, or unset it"));
+    }
+    let compression = ["OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION"];
+    if let Some((_, kind)) = named(variable, compression).filter(|(_, kind)| kind != "none") {
+        tracing::warn!("{}={kind:?} has no effect: traces are sent uncompressed", compression[1]);
+    }
+    check_pairs(variable)
 }
 
 /// Headers and attributes are lists of pairs. A value may be a token: the error does not have it.
