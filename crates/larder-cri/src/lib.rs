@@ -29,7 +29,7 @@ pub use client::{CriBackend, CriConfig, origin};
 pub use dead_containers::ExitedContainer;
 pub use endpoint::{Endpoint, EndpointError, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover, short_path};
 pub use list_streaming::joined;
-pub use operations::OperationObserver;
+pub use operations::{OPERATIONS, OperationObserver};
 pub use sandboxes::CONFIGURED_SANDBOX_IMAGE;
 pub use status::{call_error, code_name, deadline};
 

@@ -13,6 +13,22 @@ pub trait OperationObserver: Send + Sync {
     fn operation_finished(&self, operation: &'static str, took: Duration, failed: bool);
 }
 
+/// Kubelet's words for the calls of the client.
+pub const OPERATIONS: [&str; 12] = [
+    "container_status",
+    "image_fs_info",
+    "image_status",
+    "list_containers",
+    "list_images",
+    "list_podsandbox",
+    "podsandbox_status",
+    "pull_image",
+    "remove_container",
+    "remove_image",
+    "status",
+    "version",
+];
+
 /// The observer of one client; none at first.
 #[derive(Default)]
 pub(crate) struct Operations(OnceLock<Arc<dyn OperationObserver>>);
@@ -29,6 +45,7 @@ impl Operations {
         operation: &'static str,
         call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
+        debug_assert!(OPERATIONS.contains(&operation), "{operation}");
         let observer = self.0.get().map(|observer| &**observer);
         let mut running = RunningOperation { observer, operation, started: Instant::now(), failed: true };
         let done = call.await;

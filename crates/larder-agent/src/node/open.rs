@@ -83,6 +83,7 @@ impl Node {
         let publisher = publisher.map(Arc::new);
         for runtime in handle.runtime().into_iter().chain(publisher.as_ref().map(|store| store.cri())) {
             runtime.observe_with(metrics.clone());
+            metrics.runtime_configured();
         }
         let (backend, mut collector) = gc_wiring::backend_and_collector(&handle, publisher.clone());
         if !options.publishes
@@ -213,7 +214,7 @@ fn credentials_of(
     if let (Some(file), Some(programs)) = (&configured.config, &configured.bin_dir) {
         let accounts = cluster.and_then(NodeCluster::accounts);
         let plugins = providers::plugins(file, programs, accounts)?;
-        metrics.configured(plugins.config_hash());
+        metrics.providers_configured(plugins.config_hash(), plugins.names());
         let runs = Arc::clone(metrics) as Arc<dyn PluginRunObserver>;
         credentials = credentials.with_provider(Arc::new(plugins.with_run_observer(&runs)));
     }

@@ -16,6 +16,7 @@ use tokio::time;
 
 use super::{ClusterIdentity, ImageSetContext, NodeCluster, follow_image_sets};
 use crate::config::Config;
+use crate::node::metrics::tests::assert_served;
 use crate::node::metrics::{ExpositionFormat, exposition};
 use crate::node::pods::desired::DesiredUses;
 use crate::node::{Node, testing};
@@ -173,10 +174,14 @@ async fn a_wrong_image_that_is_tried_again_and_again_is_reported_once() {
     assert_eq!(reasons, [EventReason::Pulling, EventReason::Failed]);
 }
 
+async fn metrics_page(node: &Node) -> String {
+    let (connections, disks) = (Connections::default(), node.filesystems().await);
+    exposition(node, &connections, &disks, ExpositionFormat::OpenMetrics).expect("a page")
+}
+
 /// The samples of the metric of images, without zeros.
 async fn samples(node: &Node) -> Vec<String> {
-    let (connections, disks) = (Connections::default(), node.filesystems().await);
-    let page = exposition(node, &connections, &disks, ExpositionFormat::OpenMetrics).expect("a page");
+    let page = metrics_page(node).await;
     let lines = page.lines().filter(|line| line.starts_with("larder_kubernetes_image_set_images{"));
     let mut samples: Vec<_> = lines.filter(|line| !line.ends_with(" 0")).map(str::to_owned).collect();
     samples.sort();
@@ -232,6 +237,7 @@ async fn images_of_sets_stay_in_use_while_events_are_turned_off_and_on_but_not_w
             }
         };
         time::timeout(Duration::from_secs(60), counted).await.expect("one image failed, one is present");
+        assert_served(&metrics_page(&node).await, "larder_kubernetes_");
         while !file.exists() {
             time::sleep(Duration::from_millis(20)).await;
         }

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use larder::credentials::plugin::PluginRunObserver;
 use larder::events::{Event, EventReason, EventSink, EventType};
-use larder::gc::{RemovalHistory, RemovalHistoryEntry};
+use larder::gc::{GcGoal, RemovalHistory, RemovalHistoryEntry};
 use larder::pull::{EnsureLabels, PullFailureReason, PullMetrics, image_size_bucket};
 use larder_cri::OperationObserver;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -141,6 +141,11 @@ impl Default for NodeMetrics {
         let (event_type, reason) = (EventType::Warning, EventReason::FreeDiskSpaceFailed);
         let labels = EventLabels { event_type: event_type.to_string(), reason: reason.to_string() };
         drop(metrics.events.get_or_create(&labels));
+        for goal in GcGoal::ALL {
+            let labels = GcReasonLabels { reason: goal.name().to_owned() };
+            drop(metrics.promised.get_or_create(&labels));
+            drop(metrics.freed.get_or_create(&labels));
+        }
         metrics
     }
 }
@@ -169,9 +174,20 @@ impl NodeMetrics {
         }
     }
 
-    /// Records the hash of the credential provider configuration files.
-    pub(crate) fn configured(&self, hash: &str) {
+    /// Records the credential providers, and the hash of their configuration files.
+    pub(crate) fn providers_configured<'a>(&self, hash: &str, names: impl Iterator<Item = &'a str>) {
         self.provider_config.get_or_create(&ConfigHashLabels { hash: hash.to_owned() }).set(1);
+        for name in names {
+            drop(self.provider_errors.get_or_create(&PluginNameLabels { plugin_name: name.to_owned() }));
+        }
+    }
+
+    /// Records that the node has a runtime over CRI.
+    pub(crate) fn runtime_configured(&self) {
+        for operation_type in larder_cri::OPERATIONS {
+            drop(self.operations.get_or_create(&OperationLabels { operation_type }));
+            drop(self.operation_errors.get_or_create(&OperationLabels { operation_type }));
+        }
     }
 
     pub(super) fn register(&self, registry: &mut Registry) {
@@ -316,4 +332,4 @@ fn operation_histogram() -> TracedHistogram {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

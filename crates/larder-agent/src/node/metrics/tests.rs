@@ -24,10 +24,9 @@ use crate::node::testing;
 use crate::node::{Node, NodeDependencies};
 use crate::serve::connections::Connections;
 
-/// Metrics of larder's own store; a scenario test checks them.
-const STORE_PREFIX: &str = "larder_registry_";
-/// Metrics of the exporter of traces, likewise.
-const TRACE_PREFIX: &str = "larder_trace_";
+/// Metrics of larder's own store and of the exporter of traces, which scenario tests check, and of a cluster, which its
+/// tests check with [`assert_served`].
+const CHECKED_ELSEWHERE: [&str; 3] = ["larder_registry_", "larder_trace_", "larder_kubernetes_"];
 
 /// A disk of 1000 bytes with nothing on it but the images.
 struct TestFsStats(Arc<FakeBackend>);
@@ -70,7 +69,7 @@ fn broken_provider() -> ProviderConfig {
 fn node(backend: &FakeBackend, dir: &tempfile::TempDir) -> Node {
     let disk: Arc<dyn FsStatsProvider> = Arc::new(TestFsStats(Arc::new(backend.clone())));
     let metrics = Arc::new(NodeMetrics::default());
-    metrics.configured("sha256:0");
+    metrics.providers_configured("sha256:0", ["broken"].into_iter());
     let plugin = Plugin::new(&broken_provider(), Arc::new(FailingProvider), Arc::new(NoServiceAccountClient));
     let runs = Arc::clone(&metrics) as Arc<dyn PluginRunObserver>;
     let provider = Arc::new(Plugins::new(vec![plugin]).with_run_observer(&runs));
@@ -161,6 +160,42 @@ fn value(page: &str, metric: &metric_docs::MetricDoc) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum())
 }
 
+fn assert_has_labels(page: &str, metric: &metric_docs::MetricDoc) {
+    let documented = metric.labels.split(", ").filter(|label| !label.is_empty());
+    assert_eq!(labels(page, metric.name), documented.map(str::to_owned).collect(), "{}", metric.name);
+}
+
+/// Checks that a page has all documented metrics whose names begin like this, with their labels.
+pub(in crate::node) fn assert_served(page: &str, prefix: &str) {
+    let metrics: Vec<_> = DOCUMENTED.iter().filter(|metric| metric.name.starts_with(prefix)).collect();
+    assert!(!metrics.is_empty(), "{prefix}");
+    for metric in metrics {
+        assert!(value(page, metric).is_some(), "{} is not served:\n{page}", metric.name);
+        assert_has_labels(page, metric);
+    }
+}
+
+#[test]
+fn counters_that_alerts_are_about_begin_with_a_sample_of_0() {
+    let metrics = NodeMetrics::default();
+    metrics.providers_configured("sha256:0", ["ecr"].into_iter());
+    metrics.runtime_configured();
+    let (mut registry, mut page) = (Registry::default(), String::new());
+    metrics.register(&mut registry);
+    prometheus_client::encoding::text::encode(&mut page, &registry).unwrap();
+    for sample in [
+        "larder_pull_failures_total{reason=\"no_space\"} 0\n",
+        "larder_events_total{event_type=\"Warning\",reason=\"FreeDiskSpaceFailed\"} 0\n",
+        "larder_gc_promised_bytes_total{reason=\"space\"} 0\n",
+        "larder_gc_freed_bytes_total{reason=\"space\"} 0\n",
+        "kubelet_credential_provider_plugin_errors_total{plugin_name=\"ecr\"} 0\n",
+        "kubelet_runtime_operations_total{operation_type=\"list_images\"} 0\n",
+        "kubelet_runtime_operations_errors_total{operation_type=\"list_images\"} 0\n",
+    ] {
+        assert!(page.contains(sample), "{sample}{page}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn each_documented_metric_is_served_and_changes() {
     let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
@@ -212,13 +247,11 @@ async fn each_documented_metric_is_served_and_changes() {
         "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", // of 128 MiB
         "kubelet_imagemanager_inmemory_pullintents_usage_percent",
     ];
-    let prefixes = [STORE_PREFIX, TRACE_PREFIX, "larder_kubernetes_"];
-    let elsewhere = |name: &str| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    let elsewhere = |name: &str| CHECKED_ELSEWHERE.iter().any(|prefix| name.starts_with(prefix));
     for metric in DOCUMENTED.iter().filter(|metric| !elsewhere(metric.name)) {
         let found = value(&page, metric).unwrap_or_else(|| panic!("{} is not served:\n{page}", metric.name));
         assert!(found > 0.0 || zero.contains(&metric.name), "{} does not change:\n{page}", metric.name);
-        let documented = metric.labels.split(", ").filter(|label| !label.is_empty());
-        assert_eq!(labels(&page, metric.name), documented.map(str::to_owned).collect(), "{}", metric.name);
+        assert_has_labels(&page, metric);
     }
     assert_kubelet_families(&page);
     for name in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {

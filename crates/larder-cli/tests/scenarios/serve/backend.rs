@@ -139,6 +139,21 @@ fn late_calls_are_named_and_ended_after_the_grace_period() {
     }
 }
 
+/// Checks that the page has all metrics of registries that the documentation lists, with their label.
+fn assert_registry_metrics(page: &str) {
+    let rows = include_str!("../../../../../docs/metrics.md").lines();
+    let rows: Vec<_> = rows.filter_map(|row| row.strip_prefix("| `larder_registry_")).collect();
+    assert!(rows.len() >= 6, "{rows:?}");
+    for row in rows {
+        let cells: Vec<_> = row.split(" | ").collect();
+        let (name, kind, label) = (cells[0].trim_end_matches('`'), cells[1], cells[2].trim_matches('`'));
+        let family = name.trim_end_matches("_total");
+        let types = [name, family].map(|name| format!("# TYPE larder_registry_{name} {kind}\n"));
+        assert!(types.iter().any(|line| page.contains(line)), "{row}\n{page}");
+        assert!(page.contains(&format!("larder_registry_{name}{{{label}=\"")), "{row}\n{page}");
+    }
+}
+
 #[test]
 fn a_pull_moves_the_metrics_of_registry_and_disk() {
     for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
@@ -155,6 +170,7 @@ fn a_pull_moves_the_metrics_of_registry_and_disk() {
         if world.endpoint().is_none() {
             assert!(daemon.metric(names[0]) > 2.5, "a manifest, a config and a layer");
             assert!(daemon.metric(names[1]) > 5_000_000.0);
+            assert_registry_metrics(&daemon.get("/metrics"));
             assert!(daemon.metric("larder_filesystem_size_bytes") > before[0]);
             // Others write to this disk, too.
             let moves = || (0..2).all(|at| (daemon.metric(free[at]) - before[at]).abs() > 0.5);

@@ -139,6 +139,11 @@ impl Plugins {
         &self.config_hash
     }
 
+    /// The names of all providers.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.all.iter().map(Plugin::name)
+    }
+
     /// The names of the providers of a repository.
     pub fn for_image<'a>(&'a self, repository: &'a str) -> impl Iterator<Item = &'a str> {
         self.all.iter().filter(move |plugin| plugin.matches(repository)).map(Plugin::name)

@@ -49,8 +49,12 @@ pub enum GcGoal {
 }
 
 impl GcGoal {
+    /// One of each.
+    pub const ALL: [GcGoal; 5] =
+        [GcGoal::Age, GcGoal::Thresholds, GcGoal::Free { bytes: 0 }, GcGoal::AllUnused, GcGoal::Dangling];
+
     /// The goal's name in the history and in the log.
-    pub(super) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             GcGoal::Age => "age",
             GcGoal::Thresholds => "space",
