@@ -61,7 +61,7 @@ impl Printer {
         Printer { inner: Mutex::new(inner), progress, given, look, held: Mutex::default() }
     }
 
-    /// From now on, terminals get colours if `choice` says so, and tables that fit.
+    /// From now on, terminals get colors if `choice` says so, and tables that fit.
     pub(crate) fn set_look(&self, choice: ColorChoice) {
         let (results, notes) = (io::stdout(), io::stderr());
         let columns = console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns));
@@ -146,7 +146,7 @@ impl Printer {
         self.above_progress(|| self.inner().write(bytes));
     }
 
-    /// Prints a line to standard error. Words at its start that say what it is have their colour.
+    /// Prints a line to standard error. Words at its start that say what it is have their color.
     pub(crate) fn info(&self, text: impl fmt::Display) {
         let style = self.look().notes;
         let text = escape_lines(&text.to_string());
@@ -243,7 +243,7 @@ impl PrinterStreams {
     }
 }
 
-/// A line with its first word in colour, if that says what the line is.
+/// A line with its first word in color, if that says what the line is.
 fn marked(style: Style, line: &str) -> String {
     for (mark, of) in [
         ("error:", TextStyle::Bad),

@@ -140,7 +140,7 @@ pub(crate) struct GlobalFlags {
     #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
     pub(crate) timeout: Option<Duration>,
 
-    /// When to use colours; auto also heeds $NO_COLOR and $CLICOLOR_FORCE.
+    /// When to use colors; auto also heeds $NO_COLOR and $CLICOLOR_FORCE.
     #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
     pub(crate) color: ColorChoice,
 

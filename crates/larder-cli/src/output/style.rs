@@ -1,4 +1,4 @@
-//! Colours, where a terminal is or where they are requested.
+//! Colors, where a terminal is or where they are requested.
 
 #![allow(clippy::doc_markdown, reason = "these comments are the text of --help")]
 
@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 
 use clap::ValueEnum;
 
-/// When to use colours.
+/// When to use colors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum ColorChoice {
     /// On a terminal, unless NO_COLOR is set or TERM is dumb; CLICOLOR_FORCE uses them everywhere.
@@ -30,7 +30,7 @@ pub(crate) enum TextStyle {
     Faint,
 }
 
-/// Whether texts of one output have colours.
+/// Whether texts of one output have colors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Style {
     pub(crate) colors: bool,
@@ -62,7 +62,7 @@ impl ColorChoice {
 }
 
 impl Style {
-    /// The text in the colour of its style.
+    /// The text in the color of its style.
     pub(crate) fn paint(self, style: TextStyle, text: &str) -> String {
         let code = match style {
             _ if !self.colors => return text.to_owned(),
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_are_used_on_terminals_unless_a_variable_or_a_flag_decides() {
+    fn colors_are_used_on_terminals_unless_a_variable_or_a_flag_decides() {
         let colors = |choice: ColorChoice, is_terminal, variables: &[(&str, &str)]| {
             choice.colors(is_terminal, |name| {
                 variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn without_colours_text_is_plain() {
+    fn without_colors_text_is_plain() {
         assert_eq!(Style { colors: false }.paint(TextStyle::Bad, "error:"), "error:");
         assert_eq!(Style { colors: true }.paint(TextStyle::Bad, "error:"), "\u{1b}[1;31merror:\u{1b}[0m");
     }

@@ -1,4 +1,4 @@
-//! Plain columns, as kubectl and crictl print them. Only a terminal gets colours, and a table that fits its width.
+//! Plain columns, as kubectl and crictl print them. Only a terminal gets colors, and a table that fits its width.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What a terminal shows: colours, tables that fit, live progress, and a clean screen after it.
+//! What a terminal shows: colors, tables that fit, live progress, and a clean screen after it.
 
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
@@ -138,7 +138,7 @@ fn named_images() -> CliFixture {
 }
 
 #[test]
-fn colours_are_for_terminals_and_for_those_who_ask() {
+fn colors_are_for_terminals_and_for_those_who_ask() {
     let world = named_images();
     let on_terminal = |variable: Option<(&str, &str)>, arguments: &[&str]| {
         let mut command = world.command(arguments);
