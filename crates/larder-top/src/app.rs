@@ -19,7 +19,7 @@ use crate::schedule::Schedule;
 use crate::text;
 
 pub(crate) use keys::HELP;
-pub(crate) use layout::HEADER;
+pub(crate) use layout::{HEADER, MIN_SIZE, is_too_small};
 
 /// Now, for intervals and for people.
 #[derive(Debug, Clone, Copy)]

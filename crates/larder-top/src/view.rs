@@ -13,11 +13,8 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
-use crate::app::{App, HEADER, Mode, Moment, Tab};
+use crate::app::{App, HEADER, MIN_SIZE, Mode, Moment, Tab, is_too_small};
 use crate::text;
-
-/// The smallest terminal on which the view is drawn, and takes keys: columns and rows.
-pub(crate) const MIN_SIZE: Size = Size { width: 40, height: 12 };
 
 /// What a text says, as a style. Words say the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,11 +50,6 @@ impl Theme {
     pub(crate) fn span(self, tone: Tone, text: impl Into<String>) -> Span<'static> {
         Span::styled(text.into(), self.style(tone))
     }
-}
-
-/// Whether a terminal of this size shows only that it is too small.
-pub(crate) fn is_too_small(size: Size) -> bool {
-    size.width < MIN_SIZE.width || size.height < MIN_SIZE.height
 }
 
 /// Draws everything.

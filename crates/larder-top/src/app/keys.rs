@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::{App, Mode, Moment, Tab};
+use super::{App, Mode, Moment, Tab, is_too_small};
 use crate::calls::Call;
 use crate::images::ImageSort;
-use crate::view;
 
 /// Keys that are pressed sooner after a question do not answer it: they were meant for the view before.
 const ANSWERABLE_AFTER: Duration = Duration::from_millis(300);
@@ -39,7 +38,7 @@ impl App {
             self.quit = true;
             return Vec::new();
         }
-        if view::is_too_small(self.size) {
+        if is_too_small(self.size) {
             // Nothing is in view that a key could be meant for.
             self.quit |= matches!(key.code, KeyCode::Char('q') | KeyCode::F(10));
             return Vec::new();

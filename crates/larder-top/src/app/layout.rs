@@ -1,11 +1,20 @@
 //! How the rows of the terminal are divided.
 
+use ratatui::layout::Size;
+
 use super::App;
 
+/// The smallest terminal on which the view is drawn, and takes keys: columns and rows.
+pub(crate) const MIN_SIZE: Size = Size { width: 40, height: 12 };
 /// Rows of disk, images, pulls and GC above the tabs.
 pub(crate) const HEADER: u16 = 5;
 /// Rows from which the images have the activity below them.
 const TALL: u16 = 32;
+
+/// Whether a terminal of this size shows only that it is too small.
+pub(crate) fn is_too_small(size: Size) -> bool {
+    size.width < MIN_SIZE.width || size.height < MIN_SIZE.height
+}
 
 impl App {
     /// Rows between the tabs and the two last rows.
