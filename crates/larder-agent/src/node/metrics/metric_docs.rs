@@ -276,7 +276,7 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         "larder_kubernetes_connected",
         Gauge,
         "identity",
-        "1 if the API server answers requests with this identity: `node` is that of kubelet, `larder` its own; only with `kubernetes.enabled`",
+        "1 if requests to the API server succeed with this identity, 0 also where a rule or custom resource is missing: `node` is that of kubelet, `larder` its own; only with `kubernetes.enabled`",
     ),
     metric(
         "larder_kubernetes_pods",
