@@ -166,6 +166,7 @@ fn assert_has_labels(page: &str, metric: &metric_docs::MetricDoc) {
 }
 
 /// Checks that a page has all documented metrics whose names begin like this, with their labels.
+#[cfg(feature = "kube")]
 pub(in crate::node) fn assert_served(page: &str, prefix: &str) {
     let metrics: Vec<_> = DOCUMENTED.iter().filter(|metric| metric.name.starts_with(prefix)).collect();
     assert!(!metrics.is_empty(), "{prefix}");
