@@ -168,6 +168,14 @@ impl Cluster {
         }
     }
 
+    /// Forgets failures of requests that this node no longer sends.
+    pub(crate) fn forget(&self, actions: &[&str]) {
+        let Some(observer) = &self.observer else { return };
+        for action in actions {
+            observer.forget(action);
+        }
+    }
+
     /// One call about `what`, such as `secret default/registry`. A watch waits for longer.
     pub(crate) async fn call<T>(
         &self,

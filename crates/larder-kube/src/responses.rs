@@ -14,7 +14,7 @@ pub trait ResponseObserver: Send + Sync + 'static {
     /// a rule is missing: a refused secret or token concerns the pod that names it.
     fn observe(&self, action: &str, outcome: Result<(), ClusterError>);
 
-    /// A watch ended that was reported with this action: its problem is no longer one, and nothing else is known by that.
+    /// No such request is sent any more: its problem is no longer one, and nothing else is known by that.
     fn forget(&self, _action: &str) {}
 
     /// A part of a watch arrived: the server can be reached. It says nothing of the credentials, which it checked earlier.

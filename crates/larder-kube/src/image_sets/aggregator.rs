@@ -55,6 +55,7 @@ pub(super) async fn campaign(
                 _ = has_sets.wait_for(|has_sets| !has_sets) => {}
             }
         }
+        cluster.forget(&ELECTION_ACTIONS);
     }
 }
 
@@ -130,7 +131,7 @@ struct Stalls(BTreeMap<(String, i64, String), Stall>);
 #[derive(Clone, Copy)]
 struct Stall {
     since: Instant,
-    ready: u32,
+    node: UnfinishedNode,
 }
 
 impl Stalls {
@@ -149,11 +150,11 @@ impl Stalls {
         let (name, generation) = (set.name_any(), generation_of(set));
         self.0.retain(|(of, at, node), stall| {
             let found = unfinished.get(node.as_str());
-            *of != name || (*at == generation && found.is_some_and(|found| found.ready == stall.ready))
+            *of != name || (*at == generation && found == Some(&stall.node))
         });
         let is_stalled = |(node, found): &(&&str, &UnfinishedNode)| {
             let key = (name.clone(), generation, (**node).to_owned());
-            let stall = self.0.entry(key).or_insert(Stall { since: now, ready: found.ready });
+            let stall = self.0.entry(key).or_insert(Stall { since: now, node: **found });
             stall.since + found.stalls_after <= now
         };
         unfinished.iter().filter(is_stalled).map(|(node, _)| (*node).to_owned()).collect()
@@ -253,9 +254,11 @@ impl Aggregator {
         });
         let bytes = serde_json::to_vec(set).map_or(0, |text| text.len());
         writes.next = now + self.options.status_interval;
-        self.busy_until = self.busy_until.max(now) + write_cost(nodes, bytes);
         let written = write_status(&self.cluster, &name, status).await;
         let is_written = written.is_ok();
+        if is_written {
+            self.busy_until = self.busy_until.max(now) + write_cost(nodes, bytes);
+        }
         if is_written && self.options.events.load(Ordering::Relaxed) {
             self.events.send(set, status, &mut writes.events, now).await;
         }
@@ -264,16 +267,14 @@ impl Aggregator {
     }
 }
 
+/// Requests of candidates.
+const ELECTION_ACTIONS: [&str; 3] = ["get leases", "post leases", "put leases"];
 /// Requests that only the elected agent sends.
 const ACTIONS: [&str; 3] = ["list nodeimages", "watch nodeimages", "patch imagesets/status"];
 
 impl Drop for Aggregator {
-    /// A problem of what is no longer requested is none of this node.
     fn drop(&mut self) {
-        let Some(observer) = self.cluster.observer() else { return };
-        for action in ACTIONS {
-            observer.forget(action);
-        }
+        self.cluster.forget(&ACTIONS);
     }
 }
 
@@ -309,7 +310,7 @@ mod tests {
             stalls.of(set, &unfinished, start + Duration::from_secs(seconds)).into_iter().collect::<Vec<_>>()
         };
         assert_eq!(stalled(&set, &[("n1", 0), ("n2", 0), ("n3", 0)], 0), [""; 0]);
-        assert_eq!(stalled(&set, &[("n1", 0), ("n3", 1)], 200), [""; 0], "n2 pulls, n3 has an image");
+        assert_eq!(stalled(&set, &[("n1", 0), ("n3", 1)], 200), [""; 0], "n2 is ready, n3 has an image");
         assert_eq!(stalled(&set, &[("n1", 0), ("n2", 0), ("n3", 1)], 300), ["n1"]);
         assert_eq!(stalled(&set, &[("n1", 0), ("n2", 0), ("n3", 1)], 500), ["n1", "n3"]);
         set.metadata.generation = Some(2);

@@ -36,6 +36,16 @@ pub(super) struct NodeSets {
     has_sets: watch::Sender<bool>,
 }
 
+/// Requests about image sets of each node.
+const ACTIONS: [&str; 5] =
+    ["list imagesets", "watch imagesets", "get nodeimages", "patch nodeimages", "post nodeimages"];
+
+impl Drop for NodeSets {
+    fn drop(&mut self) {
+        self.cluster.forget(&ACTIONS);
+    }
+}
+
 impl NodeSets {
     pub(super) fn new(
         cluster: &Cluster,

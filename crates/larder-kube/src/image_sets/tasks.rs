@@ -106,6 +106,8 @@ struct ImageTask {
     slots: EnsureSlots,
     /// Changes with the lock of the states: afterwards the task changes nothing, whatever it still does.
     is_wanted: AtomicBool,
+    /// Whether the image was ensured, for the sets that the task is for.
+    is_ensured: AtomicBool,
 }
 
 impl ImageTasks {
@@ -160,6 +162,7 @@ impl ImageTasks {
                 states: self.states.clone(),
                 slots: self.slots.clone(),
                 is_wanted: AtomicBool::new(true),
+                is_ensured: AtomicBool::new(is_done),
             });
             let (own, first) = (Arc::clone(&running), first.cloned());
             let task = self.tasks.spawn(async move {
@@ -172,9 +175,8 @@ impl ImageTasks {
     /// Remembers for which sets images were pulled once, while the sets want them: a change of another set is no reason to pull
     /// them again.
     fn note_pulled_once(&mut self, wanted: &BTreeMap<String, WantedImage>) {
-        let states = self.states.lock();
         for (name, (running, _)) in &self.running {
-            let is_pulled = states.get(name) == Some(&ImageState::Present);
+            let is_pulled = running.is_ensured.load(Ordering::Relaxed);
             if is_pulled && running.image.retention == RetentionPolicy::PullOnce {
                 let sets = running.image.sets.iter().cloned();
                 self.pulled_once.entry(name.clone()).or_default().extend(sets);
@@ -269,6 +271,7 @@ impl ImageTask {
             match self.ensure(attempts > 0).await {
                 Ok(id) => {
                     attempts = 0;
+                    self.is_ensured.store(true, Ordering::Relaxed);
                     self.retain(&id);
                     self.set_state(ImageState::Present);
                     if self.image.retention == RetentionPolicy::PullOnce {
@@ -482,6 +485,22 @@ mod tests {
         tasks.set(of_policy("PullOnce"), |_| true, None);
         assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
         assert_eq!(images.pulls.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_image_that_is_present_before_its_node_is_admitted_is_pulled_once_for_its_set() {
+        let images = Arc::new(TestImages::default());
+        *images.present.lock().unwrap() = true;
+        let mut tasks = ImageTasks::new(images.clone());
+        let spec = json!({ "images": [{ "image": "a:1" }], "policy": "PullOnce", "parallelism": 1 });
+        tasks.set(wanted(spec.clone()), |_| false, None);
+        assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
+        let mut admitted = set("s", spec);
+        let status = json!({ "observedGeneration": 1, "admittedUpTo": "z" });
+        admitted.status = serde_json::from_value(status).unwrap();
+        tasks.set(wanted_images(&[&admitted], &NodeLabels::default()), |_| false, None);
+        assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
+        assert_eq!(images.pulls.load(Ordering::Relaxed), 1, "its tag may be another image now");
     }
 
     #[tokio::test(start_paused = true)]
