@@ -67,7 +67,7 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
-    /// Whether the same call may succeed later although nothing changes in the cluster: the server is away, or the credentials
+    /// Whether the same call may succeed later although nothing changes in the cluster: the server is unavailable, or the credentials
     /// are being renewed.
     pub fn is_temporary(&self) -> bool {
         use ClusterError::{Unauthorized, Unavailable, Unusable};

@@ -34,7 +34,7 @@ pub use error::ClusterError;
 pub use node_events::{EventRateLimit, NodeEvent, NodeEvents};
 pub use node_name::{node_name, other_node};
 pub use pod_images::{BoundPod, PodImage, bound_pod};
-pub use pull_secrets::PullSecrets;
+pub use pull_secrets::{PullSecrets, UnreadSecret};
 pub use responses::ResponseObserver;
 pub use runtime_classes::RuntimeClasses;
 pub use service_accounts::ClusterServiceAccounts;

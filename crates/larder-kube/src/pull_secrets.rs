@@ -18,79 +18,100 @@ use crate::error::ClusterError;
 pub struct PullSecrets {
     cluster: Cluster,
     shared_for: Duration,
+    known_for: Duration,
     cache: Arc<Mutex<Cache>>,
 }
 
 /// How long the answer that a secret cannot be read is used at most for further pulls: as long as the first back-off.
 const ERROR_SHARED_FOR: Duration = Duration::from_secs(10);
-/// For how long a secret serves while the API server is away.
-const KNOWN_FOR: Duration = Duration::from_secs(24 * 3600);
 
-type Answer = Result<PullSecret, ClusterError>;
-/// Until when an answer is used. Locked while it is being read, so that each secret is read once at a time.
-type CachedAnswer = Arc<tokio::sync::Mutex<Option<(Instant, Answer)>>>;
-/// Answers by namespace and name.
-type Cache = BTreeMap<(String, String), CachedAnswer>;
+type SecretResult = Result<PullSecret, ClusterError>;
+/// Locked while it is being read, so that each secret is read once at a time.
+type CachedSecret = Arc<tokio::sync::Mutex<Option<SecretRead>>>;
+/// Secrets by namespace and name.
+type Cache = BTreeMap<(String, String), CachedSecret>;
+
+/// A secret as it was read.
+struct SecretRead {
+    result: SecretResult,
+    /// When it is read again.
+    next: Instant,
+    /// Until when it serves while the API server is unavailable.
+    known_until: Instant,
+}
+
+/// A secret that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct UnreadSecret {
+    /// Its name.
+    pub name: String,
+    /// Why.
+    pub error: ClusterError,
+}
 
 impl PullSecrets {
-    /// Of this cluster. Pulls that begin within `shared_for` share one read of a secret.
-    pub fn of(cluster: &Cluster, shared_for: Duration) -> PullSecrets {
-        PullSecrets { cluster: cluster.clone(), shared_for, cache: Arc::default() }
+    /// Of this cluster. Pulls that begin within `shared_for` share one read of a secret. While the API server is unavailable, a
+    /// secret that was read serves for `known_for`.
+    pub fn of(cluster: &Cluster, shared_for: Duration, known_for: Duration) -> PullSecrets {
+        PullSecrets { cluster: cluster.clone(), shared_for, known_for, cache: Arc::default() }
     }
 
-    /// The secret of this name; while the API server is away, as it was read last, for a day at most.
+    /// The secret of this name.
     ///
     /// # Errors
     /// As the API server answers; [`ClusterError::NotFound`] if there is none.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<PullSecret, ClusterError> {
-        let cached = cached_answer(&self.cache, namespace, name);
+        let cached = cached_secret(&self.cache, namespace, name);
         let mut cached = cached.lock().await;
-        if let Some((until, answer)) = &*cached
-            && *until > Instant::now()
+        if let Some(known) = &*cached
+            && known.next > Instant::now()
         {
-            return answer.clone();
+            return known.result.clone();
         }
-        let answer = self.read(namespace, name).await;
-        if let (Err(error), Some((_, Ok(known)))) = (&answer, &*cached)
+        let (result, now) = (self.read(namespace, name).await, Instant::now());
+        let after_error = now + self.shared_for.min(ERROR_SHARED_FOR);
+        if let (Err(error), Some(known)) = (&result, &mut *cached)
             && error.is_temporary()
+            && known.result.is_ok()
+            && known.known_until > now
         {
-            return Ok(known.clone());
+            known.next = after_error;
+            return known.result.clone();
         }
-        let error_shared_for = self.shared_for.min(ERROR_SHARED_FOR);
-        let shared_for = if answer.is_ok() { self.shared_for } else { error_shared_for };
-        *cached = Some((Instant::now() + shared_for, answer.clone()));
-        answer
+        let next = if result.is_ok() { now + self.shared_for } else { after_error };
+        let known_until = if result.is_ok() { now + self.known_for } else { next };
+        *cached = Some(SecretRead { result: result.clone(), next, known_until });
+        result
     }
 
-    async fn read(&self, namespace: &str, name: &str) -> Answer {
+    async fn read(&self, namespace: &str, name: &str) -> SecretResult {
         let secrets: Api<Secret> = Api::namespaced(self.cluster.client.clone(), namespace);
         let found = self.cluster.call(format!("secret {namespace}/{name}"), secrets.get(name)).await?;
         Ok(pull_secret(found))
     }
 
-    /// The secrets that a pod names, in its order. Those that do not exist are left out, as in kubelet, and reported as
-    /// errors beside the others.
-    pub async fn of_pod(&self, namespace: &str, names: &[String]) -> (Vec<PullSecret>, Vec<ClusterError>) {
-        let (mut secrets, mut errors) = (Vec::new(), Vec::new());
-        for answer in join_all(names.iter().map(|name| self.get(namespace, name))).await {
-            match answer {
+    /// The secrets that a pod names, in its order. Those that do not exist are left out, as in kubelet, and returned beside the
+    /// others.
+    pub async fn of_pod(&self, namespace: &str, names: &[String]) -> (Vec<PullSecret>, Vec<UnreadSecret>) {
+        let (mut secrets, mut unread) = (Vec::new(), Vec::new());
+        let results = join_all(names.iter().map(|name| self.get(namespace, name))).await;
+        for (name, result) in names.iter().cloned().zip(results) {
+            match result {
                 Ok(secret) => secrets.push(secret),
-                Err(error) => errors.push(error),
+                Err(error) => unread.push(UnreadSecret { name, error }),
             }
         }
-        (secrets, errors)
+        (secrets, unread)
     }
 }
 
-/// The place for an answer. Answers of other secrets that are of no use any more are dropped.
-fn cached_answer(cache: &Mutex<Cache>, namespace: &str, name: &str) -> CachedAnswer {
+/// The place for a secret. Others that are of no use any more are dropped.
+fn cached_secret(cache: &Mutex<Cache>, namespace: &str, name: &str) -> CachedSecret {
     let (mut cache, now) = (cache.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
-    let is_useful = |(until, answer): &(Instant, Answer)| {
-        let known_for = if answer.is_ok() { KNOWN_FOR } else { Duration::ZERO };
-        *until + known_for > now
-    };
+    let is_useful = |read: &SecretRead| read.next.max(read.known_until) > now;
     // One that is locked is being read.
-    cache.retain(|_, cached| cached.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(is_useful)));
+    cache.retain(|_, cached| cached.try_lock().map_or(true, |read| read.as_ref().is_some_and(is_useful)));
     Arc::clone(cache.entry((namespace.to_owned(), name.to_owned())).or_default())
 }
 
@@ -107,14 +128,14 @@ fn pull_secret(secret: Secret) -> PullSecret {
 
 #[cfg(test)]
 mod tests {
-    use larder_testkit::kube_api::KubeApi;
+    use larder_testkit::kube_api::{ApiFault, KubeApi};
     use serde_json::json;
     use tokio::time;
 
     use super::*;
 
     #[tokio::test]
-    async fn while_the_api_server_is_away_a_secret_is_as_it_was_read_last() {
+    async fn while_the_api_server_is_unavailable_a_secret_is_as_it_was_read_last() {
         let mut api = KubeApi::start();
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
@@ -123,17 +144,38 @@ mod tests {
         api.create("/api/v1/namespaces/default/secrets", &secret);
         let kubeconfig = Some(api.kubeconfig(larder_testkit::kube_api::ADMINISTRATOR));
         let cluster = Cluster::open(&crate::ClusterOptions { kubeconfig, node: "n1".into() });
-        let secrets = PullSecrets::of(&cluster, Duration::ZERO);
+        let secrets = PullSecrets::of(&cluster, Duration::ZERO, Duration::from_secs(3600));
         let get = || secrets.get("default", "here");
         let known = get().await.expect("it exists");
         api.stop();
         assert_eq!(get().await, Ok(known.clone()));
         assert!(secrets.get("default", "other").await.expect_err("never read").is_temporary());
         api.delete("/api/v1/namespaces/default/secrets/here");
-        assert_eq!(get().await, Ok(known), "the server does not say so yet");
+        assert_eq!(get().await, Ok(known), "the server is unavailable");
         api.restart();
         let missing = ClusterError::NotFound { what: "secret default/here".into() };
         assert_eq!(get().await, Err(missing));
+    }
+
+    #[tokio::test]
+    async fn while_the_api_server_hangs_many_pulls_wait_for_one_read_of_a_secret() {
+        let api = KubeApi::in_process();
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+            "metadata": { "name": "here", "namespace": "default" }, "data": {},
+        });
+        api.create("/api/v1/namespaces/default/secrets", &secret);
+        let kubeconfig = Some(api.kubeconfig(larder_testkit::kube_api::ADMINISTRATOR));
+        let cluster = Cluster::open(&crate::ClusterOptions { kubeconfig, node: "n1".into() });
+        let secrets = PullSecrets::of(&cluster, Duration::from_secs(60), Duration::from_secs(3600));
+        secrets.get("default", "here").await.expect("it exists");
+        api.fault("/secrets/", 100, ApiFault::Delay(Duration::from_secs(3600)));
+        time::pause();
+        time::advance(Duration::from_secs(61)).await;
+        let before = cluster.requests().requests;
+        let pulls = join_all((0..50).map(|_| secrets.get("default", "here"))).await;
+        assert!(pulls.iter().all(Result::is_ok), "as it was read last");
+        assert_eq!(cluster.requests().requests - before, 1);
     }
 
     #[tokio::test]
@@ -146,7 +188,7 @@ mod tests {
         api.create("/api/v1/namespaces/default/secrets", &secret);
         let kubeconfig = Some(api.kubeconfig(larder_testkit::kube_api::ADMINISTRATOR));
         let cluster = Cluster::open(&crate::ClusterOptions { kubeconfig, node: "n1".into() });
-        let secrets = PullSecrets::of(&cluster, Duration::from_secs(60));
+        let secrets = PullSecrets::of(&cluster, Duration::from_secs(60), Duration::ZERO);
         let names = ["here".to_owned(), "missing".to_owned()];
         let pulls = async || {
             for (found, missing) in join_all((0..100).map(|_| secrets.of_pod("default", &names))).await {

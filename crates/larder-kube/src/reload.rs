@@ -20,8 +20,9 @@ use crate::kubeconfig::{problem, tls_problem};
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// How long reading the files may take, with the exec plugin that they name.
 const LOAD_WITHIN: Duration = Duration::from_secs(30);
-/// After so long another read is begun beside the one that hangs.
+/// After so long another read is begun beside those that hang, of which there are at most so many.
 const ABANDON_AFTER: Duration = Duration::from_secs(600);
+const MAX_ABANDONED: usize = 3;
 /// How long to wait for a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// How long a silent answer may take: a watch gets a bookmark every minute or so.
@@ -38,9 +39,13 @@ pub(crate) struct ReloadingClient {
 #[derive(Default)]
 struct ClientState {
     current: Option<LoadedClient>,
-    /// A read of the files in progress, and when it began: requests that give up do not end it, and begin no other.
-    loading: Option<(Instant, JoinHandle<Result<LoadedClient, ClusterError>>)>,
+    /// A read of the files in progress, and when it began: a canceled request neither cancels it nor starts another.
+    loading: Option<(Instant, Loading)>,
+    /// Reads that hang, each with the process of an exec plugin.
+    abandoned: Vec<Loading>,
 }
+
+type Loading = JoinHandle<Result<LoadedClient, ClusterError>>;
 
 struct LoadedClient {
     client: Client,
@@ -88,10 +93,13 @@ impl ReloadingClient {
         Ok(client)
     }
 
-    /// Waits for the read in progress, or begins one. An exec plugin that hangs has one process.
+    /// Waits for the read in progress, or begins one. An exec plugin that hangs has a bounded number of processes.
     async fn load_shared(&self, state: &mut ClientState) -> Result<LoadedClient, ClusterError> {
-        let is_lost = |(began, _): &mut (Instant, _)| began.elapsed() > ABANDON_AFTER;
-        state.loading.take_if(is_lost);
+        state.abandoned.retain(|loading| !loading.is_finished());
+        let may_abandon = state.abandoned.len() < MAX_ABANDONED;
+        let is_lost = |(began, _): &mut (Instant, _)| may_abandon && began.elapsed() > ABANDON_AFTER;
+        let lost = state.loading.take_if(is_lost);
+        state.abandoned.extend(lost.map(|(_, loading)| loading));
         let load = || (Instant::now(), tokio::spawn(load(self.kubeconfig.clone())));
         let (began, loading) = state.loading.get_or_insert_with(load);
         let Ok(done) = time::timeout_at(*began + LOAD_WITHIN, loading).await else {
@@ -126,8 +134,6 @@ async fn load(kubeconfig: Option<PathBuf>) -> Result<LoadedClient, ClusterError>
     };
     config.connect_timeout = Some(CONNECT_WITHIN);
     config.read_timeout = Some(READ_WITHIN);
-    // Each caller retries as it needs, and all requests are counted.
-    config.default_retry = false;
     // An exec plugin runs here.
     let runtime = tokio::runtime::Handle::current();
     let made = on_a_thread(at.clone(), move || {

@@ -113,7 +113,7 @@ struct WatchSource<K> {
     events: BoxStream<'static, watcher::Result<Event<K>>>,
     relists: Relists,
     backoff: DefaultBackoff,
-    /// After an error, when to ask the server again.
+    /// After an error, when to retry the request.
     resume_at: Option<Instant>,
 }
 

@@ -8,7 +8,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::{Stream, StreamExt as _};
 use larder::credentials::plugin::{ServiceAccountClient as _, ServiceAccountTokenRequest};
 use larder_kube::{
-    BoundPods, Cluster, ClusterError, ClusterOptions, ClusterServiceAccounts, PullSecrets, watch_bound_pods,
+    BoundPods, Cluster, ClusterError, ClusterOptions, ClusterServiceAccounts, PullSecrets, UnreadSecret,
+    watch_bound_pods,
 };
 use larder_testkit::kube_api::{ADMINISTRATOR, ApiFault, KubeApi, PolicyRule};
 use serde_json::{Value, json};
@@ -116,17 +117,20 @@ async fn secrets_are_read_by_name_and_a_missing_permission_is_named() {
     );
     let cluster = connect(&api, ADMINISTRATOR).await;
     let names = ["gone".to_owned(), "reg".to_owned()];
-    let (found, errors) = PullSecrets::of(&cluster, Duration::ZERO).of_pod("shop", &names).await;
+    let (found, errors) =
+        PullSecrets::of(&cluster, Duration::ZERO, Duration::ZERO).of_pod("shop", &names).await;
     assert_eq!(found[0].data[".dockerconfigjson"], b"{}");
-    assert_eq!(errors, [ClusterError::NotFound { what: "secret shop/gone".into() }]);
+    let missing = ClusterError::NotFound { what: "secret shop/gone".into() };
+    assert_eq!(errors, [UnreadSecret { name: "gone".into(), error: missing }]);
     api.authorize("t", "reader", vec![rule("pods", "list")]);
-    let error = PullSecrets::of(&connect(&api, "unknown").await, Duration::ZERO)
+    let error = PullSecrets::of(&connect(&api, "unknown").await, Duration::ZERO, Duration::ZERO)
         .get("shop", "reg")
         .await
         .unwrap_err();
     assert!(matches!(error, ClusterError::Unauthorized { .. }), "{error}");
     let cluster = connect(&api, "t").await;
-    let error = PullSecrets::of(&cluster, Duration::ZERO).get("shop", "reg").await.unwrap_err();
+    let error =
+        PullSecrets::of(&cluster, Duration::ZERO, Duration::ZERO).get("shop", "reg").await.unwrap_err();
     let missing = "cannot get resource \"secrets\" in API group \"\" in the namespace \"shop\"";
     assert!(matches!(&error, ClusterError::Forbidden { message } if message.contains(missing)), "{error}");
 }
@@ -138,9 +142,12 @@ async fn a_server_that_does_not_answer_fails_the_call_after_ten_seconds() {
     let cluster = connect(&api, ADMINISTRATOR).await;
     let names = ["a".to_owned(), "b".to_owned()];
     let started = tokio::time::Instant::now();
-    let (_, errors) = PullSecrets::of(&cluster, Duration::ZERO).of_pod("shop", &names).await;
+    let (_, errors) = PullSecrets::of(&cluster, Duration::ZERO, Duration::ZERO).of_pod("shop", &names).await;
     assert_eq!(started.elapsed().as_secs(), 10, "both at the same time");
-    assert!(errors.iter().all(|error| matches!(error, ClusterError::Unavailable { .. })), "{errors:?}");
+    assert!(
+        errors.iter().all(|unread| matches!(unread.error, ClusterError::Unavailable { .. })),
+        "{errors:?}"
+    );
     assert_eq!(errors.len(), 2);
 }
 

@@ -33,7 +33,7 @@ async fn a_rotated_credential_is_read_after_the_old_one_was_rejected() {
     let api = server("old");
     let path = api.kubeconfig("old");
     let cluster = Cluster::open(&ClusterOptions { kubeconfig: Some(path.clone()), node: "n1".into() });
-    let get = async || PullSecrets::of(&cluster, Duration::ZERO).get("default", "s").await;
+    let get = async || PullSecrets::of(&cluster, Duration::ZERO, Duration::ZERO).get("default", "s").await;
     get().await.expect("the token is valid");
     api.authorize("new", "system:node:n1", reads_secrets());
     api.revoke("old");
@@ -51,7 +51,7 @@ async fn a_kubeconfig_that_is_written_after_the_start_is_used_and_a_broken_one_i
     let path = api.kubeconfig("unused").with_file_name("later.conf");
     let cluster = Cluster::open(&ClusterOptions { kubeconfig: Some(path.clone()), node: "n1".into() });
     let (secrets, accounts) =
-        (PullSecrets::of(&cluster, Duration::ZERO), ClusterServiceAccounts::of(&cluster));
+        (PullSecrets::of(&cluster, Duration::ZERO, Duration::ZERO), ClusterServiceAccounts::of(&cluster));
     let problem = secrets.get("default", "s").await.expect_err("there is no file").to_string();
     assert!(problem.starts_with(&format!("{}: ", path.display())), "{problem}");
     let problem = accounts.get("default", "default").await.expect_err("nor for accounts");
@@ -74,7 +74,10 @@ async fn an_exec_plugin_gives_the_token() {
     kubeconfig["users"][0]["user"] = json!({ "exec": plugin });
     fs_err::write(&path, kubeconfig.to_string()).expect("a file");
     let cluster = Cluster::open(&ClusterOptions { kubeconfig: Some(path), node: "n1".into() });
-    PullSecrets::of(&cluster, Duration::ZERO).get("default", "s").await.expect("the plugin's token");
+    PullSecrets::of(&cluster, Duration::ZERO, Duration::ZERO)
+        .get("default", "s")
+        .await
+        .expect("the plugin's token");
 }
 
 /// What connecting with a kubeconfig of this content fails with; `None` is a file that does not exist.

@@ -316,11 +316,9 @@ async fn five_hundred_images_that_never_resolve_are_one_failure_of_the_node_and_
     until(|| (report()["ready"] == 1).then_some(())).await.unwrap_or_else(|| panic!("{}", report()));
     assert_eq!(report()["failure"]["image"], "missing:000", "{}", report());
     assert!(report().to_string().len() < 2048, "the report does not grow with the failures: {}", report());
-    // Each image is retried at its own time: what is reported changes seldom.
-    let before = fleet.requests();
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let requests = fleet.requests() - before;
-    assert!(requests < 20, "{requests} requests in a second");
+    // Each image fails at its own time, and what is reported is written a few times for all of them.
+    let requests = fleet.requests();
+    assert!(requests < 100, "{requests} requests");
 }
 
 #[tokio::test]

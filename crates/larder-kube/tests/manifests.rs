@@ -178,7 +178,7 @@ async fn use_own_identity(api: &KubeApi, cluster: Cluster) {
         ..ImageSetOptions::new(NAMESPACE)
     };
     let images = FetchedImages {
-        secrets: PullSecrets::of(&cluster, Duration::ZERO),
+        secrets: PullSecrets::of(&cluster, Duration::ZERO, Duration::ZERO),
         is_present: AtomicBool::default(),
     };
     let task = tokio::spawn(run_image_sets(cluster, options, Arc::new(images)));
@@ -323,7 +323,10 @@ async fn larders_identity_reads_pods_and_secrets_with_cluster_secrets_and_no_rul
     api.delete("/api/v1/namespaces/default/pods/app");
     let known = states.next().await.expect("it never ends").expect("its pods");
     assert_eq!(known.pods().count(), 0);
-    PullSecrets::of(&cluster, Duration::ZERO).get("default", "reg").await.expect("any secret");
+    PullSecrets::of(&cluster, Duration::ZERO, Duration::ZERO)
+        .get("default", "reg")
+        .await
+        .expect("any secret");
     assert_eq!(RuntimeClasses::of(&cluster).handler("vm").await.expect("a handler"), "kata");
     assert_eq!(refused(&api), []);
     if std::env::var_os(PROGRAM_VARIABLE).is_none() {
@@ -335,8 +338,10 @@ async fn larders_identity_reads_pods_and_secrets_with_cluster_secrets_and_no_rul
 async fn larders_own_identity_reads_neither_other_secrets_nor_pods() {
     let api = KubeApi::start();
     let cluster = connect(&api, &install(&api)).await;
-    let error =
-        PullSecrets::of(&cluster, Duration::ZERO).get("default", "reg").await.expect_err("another namespace");
+    let error = PullSecrets::of(&cluster, Duration::ZERO, Duration::ZERO)
+        .get("default", "reg")
+        .await
+        .expect_err("another namespace");
     assert!(matches!(error, ClusterError::Forbidden { .. }), "{error}");
     let pods = pin!(watch_bound_pods(&cluster)).next().await;
     assert!(matches!(pods, Some(Err(ClusterError::Forbidden { .. }))), "{pods:?}");
@@ -584,7 +589,7 @@ async fn a_node_reads_the_secrets_of_its_own_pods_only() {
     let known = pin!(watch_bound_pods(&cluster)).next().await.expect("it never ends").expect("its pods");
     let names: Vec<_> = known.pods().map(|pod| pod.pod.name.as_str()).collect();
     assert_eq!(names, ["mine"]);
-    let secrets = PullSecrets::of(&cluster, Duration::ZERO);
+    let secrets = PullSecrets::of(&cluster, Duration::ZERO, Duration::ZERO);
     secrets.get("default", "mine").await.expect("a secret of a pod of the node");
     let error = secrets.get("default", "other").await.expect_err("a secret of another node's pod");
     assert!(matches!(error, ClusterError::Forbidden { .. }), "{error}");

@@ -67,6 +67,9 @@ fn use_known_formats(schema: &mut JSONSchemaProps) {
     }
 }
 
+/// How long a read of a pull secret serves all pulls of image sets.
+pub const SECRETS_SHARED_FOR: Duration = Duration::from_secs(60);
+
 /// Where the lease is, and how often what happens.
 #[derive(Debug, Clone)]
 pub struct ImageSetOptions {

@@ -5,13 +5,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use super::SECRETS_SHARED_FOR;
 use super::resource::ImageSet;
 use crate::cluster::Cluster;
 use crate::error::ClusterError;
 use crate::pull_secrets::PullSecrets;
-
-/// How long an answer counts. A set waits for as long after its secret was created.
-const SHARED_FOR: Duration = Duration::from_secs(60);
 
 /// The pull secrets of all sets.
 pub(super) struct SetSecrets {
@@ -24,7 +22,7 @@ pub(super) struct SetSecrets {
 impl SetSecrets {
     /// None is missing yet.
     pub(super) fn new(cluster: &Cluster, namespace: &str) -> SetSecrets {
-        let secrets = PullSecrets::of(cluster, SHARED_FOR);
+        let secrets = PullSecrets::of(cluster, SECRETS_SHARED_FOR, Duration::ZERO);
         SetSecrets { secrets, namespace: namespace.to_owned(), missing: BTreeSet::new() }
     }
 

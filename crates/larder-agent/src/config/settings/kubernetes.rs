@@ -23,7 +23,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         OptionalNodeNameCodec,
         kubernetes.node_name,
         Restart,
-        "Name of the node's object, as kubelet's `--hostname-override`. Empty: the name in the client certificate of `kubernetes.nodeKubeconfig`, or else the host name in lower case."
+        "Name of the node's object, as kubelet's `--hostname-override`. Empty: the name in the client certificate of `kubernetes.nodeKubeconfig`, or else `NODE_NAME` of the pod that larder runs in, or else the host name in lower case."
     ),
     setting!(
         "kubernetes.kubeconfig",

@@ -14,8 +14,8 @@ use larder::pod::{ObjectRef, Pod};
 use larder::pull::{EnsureRequest, ImageManager, Priority, PullPolicy};
 use larder::reference::{ImageId, ImageName};
 use larder_kube::image_sets::{
-    FirstScanGuard, ImageCounts, ImageSetOptions, RetentionPolicy, SetImages, WantedImage, clear_report,
-    run_image_sets,
+    FirstScanGuard, ImageCounts, ImageSetOptions, RetentionPolicy, SECRETS_SHARED_FOR, SetImages,
+    WantedImage, clear_report, run_image_sets,
 };
 use larder_kube::{PullSecrets, own_namespace};
 use tokio::sync::Notify;
@@ -42,8 +42,8 @@ pub(in crate::node) struct ImageSetContext {
 /// After a change the file of retained images is written that soon, with what else has changed.
 const WRITE_DELAY: Duration = Duration::from_secs(1);
 
-/// Pulls that begin within this time share one read of a secret.
-const SECRETS_SHARED_FOR: Duration = Duration::from_secs(60);
+/// How long a pull secret of a set serves while the API server is unavailable.
+const SECRETS_KNOWN_FOR: Duration = Duration::from_secs(24 * 3600);
 
 /// Looks after the images of image sets until dropped. Without larder's own identity there are none. `first` is released once
 /// those that are wanted at first were looked for.
@@ -59,7 +59,7 @@ pub(in crate::node) async fn follow_image_sets(
     };
     let options = ImageSetOptions { events: sends_events, ..ImageSetOptions::new(&own_namespace().await) };
     let images = Arc::new(NodeSetImages {
-        secrets: PullSecrets::of(&identity.cluster, SECRETS_SHARED_FOR),
+        secrets: PullSecrets::of(&identity.cluster, SECRETS_SHARED_FOR, SECRETS_KNOWN_FOR),
         namespace: options.namespace.clone(),
         context,
         retained: Mutex::default(),

@@ -141,6 +141,10 @@ impl NodeCluster {
     }
 }
 
+fn is_in_pod() -> bool {
+    variable("KUBERNETES_SERVICE_HOST").is_some()
+}
+
 /// `spec.nodeName` of larder's pod, where it runs in one.
 const NODE_NAME_VARIABLE: &str = "NODE_NAME";
 
@@ -155,17 +159,16 @@ pub(super) struct ClusterIdentities {
 impl ClusterIdentities {
     pub(super) fn of(settings: &KubernetesSettings, name: &str) -> ClusterIdentities {
         let options = |kubeconfig| ClusterOptions { kubeconfig, node: name.to_owned() };
-        let is_in_pod = variable("KUBERNETES_SERVICE_HOST").is_some();
         let node = settings.node_kubeconfig.clone().map(|path| options(Some(path)));
-        let has_own = is_in_pod || settings.kubeconfig.is_some();
+        let has_own = is_in_pod() || settings.kubeconfig.is_some();
         ClusterIdentities { node, own: has_own.then(|| options(settings.kubeconfig.clone())) }
     }
 }
 
-/// As kubelet has it: its setting, its certificate, what the manifest of larder's pod says, or the host name.
+/// As kubelet has it: its setting, its certificate, `NODE_NAME` of larder's pod, or the host name.
 pub(super) fn name_of(settings: &KubernetesSettings) -> String {
     let of_certificate = || settings.node_kubeconfig.as_deref().and_then(node_name);
-    let of_pod = || variable(NODE_NAME_VARIABLE);
+    let of_pod = || variable(NODE_NAME_VARIABLE).filter(|_| is_in_pod());
     settings.node_name.clone().or_else(of_certificate).or_else(of_pod).unwrap_or_else(|| {
         let host = rustix::system::uname().nodename().to_string_lossy().trim().to_lowercase();
         tracing::info!("kubernetes: no node name in settings or client certificate, using host name {host}");

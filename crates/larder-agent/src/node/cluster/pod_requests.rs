@@ -24,6 +24,15 @@ pub(super) struct PullContext {
     pub(super) runtime_handler: String,
 }
 
+impl PullContext {
+    /// Takes these secrets over from what was known, in the order of the pod.
+    fn keep_secrets(&mut self, known: &PullContext, names: &BTreeSet<String>, order: &[String]) {
+        let kept = known.secrets.iter().filter(|secret| names.contains(&secret.coordinates.name));
+        self.secrets.extend(kept.cloned());
+        self.secrets.sort_by_key(|secret| order.iter().position(|name| *name == secret.coordinates.name));
+    }
+}
+
 /// A read of what a pod needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ContextRead {
@@ -93,16 +102,21 @@ impl PodRequests {
         Some(entry.begin_read(after))
     }
 
-    /// The context of a pod was read; `None` if it could not be determined. Returns the problems that are new.
+    /// The context of a pod was read; `None` if it could not be determined. Secrets in `kept` stay as they are known. Returns the
+    /// problems that are new.
     pub(super) fn set_context(
         &mut self,
         read: &ContextRead,
-        context: Option<PullContext>,
+        mut context: Option<PullContext>,
+        kept: &BTreeSet<String>,
         problems: Vec<String>,
     ) -> Vec<String> {
         let entry = self.pods.get_mut(&read.pod.pod.key());
         let Some(entry) = entry.filter(|entry| entry.number == read.number) else { return Vec::new() };
         (entry.is_reading, entry.is_read) = (false, true);
+        if let (Some(new), Some(known)) = (&mut context, &entry.context) {
+            new.keep_secrets(known, kept, &entry.pod.pull_secrets);
+        }
         if context.is_some() && entry.context != context {
             entry.version += u64::from(entry.context.is_some());
             (entry.context, entry.read_again) = (context, READ_AGAIN);
@@ -193,6 +207,7 @@ fn request(
 
 #[cfg(test)]
 mod tests {
+    use larder::credentials::SecretCoordinates;
     use larder::pod::Pod;
 
     use super::*;
@@ -224,7 +239,7 @@ mod tests {
 
     fn known(requests: &mut PodRequests, read: &ContextRead, handler: &str) {
         let context = PullContext { runtime_handler: handler.into(), ..PullContext::default() };
-        requests.set_context(read, Some(context), Vec::new());
+        requests.set_context(read, Some(context), &BTreeSet::new(), Vec::new());
     }
 
     /// The read of one pod that is new or changed.
@@ -273,7 +288,7 @@ mod tests {
         let first = set(&mut requests, &web);
         let missing = || vec!["secret shop/s does not exist".to_owned()];
         let end = |requests: &mut PodRequests, read: &ContextRead| {
-            requests.set_context(read, Some(PullContext::default()), missing())
+            requests.set_context(read, Some(PullContext::default()), &BTreeSet::new(), missing())
         };
         assert_eq!(end(&mut requests, &first), missing());
         let again = requests.read_again("uid-web").unwrap();
@@ -309,10 +324,33 @@ mod tests {
     }
 
     #[test]
+    fn secrets_that_cannot_be_read_now_stay_as_they_are_known_in_the_order_of_the_pod() {
+        let mut requests = PodRequests::default();
+        let names = ["a", "b", "c"].map(str::to_owned);
+        let web = BoundPod { pull_secrets: names.to_vec(), ..pod("web", "a:1", false) };
+        let secret = |name: &str, uid: &str| PullSecret {
+            kind: String::new(),
+            coordinates: SecretCoordinates { uid: uid.into(), namespace: "shop".into(), name: name.into() },
+            data: BTreeMap::new(),
+        };
+        let read = set(&mut requests, &web);
+        let of = |secrets: Vec<PullSecret>| Some(PullContext { secrets, ..PullContext::default() });
+        let all = of(vec![secret("a", "1"), secret("b", "1"), secret("c", "1")]);
+        requests.set_context(&read, all, &BTreeSet::new(), Vec::new());
+        let again = requests.read_again("uid-web").unwrap();
+        // The API server answered for `c`, and for none of the others; `a` does not exist any more.
+        requests.set_context(&again, of(vec![secret("c", "2")]), &["b".to_owned()].into(), Vec::new());
+        let (_, request) = requests.requests().into_iter().next().unwrap();
+        let found: Vec<_> =
+            request.secrets.iter().map(|found| (&*found.coordinates.name, &*found.coordinates.uid)).collect();
+        assert_eq!(found, [("b", "1"), ("c", "2")]);
+    }
+
+    #[test]
     fn a_change_of_a_pod_replaces_its_read_and_adds_none() {
         let mut requests = PodRequests::default();
         let failed = |requests: &mut PodRequests, read: &ContextRead| {
-            requests.set_context(read, None, Vec::new());
+            requests.set_context(read, None, &BTreeSet::new(), Vec::new());
             requests.read_again("uid-web")
         };
         let first = set(&mut requests, &pod("web", "a:1", false));

@@ -1,5 +1,6 @@
 //! Ensures the images of the pods that are bound to the node.
 
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +12,7 @@ use larder::credentials::{PullSecret, TokenPolicy};
 use larder::events::{Event, EventSink};
 use larder::go_format;
 use larder::pod::Pod;
-use larder_kube::{BoundPods, ClusterError, PullSecrets, RuntimeClasses, watch_bound_pods};
+use larder_kube::{BoundPods, ClusterError, PullSecrets, RuntimeClasses, UnreadSecret, watch_bound_pods};
 use tokio::sync::mpsc;
 use tokio::time;
 
@@ -19,7 +20,7 @@ use super::pod_requests::{ContextRead, PodRequests, PullContext};
 use super::{ClusterIdentity, NodeCluster};
 use crate::node::pods::desired::{DesiredImages, FirstScan};
 
-/// Pods that are bound together share one read of a secret. Shorter than any wait before another read.
+/// Pods that are bound together share one read of a secret. Must be shorter than any wait before another read.
 const SECRETS_SHARED_FOR: Duration = Duration::from_secs(5);
 /// Pods whose secrets wait to be read again; more are read after their next failure.
 const WAITING_PODS: usize = 1000;
@@ -81,9 +82,9 @@ impl NodePodImages<'_> {
 
     /// Returns the next reads.
     fn set_context(&mut self, outcome: ReadOutcome) -> Vec<ContextRead> {
-        let ReadOutcome { read, context, problems } = outcome;
+        let ReadOutcome { read, context, kept_secrets, problems } = outcome;
         let is_known = context.is_some();
-        for problem in self.requests.set_context(&read, context, problems) {
+        for problem in self.requests.set_context(&read, context, &kept_secrets, problems) {
             tracing::warn!("kubernetes: {problem}");
         }
         self.ensure();
@@ -104,6 +105,8 @@ struct ReadOutcome {
     read: ContextRead,
     /// `None` without its runtime handler: an image of another handler is of no use.
     context: Option<PullContext>,
+    /// Names of secrets that stay as they were: the API server is unavailable.
+    kept_secrets: BTreeSet<String>,
     problems: Vec<String>,
 }
 
@@ -117,7 +120,7 @@ struct ContextReader {
 impl ContextReader {
     fn of(identity: &ClusterIdentity, uses_runtime_handlers: bool) -> ContextReader {
         ContextReader {
-            secrets: PullSecrets::of(&identity.cluster, SECRETS_SHARED_FOR),
+            secrets: PullSecrets::of(&identity.cluster, SECRETS_SHARED_FOR, Duration::ZERO),
             classes: uses_runtime_handlers.then(|| RuntimeClasses::of(&identity.cluster)),
         }
     }
@@ -128,9 +131,11 @@ impl ContextReader {
         let pod = &read.pod;
         let (namespace, name) = (&pod.pod.namespace, &pod.pod.name);
         let about = |problem: String| format!("pod {namespace}/{name}: {problem}");
-        let (secrets, errors) = self.secrets.of_pod(namespace, &pod.pull_secrets).await;
-        let missing = |error: &ClusterError| format!("images are pulled without a pull secret: {error}");
-        let mut problems: Vec<String> = errors.iter().map(|error| about(missing(error))).collect();
+        let (secrets, unread) = self.secrets.of_pod(namespace, &pod.pull_secrets).await;
+        let missing = |unread: &UnreadSecret| format!("images are pulled without a pull secret: {unread}");
+        let is_temporary = |unread: &&UnreadSecret| unread.error.is_temporary();
+        let kept_secrets = unread.iter().filter(is_temporary).map(|unread| unread.name.clone()).collect();
+        let mut problems: Vec<String> = unread.iter().map(|unread| about(missing(unread))).collect();
         problems.extend(secrets.iter().filter_map(unusable).map(about));
         let handler = match &self.classes {
             Some(classes) => classes.handler(&pod.runtime_class).await,
@@ -143,7 +148,7 @@ impl ContextReader {
                 None
             }
         };
-        ReadOutcome { read, context, problems }
+        ReadOutcome { read, context, kept_secrets, problems }
     }
 }
 
