@@ -5,7 +5,9 @@
 //! succeeded for it, which checks the credentials of the pod.
 //!
 //! An image is hidden before it becomes visible: the file says which names are pulled, and which images were visible
-//! before. New images of their repositories are hidden until the pulls have ended, or a day after their end is unknown. A file that is damaged hides all images that are present.
+//! before. New images of their repositories are hidden until the pulls have ended, or a day after their end is unknown; those that
+//! are present when a pull has failed stay hidden, because the runtime may have recorded them for it. A file that is damaged
+//! hides all images that are present.
 
 mod state;
 

@@ -162,8 +162,9 @@ impl HiddenState {
     pub(super) fn hide_new(&mut self, present: &[Image]) {
         let new = present.iter().filter(|image| self.may_be_hidden(image));
         let new: Vec<_> = new.map(|image| image.id.clone()).collect();
+        let before = self.hidden.len();
         self.hidden.extend(new);
-        self.changes += 1;
+        self.changes += u64::from(self.hidden.len() != before);
     }
 
     fn names(&self) -> impl Iterator<Item = (&ImageName, &OpenPulls)> {
