@@ -37,7 +37,9 @@ impl BundleOutput {
         let directory = directory.unwrap_or_else(|| Path::new("."));
         let file = tempfile::Builder::new().prefix(".larder-bundle-").tempfile_in(directory);
         let file = file.map_err(|error| {
-            BundleError::Write(io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+            // The error names the temporary file.
+            let cause = error.raw_os_error().map_or(error.kind().into(), io::Error::from_raw_os_error);
+            BundleError::Write(io::Error::new(error.kind(), format!("{}: {cause}", path.display())))
         })?;
         Ok(BundleOutput::File(file, path.to_owned()))
     }

@@ -150,7 +150,6 @@ impl Collection<'_> {
                 return ((String::new(), Some(error)), true);
             }
             Err(_) => {
-                let limit = self.options.part_timeout;
                 let error = format!("did not end within {limit:?}: {}\n", line_of(program, arguments));
                 return ((String::new(), Some(error)), false);
             }
@@ -167,6 +166,10 @@ impl Collection<'_> {
         let mut text = String::new();
         for program in programs {
             let limit = end.saturating_duration_since(Instant::now());
+            if limit.is_zero() {
+                let _ = writeln!(text, "{program}: left out: no time left");
+                continue;
+            }
             let ((version, error), _) =
                 self.run_within(limit, program.as_ref(), &owned(&["--version"])).await;
             let version = error.map_or(version, |error| error.lines().next().unwrap_or_default().to_owned());

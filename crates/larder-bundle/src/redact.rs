@@ -187,8 +187,11 @@ fn without_collections(text: &str) -> String {
     clean
 }
 
-/// The length of the list or object at the beginning of a text. One that does not end is as long as its line.
+/// The length of the list or object at the beginning of a text. One that begins with text on its line, as in a log, ends there
+/// at the latest; one that does not end is as long as the text: rather too much is hidden than too little.
 fn collection_length(text: &str) -> usize {
+    let line = text.find('\n').unwrap_or(text.len());
+    let text = if text[1..line].trim().is_empty() { text } else { &text[..line] };
     let mut depth = 0_usize;
     let mut quote = None;
     let mut is_escaped = false;
@@ -210,7 +213,7 @@ fn collection_length(text: &str) -> usize {
             return at + c.len_utf8();
         }
     }
-    text.find('\n').unwrap_or(text.len())
+    text.len()
 }
 
 /// The text without the values on the lines below keys of secrets. Settings of credentials are no secrets: of those,

@@ -39,7 +39,7 @@ impl App {
             return Vec::new();
         }
         if is_too_small(self.size) {
-            // Nothing is in view that a key could be meant for.
+            // No view is drawn, so keys other than quit are ignored.
             self.quit |= matches!(key.code, KeyCode::Char('q') | KeyCode::F(10));
             return Vec::new();
         }

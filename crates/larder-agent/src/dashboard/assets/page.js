@@ -409,6 +409,7 @@ function begin() {
   setInterval(whileVisible(refreshImages), 60000);
   document.addEventListener('visibilitychange', connect);
   document.addEventListener('visibilitychange', whileVisible(loadDisk));
+  document.addEventListener('visibilitychange', whileVisible(refreshImages));
   loadDisk();
   connect();
 }
