@@ -249,11 +249,11 @@ impl ConfigReader {
         at: &NodeCursor<'_>,
         origin: SettingOrigin,
     ) -> Vec<InputProblem> {
+        let ignored = self.ignored_backend(setting, &origin);
         match (setting.read)(&mut self.draft, at) {
             Ok(()) => {
                 self.broken.remove(setting.key);
-                let warning = self.ignored_backend(setting, &origin);
-                self.draft.config.warnings.extend(warning);
+                self.draft.config.warnings.extend(ignored);
                 self.draft.config.origins.insert(setting.key, origin);
                 let lines = at.items().map(|items| items.iter().map(NodeCursor::line).collect());
                 self.draft.config.lines.insert(setting.key, lines.unwrap_or_default());
@@ -270,7 +270,9 @@ impl ConfigReader {
     fn ignored_backend(&self, setting: &Setting, by: &SettingOrigin) -> Option<String> {
         let SettingOrigin::Flag(flag) = by else { return None };
         let before = self.draft.config.origins.get(setting.key)?;
-        let is_ignored = setting.key == "backend" && flag.ends_with("root");
+        let is_ignored = setting.key == "backend"
+            && *flag == "--root"
+            && self.draft.config.backend != BackendSetting::Store;
         is_ignored.then(|| format!("{before}: backend has no effect: {flag} selects larder's own store"))
     }
 

@@ -87,12 +87,13 @@ impl PrometheusServer {
         serde_json::from_str(&get(self.port, &format!("/api/v1/{path}"), "*/*")?).ok()
     }
 
-    /// How many series an expression has.
-    fn series(&self, expression: &str) -> Option<usize> {
+    /// The values of the series of an expression now.
+    fn values(&self, expression: &str) -> Option<Vec<f64>> {
         let query: String = form_urlencoded::byte_serialize(expression.as_bytes()).collect();
         let answer = self.api(&format!("query?query={query}"))?;
         assert_eq!(answer["status"], "success", "{expression}: {answer}");
-        answer["data"]["result"].as_array().map(Vec::len)
+        let series = answer["data"]["result"].as_array()?.iter();
+        Some(series.filter_map(|found| found["value"][1].as_str()?.parse().ok()).collect())
     }
 
     /// The last value of a metric without labels of its own.
@@ -142,11 +143,10 @@ fn panels() -> Vec<(String, String)> {
     expressions
 }
 
-/// Runs a daemon on the backend of this world, which does what users do: pulls, fails, checks access, collects.
-fn run_busy_daemon(world: &RuntimeFixture, port: u16, settings: &Value) -> CriDaemon {
+/// Starts a daemon on the backend of this world, with a credential provider that fails.
+fn start_daemon(world: &RuntimeFixture, port: u16, settings: &Value) -> CriDaemon {
     ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     ImageBuilder::small(2, 50_000).push(&world.registry, "shop/db:1").unwrap();
-    let (web, db) = (world.registry.image("shop/web:1"), world.registry.image("shop/db:1"));
     let version = "credentialprovider.kubelet.k8s.io/v1";
     let providers = json!({
         "kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1",
@@ -164,7 +164,12 @@ fn run_busy_daemon(world: &RuntimeFixture, port: u16, settings: &Value) -> CriDa
     document.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
     let settings = world.file("config.yaml", &document.to_string());
     let address = format!("127.0.0.1:{port}");
-    let daemon = CriDaemon::with(world, &["--config", &settings, "--metrics-address", &address]);
+    CriDaemon::with(world, &["--config", &settings, "--metrics-address", &address])
+}
+
+/// Has a daemon do what its users do: pull, fail, check access, remove, collect.
+fn use_daemon(world: &RuntimeFixture, daemon: &CriDaemon) {
+    let (web, db) = (world.registry.image("shop/web:1"), world.registry.image("shop/db:1"));
     daemon.pull(&db).unwrap();
     assert!(daemon.pull(&world.registry.image("shop/absent:1")).is_err());
     let manifest = world.file("pod.yaml", &pod("web", "IfNotPresent", &[&web]));
@@ -175,7 +180,6 @@ fn run_busy_daemon(world: &RuntimeFixture, port: u16, settings: &Value) -> CriDa
     world.larder(&["--daemon", &socket, "rm", &db]).expect(0);
     let gc = ["--daemon", &socket, "gc", "--all-unused", "--minimum-image-ttl-duration", "0"];
     world.larder(&gc).expect(0);
-    daemon
 }
 
 #[test]
@@ -189,15 +193,33 @@ fn each_panel_of_the_dashboard_shows_what_daemons_do() {
     create_cluster(&api);
     let ports = [free_port(), free_port()];
     let daemons = [
-        run_busy_daemon(&store, ports[0], &json!({ "kubernetes": cluster_settings(&api) })),
-        run_busy_daemon(&runtime, ports[1], &json!({})),
+        (&store, start_daemon(&store, ports[0], &json!({ "kubernetes": cluster_settings(&api) }))),
+        (&runtime, start_daemon(&runtime, ports[1], &json!({}))),
     ];
     let server = PrometheusServer::scraping(&ports);
-    for (title, expression) in panels() {
-        let shown = poll(PATIENCE, || (server.series(&expression)? > 0).then_some(()));
-        assert!(shown.is_some(), "{title} is empty: {expression}\n{}", daemons[0].metrics());
+    let is_read = || (server.values("up == 1")?.len() == 2).then_some(());
+    poll(PATIENCE, is_read).expect("Prometheus reads both daemons");
+    // A counter that begins with its first value has its increase with the second.
+    for _ in 0..2 {
+        for (world, daemon) in &daemons {
+            use_daemon(world, daemon);
+        }
+        let pulled = server.values("larder_pulled_image_bytes_total");
+        let has_grown = || (server.values("larder_pulled_image_bytes_total") != pulled).then_some(());
+        poll(PATIENCE, has_grown).expect("Prometheus has read what was done");
     }
-    for daemon in daemons {
+    for (title, expression) in panels() {
+        // No registry throttles here.
+        let counts = expression.contains("rate(") || expression.contains("increase(");
+        let counts = counts && !expression.contains("throttled");
+        let is_shown = |values: &[f64]| {
+            if counts { values.iter().any(|value| *value > 0.0) } else { !values.is_empty() }
+        };
+        let shown = poll(PATIENCE, || is_shown(&server.values(&expression)?).then_some(()));
+        let values = server.values(&expression);
+        assert!(shown.is_some(), "{title} shows {values:?}: {expression}\n{}", daemons[0].1.metrics());
+    }
+    for (_, daemon) in daemons {
         daemon.stop().expect(0);
     }
 }

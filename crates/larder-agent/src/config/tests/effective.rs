@@ -267,6 +267,9 @@ fn root_on_the_command_line_names_the_backend_that_it_overrides() {
     let config = load(&SettingsSources { places: super::places(), layers: layers.clone() }).unwrap();
     let expected = format!("{}:3: backend has no effect: --root selects larder's own store", file.display());
     assert_eq!(config.warnings, [expected]);
+    fs_err::write(&file, format!("{}backend: store\n", super::HEAD)).unwrap();
+    let config = load(&SettingsSources { places: super::places(), layers: layers.clone() }).unwrap();
+    assert!(config.warnings.is_empty(), "it is the store anyway: {:?}", config.warnings);
     let only_root = layers[1..].to_vec();
     let config = load(&SettingsSources { places: super::places(), layers: only_root }).unwrap();
     assert!(config.warnings.is_empty(), "{:?}", config.warnings);
