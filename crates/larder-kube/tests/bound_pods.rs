@@ -106,6 +106,18 @@ async fn a_server_that_comes_back_is_asked_for_what_changed_since_a_bookmark_and
 }
 
 #[tokio::test]
+async fn a_watch_whose_connection_is_closed_is_begun_again() {
+    let api = KubeApi::in_process();
+    api.fault("watch=true", 1, ApiFault::Hangup);
+    api.create(POD, &pod("a", "n1", "a:1"));
+    let cluster = connect(&api, ADMINISTRATOR).await;
+    let mut pods = pin!(watch_bound_pods(&cluster));
+    assert_eq!(next(&mut pods).await, ["a"]);
+    api.create(POD, &pod("b", "n1", "a:1"));
+    assert_eq!(next_known(&mut pods).await, ["a", "b"]);
+}
+
+#[tokio::test]
 async fn secrets_are_read_by_name_and_a_missing_permission_is_named() {
     let api = KubeApi::start();
     create_namespace(&api, "shop");

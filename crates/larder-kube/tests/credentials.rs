@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use larder::credentials::plugin::ServiceAccountClient as _;
 use larder_kube::{Cluster, ClusterError, ClusterOptions, ClusterServiceAccounts, PullSecrets};
-use larder_testkit::kube_api::{KubeApi, PolicyRule};
+use larder_testkit::kube_api::{ApiFault, KubeApi, PolicyRule};
 use serde_json::json;
 use tempfile::TempDir;
+use tokio::time;
 
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 
@@ -58,6 +59,38 @@ async fn a_kubeconfig_that_is_written_after_the_start_is_used_and_a_broken_one_i
     assert!(problem.contains("later.conf"), "{problem}");
     fs_err::write(&path, &valid).expect("a file");
     secrets.get("default", "s").await.expect("it is read now");
+}
+
+#[tokio::test]
+async fn a_read_that_is_throttled_is_repeated_when_the_server_says() {
+    let api = server("t");
+    api.fault("/secrets/", 2, ApiFault::Throttle(0));
+    let cluster = Cluster::open(&ClusterOptions { kubeconfig: Some(api.kubeconfig("t")), node: "n1".into() });
+    PullSecrets::of(&cluster, Duration::ZERO, Duration::ZERO).get("default", "s").await.expect("repeated");
+    let statuses: Vec<u16> = api.requests().into_iter().map(|request| request.status).collect();
+    assert_eq!(statuses, [429, 429, 200]);
+}
+
+#[tokio::test]
+async fn an_exec_plugin_that_hangs_is_named_after_half_a_minute() {
+    let api = server("t");
+    let path = api.kubeconfig("t");
+    let valid = fs_err::read_to_string(&path).expect("a file");
+    let plugin = json!({
+        "apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["2"],
+        "interactiveMode": "Never",
+    });
+    let mut kubeconfig: serde_json::Value = serde_saphyr::from_str(&valid).expect("a kubeconfig");
+    kubeconfig["users"][0]["user"] = json!({ "exec": plugin });
+    fs_err::write(&path, kubeconfig.to_string()).expect("a file");
+    let options = ClusterOptions { kubeconfig: Some(path), node: "n1".into() };
+    let connecting = tokio::spawn(async move { Cluster::connect(&options).await.map(drop) });
+    // It begins to read the files, and waits for them.
+    tokio::task::yield_now().await;
+    time::pause();
+    time::advance(Duration::from_secs(31)).await;
+    let error = connecting.await.expect("no panic").expect_err("it hangs");
+    assert!(error.is_temporary() && error.to_string().contains("an exec plugin may hang"), "{error}");
 }
 
 #[tokio::test]

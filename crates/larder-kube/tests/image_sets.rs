@@ -380,6 +380,19 @@ async fn another_agent_takes_over_when_the_elected_one_is_gone() {
 }
 
 #[tokio::test]
+async fn the_lease_of_an_agent_that_crashed_is_taken_over_after_its_time() {
+    let mut fleet = Fleet::start(&[]).await;
+    let (leases, _) = LEASE.rsplit_once('/').expect("a path");
+    let spec = json!({ "holderIdentity": "crashed", "leaseDurationSeconds": 1, "leaseTransitions": 3 });
+    fleet.api.create(leases, &json!({ "metadata": { "name": "larder-image-sets" }, "spec": spec }));
+    fleet.add("n1", "a").await;
+    fleet.create("web", &json!({ "images": [{ "image": "app:1" }] }));
+    fleet.counts("web", (1, 1, 0)).await;
+    let found = fleet.api.get(LEASE)["spec"].clone();
+    assert_eq!((&found["holderIdentity"], &found["leaseTransitions"]), (&json!("n1"), &json!(4)));
+}
+
+#[tokio::test]
 async fn images_stay_retained_while_the_api_server_is_down_and_after_410_changes_are_known() {
     let mut fleet = Fleet::start(&[("n1", "a")]).await;
     fleet.create("web", &json!({ "images": [{ "image": "app:1" }] }));

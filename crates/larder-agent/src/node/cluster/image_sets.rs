@@ -41,6 +41,8 @@ pub(in crate::node) struct ImageSetContext {
 
 /// After a change the file of retained images is written that soon, with what else has changed.
 const WRITE_DELAY: Duration = Duration::from_secs(1);
+/// How soon it is written again after a failure, such as on a full disk.
+const WRITE_RETRY: Duration = Duration::from_secs(60);
 
 /// How long a pull secret of a set serves while the API server is unavailable.
 const SECRETS_KNOWN_FOR: Duration = Duration::from_secs(24 * 3600);
@@ -178,7 +180,13 @@ impl NodeSetImages {
             self.changed.notified().await;
             time::sleep(WRITE_DELAY).await;
             let images = self.lock().clone();
-            note_written(retained_file::write(file.clone(), images).await);
+            let written = retained_file::write(file.clone(), images).await;
+            let has_failed = written.is_err();
+            note_written(written);
+            if has_failed {
+                time::sleep(WRITE_RETRY).await;
+                self.changed.notify_one();
+            }
         }
     }
 }
