@@ -33,6 +33,8 @@ mod leases;
 mod lists;
 mod names;
 mod outages;
+#[cfg(feature = "kube")]
+mod panels;
 mod pinned;
 mod podman;
 mod policy;

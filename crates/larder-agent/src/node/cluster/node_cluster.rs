@@ -8,7 +8,7 @@ use larder::credentials::plugin::ServiceAccountClient;
 use larder::events::EventFollower;
 use larder_api::v1alpha1 as api;
 use larder_kube::image_sets::ImageCounts;
-use larder_kube::{Cluster, ClusterOptions, ClusterServiceAccounts, node_name};
+use larder_kube::{Cluster, ClusterOptions, ClusterServiceAccounts, node_name, other_node};
 
 use super::event_sender::{self, EventCounters};
 use super::{Connection, EventCounts};
@@ -52,6 +52,11 @@ impl NodeCluster {
             return Ok(None);
         }
         let name = name_of(settings);
+        if let Some(path) = &settings.node_kubeconfig
+            && let Some((found, next)) = node_name(path).and_then(|own| other_node(path, &own, &name))
+        {
+            tracing::warn!("kubernetes: {found}: its pods are refused; {next}");
+        }
         let ClusterIdentities { node, own } = ClusterIdentities::of(settings, &name);
         let identity =
             |options: ClusterOptions, subject: &str| ClusterIdentity::new(Cluster::open(&options), subject);
