@@ -16,18 +16,21 @@ const DENIED: &str = "run as root, or add the user to the group that owns the so
 /// Connection failure.
 fn no_connection(host: &EngineHost, error: &reqwest::Error) -> BackendError {
     let kind = cause_of::<io::Error>(error).map(io::Error::kind);
+    // Podman serves the API of Docker on a socket of this name.
+    let is_podman = host.socket().is_some_and(|path| path.ends_with("podman.sock"));
+    let unit = if is_podman { "podman.socket" } else { "docker" };
     let problem = match (kind, host.socket()) {
         (Some(io::ErrorKind::NotFound | io::ErrorKind::NotADirectory), Some(_)) => reported(
             "socket not found",
-            Hint::from("start the engine (systemctl start docker), or name its socket with ")
+            Hint::from(format!("start the engine (systemctl start {unit}), or name its socket with "))
                 .setting("backend", SOCKET),
         ),
         (Some(io::ErrorKind::PermissionDenied), Some(_)) => reported("permission denied", DENIED),
         (Some(io::ErrorKind::ConnectionRefused), _) => reported(
             "connection refused: no process listens on this address",
-            "the engine is stopped or starting; see systemctl status docker",
+            format!("the engine is stopped or starting; see systemctl status {unit}"),
         ),
-        _ => reported(&text(error), "check systemctl status docker and DOCKER_HOST"),
+        _ => reported(&text(error), format!("check systemctl status {unit} and DOCKER_HOST")),
     };
     BackendError::Unreachable { endpoint: host.to_string(), problem }
 }

@@ -88,7 +88,7 @@ fn easy_slips_in_manifests_get_a_hint() {
     for (text, hint) in [
         (pod("{containrs: [{name: a, image: 'a:1'}]}"), "containrs: did you mean containers?"),
         (pod("{containers: [{name: a, Image: 'a:1'}]}"), "Image: did you mean image?"),
-        (pod("{containers: {name: a, image: 'a:1'}}"), "begin each entry with a dash: - name: ..."),
+        (pod("{containers: {name: a, image: 'a:1'}}"), "begin each entry with a dash"),
         (pod("{containers: [], containers: []}"), "remove one of them"),
         (
             pod("\n  containers:\n    - image: {{ .Values.image }}:{{ .Values.tag }}"),

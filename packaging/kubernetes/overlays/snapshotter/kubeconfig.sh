@@ -15,7 +15,13 @@ cluster() {
 }
 server=$(cluster server)
 authority=$(cluster certificate-authority-data)
-token=$(kubectl get secret larder-token -n larder-system -o 'jsonpath={.data.token}' | base64 -d)
+case $server in
+*//127.* | *//localhost* | *//\[::1\]*)
+    echo "warning: $server: other nodes do not reach this address; replace it in $1" >&2
+    ;;
+esac
+encoded=$(kubectl get secret larder-token -n larder-system -o 'jsonpath={.data.token}')
+token=$(printf %s "$encoded" | base64 -d)
 if [ -z "$token" ]; then
     echo "secret larder-system/larder-token has no token yet: the controller manager of the cluster adds it" >&2
     exit 1

@@ -210,25 +210,42 @@ impl SettingCodec for TraceEndpointCodec {
                 .problem("must not hold credentials")
                 .hint("set OTEL_EXPORTER_OTLP_HEADERS in larder's environment"));
         }
-        let scheme = text.split_once("://").map_or("dns", |(scheme, _)| scheme);
-        if !["dns", "unix", "http", "https"].contains(&scheme) || !text.chars().all(|c| c.is_ascii_graphic())
-        {
-            return Err(at.problem(format!("{}: not an endpoint", quote(text))).hint(
+        let (scheme, rest) = text.split_once("://").unwrap_or(("dns", text));
+        if text.is_empty() || scheme == "unix" || text.starts_with("unix:") {
+            return Ok(Some(text.to_owned()).filter(|text| !text.is_empty()));
+        }
+        // The path may be a token.
+        let rest = if scheme == "dns" { rest.trim_start_matches('/') } else { rest };
+        let authority = rest.split(['/', '#']).next().unwrap_or_default();
+        let shown = quote(&text[..text.len() - rest.len() + authority.len()]);
+        if !["dns", "http", "https"].contains(&scheme) || !text.chars().all(|c| c.is_ascii_graphic()) {
+            return Err(at.problem(format!("{shown}: not an endpoint")).hint(
                 "write it like localhost:4317, unix:///run/collector.sock or https://collector.example:4317",
             ));
         }
-        let bare = text.strip_prefix("dns://").unwrap_or(text);
-        let port = bare.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
-        let is_named = bare.contains("://") || bare.starts_with("unix:") || bare.is_empty();
-        if !is_named && port.is_none() {
-            let host = bare.trim_matches('/').split(':').next().unwrap_or_default();
-            return Err(at.problem(format!("{}: no port", quote(text))).hint(format!("write {host}:4317")));
-        }
-        Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
+        let (host, port) = host_and_port(authority);
+        let problem = match port.map(str::parse::<u16>) {
+            _ if host.is_empty() => "no host",
+            Some(Err(_)) => "invalid port",
+            None if scheme == "dns" => "no port",
+            Some(Ok(_)) if scheme == "dns" && rest != authority => "a path requires http:// or https://",
+            _ => return Ok(Some(text.to_owned())),
+        };
+        let host = if host.is_empty() { "localhost" } else { host };
+        Err(at.problem(format!("{shown}: {problem}")).hint(format!("write it like {host}:4317")))
     }
 
     fn print(value: &Option<String>) -> Value {
         json!(value.as_deref().unwrap_or_default())
+    }
+}
+
+/// Splits `host:port`; an IPv6 address is in brackets.
+fn host_and_port(authority: &str) -> (&str, Option<&str>) {
+    let after_address = authority.rfind(']').map_or(0, |at| at + 1);
+    match authority[after_address..].split_once(':') {
+        Some((before, port)) => (&authority[..after_address + before.len()], Some(port)),
+        None => (authority, None),
     }
 }
 

@@ -117,7 +117,7 @@ fn values_of_the_wrong_type_are_named() {
         ),
         (
             "registry: {certsDirs: /etc/certs}",
-            "c.yaml:3: registry.certsDirs: must be a list, is a string [begin each entry with a dash: - name: ...]",
+            "c.yaml:3: registry.certsDirs: must be a list, is a string [begin each entry with a dash]",
         ),
         (
             "registry: {certsDirs: [certs]}",
@@ -374,6 +374,35 @@ fn load_file(path: &std::path::Path, required: bool) -> Result<(), Vec<String>> 
     loaded.map(drop).map_err(|errors| {
         reported(&errors).into_iter().map(|line| line.replace(&*path.to_string_lossy(), "F")).collect()
     })
+}
+
+#[test]
+fn an_invalid_endpoint_of_traces_is_named_without_its_path_which_may_be_a_token() {
+    let hint = |host: &str| format!("[write it like {host}:4317]");
+    for (endpoint, wanted) in [
+        ("ftp://h:1/sekret", "\"ftp://h:1\": not an endpoint".to_owned()),
+        ("collector/sekret", format!("\"collector\": no port {}", hint("collector"))),
+        ("h:4317/sekret", format!("\"h:4317\": a path requires http:// or https:// {}", hint("h"))),
+        ("h:99999", format!("\"h:99999\": invalid port {}", hint("h"))),
+        ("http://h:99999/sekret", format!("\"http://h:99999\": invalid port {}", hint("h"))),
+        ("http:///sekret", format!("\"http://\": no host {}", hint("localhost"))),
+        ("dns:///[::1]", format!("\"dns:///[::1]\": no port {}", hint("[::1]"))),
+    ] {
+        let errors = read(&format!("tracing: {{endpoint: '{endpoint}'}}\n")).expect_err(endpoint);
+        let reported = reported(&errors).join("\n");
+        assert!(reported.contains(&wanted) && !reported.contains("sekret"), "{endpoint}: {reported}");
+    }
+    for endpoint in [
+        "",
+        "c:4317",
+        "dns:///c:4317",
+        "[::1]:4317",
+        "http://c",
+        "https://c:4318/token",
+        "unix:///run/c.sock",
+    ] {
+        read(&format!("tracing: {{endpoint: '{endpoint}'}}\n")).expect(endpoint);
+    }
 }
 
 #[test]

@@ -121,7 +121,7 @@ impl<'a> NodeCursor<'a> {
                 .map(|(index, node)| self.below(node, format!("{}[{index}]", self.path)))
                 .collect()),
             YamlValue::Null => Ok(Vec::new()),
-            _ => Err(self.must_be("a list").hint("begin each entry with a dash: - name: ...")),
+            _ => Err(self.must_be("a list").hint("begin each entry with a dash")),
         }
     }
 
