@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::future::Future;
 use std::io::{self, Read as _};
+use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
@@ -95,9 +96,13 @@ impl Collection<'_> {
             PartSource::Own(words) => self.own(words).await.0,
             PartSource::Program(words) => self.run(words[0].as_ref(), &owned(&words[1..])).await.0,
             PartSource::Versions(programs) => self.versions(programs).await,
-            PartSource::File(path) => split(self.limited(read_file(path)).await),
+            PartSource::File(path) => split(self.limited(read_file(path.into())).await),
+            PartSource::SettingsFile => match self.options.settings_file.clone() {
+                Some(path) => split(self.limited(read_file(path)).await),
+                None => (String::new(), None),
+            },
             PartSource::Mounts => {
-                let read = self.limited(read_file("/proc/self/mountinfo")).await;
+                let read = self.limited(read_file("/proc/self/mountinfo".into())).await;
                 split(read.map(|mounts| {
                     mounts.lines().filter(|line| !is_interface(line)).map(with_newline).collect()
                 }))
@@ -225,7 +230,7 @@ async fn read_limited(stream: impl AsyncRead + Unpin) -> io::Result<String> {
 }
 
 /// The beginning of a file. A read that hangs keeps a thread, and not the bundle.
-async fn read_file(path: &'static str) -> io::Result<String> {
+async fn read_file(path: PathBuf) -> io::Result<String> {
     let read = move || {
         let mut bytes = Vec::new();
         fs_err::File::open(path)?.take(PART_BYTES).read_to_end(&mut bytes)?;
@@ -285,6 +290,7 @@ mod tests {
         BundleOptions {
             program: PathBuf::from(program),
             arguments: Vec::new(),
+            settings_file: None,
             output: None,
             since: Duration::from_secs(3600),
             part_timeout: Duration::from_millis(200),

@@ -28,6 +28,8 @@ pub struct BundleOptions {
     pub program: PathBuf,
     /// Its arguments before each command, which select the images.
     pub arguments: Vec<OsString>,
+    /// larder's settings file, if there is one.
+    pub settings_file: Option<PathBuf>,
     /// The file to write; a name in the working directory by default. It must not exist. `-` is the standard output.
     pub output: Option<PathBuf>,
     /// Time span of the log of the daemon's unit to include.
@@ -107,6 +109,7 @@ mod tests {
         BundleOptions {
             program: PathBuf::from("/bin/sh"),
             arguments: vec!["-c".into(), script.into(), "larder".into()],
+            settings_file: None,
             output: Some(dir.join("report.tar.gz")),
             since: Duration::from_secs(1),
             part_timeout: Duration::from_secs(60),

@@ -20,6 +20,8 @@ pub(crate) enum PartSource {
     Versions(&'static [&'static str]),
     /// A file.
     File(&'static str),
+    /// larder's settings file, also where it is invalid.
+    SettingsFile,
     /// The daemon's metrics, from the socket in the status.
     Metrics,
     /// The log of the daemon's unit.
@@ -44,7 +46,9 @@ const fn part(name: &'static str, about: &'static str, source: PartSource) -> Bu
     BundlePart { name, about, source }
 }
 
-use PartSource::{About, Environment, File, Images, Log, Metrics, Mounts, Own, Program, Versions};
+use PartSource::{
+    About, Environment, File, Images, Log, Metrics, Mounts, Own, Program, SettingsFile, Versions,
+};
 
 /// The parts, in the order in which they are collected: what a slow disk or daemon does not delay comes first. The
 /// status comes before what else the daemon is asked for: it shows whether one answers.
@@ -85,6 +89,7 @@ pub(crate) const ALL: &[BundlePart] = &[
             "systemctl",
         ]),
     ),
+    part("settings-file.yaml", "the settings file, as it is", SettingsFile),
     part("settings.yaml", "effective settings", Own(&["config"])),
     part("settings-check.txt", "problems of the settings, and their files", Own(&["config", "--check"])),
     part(

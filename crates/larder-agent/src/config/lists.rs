@@ -210,8 +210,17 @@ fn prefetch(at: &NodeCursor<'_>) -> Result<PrefetchItem, Vec<InputProblem>> {
     if image.is_none() && item.problems.is_empty() {
         item.problems.push(at.missing("image"));
     }
-    if let Some(Err(error)) = image.as_ref().map(ImageName::reference) {
-        item.problems.push(at.problem(error.to_string()));
+    match &image {
+        // It may have a password, which is not shown.
+        Some(image) if image.as_str().contains("://") => item.wrong(
+            "image is a URL",
+            "write it without scheme and credentials, such as registry.example/app:1",
+        ),
+        Some(image) => {
+            let error = image.reference().err();
+            item.problems.extend(error.map(|error| at.problem(error.to_string())));
+        }
+        None => {}
     }
     let (interval, daily) =
         (item.take::<DurationCodec<1>>("interval"), item.take::<TimeOfDayCodec>("schedule"));

@@ -1,10 +1,13 @@
 //! `larder bundle`: one archive for a bug report.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use larder::go_format;
+use larder_agent::config::SettingsSource;
 use larder_bundle::{BundleError, BundleFile, BundleOptions, write_bundle};
 
+use crate::args::settings::SettingFlags;
 use crate::args::{BundleArgs, GlobalFlags};
 use crate::exit::CommandOutcome;
 use crate::failure::{Failure, error_chain};
@@ -36,6 +39,7 @@ pub(super) async fn run(
     let written = write_bundle(BundleOptions {
         program,
         arguments: connection.arguments(),
+        settings_file: settings_file(connection),
         output: args.output.clone(),
         since: args.since,
         part_timeout: connection.timeout.unwrap_or(PART_TIMEOUT),
@@ -61,6 +65,15 @@ pub(super) async fn run(
     out.table(&table);
     out.line(format_args!("wrote {}; read it before you make it public", path.display()));
     Ok(CommandOutcome::Done)
+}
+
+/// The settings file that is named, or the default one if it exists.
+fn settings_file(connection: &GlobalFlags) -> Option<PathBuf> {
+    let sources = SettingFlags::default().sources(connection);
+    sources.layers.into_iter().find_map(|layer| match layer {
+        SettingsSource::File { path, required } => (required || path.exists()).then_some(path),
+        _ => None,
+    })
 }
 
 fn about() -> String {

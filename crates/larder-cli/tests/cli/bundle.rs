@@ -57,6 +57,33 @@ fn a_bundle_has_what_the_commands_print_and_is_for_its_owner_alone() {
 }
 
 #[test]
+fn a_bundle_about_invalid_settings_has_the_file_without_its_secrets() {
+    let world = CliFixture::offering(&["busybox:1"]);
+    let head = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n";
+    let endpoints =
+        ["ftp://h:1/hunter2a", "collector/hunter2b", "h:4317/hunter2c", "http://h:99999/hunter2d"];
+    for (number, endpoint) in endpoints.into_iter().enumerate() {
+        let settings = world.file(
+            "config.yaml",
+            &format!(
+                "{head}gc: {{perod: 1m}}\ntracing: {{endpoint: '{endpoint}'}}\n\
+                 prefetch:\n- image: https://bob:hunter2e@r.example/app\n"
+            ),
+        );
+        let file = settings.with_file_name(format!("report-{number}.tar.gz"));
+        let mut command = world.command(&["bundle", "-o", &file.to_string_lossy()]);
+        let run = command.env("LARDER_CONFIG", &settings).output().unwrap();
+        assert!(run.status.success(), "{run:?}");
+        let files = unpacked(&world, &file);
+        assert!(text(&files, "settings-file.yaml").contains("perod: 1m"), "{files:?}");
+        assert!(text(&files, "status.json.error").contains("perod"), "{files:?}");
+        for (name, text) in &files {
+            assert!(!text.contains("hunter2"), "{endpoint}: {name}: {text}");
+        }
+    }
+}
+
+#[test]
 fn no_secret_is_in_a_bundle() {
     let world = CliFixture::offering(&["busybox:1"]);
     let secret = |number: usize| format!("hunter2secret{number}");

@@ -274,6 +274,11 @@ fn errors_name_the_item_of_a_list() {
         ],
     );
     expect(
+        "prefetch:\n- image: https://bob:sekret@r.example/app\n",
+        &["c.yaml:4: prefetch[0]: image is a URL [write it without scheme and credentials, such as \
+           registry.example/app:1]"],
+    );
+    expect(
         "prefetch:\n- image: a\n- image: b\n- image: a\n",
         &["c.yaml:6: prefetch[2]: a is listed twice [remove one of them]"],
     );
