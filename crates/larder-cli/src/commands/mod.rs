@@ -61,7 +61,7 @@ pub(crate) fn run(cli: Cli, out: &Arc<Printer>) -> Result<CommandOutcome, Failur
         Command::Global(_) => Ok(print_global_options(out)),
         Command::Config(args) => Ok(config::run(&args, &connection, out)),
         Command::Bundle(args) => block_on(async |interrupt| {
-            let ended = interrupt.run_unless_interrupted(bundle::run(&args, &connection, out)).await;
+            let ended = interrupt.handle().or(bundle::run(&args, &connection, out)).await;
             ended.unwrap_or(Ok(CommandOutcome::Interrupted))
         }),
         Command::Containerd(ContainerdArgs { command: ContainerdSubcommand::Configure(args) }) => {

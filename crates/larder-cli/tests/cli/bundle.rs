@@ -4,6 +4,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use larder_testkit_peers::fake_cri::Rpc;
+use larder_testkit_peers::process::{PATIENCE, poll};
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::world::CliFixture;
 
 /// Unpacks a bundle, and returns the text of all its files with their names.
@@ -54,6 +58,21 @@ fn a_bundle_has_what_the_commands_print_and_is_for_its_owner_alone() {
     assert!(again.stderr.contains("report.tar.gz: already exists"), "{again:?}");
     let nowhere = world.larder(&["bundle", "-o", "/nonexistent/a.tar.gz"]).expect(1);
     assert!(nowhere.stderr.contains("cannot write the bundle"), "{nowhere:?}");
+}
+
+#[test]
+fn an_interrupted_bundle_leaves_no_file() {
+    let world = CliFixture::new();
+    world.cri.hang_next(Rpc::Version);
+    let dir = world.home.path().join("report");
+    fs_err::create_dir(&dir).unwrap();
+    let file = dir.join("report.tar.gz");
+    let mut bundle = world.command(&["bundle", "-o", &file.to_string_lossy()]).spawn().unwrap();
+    let begun = || fs_err::read_dir(&dir).unwrap().next().map(|_| ());
+    poll(PATIENCE, begun).expect("a file for the archive");
+    kill_process(Pid::from_child(&bundle), Signal::INT).unwrap();
+    assert_eq!(bundle.wait().unwrap().code(), Some(130));
+    assert!(begun().is_none(), "nothing is left");
 }
 
 #[test]
