@@ -134,16 +134,21 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn while_the_api_server_is_unavailable_a_secret_is_as_it_was_read_last() {
-        let mut api = KubeApi::start();
+    /// A cluster that has the secret `here`.
+    fn cluster_with_secret(api: &KubeApi) -> Cluster {
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
             "metadata": { "name": "here", "namespace": "default" }, "data": {},
         });
         api.create("/api/v1/namespaces/default/secrets", &secret);
         let kubeconfig = Some(api.kubeconfig(larder_testkit::kube_api::ADMINISTRATOR));
-        let cluster = Cluster::open(&crate::ClusterOptions { kubeconfig, node: "n1".into() });
+        Cluster::open(&crate::ClusterOptions { kubeconfig, node: "n1".into() })
+    }
+
+    #[tokio::test]
+    async fn while_the_api_server_is_unavailable_a_secret_is_as_it_was_read_last() {
+        let mut api = KubeApi::start();
+        let cluster = cluster_with_secret(&api);
         let secrets = PullSecrets::of(&cluster, Duration::ZERO, Duration::from_secs(3600));
         let get = || secrets.get("default", "here");
         let known = get().await.expect("it exists");
@@ -160,13 +165,7 @@ mod tests {
     #[tokio::test]
     async fn while_the_api_server_hangs_many_pulls_wait_for_one_read_of_a_secret() {
         let api = KubeApi::in_process();
-        let secret = json!({
-            "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
-            "metadata": { "name": "here", "namespace": "default" }, "data": {},
-        });
-        api.create("/api/v1/namespaces/default/secrets", &secret);
-        let kubeconfig = Some(api.kubeconfig(larder_testkit::kube_api::ADMINISTRATOR));
-        let cluster = Cluster::open(&crate::ClusterOptions { kubeconfig, node: "n1".into() });
+        let cluster = cluster_with_secret(&api);
         let secrets = PullSecrets::of(&cluster, Duration::from_secs(60), Duration::from_secs(3600));
         secrets.get("default", "here").await.expect("it exists");
         api.fault("/secrets/", 100, ApiFault::Delay(Duration::from_secs(3600)));
@@ -181,13 +180,7 @@ mod tests {
     #[tokio::test]
     async fn many_pulls_read_each_secret_once_in_a_minute() {
         let api = KubeApi::start();
-        let secret = json!({
-            "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
-            "metadata": { "name": "here", "namespace": "default" }, "data": {},
-        });
-        api.create("/api/v1/namespaces/default/secrets", &secret);
-        let kubeconfig = Some(api.kubeconfig(larder_testkit::kube_api::ADMINISTRATOR));
-        let cluster = Cluster::open(&crate::ClusterOptions { kubeconfig, node: "n1".into() });
+        let cluster = cluster_with_secret(&api);
         let secrets = PullSecrets::of(&cluster, Duration::from_secs(60), Duration::ZERO);
         let names = ["here".to_owned(), "missing".to_owned()];
         let pulls = async || {
