@@ -61,7 +61,11 @@ impl Write for BundleOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             BundleOutput::Stdout(stdout) => stdout.write(bytes),
-            BundleOutput::File(file, _) => file.write(bytes),
+            // Its own errors name the temporary file.
+            BundleOutput::File(file, path) => file
+                .as_file_mut()
+                .write(bytes)
+                .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
         }
     }
 
