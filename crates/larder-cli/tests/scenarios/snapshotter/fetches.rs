@@ -2,7 +2,7 @@
 
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder_testkit_peers::containerd::pods::pause_image;
-use larder_testkit_peers::process::{PATIENCE, poll, wait_until};
+use larder_testkit_peers::process::{PATIENCE, poll};
 use larder_testkit_peers::registry::AccessLogLine;
 use larder_testkit_peers::{self as peers, ContainerdOptions};
 
@@ -56,8 +56,7 @@ fn layers_of_a_pull_by_containerd_are_fetched_once_by_larder() {
     for name in fixture.ctr(&["images", "ls", "-q"]).lines() {
         fixture.ctr(&["images", "rm", "--sync", name]);
     }
-    wait_until("containerd has removed all snapshots", || fixture.snapshots().is_empty());
-    assert_eq!((fixture.in_store("snapshots"), fixture.in_store("layers")), (0, 0));
+    fixture.wait_until_removed(&["snapshots", "layers"]);
     let ended = fixture.daemon.take().expect("larder runs").stop();
     assert_eq!(ended.code, 0, "{}", ended.stderr);
 }
