@@ -1,10 +1,10 @@
 //! A private Docker Engine: its own root, containerd and socket; no bridge, and the machine's firewall is left alone.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use larder_testkit::free_address;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -55,11 +55,7 @@ impl Dockerd {
         fs_err::create_dir(dir.path().join("tmp"))?;
         // As often as it takes to see that it tries again: the usual five times take more than a minute.
         fs_err::write(dir.path().join("daemon.json"), r#"{"max-download-attempts": 2}"#)?;
-        let free_port = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr();
-        let tls = match options.tls {
-            Some(certificates) => Some((free_port()?.port(), certificates)),
-            None => None,
-        };
+        let tls = options.tls.map(|certificates| (free_address().port(), certificates));
         let mut dockerd = Dockerd { server: None, dir, root, tls };
         dockerd.start_again()?;
         Ok(dockerd)

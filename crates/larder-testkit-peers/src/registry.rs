@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use larder_testkit::free_address;
 use tempfile::TempDir;
 
 use super::packages::{Package, program};
@@ -104,23 +105,14 @@ impl RegistryProcess {
         };
         let mut registry = RegistryProcess {
             server: None,
-            port: 0,
+            port: options.port.unwrap_or_else(|| free_address().port()),
             options,
             certificates,
             forgotten: AtomicUsize::new(0),
             dir,
         };
-        // Another process may bind the free port before the registry does; that is rare, and detected.
-        let mut tries = if options.port.is_some() { 1 } else { 5 };
-        loop {
-            registry.port = options.port.map_or_else(free_port, Ok)?;
-            tries -= 1;
-            match registry.start_again() {
-                Ok(()) => return Ok(registry),
-                Err(error) if tries == 0 => return Err(error),
-                Err(_) => {}
-            }
-        }
+        registry.start_again()?;
+        Ok(registry)
     }
 
     /// Starts the process again on the same port and storage. Does nothing while it runs.
@@ -282,11 +274,6 @@ fn write_password(dir: &Path, hash: &str) -> PeerResult<()> {
 fn refused_user(line: &str) -> Option<&str> {
     let (_, rest) = line.split_once("error authenticating user \\\"")?;
     rest.split_once("\\\"").map(|(user, _)| user)
-}
-
-/// A port that was free a moment ago.
-fn free_port() -> PeerResult<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
 fn get(port: u16, path: &str) -> std::io::Result<()> {

@@ -6,5 +6,8 @@ pub mod archive;
 pub mod backend_suite;
 pub mod fake_backend;
 pub mod fault_registry;
+mod free_address;
 pub mod kube_api;
 pub mod private_state;
+
+pub use free_address::free_address;

@@ -2,13 +2,14 @@
 
 use std::time::SystemTime;
 
+use larder_testkit::free_address;
 use larder_testkit::kube_api::KubeApi;
 use larder_testkit_peers::process::{PATIENCE, poll, wait_until};
 use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 use serde_json::{Value, json};
 
 use crate::kube::{cluster_settings, create_cluster};
-use crate::prometheus::{PrometheusServer, free_port, is_installed, packaged};
+use crate::prometheus::{PrometheusServer, is_installed, packaged};
 use crate::served::CriDaemon;
 use crate::world::{RuntimeFixture, pod};
 
@@ -85,7 +86,7 @@ fn each_panel_of_the_dashboard_shows_what_daemons_do() {
     let Some(runtime) = RuntimeFixture::plain() else { return };
     let api = KubeApi::in_process();
     create_cluster(&api);
-    let ports = [free_port(), free_port()];
+    let ports = [free_address().port(), free_address().port()];
     let daemons = [
         (&store, start_daemon(&store, ports[0], &json!({ "kubernetes": cluster_settings(&api) }))),
         (&runtime, start_daemon(&runtime, ports[1], &json!({}))),

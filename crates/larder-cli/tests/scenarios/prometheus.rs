@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use larder_testkit::free_address;
 use larder_testkit_peers::process::{PATIENCE, poll, wait_until};
 use larder_testkit_peers::{Availability, ImageBuilder, Package, require};
 use serde_json::Value;
@@ -38,10 +39,6 @@ fn promtool(arguments: &[&str], input: &str) -> (bool, String) {
     (done.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// A body over HTTP.
 fn get(port: u16, path: &str, accept: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
@@ -69,7 +66,7 @@ impl PrometheusServer {
         let config = format!("global: {{scrape_interval: 1s}}\n{scrape}");
         fs_err::write(dir.path().join("prometheus.yml"), config).unwrap();
         fs_err::copy(packaged("prometheus/larder_rules.yml"), dir.path().join("larder_rules.yml")).unwrap();
-        let port = free_port();
+        let port = free_address().port();
         let process = Command::new("prometheus")
             .arg(format!("--config.file={}", dir.path().join("prometheus.yml").display()))
             .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
@@ -123,7 +120,7 @@ fn prometheus_reads_the_metrics_of_a_daemon_that_pulls_and_collects() {
     }
     let Some(world) = RuntimeFixture::plain() else { return };
     ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
-    let metrics = free_port();
+    let metrics = free_address().port();
     for kubelet_names in [true, false] {
         let settings = world.file("config.yaml", &format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nmetrics: {{kubeletNames: {kubelet_names}}}\n"));
         let address = format!("127.0.0.1:{metrics}");

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use larder::credentials::{Credential, Secret};
 use larder_cri::proto::{self, ImageSpec, PullImageRequest};
+use larder_testkit::free_address;
 use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
 use larder_testkit_peers::otlp_receiver::{OtlpReceiver, ReceivedSpan, Trace};
 use larder_testkit_peers::process::wait_until;
@@ -473,7 +474,7 @@ fn callers_of_one_pull_are_linked_to_it() {
 #[test]
 fn a_collector_that_is_down_is_reported_once_and_holds_up_nothing() {
     let Some((world, image)) = world_with(&ImageBuilder::small(1, 50_000)) else { return };
-    let port = OtlpReceiver::start().unwrap().port();
+    let port = free_address().port();
     let endpoint = format!("http://127.0.0.1:{port}");
     let daemon = serve(
         &world,

@@ -8,9 +8,8 @@ mod process;
 mod requests;
 mod users;
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +21,7 @@ use tokio::task::JoinSet;
 use super::ApiRequest;
 use super::authorization::PolicyRule;
 use super::thread::ServingThread;
+use crate::free_address;
 use client::AdminClient;
 use process::{Process, run};
 use users::Users;
@@ -220,21 +220,6 @@ fn forward(from: SocketAddr, to: SocketAddr) -> (ServingThread, SocketAddr) {
             while connections.try_join_next().is_some() {}
         }
     })
-}
-
-/// An address for a program that is started later. Its port is not of the range from which the kernel takes ports of connections, and
-/// other tests, which have a process of their own, begin elsewhere: nothing takes it in the meantime.
-fn free_address() -> SocketAddr {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let first = std::process::id().wrapping_mul(16);
-    loop {
-        let offset = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
-        let port = u16::try_from(10_000 + offset).expect("below 30,000");
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        if TcpListener::bind(address).is_ok() {
-            return address;
-        }
-    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "a program is waited for, without a runtime")]
