@@ -38,6 +38,7 @@ impl Node {
     /// disk.
     pub(crate) fn reload(&self) -> Result<ReloadReport, Vec<String>> {
         let _alone = self.settings.changing();
+        self.note_stamps();
         let outcome = self.take_over();
         let error = outcome.as_ref().err().map(|problems| problems.join("; "));
         *self.settings.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
@@ -137,30 +138,37 @@ impl Node {
         self.settings.now().degraded.is_some() && config::load(&self.settings.sources).is_ok()
     }
 
+    /// Remembers the files of the settings as they are. Whether they have changed since the last time; `None` at the first.
+    fn note_stamps(&self) -> Option<bool> {
+        let now = stamps(&self.settings.files());
+        let mut known = self.settings.stamps.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = known.replace(now);
+        before.map(|before| known.as_ref() != Some(&before))
+    }
+
     /// Reloads when the files of settings change, until dropped.
     pub(super) async fn watch_files(self: &Arc<Node>) {
-        let mut before = None;
         loop {
-            let (node, known) = (Arc::clone(self), before.take());
+            let node = Arc::clone(self);
             let looked = spawn_blocking(move || {
-                let now = stamps(&node.settings.files());
-                if known.map_or_else(|| node.is_fixed(), |known| known != now) {
+                if node.note_stamps().unwrap_or_else(|| node.is_fixed()) {
                     let _ = node.reload();
                 }
-                now
             });
             // It fails only when the runtime stops.
-            let Ok(now) = looked.await else { return };
-            before = Some(now);
+            if looked.await.is_err() {
+                return;
+            }
             time::sleep(CHECK_INTERVAL).await;
         }
     }
 }
 
-type Stamps = Vec<(PathBuf, Option<(i64, i64, u64)>)>;
+/// What identifies the states of some files.
+pub(super) type FileStamps = Vec<(PathBuf, Option<(i64, i64, u64)>)>;
 
 /// Identifies a state of a file without reading it: its change time, which a `chmod` sets as well, and its length.
-fn stamps(files: &[&Path]) -> Stamps {
+fn stamps(files: &[&Path]) -> FileStamps {
     let stamp = |path: &Path| {
         let found = fs_err::metadata(path).ok()?;
         Some((found.ctime(), found.ctime_nsec(), found.len()))

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tracing::Level;
 
+use super::reload::FileStamps;
 use crate::config::{self, Config, SettingChange, SettingsSource, SettingsSources};
 
 /// The settings in force, and where they come from.
@@ -20,6 +21,8 @@ pub(crate) struct NodeSettings {
     changing: Mutex<()>,
     /// Why the last reload changed nothing.
     pub(super) last_error: Mutex<Option<String>>,
+    /// The files as they were last read or looked at.
+    pub(super) stamps: Mutex<Option<FileStamps>>,
 }
 
 impl NodeSettings {
@@ -31,6 +34,7 @@ impl NodeSettings {
             log_level,
             changing: Mutex::default(),
             last_error: Mutex::new(config.degraded.clone()),
+            stamps: Mutex::default(),
             now: watch::Sender::new(Arc::new(config)),
         }
     }
