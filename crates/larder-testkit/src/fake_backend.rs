@@ -10,7 +10,6 @@ mod pull;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{
@@ -58,6 +57,7 @@ pub struct PullCounts {
 pub struct FakeBackend {
     state: Arc<Mutex<BackendScript>>,
     counts: Arc<watch::Sender<PullCounts>>,
+    holds_removals: Arc<watch::Sender<bool>>,
 }
 
 #[derive(Default)]
@@ -78,7 +78,6 @@ struct BackendScript {
     scripts: VecDeque<ScriptedPull>,
     scripts_by_image: HashMap<String, VecDeque<ScriptedPull>>,
     hold_all: bool,
-    removes_for: Duration,
     minimum_rate: Option<MinimumRate>,
     /// Pulls held by [`FakeBackend::hold_pulls`], oldest first.
     held: VecDeque<(String, oneshot::Sender<ScriptedPull>)>,
@@ -103,6 +102,7 @@ impl FakeBackend {
         FakeBackend {
             state: Arc::new(Mutex::new(BackendScript { info, ..BackendScript::default() })),
             counts: Arc::new(watch::Sender::new(PullCounts::default())),
+            holds_removals: Arc::new(watch::Sender::new(false)),
         }
     }
 
@@ -187,9 +187,14 @@ impl FakeBackend {
         end.send(pull).is_ok()
     }
 
-    /// From now on a removal waits this long before it does anything.
-    pub fn remove_slowly(&self, time: Duration) {
-        self.state().removes_for = time;
+    /// From now on a removal waits for [`release_removals`](FakeBackend::release_removals) before it does anything.
+    pub fn hold_removals(&self) {
+        self.holds_removals.send_replace(true);
+    }
+
+    /// Continues held removals.
+    pub fn release_removals(&self) {
+        self.holds_removals.send_replace(false);
     }
 
     /// What [`Backend::minimum_rate`] answers from now on: pulls continue where they stopped.
@@ -454,10 +459,9 @@ impl Backend for FakeBackend {
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
         let call = BackendCall::Remove { image: image.image.to_string() };
-        let slowly = self.begin(BackendOp::Remove, with_spec(call, image))?.removes_for;
-        if !slowly.is_zero() {
-            tokio::time::sleep(slowly).await;
-        }
+        drop(self.begin(BackendOp::Remove, with_spec(call, image))?);
+        let mut holds = self.holds_removals.subscribe();
+        let _ = holds.wait_for(|holds| !holds).await;
         let mut state = self.state();
         if let Some(id) = state.find(image.image.as_str()).map(|image| image.id.clone()) {
             state.images.retain(|image| image.id != id);

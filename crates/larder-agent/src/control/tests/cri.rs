@@ -7,7 +7,7 @@ use larder::backend::{Backend as _, CallErrorKind, EndpointFailure, Image, Image
 use larder::gc::HistoryFile;
 use larder::pod::SandboxConfig;
 use larder_cri::{CriBackend, CriConfig, Endpoint, proto};
-use larder_testkit::fake_backend::{BackendOp, ScriptedPull, error, image};
+use larder_testkit::fake_backend::{BackendCall, BackendOp, ScriptedPull, error, image};
 use larder_testkit_peers::fake_cri::FakeCri;
 use tokio::time;
 
@@ -222,25 +222,43 @@ async fn containers_are_those_of_the_runtime_and_unknown_while_it_hangs() {
     assert!(refused.contains("no answer within 10s"), "{refused}");
 }
 
+/// Drops a call once the backend has its request.
+async fn abandon<T>(call: impl Future<Output = T>, begun: impl Future) {
+    tokio::select! {
+        _ = call => panic!("it has ended"),
+        _ = begun => {}
+    }
+}
+
+async fn removal_begun(served: &TestDaemon) {
+    let is_removal = |call: &BackendCall| matches!(call, BackendCall::Remove { .. });
+    while !served.backend.calls().iter().any(is_removal) {
+        time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 #[tokio::test]
 async fn requests_that_their_caller_abandons_are_recorded() {
     let served = TestDaemon::new();
     let client = caller(&served);
     served.backend.hold_pulls();
     served.backend.add_image("b:1", image("sha256:2", 100));
-    served.backend.remove_slowly(Duration::from_millis(300));
-    let abandon = async |call: &mut (dyn Future<Output = ()> + Unpin + Send)| {
-        assert!(time::timeout(Duration::from_millis(100), call).await.is_err(), "it takes longer");
-    };
-    abandon(&mut Box::pin(async { _ = pull(&client, "a:1").await })).await;
-    abandon(&mut Box::pin(async { _ = client.remove(&ImageSpec::named("b:1")).await })).await;
+    served.backend.hold_removals();
+    abandon(client.remove(&ImageSpec::named("b:1")), removal_begun(&served)).await;
+    abandon(pull(&client, "a:1"), served.backend.until(|counts| counts.running == 1)).await;
     let own = format!("(pid {})", std::process::id());
-    let recorded = async {
-        while served.node.events.next_number() < 2 {
-            time::sleep(Duration::from_millis(10)).await;
-        }
+    let recorded = async |number| {
+        let recorded = async {
+            while served.node.events.next_number() < number {
+                time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        time::timeout(Duration::from_secs(10), recorded).await.expect("it is recorded");
     };
-    time::timeout(Duration::from_secs(10), recorded).await.expect("both are recorded");
+    // The connection carries the end of the first call before that of the second.
+    recorded(1).await;
+    served.backend.release_removals();
+    recorded(2).await;
     let found = events(&served);
     let (_, abandoned) = found.iter().find(|(reason, _)| *reason == EventReason::Failed).unwrap();
     assert!(abandoned.contains("abandoned the pull of image \"a:1\" over CRI"), "{found:?}");
@@ -307,11 +325,13 @@ async fn images_that_a_set_pins_are_removed_by_force_only() {
 async fn a_removal_over_the_control_api_whose_caller_gives_up_is_in_the_history() {
     let served = TestDaemon::new();
     served.backend.add_image("a:1", image("sha256:1", 1));
-    served.backend.remove_slowly(Duration::from_millis(300));
+    served.backend.hold_removals();
     let request = api::RemoveRequest { images: vec!["a:1".into()], ..Default::default() };
     let mut client = served.client();
-    let removing = client.remove(request);
-    assert!(time::timeout(Duration::from_millis(100), removing).await.is_err(), "it takes longer");
+    abandon(client.remove(request), removal_begun(&served)).await;
+    // The connection carries the end of the first call before the second.
+    client.status(api::StatusRequest::default()).await.unwrap();
+    served.backend.release_removals();
     let history = HistoryFile::new(served.node.state.history());
     let recorded = async {
         loop {

@@ -128,7 +128,7 @@ async fn the_status_has_the_progress_of_a_round_by_request() {
         served.backend.add_image(name, image(id, 10));
     }
     assert_eq!(status(&served).await.gc.unwrap().round, None);
-    served.backend.remove_slowly(Duration::from_secs(3600));
+    served.backend.hold_removals();
     let mut client = served.client();
     let goal = Some(Goal::AllUnused(true));
     let request = api::CollectRequest { goal, ..Default::default() };
