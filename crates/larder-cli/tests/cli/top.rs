@@ -135,21 +135,25 @@ fn a_pull_is_watched_an_image_found_explained_and_removed() {
     let plain = "application/vnd.oci.image.layer.v1.tar";
     registry.put_image("shop/cart", "1", plain, &[layer(1, 40_000)], &[]);
     let web = registry.put_image("shop/web", "1", plain, &[layer(1, 40_000), layer(2, 400_000)], &[]);
-    let slow = ResponseFault::Trickle(8192, Duration::from_millis(80));
+    // Half a minute: long enough for each view.
+    let slow = ResponseFault::Trickle(1024, Duration::from_millis(80));
     registry.fault(FaultTrigger::path(&web.layers[1]), slow);
     node.larder(&["pull", &registry.image("shop/cart:1")]).expect(0);
 
     let top = Top::start(node.command(&[]));
     top.shows("shop/cart:1");
     top.shows("no GC by usage");
-    let mut pull =
-        node.command(&["pull", "-q", &registry.image("shop/web:1")]).stdout(Stdio::null()).spawn().unwrap();
+    let web = registry.image("shop/web:1");
+    let mut pull = node.command(&["pull", "-q", &web]).stdout(Stdio::null()).spawn().unwrap();
     top.shows("1 pull,");
     top.press("2");
     top.shows("fetching");
     top.press("4");
     top.shows(&registry.address());
-    assert!(pull.wait().unwrap().success());
+    pull.kill().unwrap();
+    pull.wait().unwrap();
+    registry.clear_faults();
+    node.larder(&["pull", "-q", &web]).expect(0);
     top.press("1");
     top.shows("shop/web:1");
 

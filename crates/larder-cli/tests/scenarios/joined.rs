@@ -8,12 +8,12 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use larder_testkit_peers::process::wait_until;
 use larder_testkit_peers::{HoldingProxy, ImageBuilder, LayerFiles, RegistryOptions};
 use rustix::process::Signal;
 
+use crate::timed::TimedCommand;
 use crate::world::{LarderProcess, RuntimeFixture, larder_in};
 
 fn store() -> Option<RuntimeFixture> {
@@ -428,23 +428,15 @@ fn a_check_waits_for_other_commands_or_fails_at_once() {
 const FILES: usize = 30_000;
 
 #[test]
-#[allow(clippy::disallowed_methods, reason = "the time of real processes is measured")]
 fn reads_do_not_wait_for_a_pull_of_many_files() {
     let Some(world) = store() else { return };
     let (old, third) = (present(&world, 1, "shop/old:1"), present(&world, 2, "shop/third:1"));
     // Whatever the disk of this machine has in use: otherwise the plan may fail for lack of images to remove.
     let plan = ["gc", "--dry-run", "--image-gc-high-threshold", "100"];
     let commands = [&["images"][..], &["df"], &plan, &["gc", "--all-unused", "--dry-run"]];
-    let median = |command: &[&str]| {
-        let mut times = [(); 7].map(|()| {
-            let begin = Instant::now();
-            world.start_larder(command).succeed();
-            begin.elapsed()
-        });
-        times.sort();
-        times[3]
-    };
-    let idle = commands.map(median);
+    let timed = commands.map(|command| {
+        TimedCommand::new(&world, command.iter().map(|&argument| argument.to_owned()).collect())
+    });
 
     // All files come before the bytes at which the gate holds the layer.
     let small = (0..FILES).fold(LayerFiles::new(), |layer, number| {
@@ -463,10 +455,7 @@ fn reads_do_not_wait_for_a_pull_of_many_files() {
         // An image has its files in one; what is in it of the last file is more than all others.
         inodes > FILES as u64 || (inodes < 10 && bytes > 4_000_000)
     });
-    for (command, idle) in commands.into_iter().zip(idle) {
-        let busy = median(command);
-        assert!(busy < idle + Duration::from_millis(100), "{command:?}: {busy:?}, on an idle store {idle:?}");
-    }
+    timed.iter().for_each(TimedCommand::assert_as_quick);
     world.larder(&["rm", &third]).expect(0);
     world.larder(&["pull", &old]).expect(0);
     pull.interrupt();

@@ -45,5 +45,6 @@ mod snapshotter;
 mod stalled_removal;
 mod store;
 #[cfg(feature = "traces")]
+mod timed;
 mod traces;
 mod world;

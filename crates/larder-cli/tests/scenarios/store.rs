@@ -316,14 +316,20 @@ fn only_the_caller_of_a_removal_waits_for_the_deletion() {
     let trash = machine.root().join("trash");
     let removed = trash.join("000001");
     fs_err::create_dir(&removed).unwrap();
+    let mut files = 0;
     // So many that they are not gone by the way, while a command looks for a moment.
-    for file in 0..60_000 {
-        fs_err::write(removed.join(file.to_string()), "").unwrap();
-    }
+    let mut fill = || {
+        for _ in fs_err::read_dir(&removed).unwrap().count()..60_000 {
+            fs_err::write(removed.join(files.to_string()), "").unwrap();
+            files += 1;
+        }
+    };
     for looks in ["images", "df", "mounts", "runtime"] {
+        fill();
         machine.larder(&[looks]).expect(0);
         assert!(removed.exists(), "larder {looks} waited for the trash");
     }
+    fill();
     machine.larder(&["rm", "no/such:1"]).expect(1);
     assert!(removed.exists(), "a removal that removes nothing waited for the trash");
     machine.larder(&["rm", &name]).expect(0);

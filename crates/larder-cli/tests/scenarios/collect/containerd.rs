@@ -86,13 +86,15 @@ fn a_killed_round_changes_neither_ages_nor_order_on_containerd() {
     let home = disk.home();
     let (containerd, registry) = peers(&disk);
     on(&containerd, home, &gc(&[])).expect(0);
-    for number in 0..12 {
-        let name = format!("app-{number}:1");
-        ImageBuilder::new().layer(layer(number, 1 << 20)).push(&registry, &name).unwrap();
-        on(&containerd, home, &["pull", &registry.image(&name)]).expect(0);
-    }
-    end_leases(&home.join("state"));
-    killed_rounds_change_nothing(&home.join("state/history.jsonl"), |arguments| {
+    let load = || {
+        for number in 0..12 {
+            let name = format!("app-{number}:1");
+            ImageBuilder::new().layer(layer(number, 1 << 20)).push(&registry, &name).unwrap();
+            on(&containerd, home, &["pull", &registry.image(&name)]).expect(0);
+        }
+        end_leases(&home.join("state"));
+    };
+    killed_rounds_change_nothing(&home.join("state/history.jsonl"), load, |arguments| {
         larder_on(&containerd, home, arguments)
     });
 }

@@ -91,13 +91,15 @@ fn a_killed_round_changes_neither_ages_nor_order_on_docker() {
     let Some(disk) = MountedDisk::new(192) else { return };
     let home = disk.home();
     let (engine, registry) = peers(&disk);
-    for number in 0..12 {
-        let name = format!("app-{number}:1");
-        ImageBuilder::new().layer(layer(number, 1 << 20)).push(&registry, &name).unwrap();
-        on(&engine, home, &["pull", "-q", &registry.image(&name)]).expect(0);
-    }
-    end_leases(&home.join("state"));
-    killed_rounds_change_nothing(&home.join("state/history.jsonl"), |arguments| {
+    let load = || {
+        for number in 0..12 {
+            let name = format!("app-{number}:1");
+            ImageBuilder::new().layer(layer(number, 1 << 20)).push(&registry, &name).unwrap();
+            on(&engine, home, &["pull", "-q", &registry.image(&name)]).expect(0);
+        }
+        end_leases(&home.join("state"));
+    };
+    killed_rounds_change_nothing(&home.join("state/history.jsonl"), load, |arguments| {
         larder_on(&engine, home, arguments)
     });
 }

@@ -103,15 +103,17 @@ fn whatever_layers_images_share_each_removal_frees_what_was_promised() {
 #[test]
 fn a_killed_round_changes_neither_ages_nor_order() {
     let Some(disk) = MountedDisk::of_environment(192) else { return };
-    for number in 0..12 {
-        disk.load(
-            &format!("registry.example/app-{number}"),
-            &ImageBuilder::new().layer(layer(number, 1 << 20)),
-        );
-    }
-    disk.end_leases();
+    let load = || {
+        for number in 0..12 {
+            disk.load(
+                &format!("registry.example/app-{number}"),
+                &ImageBuilder::new().layer(layer(number, 1 << 20)),
+            );
+        }
+        disk.end_leases();
+    };
     let journal = disk.path().join("store/collect/history.jsonl");
-    killed_rounds_change_nothing(&journal, |arguments| {
+    killed_rounds_change_nothing(&journal, load, |arguments| {
         let mut command = larder_in(disk.home());
         command.arg("--root").arg(disk.path().join("store")).args(arguments);
         command

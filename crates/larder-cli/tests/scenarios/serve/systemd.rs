@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
+use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_testkit::archive::{self, TarBuilder, TarBuilderEntry};
 use larder_testkit_peers::packages::find_program;
 use larder_testkit_peers::process::{PATIENCE, pause, wait_until};
@@ -113,13 +114,14 @@ fn a_watchdog_hears_from_the_daemon_more_often_than_it_wants() {
     let period = Duration::from_millis(200);
     let daemon = NotifyDaemon::start(&[("WATCHDOG_USEC", &period.as_micros().to_string())]);
     assert_eq!(daemon.next(), "READY=1");
-    let start = Instant::now();
-    let heard = 10;
-    for _ in 0..heard {
+    let mut gaps = [(); 11].map(|()| {
+        let start = Instant::now();
         assert_eq!(daemon.any(), "WATCHDOG=1");
-    }
-    // With one notification a period, ten would take ten periods.
-    assert!(start.elapsed() < period * (heard - 1), "{:?}", start.elapsed());
+        start.elapsed()
+    });
+    gaps.sort();
+    // A machine that stands still delays some of them.
+    assert!(gaps[5] < period.mul_f64(0.9), "{gaps:?}");
 }
 
 #[test]
@@ -190,7 +192,8 @@ fn clients_of_systemds_socket_wait_through_a_restart() {
     first.runtime.block_on(pull).unwrap().unwrap();
     let CriDaemon { running, runtime, .. } = first;
     running.finish().expect(0);
-    let after = client_of(socket.clone());
+    let config = CriConfig { connect_timeout: PATIENCE, ..CriConfig::default() };
+    let after = CriBackend::new(Endpoint::at(socket.clone()), config);
     let listed = runtime.spawn(async move { after.list().await });
     pause(Duration::from_millis(300));
     assert!(!listed.is_finished(), "it waits and is not refused");

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use larder_testkit_peers::process::{PATIENCE, pause, poll};
@@ -91,7 +92,10 @@ impl LarderProcess {
 
     /// Kills it as soon as this holds, unless it ended before.
     pub(crate) fn kill_when(mut self, mut holds: impl FnMut() -> bool) {
-        poll(PATIENCE, || (holds() || self.is_finished()).then_some(())).expect("it runs or ends");
+        // It does not wait between two looks, since much can happen there.
+        while !holds() && !self.is_finished() {
+            thread::yield_now();
+        }
         let _ = self.child.kill();
         self.child.wait().unwrap();
     }
