@@ -1,6 +1,7 @@
 //! The table of images: rows, order, filter, selection. Pure.
 
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -19,6 +20,8 @@ pub(crate) struct ImageRow {
     pub(crate) size: u64,
     /// What removing just this image frees.
     pub(crate) unique: Option<u64>,
+    /// Bytes of layers on disk that other images have as well.
+    pub(crate) shared: Option<u64>,
     pub(crate) last_used: Option<Timestamp>,
     pub(crate) in_use: bool,
     /// The keep rule that retains it, with its number.
@@ -86,7 +89,7 @@ impl ImageSort {
             ImageSort::Name => Ordering::Equal,
             ImageSort::Size => b.size.cmp(&a.size),
             ImageSort::Unique => b.unique.cmp(&a.unique),
-            ImageSort::Shared => b.shared().cmp(&a.shared()),
+            ImageSort::Shared => b.shared.cmp(&a.shared),
             ImageSort::LastUsed => (a.in_use, a.last_used).cmp(&(b.in_use, b.last_used)),
             ImageSort::State => a.state.cmp(b.state),
         }
@@ -96,7 +99,7 @@ impl ImageSort {
 }
 
 impl ImageRow {
-    fn of(image: api::Image) -> ImageRow {
+    fn of(image: api::Image, shared: Option<u64>) -> ImageRow {
         let api::Image { id, repo_tags, repo_digests, size_bytes, pinned, details, .. } = image;
         let details = details.unwrap_or_default();
         let short_id =
@@ -118,16 +121,12 @@ impl ImageRow {
             names: if repo_tags.is_empty() { repo_digests } else { repo_tags },
             size: size_bytes,
             unique: details.unique_bytes,
+            shared,
             last_used: details.last_used.and_then(|time| time.parse().ok()),
             in_use: details.in_use,
             id,
             search,
         }
-    }
-
-    /// Bytes of layers that other images have as well.
-    pub(crate) fn shared(&self) -> Option<u64> {
-        self.unique.map(|unique| self.size.saturating_sub(unique))
     }
 
     /// What a request names it by: its tags; the ID where it has none.
@@ -157,11 +156,27 @@ fn state(pinned: bool, details: &api::ImageListDetails) -> &'static str {
     }
 }
 
+/// Of each image, the bytes of layers that other images have as well; `None` where its layers are unknown.
+fn shared_bytes(found: &api::ImagesResponse) -> Vec<Option<u64>> {
+    let layers =
+        found.images.iter().map(|image| image.details.as_ref().map_or(&[][..], |known| &known.layers));
+    let layers: Vec<&[u32]> = layers.collect();
+    let mut users: HashMap<u32, usize> = HashMap::new();
+    for &layer in layers.iter().copied().flatten() {
+        *users.entry(layer).or_default() += 1;
+    }
+    let size = |&layer: &u32| found.layers.get(layer as usize).map_or(0, |layer| layer.size_bytes);
+    let shared = |layers: &[u32]| layers.iter().filter(|layer| users[layer] > 1).map(size).sum();
+    layers.into_iter().map(|layers| (!layers.is_empty()).then(|| shared(layers))).collect()
+}
+
 impl ImageList {
     /// Takes a new list; the selected image stays selected while it exists.
     pub(crate) fn replace(&mut self, found: api::ImagesResponse) {
         let selected = self.selected().map(|row| row.id.clone());
-        self.all = found.images.into_iter().map(ImageRow::of).collect();
+        let shared = shared_bytes(&found);
+        self.all =
+            found.images.into_iter().zip(shared).map(|(image, shared)| ImageRow::of(image, shared)).collect();
         let used = self.all.iter().filter(|row| row.in_use).count();
         let layers: u64 = found.layers.iter().map(|layer| layer.size_bytes).sum();
         let nominal = || self.all.iter().map(|row| row.size).sum();
@@ -256,12 +271,16 @@ mod tests {
 
     fn list() -> ImageList {
         let mut list = ImageList::default();
-        let images = vec![
+        let mut images = vec![
             image("a:1", 10, 5, "2026-11-23T12:00:00Z"),
             image("b:1", 30, 1, "2026-11-21T12:00:00Z"),
             image("c:1", 20, 20, "2026-11-22T12:00:00Z"),
         ];
-        list.replace(api::ImagesResponse { images, ..api::ImagesResponse::default() });
+        let layers = [5, 24, 1].map(|size_bytes| api::ImageLayer { size_bytes, ..Default::default() });
+        for (image, layers) in images.iter_mut().zip([vec![0], vec![0, 1, 2], vec![1]]) {
+            image.details.get_or_insert_default().layers = layers;
+        }
+        list.replace(api::ImagesResponse { images, layers: layers.into(), ..Default::default() });
         list
     }
 
@@ -276,7 +295,7 @@ mod tests {
             (ImageSort::Size, ['b', 'c', 'a']),
             (ImageSort::Name, ['a', 'b', 'c']),
             (ImageSort::Unique, ['c', 'a', 'b']),
-            (ImageSort::Shared, ['b', 'a', 'c']),
+            (ImageSort::Shared, ['b', 'c', 'a']),
             (ImageSort::LastUsed, ['b', 'c', 'a']),
         ] {
             list.set_sort(sort, false);
@@ -284,6 +303,16 @@ mod tests {
             list.set_sort(sort, true);
             assert_eq!(names(&list), order.into_iter().rev().collect::<Vec<_>>(), "{sort:?}");
         }
+    }
+
+    #[test]
+    fn layers_of_several_images_are_shared_whatever_size_the_backend_reports() {
+        let shared = |list: &ImageList| list.all.iter().map(|row| row.shared).collect::<Vec<_>>();
+        assert_eq!(shared(&list()), [Some(5), Some(29), Some(24)]);
+        let mut unknown = ImageList::default();
+        let images = vec![image("a:1", 10, 5, "")];
+        unknown.replace(api::ImagesResponse { images, ..Default::default() });
+        assert_eq!(shared(&unknown), [None]);
     }
 
     #[test]
@@ -323,7 +352,7 @@ mod tests {
 
     #[test]
     fn names_cannot_control_the_terminal() {
-        let row = ImageRow::of(image("x\u{1b}[2J\u{202e}:1", 1, 1, ""));
+        let row = ImageRow::of(image("x\u{1b}[2J\u{202e}:1", 1, 1, ""), None);
         assert_eq!(row.name, "reg.example/x\\u{1b}[2J\\u{202e}:1");
         assert_eq!(row.names, ["reg.example/x\u{1b}[2J\u{202e}:1"], "requests have the name as it is");
     }

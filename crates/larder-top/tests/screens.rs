@@ -1,4 +1,4 @@
-//! What the screen shows, as text. `LARDER_WRITE_GOLDEN=1` writes the files in `golden/`.
+//! What the screen shows, as text. `LARDER_BLESS=1` writes the files in `golden/`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -75,7 +75,7 @@ impl View {
     fn is_golden(&self, name: &str) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
         let screen = self.screen();
-        if std::env::var_os("LARDER_WRITE_GOLDEN").is_some() {
+        if std::env::var_os("LARDER_BLESS").is_some() {
             fs_err::write(&path, &screen).unwrap();
         }
         let expected = fs_err::read_to_string(&path).unwrap_or_default();
@@ -103,10 +103,11 @@ fn image(name: &str, size: u64, unique: u64, state: VerdictReason, hours: u64) -
     }
 }
 
+/// Images with a layer of their own each; the larger ones share another one.
 fn images() -> api::ImagesResponse {
-    let images = vec![
+    let mut images = vec![
         image("registry.k8s.io/pause:3.10", 742_385, 742_385, VerdictReason::Pinned, 0),
-        image("docker.io/library/postgres:17.2", 438_000_000, 361_000_000, VerdictReason::InUse, 1),
+        image("docker.io/library/postgres:17.2", 438_000_000, 260_000_000, VerdictReason::InUse, 1),
         image(
             "registry.example:5000/shop/team/checkout-service:v1.27.3",
             212_000_000,
@@ -117,7 +118,15 @@ fn images() -> api::ImagesResponse {
         image("docker.io/library/busybox:1.36", 4_260_000, 4_260_000, VerdictReason::Kept, 3),
         image("registry.example:5000/shop/cart:7", 198_000_000, 20_000_000, VerdictReason::Leased, 2),
     ];
-    api::ImagesResponse { images, ..api::ImagesResponse::default() }
+    let layer = |size_bytes| api::ImageLayer { size_bytes, ..api::ImageLayer::default() };
+    let mut layers = vec![layer(178_000_000)];
+    for (image, index) in images.iter_mut().zip(1..) {
+        let details = image.details.as_mut().unwrap();
+        let own = details.unique_bytes.unwrap();
+        details.layers = (image.size_bytes > own).then_some(0).into_iter().chain([index]).collect();
+        layers.push(layer(own));
+    }
+    api::ImagesResponse { images, layers, ..api::ImagesResponse::default() }
 }
 
 fn layer(digit: char, phase: api::LayerPhase, done: u64, waiting: &str) -> api::PullLayer {
@@ -345,7 +354,7 @@ fn the_question_before_a_removal_names_the_keep_rule() {
     view.press(KeyCode::Char('x'));
     let screen = view.screen();
     assert!(
-        screen.contains("GC retains it: kept by rule 1 (name docker.io/library/busybox:1.36)."),
+        screen.contains("GC retains it: kept by rule 1 (name docker.io/library/busybox:1.36), which"),
         "{screen}"
     );
 }

@@ -1,4 +1,4 @@
-//! Real configurations, edited and taken back. `LARDER_WRITE_GOLDEN=1` writes the edited ones.
+//! Real configurations, edited and taken back. `LARDER_BLESS=1` writes the edited ones.
 
 use std::path::{Path, PathBuf};
 
@@ -50,7 +50,7 @@ fn default_configurations_are_edited_as_recorded_and_taken_back_unchanged() {
         let edited = configured(&[&text], of).expect(name).remove(0);
         let change = difference::lines(&text, &edited).join("\n") + "\n";
         let expected = golden(&format!("{name}-under-{of}.diff"));
-        if std::env::var_os("LARDER_WRITE_GOLDEN").is_some() {
+        if std::env::var_os("LARDER_BLESS").is_some() {
             fs_err::write(&expected, &change).expect("written");
         }
         assert_eq!(change, fs_err::read_to_string(&expected).expect("a golden file"), "{name} under {of}");

@@ -12,7 +12,7 @@ use crate::images::ImageSort;
 const ANSWERABLE_AFTER: Duration = Duration::from_millis(300);
 
 /// Keys and their meaning, for the help.
-pub(crate) const HELP: [(&str, &str); 16] = [
+pub(crate) const HELP: [(&str, &str); 18] = [
     ("1 2 3 4, Tab", "images, pulls, GC, registries"),
     ("Up Down j k", "move; PgUp PgDn, g G, Home End too"),
     ("/ F4", "filter by name, ID or state; Esc clears it"),
@@ -27,7 +27,9 @@ pub(crate) const HELP: [(&str, &str); 16] = [
     ("Ctrl-Z", "suspend; fg resumes"),
     ("q F10 Ctrl-C", "quit"),
     ("", ""),
-    ("SIZE", "UNIQUE + SHARED; UNIQUE is what a removal frees"),
+    ("SIZE", "as the backend reports it; containerd: compressed"),
+    ("UNIQUE", "what removing only this image frees on disk"),
+    ("SHARED", "layers on disk that other images have as well"),
     ("STATE", "in use, pinned, kept, leased, young or unused"),
 ];
 

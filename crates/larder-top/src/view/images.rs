@@ -77,7 +77,7 @@ fn cell(row: &ImageRow, column: ImageSort, now: Moment) -> String {
         ImageSort::Name => row.name.clone(),
         ImageSort::Size => text::bytes(row.size),
         ImageSort::Unique => bytes(row.unique),
-        ImageSort::Shared => bytes(row.shared()),
+        ImageSort::Shared => bytes(row.shared),
         ImageSort::LastUsed if row.in_use => "now".to_owned(),
         ImageSort::LastUsed => row.unused_for(now.wall).map_or_else(|| "never".to_owned(), text::age),
         ImageSort::State => row.state.to_owned(),

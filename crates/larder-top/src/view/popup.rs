@@ -91,7 +91,7 @@ fn question(name: &str, frees: Option<u64>, kept: Option<&str>, images: &[String
         lines.push(format!("This frees {}.", text::bytes(frees)));
     }
     if let Some(kept) = kept {
-        lines.push(format!("GC retains it: {kept}."));
+        lines.push(format!("GC retains it: {kept}, which stays for later pulls."));
     }
     lines.push(String::new());
     lines.push("y removes it, any other key cancels".to_owned());
