@@ -69,7 +69,7 @@ pub fn draw(app: &App, frame: &mut Frame<'_>, now: Moment) {
     show(frame, area, 0, header::lines(app, theme, width, now));
     show(frame, area, HEADER - 1, vec![tabs(app, theme)]);
     show(frame, area, HEADER, body(app, theme, width, now));
-    show(frame, area, area.height - 2, vec![message(app, theme, now), footer(app, theme)]);
+    show(frame, area, area.height - 2, vec![message(app, theme, now), footer(app, theme, width)]);
     popup::draw(app, theme, frame, area);
 }
 
@@ -187,7 +187,8 @@ fn warnings(app: &App, theme: Theme) -> Line<'static> {
     }
 }
 
-fn footer(app: &App, theme: Theme) -> Line<'static> {
+/// The keys, as many as fit; those that matter most come first.
+fn footer(app: &App, theme: Theme, width: usize) -> Line<'static> {
     let keys: &[(&str, &str)] = match (&app.mode, app.tab) {
         (Mode::Filter(_), _) => &[("Enter", "apply"), ("Esc", "cancel"), ("Ctrl-U", "clear")],
         (Mode::Confirm { .. }, _) => &[("y", "remove"), ("n", "cancel")],
@@ -208,5 +209,12 @@ fn footer(app: &App, theme: Theme) -> Line<'static> {
     let key = |(key, what): &(&str, &str)| {
         [Span::styled(format!(" {key} "), reversed), theme.span(Tone::Accent, format!("{what} "))]
     };
-    Line::from(keys.iter().flat_map(key).collect::<Vec<_>>())
+    let mut room = width;
+    let fitting = keys.iter().map(key).take_while(|spans| {
+        let taken: usize = spans.iter().map(Span::width).sum();
+        let fits = taken <= room;
+        room = room.saturating_sub(taken);
+        fits
+    });
+    Line::from(fitting.flatten().collect::<Vec<_>>())
 }

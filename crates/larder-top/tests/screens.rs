@@ -285,6 +285,10 @@ fn a_busy_node() {
     view.is_golden("tall.txt");
     view.resize(44, 14);
     view.is_golden("narrow.txt");
+    view.resize(60, 15);
+    view.is_golden("small.txt");
+    view.press(KeyCode::Char('4'));
+    view.is_golden("small-registries.txt");
     view.resize(30, 8);
     view.is_golden("too-small.txt");
 }

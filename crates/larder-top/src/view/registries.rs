@@ -3,30 +3,34 @@
 use std::time::Duration;
 
 use larder_api::v1alpha1::RegistryStatus;
+use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
 use super::{Theme, Tone};
 use crate::app::App;
 use crate::text;
 
-/// Columns beside the host.
-const OTHERS: usize = 8 + 8 + 8 + 10 + 9 + 9 + 6;
+/// A column beside the host: its head, its width, and the least width of a terminal that has it.
+const COLUMNS: [(&str, usize, usize); 6] = [
+    ("CONNS", 8, 0),
+    ("WAITING", 8, 50),
+    ("REQUESTS", 8, 80),
+    ("QUOTA", 10, 70),
+    ("RECEIVED", 9, 0),
+    ("RATE", 9, 60),
+];
 
 pub(super) fn head(width: usize) -> String {
-    format!(
-        "{} {:>8} {:>8} {:>8} {:>10} {:>9} {:>9}",
-        text::left("REGISTRY", host_width(width)),
-        "CONNS",
-        "WAITING",
-        "REQUESTS",
-        "QUOTA",
-        "RECEIVED",
-        "RATE"
-    )
+    let columns = columns(width).map(|(title, room, _)| format!(" {title:>room$}"));
+    text::left("REGISTRY", host_width(width)) + &columns.collect::<String>()
+}
+
+fn columns(width: usize) -> impl Iterator<Item = (&'static str, usize, usize)> {
+    COLUMNS.into_iter().filter(move |(.., least)| width >= *least)
 }
 
 fn host_width(width: usize) -> usize {
-    width.saturating_sub(OTHERS).max(12)
+    width.saturating_sub(columns(width).map(|(_, room, _)| room + 1).sum())
 }
 
 pub(super) fn lines(app: &App, theme: Theme, width: usize) -> Vec<Line<'static>> {
@@ -47,16 +51,21 @@ fn of(registry: &RegistryStatus, rate: u64, theme: Theme, width: usize) -> Vec<L
         (None, _) => "-".to_owned(),
     };
     let rate = if rate > 0 { format!("{}/s", text::bytes(rate)) } else { "-".to_owned() };
-    let tone = |is: bool, tone, cell: String| if is { theme.span(tone, cell) } else { Span::raw(cell) };
+    let style = |is: bool, tone| if is { theme.style(tone) } else { Style::new() };
     let is_full = registry.connections >= registry.connection_limit;
-    let mut lines = vec![Line::from(vec![
-        Span::raw(text::left(&text::cell(&registry.host), host_width(width))),
-        tone(is_full, Tone::Warning, format!(" {connections:>8}")),
-        tone(registry.waiting_requests > 0, Tone::Warning, format!(" {:>8}", registry.waiting_requests)),
-        Span::raw(format!(" {:>8}", registry.requests)),
-        tone(registry.quota_remaining == Some(0), Tone::Bad, format!(" {quota:>10}")),
-        Span::raw(format!(" {:>9} {rate:>9}", text::bytes(registry.received_bytes))),
-    ])];
+    let cells = [
+        (connections, style(is_full, Tone::Warning)),
+        (registry.waiting_requests.to_string(), style(registry.waiting_requests > 0, Tone::Warning)),
+        (registry.requests.to_string(), Style::new()),
+        (quota, style(registry.quota_remaining == Some(0), Tone::Bad)),
+        (text::bytes(registry.received_bytes), Style::new()),
+        (rate, Style::new()),
+    ];
+    // The end of the host has its port.
+    let mut line = Line::from(text::end_of(&text::cell(&registry.host), host_width(width)));
+    let shown = COLUMNS.into_iter().zip(cells).filter(|((.., least), _)| width >= *least);
+    line.extend(shown.map(|((_, room, _), (cell, style))| Span::styled(format!(" {cell:>room$}"), style)));
+    let mut lines = vec![line];
     if let Some(wait) = registry.retry_after_milliseconds {
         let left = text::age(Duration::from_millis(wait));
         let text = format!("  rate limited: requests wait {left} more ({} waits so far)", registry.throttled);
