@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::error::Error;
 use crate::manifest::LocatedProblem;
 
 /// Why there is no configuration: at least one error. It prints one a line.
@@ -16,16 +17,25 @@ impl ConfigErrors {
 
     /// All of them and what to do, for a log: in one line.
     pub fn line(&self) -> String {
-        self.texts().join("; ")
-    }
-
-    /// Each of them with what to do, in a line of its own.
-    pub(crate) fn texts(&self) -> Vec<String> {
         let text = |error: &LocatedProblem| {
             let hints: Vec<_> = error.hints().iter().map(ToString::to_string).collect();
             if hints.is_empty() { error.to_string() } else { format!("{error} ({})", hints.join("; ")) }
         };
-        self.0.iter().map(text).collect()
+        self.0.iter().map(text).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// All errors in one, which prints each as an error of its own.
+impl From<&ConfigErrors> for Error {
+    fn from(errors: &ConfigErrors) -> Error {
+        let Some((last, others)) = errors.each().split_last() else {
+            return Error::bad_input("invalid settings");
+        };
+        let others = others.iter().map(|error| {
+            let hints = error.hints().iter().map(|hint| format!("hint: {hint}\n"));
+            format!("{error}\n{}error: ", hints.collect::<String>())
+        });
+        Error::bad_input(format!("{}{last}", others.collect::<String>())).hints(last.hints().iter().cloned())
     }
 }
 

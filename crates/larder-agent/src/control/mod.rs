@@ -334,9 +334,7 @@ impl Control for ControlApi {
         }
         let node = Arc::clone(node);
         let reloaded = spawn_blocking(move || node.reload()).await;
-        let reloaded = reloaded
-            .map_err(|error| unanswered("the settings", &error))?
-            .map_err(|problems| Error::bad_input(problems.join("\n")))?;
+        let reloaded = reloaded.map_err(|error| unanswered("the settings", &error))?.map_err(Error::from)?;
         let keys = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect();
         Ok(Response::new(api::ReloadResponse {
             applied: keys(reloaded.applied),

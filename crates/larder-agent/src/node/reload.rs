@@ -16,7 +16,7 @@ use tokio::time;
 
 use super::Node;
 use super::settings::keys;
-use crate::config::{self, ConfigDiff};
+use crate::config::{self, ConfigDiff, ConfigErrors};
 use crate::error::Error;
 use crate::log;
 use crate::state::KeepRuleFile;
@@ -33,14 +33,41 @@ pub(crate) struct ReloadReport {
     pub(crate) needs_restart: Vec<&'static str>,
 }
 
+/// Why a reload changed nothing.
+#[derive(Debug)]
+pub(crate) enum ReloadError {
+    /// The settings are invalid.
+    Settings(ConfigErrors),
+    /// The file of keep rules cannot be read.
+    KeepRules(Error),
+}
+
+impl ReloadError {
+    /// For a log.
+    fn line(&self) -> String {
+        match self {
+            ReloadError::Settings(errors) => errors.line(),
+            ReloadError::KeepRules(error) => error.message().to_owned(),
+        }
+    }
+}
+
+impl From<ReloadError> for Error {
+    fn from(error: ReloadError) -> Error {
+        match error {
+            ReloadError::Settings(errors) => Error::from(&errors),
+            ReloadError::KeepRules(error) => error,
+        }
+    }
+}
+
 impl Node {
-    /// Reads all settings again, and applies those that can change. The error has each problem of them. Blocks on the
-    /// disk.
-    pub(crate) fn reload(&self) -> Result<ReloadReport, Vec<String>> {
+    /// Reads all settings again, and applies those that can change. Blocks on the disk.
+    pub(crate) fn reload(&self) -> Result<ReloadReport, ReloadError> {
         let _alone = self.settings.changing();
         self.note_stamps();
         let outcome = self.take_over();
-        let error = outcome.as_ref().err().map(|problems| problems.join("; "));
+        let error = outcome.as_ref().err().map(ReloadError::line);
         *self.settings.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
         match &outcome {
             Ok(reloaded) if *reloaded == ReloadReport::default() => {
@@ -55,24 +82,22 @@ impl Node {
                     tracing::warn!("these changes need a restart: {}", needs_restart.join(", "));
                 }
             }
-            Err(problems) => self.record(
+            Err(error) => self.record(
                 EventType::Warning,
                 EventReason::ReloadFailed,
-                &format!("The settings are unchanged: {}", problems.join("; ")),
+                &format!("The settings are unchanged: {}", error.line()),
             ),
         }
         outcome
     }
 
-    fn take_over(&self) -> Result<ReloadReport, Vec<String>> {
+    fn take_over(&self) -> Result<ReloadReport, ReloadError> {
         let old = self.settings.now();
-        let (new, files) =
-            config::load_with_files(&self.settings.sources).map_err(|errors| errors.texts())?;
+        let (new, files) = config::load_with_files(&self.settings.sources).map_err(ReloadError::Settings)?;
         for warning in &new.warnings {
             tracing::warn!("{warning}");
         }
-        let kept =
-            KeepRuleFile::at(&self.state).read().map_err(|failure| vec![failure.message().to_owned()])?;
+        let kept = KeepRuleFile::at(&self.state).read().map_err(ReloadError::KeepRules)?;
         let ConfigDiff { reloadable, .. } = config::diff(&old, &new);
         // Another puller begins with a queue of its own.
         if new.pull != old.pull {

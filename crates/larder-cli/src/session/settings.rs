@@ -8,7 +8,7 @@ use larder_agent::NodeOpenError;
 use larder_agent::backend::target::{CRI, STORE, nearest_backend};
 use larder_agent::backend::{BackendTarget, is_docker, target_of};
 use larder_agent::client::{ControlServerAddress, find_server, is_listening, socket_path};
-use larder_agent::config::{self, Config, ConfigErrors, SettingOrigin, SettingsSource, SettingsSources};
+use larder_agent::config::{self, Config, SettingOrigin, SettingsSource, SettingsSources};
 use larder_agent::environment::variable;
 
 use super::{CommandSession, ImageAccess};
@@ -81,7 +81,7 @@ impl CommandSession {
             let (by, key) = (SettingOrigin::Default, "pull.ensuredLease");
             sources.layers.push(SettingsSource::Given { by, key, value: "0s".to_owned() });
         }
-        let mut config = config::load(&sources).map_err(|errors| refused(&errors))?;
+        let mut config = config::load(&sources).map_err(|errors| Failure::from(&errors))?;
         if let Some(root) = &self.connection.root {
             config.root.clone_from(root); // as it was typed, for messages
         }
@@ -177,18 +177,6 @@ impl CommandSession {
         Err(Failure::bad_input(format!("{place}: the daemon at {} serves other images", socket.display()))
             .hint("omit one of the two, or use --daemon none"))
     }
-}
-
-/// All errors in one failure, which prints each as an error of its own.
-fn refused(errors: &ConfigErrors) -> Failure {
-    let Some((last, others)) = errors.each().split_last() else {
-        return Failure::bad_input("invalid settings");
-    };
-    let others = others.iter().map(|error| {
-        let hints = error.hints().iter().map(|hint| format!("hint: {hint}\n"));
-        format!("{error}\n{}error: ", hints.collect::<String>())
-    });
-    Failure::bad_input(format!("{}{last}", others.collect::<String>())).hints(last.hints().iter().cloned())
 }
 
 /// Whether a text that a flag or a variable gives can name a backend.

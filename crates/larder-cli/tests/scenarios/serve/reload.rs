@@ -37,6 +37,11 @@ fn invalid_settings_change_nothing_and_are_reported_until_they_are_fixed() {
     let events = world.larder(&["--daemon", &daemon.socket.to_string_lossy(), "events"]).expect(0);
     assert_eq!(events.lines_with(&["ReloadFailed"]), 1, "{events:?}");
 
+    let refused = world.larder(&["--daemon", &daemon.socket.to_string_lossy(), "reload"]).expect(2);
+    let checked = world.larder(&["config", "--check", &config]).expect(2);
+    assert_eq!(refused.stderr, checked.stderr, "each error is printed as one");
+    assert_eq!(refused.stderr.matches("error: ").count(), 2, "{refused:?}");
+
     // No reload request: the changed file is enough.
     world.file(
         "config.yaml",
