@@ -292,6 +292,18 @@ impl Config {
         self.origins.get(key).unwrap_or(&SettingOrigin::Default)
     }
 
+    /// Whether this build serves the dashboard on the address of the metrics.
+    pub(crate) fn serves_dashboard(&self) -> bool {
+        cfg!(feature = "dashboard")
+            && match self.dashboard.serve {
+                DashboardServing::Loopback => {
+                    self.metrics.address.is_some_and(|address| address.ip().is_loopback())
+                }
+                DashboardServing::Always => true,
+                DashboardServing::Never => false,
+            }
+    }
+
     /// Notes that something that is no source gave a setting its value.
     pub fn set_origin(&mut self, key: &'static str, origin: SettingOrigin) {
         self.origins.insert(key, origin);

@@ -68,9 +68,18 @@ struct ControlApiInner {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ServingProcess {
     /// A daemon, which listens here.
-    Daemon(Option<PathBuf>),
+    Daemon(DaemonAddresses),
     /// A command, for as long as it runs.
     Command,
+}
+
+/// Where a daemon is reached.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct DaemonAddresses {
+    /// `None` for a socket of systemd without a path.
+    pub(crate) socket: Option<PathBuf>,
+    /// URL of the dashboard, if it is served.
+    pub(crate) dashboard: Option<String>,
 }
 
 /// The service, ready to be put behind its path.

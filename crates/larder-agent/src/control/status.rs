@@ -14,8 +14,8 @@ use larder_registry::RegistryLoad;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
-use super::ServingProcess;
 use super::report::running_round;
+use super::{DaemonAddresses, ServingProcess};
 use crate::backend::publishing::{Comparison, PublishingBackend};
 use crate::node::Node;
 use crate::node::health::BackendHealth;
@@ -41,6 +41,10 @@ pub(super) async fn now(
         BackendHealth::Down { why, .. } => (false, why.clone()),
     };
     let images = node.loops.images().borrow().clone();
+    let addresses = match process {
+        ServingProcess::Daemon(addresses) => addresses.clone(),
+        ServingProcess::Command => DaemonAddresses::default(),
+    };
     let calls = connections.calls().into_iter().map(|call| api::CallStatus {
         path: call.path,
         milliseconds: millis(now.saturating_duration_since(call.since)),
@@ -51,10 +55,8 @@ pub(super) async fn now(
         backend: node.description.clone(),
         backend_available,
         backend_message,
-        socket: match process {
-            ServingProcess::Daemon(socket) => socket.as_ref().map(|socket| socket.display().to_string()),
-            ServingProcess::Command => None,
-        },
+        socket: addresses.socket.map(|socket| socket.display().to_string()),
+        dashboard: addresses.dashboard,
         state: node.state.path().display().to_string(),
         pulls: node.manager.pulls().iter().map(|pull| convert::pull(pull, now)).collect(),
         gc: Some(gc_status(node, now)),

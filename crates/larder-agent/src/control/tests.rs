@@ -35,7 +35,7 @@ struct TestDaemon {
 
 impl TestDaemon {
     fn new() -> TestDaemon {
-        TestDaemon::by(ServingProcess::Daemon(None))
+        TestDaemon::by(ServingProcess::Daemon(DaemonAddresses::default()))
     }
 
     fn by(process: ServingProcess) -> TestDaemon {
@@ -314,7 +314,7 @@ async fn the_time_that_a_pod_pulls_is_measured_over_all_its_images() {
 #[tokio::test(start_paused = true)]
 async fn the_calls_of_a_pod_are_measured_together_and_are_one_event_that_names_their_caller() {
     // No lease is written: while a thread writes one, the paused clock moves on.
-    let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
+    let served = TestDaemon::on(ServingProcess::Daemon(DaemonAddresses::default()), |backend, dir| {
         testing::parts(backend, dir, None, |config| config.ensured_lease = Duration::ZERO)
     });
     for (name, seconds) in [("a:1", 20), ("b:1", 30)] {
@@ -531,7 +531,9 @@ async fn a_command_leases_no_image_of_a_runtime() {
     );
     assert_eq!(refused.next_steps()[0].to_string(), "larder serve, or larder keep a:1");
     assert!(served.node.gate.active_leases().is_empty(), "the lease would end with the command");
-    retention::lease(&served.node, &ServingProcess::Daemon(None), &request).await.unwrap();
+    retention::lease(&served.node, &ServingProcess::Daemon(DaemonAddresses::default()), &request)
+        .await
+        .unwrap();
     assert_eq!(served.node.gate.active_leases().len(), 1);
 }
 

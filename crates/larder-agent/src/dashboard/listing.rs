@@ -198,14 +198,19 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::control::ServingProcess;
+    use crate::control::{DaemonAddresses, ServingProcess};
     use crate::node::testing;
     use crate::serve::connections::Connections;
 
     fn control(backend: &FakeBackend, dir: &Path) -> ControlApi {
         let node = Arc::new(testing::node(backend, dir, None, |_| ()));
         let (_, stopped) = watch::channel(false);
-        ControlApi::new(node, ServingProcess::Daemon(None), Connections::default(), stopped)
+        ControlApi::new(
+            node,
+            ServingProcess::Daemon(DaemonAddresses::default()),
+            Connections::default(),
+            stopped,
+        )
     }
 
     #[tokio::test(start_paused = true)]

@@ -31,7 +31,7 @@ use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use tonic::{Code, Status};
 
-use crate::config::{Config, DashboardServing};
+use crate::config::Config;
 use crate::control::ControlApi;
 use crate::serve::responses::{page as response, text};
 use data::Query;
@@ -68,12 +68,7 @@ pub(crate) struct Dashboard {
 impl Dashboard {
     /// The dashboard of these settings, if they have one.
     pub(crate) fn of(config: &Config, control: &ControlApi) -> Option<Dashboard> {
-        let served = match config.dashboard.serve {
-            DashboardServing::Loopback => config.metrics.address?.ip().is_loopback(),
-            DashboardServing::Always => true,
-            DashboardServing::Never => false,
-        };
-        served.then(|| Dashboard {
+        config.serves_dashboard().then(|| Dashboard {
             control: control.clone(),
             hosts: config.dashboard.hosts.clone(),
             history: Mutex::default(),

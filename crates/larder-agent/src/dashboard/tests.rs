@@ -26,7 +26,7 @@ use tokio::time::timeout;
 use super::{Dashboard, stream};
 use crate::backend::BackendHandle;
 use crate::config::{Config, DashboardServing};
-use crate::control::{ControlApi, ServingProcess};
+use crate::control::{ControlApi, DaemonAddresses, ServingProcess};
 use crate::node::{Node, NodeDependencies, testing};
 use crate::serve::connections::Connections;
 use crate::serve::http_handler::HttpHandler;
@@ -56,7 +56,7 @@ async fn serve_node(parts: impl FnOnce(&FakeBackend, &Path) -> NodeDependencies)
     let node = Arc::new(Node::build(parts(&backend, dir.path())));
     let (stop, stopped) = watch::channel(false);
     let connections = Connections::default();
-    let process = ServingProcess::Daemon(None);
+    let process = ServingProcess::Daemon(DaemonAddresses::default());
     let control = ControlApi::new(Arc::clone(&node), process, connections.clone(), stopped);
     let dashboard = Dashboard::of(&node.settings.now(), &control);
     let handler = HttpHandler::new(node, connections).with_dashboard(dashboard);

@@ -37,7 +37,7 @@ use tracing::Level;
 use crate::backend::{OpenMode, RuntimeRequirement, target_of};
 use crate::client::{self, ControlServerAddress};
 use crate::config::{self, Config, ConfigErrors, ListenSettings, SettingsFiles, SettingsSources};
-use crate::control::{self, ControlApi, ServingProcess};
+use crate::control::{self, ControlApi, DaemonAddresses, ServingProcess};
 #[cfg(feature = "dashboard")]
 use crate::dashboard::Dashboard;
 use crate::error::{Error, NodeOpenError};
@@ -132,6 +132,17 @@ impl Daemon {
         self.metrics.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
+    /// URL of the dashboard, if it is served.
+    pub fn dashboard(&self) -> Option<String> {
+        let address = self.metrics_address().filter(|_| self.config().serves_dashboard())?;
+        let host = if address.ip().is_unspecified() {
+            format!("localhost:{}", address.port())
+        } else {
+            address.to_string()
+        };
+        Some(format!("http://{host}/dashboard/"))
+    }
+
     /// The settings in force.
     pub fn config(&self) -> Arc<Config> {
         self.node.settings.now()
@@ -139,6 +150,7 @@ impl Daemon {
 
     /// Runs until SIGTERM or SIGINT, and then until calls under way have ended or their grace period is over.
     pub async fn run(self) -> Result<(), Error> {
+        let dashboard = self.dashboard();
         let Daemon { node, socket, metrics, note, mut signals } = self;
         let cannot = |error: io::Error| Error::failed(format!("cannot use the bound sockets: {error}"));
         // The file is removed with the daemon. The listener is closed when the daemon stops, so that no client waits in vain.
@@ -147,7 +159,7 @@ impl Daemon {
         let metrics = metrics.map(TcpListener::from_std).transpose().map_err(cannot)?;
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
-        let process = ServingProcess::Daemon(path);
+        let process = ServingProcess::Daemon(DaemonAddresses { socket: path, dashboard });
         let control = ControlApi::new(node.clone(), process, connections.clone(), stopped.clone());
         let plain = HttpHandler::new(Arc::clone(&node), connections.clone());
         #[cfg(feature = "dashboard")]

@@ -44,13 +44,17 @@ fn announce(daemon: &Daemon, out: &Printer) {
     if daemon.config().log.format == LogFormat::Json {
         // A log that is read by programs has no other lines.
         let metrics = address.map(|address| address.to_string()).unwrap_or_default();
-        tracing::info!(version, socket, metrics, "larder serves {backend}");
+        let dashboard = daemon.dashboard().unwrap_or_default();
+        tracing::info!(version, socket, metrics, dashboard, "larder serves {backend}");
         return;
     }
     out.info(format_args!("larder {version} serves {backend}"));
     out.info(format_args!("  CRI image service and larder's own API: {socket}"));
     if let Some(address) = address {
         out.info(format_args!("  metrics and health: http://{address}/metrics, /healthz, /readyz"));
+    }
+    if let Some(dashboard) = daemon.dashboard() {
+        out.info(format_args!("  dashboard: {dashboard}"));
     }
     if out.notes_are_on_terminal() {
         out.info("try in another terminal:");

@@ -76,6 +76,9 @@ fn table(status: &StatusResponse, wide: bool) -> TextTable {
     let up = age(status.uptime_seconds.saturating_mul(1000));
     table.row(["Process".to_owned(), format!("{}, up {up}", status.pid)]);
     table.row(["Socket".to_owned(), status.socket.clone().unwrap_or_else(|| "passed by systemd".to_owned())]);
+    if let Some(dashboard) = &status.dashboard {
+        table.row(["Dashboard".to_owned(), dashboard.clone()]);
+    }
     table.row(["Serves".to_owned(), status.backend.clone()]);
     let health = if status.backend_available { "available" } else { "unavailable" };
     table.row(["Backend".to_owned(), format!("{health}: {}", status.backend_message)]);

@@ -11,7 +11,7 @@ use larder_testkit::fake_backend::{BackendCall, BackendOp, ScriptedPull, error, 
 use larder_testkit_peers::fake_cri::FakeCri;
 use tokio::time;
 
-use super::{ServingProcess, TestDaemon, api};
+use super::{DaemonAddresses, ServingProcess, TestDaemon, api};
 use crate::backend::BackendHandle;
 use crate::node::health::BackendHealth;
 use crate::node::metrics::{ExpositionFormat, exposition};
@@ -210,7 +210,7 @@ async fn containers_are_those_of_the_runtime_and_unknown_while_it_hangs() {
     let runtime = FakeCri::start();
     let container = proto::Container { id: "c1".into(), ..proto::Container::default() };
     runtime.change(|contents| contents.containers = vec![container]);
-    let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
+    let served = TestDaemon::on(ServingProcess::Daemon(DaemonAddresses::default()), |backend, dir| {
         let handle =
             BackendHandle::Runtime(Arc::new(CriBackend::new(runtime.endpoint(), CriConfig::default())));
         NodeDependencies { handle: Some(handle), ..testing::parts(backend, dir, None, |_| ()) }

@@ -21,7 +21,7 @@ async fn status(served: &TestDaemon) -> api::StatusResponse {
 
 #[tokio::test(start_paused = true)]
 async fn the_status_has_the_images_of_the_node_status() {
-    let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
+    let served = TestDaemon::on(ServingProcess::Daemon(DaemonAddresses::default()), |backend, dir| {
         let document = r#"{"version":2,"hidden":["sha256:d:1"],"pulls":{},"isLost":false,"visible":[]}"#;
         let file = dir.join("hidden.json");
         fs_err::write(&file, document).unwrap();
@@ -61,7 +61,7 @@ impl FsStatsProvider for FillingDisk {
 #[tokio::test]
 async fn the_status_measures_the_image_filesystem_and_has_the_warnings_of_the_settings() {
     let disk = Arc::new(FillingDisk(700.into()));
-    let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
+    let served = TestDaemon::on(ServingProcess::Daemon(DaemonAddresses::default()), |backend, dir| {
         let warnings = vec!["a setting has no effect".to_owned()];
         testing::parts(backend, dir, Some(disk), |config| config.warnings = warnings)
     });
@@ -79,7 +79,7 @@ async fn the_status_measures_the_image_filesystem_and_has_the_warnings_of_the_se
 #[tokio::test]
 async fn an_image_without_a_record_is_explained_by_the_policy() {
     for (policy, every_pod) in [("NeverVerify", true), ("AlwaysVerify", false)] {
-        let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
+        let served = TestDaemon::on(ServingProcess::Daemon(DaemonAddresses::default()), |backend, dir| {
             let verification = Verification::parse(policy, []).unwrap();
             let records = PullRecordStore::open(&dir.join("records"), verification).unwrap();
             NodeDependencies {
@@ -98,7 +98,7 @@ async fn an_image_without_a_record_is_explained_by_the_policy() {
 async fn a_registry_that_limits_the_rate_is_a_warning_of_the_status() {
     let registry = FaultRegistry::start();
     registry.fault(FaultTrigger::path("/"), ResponseFault::RetryAfter(429, "86400".into()));
-    let served = TestDaemon::on(ServingProcess::Daemon(None), |backend, dir| {
+    let served = TestDaemon::on(ServingProcess::Daemon(DaemonAddresses::default()), |backend, dir| {
         let store = Store::open(&dir.join("store"), StoreConfig::default()).unwrap();
         let client = RegistryClient::new(RegistryConfig { proxy: Proxy::None, ..RegistryConfig::default() });
         let store = StoreBackend::new(StorePuller::new(store, client, StorePullConfig::default()));

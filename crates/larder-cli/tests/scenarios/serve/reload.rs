@@ -112,6 +112,20 @@ fn a_log_for_programs_is_one_from_its_first_line() {
     assert!(lines[0]["socket"].as_str().is_some_and(|path| path.ends_with("larder.sock")), "{log}");
 }
 
+#[cfg(feature = "dashboard")]
+#[test]
+fn the_url_of_the_dashboard_is_printed_where_it_is_served() {
+    let Some(world) = world() else { return };
+    for (address, is_served) in [("127.0.0.1:0", true), ("", false)] {
+        let daemon = CriDaemon::with(&world, &["--metrics-address", address]);
+        let reported = status(&world, &daemon);
+        let log = daemon.stop().expect(0).stderr;
+        let url = reported["dashboard"].as_str().unwrap_or("none");
+        assert_eq!(url.starts_with("http://127.0.0.1:") && url.ends_with("/dashboard/"), is_served, "{url}");
+        assert_eq!(log.contains(&format!("  dashboard: {url}\n")), is_served, "{log}");
+    }
+}
+
 #[test]
 fn a_log_line_names_its_pull_layer_and_round() {
     let Some(world) = world() else { return };
