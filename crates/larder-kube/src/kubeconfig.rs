@@ -23,6 +23,8 @@ pub(crate) enum KubeconfigState {
     Absent,
     /// There is no such file.
     Missing,
+    /// The user of this process may not read it.
+    Unreadable,
     /// It has no context.
     Empty,
     /// Its current-context is none of these.
@@ -42,6 +44,9 @@ pub(crate) fn state(kubeconfig: Option<&Path>) -> KubeconfigState {
         Ok(parsed) => parsed,
         Err(KubeconfigError::ReadConfig(error, _)) if error.kind() == ErrorKind::NotFound => {
             return KubeconfigState::Missing;
+        }
+        Err(KubeconfigError::ReadConfig(error, _)) if error.kind() == ErrorKind::PermissionDenied => {
+            return KubeconfigState::Unreadable;
         }
         Err(_) => return KubeconfigState::Other,
     };

@@ -15,7 +15,8 @@ pub(super) enum Role {
 
 /// Writes a kubeconfig of larder's own identity into the file that follows.
 const SCRIPT: &str = "sh packaging/kubernetes/overlays/snapshotter/kubeconfig.sh";
-const KUBELETS: &str = "kubernetes.nodeKubeconfig must be the file of kubelet's argument --kubeconfig";
+const KUBELETS: &str =
+    "set kubernetes.nodeKubeconfig to the kubeconfig of kubelet: `pgrep -a kubelet` prints it";
 
 impl Role {
     /// How credentials become valid again.
@@ -80,6 +81,9 @@ impl Role {
         let Some(path) = options.kubeconfig.as_ref().map(|path| path.display()) else { return replace };
         match state {
             KubeconfigState::Missing => format!("there is no file {path}: {replace}"),
+            KubeconfigState::Unreadable => {
+                format!("this user may not read {path}: rerun as root, or as the user of the daemon")
+            }
             KubeconfigState::Empty => format!("{path} has no contexts: {replace}"),
             KubeconfigState::NoContext(names) => {
                 let names = names.join(", ");
@@ -116,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_next_step_depends_on_the_identity_the_file_and_the_error() {
-        use KubeconfigState::{Absent, Certificate, Empty, Missing, NoContext, Other, Token};
+        use KubeconfigState::{Absent, Certificate, Empty, Missing, NoContext, Other, Token, Unreadable};
         let options =
             |path: Option<&str>| ClusterOptions { kubeconfig: path.map(Into::into), node: "n".into() };
         let (file, pod) = (options(Some("/k")), options(None));
@@ -172,8 +176,9 @@ mod tests {
                 "synchronise the clock",
             ),
             (Role::Node, &forbidden, &file, Certificate, "add a rule"),
-            (Role::Node, &unusable, &file, Missing, "there is no file /k: kubernetes.nodeKubeconfig must"),
+            (Role::Node, &unusable, &file, Missing, "there is no file /k: set kubernetes.nodeKubeconfig to"),
             (Role::Own, &unusable, &file, Missing, "kubeconfig.sh /k` writes it"),
+            (Role::Node, &unusable, &file, Unreadable, "may not read /k: rerun as root"),
             (Role::Own, &unusable, &file, Empty, "/k has no contexts: kubernetes.kubeconfig must be"),
             (
                 Role::Own,
