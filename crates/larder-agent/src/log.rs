@@ -8,6 +8,7 @@ use std::fmt::{self, Write as _};
 use std::sync::OnceLock;
 
 use jiff::Timestamp;
+use larder::suggestions::nearest;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -27,6 +28,22 @@ pub const VARIABLE: &str = "LARDER_LOG";
 
 /// All targets of larder's own crates begin with this.
 pub(crate) const OWN: &str = "larder";
+
+/// Crates of larder that log, as targets.
+const CRATES: [&str; 9] = [
+    OWN,
+    "larder_agent",
+    "larder_containerd",
+    "larder_cri",
+    "larder_docker",
+    "larder_kube",
+    "larder_registry",
+    "larder_snapshots",
+    "larder_store",
+];
+
+/// Dependencies that log.
+const LIBRARIES: [&str; 7] = ["h2", "hyper", "hyper_util", "kube_client", "rustls", "tonic", "tower"];
 
 /// What lines look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +79,10 @@ pub fn start(
     directives: Option<&str>,
     write: impl Fn(&str) + Send + Sync + 'static,
 ) -> Result<(), Error> {
+    // The filter would hide a log line about itself.
+    for warning in directives.map(unknown_targets).into_iter().flatten() {
+        write(&format!("warning: {warning}"));
+    }
     let (lines, handle) = reload::Layer::new(LogWriter::new(level, directives, write)?);
     // It fails only if logging was started before, and then it runs.
     let logged = Registry::default().with(lines);
@@ -97,8 +118,7 @@ fn own_lines(level: Level) -> Targets {
 /// target.
 fn parse(directives: &str) -> Result<Targets, Error> {
     let mut targets = Targets::new();
-    for directive in directives.split(',').map(str::trim) {
-        let (target, level) = directive.rsplit_once('=').unwrap_or((OWN, directive));
+    for (directive, target, level) in split(directives) {
         let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
         if target.is_empty() || !target.chars().all(is_path) {
             return Err(invalid(directives, &format!("{target:?} is not a target")));
@@ -109,6 +129,32 @@ fn parse(directives: &str) -> Result<Targets, Error> {
         targets = targets.with_target(target, level);
     }
     Ok(targets)
+}
+
+/// Each directive with its target and its level.
+fn split(directives: &str) -> impl Iterator<Item = (&str, &str, &str)> {
+    directives.split(',').map(str::trim).map(|directive| {
+        let (target, level) = directive.rsplit_once('=').unwrap_or((OWN, directive));
+        (directive, target, level)
+    })
+}
+
+/// Warnings of targets that select no line. The modules of a crate are not known here.
+fn unknown_targets(directives: &str) -> Vec<String> {
+    let krate = |target: &str| target.split("::").next().unwrap_or_default().to_owned();
+    let unknown = split(directives)
+        .map(|(_, target, _)| krate(target))
+        .filter(|target| CRATES.iter().chain(&LIBRARIES).all(|known| !known.starts_with(&**target)));
+    unknown
+        .map(|target| {
+            let meant =
+                nearest(&target, CRATES).map_or_else(String::new, |meant| format!("did you mean {meant}? "));
+            format!(
+                "{VARIABLE}: unknown target {target:?} selects no line ({meant}targets: {})",
+                CRATES.join(", ")
+            )
+        })
+        .collect()
 }
 
 fn invalid(directives: &str, why: &str) -> Error {
@@ -395,6 +441,18 @@ mod tests {
                 "{error:?}"
             );
         }
+    }
+
+    #[test]
+    fn targets_that_select_no_line_are_named_with_the_nearest_one() {
+        assert_eq!(unknown_targets("info,larder::gc=debug,larder_store=debug,hyper::proto=warn"), [""; 0]);
+        let [warning] = &unknown_targets("lardr::gc=debug,info")[..] else { panic!("no warning") };
+        let expected =
+            "LARDER_LOG: unknown target \"lardr\" selects no line (did you mean larder? targets: larder, ";
+        assert!(warning.starts_with(expected), "{warning}");
+        assert!(
+            unknown_targets("quay=debug")[0].contains("selects no line (targets: larder, larder_agent, ")
+        );
     }
 
     #[test]
