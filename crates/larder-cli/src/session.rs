@@ -95,7 +95,8 @@ impl CommandSession {
             (None, Err(error)) => {
                 let failure = Failure::from(error);
                 if failure.kind() == ErrorKind::InvalidInput {
-                    return Err(failure);
+                    return Err(failure
+                        .hint("a running daemon is selected with --daemon SOCKET, whatever the settings"));
                 }
             }
         }

@@ -96,6 +96,7 @@ fn a_bundle_about_invalid_settings_has_the_file_without_its_secrets() {
         let files = unpacked(&world, &file);
         assert!(text(&files, "settings-file.yaml").contains("perod: 1m"), "{files:?}");
         assert!(text(&files, "status.json.error").contains("perod"), "{files:?}");
+        assert!(text(&files, "status.json.error").contains("is selected with --daemon SOCKET"), "{files:?}");
         for (name, text) in &files {
             assert!(!text.contains("hunter2"), "{endpoint}: {name}: {text}");
         }
