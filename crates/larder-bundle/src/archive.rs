@@ -35,6 +35,9 @@ impl BundleOutput {
         }
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = directory.unwrap_or_else(|| Path::new("."));
+        if !directory.is_dir() {
+            return Err(BundleError::NoDirectory(path.to_owned()));
+        }
         let file = tempfile::Builder::new().prefix(".larder-bundle-").tempfile_in(directory);
         let file = file.map_err(|error| {
             // The error names the temporary file.

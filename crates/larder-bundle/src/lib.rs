@@ -70,6 +70,9 @@ pub enum BundleError {
     /// The file exists.
     #[error("{}: already exists", .0.display())]
     Exists(PathBuf),
+    /// Its directory does not exist.
+    #[error("{}: no such directory: {}", .0.display(), .0.parent().unwrap_or(.0).display())]
+    NoDirectory(PathBuf),
     /// It is a directory.
     #[error("{}: is a directory", .0.display())]
     Directory(PathBuf),

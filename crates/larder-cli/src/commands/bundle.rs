@@ -50,6 +50,8 @@ pub(super) async fn run(
         BundleError::Exists(_) => {
             Failure::failed(error.to_string()).hint("name another file with --output, or remove this one")
         }
+        BundleError::NoDirectory(_) => Failure::bad_input(error.to_string())
+            .hint("create the directory, or name another file with --output"),
         BundleError::Directory(_) => Failure::bad_input(error.to_string())
             .hint("name a file with --output, such as larder.tar.gz in it"),
         BundleError::Terminal => Failure::bad_input(error.to_string())
