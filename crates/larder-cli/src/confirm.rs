@@ -17,15 +17,15 @@ pub(crate) async fn ask(question: &str, interrupt: &InterruptHandle) -> Result<b
     Ok(matches!(answer.reveal().trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
-/// Asks before something is removed; without a terminal, `flag` says yes.
+/// Asks whether to do an action that removes something; without a terminal, `flag` says yes.
 pub(crate) async fn ask_or_require(
-    question: &str,
+    action: &str,
     flag: &'static str,
     interrupt: &InterruptHandle,
 ) -> Result<bool, Failure> {
     if !can_ask() {
-        return Err(Failure::bad_input(format!("{question} cannot ask: standard input is not a terminal"))
-            .hint(format!("use {flag} to do it without a question")));
+        let why = format!("cannot ask whether to {action}: standard input or error is not a terminal");
+        return Err(Failure::bad_input(why).hint(format!("add {flag} to do it without a question")));
     }
-    ask(question, interrupt).await
+    ask(&format!("{action}?"), interrupt).await
 }

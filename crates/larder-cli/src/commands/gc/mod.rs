@@ -70,7 +70,7 @@ pub(super) async fn confirm_round(
 ) -> Result<Option<CollectRequest>, Failure> {
     let (removed, leases) = (plan.removals.len(), request.force_leases);
     if (removed > 0 || leases)
-        && !confirm::ask_or_require(&question(plan, leases), "--force", interrupt).await?
+        && !confirm::ask_or_require(&action(plan, leases), "--force", interrupt).await?
     {
         out.info("removed nothing");
         return Ok(None);
@@ -96,12 +96,12 @@ pub(super) async fn confirm_round(
     Ok(Some(request))
 }
 
-/// What a plan removes, as a question.
-fn question(plan: &Collection, ends_leases: bool) -> String {
+/// What a plan does, in the infinitive.
+fn action(plan: &Collection, ends_leases: bool) -> String {
     let kind = if plan.goal() == CollectionGoal::Dangling { "dangling" } else { "unused" };
     let leases = if ends_leases { "end all leases of larder and " } else { "" };
     let freed = format!("{}{}", report::about(plan), size::bytes(plan.promised_bytes));
-    format!("{leases}remove {} ({freed})?", images(plan.removals.len(), kind))
+    format!("{leases}remove {} ({freed})", images(plan.removals.len(), kind))
 }
 
 fn images(count: usize, kind: &str) -> String {
