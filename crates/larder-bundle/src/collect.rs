@@ -6,8 +6,10 @@ use std::future::Future;
 use std::io::{self, Read as _};
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::process::Command;
@@ -59,19 +61,20 @@ const KERNEL_INTERFACES: [&str; 18] = [
 /// The output of a part until its end, and why it failed if it did.
 type PartOutput = (String, Option<String>);
 
-/// Collects all parts, one after the other: commands that open the images wait for each other anyway.
+/// Collects all parts, one after the other. When the status has shown whether a daemon answers, what it is asked for is
+/// collected at once: calls that hang take the time limit of one part together.
 pub(crate) async fn collect(options: &BundleOptions) -> Vec<BundleFile> {
     let end = Instant::now() + options.timeout;
-    let mut collection = Collection { options, status: None, hung: false };
+    let collection = Collection { options, daemon: OnceLock::new() };
     let mut files = Vec::with_capacity(parts::ALL.len());
-    for part in parts::ALL {
-        let (text, error) = match timeout_at(end, collection.output_of(part)).await {
-            Ok(output) => output,
-            Err(_) => {
+    for group in parts::ALL.chunk_by(|part, next| part.follows_status() && next.follows_status()) {
+        let outputs = group.iter().map(|part| timeout_at(end, collection.output_of(part)));
+        for (part, output) in group.iter().zip(join_all(outputs).await) {
+            let (text, error) = output.unwrap_or_else(|_| {
                 (String::new(), Some(format!("left out: all parts together took {:?}\n", options.timeout)))
-            }
-        };
-        files.push(BundleFile { name: part.name.to_owned(), about: part.about, text, error });
+            });
+            files.push(BundleFile { name: part.name.to_owned(), about: part.about, text, error });
+        }
     }
     files
 }
@@ -79,17 +82,23 @@ pub(crate) async fn collect(options: &BundleOptions) -> Vec<BundleFile> {
 /// What the parts so far have shown.
 struct Collection<'a> {
     options: &'a BundleOptions,
-    /// The daemon's status.
+    daemon: OnceLock<DaemonState>,
+}
+
+/// What the call for the status has shown.
+struct DaemonState {
     status: Option<serde_json::Value>,
     /// Whether the status did not come within the time limit: no other call to the daemon will.
     hung: bool,
 }
 
 impl Collection<'_> {
-    async fn output_of(&mut self, part: &BundlePart) -> PartOutput {
+    async fn output_of(&self, part: &BundlePart) -> PartOutput {
         match part.source {
             PartSource::About => (self.options.about.clone(), None),
-            PartSource::Images(_) | PartSource::Metrics if self.hung => {
+            PartSource::Images(_) | PartSource::Metrics
+                if self.daemon.get().is_some_and(|daemon| daemon.hung) =>
+            {
                 (String::new(), Some("left out: the daemon did not answer in time\n".to_owned()))
             }
             PartSource::Images(words) => self.images(part, words).await,
@@ -114,11 +123,11 @@ impl Collection<'_> {
     }
 
     /// A command that may ask the daemon. The first one shows whether it answers.
-    async fn images(&mut self, part: &BundlePart, words: &[&str]) -> PartOutput {
+    async fn images(&self, part: &BundlePart, words: &[&str]) -> PartOutput {
         let (output, in_time) = self.own(words).await;
-        if part.name == "status.json" {
-            self.status = serde_json::from_str(&output.0).ok();
-            self.hung = !in_time;
+        if part.name == parts::STATUS {
+            let status = serde_json::from_str(&output.0).ok();
+            self.daemon.get_or_init(|| DaemonState { status, hung: !in_time });
         }
         if part.name == "gc-plan.json" && serde_json::from_str::<serde_json::Value>(&output.0).is_ok() {
             // The exit status says that disk usage would stay above the threshold: so does the plan.
@@ -193,7 +202,8 @@ impl Collection<'_> {
 
     /// The page of metrics from the daemon's socket.
     async fn metrics(&self) -> io::Result<String> {
-        let socket = self.status.as_ref().and_then(|status| status["socket"].as_str());
+        let status = self.daemon.get().and_then(|daemon| daemon.status.as_ref());
+        let socket = status.and_then(|status| status["socket"].as_str());
         let socket = socket.ok_or_else(|| io::Error::other("no daemon has reported its socket"))?;
         let mut stream = UnixStream::connect(socket).await?;
         // HTTP/1.0: the server closes the connection after the page.
@@ -326,6 +336,22 @@ mod tests {
         );
         assert!(error("fsck.txt").ends_with("exit status: 1\nbroken\n"), "{}", error("fsck.txt"));
         assert_eq!(files.len(), parts::ALL.len());
+    }
+
+    #[tokio::test]
+    async fn parts_that_hang_after_the_status_take_the_time_of_one() {
+        let script = "case $1 in status) echo '{}' ;; config | fsck) ;; *) exec sleep 60 ;; esac";
+        let arguments = owned(&["-c", script, "larder"]);
+        let part_timeout = Duration::from_secs(2);
+        let options = BundleOptions { arguments, part_timeout, ..options("/bin/sh") };
+        let began = Instant::now();
+        let files = collect(&options).await;
+        assert!(began.elapsed() < part_timeout * 4, "{:?}", began.elapsed());
+        let error = |name: &str| files.iter().find(|file| file.name == name).unwrap().error.clone();
+        for name in ["images.json", "mounts.json"] {
+            assert!(error(name).is_some_and(|error| error.starts_with("did not end within 2s")), "{name}");
+        }
+        assert_eq!(error("status.json"), None);
     }
 
     #[tokio::test]

@@ -42,6 +42,16 @@ pub(crate) struct BundlePart {
     pub(crate) source: PartSource,
 }
 
+impl BundlePart {
+    /// Whether it is collected from a daemon after the status has shown that one answers.
+    pub(crate) fn follows_status(&self) -> bool {
+        matches!(self.source, Images(_) | Metrics) && self.name != STATUS
+    }
+}
+
+/// The daemon's status.
+pub(crate) const STATUS: &str = "status.json";
+
 const fn part(name: &'static str, about: &'static str, source: PartSource) -> BundlePart {
     BundlePart { name, about, source }
 }
@@ -92,11 +102,7 @@ pub(crate) const ALL: &[BundlePart] = &[
     part("settings-file.yaml", "the settings file, as it is", SettingsFile),
     part("settings.yaml", "effective settings", Own(&["config"])),
     part("settings-check.txt", "problems of the settings, and their files", Own(&["config", "--check"])),
-    part(
-        "status.json",
-        "the daemon: process, backend, disk, pulls, calls",
-        Images(&["status", "-o", "json"]),
-    ),
+    part(STATUS, "the daemon: process, backend, disk, pulls, calls", Images(&["status", "-o", "json"])),
     part("metrics.txt", "the daemon's metrics", Metrics),
     part("runtime.json", "the backend, its version and conditions", Images(&["runtime", "-o", "json"])),
     part("images.json", "all images", Images(&["images", "-o", "json"])),
@@ -162,7 +168,7 @@ mod tests {
         let later: Vec<&str> =
             ALL[first..].iter().filter(|part| !opens(part)).map(|part| part.name).collect();
         assert_eq!(later, ["fsck.txt", "filesystems.txt", "inodes.txt"], "these wait for disks too");
-        assert_eq!(ALL[first].name, "status.json");
+        assert_eq!(ALL[first].name, STATUS);
     }
 
     #[test]
