@@ -88,3 +88,41 @@ def push_family(registry, seed, pattern, count):
     for number in range(count):
         own = layer(rng, f'app-{number}', 20, rng.randrange(1_000_000, 12_000_000))
         registry.push_image(pattern.format(number).rsplit(':', 1)[0], [base, runtimes[number % 2], own])
+
+
+def many_images(work, count):
+    """Archives of a thousand images each, one at a time in one file: over 40 shared layers, each image with one of 400 layers more."""
+    rng = random.Random(1)
+    layers = [layer(rng, f'many-{number}', 1, 8000) for number in range(440)]
+    path = work + '/many.tar'
+    for first in range(0, count, 1000):
+        write_layout(path, layers, range(first, min(first + 1000, count)))
+        yield path
+    os.remove(path)
+
+
+def write_layout(path, layers, numbers):
+    """An archive of an OCI layout with the images of these numbers."""
+    index = []
+    with tarfile.open(path, 'w') as tar:
+        def add(name, data):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+
+        def blob(data):
+            digest = hashlib.sha256(data).hexdigest()
+            add('blobs/sha256/' + digest, data)
+            return {'digest': 'sha256:' + digest, 'size': len(data)}
+        blobs = [dict(blob(data), mediaType=MEDIA + 'layer.v1.tar+gzip') for data, _ in layers]
+        for number in numbers:
+            chosen = [number % 40, 40 + number % 400]
+            config = {'architecture': 'amd64', 'os': 'linux', 'created': '2026-01-01T00:00:00Z', 'config': {'Labels': {'number': str(number)}},
+                      'rootfs': {'type': 'layers', 'diff_ids': [layers[each][1] for each in chosen]}}
+            manifest = {'schemaVersion': 2, 'mediaType': MEDIA + 'manifest.v1+json',
+                        'config': dict(blob(json.dumps(config).encode()), mediaType=MEDIA + 'config.v1+json'),
+                        'layers': [blobs[each] for each in chosen]}
+            name = {'org.opencontainers.image.ref.name': f'registry.example/team-{number % 97}/app-{number:05}:1'}
+            index.append(dict(blob(json.dumps(manifest).encode()), mediaType=manifest['mediaType'], annotations=name))
+        add('index.json', json.dumps({'schemaVersion': 2, 'manifests': index}).encode())
+        add('oci-layout', b'{"imageLayoutVersion": "1.0.0"}')

@@ -72,4 +72,5 @@ def main():
     shutil.rmtree(home)
 
 
-main()
+if __name__ == "__main__":
+    main()
