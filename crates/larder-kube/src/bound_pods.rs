@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 
 use futures_util::{Stream, StreamExt as _};
-use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher as watch;
 use kube::runtime::watcher::Event;
 use kube::{Api, ResourceExt as _};
 
 use crate::cluster::Cluster;
 use crate::error::ClusterError;
-use crate::pod_images::{BoundPod, bound_pod};
+use crate::pod_images::{BoundPod, PodObject, bound_pod};
 use crate::watched::watch_events;
 
 /// The pods of a node that need images, by uid.
@@ -29,7 +28,7 @@ impl BoundPods {
 
     /// Takes one event of a watch in. Whether the pods changed: a list counts when it is complete, so that no pod is missing
     /// in between.
-    fn apply(&mut self, event: Event<Pod>) -> bool {
+    fn apply(&mut self, event: Event<PodObject>) -> bool {
         match event {
             Event::Init => {
                 self.listed = Some(BTreeMap::new());
@@ -53,14 +52,14 @@ impl BoundPods {
     }
 }
 
-fn uid(pod: &Pod) -> String {
+fn uid(pod: &PodObject) -> String {
     pod.uid().unwrap_or_default()
 }
 
 /// The pods of the node after each change, from the first complete list on, and why they are not known while they are not.
 /// It never ends: a watch that breaks is resumed from its last version, with back-off.
 pub fn watch_bound_pods(cluster: &Cluster) -> impl Stream<Item = Result<BoundPods, ClusterError>> + use<> {
-    let pods: Api<Pod> = Api::all(cluster.client.clone());
+    let pods: Api<PodObject> = Api::all(cluster.client.clone());
     // From the API server's cache, as kubelet lists: without a version, etcd reads the pods of all nodes for each list.
     let of_node = watch::Config::default().any_semantic().fields(&format!("spec.nodeName={}", cluster.node));
     let mut is_first = true;

@@ -33,7 +33,7 @@ pub use cluster::{Cluster, ClusterOptions, RequestCounts, own_namespace};
 pub use error::ClusterError;
 pub use node_events::{EventRateLimit, NodeEvent, NodeEvents};
 pub use node_name::{node_name, other_node};
-pub use pod_images::{BoundPod, PodImage, bound_pod};
+pub use pod_images::{BoundPod, PodImage};
 pub use pull_secrets::{PullSecrets, UnreadSecret};
 pub use responses::ResponseObserver;
 pub use runtime_classes::RuntimeClasses;

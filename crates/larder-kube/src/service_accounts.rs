@@ -54,7 +54,8 @@ impl ClusterServiceAccounts {
 
     async fn read(&self, namespace: &str, name: &str) -> Result<ServiceAccount, String> {
         let (what, accounts) = (format!("service account {namespace}/{name}"), self.accounts(namespace));
-        let found = self.cluster.call(what, accounts.get(name)).await.map_err(|error| error.to_string())?;
+        let found =
+            self.cluster.call(what, accounts.get_metadata(name)).await.map_err(|error| error.to_string())?;
         let at = ServiceAccountCoordinates {
             uid: found.metadata.uid.unwrap_or_default(),
             namespace: namespace.to_owned(),

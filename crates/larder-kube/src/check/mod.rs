@@ -122,7 +122,7 @@ async fn check_node(options: &ClusterOptions, now: Timestamp) -> Vec<ClusterChec
     let next = "kubernetes.nodeName must be a name that `kubectl get nodes` prints";
     let found = found.map(|()| format!("{name} exists")).or_else(|error| failed(&error, next));
     checks.push(check("node", found));
-    let pods: Api<Pod> = Api::all(cluster.client.clone());
+    let pods: Api<PartialObjectMeta<Pod>> = Api::all(cluster.client.clone());
     let of_node = ListParams::default().fields(&format!("spec.nodeName={name}")).limit(1);
     let found = cluster.call("the list of pods".to_owned(), pods.list(&of_node)).await;
     let next = "kubernetes.nodeKubeconfig must be that of the kubelet of this node";
@@ -153,7 +153,7 @@ async fn find_node(cluster: &Cluster) -> Result<(), ClusterError> {
     let what = format!("node {}", cluster.node);
     let nodes: Api<PartialObjectMeta<Node>> = Api::all(cluster.client.clone());
     let only = ListParams::default().fields(&format!("metadata.name={}", cluster.node));
-    let found = cluster.call(what.clone(), nodes.list_metadata(&only)).await?;
+    let found = cluster.call(what.clone(), nodes.list(&only)).await?;
     if found.items.is_empty() { Err(ClusterError::NotFound { what }) } else { Ok(()) }
 }
 
