@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::cluster::Cluster;
 use crate::error::ClusterError;
+use crate::timed_cache::FAILURE;
 
 /// Reads pull secrets with the identity of the node, which may read those of its pods.
 #[derive(Clone)]
@@ -21,9 +22,6 @@ pub struct PullSecrets {
     known_for: Duration,
     cache: Arc<Mutex<Cache>>,
 }
-
-/// How long the answer that a secret cannot be read is used at most for further pulls: as long as the first back-off.
-const ERROR_SHARED_FOR: Duration = Duration::from_secs(10);
 
 type SecretResult = Result<PullSecret, ClusterError>;
 /// Locked while it is being read, so that each secret is read once at a time.
@@ -70,7 +68,7 @@ impl PullSecrets {
             return known.result.clone();
         }
         let (result, now) = (self.read(namespace, name).await, Instant::now());
-        let after_error = now + self.shared_for.min(ERROR_SHARED_FOR);
+        let after_error = now + self.shared_for.min(FAILURE);
         if let (Err(error), Some(known)) = (&result, &mut *cached)
             && error.is_temporary()
             && known.result.is_ok()

@@ -13,15 +13,12 @@ use larder::credentials::{Secret, ServiceAccountCoordinates};
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
-use crate::timed_cache::{Timed, TimedCache};
+use crate::timed_cache::{FAILURE, Timed, TimedCache};
 
 /// How long an account is known before it is read again.
 const ACCOUNT: Duration = Duration::from_secs(60);
 /// The longest time for which a token is used, as in kubelet.
 const TOKEN: Duration = Duration::from_secs(24 * 3600);
-
-/// How long the answer that there is no account or token is used: as long as the first back-off of a pull.
-const FAILURE: Duration = Duration::from_secs(10);
 
 /// Reads accounts and requests tokens with the identity of the node, which may do so for the pods that are bound to it. Both are
 /// cached, as are failures: a pull that fails is tried often.

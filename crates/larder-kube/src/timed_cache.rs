@@ -2,8 +2,12 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::time::Duration;
 
 use tokio::time::Instant;
+
+/// How long a failure is used at most: as long as the first back-off of a pull.
+pub(crate) const FAILURE: Duration = Duration::from_secs(10);
 
 /// Answers by key.
 #[derive(Debug)]
@@ -42,8 +46,6 @@ impl<K: Eq + Hash, V: Clone> TimedCache<K, V> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
