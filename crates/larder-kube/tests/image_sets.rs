@@ -186,6 +186,13 @@ impl Fleet {
         until(found).await.unwrap_or_else(|| panic!("not {expected}: {}", self.status(name)))
     }
 
+    /// The node and the process that hold the lease.
+    fn holder(&self) -> Option<(String, String)> {
+        let lease = self.api.get(LEASE);
+        let (node, process) = lease["spec"]["holderIdentity"].as_str()?.split_once('_').expect("NODE_ID");
+        Some((node.to_owned(), process.to_owned()))
+    }
+
     fn retained(&self, node: &str) -> Vec<String> {
         self.nodes[node].images.retained()
     }
@@ -370,26 +377,42 @@ async fn another_agent_takes_over_when_the_elected_one_is_gone() {
     let mut fleet = Fleet::start(&[("n1", "a"), ("n2", "a"), ("n3", "a")]).await;
     fleet.create("web", &json!({ "images": [{ "image": "app:1" }] }));
     fleet.counts("web", (3, 3, 0)).await;
-    let holder = |fleet: &Fleet| fleet.api.get(LEASE)["spec"]["holderIdentity"].as_str().unwrap().to_owned();
-    let first = holder(&fleet);
+    let (first, _) = fleet.holder().expect("a holder");
     fleet.kill(&first);
     fleet.api.delete(&format!("/api/v1/nodes/{first}"));
     fleet.counts("web", (2, 2, 0)).await;
-    assert_ne!(holder(&fleet), first);
+    assert_ne!(fleet.holder().expect("a holder").0, first);
     assert_eq!(fleet.api.get(LEASE)["spec"]["leaseTransitions"], 1);
+}
+
+#[tokio::test]
+async fn of_two_daemons_with_the_same_node_name_one_is_elected() {
+    let mut fleet = Fleet::start(&[("n1", "a")]).await;
+    fleet.create("web", &json!({ "images": [{ "image": "app:1" }] }));
+    fleet.counts("web", (1, 1, 0)).await;
+    let holder = fleet.holder();
+    assert_eq!(holder.as_ref().map(|(node, _)| node.as_str()), Some("n1"));
+    let first = fleet.nodes.remove("n1").expect("a node");
+    fleet.run("n1").await;
+    tokio::time::sleep(fleet.options.lease * 3 / 2).await;
+    assert_eq!(fleet.holder(), holder, "it renews its lease");
+    first.task.abort();
+    let other = || fleet.holder().filter(|other| Some(other) != holder.as_ref());
+    let (node, _) = until(other).await.expect("the other one is elected");
+    assert_eq!(node, "n1");
 }
 
 #[tokio::test]
 async fn the_lease_of_an_agent_that_crashed_is_taken_over_after_its_time() {
     let mut fleet = Fleet::start(&[]).await;
     let (leases, _) = LEASE.rsplit_once('/').expect("a path");
-    let spec = json!({ "holderIdentity": "crashed", "leaseDurationSeconds": 1, "leaseTransitions": 3 });
+    let spec = json!({ "holderIdentity": "n1_crashed", "leaseDurationSeconds": 1, "leaseTransitions": 3 });
     fleet.api.create(leases, &json!({ "metadata": { "name": "larder-image-sets" }, "spec": spec }));
     fleet.add("n1", "a").await;
     fleet.create("web", &json!({ "images": [{ "image": "app:1" }] }));
     fleet.counts("web", (1, 1, 0)).await;
-    let found = fleet.api.get(LEASE)["spec"].clone();
-    assert_eq!((&found["holderIdentity"], &found["leaseTransitions"]), (&json!("n1"), &json!(4)));
+    assert!(fleet.holder().is_some_and(|(node, process)| node == "n1" && process != "crashed"));
+    assert_eq!(fleet.api.get(LEASE)["spec"]["leaseTransitions"], 4);
 }
 
 #[tokio::test]
@@ -419,10 +442,9 @@ async fn the_lease_is_given_up_when_there_is_no_set_any_more() {
     let fleet = Fleet::start_with(options, &[("n1", "a")]).await;
     fleet.create("web", &json!({ "images": [{ "image": "app:1" }] }));
     fleet.counts("web", (1, 1, 0)).await;
-    assert_eq!(fleet.api.get(LEASE)["spec"]["holderIdentity"], "n1");
+    assert!(fleet.holder().is_some());
     fleet.api.delete(&format!("{SETS}/web"));
-    let is_free = || fleet.api.get(LEASE)["spec"]["holderIdentity"].is_null().then_some(());
-    until(is_free).await.expect("no holder");
+    until(|| fleet.holder().is_none().then_some(())).await.expect("no holder");
     let forgotten = fleet.nodes["n1"].failed.forgotten.lock().unwrap().clone();
     assert!(forgotten.iter().any(|action| action == "list nodeimages"), "{forgotten:?}");
     fleet.create("next", &json!({ "images": [{ "image": "app:1" }] }));

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{self, Instant};
 
 use super::ImageSetOptions;
-use super::lease::{Election, HeldLease};
+use super::lease::Election;
 use super::node_images::NodeImages;
 use super::resource::{ImageSet, ImageSetStatus};
 use super::rollout::{
@@ -68,7 +68,7 @@ async fn lead(
     log: &mut ErrorLog,
 ) {
     tracing::info!("{}: elected to write the status of image sets", cluster.node);
-    let _lease = HeldLease { cluster: cluster.clone(), namespace: options.namespace.clone() };
+    let _lease = election.held_lease();
     let counting = async {
         let mut aggregator = Aggregator::new(cluster, options);
         aggregator.run().await;

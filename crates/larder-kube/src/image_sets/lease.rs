@@ -3,6 +3,7 @@
 //! Clocks of nodes are never compared: a candidate takes a lease over when it has seen no renewal for the time that the
 //! lease names, by its own clock. The holder stops before that time has passed.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -31,10 +32,40 @@ enum LeaseStep {
     Wait,
 }
 
-/// A candidate, or the holder.
-pub(super) struct Election {
+/// One process that may hold the lease.
+#[derive(Clone)]
+struct Candidate {
     cluster: Cluster,
     namespace: String,
+    /// `NODE_ID`, as in client-go: a second process that was given the same node name is another candidate.
+    identity: String,
+}
+
+impl Candidate {
+    fn leases(&self) -> Api<Lease> {
+        Api::namespaced(self.cluster.client.clone(), &self.namespace)
+    }
+
+    fn lease_name(&self) -> String {
+        format!("lease {}/{LEASE}", self.namespace)
+    }
+
+    async fn release(&self) -> Result<(), ClusterError> {
+        let mut lease = self.cluster.call(self.lease_name(), self.leases().get(LEASE)).await?;
+        if let Some(spec) = &mut lease.spec
+            && spec.holder_identity.as_ref() == Some(&self.identity)
+        {
+            spec.holder_identity = None;
+            let params = PostParams::default();
+            self.cluster.call(self.lease_name(), self.leases().replace(LEASE, &params, &lease)).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A candidate and what it has seen of the lease.
+pub(super) struct Election {
+    candidate: Candidate,
     duration: Duration,
     /// What the lease was when it last changed, and when that was seen.
     seen: Option<(LeaseSpec, Instant)>,
@@ -42,14 +73,21 @@ pub(super) struct Election {
 
 impl Election {
     pub(super) fn new(cluster: &Cluster, namespace: &str, duration: Duration) -> Election {
-        Election { cluster: cluster.clone(), namespace: namespace.to_owned(), duration, seen: None }
+        let identity = format!("{}_{:016x}", cluster.node, RandomState::new().hash_one(0));
+        let candidate = Candidate { cluster: cluster.clone(), namespace: namespace.to_owned(), identity };
+        Election { candidate, duration, seen: None }
     }
 
-    /// Reads the lease, and takes or renews it if that is due. Whether this node holds it now.
+    /// The lease, which an attempt has just taken.
+    pub(super) fn held_lease(&self) -> HeldLease {
+        HeldLease(self.candidate.clone())
+    }
+
+    /// Reads the lease, and takes or renews it if that is due. Whether this candidate holds it now.
     pub(super) async fn attempt(&mut self, wall: Timestamp) -> Result<bool, ClusterError> {
-        let leases: Api<Lease> = Api::namespaced(self.cluster.client.clone(), &self.namespace);
-        let what = format!("lease {}/{LEASE}", self.namespace);
-        let found = match self.cluster.call(what.clone(), leases.get_with(LEASE, &GetParams::any())).await {
+        let (cluster, leases) = (self.candidate.cluster.clone(), self.candidate.leases());
+        let what = self.candidate.lease_name();
+        let found = match cluster.call(what.clone(), leases.get_with(LEASE, &GetParams::any())).await {
             Ok(found) => Some(found),
             Err(ClusterError::NotFound { .. }) => None,
             Err(error) => return Err(error),
@@ -59,7 +97,7 @@ impl Election {
         let LeaseStep::Take { transitions, is_renewal } = step else { return Ok(false) };
         let acquired = spec.and_then(|spec| spec.acquire_time).filter(|_| is_renewal);
         let spec = LeaseSpec {
-            holder_identity: Some(self.cluster.node.clone()),
+            holder_identity: Some(self.candidate.identity.clone()),
             lease_duration_seconds: i32::try_from(self.duration.as_secs().max(1)).ok(),
             acquire_time: acquired.or(Some(MicroTime(wall))),
             renew_time: Some(MicroTime(wall)),
@@ -70,10 +108,10 @@ impl Election {
         let written = if let Some(found) = found {
             // With the version that was read: a candidate that was faster makes this a conflict.
             let lease = Lease { metadata: found.metadata, spec: Some(spec) };
-            self.cluster.call(what, leases.replace(LEASE, &params, &lease)).await
+            cluster.call(what, leases.replace(LEASE, &params, &lease)).await
         } else {
             let metadata = ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() };
-            self.cluster.call(what, leases.create(&params, &Lease { metadata, spec: Some(spec) })).await
+            cluster.call(what, leases.create(&params, &Lease { metadata, spec: Some(spec) })).await
         };
         match written {
             Ok(lease) => {
@@ -82,7 +120,7 @@ impl Election {
             }
             // Another candidate was faster.
             Err(ClusterError::Conflict { message }) => {
-                tracing::debug!("lease {}/{LEASE} not taken: {message}", self.namespace);
+                tracing::debug!("lease {}/{LEASE} not taken: {message}", self.candidate.namespace);
                 Ok(false)
             }
             Err(error) => Err(error),
@@ -96,7 +134,7 @@ impl Election {
         };
         let transitions = found.lease_transitions.unwrap_or_default();
         let holder = found.holder_identity.as_deref().unwrap_or_default();
-        if holder == self.cluster.node {
+        if holder == self.candidate.identity {
             return LeaseStep::Take { transitions, is_renewal: true };
         }
         let since = match &self.seen {
@@ -115,38 +153,22 @@ impl Election {
     }
 }
 
-/// A lease that this node holds. Dropping it gives it up, if it is still held: another agent need not wait for its end.
-pub(super) struct HeldLease {
-    pub(super) cluster: Cluster,
-    pub(super) namespace: String,
-}
+/// A lease that a candidate holds. Dropping it gives it up, if it is still held: another agent need not wait for its end.
+pub(super) struct HeldLease(Candidate);
 
 impl Drop for HeldLease {
     fn drop(&mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let (cluster, namespace) = (self.cluster.clone(), std::mem::take(&mut self.namespace));
-        cluster.releases.send_modify(|releases| *releases += 1);
+        let candidate = self.0.clone();
+        candidate.cluster.releases.send_modify(|releases| *releases += 1);
         runtime.spawn(async move {
-            let released = time::timeout(RELEASE_TIME, release(&cluster, &namespace)).await;
+            let released = time::timeout(RELEASE_TIME, candidate.release()).await;
             if let Ok(Err(error)) = released {
-                tracing::debug!("lease {namespace}/{LEASE} not released, it expires: {error}");
+                tracing::debug!("lease {}/{LEASE} not released, it expires: {error}", candidate.namespace);
             }
-            cluster.releases.send_modify(|releases| *releases -= 1);
+            candidate.cluster.releases.send_modify(|releases| *releases -= 1);
         });
     }
-}
-
-async fn release(cluster: &Cluster, namespace: &str) -> Result<(), ClusterError> {
-    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), namespace);
-    let what = format!("lease {namespace}/{LEASE}");
-    let mut lease = cluster.call(what.clone(), leases.get(LEASE)).await?;
-    if let Some(spec) = &mut lease.spec
-        && spec.holder_identity.as_deref() == Some(cluster.node.as_str())
-    {
-        spec.holder_identity = None;
-        cluster.call(what, leases.replace(LEASE, &PostParams::default(), &lease)).await?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -167,7 +189,8 @@ mod tests {
     async fn a_lease_is_taken_over_when_no_renewal_was_seen_for_its_time_whatever_the_clocks_say() {
         let cluster = Cluster::at_url("http://127.0.0.1:1", "me", None).unwrap();
         let mut election = Election::new(&cluster, "larder", Duration::from_secs(60));
-        let start = Instant::now();
+        let (start, me) = (Instant::now(), election.candidate.identity.clone());
+        assert!(me.starts_with("me_") && me.len() == "me_".len() + 16, "{me}");
         let at = |seconds| start + Duration::from_secs(seconds);
         let take = |transitions, is_renewal| LeaseStep::Take { transitions, is_renewal };
         let steps = [
@@ -178,7 +201,8 @@ mod tests {
             (60, Some(lease("other", 3600)), LeaseStep::Wait),
             (119, Some(lease("other", 3600)), LeaseStep::Wait),
             (120, Some(lease("other", 3600)), take(5, false)),
-            (121, Some(lease("me", 0)), take(4, true)),
+            (121, Some(lease(&me, 0)), take(4, true)),
+            (122, Some(lease("me_0", 0)), LeaseStep::Wait),
             (122, Some(lease("", 0)), take(5, false)),
         ];
         for (seconds, found, step) in steps {
