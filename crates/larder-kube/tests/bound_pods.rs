@@ -1,6 +1,8 @@
 //! The pods of a node against the API server of the testkit.
 
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -8,8 +10,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::{Stream, StreamExt as _};
 use larder::credentials::plugin::{ServiceAccountClient as _, ServiceAccountTokenRequest};
 use larder_kube::{
-    BoundPods, Cluster, ClusterError, ClusterOptions, ClusterServiceAccounts, PullSecrets, UnreadSecret,
-    watch_bound_pods,
+    BoundPods, Cluster, ClusterError, ClusterOptions, ClusterServiceAccounts, PullSecrets, ResponseObserver,
+    UnreadSecret, watch_bound_pods,
 };
 use larder_testkit::kube_api::{ADMINISTRATOR, ApiFault, KubeApi, PolicyRule};
 use serde_json::{Value, json};
@@ -63,6 +65,28 @@ async fn next_known(pods: &mut (impl Stream<Item = Result<BoundPods, ClusterErro
     }
 }
 
+/// How many lists the server has sent.
+fn lists(api: &KubeApi) -> usize {
+    let lists = api.requests().into_iter().filter(|request| !request.path.contains("watch="));
+    lists.filter(|request| request.status == 200).count()
+}
+
+/// Follows the pods, which do not change, until something else has happened.
+async fn nothing_changes_until(
+    pods: &mut (impl Stream<Item = Result<BoundPods, ClusterError>> + Unpin),
+    has_happened: impl Fn() -> bool,
+) {
+    let happens = async {
+        while !has_happened() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        names = next(pods) => panic!("{names:?}"),
+        () = happens => {}
+    }
+}
+
 #[tokio::test]
 async fn pods_of_the_node_are_known_and_followed_without_another_list() {
     let api = KubeApi::start();
@@ -77,12 +101,11 @@ async fn pods_of_the_node_are_known_and_followed_without_another_list() {
     assert_eq!(next(&mut pods).await, ["after"]);
     api.delete(&format!("{POD}/after"));
     assert_eq!(next(&mut pods).await, [""; 0]);
-    let lists = api.requests().into_iter().filter(|request| !request.path.contains("watch=")).count();
-    assert_eq!(lists, 1, "{:?}", api.requests());
+    assert_eq!(lists(&api), 1, "{:?}", api.requests());
 }
 
 #[tokio::test]
-async fn a_server_that_comes_back_is_asked_for_what_changed_since_a_bookmark_and_410_lists_again() {
+async fn a_server_that_comes_back_is_asked_for_what_changed_and_410_lists_again() {
     let mut api = KubeApi::start();
     api.create(POD, &pod("a", "n1", "a:1"));
     let cluster = connect(&api, ADMINISTRATOR).await;
@@ -92,10 +115,6 @@ async fn a_server_that_comes_back_is_asked_for_what_changed_since_a_bookmark_and
     api.restart();
     api.create(POD, &pod("b", "n1", "a:1"));
     assert_eq!(next_known(&mut pods).await, ["a", "b"]);
-    let lists = |api: &KubeApi| {
-        let lists = api.requests().into_iter().filter(|request| !request.path.contains("watch="));
-        lists.filter(|request| request.status == 200).count()
-    };
     assert_eq!(lists(&api), 1, "{:?}", api.requests());
     api.stop();
     api.delete(&format!("{POD}/a"));
@@ -103,6 +122,41 @@ async fn a_server_that_comes_back_is_asked_for_what_changed_since_a_bookmark_and
     api.restart();
     assert_eq!(next_known(&mut pods).await, ["b"]);
     assert_eq!(lists(&api), 2, "410 lists again");
+}
+
+/// Counts what watches receive.
+#[derive(Default)]
+struct ReceivedFrames(AtomicUsize);
+
+impl ResponseObserver for ReceivedFrames {
+    fn observe(&self, _: &str, _: Result<(), ClusterError>) {}
+
+    fn observe_watch(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test]
+async fn bookmarks_alone_keep_a_watch_resumable_although_the_version_of_its_pods_is_forgotten() {
+    let mut api = KubeApi::in_process();
+    api.create(POD, &pod("a", "n1", "a:1"));
+    let received = Arc::<ReceivedFrames>::default();
+    let cluster = connect(&api, ADMINISTRATOR).await.observed_by(received.clone());
+    let mut pods = pin!(watch_bound_pods(&cluster));
+    assert_eq!(next(&mut pods).await, ["a"]);
+    let is_watched =
+        || api.requests().iter().any(|request| request.path.contains("watch=") && request.status == 200);
+    nothing_changes_until(&mut pods, is_watched).await;
+    create_namespace(&api, "of-others");
+    let before = received.0.load(Ordering::Relaxed);
+    api.send_bookmarks();
+    nothing_changes_until(&mut pods, || received.0.load(Ordering::Relaxed) > before).await;
+    api.stop();
+    api.compact();
+    api.restart();
+    api.create(POD, &pod("b", "n1", "a:1"));
+    assert_eq!(next_known(&mut pods).await, ["a", "b"]);
+    assert_eq!(lists(&api), 1, "{:?}", api.requests());
 }
 
 #[tokio::test]
