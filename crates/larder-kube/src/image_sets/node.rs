@@ -147,7 +147,8 @@ impl NodeSets {
             }
             None => BTreeMap::new(),
         };
-        self.tasks.set(wanted, |set| self.reports.is_done(set), self.first.take().as_ref());
+        let was_ready = |image: &str, set: &_| self.reports.was_ready(image, set);
+        self.tasks.set(wanted, was_ready, self.first.take().as_ref());
         self.note_report();
     }
 

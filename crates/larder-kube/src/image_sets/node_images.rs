@@ -76,6 +76,17 @@ pub struct NodeSetReport {
     pub failure: Option<ImageFailure>,
 }
 
+impl NodeSetReport {
+    /// Whether this image of the set is known to be ready: of several that are not, the report names one.
+    pub(super) fn has_ready(&self, image: &str) -> bool {
+        match self.desired.checked_sub(self.ready) {
+            Some(0) => true,
+            Some(1) => self.failure.as_ref().is_some_and(|failure| failure.image != image),
+            _ => false,
+        }
+    }
+}
+
 /// How far a node is with a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum NodeSetState {

@@ -6,7 +6,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use tokio::time::Instant;
 
 use super::ImageSetOptions;
-use super::node_images::{NodeImages, NodeImagesReport, NodeSetReport, NodeSetState};
+use super::node_images::{NodeImages, NodeImagesReport, NodeSetReport};
 use super::tasks::random;
 use crate::cluster::Cluster;
 use crate::error::{ClusterError, ErrorLog};
@@ -15,8 +15,8 @@ use crate::error::{ClusterError, ErrorLog};
 pub(super) struct ReportWriter {
     /// As the object is now; `None` if it does not exist or is not known.
     written: Option<Vec<NodeSetReport>>,
-    /// Sets and generations that were ready before larder started.
-    done_before: Vec<(String, i64)>,
+    /// What was reported before larder started.
+    before: Vec<NodeSetReport>,
     next: Vec<NodeSetReport>,
     /// Uid of the node that the reports are about.
     owner: String,
@@ -30,7 +30,7 @@ impl ReportWriter {
     pub(super) fn new(options: &ImageSetOptions, now: Instant) -> ReportWriter {
         ReportWriter {
             written: None,
-            done_before: Vec::new(),
+            before: Vec::new(),
             next: Vec::new(),
             owner: String::new(),
             due: None,
@@ -44,10 +44,8 @@ impl ReportWriter {
         let owners = found.metadata.owner_references.unwrap_or_default();
         self.owner =
             owners.into_iter().find(|owner| owner.kind == "Node").map_or_else(String::new, |owner| owner.uid);
-        let reports = found.spec.image_sets;
-        let done = reports.iter().filter(|report| report.state == NodeSetState::Ready);
-        self.done_before = done.map(|report| (report.name.clone(), report.generation)).collect();
-        self.written = Some(reports);
+        self.before = found.spec.image_sets;
+        self.written = Some(self.before.clone());
     }
 
     /// The reports are about the node of this uid. What an earlier node of the same name has reported is removed with that
@@ -55,13 +53,14 @@ impl ReportWriter {
     pub(super) fn set_owner(&mut self, uid: &str) {
         if self.owner != uid {
             (self.owner, self.written) = (uid.to_owned(), None);
-            self.done_before.clear();
+            self.before.clear();
         }
     }
 
-    /// Whether a set, with its generation, was ready before larder started.
-    pub(super) fn is_done(&self, set: &(String, i64)) -> bool {
-        self.done_before.contains(set)
+    /// Whether an image of a set, with the set's generation, was ready before larder started.
+    pub(super) fn was_ready(&self, image: &str, (set, generation): &(String, i64)) -> bool {
+        let of_set = |report: &&NodeSetReport| report.name == *set && report.generation == *generation;
+        self.before.iter().find(of_set).is_some_and(|report| report.has_ready(image))
     }
 
     /// Plans to write these reports if they differ from what was written.
@@ -153,6 +152,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::image_sets::node_images::ImageFailure;
     use crate::image_sets::wanted::tests::set;
     use crate::image_sets::wanted::{NodeLabels, WantedImage, wanted_images};
 
@@ -187,12 +187,26 @@ mod tests {
     }
 
     #[test]
+    fn where_one_image_had_failed_the_others_were_ready_before_a_restart() {
+        let mut writer = writer_after_restart();
+        let mut was_ready = |ready, generation| {
+            let failure = ImageFailure { image: "b:1".into(), message: "not found".into() };
+            let report = &mut writer.before[0];
+            (report.ready, report.desired, report.failure) = (ready, 3, Some(failure));
+            ["a:1", "b:1"].map(|image| writer.was_ready(image, &("s".into(), generation)))
+        };
+        assert_eq!(was_ready(2, 1), [true, false]);
+        assert_eq!(was_ready(1, 1), [false, false], "another one was not ready");
+        assert_eq!(was_ready(2, 2), [false, false], "the set has changed");
+    }
+
+    #[test]
     fn what_an_earlier_node_of_the_same_name_has_pulled_is_not_done() {
         let (mut same, mut reinstalled) = (writer_after_restart(), writer_after_restart());
         same.set_owner("u1");
         reinstalled.set_owner("u2");
-        assert!(same.is_done(&wanted()["a:1"].sets[0]));
-        assert!(!reinstalled.is_done(&wanted()["a:1"].sets[0]));
+        assert!(same.was_ready("a:1", &wanted()["a:1"].sets[0]));
+        assert!(!reinstalled.was_ready("a:1", &wanted()["a:1"].sets[0]));
         assert_eq!(reinstalled.written, None, "it is removed with that node");
     }
 }

@@ -122,12 +122,12 @@ impl ImageTasks {
         }
     }
 
-    /// From now on these images are wanted. `is_done` are the sets, with their generation, that were ready already before larder
-    /// started. `first` is held until those that are new have been looked for.
+    /// From now on these images are wanted. `was_ready` is whether an image of a set, with the set's generation, was ready
+    /// before larder started. `first` is held until those that are new have been looked for.
     pub(super) fn set(
         &mut self,
         wanted: BTreeMap<String, WantedImage>,
-        is_done: impl Fn(&(String, i64)) -> bool,
+        was_ready: impl Fn(&str, &(String, i64)) -> bool,
         first: Option<&FirstScanGuard>,
     ) {
         self.images.note_wanted(&wanted);
@@ -154,7 +154,7 @@ impl ImageTasks {
             }
             let known = self.pulled_once.get(&name);
             let was_pulled =
-                |set: &(String, i64)| is_done(set) || known.is_some_and(|known| known.contains(set));
+                |set: &(String, i64)| was_ready(&name, set) || known.is_some_and(|known| known.contains(set));
             let is_done = image.retention == RetentionPolicy::PullOnce && image.sets.iter().all(was_pulled);
             let running = Arc::new(ImageTask {
                 images: Arc::clone(&self.images),
@@ -427,22 +427,22 @@ mod tests {
         let mut tasks = ImageTasks::new(images.clone());
         let pulls = || images.pulls.load(Ordering::Relaxed);
         let retained = || images.retained.lock().unwrap().get("a:1").copied();
-        tasks.set(of_policy("PullOnce"), |_| false, None);
+        tasks.set(of_policy("PullOnce"), |_, _| false, None);
         assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
         *images.present.lock().unwrap() = false;
         assert_eq!(after(600, &tasks).await, Some(ImageState::Present), "GC may take it");
         assert_eq!((pulls(), retained()), (1, None));
-        tasks.set(of_policy("KeepPresent"), |_| false, None);
+        tasks.set(of_policy("KeepPresent"), |_, _| false, None);
         after(1, &tasks).await;
         assert_eq!((pulls(), retained()), (2, Some(RetentionPolicy::KeepPresent)));
         *images.present.lock().unwrap() = false;
         after(120, &tasks).await;
         assert_eq!(pulls(), 3, "pulled again");
-        tasks.set(of_policy("Pin"), |_| false, None);
+        tasks.set(of_policy("Pin"), |_, _| false, None);
         assert_eq!(retained(), Some(RetentionPolicy::KeepPresent), "until it is pinned");
         after(1, &tasks).await;
         assert_eq!(retained(), Some(RetentionPolicy::Pin));
-        tasks.set(BTreeMap::new(), |_| false, None);
+        tasks.set(BTreeMap::new(), |_, _| false, None);
         assert_eq!((after(1, &tasks).await, retained()), (None, None));
     }
 
@@ -456,13 +456,13 @@ mod tests {
                 json!({ "images": [{ "image": "a:1" }], "retry": { "limit": 2, "backoffSeconds": seconds } }),
             )
         };
-        tasks.set(limited(10), |_| false, None);
+        tasks.set(limited(10), |_, _| false, None);
         let failed =
             Some(ImageState::Failed { message: "Get \"https://r.example/a?****\": no route".into() });
         assert_eq!(after(4, &tasks).await, failed);
         assert_eq!(after(3600, &tasks).await, failed);
         assert_eq!(images.failures.load(Ordering::Relaxed), 1, "two attempts");
-        tasks.set(limited(20), |_| false, None);
+        tasks.set(limited(20), |_, _| false, None);
         assert_eq!(after(21, &tasks).await, Some(ImageState::Present));
         assert_eq!(images.retries.load(Ordering::Relaxed), 2, "the first attempt of a set is none");
     }
@@ -472,17 +472,17 @@ mod tests {
         let images = Arc::new(TestImages::default());
         let mut tasks = ImageTasks::new(images.clone());
         let limited = || wanted(json!({ "images": [{ "image": "a:1" }], "parallelism": 1 }));
-        tasks.set(limited(), |_| false, None);
+        tasks.set(limited(), |_, _| false, None);
         assert_eq!(after(600, &tasks).await, Some(ImageState::Waiting));
         *images.present.lock().unwrap() = true;
-        tasks.set(BTreeMap::new(), |_| false, None);
-        tasks.set(limited(), |_| false, None);
+        tasks.set(BTreeMap::new(), |_, _| false, None);
+        tasks.set(limited(), |_, _| false, None);
         assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
         assert_eq!(images.retained.lock().unwrap().len(), 1, "a present image is retained all the same");
         *images.present.lock().unwrap() = false;
         assert_eq!(after(120, &tasks).await, Some(ImageState::Waiting), "it was removed");
         *images.present.lock().unwrap() = true;
-        tasks.set(of_policy("PullOnce"), |_| true, None);
+        tasks.set(of_policy("PullOnce"), |_, _| true, None);
         assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
         assert_eq!(images.pulls.load(Ordering::Relaxed), 0);
     }
@@ -493,12 +493,12 @@ mod tests {
         *images.present.lock().unwrap() = true;
         let mut tasks = ImageTasks::new(images.clone());
         let spec = json!({ "images": [{ "image": "a:1" }], "policy": "PullOnce", "parallelism": 1 });
-        tasks.set(wanted(spec.clone()), |_| false, None);
+        tasks.set(wanted(spec.clone()), |_, _| false, None);
         assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
         let mut admitted = set("s", spec);
         let status = json!({ "observedGeneration": 1, "admittedUpTo": "z" });
         admitted.status = serde_json::from_value(status).unwrap();
-        tasks.set(wanted_images(&[&admitted], &NodeLabels::default()), |_| false, None);
+        tasks.set(wanted_images(&[&admitted], &NodeLabels::default()), |_, _| false, None);
         assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
         assert_eq!(images.pulls.load(Ordering::Relaxed), 1, "its tag may be another image now");
     }
@@ -511,17 +511,17 @@ mod tests {
         let (one, mut two) = (set("one", spec.clone()), set("two", spec));
         let wanted = |sets: &[&ImageSet]| wanted_images(sets, &NodeLabels::default());
         let pulls = || images.pulls.load(Ordering::Relaxed);
-        tasks.set(wanted(&[&one, &two]), |_| false, None);
+        tasks.set(wanted(&[&one, &two]), |_, _| false, None);
         assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
         *images.present.lock().unwrap() = false;
-        tasks.set(wanted(&[&one]), |_| false, None);
+        tasks.set(wanted(&[&one]), |_, _| false, None);
         assert_eq!((after(1, &tasks).await, pulls()), (Some(ImageState::Present), 1), "two was deleted");
         two.metadata.generation = Some(2);
-        tasks.set(wanted(&[&one, &two]), |_| false, None);
+        tasks.set(wanted(&[&one, &two]), |_, _| false, None);
         assert_eq!((after(1, &tasks).await, pulls()), (Some(ImageState::Present), 2), "two is new");
         *images.present.lock().unwrap() = false;
-        tasks.set(BTreeMap::new(), |_| false, None);
-        tasks.set(wanted(&[&one]), |_| false, None);
+        tasks.set(BTreeMap::new(), |_, _| false, None);
+        tasks.set(wanted(&[&one]), |_, _| false, None);
         assert_eq!((after(1, &tasks).await, pulls()), (Some(ImageState::Present), 3), "one was deleted");
     }
 
@@ -531,7 +531,7 @@ mod tests {
         let mut tasks = ImageTasks::new(images.clone());
         let many: Vec<_> = (0..1000).map(|index| json!({ "image": format!("a:{index}") })).collect();
         let first: FirstScanGuard = Arc::new(());
-        tasks.set(wanted(json!({ "images": many })), |_| false, Some(&first));
+        tasks.set(wanted(json!({ "images": many })), |_, _| false, Some(&first));
         assert!(Arc::strong_count(&first) > 1);
         time::sleep(Duration::from_millis(1)).await;
         assert_eq!(Arc::strong_count(&first), 1, "all were looked for");
@@ -554,7 +554,7 @@ mod tests {
             set("c", images(&["a.example/third"])),
         ];
         let sets: Vec<_> = sets.iter().collect();
-        tasks.set(wanted_images(&sets, &NodeLabels::default()), |_| false, None);
+        tasks.set(wanted_images(&sets, &NodeLabels::default()), |_, _| false, None);
         time::sleep(Duration::from_secs(1)).await;
         let pulling: Vec<_> =
             tasks.states().into_iter().filter(|(_, state)| *state != ImageState::Present).collect();
