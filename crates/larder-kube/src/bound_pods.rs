@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 
 use futures_util::{Stream, StreamExt as _};
-use kube::runtime::watcher as watch;
-use kube::runtime::watcher::Event;
+use kube::runtime::watcher::{Event, watcher};
 use kube::{Api, ResourceExt as _};
 
 use crate::cluster::Cluster;
 use crate::error::ClusterError;
 use crate::pod_images::{BoundPod, PodObject, bound_pod};
-use crate::watched::watch_events;
+use crate::watched::{from_cache, watch_events};
 
 /// The pods of a node that need images, by uid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -60,10 +59,9 @@ fn uid(pod: &PodObject) -> String {
 /// It never ends: a watch that breaks is resumed from its last version, with back-off.
 pub fn watch_bound_pods(cluster: &Cluster) -> impl Stream<Item = Result<BoundPods, ClusterError>> + use<> {
     let pods: Api<PodObject> = Api::all(cluster.client.clone());
-    // From the API server's cache, as kubelet lists: without a version, etcd reads the pods of all nodes for each list.
-    let of_node = watch::Config::default().any_semantic().fields(&format!("spec.nodeName={}", cluster.node));
+    let of_node = from_cache().fields(&format!("spec.nodeName={}", cluster.node));
     let mut is_first = true;
-    let events = watch_events(cluster, "the list of pods", watch(pods, of_node));
+    let events = watch_events(cluster, "the list of pods", watcher(pods, of_node));
     let changes = events.scan(BoundPods::default(), move |known, event| {
         let next = match event {
             Ok(event) => {

@@ -90,6 +90,12 @@ impl<K: Resource<DynamicType = ()> + Send + 'static> Watched<K> {
     }
 }
 
+/// A watch that lists from the API server's cache, as kubelet does: without a version, etcd reads the pods of all nodes for each list.
+/// With a page size, which the cache ignores, kube would send no version.
+pub(crate) fn from_cache() -> watcher::Config {
+    watcher::Config { page_size: None, ..watcher::Config::default() }.any_semantic()
+}
+
 /// Events of a watch, or why it fails.
 pub(crate) type WatchEvents<K> = BoxStream<'static, Result<Event<K>, ClusterError>>;
 

@@ -102,6 +102,8 @@ async fn pods_of_the_node_are_known_and_followed_without_another_list() {
     api.delete(&format!("{POD}/after"));
     assert_eq!(next(&mut pods).await, [""; 0]);
     assert_eq!(lists(&api), 1, "{:?}", api.requests());
+    let is_from_cache = api.requests()[0].path.contains("resourceVersion=0");
+    assert!(is_from_cache, "{:?}", api.requests());
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ use super::wanted::generation_of;
 use crate::cluster::Cluster;
 use crate::error::{ClusterError, ErrorLog};
 use crate::node_events::EventRateLimit;
-use crate::watched::Watched;
+use crate::watched::{Watched, from_cache};
 
 /// Takes part in the election while there are sets, and counts while elected. Never ends.
 pub(super) async fn campaign(
@@ -163,11 +163,10 @@ impl Stalls {
 
 impl Aggregator {
     fn new(cluster: &Cluster, options: &ImageSetOptions) -> Aggregator {
-        let all = || watcher::Config::default().any_semantic();
         let client = || cluster.client.clone();
-        let sets = watcher(Api::<ImageSet>::all(client()), all());
-        let nodes = watcher(Api::<PartialObjectMeta<Node>>::all(client()), all());
-        let reports = watcher(Api::<NodeImages>::all(client()), all());
+        let sets = watcher(Api::<ImageSet>::all(client()), from_cache());
+        let nodes = watcher(Api::<PartialObjectMeta<Node>>::all(client()), from_cache());
+        let reports = watcher(Api::<NodeImages>::all(client()), from_cache());
         Aggregator {
             cluster: cluster.clone(),
             options: options.clone(),

@@ -19,7 +19,7 @@ use super::tasks::{FirstScanGuard, ImageTasks, SetImages, random};
 use super::wanted::{NodeLabels, sets_of_node, wanted_images};
 use crate::cluster::Cluster;
 use crate::error::{ClusterError, ErrorLog};
-use crate::watched::Watched;
+use crate::watched::{Watched, from_cache};
 
 /// What runs on every node.
 pub(super) struct NodeSets {
@@ -54,9 +54,8 @@ impl NodeSets {
         has_sets: watch::Sender<bool>,
     ) -> NodeSets {
         let client = || cluster.client.clone();
-        let own =
-            watcher::Config::default().any_semantic().fields(&format!("metadata.name={}", cluster.node));
-        let sets = watcher(Api::<ImageSet>::all(client()), watcher::Config::default().any_semantic());
+        let own = from_cache().fields(&format!("metadata.name={}", cluster.node));
+        let sets = watcher(Api::<ImageSet>::all(client()), from_cache());
         let node = watcher(Api::<PartialObjectMeta<Node>>::all(client()), own);
         NodeSets {
             cluster: cluster.clone(),
