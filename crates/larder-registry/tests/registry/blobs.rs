@@ -1,8 +1,10 @@
 //! Blobs in ranges, broken and resumed; each test counts what was downloaded again.
 
 use larder_registry::manifest::Descriptor;
-use larder_registry::{BlobError, BlobSink, ByteRanges, FetchErrorKind, FetchNotice, fetch_blob};
-use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
+use larder_registry::{
+    BlobError, BlobSink, ByteRanges, FetchErrorKind, FetchNotice, RegistryClient, fetch_blob,
+};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, LoggedRequest, ResponseFault};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,16 +60,29 @@ async fn each_kind_of_break_costs_less_than_a_range_and_the_blob_is_whole() {
         ResponseFault::Hangup,
         ResponseFault::status(500),
         ResponseFault::status(503),
-        ResponseFault::SlowHeaders(Duration::from_secs(5)),
+        ResponseFault::SlowHeaders(Duration::from_secs(3600)),
     ] {
         let registry = FaultRegistry::start();
         let (content, blob) = put_blob(&registry, SIZE);
         registry.fault(FaultTrigger::path("/blobs/").nth(2..=4), fault.clone());
-        let sink = MemorySink::new();
-        let session = session(quick(), &registry.image("a/b"));
-        fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone())
-            .await
-            .unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+        let (config, limit, hang_after) = match fault {
+            ResponseFault::StallAfter(sent) => (without_header_timeout(), quick().stall_window, Some(sent)),
+            ResponseFault::SlowHeaders(_) => (quick(), quick().header_timeout, Some(0)),
+            _ => (quick(), Duration::ZERO, None),
+        };
+        let client = RegistryClient::new(config);
+        let session = client.session(&reference(&registry.image("a/b")), None).unwrap();
+        // When the other seven of the ten ranges are complete.
+        let hang = |requests: &[LoggedRequest]| {
+            let received = load_of(&client, &registry).bytes;
+            requests.len() == 10 && hang_after.is_some_and(|sent| received == 700_000 + 3 * sent)
+        };
+        let (sink, none) = (MemorySink::new(), ByteRanges::new());
+        let fetched = tokio::select! {
+            fetched = fetch_blob(&session, &blob, &none, sink.clone()) => fetched,
+            () = pass_limit(&client, &registry, limit, hang) => unreachable!("it never ends"),
+        };
+        fetched.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
         assert!(sink.content() == content, "{fault:?}");
         let again = registry.bytes_sent(blob.digest.as_str()) - SIZE as u64;
         assert!(again < 4 * 100_000, "{fault:?}: {again} bytes came twice");
@@ -246,18 +261,37 @@ async fn a_body_of_another_length_than_the_manifest_says_is_refused() {
 async fn a_stalled_body_is_aborted_and_a_slow_one_is_not() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 30_000);
-    let session = session(quick(), &registry.image("a/b"));
-    // 13 kB per window of 400 ms, where 2 kB are wanted.
+    let client = RegistryClient::new(without_header_timeout());
+    let session = client.session(&reference(&registry.image("a/b")), None).unwrap();
+    let window = client.config().stall_window;
     registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(1000, Duration::from_millis(30)));
     let sink = MemorySink::new();
-    fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
+    let none = ByteRanges::new();
+    // At least 4 kB in half a window, where 2 kB are wanted in a window.
+    let is_slow = async {
+        let mut received = 0;
+        loop {
+            received = load_until(&client, &registry, |load| load.bytes >= received + 4000).await.bytes;
+            advance(window / 2);
+        }
+    };
+    tokio::select! {
+        fetched = fetch_blob(&session, &blob, &none, sink.clone()) => drop(fetched.unwrap()),
+        () = is_slow => {}
+    }
     assert!(sink.content() == content);
     assert_eq!(registry.requests().len(), 1);
 
     registry.clear_faults();
     registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(10, Duration::from_millis(30)));
-    let error = fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
-    assert!(error.to_string().contains("stalled: fewer than 2000 bytes within 400ms"), "{error}");
+    let some_bytes = |requests: &[LoggedRequest]| {
+        requests.last().is_some_and(|request| (10..2000).contains(&request.sent))
+    };
+    let error = tokio::select! {
+        fetched = fetch_blob(&session, &blob, &none, MemorySink::new()) => fetched.unwrap_err(),
+        () = pass_limit(&client, &registry, window, some_bytes) => unreachable!("it never ends"),
+    };
+    assert!(error.to_string().contains("stalled: fewer than 2000 bytes within 30s"), "{error}");
     assert_eq!(error.fetch_kind().map(|_| error.hint().is_some()), Some(true));
 }
 
@@ -324,7 +358,7 @@ async fn connections_to_a_registry_are_bounded_over_all_pulls() {
     let blobs: Vec<_> = (1..=6).map(|number| put_blob(&registry, SIZE / 2 + number)).collect();
     registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(20_000, Duration::from_millis(5)));
     let config = larder_registry::RegistryConfig { connections: 5, ..quick() };
-    let client = larder_registry::RegistryClient::new(config);
+    let client = RegistryClient::new(config);
     let session = client.session(&reference(&registry.image("a/b")), None).unwrap();
     let none = ByteRanges::new();
     let fetches = blobs.iter().map(|(content, blob)| {

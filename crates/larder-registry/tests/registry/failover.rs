@@ -3,18 +3,31 @@
 use larder_registry::{
     ByteRanges, FetchErrorKind, RegistryClient, RegistryConfig, RepositorySession, fetch_blob,
 };
-use larder_testkit::fault_registry::{FaultRegistry, FaultRegistryAuth, FaultTrigger, ResponseFault};
+use larder_testkit::fault_registry::{
+    FaultRegistry, FaultRegistryAuth, FaultTrigger, LoggedRequest, ResponseFault,
+};
 use larder_testkit_peers::process::wait_until;
 
 use crate::support::*;
 
 /// A session for `reg.example/shop/web:1`, which `mirror` mirrors and which is at `origin`.
 fn mirrored(mirror: &FaultRegistry, origin: &FaultRegistry) -> (tempfile::TempDir, RepositorySession) {
-    let toml = format!("server = \"{}\"\n[host.\"{}\"]\n", origin.url(), mirror.url());
-    let (root, config) = with_hosts("reg.example", &toml);
-    let session = session(config, "reg.example/shop/web:1");
-    assert_eq!(session.hosts(), [mirror.address(), origin.address()]);
+    let (root, _, session) = mirrored_with(quick(), mirror, origin);
     (root, session)
+}
+
+/// The same with these settings, and with its client.
+fn mirrored_with(
+    config: RegistryConfig,
+    mirror: &FaultRegistry,
+    origin: &FaultRegistry,
+) -> (tempfile::TempDir, RegistryClient, RepositorySession) {
+    let toml = format!("server = \"{}\"\n[host.\"{}\"]\n", origin.url(), mirror.url());
+    let (root, with_hosts) = with_hosts("reg.example", &toml);
+    let client = RegistryClient::new(RegistryConfig { config_dirs: with_hosts.config_dirs, ..config });
+    let session = client.session(&reference("reg.example/shop/web:1"), None).unwrap();
+    assert_eq!(session.hosts(), [mirror.address(), origin.address()]);
+    (root, client, session)
 }
 
 #[tokio::test]
@@ -82,9 +95,16 @@ async fn a_mirror_that_fails_half_way_is_left_at_the_byte_that_was_reached() {
         // It serves once, half of it, and is then broken for good.
         mirror.fault(FaultTrigger::path("/blobs/").once(), fault.clone());
         mirror.fault(FaultTrigger::path("/blobs/"), ResponseFault::status(500));
-        let (_root, session) = mirrored(&mirror, &origin);
+        let (_root, client, session) = mirrored_with(without_header_timeout(), &mirror, &origin);
         let sink = MemorySink::new();
-        let fetched = fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
+        let (window, none) = (client.config().stall_window, ByteRanges::new());
+        let has_stalled = |requests: &[LoggedRequest]| {
+            matches!(fault, ResponseFault::StallAfter(_)) && requests.len() == 1 && requests[0].sent == 30_000
+        };
+        let fetched = tokio::select! {
+            fetched = fetch_blob(&session, &blob, &none, sink.clone()) => fetched.unwrap(),
+            () = pass_limit(&client, &mirror, window, has_stalled) => unreachable!("it never ends"),
+        };
         assert!(sink.content() == content);
         assert_eq!(fetched.hosts, [mirror.address(), origin.address()]);
         assert_eq!(origin.bytes_sent(blob.digest.as_str()), 60_000, "{fault:?}");

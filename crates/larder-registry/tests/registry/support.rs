@@ -4,28 +4,79 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use larder::credentials::{Credential, Secret};
 use larder::reference::{Digest, Reference};
 use larder_registry::manifest::Descriptor;
 use larder_registry::{
     BlobSink, FetchError, FetchErrorKind, FetchNotice, FetchWait, Proxy, RegistryClient, RegistryConfig,
-    RepositorySession,
+    RegistryLoad, RepositorySession,
 };
-use larder_testkit::fault_registry::FaultRegistry;
+use larder_testkit::fault_registry::{FaultRegistry, LoggedRequest};
 use tempfile::TempDir;
 
-/// Settings for registries on loopback: short waits, small ranges.
+/// Settings for registries on loopback: short back-offs, small ranges. The time limits are the usual ones, which a test
+/// on a slow machine does not exceed.
 pub(crate) fn quick() -> RegistryConfig {
     RegistryConfig {
         config_dirs: Vec::new(),
         range_size: 100_000,
-        stall_window: Duration::from_millis(400),
         stall_bytes: 2000,
-        header_timeout: Duration::from_secs(2),
         retry_initial: Duration::from_millis(2),
         retry_max: Duration::from_millis(20),
         proxy: Proxy::None,
         ..RegistryConfig::default()
+    }
+}
+
+/// The same for bodies that stall: their limit is the only one that [`pass_limit`] passes.
+pub(crate) fn without_header_timeout() -> RegistryConfig {
+    RegistryConfig { header_timeout: Duration::from_secs(365 * 86_400), ..quick() }
+}
+
+/// Runs the client's clock ahead; the registry has its own. Not async: a future that is dropped would leave it paused.
+pub(crate) fn advance(time: Duration) {
+    tokio::time::pause();
+    // The first poll runs it ahead.
+    tokio::time::advance(time).now_or_never();
+    tokio::time::resume();
+}
+
+/// Runs the client's clock ahead by `limit` while requests hang, so that their time limit passes at once, and that of no
+/// other request. Never ends.
+pub(crate) async fn pass_limit(
+    client: &RegistryClient,
+    registry: &FaultRegistry,
+    limit: Duration,
+    hangs: impl Fn(&[LoggedRequest]) -> bool,
+) {
+    loop {
+        let requests = registry.requests();
+        // The client counts a request before it sends it: none is on its way to the registry.
+        if load_of(client, registry).requests == requests.len() as u64 && hangs(&requests) {
+            advance(limit);
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// The load of a registry.
+pub(crate) fn load_of(client: &RegistryClient, registry: &FaultRegistry) -> RegistryLoad {
+    client.loads().into_iter().find(|load| load.host == registry.address()).unwrap()
+}
+
+/// Waits until the load of a registry is as wanted.
+pub(crate) async fn load_until(
+    client: &RegistryClient,
+    registry: &FaultRegistry,
+    is_wanted: impl Fn(&RegistryLoad) -> bool,
+) -> RegistryLoad {
+    loop {
+        let load = load_of(client, registry);
+        if is_wanted(&load) {
+            return load;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
