@@ -15,22 +15,38 @@ fn with_image() -> FaultRegistry {
     registry
 }
 
+/// Waits until a registry has requested a wait and `requests` of the client obey it, and runs the clock ahead to its end.
+/// How long it was.
+async fn pass_hold(client: &RegistryClient, registry: &FaultRegistry, requests: usize) -> Duration {
+    let load =
+        load_until(client, registry, |load| !load.held_for.is_zero() && load.waiting == requests).await;
+    advance(load.held_for);
+    load.held_for
+}
+
 #[tokio::test]
 async fn retry_after_in_seconds_or_as_a_date_is_obeyed() {
+    let hold = Duration::from_secs(50);
     for as_date in [false, true] {
         for status in [429, 503] {
-            let date = httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(2));
-            let after = if as_date { date } else { "1".to_owned() };
             let registry = with_image();
-            registry.fault(
-                FaultTrigger::path("/manifests/").once(),
-                ResponseFault::RetryAfter(status, after.clone()),
-            );
-            let (session, notices) = watched(&session(quick(), &registry.image("shop/web:1")));
-            let start = Instant::now();
-            session.resolve().await.unwrap();
-            // A date is a whole second, so up to one of the two is lost.
-            assert!(start.elapsed() >= Duration::from_millis(900), "{:?}", start.elapsed());
+            let client = RegistryClient::new(quick());
+            let session = client.session(&reference(&registry.image("shop/web:1")), None).unwrap();
+            let (session, notices) = watched(&session);
+            let (start, date) = (Instant::now(), SystemTime::now() + hold);
+            let after = if as_date { httpdate::fmt_http_date(date) } else { hold.as_secs().to_string() };
+            registry
+                .fault(FaultTrigger::path("/manifests/").once(), ResponseFault::RetryAfter(status, after));
+            let waiting = async {
+                let time = pass_hold(&client, &registry, 1).await;
+                assert!(time <= hold, "{time:?}");
+                assert_eq!(registry.requests().len(), 1);
+            };
+            let (resolved, ()) = tokio::join!(session.resolve(), waiting);
+            resolved.unwrap();
+            // A date is a whole second, so up to one second is lost; the clocks may differ by a little.
+            let lost = Duration::from_millis(if as_date { 1100 } else { 0 });
+            assert!(start.elapsed() + lost >= hold, "{:?}", start.elapsed());
             let waits = waits(&notices);
             assert!(
                 waits.iter().any(
@@ -47,25 +63,26 @@ async fn retry_after_in_seconds_or_as_a_date_is_obeyed() {
 async fn one_pull_s_429_keeps_all_pulls_from_that_registry_waiting() {
     let registry = with_image();
     let other = with_image();
-    registry.fault(FaultTrigger::path("/manifests/").once(), ResponseFault::RetryAfter(429, "1".into()));
+    registry.fault(FaultTrigger::path("/manifests/").once(), ResponseFault::RetryAfter(429, "50".into()));
     let client = RegistryClient::new(quick());
     let session =
         |registry: &FaultRegistry| client.session(&reference(&registry.image("shop/web:1")), None).unwrap();
     let (first, second, unlimited) = (session(&registry), session(&registry), session(&other));
     let start = Instant::now();
     let second = async {
-        while registry.requests().is_empty() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await; // the refusal is on its way
+        load_until(&client, &registry, |load| !load.held_for.is_zero()).await;
         unlimited.resolve().await.unwrap();
-        assert!(start.elapsed() < Duration::from_millis(900), "other registries are not concerned");
+        assert!(!load_of(&client, &registry).held_for.is_zero(), "other registries are not concerned");
         second.resolve().await.unwrap();
         start.elapsed()
     };
-    let (first, second) = tokio::join!(first.resolve(), second);
+    let held = async {
+        pass_hold(&client, &registry, 2).await;
+        assert_eq!(registry.requests().len(), 1);
+    };
+    let (first, second, ()) = tokio::join!(first.resolve(), second, held);
     first.unwrap();
-    assert!(second >= Duration::from_secs(1), "{second:?}");
+    assert!(second >= Duration::from_secs(50), "{second:?}");
     assert_eq!(registry.requests().len(), 3);
 }
 
@@ -92,22 +109,23 @@ async fn one_repository_s_429_holds_no_other_repository_and_no_other_credential(
 async fn one_registry_s_503_holds_all_requests_to_it() {
     let registry = with_image();
     registry.put_image("shop/api", "1", LAYER, &[content(20)], &[]);
-    registry.fault(FaultTrigger::path("shop/web/").once(), ResponseFault::RetryAfter(503, "1".into()));
+    registry.fault(FaultTrigger::path("shop/web/").once(), ResponseFault::RetryAfter(503, "50".into()));
     let client = RegistryClient::new(quick());
     let session = |name: &str| client.session(&reference(&registry.image(name)), None).unwrap();
     let (web, api) = (session("shop/web:1"), session("shop/api:1"));
     let start = Instant::now();
     let api = async {
-        while registry.requests().is_empty() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await; // the response is on its way
+        load_until(&client, &registry, |load| !load.held_for.is_zero()).await;
         api.resolve().await.unwrap();
         start.elapsed()
     };
-    let (web, api) = tokio::join!(web.resolve(), api);
+    let held = async {
+        pass_hold(&client, &registry, 2).await;
+        assert_eq!(registry.requests().len(), 1, "another repository waits, too");
+    };
+    let (web, api, ()) = tokio::join!(web.resolve(), api, held);
     web.unwrap();
-    assert!(api >= Duration::from_millis(900), "another repository waits, too: {api:?}");
+    assert!(api >= Duration::from_secs(50), "{api:?}");
 }
 
 #[tokio::test]
@@ -139,15 +157,21 @@ async fn a_requested_wait_beyond_the_limit_fails_with_the_reason_and_sends_nothi
 #[tokio::test]
 async fn a_used_up_quota_is_waited_for_before_the_next_request() {
     let registry = with_image();
-    let session = session(quick(), &registry.image("shop/web:1"));
+    let client = RegistryClient::new(quick());
+    let session = client.session(&reference(&registry.image("shop/web:1")), None).unwrap();
     let resolved = session.resolve().await.unwrap();
     let raw = String::from_utf8(resolved.raw.to_vec()).unwrap();
-    let quota = vec![("RateLimit-Remaining".into(), "0".into()), ("RateLimit-Reset".into(), "1".into())];
+    let quota = vec![("RateLimit-Remaining".into(), "0".into()), ("RateLimit-Reset".into(), "50".into())];
     registry.fault(FaultTrigger::path("/manifests/").once(), ResponseFault::Status(200, quota, raw));
-    session.resolve().await.unwrap();
     let start = Instant::now();
     session.resolve().await.unwrap();
-    assert!(start.elapsed() > Duration::from_millis(900), "{:?}", start.elapsed());
+    let held = async {
+        pass_hold(&client, &registry, 1).await;
+        assert_eq!(registry.requests().len(), 2);
+    };
+    let (resolved, ()) = tokio::join!(session.resolve(), held);
+    resolved.unwrap();
+    assert!(start.elapsed() >= Duration::from_secs(50), "{:?}", start.elapsed());
 }
 
 #[tokio::test]
