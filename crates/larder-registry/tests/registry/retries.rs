@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use larder::credentials::Credential;
 use larder_registry::{ByteRanges, FetchErrorKind, FetchWait, RegistryClient, RegistryConfig, fetch_blob};
-use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, LoggedRequest, ResponseFault};
 use tokio::time::Instant;
 
 use crate::support::*;
@@ -180,32 +180,42 @@ async fn failures_of_the_server_are_tried_again_a_bounded_number_of_times() {
         (ResponseFault::status(500), "failing"),
         (ResponseFault::status(502), "failing"),
         (ResponseFault::Hangup, "unreachable"),
-        (ResponseFault::SlowHeaders(Duration::from_secs(30)), "no answer"),
+        (ResponseFault::SlowHeaders(Duration::from_secs(3600)), "no answer"),
         (ResponseFault::StallAfter(10), "stalled"),
         (ResponseFault::CloseAfter(10), "unreachable"),
         (ResponseFault::status(429), "rate limited"),
     ] {
         let registry = with_image();
-        let config = RegistryConfig {
-            header_timeout: Duration::from_millis(150),
-            stall_window: Duration::from_millis(100),
-            ..quick()
+        let (config, limit, hangs_after) = match fault {
+            ResponseFault::SlowHeaders(_) => (quick(), quick().header_timeout, Some(0)),
+            ResponseFault::StallAfter(sent) => (without_header_timeout(), quick().stall_window, Some(sent)),
+            _ => (quick(), Duration::ZERO, None),
         };
-        registry.fault(FaultTrigger::path("/manifests/").nth(1..=2), fault.clone());
-        session(config.clone(), &registry.image("shop/web:1"))
-            .resolve()
-            .await
-            .unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+        // The result of a new client, and its notices, while the first `faulty` responses have the fault.
+        let resolve = async |faulty: usize| {
+            registry.forget_requests();
+            registry.fault(FaultTrigger::path("/manifests/").nth(1..=faulty), fault.clone());
+            let client = RegistryClient::new(config.clone());
+            let session = client.session(&reference(&registry.image("shop/web:1")), None).unwrap();
+            let (session, notices) = watched(&session);
+            let hangs = |requests: &[LoggedRequest]| {
+                requests.len() <= faulty && requests.last().is_some_and(|last| Some(last.sent) == hangs_after)
+            };
+            tokio::select! {
+                resolved = session.resolve() => (resolved, waits(&notices)),
+                () = pass_limit(&client, &registry, limit, hangs) => unreachable!("it never ends"),
+            }
+        };
+        let (resolved, _) = resolve(2).await;
+        resolved.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
         assert_eq!(registry.requests().len(), 3, "{fault:?}");
 
-        registry.forget_requests();
-        registry.fault(FaultTrigger::path("/manifests/"), fault.clone());
-        let (session, notices) = watched(&session(config, &registry.image("shop/web:1")));
-        let error = session.resolve().await.unwrap_err();
+        let (resolved, waits) = resolve(usize::MAX).await;
+        let error = resolved.unwrap_err();
         assert_eq!(kind(&error), name, "{fault:?}: {error}");
         assert_eq!(registry.requests().len(), 5, "{fault:?}");
         assert!(error.hint().is_some(), "{error}");
-        assert!(matches!(waits(&notices)[..], [FetchWait::Retry { .. }, ..]), "{fault:?}");
+        assert!(matches!(waits[..], [FetchWait::Retry { .. }, ..]), "{fault:?}");
     }
 }
 
