@@ -1,10 +1,12 @@
 //! Patience: with registries that ask for it, and with those that fail.
 
+use std::net::Ipv4Addr;
 use std::time::{Duration, SystemTime};
 
 use larder::credentials::Credential;
 use larder_registry::{ByteRanges, FetchErrorKind, FetchWait, RegistryClient, RegistryConfig, fetch_blob};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, LoggedRequest, ResponseFault};
+use tokio::net::TcpSocket;
 use tokio::time::Instant;
 
 use crate::support::*;
@@ -221,7 +223,10 @@ async fn failures_of_the_server_are_tried_again_a_bounded_number_of_times() {
 
 #[tokio::test]
 async fn connection_refused_and_unknown_host_are_distinguished() {
-    let address = FaultRegistry::start().address(); // gone at the end of the statement
+    // Bound, so that no other process takes the port, and nothing listens.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let address = socket.local_addr().unwrap();
     let (refused, notices) = watched(&session(quick(), &format!("{address}/shop/web:1")));
     let error = refused.resolve().await.unwrap_err();
     assert_eq!(kind(&error), "unreachable");
