@@ -246,18 +246,17 @@ async fn connection_refused_and_unknown_host_are_distinguished() {
 async fn manifests_pass_while_blobs_take_all_connections() {
     let registry = with_image();
     let (_, blob) = put_blob(&registry, 90_000);
-    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(4000, Duration::from_millis(25)));
-    let config = RegistryConfig { connections: 1, ..quick() };
-    let session = session(config, &registry.image("shop/web:1"));
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::StallAfter(4000));
+    let client = RegistryClient::new(RegistryConfig { connections: 1, ..quick() });
+    let session = client.session(&reference(&registry.image("shop/web:1")), None).unwrap();
     let none = ByteRanges::new();
-    let blob_done = async {
-        fetch_blob(&session, &blob, &none, MemorySink::new()).await.unwrap();
-        Instant::now()
-    };
-    let manifest_done = async {
+    let resolved = async {
+        load_until(&client, &registry, |load| load.connections == load.limit && load.bytes == 4000).await;
         session.resolve().await.unwrap();
-        Instant::now()
+        load_of(&client, &registry).connections
     };
-    let (blob_done, manifest_done) = tokio::join!(blob_done, manifest_done);
-    assert!(manifest_done < blob_done);
+    tokio::select! {
+        fetched = fetch_blob(&session, &blob, &none, MemorySink::new()) => panic!("it has stalled: {fetched:?}"),
+        connections = resolved => assert_eq!(connections, 1),
+    }
 }
