@@ -13,21 +13,35 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 use tonic::Code;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
-
 fn client(path: &Path) -> CriBackend {
-    let config = CriConfig { connect_timeout: CONNECT_TIMEOUT, ..CriConfig::default() };
-    CriBackend::new(Endpoint::at(path), config)
+    CriBackend::new(Endpoint::at(path), CriConfig::default())
 }
 
-/// What is found at a path, in good time.
+/// What is found at a path.
 async fn found_at(path: &Path) -> EndpointFailure {
-    let began = Instant::now();
     let error = client(path).info().await.expect_err("nothing to talk to");
-    assert!(began.elapsed() < 10 * CONNECT_TIMEOUT, "an answer in bounded time");
     let BackendError::Unreachable { endpoint, problem } = error else { panic!("another error: {error}") };
     assert_eq!(endpoint, format!("unix://{}", path.display()));
     problem
+}
+
+/// The same, by a paused clock, which runs ahead while nothing is received: for peers that do not answer. Also how long
+/// it took.
+async fn found_in_time(path: &Path) -> (EndpointFailure, Duration) {
+    let began = Instant::now();
+    let found = found_at(path).await;
+    (found, began.elapsed())
+}
+
+/// What is found at once.
+fn at_once(found: EndpointFailure) -> (EndpointFailure, Duration) {
+    (found, Duration::ZERO)
+}
+
+/// What is found where a peer does not answer.
+fn silent() -> (EndpointFailure, Duration) {
+    let after = CriConfig::default().connect_timeout;
+    (EndpointFailure::Silent { after }, after)
 }
 
 /// A server on a socket that sends `greeting` on each connection, and then closes it or keeps it open.
@@ -46,31 +60,31 @@ fn server(dir: &TempDir, greeting: &'static [u8], stays: bool) -> std::path::Pat
     path
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_missing_socket_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    assert_eq!(found_at(&dir.path().join("missing.sock")).await, EndpointFailure::Missing);
-    assert_eq!(found_at(Path::new("/dev/null/x.sock")).await, EndpointFailure::Missing);
+    assert_eq!(found_in_time(&dir.path().join("missing.sock")).await, at_once(EndpointFailure::Missing));
+    assert_eq!(found_in_time(Path::new("/dev/null/x.sock")).await, at_once(EndpointFailure::Missing));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_file_or_directory_is_not_a_socket() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs_err::write(&file, "").unwrap();
-    assert_eq!(found_at(&file).await, EndpointFailure::NotASocket);
-    assert_eq!(found_at(dir.path()).await, EndpointFailure::NotASocket);
+    assert_eq!(found_in_time(&file).await, at_once(EndpointFailure::NotASocket));
+    assert_eq!(found_in_time(dir.path()).await, at_once(EndpointFailure::NotASocket));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_socket_without_listener_refuses() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("stale.sock");
     drop(UnixListener::bind(&path).unwrap());
-    assert_eq!(found_at(&path).await, EndpointFailure::Refused);
+    assert_eq!(found_in_time(&path).await, at_once(EndpointFailure::Refused));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_socket_of_another_user_is_denied() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("private.sock");
@@ -78,24 +92,23 @@ async fn a_socket_of_another_user_is_denied() {
     fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o0)).unwrap();
     // Root may open anything; then the server's silence is what is left to see.
     let root = rustix::process::geteuid().is_root();
-    let expected =
-        if root { EndpointFailure::Silent { after: CONNECT_TIMEOUT } } else { EndpointFailure::Denied };
-    assert_eq!(found_at(&path).await, expected);
+    let expected = if root { silent() } else { at_once(EndpointFailure::Denied) };
+    assert_eq!(found_in_time(&path).await, expected);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_server_that_hangs_is_silent() {
     let dir = tempfile::tempdir().unwrap();
     let path = server(&dir, b"", true);
-    assert_eq!(found_at(&path).await, EndpointFailure::Silent { after: CONNECT_TIMEOUT });
+    assert_eq!(found_in_time(&path).await, silent());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_server_that_hangs_is_silent_however_short_a_call_may_be() {
     let dir = tempfile::tempdir().unwrap();
     let path = server(&dir, b"", true);
-    let config = CriConfig { request_timeout: CONNECT_TIMEOUT / 4, ..CriConfig::default() };
-    let config = CriConfig { connect_timeout: CONNECT_TIMEOUT, ..config };
+    let connect_timeout = CriConfig::default().connect_timeout;
+    let config = CriConfig { request_timeout: connect_timeout / 4, ..CriConfig::default() };
     let error = CriBackend::new(Endpoint::at(&path), config).info().await.expect_err("no answer");
     assert!(
         matches!(error, BackendError::Unreachable { problem: EndpointFailure::Silent { .. }, .. }),
@@ -103,7 +116,7 @@ async fn a_server_that_hangs_is_silent_however_short_a_call_may_be() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_server_whose_queue_is_full_is_silent() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("full.sock");
@@ -112,7 +125,7 @@ async fn a_server_whose_queue_is_full_is_silent() {
     rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
     let _waiting = std::os::unix::net::UnixStream::connect(&path).unwrap();
-    assert_eq!(found_at(&path).await, EndpointFailure::Silent { after: CONNECT_TIMEOUT });
+    assert_eq!(found_in_time(&path).await, silent());
 }
 
 #[tokio::test]
@@ -145,15 +158,19 @@ async fn a_grpc_server_without_cri_is_named() {
     assert_eq!(found_at(fake.socket()).await, expected);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn callers_that_wait_together_fail_together() {
     let dir = tempfile::tempdir().unwrap();
-    let path = server(&dir, b"", true);
+    let path = dir.path().join("silent.sock");
+    let listener = UnixListener::bind(&path).unwrap();
     let client = client(&path);
     let began = Instant::now();
     let answers = tokio::join!(client.list(), client.list(), client.list(), client.list(), client.list());
-    assert!(began.elapsed() < 3 * CONNECT_TIMEOUT, "one after another would take five times the timeout");
     assert!(answers.0.is_err() && answers.4.is_err());
+    assert_eq!(began.elapsed(), silent().1, "one after another would take five times the timeout");
+    listener.set_nonblocking(true).unwrap();
+    let connections = std::iter::from_fn(|| listener.accept().ok()).count();
+    assert_eq!(connections, 1, "they wait for the same attempt");
 }
 
 #[tokio::test]
