@@ -76,8 +76,10 @@ async fn an_exec_plugin_that_hangs_is_named_after_half_a_minute() {
     let api = server("t");
     let path = api.kubeconfig("t");
     let valid = fs_err::read_to_string(&path).expect("a file");
+    // Until the file is removed with the server, at the end of the test.
+    let hang = format!("while test -e '{}'; do sleep 0.1; done", path.display());
     let plugin = json!({
-        "apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["2"],
+        "apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", hang],
         "interactiveMode": "Never",
     });
     let mut kubeconfig: serde_json::Value = serde_saphyr::from_str(&valid).expect("a kubeconfig");
