@@ -65,19 +65,23 @@ pub(crate) fn load_of(client: &RegistryClient, registry: &FaultRegistry) -> Regi
     client.loads().into_iter().find(|load| load.host == registry.address()).unwrap()
 }
 
-/// Waits until the load of a registry is as wanted.
+/// Waits until the load of a registry is as wanted, for at most a minute.
 pub(crate) async fn load_until(
     client: &RegistryClient,
     registry: &FaultRegistry,
     is_wanted: impl Fn(&RegistryLoad) -> bool,
 ) -> RegistryLoad {
-    loop {
-        let load = load_of(client, registry);
-        if is_wanted(&load) {
-            return load;
+    let wanted = async {
+        loop {
+            let load = load_of(client, registry);
+            if is_wanted(&load) {
+                return load;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    };
+    let found = tokio::time::timeout(Duration::from_secs(60), wanted).await;
+    found.unwrap_or_else(|_| panic!("the load is still {:?}", load_of(client, registry)))
 }
 
 /// Settings with a `hosts.toml` for one registry; the directory must live as long as the client is used.
