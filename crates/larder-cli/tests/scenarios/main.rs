@@ -44,7 +44,7 @@ mod served;
 mod snapshotter;
 mod stalled_removal;
 mod store;
-#[cfg(feature = "traces")]
 mod timed;
+#[cfg(feature = "traces")]
 mod traces;
 mod world;
