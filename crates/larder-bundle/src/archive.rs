@@ -35,11 +35,11 @@ impl BundleOutput {
         }
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = directory.unwrap_or_else(|| Path::new("."));
-        if !directory.is_dir() {
-            return Err(BundleError::NoDirectory(path.to_owned()));
-        }
         let file = tempfile::Builder::new().prefix(".larder-bundle-").tempfile_in(directory);
         let file = file.map_err(|error| {
+            if error.kind() == io::ErrorKind::NotFound {
+                return BundleError::NoDirectory(path.to_owned());
+            }
             // The error names the temporary file.
             let cause = error.raw_os_error().map_or(error.kind().into(), io::Error::from_raw_os_error);
             BundleError::Write(io::Error::new(error.kind(), format!("{}: {cause}", path.display())))
