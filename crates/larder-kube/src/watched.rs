@@ -90,8 +90,9 @@ impl<K: Resource<DynamicType = ()> + Send + 'static> Watched<K> {
     }
 }
 
-/// A watch that lists from the API server's cache, as kubelet does: without a version, etcd reads the pods of all nodes for each list.
-/// With a page size, which the cache ignores, kube would send no version.
+/// A watch that lists from the API server's cache, as kubelet's first list: without a version, etcd may read the pods of all nodes
+/// for each. A list may be older than what was seen, which the watch corrects. With a page size, which the cache ignores, kube would
+/// send no version.
 pub(crate) fn from_cache() -> watcher::Config {
     watcher::Config { page_size: None, ..watcher::Config::default() }.any_semantic()
 }

@@ -319,10 +319,11 @@ async fn an_image_that_never_resolves_is_reported_by_node_and_the_others_are_pul
 
 #[tokio::test]
 async fn five_hundred_images_that_never_resolve_are_one_failure_of_the_node_and_delay_no_other_image() {
-    let started = Instant::now();
-    let fleet = Fleet::start(&[("n1", "a")]).await;
+    let options = ImageSetOptions { report_delay: Duration::from_millis(200), ..Fleet::options() };
+    let fleet = Fleet::start_with(options, &[("n1", "a")]).await;
     let missing = (0..500).map(|index| json!({ "image": format!("missing:{index:03}") }));
     let images: Vec<_> = missing.chain([json!({ "image": "app:1" })]).collect();
+    let started = Instant::now();
     fleet.create("web", &json!({ "images": images }));
     let status = fleet.counts("web", (1, 0, 1)).await;
     assert_eq!(status["images"], 501);

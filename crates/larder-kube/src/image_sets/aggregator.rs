@@ -164,9 +164,9 @@ impl Stalls {
 impl Aggregator {
     fn new(cluster: &Cluster, options: &ImageSetOptions) -> Aggregator {
         let client = || cluster.client.clone();
-        let sets = watcher(Api::<ImageSet>::all(client()), from_cache());
+        let sets = watcher(Api::<ImageSet>::all(client()), watcher::Config::default());
         let nodes = watcher(Api::<PartialObjectMeta<Node>>::all(client()), from_cache());
-        let reports = watcher(Api::<NodeImages>::all(client()), from_cache());
+        let reports = watcher(Api::<NodeImages>::all(client()), watcher::Config::default());
         Aggregator {
             cluster: cluster.clone(),
             options: options.clone(),

@@ -55,7 +55,8 @@ impl NodeSets {
     ) -> NodeSets {
         let client = || cluster.client.clone();
         let own = from_cache().fields(&format!("metadata.name={}", cluster.node));
-        let sets = watcher(Api::<ImageSet>::all(client()), from_cache());
+        // Never older than what was seen: a set that seems to be missing would release its images.
+        let sets = watcher(Api::<ImageSet>::all(client()), watcher::Config::default());
         let node = watcher(Api::<PartialObjectMeta<Node>>::all(client()), own);
         NodeSets {
             cluster: cluster.clone(),

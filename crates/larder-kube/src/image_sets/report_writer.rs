@@ -65,6 +65,11 @@ impl ReportWriter {
 
     /// Plans to write these reports if they differ from what was written.
     pub(super) fn plan(&mut self, next: Vec<NodeSetReport>, options: &ImageSetOptions, now: Instant) {
+        // A set that is created again is another one, also with the same generation.
+        let is_same = |old: &NodeSetReport, new: &NodeSetReport| {
+            (&old.name, old.generation) == (&new.name, new.generation)
+        };
+        self.before.retain(|old| next.iter().any(|new| is_same(old, new)));
         self.next = next;
         let is_written = self.written.as_deref().unwrap_or_default() == self.next;
         self.due = match self.due {
