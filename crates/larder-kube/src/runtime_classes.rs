@@ -48,7 +48,10 @@ impl RuntimeClasses {
         let now = Instant::now();
         let answer = match (found, known) {
             (Ok(found), _) => Timed { value: found.handler, refresh: now + CLASS, expires: now + KNOWN_FOR },
-            (Err(error), Some(known)) if error.is_temporary() => Timed { refresh: now + FAILURE, ..known },
+            (Err(error), Some(known)) if error.is_temporary() => {
+                tracing::warn!("kubernetes: runtime class {class}: using the last handler: {error}");
+                Timed { refresh: now + FAILURE, ..known }
+            }
             (Err(error), _) => return Err(error),
         };
         self.handlers().put(key, answer.clone(), now);

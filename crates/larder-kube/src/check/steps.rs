@@ -15,8 +15,8 @@ pub(super) enum Role {
 
 /// Writes a kubeconfig of larder's own identity into the file that follows.
 const SCRIPT: &str = "sh packaging/kubernetes/overlays/snapshotter/kubeconfig.sh";
-const KUBELETS: &str =
-    "set kubernetes.nodeKubeconfig to the kubeconfig of kubelet: `pgrep -a kubelet` prints it";
+const KUBELETS: &str = "set kubernetes.nodeKubeconfig to the file of kubelet's argument --kubeconfig, which `pgrep -a kubelet` prints; \
+     that of k3s is /var/lib/rancher/k3s/agent/kubelet.kubeconfig";
 
 impl Role {
     /// How credentials become valid again.
