@@ -1,7 +1,7 @@
 //! The table of images: rows, order, filter, selection. Pure.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -161,12 +161,15 @@ fn shared_bytes(found: &api::ImagesResponse) -> Vec<Option<u64>> {
     let layers =
         found.images.iter().map(|image| image.details.as_ref().map_or(&[][..], |known| &known.layers));
     let layers: Vec<&[u32]> = layers.collect();
-    let mut users: HashMap<u32, usize> = HashMap::new();
-    for &layer in layers.iter().copied().flatten() {
-        *users.entry(layer).or_default() += 1;
+    // An image of several runtime handlers has an entry for each.
+    let mut users: HashMap<u32, HashSet<&str>> = HashMap::new();
+    for (image, layers) in found.images.iter().zip(&layers) {
+        for &layer in *layers {
+            users.entry(layer).or_default().insert(&image.id);
+        }
     }
     let size = |&layer: &u32| found.layers.get(layer as usize).map_or(0, |layer| layer.size_bytes);
-    let shared = |layers: &[u32]| layers.iter().filter(|layer| users[layer] > 1).map(size).sum();
+    let shared = |layers: &[u32]| layers.iter().filter(|layer| users[layer].len() > 1).map(size).sum();
     layers.into_iter().map(|layers| (!layers.is_empty()).then(|| shared(layers))).collect()
 }
 
