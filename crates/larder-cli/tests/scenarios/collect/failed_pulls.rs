@@ -153,6 +153,7 @@ fn a_pull_that_needs_more_than_there_is_leaves_nothing_and_the_reserve() {
         run.stderr.contains("insufficient space: ") && run.stderr.contains("(67.1MB reserved)"),
         "{run:?}"
     );
+    disk.empty_trash();
     let (after, _) = disk.free();
     agree("what is free", after, before);
     let usage = disk.larder(&["df", "-o", "json"]).expect(0).json();

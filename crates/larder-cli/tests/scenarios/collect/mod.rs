@@ -64,20 +64,24 @@ impl MountedDisk {
 
     /// Bytes that are free, and all bytes.
     fn free(&self) -> (u64, u64) {
-        // A command that has ended may have left files that the next one removes: they must not count.
-        if self.path().join("store").exists() {
-            self.store().empty_trash().unwrap();
-        }
         let (free, all) = self.0.free().unwrap();
         (free.bytes, all)
     }
 
     /// Other data, so that so many percent are in use; larder itself leaves a reserve.
     pub(crate) fn fill_to(&self, percent: u64) {
+        self.empty_trash();
         let (free, all) = self.free();
         let bytes = free.saturating_sub(all / 100 * (100 - percent));
         let filler = fs_err::File::create(self.path().join("filler")).unwrap();
         rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
+    }
+
+    /// Deletes what a command that has ended may have left to the next one: it must not count.
+    fn empty_trash(&self) {
+        if self.path().join("store").exists() {
+            self.store().empty_trash().unwrap();
+        }
     }
 
     fn used_percent(&self) -> f64 {
@@ -151,6 +155,7 @@ impl MeasuredGc {
     #[track_caller]
     fn run(disk: &MountedDisk, larder: impl Fn(&[&str]) -> LarderOutput) -> MeasuredGc {
         let planned = larder(&gc(&["--dry-run"])).expect(0).json();
+        disk.empty_trash();
         let (before, all) = disk.free();
         let done = larder(&gc(&[])).expect(0).json();
         let (after, _) = disk.free();

@@ -48,6 +48,7 @@ fn the_freed_bytes_of_stacked_images_are_exact() {
     let df = disk.larder(&["df", "-o", "json"]).expect(0).json();
     assert_eq!(df["store"]["estimated"], disk.estimates_sizes());
     assert_eq!(disk.larder(&["df"]).expect(0).stdout.contains("  about 4"), disk.estimates_sizes());
+    disk.empty_trash();
     let (before, _) = disk.free();
     let done =
         disk.larder(&["gc", "--free=10MiB", "--minimum-image-ttl-duration=0", "-o", "json"]).expect(0).json();
@@ -83,6 +84,7 @@ fn whatever_layers_images_share_each_removal_frees_what_was_promised() {
         }
         let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
         let planned = disk.larder(&[&all[..], &["--dry-run"]].concat()).expect(0).json();
+        disk.empty_trash();
         let (before, _) = disk.free();
         let done = disk.larder(&all).expect(0).json();
         let (after, _) = disk.free();

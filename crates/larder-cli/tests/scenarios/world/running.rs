@@ -10,6 +10,7 @@ use std::time::Duration;
 use larder_testkit_peers::process::{PATIENCE, pause, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tokio::time::Instant;
 
 /// larder with nothing of the surroundings in it: no configuration, no credentials, no variables of other tools.
 pub(crate) fn larder_in(home: &Path) -> Command {
@@ -93,7 +94,9 @@ impl LarderProcess {
     /// Kills it as soon as this holds, unless it ended before.
     pub(crate) fn kill_when(mut self, mut holds: impl FnMut() -> bool) {
         // It does not wait between two looks, since much can happen there.
+        let begun = Instant::now();
         while !holds() && !self.is_finished() {
+            assert!(begun.elapsed() < PATIENCE, "it neither does that nor ends");
             thread::yield_now();
         }
         let _ = self.child.kill();
