@@ -4,7 +4,7 @@
 Prints the time from its start to the list of IMAGES (10000), and then over SECONDS (60), while nothing happens, CPU time and memory
 of top and of the daemon. Needs root and a larder with the feature `top`; the store is in memory.
 """
-import fcntl, os, pty, select, shutil, struct, subprocess, sys, tempfile, termios, time
+import contextlib, fcntl, os, pty, select, shutil, struct, subprocess, sys, tempfile, termios, time
 
 sys.path[:0] = [os.path.dirname(__file__), os.path.dirname(__file__) + '/../../scripts']
 import image_family
@@ -35,14 +35,17 @@ class Top:
 def main():
     larder = os.path.abspath(sys.argv[1])
     images, seconds = (int(text) for text in sys.argv[2:] + ['10000', '60'][len(sys.argv) - 2:])
-    home = tempfile.mkdtemp(dir='/dev/shm')
-    try:
+    with contextlib.ExitStack() as ends:
+        home = tempfile.mkdtemp(dir='/dev/shm')
+        ends.callback(shutil.rmtree, home)
         for archive in image_family.many_images(home, images):
             subprocess.run([larder, '--root', home + '/store', 'load', '-i', archive], check=True, stdout=subprocess.DEVNULL)
         daemon, *_ = start(larder, home)
+        ends.callback(stop, daemon)
         time.sleep(15)
         print(f"daemon before: {memory(daemon.pid)['VmRSS']:.1f} MiB")
         top = Top(larder, home)
+        ends.callback(top.quit)
         top.read(top.began + 60, b'app-')
         assert b'app-' in top.screen, top.screen[-2000:]
         print(f'{images} images: listed after {time.perf_counter() - top.began:.2f} s')
@@ -53,10 +56,6 @@ def main():
         for name, pid in pids.items():
             used = 60 / seconds * (cpu_seconds(pid) - before[name])
             print(f"{name}: {used:.2f} s of CPU a minute, {memory(pid)['VmRSS']:.1f} MiB")
-        top.quit()
-        stop(daemon)
-    finally:
-        shutil.rmtree(home)
 
 
 main()
