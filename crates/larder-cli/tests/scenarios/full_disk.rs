@@ -1,4 +1,4 @@
-//! A disk without a free byte or inode: removing images must work, since nothing else makes room.
+//! A disk without a free byte or inode: removing images must work, since nothing else makes room, and saving them elsewhere.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn fill(disk: &Path, inodes: bool) {
 }
 
 #[test]
-fn rm_and_gc_remove_images_from_a_full_disk() {
+fn images_are_saved_and_removed_on_a_full_disk() {
     if !LoopFilesystem::Ext4.is_available() {
         return;
     }
@@ -52,6 +52,8 @@ fn rm_and_gc_remove_images_from_a_full_disk() {
         fs_err::write(disk.path().join("store/larder.db-wal"), "").unwrap();
         larder(&["images"]).expect(0);
         fill(&disk.path(), inodes);
+        let archive = home.path().join("app-0.tar").to_string_lossy().into_owned();
+        larder(&["save", "-o", &archive, "registry.example/app-0:image"]).expect(0);
         larder(&["rm", "registry.example/app-0:image"]).expect(0);
         let collected = larder(&["gc", "--all-unused", "--minimum-image-ttl-duration", "0"]).expect(0);
         assert!(collected.stdout.contains("removed 2 images"), "inodes: {inodes}: {collected:?}");

@@ -90,19 +90,22 @@ pub(crate) fn detach(target: &Path) -> io::Result<()> {
 pub(crate) fn probe(scratch: &Path) -> io::Result<ErofsMountKind> {
     let empty = ImageWriter::new(Vec::new(), ImageOptions::default()).and_then(ImageWriter::finish);
     let (image, _) = empty.map_err(io::Error::other)?;
-    let found = fs_err::write(scratch, image).and_then(|()| probe_with(scratch));
+    let found = fs_err::write(scratch, image).and_then(|()| mount_somehow(scratch)).map(|(kind, _)| kind);
     match fs_err::remove_file(scratch) {
         Err(error) if found.is_ok() => Err(error),
         _ => found,
     }
 }
 
-fn probe_with(image: &Path) -> io::Result<ErofsMountKind> {
-    match DetachedMount::of(image, ErofsMountKind::File) {
-        Ok(_) => Ok(ErofsMountKind::File),
-        Err(error) if is_shortage(&error) => Err(error),
-        // Older kernels want a block device. Of two failures, that of the loop device is the one that can be remedied.
-        Err(_) => DetachedMount::of(image, ErofsMountKind::LoopDevice).map(|_| ErofsMountKind::LoopDevice),
+/// Mounts an image in the first way that this process can.
+pub(crate) fn mount_somehow(image: &Path) -> io::Result<(ErofsMountKind, DetachedMount)> {
+    let mount = |kind| DetachedMount::of(image, kind).map(|mount| (kind, mount));
+    match mount(ErofsMountKind::File) {
+        Err(error) if !is_shortage(&error) => {
+            // Older kernels want a block device. Of two failures, that of the loop device is the one that can be remedied.
+            mount(ErofsMountKind::LoopDevice)
+        }
+        mounted_or_short => mounted_or_short,
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::PoisonError;
 use super::MountError;
 use super::table::MountTable;
 use crate::disk::ensure_dir;
-use crate::erofs::{DetachedMount, detach};
+use crate::erofs::detach;
 use crate::store::db::{DbRead as _, MOUNTS};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::names_in;
@@ -41,7 +41,7 @@ impl OpenStore {
             // An image may have a layer twice.
             if !table.has_image(&target) && mounted.insert(layer.key()) {
                 ensure_dir(&*self.disk, &target).context(doing)?;
-                let mount = self.erofs_mount().and_then(|kind| DetachedMount::of(&image, kind));
+                let mount = self.mount_image(&image);
                 mount
                     .and_then(|mount| mount.attach(&target))
                     .map_err(|cause| MountError::Layer { key: layer.key().clone(), cause })?;
@@ -62,7 +62,7 @@ impl OpenStore {
         if layer.erofs.is_none() {
             return fs_err::remove_dir(&target);
         }
-        DetachedMount::of(&self.layout.layer(&layer.key), self.erofs_mount()?)?.attach(&target)
+        self.mount_image(&self.layout.layer(&layer.key))?.attach(&target)
     }
 
     /// Unmounts the layers that no recorded mount and no mountable snapshot has.

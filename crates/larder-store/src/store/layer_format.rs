@@ -1,6 +1,7 @@
 //! How new layers are stored, and how EROFS images are mounted.
 
 use std::io;
+use std::path::Path;
 use std::sync::PoisonError;
 
 use rustix::io::Errno;
@@ -9,7 +10,7 @@ use super::config::LayerFormat;
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::open::write_format;
-use crate::erofs::{ErofsMountKind, probe};
+use crate::erofs::{DetachedMount, ErofsMountKind, mount_somehow, probe};
 
 impl Store {
     /// Whether new layers are EROFS images. Fails if they have to be and cannot be mounted.
@@ -50,11 +51,8 @@ impl OpenStore {
     /// How this process can mount EROFS images that lie in this store. Tried until it is known: a full disk, or loop devices
     /// that are all in use, are no reason to do without images until the next start.
     pub(crate) fn erofs_mount(&self) -> io::Result<ErofsMountKind> {
-        if let Some(kind) = self.config.erofs_mount {
-            return Ok(kind);
-        }
-        if let Some(known) = self.erofs.get() {
-            return Ok((*known)?);
+        if let Some(known) = self.known_erofs_mount() {
+            return known;
         }
         let found = probe(&self.layout.new_staging());
         let known = match &found {
@@ -66,6 +64,21 @@ impl OpenStore {
             let _ = self.erofs.set(known); // another thread found the same
         }
         found
+    }
+
+    /// Mounts the image of a layer. If it is not known yet how, that is tried with this image: a full disk has no room for another.
+    pub(crate) fn mount_image(&self, image: &Path) -> io::Result<DetachedMount> {
+        if let Some(known) = self.known_erofs_mount() {
+            return DetachedMount::of(image, known?);
+        }
+        let (kind, mount) = mount_somehow(image)?;
+        let _ = self.erofs.set(Ok(kind)); // another thread found the same
+        Ok(mount)
+    }
+
+    fn known_erofs_mount(&self) -> Option<io::Result<ErofsMountKind>> {
+        let configured = self.config.erofs_mount.map(Ok);
+        configured.or_else(|| self.erofs.get().map(|known| Ok((*known)?)))
     }
 
     /// Makes sure that versions of larder that do not know this format do not open this store. Durable when it returns.

@@ -29,7 +29,7 @@ use super::shared_sync::{SharedSync, has_failed};
 use super::snapshot_records::mountable_layers;
 use super::unpacking::UnpackingDirs;
 use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
-use crate::erofs::{DetachedMount, ErofsFile};
+use crate::erofs::ErofsFile;
 use crate::unpack::layer_manifest::ManifestLocation;
 use crate::unpack::{ArchiveRecord, UnpackProgress};
 
@@ -96,7 +96,7 @@ impl LayerHandle {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             return Ok(open(self.fs(), flags, Mode::empty())?);
         };
-        DetachedMount::of(&image, self.0.store.erofs_mount()?)?.root()
+        self.0.store.mount_image(&image)?.root()
     }
 
     /// Whether it still waits for a commit.
