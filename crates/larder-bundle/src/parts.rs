@@ -99,7 +99,7 @@ pub(crate) const ALL: &[BundlePart] = &[
             "systemctl",
         ]),
     ),
-    part("settings-file.yaml", "the settings file, as it is", SettingsFile),
+    part("settings-file.yaml", "the settings file, without secrets", SettingsFile),
     part("settings.yaml", "effective settings", Own(&["config"])),
     part("settings-check.txt", "problems of the settings, and their files", Own(&["config", "--check"])),
     part(STATUS, "the daemon: process, backend, disk, pulls, calls", Images(&["status", "-o", "json"])),

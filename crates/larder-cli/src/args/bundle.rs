@@ -19,7 +19,7 @@ use clap::Args;
   larder bundle -o /tmp/larder.tar.gz
   larder bundle --since 2h           with two hours of the log
 
-Exit code: 0 written, even if parts failed; 1 not written.")]
+Exit code: 0 written, even if parts failed; 1 not written; 2 no directory for FILE, or FILE is one.")]
 pub(crate) struct BundleArgs {
     /// The file to write, which must not exist; - is the standard output.
     #[arg(short, long, value_name = "FILE")]

@@ -170,7 +170,7 @@ fn nothing_to_do(
     }
     let files: Vec<_> = args.filename.iter().map(|file| file.display().to_string()).collect();
     Err(Failure::bad_input(format!("nothing to ensure: no pod and no pod template in {}", files.join(", ")))
-        .hint(Hint::new().command(["ensure", "--help"]).text(" lists the kinds that larder reads")))
+        .hint(Hint::new().command(["help", "ensure"]).text(" lists the kinds that larder reads")))
 }
 
 fn event_log(args: &EnsureArgs, gathered: &EnsureInputs, out: &Arc<Printer>) -> EventPrinterSink {
