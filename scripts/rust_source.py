@@ -26,9 +26,8 @@ class Token(str):
 
 
 @functools.cache
-def tokens_of(text, docs=False):
-    """The tokens of a Rust source without comments. A string or character is one token, and with `docs` so is each line
-    of documentation (`/// ...`)."""
+def tokens_of(text):
+    """The tokens of a Rust source without comments. A string or character is one token."""
     tokens, at, line = [], 0, 1
     while at < len(text):
         match = TOKEN.match(text, at)
@@ -40,8 +39,6 @@ def tokens_of(text, docs=False):
                 end = edge.end()
                 if depth == 0:
                     break
-        elif docs and re.match("///(?!/)", match[0]):
-            tokens.append(Token(match[0], line, "doc"))
         elif kind != "skip":
             tokens.append(Token(match[0].removeprefix("r#") if kind == "name" else match[0], line, kind))
         line += text.count("\n", at, end)
