@@ -139,7 +139,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         BoolCodec,
         containerd.snapshotter,
         Restart,
-        "With larder's own store: serve containerd's snapshot service on the socket, so that containerd can keep its snapshots in the store. See [containerd](containerd.md#snapshots-of-containerd-in-larders-store)."
+        "With larder's own store: serve containerd's snapshot service on the socket, so that containerd can keep its snapshots in the store. See [snapshotter](snapshotter.md)."
     ),
     setting!(
         "containerd.fetchLayers",
