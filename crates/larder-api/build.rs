@@ -7,21 +7,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     {
         println!("cargo:rerun-if-changed=proto");
     }
-    let definitions = protox::compile(["larder/control/v1alpha1/control.proto"], ["proto"])?;
+    let definitions = protox::compile(["larder/control/v1/control.proto"], ["proto"])?;
     let mut config = tonic_prost_build::configure()
         .build_transport(false)
         .btree_map(".")
-        .skip_debug(["larder.control.v1alpha1.PullSecret"]); // it holds secrets; `lib.rs` has one that hides them
+        .skip_debug(["larder.control.v1.PullSecret"]); // it holds secrets; `lib.rs` has one that hides them
     for message in SHOWN {
         let derive = "#[derive(serde::Serialize, serde::Deserialize)] #[serde(rename_all = \"camelCase\")]";
-        config = config.type_attribute(format!(".larder.control.v1alpha1.{message}"), derive);
+        config = config.type_attribute(format!(".larder.control.v1.{message}"), derive);
     }
     for field in MAY_BE_EMPTY {
         let null = "#[serde(serialize_with = \"crate::or_null\", deserialize_with = \"crate::or_empty\")]";
-        config = config.field_attribute(format!(".larder.control.v1alpha1.{field}"), null);
+        config = config.field_attribute(format!(".larder.control.v1.{field}"), null);
     }
     for field in BESIDE {
-        config = config.field_attribute(format!(".larder.control.v1alpha1.{field}"), "#[serde(skip)]");
+        config = config.field_attribute(format!(".larder.control.v1.{field}"), "#[serde(skip)]");
     }
     for file in &definitions.file {
         let package = file.package();

@@ -19,7 +19,7 @@ use larder_agent::config::{self, SettingsSources};
 use larder_agent::environment::DefaultPaths;
 use larder_agent::node::{Node, NodeOptions, StateDirAccess};
 use larder_agent::serve::CommandServer;
-use larder_api::v1alpha1::{ImagesRequest, ImagesResponse};
+use larder_api::v1::{ImagesRequest, ImagesResponse};
 use larder_registry::{Proxy, RegistryConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{

@@ -21,7 +21,7 @@ use larder::pull::{
 use tokio::time::Instant;
 
 use crate::Error;
-use crate::v1alpha1 as api;
+use crate::v1 as api;
 
 /// The keys of secrets, by their type.
 const SECRETS: [(&str, &str); 2] =

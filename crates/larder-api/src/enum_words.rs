@@ -2,7 +2,7 @@
 
 use serde::{Deserialize as _, Deserializer, Serializer};
 
-use crate::v1alpha1::{
+use crate::v1::{
     CollectionGoal, EventType, FilesystemContent, GcPhase, LayerPhase, PullPhase, PullStep, RemovalTrigger,
     VerdictReason,
 };
@@ -158,7 +158,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::v1alpha1::{Pull, Removal};
+    use crate::v1::{Pull, Removal};
 
     #[test]
     fn json_has_words_for_numbers() {

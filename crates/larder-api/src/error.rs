@@ -12,7 +12,7 @@ use prost::Message as _;
 use tonic::{Code, Status};
 
 use crate::convert;
-use crate::v1alpha1::Refused;
+use crate::v1::Refused;
 
 /// The most details of one status, in encoded bytes: what fits into a header everywhere.
 const MAX_DETAILS: usize = 4096;

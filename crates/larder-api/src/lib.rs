@@ -1,7 +1,7 @@
-//! The control API, `larder.control.v1alpha1`: messages, generated client and server, and conversions to the domain
+//! The control API, `larder.control.v1`: messages, generated client and server, and conversions to the domain
 //! types of [`larder`].
 //!
-//! The definitions are in `proto/larder/control/v1alpha1/control.proto`, which is also the documentation. Any gRPC
+//! The definitions are in `proto/larder/control/v1/control.proto`, which is also the documentation. Any gRPC
 //! library can make a client from it. `larder-agent` implements it, `larder-cli` calls it. Start with [`Error`] and
 //! [`convert`].
 
@@ -13,13 +13,13 @@ mod status_text;
 pub use enum_words::EnumWord;
 pub use error::{Error, ErrorKind, is_gone};
 
-/// Version `v1alpha1`. Numbers of fields are never reused in it.
-pub mod v1alpha1 {
+/// Version `v1`, the first one. Numbers of fields are never reused in it.
+pub mod v1 {
     #![allow(missing_docs, clippy::all, clippy::pedantic, unused_qualifications, reason = "generated code")]
 
     use std::fmt;
 
-    tonic::include_proto!("larder.control.v1alpha1");
+    tonic::include_proto!("larder.control.v1");
 
     impl fmt::Debug for PullSecret {
         /// Shows which secret it is and hides what is in it.

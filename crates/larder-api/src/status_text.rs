@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::v1alpha1::{ContainerdStatus, KubernetesConnection, KubernetesStatus};
+use crate::v1::{ContainerdStatus, KubernetesConnection, KubernetesStatus};
 
 /// How a containerd runs containers from the store.
 impl fmt::Display for ContainerdStatus {

@@ -13,8 +13,8 @@ use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathComplete
 use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Shells, Zsh};
 use clap_complete::{CompleteEnv, Shell};
 use larder_agent::client::Client;
-use larder_api::v1alpha1::keep_rule::Select;
-use larder_api::v1alpha1::{KeepRequest, MountsRequest};
+use larder_api::v1::keep_rule::Select;
+use larder_api::v1::{KeepRequest, MountsRequest};
 
 use crate::args::{Cli, GlobalFlags, command};
 use crate::printer::Printer;
@@ -140,7 +140,7 @@ fn rules(current: &OsStr) -> Vec<CompletionCandidate> {
         client.ask(async |mut calls| calls.keep(request).await).await.ok()
     });
     let rules = found.map(|found| found.rules).unwrap_or_default();
-    let name = |rule: larder_api::v1alpha1::KeepRule| match rule.select? {
+    let name = |rule: larder_api::v1::KeepRule| match rule.select? {
         Select::Name(name) | Select::Digest(name) => Some(name),
         Select::Newest(newest) => Some(newest.repository),
         Select::Label(_) => None,

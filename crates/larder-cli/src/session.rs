@@ -23,7 +23,7 @@ use larder_agent::backend::target::{CRI, DOCKER, PODMAN, STORE};
 use larder_agent::client::{Client, ControlServerAddress, find_server, is_listening};
 use larder_agent::environment::{DefaultPaths, variable};
 use larder_agent::serve::CommandServer;
-use larder_api::v1alpha1::StatusRequest;
+use larder_api::v1::StatusRequest;
 use tokio::sync::Mutex;
 use tokio::time::{self, Instant};
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use larder::go_format;
-use larder_api::v1alpha1::{self as api, removed};
+use larder_api::v1::{self as api, removed};
 use ratatui::crossterm::event::KeyEvent;
 use ratatui::layout::Size;
 use tokio::time::Instant;

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use larder_api::Error;
-use larder_api::v1alpha1 as api;
+use larder_api::v1 as api;
 
 /// The control API as the view needs it.
 #[async_trait(?Send)]

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use larder_api::v1alpha1::{self as api, VerdictReason};
+use larder_api::v1::{self as api, VerdictReason};
 
 use crate::text;
 

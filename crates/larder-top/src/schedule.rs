@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use larder_api::v1alpha1::StatusResponse;
+use larder_api::v1::StatusResponse;
 use tokio::time::Instant;
 
 use crate::calls::Call;
@@ -168,7 +168,7 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
-    use larder_api::v1alpha1::{GcStatus, Pull};
+    use larder_api::v1::{GcStatus, Pull};
 
     use super::*;
 

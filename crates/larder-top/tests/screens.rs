@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use larder_api::v1alpha1::{self as api, VerdictReason};
+use larder_api::v1::{self as api, VerdictReason};
 use larder_top::{Answer, App, Call, Input, Moment, draw, update};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;

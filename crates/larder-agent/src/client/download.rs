@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use larder_api::v1alpha1::{ExportRequest, ExportResponse};
+use larder_api::v1::{ExportRequest, ExportResponse};
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tonic::Streaming;

@@ -10,8 +10,8 @@ use larder::pod::ObjectRef;
 use larder::pull::{EnsureError, EnsurePlan, EnsureRequest, EnsuredImage, PullStatus};
 use larder::reference::ImageName;
 use larder_api::convert;
-use larder_api::v1alpha1 as api;
-use larder_api::v1alpha1::ensure_update::Update;
+use larder_api::v1 as api;
+use larder_api::v1::ensure_update::Update;
 use tokio::sync::watch;
 use tokio::time::Instant;
 

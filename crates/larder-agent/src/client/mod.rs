@@ -13,9 +13,9 @@ use std::time::Duration;
 use larder::backend::{EndpointFailure, Image};
 use larder::go_format;
 use larder::hint::Hint;
-use larder_api::v1alpha1::control_client::ControlClient;
-use larder_api::v1alpha1::control_server::ControlServer;
-use larder_api::v1alpha1::{
+use larder_api::v1::control_client::ControlClient;
+use larder_api::v1::control_server::ControlServer;
+use larder_api::v1::{
     CredentialPrograms, ImagesRequest, ImagesResponse, JoinRequest, SettingValue, StatusRequest,
 };
 use larder_api::{MAX_MESSAGE_BYTES, convert};

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use larder_api::v1alpha1::control_server::ControlServer;
+use larder_api::v1::control_server::ControlServer;
 use larder_cri::channel::CriChannel;
 use tonic::body::Body;
 use tonic::codegen::Service;

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::thread;
 
 use futures_util::Stream;
-use larder_api::v1alpha1::LoadRequest;
+use larder_api::v1::LoadRequest;
 use larder_store::store::import::files_of;
 use tokio::sync::mpsc;
 

@@ -2,7 +2,7 @@
 
 use larder::events::{Event, EventSink};
 use larder_api::convert;
-use larder_api::v1alpha1::ensure_update::Update;
+use larder_api::v1::ensure_update::Update;
 use tokio::sync::mpsc;
 
 tokio::task_local! {

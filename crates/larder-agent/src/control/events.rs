@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use futures_util::{Stream, stream};
 use larder::events::{EventStreamItem, RingSink};
-use larder_api::v1alpha1 as api;
-use larder_api::v1alpha1::events_response;
+use larder_api::v1 as api;
+use larder_api::v1::events_response;
 use tokio::sync::watch;
 use tonic::Status;
 

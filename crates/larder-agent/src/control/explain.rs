@@ -12,7 +12,7 @@ use larder::hidden::HiddenImages;
 use larder::records::{ImagePullCredentials, PullRecordStore};
 use larder::reference::ImageId;
 use larder_api::convert::millis;
-use larder_api::v1alpha1::{Explanation, PulledRecord};
+use larder_api::v1::{Explanation, PulledRecord};
 
 use super::find::find;
 use super::images::absent;

@@ -8,8 +8,8 @@ use larder::go_format;
 use larder::hint::Hint;
 use larder::image_service::FilesystemError;
 use larder_api::is_gone;
-use larder_api::v1alpha1::collect_request::Goal;
-use larder_api::v1alpha1::{CollectRequest, Collection, SpaceHolder};
+use larder_api::v1::collect_request::Goal;
+use larder_api::v1::{CollectRequest, Collection, SpaceHolder};
 
 use super::report::{self, usage_by_state};
 use crate::error::Error;
@@ -223,7 +223,7 @@ mod tests {
         WhenUnreachable,
     };
     use larder::image_service::FsStats;
-    use larder_api::v1alpha1::VerdictReason;
+    use larder_api::v1::VerdictReason;
     use larder_testkit::fake_backend::{FakeBackend, image};
 
     use super::*;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use larder::gc::{HistoryFile, RemovalHistoryEntry};
-use larder_api::v1alpha1::{HistoryEntry, HistoryResponse, RemovalTrigger};
+use larder_api::v1::{HistoryEntry, HistoryResponse, RemovalTrigger};
 
 use super::report::time;
 use crate::error::Error;

@@ -9,7 +9,7 @@ use larder::backend::{Backend, Image, ImageDetails, ImageSpec};
 use larder::gc::{GcGoal, GcImage, GcPolicy, GcSnapshot, ImageDecision, ImageUse, MeasuredLayer, plan};
 use larder::reference::{Digest, ImageId};
 use larder_api::convert;
-use larder_api::v1alpha1 as api;
+use larder_api::v1 as api;
 use serde::Deserialize;
 use tokio::time;
 
@@ -183,7 +183,7 @@ fn ordered(indices: &[u32], layers: &[MeasuredLayer], diff_ids: &[String]) -> Ve
 #[cfg(test)]
 mod tests {
     use larder::gc::DiskSpace;
-    use larder_api::v1alpha1::VerdictReason;
+    use larder_api::v1::VerdictReason;
     use larder_testkit::fake_backend::{BackendCall, BackendOp, FakeBackend, image};
 
     use super::*;

@@ -7,7 +7,7 @@ use larder::backend::{Backend, BackendError, FilesystemUsage, ImageDetails, Imag
 use larder::hint::Hint;
 use larder::reference::Reference;
 use larder_api::is_gone;
-use larder_api::v1alpha1::{Condition, RuntimeResponse, TagRequest, TagResponse};
+use larder_api::v1::{Condition, RuntimeResponse, TagRequest, TagResponse};
 
 use super::find::find;
 use crate::error::Error;

@@ -1,6 +1,6 @@
 //! Whether a client with settings and credential programs of its own can work through this process.
 
-use larder_api::v1alpha1::SettingValue;
+use larder_api::v1::SettingValue;
 
 use super::ServingProcess;
 use crate::config::{self, BackendSetting, Config};

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use larder::gc::{Accounting, GcGoal, GcPolicy};
-use larder_api::v1alpha1::CollectRequest;
-use larder_api::v1alpha1::collect_request;
+use larder_api::v1::CollectRequest;
+use larder_api::v1::collect_request;
 
 use crate::error::Error;
 

@@ -9,7 +9,7 @@ use larder::error_chain;
 use larder::events::{EventReason, EventType};
 use larder::go_format;
 use larder::reference::{ImageName, Reference};
-use larder_api::v1alpha1 as api;
+use larder_api::v1 as api;
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{LoadedImage as Brought, PullError};
 use larder_store::store::import::{ImportError, ImportSource};

@@ -30,9 +30,9 @@ use std::sync::Arc;
 
 use futures_util::Stream;
 use larder::gc::GcPolicy;
-use larder_api::v1alpha1 as api;
-use larder_api::v1alpha1::collect_request::Goal;
-use larder_api::v1alpha1::control_server::{Control, ControlServer};
+use larder_api::v1 as api;
+use larder_api::v1::collect_request::Goal;
+use larder_api::v1::control_server::{Control, ControlServer};
 use larder_api::{MAX_MESSAGE_BYTES, convert};
 use larder_store::mounts::MountOptions;
 use larder_store::store::Store;

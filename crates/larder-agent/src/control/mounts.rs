@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use larder::error_chain;
 use larder::hint::Hint;
-use larder_api::v1alpha1::Mount;
+use larder_api::v1::Mount;
 use larder_store::mounts::{MountError, MountOptions};
 use larder_store::store::{MountRecord, Store};
 

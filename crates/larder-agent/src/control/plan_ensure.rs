@@ -4,8 +4,8 @@ use larder::backend::ImageSpec;
 use larder::credentials::LazyCredentialLookup;
 use larder::pull::{EnsurePlan, EnsureRequest};
 use larder::reference::ImageId;
-use larder_api::v1alpha1 as api;
-use larder_api::v1alpha1::planned_image::Plan;
+use larder_api::v1 as api;
+use larder_api::v1::planned_image::Plan;
 
 use super::ensure;
 use crate::error::Error;

@@ -16,7 +16,7 @@ use larder::hint::Hint;
 use larder::pull::ImagePin;
 use larder::reference::{ImageId, ImageName};
 use larder_api::convert;
-use larder_api::v1alpha1::{self as api, RemoveRequest, RemoveResponse, removed};
+use larder_api::v1::{self as api, RemoveRequest, RemoveResponse, removed};
 use larder_store::backend::StoreBackend;
 use larder_store::store::StoreError;
 use tokio::task::spawn_blocking;

@@ -11,7 +11,7 @@ use larder::gc::{
 use larder::image_service::FsStats;
 use larder::reference::ImageId;
 use larder_api::convert;
-use larder_api::v1alpha1::{self as api, CollectionGoal, VerdictReason};
+use larder_api::v1::{self as api, CollectionGoal, VerdictReason};
 use tokio::time::Instant;
 
 /// What would be done.

@@ -7,8 +7,8 @@ use larder::error_chain;
 use larder::gc::{ClockReading, Collector, GcPolicy, KeepRule, Selector};
 use larder::hint::Hint;
 use larder_api::convert;
-use larder_api::v1alpha1::keep_rule::Select;
-use larder_api::v1alpha1::{self as api, KeepRequest, LeaseOwner, LeaseResponse};
+use larder_api::v1::keep_rule::Select;
+use larder_api::v1::{self as api, KeepRequest, LeaseOwner, LeaseResponse};
 use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreError};
 
 use tokio::task::spawn_blocking;

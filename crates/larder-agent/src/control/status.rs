@@ -9,7 +9,7 @@ use larder::gc::{
 };
 use larder::go_format;
 use larder::image_service::{FsStats, ImageStats};
-use larder_api::v1alpha1 as api;
+use larder_api::v1 as api;
 use larder_registry::RegistryLoad;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;

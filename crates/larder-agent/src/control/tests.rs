@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use larder::events::EventReason;
-use larder_api::v1alpha1::ensure_update::Update;
-use larder_api::v1alpha1::events_response::Item;
+use larder_api::v1::ensure_update::Update;
+use larder_api::v1::events_response::Item;
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, error, image};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{UnixListener, UnixStream};

@@ -10,7 +10,7 @@ use larder::gc::{
 };
 use larder::image_service::{FilesystemError, FsStats, ImageService, local_disk};
 use larder_api::convert;
-use larder_api::v1alpha1 as api;
+use larder_api::v1 as api;
 use larder_store::disk::DiskSpace;
 use larder_store::store::{ImageUsage, Store, StoreError, StoreUsage};
 use tokio::task::spawn_blocking;
@@ -182,7 +182,7 @@ fn image_usage(usage: ImageUsage) -> api::StoreImageUsage {
 
 #[cfg(feature = "docker")]
 mod docker {
-    use larder_api::v1alpha1 as api;
+    use larder_api::v1 as api;
     use larder_docker::{EngineUsage, LayerStoreShare};
 
     /// What an engine knows of its disk usage.

@@ -2,8 +2,8 @@
 //! names of pull secrets.
 
 use futures_util::{Stream, StreamExt as _};
-use larder_api::v1alpha1 as api;
-use larder_api::v1alpha1::events_response::Item;
+use larder_api::v1 as api;
+use larder_api::v1::events_response::Item;
 use serde::Serialize;
 use tonic::Status;
 

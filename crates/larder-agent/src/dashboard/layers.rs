@@ -1,6 +1,6 @@
 //! Layers for the treemap: those that several images share, and those of one image alone. A pure function.
 
-use larder_api::v1alpha1 as api;
+use larder_api::v1 as api;
 use serde::Serialize;
 
 use super::data::cut;

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use larder::detached::SharedCall;
-use larder_api::v1alpha1 as api;
-use larder_api::v1alpha1::control_server::Control as _;
+use larder_api::v1 as api;
+use larder_api::v1::control_server::Control as _;
 use serde::Serialize;
 use tokio::time::{self, Instant};
 use tonic::Status;

@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hyper::body::Bytes;
-use larder_api::v1alpha1 as api;
-use larder_api::v1alpha1::control_server::Control as _;
+use larder_api::v1 as api;
+use larder_api::v1::control_server::Control as _;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{self, Instant};
 use tonic::body::Body;

@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt as _;
 use larder::backend::Image;
-use larder_api::v1alpha1 as api;
-use larder_api::v1alpha1::control_server::Control as _;
+use larder_api::v1 as api;
+use larder_api::v1::control_server::Control as _;
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{StorePullConfig, StorePuller};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use larder::go_format;
 use larder::reference::Reference;
-use larder_api::v1alpha1::Explanation;
+use larder_api::v1::Explanation;
 
 const HIDDEN: &str =
     "hidden: fetched with credentials ahead of kubelet, visible once kubelet's own pull succeeds";

@@ -1,6 +1,6 @@
 //! The pull record of an image: which pods may use it without asking the registry.
 
-use larder_api::v1alpha1::PulledRecord;
+use larder_api::v1::PulledRecord;
 
 /// A line for each name; without a record, what that means for pods.
 pub(super) fn lines(records: &[PulledRecord], unrecorded_access: Option<bool>) -> Vec<String> {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_api::v1alpha1::control_server::ControlServer;
+use larder_api::v1::control_server::ControlServer;
 use larder_cri::short_path;
 use tokio::net::UnixListener;
 use tokio::sync::watch;

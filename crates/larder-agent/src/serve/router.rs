@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use hyper::body::Frame;
-use larder_api::v1alpha1::control_server::{self, ControlServer};
+use larder_api::v1::control_server::{self, ControlServer};
 use larder_cri::proto::image_service_server::{self, ImageServiceServer};
 use larder_cri::proto::runtime_service_server::{self, RuntimeServiceServer};
 use larder_cri::server::{CriService, NAME, RuntimeProxy, ServerVersion, deadline_of, services, within};

@@ -9,8 +9,8 @@ use clap::{Args, Subcommand};
 use larder::reference::ImageName;
 use larder_agent::quantity::{parse_duration, parse_size};
 use larder_api::convert::millis;
-use larder_api::v1alpha1::collect_request::Goal;
-use larder_api::v1alpha1::{CollectRequest, CollectionGoal};
+use larder_api::v1::collect_request::Goal;
+use larder_api::v1::{CollectRequest, CollectionGoal};
 
 use super::CredentialArgs;
 use crate::output::PrintFormat;

@@ -3,7 +3,7 @@
 pub(super) mod access;
 
 use larder_agent::explanation;
-use larder_api::v1alpha1::{self as api, ExplainRequest, Explanation};
+use larder_api::v1::{self as api, ExplainRequest, Explanation};
 use serde::Serialize;
 
 use super::inspect::names_and_ids;

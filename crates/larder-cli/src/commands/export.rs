@@ -12,7 +12,7 @@ use larder::reference::Digest;
 use larder_agent::client::ArchiveDownload;
 use larder_agent::empty_directory::EmptyDirectory;
 use larder_agent::offline::{ExtractOptions, SkippedFiles, UnpackError, extract_files, write_disk_image};
-use larder_api::v1alpha1::{ExportFormat as ArchiveFormat, ExportRequest};
+use larder_api::v1::{ExportFormat as ArchiveFormat, ExportRequest};
 
 use crate::args::{ExportArgs, ExportFormat, SaveArgs};
 use crate::exit::CommandOutcome;

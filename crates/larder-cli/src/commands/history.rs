@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use larder::age;
 use larder::hint::Hint;
 use larder_agent::build_history::{BuildStep, build_steps};
-use larder_api::v1alpha1::InspectRequest;
+use larder_api::v1::InspectRequest;
 
 use super::inspect::names_and_ids;
 use crate::args::HistoryArgs;

@@ -9,7 +9,7 @@ use larder::reference::{ImageId, ImageName};
 use larder_agent::image_name;
 use larder_agent::manifest::{InputPlace, InputProblem};
 use larder_api::convert;
-use larder_api::v1alpha1::{ImagesResponse, InspectRequest};
+use larder_api::v1::{ImagesResponse, InspectRequest};
 use serde::Serialize;
 use serde_json::Value;
 

@@ -5,7 +5,7 @@ use larder::hint::Hint;
 use larder_agent::client::Client;
 use larder_agent::state::{KeepRuleView, ListedRule};
 use larder_api::convert;
-use larder_api::v1alpha1::{KeepRequest, KeepResponse};
+use larder_api::v1::{KeepRequest, KeepResponse};
 
 use crate::args::{KeepArgs, KeepSubcommand, UnkeepArgs};
 use crate::exit::CommandOutcome;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use larder::reference::{ImageId, ImageName};
 use larder_agent::client::Client;
-use larder_api::v1alpha1::{ImageLease, LeaseOwner, LeaseRequest, LeaseResponse, LeasesRequest};
+use larder_api::v1::{ImageLease, LeaseOwner, LeaseRequest, LeaseResponse, LeasesRequest};
 use serde::Serialize;
 
 use super::inspect::names_and_ids;

@@ -7,7 +7,7 @@ use larder::hint::Hint;
 use larder::reference::{ImageId, Reference};
 use larder_agent::client::{ArchiveUpload, Client};
 use larder_agent::control::base_name;
-use larder_api::v1alpha1::LoadedImage;
+use larder_api::v1::LoadedImage;
 use serde::Serialize;
 
 use crate::args::LoadArgs;

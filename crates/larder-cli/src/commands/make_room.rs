@@ -5,8 +5,8 @@ use larder::hint::{Hint, HintPart};
 use larder::pull::EnsureRequest;
 use larder_agent::client::{Client, EnsureSession};
 use larder_agent::quantity::parse_size;
-use larder_api::v1alpha1::CollectRequest;
-use larder_api::v1alpha1::collect_request::Goal;
+use larder_api::v1::CollectRequest;
+use larder_api::v1::collect_request::Goal;
 
 use super::ensure_runner::{EnsureResult, EnsureResults};
 use crate::confirm;

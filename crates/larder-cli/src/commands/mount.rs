@@ -6,7 +6,7 @@ use larder::hint::Hint;
 use larder_agent::client::Client;
 use larder_agent::image_name::digits_of_id;
 use larder_agent::offline::is_mount_visible;
-use larder_api::v1alpha1::{Mount, MountRequest, MountsRequest, StatusRequest, UnmountRequest};
+use larder_api::v1::{Mount, MountRequest, MountsRequest, StatusRequest, UnmountRequest};
 
 use crate::args::{MountArgs, MountsArgs, UmountArgs};
 use crate::exit::CommandOutcome;

@@ -1,7 +1,7 @@
 //! `larder prune`: removes dangling images, or with `-a` every unused image, after a question.
 
-use larder_api::v1alpha1::collect_request::Goal;
-use larder_api::v1alpha1::{CollectRequest, ImageVerdict};
+use larder_api::v1::collect_request::Goal;
+use larder_api::v1::{CollectRequest, ImageVerdict};
 
 use super::gc;
 use crate::args::PruneArgs;

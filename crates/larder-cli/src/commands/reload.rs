@@ -1,6 +1,6 @@
 //! `larder reload`: the daemon reloads its settings.
 
-use larder_api::v1alpha1::ReloadRequest;
+use larder_api::v1::ReloadRequest;
 
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;

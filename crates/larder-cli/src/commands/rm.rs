@@ -1,7 +1,7 @@
 //! `larder rm`.
 
 use larder::reference::ImageId;
-use larder_api::v1alpha1::{self as api, RemoveRequest, RemoveResponse, removed};
+use larder_api::v1::{self as api, RemoveRequest, RemoveResponse, removed};
 use serde::Serialize;
 
 use super::inspect::names_and_ids;

@@ -1,7 +1,7 @@
 //! `larder runtime`.
 
 use larder_agent::environment::DefaultPaths;
-use larder_api::v1alpha1::{Condition, RuntimeRequest, RuntimeResponse};
+use larder_api::v1::{Condition, RuntimeRequest, RuntimeResponse};
 
 use crate::args::RuntimeArgs;
 use crate::exit::CommandOutcome;

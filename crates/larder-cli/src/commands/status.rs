@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use larder::go_format;
-use larder_api::v1alpha1::{
+use larder_api::v1::{
     DiskUse, GcPhase, GcRound, GcStatus, OtherFilesystem, RegistryStatus, StatusRequest, StatusResponse,
 };
 use larder_api::{EnumWord as _, convert};
@@ -194,7 +194,7 @@ fn age(milliseconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use larder_api::v1alpha1::Removal;
+    use larder_api::v1::Removal;
 
     use super::*;
 

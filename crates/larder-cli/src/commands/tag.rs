@@ -1,6 +1,6 @@
 //! `larder tag`: gives an image another name.
 
-use larder_api::v1alpha1::TagRequest;
+use larder_api::v1::TagRequest;
 
 use super::inspect::names_and_ids;
 use crate::args::TagArgs;

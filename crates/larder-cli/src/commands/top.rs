@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use larder::hint::Hint;
 use larder_agent::client::{Client, GrpcControlClient};
 use larder_agent::explanation;
-use larder_api::v1alpha1 as api;
+use larder_api::v1 as api;
 use larder_top::{Ended, NodeCalls, run as show};
 use tokio::sync::Mutex;
 use tokio::time;

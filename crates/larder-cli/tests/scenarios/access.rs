@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use larder_api::v1alpha1 as api;
-use larder_api::v1alpha1::control_client::ControlClient;
-use larder_api::v1alpha1::ensure_update::Update;
+use larder_api::v1 as api;
+use larder_api::v1::control_client::ControlClient;
+use larder_api::v1::ensure_update::Update;
 use larder_testkit_peers::process::pause;
 use larder_testkit_peers::registry::{NEW_PASSWORD, PASSWORD, USER};
 use larder_testkit_peers::{ImageBuilder, RegistryAccess, RegistryOptions};

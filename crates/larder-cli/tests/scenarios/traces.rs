@@ -16,7 +16,7 @@ use tonic::Request;
 use crate::served::CriDaemon;
 use crate::world::{LarderProcess, RuntimeFixture, larder_in};
 
-const ENSURE: &str = "larder.control.v1alpha1.Control/Ensure";
+const ENSURE: &str = "larder.control.v1.Control/Ensure";
 const PULL: &str = "runtime.v1.ImageService/PullImage";
 const FETCH: &str = "pkg.unpack.unpacker.fetchLayer";
 const REQUEST: &str = "remotes.docker.resolver.HTTPRequest";
@@ -350,7 +350,7 @@ fn a_collection_shows_what_it_measured_planned_and_removed() {
     let gc = ["--daemon", &socket, "gc", "--all-unused", "--minimum-image-ttl-duration", "0"];
     world.larder(&gc).expect(0);
     // The span of the call is the last one to end.
-    let trace = collector.trace_with("larder.control.v1alpha1.Control/Collect");
+    let trace = collector.trace_with("larder.control.v1.Control/Collect");
     eprintln!("{}", trace.tree());
     let round = trace.all("Images/GarbageCollect");
     let round = round.first().expect("a round");

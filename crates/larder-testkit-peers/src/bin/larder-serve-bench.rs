@@ -13,9 +13,9 @@
 
 use std::time::Duration;
 
-use larder_api::v1alpha1::control_client::ControlClient;
-use larder_api::v1alpha1::ensure_update::Update;
-use larder_api::v1alpha1::{EnsureRequest, StatusRequest, WantedImage};
+use larder_api::v1::control_client::ControlClient;
+use larder_api::v1::ensure_update::Update;
+use larder_api::v1::{EnsureRequest, StatusRequest, WantedImage};
 use larder_cri::Endpoint;
 use larder_cri::channel::CriChannel;
 use tokio::task::JoinSet;

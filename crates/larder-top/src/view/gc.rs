@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use larder_api::EnumWord as _;
-use larder_api::v1alpha1::{GcPhase, HistoryEntry};
+use larder_api::v1::{GcPhase, HistoryEntry};
 use ratatui::text::{Line, Span};
 
 use super::{Theme, Tone};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use larder_api::EnumWord as _;
-use larder_api::v1alpha1::{DiskUse, GcStatus, Pull, PullPhase, StatusResponse};
+use larder_api::v1::{DiskUse, GcStatus, Pull, PullPhase, StatusResponse};
 use ratatui::text::{Line, Span};
 
 use super::{Theme, Tone, gc as gc_view};

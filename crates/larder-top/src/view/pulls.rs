@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use larder_api::EnumWord as _;
-use larder_api::v1alpha1::{LayerPhase, Pull, PullLayer, PullPhase, PullStep};
+use larder_api::v1::{LayerPhase, Pull, PullLayer, PullPhase, PullStep};
 use ratatui::text::{Line, Span};
 
 use super::header::rate_of;

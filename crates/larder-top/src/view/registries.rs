@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use larder_api::v1alpha1::RegistryStatus;
+use larder_api::v1::RegistryStatus;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 

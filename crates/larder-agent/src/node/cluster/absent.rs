@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder::credentials::plugin::ServiceAccountClient;
-use larder_api::v1alpha1 as api;
+use larder_api::v1 as api;
 
 use super::EventCounts;
 use crate::config::Config;

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use larder_api::convert;
-use larder_api::v1alpha1 as api;
+use larder_api::v1 as api;
 use larder_kube::{ClusterError, ResponseObserver};
 
 /// Whether the API server answers requests of one identity. Each change is logged, each repetition is not.

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use larder::credentials::plugin::ServiceAccountClient;
 use larder::events::EventFollower;
-use larder_api::v1alpha1 as api;
+use larder_api::v1 as api;
 use larder_kube::image_sets::ImageCounts;
 use larder_kube::{Cluster, ClusterOptions, ClusterServiceAccounts, node_name, other_node};
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use larder_api::v1alpha1::{StoreUsage, UsageRequest};
+use larder_api::v1::{StoreUsage, UsageRequest};
 
 use crate::args::{Cli, GlobalFlags};
 use crate::exit::CommandOutcome;

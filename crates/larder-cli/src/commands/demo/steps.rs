@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use larder_api::v1alpha1::StoreUsage;
+use larder_api::v1::StoreUsage;
 
 use super::images::{DemoBlobKind, DemoImage, DemoImages, MODIFIED};
 use super::registry::{DemoRegistry, FetchRecord};

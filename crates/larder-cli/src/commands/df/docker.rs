@@ -1,6 +1,6 @@
 //! The disk usage of a Docker Engine, beside what `docker system df` prints.
 
-use larder_api::v1alpha1::{DockerDiskSpace, DockerUsage};
+use larder_api::v1::{DockerDiskSpace, DockerUsage};
 
 use crate::output::size;
 use crate::output::table::TextTable;

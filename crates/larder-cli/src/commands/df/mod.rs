@@ -5,7 +5,7 @@ mod store;
 
 use larder::gc::filesystem_stats::used_percent;
 use larder_agent::environment::DefaultPaths;
-use larder_api::v1alpha1::{ImageTotal, UsageFileSystem, UsageImages, UsageRequest, UsageResponse};
+use larder_api::v1::{ImageTotal, UsageFileSystem, UsageImages, UsageRequest, UsageResponse};
 
 use super::gc::usage_by_state;
 use crate::args::DfArgs;

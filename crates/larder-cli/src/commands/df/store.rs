@@ -1,6 +1,6 @@
 //! The disk usage of larder's own store. Each layer counts once; the total is that of `du` for the store's directory.
 
-use larder_api::v1alpha1::{DiskSpace, StoreDiskUsage, StoreImageUsage};
+use larder_api::v1::{DiskSpace, StoreDiskUsage, StoreImageUsage};
 
 use crate::output::size;
 use crate::output::table::TextTable;

@@ -1,7 +1,7 @@
 //! `larder gc log`: the images that GC removed.
 
 use larder_api::EnumWord as _;
-use larder_api::v1alpha1::{HistoryEntry, HistoryRequest};
+use larder_api::v1::{HistoryEntry, HistoryRequest};
 
 use super::report::{FREED_MEANING, differs_from_plan};
 use crate::args::GcLogArgs;

@@ -5,8 +5,8 @@ pub(super) mod report;
 pub(super) mod usage_by_state;
 
 use larder_agent::client::Client;
-use larder_api::v1alpha1::collect_request::Goal;
-use larder_api::v1alpha1::{CollectRequest, Collection, CollectionGoal};
+use larder_api::v1::collect_request::Goal;
+use larder_api::v1::{CollectRequest, Collection, CollectionGoal};
 
 use crate::args::{GcArgs, GcSubcommand};
 use crate::confirm;

@@ -6,7 +6,7 @@ use larder::gc::SpaceBesideImages;
 use larder::hint::Hint;
 use larder_api::EnumWord as _;
 use larder_api::convert::to_space_beside_images;
-use larder_api::v1alpha1::{Collection, CollectionGoal, FileSystem, ImageVerdict, VerdictReason};
+use larder_api::v1::{Collection, CollectionGoal, FileSystem, ImageVerdict, VerdictReason};
 
 use crate::output::table::TextTable;
 use crate::output::{names, size};
@@ -316,7 +316,7 @@ pub(super) fn about(report: &Collection) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use larder_api::v1alpha1::Removal;
+    use larder_api::v1::Removal;
 
     use super::*;
     use crate::printer::tests::TestWriter;

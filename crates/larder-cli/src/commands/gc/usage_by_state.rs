@@ -1,7 +1,7 @@
 //! Usage of the image filesystem: images by state, and other data.
 
 use larder::hint::Hint;
-use larder_api::v1alpha1::{ImageTotal, UsageByState};
+use larder_api::v1::{ImageTotal, UsageByState};
 
 use crate::output::size;
 use crate::output::table::TextTable;

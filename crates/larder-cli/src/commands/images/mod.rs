@@ -16,7 +16,7 @@ use larder::reference::{ImageId, Reference};
 use larder_agent::client::Client;
 use larder_agent::image_name::digits_of_id;
 use larder_api::convert;
-use larder_api::v1alpha1 as api;
+use larder_api::v1 as api;
 use serde::Serialize;
 
 use crate::args::{ImageFilter, ImagesArgs};

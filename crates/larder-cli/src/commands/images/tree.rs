@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use larder_api::v1alpha1::ImageLayer;
+use larder_api::v1::ImageLayer;
 
 use super::ImageTableRow;
 use crate::output::size;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use larder_api::v1alpha1::{Image, ImagesResponse};
+use larder_api::v1::{Image, ImagesResponse};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -107,7 +107,7 @@ fn first_line(step: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use larder_api::v1alpha1::{ImageLayer, ImageListDetails};
+    use larder_api::v1::{ImageLayer, ImageListDetails};
 
     use super::*;
 
