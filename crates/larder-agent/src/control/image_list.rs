@@ -149,9 +149,7 @@ fn of_layer(layer: &MeasuredLayer) -> api::ImageLayer {
 }
 
 fn add_use(details: &mut api::ImageListDetails, image: &GcImage) {
-    details.first_seen = report::time(image.first_seen);
     details.last_used = image.last_used.and_then(report::time);
-    details.used_by.extend(image.uses.iter().map(ToString::to_string));
     details.in_use |=
         image.uses.iter().any(|usage| !matches!(usage, ImageUse::Lease { .. } | ImageUse::Ensured { .. }));
 }
@@ -217,7 +215,7 @@ mod tests {
         let details = |index: usize| listed.images[index].details.clone().unwrap();
         assert_eq!((details(0).reason(), &*details(0).why), (VerdictReason::Unused, "unused"));
         assert_eq!((details(1).reason(), &*details(1).why), (VerdictReason::Pinned, "pinned by the runtime"));
-        assert!(details(0).first_seen.is_some() && listed.warnings.is_empty(), "{listed:?}");
+        assert!(!details(0).in_use && listed.warnings.is_empty(), "{listed:?}");
         let inspected = |call: &BackendCall| matches!(call, BackendCall::Inspect { .. });
         assert!(!backend.calls().iter().any(inspected), "{:?}", backend.calls());
     }
