@@ -10,24 +10,19 @@
 //! first, then [`control`]. A program that only wants images begins with [`LocalNode`].
 
 pub mod backend;
-pub mod build_history;
 pub mod client;
 pub mod config;
 pub mod containerd_config;
 pub mod control;
 #[cfg(feature = "dashboard")]
 mod dashboard;
-pub mod empty_directory;
 pub mod environment;
 mod error;
-pub mod explanation;
 pub mod image_name;
 mod local_node;
 pub mod log;
 pub mod manifest;
 pub mod node;
-pub mod offline;
-pub mod progress_timeline;
 pub mod quantity;
 pub mod registry;
 pub mod serve;

@@ -15,6 +15,5 @@ pub(crate) mod publishing;
 pub mod target;
 
 pub use handle::BackendHandle;
-pub use open::{OpenMode, RuntimeRequirement, cannot_open, open, target_of};
-pub(crate) use open::{open_error, store_backend};
+pub use open::{OpenMode, RuntimeRequirement, cannot_open, open, open_error, store_backend, target_of};
 pub use target::{BackendTarget, is_docker};

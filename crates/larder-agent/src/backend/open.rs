@@ -83,7 +83,7 @@ fn open_store(config: &Config, mode: OpenMode) -> Result<StoreBackend, NodeOpenE
 }
 
 /// Why a store was not opened, by what a caller may do about it.
-pub(crate) fn open_error(error: &StoreOpenError) -> NodeOpenError {
+pub fn open_error(error: &StoreOpenError) -> NodeOpenError {
     let of_kind = match error {
         StoreOpenError::InUse { .. } => NodeOpenError::InUse,
         StoreOpenError::NoStore { .. } => NodeOpenError::NoStore,
@@ -93,7 +93,7 @@ pub(crate) fn open_error(error: &StoreOpenError) -> NodeOpenError {
 }
 
 /// The store of these settings as a backend.
-pub(crate) fn store_backend(config: &Config, mode: OpenMode) -> Result<StoreBackend, StoreOpenError> {
+pub fn store_backend(config: &Config, mode: OpenMode) -> Result<StoreBackend, StoreOpenError> {
     let settings = config.store.config.clone();
     let store = match mode {
         OpenMode::Create => Store::open(&config.root, settings),

@@ -1,8 +1,9 @@
 //! `larder explain`: the GC decision on one image, or access to it.
 
 pub(super) mod access;
+pub(super) mod lines;
+mod pull_record_lines;
 
-use larder_agent::explanation;
 use larder_api::v1::{self as api, ExplainRequest, Explanation};
 use serde::Serialize;
 
@@ -25,7 +26,7 @@ pub(super) async fn run(args: &ExplainArgs, session: &CommandSession) -> Result<
     let explanation = client.ask(async |mut calls| calls.explain(request).await).await?;
     match args.output.data() {
         Some(format) => output::data(out, format, &ExplainRecord::new(&explanation)),
-        None => explanation::lines(name, &explanation).iter().for_each(|line| out.line(line)),
+        None => lines::lines(name, &explanation).iter().for_each(|line| out.line(line)),
     }
     Ok(CommandOutcome::Done)
 }

@@ -1,6 +1,8 @@
 //! `larder export` and `larder save`: images out of larder's own store. The node sends an archive; a directory or an EROFS
 //! image is made of it here, with the rights of the user.
 
+mod empty_directory;
+
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal as _, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -10,15 +12,15 @@ use larder::error_chain;
 use larder::hint::Hint;
 use larder::reference::Digest;
 use larder_agent::client::ArchiveDownload;
-use larder_agent::empty_directory::EmptyDirectory;
-use larder_agent::offline::{ExtractOptions, SkippedFiles, UnpackError, extract_files, write_disk_image};
 use larder_api::v1::{ExportFormat as ArchiveFormat, ExportRequest};
+use larder_store::unpack::{ExtractOptions, SkippedFiles, UnpackError, extract_files, write_disk_image};
 
 use crate::args::{ExportArgs, ExportFormat, SaveArgs};
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::interrupt::{InterruptHandle, InterruptSignals};
 use crate::session::{CommandSession, ImageAccess};
+use empty_directory::EmptyDirectory;
 
 pub(super) async fn run(
     args: &ExportArgs,

@@ -1,12 +1,14 @@
 //! `larder fsck`: checks and repairs larder's own store.
 
+mod offline_store;
+
 use std::collections::BTreeSet;
 
 use larder::credentials::TokenPolicy;
 use larder::hint::Hint;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullPolicy};
-use larder_agent::offline::{ConversionReport, FsckReport, IncompleteImage, OfflineStore};
+use larder_store::fsck::{ConversionReport, FsckReport, IncompleteImage};
 
 use super::pull_failure::PullFailureKind;
 use crate::args::FsckArgs;
@@ -16,6 +18,7 @@ use crate::failure::{ExitReport as _, Failure};
 use crate::output::size;
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess, StoreWait};
+use offline_store::OfflineStore;
 
 pub(super) async fn run(args: &FsckArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
@@ -153,7 +156,7 @@ fn verdict(report: &FsckReport, out: &Printer) -> CommandOutcome {
 #[cfg(test)]
 mod tests {
     use larder::reference::Digest;
-    use larder_agent::offline::MissingContent;
+    use larder_store::fsck::MissingContent;
 
     use super::*;
 

@@ -1,9 +1,10 @@
 //! `larder history`: the steps in which an image was built, from its config.
 
+mod build_history;
+
 use jiff::Timestamp;
 use larder::age;
 use larder::hint::Hint;
-use larder_agent::build_history::{BuildStep, build_steps};
 use larder_api::v1::InspectRequest;
 
 use super::inspect::names_and_ids;
@@ -13,6 +14,7 @@ use crate::failure::Failure;
 use crate::output::table::TextTable;
 use crate::output::{self, size};
 use crate::session::{CommandSession, ImageAccess};
+use build_history::{BuildStep, build_steps};
 
 /// Characters of a command or comment in the narrow table.
 const SHOWN: usize = 60;

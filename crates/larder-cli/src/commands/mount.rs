@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use larder::hint::Hint;
 use larder_agent::client::Client;
 use larder_agent::image_name::digits_of_id;
-use larder_agent::offline::is_mount_visible;
 use larder_api::v1::{Mount, MountRequest, MountsRequest, StatusRequest, UnmountRequest};
+use larder_store::mounts::is_seen_at;
 
 use crate::args::{MountArgs, MountsArgs, UmountArgs};
 use crate::exit::CommandOutcome;
@@ -36,7 +36,7 @@ pub(super) async fn mount(args: &MountArgs, session: &CommandSession) -> Result<
 /// is believed.
 async fn check_seen(mount: &Mount, client: &Client) -> Result<(), Failure> {
     let target = &mount.target;
-    if client.socket().is_none() || is_mount_visible(Path::new(target)).unwrap_or(true) {
+    if client.socket().is_none() || is_seen_at(Path::new(target)).unwrap_or(true) {
         return Ok(());
     }
     let status = client.ask(async |mut calls| calls.status(StatusRequest::default()).await).await;

@@ -3,13 +3,13 @@
 use async_trait::async_trait;
 use larder::hint::Hint;
 use larder_agent::client::{Client, GrpcControlClient};
-use larder_agent::explanation;
 use larder_api::v1 as api;
 use larder_top::{Ended, NodeCalls, run as show};
 use tokio::sync::Mutex;
 use tokio::time;
 use tonic::{Response, Status};
 
+use super::explain;
 use crate::exit::CommandOutcome;
 use crate::failure::{ErrorKind, Failure};
 use crate::interrupt::InterruptSignals;
@@ -102,7 +102,7 @@ impl NodeCalls for SessionCalls<'_> {
     async fn explain(&self, image: &str) -> Result<Vec<String>, Failure> {
         let request = api::ExplainRequest { image: image.to_owned(), ..api::ExplainRequest::default() };
         let explanation = self.ask(async |mut calls| calls.explain(request).await).await?;
-        Ok(explanation::lines(image, &explanation))
+        Ok(explain::lines::lines(image, &explanation))
     }
 
     async fn remove(&self, id: &str, images: Vec<String>) -> Result<api::RemoveResponse, Failure> {

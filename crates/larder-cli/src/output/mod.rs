@@ -4,6 +4,7 @@ pub(crate) mod events;
 pub(crate) mod hint;
 pub(crate) mod names;
 pub(crate) mod progress;
+pub(crate) mod progress_timeline;
 pub(crate) mod size;
 pub(crate) mod style;
 pub(crate) mod table;

@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use larder::backend::{ByteProgress, LayerPhase, LayerProgress};
 use larder::pull::{PullPhase, PullStatus};
-use larder_agent::progress_timeline::{ProgressChange, ProgressTimeline, phase_of, wait_of};
 use tokio::time::Instant;
 
+use super::progress_timeline::{ProgressChange, ProgressTimeline, phase_of, wait_of};
 use super::size;
 use super::table::end_of;
 

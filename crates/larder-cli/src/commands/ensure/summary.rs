@@ -7,7 +7,6 @@ use std::time::Duration;
 use larder::backend::Image;
 use larder::pull::{EnsuredImage, ImagePresence as Pulled};
 use larder::reference::{ImageId, ImageName};
-use larder_agent::progress_timeline::ProgressChange;
 use serde::Serialize;
 
 use super::inputs::{EnsureInputs, EnsureJob};
@@ -15,6 +14,7 @@ use crate::commands::ensure_runner::EnsureResult;
 use crate::commands::pull_failure::PullFailureKind;
 use crate::exit::CommandOutcome;
 use crate::output::events::EventRecord;
+use crate::output::progress_timeline::ProgressChange;
 use crate::output::table::TextTable;
 use crate::output::{self, PrintFormat, size};
 use crate::printer::Printer;

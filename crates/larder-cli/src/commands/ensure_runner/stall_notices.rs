@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use larder::pull::{PullPhase, PullStatus};
 use larder_agent::client::EnsureSession;
-use larder_agent::progress_timeline::wait_of;
 use tokio::time::{self, Instant, MissedTickBehavior};
 
 use crate::output::progress::ProgressLines;
+use crate::output::progress_timeline::wait_of;
 use crate::output::size;
 use crate::printer::Printer;
 

@@ -7,39 +7,38 @@ use larder::credentials::NodeKeyring;
 use larder::error_chain;
 use larder::hint::Hint;
 use larder::pull::ImageManager;
+use larder_agent::NodeOpenError;
+use larder_agent::backend::{OpenMode, open_error, store_backend};
+use larder_agent::config::Config;
 use larder_store::backend::StoreBackend;
 use larder_store::disk::DiskSpace;
-use larder_store::fsck::{FsckOptions, ManifestLayerChecker};
+use larder_store::fsck::{
+    ConversionReport, FsckOptions, FsckReport, IncompleteImage, ManifestLayerChecker, RebuildReport,
+};
 use larder_store::store::{Store, StoreError, StoreOpenError};
 
-use crate::backend::{OpenMode, open_error, store_backend};
-use crate::config::Config;
-use crate::error::{Error, NodeOpenError};
-
-pub use larder_store::fsck::{ConversionReport, FsckReport, IncompleteImage, MissingContent, RebuildReport};
-pub use larder_store::mounts::is_seen_at as is_mount_visible;
-pub use larder_store::unpack::{ExtractOptions, SkippedFiles, UnpackError, extract_files, write_disk_image};
+use crate::failure::Failure;
 
 /// larder's own store, opened by this process alone.
-pub struct OfflineStore {
+pub(crate) struct OfflineStore {
     backend: StoreBackend,
     reserve: DiskSpace,
 }
 
 impl OfflineStore {
     /// Rebuilds the index of the store from the files beside it. Returns what was found.
-    pub fn rebuild(config: &Config) -> Result<RebuildReport, NodeOpenError> {
+    pub(crate) fn rebuild(config: &Config) -> Result<RebuildReport, NodeOpenError> {
         let rebuilt = Store::rebuild(&config.root, config.store.config.clone(), &ManifestLayerChecker);
         Ok(rebuilt.map_err(|error| open_error(&error))?.1)
     }
 
     /// Opens the store, which must exist. A damaged database is a failure, not a store that is unavailable; with `repair` it
     /// is rebuilt. Without, nothing is changed.
-    pub fn open(config: &Config, repair: bool) -> Result<OfflineStore, NodeOpenError> {
+    pub(crate) fn open(config: &Config, repair: bool) -> Result<OfflineStore, NodeOpenError> {
         let mode = if repair { OpenMode::Existing } else { OpenMode::Check };
         let backend = store_backend(config, mode).map_err(|error| match &error {
             StoreOpenError::Database { .. } | StoreOpenError::Format { .. } => {
-                Error::failed(error_chain(&error)).hints(error.hint()).into()
+                Failure::failed(error_chain(&error)).hints(error.hint()).into()
             }
             error => open_error(error),
         })?;
@@ -47,28 +46,28 @@ impl OfflineStore {
     }
 
     /// Where it is.
-    pub fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         self.backend.store().root()
     }
 
     /// Lets deletions that are under way end when the store is closed.
-    pub fn finish_deletion(&self) {
+    pub(crate) fn finish_deletion(&self) {
         self.backend.store().finish_deletion();
     }
 
     /// Checks names, sizes and modes, without `quick` also contents; with `repair` fixes what can be fixed here.
-    pub fn check(&self, quick: bool, repair: bool) -> Result<FsckReport, Error> {
+    pub(crate) fn check(&self, quick: bool, repair: bool) -> Result<FsckReport, Failure> {
         let options = FsckOptions { contents: !quick, repair, ..FsckOptions::default() };
         self.backend.store().fsck(&options).map_err(|error| self.unchecked(&error))
     }
 
     /// Stores layers that are directories as EROFS images.
-    pub fn convert_layers(&self) -> Result<ConversionReport, Error> {
+    pub(crate) fn convert_layers(&self) -> Result<ConversionReport, Failure> {
         let store = self.backend.store();
         store.convert_layers(self.reserve).map_err(|error| {
             let root = self.root().display();
             let failed =
-                Error::failed(format!("cannot convert the layers in {root}: {}", error_chain(&error)));
+                Failure::failed(format!("cannot convert the layers in {root}: {}", error_chain(&error)));
             let cannot_mount = store.erofs_mount().is_err();
             failed
                 .hints(error.hint().or(cannot_mount.then(|| "EROFS images are mounted as root only".into())))
@@ -76,23 +75,23 @@ impl OfflineStore {
     }
 
     /// The images that lack files.
-    pub fn missing(&self) -> Result<Vec<IncompleteImage>, Error> {
+    pub(crate) fn missing(&self) -> Result<Vec<IncompleteImage>, Failure> {
         self.backend.store().missing().map_err(|error| self.unchecked(&error))
     }
 
     /// A pull manager on the store, with these credentials.
-    pub fn manager(&self, credentials: NodeKeyring) -> ImageManager {
+    pub(crate) fn manager(&self, credentials: NodeKeyring) -> ImageManager {
         ImageManager::builder(Arc::new(self.backend.clone())).credentials(credentials).build()
     }
 
-    fn unchecked(&self, error: &StoreError) -> Error {
+    fn unchecked(&self, error: &StoreError) -> Failure {
         unchecked(self.root(), error)
     }
 }
 
-fn unchecked(root: &Path, error: &StoreError) -> Error {
+fn unchecked(root: &Path, error: &StoreError) -> Failure {
     let root = root.display();
-    Error::failed(format!("cannot check the store in {root}: {}", error_chain(error))).hint(
+    Failure::failed(format!("cannot check the store in {root}: {}", error_chain(error))).hint(
         error.hint().unwrap_or_else(|| {
             Hint::new().command(["fsck", "--rebuild"]).text(" rebuilds the database from the images on disk")
         }),

@@ -1,18 +1,18 @@
 //! Explanations of GC decisions as text for people.
 
-mod record;
-
 use std::time::Duration;
 
 use larder::go_format;
 use larder::reference::Reference;
 use larder_api::v1::Explanation;
 
+use super::pull_record_lines;
+
 const HIDDEN: &str =
     "hidden: fetched with credentials ahead of kubelet, visible once kubelet's own pull succeeds";
 
 /// The lines about an image that was requested by this name.
-pub fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
+pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
     let Some(image) = &explanation.verdict else { return Vec::new() };
     let head = requested_name(requested, &image.names);
     let mut lines = vec![head.unwrap_or(&image.id).clone()];
@@ -29,7 +29,7 @@ pub fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
         let since = go_format::duration(Duration::from_secs(milliseconds / 1000));
         format!("{since} ago ({})", time.as_deref().unwrap_or_default())
     };
-    lines.extend(record::lines(&explanation.pulled_records, explanation.unrecorded_access));
+    lines.extend(pull_record_lines::lines(&explanation.pulled_records, explanation.unrecorded_access));
     if explanation.hidden {
         lines.push(format!("  kubelet:    {HIDDEN}"));
     }

@@ -8,22 +8,22 @@ use serde_json::Value;
 /// A step of the build. The shape of `-o json`; in configs it has the names of OCI.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all(serialize = "camelCase"))]
-pub struct BuildStep {
+pub(crate) struct BuildStep {
     /// When, as the config says.
     #[serde(default)]
-    pub created: Option<String>,
+    pub(crate) created: Option<String>,
     /// The command.
     #[serde(default, deserialize_with = "null_as_default")]
-    pub created_by: String,
+    pub(crate) created_by: String,
     /// What the builder says of it.
     #[serde(default, deserialize_with = "null_as_default")]
-    pub comment: String,
+    pub(crate) comment: String,
     /// Whether it made no layer.
     #[serde(default, deserialize_with = "null_as_default")]
-    pub empty_layer: bool,
+    pub(crate) empty_layer: bool,
     /// What a pull fetches of its layer.
     #[serde(default)]
-    pub size_bytes: Option<u64>,
+    pub(crate) size_bytes: Option<u64>,
 }
 
 /// Builders write `null` for a field without value.
@@ -34,7 +34,7 @@ fn null_as_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
 }
 
 /// The steps, newest first; `None` where the details of the backend have no config. Pure.
-pub fn build_steps(info: &BTreeMap<String, String>) -> Option<Vec<BuildStep>> {
+pub(crate) fn build_steps(info: &BTreeMap<String, String>) -> Option<Vec<BuildStep>> {
     if info.contains_key("docker") {
         return None; // the engine's answer has no history, and its config is made up
     }

@@ -3,10 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::error::Error;
+use crate::failure::Failure;
 
 /// A directory for files. Unless it is kept, it is emptied again, and removed if it was created.
-pub struct EmptyDirectory {
+pub(crate) struct EmptyDirectory {
     path: PathBuf,
     created: bool,
     kept: bool,
@@ -14,9 +14,9 @@ pub struct EmptyDirectory {
 
 impl EmptyDirectory {
     /// Opens or creates it.
-    pub fn open(dir: &Path) -> Result<EmptyDirectory, Error> {
+    pub(crate) fn open(dir: &Path) -> Result<EmptyDirectory, Failure> {
         let shown = dir.display();
-        let failed = |error: io::Error| Error::failed(error.to_string());
+        let failed = |error: io::Error| Failure::failed(error.to_string());
         let created = match fs_err::create_dir(dir) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
@@ -24,22 +24,22 @@ impl EmptyDirectory {
         };
         let path = fs_err::canonicalize(dir).map_err(failed)?;
         if !path.is_dir() {
-            return Err(Error::bad_input(format!("{shown}: is not a directory")));
+            return Err(Failure::bad_input(format!("{shown}: is not a directory")));
         }
         if fs_err::read_dir(&path).map_err(failed)?.next().is_some() {
-            return Err(Error::bad_input(format!("{shown}: directory is not empty"))
+            return Err(Failure::bad_input(format!("{shown}: directory is not empty"))
                 .hint("name an empty or a new directory; files are never merged"));
         }
         Ok(EmptyDirectory { path, created, kept: false })
     }
 
     /// Where it is, without links in its path.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Its files are complete.
-    pub fn keep(mut self) {
+    pub(crate) fn keep(mut self) {
         self.kept = true;
     }
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 /// The changes at each sample.
 #[derive(Debug, Default)]
-pub struct ProgressTimeline {
+pub(crate) struct ProgressTimeline {
     records: Vec<ProgressChange>,
     /// Phase and reason to wait of each image and layer when they were last seen.
     last: HashMap<(ImageName, Option<LayerId>), (String, Option<String>)>,
@@ -21,7 +21,7 @@ pub struct ProgressTimeline {
 /// A change, as `-o json` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ProgressChange {
+pub(crate) struct ProgressChange {
     time: String,
     image: ImageName,
     /// `None` for the image as a whole.
@@ -34,7 +34,7 @@ pub struct ProgressChange {
 
 impl ProgressTimeline {
     /// Keeps what has changed.
-    pub fn note(&mut self, pulls: &[PullStatus], time: SystemTime, now: Instant) {
+    pub(crate) fn note(&mut self, pulls: &[PullStatus], time: SystemTime, now: Instant) {
         for pull in pulls {
             let queued = pull.waiting.as_ref().map(|waiting| format!("waits for {waiting}"));
             // Without the time that is left, which changes all the time.
@@ -78,13 +78,13 @@ impl ProgressTimeline {
     }
 
     /// Everything that was kept, in order.
-    pub fn records(&self) -> Vec<ProgressChange> {
+    pub(crate) fn records(&self) -> Vec<ProgressChange> {
         self.records.clone()
     }
 }
 
 /// What a pull does, in a word.
-pub fn phase_of(pull: &PullStatus) -> String {
+pub(crate) fn phase_of(pull: &PullStatus) -> String {
     let detail = pull.detail.as_ref().filter(|_| pull.phase == PullPhase::Pulling);
     let Some(detail) = detail else { return pull.phase.to_string() };
     let to_do = || detail.layers.iter().filter(|layer| layer.phase != LayerPhase::Done);
@@ -98,7 +98,7 @@ pub fn phase_of(pull: &PullStatus) -> String {
 
 /// Why a pull does not get on: what it waits for as a whole, or what each of its layers that is being fetched waits
 /// for.
-pub fn wait_of(pull: &PullStatus) -> Option<&PullWait> {
+pub(crate) fn wait_of(pull: &PullStatus) -> Option<&PullWait> {
     let detail = pull.detail.as_ref()?;
     if let Some(wait) = &detail.waiting {
         return Some(wait);
