@@ -2,12 +2,12 @@
 
 use std::io::{self, Read};
 
+use futures_util::TryStreamExt as _;
 use larder_api::v1::{ExportRequest, ExportResponse};
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
-use tonic::Streaming;
 
-use super::Client;
+use super::{Client, ResponseStream};
 use crate::error::Error;
 
 /// Pieces that wait to be read.
@@ -16,7 +16,7 @@ const AHEAD: usize = 4;
 /// An archive on its way. Dropping it ends the export.
 pub struct ArchiveDownload {
     client: Client,
-    pieces: Streaming<ExportResponse>,
+    pieces: ResponseStream<ExportResponse>,
     image_ids: Vec<String>,
 }
 
@@ -36,7 +36,7 @@ impl ArchiveDownload {
     }
 
     async fn message(&mut self) -> Result<ExportResponse, Error> {
-        let message = self.pieces.message().await.map_err(|status| self.client.error(&status))?;
+        let message = self.pieces.try_next().await.map_err(|status| self.client.error(&status))?;
         message.ok_or_else(|| {
             Error::unreachable(format!("{} ended before the archive was complete", self.client.shown()))
         })

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
+use futures_util::TryStreamExt as _;
 use larder::credentials::PullSecret;
 use larder::events::EventSink;
 use larder::pod::ObjectRef;
@@ -134,7 +135,7 @@ impl EnsureSession {
         let mut updates = self.client.wait(async |mut calls| calls.ensure(asked).await).await?;
         let place = OngoingEnsure::enter(self, &request.image);
         loop {
-            let update = updates.message().await.map_err(|status| self.client.error(&status))?;
+            let update = updates.try_next().await.map_err(|status| self.client.error(&status))?;
             match update.and_then(|update| update.update) {
                 Some(Update::Event(event)) => self.record_event(request, event),
                 Some(Update::Progress(progress)) => place.set(progress.pulls),

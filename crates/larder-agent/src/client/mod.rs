@@ -1,9 +1,9 @@
 //! A typed client of the control API: of a daemon, of another command, or of the node in this process.
 
+mod calls;
 mod download;
 mod ensure_calls;
 mod server_discovery;
-mod transport;
 mod upload;
 
 use std::error::Error as _;
@@ -13,29 +13,26 @@ use std::time::Duration;
 use larder::backend::{EndpointFailure, Image};
 use larder::go_format;
 use larder::hint::Hint;
-use larder_api::v1::control_client::ControlClient;
-use larder_api::v1::control_server::ControlServer;
+use larder_api::convert;
 use larder_api::v1::{
     CredentialPrograms, ImagesRequest, ImagesResponse, JoinRequest, SettingValue, StatusRequest,
 };
-use larder_api::{MAX_MESSAGE_BYTES, convert};
 use larder_cri::Endpoint;
 use larder_cri::channel::{ConnectionBroken, CriChannel, EndpointUnavailable};
 use serde_json::Value;
 use tokio::time;
-use tonic::codegen::http::Uri;
 use tonic::{Code, Response, Status};
 
 use crate::config::{self, Config, SettingOrigin};
-use crate::control;
+use crate::control::ControlApi;
 use crate::environment::DefaultPaths;
 use crate::error::{Error, ErrorKind};
 
+pub use calls::{ControlCalls, ResponseStream};
 pub use download::ArchiveDownload;
 pub use ensure_calls::EnsureSession;
 pub use server_discovery::{ControlServerAddress, find_server, is_listening, socket_path};
 pub(crate) use server_discovery::{command_socket, daemon_file};
-pub use transport::ControlTransport;
 pub use upload::{ArchiveReadError, ArchiveUpload};
 
 /// How long a call may take that does not wait for a pull or a removal, unless the caller says otherwise.
@@ -62,12 +59,6 @@ fn values<'a>(given: impl Iterator<Item = (&'static str, Value, &'a SettingOrigi
         .collect()
 }
 
-/// HTTP/2 wants one; to a Unix socket it means nothing.
-const ORIGIN: &str = "http://localhost";
-
-/// The generated client.
-pub type GrpcControlClient = ControlClient<ControlTransport>;
-
 /// The process that answers a client.
 #[derive(Debug, Clone)]
 enum ControlPeer {
@@ -78,7 +69,7 @@ enum ControlPeer {
 /// A client of the control API. A socket is connected to by the first call.
 #[derive(Clone)]
 pub struct Client {
-    transport: ControlTransport,
+    calls: ControlCalls,
     peer: ControlPeer,
     /// `None` is no limit.
     within: Option<Duration>,
@@ -89,16 +80,12 @@ impl Client {
     pub fn of(server: ControlServerAddress, within: Option<Duration>) -> Client {
         let within = within.unwrap_or(ANSWER_WITHIN);
         let channel = CriChannel::new(Endpoint::at(server.socket()), CONNECT_WITHIN.min(within));
-        Client {
-            transport: ControlTransport::Socket(channel),
-            peer: ControlPeer::Other(server),
-            within: Some(within),
-        }
+        Client { calls: ControlCalls::over(channel), peer: ControlPeer::Other(server), within: Some(within) }
     }
 
     /// A client of the service in this process.
-    pub fn local(service: ControlServer<control::ControlApi>) -> Client {
-        Client { transport: ControlTransport::Local(service), peer: ControlPeer::ThisProcess, within: None }
+    pub fn in_process(service: ControlApi) -> Client {
+        Client { calls: ControlCalls::InProcess(service), peer: ControlPeer::ThisProcess, within: None }
     }
 
     /// The socket, if the node is in another process.
@@ -163,7 +150,7 @@ impl Client {
     /// Makes a call that is answered soon.
     pub async fn ask<T>(
         &self,
-        call: impl AsyncFnOnce(GrpcControlClient) -> Result<Response<T>, Status>,
+        call: impl AsyncFnOnce(ControlCalls) -> Result<Response<T>, Status>,
     ) -> Result<T, Error> {
         let Some(within) = self.within else { return self.wait(call).await };
         match time::timeout(within, self.wait(call)).await {
@@ -175,7 +162,7 @@ impl Client {
     /// Makes a call that may take any time.
     pub async fn wait<T>(
         &self,
-        call: impl AsyncFnOnce(GrpcControlClient) -> Result<Response<T>, Status>,
+        call: impl AsyncFnOnce(ControlCalls) -> Result<Response<T>, Status>,
     ) -> Result<T, Error> {
         let answer = call(self.calls()).await;
         answer.map(Response::into_inner).map_err(|status| self.error(&status))
@@ -213,11 +200,9 @@ impl Client {
         Err(Error::unreachable(status.backend_message).hints(retried))
     }
 
-    /// The generated client.
-    pub fn calls(&self) -> GrpcControlClient {
-        GrpcControlClient::with_origin(self.transport.clone(), Uri::from_static(ORIGIN))
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES)
+    /// The calls themselves, without limits of time.
+    pub fn calls(&self) -> ControlCalls {
+        self.calls.clone()
     }
 
     /// Why a call failed.

@@ -112,6 +112,15 @@ impl ControlApi {
         self.node().metrics.removals()
     }
 
+    /// Loads an archive that arrives in pieces.
+    pub(crate) async fn load_pieces(
+        &self,
+        pieces: impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin,
+    ) -> Result<api::LoadResponse, Status> {
+        let images = load::load(self.node(), &self.0.loads, pieces).await?;
+        Ok(api::LoadResponse { images })
+    }
+
     fn node(&self) -> &Node {
         &self.0.node
     }
@@ -300,8 +309,7 @@ impl Control for ControlApi {
     }
 
     async fn load(&self, request: Request<Streaming<api::LoadRequest>>) -> ControlResult<api::LoadResponse> {
-        let images = load::load(self.node(), &self.0.loads, request.into_inner()).await?;
-        Ok(Response::new(api::LoadResponse { images }))
+        self.load_pieces(request.into_inner()).await.map(Response::new)
     }
 
     async fn export(&self, request: Request<api::ExportRequest>) -> ControlResult<Self::ExportStream> {

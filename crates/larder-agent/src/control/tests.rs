@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use larder::events::EventReason;
+use larder_api::v1::control_client::ControlClient;
 use larder_api::v1::ensure_update::Update;
 use larder_api::v1::events_response::Item;
+use larder_cri::channel::CriChannel;
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, error, image};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{UnixListener, UnixStream};
@@ -18,7 +20,7 @@ use tokio::time;
 use tonic::Code;
 
 use super::*;
-use crate::client::{Client, ControlServerAddress, GrpcControlClient};
+use crate::client::{Client, ControlCalls, ControlServerAddress};
 use crate::node::{NodeDependencies, NodeFilesystems, testing};
 use crate::serve::http_handler::HttpHandler;
 use crate::serve::router::Router;
@@ -65,8 +67,11 @@ impl TestDaemon {
         TestDaemon { backend, node, stop, dir, connections, serving }
     }
 
-    fn client(&self) -> GrpcControlClient {
-        Client::of(ControlServerAddress::Daemon(self.dir.path().join("s")), None).calls()
+    fn client(&self) -> ControlClient<CriChannel> {
+        match Client::of(ControlServerAddress::Daemon(self.dir.path().join("s")), None).calls() {
+            ControlCalls::Socket(client) => client,
+            ControlCalls::InProcess(_) => unreachable!("the daemon has a socket"),
+        }
     }
 
     /// Waits until so many pulls run.
@@ -83,7 +88,7 @@ fn wants(images: &[&str]) -> api::EnsureRequest {
 }
 
 /// All updates of one call: reasons of events, and the result of each image by index.
-async fn updates(client: &mut GrpcControlClient, request: api::EnsureRequest) -> Vec<String> {
+async fn updates(client: &mut ControlClient<CriChannel>, request: api::EnsureRequest) -> Vec<String> {
     let updates = client.ensure(request).await.unwrap().into_inner();
     let words = updates.map(|update| match update.unwrap().update.unwrap() {
         Update::Event(event) => event.reason,

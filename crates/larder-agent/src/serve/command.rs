@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_api::v1::control_server::ControlServer;
 use larder_cri::short_path;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
@@ -25,13 +24,13 @@ use crate::node::Node;
 /// The longest path that a socket can be bound to, less what it is called while it is made.
 const MAX_PATH: usize = 90;
 
-/// After how long waiting for others is reported.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// After how long the wait for calls of joined commands is reported.
+const REPORT_WAIT_AFTER: Duration = Duration::from_secs(2);
 
 /// A node that a command has open.
 pub struct CommandServer {
     node: Arc<Node>,
-    service: ControlServer<ControlApi>,
+    service: ControlApi,
     connections: Connections,
     stop: watch::Sender<bool>,
     serving: Option<JoinHandle<()>>,
@@ -45,7 +44,7 @@ impl CommandServer {
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
         let (process, shared) = (ServingProcess::Command, connections.clone());
-        let service = control::service(ControlApi::new(Arc::clone(&node), process, shared, stopped.clone()));
+        let service = ControlApi::new(Arc::clone(&node), process, shared, stopped.clone());
         let mut server = CommandServer { node, service, connections, stop, serving: None };
         match server.listen(stopped) {
             Ok(serving) => server.serving = serving,
@@ -64,16 +63,16 @@ impl CommandServer {
             BoundSocket::bind(&SocketOptions { socket: path, mode: 0o600, group: None })?;
         let listener = UnixListener::from_std(listener).map_err(|error| Error::failed(error.to_string()))?;
         let plain = HttpHandler::new(Arc::clone(node), self.connections.clone());
-        let router = Router::new(plain, self.service.clone());
+        let router = Router::new(plain, control::service(self.service.clone()));
         let connections = self.connections.clone();
         Ok(Some(tokio::spawn(async move {
             connections.serve_joined(listener, router, stopped, move || drop((own, directory))).await;
         })))
     }
 
-    /// A client of the node, with no socket in between.
+    /// A client of the node, which calls the service without a socket.
     pub fn client(&self) -> Client {
-        Client::local(self.service.clone())
+        Client::in_process(self.service.clone())
     }
 
     /// The node.
@@ -88,11 +87,11 @@ impl CommandServer {
     }
 
     /// Ends the server: calls of joined commands finish, and state for later processes is flushed to disk. `waiting` is
-    /// called with the number of other commands whose calls take longer than `PATIENCE`.
+    /// called with the number of other commands whose calls take longer than `REPORT_WAIT_AFTER`.
     pub async fn close(self, waiting: impl FnOnce(usize)) {
         self.stop.send_replace(true);
         if let Some(mut serving) = self.serving
-            && time::timeout(PATIENCE, &mut serving).await.is_err()
+            && time::timeout(REPORT_WAIT_AFTER, &mut serving).await.is_err()
         {
             let busy = self.connections.busy();
             if busy > 0 {

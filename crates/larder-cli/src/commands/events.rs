@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::time::Duration;
 
+use futures_util::TryStreamExt as _;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use larder_agent::client::Client;
+use larder_agent::client::{Client, ResponseStream};
 use larder_api::EnumWord as _;
 use larder_api::v1::events_response::Item;
 use larder_api::v1::{Event, EventsRequest, EventsResponse};
 use rustix::event::{PollFd, PollFlags, poll};
 use tokio::time;
-use tonic::Streaming;
 
 use crate::args::EventsArgs;
 use crate::exit::CommandOutcome;
@@ -50,7 +50,7 @@ pub(super) async fn run(args: &EventsArgs, session: &CommandSession) -> Result<C
 
 /// Prints the stream.
 async fn follow(
-    stream: &mut Streaming<EventsResponse>,
+    stream: &mut ResponseStream<EventsResponse>,
     args: &EventsArgs,
     daemon: &Client,
     page: &mut EventPrinter,
@@ -58,7 +58,7 @@ async fn follow(
 ) -> Result<CommandOutcome, Failure> {
     loop {
         let next = tokio::select! {
-            next = stream.message() => next.map_err(|status| daemon.error(&status))?,
+            next = stream.try_next() => next.map_err(|status| daemon.error(&status))?,
             // A closed pipe ends the command before the next event.
             () = pipe_closed() => return Ok(CommandOutcome::Done),
         };

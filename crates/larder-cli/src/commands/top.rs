@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use larder::hint::Hint;
-use larder_agent::client::{Client, GrpcControlClient};
+use larder_agent::client::{Client, ControlCalls};
 use larder_api::v1 as api;
 use larder_top::{Ended, NodeCalls, run as show};
 use tokio::sync::Mutex;
@@ -62,7 +62,7 @@ impl SessionCalls<'_> {
 
     async fn call<T>(
         &self,
-        call: impl AsyncFnOnce(GrpcControlClient) -> Result<Response<T>, Status>,
+        call: impl AsyncFnOnce(ControlCalls) -> Result<Response<T>, Status>,
     ) -> Result<T, Failure> {
         let client = self.client().await?;
         let answer = client.wait(call).await;
@@ -77,7 +77,7 @@ impl SessionCalls<'_> {
     /// The same for a call that is answered soon.
     async fn ask<T>(
         &self,
-        call: impl AsyncFnOnce(GrpcControlClient) -> Result<Response<T>, Status>,
+        call: impl AsyncFnOnce(ControlCalls) -> Result<Response<T>, Status>,
     ) -> Result<T, Failure> {
         let silent = |_| Failure::unreachable(format!("no answer within {}s", WITHIN.as_secs()));
         time::timeout(WITHIN, self.call(call)).await.unwrap_or_else(|elapsed| Err(silent(elapsed)))
