@@ -13,6 +13,17 @@ pub enum NodeOpenError {
     Failed(Error),
 }
 
+impl NodeOpenError {
+    /// Returns the error, whatever its cause.
+    pub fn error(&self) -> &Error {
+        match self {
+            NodeOpenError::InUse(error) | NodeOpenError::NoStore(error) | NodeOpenError::Failed(error) => {
+                error
+            }
+        }
+    }
+}
+
 impl From<Error> for NodeOpenError {
     fn from(error: Error) -> NodeOpenError {
         NodeOpenError::Failed(error)

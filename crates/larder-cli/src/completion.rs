@@ -161,7 +161,7 @@ fn ask<T>(need: ImageAccess, question: impl AsyncFnOnce(Client) -> Option<T>) ->
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
     let answer = async {
         let session = CommandSession::new(global_flags(std::env::args_os()), out);
-        let client = Box::pin(session.open(need)).await.ok()?;
+        let client = Box::pin(session.open(&need)).await.ok()?;
         let answer = question(client).await;
         session.close().await;
         answer

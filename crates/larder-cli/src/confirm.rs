@@ -2,9 +2,9 @@
 
 use std::io::{self, IsTerminal as _};
 
-use crate::access::terminal;
 use crate::failure::Failure;
 use crate::interrupt::InterruptHandle;
+use crate::terminal;
 
 /// Whether the user can be asked.
 pub(crate) fn can_ask() -> bool {

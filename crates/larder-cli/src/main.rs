@@ -1,9 +1,8 @@
 //! The `larder` command: makes images present on a node, lists, inspects and removes them.
 //!
 //! One command is one file in `commands/`. What all of them share: `args` (what was typed), `session` (the way to the
-//! images), `interrupt` (signals), `out` (what is printed), `exit` (how it ended).
+//! images), `interrupt` (signals), `printer` and `output` (what is printed), `exit` (how it ended).
 
-mod access;
 mod args;
 mod commands;
 mod completion;
@@ -16,6 +15,7 @@ mod limits;
 mod output;
 mod printer;
 mod session;
+mod terminal;
 
 use std::process::ExitCode;
 use std::sync::Arc;

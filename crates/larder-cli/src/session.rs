@@ -1,56 +1,94 @@
-//! The way of a command to its images: the control API of a daemon, of another command that has them open, or of a
-//! node in this process.
+//! A command's way to its images: the control API of a daemon, of another command that has them open, or of a node in
+//! this process.
 //!
 //! ```text
-//! --daemon, LARDER_DAEMON -> settings -> who serves these images? -> connect, join, or open a node and serve it
+//! ImageAccess -> CommandSession::open -> find_server --> a daemon listens: its client
+//!                                                   \--> another command serves these images: its client
+//!                                                    \-> no process does: a node in this one, served to later commands
 //! ```
 
+mod access;
 mod exclusive;
-mod image_access;
-mod opening;
-mod settings;
+mod failures;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder::go_format;
-use larder::hint::Hint;
 use larder_agent::NodeOpenError;
-use larder_agent::backend::docker;
-use larder_agent::backend::target::{CRI, DOCKER, PODMAN, STORE};
-use larder_agent::client::{Client, ControlServerAddress, find_server, is_listening};
+use larder_agent::backend::{BackendTarget, RuntimeRequirement};
+use larder_agent::client::{self, Client, ControlServerAddress, is_listening, socket_path};
+use larder_agent::config::SettingOrigin;
 use larder_agent::environment::{DefaultPaths, variable};
+use larder_agent::node::{Node, NodeOptions, StateDirAccess};
 use larder_agent::serve::CommandServer;
-use larder_api::v1::StatusRequest;
+use larder_agent::state::StateDir;
 use tokio::sync::Mutex;
 use tokio::time::{self, Instant};
 
-use crate::args::GlobalFlags;
-use crate::args::settings::{BACKEND_VARIABLE, IMAGE_VARIABLE, RUNTIME_VARIABLE};
-use crate::exit::CommandOutcome;
-use crate::failure::{ErrorKind, ExitReport as _, Failure};
+use crate::args::{GlobalFlags, verbosity_level};
+use crate::credential_setup::usual_programs;
+use crate::failure::{ErrorKind, Failure};
 use crate::interrupt::{JoinedCommandCount, joined_calls};
 use crate::printer::Printer;
 
+pub(crate) use access::{DaemonUse, ImageAccess, ImageScope, PullSettings};
 pub(crate) use exclusive::StoreWait;
-pub(crate) use image_access::{ImageAccess, LocalPullSettings};
-use settings::{DaemonFlag, LocalNodeSettings};
+
+use access::LocalSettings;
+
+/// Names the socket of a daemon, as `--daemon` does.
+const DAEMON_VARIABLE: &str = "LARDER_DAEMON";
+/// The value of both that excludes daemons.
+const NO_DAEMON: &str = "none";
+
+/// How long to wait for images that another process has open and does not serve: it starts, or it ends.
+const OPEN_WITHIN: Duration = Duration::from_secs(120);
+/// After how long to look whether it has: twice as long each time, up to the maximum.
+const OPEN_RETRY: Duration = Duration::from_millis(20);
+const OPEN_RETRY_MAX: Duration = Duration::from_millis(500);
+/// After how long a note says what the command waits for.
+const NOTE_WAIT_AFTER: Duration = Duration::from_secs(2);
+/// How long to wait before a backend that does not answer is tried again.
+const BACKEND_RETRY: Duration = Duration::from_secs(1);
 
 /// One run of a command: what was typed, where to print, and the node that the command has open, if it has one.
 pub(crate) struct CommandSession {
     connection: GlobalFlags,
     pub(crate) out: Arc<Printer>,
+    /// The node in this process.
     server: Mutex<Option<CommandServer>>,
-    /// Where to say how many other commands work through this one.
-    others: OnceLock<JoinedCommandCount>,
+    /// Receives the function that counts the commands which work through this one.
+    joined_commands: OnceLock<JoinedCommandCount>,
     /// Whether warnings about the settings were logged.
     warned: AtomicBool,
     /// Whether it worked through another command.
     joined: AtomicBool,
-    /// Whether files of settings count.
+    /// Whether settings files are read.
     reads_files: bool,
+}
+
+/// The process that serves the images of a command.
+enum ImageServer {
+    /// A daemon at this socket, with settings of its own.
+    Daemon(PathBuf),
+    /// Another command at this socket, whose settings must agree with these.
+    Command(PathBuf, LocalSettings),
+    /// None: a node with these settings has to be opened.
+    None(LocalSettings),
+}
+
+/// The daemon that flags or variables select.
+#[derive(PartialEq, Eq)]
+enum DaemonChoice {
+    /// The one that serves the images, if one does.
+    Any,
+    /// None, with `--daemon none`.
+    None,
+    /// The one that listens here.
+    At(PathBuf),
 }
 
 impl CommandSession {
@@ -60,116 +98,72 @@ impl CommandSession {
             connection,
             out,
             server: Mutex::default(),
-            others: OnceLock::new(),
+            joined_commands: OnceLock::new(),
             warned: AtomicBool::default(),
             joined: AtomicBool::default(),
             reads_files: true,
         }
     }
 
-    /// The same, with default settings, so that the demo shows the same everywhere, and without leases on pulled images,
-    /// so that it can collect them at once.
+    /// Uses default settings, so that the demo shows the same everywhere, without leases on pulled images, so that the
+    /// demo can collect them at once.
     pub(crate) fn with_default_settings(self) -> CommandSession {
         CommandSession { reads_files: false, ..self }
     }
 
-    /// Reports to `others` how many commands use this one.
-    pub(crate) fn warn_about_joined_commands(&self, others: JoinedCommandCount) {
-        let _ = self.others.set(others); // once in a run
+    /// Reports to `commands` how many other commands use this one.
+    pub(crate) fn warn_about_joined_commands(&self, commands: JoinedCommandCount) {
+        let _ = self.joined_commands.set(commands); // once in a run
     }
 
-    /// The client of a daemon, for commands that are about nothing else.
-    pub(crate) async fn daemon(&self) -> Result<Client, Failure> {
-        let mut message = "no daemon is running".to_owned();
-        match self.find(&ImageAccess::read())? {
-            (Some(client), _) => {
-                log_daemon(&client);
-                return Ok(client);
-            }
-            (None, Ok(LocalNodeSettings { command: Some(command), .. })) => {
-                if let Some(holder) = self.holder(command).await {
-                    message = format!("{message}: {holder} has the images open");
-                }
-            }
-            (None, Ok(_)) => {}
-            (None, Err(error)) => {
-                let failure = Failure::from(error);
-                if failure.kind() == ErrorKind::InvalidInput {
-                    return Err(failure
-                        .hint("a running daemon is selected with --daemon SOCKET, whatever the settings"));
-                }
-            }
-        }
-        Err(Failure::unreachable(message)
-            .hint(Hint::from("start it with ").command(["serve"]))
-            .hint("or select one with --daemon SOCKET, --root or --backend"))
-    }
-
-    /// The process that has the images open, and what it was started as; `None` if it has ended.
-    async fn holder(&self, command: ControlServerAddress) -> Option<String> {
-        let client = Client::of(command, self.connection.timeout);
-        let status = client.ask(async |mut calls| calls.status(StatusRequest { look: false }).await);
-        let process = status.await.ok()?.pid;
-        let words = fs_err::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
-        let words = String::from_utf8_lossy(&words).trim_end_matches('\0').replace('\0', " ");
-        Some(if words.is_empty() {
-            format!("process {process}")
-        } else {
-            format!("process {process} ({words})")
-        })
-    }
-
-    /// Whether the command has worked through another one.
+    /// Returns true when the command has worked through another one.
     pub(crate) fn has_joined(&self) -> bool {
         self.joined.load(Ordering::Relaxed)
     }
 
-    /// The daemon that serves these images, if one runs.
-    pub(crate) fn running_daemon(&self) -> Option<Client> {
-        self.find(&ImageAccess::read()).ok()?.0
+    /// Returns a client of the process that has the images open: a daemon, another command, or this one. Waits for a
+    /// process that has them open without serving them, and for a backend as long as `access` says.
+    pub(crate) async fn open(&self, access: &ImageAccess) -> Result<Client, NodeOpenError> {
+        let Some(within) = access.backend_within else { return self.open_images(access).await };
+        let started = Instant::now();
+        let mut noted = false;
+        loop {
+            let error = match self.open_answering(access).await {
+                Ok(client) => return Ok(client),
+                Err(error) if error.error().kind() != ErrorKind::Unavailable => return Err(error),
+                Err(error) => error,
+            };
+            if started.elapsed() + BACKEND_RETRY > within {
+                return Err(error);
+            }
+            if !noted {
+                noted = true;
+                let within = go_format::duration(within);
+                let message = error.error().message();
+                self.out.info(format_args!("note: waiting up to {within} for the runtime: {message}"));
+            }
+            time::sleep(BACKEND_RETRY).await;
+        }
     }
 
-    /// The client of the daemon that does the work of this command; else what it takes to work on the images here, or
-    /// why that is not possible.
-    fn find(
-        &self,
-        need: &ImageAccess,
-    ) -> Result<(Option<Client>, Result<LocalNodeSettings, NodeOpenError>), Failure> {
-        let client = |socket| Client::of(ControlServerAddress::Daemon(socket), self.connection.timeout);
-        let never = match self.named()? {
-            DaemonFlag::At(socket) => {
-                self.check_agreed(&socket)?;
-                let unused = Failure::unreachable("a daemon was named");
-                return Ok((Some(client(socket)), Err(unused.into())));
-            }
-            DaemonFlag::Never => true,
-            DaemonFlag::Nothing => false,
+    /// Opens images to list them. Returns `None`, after a note, where nothing has been pulled yet into the default store.
+    pub(crate) async fn open_to_list(&self, access: &ImageAccess) -> Result<Option<Client>, Failure> {
+        let error = match self.open(access).await {
+            Ok(client) => return Ok(Some(client)),
+            Err(error) => error,
         };
-        let opening = self.local_settings(need);
-        let mut command = None;
-        let target = opening.as_ref().ok().map(|opening| opening.target.clone());
-        if let Some(target) = target.or_else(|| self.target_of_flags()) {
-            match find_server(&target, self.connection.state.as_deref()) {
-                Ok(Some(ControlServerAddress::Daemon(_))) | Err(_) if never => {}
-                Ok(Some(ControlServerAddress::Daemon(socket))) => {
-                    return Ok((Some(client(socket)), opening_unused()));
-                }
-                command_or_none => command = command_or_none?,
+        if matches!(error, NodeOpenError::NoStore(_)) {
+            let (_, config) = self.config(&ImageAccess::read().of_store())?;
+            if *config.origin("root") == SettingOrigin::Default {
+                let root = config.root.display();
+                self.out.info(format_args!("note: no images pulled yet: no image store in {root}"));
+                return Ok(None);
             }
         }
-        if !never
-            && !need.store_only
-            && !self.names_images()
-            && !opening.as_ref().is_ok_and(LocalNodeSettings::is_named)
-            && let Some(usual) = DefaultPaths::current().socket
-            && is_listening(&usual)?
-        {
-            return Ok((Some(client(usual)), opening_unused()));
-        }
-        Ok((None, opening.map(|opening| LocalNodeSettings { command, ..opening })))
+        Err(error.into())
     }
 
-    /// Closes the images, after the calls of other commands that are in progress.
+    /// Closes the node in this process, after the calls of other commands that are in progress.
     pub(crate) async fn close(&self) {
         let Some(server) = self.server.lock().await.take() else { return };
         let waiting =
@@ -177,103 +171,245 @@ impl CommandSession {
         server.close(waiting).await;
     }
 
-    /// The failure, and which variable led to what cannot be reached.
-    pub(crate) fn explain(&self, failure: Failure, of_store: bool) -> Failure {
-        let connection = &self.connection;
-        let named = variable(BACKEND_VARIABLE);
-        if of_store {
-            let by_default = connection.root.is_none() && connection.backend.is_none();
-            return match named.filter(|named| by_default && named != STORE) {
-                Some(named) => failure.hint(format!(
-                    "{BACKEND_VARIABLE}={named} has no effect: this command requires larder's own store"
-                )),
-                None => failure,
-            };
-        }
-        if failure.outcome() != CommandOutcome::Unreachable || connection.root.is_some() {
-            return failure;
-        }
-        let (text, by_variable) = match (&connection.backend, named) {
-            (Some(text), _) => (text.clone(), false),
-            (None, Some(text)) => (text, true),
-            (None, None) => return failure,
-        };
-        let name = match text.as_str() {
-            STORE => None,
-            CRI => {
-                let set =
-                    [RUNTIME_VARIABLE, IMAGE_VARIABLE].into_iter().find(|name| variable(name).is_some());
-                set.map(str::to_owned)
-            }
-            DOCKER => docker::engine_variable(variable),
-            PODMAN => variable(docker::PODMAN_HOST).map(|_| docker::PODMAN_HOST.to_owned()),
-            _ if by_variable => Some(BACKEND_VARIABLE.to_owned()),
+    /// Returns the socket of the daemon that serves these images, if one does.
+    pub(crate) async fn daemon_socket(&self) -> Option<PathBuf> {
+        match self.find_server(&ImageAccess::daemon()).await {
+            Ok(ImageServer::Daemon(socket)) => Some(socket),
             _ => None,
-        };
-        match name {
-            Some(name) => failure.hint(format!("the socket is set by {name}")),
-            None => failure,
         }
     }
 
-    /// A client whose backend answers. One that does not is tried again for as long as `patience`, since a runtime may
-    /// start later than larder.
-    pub(crate) async fn reach_within(
-        &self,
-        patience: Duration,
-        need: impl Fn() -> ImageAccess,
-    ) -> Result<Client, Failure> {
-        let started = Instant::now();
-        let mut printed = false;
-        loop {
-            let failure = match self.connect_to_daemon(need()).await {
-                Err(failure) if failure.outcome() == CommandOutcome::Unreachable => failure,
-                reached_or_never => return reached_or_never,
-            };
-            if started.elapsed() + RETRY_PERIOD > patience {
-                return Err(failure);
-            }
-            if !printed {
-                printed = true;
-                let patience = go_format::duration(patience);
-                self.out.info(format_args!(
-                    "note: waiting up to {patience} for the runtime: {}",
-                    failure.message()
-                ));
-            }
-            time::sleep(RETRY_PERIOD).await;
-        }
-    }
-
-    /// A client whose backend answers.
-    pub(crate) async fn connect_to_daemon(&self, need: ImageAccess) -> Result<Client, Failure> {
-        if self.server.lock().await.is_none() {
-            let client = self.open(need).await?;
-            if client.socket().is_some() {
-                client.answered().await?;
-                return Ok(client);
-            }
-        }
+    /// Opens the images, and fails unless their backend answers.
+    async fn open_answering(&self, access: &ImageAccess) -> Result<Client, NodeOpenError> {
+        let client = self.open_images(access).await?;
         match &*self.server.lock().await {
             Some(server) => {
                 server.node().check_backend().await?;
-                // A backend that does not answer has its pulls settled when it does.
+                // A backend that did not answer until now has its interrupted pulls resolved.
                 server.node().recover().await;
-                Ok(server.client())
             }
-            None => Err(Failure::unreachable("the images were closed")),
+            None => client.answered().await?,
+        }
+        Ok(client)
+    }
+
+    /// Opens the images, and waits for a process that has them open without serving them.
+    async fn open_images(&self, access: &ImageAccess) -> Result<Client, NodeOpenError> {
+        let started = Instant::now();
+        let (mut noted, mut wait) = (false, OPEN_RETRY);
+        loop {
+            let busy = match Box::pin(self.try_open(access)).await? {
+                Ok(client) => return Ok(client),
+                Err(busy) => busy,
+            };
+            let within = self.connection.timeout.unwrap_or(OPEN_WITHIN);
+            if started.elapsed() > within {
+                let waited = go_format::duration(within);
+                return Err(NodeOpenError::InUse(
+                    busy.hint(format!("waited {waited}; --timeout changes that")),
+                ));
+            }
+            if !noted && started.elapsed() > NOTE_WAIT_AFTER {
+                noted = true;
+                self.out.info(format_args!("note: waiting: {}", busy.message()));
+            }
+            time::sleep(wait).await;
+            wait = (wait * 2).min(OPEN_RETRY_MAX);
         }
     }
-}
 
-/// Logs which daemon does the work.
-fn log_daemon(client: &Client) {
-    tracing::info!("using the daemon at {}", client.socket().unwrap_or(Path::new("")).display());
-}
+    /// The inner error says that another process has the images open and does not serve them now.
+    async fn try_open(&self, access: &ImageAccess) -> Result<Result<Client, Failure>, NodeOpenError> {
+        if let Some(server) = &*self.server.lock().await {
+            return Ok(Ok(server.client()));
+        }
+        match self.find_server(access).await? {
+            ImageServer::Daemon(socket) => {
+                tracing::info!("using the daemon at {}", socket.display());
+                let client = self.client(ControlServerAddress::Daemon(socket));
+                self.warn_of_ignored_settings(&client, access).await;
+                Ok(Ok(client))
+            }
+            ImageServer::Command(socket, settings) => self.join(socket, settings, access).await,
+            ImageServer::None(settings) => {
+                tracing::info!("no daemon: opening the images in this process");
+                self.open_here(settings, access).await
+            }
+        }
+    }
 
-/// How long to wait before a runtime that does not answer is tried again.
-const RETRY_PERIOD: Duration = Duration::from_secs(1);
+    /// Finds the process that serves the images. Invalid settings matter only where no daemon does.
+    async fn find_server(&self, access: &ImageAccess) -> Result<ImageServer, NodeOpenError> {
+        let choice = self.daemon_choice()?;
+        if let DaemonChoice::At(socket) = choice {
+            self.check_agreement(&socket)?;
+            return Ok(ImageServer::Daemon(socket));
+        }
+        let settings = self.local_settings(access);
+        let target = settings.as_ref().ok().map(|settings| settings.target.clone());
+        let found = match target.or_else(|| self.target_of_flags()) {
+            Some(target) => self.server_of(&target),
+            None => Ok(None),
+        };
+        let command = match found {
+            Ok(Some(ControlServerAddress::Daemon(_))) | Err(_) if choice == DaemonChoice::None => None,
+            Ok(Some(ControlServerAddress::Daemon(socket))) => return Ok(ImageServer::Daemon(socket)),
+            Ok(Some(ControlServerAddress::Command(socket))) => Some(socket),
+            Ok(None) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let names_images =
+            self.flags_name_images() || settings.as_ref().is_ok_and(LocalSettings::name_images);
+        if choice == DaemonChoice::Any
+            && access.scope == ImageScope::Backend
+            && !names_images
+            && let Some(default) = DefaultPaths::current().socket
+            && is_listening(&default)?
+        {
+            return Ok(ImageServer::Daemon(default));
+        }
+        if access.daemon == DaemonUse::Required {
+            return Err(self.no_daemon(command, settings.err()).await.into());
+        }
+        let settings = settings?;
+        // Listing the images of a runtime needs nothing that another command has.
+        let lists_runtime =
+            access.state == StateDirAccess::None && matches!(settings.target, BackendTarget::Runtime(_));
+        Ok(match command.filter(|_| !lists_runtime) {
+            Some(socket) => ImageServer::Command(socket, settings),
+            None => ImageServer::None(settings),
+        })
+    }
 
-fn opening_unused() -> Result<LocalNodeSettings, NodeOpenError> {
-    Err(Failure::unreachable("a daemon has the images").into())
+    /// Works through a command that has the images open, if its settings agree. The inner error is that of `try_open`.
+    async fn join(
+        &self,
+        socket: PathBuf,
+        settings: LocalSettings,
+        access: &ImageAccess,
+    ) -> Result<Result<Client, Failure>, NodeOpenError> {
+        let LocalSettings { config, target, .. } = settings;
+        if access.state == StateDirAccess::Exclusive {
+            StateDir::of(config.state.as_deref(), &target)?.without_root_state()?;
+        }
+        let client = self.client(ControlServerAddress::Command(socket));
+        let programs = match &access.pulls {
+            Some(pulls) => Some((pulls.credentials)().programs().await),
+            None => None,
+        };
+        match client.join(&config, |key| access.depends_on(key), programs).await {
+            Ok(()) => {
+                tracing::info!("using another larder command");
+                self.joined.store(true, Ordering::Relaxed);
+                Ok(Ok(client))
+            }
+            // It has ended since it was found.
+            Err(error) if error.kind() == ErrorKind::Unavailable => Ok(Err(error)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Opens a node in this process, and serves it to commands that start later. The inner error is that of `try_open`.
+    async fn open_here(
+        &self,
+        settings: LocalSettings,
+        access: &ImageAccess,
+    ) -> Result<Result<Client, Failure>, NodeOpenError> {
+        let LocalSettings { sources, config, target } = settings;
+        let options = NodeOptions {
+            store: access.store,
+            runtime: RuntimeRequirement::Require,
+            state: access.state,
+            publishes: false,
+            joins_cluster: false,
+            logs_events: false,
+            verbosity: verbosity_level(self.connection.verbose),
+        };
+        // A command that does not pull has credentials for those that pull through it.
+        let credentials = match &access.pulls {
+            Some(pulls) => (pulls.credentials)(),
+            None => usual_programs(config.credential_tokens),
+        };
+        match Node::open(sources, config, Some(credentials), options) {
+            Ok(node) => {
+                let server = CommandServer::start(node);
+                if let Some(joined) = self.joined_commands.get() {
+                    let _ = joined.set(Box::new(server.joined())); // one node is opened in a run
+                }
+                let client = server.client();
+                *self.server.lock().await = Some(server);
+                Ok(Ok(client))
+            }
+            // A daemon that `--daemon none` excludes does not end soon: waiting for it is useless.
+            Err(NodeOpenError::InUse(error))
+                if matches!(self.server_of(&target), Ok(Some(ControlServerAddress::Daemon(_))) | Err(_)) =>
+            {
+                Err(NodeOpenError::InUse(error))
+            }
+            Err(NodeOpenError::InUse(error)) => Ok(Err(error)),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn client(&self, server: ControlServerAddress) -> Client {
+        Client::of(server, self.connection.timeout)
+    }
+
+    /// Returns the process that serves the images of this backend, if one listens.
+    fn server_of(&self, target: &BackendTarget) -> Result<Option<ControlServerAddress>, Failure> {
+        client::find_server(target, self.connection.state.as_deref())
+    }
+
+    /// Warns of settings of this command that a daemon does not have.
+    async fn warn_of_ignored_settings(&self, client: &Client, access: &ImageAccess) {
+        // Invalid settings are ignored where a daemon does the work.
+        let Ok((_, config)) = self.config(access) else { return };
+        // Commands that pull warn of their flags themselves.
+        let flags = access.pulls.as_ref().map(|pulls| pulls.flags.given()).unwrap_or_default();
+        let is_flag = |key: &str| flags.iter().any(|(_, of_flag)| *of_flag == key);
+        let ignored = client.ignored(&config, |key| access.depends_on(key) && !is_flag(key)).await;
+        if let Some(ignored) = ignored {
+            self.out.warning(ignored.message());
+            ignored.next_steps().iter().for_each(|hint| self.out.hint(hint.clone()));
+        }
+    }
+
+    fn daemon_choice(&self) -> Result<DaemonChoice, Failure> {
+        let (text, by) = match (&self.connection.daemon, variable(DAEMON_VARIABLE)) {
+            (Some(text), _) => (text.clone(), "--daemon"),
+            (None, Some(text)) => (text, DAEMON_VARIABLE),
+            (None, None) => return Ok(DaemonChoice::Any),
+        };
+        if text == NO_DAEMON {
+            return Ok(DaemonChoice::None);
+        }
+        let socket = socket_path(&text).map_err(|error| {
+            Failure::bad_input(format!("{by} {text}: {error}"))
+                .hint("write unix:///path/to.sock, or none for no daemon")
+        })?;
+        Ok(DaemonChoice::At(socket))
+    }
+
+    /// Fails where a flag names images that the named daemon does not serve.
+    fn check_agreement(&self, socket: &Path) -> Result<(), Failure> {
+        let place = match (&self.connection.root, &self.connection.backend) {
+            (Some(root), _) => format!("--root {}", root.display()),
+            (None, Some(backend)) => format!("--backend {backend}"),
+            (None, None) => return Ok(()),
+        };
+        // A daemon that does not answer is reported by the call.
+        if !is_listening(socket).unwrap_or(false) {
+            return Ok(());
+        }
+        let is_same = |a: &Path, b: &Path| {
+            a == b || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+        };
+        let settings = self.local_settings(&ImageAccess::read()).ok();
+        let server = settings.and_then(|settings| self.server_of(&settings.target).ok().flatten());
+        if matches!(server, Some(ControlServerAddress::Daemon(theirs)) if is_same(&theirs, socket)) {
+            return Ok(());
+        }
+        Err(Failure::bad_input(format!("{place}: the daemon at {} serves other images", socket.display()))
+            .hint("omit one of the two, or use --daemon none"))
+    }
 }

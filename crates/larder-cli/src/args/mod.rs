@@ -17,6 +17,7 @@ mod pull_flags;
 mod serve;
 pub(crate) mod settings;
 mod store;
+mod verify;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -52,6 +53,7 @@ pub(crate) use serve::ServeArgs;
 pub(crate) use store::{
     ExportArgs, ExportFormat, FsckArgs, LoadArgs, MountArgs, MountsArgs, SaveArgs, UmountArgs,
 };
+pub(crate) use verify::VerifyArgs;
 
 /// Manage the container images of a node: pull, list, explain, garbage-collect.
 ///

@@ -10,10 +10,11 @@ use clap::{Args, ValueEnum};
 use larder::credentials::TokenPolicy;
 use larder::pull::{PullConfig, PullPolicy};
 use larder::reference::ImageName;
+use larder_agent::config::{SettingOrigin, SettingsSource};
 use larder_agent::quantity::parse_duration;
 
 use super::timeout;
-use crate::access::VerifyArgs;
+use super::verify::VerifyArgs;
 use crate::failure::Failure;
 use crate::output::{DataFormat, PrintFormat};
 
@@ -186,6 +187,15 @@ impl PullFlags {
             (self.kubelet, "--kubelet", "pull.sameImage"),
         ];
         flags.into_iter().filter(|(given, ..)| *given).map(|(_, flag, key)| (flag, key)).collect()
+    }
+
+    /// The setting with which `--kubelet` ignores tokens in credentials.
+    pub(crate) fn credential_tokens(&self) -> Option<SettingsSource> {
+        (self.tokens() == TokenPolicy::Ignore).then(|| SettingsSource::Given {
+            by: SettingOrigin::Flag("--kubelet"),
+            key: "pull.credentialTokens",
+            value: "ignore".to_owned(),
+        })
     }
 
     /// The settings, overridden by the flags.

@@ -2,27 +2,25 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use larder::credentials::{NodeKeyring, TokenPolicy};
 use larder::events::{Event, EventSink};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage};
 use larder::reference::ImageName;
 use larder_agent::client::{Client, EnsureSession};
-use larder_agent::config::{SettingOrigin, SettingsSource};
 use larder_agent::image_name;
+use larder_agent::registry::UserCredentials;
 use tokio::time::{self, Instant};
 
-use crate::args::PullFlags as PullingFlags;
+use super::make_room;
+use crate::args::PullFlags;
 use crate::exit::CommandOutcome;
 use crate::failure::{ExitReport as _, Failure};
 use crate::interrupt::InterruptHandle;
 use crate::output::progress::ProgressLines;
 use crate::printer::Printer;
-use crate::session::{CommandSession, ImageAccess, LocalPullSettings};
-use larder_agent::registry::UserCredentials;
+use crate::session::{CommandSession, ImageAccess};
 
 mod stall_notices;
 
@@ -33,31 +31,10 @@ const FIRST_SYNC: Duration = Duration::from_secs(1);
 /// How often progress is drawn.
 const DRAW_PERIOD: Duration = Duration::from_millis(125);
 
-/// What a command that pulls needs. `settings` are those that its other flags give a value.
-pub(super) fn image_access(
-    flags: &PullingFlags,
-    credentials: &Arc<dyn Fn() -> NodeKeyring + Send + Sync>,
-    settings: Vec<SettingsSource>,
-) -> ImageAccess {
-    let adjusted = flags.clone();
-    let tokens = (flags.tokens() == TokenPolicy::Ignore).then(|| SettingsSource::Given {
-        by: SettingOrigin::Flag("--kubelet"),
-        key: "pull.credentialTokens",
-        value: "ignore".to_owned(),
-    });
-    let pulling = LocalPullSettings {
-        adjust: Box::new(move |settings| adjusted.adjust(settings)),
-        given: flags.given(),
-        settings: settings.into_iter().chain(tokens).collect(),
-        credentials: Arc::clone(credentials),
-    };
-    ImageAccess { pulling: Some(pulling), ..ImageAccess::write().create_store() }
-}
-
 /// Warns about flags without effect on a daemon.
 pub(super) fn warn_about_ignored_flags(
     client: &Client,
-    flags: &PullingFlags,
+    flags: &PullFlags,
     candidates: &UserCredentials,
     out: &Printer,
 ) {
@@ -80,27 +57,89 @@ pub(super) enum EnsureResult {
     Unfinished,
 }
 
-/// Where the course of pulls is shown.
+/// How all of them ended.
+pub(super) struct EnsureResults {
+    /// In the order of the requests.
+    pub(super) results: Vec<EnsureResult>,
+    /// Why the rest was not finished, if not for an interrupt.
+    pub(super) lost: Option<Failure>,
+}
+
+/// Where the progress of pulls is shown.
 #[derive(Clone, Copy)]
 pub(super) struct ProgressOutput<'a> {
-    /// What draws on a terminal.
+    /// Draws on a terminal.
     pub(super) progress: &'a ProgressLines,
     /// Prints notes and warnings.
     pub(super) out: &'a Printer,
 }
 
-/// How all of them ended.
-pub(super) struct EnsureResults {
-    /// In the order of the requests.
-    pub(super) verdicts: Vec<EnsureResult>,
-    /// Why the rest was not finished, if not for an interrupt.
-    pub(super) lost: Option<Failure>,
+/// One run of `ensure` or `pull`.
+pub(super) struct EnsureRun<'a> {
+    pub(super) session: &'a CommandSession,
+    pub(super) access: &'a ImageAccess,
+    pub(super) interrupt: &'a InterruptHandle,
+    /// How long images that failed are tried again.
+    pub(super) retry_for: Duration,
+    /// Receives the events of failures.
+    pub(super) events: &'a dyn EventSink,
+    pub(super) progress: &'a ProgressLines,
+}
+
+impl EnsureRun<'_> {
+    /// Makes all images present, through another process if the command that this one works through ends before, and
+    /// with more disk space if the user lets GC free some.
+    pub(super) async fn ensure(
+        &self,
+        calls: EnsureSession,
+        requests: &[EnsureRequest],
+    ) -> (EnsureSession, EnsureResults) {
+        let out = &*self.session.out;
+        let shown = ProgressOutput { progress: self.progress, out };
+        let ensure = async |calls: &EnsureSession, requests: &[EnsureRequest]| {
+            let interrupted = self.interrupt.interrupted();
+            ensure_all(calls, requests, self.retry_for, self.events, shown, interrupted).await
+        };
+        let ended = ensure(&calls, requests).await;
+        let (calls, ended) = self.take_over(calls, requests, ended, &ensure).await;
+        make_room::retry(calls, ended, requests, self.interrupt, out, &ensure).await
+    }
+
+    /// Requests what the command that this one worked through left unfinished, of the process that has the images now.
+    async fn take_over(
+        &self,
+        calls: EnsureSession,
+        requests: &[EnsureRequest],
+        mut ended: EnsureResults,
+        ensure: impl AsyncFn(&EnsureSession, &[EnsureRequest]) -> EnsureResults,
+    ) -> (EnsureSession, EnsureResults) {
+        if ended.lost.is_none() || !calls.client().is_joined() {
+            return (calls, ended);
+        }
+        tracing::info!("the other larder command has ended: retrying once");
+        ended.lost = None;
+        let calls = match self.interrupt.or(self.session.open(self.access)).await {
+            Some(Ok(client)) => calls.through(client),
+            not_opened => {
+                ended.lost = not_opened.and_then(Result::err).map(Failure::from);
+                return (calls, ended);
+            }
+        };
+        let unfinished: Vec<usize> =
+            (0..requests.len()).filter(|&index| ended.results[index] == EnsureResult::Unfinished).collect();
+        let rest: Vec<_> = unfinished.iter().map(|&index| requests[index].clone()).collect();
+        let retried = ensure(&calls, &rest).await;
+        for (index, result) in unfinished.into_iter().zip(retried.results) {
+            ended.results[index] = result;
+        }
+        (calls, EnsureResults { lost: retried.lost, ..ended })
+    }
 }
 
 /// Makes all images present in parallel and returns the result of each. Ends early, with the rest
-/// [unfinished](EnsureResult::Unfinished), when `interrupt` is done, or who does the work is gone.
-pub(super) async fn ensure_all(
-    pulls: &EnsureSession,
+/// [unfinished](EnsureResult::Unfinished), when `interrupt` is done, or the process that does the work has ended.
+async fn ensure_all(
+    calls: &EnsureSession,
     requests: &[EnsureRequest],
     retry_for: Duration,
     events: &dyn EventSink,
@@ -109,81 +148,48 @@ pub(super) async fn ensure_all(
 ) -> EnsureResults {
     let ProgressOutput { progress, out } = shown;
     let mut lost = None;
-    let mut verdicts = vec![EnsureResult::Unfinished; requests.len()];
+    let mut results = vec![EnsureResult::Unfinished; requests.len()];
     let deadline = Instant::now().checked_add(retry_for);
     let each = requests.iter().enumerate().map(|(index, request)| async move {
-        (index, ensure_with_retries(pulls, request, deadline, events).await)
+        (index, ensure_with_retries(calls, request, deadline, events).await)
     });
     let mut running: FuturesUnordered<_> = each.collect();
-    // What is over at once, as when all is present, draws nothing.
+    // A run that is over at once, as when all is present, draws nothing.
     let mut draw = time::interval_at(Instant::now() + DRAW_PERIOD, DRAW_PERIOD);
     draw.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-    let slow = stall_notices::print_stalls(pulls, progress, out);
+    let slow = stall_notices::print_stalls(calls, progress, out);
     tokio::pin!(interrupt, slow);
     loop {
         tokio::select! {
             ended = running.next() => match ended {
-                Some((index, verdict)) => verdicts[index] = verdict,
+                Some((index, result)) => results[index] = result,
                 None => break,
             },
             () = &mut interrupt => break,
-            failure = pulls.lost() => {
+            failure = calls.lost() => {
                 lost = Some(failure);
                 break;
             }
             () = &mut slow => {}
             _ = draw.tick(), if progress.is_wanted() => {
-                progress.update(&pulls.pulls(), requests.len() - running.len(), requests.len(), Instant::now());
+                progress.update(&calls.pulls(), requests.len() - running.len(), requests.len(), Instant::now());
             }
         }
     }
     progress.clear();
-    EnsureResults { verdicts, lost }
-}
-
-/// Makes images present with `ensure`, as [`ensure_all`] does. Where the command that this one works through ends
-/// before all of them are, what is not finished is asked for once more, of the process that has the images then.
-pub(super) async fn ensure_or_take_over(
-    session: &CommandSession,
-    pulls: EnsureSession,
-    requests: &[EnsureRequest],
-    interrupt: &InterruptHandle,
-    need: impl FnOnce() -> ImageAccess,
-    ensure: impl AsyncFn(&EnsureSession, &[EnsureRequest]) -> EnsureResults,
-) -> (EnsureSession, EnsureResults) {
-    let mut ended = ensure(&pulls, requests).await;
-    if ended.lost.is_none() || !pulls.client().is_joined() {
-        return (pulls, ended);
-    }
-    tracing::info!("the other larder command has ended: retrying once");
-    ended.lost = None;
-    let pulls = match interrupt.or(session.connect_to_daemon(need())).await {
-        Some(Ok(client)) => pulls.through(client),
-        unreached => {
-            ended.lost = unreached.and_then(Result::err);
-            return (pulls, ended);
-        }
-    };
-    let unfinished: Vec<usize> =
-        (0..requests.len()).filter(|&index| ended.verdicts[index] == EnsureResult::Unfinished).collect();
-    let rest: Vec<_> = unfinished.iter().map(|&index| requests[index].clone()).collect();
-    let again = ensure(&pulls, &rest).await;
-    for (index, verdict) in unfinished.into_iter().zip(again.verdicts) {
-        ended.verdicts[index] = verdict;
-    }
-    (pulls, EnsureResults { lost: again.lost, ..ended })
+    EnsureResults { results, lost }
 }
 
 /// Tries until it works or the time is over (never, without a deadline), looking again as kubelet does: soon after a
 /// failure, then every few seconds, and as soon as the back-off is over.
 async fn ensure_with_retries(
-    pulls: &EnsureSession,
+    calls: &EnsureSession,
     request: &EnsureRequest,
     deadline: Option<Instant>,
     events: &dyn EventSink,
 ) -> EnsureResult {
     loop {
-        let error = match pulls.ensure(request).await {
+        let error = match calls.ensure(request).await {
             Ok(ensured) => return EnsureResult::Ensured(ensured),
             Err(error) => error,
         };
@@ -211,8 +217,12 @@ fn record_failure(request: &EnsureRequest, error: &EnsureError, events: &dyn Eve
 }
 
 /// Prints an error if the backend is unreachable: checked after something failed, because a pull's error does not say.
-async fn is_it_gone(pulls: &EnsureSession, interrupt: &InterruptHandle, out: &Printer) -> CommandOutcome {
-    match interrupt.or(pulls.client().answers()).await {
+async fn report_lost_backend(
+    calls: &EnsureSession,
+    interrupt: &InterruptHandle,
+    out: &Printer,
+) -> CommandOutcome {
+    match interrupt.or(calls.client().answers()).await {
         None => CommandOutcome::Interrupted,
         Some(Err(failure)) if failure.outcome() == CommandOutcome::Unreachable => failure.print(out),
         Some(_) => CommandOutcome::Done,
@@ -221,25 +231,25 @@ async fn is_it_gone(pulls: &EnsureSession, interrupt: &InterruptHandle, out: &Pr
 
 /// Prints why not all images were finished, or whether those that failed did so because the backend is gone.
 pub(super) async fn end(
-    pulls: &EnsureSession,
+    calls: &EnsureSession,
     requests: &[EnsureRequest],
     ended: EnsureResults,
     interrupt: &InterruptHandle,
     out: &Printer,
 ) -> CommandOutcome {
-    let EnsureResults { verdicts, lost } = ended;
+    let EnsureResults { results, lost } = ended;
     let unfinished: Vec<&str> = requests
         .iter()
-        .zip(&verdicts)
-        .filter(|(_, verdict)| matches!(verdict, EnsureResult::Unfinished))
+        .zip(&results)
+        .filter(|(_, result)| matches!(result, EnsureResult::Unfinished))
         .map(|(request, _)| request.image.as_str())
         .collect();
     if let Some(failure) = lost {
         failure.print(out)
     } else if !unfinished.is_empty() {
         print_unfinished(unfinished, out)
-    } else if verdicts.iter().any(|verdict| matches!(verdict, EnsureResult::Failed(_))) {
-        is_it_gone(pulls, interrupt, out).await
+    } else if results.iter().any(|result| matches!(result, EnsureResult::Failed(_))) {
+        report_lost_backend(calls, interrupt, out).await
     } else {
         CommandOutcome::Done
     }
@@ -267,13 +277,13 @@ pub(super) fn print_unfinished<'a>(
 
 /// Names present images that failed ones may mean: both take names as kubelet does, and never a part of one.
 pub(super) async fn point_at_similar(
-    verdicts: impl Iterator<Item = (&ImageName, &EnsureResult)>,
+    results: impl Iterator<Item = (&ImageName, &EnsureResult)>,
     client: &Client,
     interrupt: &InterruptHandle,
     out: &Printer,
 ) {
     let is_failed = |(_, result): &(_, &EnsureResult)| matches!(result, EnsureResult::Failed(error) if !error.access_denied && error.reason != EnsureReason::InvalidImageName);
-    let failed: BTreeSet<&str> = verdicts.filter(is_failed).map(|(image, _)| image.as_str()).collect();
+    let failed: BTreeSet<&str> = results.filter(is_failed).map(|(image, _)| image.as_str()).collect();
     if failed.is_empty() {
         return;
     }

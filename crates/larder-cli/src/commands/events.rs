@@ -18,7 +18,7 @@ use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::output::{DataFormat, PrintFormat};
 use crate::printer::Printer;
-use crate::session::CommandSession;
+use crate::session::{CommandSession, ImageAccess};
 
 /// Widths of the columns: time of day, and the longest type and reason there are.
 const WIDTHS: [usize; 3] = [11, 10, 22];
@@ -33,7 +33,7 @@ const PIPE_CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(args: &EventsArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let daemon = session.daemon().await?;
+    let daemon = session.open(&ImageAccess::daemon()).await?;
     let request = EventsRequest { from: args.since, watch: args.watch };
     let mut stream = daemon.wait(async |mut calls| calls.events(request).await).await?;
     let mut page = EventPrinter {

@@ -22,7 +22,7 @@ pub(super) async fn run(args: &ExplainArgs, session: &CommandSession) -> Result<
     let (names, outcome) = names_and_ids(args.image.as_slice(), out);
     let [name] = names[..] else { return Ok(outcome) };
     let request = ExplainRequest { image: name.to_owned(), limits: Some(args.limits.request()) };
-    let client = session.open(ImageAccess::collect()).await?;
+    let client = session.open(&ImageAccess::collect()).await?;
     let explanation = client.ask(async |mut calls| calls.explain(request).await).await?;
     match args.output.data() {
         Some(format) => output::data(out, format, &ExplainRecord::new(&explanation)),

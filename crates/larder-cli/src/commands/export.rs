@@ -56,7 +56,7 @@ pub(super) async fn save(
 }
 
 async fn begin(session: &CommandSession, request: ExportRequest) -> Result<ArchiveDownload, Failure> {
-    let client = session.open(ImageAccess::read().of_store()).await?;
+    let client = session.open(&ImageAccess::read().of_store()).await?;
     ArchiveDownload::begin(&client, request).await
 }
 

@@ -26,7 +26,7 @@ pub(super) async fn run(args: &HistoryArgs, session: &CommandSession) -> Result<
     };
     let (names, outcome) = names_and_ids(std::slice::from_ref(image), &session.out);
     let [name] = names[..] else { return Ok(outcome) };
-    let client = session.open(ImageAccess::read()).await?;
+    let client = session.open(&ImageAccess::read()).await?;
     let request = InspectRequest { image: name.to_owned() };
     let details = client.ask(async |mut calls| calls.inspect(request).await).await?;
     let steps = build_steps(&details.info).ok_or_else(|| {

@@ -32,7 +32,7 @@ pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<
     let client = if args.layers {
         images::open(session, true).await?.ok_or_else(|| Failure::failed("no images pulled yet"))?
     } else {
-        session.open(ImageAccess::read()).await?
+        session.open(&ImageAccess::read()).await?
     };
     let listed = if args.layers { Some(client.detailed_images().await?) } else { None };
     let mut found = Vec::new();

@@ -27,7 +27,7 @@ pub(super) async fn keep(args: &KeepArgs, session: &CommandSession) -> Result<Co
 }
 
 async fn list(format: PrintFormat, session: &CommandSession) -> Result<CommandOutcome, Failure> {
-    let rules = match session.open_to_list(ImageAccess::keep()).await? {
+    let rules = match session.open_to_list(&ImageAccess::keep()).await? {
         Some(client) => rules(&client).await?,
         None => Vec::new(),
     };
@@ -38,10 +38,10 @@ async fn list(format: PrintFormat, session: &CommandSession) -> Result<CommandOu
 
 async fn add(select: Selector, args: &KeepArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let client = match session.open_to_list(ImageAccess::keep()).await? {
+    let client = match session.open_to_list(&ImageAccess::keep()).await? {
         Some(client) => client,
         // A rule can be there before its images.
-        None => session.open(ImageAccess::keep().create_store()).await?,
+        None => session.open(&ImageAccess::keep().create_store()).await?,
     };
     let rule = KeepRule { select, ttl: args.ttl, budget_bytes: args.budget };
     let request = KeepRequest { add: vec![convert::keep_rule(&rule)], ..KeepRequest::default() };
@@ -92,7 +92,7 @@ fn labelled(text: &str) -> Selector {
 /// Drops rules.
 pub(super) async fn unkeep(args: &UnkeepArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let client = session.open(ImageAccess::keep()).await?;
+    let client = session.open(&ImageAccess::keep()).await?;
     if args.all {
         let request = KeepRequest { remove_all: true, ..KeepRequest::default() };
         let left = change(&client, request).await?.configured;

@@ -32,7 +32,7 @@ async fn take(
 ) -> Result<CommandOutcome, Failure> {
     let (names, outcome) = names_and_ids(std::slice::from_ref(image), &session.out);
     let [name] = names[..] else { return Ok(outcome) };
-    let client = session.open(ImageAccess::write()).await?;
+    let client = session.open(&ImageAccess::write()).await?;
     let leased = lease(&client, name, time.as_secs()).await?;
     session.out.line(format_args!("leased {name} until {}", leased.ends.unwrap_or_default()));
     Ok(outcome)
@@ -44,7 +44,7 @@ async fn end(images: &[ImageName], session: &CommandSession) -> Result<CommandOu
     if names.is_empty() {
         return Ok(outcome);
     }
-    let client = session.open(ImageAccess::write()).await?;
+    let client = session.open(&ImageAccess::write()).await?;
     for name in names {
         match lease(&client, name, 0).await {
             // An older daemon does not report it.
@@ -63,7 +63,7 @@ async fn lease(client: &Client, name: &str, seconds: u64) -> Result<LeaseRespons
 }
 
 async fn list(format: PrintFormat, session: &CommandSession) -> Result<CommandOutcome, Failure> {
-    let client = session.open(ImageAccess::write()).await?;
+    let client = session.open(&ImageAccess::write()).await?;
     let leases = client.ask(async |mut calls| calls.leases(LeasesRequest {}).await).await?.leases;
     let rows: Vec<LeaseRecord> = leases.into_iter().map(LeaseRecord::from).collect();
     output::show(&session.out, format, &rows, || table(&rows, format.is_wide()));

@@ -29,7 +29,7 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
         }
         files.push("-".into());
     }
-    let client = session.open(ImageAccess::write().of_store().create_store()).await?;
+    let client = session.open(&ImageAccess::write().of_store().create_store()).await?;
     let mut outcome = CommandOutcome::Done;
     let mut loaded = Vec::new();
     for file in &files {

@@ -10,7 +10,6 @@ use larder_agent::registry::{
     DockerLoginFile, FetchError, FetchErrorKind, LoginRegistry, LoginResult, RegistryClient,
 };
 
-use crate::access::terminal;
 use crate::args::{LoginArgs, LogoutArgs};
 use crate::credential_setup::read_password;
 use crate::exit::CommandOutcome;
@@ -18,6 +17,7 @@ use crate::failure::{Failure, error_chain};
 use crate::interrupt::{InterruptHandle, InterruptSignals};
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
+use crate::terminal;
 
 pub(super) async fn log_in(
     args: &LoginArgs,

@@ -25,10 +25,10 @@ pub(super) async fn retry(
     ensure: impl AsyncFn(&EnsureSession, &[EnsureRequest]) -> EnsureResults,
 ) -> (EnsureSession, EnsureResults) {
     let short: Vec<(usize, u64)> = ended
-        .verdicts
+        .results
         .iter()
         .enumerate()
-        .filter_map(|(index, verdict)| Some((index, missing_bytes(verdict)?)))
+        .filter_map(|(index, result)| Some((index, missing_bytes(result)?)))
         .collect();
     if short.is_empty() || ended.lost.is_some() || !confirm::can_ask() {
         return (pulls, ended);
@@ -43,18 +43,18 @@ pub(super) async fn retry(
         }
     }
     let pulls = pulls.begin_run();
-    let again: Vec<EnsureRequest> = short.iter().map(|(index, _)| requests[*index].clone()).collect();
-    let retried = ensure(&pulls, &again).await;
-    for ((index, _), verdict) in short.into_iter().zip(retried.verdicts) {
-        ended.verdicts[index] = verdict;
+    let failed: Vec<EnsureRequest> = short.iter().map(|(index, _)| requests[*index].clone()).collect();
+    let retried = ensure(&pulls, &failed).await;
+    for ((index, _), result) in short.into_iter().zip(retried.results) {
+        ended.results[index] = result;
     }
     (pulls, EnsureResults { lost: retried.lost, ..ended })
 }
 
 /// What GC has to free for an image that the backend refused for lack of space; `None` if its hint names another step,
 /// because GC does not help.
-fn missing_bytes(verdict: &EnsureResult) -> Option<u64> {
-    let EnsureResult::Failed(error) = verdict else { return None };
+fn missing_bytes(result: &EnsureResult) -> Option<u64> {
+    let EnsureResult::Failed(error) = result else { return None };
     let advice = error.advice.as_ref()?;
     (advice.kind == CallErrorKind::InsufficientSpace).then(|| size_to_free(&advice.hint))?
 }

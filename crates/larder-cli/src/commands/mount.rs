@@ -17,7 +17,7 @@ use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn mount(args: &MountArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let target = text(&absolute(&args.dir)?)?;
-    let client = session.open(ImageAccess::write().of_store()).await?;
+    let client = session.open(&ImageAccess::write().of_store()).await?;
     let request = MountRequest {
         image: args.image.clone().into(),
         target,
@@ -54,7 +54,7 @@ async fn check_seen(mount: &Mount, client: &Client) -> Result<(), Failure> {
 
 pub(super) async fn umount(args: &UmountArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let client = session.open(ImageAccess::write().of_store()).await?;
+    let client = session.open(&ImageAccess::write().of_store()).await?;
     let mut outcome = CommandOutcome::Done;
     let mut dirs = args.dirs.clone();
     if args.all {
@@ -108,7 +108,7 @@ fn is_image(text: &str, mount: &Mount) -> bool {
 }
 
 pub(super) async fn list(args: &MountsArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
-    let mounts = match session.open_to_list(ImageAccess::read().of_store()).await? {
+    let mounts = match session.open_to_list(&ImageAccess::read().of_store()).await? {
         Some(client) => client.ask(async |mut calls| calls.mounts(MountsRequest {}).await).await?.mounts,
         None => Vec::new(),
     };

@@ -18,7 +18,7 @@ pub(super) async fn run(
     interrupt: InterruptSignals,
 ) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let client = session.open(ImageAccess::collect()).await?;
+    let client = session.open(&ImageAccess::collect()).await?;
     let request = if args.all {
         CollectRequest { goal: Some(Goal::AllUnused(true)), ..CollectRequest::default() }
     } else {

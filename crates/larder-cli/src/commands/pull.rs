@@ -11,8 +11,7 @@ use larder_agent::client::EnsureSession;
 use serde::Serialize;
 
 use super::ensure::{argument_uid, check_argument};
-use super::ensure_runner::{self, EnsureResult, EnsureResults, ProgressOutput};
-use super::make_room;
+use super::ensure_runner::{self, EnsureResult, EnsureResults, EnsureRun};
 use super::pull_failure::PullFailureKind;
 use crate::args::PullArgs;
 use crate::credential_setup;
@@ -22,7 +21,7 @@ use crate::interrupt::InterruptSignals;
 use crate::output::progress::ProgressLines;
 use crate::output::{self, size};
 use crate::printer::{Printer, progress_possible};
-use crate::session::CommandSession;
+use crate::session::{CommandSession, ImageAccess, PullSettings};
 use larder_agent::registry::UserCredentials;
 
 pub(super) async fn run(
@@ -44,13 +43,18 @@ pub(super) async fn run(
         tracing::info!("credentials for {image}: {}", candidates.report(image.as_str(), &[]));
     }
     let interrupt = interrupt.handle();
-    let need = || ensure_runner::image_access(&args.pulling, &credentials.programs, Vec::new());
-    let client = match interrupt.or(session.connect_to_daemon(need())).await {
+    let pulls = PullSettings {
+        flags: args.pulling.clone(),
+        given: Vec::new(),
+        credentials: Arc::clone(&credentials.programs),
+    };
+    let access = ImageAccess::pull(pulls, Duration::ZERO);
+    let client = match interrupt.or(session.open(&access)).await {
         Some(Ok(client)) => client,
-        unreached => {
+        not_opened => {
             show(args, &rows(&requests, &vec![EnsureResult::Unfinished; requests.len()]), out);
-            return match unreached {
-                Some(Err(failure)) => Err(failure),
+            return match not_opened {
+                Some(Err(error)) => Err(error.into()),
                 _ => Ok(ensure_runner::print_unfinished(
                     requests.iter().map(|request| request.image.as_str()),
                     out,
@@ -61,40 +65,40 @@ pub(super) async fn run(
 
     let progress = Arc::new(ProgressLines::new(!args.quiet && progress_possible()));
     ensure_runner::warn_about_ignored_flags(&client, &args.pulling, &candidates, out);
-    let pulls = EnsureSession::new(client, credentials.secret, Arc::new(LogSink), true);
+    let calls = EnsureSession::new(client, credentials.secret, Arc::new(LogSink), true);
     out.keep_above(&progress);
-    let shown = ProgressOutput { progress: &progress, out };
-    let ensure = async |pulls: &EnsureSession, requests: &[EnsureRequest]| {
-        ensure_runner::ensure_all(pulls, requests, Duration::ZERO, &LogSink, shown, interrupt.interrupted())
-            .await
+    let run = EnsureRun {
+        session,
+        access: &access,
+        interrupt: &interrupt,
+        retry_for: Duration::ZERO,
+        events: &LogSink,
+        progress: &progress,
     };
-    let (pulls, ended) =
-        ensure_runner::ensure_or_take_over(session, pulls, &requests, &interrupt, need, &ensure).await;
-    let (pulls, EnsureResults { verdicts, lost }) =
-        make_room::retry(pulls, ended, &requests, &interrupt, out, &ensure).await;
+    let (calls, EnsureResults { results, lost }) = run.ensure(calls, &requests).await;
 
-    show(args, &rows(&requests, &verdicts), out);
-    let reported = report(args, &requests, &verdicts, &candidates, out);
-    if !verdicts.iter().any(|verdict| matches!(verdict, EnsureResult::Unfinished)) {
-        let images = requests.iter().map(|request| &request.image).zip(&verdicts);
-        ensure_runner::point_at_similar(images, pulls.client(), &interrupt, out).await;
+    show(args, &rows(&requests, &results), out);
+    let reported = report(args, &requests, &results, &candidates, out);
+    if !results.iter().any(|result| matches!(result, EnsureResult::Unfinished)) {
+        let images = requests.iter().map(|request| &request.image).zip(&results);
+        ensure_runner::point_at_similar(images, calls.client(), &interrupt, out).await;
     }
     Ok(outcome
         .max(reported)
-        .max(ensure_runner::end(&pulls, &requests, EnsureResults { verdicts, lost }, &interrupt, out).await))
+        .max(ensure_runner::end(&calls, &requests, EnsureResults { results, lost }, &interrupt, out).await))
 }
 
 /// Prints the result of each finished image.
 fn report(
     args: &PullArgs,
     requests: &[EnsureRequest],
-    verdicts: &[EnsureResult],
+    results: &[EnsureResult],
     candidates: &UserCredentials,
     out: &Printer,
 ) -> CommandOutcome {
     let mut outcome = CommandOutcome::Done;
-    for (EnsureRequest { image, .. }, verdict) in requests.iter().zip(verdicts) {
-        match verdict {
+    for (EnsureRequest { image, .. }, result) in requests.iter().zip(results) {
+        match result {
             EnsureResult::Ensured(ensured) => {
                 if let Pulled::Pulled { size_bytes, total_duration, .. } = ensured.outcome
                     && !args.quiet
@@ -134,13 +138,13 @@ struct PullResultRow {
     total_seconds: Option<f64>,
 }
 
-fn rows(requests: &[EnsureRequest], verdicts: &[EnsureResult]) -> Vec<PullResultRow> {
-    let each = requests.iter().zip(verdicts);
-    each.map(|(request, verdict)| PullResultRow::new(&request.image, verdict)).collect()
+fn rows(requests: &[EnsureRequest], results: &[EnsureResult]) -> Vec<PullResultRow> {
+    let each = requests.iter().zip(results);
+    each.map(|(request, result)| PullResultRow::new(&request.image, result)).collect()
 }
 
 impl PullResultRow {
-    fn new(image: &ImageName, verdict: &EnsureResult) -> Self {
+    fn new(image: &ImageName, result: &EnsureResult) -> Self {
         let row = PullResultRow {
             image: image.clone(),
             result: "Unfinished",
@@ -151,7 +155,7 @@ impl PullResultRow {
             pull_seconds: None,
             total_seconds: None,
         };
-        match verdict {
+        match result {
             EnsureResult::Unfinished => row,
             EnsureResult::Failed(error) => PullResultRow {
                 result: "Failed",

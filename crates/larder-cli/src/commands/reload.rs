@@ -4,11 +4,11 @@ use larder_api::v1::ReloadRequest;
 
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::session::CommandSession;
+use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn run(session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let daemon = session.daemon().await?;
+    let daemon = session.open(&ImageAccess::daemon()).await?;
     let reloaded = daemon.ask(async |mut calls| calls.reload(ReloadRequest {}).await).await?;
     for key in &reloaded.applied {
         out.line(format_args!("{key}: in effect"));

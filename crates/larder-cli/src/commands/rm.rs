@@ -24,7 +24,7 @@ pub(super) async fn run(args: &RmArgs, session: &CommandSession) -> Result<Comma
     let answer = if request.images.is_empty() {
         Ok(RemoveResponse::default())
     } else {
-        let client = session.open(ImageAccess::write()).await?;
+        let client = session.open(&ImageAccess::write()).await?;
         client.wait(async |mut calls| calls.remove(request).await).await
     };
     let outcome = outcome

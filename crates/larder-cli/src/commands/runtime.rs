@@ -11,7 +11,7 @@ use crate::output::table::TextTable;
 use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn run(args: &RuntimeArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
-    let runtime = match session.open_to_list(ImageAccess::read()).await? {
+    let runtime = match session.open_to_list(&ImageAccess::read()).await? {
         Some(client) => client.ask(async |mut calls| calls.runtime(RuntimeRequest {}).await).await?,
         None => store_to_come(),
     };

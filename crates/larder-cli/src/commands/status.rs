@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::output::table::TextTable;
 use crate::output::{self, DataFormat, progress};
 use crate::printer::Printer;
-use crate::session::CommandSession;
+use crate::session::{CommandSession, ImageAccess};
 
 use super::events::pipe_closed;
 
@@ -24,7 +24,7 @@ const WATCH_PERIOD: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(args: &StatusArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let daemon = session.daemon().await?;
+    let daemon = session.open(&ImageAccess::daemon()).await?;
     let mut is_first = true;
     loop {
         let status = daemon.ask(async |mut calls| calls.status(StatusRequest { look: true }).await).await?;

@@ -11,7 +11,7 @@ use crate::session::{CommandSession, ImageAccess};
 pub(super) async fn run(args: &TagArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let (names, outcome) = names_and_ids(std::slice::from_ref(&args.source), &session.out);
     let [source] = names[..] else { return Ok(outcome) };
-    let client = session.open(ImageAccess::write()).await?;
+    let client = session.open(&ImageAccess::write()).await?;
     let request = TagRequest { source: source.to_owned(), target: args.target.to_string() };
     let tagged = client.wait(async |mut calls| calls.tag(request).await).await?;
     session.out.line(format_args!("tagged {} as {}", tagged.id, tagged.name));

@@ -33,7 +33,7 @@ pub(super) async fn run(
         ));
     }
     let node =
-        SessionCalls { session, client: Mutex::new(Some(session.open(ImageAccess::collect()).await?)) };
+        SessionCalls { session, client: Mutex::new(Some(session.open(&ImageAccess::collect()).await?)) };
     let interrupt = interrupt.handle();
     let held = out.hold_notes();
     let ended = show(&node, out.style().colors, interrupt.interrupted()).await;
@@ -56,7 +56,7 @@ impl SessionCalls<'_> {
         let mut client = self.client.lock().await;
         match &*client {
             Some(known) => Ok(known.clone()),
-            None => Ok(client.insert(self.session.open(ImageAccess::collect()).await?).clone()),
+            None => Ok(client.insert(self.session.open(&ImageAccess::collect()).await?).clone()),
         }
     }
 

@@ -10,8 +10,7 @@ use larder_agent::client::{ControlServerAddress, find_server};
 use larder_agent::config::Config;
 use tokio::time::{self, Instant};
 
-use super::CommandSession;
-use super::opening::{OPEN_RETRY, OPEN_RETRY_MAX, OPEN_WITHIN};
+use super::{CommandSession, OPEN_RETRY, OPEN_RETRY_MAX, OPEN_WITHIN};
 use crate::failure::Failure;
 
 /// How long `fsck` waits for the store.
@@ -104,7 +103,9 @@ impl CommandSession {
             Some(ControlServerAddress::Daemon(socket)) => {
                 Some(StoreUser::of(config, &format!("the daemon at {}", socket.display()), true))
             }
-            Some(command) => self.holder(command).await.map(|name| StoreUser::of(config, &name, false)),
+            Some(ControlServerAddress::Command(socket)) => {
+                self.process_of(socket).await.map(|name| StoreUser::of(config, &name, false))
+            }
             None => None,
         })
     }

@@ -80,7 +80,7 @@ impl DemoRunner {
         let connection =
             GlobalFlags { root: Some(ROOT.into()), daemon: Some("none".into()), ..GlobalFlags::default() };
         let session = CommandSession::new(connection, Arc::clone(&self.out)).with_default_settings();
-        let client = session.open(ImageAccess::collect()).await?;
+        let client = session.open(&ImageAccess::collect()).await?;
         let usage = client.ask(async |mut calls| calls.usage(UsageRequest {}).await).await;
         session.close().await;
         usage?.store.ok_or_else(|| self.failed("the backend is not a store"))

@@ -18,7 +18,7 @@ use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn run(args: &DfArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    if let Some(client) = session.open_to_list(ImageAccess::collect()).await? {
+    if let Some(client) = session.open_to_list(&ImageAccess::collect()).await? {
         let usage = client.ask(async |mut calls| calls.usage(UsageRequest {}).await).await?;
         show(args, &usage, out);
         return Ok(CommandOutcome::Done);

@@ -2,19 +2,23 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use larder::credentials::Credential;
 use larder::events::LogSink;
 use larder::pull::EnsurePlan;
 use larder::reference::{Digest, ImageId, ImageName, Reference};
+use larder_agent::NodeOpenError;
+use larder_agent::backend::OpenMode;
 use larder_agent::client::{Client, EnsureSession};
 use larder_agent::registry::{ImageDocuments, PlatformMatcher, RegistryClient};
 use serde::Serialize;
 
 use super::inputs::{EnsureInputs, EnsureJob};
+use super::pull_settings;
 use crate::args::EnsureArgs;
 use crate::commands::explain::access::{find_credentials, note_pulling_process, place};
-use crate::commands::{ensure_runner, pull_failure};
+use crate::commands::pull_failure;
 use crate::credential_setup::CredentialSetup;
 use crate::exit::CommandOutcome;
 use crate::failure::{Failure, error_chain};
@@ -102,8 +106,16 @@ pub(super) async fn run(
     session: &CommandSession,
 ) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let need = ensure_runner::image_access(&args.pulling, &credentials.programs, args.verify.settings());
-    let client = session.open_if_exists(ImageAccess { creates: false, ..need }).await?;
+    let access = ImageAccess {
+        store: OpenMode::Existing,
+        backend_within: None,
+        ..ImageAccess::pull(pull_settings(args, credentials), Duration::ZERO)
+    };
+    let client = match session.open(&access).await {
+        Ok(client) => Some(client),
+        Err(NodeOpenError::NoStore(_)) => None,
+        Err(error) => return Err(error.into()),
+    };
     let (_, config) = session.config(&ImageAccess::read().of_store())?;
     let registry = RegistryClient::new(config.registry.clone());
     let layers = match &client {
@@ -129,7 +141,7 @@ pub(super) async fn run(
         None => record.print(out),
     }
     if record.summary.pull + record.summary.failed > 0 {
-        note_pulling_process(session);
+        note_pulling_process(session).await;
     }
     let blocked = record.summary.refused + record.summary.failed > 0;
     let outcome = if blocked { CommandOutcome::Failed } else { CommandOutcome::Done };

@@ -15,18 +15,17 @@ use larder_agent::image_name;
 use larder_agent::registry::UserCredentials;
 use tokio::time::Instant;
 
-use super::ensure_runner::{self, EnsureResult, EnsureResults, ProgressOutput};
-use super::make_room;
+use super::ensure_runner::{self, EnsureResult, EnsureResults, EnsureRun};
 use super::pull_failure::{self, PullFailureKind};
 use crate::args::EnsureArgs;
-use crate::credential_setup;
+use crate::credential_setup::{self, CredentialSetup};
 use crate::exit::CommandOutcome;
 use crate::failure::{ExitReport as _, Failure};
 use crate::interrupt::InterruptSignals;
 use crate::output::events::{EventPrinterSink, EventStyle};
 use crate::output::progress::ProgressLines;
 use crate::printer::{Printer, progress_possible};
-use crate::session::CommandSession;
+use crate::session::{CommandSession, ImageAccess, PullSettings};
 use inputs::EnsureInputs;
 pub(super) use inputs::{EnsureJob, ensure_jobs};
 pub(super) use inputs::{argument_uid, check_argument};
@@ -55,12 +54,12 @@ pub(super) async fn run(
     }
     let interrupt = interrupt.handle();
     let started = Instant::now();
-    let need = || ensure_runner::image_access(&args.pulling, &credentials.programs, args.verify.settings());
-    let client = match interrupt.or(session.reach_within(args.retry_for, need)).await {
+    let access = ImageAccess::pull(pull_settings(args, &credentials), args.retry_for);
+    let client = match interrupt.or(session.open(&access)).await {
         Some(Ok(client)) => client,
-        unreached => {
-            let why = unreached.and_then(Result::err).map(|failure| session.explain(failure, false));
-            return Ok(nothing_done(args, &gathered, why, out));
+        not_opened => {
+            let error = not_opened.and_then(Result::err).map(|error| session.explain(error.into(), false));
+            return Ok(nothing_done(args, &gathered, error, out));
         }
     };
 
@@ -72,45 +71,53 @@ pub(super) async fn run(
         out.warning("--verify has no effect: the daemon uses its own verification policy");
     }
     ensure_runner::warn_about_ignored_flags(&client, &args.pulling, &candidates, out);
-    let pulls =
+    let calls =
         EnsureSession::new(client, credentials.secret, Arc::clone(&events) as Arc<dyn EventSink>, true);
     let requests: Vec<_> = gathered.jobs.iter().map(|job| job.request.clone()).collect();
-    let retry_for = args.retry_for.saturating_sub(started.elapsed());
-    let shown = ProgressOutput { progress: &progress, out };
-    let ensure = async |pulls: &EnsureSession, requests: &[EnsureRequest]| {
-        ensure_runner::ensure_all(pulls, requests, retry_for, &*events, shown, interrupt.interrupted()).await
+    let run = EnsureRun {
+        session,
+        access: &access,
+        interrupt: &interrupt,
+        retry_for: args.retry_for.saturating_sub(started.elapsed()),
+        events: &*events,
+        progress: &progress,
     };
-    let (pulls, ended) =
-        ensure_runner::ensure_or_take_over(session, pulls, &requests, &interrupt, need, &ensure).await;
-    let (pulls, EnsureResults { verdicts, lost }) =
-        make_room::retry(pulls, ended, &requests, &interrupt, out, &ensure).await;
+    let (calls, EnsureResults { results, lost }) = run.ensure(calls, &requests).await;
 
     let mut summary =
-        EnsureSummary::new(&gathered, &verdicts, events.records()).with_course(progress.course());
+        EnsureSummary::new(&gathered, &results, events.records()).with_course(progress.course());
     // One list for all images. Without it, sizes are unknown, which is no error.
     if summary.lacks_sizes()
         && !summary.has_unfinished()
-        && let Some(Ok(images)) = interrupt.or(pulls.client().images()).await
+        && let Some(Ok(images)) = interrupt.or(calls.client().images()).await
     {
         summary.fill_sizes(&images);
     }
     summary.show(args.output, args.retry_for, out);
-    advise(&gathered, &verdicts, &candidates, out);
+    advise(&gathered, &results, &candidates, out);
     if !summary.has_unfinished() {
-        let images = gathered.jobs.iter().map(|job| &job.request.image).zip(&verdicts);
-        ensure_runner::point_at_similar(images, pulls.client(), &interrupt, out).await;
+        let images = gathered.jobs.iter().map(|job| &job.request.image).zip(&results);
+        ensure_runner::point_at_similar(images, calls.client(), &interrupt, out).await;
     }
     let outcome = summary.outcome().max(gathered.outcome());
     Ok(outcome
-        .max(ensure_runner::end(&pulls, &requests, EnsureResults { verdicts, lost }, &interrupt, out).await))
+        .max(ensure_runner::end(&calls, &requests, EnsureResults { results, lost }, &interrupt, out).await))
+}
+
+fn pull_settings(args: &EnsureArgs, credentials: &CredentialSetup) -> PullSettings {
+    PullSettings {
+        flags: args.pulling.clone(),
+        given: args.verify.settings(),
+        credentials: Arc::clone(&credentials.programs),
+    }
 }
 
 /// Says what to try next, as the backend says it; and of each image that a registry has denied which credentials were
 /// tried, or why none fitted.
-fn advise(gathered: &EnsureInputs, verdicts: &[EnsureResult], candidates: &UserCredentials, out: &Printer) {
+fn advise(gathered: &EnsureInputs, results: &[EnsureResult], candidates: &UserCredentials, out: &Printer) {
     let mut printed = BTreeSet::new();
-    for (EnsureJob { request, .. }, verdict) in gathered.jobs.iter().zip(verdicts) {
-        if let EnsureResult::Failed(error) = verdict {
+    for (EnsureJob { request, .. }, result) in gathered.jobs.iter().zip(results) {
+        if let EnsureResult::Failed(error) = result {
             let denied = || candidates.advice(request.image.as_str(), &request.secrets);
             let advice = PullFailureKind::advice(error, denied);
             for advice in pull_failure::access_denied_hint(&request.image, error).into_iter().chain(advice) {
@@ -142,7 +149,7 @@ fn nothing_done(
 
 /// What is known of images when nothing was tried: those with bad names fail whatever is tried.
 fn untried(gathered: &EnsureInputs) -> Vec<EnsureResult> {
-    let verdict = |job: &EnsureJob| match image_name::check(job.request.image.as_str()) {
+    let result = |job: &EnsureJob| match image_name::check(job.request.image.as_str()) {
         Ok(()) => EnsureResult::Unfinished,
         Err(bad) => EnsureResult::Failed(EnsureError {
             reason: EnsureReason::InvalidImageName,
@@ -152,7 +159,7 @@ fn untried(gathered: &EnsureInputs) -> Vec<EnsureResult> {
             access_denied: false,
         }),
     };
-    gathered.jobs.iter().map(verdict).collect()
+    gathered.jobs.iter().map(result).collect()
 }
 
 /// Nothing of the input can be ensured: there is nothing, or all of it has bad names. The runtime is not asked.

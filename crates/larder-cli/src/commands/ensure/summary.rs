@@ -80,9 +80,9 @@ struct EnsureCounts {
 
 impl EnsureSummary {
     /// Joins what was wanted with what became of it.
-    pub(super) fn new(gathered: &EnsureInputs, verdicts: &[EnsureResult], events: Vec<EventRecord>) -> Self {
+    pub(super) fn new(gathered: &EnsureInputs, results: &[EnsureResult], events: Vec<EventRecord>) -> Self {
         let images: Vec<_> =
-            gathered.jobs.iter().zip(verdicts).map(|(job, verdict)| row(job, verdict)).collect();
+            gathered.jobs.iter().zip(results).map(|(job, result)| row(job, result)).collect();
         let count = |result| images.iter().filter(|row| row.result == result).count();
         let counts = EnsureCounts {
             present: count("Present"),
@@ -243,9 +243,9 @@ fn unfinished(job: &EnsureJob) -> EnsureRow {
     }
 }
 
-fn row(job: &EnsureJob, verdict: &EnsureResult) -> EnsureRow {
+fn row(job: &EnsureJob, result: &EnsureResult) -> EnsureRow {
     let row = unfinished(job);
-    match verdict {
+    match result {
         EnsureResult::Unfinished => row,
         EnsureResult::Failed(error) => EnsureRow {
             result: "Failed",
@@ -287,7 +287,7 @@ mod tests {
         });
         let mut gathered = EnsureInputs::default();
         gathered.jobs.extend(jobs);
-        let verdicts = failures.iter().map(|(_, message, wait)| {
+        let results = failures.iter().map(|(_, message, wait)| {
             EnsureResult::Failed(EnsureError {
                 reason: EnsureReason::ErrImagePull,
                 message: (*message).to_owned(),
@@ -296,7 +296,7 @@ mod tests {
                 access_denied: false,
             })
         });
-        EnsureSummary::new(&gathered, &verdicts.collect::<Vec<_>>(), Vec::new())
+        EnsureSummary::new(&gathered, &results.collect::<Vec<_>>(), Vec::new())
     }
 
     #[test]

@@ -42,10 +42,10 @@ async fn run(backend: FakeBackend, images: &[&str], retry_for: Duration) -> (Vec
     let (pulls, _dir) = pulls(backend, Arc::clone(&messages) as Arc<dyn EventSink>);
     let requests: Vec<_> = images.iter().map(|image| request(image)).collect();
     let (progress, out) = (ProgressLines::new(false), silent());
-    let never = std::future::pending();
+    let no_interrupt = std::future::pending();
     let shown = ProgressOutput { progress: &progress, out: &out };
-    let ended = ensure_all(&pulls, &requests, retry_for, &*messages, shown, never).await;
-    (ended.verdicts, messages.all())
+    let ended = ensure_all(&pulls, &requests, retry_for, &*messages, shown, no_interrupt).await;
+    (ended.results, messages.all())
 }
 
 fn silent() -> Printer {
@@ -83,11 +83,9 @@ async fn without_a_time_to_retry_each_image_is_tried_once() {
     let backend = FakeBackend::new();
     backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
     backend.on_pull_of("b:1", ScriptedPull::ok("sha256:1", 100));
-    let (verdicts, messages) = run(backend, &["a:1", "b:1"], Duration::ZERO).await;
-    assert!(
-        matches!(&verdicts[0], EnsureResult::Failed(error) if error.reason == EnsureReason::ErrImagePull)
-    );
-    assert!(matches!(&verdicts[1], EnsureResult::Ensured(_)));
+    let (results, messages) = run(backend, &["a:1", "b:1"], Duration::ZERO).await;
+    assert!(matches!(&results[0], EnsureResult::Failed(error) if error.reason == EnsureReason::ErrImagePull));
+    assert!(matches!(&results[1], EnsureResult::Ensured(_)));
     assert!(messages.contains(&"Failed: Failed to pull image \"a:1\": no route".to_owned()), "{messages:?}");
     assert!(messages.contains(&"Failed: Error: ErrImagePull".to_owned()), "{messages:?}");
     assert!(!messages.iter().any(|message| message.contains("Back-off")), "{messages:?}");
@@ -99,8 +97,8 @@ async fn a_retry_shows_the_back_off_and_starts_at_its_end() {
     backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
     backend.on_pull_of("a:1", ScriptedPull::with_outcome(Ok(small())));
     let start = Instant::now();
-    let (verdicts, messages) = run(backend, &["a:1"], Duration::from_secs(60)).await;
-    assert!(matches!(&verdicts[0], EnsureResult::Ensured(_)), "{verdicts:?}");
+    let (results, messages) = run(backend, &["a:1"], Duration::from_secs(60)).await;
+    assert!(matches!(&results[0], EnsureResult::Ensured(_)), "{results:?}");
     assert_eq!(start.elapsed().as_secs(), 10, "kubelet's first back-off");
     assert_eq!(
         messages[..6],
@@ -122,8 +120,8 @@ async fn retries_end_at_their_time_limit_with_the_last_error() {
         backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
     }
     let start = Instant::now();
-    let (verdicts, _) = run(backend, &["a:1"], Duration::from_secs(35)).await;
-    let EnsureResult::Failed(error) = &verdicts[0] else { panic!("{verdicts:?}") };
+    let (results, _) = run(backend, &["a:1"], Duration::from_secs(35)).await;
+    let EnsureResult::Failed(error) = &results[0] else { panic!("{results:?}") };
     assert_eq!(error.message, "Back-off pulling image \"a:1\": ErrImagePull: no route");
     assert!(start.elapsed() <= Duration::from_secs(35));
 }
@@ -138,11 +136,11 @@ async fn an_interrupt_leaves_the_rest_unfinished() {
     let (messages, progress, out) = (MessageSink::default(), ProgressLines::new(false), silent());
     let interrupt = time::sleep(Duration::from_secs(5));
     let shown = ProgressOutput { progress: &progress, out: &out };
-    let EnsureResults { verdicts, lost } =
+    let EnsureResults { results, lost } =
         ensure_all(&pulls, &requests, Duration::ZERO, &messages, shown, interrupt).await;
     assert_eq!(lost, None);
-    assert_eq!(verdicts[0], EnsureResult::Unfinished);
-    assert!(matches!(verdicts[1], EnsureResult::Ensured(_)));
+    assert_eq!(results[0], EnsureResult::Unfinished);
+    assert!(matches!(results[1], EnsureResult::Ensured(_)));
 }
 
 #[test]

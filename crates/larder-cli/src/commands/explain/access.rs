@@ -28,7 +28,7 @@ pub(super) async fn run(
     let out = &session.out;
     let image = args.image.as_str();
     image_name::check(image).map_err(|bad| Failure::bad_input(bad.message).hints(bad.hints))?;
-    let (mut jobs, mut outcome) = ensure_jobs(image, &wanted(args), out)?;
+    let (mut jobs, mut outcome) = ensure_jobs(image, &ensure_args(args), out)?;
     let mut known = HashSet::new();
     jobs.retain(|job| known.insert(access_key(job)));
     if jobs.is_empty() {
@@ -49,7 +49,7 @@ pub(super) async fn run(
         Some(format) => output::data(out, format, &access),
         None => print(&access, out),
     }
-    note_pulling_process(session);
+    note_pulling_process(session).await;
     if access.subjects.iter().any(|subject| !subject.accepted) {
         outcome = outcome.max(CommandOutcome::Failed);
     }
@@ -63,8 +63,8 @@ fn access_key(job: &EnsureJob) -> (String, String, Vec<SecretCoordinates>) {
     (pod.namespace.clone(), job.label.clone(), secrets)
 }
 
-/// The same request as arguments of `larder ensure`.
-fn wanted(args: &ExplainAccessArgs) -> EnsureArgs {
+/// The request as arguments of `larder ensure`.
+fn ensure_args(args: &ExplainAccessArgs) -> EnsureArgs {
     let images = if args.filename.is_empty() { vec![args.image.clone()] } else { Vec::new() };
     EnsureArgs {
         images,
@@ -79,7 +79,7 @@ fn wanted(args: &ExplainAccessArgs) -> EnsureArgs {
         policy: None,
         dry_run: false,
         retry_for: std::time::Duration::ZERO,
-        verify: crate::access::VerifyArgs::default(),
+        verify: crate::args::VerifyArgs::default(),
         output: args.output,
         pulling: PullFlags::default(),
     }
@@ -265,8 +265,8 @@ impl TriedCredential {
 }
 
 /// Notes that another process pulls, with credentials and hosts of its own.
-pub(in crate::commands) fn note_pulling_process(session: &CommandSession) {
-    if let Some(socket) = session.running_daemon().as_ref().and_then(|daemon| daemon.socket()) {
+pub(in crate::commands) async fn note_pulling_process(session: &CommandSession) {
+    if let Some(socket) = session.daemon_socket().await {
         session.out.info(format_args!(
             "note: tested with the credentials of this user; the daemon at {} also uses the docker config of its own user and its own providers",
             socket.display()

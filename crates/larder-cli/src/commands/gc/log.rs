@@ -13,7 +13,7 @@ use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn run(args: &GcLogArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let client = session.open(ImageAccess::write()).await?;
+    let client = session.open(&ImageAccess::write()).await?;
     let history = client.ask(async |mut calls| calls.history(HistoryRequest::default()).await).await?;
     if history.unreadable > 0 {
         out.warning(format_args!("skipped {} unreadable lines of {}", history.unreadable, history.path));

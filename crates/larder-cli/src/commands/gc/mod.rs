@@ -25,7 +25,7 @@ pub(super) async fn run(
     if let Some(GcSubcommand::Log(args)) = &args.action {
         return log::run(args, session).await;
     }
-    let Some(client) = session.open_to_list(ImageAccess::collect()).await? else {
+    let Some(client) = session.open_to_list(&ImageAccess::collect()).await? else {
         let nothing = Collection {
             dry_run: args.dry_run,
             goal: args.goal().into(),

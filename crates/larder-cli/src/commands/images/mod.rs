@@ -13,6 +13,7 @@ use larder::gc::nearest_names;
 use larder::glob;
 use larder::go_format;
 use larder::reference::{ImageId, Reference};
+use larder_agent::NodeOpenError;
 use larder_agent::client::Client;
 use larder_agent::image_name::digits_of_id;
 use larder_api::convert;
@@ -21,7 +22,7 @@ use serde::Serialize;
 
 use crate::args::{ImageFilter, ImagesArgs};
 use crate::exit::CommandOutcome;
-use crate::failure::Failure;
+use crate::failure::{ErrorKind, Failure};
 use crate::output::table::TextTable;
 use crate::output::{self, size};
 use crate::printer::Printer;
@@ -53,12 +54,19 @@ pub(super) async fn run(args: &ImagesArgs, session: &CommandSession) -> Result<C
     Ok(CommandOutcome::Done)
 }
 
-/// A client that knows the use of images, too, where the state directory can be read.
+/// Opens the images to list them. With `details` their last use is known, unless the state directory cannot be used.
 pub(super) async fn open(session: &CommandSession, details: bool) -> Result<Option<Client>, Failure> {
     if details {
-        return session.open_to_list_use().await;
+        match session.open(&ImageAccess::list()).await {
+            Ok(client) => return Ok(Some(client)),
+            Err(NodeOpenError::NoStore(_)) => {}
+            Err(NodeOpenError::Failed(error)) if error.kind() == ErrorKind::Unavailable => return Err(error),
+            Err(NodeOpenError::Failed(error) | NodeOpenError::InUse(error)) => {
+                tracing::info!("listing without the use of images: {}", error.message());
+            }
+        }
     }
-    session.open_to_list(ImageAccess::read()).await
+    session.open_to_list(&ImageAccess::read()).await
 }
 
 /// Whether more is needed than names, IDs and sizes.
