@@ -12,7 +12,6 @@
 pub mod backend;
 pub mod client;
 pub mod config;
-pub mod containerd_config;
 pub mod control;
 #[cfg(feature = "dashboard")]
 mod dashboard;

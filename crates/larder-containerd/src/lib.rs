@@ -8,14 +8,18 @@
 //! SharedSnapshots  -> snapshots, images, leases     -> what removing an image of larder's store does not free
 //! ImagePublisher   -> content, snapshots, images    -> images of larder's store that containerd can run
 //! ContainerdInspector -> version, plugins, content  -> whether containerd uses the store, and what it has of its own
+//! configuration   -> files, ContainerdInspector     -> containerd keeps its snapshots in larder's store
 //! ```
 //!
 //! Read `layers.rs` first. `graph.rs`, `holders.rs` and `publish/records.rs` are pure.
 //!
-//! Promises: only `ImagePublisher` changes anything; a runtime without it, such as CRI-O, has no sizes and no further uses; if a part
-//! of it is refused, sizes are marked as estimated, and unknown uses are an error.
+//! Promises: only `ImagePublisher` and `configuration` change anything; a runtime without this API, such as CRI-O, has
+//! no sizes and no further uses; if a part of it is refused, sizes are marked as estimated, and unknown uses are an
+//! error.
 
 mod client;
+#[cfg(feature = "configuration")]
+pub mod configuration;
 mod graph;
 mod holders;
 mod inspect;

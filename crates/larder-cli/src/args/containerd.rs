@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use larder_agent::containerd_config::DEFAULT_CONFIG;
+use larder_containerd::configuration::DEFAULT_CONFIG;
 
 /// Set up a containerd to run containers from larder's store.
 #[derive(Debug, Args)]

@@ -1,7 +1,9 @@
 //! `larder containerd configure`.
 
-use larder_agent::config;
-use larder_agent::containerd_config::{self as setup, ConfigChange, ContainerdFiles};
+use larder_agent::config::{self, BackendSetting, Config};
+use larder_containerd::configuration::{
+    self, ConfigChange, ConfigurationError, ConfigurationErrorKind, ContainerdFiles, LarderSettings,
+};
 
 use super::config::print_config_errors;
 use crate::args::settings::SettingFlags;
@@ -16,8 +18,8 @@ pub(super) async fn run(
     connection: &GlobalFlags,
     out: &Printer,
 ) -> Result<CommandOutcome, Failure> {
-    let config = match config::load(&SettingFlags::default().sources(connection)) {
-        Ok(config) => config,
+    let settings = match config::load(&SettingFlags::default().sources(connection)) {
+        Ok(config) => settings_of(&config),
         Err(errors) => return Ok(print_config_errors(&errors, out)),
     };
     let files = ContainerdFiles {
@@ -26,31 +28,52 @@ pub(super) async fn run(
         kubelet: args.kubelet_config.clone(),
     };
     if args.check {
-        return check(&files, &config, out).await;
+        return check(&files, &settings, out).await;
     }
     let change = if args.undo {
-        setup::plan_undo(&files, &config).await?
+        configuration::plan_undo(&files, &settings).await
     } else {
-        setup::plan(&files, &config).await?
+        configuration::plan(&files, &settings).await
     };
+    let change = change.map_err(failure)?;
     print_change(&change, out);
     if args.undo && !change.is_empty() && !args.force {
-        change.refuse_dependents().await?;
+        change.refuse_dependents().await.map_err(failure)?;
     }
     let write = args.apply || (args.undo && !args.dry_run);
     if change.is_empty() {
         out.info("no change is needed");
     } else if write {
-        for backup in change.apply(args.apply).await? {
+        for backup in change.apply(args.apply).await.map_err(failure)? {
             out.info(format_args!("kept a copy: {}", backup.display()));
         }
-        for hint in setup::after_change(&files, args.apply) {
+        for hint in configuration::after_change(&files, args.apply) {
             out.hint(hint);
         }
     } else {
-        out.hint(setup::before_change(&files, args.undo));
+        out.hint(configuration::before_change(&files, args.undo));
     }
     Ok(CommandOutcome::Done)
+}
+
+fn settings_of(config: &Config) -> LarderSettings {
+    LarderSettings {
+        socket: config.listen.socket.clone(),
+        root: config.root.clone(),
+        runtime: config.runtime.clone(),
+        uses_store: config.backend == BackendSetting::Store,
+        serves_snapshots: config.containerd.snapshotter,
+        containerd_socket: config.containerd.socket.clone(),
+    }
+}
+
+fn failure(error: ConfigurationError) -> Failure {
+    let failure = match error.kind {
+        ConfigurationErrorKind::Failed => Failure::failed(error.message),
+        ConfigurationErrorKind::InvalidInput => Failure::bad_input(error.message),
+        ConfigurationErrorKind::Unreachable => Failure::unreachable(error.message),
+    };
+    failure.hints(error.hint)
 }
 
 fn print_change(change: &ConfigChange, out: &Printer) {
@@ -68,10 +91,10 @@ fn print_change(change: &ConfigChange, out: &Printer) {
 
 async fn check(
     files: &ContainerdFiles,
-    config: &config::Config,
+    settings: &LarderSettings,
     out: &Printer,
 ) -> Result<CommandOutcome, Failure> {
-    let checks = setup::check(files, config).await?;
+    let checks = configuration::check(files, settings).await.map_err(failure)?;
     let mut table = TextTable::new(["", "PART", "FOUND"]);
     for check in &checks {
         table.row([

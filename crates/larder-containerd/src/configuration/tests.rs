@@ -219,7 +219,7 @@ fn the_plugin_is_not_taken_out_while_settings_name_it() {
         "plugins.\"io.containerd.transfer.v1.local\".unpack_config.snapshotter",
     ] {
         let line = format!("\n  /etc/containerd/config.toml: {place}");
-        assert!(error.message().contains(&line), "{}", error.message());
+        assert!(error.message.contains(&line), "{}", error.message);
     }
     let plugin = "[proxy_plugins.larder]\ntype = \"snapshot\"\naddress = \"/run/larder/larder.sock\"\n";
     assert!(super::restored(&[file(&format!("{plugin}{by_hand}"))]).is_ok(), "it stays");
@@ -233,7 +233,7 @@ fn templates_and_unchanged_files_may_say_that_they_are_generated() {
         super::refuse_generated(&[change], version("1.7.20"))
     };
     let error = refuse("/k3s/config.toml").expect_err("refused");
-    assert!(error.message().contains("/k3s/config.toml is generated"), "{}", error.message());
+    assert!(error.message.contains("/k3s/config.toml is generated"), "{}", error.message);
     assert!(refuse("/k3s/config.toml.tmpl").is_ok());
     assert!(super::refuse_generated(&[], version("1.7.20")).is_ok());
 }
@@ -281,8 +281,8 @@ fn a_file_that_was_changed_since_is_not_replaced() {
     let change = |path| files::Replacement { path, old: Some("version = 2\n"), new: "version = 3\n" };
     fs_err::write(&paths[1], "# mine\n").expect("a file");
     let error = files::replace_all(&[change(&paths[0]), change(&paths[1])]).expect_err("changed since");
-    assert!(error.message().contains("another program has changed it"), "{}", error.message());
-    assert!(error.message().ends_with("; all files have their old text"), "{}", error.message());
+    assert!(error.message.contains("another program has changed it"), "{}", error.message);
+    assert!(error.message.ends_with("; all files have their old text"), "{}", error.message);
     let texts = paths.each_ref().map(|path| fs_err::read_to_string(path).expect("text"));
     assert_eq!(texts, ["version = 2\n", "# mine\n"]);
 }

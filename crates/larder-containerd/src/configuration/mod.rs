@@ -11,6 +11,7 @@
 mod check;
 mod difference;
 mod edit;
+mod error;
 mod files;
 mod installed;
 #[cfg(test)]
@@ -20,20 +21,20 @@ mod version;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use crate::ContainerdInspector;
 use larder::backend::BackendError;
 use larder::error_chain;
 use larder::hint::Hint;
-use larder_containerd::ContainerdInspector;
+use larder_cri::CriConfig;
 use tokio::task::spawn_blocking;
 use toml_edit::{DocumentMut, Item};
 
-use crate::Error;
-use crate::config::Config;
 use edit::{EditProblem, ProxyPlugin, SNAPSHOTTER};
 use files::{ConfigFile, Replacement};
 use installed::InstalledContainerd;
 
 pub use check::{SetupCheck, check};
+pub use error::{ConfigurationError, ConfigurationErrorKind};
 pub use version::ContainerdVersion;
 
 /// The flag for a program of containerd.
@@ -51,6 +52,23 @@ pub struct ContainerdFiles {
     pub containerd: Option<String>,
     /// kubelet's configuration file.
     pub kubelet: PathBuf,
+}
+
+/// The settings of larder that containerd's configuration has to agree with.
+#[derive(Debug, Clone)]
+pub struct LarderSettings {
+    /// The socket of the daemon.
+    pub socket: PathBuf,
+    /// The directory of the store.
+    pub root: PathBuf,
+    /// How a CRI runtime is called.
+    pub runtime: CriConfig,
+    /// Whether the backend is larder's own store.
+    pub uses_store: bool,
+    /// Whether containerd keeps snapshots in the store.
+    pub serves_snapshots: bool,
+    /// The containerd that images are published to.
+    pub containerd_socket: Option<String>,
 }
 
 impl ContainerdFiles {
@@ -79,12 +97,15 @@ pub struct ConfigChange {
 }
 
 /// The change that makes larder's store containerd's.
-pub async fn plan(files: &ContainerdFiles, config: &Config) -> Result<ConfigChange, Error> {
+pub async fn plan(
+    files: &ContainerdFiles,
+    settings: &LarderSettings,
+) -> Result<ConfigChange, ConfigurationError> {
     let plugin = ProxyPlugin {
-        address: config.listen.socket.display().to_string(),
-        root: config.root.display().to_string(),
+        address: settings.socket.display().to_string(),
+        root: settings.root.display().to_string(),
     };
-    let (containerd, read) = open(files, config).await?;
+    let (containerd, read) = open(files, settings).await?;
     let version = containerd.version;
     let mut documents: Vec<DocumentMut> = read.iter().map(|file| file.document.clone()).collect();
     let edited = edit::configure(&mut documents, version, &plugin);
@@ -95,8 +116,11 @@ pub async fn plan(files: &ContainerdFiles, config: &Config) -> Result<ConfigChan
 }
 
 /// The change that takes larder's edit back.
-pub async fn plan_undo(files: &ContainerdFiles, config: &Config) -> Result<ConfigChange, Error> {
-    let (containerd, read) = open(files, config).await?;
+pub async fn plan_undo(
+    files: &ContainerdFiles,
+    settings: &LarderSettings,
+) -> Result<ConfigChange, ConfigurationError> {
+    let (containerd, read) = open(files, settings).await?;
     let documents = restored(&read)?;
     let mut notes = Vec::new();
     if documents.iter().any(edit::uses_larder) {
@@ -109,7 +133,7 @@ pub async fn plan_undo(files: &ContainerdFiles, config: &Config) -> Result<Confi
 
 /// The documents without larder's edit. Fails if larder's snapshotter is gone with it and a setting still names it: containerd's
 /// CRI does not start then.
-fn restored(files: &[ConfigFile]) -> Result<Vec<DocumentMut>, Error> {
+fn restored(files: &[ConfigFile]) -> Result<Vec<DocumentMut>, ConfigurationError> {
     let mut documents: Vec<DocumentMut> = files.iter().map(|file| file.document.clone()).collect();
     documents.iter_mut().for_each(edit::restore);
     if documents.iter().any(edit::has_plugin) {
@@ -126,20 +150,21 @@ fn restored(files: &[ConfigFile]) -> Result<Vec<DocumentMut>, Error> {
     }
     let what =
         format!("settings without larder's comment name its snapshotter, and CRI would not start:{places}");
-    Err(Error::failed(what).hint("give them another snapshotter, such as overlayfs, or remove them"))
+    Err(ConfigurationError::failed(what)
+        .hint("give them another snapshotter, such as overlayfs, or remove them"))
 }
 
 async fn open(
     files: &ContainerdFiles,
-    config: &Config,
-) -> Result<(InstalledContainerd, Vec<ConfigFile>), Error> {
-    let containerd = InstalledContainerd::find(files.containerd.as_deref(), config).await?;
+    settings: &LarderSettings,
+) -> Result<(InstalledContainerd, Vec<ConfigFile>), ConfigurationError> {
+    let containerd = InstalledContainerd::find(files.containerd.as_deref(), settings).await?;
     let main = files.config.clone();
     let read = spawn_blocking(move || files::read(&main)).await;
-    let read = read.map_err(|error| Error::failed(error.to_string()))??;
+    let read = read.map_err(|error| ConfigurationError::failed(error.to_string()))??;
     let version = containerd.version;
     if !version.is_supported() {
-        return Err(Error::failed(format!(
+        return Err(ConfigurationError::failed(format!(
             "containerd {version} is too old: larder works with 1.6 and later"
         )));
     }
@@ -153,7 +178,7 @@ impl ConfigChange {
         documents: &[DocumentMut],
         mut notes: Vec<String>,
         of: &ContainerdFiles,
-    ) -> Result<ConfigChange, Error> {
+    ) -> Result<ConfigChange, ConfigurationError> {
         let texts = files.iter().zip(documents).map(|(file, document)| file.edited(document)).collect();
         notes.extend(unverified_note(containerd.version, containerd.program.as_deref()));
         let change = ConfigChange { containerd, files, texts, notes, main: of.config.clone() };
@@ -186,11 +211,11 @@ impl ConfigChange {
 
     /// Writes the files. Returns the copies of the old ones. Puts these back if containerd cannot read the new ones, or with
     /// `is_setup` does not take larder from them.
-    pub async fn apply(&self, is_setup: bool) -> Result<Vec<PathBuf>, Error> {
+    pub async fn apply(&self, is_setup: bool) -> Result<Vec<PathBuf>, ConfigurationError> {
         let replacements = self.replacements();
         let backups = files::replace_all(&replacements)?;
         let problem = match self.containerd.dump_snapshotter(&self.main).await {
-            Err(error) => error.message().to_owned(),
+            Err(error) => error.message,
             Ok(Some(found)) if is_setup && found != SNAPSHOTTER => {
                 format!("containerd would use the snapshotter {found:?} with it")
             }
@@ -198,16 +223,16 @@ impl ConfigChange {
         };
         let rest = files::put_back(&replacements);
         let what = format!("cannot change {}: {problem}; {rest}", self.main.display());
-        Err(Error::failed(what))
+        Err(ConfigurationError::failed(what))
     }
 
     /// Fails if containerd has images that cannot be run after the change is taken back, or containers that cannot be removed.
-    pub async fn refuse_dependents(&self) -> Result<(), Error> {
+    pub async fn refuse_dependents(&self) -> Result<(), ConfigurationError> {
         let inspector = ContainerdInspector::new(&self.containerd.cri);
         let force = |hint: Hint| hint.setting("force", "").text(" takes the change back all the same");
         let failed = |error: BackendError| {
             let what = format!("cannot determine which images need larder: {}", error_chain(&error));
-            Error::unreachable(what).hint(force(Hint::new()))
+            ConfigurationError::unreachable(what).hint(force(Hint::new()))
         };
         let containers = inspector.containers_on(SNAPSHOTTER).await.map_err(failed)?;
         let images = inspector.images_without_layers(SNAPSHOTTER).await.map_err(failed)?;
@@ -225,12 +250,15 @@ impl ConfigChange {
         }
         let hint = Hint::from("drain the node, then ").command(["rm", "--force"]);
         let hint = hint.text(" removes images from both; containerd pulls them again; or ");
-        Err(Error::failed(what).hint(force(hint)))
+        Err(ConfigurationError::failed(what).hint(force(hint)))
     }
 }
 
 /// Fails if another program would write a changed file again. A template that is a copy of such a file has its first lines.
-fn refuse_generated(changes: &[Replacement<'_>], version: ContainerdVersion) -> Result<(), Error> {
+fn refuse_generated(
+    changes: &[Replacement<'_>],
+    version: ContainerdVersion,
+) -> Result<(), ConfigurationError> {
     let is_generated = |change: &&Replacement<'_>| {
         let is_template = change.path.extension().is_some_and(|extension| extension == "tmpl");
         let mut first = change.old.unwrap_or_default().lines().take(5);
@@ -248,30 +276,31 @@ fn unverified_note(version: ContainerdVersion, program: Option<&Path>) -> Option
     })
 }
 
-fn generated(path: &Path, version: ContainerdVersion) -> Error {
+fn generated(path: &Path, version: ContainerdVersion) -> ConfigurationError {
     let template = if version.has_split_cri() { "config-v3.toml.tmpl" } else { "config.toml.tmpl" };
     let template = path.with_file_name(template);
     let what = format!("{} is generated: a change would be lost with the next start", path.display());
-    Error::failed(what).hint(format!(
+    ConfigurationError::failed(what).hint(format!(
         "k3s and RKE2 make it from {}: copy the generated file there and configure that one",
         template.display()
     ))
 }
 
-fn refused(problem: &EditProblem, main: &Path, version: ContainerdVersion) -> Error {
+fn refused(problem: &EditProblem, main: &Path, version: ContainerdVersion) -> ConfigurationError {
     let place = main.display();
     match problem {
         EditProblem::Version1 => {
             let what = format!("{place}: the configuration has version 1, whose plugins have other names");
             let command = if version.has_split_cri() { "migrate" } else { "dump" };
-            Error::failed(what).hint(format!("`containerd config {command}` prints it in a later version"))
+            ConfigurationError::failed(what)
+                .hint(format!("`containerd config {command}` prints it in a later version"))
         }
-        EditProblem::TooNew(found) => Error::failed(format!(
+        EditProblem::TooNew(found) => ConfigurationError::failed(format!(
             "{place}: containerd {version} does not read version {found} of its configuration"
         )),
         EditProblem::NoTable(what) => {
             let hint = format!("write it as a table with a header of its own: [{what}]");
-            Error::failed(format!("{place}: {what} is not a table with a header")).hint(hint)
+            ConfigurationError::failed(format!("{place}: {what} is not a table with a header")).hint(hint)
         }
     }
 }

@@ -1,16 +1,14 @@
 //! Whether a containerd keeps its snapshots in larder's store, and kubelet asks larder for images.
 
+use crate::{ContainerdInspector, SnapshotterPlugin};
 use larder::backend::{Backend as _, BackendError, EndpointFailure};
 use larder::error_chain;
 use larder::hint::Hint;
-use larder_containerd::{ContainerdInspector, SnapshotterPlugin};
 use larder_cri::{CriBackend, Endpoint};
 use serde_json::Value;
 
 use super::edit::SNAPSHOTTER;
-use super::{ConfigChange, ContainerdFiles, plan};
-use crate::Error;
-use crate::config::{BackendSetting, Config};
+use super::{ConfigChange, ConfigurationError, ContainerdFiles, LarderSettings, plan};
 
 const RESTART: &str = "systemctl restart containerd";
 
@@ -40,26 +38,30 @@ impl SetupCheck {
 }
 
 /// Looks at each part, in the order in which they depend on each other.
-pub async fn check(files: &ContainerdFiles, config: &Config) -> Result<Vec<SetupCheck>, Error> {
-    let change = plan(files, config).await?;
-    let mut checks = vec![settings(config), larder_socket(config).await, configuration(&change, files)];
+pub async fn check(
+    files: &ContainerdFiles,
+    settings: &LarderSettings,
+) -> Result<Vec<SetupCheck>, ConfigurationError> {
+    let change = plan(files, settings).await?;
+    let mut checks =
+        vec![settings_check(settings), larder_socket(settings).await, configuration(&change, files)];
     let inspector = ContainerdInspector::new(&change.containerd.cri);
-    let root = config.root.display().to_string();
+    let root = settings.root.display().to_string();
     checks.push(plugin(inspector.snapshotter(SNAPSHOTTER).await, &root));
     checks.push(snapshots(inspector.count_snapshots(SNAPSHOTTER).await));
-    checks.push(image_filesystem(&change, config).await);
-    checks.extend(kubelet(files, config));
+    checks.push(image_filesystem(&change, settings).await);
+    checks.extend(kubelet(files, settings));
     Ok(checks)
 }
 
-fn settings(config: &Config) -> SetupCheck {
+fn settings_check(settings: &LarderSettings) -> SetupCheck {
     let name = "larder's settings";
-    let publishes = config.containerd.socket.is_some();
+    let publishes = settings.containerd_socket.is_some();
     let next = "set backend: store, containerd.snapshotter: true and containerd.socket in larder's settings, and restart larder";
-    if config.backend != BackendSetting::Store {
+    if !settings.uses_store {
         return SetupCheck::failed(name, "the backend is not larder's own store", next);
     }
-    match (config.containerd.snapshotter, publishes) {
+    match (settings.serves_snapshots, publishes) {
         (true, true) => SetupCheck::ok(name, "containerd.snapshotter is on, and images are published"),
         (true, false) => {
             SetupCheck::failed(name, "containerd.socket is not set: images are not published", next)
@@ -68,10 +70,10 @@ fn settings(config: &Config) -> SetupCheck {
     }
 }
 
-async fn larder_socket(config: &Config) -> SetupCheck {
+async fn larder_socket(settings: &LarderSettings) -> SetupCheck {
     let name = "larder's socket";
-    let path = config.listen.socket.display().to_string();
-    let cri = CriBackend::new(Endpoint::at(&config.listen.socket), config.runtime.clone());
+    let path = settings.socket.display().to_string();
+    let cri = CriBackend::new(Endpoint::at(&settings.socket), settings.runtime.clone());
     let problem = match cri.info().await {
         Err(BackendError::Unreachable { problem: EndpointFailure::Larder, .. }) => {
             return SetupCheck::ok(name, format!("{path}: answers"));
@@ -122,9 +124,9 @@ fn snapshots(count: Result<usize, BackendError>) -> SetupCheck {
 }
 
 /// CRI reports the filesystem of its snapshotter: the directory that a plugin exports, or one with the plugin's name.
-async fn image_filesystem(change: &ConfigChange, config: &Config) -> SetupCheck {
+async fn image_filesystem(change: &ConfigChange, settings: &LarderSettings) -> SetupCheck {
     let name = "CRI";
-    let root = config.root.display().to_string();
+    let root = settings.root.display().to_string();
     let is_own = |path: &String| *path == root || path.ends_with("/io.containerd.snapshotter.v1.larder");
     match change.containerd.cri.filesystems().await {
         Ok(found) => {
@@ -142,11 +144,11 @@ async fn image_filesystem(change: &ConfigChange, config: &Config) -> SetupCheck 
 }
 
 /// `None` where there is no kubelet, or its settings are not in this file.
-fn kubelet(files: &ContainerdFiles, config: &Config) -> Option<SetupCheck> {
+fn kubelet(files: &ContainerdFiles, settings: &LarderSettings) -> Option<SetupCheck> {
     let name = "kubelet";
     let text = fs_err::read_to_string(&files.kubelet).ok()?;
     let path = files.kubelet.display();
-    let wanted = format!("unix://{}", config.listen.socket.display());
+    let wanted = format!("unix://{}", settings.socket.display());
     let next = format!("set imageServiceEndpoint: {wanted} in {path}, and systemctl restart kubelet");
     let parsed: Value = match serde_saphyr::from_str(&text) {
         Ok(parsed) => parsed,

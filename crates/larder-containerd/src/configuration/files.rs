@@ -13,7 +13,7 @@ use larder::glob;
 use rustix::fs::{Gid, Uid};
 use toml_edit::DocumentMut;
 
-use crate::Error;
+use super::ConfigurationError;
 
 /// The end of the name of a copy.
 const BACKUP: &str = "before-larder";
@@ -28,7 +28,7 @@ pub(super) struct ConfigFile {
 }
 
 /// Reads the main file and its imports, in the order in which containerd does. A main file that does not exist is empty.
-pub(super) fn read(main: &Path) -> Result<Vec<ConfigFile>, Error> {
+pub(super) fn read(main: &Path) -> Result<Vec<ConfigFile>, ConfigurationError> {
     let (mut files, mut waiting, mut seen) = (Vec::new(), vec![main.to_owned()], HashSet::new());
     while !waiting.is_empty() {
         let path = waiting.remove(0);
@@ -65,18 +65,18 @@ fn read_text(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-fn read_one(path: PathBuf) -> Result<ConfigFile, Error> {
-    let text = read_text(&path).map_err(|error| Error::failed(error.to_string()))?;
+fn read_one(path: PathBuf) -> Result<ConfigFile, ConfigurationError> {
+    let text = read_text(&path).map_err(|error| ConfigurationError::failed(error.to_string()))?;
     let parsed = text.as_deref().unwrap_or_default().parse::<DocumentMut>();
     let document = parsed.map_err(|error| {
         let place = path.display();
-        Error::bad_input(format!("{place}: not TOML: {}", error.to_string().trim_end()))
+        ConfigurationError::bad_input(format!("{place}: not TOML: {}", error.to_string().trim_end()))
             .hint(format!("fix {place}; containerd does not start with it either"))
     })?;
     Ok(ConfigFile { path, text, document })
 }
 
-fn imports(file: &ConfigFile) -> Result<Vec<PathBuf>, Error> {
+fn imports(file: &ConfigFile) -> Result<Vec<PathBuf>, ConfigurationError> {
     let patterns = file.document.get("imports").and_then(|imports| imports.as_array());
     let patterns = patterns.into_iter().flatten().filter_map(toml_edit::Value::as_str);
     let dir = file.path.parent().unwrap_or(Path::new("/"));
@@ -84,7 +84,7 @@ fn imports(file: &ConfigFile) -> Result<Vec<PathBuf>, Error> {
     for pattern in patterns {
         let path = dir.join(pattern);
         if pattern.contains('*') {
-            found.extend(matching(&path).map_err(|error| Error::failed(error.to_string()))?);
+            found.extend(matching(&path).map_err(|error| ConfigurationError::failed(error.to_string()))?);
         } else {
             found.push(path);
         }
@@ -118,7 +118,7 @@ pub(super) struct Replacement<'a> {
 }
 
 /// Writes new texts. Returns the paths of the copies of the old ones.
-pub(super) fn replace_all(replacements: &[Replacement<'_>]) -> Result<Vec<PathBuf>, Error> {
+pub(super) fn replace_all(replacements: &[Replacement<'_>]) -> Result<Vec<PathBuf>, ConfigurationError> {
     let mut backups = Vec::new();
     for (at, replacement) in replacements.iter().enumerate() {
         match replace_one(replacement) {
@@ -126,7 +126,7 @@ pub(super) fn replace_all(replacements: &[Replacement<'_>]) -> Result<Vec<PathBu
             Err(error) => {
                 let rest = put_back(&replacements[..at]);
                 let path = replacement.path.display();
-                return Err(Error::failed(format!("cannot write {path}: {error}; {rest}")));
+                return Err(ConfigurationError::failed(format!("cannot write {path}: {error}; {rest}")));
             }
         }
     }
