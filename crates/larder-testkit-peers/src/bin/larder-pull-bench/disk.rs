@@ -28,14 +28,14 @@ impl LoopDisk {
     ///
     /// Nothing is left to be written later but what the pull writes: an ext4 fills in its inode tables when it is first
     /// mounted, a quarter of a gigabyte here, unless they are made at once.
-    pub(crate) fn new(dir: &Path, behind: LoopFileIo) -> Outcome<LoopDisk> {
+    pub(crate) fn new(dir: &Path, loop_io: LoopFileIo) -> Outcome<LoopDisk> {
         let dir = tempfile::Builder::new().prefix("larder-pull-bench-").tempdir_in(dir)?;
         let (image, mounted) = (dir.path().join("disk"), dir.path().join("mnt"));
         fs_err::File::create(&image)?.set_len(16 << 30)?;
         fs_err::create_dir(&mounted)?;
         let mut attach = Command::new("losetup");
         attach.args(["-f", "--show"]);
-        if behind == LoopFileIo::Direct {
+        if loop_io == LoopFileIo::Direct {
             attach.arg("--direct-io=on");
         }
         let device = run(attach.arg(&image))?.trim().to_owned();

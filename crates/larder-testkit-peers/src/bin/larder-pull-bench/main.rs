@@ -30,7 +30,7 @@ usage: larder-pull-bench [--runs N] [--dir DIR] [--loop cached|direct] [--only N
   --dir DIR          where the filesystems for the pulls are made, 16 GB at most each; default: the temporary dir
   --loop direct      write to these filesystems past the page cache of the file behind them, which a disk
                      of their own would not have either; DIR must allow it (memory does not); default: cached
-  --only NAME,...    of: larder, larder+directory, floor, containerd, containerd+unpigz, containerd+igzip, podman;
+  --only NAME,...    of: larder, floor, containerd, podman;
                      default: all that are installed; floor fetches, hashes and writes each layer as one file and
                      needs Python, with the package isal for speed
   --larder PATH      default: the larder next to this program
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
 struct PullBenchOptions {
     runs: usize,
     dir: PathBuf,
-    behind: LoopFileIo,
+    loop_io: LoopFileIo,
     only: Option<Vec<PullProgram>>,
     programs: ProgramPaths,
     layouts: Vec<PathBuf>,
@@ -72,9 +72,9 @@ impl PullBenchOptions {
         let larder = env::current_exe()?.with_file_name("larder");
         let containerd = find_program("containerd").unwrap_or_default();
         let programs = ProgramPaths { larder, containerd, podman: find_program("podman") };
-        let (dir, behind) = (env::temp_dir(), LoopFileIo::Cached);
+        let (dir, loop_io) = (env::temp_dir(), LoopFileIo::Cached);
         let mut options =
-            PullBenchOptions { runs: 3, dir, behind, only: None, programs, layouts: Vec::new() };
+            PullBenchOptions { runs: 3, dir, loop_io, only: None, programs, layouts: Vec::new() };
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             let name = word.to_string_lossy().into_owned();
@@ -88,7 +88,7 @@ impl PullBenchOptions {
                 "--runs" => options.runs = value.to_string_lossy().parse()?,
                 "--dir" => options.dir = value.into(),
                 "--loop" => {
-                    options.behind = match &*value.to_string_lossy() {
+                    options.loop_io = match &*value.to_string_lossy() {
                         "cached" => LoopFileIo::Cached,
                         "direct" => LoopFileIo::Direct,
                         other => return Err(format!("--loop {other}: it is cached or direct").into()),
@@ -116,11 +116,11 @@ fn bench(options: &PullBenchOptions) -> Outcome<()> {
     }
     let mut kinds = options.only.clone().unwrap_or_else(|| PullProgram::ALL.to_vec());
     kinds.retain(|kind| {
-        let lacks = options.programs.lacks(*kind);
-        if let Some(lacks) = lacks {
-            eprintln!("without {}: {lacks} is not installed", kind.name());
+        let missing = options.programs.missing_program(*kind);
+        if let Some(missing) = missing {
+            eprintln!("without {}: {missing} is not installed", kind.name());
         }
-        lacks.is_none()
+        missing.is_none()
     });
     let registry = RegistryProcess::start(RegistryOptions::default())?;
     for (at, layout) in options.layouts.iter().enumerate() {
@@ -129,7 +129,7 @@ fn bench(options: &PullBenchOptions) -> Outcome<()> {
         let mut costs: Vec<Vec<PullCost>> = vec![Vec::new(); kinds.len()];
         for _ in 0..options.runs {
             for (kind, costs) in kinds.iter().zip(&mut costs) {
-                let disk = LoopDisk::new(&options.dir, options.behind)?;
+                let disk = LoopDisk::new(&options.dir, options.loop_io)?;
                 costs.push(options.programs.pull(*kind, &registry, &registry.image(&name), disk.path())?);
             }
         }

@@ -14,42 +14,26 @@ use crate::Outcome;
 
 const FLOOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/bench/pull_floor.py");
 
-/// Who pulls.
+/// A program that pulls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PullProgram {
     Larder,
-    /// With layers as directories.
-    LarderDirectory,
     /// `docs/bench/pull_floor.py`: each layer is fetched, hashed and written as one file, and nothing else.
     Floor,
     /// With the gzip of the Go library.
     Containerd,
-    /// With `unpigz` on its PATH.
-    ContainerdPigz,
-    /// With `igzip` on its PATH, also under the name that older releases look for.
-    ContainerdIgzip,
     Podman,
 }
 
 impl PullProgram {
-    pub(crate) const ALL: [PullProgram; 7] = [
-        PullProgram::Larder,
-        PullProgram::LarderDirectory,
-        PullProgram::Floor,
-        PullProgram::Containerd,
-        PullProgram::ContainerdPigz,
-        PullProgram::ContainerdIgzip,
-        PullProgram::Podman,
-    ];
+    pub(crate) const ALL: [PullProgram; 4] =
+        [PullProgram::Larder, PullProgram::Floor, PullProgram::Containerd, PullProgram::Podman];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             PullProgram::Larder => "larder",
-            PullProgram::LarderDirectory => "larder+directory",
             PullProgram::Floor => "floor",
             PullProgram::Containerd => "containerd",
-            PullProgram::ContainerdPigz => "containerd+unpigz",
-            PullProgram::ContainerdIgzip => "containerd+igzip",
             PullProgram::Podman => "podman",
         }
     }
@@ -57,15 +41,6 @@ impl PullProgram {
     pub(crate) fn named(name: &str) -> Outcome<PullProgram> {
         let kind = PullProgram::ALL.into_iter().find(|kind| kind.name() == name);
         kind.ok_or_else(|| format!("--only {name}: no such program; see --help").into())
-    }
-
-    /// The program that inflates for containerd, and its names.
-    fn inflates(self) -> Option<(&'static str, &'static [&'static str])> {
-        match self {
-            PullProgram::ContainerdPigz => Some(("unpigz", &["unpigz"])),
-            PullProgram::ContainerdIgzip => Some(("igzip", &["igzip", "unpigz"])),
-            _ => None,
-        }
     }
 }
 
@@ -76,7 +51,7 @@ pub(crate) struct ProgramPaths {
     pub(crate) podman: Option<PathBuf>,
 }
 
-/// What one pull cost. Seconds, MiB of memory, MB of disk.
+/// Cost of one pull: seconds, MiB of memory, MB of disk.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PullCost {
     pub(crate) wall: f64,
@@ -110,14 +85,13 @@ impl PullCost {
 }
 
 impl ProgramPaths {
-    /// What has to be installed first.
-    pub(crate) fn lacks(&self, kind: PullProgram) -> Option<&'static str> {
+    /// Returns the program that has to be installed first.
+    pub(crate) fn missing_program(&self, kind: PullProgram) -> Option<&'static str> {
         match kind {
-            PullProgram::Larder | PullProgram::LarderDirectory => None,
+            PullProgram::Larder => None,
             PullProgram::Floor => find_program("python3").is_none().then_some("python3"),
             PullProgram::Podman => self.podman.is_none().then_some("podman"),
-            _ if self.containerd.as_os_str().is_empty() => Some("containerd"),
-            _ => kind.inflates().map(|(program, _)| program).filter(|name| find_program(name).is_none()),
+            PullProgram::Containerd => self.containerd.as_os_str().is_empty().then_some("containerd"),
         }
     }
 
@@ -131,8 +105,11 @@ impl ProgramPaths {
     ) -> Outcome<PullCost> {
         let store = root.join("store");
         match kind {
-            PullProgram::Larder => self.pull_with_larder("auto", image, root),
-            PullProgram::LarderDirectory => self.pull_with_larder("directory", image, root),
+            PullProgram::Larder => measure(
+                Command::new(&self.larder).arg("--root").arg(&store).args(["pull", image]),
+                None,
+                root,
+            ),
             PullProgram::Floor => {
                 fs_err::create_dir(&store)?;
                 measure(Command::new("python3").arg(FLOOR).arg(image).arg(&store), None, root)
@@ -144,15 +121,10 @@ impl ProgramPaths {
                 command.args(["--storage-driver", "overlay", "pull", "--tls-verify=false", "--quiet", image]);
                 measure(&mut command, None, root)
             }
-            PullProgram::Containerd | PullProgram::ContainerdPigz | PullProgram::ContainerdIgzip => {
+            PullProgram::Containerd => {
+                // Without programs that inflate, it uses its own library.
                 let path = root.join("bin");
                 fs_err::create_dir(&path)?;
-                if let Some((program, names)) = kind.inflates() {
-                    let program = find_program(program).ok_or("it is not installed")?;
-                    for name in names {
-                        std::os::unix::fs::symlink(&program, path.join(name))?;
-                    }
-                }
                 let containerd = Containerd::start_with(ContainerdOptions {
                     below: Some(root.to_owned()),
                     program: Some(self.containerd.clone()),
@@ -168,17 +140,6 @@ impl ProgramPaths {
     }
 }
 
-impl ProgramPaths {
-    fn pull_with_larder(&self, layer_format: &str, image: &str, root: &Path) -> Outcome<PullCost> {
-        let settings = root.join("config.yaml");
-        let head = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n";
-        fs_err::write(&settings, format!("{head}store:\n  layerFormat: {layer_format}\n"))?;
-        let mut command = Command::new(&self.larder);
-        command.env("LARDER_CONFIG", &settings).arg("--root").arg(root.join("store")).args(["pull", image]);
-        measure(&mut command, None, root)
-    }
-}
-
 #[expect(clippy::disallowed_methods, reason = "what is measured lives in real time")]
 fn measure(command: &mut Command, daemon: Option<u32>, root: &Path) -> Outcome<PullCost> {
     use std::time::Instant;
@@ -187,15 +148,15 @@ fn measure(command: &mut Command, daemon: Option<u32>, root: &Path) -> Outcome<P
     let before = daemon.map(cpu_of).transpose()?.unwrap_or_default();
     let start = Instant::now();
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-    // What is said fits into the pipe.
+    // The messages fit into the pipe.
     let ended = child.wait4()?;
     let wall = start.elapsed();
     if !ended.status.success() {
-        let mut said = String::new();
+        let mut stderr_text = String::new();
         if let Some(mut stderr) = child.stderr.take() {
-            std::io::Read::read_to_string(&mut stderr, &mut said)?;
+            std::io::Read::read_to_string(&mut stderr, &mut stderr_text)?;
         }
-        return Err(format!("{command:?}: {}: {said}", ended.status).into());
+        return Err(format!("{command:?}: {}: {stderr_text}", ended.status).into());
     }
     let start = Instant::now();
     rustix::fs::syncfs(&dir)?;
