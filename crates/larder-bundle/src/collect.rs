@@ -82,13 +82,13 @@ pub(crate) async fn collect(options: &BundleOptions) -> Vec<BundleFile> {
     files
 }
 
-/// What the parts so far have shown.
+/// State that the parts collected so far have shown.
 struct Collection<'a> {
     options: &'a BundleOptions,
     daemon: OnceLock<DaemonState>,
 }
 
-/// What the call for the status has shown.
+/// State of the daemon, from the call for the status.
 struct DaemonState {
     status: Option<serde_json::Value>,
     /// Whether the status did not come within the time limit: no other call to the daemon will.

@@ -21,7 +21,7 @@ use jiff::Timestamp;
 
 use crate::archive::BundleOutput;
 
-/// What a bundle is made of.
+/// Options of a bundle.
 #[derive(Debug, Clone)]
 pub struct BundleOptions {
     /// The program whose commands are run.
@@ -47,7 +47,7 @@ pub struct BundleOptions {
 pub struct Bundle {
     /// Where; `None` is the standard output.
     pub path: Option<PathBuf>,
-    /// What it contains.
+    /// Files of the bundle.
     pub files: Vec<BundleFile>,
 }
 
@@ -56,7 +56,7 @@ pub struct Bundle {
 pub struct BundleFile {
     /// Its name in the bundle.
     pub name: String,
-    /// What it is.
+    /// Description of the file.
     pub about: &'static str,
     /// The content.
     pub text: String,

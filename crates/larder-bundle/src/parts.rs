@@ -30,7 +30,7 @@ pub(crate) enum PartSource {
     Environment,
     /// Mounted filesystems, without those of the kernel's interfaces.
     Mounts,
-    /// What the caller says about the program.
+    /// Text of the caller about the program.
     About,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct BundlePart {
 }
 
 impl BundlePart {
-    /// Whether it is collected from a daemon after the status has shown that one answers.
+    /// Returns true if the part is collected from a daemon, after the status has shown that one answers.
     pub(crate) fn follows_status(&self) -> bool {
         matches!(self.source, Images(_) | Metrics) && self.name != STATUS
     }
@@ -126,7 +126,7 @@ pub(crate) const ALL: &[BundlePart] = &[
     part("inodes.txt", "inodes of filesystems", Program(&["df", "-P", "-i"])),
 ];
 
-/// What is left out, and why.
+/// Text about what is left out, and why.
 const LEFT_OUT: &str = "\
 Left out:
 

@@ -11,7 +11,7 @@ use regex::{Captures, Regex};
 
 use crate::BundleFile;
 
-/// What stands for a secret.
+/// Placeholder for a secret.
 const HIDDEN: &str = "****";
 
 /// Shorter values of variables are not looked for in texts.
@@ -131,7 +131,8 @@ pub fn secrets_of(variables: impl Iterator<Item = (String, String)>) -> Vec<Stri
     secrets
 }
 
-/// What may be a token in the endpoint of traces: its path with the query, and their parts unless they are plain words.
+/// Finds possible tokens in the endpoint of traces: its path with the query, and their parts unless they are plain
+/// words.
 fn endpoint_secrets(endpoint: &str) -> Vec<String> {
     let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
     let path = rest.find(['/', '?', '#']).map_or("", |at| &rest[at..]);
@@ -257,7 +258,7 @@ fn without_blocks(text: &str) -> String {
     clean
 }
 
-/// What the lines below a key are.
+/// Kind of the lines below a key.
 struct YamlBlock {
     /// Columns before the key.
     indent: usize,
@@ -320,7 +321,7 @@ fn without_url_users(text: &str) -> String {
     clean
 }
 
-/// What follows the scheme of a URL, without its user.
+/// Returns the rest of a URL after its scheme, without its user.
 fn without_user(url: &str) -> Cow<'_, str> {
     let mut users = url.match_indices('@').map(|(at, _)| at);
     let is_digest = |rest: &str| rest.starts_with("sha256:") || rest.starts_with("sha512:");

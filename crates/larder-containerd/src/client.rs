@@ -247,7 +247,7 @@ impl ContainerdClient {
         client!(self, SnapshotsClient).remove(request).await.map(drop)
     }
 
-    /// What a name stands for.
+    /// Returns the image that a name stands for.
     pub(crate) async fn image(&self, namespace: &str, name: &str) -> Result<Option<ImageRecord>, Status> {
         let request = self.request(namespace, GetImageRequest { name: name.to_owned() })?;
         match client!(self, ImagesClient).get(request).await {

@@ -26,13 +26,13 @@ const EXPIRES: &str = "containerd.io/gc.expire";
 /// A root, with what it references directly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Holder {
-    /// What it is, such as `lease build-1`.
+    /// Name of the holder, such as `lease build-1`.
     pub(crate) by: String,
     /// The digests of blobs.
     pub(crate) blobs: Vec<String>,
     /// The snapshots, by snapshotter and name.
     pub(crate) snapshots: Vec<(String, String)>,
-    /// Whether it retains only the blobs themselves, and not what these reference.
+    /// True if the holder retains only the blobs themselves, and not what these reference.
     pub(crate) flat: bool,
 }
 
@@ -61,7 +61,7 @@ impl Holder {
         Some(holder)
     }
 
-    /// What the labels of an object reference.
+    /// Returns the references in the labels of an object.
     fn labels(by: String, labels: &BTreeMap<String, String>) -> Holder {
         let mut holder = Holder { by, blobs: Vec::new(), snapshots: Vec::new(), flat: false };
         for (label, value) in labels {

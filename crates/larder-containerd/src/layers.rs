@@ -37,7 +37,7 @@ pub struct ContainerdLayers {
     client: ContainerdClient,
     /// By snapshotter and name. Committed snapshots do not change.
     usages: Mutex<HashMap<(String, String), DiskSpace>>,
-    /// Whether it was logged that sizes are estimated.
+    /// True once it was logged that sizes are estimated.
     warned: AtomicBool,
 }
 

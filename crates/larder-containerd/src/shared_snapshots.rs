@@ -43,7 +43,7 @@ impl SharedSnapshots {
         found.await.map_err(|status| self.client.error(&status))
     }
 
-    /// What retains snapshots in the namespace of CRI.
+    /// Finds the snapshots in CRI's namespace that are retained, with the reason.
     async fn of_namespace(&self, images: &[Image]) -> Result<HashMap<String, String>, Status> {
         let all = self.client.snapshots(NAMESPACE, SNAPSHOTTER).await?;
         // Their sizes are the store's.

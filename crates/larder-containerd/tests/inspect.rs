@@ -1,4 +1,4 @@
-//! What a real containerd has in namespaces beside that of CRI.
+//! Lists the contents of a real containerd in namespaces beside that of CRI.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

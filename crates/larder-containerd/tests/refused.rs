@@ -23,7 +23,7 @@ use tonic::Code;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What is refused: the start of the path of a call, and the status that it gets.
+/// A refused call: the start of its path, and the status that it gets.
 type Refusal = Arc<Mutex<Option<(&'static str, Code)>>>;
 
 /// Passes calls on to the server on a socket, except the refused ones.

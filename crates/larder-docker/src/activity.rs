@@ -29,13 +29,13 @@ use crate::stream::JsonStreamBuffer;
 /// Filter of the event request.
 const FILTERS: &str = r#"{"type":["container","image"]}"#;
 /// Time limit for past events; they are immediate unless the engine's clock is behind.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PAST_EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay before the next request after the engine ended the stream.
 const PAUSE: Duration = Duration::from_secs(2);
 /// Number of events that may wait for the inspection of their subjects.
 const WAITING: usize = 10_000;
 /// Number of removed containers whose image is remembered: their end may be reported once more.
-const GONE: usize = 1_000;
+const REMOVED_CONTAINERS: usize = 1_000;
 
 /// The events of one engine.
 pub struct EngineActivityFeed {
@@ -53,7 +53,7 @@ struct ReceivedEvents {
     /// The image of each present or recently removed container, by container ID.
     containers: HashMap<String, ImageId>,
     /// The removed containers among them, oldest first.
-    gone: VecDeque<String>,
+    removed: VecDeque<String>,
 }
 
 impl ReceivedEvents {
@@ -68,9 +68,9 @@ impl ReceivedEvents {
 
     /// Records a removed container.
     fn end(&mut self, container: &str) {
-        self.gone.push_back(container.to_owned());
-        if self.gone.len() > GONE
-            && let Some(first) = self.gone.pop_front()
+        self.removed.push_back(container.to_owned());
+        if self.removed.len() > REMOVED_CONTAINERS
+            && let Some(first) = self.removed.pop_front()
         {
             self.containers.remove(&first);
         }
@@ -133,7 +133,7 @@ impl EngineActivityFeed {
             }
             Ok(())
         };
-        match tokio::time::timeout(PATIENCE, all).await {
+        match tokio::time::timeout(PAST_EVENTS_TIMEOUT, all).await {
             Ok(Err(error)) => Err(error),
             Ok(Ok(())) | Err(_) => Ok(events),
         }
@@ -189,7 +189,7 @@ impl EngineActivityFeed {
         now.names = answers(calls).await?;
         let by_name: Vec<&ImageId> = unknown.iter().filter_map(|name| now.names.get(*name)).collect();
         let facts = self.inspections.of(&by_name).await?;
-        now.came = facts.into_iter().filter_map(|(id, facts)| Some((id, facts.came?))).collect();
+        now.added_at = facts.into_iter().filter_map(|(id, facts)| Some((id, facts.added_at?))).collect();
         Ok(now)
     }
 
@@ -222,7 +222,7 @@ impl EngineActivityFeed {
         let known = listed.into_iter().filter(|container| !container.image_id.is_empty());
         let mut heard = self.heard();
         heard.containers = known.map(|container| (container.id, container.image_id)).collect();
-        heard.gone.clear();
+        heard.removed.clear();
         Ok(())
     }
 }
@@ -241,7 +241,7 @@ impl ActivityFeed for EngineActivityFeed {
         let listed: Vec<&ImageId> = images.iter().map(|image| &image.id).collect();
         let facts = self.inspections.of(&listed).await?;
         // No await follows: activity that is taken out is reported.
-        Ok(self.heard().gathered.take(images, &facts))
+        Ok(self.heard().gathered.drain(images, &facts))
     }
 
     /// Follows the engine through its restarts.

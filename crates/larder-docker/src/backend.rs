@@ -30,7 +30,7 @@ use crate::usage::{self, EngineUsage};
 use crate::{BuildCachePruner, convert, error, locality, names, remove};
 
 /// How long a call waits for the measurement of layers.
-const PATIENCE: Duration = Duration::from_secs(20);
+const LAYERS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Labels that Kubernetes puts on containers.
 const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -81,8 +81,8 @@ impl DockerBackend {
 
     /// Disk usage of images; `None` if it takes long to measure, as it may the first time.
     async fn used(&self, images: &[Image]) -> Result<Option<DiskSpace>, BackendError> {
-        let patience = PATIENCE.min(self.engine.limit() / 2);
-        match tokio::time::timeout(patience, self.layers.look(images)).await {
+        let timeout = LAYERS_TIMEOUT.min(self.engine.limit() / 2);
+        match tokio::time::timeout(timeout, self.layers.look(images)).await {
             Ok(measured) => Ok(Some(measured?.dirs)),
             Err(_) => Ok(None),
         }

@@ -15,7 +15,7 @@ use crate::api::{BuildPruneReport, count};
 use crate::engine::EngineClient;
 
 /// Time limit of a prune: a large cache on a slow disk takes minutes, and GC waits for it.
-const PATIENCE: Duration = Duration::from_secs(30 * 60);
+const PRUNE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// The build cache of one engine.
 pub struct BuildCachePruner {
@@ -35,13 +35,16 @@ impl BuildCachePruner {
             let pruned: BuildPruneReport = self.engine.read("/build/prune", response).await?;
             Ok(count(pruned.space_reclaimed))
         };
-        tokio::time::timeout(PATIENCE, prune).await.unwrap_or_else(|_| Err(too_late()))
+        tokio::time::timeout(PRUNE_TIMEOUT, prune).await.unwrap_or_else(|_| Err(too_late()))
     }
 }
 
 fn too_late() -> BackendError {
     BackendError::Call {
-        message: format!("the engine did not prune its build cache within {}", go_format::duration(PATIENCE)),
+        message: format!(
+            "the engine did not prune its build cache within {}",
+            go_format::duration(PRUNE_TIMEOUT)
+        ),
         kind: CallErrorKind::DeadlineExceeded,
         hint: Some("the prune may still be running: see the engine's log and docker builder du".into()),
     }

@@ -40,7 +40,7 @@ pub(crate) fn tree(path: &Path) -> io::Result<DiskSpace> {
     Ok(sum)
 }
 
-/// The same; zero for a missing path.
+/// Measures the directory at `path`; zero for a missing path.
 pub(crate) fn size_if_present(path: &Path) -> io::Result<DiskSpace> {
     match tree(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(DiskSpace::ZERO),
@@ -62,9 +62,9 @@ mod tests {
         fs_err::os::unix::fs::symlink("nowhere", path.join("link")).unwrap();
         fs_err::File::create(path.join("hole")).unwrap().set_len(1 << 30).unwrap();
         let du = std::process::Command::new("du").args(["-s", "-B1"]).arg(path).output().unwrap();
-        let said: u64 =
+        let total: u64 =
             String::from_utf8(du.stdout).unwrap().split_whitespace().next().unwrap().parse().unwrap();
-        assert_eq!(tree(path).unwrap(), DiskSpace { bytes: said, inodes: 6 });
+        assert_eq!(tree(path).unwrap(), DiskSpace { bytes: total, inodes: 6 });
         assert_eq!(size_if_present(&path.join("missing")).unwrap(), DiskSpace::ZERO);
         assert!(tree(&path.join("missing")).is_err());
     }

@@ -22,7 +22,7 @@ pub(crate) enum EngineImageEvent<'a> {
     },
 }
 
-/// What an event means for the use of images, if anything.
+/// Returns the meaning of an event for the use of images, or `None` if it has none.
 pub(crate) fn parse_event(event: &EventMessage) -> Option<EngineImageEvent<'_>> {
     let actor = &event.actor;
     match (event.kind.as_str(), event.action.as_str()) {
@@ -49,7 +49,7 @@ pub(crate) fn moved(event: &EventMessage) -> Option<&str> {
 }
 
 /// Whether this event adds an image, not only a name. The event omits which names it takes from other images.
-pub(crate) fn brings(event: &EventMessage) -> bool {
+pub(crate) fn adds_image(event: &EventMessage) -> bool {
     event.kind == "image" && matches!(event.action.as_str(), "load" | "import")
 }
 

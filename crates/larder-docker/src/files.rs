@@ -26,12 +26,12 @@ impl GraphDriverFiles {
         info: &EngineInfo,
         images: &[&str],
     ) -> Option<GraphDriverFiles> {
-        let files = GraphDriverFiles::said(info)?;
+        let files = GraphDriverFiles::reported(info)?;
         locality::is_local(host, info, images).await.then_some(files)
     }
 
     /// The location on the engine's own machine.
-    pub(crate) fn said(info: &EngineInfo) -> Option<GraphDriverFiles> {
+    pub(crate) fn reported(info: &EngineInfo) -> Option<GraphDriverFiles> {
         let usable =
             !info.docker_root_dir.is_empty() && !info.driver.is_empty() && !info.is_containerd_store();
         usable.then(|| GraphDriverFiles {
@@ -61,7 +61,7 @@ impl GraphDriverFiles {
     }
 
     /// When an image was added: the engine writes its config once it has all layers. `None` if that cannot be read.
-    pub(crate) fn came(&self, id: &str) -> Option<UnixMillis> {
+    pub(crate) fn added_at(&self, id: &str) -> Option<UnixMillis> {
         let written = fs_err::metadata(self.config(id)).ok()?.modified().ok()?;
         let since = written.duration_since(UNIX_EPOCH).ok()?;
         i64::try_from(since.as_millis()).ok().map(UnixMillis)

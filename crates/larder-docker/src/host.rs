@@ -168,7 +168,7 @@ pub enum HostError {
     ClientFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason why the address is invalid.
         problem: String,
     },
     /// Any other scheme.

@@ -29,7 +29,7 @@ pub(crate) struct InspectedImage {
     pub(crate) labels: BTreeMap<String, String>,
     /// Latest possible time of its addition: when the engine wrote its config, if that can be read, and its last tag
     /// operation. Pulls and loads are not tag operations.
-    pub(crate) came: Option<UnixMillis>,
+    pub(crate) added_at: Option<UnixMillis>,
 }
 
 /// The cached images of one engine.
@@ -92,7 +92,7 @@ impl InspectCache {
         };
         let dates = move || {
             ids.into_iter()
-                .filter_map(|id| Some((files.came(id.as_str())?, id)))
+                .filter_map(|id| Some((files.added_at(id.as_str())?, id)))
                 .map(|(at, id)| (id, at))
                 .collect()
         };
@@ -116,8 +116,8 @@ impl InspectedImage {
         let dirs = dirs(&found.graph_driver).filter(|dirs| dirs.len() == chains.len());
         let named = found.metadata.last_tag_time.parse::<jiff::Timestamp>().ok();
         let named = named.map(|time| UnixMillis(time.as_millisecond())).filter(|stamp| stamp.0 > 0);
-        let came = written.into_iter().chain(named).min();
-        InspectedImage { chains, dirs, labels: found.config.labels.clone(), came }
+        let added_at = written.into_iter().chain(named).min();
+        InspectedImage { chains, dirs, labels: found.config.labels.clone(), added_at }
     }
 }
 
@@ -169,7 +169,7 @@ mod tests {
         };
         let facts = inspect(json!({"LowerDir": "/d/b/diff:/d/a/diff", "UpperDir": "/d/c/diff"}));
         assert_eq!(facts.dirs, Some(["/d/a", "/d/b", "/d/c"].map(PathBuf::from).to_vec()));
-        assert_eq!(facts.came, Some(UnixMillis(1_795_289_794_770)));
+        assert_eq!(facts.added_at, Some(UnixMillis(1_795_289_794_770)));
         assert_eq!(inspect(json!({"UpperDir": "/d/c/diff"})).dirs, None, "not as many as layers");
         assert_eq!(inspect(json!(null)).dirs, None, "another driver, or containerd's store");
     }
@@ -178,7 +178,7 @@ mod tests {
     fn the_year_one_is_never() {
         let found = json!({"Id": "a", "Metadata": {"LastTagTime": "0001-01-01T00:00:00Z"}});
         let found: ImageInspect = serde_json::from_value(found).unwrap();
-        assert_eq!(InspectedImage::of(&found, None).came, None);
-        assert_eq!(InspectedImage::of(&found, Some(UnixMillis(7))).came, Some(UnixMillis(7)));
+        assert_eq!(InspectedImage::of(&found, None).added_at, None);
+        assert_eq!(InspectedImage::of(&found, Some(UnixMillis(7))).added_at, Some(UnixMillis(7)));
     }
 }

@@ -24,7 +24,7 @@ use crate::{history, names};
 pub struct EngineLayers {
     inspections: Arc<InspectCache>,
     /// One measurement runs at a time, to its end, even if its caller gave up.
-    turn: MeasureLock,
+    measure_lock: MeasureLock,
     known: LayerSizeCache,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct LayerMeasurement {
 
 impl EngineLayers {
     pub(crate) fn new(inspections: Arc<InspectCache>) -> EngineLayers {
-        EngineLayers { inspections, turn: MeasureLock::default(), known: Arc::default() }
+        EngineLayers { inspections, measure_lock: MeasureLock::default(), known: Arc::default() }
     }
 
     /// Disk usage of these images, and the layers that containers reference.
@@ -145,15 +145,15 @@ impl EngineLayers {
         facts: &HashMap<ImageId, Arc<InspectedImage>>,
         files: Option<&GraphDriverFiles>,
     ) -> Result<HashMap<LayerId, CachedLayerSize>, BackendError> {
-        let mut turn = Arc::clone(&self.turn).lock_owned().await;
+        let mut guard = Arc::clone(&self.measure_lock).lock_owned().await;
         let mut known = lock(&self.known).clone();
         let new: Vec<(LayerId, PathBuf)> = facts.values().flat_map(|facts| new_dirs(facts, &known)).collect();
         if let Some(files) = files.filter(|_| !new.is_empty()) {
             let (files, layers) = (files.clone(), self.known.clone());
             let measure = move || measure_all(new, &layers, |chain, dir| files.measure(chain.as_str(), dir));
-            turn = match in_turn(turn, measure).await {
-                Some(turn) => turn,
-                None => Arc::clone(&self.turn).lock_owned().await,
+            guard = match run_locked(guard, measure).await {
+                Some(guard) => guard,
+                None => Arc::clone(&self.measure_lock).lock_owned().await,
             };
             known.clone_from(&lock(&self.known));
         }
@@ -170,7 +170,7 @@ impl EngineLayers {
         let present: HashSet<&LayerId> = facts.values().flat_map(|facts| &facts.chains).collect();
         known.retain(|chain, _| present.contains(chain));
         lock(&self.known).clone_from(&known);
-        drop(turn);
+        drop(guard);
         Ok(known)
     }
 
@@ -212,13 +212,13 @@ fn new_dirs(facts: &InspectedImage, known: &HashMap<LayerId, CachedLayerSize>) -
 
 /// Runs blocking work, which cannot be canceled. The work holds the lock until it ends; the lock is lost if the work
 /// fails.
-async fn in_turn(
-    turn: OwnedMutexGuard<()>,
+async fn run_locked(
+    guard: OwnedMutexGuard<()>,
     work: impl FnOnce() + Send + 'static,
 ) -> Option<OwnedMutexGuard<()>> {
     let done = tokio::task::spawn_blocking(move || {
         work();
-        turn
+        guard
     });
     done.await.inspect_err(|error| tracing::warn!("cannot measure layers: {error}")).ok()
 }
@@ -290,7 +290,7 @@ mod tests {
 
     fn facts(chains: &[&str]) -> InspectedImage {
         let chains = chains.iter().map(|&chain| chain.into()).collect();
-        InspectedImage { chains, dirs: None, labels: BTreeMap::new(), came: None }
+        InspectedImage { chains, dirs: None, labels: BTreeMap::new(), added_at: None }
     }
 
     fn bytes(known: &HashMap<LayerId, CachedLayerSize>, chain: &str) -> u64 {
@@ -300,10 +300,10 @@ mod tests {
 
     #[tokio::test]
     async fn an_abandoned_measurement_keeps_its_place_in_the_queue() {
-        let turn = MeasureLock::default();
+        let measure_lock = MeasureLock::default();
         let (go_on, held) = std::sync::mpsc::channel::<()>();
         let (started, begun) = tokio::sync::oneshot::channel();
-        let work = in_turn(Arc::clone(&turn).lock_owned().await, move || {
+        let work = run_locked(Arc::clone(&measure_lock).lock_owned().await, move || {
             started.send(()).unwrap();
             held.recv().unwrap();
         });
@@ -311,9 +311,9 @@ mod tests {
             _ = work => panic!("it goes on"),
             begun = begun => begun.unwrap(),
         }
-        assert!(turn.try_lock().is_err(), "it still measures");
+        assert!(measure_lock.try_lock().is_err(), "it still measures");
         go_on.send(()).unwrap();
-        let _next = turn.lock().await;
+        let _next = measure_lock.lock().await;
     }
 
     #[test]

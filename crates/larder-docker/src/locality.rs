@@ -54,7 +54,7 @@ fn has_its_files(info: &EngineInfo, images: &[&str]) -> bool {
         Ok(own) if !info.id.is_empty() => return own.trim() == info.id,
         _ => {}
     }
-    let Some(files) = GraphDriverFiles::said(info) else { return true };
+    let Some(files) = GraphDriverFiles::reported(info) else { return true };
     if is_missing(root) {
         return false;
     }
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(qualify_path(&unix, &EngineInfo::default(), true, data()), data());
     }
 
-    /// What an engine says that has its files below this dir.
+    /// Returns the information of an engine that has its files below this directory.
     fn below(root: &Path) -> EngineInfo {
         let docker_root_dir = root.display().to_string();
         EngineInfo { docker_root_dir, driver: "overlay2".into(), id: "A:B".into(), ..EngineInfo::default() }

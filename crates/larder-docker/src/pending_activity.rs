@@ -12,7 +12,7 @@ use larder::gc::{ActivityKind, ImageActivity, UnixMillis};
 use larder::reference::ImageId;
 
 use crate::api::EventMessage;
-use crate::events::{EngineImageEvent, brings, life, moved, nanos, parse_event, stamp};
+use crate::events::{EngineImageEvent, adds_image, life, moved, nanos, parse_event, stamp};
 use crate::inspect_cache::InspectedImage;
 use crate::names::familiar;
 
@@ -20,7 +20,7 @@ use crate::names::familiar;
 #[derive(Debug, Default)]
 pub(crate) struct PendingActivity {
     /// When the image was first named by ID since its last deletion.
-    came: HashMap<ImageId, UnixMillis>,
+    added_at: HashMap<ImageId, UnixMillis>,
     /// When the image was last pulled by a name that it has now.
     pulled: HashMap<ImageId, UnixMillis>,
     /// When the image was last used.
@@ -35,7 +35,7 @@ pub(crate) struct EngineState {
     /// The image ID of each name.
     pub(crate) names: HashMap<String, ImageId>,
     /// Latest possible time of an image's addition, by ID.
-    pub(crate) came: HashMap<ImageId, UnixMillis>,
+    pub(crate) added_at: HashMap<ImageId, UnixMillis>,
 }
 
 impl PendingActivity {
@@ -45,14 +45,14 @@ impl PendingActivity {
         for event in events {
             let at = stamp(nanos(event));
             match parse_event(event) {
-                Some(EngineImageEvent::Added(id)) => _ = self.came.entry(id.into()).or_insert(at),
+                Some(EngineImageEvent::Added(id)) => _ = self.added_at.entry(id.into()).or_insert(at),
                 Some(EngineImageEvent::Pulled(name)) => {
                     if let Some(id) = now.names.get(name).filter(|_| times.moved(name) <= nanos(event)) {
                         self.pulled.insert(id.clone(), at);
                     }
                 }
                 Some(EngineImageEvent::Deleted(id)) => {
-                    for reported in [&mut self.came, &mut self.pulled, &mut self.used] {
+                    for reported in [&mut self.added_at, &mut self.pulled, &mut self.used] {
                         reported.remove(id);
                     }
                 }
@@ -69,19 +69,19 @@ impl PendingActivity {
     }
 
     /// Takes the activity of these images, once; that of others is kept, because they may just have been added.
-    pub(crate) fn take(
+    pub(crate) fn drain(
         &mut self,
         images: &[Image],
         facts: &HashMap<ImageId, Arc<InspectedImage>>,
     ) -> Vec<ImageActivity> {
         let mut sightings = Vec::new();
         for Image { id, .. } in images {
-            let (by_id, by_name) = (self.came.remove(id), self.pulled.remove(id));
+            let (by_id, by_name) = (self.added_at.remove(id), self.pulled.remove(id));
             // If the engine has forgotten the event of the addition, the image's own times count.
-            let itself = facts.get(id).and_then(|facts| facts.came);
-            let came = by_id.into_iter().chain(itself).min().or(by_name);
+            let itself = facts.get(id).and_then(|facts| facts.added_at);
+            let added_at = by_id.into_iter().chain(itself).min().or(by_name);
             let used = self.used.remove(id);
-            for (what, at) in [(ActivityKind::Added, came), (ActivityKind::Used, used)] {
+            for (what, at) in [(ActivityKind::Added, added_at), (ActivityKind::Used, used)] {
                 sightings.extend(at.map(|at| ImageActivity { image: id.clone(), at, what }));
             }
         }
@@ -112,7 +112,7 @@ impl<'a> EventTimes<'a> {
             match parse_event(event) {
                 // An image that was only tagged existed before, since an unknown time.
                 Some(EngineImageEvent::Added(id)) => {
-                    times.brought.entry(id).or_insert(if brings(event) { at } else { i64::MIN });
+                    times.brought.entry(id).or_insert(if adds_image(event) { at } else { i64::MIN });
                 }
                 Some(EngineImageEvent::Deleted(id)) => _ = times.brought.remove(id),
                 _ => {}
@@ -138,7 +138,7 @@ impl<'a> EventTimes<'a> {
     fn image_of<'b>(&self, container: &str, name: &str, now: &'b EngineState) -> Option<&'b ImageId> {
         let id = now.names.get(name)?;
         let created = self.created.get(container).copied().unwrap_or(self.before);
-        let was_here = || now.came.get(id).is_some_and(|came| *came <= stamp(created));
+        let was_here = || now.added_at.get(id).is_some_and(|added_at| *added_at <= stamp(created));
         let is_older = self.moved(name) <= created && self.brought(id.as_str()) <= created;
         (is_older || was_here()).then_some(id)
     }
@@ -175,7 +175,7 @@ mod tests {
     fn of_a(events: &[EventMessage], now: &EngineState) -> (Option<i64>, Option<i64>) {
         let mut gathered = PendingActivity::default();
         gathered.add_events(events, now);
-        let reported = gathered.take(&[Image { id: id("a").into(), ..Image::default() }], &HashMap::new());
+        let reported = gathered.drain(&[Image { id: id("a").into(), ..Image::default() }], &HashMap::new());
         let at = |what| {
             reported.iter().find(|activity| activity.what == what).map(|activity| activity.at.0 / 1000)
         };
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(of_a(&events(&containers(3 * DAY)[1..]), &now).1, None, "made before all that is known");
         let here = EngineState {
             names: names.clone(),
-            came: [(id("a").into(), UnixMillis(0))].into(),
+            added_at: [(id("a").into(), UnixMillis(0))].into(),
             ..EngineState::default()
         };
         assert_eq!(
@@ -257,14 +257,14 @@ mod tests {
         assert_eq!(of_a(&loaded(&[])[1..], &now).1, None, "made before all that is known");
         let here = EngineState {
             names,
-            came: [(a.as_str().into(), UnixMillis(DAY * 1000))].into(),
+            added_at: [(a.as_str().into(), UnixMillis(DAY * 1000))].into(),
             ..EngineState::default()
         };
         assert_eq!(of_a(&loaded(&[]), &here).1, Some(4 * DAY), "it was loaded once more");
-        let came = (DAY, "image", "load", &*a, &*a);
-        assert_eq!(of_a(&loaded(&[came]), &now).1, Some(4 * DAY), "it was here by then");
+        let added_at = (DAY, "image", "load", &*a, &*a);
+        assert_eq!(of_a(&loaded(&[added_at]), &now).1, Some(4 * DAY), "it was here by then");
         let went = (DAY, "image", "delete", &*a, &*a);
-        assert_eq!(of_a(&loaded(&[came, went]), &now).1, None);
+        assert_eq!(of_a(&loaded(&[added_at, went]), &now).1, None);
         let tagged = [
             (2 * DAY, "container", "create", "c", "app:1"),
             (3 * DAY, "image", "tag", &*a, "other:1"),
@@ -289,9 +289,9 @@ mod tests {
         let now = EngineState { containers: map(&[("c", "a")]), ..EngineState::default() };
         let mut gathered = PendingActivity::default();
         gathered.add_events(&events(&[(DAY, "container", "create", "c", "web:2")]), &now);
-        assert_eq!(gathered.take(&[], &HashMap::new()), []);
+        assert_eq!(gathered.drain(&[], &HashMap::new()), []);
         let listed = [Image { id: id("a").into(), ..Image::default() }];
-        assert_eq!(gathered.take(&listed, &HashMap::new()).len(), 1);
-        assert_eq!(gathered.take(&listed, &HashMap::new()), [], "once");
+        assert_eq!(gathered.drain(&listed, &HashMap::new()).len(), 1);
+        assert_eq!(gathered.drain(&listed, &HashMap::new()), [], "once");
     }
 }

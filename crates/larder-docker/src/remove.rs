@@ -128,7 +128,7 @@ fn another_s<'a>(removed: &'a [DeletedImage], id: &ImageId) -> Option<Vec<&'a Im
     (!lost.is_empty() && !lost.contains(&id)).then_some(lost)
 }
 
-/// What the engine removed; empty if the name does not exist.
+/// Returns the names and images that the engine removed; empty if the name does not exist.
 async fn delete(engine: &EngineClient, name: &str) -> Result<Vec<DeletedImage>, BackendError> {
     let path = format!("/images/{}", names::in_path(name)?);
     let answer = engine.within(async {

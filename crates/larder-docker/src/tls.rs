@@ -24,7 +24,7 @@ pub enum DockerTlsError {
     Content {
         /// The file.
         path: PathBuf,
-        /// What is invalid.
+        /// Reason why the file is invalid.
         problem: String,
     },
     /// The files do not match.

@@ -66,13 +66,13 @@ pub(crate) async fn usage(
     layers: &EngineLayers,
 ) -> Result<EngineUsage, BackendError> {
     let engine = inspections.engine();
-    let said = match engine.get_required::<SystemDf>("/system/df", &[]).await {
+    let system_df = match engine.get_required::<SystemDf>("/system/df", &[]).await {
         // It takes minutes on large hosts, and the engine refuses concurrent requests.
         Err(error @ BackendError::Call { .. }) => Err(error),
-        said => Ok(said?),
+        system_df => Ok(system_df?),
     };
-    let (summaries, summed) = match &said {
-        Ok(said) => (&said.images, &said.containers),
+    let (summaries, summed) = match &system_df {
+        Ok(system_df) => (&system_df.images, &system_df.containers),
         Err(_) => (
             &engine.get_required::<Vec<ImageSummary>>("/images/json", &[]).await?,
             &engine.get_required::<Vec<ContainerSummary>>("/containers/json", &[("all", "1")]).await?,
@@ -96,7 +96,7 @@ pub(crate) async fn usage(
         on_disk,
         images: LayerStoreShare { count: listed.len(), amount: measured.dirs, estimated: measured.estimated },
         containers,
-        engine: said.map(|said| EngineCounts::of(&said)),
+        engine: system_df.map(|system_df| EngineCounts::of(&system_df)),
     })
 }
 
@@ -116,17 +116,17 @@ async fn containers(
 }
 
 impl EngineCounts {
-    fn of(said: &SystemDf) -> EngineCounts {
+    fn of(system_df: &SystemDf) -> EngineCounts {
         let cache = |unused: bool| {
             let records =
-                said.build_cache.iter().filter(|record| !(record.shared || unused && record.in_use));
+                system_df.build_cache.iter().filter(|record| !(record.shared || unused && record.in_use));
             records.map(|record| count(record.size)).sum()
         };
-        let unused = said.images.iter().filter(|image| image.containers <= 0);
+        let unused = system_df.images.iter().filter(|image| image.containers <= 0);
         EngineCounts {
-            layers_bytes: count(said.layers_size),
+            layers_bytes: count(system_df.layers_size),
             reclaimable_bytes: unused.map(|image| count(image.size - image.shared_size.max(0))).sum(),
-            containers_bytes: said.containers.iter().map(|container| count(container.size_rw)).sum(),
+            containers_bytes: system_df.containers.iter().map(|container| count(container.size_rw)).sum(),
             builder_bytes: cache(false),
             builder_unused_bytes: cache(true),
         }

@@ -15,7 +15,7 @@ use crate::watched::{from_cache, watch_events};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BoundPods {
     pods: BTreeMap<String, BoundPod>,
-    /// What the list that is being read has so far; `None` between lists.
+    /// Pods of the list that is being read; `None` between lists.
     listed: Option<BTreeMap<String, BoundPod>>,
 }
 

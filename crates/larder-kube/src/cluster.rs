@@ -39,12 +39,12 @@ pub struct Cluster {
     pub(crate) releases: watch::Sender<usize>,
 }
 
-/// What a cluster was asked, since it was opened.
+/// Requests to a cluster since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestCounts {
     /// All requests.
     pub requests: u64,
-    /// Those of them that began a watch.
+    /// Requests that began a watch.
     pub watches: u64,
 }
 
@@ -69,7 +69,7 @@ impl Cluster {
         Cluster::of(ReloadingClient::new(options.kubeconfig.clone()), &options.node)
     }
 
-    /// The same, and fails if the files cannot be read now.
+    /// Opens a cluster like [`Cluster::open`], and fails if the files cannot be read now.
     pub async fn connect(options: &ClusterOptions) -> Result<Cluster, ClusterError> {
         let reloading = ReloadingClient::new(options.kubeconfig.clone());
         reloading.client().await?;
@@ -125,7 +125,7 @@ impl Cluster {
         _ = self.releases.subscribe().wait_for(|releases| *releases == 0).await;
     }
 
-    /// The same; the observer receives the outcomes of its requests.
+    /// Returns the cluster with an observer that receives the outcomes of its requests.
     #[must_use]
     pub fn observed_by(self, observer: Arc<dyn ResponseObserver>) -> Cluster {
         let (client, observing) = (self.client.clone(), Arc::clone(&observer));
@@ -148,7 +148,7 @@ impl Cluster {
         Cluster { client: Client::new(service, "default"), observer: Some(observer), ..self }
     }
 
-    /// What the API server was asked so far, by this client and its clones.
+    /// Counts the requests to the API server so far, by this client and its clones.
     pub fn requests(&self) -> RequestCounts {
         RequestCounts {
             requests: self.counters.requests.load(Ordering::Relaxed),

@@ -11,7 +11,7 @@ pub enum ClusterError {
     Unusable {
         /// The file.
         place: String,
-        /// What is wrong with it.
+        /// Reason why the file cannot be used.
         problem: String,
     },
     /// The object does not exist.
@@ -49,7 +49,7 @@ pub enum ClusterError {
     /// The server cannot be reached, did not answer in time, or failed.
     #[error("the API server is unavailable: {message}")]
     Unavailable {
-        /// What happened.
+        /// Text of the failure.
         message: String,
     },
     /// The object has changed since it was read.
@@ -74,7 +74,7 @@ impl ClusterError {
         matches!(self, Unavailable { .. } | Unauthorized { .. } | Unusable { .. })
     }
 
-    /// What a call about `what` (such as `secret default/registry`) failed with.
+    /// Converts the failure of a call about `what`, such as `secret default/registry`.
     pub(crate) fn of_call(what: impl Into<String>, error: &kube::Error) -> ClusterError {
         match error {
             kube::Error::Api(status) => of_status(what.into(), status),

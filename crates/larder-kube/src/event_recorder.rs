@@ -23,7 +23,7 @@ const LONGEST_INSTANCE: usize = 128;
 /// As much of an object's name as leaves room for the time in the name of an event.
 const LONGEST_OBJECT_NAME: usize = 230;
 
-/// What happened to an object.
+/// An event about an object.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ObjectEvent {
     pub(crate) regarding: ObjectReference,

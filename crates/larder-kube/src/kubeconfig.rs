@@ -1,4 +1,4 @@
-//! What a kubeconfig has about its user. Reads files.
+//! The user of a kubeconfig. Reads files.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(crate) fn current_user(kubeconfig: &Path) -> Option<AuthInfo> {
     auth_infos.into_iter().find(|named| Some(&named.name) == context.user.as_ref())?.auth_info
 }
 
-/// What a kubeconfig is, for the step after an error.
+/// Kind of identity in a kubeconfig, for the step after an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum KubeconfigState {
     /// It is not read: larder runs in a pod.
@@ -37,7 +37,7 @@ pub(crate) enum KubeconfigState {
     Other,
 }
 
-/// What the kubeconfig is. Reads files.
+/// Reads the kind of identity in a kubeconfig.
 pub(crate) fn state(kubeconfig: Option<&Path>) -> KubeconfigState {
     let Some(path) = kubeconfig else { return KubeconfigState::Absent };
     let parsed = match Kubeconfig::read_from(path) {
@@ -85,7 +85,7 @@ pub(crate) fn problem(error: &KubeconfigError) -> String {
     }
 }
 
-/// The same, of its certificates and keys.
+/// Returns the text of an error in a kubeconfig's certificates and keys.
 pub(crate) fn tls_problem(error: &kube::Error) -> String {
     let text = chain(error);
     // As rustls names it.

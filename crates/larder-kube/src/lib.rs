@@ -1,4 +1,4 @@
-//! What a node agent reads from a Kubernetes cluster: the pods bound to its node, their pull secrets, and tokens of their
+//! Reads a Kubernetes cluster for a node agent: the pods bound to its node, their pull secrets, and tokens of their
 //! service accounts.
 //!
 //! ```text

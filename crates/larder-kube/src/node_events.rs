@@ -16,7 +16,7 @@ const PERIOD: Duration = Duration::from_secs(300);
 /// An event about the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeEvent {
-    /// Whether it is of type `Warning`.
+    /// True for the type `Warning`.
     pub is_warning: bool,
     /// Such as `ImageGCFailed`.
     pub reason: String,

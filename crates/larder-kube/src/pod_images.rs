@@ -80,7 +80,7 @@ pub struct PodImage {
     pub part: String,
 }
 
-/// What a pod needs, or `None` if it needs nothing any more: finished, or being deleted.
+/// Returns the images that a pod needs, or `None` if it is finished or being deleted.
 pub(crate) fn bound_pod(pod: &PodObject) -> Option<BoundPod> {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
     if pod.metadata.deletion_timestamp.is_some() || ["Succeeded", "Failed"].contains(&phase) {

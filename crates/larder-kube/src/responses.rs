@@ -63,12 +63,12 @@ async fn with_outcome(
     Ok((Response::from_parts(parts, Body::from(bytes)), Err(error)))
 }
 
-/// What a request does.
+/// Kind of a request.
 #[derive(Debug, PartialEq, Eq)]
 struct RequestAction {
     /// Verb and resource.
     text: String,
-    /// Whether it reads one object, or requests a token.
+    /// True if the request reads one object or requests a token.
     is_of_one_object: bool,
     /// The resource, such as `imagesets.images.larder.dev`, of a request for all objects of one of larder's own.
     custom_resource: Option<String>,

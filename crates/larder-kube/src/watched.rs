@@ -20,7 +20,7 @@ pub(crate) struct Watched<K> {
     what: &'static str,
     events: WatchEvents<K>,
     objects: BTreeMap<String, K>,
-    /// What the list that is being read has so far.
+    /// Objects of the list that is being read.
     listed: BTreeMap<String, K>,
     is_known: bool,
     log: ErrorLog,
@@ -224,7 +224,7 @@ fn is_expired(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::WatchError(status) if status.code == 410)
 }
 
-/// What a watch of `what` failed with.
+/// Converts the failure of a watch of `what`.
 fn failed<K: Resource<DynamicType = ()>>(what: &str, error: &watcher::Error) -> ClusterError {
     use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
     match error {

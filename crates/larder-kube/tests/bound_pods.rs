@@ -55,7 +55,7 @@ async fn next(pods: &mut (impl Stream<Item = Result<BoundPods, ClusterError>> + 
     names
 }
 
-/// The same, after the time in which the server is down.
+/// Returns the next known pods after the time in which the server is down.
 async fn next_known(pods: &mut (impl Stream<Item = Result<BoundPods, ClusterError>> + Unpin)) -> Vec<String> {
     loop {
         let names = next(pods).await;

@@ -115,7 +115,7 @@ async fn an_exec_plugin_gives_the_token() {
         .expect("the plugin's token");
 }
 
-/// What connecting with a kubeconfig of this content fails with; `None` is a file that does not exist.
+/// Returns the failure to connect with a kubeconfig of this content; `None` is a file that does not exist.
 async fn problem_of(content: Option<&str>) -> String {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("kubeconfig");

@@ -228,7 +228,7 @@ impl Drop for Fleet {
     }
 }
 
-/// What is found within half a minute.
+/// Waits half a minute at most for a result.
 async fn until<T>(mut found: impl FnMut() -> Option<T>) -> Option<T> {
     for _ in 0..600 {
         if let Some(found) = found() {

@@ -7,7 +7,7 @@ use super::error::FetchErrorKind;
 use super::session::{RepositorySession, RequestError, SessionHost, accepting_manifests};
 use larder::reference::DEFAULT_TAG;
 
-/// What one host result.
+/// Outcome of a request to one host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FetchAttempt {
     /// `HOST` or `HOST:PORT`.

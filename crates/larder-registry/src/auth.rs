@@ -159,7 +159,7 @@ pub(crate) struct RequestAuthorization {
     generation: u64,
 }
 
-/// What a renewal needs besides the cached state.
+/// Context that a renewal needs besides the cached state.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AuthorizationContext<'a> {
     pub(crate) transport: &'a HttpTransport,
@@ -408,7 +408,7 @@ impl HostAuthorizer {
 }
 
 impl RequestAuthorization {
-    /// Whether it is a user name and a password, rather than a token that stands for them.
+    /// Returns true for a user name and a password, rather than a token that stands for them.
     pub(crate) fn is_login(&self) -> bool {
         self.value.as_ref().is_some_and(|value| value.as_bytes().starts_with(b"Basic "))
     }

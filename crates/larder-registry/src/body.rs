@@ -49,13 +49,13 @@ impl WatchedBody {
     async fn chunk(&mut self) -> Result<Option<Bytes>, FetchErrorKind> {
         loop {
             let began = Instant::now();
-            let patience = self.watchdog.remaining();
-            let (chunk, waited) = match time::timeout(patience, self.response.chunk()).await {
+            let timeout = self.watchdog.remaining();
+            let (chunk, waited) = match time::timeout(timeout, self.response.chunk()).await {
                 Ok(Ok(None)) => return Ok(None),
                 Ok(Ok(Some(chunk))) => (chunk, began.elapsed()),
                 Ok(Err(error)) => return Err(explain(error, std::time::Duration::ZERO)),
                 // All of the wait counts, whatever the clock rounds to.
-                Err(_) => (Bytes::new(), patience),
+                Err(_) => (Bytes::new(), timeout),
             };
             if self.watchdog.count(waited, chunk.len() as u64) {
                 let (window, min_bytes) = self.config;
@@ -82,7 +82,7 @@ pub struct BlobBody {
     target: FetchTarget,
 }
 
-/// What is known of a part before its first byte.
+/// A part of a blob before its first byte.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BlobRange {
     pub(crate) start: u64,
@@ -136,7 +136,7 @@ impl BlobBody {
 
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, FetchErrorKind> {
         let truncated =
-            |at, end, cause: &str| FetchErrorKind::Truncated { got: at, want: end, cause: cause.into() };
+            |at, end, cause: &str| FetchErrorKind::Truncated { got: at, expected: end, cause: cause.into() };
         match self.body.chunk().await {
             Ok(Some(chunk)) => {
                 self.permit.add_received(chunk.len());

@@ -97,7 +97,7 @@ pub struct RegistryQuota {
 pub(crate) enum RateLimitScope {
     /// All requests: the host is overloaded.
     Host,
-    /// Those of one repository with one credential: what a registry counts.
+    /// Requests of one repository with one credential: what a registry counts.
     Authorizer(u64),
 }
 

@@ -19,13 +19,13 @@ use crate::manifest::ManifestError;
 pub struct FetchError {
     /// The repository in full: `docker.io/library/busybox`.
     pub repository: String,
-    /// What was requested.
+    /// Request that failed.
     pub target: FetchTarget,
     /// The host of the last request; empty if none was sent.
     pub host: String,
     /// The cause.
     pub kind: Box<FetchErrorKind>,
-    /// What the text and the next step depends on beside the cause.
+    /// Input of the text and the next step beside the cause.
     pub(crate) context: Box<FetchContext>,
 }
 
@@ -43,7 +43,10 @@ impl fmt::Display for FetchError {
             write!(f, " at {}", self.host)?;
         }
         write!(f, ": {}", self.kind)?;
-        self.context.earlier.iter().try_for_each(|(host, said)| write!(f, "; before that, {host}: {said}"))
+        self.context
+            .earlier
+            .iter()
+            .try_for_each(|(host, message)| write!(f, "; before that, {host}: {message}"))
     }
 }
 
@@ -54,7 +57,7 @@ impl Error for FetchError {
     }
 }
 
-/// What was requested from a registry.
+/// Object of a request to a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FetchTarget {
@@ -130,12 +133,12 @@ pub enum FetchErrorKind {
         min_bytes: u64,
     },
     /// The body ended early.
-    #[error("truncated: received {got} of {want} bytes ({cause})")]
+    #[error("truncated: received {got} of {expected} bytes ({cause})")]
     Truncated {
         /// Bytes of the blob received.
         got: u64,
         /// Bytes requested.
-        want: u64,
+        expected: u64,
         /// How it ended.
         cause: String,
     },
@@ -193,7 +196,7 @@ impl FetchErrorKind {
         self.answer().map(|answer| answer.status)
     }
 
-    /// The same error for another request that waited for this one.
+    /// Copies the error for another request that waited for this one.
     pub(crate) fn for_waiter(&self) -> FetchErrorKind {
         match self {
             FetchErrorKind::Denied(answer) => FetchErrorKind::Denied(answer.clone()),
@@ -256,25 +259,25 @@ pub struct ErrorResponse {
     /// The HTTP status.
     pub status: u16,
     /// The message of the body, shortened; empty if it has none.
-    pub said: String,
+    pub message: String,
 }
 
 /// Longest message of a registry that is printed, in bytes.
-const MAX_SAID: usize = 300;
+const MAX_MESSAGE: usize = 300;
 
 impl ErrorResponse {
-    pub(crate) fn new(status: u16, said: &str) -> ErrorResponse {
-        ErrorResponse { status, said: printable(said) }
+    pub(crate) fn new(status: u16, message: &str) -> ErrorResponse {
+        ErrorResponse { status, message: printable(message) }
     }
 
     /// Reads the message of a body: the `errors` of the distribution protocol, or the fields of token servers. Other
     /// bodies (a proxy's web page) have none. Masks `secrets`, in case the server echoes them.
     pub(crate) fn read(status: u16, body: &[u8], secrets: &[&str]) -> ErrorResponse {
-        let said = errors_of(body).unwrap_or_default();
+        let message = errors_of(body).unwrap_or_default();
         let struck = secrets
             .iter()
             .filter(|secret| secret.len() > 2)
-            .fold(said, |said, secret| said.replace(secret, "****"));
+            .fold(message, |message, secret| message.replace(secret, "****"));
         ErrorResponse::new(status, &struck)
     }
 }
@@ -283,7 +286,7 @@ fn errors_of(body: &[u8]) -> Option<String> {
     let value: serde_json::Value = serde_json::from_slice(body).ok()?;
     let text = |value: &serde_json::Value, key: &str| value.get(key)?.as_str().map(str::to_owned);
     if let Some(errors) = value.get("errors").and_then(|errors| errors.as_array()) {
-        let said: Vec<String> = errors
+        let messages: Vec<String> = errors
             .iter()
             .take(3)
             .filter_map(|error| match (text(error, "code"), text(error, "message")) {
@@ -291,7 +294,7 @@ fn errors_of(body: &[u8]) -> Option<String> {
                 (code, message) => code.or(message),
             })
             .collect();
-        return Some(said.join(", "));
+        return Some(messages.join(", "));
     }
     ["details", "error_description", "message", "error"].iter().find_map(|key| text(&value, key))
 }
@@ -299,8 +302,8 @@ fn errors_of(body: &[u8]) -> Option<String> {
 /// One line without control characters, of bounded length.
 pub(crate) fn printable(text: &str) -> String {
     let mut line: String =
-        text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_SAID + 1).collect();
-    if line.chars().count() > MAX_SAID {
+        text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE + 1).collect();
+    if line.chars().count() > MAX_MESSAGE {
         line.pop();
         line.push('…');
     }
@@ -314,8 +317,8 @@ impl fmt::Display for ErrorResponse {
         if let Some(reason) = status.and_then(|status| status.canonical_reason()) {
             write!(f, " {reason}")?;
         }
-        if !self.said.is_empty() {
-            write!(f, " ({})", self.said)?;
+        if !self.message.is_empty() {
+            write!(f, " ({})", self.message)?;
         }
         Ok(())
     }
@@ -356,6 +359,6 @@ mod tests {
     fn web_pages_are_not_repeated_and_long_texts_are_cut() {
         assert_eq!(ErrorResponse::read(502, b"<html>nginx</html>", &[]).to_string(), "502 Bad Gateway");
         let long = format!(r#"{{"message":"{}"}}"#, "x".repeat(10_000));
-        assert!(ErrorResponse::read(500, long.as_bytes(), &[]).said.len() < 400);
+        assert!(ErrorResponse::read(500, long.as_bytes(), &[]).message.len() < 400);
     }
 }

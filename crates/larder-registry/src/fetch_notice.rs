@@ -55,7 +55,7 @@ pub enum FetchWait {
 }
 
 impl FetchWait {
-    /// The same in the terms of the backend contract.
+    /// Converts the wait into the terms of the backend contract.
     pub fn to_pull_wait(&self) -> PullWait {
         let (reason, until) = match self {
             FetchWait::Connection { host } => (format!("no free connection to {host}"), None),

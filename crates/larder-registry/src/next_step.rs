@@ -6,7 +6,7 @@ use larder::hint::Hint;
 use super::error::{FetchError, FetchErrorKind, is_refused};
 use super::hosts::HostsConfig;
 
-/// What the text and the next step of an error depend on beside the cause.
+/// Input of an error's text and next step beside the cause.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct FetchContext {
     /// Hosts that were tried before, with their errors.

@@ -1,4 +1,4 @@
-//! What an answer of a registry means.
+//! Interprets the answers of a registry.
 
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ fn wrong_length(length: u64, size: u64) -> FetchErrorKind {
 
 impl ManifestOrIndex {
     /// The media type to store: the one in the document, else that of the response, else the one of its parsed kind.
-    pub(crate) fn media_type(&self, raw: &[u8], said: &str) -> String {
+    pub(crate) fn media_type(&self, raw: &[u8], media_type_header: &str) -> String {
         #[derive(serde::Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct MediaTypeField {
@@ -83,12 +83,12 @@ impl ManifestOrIndex {
             media_type: Option<String>,
         }
         let own = serde_json::from_slice::<MediaTypeField>(raw).ok().and_then(|named| named.media_type);
-        let said = said.split(';').next().unwrap_or_default().trim();
+        let media_type_header = media_type_header.split(';').next().unwrap_or_default().trim();
         let known = |text: &str| MediaType::of(text).is_manifest();
         let [index, manifest, ..] = ACCEPTED_MANIFESTS;
         match own {
             Some(own) if known(&own) => own,
-            _ if known(said) => said.to_owned(),
+            _ if known(media_type_header) => media_type_header.to_owned(),
             _ => match self {
                 ManifestOrIndex::Index(_) => index.to_owned(),
                 ManifestOrIndex::Manifest(_) => manifest.to_owned(),

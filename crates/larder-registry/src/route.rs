@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::config::RegistryConfig;
 use super::error::FetchErrorKind;
 
-/// What to do after a failure.
+/// Next step after a failure.
 #[derive(Debug)]
 pub(crate) enum RetryDecision {
     /// Retry at the same host after this time.

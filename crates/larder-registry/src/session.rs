@@ -56,7 +56,7 @@ pub struct ResolvedManifest {
     pub descriptor: Descriptor,
     /// Its bytes as received; the digest is theirs.
     pub raw: Bytes,
-    /// The same, parsed.
+    /// The parsed manifest.
     pub document: ManifestOrIndex,
     /// The host that resolved it.
     pub host: String,
@@ -99,20 +99,21 @@ impl RepositorySession {
         self.links.iter().map(|link| link.auth.id()).collect()
     }
 
-    /// The same session with an observer of bytes and waits. It is called from within fetches, so it must return quickly.
+    /// Returns the session with an observer of bytes and waits. It is called from within fetches, so it must return
+    /// quickly.
     #[must_use]
     pub fn with_watcher(&self, watcher: impl Fn(FetchNotice) + Send + Sync + 'static) -> RepositorySession {
         RepositorySession { watcher: FetchWatcher::new(watcher), ..self.clone() }
     }
 
-    /// The same session without some of its hosts, for example those that served wrong bytes.
+    /// Returns the session without some of its hosts, for example those that served wrong bytes.
     #[must_use]
     pub fn without_hosts(&self, hosts: &[String]) -> RepositorySession {
         let links = self.links.iter().filter(|link| !hosts.contains(&link.host.name())).cloned().collect();
         RepositorySession { links, ..self.clone() }
     }
 
-    /// The same session, with a credential for a mirror (`HOST` or `HOST:PORT`), which otherwise gets none.
+    /// Returns the session with a credential for a mirror (`HOST` or `HOST:PORT`), which otherwise gets none.
     #[must_use]
     pub fn with_mirror_credential(&self, host: &str, credential: &Credential) -> RepositorySession {
         let links = self.links.iter().map(|link| {
@@ -224,15 +225,16 @@ impl RepositorySession {
         };
         let media_type = field(CONTENT_TYPE.as_str()).unwrap_or_default();
         // The server decides what a tag points at, but its digest header must match the content.
-        let said = field("docker-content-digest").and_then(|said| Digest::parse(said.trim()).ok());
+        let header_digest =
+            field("docker-content-digest").and_then(|header_digest| Digest::parse(header_digest.trim()).ok());
         let raw = read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(failed)?;
-        if let Some(digest) = expected.or(said.as_ref()) {
+        if let Some(digest) = expected.or(header_digest.as_ref()) {
             verify::check(digest, &raw).map_err(failed)?;
         }
         let document = ManifestOrIndex::parse(&raw, &media_type).map_err(|error| failed(error.into()))?;
         let digest = match expected {
             Some(digest) => digest.clone(),
-            None => said.unwrap_or_else(|| Digest::sha256(&raw)),
+            None => header_digest.unwrap_or_else(|| Digest::sha256(&raw)),
         };
         let media_type = document.media_type(&raw, &media_type);
         let descriptor = Descriptor::new(media_type, digest, raw.len() as u64);
@@ -463,7 +465,7 @@ impl RepositorySession {
         FetchError { repository: self.image.name().to_owned(), target: what, host, kind, context }
     }
 
-    /// What the text and the next step of an error at this host depend on.
+    /// Returns the input of the text and next step of an error at this host.
     fn context(&self, host: &str, earlier: Vec<(String, String)>) -> FetchContext {
         let gets_credential =
             self.links.iter().find(|link| link.host.name() == host).is_none_or(|link| link.host.is_registry);

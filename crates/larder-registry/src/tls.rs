@@ -43,7 +43,7 @@ impl fmt::Debug for TlsSettings {
 }
 
 impl TlsSettings {
-    /// The same trust without client certificates: for hosts that this one redirects to.
+    /// Returns this trust without client certificates: for hosts that this one redirects to.
     pub(crate) fn default_tls(&self) -> TlsSettings {
         TlsSettings { client: Vec::new(), ..self.clone() }
     }

@@ -21,7 +21,7 @@ use super::error::{FetchErrorKind, printable};
 use super::hosts::{authority, is_loopback};
 use super::tls::{self, ClientPem, TlsSettings};
 
-/// What larder calls itself in HTTP requests.
+/// Name of larder in HTTP requests.
 pub const USER_AGENT: &str = concat!("larder/", env!("CARGO_PKG_VERSION"));
 
 /// The certificates of a connection to a server that is no registry; PEM.
@@ -80,7 +80,7 @@ pub(crate) struct HttpRequest<'a> {
 #[derive(Debug)]
 pub(crate) struct HttpResponse {
     pub(crate) response: Response,
-    /// Whether it came from another origin than requested.
+    /// True if the response came from another origin than requested.
     pub(crate) redirected: bool,
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct HttpTransport {
     clients: Mutex<HashMap<HttpClientKey, Client>>,
 }
 
-/// What distinguishes clients.
+/// Settings that distinguish clients.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct HttpClientKey {
     /// `None` for plain HTTP.

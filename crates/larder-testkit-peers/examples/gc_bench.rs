@@ -1,4 +1,4 @@
-//! What collection costs: CPU time to detect and plan, and nominal against exact accounting on images that share layers.
+//! Measures garbage collection: CPU time to detect and plan, and nominal against exact accounting on shared layers.
 //!
 //! `cargo run --profile dist -p larder-testkit-peers --example gc_bench`
 

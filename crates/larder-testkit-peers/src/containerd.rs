@@ -29,7 +29,7 @@ const DISABLED: &[&str] = &[
     "io.containerd.monitor.v1.cgroups",
 ];
 
-/// What may differ from the usual private containerd.
+/// Differences from the usual private containerd.
 #[derive(Debug, Clone, Default)]
 pub struct ContainerdOptions {
     /// The directory below which its own is made. Default: the temporary directory.
@@ -78,7 +78,7 @@ impl Containerd {
         Ok(containerd)
     }
 
-    /// Whether it unpacks with the snapshotter `overlayfs`, and not with `native`.
+    /// Returns true if it unpacks with the snapshotter `overlayfs`, and not with `native`.
     pub fn has_overlay(&self) -> bool {
         self.has_overlay
     }
@@ -129,7 +129,7 @@ impl Containerd {
         self.dir.path().join("containerd.sock")
     }
 
-    /// What it logged so far.
+    /// Returns its log so far.
     pub fn log(&self) -> String {
         fs_err::read_to_string(self.dir.path().join("containerd.log")).unwrap_or_default()
     }

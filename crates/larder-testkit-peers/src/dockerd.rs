@@ -16,7 +16,7 @@ use super::{PeerError, PeerResult};
 
 const JSON: &str = "application/json";
 
-/// What may differ from the usual private engine.
+/// Differences from the usual private engine.
 #[derive(Debug, Clone, Default)]
 pub struct DockerdOptions {
     /// The directory below which the engine's root is made. Default: the temporary directory.
@@ -131,7 +131,7 @@ impl Dockerd {
         self.root.path()
     }
 
-    /// What it logged so far.
+    /// Returns its log so far.
     pub fn log(&self) -> String {
         fs_err::read_to_string(self.dir.path().join("dockerd.log")).unwrap_or_default()
     }

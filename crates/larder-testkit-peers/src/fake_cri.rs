@@ -55,7 +55,7 @@ pub struct ReceivedCall {
     pub auth: Option<proto::AuthConfig>,
     /// Its sandbox.
     pub sandbox: Option<proto::PodSandboxConfig>,
-    /// Whether it requested all details.
+    /// True if the call requested all details.
     pub verbose: bool,
     /// The span of the caller; of pulls only.
     pub traceparent: Option<String>,
@@ -83,7 +83,7 @@ impl CallHold {
     }
 }
 
-/// What a runtime knows and reports.
+/// State that a runtime reports.
 #[derive(Debug, Clone, Default)]
 pub struct RuntimeContents {
     /// Reply to `Version`.
@@ -92,7 +92,7 @@ pub struct RuntimeContents {
     pub conditions: Vec<proto::RuntimeCondition>,
     /// The images that are present.
     pub images: Vec<proto::Image>,
-    /// What the pretended registry has, by name.
+    /// Images of the pretended registry, by name.
     pub offers: HashMap<String, proto::Image>,
     /// The containers.
     pub containers: Vec<proto::Container>,
@@ -116,7 +116,7 @@ pub struct RuntimeContents {
     pub stream_errors: HashMap<Rpc, (Code, String)>,
 }
 
-/// What one scripted call does.
+/// Script of one call.
 #[derive(Debug)]
 struct CallScript {
     held: Option<oneshot::Receiver<()>>,

@@ -31,7 +31,7 @@ pub enum DiskFault {
     LosesPowerAt(u64),
 }
 
-/// What a power cut leaves of what was not synced.
+/// Result of a power cut for data that was not synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnsyncedData {
     /// Nothing of it.
@@ -56,9 +56,9 @@ struct DiskFaultState {
     fault: DiskFault,
     steps: u64,
     off: bool,
-    /// What was synced.
+    /// Files as last synced.
     durable: DiskModel,
-    /// What was done to files since they were synced, by inode.
+    /// Writes to files since they were synced, by inode.
     unsynced: HashMap<u64, Vec<UnsyncedWrite>>,
     /// Open files by inode, so that no number is used again.
     pins: OpenFilesByInode,

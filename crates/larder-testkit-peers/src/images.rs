@@ -1,6 +1,6 @@
 //! Images for tests: made in memory from files, written as an OCI layout, pushed with skopeo.
 //!
-//! The same description always gives the same digests, on every machine: no clock, no random source but the seed.
+//! A description always gives the same digests, on every machine: no clock, no random source but the seed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -66,7 +66,7 @@ impl LayerFiles {
     }
 }
 
-/// What an image consists of.
+/// Contents of an image.
 #[derive(Debug, Clone, Default)]
 pub struct ImageBuilder {
     layers: Vec<LayerFiles>,

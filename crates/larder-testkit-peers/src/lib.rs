@@ -59,5 +59,5 @@ impl From<std::io::Error> for PeerError {
     }
 }
 
-/// What most functions here return.
+/// Result of most functions here.
 pub type PeerResult<T> = Result<T, PeerError>;

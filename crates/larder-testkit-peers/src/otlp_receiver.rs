@@ -128,7 +128,7 @@ impl OtlpReceiver {
         self.address.port()
     }
 
-    /// What has come.
+    /// Returns the batches received so far.
     pub fn batches(&self) -> Vec<ReceivedBatch> {
         self.received.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -10,7 +10,7 @@ use super::{PeerError, PeerResult};
 pub enum Package {
     /// The container runtime, with `ctr`.
     Containerd,
-    /// What containerd runs containers with.
+    /// The runtime that containerd runs containers with.
     Runc,
     /// Docker Engine, with `dockerd`.
     DockerIo,
@@ -39,7 +39,7 @@ pub enum Package {
 }
 
 impl Package {
-    /// What plays a part with real servers: what `scripts/try` installs.
+    /// Packages that `scripts/try` installs: each plays a part with real servers.
     pub const ALL: [Package; 6] = [
         Package::Containerd,
         Package::Runc,
@@ -107,7 +107,7 @@ pub fn require(packages: &[Package]) -> Availability {
     Availability::Skip(reason)
 }
 
-/// What keeps these packages from being used here, and what to do about it; `None` if nothing does.
+/// Returns why these packages cannot be used here, and what to do about it; `None` if they can.
 pub fn lacking(packages: &[Package]) -> Option<String> {
     let mut missing: Vec<&str> =
         packages.iter().filter(|package| package.program().is_none()).map(|package| package.name()).collect();

@@ -46,7 +46,7 @@ pub const NEW_PASSWORD: &str = "changed-password";
 /// bcrypt of [`NEW_PASSWORD`].
 const NEW_PASSWORD_HASH: &str = "$2y$05$abcdefghijklmnopqrstuu93uq1Bm7ApGwMROR/kWpFJ4Odmof4ky";
 
-/// What kind of registry to start.
+/// Options of a registry.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RegistryOptions {
     /// Who may use it.
@@ -71,12 +71,12 @@ pub struct AccessLogLine {
 }
 
 impl AccessLogLine {
-    /// Whether it fetched a blob (a layer or an image's config) and got it.
+    /// Returns true if the request fetched a blob (a layer or an image's config) and got it.
     pub fn is_blob_fetch(&self) -> bool {
         self.method == "GET" && self.path.contains("/blobs/sha256:") && self.status == 200
     }
 
-    /// Whether it fetched a manifest and got it. Asking for a manifest's digest (`HEAD`) does not count.
+    /// Returns true if the request fetched a manifest and got it. Asking for its digest (`HEAD`) does not count.
     pub fn is_manifest_fetch(&self) -> bool {
         self.method == "GET" && self.path.contains("/manifests/") && self.status == 200
     }
@@ -192,12 +192,13 @@ impl RegistryProcess {
         self.certificates.as_ref().map(|certificates| certificates.ca.as_path())
     }
 
-    /// Whether it asks for a password.
+    /// Returns whether the registry asks for a password.
     pub fn auth(&self) -> RegistryAccess {
         self.options.auth
     }
 
-    /// What it answered since it was first started, or since [`forget_requests`](Self::forget_requests), oldest
+    /// Returns the requests answered since it was first started, or since [`forget_requests`](Self::forget_requests),
+    /// oldest
     /// first. A request that is still being answered is not in it.
     pub fn requests(&self) -> Vec<AccessLogLine> {
         self.settle();

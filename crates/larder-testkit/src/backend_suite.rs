@@ -13,10 +13,10 @@ use larder::reference::ImageId;
 
 /// A backend under test, and the controls of its environment that the checks need.
 pub trait BackendFixture {
-    /// What is checked.
+    /// Backend under test.
     type Backend: Backend + 'static;
 
-    /// What the registry has.
+    /// Images of the registry.
     fn names(&self) -> &FixtureImages;
 
     /// Creates a backend without the images of [`names`](BackendFixture::names). The other methods apply to the last

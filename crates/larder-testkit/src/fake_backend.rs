@@ -63,11 +63,11 @@ pub struct FakeBackend {
 #[derive(Default)]
 struct BackendScript {
     info: RuntimeInfo,
-    /// What is present, each id once.
+    /// Present images, each ID once.
     images: Vec<Image>,
     /// Every name of a present image, and the id it stands for.
     names: BTreeMap<String, ImageId>,
-    /// What the pretended registry has.
+    /// Images of the pretended registry.
     offers: HashMap<String, Image>,
     filesystems: Filesystems,
     in_use: ContainerInventory,
@@ -197,7 +197,7 @@ impl FakeBackend {
         self.holds_removals.send_replace(false);
     }
 
-    /// What [`Backend::minimum_rate`] answers from now on: pulls continue where they stopped.
+    /// Sets the answer of [`Backend::minimum_rate`]: pulls continue where they stopped.
     pub fn continue_pulls(&self, minimum: MinimumRate) {
         self.state().minimum_rate = Some(minimum);
     }
@@ -223,17 +223,17 @@ impl FakeBackend {
         self.state().down = error;
     }
 
-    /// What [`Backend::info`] answers.
+    /// Sets the answer of [`Backend::info`].
     pub fn set_info(&self, info: RuntimeInfo) {
         self.state().info = info;
     }
 
-    /// What [`Backend::filesystems`] answers.
+    /// Sets the answer of [`Backend::filesystems`].
     pub fn set_filesystems(&self, filesystems: Filesystems) {
         self.state().filesystems = filesystems;
     }
 
-    /// What [`Backend::container_inventory`] answers.
+    /// Sets the answer of [`Backend::container_inventory`].
     pub fn set_in_use(&self, in_use: ContainerInventory) {
         self.state().in_use = in_use;
     }

@@ -30,7 +30,7 @@ pub struct Moment {
     pub wall: Timestamp,
 }
 
-/// What changes the state.
+/// An input that changes the state.
 #[derive(Debug)]
 pub enum Input {
     /// A key was pressed.
@@ -53,7 +53,7 @@ pub(crate) enum Tab {
     Registries,
 }
 
-/// What the keys mean.
+/// Meaning of the keys.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum Mode {
     #[default]
@@ -241,7 +241,7 @@ impl App {
         self.status = Some(status);
     }
 
-    /// What each registry sent since the last status.
+    /// Records the bytes that each registry sent since the last status.
     fn note_rates(&mut self, status: &api::StatusResponse, now: Instant) {
         let (Some(before), Some(at)) = (&self.status, self.received) else { return };
         let millis = now.saturating_duration_since(at).as_millis().max(1);
@@ -287,7 +287,7 @@ impl App {
     }
 }
 
-/// What a removal did, in a line.
+/// Describes the outcome of a removal in a line.
 fn outcome(answer: &api::RemoveResponse) -> (String, bool) {
     let refused = answer.results.iter().find_map(|result| match &result.result {
         Some(removed::Result::Refused(refused)) => Some(&refused.message),

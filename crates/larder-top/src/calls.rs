@@ -13,7 +13,7 @@ pub trait NodeCalls {
     async fn images(&self) -> Result<api::ImagesResponse, Error>;
     /// So many of the newest removals.
     async fn history(&self, newest: u32) -> Result<api::HistoryResponse, Error>;
-    /// What `larder explain` prints about an image, as lines.
+    /// Returns the lines that `larder explain` prints about an image.
     async fn explain(&self, image: &str) -> Result<Vec<String>, Error>;
     /// Removes the image with this ID under these names; nothing if another image has one of them now.
     async fn remove(&self, id: &str, images: Vec<String>) -> Result<api::RemoveResponse, Error>;

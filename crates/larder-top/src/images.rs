@@ -18,7 +18,7 @@ pub(crate) struct ImageRow {
     /// As the table shows it.
     pub(crate) name: String,
     pub(crate) size: u64,
-    /// What removing just this image frees.
+    /// Bytes that removing just this image frees.
     pub(crate) unique: Option<u64>,
     /// Bytes of layers on disk that other images have as well.
     pub(crate) shared: Option<u64>,
@@ -28,7 +28,7 @@ pub(crate) struct ImageRow {
     pub(crate) kept: Option<String>,
     /// In a word.
     pub(crate) state: &'static str,
-    /// What the filter searches, in lower case.
+    /// Text that the filter searches, in lower case.
     search: String,
 }
 
@@ -129,7 +129,7 @@ impl ImageRow {
         }
     }
 
-    /// What a request names it by: its tags; the ID where it has none.
+    /// Returns the names of the image in a request: its tags; the ID where it has none.
     pub(crate) fn requested(&self) -> Vec<String> {
         let is_tagged = self.names.iter().any(|name| !name.contains('@'));
         if is_tagged { self.names.clone() } else { vec![self.id.clone()] }
@@ -142,7 +142,7 @@ impl ImageRow {
     }
 }
 
-/// What GC thinks of an image, in a word.
+/// Returns GC's state of an image as a word.
 fn state(pinned: bool, details: &api::ImageListDetails) -> &'static str {
     match details.reason() {
         _ if details.in_use => "in use",

@@ -110,7 +110,7 @@ fn read_input() -> mpsc::Receiver<Event> {
     receive
 }
 
-/// What an event of the terminal means for the view.
+/// Converts an event of the terminal into an input of the view.
 fn read(event: &Event) -> Option<Input> {
     match *event {
         Event::Key(key) if is_suspend(key) => {

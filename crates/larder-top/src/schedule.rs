@@ -20,7 +20,7 @@ const LIST: Duration = Duration::from_secs(60);
 /// A list of images takes at most this part of the time: one that took a second is not repeated for 20.
 const SHARE: u32 = 20;
 
-/// What is known of the last calls.
+/// Times and outcomes of the last calls.
 #[derive(Debug, Default)]
 pub(crate) struct Schedule {
     status: Task,
@@ -29,7 +29,7 @@ pub(crate) struct Schedule {
     /// Statuses that failed in a row.
     failures: u32,
     active: bool,
-    /// What an image list depends on, in the last status.
+    /// State that an image list depends on, as of the last status.
     basis: Option<ListBasis>,
     images_changed: bool,
     history_changed: bool,

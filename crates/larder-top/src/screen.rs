@@ -32,7 +32,7 @@ impl Screen {
                 print(panic);
             }));
         });
-        take()?;
+        enter_alternate_screen()?;
         Terminal::new(CrosstermBackend::new(io::stdout())).map(Screen).inspect_err(|_| restore())
     }
 
@@ -43,7 +43,7 @@ impl Screen {
 
     /// Takes it again, and draws everything with the next frame.
     pub(crate) fn reenter(&mut self) -> io::Result<()> {
-        take()?;
+        enter_alternate_screen()?;
         // `clear` asks the terminal for its cursor, and the thread that reads keys takes the reply.
         let size = self.0.size()?;
         self.0.resize(Rect::from((Position::ORIGIN, size)))
@@ -56,7 +56,7 @@ impl Drop for Screen {
     }
 }
 
-fn take() -> io::Result<()> {
+fn enter_alternate_screen() -> io::Result<()> {
     ENTERED.store(true, Ordering::Release);
     enable_raw_mode()?;
     execute!(io::stdout(), EnterAlternateScreen).inspect_err(|_| restore())

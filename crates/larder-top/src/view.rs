@@ -16,7 +16,7 @@ use ratatui::widgets::Paragraph;
 use crate::app::{App, HEADER, MIN_SIZE, Mode, Moment, Tab, is_too_small};
 use crate::text;
 
-/// What a text says, as a style. Words say the same.
+/// Meaning of a text, as a style. Words say the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tone {
     Head,
@@ -177,7 +177,7 @@ fn message(app: &App, theme: Theme, now: Moment) -> Line<'static> {
     }
 }
 
-/// What is wrong with the node.
+/// Renders the problems of the node.
 fn warnings(app: &App, theme: Theme) -> Line<'static> {
     let Some(status) = &app.status else { return Line::default() };
     let down = (!status.backend_available).then_some(&status.backend_message);
@@ -210,11 +210,11 @@ fn footer(app: &App, theme: Theme, width: usize) -> Line<'static> {
         [Span::styled(format!(" {key} "), reversed), theme.span(Tone::Accent, format!("{what} "))]
     };
     let mut room = width;
-    let fitting = keys.iter().map(key).take_while(|spans| {
+    let shown = keys.iter().map(key).take_while(|spans| {
         let taken: usize = spans.iter().map(Span::width).sum();
         let fits = taken <= room;
         room = room.saturating_sub(taken);
         fits
     });
-    Line::from(fitting.flatten().collect::<Vec<_>>())
+    Line::from(shown.flatten().collect::<Vec<_>>())
 }

@@ -1,4 +1,4 @@
-//! What the screen shows, as text. `LARDER_BLESS=1` writes the files in `golden/`.
+//! Compares the screen, as text, with `golden/`. `LARDER_BLESS=1` writes the files.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

@@ -46,7 +46,7 @@ const POLL: Duration = Duration::from_millis(5);
 const CONNECT_ATTEMPTS: u32 = 50;
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
-/// What becomes of a name that containerd has for an image that larder did not publish.
+/// Treatment of a name that containerd has for an image that larder did not publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ForeignName {
     /// It stands for the published image from now on: that was pulled by this name.

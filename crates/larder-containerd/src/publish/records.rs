@@ -1,4 +1,4 @@
-//! What containerd records of an image: content with the labels that its garbage collector follows, and names. Pure.
+//! containerd's records of an image: content with the labels that its garbage collector follows, and names. Pure.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub struct PublishedImage {
     pub chains: Vec<Digest>,
 }
 
-/// What to write, in this order.
+/// Records to write, in this order.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ContainerdRecords {
     pub(super) blobs: Vec<NewBlob>,

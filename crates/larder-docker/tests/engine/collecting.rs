@@ -40,11 +40,15 @@ fn layers_have_the_size_that_du_prints_and_shared_ones_count_once() {
     let usage = block_on(backend.usage()).unwrap();
     let store = world.engine.root().join("overlay2");
     assert_eq!(usage.layer_store.as_deref(), Some(store.as_path()));
-    let said = du(&store);
-    assert_eq!(usage.on_disk.unwrap().bytes, said);
+    let du_bytes = du(&store);
+    assert_eq!(usage.on_disk.unwrap().bytes, du_bytes);
     let images = usage.images;
     assert!(!images.estimated && images.count == 2, "{images:?}");
-    assert!(images.amount.bytes.abs_diff(said) * 100 <= said * 2, "{} and du {said}", images.amount.bytes);
+    assert!(
+        images.amount.bytes.abs_diff(du_bytes) * 100 <= du_bytes * 2,
+        "{} and du {du_bytes}",
+        images.amount.bytes
+    );
     assert_eq!(usage.engine.unwrap().layers_bytes, 3_000_000, "docker counts bytes of files");
 
     let container = world.engine.create_container("sha256:missing", "x").unwrap_err();

@@ -25,7 +25,7 @@ struct CallLog {
     more: Condvar,
 }
 
-/// What is answered.
+/// An answer of the engine to one request.
 pub(crate) enum ScriptedHttpReply {
     /// Status and body.
     Whole(u16, String),
@@ -44,7 +44,7 @@ impl FakeEngine {
         })
     }
 
-    /// The same where an answer may fail to come or to end.
+    /// Starts an engine whose answers may fail to come or to end.
     pub(crate) fn replying(answer: impl Fn(&str, &str) -> ScriptedHttpReply + Send + 'static) -> FakeEngine {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("d.sock")).unwrap();

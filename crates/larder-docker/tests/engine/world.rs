@@ -31,7 +31,7 @@ impl EngineFixture {
         Arc::new(DockerBackend::new(host, EngineConfig::default()).unwrap())
     }
 
-    /// What another larder knows of the images after one query, with its records in this directory.
+    /// Returns the use of images as another larder sees it after one query, with its records in this directory.
     pub(crate) fn look(&self, dir: &Path) -> Arc<ImageUsageRecords> {
         let backend = self.backend();
         let collector = Collector::builder(backend.clone())

@@ -1,4 +1,4 @@
-//! What is missing on a cluster for larder to work: `larder kube check`.
+//! `larder kube check`: finds what larder lacks on a cluster.
 
 mod expiry;
 mod identity;
@@ -44,9 +44,9 @@ const OWN_IDENTITY: &str = "larder's identity";
 pub struct ClusterCheck {
     /// Such as `API server`.
     pub name: &'static str,
-    /// Whether it is as larder needs it.
+    /// True if the part is as larder needs it.
     pub ok: bool,
-    /// What was found.
+    /// State of the part, as it was found.
     pub found: String,
     /// The next step: a command, or a rule in YAML.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -140,7 +140,7 @@ async fn other_name(options: &ClusterOptions, of_server: Option<String>) -> Opti
     other_node(options.kubeconfig.as_ref()?, &own, &options.node)
 }
 
-/// What the file of the identity is, for the steps after errors.
+/// Reads the state of the identity's file, for the steps after errors.
 async fn read_state(options: &ClusterOptions) -> KubeconfigState {
     let path = options.kubeconfig.clone();
     let read = tokio::task::spawn_blocking(move || kubeconfig::state(path.as_deref())).await;

@@ -140,7 +140,7 @@ impl Stalls {
         self.0.retain(|(name, ..), _| exists(name));
     }
 
-    /// Those of the unfinished nodes of a set that have got no further image for too long.
+    /// Finds the unfinished nodes of a set that have got no further image for too long.
     fn of(
         &mut self,
         set: &ImageSet,

@@ -45,17 +45,17 @@ pub(super) struct EnsureSlot<'a> {
 
 impl EnsureSlots {
     /// Waits for a slot.
-    pub(super) async fn take<'a>(&'a self, owner: &'a SlotOwner) -> EnsureSlot<'a> {
+    pub(super) async fn acquire<'a>(&'a self, owner: &'a SlotOwner) -> EnsureSlot<'a> {
         loop {
             let freed = self.freed.notified();
-            if self.try_take(owner) {
+            if self.try_acquire(owner) {
                 return EnsureSlot { slots: self, owner };
             }
             freed.await;
         }
     }
 
-    fn try_take(&self, owner: &SlotOwner) -> bool {
+    fn try_acquire(&self, owner: &SlotOwner) -> bool {
         let mut used = self.lock();
         let all = used.values().sum::<usize>();
         let own = used.entry(owner.clone()).or_default();

@@ -23,7 +23,7 @@ pub const LEASE: &str = "larder-image-sets";
 /// A daemon that stops does not wait longer for the API server.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
 
-/// What to do about the lease.
+/// Next step of a candidate for the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LeaseStep {
     /// Write it with this number of transitions.
@@ -67,7 +67,7 @@ impl Candidate {
 pub(super) struct Election {
     candidate: Candidate,
     duration: Duration,
-    /// What the lease was when it last changed, and when that was seen.
+    /// Lease as of its last change, and when that change was seen.
     seen: Option<(LeaseSpec, Instant)>,
 }
 
@@ -127,7 +127,7 @@ impl Election {
         }
     }
 
-    /// What to do about a lease as it was just read; `None` if it does not exist.
+    /// Decides the next step for a lease as it was just read; `None` if it does not exist.
     fn decide(&mut self, found: Option<&LeaseSpec>, now: Instant) -> LeaseStep {
         let Some(found) = found else {
             return LeaseStep::Take { transitions: 0, is_renewal: false };

@@ -93,7 +93,7 @@ pub struct ImageSetOptions {
     pub status_interval: Duration,
     /// How often it looks whether the pull secrets of sets exist, while nothing else changes.
     pub secret_interval: Duration,
-    /// Whether it sends events about the sets. May change at any time.
+    /// True if the node sends events about the sets. May change at any time.
     pub events: Arc<AtomicBool>,
 }
 

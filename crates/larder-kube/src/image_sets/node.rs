@@ -21,7 +21,7 @@ use crate::cluster::Cluster;
 use crate::error::{ClusterError, ErrorLog};
 use crate::watched::{Watched, from_cache};
 
-/// What runs on every node.
+/// The part of image sets that runs on every node.
 pub(super) struct NodeSets {
     cluster: Cluster,
     options: ImageSetOptions,

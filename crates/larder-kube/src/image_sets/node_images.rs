@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::resource::count;
 
-/// What a node reports.
+/// Report of a node about its image sets.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[kube(
     group = "images.larder.dev",
@@ -105,7 +105,7 @@ pub enum NodeSetState {
 pub struct ImageFailure {
     /// As the set has it.
     pub image: String,
-    /// What happened, shortened.
+    /// Text of the failure, shortened.
     #[schemars(length(max = 1024))]
     pub message: String,
 }

@@ -42,7 +42,7 @@ pub(super) fn note_admitted(since: &mut AdmittedSince, sets: &[&ImageSet], node:
     }
 }
 
-/// What the node reports about these sets.
+/// Returns the node's report about these sets.
 pub(super) fn report(
     sets: &[&ImageSet],
     node: &str,
@@ -104,11 +104,11 @@ fn outcome(
             _ => _ = missing.get_or_insert(image),
         }
     }
-    let late = || {
+    let overdue_failure = || {
         let seconds = set.spec.deadline_seconds.unwrap_or_default();
         missing.filter(|_| overdue).map(|image| failure(image, &format!("not present after {seconds}s")))
     };
-    (ready, failed.or_else(late))
+    (ready, failed.or_else(overdue_failure))
 }
 
 struct SetImageState<'a> {
@@ -187,8 +187,8 @@ mod tests {
             (found.state, found.failure.map(|failure| failure.message))
         };
         assert_eq!(state(59, Pulling), (NodeSetState::Pulling, None));
-        let late = Some("not present after 60s".to_owned());
-        assert_eq!(state(60, Pulling), (NodeSetState::Failing, late));
+        let overdue_failure = Some("not present after 60s".to_owned());
+        assert_eq!(state(60, Pulling), (NodeSetState::Failing, overdue_failure));
         assert_eq!(state(60, failed("x")), (NodeSetState::Failing, Some("x".to_owned())));
         assert_eq!(state(60, Present), (NodeSetState::Ready, None));
         note_admitted(&mut since, &[], "n", now);

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-/// What stands for a secret.
+/// Placeholder for a secret.
 const HIDDEN: &str = "****";
 
 /// The text without user names, passwords and queries of URLs: a signed URL of a blob is a credential.
@@ -21,7 +21,7 @@ pub(super) fn without_url_secrets(text: &str) -> String {
     clean
 }
 
-/// What follows the scheme of a URL, without user and query. The `@` of a digest ends no user.
+/// Returns the rest of a URL after its scheme, without user and query. The `@` of a digest ends no user.
 fn without_secrets(url: &str) -> Cow<'_, str> {
     let is_digest = |rest: &str| rest.starts_with("sha256:") || rest.starts_with("sha512:");
     let (place, query) = match url.split_once('?') {

@@ -1,4 +1,4 @@
-//! What this node has written into its `NodeImages`, and when to write it again.
+//! Decides when to write this node's `NodeImages`, and keeps what was written.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Api;
@@ -11,11 +11,11 @@ use super::tasks::random;
 use crate::cluster::Cluster;
 use crate::error::{ClusterError, ErrorLog};
 
-/// What of the reports is written, and when.
+/// Reports as written, and the time of the next write.
 pub(super) struct ReportWriter {
     /// As the object is now; `None` if it does not exist or is not known.
     written: Option<Vec<NodeSetReport>>,
-    /// What was reported before larder started.
+    /// Reports of an earlier process of larder.
     before: Vec<NodeSetReport>,
     next: Vec<NodeSetReport>,
     /// Uid of the node that the reports are about.

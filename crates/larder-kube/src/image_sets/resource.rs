@@ -49,7 +49,7 @@ pub struct ImageSetSpec {
     /// The nodes, by their labels; all nodes without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<NodeSelector>,
-    /// What becomes of an image after its pull.
+    /// Retention of an image after its pull.
     #[serde(default)]
     pub policy: RetentionPolicy,
     /// How many of the selected nodes may pull at the same time: a number or a percentage (rounded up). A node counts
@@ -91,7 +91,7 @@ pub enum SetPullPolicy {
     IfNotPresent,
 }
 
-/// What becomes of an image after its pull. The strongest one counts where sets disagree; a later one is stronger.
+/// Retention of an image after its pull. The strongest one counts where sets disagree; a later one is stronger.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize, JsonSchema,
 )]
@@ -155,7 +155,7 @@ pub struct LabelRequirement {
     #[x_kube(validation = crate::image_sets::validation::label_key())]
     #[schemars(length(min = 1, max = 317))]
     pub key: String,
-    /// What is required of its value.
+    /// Requirement on the label's value.
     pub operator: LabelOperator,
     /// The values for `In` and `NotIn`.
     #[x_kube(validation = crate::image_sets::validation::label_values())]
@@ -177,7 +177,7 @@ pub enum LabelOperator {
     DoesNotExist,
 }
 
-/// What the nodes report, counted.
+/// Counts over the reports of the nodes.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageSetStatus {
@@ -222,7 +222,7 @@ pub struct NodeFailure {
     pub node: String,
     /// The first image of the set that failed there.
     pub image: String,
-    /// What happened, shortened.
+    /// Text of the failure, shortened.
     pub message: String,
 }
 

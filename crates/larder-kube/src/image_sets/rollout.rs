@@ -1,4 +1,4 @@
-//! What the elected agent writes: counts over the nodes, and which nodes may pull.
+//! Status that the elected agent writes: counts over the nodes, and which nodes may pull.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -24,7 +24,8 @@ const WATCH_BYTES_PER_SECOND: u64 = 1_000_000;
 /// A node that was admitted and is failing, or reports nothing, and for so long gets no further image does not keep others from
 /// pulling.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(300);
-/// The same for a node that reports that it pulls: an image may be large. It may also have lost its power.
+/// Time without a further image after which a pulling node no longer counts: an image may be large, and the node may
+/// have lost its power.
 pub(super) const PULL_STALLED_AFTER: Duration = Duration::from_secs(1800);
 
 /// An admitted node that does not have all images of a set.
@@ -38,7 +39,7 @@ pub(super) struct UnfinishedNode {
 
 /// Labels of the nodes, by name.
 pub(super) type Nodes = BTreeMap<String, BTreeMap<String, String>>;
-/// What the nodes report, by name.
+/// Reports of the nodes, by the node's name.
 pub(super) type Reports = BTreeMap<String, Vec<NodeSetReport>>;
 
 /// The nodes that a set selects with what they report about its generation, in the order of their names.
@@ -97,12 +98,12 @@ pub(super) fn admitted_up_to(set: &ImageSet) -> Option<&str> {
     status.admitted_up_to.as_deref()
 }
 
-/// What the status of a set depends on, beside the reports of its nodes.
+/// Inputs of a set's status, beside the reports of its nodes.
 #[derive(Default)]
 pub(super) struct SetFindings {
     /// The nodes that do not keep others from pulling.
     pub(super) stalled: BTreeSet<String>,
-    /// Those of its pull secrets that cannot be read.
+    /// Pull secrets of the set that cannot be read.
     pub(super) missing_secrets: Vec<String>,
 }
 

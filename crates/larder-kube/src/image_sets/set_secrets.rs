@@ -40,7 +40,7 @@ impl SetSecrets {
         self.missing = names.into_iter().zip(answers).filter(is_missing).map(|(name, _)| name).collect();
     }
 
-    /// Those of a set that cannot be read.
+    /// Lists the pull secrets of a set that cannot be read.
     pub(super) fn missing_of(&self, set: &ImageSet) -> Vec<String> {
         let names = set.spec.pull_secrets.iter();
         names.filter(|name| self.missing.contains(*name)).cloned().collect()

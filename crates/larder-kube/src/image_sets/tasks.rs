@@ -25,7 +25,7 @@ pub trait SetImages: Send + Sync + 'static {
     /// Makes the image present. Users of the cluster see the error, without what URLs in it may have of secrets.
     async fn ensure(&self, image: &WantedImage) -> Result<ImageId, String>;
 
-    /// The same after an attempt that failed, which was reported.
+    /// Ensures an image after an attempt that failed and was reported.
     async fn retry(&self, image: &WantedImage) -> Result<ImageId, String> {
         self.ensure(image).await
     }
@@ -304,7 +304,7 @@ impl ImageTask {
 
     async fn ensure(&self, is_retry: bool) -> Result<ImageId, String> {
         let owner = SlotOwner::new(&self.image.sets, &self.image.image);
-        let _slot = self.slots.take(&owner).await;
+        let _slot = self.slots.acquire(&owner).await;
         if is_retry { self.images.retry(&self.image).await } else { self.images.ensure(&self.image).await }
     }
 

@@ -23,7 +23,7 @@ pub(super) struct NodeLabels {
 pub struct WantedImage {
     /// As the sets have it.
     pub image: ImageName,
-    /// What becomes of it: the strongest policy of the sets.
+    /// Strongest policy of the sets that want the image.
     pub retention: RetentionPolicy,
     /// `Always` if one of the sets says so, else `IfNotPresent`.
     pub pull_policy: PullPolicy,
@@ -31,7 +31,7 @@ pub struct WantedImage {
     pub pull_secrets: Vec<String>,
     /// The shortest back-off and the highest limit of the sets.
     pub retry: RetryPolicy,
-    /// Whether it may be pulled now: a set admits the node.
+    /// True if a set admits the node: the image may be pulled now.
     pub is_admitted: bool,
     /// Names and generations of the sets. A change of a set begins the attempts again.
     pub sets: Vec<(String, i64)>,

@@ -1,4 +1,4 @@
-//! What `kubectl kustomize` makes of the manifests, as far as they use it, and the fields of their objects.
+//! Output of `kubectl kustomize` for the manifests, as far as they use it, and the fields of their objects.
 
 use std::path::Path;
 

@@ -259,7 +259,7 @@ impl<'s> BlobFetch<'s> {
     async fn copy(&self, walk: &mut HostWalk<'s>, mut body: BlobBody) -> Result<u64, BlobError> {
         let mut writer = RangeWriter::new(self.sink.clone());
         let mut at = body.start();
-        let mut news = 0;
+        let mut new_bytes = 0;
         let ended = loop {
             let chunk = match body.next().await {
                 Ok(Some(chunk)) => chunk,
@@ -272,13 +272,13 @@ impl<'s> BlobFetch<'s> {
             for range in missing {
                 let offset = |position: u64| usize::try_from(position - at).unwrap_or(usize::MAX);
                 let data = chunk.slice(offset(range.start)..offset(range.end));
-                news += range.end - range.start;
+                new_bytes += range.end - range.start;
                 self.written(writer.write(range.start, data).await)?;
             }
             at = end;
         };
         self.written(writer.flush().await)?;
-        if news >= self.session.shared.config.stall_bytes {
+        if new_bytes >= self.session.shared.config.stall_bytes {
             walk.progressed();
         }
         if let Some(kind) = ended {

@@ -31,7 +31,7 @@ pub enum HostsError {
         line: usize,
         /// The key with its tables: `host."https://mirror.example".capabilities`.
         key: String,
-        /// What is invalid.
+        /// Reason why the value is invalid.
         problem: String,
     },
     /// An unusable certificate or key, referenced by a key of `hosts.toml` or found by Docker's naming.
@@ -41,7 +41,7 @@ pub enum HostsError {
         file: PathBuf,
         /// The reference: a key of `hosts.toml` with its file, or the kind of file in Docker's naming.
         key: String,
-        /// What is invalid.
+        /// Reason why the TLS settings are invalid.
         #[source]
         cause: TlsSettingsError,
     },
@@ -50,7 +50,7 @@ pub enum HostsError {
     Name {
         /// The name.
         registry: String,
-        /// What is invalid.
+        /// Reason why the file is invalid.
         cause: String,
     },
 }

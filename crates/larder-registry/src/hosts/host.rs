@@ -18,7 +18,7 @@ pub(crate) struct RegistryHost {
     pub(crate) tls: TlsSettings,
     /// Header fields added to each request.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
-    /// Whether it is the registry itself, which the credential for the image belongs to.
+    /// True for the registry itself, which the credential for the image belongs to.
     pub(crate) is_registry: bool,
 }
 

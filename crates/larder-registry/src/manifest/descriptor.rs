@@ -51,7 +51,7 @@ impl Descriptor {
         MediaType::of(&self.media_type)
     }
 
-    /// Whether it is not an image but metadata of one (a signature, an attestation), which builders put into the same
+    /// Returns true for metadata of an image (a signature, an attestation), which builders put into the same
     /// index.
     pub fn is_attestation(&self) -> bool {
         self.annotations.contains_key("vnd.docker.reference.type")

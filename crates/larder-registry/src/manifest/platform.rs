@@ -237,7 +237,7 @@ fn host_variant() -> String {
 mod tests {
     use super::*;
 
-    /// What a machine takes of what is offered, best first.
+    /// Orders the platforms of `offered` that a machine can run, best first.
     fn order(machine: &str, offered: &[&'static str]) -> Vec<&'static str> {
         let matcher = PlatformMatcher::for_platform(&machine.parse().unwrap());
         let mut taken: Vec<_> =

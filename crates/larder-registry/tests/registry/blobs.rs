@@ -187,12 +187,12 @@ async fn a_server_that_ignores_ranges_after_a_break_is_begun_again() {
 
 /// Ways in which registries and proxies fail to serve a range.
 fn wrong_ranges() -> [ResponseFault; 5] {
-    let said = |text: &str| ResponseFault::ContentRange(text.into());
+    let content_range = |text: &str| ResponseFault::ContentRange(text.into());
     [
-        said("bytes 0-99/1000000"),
-        said("bytes 0-99999/2000000"),
-        said("nonsense"),
-        said("bytes 0-18446744073709551615/*"),
+        content_range("bytes 0-99/1000000"),
+        content_range("bytes 0-99999/2000000"),
+        content_range("nonsense"),
+        content_range("bytes 0-18446744073709551615/*"),
         ResponseFault::status(416),
     ]
 }

@@ -16,7 +16,7 @@ fn mirrored(mirror: &FaultRegistry, origin: &FaultRegistry) -> (tempfile::TempDi
     (root, session)
 }
 
-/// The same with these settings, and with its client.
+/// Returns a mirrored registry with these settings, and its client.
 fn mirrored_with(
     config: RegistryConfig,
     mirror: &FaultRegistry,

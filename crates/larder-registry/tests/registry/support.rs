@@ -1,4 +1,4 @@
-//! What the tests share: quick settings, images, a sink in memory.
+//! Helpers that the tests share: quick settings, images, a sink in memory.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,7 @@ pub(crate) fn quick() -> RegistryConfig {
     }
 }
 
-/// The same for bodies that stall: their limit is the only one that [`pass_limit`] passes.
+/// Settings for bodies that stall: their limit is the only one that [`pass_limit`] passes.
 pub(crate) fn without_header_timeout() -> RegistryConfig {
     RegistryConfig { header_timeout: Duration::from_secs(365 * 86_400), ..quick() }
 }
@@ -171,7 +171,7 @@ pub(crate) fn watched(session: &RepositorySession) -> (RepositorySession, Arc<Mu
     (session.with_watcher(move |notice| seen.lock().unwrap().push(notice)), notices)
 }
 
-/// What was waited for.
+/// Returns the waits among the notices.
 pub(crate) fn waits(notices: &Mutex<Vec<FetchNotice>>) -> Vec<FetchWait> {
     let notices = notices.lock().unwrap();
     notices

@@ -105,7 +105,7 @@ impl Contender {
     }
 }
 
-/// What one process cost.
+/// Cost of one process.
 #[derive(Debug, Clone, Copy)]
 struct ProcessCost {
     wall_us: u64,

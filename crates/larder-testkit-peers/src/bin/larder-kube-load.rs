@@ -1,4 +1,4 @@
-//! What a fleet of agents costs an API server.
+//! Measures the load of a fleet of agents on an API server.
 //!
 //! ```text
 //! [LARDER_KUBE_APISERVER=PATH] larder-kube-load [AGENTS [MINUTES]]
@@ -152,7 +152,7 @@ impl Fleet {
     }
 }
 
-/// What passed since the beginning of a part.
+/// Requests and bytes since the beginning of a part.
 struct Measurement {
     traffic: Arc<Traffic>,
     clusters: Arc<Mutex<Vec<Cluster>>>,

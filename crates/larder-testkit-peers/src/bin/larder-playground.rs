@@ -110,7 +110,7 @@ fn port(text: &str) -> Result<u16, String> {
     }
 }
 
-/// What runs. Dropping it ends it.
+/// Running servers. Dropping it ends them.
 struct Servers {
     registries: [RegistryProcess; 2],
     containerd: Containerd,
@@ -240,13 +240,13 @@ fn serve_control(listener: &UnixListener, servers: &mut Servers) {
         if line.trim() == "end" {
             return;
         }
-        let answer = carry_out(line.trim(), servers).map_or_else(|problem| problem, |()| "done".to_owned());
+        let answer = run_order(line.trim(), servers).map_or_else(|problem| problem, |()| "done".to_owned());
         // A client that disconnected before its response is no error.
         let _ = writeln!(visitor, "{answer}");
     }
 }
 
-fn carry_out(order: &str, servers: &mut Servers) -> Result<(), String> {
+fn run_order(order: &str, servers: &mut Servers) -> Result<(), String> {
     match order {
         "registry stop" => servers.registries.iter_mut().for_each(RegistryProcess::stop),
         "registry start" => {

@@ -98,7 +98,7 @@ async fn ensure(mut client: BenchClient, image: String) -> Result<(), BoxError> 
     ended
 }
 
-/// What a process holds: open files, threads, resident memory.
+/// Returns the resources of a process: open files, threads, resident memory.
 fn held(process: i32) -> Result<String, BoxError> {
     let files = fs_err::read_dir(format!("/proc/{process}/fd"))?.count();
     let status = fs_err::read_to_string(format!("/proc/{process}/status"))?;

@@ -115,7 +115,7 @@ fn streaming_known(contents: &RuntimeContents, rpc: Rpc) -> Result<(), Status> {
     Err(Status::unimplemented(format!("unknown method {rpc:?}")))
 }
 
-/// What ends a streamed list, if it is to break.
+/// Returns the error that ends a streamed list, if it is to break.
 fn stream_error<P>(contents: &RuntimeContents, rpc: Rpc) -> Option<Result<P, Status>> {
     contents.stream_errors.get(&rpc).map(|(code, text)| Err(Status::new(*code, text)))
 }

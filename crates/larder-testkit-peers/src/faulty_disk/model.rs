@@ -76,7 +76,7 @@ impl UnsyncedWrite {
     }
 }
 
-/// What makes one content another: blocks that differ, in their order.
+/// Lists the blocks that differ between two contents, in their order.
 pub(super) fn changes(before: &[u8], after: &[u8]) -> Vec<UnsyncedWrite> {
     const BLOCK: usize = 4096;
     let mut changes = Vec::new();

@@ -1,4 +1,4 @@
-//! What strangers send, fed to the code that reads it: each target takes any bytes and must neither panic nor hang nor
+//! Feeds untrusted input to the code that reads it: each target takes any bytes and must neither panic nor hang nor
 //! leave its directory.
 //!
 //! `cargo test -p larder-testkit-peers --test fuzz` runs the corpus (`fuzz/corpus/TARGET/*`) and some thousand mutations of

@@ -1,4 +1,4 @@
-//! What is fuzzed.
+//! The fuzz targets.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -78,13 +78,14 @@ fn layer(data: &[u8]) {
     unpack_one(&with_checksums(data));
 }
 
-/// The same must come of it on one thread and on many.
+/// Unpacks a layer on one thread and on many, which must agree.
 fn unpack_one(data: &[u8]) {
     let [one, many] = [UnpackThreads::One, UnpackThreads::Many].map(|threads| unpack_on(threads, data));
     assert!(one == many, "it depends on the threads: {one:?}, {many:?}");
 }
 
-/// What was unpacked, with the manifest; `None` if it was refused. Nothing may appear or change beside the layer's
+/// Returns the unpacked layer with its manifest; `None` if it was refused. Nothing may appear or change beside the
+/// layer's
 /// directory.
 fn unpack_on(threads: UnpackThreads, data: &[u8]) -> Option<(UnpackedLayer, Vec<u8>)> {
     let dir = dir();

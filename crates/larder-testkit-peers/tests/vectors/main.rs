@@ -26,7 +26,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// What larder answers to the input of one case, in the form of `expect`; an error if the input is not understood.
+/// Answer of larder to one case, in the form of `expect`; an error if the input is not understood.
 type CaseResult = Result<Value, String>;
 
 /// Answers a case if the op is known to the module.

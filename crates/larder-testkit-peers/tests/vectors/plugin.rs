@@ -282,7 +282,7 @@ struct PluginAccount {
     annotations: BTreeMap<String, String>,
 }
 
-/// What a step says that happens, and what did.
+/// Behaviour of a provider in a step, and its calls.
 #[derive(Default)]
 struct ProviderScript {
     answer: Option<Result<CredentialProviderResponse, PluginExecError>>,

@@ -90,7 +90,7 @@ impl InjectedFault {
         InjectedFault { on, fault, seen: 0 }
     }
 
-    /// What this rule does to a request.
+    /// Returns the fault of this rule for a request.
     fn apply(&mut self, path: &str, ranged: bool) -> Option<ResponseFault> {
         if !path.contains(&self.on.part) || (self.on.ranged && !ranged) {
             return None;

@@ -71,7 +71,7 @@ impl SharedContents {
     }
 }
 
-/// What [`FaultRegistry::put_image`] made.
+/// Result of [`FaultRegistry::put_image`].
 #[derive(Debug, Clone)]
 pub struct PutImage {
     /// Digest of the manifest.

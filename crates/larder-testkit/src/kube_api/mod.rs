@@ -222,7 +222,7 @@ impl KubeApi {
     }
 }
 
-/// What only the server inside the process can do: see [`KubeApi::in_process`].
+/// Methods that only the server inside the process has: see [`KubeApi::in_process`].
 impl KubeApi {
     /// The next `times` requests whose `METHOD PATH` contains `part` fail like this.
     ///

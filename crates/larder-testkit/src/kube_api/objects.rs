@@ -181,7 +181,7 @@ impl Objects {
     }
 }
 
-/// What a write replaces.
+/// Part of an object that a write replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ObjectPart {
     /// All but the status, where the resource has a status of its own.

@@ -25,7 +25,7 @@ impl Resource {
     }
 }
 
-/// What the server has from the start; definitions of custom resources add theirs.
+/// Resources that the server has from the start; definitions of custom resources add theirs.
 pub(super) fn built_in() -> Vec<Resource> {
     const TABLE: [(&str, &str, &str, &str, bool, bool); 12] = [
         ("", "v1", "namespaces", "Namespace", false, true),
@@ -69,7 +69,7 @@ pub(super) fn defined(definition: &serde_json::Value) -> Vec<Resource> {
     served.map(resource).collect()
 }
 
-/// What a path means.
+/// Object that a path names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) resource: Resource,

@@ -1,4 +1,4 @@
-//! What a user may ask about the server itself: its own rights, and which resources are served.
+//! Requests of a user about the server itself: its own rights, and which resources are served.
 
 use serde_json::{Value, json};
 

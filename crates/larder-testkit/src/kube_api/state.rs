@@ -1,4 +1,4 @@
-//! What the server inside the process has and knows.
+//! Objects and users of the server inside the process.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,4 +1,4 @@
-//! What keys do: those of htop, k9s and ctop, where they agree.
+//! Keys: those of htop, k9s and ctop, where they agree.
 
 use std::time::Duration;
 

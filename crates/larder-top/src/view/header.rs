@@ -28,7 +28,7 @@ pub(super) fn lines(app: &App, theme: Theme, width: usize, now: Moment) -> Vec<L
     ]
 }
 
-/// What is shown, and since when it runs.
+/// Renders the backend, and the process with its uptime.
 fn title(status: &StatusResponse, theme: Theme, width: usize) -> Line<'static> {
     let up = text::age(Duration::from_secs(status.uptime_seconds));
     let process = if status.socket.is_some() { "daemon" } else { "process" };

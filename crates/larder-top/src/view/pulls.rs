@@ -101,7 +101,7 @@ fn line(name: &str, progress: &Progress, tone: Option<Tone>, theme: Theme, width
     ])
 }
 
-/// What it waits for, on a line of its own.
+/// Renders the reason for waiting, on a line of its own.
 fn waiting(reason: &str, left: Option<u64>, theme: Theme, width: usize) -> Option<Line<'static>> {
     if reason.is_empty() {
         return None;

@@ -31,7 +31,7 @@ use tokio::runtime::Runtime;
 pub(super) struct BackendUnderTest {
     /// Says what happens, and notes what was called.
     pub(super) script: FakeBackend,
-    /// What the manager gets.
+    /// Backend of the manager.
     pub(super) backend: Arc<dyn Backend>,
     store: Option<Arc<ScriptedStore>>,
 }

@@ -1,6 +1,6 @@
 //! `backoff.json`, `puller.json`, `pull_policy.json`: the pull room in kubelet's mode, under simulated time.
 //!
-//! What a case says of the runtime is played by a fake. Where it means something there, the case is also run with
+//! A fake plays the runtime of a case. Where the case means something there, it is also run with
 //! larder's own store in the runtime's place; `stage.rs` says how.
 
 mod backend_under_test;
@@ -34,7 +34,7 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<CaseResult> {
     })
 }
 
-/// What larder's own store makes of a case, in the same form. `None` for ops that mean nothing there: those about
+/// Returns the result of larder's own store for a case. `None` for ops that mean nothing there: those about
 /// back-off, queues and times alone ask no backend, or end a runtime's pulls by hand. What crosses a runtime's socket
 /// is not the store's affair either. How many pulls run at once on the store, a scenario of the command line counts.
 pub(crate) fn on_store(op: &str, input: &Value) -> Option<CaseResult> {

@@ -150,7 +150,7 @@ impl PullRecords for ScriptedRecords {
     }
 }
 
-/// What the records answer in one attempt.
+/// Answer of the records in one attempt.
 #[derive(Deserialize, Clone, Default)]
 #[serde(deny_unknown_fields)]
 pub(super) struct MustAttemptPullAnswer {

@@ -41,7 +41,7 @@ impl AdminClient {
         self.call_as(OWN_TOKEN, method, path, body)
     }
 
-    /// The same, with the token of a user.
+    /// Sends a request with the token of a user.
     pub(super) fn call_as(
         &self,
         token: &str,
