@@ -17,7 +17,7 @@ use larder::reference::{ImageId, ImageName, Reference};
 
 use crate::disk::DiskSpace;
 use crate::pull::{PullError, StorePuller};
-use crate::store::{RemoveOptions, Store, StoreError, StoreRemoval};
+use crate::store::{FORMAT, RemoveOptions, Store, StoreError, StoreRemoval};
 use larder_registry::FetchErrorKind;
 
 /// Pulls into a store and lists its images.
@@ -90,8 +90,7 @@ pub(crate) fn backend_error(error: &StoreError) -> BackendError {
 impl Backend for StoreBackend {
     async fn info(&self) -> Result<RuntimeInfo, BackendError> {
         // The first call tries a mount.
-        let about =
-            |store: &Store| Ok(format!("format {}, layers: {}", store.format(), store.describe_layers()));
+        let about = |store: &Store| Ok(format!("format {FORMAT}, layers: {}", store.describe_layers()));
         let ready = Condition { kind: "StoreReady".into(), ok: true, ..Condition::default() };
         Ok(RuntimeInfo {
             endpoint: self.store().root().display().to_string(),

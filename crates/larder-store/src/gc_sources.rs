@@ -21,7 +21,7 @@ use larder_registry::manifest::ImageConfig;
 impl LayerSource for StoreBackend {
     async fn layers(&self, _: &[Image]) -> Result<LayerUsageIndex, BackendError> {
         let store = self.store().clone();
-        match tokio::task::spawn_blocking(move || exact_layers(&store)).await {
+        match tokio::task::spawn_blocking(move || store.layer_usage_index()).await {
             Ok(sharing) => sharing.map_err(|error| failed(&error, CallErrorKind::Other)),
             Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
         }
@@ -101,7 +101,7 @@ impl LayerSource for StoreLayerSource {
         let (store, known) = (self.store.store().clone(), Arc::clone(&self.known));
         let ids: HashSet<ImageId> = images.iter().map(|image| image.id.clone()).collect();
         let read = move || -> Result<LayerUsageIndex, StoreError> {
-            let mut layers = exact_layers(&store)?;
+            let mut layers = store.layer_usage_index()?;
             let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
             known.retain(|id, labels| labels.is_some() && ids.contains(id));
             for (id, labels) in labels_of(&store, &mut known, ids)? {
@@ -145,12 +145,6 @@ fn labels_of(
         found.extend(labels.map(|labels| (id, labels)));
     }
     Ok(found)
-}
-
-/// The layers, each measured after it was synced.
-fn exact_layers(store: &Store) -> Result<LayerUsageIndex, StoreError> {
-    store.settle_layer_sizes();
-    store.layer_usage_index()
 }
 
 fn config_of(store: &Store, id: &ImageId) -> Result<Option<ImageConfig>, StoreError> {

@@ -113,7 +113,6 @@ fn filesystem_error(error: FilesystemError) -> Error {
 async fn of_store(store: Store) -> Result<(api::StoreUsage, SpaceBesideImages), Error> {
     let failed = |error: StoreError| Error::failed(error_chain(&error));
     let measured = spawn_blocking(move || {
-        store.settle_layer_sizes();
         let images = store.image_usages().map_err(failed)?;
         let reclaimable = store.reclaimable(ReclaimTrigger::Request, &ClockReading::now()).map_err(failed)?;
         let usage =

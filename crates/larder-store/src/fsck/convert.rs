@@ -106,7 +106,6 @@ impl OpenStore {
         let doing = "convert a layer";
         let (file, record) = staging.complete_image(&layer.key, layer.facts.clone(), image)?;
         staging.sync().context(doing)?;
-        let record = LayerRecord { settled: true, ..record };
         let path = self.layout.layer(&layer.key);
         let _gate = self.gate();
         let present = self.db.read(doing, |reader| reader.get::<LayerRecord>(LAYERS, layer.key.as_str()))?;
@@ -148,6 +147,6 @@ impl OpenStore {
         }
         let image: LayerRecord = decode(layer.key.as_str(), &read_record(&path).ok()?).ok()?;
         let is_its_own = image.key == layer.key && image.erofs.is_some();
-        is_its_own.then_some(LayerRecord { damaged: layer.damaged, settled: true, ..image })
+        is_its_own.then_some(LayerRecord { damaged: layer.damaged, ..image })
     }
 }

@@ -30,13 +30,8 @@ impl OpenStore {
         })?;
         let lost_snapshots = repair && bad.iter().any(|(table, _)| *table == SNAPSHOTS);
         for (table, error) in bad {
-            let (key, reason) = match &error {
-                DbError::Record { key, cause } => (key.clone(), cause.to_string()),
-                DbError::Newer { key, found } => (key.clone(), format!("unsupported version {found:?}")),
-                _ => continue, // it would have ended the read
-            };
-            // A later larder can read what is merely newer.
-            let repair = repair && matches!(error, DbError::Record { .. });
+            let DbError::Record { key, cause } = error else { continue }; // any other one has ended the read
+            let reason = cause.to_string();
             if repair {
                 self.restore_record(table, &key)?;
             }

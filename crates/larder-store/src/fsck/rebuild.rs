@@ -250,7 +250,7 @@ fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<LayerRecord> {
         pending: true,
     };
     let key = layer.key.clone();
-    Some(LayerRecord { key, facts, erofs, usage, present: true, damaged: false, settled: true })
+    Some(LayerRecord { key, facts, erofs, usage, present: true, damaged: false })
 }
 
 /// The images that have a record; incomplete if their manifests and configs are not as they were fetched.

@@ -8,7 +8,7 @@ use super::{NewSnapshot, SnapshotError, begin_record};
 use crate::pull::{FetchedLayer, chain_id};
 use crate::store::db::{DbError, DbRead as _, IMAGES};
 use crate::store::snapshot_records::put_snapshot;
-use crate::store::{ImageRecord, LayerHandle, LayerKey, SNAPSHOT_FORMAT, SnapshotKind, Store, StoreError};
+use crate::store::{ImageRecord, LayerHandle, LayerKey, SnapshotKind, Store, StoreError};
 
 impl ImageRecord {
     /// The chain IDs of its layers, lowest first.
@@ -57,7 +57,6 @@ impl Store {
         }
         // Held until the record protects it.
         let Some(layer) = find()?.filter(|layer| layer.record().is_whole()) else { return Ok(None) };
-        self.0.require_format(SNAPSHOT_FORMAT)?;
         let key = new.key.clone();
         let adopted = self.0.change_snapshots("record a snapshot of a layer", |writer| {
             let mut snapshot = match begin_record(writer, new, SnapshotKind::Committed, now)? {

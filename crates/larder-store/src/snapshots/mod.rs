@@ -32,7 +32,7 @@ use crate::store::error::StoreErrorContext as _;
 use crate::store::snapshot_records::{
     ancestors, delete_snapshot, get_snapshot, has_children, next_id, put_snapshot,
 };
-use crate::store::{OpenStore, SNAPSHOT_FORMAT, SnapshotKind, SnapshotRecord, Store, StoreError};
+use crate::store::{OpenStore, SnapshotKind, SnapshotRecord, Store, StoreError};
 
 /// A snapshot to be made.
 #[derive(Debug, Clone)]
@@ -53,7 +53,6 @@ impl Store {
         writable: bool,
         now: SystemTime,
     ) -> Result<Vec<SnapshotMount>, SnapshotError> {
-        self.0.require_format(SNAPSHOT_FORMAT)?;
         let kind = if writable { SnapshotKind::Active } else { SnapshotKind::View };
         let (snapshot, below) = self.0.change_snapshots("record a snapshot", |writer| {
             let snapshot = match begin_record(writer, new, kind, now)? {

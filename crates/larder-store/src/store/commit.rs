@@ -26,6 +26,7 @@ use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio, seconds};
 use super::references::ReferencedItem;
 use super::shared_sync::{SharedSync, sync_each};
+use crate::disk::{DiskSpace, SizeAccuracy, measure};
 use crate::erofs::digest::ImageCheck;
 use crate::unpack::{CheckDepth, verify};
 use larder_registry::manifest::{ImageConfig, ManifestError};
@@ -87,7 +88,7 @@ impl Store {
         let doing = "keep layers";
         let writes = self.0.begin_writes().context(doing)?;
         sync_layers(doing, writes, layers)?;
-        let fresh = self.0.settled_records(layers)?;
+        let fresh = self.0.measured_records(layers)?;
         let _gate = self.0.gate();
         self.0.db.write(doing, |writer| {
             self.0.put_layers(writer, layers, &fresh)?;
@@ -119,7 +120,7 @@ impl OpenStore {
         }
         let layers: Vec<LayerHandle> = image.layers.iter().map(|layer| layer.layer.clone()).collect();
         sync_layers(doing, writes, &layers)?;
-        let fresh = self.settled_records(&layers)?;
+        let fresh = self.measured_records(&layers)?;
 
         let gate = self.gate();
         let (record, others) = self.db.write(doing, |writer| {
@@ -188,6 +189,21 @@ impl OpenStore {
     fn blob_bytes(&self, record: &ImageRecord) -> u64 {
         let found = record.blobs().filter_map(|digest| fs_err::metadata(self.layout.blob(digest)).ok());
         found.map(|metadata| metadata.len()).sum()
+    }
+
+    /// The records of the fresh ones of these layers, with their sizes. The layers must be synced.
+    fn measured_records(&self, layers: &[LayerHandle]) -> Result<HashMap<LayerKey, LayerRecord>, StoreError> {
+        let mut records = HashMap::new();
+        for layer in layers.iter().filter(|layer| layer.is_fresh()) {
+            let usage = match self.sizes {
+                SizeAccuracy::WhileWritten => layer.record().usage,
+                SizeAccuracy::AfterSync | SizeAccuracy::Estimated => {
+                    measure(layer.path()).context("measure a layer")?
+                }
+            };
+            records.insert(layer.key().clone(), LayerRecord { usage, ..layer.record().clone() });
+        }
+        Ok(records)
     }
 
     /// Writes the records of fresh layers; the others must be there.
@@ -364,7 +380,7 @@ pub(crate) fn for_uses(image: &ImageRecord, mut with: impl FnMut(&str) -> DbResu
 
 /// Remembers what fetched bytes became on disk.
 fn learn_from(writer: &DbTransaction, fresh: &HashMap<LayerKey, LayerRecord>) -> DbResult<()> {
-    let (mut fetched, mut became) = (0_u64, crate::disk::DiskSpace::default());
+    let (mut fetched, mut became) = (0_u64, DiskSpace::default());
     for layer in fresh.values() {
         fetched = fetched.saturating_add(layer.facts.compressed_bytes);
         became += layer.usage;

@@ -1,6 +1,6 @@
 //! The index: the only module, with its submodules, that uses SQLite.
 //!
-//! Tables map text to a record, written as its version, a space, and JSON. Reads see a snapshot of the moment in which they
+//! Tables map text to a record, written as JSON. Reads see a snapshot of the moment in which they
 //! began and never wait for writes. A write is durable when it returns, or it did not happen.
 //!
 //! A write is two steps: the transaction is written to the write-ahead log and synced, then copied into the database and
@@ -24,22 +24,15 @@ use serde::de::DeserializeOwned;
 
 pub(crate) use self::connection::{DbSnapshot, DbTransaction};
 use super::error::StoreError;
-use super::records::VERSION;
 use crate::disk::{Disk, FileOpenMode};
 
 /// A table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DbTable(&'static str);
 
-impl DbTable {
-    pub(super) fn name(self) -> &'static str {
-        self.0
-    }
-}
-
 /// Image id to [`ImageRecord`](super::records::ImageRecord).
 pub(crate) const IMAGES: DbTable = DbTable("images");
-/// Image id to [`Listed`](super::listing::Listed).
+/// Image id to [`ImageListing`](super::listing::ImageListing).
 pub(crate) const LISTED: DbTable = DbTable("listed");
 /// Full name, with tag or digest, to image id.
 pub(crate) const NAMES: DbTable = DbTable("names");
@@ -57,9 +50,6 @@ pub(crate) const SNAPSHOTS: DbTable = DbTable("snapshots");
 pub(crate) const SNAPSHOT_CHILDREN: DbTable = DbTable("snapshot-children");
 /// What is known of the store as a whole.
 pub(crate) const META: DbTable = DbTable("meta");
-
-/// Those of format 1.
-pub(super) const TABLES: [DbTable; 8] = [IMAGES, LISTED, NAMES, LAYERS, USES, LEASES, MOUNTS, META];
 
 /// Disk space of the log in bytes, whatever is in it: as much as the removal of an image with a hundred layers writes.
 const LOG_RESERVE: u64 = 1 << 20;
@@ -92,14 +82,6 @@ pub enum DbError {
         #[source]
         cause: serde_json::Error,
     },
-    /// A later larder wrote this record.
-    #[error("record {key:?} has unsupported version {found:?}: expected {VERSION}")]
-    Newer {
-        /// Its key.
-        key: String,
-        /// What it says its version is.
-        found: String,
-    },
 }
 
 impl DbError {
@@ -111,7 +93,6 @@ impl DbError {
                 .command(["fsck", "--rebuild"])
                 .text(" rebuilds the database from the images on disk"),
             DbError::Damaged { .. } | DbError::Record { .. } => super::error::rebuild(),
-            DbError::Newer { .. } => "use the version of larder that wrote it, or a later one".into(),
         })
     }
 
@@ -425,23 +406,14 @@ pub(crate) trait DbRead {
     }
 }
 
-/// A record as it is kept: `VERSION JSON`.
+/// The JSON text of a record, as the database and the copies beside it have it.
 pub(crate) fn encode<T: Serialize>(key: &str, record: &T) -> DbResult<Vec<u8>> {
-    let mut value = format!("{VERSION} ").into_bytes();
-    serde_json::to_writer(&mut value, record)
-        .map_err(|cause| DbError::Record { key: key.to_owned(), cause })?;
-    Ok(value)
+    serde_json::to_vec(record).map_err(|cause| DbError::Record { key: key.to_owned(), cause })
 }
 
-/// The record that was kept. `key` is for the error.
+/// The record in this JSON text. `key` is for the error.
 pub(crate) fn decode<T: DeserializeOwned>(key: &str, value: &[u8]) -> DbResult<T> {
-    let (version, json) =
-        value.iter().position(|b| *b == b' ').map_or((value, &[][..]), |at| (&value[..at], &value[at + 1..]));
-    if version != VERSION.to_string().as_bytes() {
-        let found = String::from_utf8_lossy(&version[..version.len().min(20)]).into_owned();
-        return Err(DbError::Newer { key: key.to_owned(), found });
-    }
-    serde_json::from_slice(json).map_err(|cause| DbError::Record { key: key.to_owned(), cause })
+    serde_json::from_slice(value).map_err(|cause| DbError::Record { key: key.to_owned(), cause })
 }
 
 #[cfg(test)]
@@ -474,7 +446,7 @@ mod tests {
         let db = open(dir.path());
         let failed: Result<(), StoreError> = db.write("test", |writer| {
             writer.put(META, "a", &7)?;
-            Ok(decode::<()>("x", b"2 null")?)
+            Ok(decode::<()>("x", b"{")?)
         });
         assert!(matches!(failed, Err(StoreError::Database { .. })), "{failed:?}");
         assert_eq!(db.read("test", |reader| reader.get::<u32>(META, "a")).unwrap(), None);
@@ -497,7 +469,7 @@ mod tests {
 
     #[test]
     fn damaged_records_are_named() {
-        for bad in [&b""[..], b"1", b"1 {", b"x {}", b"99999999999999999999999999 {}"] {
+        for bad in [&b""[..], b"1 {", b"x", b"{}", b"99999999999999999999999999"] {
             let error = decode::<u32>("images/x", bad).expect_err("damaged");
             assert!(error.to_string().contains("images/x"), "{error}");
         }

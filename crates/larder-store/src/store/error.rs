@@ -8,6 +8,7 @@ use larder::reference::{Digest, ImageName};
 
 use super::db::DbError;
 use super::records::LayerKey;
+use super::{FORMAT, TITLE};
 use larder_registry::manifest::ManifestError;
 
 /// Why a store could not be opened.
@@ -40,31 +41,13 @@ pub enum StoreOpenError {
         /// As given.
         root: PathBuf,
     },
-    /// A later larder made this store.
-    #[error("the store {} has unsupported format {found}: expected at most {known}", root.display())]
-    Newer {
-        /// The store's directory.
-        root: PathBuf,
-        /// The format on disk.
-        found: u32,
-        /// The latest format that this larder reads.
-        known: u32,
-    },
-    /// An earlier larder made this store, and it is not to be upgraded now.
-    #[error("the store {} has format {found}: a check does not upgrade it to {known}", root.display())]
-    Older {
-        /// The store's directory.
-        root: PathBuf,
-        /// The format on disk.
-        found: u32,
-        /// The format of this larder.
-        known: u32,
-    },
-    /// The file that names the format cannot be understood.
-    #[error("cannot determine the store's format from {}", path.display())]
+    /// Another version of larder made this store, or the file that names its format is damaged.
+    #[error("the store {} has unsupported format {found:?}: expected \"{TITLE} {FORMAT}\"", root.display())]
     Format {
-        /// The file.
-        path: PathBuf,
+        /// The store's directory.
+        root: PathBuf,
+        /// The beginning of the file `format`.
+        found: String,
     },
     /// The database cannot be read.
     #[error("cannot open the store's database {}", path.display())]
@@ -127,13 +110,12 @@ impl StoreOpenError {
                 .command(["pull", "IMAGE"])
                 .text(" creates one there; for another store, pass ")
                 .setting("root", "DIR"),
-            StoreOpenError::Newer { .. } => "use the version of larder that wrote it, or a later one".into(),
-            StoreOpenError::Older { .. } => Hint::new()
-                .command(["fsck", "--repair"])
-                .text(", or any other command that opens the store, upgrades it"),
+            StoreOpenError::Format { .. } => named_root(
+                "use the version of larder that wrote it; to pull its images again, remove the directory, or pass ",
+            ),
             // A full disk is no damage.
             StoreOpenError::Database { cause, .. } if cause.is_no_space() => return cause.hint(),
-            StoreOpenError::Format { .. } | StoreOpenError::Database { .. } => rebuild(),
+            StoreOpenError::Database { .. } => rebuild(),
             StoreOpenError::Io { cause, .. } => hint_of_io(cause).unwrap_or_else(|| {
                 named_root("run as the owner of the directory, or use another directory with ")
             }),

@@ -36,8 +36,6 @@ pub(crate) struct OpenStore {
     /// Looking at images does not need it.
     pub(super) gate: Mutex<()>,
     pub(super) sizes: SizeAccuracy,
-    /// Number in the file `format`.
-    pub(super) format: Mutex<u32>,
     /// How this process can mount EROFS images, once that was tried.
     pub(super) erofs: OnceLock<Result<ErofsMountKind, Errno>>,
     /// For lookups of layers by chain ID.

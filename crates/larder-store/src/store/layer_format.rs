@@ -2,14 +2,12 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::PoisonError;
 
 use rustix::io::Errno;
 
 use super::config::LayerFormat;
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
-use super::open::write_format;
 use crate::erofs::{DetachedMount, ErofsMountKind, mount_somehow, probe};
 
 impl Store {
@@ -20,11 +18,6 @@ impl Store {
             LayerFormat::Auto => Ok(self.0.erofs_mount().is_ok()),
             LayerFormat::Erofs => self.0.erofs_mount().map(|_| true).context("mount EROFS images"),
         }
-    }
-
-    /// Number of the format that the store has now.
-    pub fn format(&self) -> u32 {
-        *self.0.format.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How new layers are stored, and why: `EROFS images, mounted from files`.
@@ -79,16 +72,6 @@ impl OpenStore {
     fn known_erofs_mount(&self) -> Option<io::Result<ErofsMountKind>> {
         let configured = self.config.erofs_mount.map(Ok);
         configured.or_else(|| self.erofs.get().map(|known| Ok((*known)?)))
-    }
-
-    /// Makes sure that versions of larder that do not know this format do not open this store. Durable when it returns.
-    pub(crate) fn require_format(&self, needed: u32) -> Result<(), StoreError> {
-        let mut format = self.format.lock().unwrap_or_else(PoisonError::into_inner);
-        if *format < needed {
-            write_format(&*self.disk, &self.layout, needed).context("record the store's format")?;
-            *format = needed;
-        }
-        Ok(())
     }
 }
 

@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use larder::reference::Digest;
 use rustix::fs::{Mode, OFlags, open};
 
-use super::IMAGE_FORMAT;
 use super::claims::{self, Claimed, KeyedLayer, LayerClaims};
 use super::db::{DbRead as _, DbSnapshot, LAYERS, MOUNTS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
@@ -245,7 +244,6 @@ impl LayerStaging {
         image: ErofsFile,
     ) -> Result<(PathBuf, LayerRecord), StoreError> {
         let doing = "record a layer";
-        self.store.require_format(IMAGE_FORMAT)?;
         let path = self.dir.join(IMAGE);
         let file = self.store.disk.open(&path, FileOpenMode::Existing).context(doing)?;
         let end = append_manifest(&*file, image.bytes, &self.dir.join(FILES)).context(doing)?;
@@ -269,7 +267,6 @@ impl LayerStaging {
             facts,
             erofs,
             usage: DiskSpace::default(),
-            settled: false,
             present: true,
             damaged: false,
         }

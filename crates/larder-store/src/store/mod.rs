@@ -29,7 +29,6 @@ pub mod import;
 mod ingest;
 pub(crate) mod layer_file;
 mod layer_format;
-mod layer_sizes;
 pub(crate) mod layers;
 pub(crate) mod layout;
 mod leases;
@@ -49,7 +48,6 @@ mod sharing;
 pub(crate) mod snapshot_records;
 mod trash;
 mod unpacking;
-mod upgrade;
 mod usage;
 
 pub use commit::{CommitLayer, ImageCommit};
@@ -71,14 +69,8 @@ pub use remove::{RemoveOptions, StoreRemoval};
 pub use snapshot_records::{SnapshotKind, SnapshotRecord};
 pub use usage::{ImageUsage, StoreUsage};
 
-/// The latest format of stores that this larder reads.
-pub const FORMAT: u32 = IMAGE_FORMAT;
+/// Beginning of the file `format`; the number follows.
+const TITLE: &str = "larder store";
 
-/// The format of stores with EROFS images, each one file. Format 3 had them in directories.
-pub(crate) const IMAGE_FORMAT: u32 = 5;
-
-/// The format of stores that have snapshots of containerd.
-pub(crate) const SNAPSHOT_FORMAT: u32 = 4;
-
-/// The format of stores in which all layers are directories: that of new ones.
-pub(crate) const DIRECTORY_FORMAT: u32 = 2;
+/// The one format of stores that this version reads and writes.
+pub const FORMAT: u32 = 1;

@@ -10,12 +10,9 @@ use super::handle::{OpenStore, Store};
 use super::layout::{StoreLayout, names_in};
 use super::lock::{StoreLock, StoreLockError};
 use super::trash::Trash;
-use super::{DIRECTORY_FORMAT, FORMAT, StoreConfig, upgrade};
+use super::{FORMAT, StoreConfig, TITLE};
 use crate::disk::{Disk, FileOpenMode, RealDisk, SizeAccuracy};
 use crate::fsck::rebuild::{RebuildLayerCheck, rebuild_begun};
-
-/// First line of the file `format`.
-const TITLE: &str = "larder image store";
 
 impl Store {
     /// Opens the store in the directory `root`, or creates one if the directory is empty or new. Cleans up after a
@@ -37,8 +34,8 @@ impl Store {
         )
     }
 
-    /// Opens the store for a check: changes nothing in it. A damaged database and an earlier format are errors, and what an
-    /// interrupted operation left stays.
+    /// Opens the store for a check: changes nothing in it. A damaged database is an error, and what an interrupted
+    /// operation left stays.
     pub fn open_for_check(root: &Path, config: StoreConfig) -> Result<Store, StoreOpenError> {
         let opening = LockedStoreDir::begin(Arc::new(RealDisk), root, MissingStoreAction::RefuseChange)?;
         let path = opening.layout.database();
@@ -78,7 +75,6 @@ pub(crate) struct LockedStoreDir {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) layout: StoreLayout,
     lock: StoreLock,
-    format: u32,
 }
 
 impl LockedStoreDir {
@@ -104,12 +100,12 @@ impl LockedStoreDir {
         let no_store = no_store();
         let root = &fs_err::canonicalize(root).map_err(failed("open"))?;
         let layout = StoreLayout::new(root);
-        let format = read_format(&layout)?;
-        if format.is_none() && !may_become_a_store(root).map_err(failed("open"))? {
+        let is_store = check_format(&layout)?;
+        if !is_store && !may_become_a_store(root).map_err(failed("open"))? {
             return Err(StoreOpenError::NotAStore { root: root.clone() });
         }
         let some_of_it = || names_in(root).map(|names| !names.is_empty()).map_err(failed("open"));
-        if format.is_none()
+        if !is_store
             && (matches!(absent, MissingStoreAction::Refuse | MissingStoreAction::RefuseChange)
                 || (absent == MissingStoreAction::Rebuild && !some_of_it()?))
         {
@@ -119,21 +115,13 @@ impl LockedStoreDir {
             StoreLockError::Held(holder) => StoreOpenError::InUse { root: root.clone(), holder },
             StoreLockError::Io(cause) => failed("lock")(cause),
         })?;
-        match format {
-            None => create(&*disk, &layout)?,
-            Some(DIRECTORY_FORMAT..=FORMAT) if absent == MissingStoreAction::RefuseChange => {}
-            Some(found) if found < DIRECTORY_FORMAT && absent == MissingStoreAction::RefuseChange => {
-                return Err(StoreOpenError::Older { root: root.clone(), found, known: DIRECTORY_FORMAT });
-            }
+        if !is_store {
+            create(&*disk, &layout)?;
+        } else if absent != MissingStoreAction::RefuseChange {
             // Removed directories are created again: their content is then found missing, and can be fetched.
-            Some(DIRECTORY_FORMAT..=FORMAT) => layout.create(&*disk).map_err(failed("prepare"))?,
-            Some(1) => upgrade_1(&*disk, &layout)?,
-            Some(found) => {
-                return Err(StoreOpenError::Newer { root: root.clone(), found, known: FORMAT });
-            }
+            layout.create(&*disk).map_err(failed("prepare"))?;
         }
-        let format = format.unwrap_or(DIRECTORY_FORMAT).max(DIRECTORY_FORMAT);
-        Ok(LockedStoreDir { disk, layout, lock, format })
+        Ok(LockedStoreDir { disk, layout, lock })
     }
 
     pub(crate) fn open_database(&self, config: &StoreConfig) -> Result<Db, StoreOpenError> {
@@ -149,7 +137,7 @@ impl LockedStoreDir {
         config: StoreConfig,
         prepare: impl FnOnce(&OpenStore) -> Result<(), StoreError>,
     ) -> Result<Store, StoreOpenError> {
-        let LockedStoreDir { disk, layout, lock, format } = self;
+        let LockedStoreDir { disk, layout, lock } = self;
         let root = layout.root().to_owned();
         let sizes = SizeAccuracy::of(&root).map_err(|cause| StoreOpenError::Io {
             doing: "open",
@@ -158,7 +146,6 @@ impl LockedStoreDir {
         })?;
         let inner = OpenStore {
             sizes,
-            format: Mutex::new(format),
             erofs: OnceLock::new(),
             chains: super::image_chains::ImageChains::default(),
             layer_mounts: Mutex::new(()),
@@ -179,18 +166,22 @@ impl LockedStoreDir {
     }
 }
 
-/// The recorded format of the store; `None` without a record.
-fn read_format(layout: &StoreLayout) -> Result<Option<u32>, StoreOpenError> {
-    let path = layout.format();
-    let text = match fs_err::read(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(cause) => {
-            return Err(StoreOpenError::Io { doing: "open", root: layout.root().to_owned(), cause });
+fn format_line() -> String {
+    format!("{TITLE} {FORMAT}\n")
+}
+
+/// Whether the directory has a store, as its file `format` says. Fails for a store of another format.
+fn check_format(layout: &StoreLayout) -> Result<bool, StoreOpenError> {
+    let root = || layout.root().to_owned();
+    match fs_err::read(layout.format()) {
+        Ok(line) if line == format_line().as_bytes() => Ok(true),
+        Ok(line) => {
+            let found = String::from_utf8_lossy(&line[..line.len().min(40)]).trim_end().to_owned();
+            Err(StoreOpenError::Format { root: root(), found })
         }
-        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-    };
-    let version = text.strip_prefix(TITLE).and_then(|rest| rest.trim().parse().ok());
-    version.filter(|version| *version > 0).map(Some).ok_or(StoreOpenError::Format { path })
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(cause) => Err(StoreOpenError::Io { doing: "open", root: root(), cause }),
+    }
 }
 
 /// Whether a directory without a format may be made a store: it is empty, or an earlier attempt did not come to its end.
@@ -207,9 +198,6 @@ fn may_become_a_store(root: &Path) -> io::Result<bool> {
         "larder.db.new-wal",
         "larder.db.old",
         "larder.db.old-wal",
-        "larder.redb",
-        "larder.redb.new",
-        "larder.redb.old",
         "layers",
         "lock",
         "lost+found",
@@ -231,29 +219,15 @@ fn create(disk: &dyn Disk, layout: &StoreLayout) -> Result<(), StoreOpenError> {
     layout.create(disk).map_err(failed)?;
     let path = layout.database();
     Db::create(disk, &path, |_| Ok(())).map_err(|cause| StoreOpenError::Database { path, cause })?;
-    filesystem.sync().and_then(|()| write_format(disk, layout, DIRECTORY_FORMAT)).map_err(failed)
-}
-
-fn upgrade_1(disk: &dyn Disk, layout: &StoreLayout) -> Result<(), StoreOpenError> {
-    let path = layout.database();
-    let io_failed = |cause| StoreOpenError::Io { doing: "upgrade", root: layout.root().to_owned(), cause };
-    let filesystem = disk.open_sync(layout.root()).map_err(io_failed)?;
-    upgrade::from_format_1(disk, layout).map_err(|cause| StoreOpenError::Database { path, cause })?;
-    layout
-        .create(disk)
-        .and_then(|()| filesystem.sync())
-        .and_then(|()| {
-            upgrade::finish(disk, layout, |disk, layout| write_format(disk, layout, DIRECTORY_FORMAT))
-        })
-        .map_err(io_failed)
+    filesystem.sync().and_then(|()| write_format(disk, layout)).map_err(failed)
 }
 
 /// Everything else that the format promises must be durable.
-pub(super) fn write_format(disk: &dyn Disk, layout: &StoreLayout, format: u32) -> io::Result<()> {
+fn write_format(disk: &dyn Disk, layout: &StoreLayout) -> io::Result<()> {
     let new = layout.root().join("format.new");
     disk.remove_file(&new)?;
     let file = disk.open(&new, FileOpenMode::CreateNew)?;
-    file.write_all_at(format!("{TITLE} {format}\n").as_bytes(), 0)?;
+    file.write_all_at(format_line().as_bytes(), 0)?;
     file.sync_data()?;
     disk.rename(&new, &layout.format())?;
     disk.sync_dir(layout.root())

@@ -1,6 +1,6 @@
-//! The records of the database: one for each image, layer, lease and mount, as JSON with a version.
+//! The records of the database: one for each image, layer, lease and mount, as JSON.
 //!
-//! A reader skips unknown fields and refuses unknown versions. Times are seconds since 1970, sizes are bytes.
+//! The store's format covers them. Times are seconds since 1970, sizes are bytes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,9 +12,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::disk::DiskSpace;
 use crate::erofs::ErofsFile;
-
-/// Version of all records.
-pub(crate) const VERSION: u32 = 1;
 
 /// Names the directory of an unpacked layer: the hex digits of its diff id or, where what was unpacked depends on the
 /// layers below, of its chain id.
@@ -79,18 +76,14 @@ pub struct ImageRecord {
     /// Size of config and manifests.
     pub blob_bytes: u64,
     /// The user that its config names: empty, `uid`, `name`, `uid:gid` or `name:group`.
-    #[serde(default)]
     pub user: String,
     /// Never to be collected.
-    #[serde(default)]
     pub pinned: bool,
     /// When it was built, as its config says; empty if it does not.
-    #[serde(default)]
     pub created: String,
     /// When it was last pulled or loaded.
     pub pulled_at: u64,
     /// Whether all its layers are there. An incomplete image is not listed until a pull fetches the layer.
-    #[serde(default = "yes")]
     pub complete: bool,
 }
 
@@ -106,7 +99,6 @@ pub struct ImageLayer {
     /// Size of the archive as it is fetched.
     pub size: u64,
     /// Its media type in the manifest.
-    #[serde(default)]
     pub media_type: String,
 }
 
@@ -145,7 +137,6 @@ pub struct LayerMetadata {
     pub files: u64,
     /// The archive leaves something to the layers below: parent directories, or files it links to. A layer kept under
     /// its diff id fitted those that it was unpacked on; whether it fits others must be looked at.
-    #[serde(default)]
     pub pending: bool,
 }
 
@@ -155,22 +146,15 @@ pub struct LayerRecord {
     /// Names its directory.
     pub key: LayerKey,
     /// What came out of unpacking it.
-    #[serde(flatten)]
     pub facts: LayerMetadata,
     /// Its files are one EROFS image, with this size and digest; `None`: they are in a directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub erofs: Option<ErofsFile>,
     /// What its directory takes on disk.
-    #[serde(flatten)]
     pub usage: DiskSpace,
-    /// Whether `usage` was measured when all files were closed and synced.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub settled: bool,
     /// Whether it is there. False once it was found missing.
-    #[serde(default = "yes")]
     pub present: bool,
     /// `fsck` found it damaged. It is retained until the next pull or load of an image with it replaces it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub damaged: bool,
 }
 
@@ -185,13 +169,10 @@ impl LayerRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LeaseResources {
     /// IDs of images that GC must not remove.
-    #[serde(default)]
     pub images: Vec<Digest>,
     /// Layers, kept even when no image has them.
-    #[serde(default)]
     pub layers: Vec<LayerKey>,
     /// Blobs being fetched, kept for resuming whatever their age.
-    #[serde(default)]
     pub ingests: Vec<Digest>,
 }
 
@@ -306,10 +287,6 @@ pub struct UnpackRatio {
     pub bytes: f64,
     /// Inodes for each byte fetched.
     pub inodes: f64,
-}
-
-fn yes() -> bool {
-    true
 }
 
 #[cfg(test)]

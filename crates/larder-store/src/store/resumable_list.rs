@@ -12,10 +12,8 @@ use crate::disk::DiskSpace;
 /// What a layer's own copy of its record holds.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LayerRecordFile {
-    #[serde(flatten)]
     pub(super) record: LayerRecord,
     /// The run of the machine in which it was unpacked.
-    #[serde(default)]
     pub(super) boot: String,
 }
 

@@ -34,22 +34,18 @@ pub struct SnapshotRecord {
     /// containerd's name for it: `k8s.io/12/NAME`.
     pub key: String,
     /// Key of the committed snapshot that it is based on; empty: none.
-    #[serde(default)]
     pub parent: String,
     /// Kind.
     pub kind: SnapshotKind,
     /// As set by containerd. None has an empty value.
-    #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// When it was made or committed, in nanoseconds since 1970.
     pub created_ns: u64,
     /// When it or its labels were last changed, in nanoseconds since 1970.
     pub updated_ns: u64,
     /// Its files are this layer of the store; `None`: they are in its own directory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<LayerKey>,
     /// What a committed one takes on disk, without its parents.
-    #[serde(default)]
     pub usage: DiskSpace,
 }
 

@@ -16,7 +16,7 @@ use super::listing::ImageListing;
 use super::records::{LayerKey, LeaseRecord, MountRecord, UnpackRatio};
 use super::references::ReferencedItem;
 use super::snapshot_records::mountable_layers;
-use crate::disk::{DiskSpace, free_space, measure, measure_one};
+use crate::disk::{DiskSpace, SizeAccuracy, free_space, measure, measure_one};
 
 /// Disk usage of the store by category, as `larder df` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -91,35 +91,22 @@ impl ImageUsage {
     fn add(&mut self, layer: &LayerUsage, shared: bool) {
         self.total += layer.usage;
         *(if shared { &mut self.shared } else { &mut self.unique }) += layer.usage;
-        self.compressed_bytes = self.compressed_bytes.saturating_add(layer.compressed_bytes);
+        self.compressed_bytes = self.compressed_bytes.saturating_add(layer.facts.compressed_bytes);
     }
 }
 
-/// As much of a layer's record as adding up needs.
+/// The parts of a [`LayerRecord`](super::records::LayerRecord) that sums of disk usage need: faster to read.
 #[derive(Deserialize)]
-#[serde(from = "StoredLayerUsage")]
 pub(super) struct LayerUsage {
     pub(super) key: LayerKey,
     pub(super) usage: DiskSpace,
-    compressed_bytes: u64,
+    facts: LayerArchiveSize,
     present: bool,
 }
 
-/// The same as it is written. Reading a flattened record takes several times as long.
 #[derive(Deserialize)]
-struct StoredLayerUsage {
-    key: LayerKey,
-    bytes: u64,
-    inodes: u64,
+struct LayerArchiveSize {
     compressed_bytes: u64,
-    present: bool,
-}
-
-impl From<StoredLayerUsage> for LayerUsage {
-    fn from(flat: StoredLayerUsage) -> LayerUsage {
-        let usage = DiskSpace { bytes: flat.bytes, inodes: flat.inodes };
-        LayerUsage { key: flat.key, usage, compressed_bytes: flat.compressed_bytes, present: flat.present }
-    }
 }
 
 /// What each layer takes that is there, in the order of keys.
@@ -203,6 +190,11 @@ pub(super) fn taken(path: &Path) -> DiskSpace {
 }
 
 impl Store {
+    /// Whether layer sizes are estimates on this filesystem.
+    pub fn estimates_sizes(&self) -> bool {
+        self.0.sizes == SizeAccuracy::Estimated
+    }
+
     /// Measures the disk usage of the store.
     pub fn usage(&self) -> Result<StoreUsage, StoreError> {
         let doing = "measure the store";

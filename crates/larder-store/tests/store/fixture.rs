@@ -1,21 +1,16 @@
-//! Stores of every released format stay readable. `tests/fixtures/store-v1.tar.gz` is one of format 1, as it lay on
-//! disk after its process was killed; these tests open copies.
+//! Stores of every released format are read. `tests/fixtures/store-v1.tar.gz` is a store of format 1 as after a reboot;
+//! these tests open copies.
 //!
-//! To make the fixture of a new format, as root: `LARDER_WRITE_FIXTURE=1 cargo test -p larder-store --test store_erofs
-//! writing_the_fixture`. Fixtures of released formats are never written again.
+//! To write the fixture, as root: `LARDER_WRITE_FIXTURE=1 cargo test -p larder-store writing_the_fixture`.
+//! The fixture of a released format is never written again.
 
 use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
-use larder::gc::LayerSource as _;
-use larder_registry::{RegistryClient, RegistryConfig};
-use larder_store::backend::StoreBackend;
 use larder_store::fsck::FsckOptions;
-use larder_store::gc_sources::StoreLayerSource;
 use larder_store::mounts::MountOptions;
-use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::snapshots::NewSnapshot;
 use larder_store::store::{
     FORMAT, LayerFormat, LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, SnapshotKind, Store,
@@ -29,7 +24,7 @@ fn path(format: u32) -> PathBuf {
 }
 
 /// The store of this format, unpacked in a directory that is deleted when this is dropped.
-pub(crate) fn unpack_fixture(format: u32) -> (tempfile::TempDir, PathBuf) {
+fn unpack_fixture(format: u32) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let archive = GzDecoder::new(fs_err::File::open(path(format)).unwrap());
     let mut archive = tar::Archive::new(archive);
@@ -41,54 +36,10 @@ pub(crate) fn unpack_fixture(format: u32) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn a_store_of_format_1_whose_database_cannot_be_read_is_rebuilt() {
-    type Damage = fn(&Path);
-    let damages: [Damage; 3] = [
-        |root| fs_err::write(root.join("larder.redb"), "lost").unwrap(),
-        |root| fs_err::remove_file(root.join("larder.redb")).unwrap(),
-        // An earlier attempt to read it ended the process.
-        |root| fs_err::write(root.join("upgrade"), "").unwrap(),
-    ];
-    for damage in damages {
-        let (_dir, root) = unpack_fixture(1);
-        damage(&root);
-        for _ in 0..2 {
-            let store = open(&root);
-            assert_eq!(tags(&store).len(), 3);
-            let report = store.fsck(&FsckOptions { contents: false, ..FsckOptions::default() }).unwrap();
-            assert!(report.refetch.is_empty(), "{report:?}");
-        }
-        assert!(!root.join("larder.redb").exists() && !root.join("upgrade").exists());
-        assert_eq!(fs_err::read_to_string(root.join("mounts/000001/upper/notes")).unwrap(), "kept");
-    }
-}
-
-#[tokio::test]
-async fn labels_are_read_without_measuring_layers() {
-    let (_dir, root) = unpack_fixture(1);
-    let store = open(&root);
-    let images = store.list().unwrap();
-    // An earlier version measured it too early.
-    let is_measured = || {
-        let app = store.image("app").unwrap().unwrap();
-        store.layer(&app.layers[0].key).unwrap().unwrap().record().settled
-    };
-    let client = RegistryClient::new(RegistryConfig::default());
-    let puller = StorePuller::new(store.clone(), client, StorePullConfig::default());
-    let source = StoreLayerSource::new(StoreBackend::new(puller));
-    assert_eq!(source.labels(&images).await.unwrap().len(), images.len());
-    assert!(!is_measured());
-    source.layers(&images).await.unwrap();
-    assert!(is_measured());
-}
-
-#[test]
 fn stores_of_all_formats_are_read() {
     for format in 1..=FORMAT {
         let (_dir, root) = unpack_fixture(format);
-        if format == 4 {
-            assert_has_snapshots(&open(&root));
-        }
+        assert_has_snapshots(&open(&root));
         assert_is_the_fixture(&root);
     }
 }

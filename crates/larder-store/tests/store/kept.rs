@@ -189,7 +189,7 @@ fn a_commit_of_a_kept_layer_makes_it_durable() {
 fn a_note_that_cannot_be_believed_keeps_nothing() {
     let damages: [fn(&Path); 3] = [
         |note| fs_err::remove_file(note).unwrap(),
-        |note| fs_err::write(note, "1 {").unwrap(),
+        |note| fs_err::write(note, "{").unwrap(),
         |note| {
             let (mut bytes, wanted, other) = (fs_err::read(note).unwrap(), key("a"), key("b"));
             let (wanted, other) = (wanted.as_str().as_bytes(), other.as_str().as_bytes());

@@ -153,18 +153,3 @@ fn a_store_describes_how_new_layers_are_stored() {
         assert!(described(LayerFormat::Auto, None).starts_with("EROFS images, mounted "));
     }
 }
-
-#[test]
-fn the_first_image_raises_the_format_of_the_store() {
-    let dir = tempfile::tempdir().unwrap();
-    let format = || fs_err::read_to_string(dir.path().join("format")).unwrap();
-    let store = Store::open(dir.path(), config()).unwrap();
-    assert_eq!(format(), "larder image store 2\n");
-    commit(&store, "app", &["a"]);
-    assert_eq!(format(), "larder image store 5\n");
-    drop(store);
-    let directories = StoreConfig { layer_format: LayerFormat::Directory, ..config() };
-    let store = Store::open(dir.path(), directories).unwrap();
-    assert_eq!(tags(&store).len(), 1);
-    assert_eq!(format(), "larder image store 5\n");
-}

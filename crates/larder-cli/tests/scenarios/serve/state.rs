@@ -33,17 +33,17 @@ fn says(run: &LarderOutput, words: &[&str]) {
 }
 
 #[test]
-fn a_store_of_a_later_format_is_refused_and_not_changed() {
+fn a_store_of_another_format_is_refused_and_not_changed() {
     let home = tempfile::tempdir().unwrap();
     let root = home.path().join("store");
     serving(home.path(), &root).stop().expect(0);
-    fs_err::write(root.join("format"), "larder image store 99\n").unwrap();
+    fs_err::write(root.join("format"), "larder store 99\n").unwrap();
     let run = refused(home.path(), &root).expect(3);
     says(
         &run,
-        &["has unsupported format 99", "hint: use the version of larder that wrote it, or a later one"],
+        &["has unsupported format \"larder store 99\"", "hint: use the version of larder that wrote it"],
     );
-    assert_eq!(fs_err::read_to_string(root.join("format")).unwrap(), "larder image store 99\n");
+    assert_eq!(fs_err::read_to_string(root.join("format")).unwrap(), "larder store 99\n");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Statement};
 use serde::Serialize;
 
-use super::{DbError, DbRead, DbResult, DbTable, TABLES, encode, log_of};
+use super::{DbError, DbRead, DbResult, DbTable, IMAGES, encode, log_of};
 use crate::disk::Disk;
 
 /// `larder` as SQLite's mark of whose file it is.
@@ -238,7 +238,7 @@ impl<'c> DbSnapshot<'c> {
         let snapshot = DbSnapshot(RowReader::new(connection)?);
         connection.execute_batch("BEGIN")?;
         // It begins with what is read first.
-        snapshot.0.row(TOTALS, TABLES[0].0)?;
+        snapshot.0.row(TOTALS, IMAGES.0)?;
         Ok(snapshot)
     }
 }
