@@ -1,15 +1,13 @@
-//! Which bytes of a blob are on disk, and the text file that records them.
+//! Which bytes of a blob are on disk, and the file that records them.
 
-use std::fmt::Write as _;
 use std::ops::Range;
 
 use larder_registry::ByteRanges;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Most ranges that are kept. A file fetched over a few connections has a few; of more, the highest are forgotten and
 /// fetched again.
 const MAX_RANGES: usize = 256;
-
-const TITLE: &str = "larder extents 1";
 
 /// Adds a range, within the bound on their number.
 pub(super) fn add(extents: &mut ByteRanges, range: Range<u64>) {
@@ -17,54 +15,47 @@ pub(super) fn add(extents: &mut ByteRanges, range: Range<u64>) {
     extents.truncate(MAX_RANGES);
 }
 
-/// The text of the file `extents`.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// The file `extents`: JSON, each range as its first byte and its end.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct SavedExtents {
     /// Run of the machine in which it was written.
     pub(super) boot: String,
     /// Size of the whole blob.
     pub(super) size: u64,
     /// What survives a power cut.
+    #[serde(serialize_with = "serialize_ranges", deserialize_with = "deserialize_ranges")]
     pub(super) durable: ByteRanges,
     /// What survives the end of the process.
+    #[serde(serialize_with = "serialize_ranges", deserialize_with = "deserialize_ranges")]
     pub(super) present: ByteRanges,
 }
 
-impl SavedExtents {
-    pub(super) fn to_text(&self) -> String {
-        let mut text = format!("{TITLE}\nboot {}\nsize {}\n", self.boot, self.size);
-        for (word, extents) in [("durable", &self.durable), ("present", &self.present)] {
-            for range in extents.ranges() {
-                let _ = writeln!(text, "{word} {} {}", range.start, range.end); // to a string: cannot fail
-            }
-        }
-        text.push_str("end\n");
-        text
-    }
+fn serialize_ranges<S: Serializer>(extents: &ByteRanges, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(extents.ranges().map(|range| (range.start, range.end)))
+}
 
-    /// `None` when the text is torn or not ours: then everything is fetched again.
-    pub(super) fn parse(text: &str) -> Option<SavedExtents> {
-        let mut lines = text.strip_suffix("end\n")?.lines();
-        if lines.next()? != TITLE {
-            return None;
+fn deserialize_ranges<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ByteRanges, D::Error> {
+    let mut extents = ByteRanges::new();
+    for (start, end) in Vec::<(u64, u64)>::deserialize(deserializer)? {
+        if start >= end {
+            return Err(de::Error::custom("empty range"));
         }
-        let boot = lines.next()?.strip_prefix("boot ")?.to_owned();
-        let size = lines.next()?.strip_prefix("size ")?.parse().ok()?;
-        let mut noted = SavedExtents { boot, size, ..SavedExtents::default() };
-        for line in lines {
-            let mut words = line.split(' ');
-            let extents = match words.next()? {
-                "durable" => &mut noted.durable,
-                "present" => &mut noted.present,
-                _ => return None,
-            };
-            let range: Range<u64> = words.next()?.parse().ok()?..words.next()?.parse().ok()?;
-            if range.is_empty() || range.end > size || words.next().is_some() {
-                return None;
-            }
-            add(extents, range);
-        }
-        Some(noted)
+        add(&mut extents, start..end);
+    }
+    Ok(extents)
+}
+
+impl SavedExtents {
+    /// The content of a file; `None` when it is torn or damaged: then everything is fetched again.
+    pub(super) fn parse(text: &[u8]) -> Option<SavedExtents> {
+        let saved: SavedExtents = serde_json::from_slice(text).ok()?;
+        let end = [&saved.durable, &saved.present]
+            .into_iter()
+            .flat_map(ByteRanges::ranges)
+            .map(|range| range.end)
+            .max();
+        (end.unwrap_or_default() <= saved.size).then_some(saved)
     }
 
     /// What can be relied on in this run of the machine.
@@ -82,12 +73,14 @@ mod tests {
         let mut noted = SavedExtents { boot: "b".into(), size: 100, ..SavedExtents::default() };
         noted.present.insert(0..50);
         noted.durable.insert(0..20);
-        let text = noted.to_text();
-        assert_eq!(SavedExtents::parse(&text).as_ref(), Some(&noted));
+        let text = serde_json::to_string(&noted).unwrap();
+        assert_eq!(SavedExtents::parse(text.as_bytes()).as_ref(), Some(&noted));
         for end in 0..text.len() {
-            assert_eq!(SavedExtents::parse(&text[..end]), None, "{:?}", &text[..end]);
+            assert_eq!(SavedExtents::parse(&text.as_bytes()[..end]), None, "{:?}", &text[..end]);
         }
-        assert_eq!(SavedExtents::parse(&text.replace("0 50", "0 101")), None);
+        for range in ["[0,101]", "[50,50]", "[50,0]"] {
+            assert_eq!(SavedExtents::parse(text.replace("[0,50]", range).as_bytes()), None, "{range}");
+        }
         assert_eq!(noted.clone().trusted("b").contiguous_len(), 50);
         assert_eq!(noted.clone().trusted("other").contiguous_len(), 20);
         assert_eq!(noted.trusted("").contiguous_len(), 20);

@@ -291,8 +291,8 @@ impl IngestInner {
             present: state.present.clone(),
         };
         // Under the lock, or an older note could replace a newer one.
-        let (disk, text) = (&*self.store.disk, noted.to_text());
-        replace(disk, &self.dir.join("extents.new"), &self.dir.join(EXTENTS), text.as_bytes())?;
+        let (disk, text) = (&*self.store.disk, serde_json::to_vec(&noted)?);
+        replace(disk, &self.dir.join("extents.new"), &self.dir.join(EXTENTS), &text)?;
         state.unnoted = 0;
         if durably {
             disk.open(&self.dir.join(EXTENTS), FileOpenMode::Existing)?.sync_data()?;
@@ -322,8 +322,7 @@ fn read_note(dir: &Path, size: u64) -> io::Result<Option<SavedExtents>> {
         Ok(metadata) if metadata.len() > MAX_NOTE => return Ok(None),
         Ok(_) => fs_err::read(&path)?,
     };
-    let noted = std::str::from_utf8(&text).ok().and_then(SavedExtents::parse);
-    Ok(noted.filter(|noted| noted.size == size))
+    Ok(SavedExtents::parse(&text).filter(|noted| noted.size == size))
 }
 
 /// Reads a blob while it is being fetched. See [`IngestFile::reader`].

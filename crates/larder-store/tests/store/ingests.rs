@@ -60,7 +60,7 @@ fn a_blob_of_another_size_restarts_at_byte_0() {
 fn notes_that_cannot_be_true_are_not_believed() {
     let scratch = TempStore::new();
     let dir = scratch.root().join("ingest").join(format!("sha256-{}", digest("blob").hex()));
-    for damage in ["", "larder extents 1\n", "larder extents 1\nboot x\nsize 100\npresent 0 101\nend\n"] {
+    for damage in ["", "{}", r#"{"boot":"x","size":100,"durable":[],"present":[[0,101]]}"#] {
         scratch.store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
         fs_err::write(dir.join("extents"), damage).unwrap();
         assert_eq!(scratch.store.ingest(&digest("blob"), 100).unwrap().done(), 0, "{damage:?}");
