@@ -153,7 +153,7 @@ async fn what_cannot_be_hidden_is_not_pulled_and_a_damaged_file_hides_all() {
     assert_eq!(backend.images(), []);
 
     backend.add_image("preloaded:1", image("sha256:preloaded", 1));
-    for damaged in ["", "{", r#"{"version":2,"hidden":[],"repositories":[],"isLost":false,"visible":[]}"#] {
+    for damaged in ["", "{", r#"{"version":1,"hidden":[],"repositories":[],"isLost":false,"visible":[]}"#] {
         fs_err::write(dir.path().join("hidden.json"), damaged).unwrap();
         drop(HidingNode::open(dir.path(), &backend));
         let node = HidingNode::open(dir.path(), &backend);

@@ -2,11 +2,10 @@
 //!
 //! Promises of such a start: no image is removed by GC, and a verification policy that cannot be read denies.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use larder::config::Verification;
+use larder::files;
 use larder::reference::Digest;
 use serde::{Deserialize, Serialize};
 
@@ -55,25 +54,17 @@ fn write(path: &Path, files: &SettingsFiles) -> std::io::Result<()> {
     if fs_err::read(path).is_ok_and(|saved| saved == text) {
         return Ok(());
     }
-    let dir = path.parent().unwrap_or(Path::new("/"));
-    fs_err::create_dir_all(dir)?;
-    let new = path.with_extension("new");
-    let mut file =
-        fs_err::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&new)?;
-    file.write_all(&text)?;
-    file.sync_all()?;
-    fs_err::rename(&new, path)?;
-    fs_err::File::open(dir)?.sync_all()
+    fs_err::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
+    files::replace_with_mode(path, &text, 0o600)
 }
 
 /// The configuration of the saved files, if these `errors` are of files and the saved ones have none.
 pub(crate) fn load(sources: &SettingsSources, errors: &ConfigErrors) -> Option<Config> {
     let path = saved_path(sources)?;
     let saved = fs_err::read(&path).ok()?;
-    let saved: SavedSettings = serde_json::from_slice(&saved)
-        .inspect_err(|error| tracing::warn!("{}: {error}", path.display()))
-        .ok()
-        .filter(|saved: &SavedSettings| saved.version == VERSION)?;
+    let saved: SavedSettings = files::decode_document(&saved, VERSION)
+        .inspect_err(|problem| tracing::warn!("{}: {problem}", path.display()))
+        .ok()?;
     let mut config = load_from(sources, &|path, _| Ok(saved.files.get(path).cloned().flatten())).ok()?.0;
     config.verification =
         ConfigReader::verification_in(sources).unwrap_or_else(|_| Some(Verification::always_verify()));

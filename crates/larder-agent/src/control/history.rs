@@ -45,8 +45,8 @@ fn trigger_of(word: &str) -> RemovalTrigger {
     match word {
         "space" => RemovalTrigger::Space,
         "age" => RemovalTrigger::Age,
-        "free" | "demand" => RemovalTrigger::Free,
-        "allUnused" | "unused" => RemovalTrigger::AllUnused,
+        "free" => RemovalTrigger::Free,
+        "allUnused" => RemovalTrigger::AllUnused,
         "request" => RemovalTrigger::Request,
         "dangling" => RemovalTrigger::Dangling,
         _ => RemovalTrigger::Unspecified,

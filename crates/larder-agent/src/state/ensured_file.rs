@@ -9,12 +9,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use larder::files;
 use larder::gc::{ClockReading, ImageUse, ImageUseError, ImageUseSource, ReportedUse, SavedClockReading};
 use larder::reference::ImageId;
 use serde::{Deserialize, Serialize};
 
 use super::dir::StateDir;
-use super::document;
 use crate::Error;
 
 const VERSION: u32 = 1;
@@ -85,7 +85,7 @@ impl EnsureLeaseFile {
         let failed = |error: &dyn std::fmt::Display| Error::failed(error.to_string());
         let known = self.read().map_err(|error| failed(&error))?;
         let all = known.with(ids, &ClockReading::now(), self.lease);
-        document::replace(&self.path, &all).map_err(|error| failed(&error))
+        self.write(&all).map_err(|error| failed(&error))
     }
 
     /// Forgets these images, as [`add`](EnsureLeaseFile::add) takes note of them.
@@ -97,7 +97,11 @@ impl EnsureLeaseFile {
         if known.images.len() == before {
             return Ok(());
         }
-        document::replace(&self.path, &known).map_err(|error| failed(&error))
+        self.write(&known).map_err(|error| failed(&error))
+    }
+
+    fn write(&self, document: &EnsureLeaseDocument) -> io::Result<()> {
+        files::replace(&self.path, &serde_json::to_vec(document)?)
     }
 
     fn read(&self) -> Result<EnsureLeaseDocument, ImageUseError> {
@@ -113,7 +117,7 @@ impl EnsureLeaseFile {
             opened => opened.and_then(|file| file.take(LONGEST_FILE).read_to_end(&mut text)),
         }
         .map_err(|error| ImageUseError::other(format!("cannot read the recent ensures: {error}")))?;
-        document::decode(&text, VERSION).map_err(|problem| broken(&problem))
+        files::decode_document(&text, VERSION).map_err(|problem| broken(&problem))
     }
 }
 

@@ -4,12 +4,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use larder::files;
 use larder::gc::{KeepRule, Selector};
 use larder::hint::Hint;
 use serde::{Deserialize, Serialize};
 
 use super::dir::StateDir;
-use super::document;
 use crate::Error;
 
 const VERSION: u32 = 1;
@@ -63,7 +63,7 @@ impl KeepRuleFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             text => text.map_err(|error| wrong(&error))?,
         };
-        let file: KeepRuleDocument = document::decode(&text, VERSION)
+        let file: KeepRuleDocument = files::decode_document(&text, VERSION)
             .map_err(|problem| wrong(&format_args!("{}: {problem}", self.0.display())))?;
         Ok(file.rules.into_iter().map(KeepRule::from).collect())
     }
@@ -72,7 +72,9 @@ impl KeepRuleFile {
     pub(crate) fn write(&self, rules: &[KeepRule]) -> Result<(), Error> {
         let file =
             KeepRuleDocument { version: VERSION, rules: rules.iter().map(KeepRuleRecord::from).collect() };
-        document::replace(&self.0, &file)
+        serde_json::to_vec_pretty(&file)
+            .map_err(io::Error::from)
+            .and_then(|text| files::replace(&self.0, &text))
             .map_err(|error| Error::failed(format!("cannot write the keep rules: {error}")))
     }
 }

@@ -1,7 +1,6 @@
 //! What garbage collection remembers about one backend, in files of one directory.
 
 mod dir;
-pub(crate) mod document;
 mod ensured_file;
 mod keep;
 mod recent_ensures;

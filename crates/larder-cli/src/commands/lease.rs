@@ -47,7 +47,6 @@ async fn end(images: &[ImageName], session: &CommandSession) -> Result<CommandOu
     let client = session.open(&ImageAccess::write()).await?;
     for name in names {
         match lease(&client, name, 0).await {
-            // An older daemon does not report it.
             Ok(answer) if answer.ended == Some(false) => out.line(format_args!("no leases on {name}")),
             Ok(_) => out.line(format_args!("ended the leases on {name}")),
             Err(failure) if failure.outcome() == CommandOutcome::Unreachable => return Err(failure),

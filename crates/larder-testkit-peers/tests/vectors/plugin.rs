@@ -83,7 +83,7 @@ fn encode_request(input: EncodeRequest) -> Value {
         token: Secret::new(input.service_account_token),
         annotations: input.service_account_annotations,
     };
-    json!({"text": *request.encode(&input.api_version)})
+    json!({"text": String::from_utf8_lossy(&request.encode(&input.api_version))})
 }
 
 #[derive(Deserialize)]

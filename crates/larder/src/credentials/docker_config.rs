@@ -144,21 +144,14 @@ pub fn parse_dockercfg(bytes: &[u8], tokens: TokenPolicy) -> Result<DockerConfig
 /// An entry as it is written to a file: the fields that are not empty, and always `auth`. Holds the password.
 pub fn encode_entry(entry: &DockerConfigEntry) -> Secret {
     let auth = auth::encode_auth(&entry.username, &entry.password);
-    let fields = [
-        ("username", entry.username.as_str()),
+    json::encode_fields(&[
+        ("username", &entry.username),
         ("password", entry.password.reveal()),
         ("email", &entry.email),
         ("auth", auth.reveal()),
         ("identitytoken", entry.identity_token.reveal()),
         ("registrytoken", entry.registry_token.reveal()),
-    ];
-    // Allocated in full, with escapes: a string that grows leaves copies that are not overwritten.
-    let room = fields.iter().map(|(name, value)| name.len() + 6 * value.len() + 8).sum::<usize>();
-    let mut text = String::with_capacity(room);
-    text.push('{');
-    json::push_fields(&mut text, &fields);
-    text.push('}');
-    Secret::new(text)
+    ])
 }
 
 /// Reads all of a text with `read`, which leaves in its second argument the entry that it is in.

@@ -13,18 +13,11 @@ pub fn hash(entry: &DockerConfigEntry) -> String {
 /// The hashed text: a JSON object of the fields that are not empty, in this order, escaped as Go does. Without tokens
 /// it is kubelet's; with them the tokens follow, so that two tokens never look equal.
 pub(crate) fn hashed_text(entry: &DockerConfigEntry) -> Secret {
-    let mut text = String::from("{");
-    json::push_fields(&mut text, &fields(entry));
-    text.push('}');
-    Secret::new(text)
-}
-
-fn fields(entry: &DockerConfigEntry) -> [(&'static str, &str); 5] {
-    [
+    json::encode_fields(&[
         ("username", &entry.username),
         ("password", entry.password.reveal()),
         ("email", &entry.email),
         ("identitytoken", entry.identity_token.reveal()),
         ("registrytoken", entry.registry_token.reveal()),
-    ]
+    ])
 }

@@ -4,9 +4,14 @@
 //! anywhere; strings that are not proper Unicode get U+FFFD. The syntax is strict otherwise, and text after the value
 //! is an error. Errors state the position and never quote the content, which may be a password.
 
-use std::fmt::Write as _;
+use std::io;
 
+use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::Formatter;
 use zeroize::Zeroizing;
+
+use super::secret::Secret;
 
 /// How deep values may be nested, as in Go.
 const MAX_DEPTH: usize = 10_000;
@@ -329,37 +334,44 @@ pub(super) fn is_field(name: &str, field: &str) -> bool {
     name.chars().map(fold).eq(field.chars().map(fold))
 }
 
-/// Appends `"name":"value"` for each field that is not empty, with commas between, after what is there.
-pub(super) fn push_fields(json: &mut String, fields: &[(&str, &str)]) {
-    for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
-        if !json.ends_with('{') {
-            json.push(',');
-        }
-        push_string(json, name);
-        json.push(':');
-        push_string(json, value);
+/// The JSON text of a value as Go writes it, in a buffer of at least `room` bytes. If that is enough, no copy of a secret
+/// is left in memory that the buffer had before.
+pub(crate) fn encode(value: &impl Serialize, room: usize) -> Zeroizing<Vec<u8>> {
+    let mut text = Zeroizing::new(Vec::with_capacity(room));
+    let mut serializer = Serializer::with_formatter(&mut *text, GoFormatter);
+    value.serialize(&mut serializer).unwrap_or_default(); // to memory, with keys that are strings: cannot fail
+    text
+}
+
+/// The JSON object of the fields that are not empty, in this order.
+pub(super) fn encode_fields(fields: &[(&str, &str)]) -> Secret {
+    // With escapes.
+    let room = fields.iter().map(|(name, value)| name.len() + 6 * value.len() + 8).sum();
+    let mut text = encode(&NonEmptyFields(fields), room);
+    Secret::new(String::from_utf8(std::mem::take(&mut *text)).unwrap_or_default())
+}
+
+struct NonEmptyFields<'a>(&'a [(&'a str, &'a str)]);
+
+impl Serialize for NonEmptyFields<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().copied().filter(|(_, value)| !value.is_empty()))
     }
 }
 
-/// Appends a string as Go writes it: what is special in HTML and JavaScript is escaped too.
-pub(crate) fn push_string(json: &mut String, text: &str) {
-    json.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => json.push_str("\\\""),
-            '\\' => json.push_str("\\\\"),
-            '\u{8}' => json.push_str("\\b"),
-            '\u{c}' => json.push_str("\\f"),
-            '\n' => json.push_str("\\n"),
-            '\r' => json.push_str("\\r"),
-            '\t' => json.push_str("\\t"),
-            '&' | '<' | '>' | '\u{2028}' | '\u{2029}' | '\0'..' ' => {
-                let _ = write!(json, "\\u{:04x}", u32::from(c));
-            }
-            c => json.push(c),
+/// Compact, and escapes what is special in HTML and JavaScript, as Go does.
+struct GoFormatter;
+
+impl Formatter for GoFormatter {
+    fn write_string_fragment<W: ?Sized + io::Write>(&mut self, writer: &mut W, text: &str) -> io::Result<()> {
+        let mut written = 0;
+        for (at, special) in text.match_indices(['&', '<', '>', '\u{2028}', '\u{2029}']) {
+            writer.write_all(&text.as_bytes()[written..at])?;
+            written = at + special.len();
+            special.chars().try_for_each(|c| write!(writer, "\\u{:04x}", u32::from(c)))?;
         }
+        writer.write_all(&text.as_bytes()[written..])
     }
-    json.push('"');
 }
 
 #[cfg(test)]
@@ -441,8 +453,8 @@ mod tests {
 
     #[test]
     fn special_characters_are_escaped_as_in_go() {
-        let mut json = String::new();
-        push_string(&mut json, "<&>\u{2028}\u{1}\u{7f}\"\\/ü");
-        assert_eq!(json, "\"\\u003c\\u0026\\u003e\\u2028\\u0001\u{7f}\\\"\\\\/ü\"");
+        let text = encode(&"<&>\u{2028}\u{1}\u{8}\u{c}\n\u{7f}\"\\/ü", 0);
+        let expected = "\"\\u003c\\u0026\\u003e\\u2028\\u0001\\b\\f\\n\u{7f}\\\"\\\\/ü\"";
+        assert_eq!(str::from_utf8(&text), Ok(expected));
     }
 }

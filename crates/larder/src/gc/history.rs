@@ -19,18 +19,15 @@ pub struct RemovalHistoryEntry {
     pub id: ImageId,
     /// Its names.
     pub names: Vec<String>,
-    /// The goal: `age`, `space`, `free` or `allUnused` (`demand` and `unused` in entries of earlier versions); `request` for an
-    /// image that a client removed.
+    /// The goal, such as `age`, `space`, `free` or `allUnused`; `request` for an image that a client removed.
     pub reason: String,
     /// The reason, as text.
     pub why: String,
     /// The planned amount.
     pub promised: DiskSpace,
     /// Whether the planned amount was estimated.
-    #[serde(default)]
     pub estimated: bool,
     /// The measured amount that was freed; `None` if it was not measured.
-    #[serde(default)]
     pub freed: Option<DiskSpace>,
 }
 

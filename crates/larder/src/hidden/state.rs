@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::PrefetchEnd;
 use crate::backend::Image;
+use crate::files;
 use crate::reference::{ImageId, ImageName};
 
 /// How long a runtime may continue a pull whose end is unknown.
@@ -48,21 +49,12 @@ pub(super) struct HiddenDocument {
     visible: BTreeSet<ImageId>,
 }
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 1;
 
 impl HiddenState {
     /// The state in the file, or why it cannot be read.
     pub(super) fn read(text: &[u8]) -> Result<HiddenState, String> {
-        #[derive(Deserialize)]
-        struct Version {
-            version: u32,
-        }
-        let Version { version } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-        if version != VERSION {
-            return Err(format!("unsupported version {version}: expected {VERSION}"));
-        }
-        let document: HiddenDocument = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-        Ok(HiddenState::from(document))
+        files::decode_document::<HiddenDocument>(text, VERSION).map(HiddenState::from)
     }
 
     /// The state of a file that cannot be read: no image is known to be visible.
@@ -313,9 +305,8 @@ mod tests {
     #[test]
     fn a_file_of_another_version_is_named_as_such() {
         for (text, problem) in [
-            (r#"{"version":1,"hidden":[]}"#, "unsupported version 1: expected 2"),
-            (r#"{"version":3,"concealed":{}}"#, "unsupported version 3: expected 2"),
-            (r#"{"version":2,"hidden":[]}"#, "missing field `pulls`"),
+            (r#"{"version":2,"concealed":{}}"#, "unsupported version 2: expected 1"),
+            (r#"{"version":1,"hidden":[]}"#, "missing field `pulls`"),
             ("{}", "missing field `version`"),
         ] {
             let error = HiddenState::read(text.as_bytes()).unwrap_err();

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
 
-use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
 
 use super::rfc3339::Rfc3339Time;
-use crate::credentials::json::push_string;
+use crate::credentials::json;
 use crate::credentials::{SecretCoordinates, ServiceAccountCoordinates};
 use crate::reference::{Digest, ImageId, ImageName};
 
@@ -125,11 +125,7 @@ impl ImagePullIntent {
 
     /// The text of its file.
     pub fn encode(&self) -> String {
-        let mut text = head(INTENT);
-        text.push_str(",\"image\":");
-        push_string(&mut text, self.image.as_str());
-        text.push_str("}\n");
-        text
+        line(&IntentText { kind: INTENT.into(), api_version: VERSION.into(), image: self.image.clone() })
     }
 }
 
@@ -152,82 +148,23 @@ impl ImagePulledRecord {
 
     /// The text of its file.
     pub fn encode(&self) -> String {
-        let mut text = head(PULLED);
-        text.push_str(",\"lastUpdatedTime\":");
-        match self.last_updated {
-            Some(time) => push_string(&mut text, &time.to_string()),
-            None => text.push_str("null"),
-        }
-        text.push_str(",\"imageRef\":");
-        push_string(&mut text, self.image_ref.as_str());
-        if !self.names.is_empty() {
-            text.push_str(",\"credentialMapping\":{");
-            push_list(&mut text, &self.names, |text, (name, access)| {
-                push_string(text, name);
-                text.push(':');
-                push_access(text, access);
-            });
-            text.push('}');
-        }
-        text.push_str("}\n");
-        text
+        let names = self.names.iter().map(|(name, access)| (name.clone(), access.into()));
+        line(&RecordText {
+            kind: PULLED.into(),
+            api_version: VERSION.into(),
+            last_updated_time: self.last_updated.map(|time| time.to_string()),
+            image_ref: self.image_ref.clone(),
+            credential_mapping: Some(CredentialMappingText(names.collect()))
+                .filter(|mapping| !mapping.0.is_empty()),
+        })
     }
 }
 
-fn head(kind: &str) -> String {
-    format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{VERSION}\"")
-}
-
-fn push_access(text: &mut String, access: &ImagePullCredentials) {
-    text.push('{');
-    if !access.secrets.is_empty() {
-        text.push_str("\"kubernetesSecrets\":[");
-        push_list(text, &access.secrets, |text, RecordedSecret { at, hash }| {
-            push_object(
-                text,
-                &[
-                    ("uid", &at.uid),
-                    ("namespace", &at.namespace),
-                    ("name", &at.name),
-                    ("credentialHash", hash),
-                ],
-            );
-        });
-        text.push(']');
-    }
-    if !access.service_accounts.is_empty() {
-        text.push_str(if text.ends_with('{') { "" } else { "," });
-        text.push_str("\"kubernetesServiceAccounts\":[");
-        push_list(text, &access.service_accounts, |text, at| {
-            push_object(text, &[("uid", &at.uid), ("namespace", &at.namespace), ("name", &at.name)]);
-        });
-        text.push(']');
-    }
-    if access.node_pods {
-        text.push_str(if text.ends_with('{') { "" } else { "," });
-        text.push_str("\"nodePodsAccessible\":true");
-    }
-    text.push('}');
-}
-
-fn push_list<T>(text: &mut String, items: impl IntoIterator<Item = T>, push: impl Fn(&mut String, T)) {
-    for (number, item) in items.into_iter().enumerate() {
-        if number > 0 {
-            text.push(',');
-        }
-        push(text, item);
-    }
-}
-
-/// All fields, the empty ones too.
-fn push_object(text: &mut String, fields: &[(&str, &str)]) {
-    text.push('{');
-    push_list(text, fields, |text, (name, value)| {
-        push_string(text, name);
-        text.push(':');
-        push_string(text, value);
-    });
-    text.push('}');
+/// The line of a document as kubelet writes it.
+fn line(document: &impl Serialize) -> String {
+    let mut text = json::encode(document, 0);
+    text.push(b'\n');
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// Serde's texts may quote the content, so only the position is reported.
@@ -251,7 +188,7 @@ fn check_version(kind: &str, expected: &str, version: &str) -> Result<bool, Docu
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct IntentText {
     #[serde(default, deserialize_with = "or_null")]
@@ -262,7 +199,7 @@ struct IntentText {
     image: ImageName,
 }
 
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct RecordText {
     #[serde(default, deserialize_with = "or_null")]
@@ -272,20 +209,23 @@ struct RecordText {
     last_updated_time: Option<String>,
     #[serde(default, deserialize_with = "or_null")]
     image_ref: ImageId,
+    #[serde(skip_serializing_if = "Option::is_none")]
     credential_mapping: Option<CredentialMappingText>,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Serialize, Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct PullCredentialsText {
+    #[serde(skip_serializing_if = "Option::is_none")]
     kubernetes_secrets: Option<Vec<SecretText>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     kubernetes_service_accounts: Option<Vec<AccountText>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     node_pods_accessible: Option<bool>,
 }
 
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-#[derive(Default)]
 struct SecretText {
     #[serde(deserialize_with = "or_null")]
     uid: String,
@@ -297,7 +237,7 @@ struct SecretText {
     credential_hash: String,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Serialize, Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct AccountText {
     #[serde(deserialize_with = "or_null")]
@@ -329,13 +269,33 @@ impl From<PullCredentialsText> for ImagePullCredentials {
     }
 }
 
+impl From<&ImagePullCredentials> for PullCredentialsText {
+    fn from(access: &ImagePullCredentials) -> PullCredentialsText {
+        let secret = |RecordedSecret { at, hash }: &RecordedSecret| {
+            let SecretCoordinates { uid, namespace, name } = at.clone();
+            SecretText { uid, namespace, name, credential_hash: hash.clone() }
+        };
+        let account = |at: &ServiceAccountCoordinates| {
+            let ServiceAccountCoordinates { uid, namespace, name } = at.clone();
+            AccountText { uid, namespace, name }
+        };
+        let secrets: Vec<_> = access.secrets.iter().map(secret).collect();
+        let accounts: Vec<_> = access.service_accounts.iter().map(account).collect();
+        PullCredentialsText {
+            kubernetes_secrets: Some(secrets).filter(|secrets| !secrets.is_empty()),
+            kubernetes_service_accounts: Some(accounts).filter(|accounts| !accounts.is_empty()),
+            node_pods_accessible: Some(true).filter(|_| access.node_pods),
+        }
+    }
+}
+
 /// As Go reads: `null` is the empty value.
 fn or_null<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 /// A mapping in which a repeated key is an error.
-#[derive(Default)]
+#[derive(Serialize, Default)]
 struct CredentialMappingText(BTreeMap<String, PullCredentialsText>);
 
 impl<'de> Deserialize<'de> for CredentialMappingText {

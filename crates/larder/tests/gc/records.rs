@@ -47,7 +47,8 @@ async fn a_restart_keeps_ages_and_order() {
 
 #[tokio::test(start_paused = true)]
 async fn records_that_cannot_be_read_are_set_aside_and_remove_nothing() {
-    let long_ago = r#"{"version":1,"images":[{"id":"sha256:a","first_seen":0,"size":1}]}"#;
+    let long_ago =
+        r#"{"version":1,"images":[{"id":"sha256:a","handler":"","first_seen":0,"size":1,"pinned":false}]}"#;
     let broken = [
         "",
         "{",

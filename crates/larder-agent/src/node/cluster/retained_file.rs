@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use larder::files;
 use larder::reference::ImageId;
 use serde::{Deserialize, Serialize};
 use tokio::task;
 
 use crate::node::pods::desired::DesiredKey;
-use crate::state::document;
 
 const VERSION: u32 = 1;
 
@@ -46,7 +46,7 @@ pub(super) async fn read(path: PathBuf) -> io::Result<RetainedImages> {
 pub(super) async fn write(path: PathBuf, images: RetainedImages) -> io::Result<()> {
     let write = move || {
         if !images.is_empty() {
-            return document::replace(&path, &document_of(&images));
+            return files::replace(&path, &serde_json::to_vec(&document_of(&images))?);
         }
         match fs_err::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -71,7 +71,7 @@ fn decode(path: &Path, text: &[u8]) -> io::Result<RetainedImages> {
     let invalid = |problem: String| {
         io::Error::new(io::ErrorKind::InvalidData, format!("{}: {problem}", path.display()))
     };
-    let document: RetainedDocument = document::decode(text, VERSION).map_err(invalid)?;
+    let document: RetainedDocument = files::decode_document(text, VERSION).map_err(invalid)?;
     let image = |record: RetainedRecord| {
         let key = DesiredKey {
             owner: record.sets,

@@ -17,13 +17,8 @@ impl CredentialHelpers {
         secret: &Secret,
     ) -> Result<(), HelperError> {
         let fields = [("ServerURL", at.server.as_str()), ("Username", username), ("Secret", secret.reveal())];
-        // Allocated in full, with escapes: a string that grows leaves copies that are not overwritten.
-        let room = fields.iter().map(|(name, value)| name.len() + 6 * value.len() + 8).sum::<usize>();
-        let mut text = Zeroizing::new(String::with_capacity(room));
-        text.push('{');
-        json::push_fields(&mut text, &fields);
-        text.push('}');
-        self.change("store", at, Zeroizing::new(text.as_bytes().to_vec())).await
+        let text = json::encode_fields(&fields);
+        self.change("store", at, Zeroizing::new(text.reveal().as_bytes().to_vec())).await
     }
 
     /// Erases the helper's credential for a server. Succeeds if there is none.

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::time::Instant;
-use zeroize::Zeroizing;
 
 use super::config::ProviderConfig;
 use super::wire::{CredentialProviderRequest, CredentialProviderResponse, PluginResponseError};
@@ -148,9 +147,8 @@ impl PluginExecutor for ProviderProgram {
         let path = self.path.clone();
         let path = blocking(move || program::check_program(&path)).await;
         let path = path.map_err(|error| failed(format!("is not trusted: {error}")))?;
-        let text = request.encode(&self.api_version);
         let env = self.env.iter().map(|(name, value)| (name.into(), OsString::from(value.reveal())));
-        let input = Zeroizing::new(text.as_bytes().to_vec());
+        let input = request.encode(&self.api_version);
         let run = ProgramCommand { path: &path, args: &self.args, env: env.collect(), input };
         let ended = program::run(run).await.map_err(|error| failed(error.to_string()))?;
         if !ended.status.success() {

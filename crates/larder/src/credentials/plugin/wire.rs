@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use zeroize::Zeroizing;
 
 use crate::config::GoDuration;
-use crate::credentials::json::{push_fields, push_string};
+use crate::credentials::json;
 use crate::credentials::{DockerConfig, DockerConfigEntry, Secret};
 
 /// The current version of the protocol.
@@ -55,32 +55,32 @@ pub enum PluginResponseError {
 
 impl CredentialProviderRequest {
     /// One line, with its end. Holds the token.
-    pub fn encode(&self, api_version: &str) -> Zeroizing<String> {
-        let room = 1024 + self.token.reveal().len() * 6;
-        let mut text = Zeroizing::new(String::with_capacity(room));
-        text.push('{');
-        push_fields(
-            &mut text,
-            &[
-                ("kind", "CredentialProviderRequest"),
-                ("apiVersion", api_version),
-                ("image", &self.image),
-                ("serviceAccountToken", self.token.reveal()),
-            ],
-        );
-        if !self.annotations.is_empty() {
-            text.push_str(",\"serviceAccountAnnotations\":{");
-            for (number, (key, value)) in self.annotations.iter().enumerate() {
-                text.push_str(if number > 0 { "," } else { "" });
-                push_string(&mut text, key);
-                text.push(':');
-                push_string(&mut text, value);
-            }
-            text.push('}');
-        }
-        text.push_str("}\n");
+    pub fn encode(&self, api_version: &str) -> Zeroizing<Vec<u8>> {
+        let document = RequestDocument {
+            kind: "CredentialProviderRequest",
+            api_version,
+            image: &self.image,
+            service_account_token: self.token.reveal(),
+            service_account_annotations: &self.annotations,
+        };
+        let mut text = json::encode(&document, 1024 + self.token.reveal().len() * 6);
+        text.push(b'\n');
         text
     }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RequestDocument<'a> {
+    kind: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    api_version: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    image: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    service_account_token: &'a str,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    service_account_annotations: &'a BTreeMap<String, String>,
 }
 
 impl CredentialProviderResponse {

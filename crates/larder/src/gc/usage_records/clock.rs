@@ -52,9 +52,7 @@ impl From<SystemTime> for ClockReading {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedClockReading {
     wall: UnixMillis,
-    #[serde(default)]
     since_boot: Option<i64>,
-    #[serde(default)]
     boot: String,
 }
 

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use super::{ImageUsageRecord, ImageUsageRecords, SavedClockReading};
-use crate::files::replace;
+use crate::files::{decode_document, replace};
 use crate::gc::unix_millis::UnixMillis;
 
 const VERSION: u32 = 1;
@@ -19,17 +19,10 @@ const VERSION: u32 = 1;
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 256 << 20;
 
-#[derive(Deserialize)]
-struct FormatVersion {
-    version: u32,
-}
-
 #[derive(Serialize, Deserialize)]
 struct UsageRecordFile {
     version: u32,
-    #[serde(default)]
     clock: Option<SavedClockReading>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     watched: Option<UnixMillis>,
     images: Vec<ImageUsageRecord>,
 }
@@ -100,11 +93,7 @@ impl UsageRecordFileStore {
         }
         drop(file);
         let text = fs_err::read(&self.path).map_err(|error| error.to_string())?;
-        let FormatVersion { version } = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-        if version != VERSION {
-            return Err(format!("unsupported version {version}: expected {VERSION}"));
-        }
-        let file: UsageRecordFile = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        let file: UsageRecordFile = decode_document(&text, VERSION)?;
         let keyed =
             file.images.into_iter().map(|record| ((record.id.clone(), record.handler.clone()), record));
         Ok(Some(ImageUsageRecords {

@@ -26,17 +26,14 @@ pub struct ImageUsageRecord {
     /// Its id.
     pub id: ImageId,
     /// Its runtime handler, usually empty.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub handler: String,
     /// When it was first seen.
     pub first_seen: UnixMillis,
     /// When it was last used; `None` is never.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_used: Option<UnixMillis>,
     /// Size in bytes, as the runtime counts.
     pub size: u64,
     /// Whether the runtime has pinned it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pinned: bool,
 }
 
