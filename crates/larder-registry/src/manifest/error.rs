@@ -44,7 +44,7 @@ pub enum ManifestError {
         /// Digest of the layer.
         digest: Digest,
     },
-    /// A field of the config is longer than [`MAX_LISTED_TEXT`].
+    /// A field of the config is longer than 1,024 bytes.
     #[error("{field} is too long: {length} bytes, the limit is {MAX_LISTED_TEXT} bytes")]
     FieldTooLong {
         /// The field, such as `config.User`.

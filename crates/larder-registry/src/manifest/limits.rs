@@ -9,6 +9,6 @@ pub(super) const MAX_MANIFESTS: usize = 1000;
 /// Most annotations of one descriptor, most labels of one config, and most URLs of one descriptor.
 pub(super) const MAX_ANNOTATIONS: usize = 256;
 /// Longest user and creation time of a config, in bytes. Lists of images show them, and a list is one message of 16 MiB.
-pub const MAX_LISTED_TEXT: usize = 1024;
+pub(super) const MAX_LISTED_TEXT: usize = 1024;
 /// How deep indexes may be nested.
 pub const MAX_DEPTH: usize = 4;

@@ -28,7 +28,7 @@ pub use config::ImageConfig;
 pub use descriptor::Descriptor;
 pub use document::{ImageIndex, ImageManifest, ManifestCandidate, ManifestOrIndex};
 pub use error::ManifestError;
-pub use limits::{MAX_BYTES, MAX_DEPTH, MAX_LISTED_TEXT};
+pub use limits::{MAX_BYTES, MAX_DEPTH};
 pub(crate) use media_type::ACCEPTED_MANIFESTS;
 pub use media_type::{Compression, MediaType};
 pub use platform::{Platform, PlatformError, PlatformMatcher};

@@ -76,15 +76,14 @@ impl ExportError {
         let repair = || Hint::new().command(["fsck", "--repair"]).text(" fetches damaged layers again");
         Some(match self {
             ExportError::Store(error) => return error.hint(),
-            ExportError::Layer { cause: RebuildError::NoRecord, .. } => Hint::from(
-                "an earlier version of larder pulled it: remove every image with this layer, pull again, then export",
-            ),
             ExportError::Layer { cause: RebuildError::Record(_), .. } | ExportError::LayerSize { .. } => {
                 Hint::from("remove every image with this layer, pull again, then export")
             }
-            ExportError::Layer { cause: RebuildError::Replaced(_), .. } => Hint::from(
-                "copy the image from its registry instead: skopeo copy docker://NAME oci-archive:FILE",
-            ),
+            ExportError::Layer { cause: RebuildError::NoRecord | RebuildError::Replaced(_), .. } => {
+                Hint::from(
+                    "copy the image from its registry instead: skopeo copy docker://NAME oci-archive:FILE",
+                )
+            }
             ExportError::Files(MergeError::TooManyLinks) => {
                 Hint::new().command(["mount", "IMAGE", "DIR"]).text(" shows the files")
             }

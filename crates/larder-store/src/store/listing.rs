@@ -2,7 +2,6 @@
 
 use larder::backend;
 use larder::reference::Digest;
-use larder_registry::manifest::MAX_LISTED_TEXT;
 use serde::{Deserialize, Serialize};
 
 use super::db::{DbRead, DbResult, DbTransaction, IMAGES, LAYERS, LISTED};
@@ -49,10 +48,7 @@ impl ImageListing {
 
     /// As a backend shows it.
     pub(crate) fn into_image(self) -> backend::Image {
-        // Earlier builds stored users of any length.
-        let longest = (0..=MAX_LISTED_TEXT).rev().find_map(|end| self.user.get(..end));
-        let user = if self.user.len() > MAX_LISTED_TEXT { longest.unwrap_or_default() } else { &self.user };
-        let (uid, username) = uid_and_name(user);
+        let (uid, username) = uid_and_name(&self.user);
         backend::Image {
             id: self.id.into(),
             uid,
@@ -85,26 +81,4 @@ pub(crate) fn put_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult
 pub(crate) fn delete_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
     writer.delete(IMAGES, image.id.as_str())?;
     writer.delete(LISTED, image.id.as_str())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stored_user_of_any_length_is_listed_within_the_limit() {
-        let listing = ImageListing {
-            id: Digest::sha256("config"),
-            tags: Vec::new(),
-            digests: Vec::new(),
-            bytes: 0,
-            blob_bytes: 0,
-            blobs: 0,
-            user: "\u{e4}".repeat(4 << 20),
-            pinned: false,
-            pulled_at: 0,
-            complete: true,
-        };
-        assert_eq!(listing.into_image().username.len(), MAX_LISTED_TEXT);
-    }
 }
