@@ -114,7 +114,7 @@ impl Backend for StoreBackend {
         let name = image.image.clone();
         self.ask(move |store| {
             let Some(record) = store.image(&name)? else { return Ok(None) };
-            let mut details = ImageDetails { image: store.to_image(&record)?, ..ImageDetails::default() };
+            let mut details = ImageDetails { image: store.to_image(&record), ..ImageDetails::default() };
             if let Some(config) = store.blob(&record.id)? {
                 details.info.insert("config".into(), String::from_utf8_lossy(&config).into_owned());
             }

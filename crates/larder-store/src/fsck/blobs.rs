@@ -62,7 +62,7 @@ impl OpenStore {
         self.db.write("record an incomplete image", |writer| {
             if let Some(mut image) = writer.get::<ImageRecord>(IMAGES, id.as_str())? {
                 image.complete = false;
-                put_image(writer, &image)?;
+                put_image(writer, &mut image)?;
             }
             Ok(())
         })

@@ -6,12 +6,12 @@ use super::report::{FsckReport, StoreDamage};
 use crate::snapshots::{find_snapshots, keep_lost_snapshots};
 use crate::store::commit::{for_uses, put_uses};
 use crate::store::db::{
-    DbError, DbRead, DbResult, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, LISTED, MOUNTS, NAMES,
-    SNAPSHOTS, USES, decode, encode,
+    DbError, DbRead, DbResult, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, MOUNTS, NAMES, SNAPSHOTS,
+    USES, decode, encode,
 };
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layer_file::read_record;
-use crate::store::listing::{ImageListing, put_image};
+use crate::store::listing::{disk_bytes, put_image};
 use crate::store::{
     ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord, OpenStore, SnapshotRecord, StoreError,
 };
@@ -101,7 +101,6 @@ fn first_difference(source: &impl DbRead) -> DbResult<Option<String>> {
         names.insert(name.to_owned(), String::from_utf8_lossy(id).into_owned());
         Ok(true)
     })?;
-    let mut listed: BTreeSet<String> = source.endings(LISTED, "")?.into_iter().collect();
     let mut uses: BTreeSet<String> = source.endings(USES, "")?.into_iter().collect();
     let mut difference = None;
     for image in source.all::<ImageRecord>(IMAGES)? {
@@ -111,10 +110,8 @@ fn first_difference(source: &impl DbRead) -> DbResult<Option<String>> {
                 difference.get_or_insert_with(|| format!("the name {name} does not point to {}", image.id));
             }
         }
-        listed.remove(image.id.as_str());
-        let shown = source.value(LISTED, image.id.as_str())?.and_then(|value| decode("", &value).ok());
-        if shown != Some(ImageListing::of(source, &image)?) {
-            difference.get_or_insert_with(|| format!("the listing of {} is out of date", image.id));
+        if image.disk_bytes != disk_bytes(source, &image)? {
+            difference.get_or_insert_with(|| format!("the size of {} is out of date", image.id));
         }
         for_uses(&image, |key| {
             if !uses.remove(key) {
@@ -126,9 +123,6 @@ fn first_difference(source: &impl DbRead) -> DbResult<Option<String>> {
     if let Some((name, id)) = names.pop_first() {
         difference.get_or_insert_with(|| format!("the name {name} points to {id}, which does not have it"));
     }
-    if let Some(id) = listed.pop_first() {
-        difference.get_or_insert_with(|| format!("the listing of {id} has no image"));
-    }
     if let Some(key) = uses.pop_first() {
         difference.get_or_insert_with(|| format!("the reference {key} has no image"));
     }
@@ -139,7 +133,6 @@ fn first_difference(source: &impl DbRead) -> DbResult<Option<String>> {
 pub(super) fn write_names(writer: &DbTransaction) -> DbResult<()> {
     writer.clear(NAMES)?;
     writer.clear(USES)?;
-    writer.clear(LISTED)?;
     let mut images: Vec<ImageRecord> = writer.all(IMAGES)?;
     images.sort_by(|a, b| (b.pulled_at, &b.id).cmp(&(a.pulled_at, &a.id)));
     let mut taken = BTreeSet::new();
@@ -150,7 +143,7 @@ pub(super) fn write_names(writer: &DbTransaction) -> DbResult<()> {
             writer.put_raw(NAMES, name, image.id.as_str().as_bytes())?;
         }
         put_uses(writer, &image)?;
-        put_image(writer, &image)?;
+        put_image(writer, &mut image)?;
     }
     Ok(())
 }

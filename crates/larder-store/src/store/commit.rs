@@ -165,6 +165,7 @@ impl OpenStore {
             manifests: image.manifests.iter().map(|(digest, _)| digest.clone()).collect(),
             layers: image.layers.iter().map(image_layer).collect(),
             blob_bytes: 0,
+            disk_bytes: 0,
             user: config.user.clone(),
             pinned: image.pinned,
             created: config.created.clone(),
@@ -180,7 +181,7 @@ impl OpenStore {
         for name in record.names() {
             others.extend(take_name(writer, name, &record.id)?);
         }
-        put_image(writer, &record)?;
+        put_image(writer, &mut record)?;
         put_uses(writer, &record)?;
         Ok((record, others))
     }
@@ -239,7 +240,7 @@ impl OpenStore {
                 complete &= layer.is_some_and(|layer| layer.present);
             }
             image.complete = complete;
-            put_image(writer, &image)?; // also for the layer's size, which may differ from what it was
+            put_image(writer, &mut image)?; // also for the layer's size, which may differ from what it was
         }
         Ok(())
     }
@@ -354,7 +355,7 @@ pub(super) fn take_name(writer: &DbTransaction, name: &str, id: &Digest) -> DbRe
     };
     other.tags.retain(|tag| tag != name);
     other.digests.retain(|digest| digest != name);
-    put_image(writer, &other)?;
+    put_image(writer, &mut other)?;
     Ok(Some(other))
 }
 

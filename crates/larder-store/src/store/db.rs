@@ -32,8 +32,6 @@ pub(crate) struct DbTable(&'static str);
 
 /// Image id to [`ImageRecord`](super::records::ImageRecord).
 pub(crate) const IMAGES: DbTable = DbTable("images");
-/// Image id to [`ImageListing`](super::listing::ImageListing).
-pub(crate) const LISTED: DbTable = DbTable("listed");
 /// Full name, with tag or digest, to image id.
 pub(crate) const NAMES: DbTable = DbTable("names");
 /// Layer key to [`LayerRecord`](super::records::LayerRecord).

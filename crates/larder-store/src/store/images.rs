@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use larder::backend;
 use larder::reference::{Digest, ImageName};
 
-use super::db::{DbRead, DbResult, IMAGES, LISTED, NAMES, encode};
+use super::db::{DbRead, DbResult, IMAGES, NAMES, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::layout::{digest_of_name, names_in};
@@ -32,18 +32,17 @@ impl Store {
     }
 
     /// The image as a backend shows it. Its size is what its layers, config and manifests take on disk.
-    pub fn to_image(&self, image: &ImageRecord) -> Result<backend::Image, StoreError> {
-        let doing = "look up the layers of an image";
-        Ok(self.0.db.read(doing, |reader| ImageListing::of(reader, image))?.into_image())
+    pub fn to_image(&self, image: &ImageRecord) -> backend::Image {
+        ImageListing::from(image).into_image()
     }
 
     /// The image that is meant, as a backend shows it: what [`image`](Store::image) and [`to_image`](Store::to_image)
-    /// give, from one small record and without its layers.
+    /// give, without building the whole record.
     pub fn image_summary(&self, image: impl Into<ImageName>) -> Result<Option<backend::Image>, StoreError> {
         let image = image.into();
         self.0.db.read("look up an image", |reader| {
             let Some(id) = find_id(reader, &image)? else { return Ok(None) };
-            let listed = reader.get::<ImageListing>(LISTED, &id)?.filter(|listed| listed.complete);
+            let listed = reader.get::<ImageListing>(IMAGES, &id)?.filter(|listed| listed.complete);
             Ok(listed.map(ImageListing::into_image))
         })
     }
@@ -52,7 +51,7 @@ impl Store {
     pub fn list(&self) -> Result<Vec<backend::Image>, StoreError> {
         self.0.db.read("list images", |reader| {
             let mut images = Vec::new();
-            reader.for_each::<ImageListing>(LISTED, |image| {
+            reader.for_each::<ImageListing>(IMAGES, |image| {
                 if image.complete {
                     images.push(image.into_image());
                 }

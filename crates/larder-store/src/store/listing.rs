@@ -1,51 +1,43 @@
-//! The listing of each image, stored separately: a list of 10,000 images must not read their full records.
+//! The part of an image's record that lists need: a list of 10,000 images must not build their full records.
 
 use larder::backend;
 use larder::reference::Digest;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use super::db::{DbRead, DbResult, DbTransaction, IMAGES, LAYERS, LISTED};
+use super::db::{DbRead, DbResult, DbTransaction, IMAGES, LAYERS};
 use super::records::{ImageRecord, LayerRecord};
 
-/// What lists show of an image. It follows from the image's record and those of its layers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Fields of an [`ImageRecord`] that lists show.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct ImageListing {
     pub(crate) id: Digest,
     pub(crate) tags: Vec<String>,
     pub(crate) digests: Vec<String>,
-    /// What it takes on disk, whatever else needs the same layers.
-    pub(crate) bytes: u64,
-    /// Of that, config and manifests.
+    pub(crate) disk_bytes: u64,
     pub(crate) blob_bytes: u64,
-    /// How many files those are.
-    pub(crate) blobs: u64,
     pub(crate) user: String,
     pub(crate) pinned: bool,
     pub(crate) pulled_at: u64,
     pub(crate) complete: bool,
 }
 
-impl ImageListing {
-    pub(crate) fn of(source: &impl DbRead, image: &ImageRecord) -> DbResult<ImageListing> {
-        let mut bytes = image.blob_bytes;
-        for key in image.keys() {
-            let layer = source.get::<LayerRecord>(LAYERS, key.as_str())?;
-            bytes = bytes.saturating_add(layer.map_or(0, |layer| layer.usage.bytes));
-        }
-        Ok(ImageListing {
+impl From<&ImageRecord> for ImageListing {
+    fn from(image: &ImageRecord) -> ImageListing {
+        ImageListing {
             id: image.id.clone(),
             tags: image.tags.clone(),
             digests: image.digests.clone(),
-            bytes,
+            disk_bytes: image.disk_bytes,
             blob_bytes: image.blob_bytes,
-            blobs: image.blobs().count() as u64,
             user: image.user.clone(),
             pinned: image.pinned,
             pulled_at: image.pulled_at,
             complete: image.complete,
-        })
+        }
     }
+}
 
+impl ImageListing {
     /// As a backend shows it.
     pub(crate) fn into_image(self) -> backend::Image {
         let (uid, username) = uid_and_name(&self.user);
@@ -55,7 +47,7 @@ impl ImageListing {
             username: username.to_owned(),
             repo_tags: self.tags,
             repo_digests: self.digests,
-            size: self.bytes,
+            size: self.disk_bytes,
             pinned: self.pinned,
             spec: None,
         }
@@ -71,14 +63,18 @@ pub(crate) fn uid_and_name(user: &str) -> (Option<i64>, &str) {
     }
 }
 
-/// Writes an image's record, and what lists show of it.
-pub(crate) fn put_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
-    writer.put(IMAGES, image.id.as_str(), image)?;
-    writer.put(LISTED, image.id.as_str(), &ImageListing::of(writer, image)?)
+/// What an image takes on disk, whatever else needs the same layers.
+pub(crate) fn disk_bytes(source: &impl DbRead, image: &ImageRecord) -> DbResult<u64> {
+    let mut bytes = image.blob_bytes;
+    for key in image.keys() {
+        let layer = source.get::<LayerRecord>(LAYERS, key.as_str())?;
+        bytes = bytes.saturating_add(layer.map_or(0, |layer| layer.usage.bytes));
+    }
+    Ok(bytes)
 }
 
-/// Deletes what [`put_image`] wrote.
-pub(crate) fn delete_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
-    writer.delete(IMAGES, image.id.as_str())?;
-    writer.delete(LISTED, image.id.as_str())
+/// Writes an image's record, with the present sizes of its layers.
+pub(crate) fn put_image(writer: &DbTransaction, image: &mut ImageRecord) -> DbResult<()> {
+    image.disk_bytes = disk_bytes(writer, image)?;
+    writer.put(IMAGES, image.id.as_str(), image)
 }

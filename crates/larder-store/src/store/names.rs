@@ -44,7 +44,7 @@ impl OpenStore {
             image.digests.retain(|name| !names.contains(name));
             if image.names().next().is_some() {
                 delete_names(writer, id, &removed)?;
-                put_image(writer, &image)?;
+                put_image(writer, &mut image)?;
             }
             Ok(Some(image))
         })?;
@@ -66,7 +66,7 @@ impl OpenStore {
             image.tags.push(name.clone());
             sort(&mut image.tags);
             let other = take_name(writer, &name, id)?;
-            put_image(writer, &image)?;
+            put_image(writer, &mut image)?;
             Ok(Some((image, other)))
         })?;
         let Some((image, other)) = named else { return Ok(None) };

@@ -75,6 +75,8 @@ pub struct ImageRecord {
     pub layers: Vec<ImageLayer>,
     /// Size of config and manifests.
     pub blob_bytes: u64,
+    /// Size of its layers, config and manifests on disk, whatever else needs the same layers.
+    pub disk_bytes: u64,
     /// The user that its config names: empty, `uid`, `name`, `uid:gid` or `name:group`.
     pub user: String,
     /// Never to be collected.

@@ -10,11 +10,10 @@ use larder::gc::ClockReading;
 use larder::reference::{Digest, ImageName};
 
 use super::commit::delete_uses;
-use super::db::{DbRead, DbResult, DbTransaction, LAYERS, LEASES, MOUNTS, TransactionAbort, USES};
+use super::db::{DbRead, DbResult, DbTransaction, IMAGES, LAYERS, LEASES, MOUNTS, TransactionAbort, USES};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::images::find;
-use super::listing::delete_image;
 use super::names::delete_names;
 use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord};
 use super::references::{ReferenceCounts, ReferencedItem};
@@ -185,7 +184,7 @@ fn refuse_used(
 
 fn remove_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
     delete_names(writer, &image.id, image.names())?;
-    delete_image(writer, image)?;
+    writer.delete(IMAGES, image.id.as_str())?;
     delete_uses(writer, image)
 }
 

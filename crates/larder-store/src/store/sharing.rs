@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 
 use larder::gc::{LayerUsageIndex, MeasuredLayer};
-use larder::reference::LayerId;
+use larder::reference::{ImageId, LayerId};
 
-use super::db::{DbRead as _, LISTED};
+use super::db::{DbRead as _, IMAGES};
 use super::error::StoreError;
 use super::handle::Store;
-use super::listing::ImageListing;
 use super::references::ReferencedItem;
 use super::usage::{each_layers_users, layer_holders, layers};
 
@@ -40,11 +39,11 @@ impl Store {
                 }
             })?;
             let own = self.0.own_files(reader)?;
-            reader.for_each(LISTED, |image: ImageListing| {
-                let own = own.get(image.id.as_str()).copied().unwrap_or_default();
-                let keys = of.remove(image.id.as_str()).unwrap_or_default();
-                sharing.add_image(&image.id, &keys, own, None);
-            })?;
+            for id in reader.endings(IMAGES, "")? {
+                let own = own.get(&id).copied().unwrap_or_default();
+                let keys = of.remove(&id).unwrap_or_default();
+                sharing.add_image(ImageId::from(id), &keys, own, None);
+            }
             Ok(sharing)
         })
     }

@@ -8,7 +8,7 @@ use larder::reference::Digest;
 use serde::Deserialize;
 
 use super::commit::RATIO;
-use super::db::{DbRead, DbResult, LAYERS, LEASES, LISTED, META, MOUNTS, USES, log_of};
+use super::db::{DbRead, DbResult, IMAGES, LAYERS, LEASES, META, MOUNTS, USES, log_of};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::layout::names_in;
@@ -255,7 +255,7 @@ impl Store {
             };
             let mut images: Vec<ImageUsage> = Vec::new();
             let own = self.0.own_files(reader)?;
-            reader.for_each(LISTED, |image: ImageListing| {
+            reader.for_each(IMAGES, |image: ImageListing| {
                 let own = own.get(image.id.as_str()).copied().unwrap_or_default();
                 images.push(ImageUsage::of(image, own));
             })?;
