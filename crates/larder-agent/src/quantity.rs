@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-/// Units and their nanoseconds. `ms` stands before `m`, so that the longer one is found first.
-const TIME_UNITS: [(&str, f64); 8] =
-    [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("μs", 1e3), ("ms", 1e6), ("h", 3.6e12), ("m", 6e10), ("s", 1e9)];
+use larder::config::{DurationError, GoDuration};
 
 /// The longest duration that is accepted, a year; a longer one is a typing error.
 pub const LONGEST: Duration = Duration::from_secs(8760 * 3600);
@@ -12,25 +10,17 @@ pub const LONGEST: Duration = Duration::from_secs(8760 * 3600);
 /// Reads a duration. Negative ones are refused, and those above [`LONGEST`]; a whole number without
 /// a unit is seconds.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a duration; write it like 90s, 5m or 1h30m");
-    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return parse_duration(&format!("{text}s"));
-    }
-    let (mut rest, mut nanos) = (text, 0.0);
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
-        let (number, tail) = rest.split_at(digits);
-        let number: f64 = number.parse().map_err(|_| wrong())?;
-        let (unit, size) = TIME_UNITS.iter().find(|(unit, _)| tail.starts_with(unit)).ok_or_else(wrong)?;
-        nanos += number * size;
-        rest = &tail[unit.len()..];
-    }
-    if text.is_empty() {
-        return Err(wrong());
-    }
-    match Duration::try_from_secs_f64(nanos / 1e9) {
-        Ok(duration) if duration <= LONGEST => Ok(duration),
-        _ => Err(format!("{text:?} is too long; the maximum is 8760h (one year)")),
+    let is_seconds = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let written = if is_seconds { format!("{text}s") } else { text.to_owned() };
+    let duration = match GoDuration::parse(&written) {
+        Ok(written) => written.to_std(),
+        Err(DurationError::TooLong) => Some(Duration::MAX),
+        Err(_) => None,
+    };
+    match duration {
+        Some(duration) if duration <= LONGEST => Ok(duration),
+        Some(_) => Err(format!("{text:?} is too long; the maximum is 8760h (one year)")),
+        None => Err(format!("{text:?} is not a duration; write it like 90s, 5m or 1h30m")),
     }
 }
 
