@@ -1,4 +1,4 @@
-//! Turns an uncompressed tar archive into an EROFS image, and prints what that took.
+//! Turns an uncompressed tar archive into an EROFS layer, and prints what that took.
 //!
 //!     cargo run --profile dist -p larder-erofs --example tar_to_erofs -- layer.tar layer.erofs
 
@@ -10,17 +10,17 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use fs_err::File;
-use larder_erofs::{ImageOptions, ImageOutput, ImageWriter};
+use larder_erofs::{ErofsOptions, ErofsOutput, ErofsWriter};
 use tar_source::add_archive;
 
 fn main() -> io::Result<()> {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-    let [archive, image] = &arguments[..] else {
-        return Err(io::Error::other("usage: tar_to_erofs ARCHIVE IMAGE"));
+    let [archive, layer] = &arguments[..] else {
+        return Err(io::Error::other("usage: tar_to_erofs ARCHIVE LAYER"));
     };
     let archive = BufReader::with_capacity(1 << 20, File::open(Path::new(archive))?);
-    let output = FileOutput::new(File::create(Path::new(image))?);
-    let mut writer = ImageWriter::new(output, ImageOptions::default()).map_err(io::Error::other)?;
+    let output = FileOutput::new(File::create(Path::new(layer))?);
+    let mut writer = ErofsWriter::new(output, ErofsOptions::default()).map_err(io::Error::other)?;
     add_archive(archive, &mut writer)?;
     let (mut output, summary) = writer.finish().map_err(io::Error::other)?;
     output.flush()?;
@@ -50,7 +50,7 @@ impl FileOutput {
     }
 }
 
-impl ImageOutput for FileOutput {
+impl ErofsOutput for FileOutput {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.pending.len() + bytes.len() > FileOutput::PIECE {
             self.flush()?;

@@ -1,8 +1,8 @@
-//! What a caller adds to an image.
+//! What a caller adds to a layer.
 
 /// A point in time: seconds since 1970, possibly negative, and nanoseconds that count upwards from there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ImageTime {
+pub struct ErofsTime {
     /// Whole seconds since 1970.
     pub seconds: i64,
     /// Nanoseconds, below a billion.
@@ -11,12 +11,12 @@ pub struct ImageTime {
 
 /// One entry of a layer's archive.
 #[derive(Debug, Clone, Copy)]
-pub struct ImageEntry<'a> {
+pub struct ErofsEntry<'a> {
     /// As the archive names it: may be absolute, may contain `.` and `..`. The root is `/` or `.`. A last component with
     /// the prefix `.wh.` is a whiteout, `.wh..wh..opq` makes its directory opaque.
     pub path: &'a [u8],
     /// What the path is.
-    pub kind: ImageEntryKind<'a>,
+    pub kind: ErofsEntryKind<'a>,
     /// Permission, set-id and sticky bits; all others are ignored.
     pub mode: u32,
     /// Owner.
@@ -24,15 +24,15 @@ pub struct ImageEntry<'a> {
     /// Group.
     pub gid: u32,
     /// Time of the last change.
-    pub mtime: ImageTime,
+    pub mtime: ErofsTime,
     /// Extended attributes: full names and values. Of equal names the last one counts.
     pub xattrs: &'a [(Vec<u8>, Vec<u8>)],
 }
 
 /// What an entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ImageEntryKind<'a> {
-    /// A file. [`ImageWriter::write_data`](crate::ImageWriter::write_data) then takes `size` bytes.
+pub enum ErofsEntryKind<'a> {
+    /// A file. [`ErofsWriter::write_data`](crate::ErofsWriter::write_data) then takes `size` bytes.
     File {
         /// Bytes.
         size: u64,
@@ -53,7 +53,7 @@ pub enum ImageEntryKind<'a> {
     },
     /// Another name of a file; owner, mode, time and attributes are those of the file.
     HardLink {
-        /// Path of the file, in the image or in a lower layer.
+        /// Path of the file, in the layer or in a lower layer.
         target: &'a [u8],
     },
     /// A named pipe.

@@ -1,18 +1,18 @@
-//! Why an image could not be written.
+//! Why a layer could not be written.
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
-/// Why an image could not be written.
+/// Why a layer could not be written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ImageError {
+pub enum ErofsError {
     /// The output failed.
-    #[error("cannot write the EROFS image")]
+    #[error("cannot write the EROFS layer")]
     Output(#[from] io::Error),
-    /// An entry that no image can hold, or that contradicts the others.
+    /// An entry that no layer can hold, or that contradicts the others.
     #[error("rejected entry {path:?}: {problem}")]
     Rejected {
         /// The entry, as the archive names it.
@@ -32,9 +32,9 @@ pub enum ImageError {
         /// Whether there were more.
         more: bool,
     },
-    /// Over [`ImageOptions::max_tree_bytes`](crate::ImageOptions::max_tree_bytes).
+    /// Over [`ErofsOptions::max_tree_bytes`](crate::ErofsOptions::max_tree_bytes).
     #[error(
-        "EROFS image limit exceeded at {path:?}: names and directories need more than {limit} bytes of memory"
+        "EROFS layer limit exceeded at {path:?}: names and directories need more than {limit} bytes of memory"
     )]
     TreeTooLarge {
         /// The entry that was one too many.
@@ -43,13 +43,13 @@ pub enum ImageError {
         limit: usize,
     },
     /// More than 16 TiB of data, or more than 128 GiB of inodes.
-    #[error("EROFS image limit exceeded: block addresses have 32 bits")]
-    ImageTooLarge,
+    #[error("EROFS layer limit exceeded: block addresses have 32 bits")]
+    LayerTooLarge,
 }
 
-impl ImageError {
-    pub(crate) fn rejected(path: &[u8], problem: EntryProblem) -> ImageError {
-        ImageError::Rejected { path: path_of(path), problem }
+impl ErofsError {
+    pub(crate) fn rejected(path: &[u8], problem: EntryProblem) -> ErofsError {
+        ErofsError::Rejected { path: path_of(path), problem }
     }
 }
 

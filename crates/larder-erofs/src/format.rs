@@ -1,6 +1,6 @@
 //! The on-disk format: superblock, inodes and directory entries. All numbers are little-endian.
 //!
-//! An inode is found by its number: its offset in units of 32 bytes. Images of this crate have extended inodes only, since
+//! An inode is found by its number: its offset in units of 32 bytes. Layers of this crate have extended inodes only, since
 //! compact ones have no time of their own, and no attributes that inodes share.
 
 use std::io::{self, Read, Seek, SeekFrom};
@@ -145,11 +145,11 @@ fn crc32c(bytes: &[u8]) -> u32 {
     })
 }
 
-/// Where the filesystem of an image ends. What follows in the file is the caller's.
-pub fn filesystem_end(image: &mut (impl Read + Seek)) -> io::Result<u64> {
+/// Where the filesystem of a layer ends. What follows in the file is the caller's.
+pub fn filesystem_end(layer: &mut (impl Read + Seek)) -> io::Result<u64> {
     let mut blocks = [0; 4];
-    image.seek(SeekFrom::Start((SUPERBLOCK + BLOCKS_OFFSET) as u64))?;
-    image.read_exact(&mut blocks)?;
+    layer.seek(SeekFrom::Start((SUPERBLOCK + BLOCKS_OFFSET) as u64))?;
+    layer.read_exact(&mut blocks)?;
     Ok(u64::from(u32::from_le_bytes(blocks)) * BLOCK as u64)
 }
 

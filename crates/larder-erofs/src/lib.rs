@@ -1,13 +1,13 @@
-//! Writes EROFS images: archive entries of a layer in, one file that Linux mounts out.
+//! Writes EROFS layers: archive entries of a layer in, one file that Linux mounts out.
 //!
 //! ```text
-//! entry, data, entry, ... -> ImageWriter -> append, append, ..., write_at -> image
+//! entry, data, entry, ... -> ErofsWriter -> append, append, ..., write_at -> layer
 //!                              | tree: names, directories, positions of inodes
 //!                              | metadata blocks that are not full yet
 //! ```
 //!
-//! Read [`ImageWriter::add`] first, then `writer/finish.rs`. Everything here is synchronous, and nothing here opens a
-//! file: the image is written to an [`ImageOutput`].
+//! Read [`ErofsWriter::add`] first, then `writer/finish.rs`. Everything here is synchronous, and nothing here opens a
+//! file: the layer is written to an [`ErofsOutput`].
 //!
 //! ```text
 //! block 0        1 ...                                                    last
@@ -18,13 +18,13 @@
 //! Guarantees:
 //! - file data is appended as it comes; a file's inode follows its data, with its last bytes behind it, so that a small
 //!   file occupies no block of its own;
-//! - equal input makes an equal image: no clock, no randomness;
-//! - memory is bounded by [`ImageOptions::max_tree_bytes`] and about 400 KiB, whatever the entries are;
+//! - equal input makes an equal layer: no clock, no randomness;
+//! - memory is bounded by [`ErofsOptions::max_tree_bytes`] and about 400 KiB, whatever the entries are;
 //! - entries are applied in order, as if each changed a directory on top of lower layers: a later entry replaces an earlier
-//!   one, parents that never come are made, links in a path are resolved inside the image. What a replacement hides from
+//!   one, parents that never come are made, links in a path are resolved inside the layer. What a replacement hides from
 //!   lower layers stays hidden.
 //!
-//! After an error the image is useless, and so is the writer.
+//! After an error the layer is useless, and so is the writer.
 
 mod chunked;
 mod entry;
@@ -38,8 +38,8 @@ mod tree;
 mod writer;
 mod xattr;
 
-pub use entry::{ImageEntry, ImageEntryKind, ImageTime};
-pub use error::{EntryProblem, ImageError};
+pub use entry::{ErofsEntry, ErofsEntryKind, ErofsTime};
+pub use error::{EntryProblem, ErofsError};
 pub use format::filesystem_end;
-pub use output::ImageOutput;
-pub use writer::{ImageOptions, ImageSummary, ImageWriter, LowerLink};
+pub use output::ErofsOutput;
+pub use writer::{ErofsOptions, ErofsSummary, ErofsWriter, LowerLink};

@@ -1,16 +1,16 @@
-//! Where an image is written.
+//! Where a layer is written.
 
 use std::io;
 
-use crate::error::ImageError;
+use crate::error::ErofsError;
 use crate::format::BLOCK;
 
-/// Receives the bytes of an image.
+/// Receives the bytes of a layer.
 ///
-/// An image is written from its beginning to its end by [`append`](ImageOutput::append). Only
-/// [`ImageWriter::finish`](crate::ImageWriter::finish) calls [`write_at`](ImageOutput::write_at), after the last `append`:
+/// A layer is written from its beginning to its end by [`append`](ErofsOutput::append). Only
+/// [`ErofsWriter::finish`](crate::ErofsWriter::finish) calls [`write_at`](ErofsOutput::write_at), after the last `append`:
 /// first 4 bytes for each inode with several names (their number), at last block 0.
-pub trait ImageOutput {
+pub trait ErofsOutput {
     /// Adds `bytes` to the end. Pieces may be small: an implementation that makes system calls collects them.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
 
@@ -18,7 +18,7 @@ pub trait ImageOutput {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 }
 
-impl<O: ImageOutput + ?Sized> ImageOutput for &mut O {
+impl<O: ErofsOutput + ?Sized> ErofsOutput for &mut O {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         (**self).append(bytes)
     }
@@ -29,7 +29,7 @@ impl<O: ImageOutput + ?Sized> ImageOutput for &mut O {
 }
 
 /// Appends to a vector, which must be empty at first.
-impl ImageOutput for Vec<u8> {
+impl ErofsOutput for Vec<u8> {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.extend_from_slice(bytes);
         Ok(())
@@ -51,18 +51,18 @@ pub(crate) struct Appender<O> {
     position: u64,
 }
 
-impl<O: ImageOutput> Appender<O> {
+impl<O: ErofsOutput> Appender<O> {
     pub(crate) fn new(output: O) -> Appender<O> {
         Appender { output, position: 0 }
     }
 
-    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), ErofsError> {
         self.output.append(bytes)?;
         self.position += bytes.len() as u64;
         Ok(())
     }
 
-    pub(crate) fn append_zeros(&mut self, count: u64) -> Result<(), ImageError> {
+    pub(crate) fn append_zeros(&mut self, count: u64) -> Result<(), ErofsError> {
         let mut left = count;
         while left > 0 {
             let piece = usize::try_from(left).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
@@ -73,7 +73,7 @@ impl<O: ImageOutput> Appender<O> {
     }
 
     /// Zeros up to the next block.
-    pub(crate) fn pad(&mut self) -> Result<(), ImageError> {
+    pub(crate) fn pad(&mut self) -> Result<(), ErofsError> {
         self.append_zeros(self.position.wrapping_neg() % BLOCK as u64)
     }
 
@@ -82,12 +82,12 @@ impl<O: ImageOutput> Appender<O> {
     }
 
     /// The next block. Everything before it is complete.
-    pub(crate) fn block(&self) -> Result<u32, ImageError> {
+    pub(crate) fn block(&self) -> Result<u32, ErofsError> {
         block_address(self.position / BLOCK as u64)
     }
 }
 
 /// A block number that fits; the last one means "no block".
-pub(crate) fn block_address(block: u64) -> Result<u32, ImageError> {
-    u32::try_from(block).ok().filter(|block| *block != u32::MAX).ok_or(ImageError::ImageTooLarge)
+pub(crate) fn block_address(block: u64) -> Result<u32, ErofsError> {
+    u32::try_from(block).ok().filter(|block| *block != u32::MAX).ok_or(ErofsError::LayerTooLarge)
 }

@@ -2,7 +2,7 @@
 //! directory.
 //!
 //! Nodes are never removed. A node of a name that is used again changes what it is. A directory that something replaced is
-//! no longer referenced by its node, and everything in it is dead with it: [`ImageTree::live_directories`].
+//! no longer referenced by its node, and everything in it is dead with it: [`NameTree::live_directories`].
 //!
 //! A directory's parent has a smaller number than the directory.
 
@@ -10,7 +10,7 @@ mod index;
 mod names;
 
 use crate::chunked::ChunkedVec;
-use crate::entry::ImageTime;
+use crate::entry::ErofsTime;
 use crate::error::EntryProblem;
 
 use index::NodeIndex;
@@ -103,8 +103,8 @@ const OPAQUE: u16 = 1 << 15;
 const IMPLICIT: u16 = 1 << 14;
 
 impl TreeDirectory {
-    fn implicit(node: NodeId, mtime: ImageTime) -> TreeDirectory {
-        let ImageTime { seconds, nanos } = mtime;
+    fn implicit(node: NodeId, mtime: ErofsTime) -> TreeDirectory {
+        let ErofsTime { seconds, nanos } = mtime;
         TreeDirectory {
             mtime: seconds,
             nanos,
@@ -116,8 +116,8 @@ impl TreeDirectory {
         }
     }
 
-    pub(crate) fn mtime(&self) -> ImageTime {
-        ImageTime { seconds: self.mtime, nanos: self.nanos }
+    pub(crate) fn mtime(&self) -> ErofsTime {
+        ErofsTime { seconds: self.mtime, nanos: self.nanos }
     }
 
     pub(crate) fn mode(&self) -> u16 {
@@ -136,7 +136,7 @@ impl TreeDirectory {
 }
 
 /// All names.
-pub(crate) struct ImageTree {
+pub(crate) struct NameTree {
     nodes: ChunkedVec<TreeNode>,
     directories: ChunkedVec<TreeDirectory>,
     names: NameArena,
@@ -146,12 +146,12 @@ pub(crate) struct ImageTree {
     xattr_bytes: usize,
 }
 
-impl ImageTree {
+impl NameTree {
     /// A tree of nothing but the root.
-    pub(crate) fn new() -> ImageTree {
+    pub(crate) fn new() -> NameTree {
         let mut directories = ChunkedVec::new();
-        directories.push(TreeDirectory::implicit(NONE, ImageTime::default()));
-        ImageTree {
+        directories.push(TreeDirectory::implicit(NONE, ErofsTime::default()));
+        NameTree {
             nodes: ChunkedVec::new(),
             directories,
             names: NameArena::new(),
@@ -261,7 +261,7 @@ impl ImageTree {
         &mut self,
         parent: DirId,
         name: &[u8],
-        mtime: ImageTime,
+        mtime: ErofsTime,
     ) -> Result<DirId, EntryProblem> {
         check_name(name)?;
         if self.path_len(parent) + name.len() + 1 > MAX_PATH || self.directories.len() >= MAX_DIRECTORIES {
@@ -283,7 +283,7 @@ impl ImageTree {
         dir: DirId,
         mode: u16,
         owner: (u32, u32),
-        mtime: ImageTime,
+        mtime: ErofsTime,
         xattrs: Vec<u8>,
     ) {
         let xattrs = self.keep_xattrs(xattrs);

@@ -1,7 +1,7 @@
 //! Applies entries in the order in which they come.
 //!
 //! What an entry replaces stays hidden for lower layers: a directory in the place of a file, a link or a whiteout is opaque.
-//! A whiteout hides what lower layers have under a name; what this image itself has there stays.
+//! A whiteout hides what lower layers have under a name; what this layer itself has there stays.
 
 mod data;
 mod directories;
@@ -9,13 +9,13 @@ mod finish;
 mod links;
 mod walk;
 
-use crate::entry::{ImageEntry, ImageEntryKind, ImageTime};
-use crate::error::{EntryProblem, ImageError};
+use crate::entry::{ErofsEntry, ErofsEntryKind, ErofsTime};
+use crate::error::{EntryProblem, ErofsError};
 use crate::format::{BLOCK, DataLayout, Inode, device_number, file_type};
 use crate::metadata_blocks::MetadataBlocks;
-use crate::output::{Appender, ImageOutput};
+use crate::output::{Appender, ErofsOutput};
 use crate::paths::{clean, parts, split};
-use crate::tree::{DirId, ImageTree, NodeKind, ROOT, check_name};
+use crate::tree::{DirId, NameTree, NodeKind, ROOT, check_name};
 use crate::xattr::encode_xattrs;
 
 use data::OpenFile;
@@ -25,29 +25,29 @@ use links::PendingLink;
 /// Longest text of a symbolic link.
 const MAX_SYMLINK: usize = 4095;
 
-/// How an image is written.
+/// How a layer is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageOptions {
-    /// Bytes of memory for names and directories, at most; an image that needs more fails with
-    /// [`ImageError::TreeTooLarge`]. An entry takes 18 bytes and its name, a directory 32 more, a symbolic link its target;
-    /// [`ImageWriter::finish`] needs no more than what is freed before. Default 48 MiB, enough for a million entries with
+pub struct ErofsOptions {
+    /// Bytes of memory for names and directories, at most; a layer that needs more fails with
+    /// [`ErofsError::TreeTooLarge`]. An entry takes 18 bytes and its name, a directory 32 more, a symbolic link its target;
+    /// [`ErofsWriter::finish`] needs no more than what is freed before. Default 48 MiB, enough for a million entries with
     /// names of 25 bytes.
     pub max_tree_bytes: usize,
     /// The UUID of the filesystem. Overlay mounts log a warning when two of their layers have the same one. Default zero.
     pub uuid: [u8; 16],
 }
 
-impl Default for ImageOptions {
+impl Default for ErofsOptions {
     fn default() -> Self {
-        ImageOptions { max_tree_bytes: 48 << 20, uuid: [0; 16] }
+        ErofsOptions { max_tree_bytes: 48 << 20, uuid: [0; 16] }
     }
 }
 
-/// What an image became.
+/// What a layer became.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ImageSummary {
-    /// Bytes of the image: full blocks.
+pub struct ErofsSummary {
+    /// Bytes of the layer: full blocks.
     pub size: u64,
     /// Inodes that have a name.
     pub inodes: u64,
@@ -55,15 +55,15 @@ pub struct ImageSummary {
     pub hides_lowers: bool,
     /// Extended attributes that were left out.
     pub skipped_xattrs: u64,
-    /// Hard links to files that the image does not have; they are not in it.
+    /// Hard links to files that the layer does not have; they are not in it.
     pub lower_links: u64,
 }
 
-/// Writes one image.
-pub struct ImageWriter<O> {
+/// Writes one layer.
+pub struct ErofsWriter<O> {
     to: Appender<O>,
-    options: ImageOptions,
-    tree: ImageTree,
+    options: ErofsOptions,
+    tree: NameTree,
     blocks: MetadataBlocks,
     /// The file that expects data.
     file: Option<OpenFile>,
@@ -88,15 +88,15 @@ struct EntryPlace<'a> {
     path: &'a [u8],
 }
 
-impl<O: ImageOutput> ImageWriter<O> {
-    /// An image of nothing but an empty root directory. Appends one block.
-    pub fn new(output: O, options: ImageOptions) -> Result<ImageWriter<O>, ImageError> {
+impl<O: ErofsOutput> ErofsWriter<O> {
+    /// A layer of nothing but an empty root directory. Appends one block.
+    pub fn new(output: O, options: ErofsOptions) -> Result<ErofsWriter<O>, ErofsError> {
         let mut to = Appender::new(output);
         to.append_zeros(BLOCK as u64)?;
-        Ok(ImageWriter {
+        Ok(ErofsWriter {
             to,
             options,
-            tree: ImageTree::new(),
+            tree: NameTree::new(),
             blocks: MetadataBlocks::new(),
             file: None,
             links: Vec::new(),
@@ -109,7 +109,7 @@ impl<O: ImageOutput> ImageWriter<O> {
         })
     }
 
-    /// Whether it hides anything of lower layers so far, as [`ImageSummary::hides_lowers`] says in the end.
+    /// Whether it hides anything of lower layers so far, as [`ErofsSummary::hides_lowers`] says in the end.
     pub fn hides_lowers(&self) -> bool {
         self.hides_lowers
     }
@@ -124,31 +124,31 @@ impl<O: ImageOutput> ImageWriter<O> {
         self.tree.directory_count()
     }
 
-    /// Bytes of memory for what [`ImageOptions::max_tree_bytes`] bounds.
+    /// Bytes of memory for what [`ErofsOptions::max_tree_bytes`] bounds.
     pub fn tree_bytes(&self) -> usize {
         self.tree.memory() + self.bookkeeping()
     }
 
-    /// Where the image is written.
+    /// Where the layer is written.
     pub fn output_mut(&mut self) -> &mut O {
         &mut self.to.output
     }
 
-    /// Applies one entry. If it is a file with data, [`write_data`](ImageWriter::write_data) comes next.
-    pub fn add(&mut self, entry: &ImageEntry<'_>) -> Result<(), ImageError> {
+    /// Applies one entry. If it is a file with data, [`write_data`](ErofsWriter::write_data) comes next.
+    pub fn add(&mut self, entry: &ErofsEntry<'_>) -> Result<(), ErofsError> {
         if let Some(file) = &self.file {
             return Err(file.incomplete());
         }
-        let rejected = |problem| ImageError::rejected(entry.path, problem);
+        let rejected = |problem| ErofsError::rejected(entry.path, problem);
         check(entry).map_err(rejected)?;
         if self.tree.is_full(self.options.max_tree_bytes.saturating_sub(self.bookkeeping())) {
             let limit = self.options.max_tree_bytes;
-            return Err(ImageError::TreeTooLarge { path: crate::error::path_of(entry.path), limit });
+            return Err(ErofsError::TreeTooLarge { path: crate::error::path_of(entry.path), limit });
         }
         let path = clean(entry.path);
         if path.is_empty() {
             return match entry.kind {
-                ImageEntryKind::Directory => self.describe_directory(ROOT, entry),
+                ErofsEntryKind::Directory => self.describe_directory(ROOT, entry),
                 _ => Err(rejected(EntryProblem::RootNotDirectory)),
             };
         }
@@ -175,23 +175,23 @@ impl<O: ImageOutput> ImageWriter<O> {
         self.link_bytes + self.blocks.memory()
     }
 
-    fn make(&mut self, place: EntryPlace<'_>, entry: &ImageEntry<'_>) -> Result<(), ImageError> {
-        check_name(place.name).map_err(|problem| ImageError::rejected(place.path, problem))?;
+    fn make(&mut self, place: EntryPlace<'_>, entry: &ErofsEntry<'_>) -> Result<(), ErofsError> {
+        check_name(place.name).map_err(|problem| ErofsError::rejected(place.path, problem))?;
         match entry.kind {
-            ImageEntryKind::File { size } => self.start_file(place, entry, size, None),
-            ImageEntryKind::Sparse { size, extents } => self.start_file(place, entry, size, Some(extents)),
-            ImageEntryKind::Directory => {
+            ErofsEntryKind::File { size } => self.start_file(place, entry, size, None),
+            ErofsEntryKind::Sparse { size, extents } => self.start_file(place, entry, size, Some(extents)),
+            ErofsEntryKind::Directory => {
                 let dir = self.directory(place, entry.mtime)?;
                 self.describe_directory(dir, entry)
             }
-            ImageEntryKind::Symlink { target } => self.symlink(place, entry, target),
-            ImageEntryKind::HardLink { target } => self.hard_link(place, target),
-            ImageEntryKind::Fifo => self.special(place, entry, NodeKind::Fifo, (0, 0)),
-            ImageEntryKind::CharDevice { major: 0, minor: 0 } => self.whiteout(place),
-            ImageEntryKind::CharDevice { major, minor } => {
+            ErofsEntryKind::Symlink { target } => self.symlink(place, entry, target),
+            ErofsEntryKind::HardLink { target } => self.hard_link(place, target),
+            ErofsEntryKind::Fifo => self.special(place, entry, NodeKind::Fifo, (0, 0)),
+            ErofsEntryKind::CharDevice { major: 0, minor: 0 } => self.whiteout(place),
+            ErofsEntryKind::CharDevice { major, minor } => {
                 self.special(place, entry, NodeKind::CharDevice, (major, minor))
             }
-            ImageEntryKind::BlockDevice { major, minor } => {
+            ErofsEntryKind::BlockDevice { major, minor } => {
                 self.special(place, entry, NodeKind::BlockDevice, (major, minor))
             }
         }
@@ -212,13 +212,13 @@ impl<O: ImageOutput> ImageWriter<O> {
 
     /// The directory at a place: the one that is there, or a new one. What was there instead hid what lower layers have at
     /// this path, and so does the directory.
-    fn directory(&mut self, place: EntryPlace<'_>, mtime: ImageTime) -> Result<DirId, ImageError> {
+    fn directory(&mut self, place: EntryPlace<'_>, mtime: ErofsTime) -> Result<DirId, ErofsError> {
         let found = self.tree.find(place.dir, place.name).map(|node| self.tree.node(node));
         if let Some(node) = found.filter(|node| node.kind() == NodeKind::Directory) {
             return Ok(node.target);
         }
         let made = self.tree.make_directory(place.dir, place.name, mtime);
-        let dir = made.map_err(|problem| ImageError::rejected(place.path, problem))?;
+        let dir = made.map_err(|problem| ErofsError::rejected(place.path, problem))?;
         if found.is_some_and(|node| node.kind() != NodeKind::PendingLink) {
             self.mark_opaque(dir);
         }
@@ -230,10 +230,10 @@ impl<O: ImageOutput> ImageWriter<O> {
         self.tree.mark_opaque(dir);
     }
 
-    fn describe_directory(&mut self, dir: DirId, entry: &ImageEntry<'_>) -> Result<(), ImageError> {
+    fn describe_directory(&mut self, dir: DirId, entry: &ErofsEntry<'_>) -> Result<(), ErofsError> {
         let xattrs = self.xattrs(entry, file_type::DIRECTORY)?;
         if dir == ROOT && !directories::root_has_room(&xattrs) {
-            return Err(ImageError::rejected(entry.path, EntryProblem::XattrSpace));
+            return Err(ErofsError::rejected(entry.path, EntryProblem::XattrSpace));
         }
         let owner = (entry.uid, entry.gid);
         self.tree.describe_directory(dir, mode_bits(entry.mode), owner, entry.mtime, xattrs);
@@ -241,8 +241,8 @@ impl<O: ImageOutput> ImageWriter<O> {
     }
 
     /// Hides a name of the lower layers.
-    fn whiteout(&mut self, place: EntryPlace<'_>) -> Result<(), ImageError> {
-        check_name(place.name).map_err(|problem| ImageError::rejected(place.path, problem))?;
+    fn whiteout(&mut self, place: EntryPlace<'_>) -> Result<(), ErofsError> {
+        check_name(place.name).map_err(|problem| ErofsError::rejected(place.path, problem))?;
         self.hides_lowers = true;
         if let Some(node) = self.tree.find(place.dir, place.name) {
             let node = self.tree.node(node);
@@ -264,9 +264,9 @@ impl<O: ImageOutput> ImageWriter<O> {
     fn symlink(
         &mut self,
         place: EntryPlace<'_>,
-        entry: &ImageEntry<'_>,
+        entry: &ErofsEntry<'_>,
         target: &[u8],
-    ) -> Result<(), ImageError> {
+    ) -> Result<(), ErofsError> {
         let xattrs = self.xattrs(entry, file_type::SYMLINK)?;
         let mut inode = inode_of(entry, file_type::SYMLINK | 0o777);
         inode.size = target.len() as u64;
@@ -287,32 +287,32 @@ impl<O: ImageOutput> ImageWriter<O> {
     fn special(
         &mut self,
         place: EntryPlace<'_>,
-        entry: &ImageEntry<'_>,
+        entry: &ErofsEntry<'_>,
         kind: NodeKind,
         (major, minor): (u32, u32),
-    ) -> Result<(), ImageError> {
+    ) -> Result<(), ErofsError> {
         let file_type = type_of(kind);
         let xattrs = self.xattrs(entry, file_type)?;
         let mut inode = inode_of(entry, file_type | mode_bits(entry.mode));
         inode.place = device_number(major, minor)
-            .ok_or_else(|| ImageError::rejected(entry.path, EntryProblem::Device))?;
+            .ok_or_else(|| ErofsError::rejected(entry.path, EntryProblem::Device))?;
         let slot = self.place_inode(&inode, &xattrs, &[])?;
         self.put(place, kind, slot, b"");
         Ok(())
     }
 
-    fn xattrs(&mut self, entry: &ImageEntry<'_>, file_type: u16) -> Result<Vec<u8>, ImageError> {
+    fn xattrs(&mut self, entry: &ErofsEntry<'_>, file_type: u16) -> Result<Vec<u8>, ErofsError> {
         if entry.xattrs.is_empty() {
             return Ok(Vec::new());
         }
         let encoded = encode_xattrs(entry.xattrs, file_type);
-        let (encoded, skipped) = encoded.map_err(|problem| ImageError::rejected(entry.path, problem))?;
+        let (encoded, skipped) = encoded.map_err(|problem| ErofsError::rejected(entry.path, problem))?;
         self.skipped_xattrs += skipped;
         Ok(encoded)
     }
 
     /// Stores an inode with what follows it. Between two files: it may append a block.
-    fn place_inode(&mut self, inode: &Inode, xattrs: &[u8], tail: &[u8]) -> Result<u32, ImageError> {
+    fn place_inode(&mut self, inode: &Inode, xattrs: &[u8], tail: &[u8]) -> Result<u32, ErofsError> {
         let mut record = inode.encode(xattrs);
         record.extend_from_slice(tail);
         if record.len() <= BLOCK {
@@ -325,12 +325,12 @@ impl<O: ImageOutput> ImageWriter<O> {
 }
 
 /// What no entry may have, wherever it is.
-fn check(entry: &ImageEntry<'_>) -> Result<(), EntryProblem> {
+fn check(entry: &ErofsEntry<'_>) -> Result<(), EntryProblem> {
     let link = match entry.kind {
-        ImageEntryKind::Symlink { target } if target.is_empty() || target.len() > MAX_SYMLINK => {
+        ErofsEntryKind::Symlink { target } if target.is_empty() || target.len() > MAX_SYMLINK => {
             return Err(EntryProblem::SymlinkTarget);
         }
-        ImageEntryKind::Symlink { target } | ImageEntryKind::HardLink { target } => target,
+        ErofsEntryKind::Symlink { target } | ErofsEntryKind::HardLink { target } => target,
         _ => b"",
     };
     if entry.path.contains(&0) || link.contains(&0) {
@@ -362,7 +362,7 @@ fn type_of(kind: NodeKind) -> u16 {
 }
 
 /// An empty inode with one name.
-fn inode_of(entry: &ImageEntry<'_>, mode: u16) -> Inode {
+fn inode_of(entry: &ErofsEntry<'_>, mode: u16) -> Inode {
     Inode {
         layout: DataLayout::Plain,
         mode,

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::io;
 
-use larder_erofs::{ImageEntry, ImageEntryKind, ImageOptions, ImageOutput, ImageTime, ImageWriter};
+use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsOutput, ErofsTime, ErofsWriter};
 
 const ENTRIES: u32 = 1_000_000;
 const LIMIT: u64 = 64 << 20;
@@ -13,7 +13,7 @@ const LIMIT: u64 = 64 << 20;
 /// Counts, and forgets.
 struct NullOutput(u64);
 
-impl ImageOutput for NullOutput {
+impl ErofsOutput for NullOutput {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0 += bytes.len() as u64;
         Ok(())
@@ -31,12 +31,12 @@ fn peak_memory() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Paths as in an image of Node.js or Python packages, but for repeated names: 23 bytes of name, 10 files in a directory,
+/// Paths as in a layer of Node.js or Python packages, but for repeated names: 23 bytes of name, 10 files in a directory,
 /// a link for every 20 files and a hard link for every 50.
 #[test]
 fn a_million_entries_fit_into_64_mib() {
     let before = peak_memory();
-    let mut writer = ImageWriter::new(NullOutput(0), ImageOptions::default()).unwrap();
+    let mut writer = ErofsWriter::new(NullOutput(0), ErofsOptions::default()).unwrap();
     let (mut path, mut target) = (String::new(), String::new());
     let data = [7; 700];
     for at in 0..ENTRIES {
@@ -44,25 +44,25 @@ fn a_million_entries_fit_into_64_mib() {
         let (package, dir) = (at / 1000, at / 10);
         write!(path, "usr/lib/node_modules/package-{package}/lib/dir-{dir}").unwrap();
         let kind = match at {
-            at if at % 10 == 0 => ImageEntryKind::Directory,
+            at if at % 10 == 0 => ErofsEntryKind::Directory,
             at if at % 20 == 1 => {
                 target.clear();
                 write!(target, "../../dir-{}/module-{at}.js", dir / 2).unwrap();
-                ImageEntryKind::Symlink { target: target.as_bytes() }
+                ErofsEntryKind::Symlink { target: target.as_bytes() }
             }
             at if at % 50 == 2 && at > 100 => {
                 target.clear();
                 write!(target, "{path}/some-module-{:08}.js", at + 1).unwrap();
-                ImageEntryKind::HardLink { target: target.as_bytes() }
+                ErofsEntryKind::HardLink { target: target.as_bytes() }
             }
-            at => ImageEntryKind::File { size: u64::from(at % 700) },
+            at => ErofsEntryKind::File { size: u64::from(at % 700) },
         };
         if at % 10 != 0 {
             write!(path, "/some-module-{at:08}.js").unwrap();
         }
-        let mtime = ImageTime { seconds: at.into(), nanos: 1 };
+        let mtime = ErofsTime { seconds: at.into(), nanos: 1 };
         writer
-            .add(&ImageEntry {
+            .add(&ErofsEntry {
                 path: path.as_bytes(),
                 kind,
                 mode: 0o644,
@@ -72,7 +72,7 @@ fn a_million_entries_fit_into_64_mib() {
                 xattrs: &[],
             })
             .unwrap();
-        if let ImageEntryKind::File { size } = kind {
+        if let ErofsEntryKind::File { size } = kind {
             writer.write_data(&data[..usize::try_from(size).unwrap()]).unwrap();
         }
     }
@@ -80,7 +80,7 @@ fn a_million_entries_fit_into_64_mib() {
     let (output, summary) = writer.finish().unwrap();
     let peak = peak_memory();
     eprintln!(
-        "at the start {before}, after all entries {built}, in the end {peak}; image of {} bytes",
+        "at the start {before}, after all entries {built}, in the end {peak}; layer of {} bytes",
         output.0
     );
     assert!(summary.inodes > 900_000 && summary.size == output.0);

@@ -14,7 +14,7 @@ pub(super) struct NameArena {
     chunks: Vec<Vec<u8>>,
     /// A name of this hash, or [`NONE`].
     recent: Vec<u32>,
-    /// Keyed at random, since archives choose the names. It decides where something is in memory, never in the image.
+    /// Keyed at random, since archives choose the names. It decides where something is in memory, never in the layer.
     hasher: RandomState,
 }
 

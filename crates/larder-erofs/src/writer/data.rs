@@ -1,13 +1,13 @@
 //! The data of files, as it comes.
 
-use crate::entry::{ImageEntry, ImageEntryKind};
-use crate::error::{ImageError, path_of};
+use crate::entry::{ErofsEntry, ErofsEntryKind};
+use crate::error::{ErofsError, path_of};
 use crate::format::{BLOCK, DataLayout, INODE, Inode, file_type};
-use crate::output::ImageOutput;
+use crate::output::ErofsOutput;
 use crate::sparse::ChunkLayout;
 use crate::tree::{DirId, NodeKind};
 
-use super::{EntryPlace, ImageWriter, inode_of, mode_bits};
+use super::{EntryPlace, ErofsWriter, inode_of, mode_bits};
 
 /// Entries of a chunk map that are appended at a time.
 const MAP_PIECE: usize = 1024;
@@ -22,7 +22,7 @@ pub(super) struct OpenFile {
     stored: Option<StoredFile>,
 }
 
-/// A file of the image, and how far it has been written.
+/// A file of the layer, and how far it has been written.
 struct StoredFile {
     dir: DirId,
     name: Vec<u8>,
@@ -47,10 +47,10 @@ struct SparseProgress {
 
 impl OpenFile {
     /// A file whose data means nothing, unless it has none.
-    pub(super) fn ignored(entry: &ImageEntry<'_>) -> Option<OpenFile> {
+    pub(super) fn ignored(entry: &ErofsEntry<'_>) -> Option<OpenFile> {
         let expected = match entry.kind {
-            ImageEntryKind::File { size } => size,
-            ImageEntryKind::Sparse { extents, .. } => {
+            ErofsEntryKind::File { size } => size,
+            ErofsEntryKind::Sparse { extents, .. } => {
                 // Nothing checks these extents; more data than can be written is an error of its own.
                 extents.iter().fold(0, |sum: u64, (_, length)| sum.saturating_add(*length))
             }
@@ -61,8 +61,8 @@ impl OpenFile {
     }
 
     /// The error of a file that another entry follows too early.
-    pub(super) fn incomplete(&self) -> ImageError {
-        ImageError::DataSize {
+    pub(super) fn incomplete(&self) -> ErofsError {
+        ErofsError::DataSize {
             path: path_of(&self.path),
             expected: self.expected,
             found: self.received,
@@ -71,15 +71,15 @@ impl OpenFile {
     }
 }
 
-impl<O: ImageOutput> ImageWriter<O> {
+impl<O: ErofsOutput> ErofsWriter<O> {
     pub(super) fn start_file(
         &mut self,
         place: EntryPlace<'_>,
-        entry: &ImageEntry<'_>,
+        entry: &ErofsEntry<'_>,
         size: u64,
         extents: Option<&[(u64, u64)]>,
-    ) -> Result<(), ImageError> {
-        let rejected = |problem| ImageError::rejected(entry.path, problem);
+    ) -> Result<(), ErofsError> {
+        let rejected = |problem| ErofsError::rejected(entry.path, problem);
         let layout = match extents {
             Some(extents) => ChunkLayout::choose(size, extents).map_err(rejected)?,
             None => None,
@@ -123,17 +123,17 @@ impl<O: ImageOutput> ImageWriter<O> {
     }
 
     /// Takes a piece of the data of the file that was added last. The piece with the file's last byte completes it.
-    pub fn write_data(&mut self, data: &[u8]) -> Result<(), ImageError> {
+    pub fn write_data(&mut self, data: &[u8]) -> Result<(), ErofsError> {
         if data.is_empty() {
             return Ok(());
         }
         let Some(mut file) = self.file.take() else {
-            return Err(ImageError::DataSize { path: path_of(b""), expected: 0, found: 0, more: true });
+            return Err(ErofsError::DataSize { path: path_of(b""), expected: 0, found: 0, more: true });
         };
         let left = file.expected - file.received;
         if data.len() as u64 > left {
             let found = file.expected;
-            return Err(ImageError::DataSize {
+            return Err(ErofsError::DataSize {
                 path: path_of(&file.path),
                 expected: found,
                 found,
@@ -151,7 +151,7 @@ impl<O: ImageOutput> ImageWriter<O> {
         file.stored.map_or(Ok(()), |stored| self.finish_file(stored))
     }
 
-    fn store(&mut self, file: &mut StoredFile, received: u64, data: &[u8]) -> Result<(), ImageError> {
+    fn store(&mut self, file: &mut StoredFile, received: u64, data: &[u8]) -> Result<(), ErofsError> {
         if let Some(sparse) = &mut file.sparse {
             return self.write_sparse(sparse, data);
         }
@@ -162,7 +162,7 @@ impl<O: ImageOutput> ImageWriter<O> {
         Ok(())
     }
 
-    fn write_sparse(&mut self, sparse: &mut SparseProgress, data: &[u8]) -> Result<(), ImageError> {
+    fn write_sparse(&mut self, sparse: &mut SparseProgress, data: &[u8]) -> Result<(), ErofsError> {
         let mut data = data;
         while let Some((offset, left)) = sparse.layout.locate(sparse.extent, sparse.within) {
             if data.is_empty() {
@@ -188,7 +188,7 @@ impl<O: ImageOutput> ImageWriter<O> {
         Ok(())
     }
 
-    fn finish_file(&mut self, mut file: StoredFile) -> Result<(), ImageError> {
+    fn finish_file(&mut self, mut file: StoredFile) -> Result<(), ErofsError> {
         if let Some(sparse) = &file.sparse {
             self.to.append_zeros(sparse.chunk_end - sparse.written)?;
         }
@@ -213,7 +213,7 @@ impl<O: ImageOutput> ImageWriter<O> {
         xattrs: &[u8],
         layout: &ChunkLayout,
         first: u32,
-    ) -> Result<u32, ImageError> {
+    ) -> Result<u32, ErofsError> {
         self.has_chunks = true;
         let beginning = inode.encode(xattrs);
         let mut map = layout.map(first).map(u32::to_le_bytes);

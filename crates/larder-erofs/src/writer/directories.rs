@@ -3,10 +3,10 @@
 //! A directory's data is blocks; each begins with entries of 12 bytes, and their names follow. Names are in order, `.` and
 //! `..` among them, inside of a block and from block to block.
 
-use crate::error::{EntryProblem, ImageError};
+use crate::error::{EntryProblem, ErofsError};
 use crate::format::{BLOCK, DIRENT, DataLayout, INODE, Inode, ROOT_NID, ROOT_OFFSET, dirent_type, file_type};
 use crate::metadata_blocks::MetadataBlocks;
-use crate::tree::{DirId, ImageTree, NodeId, NodeKind, ROOT, TreeDirectory};
+use crate::tree::{DirId, NameTree, NodeId, NodeKind, ROOT, TreeDirectory};
 use crate::xattr::mark_opaque;
 
 use super::type_of;
@@ -25,7 +25,7 @@ pub(super) fn root_has_room(xattrs: &[u8]) -> bool {
 
 /// The live names of all directories, sorted.
 pub(super) struct DirectoryListing<'a> {
-    pub(super) tree: &'a ImageTree,
+    pub(super) tree: &'a NameTree,
     pub(super) live: Vec<bool>,
     /// Nodes by directory, then by name.
     order: Vec<NodeId>,
@@ -45,7 +45,7 @@ pub(super) struct DirectoryLayout {
     pub(super) tail: usize,
 }
 
-/// Where the inodes of an image are.
+/// Where the inodes of a layer are.
 pub(super) struct InodeNumbers<'a> {
     pub(super) blocks: &'a MetadataBlocks,
     /// Of each directory but the root, the slot among the inodes of directories; and the number of the first of them.
@@ -60,7 +60,7 @@ impl InodeNumbers<'_> {
 }
 
 impl<'a> DirectoryListing<'a> {
-    pub(super) fn new(tree: &'a ImageTree) -> DirectoryListing<'a> {
+    pub(super) fn new(tree: &'a NameTree) -> DirectoryListing<'a> {
         let live = tree.live_directories();
         let is_listed = |dir: DirId, kind| live[dir as usize] && kind != NodeKind::PendingLink;
         let mut ends = vec![0u32; live.len()];
@@ -104,11 +104,11 @@ impl<'a> DirectoryListing<'a> {
         dir: DirId,
         directory: &TreeDirectory,
         room: usize,
-    ) -> Result<DirectoryLayout, ImageError> {
+    ) -> Result<DirectoryLayout, ErofsError> {
         let mut xattrs = self.tree.directory_xattrs(directory).to_vec();
         if directory.is_opaque() {
             let marked = mark_opaque(&mut xattrs);
-            let rejected = |problem: EntryProblem| ImageError::rejected(&self.tree.path(dir), problem);
+            let rejected = |problem: EntryProblem| ErofsError::rejected(&self.tree.path(dir), problem);
             marked.map_err(rejected)?;
         }
         let (full, rest) = self
@@ -131,7 +131,7 @@ impl<'a> DirectoryListing<'a> {
             nanos: mtime.nanos,
             links: 2 + self.subdirectories[dir as usize],
         };
-        let blocks = u32::try_from(blocks).map_err(|_| ImageError::ImageTooLarge)?;
+        let blocks = u32::try_from(blocks).map_err(|_| ErofsError::LayerTooLarge)?;
         Ok(DirectoryLayout { inode, xattrs, blocks, tail: if inline { rest } else { 0 } })
     }
 

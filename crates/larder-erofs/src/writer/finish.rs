@@ -1,16 +1,16 @@
-//! The end of an image: directories, numbers of links, superblock.
+//! The end of a layer: directories, numbers of links, superblock.
 //!
 //! All directories' sizes are known before the first is written, and so are the places of all inodes. Data of large
 //! directories comes first, then the inodes, each with the rest of its directory's data.
 
-use crate::error::{EntryProblem, ImageError};
+use crate::error::{EntryProblem, ErofsError};
 use crate::format::{BLOCK, INODE, NLINK_OFFSET, ROOT_OFFSET, SLOT, Superblock};
 use crate::metadata_blocks::MetadataBlocks;
-use crate::output::{Appender, ImageOutput, block_address};
+use crate::output::{Appender, ErofsOutput, block_address};
 use crate::tree::{DirId, ROOT, TreeDirectory, TreeNode};
 
 use super::directories::{DirectoryLayout, DirectoryListing, InodeNumbers};
-use super::{ImageSummary, ImageWriter};
+use super::{ErofsSummary, ErofsWriter};
 
 /// Writes directories.
 struct DirectoryWriter<'a> {
@@ -40,9 +40,9 @@ impl InodeCursor {
     }
 }
 
-impl<O: ImageOutput> ImageWriter<O> {
-    /// Completes the image. Hard links to files that were not added are left out.
-    pub fn finish(mut self) -> Result<(O, ImageSummary), ImageError> {
+impl<O: ErofsOutput> ErofsWriter<O> {
+    /// Completes the layer. Hard links to files that were not added are left out.
+    pub fn finish(mut self) -> Result<(O, ErofsSummary), ErofsError> {
         if let Some(file) = &self.file {
             return Err(file.incomplete());
         }
@@ -50,7 +50,7 @@ impl<O: ImageOutput> ImageWriter<O> {
         let lower_links = self.lower_links().count() as u64;
         self.blocks.flush(&mut self.to)?;
         self.tree.seal();
-        let ImageWriter { mut to, tree, blocks, .. } = self;
+        let ErofsWriter { mut to, tree, blocks, .. } = self;
         let listing = DirectoryListing::new(&tree);
         let first_block = to.block()?;
         let (slots, data_blocks) = place_directories(&listing)?;
@@ -70,7 +70,7 @@ impl<O: ImageOutput> ImageWriter<O> {
         };
         superblock.put(&mut block);
         to.output.write_at(0, &block)?;
-        let summary = ImageSummary {
+        let summary = ErofsSummary {
             size,
             inodes,
             hides_lowers: self.hides_lowers,
@@ -87,7 +87,7 @@ fn room(dir: DirId) -> usize {
 }
 
 /// Of each directory but the root, its slot among the inodes of directories. And the number of blocks of data.
-fn place_directories(listing: &DirectoryListing<'_>) -> Result<(Vec<u32>, u64), ImageError> {
+fn place_directories(listing: &DirectoryListing<'_>) -> Result<(Vec<u32>, u64), ErofsError> {
     let mut slots = vec![0; listing.live.len()];
     let (mut cursor, mut blocks) = (InodeCursor::default(), 0);
     for (dir, directory) in listing.directories() {
@@ -95,14 +95,14 @@ fn place_directories(listing: &DirectoryListing<'_>) -> Result<(Vec<u32>, u64), 
         blocks += u64::from(layout.blocks);
         if dir != ROOT {
             let slot = cursor.place(&layout) / SLOT as u64;
-            slots[dir as usize] = u32::try_from(slot).map_err(|_| ImageError::ImageTooLarge)?;
+            slots[dir as usize] = u32::try_from(slot).map_err(|_| ErofsError::LayerTooLarge)?;
         }
     }
     Ok((slots, blocks))
 }
 
 impl DirectoryWriter<'_> {
-    fn write_data<O: ImageOutput>(&self, to: &mut Appender<O>) -> Result<(), ImageError> {
+    fn write_data<O: ErofsOutput>(&self, to: &mut Appender<O>) -> Result<(), ErofsError> {
         for (dir, directory) in self.listing.directories() {
             let layout = self.listing.layout(dir, &directory, room(dir))?;
             for block in self.listing.encode(dir, &self.numbers).take(layout.blocks as usize) {
@@ -113,7 +113,7 @@ impl DirectoryWriter<'_> {
         Ok(())
     }
 
-    fn write_inodes<O: ImageOutput>(&mut self, to: &mut Appender<O>) -> Result<(), ImageError> {
+    fn write_inodes<O: ErofsOutput>(&mut self, to: &mut Appender<O>) -> Result<(), ErofsError> {
         let (base, mut cursor) = (to.position(), InodeCursor::default());
         let mut next_block = self.first_block;
         for (dir, directory) in self.listing.directories() {
@@ -141,24 +141,24 @@ impl DirectoryWriter<'_> {
     }
 
     /// Block 0 with the root's inode. The root's data is the first of all directories'.
-    fn root(&self) -> Result<[u8; BLOCK], ImageError> {
+    fn root(&self) -> Result<[u8; BLOCK], ErofsError> {
         let mut block = [0; BLOCK];
         let root: TreeDirectory = self.listing.tree.directory(ROOT);
         let mut layout = self.listing.layout(ROOT, &root, room(ROOT))?;
         let record = self.encode(ROOT, &mut layout, self.first_block);
         let end = ROOT_OFFSET + record.len();
         let place = block.get_mut(ROOT_OFFSET..end);
-        let place = place.ok_or_else(|| ImageError::rejected(b"/", EntryProblem::XattrSpace))?;
+        let place = place.ok_or_else(|| ErofsError::rejected(b"/", EntryProblem::XattrSpace))?;
         place.copy_from_slice(&record);
         Ok(block)
     }
 
     /// Writes the number of names of each inode that has several. Returns the number of all inodes.
-    fn write_links<O: ImageOutput>(
+    fn write_links<O: ErofsOutput>(
         &self,
         blocks: &MetadataBlocks,
         to: &mut Appender<O>,
-    ) -> Result<u64, ImageError> {
+    ) -> Result<u64, ErofsError> {
         let tree = self.listing.tree;
         let is_shared = |node: &TreeNode| node.is_linked();
         let nodes = || self.listing.nodes().map(|node| tree.node(node));

@@ -1,11 +1,11 @@
 //! Hard links, also to files that come later, or that only a lower layer has.
 
-use crate::error::{EntryProblem, ImageError};
-use crate::output::ImageOutput;
+use crate::error::{EntryProblem, ErofsError};
+use crate::output::ErofsOutput;
 use crate::paths::{clean, split};
 use crate::tree::{DirId, NodeId, NodeKind};
 
-use super::{EntryPlace, ImageWriter};
+use super::{EntryPlace, ErofsWriter};
 
 /// Links to links to links, at most, when each comes before its target.
 const MAX_CHAIN: u32 = 40;
@@ -17,7 +17,7 @@ pub(super) struct PendingLink {
     target: Box<[u8]>,
 }
 
-/// A hard link to a file that the image does not have.
+/// A hard link to a file that the layer does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LowerLink {
     /// The link, relative to the root, without links in it.
@@ -26,8 +26,8 @@ pub struct LowerLink {
     pub target: Vec<u8>,
 }
 
-impl<O: ImageOutput> ImageWriter<O> {
-    pub(super) fn hard_link(&mut self, place: EntryPlace<'_>, target: &[u8]) -> Result<(), ImageError> {
+impl<O: ErofsOutput> ErofsWriter<O> {
+    pub(super) fn hard_link(&mut self, place: EntryPlace<'_>, target: &[u8]) -> Result<(), ErofsError> {
         let target = clean(target);
         if self.link(place, &target)? {
             return Ok(());
@@ -41,9 +41,9 @@ impl<O: ImageOutput> ImageWriter<O> {
     }
 
     /// Makes the hard links whose target came after them. Call it after the last entry; what is left then is in
-    /// [`lower_links`](ImageWriter::lower_links). A caller that adds files of lower layers under the names of the targets
-    /// calls it once more, or leaves that to [`finish`](ImageWriter::finish).
-    pub fn resolve_links(&mut self) -> Result<(), ImageError> {
+    /// [`lower_links`](ErofsWriter::lower_links). A caller that adds files of lower layers under the names of the targets
+    /// calls it once more, or leaves that to [`finish`](ErofsWriter::finish).
+    pub fn resolve_links(&mut self) -> Result<(), ErofsError> {
         for _ in 0..=MAX_CHAIN {
             let mut progress = false;
             let live = self.tree.live_directories();
@@ -58,7 +58,7 @@ impl<O: ImageOutput> ImageWriter<O> {
             }
         }
         let first = self.lower_links().next().map_or_else(Vec::new, |link| link.path);
-        if first.is_empty() { Ok(()) } else { Err(ImageError::rejected(&first, EntryProblem::LinkChain)) }
+        if first.is_empty() { Ok(()) } else { Err(ErofsError::rejected(&first, EntryProblem::LinkChain)) }
     }
 
     /// Hard links to files that have not been added, in the order in which they came.
@@ -87,8 +87,8 @@ impl<O: ImageOutput> ImageWriter<O> {
     }
 
     /// Links to a file that is there. `false` when it is not.
-    fn link(&mut self, place: EntryPlace<'_>, target: &[u8]) -> Result<bool, ImageError> {
-        let rejected = |problem| ImageError::rejected(place.path, problem);
+    fn link(&mut self, place: EntryPlace<'_>, target: &[u8]) -> Result<bool, ErofsError> {
+        let rejected = |problem| ErofsError::rejected(place.path, problem);
         let (parent, name) = split(target);
         if name.is_empty() {
             return Err(rejected(EntryProblem::LinkToDirectory));

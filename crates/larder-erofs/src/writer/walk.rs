@@ -1,12 +1,12 @@
-//! Finds directories by path, through symbolic links of the image, as if its root were `/`.
+//! Finds directories by path, through symbolic links of the layer, as if its root were `/`.
 
-use crate::entry::ImageTime;
+use crate::entry::ErofsTime;
 use crate::error::EntryProblem;
-use crate::output::ImageOutput;
+use crate::output::ErofsOutput;
 use crate::paths::parts;
 use crate::tree::{DirId, NodeKind, ROOT};
 
-use super::ImageWriter;
+use super::ErofsWriter;
 
 /// As many links as the kernel follows in one path.
 const MAX_LINKS: u32 = 40;
@@ -55,9 +55,9 @@ impl PathWalk {
     }
 }
 
-impl<O: ImageOutput> ImageWriter<O> {
+impl<O: ErofsOutput> ErofsWriter<O> {
     /// The directory that a path leads to; made with all its parents where entries have left them out.
-    pub(super) fn parent(&mut self, path: &[u8], mtime: ImageTime) -> Result<DirId, EntryProblem> {
+    pub(super) fn parent(&mut self, path: &[u8], mtime: ErofsTime) -> Result<DirId, EntryProblem> {
         if self.last_parent.0 == path {
             return Ok(self.last_parent.1);
         }
@@ -71,7 +71,7 @@ impl<O: ImageOutput> ImageWriter<O> {
         self.make_parents(path, mtime)
     }
 
-    /// The directory that a path leads to, if the image has it.
+    /// The directory that a path leads to, if the layer has it.
     pub(super) fn existing(&self, path: &[u8]) -> Result<Option<DirId>, EntryProblem> {
         if let Some(dir) = self.known(path) {
             return Ok(Some(dir));
@@ -91,7 +91,7 @@ impl<O: ImageOutput> ImageWriter<O> {
         })
     }
 
-    fn make_parents(&mut self, path: &[u8], mtime: ImageTime) -> Result<DirId, EntryProblem> {
+    fn make_parents(&mut self, path: &[u8], mtime: ErofsTime) -> Result<DirId, EntryProblem> {
         let mut walk = PathWalk::new(path);
         loop {
             let (name, hides) = match self.advance(&mut walk)? {

@@ -2,11 +2,11 @@
 
 use std::io::{self, Read};
 
-use larder_erofs::{ImageEntry, ImageEntryKind, ImageOutput, ImageTime, ImageWriter};
+use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOutput, ErofsTime, ErofsWriter};
 use tar::EntryType;
 
 /// Adds all entries of an archive.
-pub(crate) fn add_archive<O: ImageOutput>(archive: impl Read, writer: &mut ImageWriter<O>) -> io::Result<()> {
+pub(crate) fn add_archive<O: ErofsOutput>(archive: impl Read, writer: &mut ErofsWriter<O>) -> io::Result<()> {
     let mut buffer = vec![0; 1 << 18];
     for entry in tar::Archive::new(archive).entries()? {
         let mut entry = entry?;
@@ -25,35 +25,35 @@ pub(crate) fn add_archive<O: ImageOutput>(archive: impl Read, writer: &mut Image
         let number = |part: io::Result<Option<u32>>| part.map(Option::unwrap_or_default);
         let (major, minor) = (number(header.device_major())?, number(header.device_minor())?);
         let kind = match header.entry_type() {
-            EntryType::Directory => ImageEntryKind::Directory,
-            EntryType::Symlink => ImageEntryKind::Symlink { target: &link },
-            EntryType::Link => ImageEntryKind::HardLink { target: &link },
-            EntryType::Fifo => ImageEntryKind::Fifo,
-            EntryType::Char => ImageEntryKind::CharDevice { major, minor },
-            EntryType::Block => ImageEntryKind::BlockDevice { major, minor },
+            EntryType::Directory => ErofsEntryKind::Directory,
+            EntryType::Symlink => ErofsEntryKind::Symlink { target: &link },
+            EntryType::Link => ErofsEntryKind::HardLink { target: &link },
+            EntryType::Fifo => ErofsEntryKind::Fifo,
+            EntryType::Char => ErofsEntryKind::CharDevice { major, minor },
+            EntryType::Block => ErofsEntryKind::BlockDevice { major, minor },
             EntryType::XGlobalHeader => continue,
-            _ => ImageEntryKind::File { size: entry.size() },
+            _ => ErofsEntryKind::File { size: entry.size() },
         };
         let id = |id: u64| u32::try_from(id).map_err(io::Error::other);
         writer
-            .add(&ImageEntry {
+            .add(&ErofsEntry {
                 path: &path,
                 kind,
                 mode: header.mode()?,
                 uid: id(header.uid()?)?,
                 gid: id(header.gid()?)?,
-                mtime: ImageTime { seconds: header.mtime()?.cast_signed(), nanos },
+                mtime: ErofsTime { seconds: header.mtime()?.cast_signed(), nanos },
                 xattrs: &xattrs,
             })
             .map_err(io::Error::other)?;
-        if matches!(kind, ImageEntryKind::File { .. }) {
+        if matches!(kind, ErofsEntryKind::File { .. }) {
             copy(&mut entry, writer, &mut buffer)?;
         }
     }
     Ok(())
 }
 
-fn copy<O: ImageOutput>(from: &mut impl Read, to: &mut ImageWriter<O>, buffer: &mut [u8]) -> io::Result<()> {
+fn copy<O: ErofsOutput>(from: &mut impl Read, to: &mut ErofsWriter<O>, buffer: &mut [u8]) -> io::Result<()> {
     loop {
         let read = from.read(buffer)?;
         if read == 0 {

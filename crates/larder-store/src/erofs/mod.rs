@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use larder_erofs::{ImageOptions, ImageWriter};
+use larder_erofs::{ErofsOptions, ErofsWriter};
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use rustix::fs::{CWD, Mode, OFlags, open, openat};
 use rustix::io::Errno;
@@ -88,7 +88,7 @@ pub(crate) fn detach(target: &Path) -> io::Result<()> {
 /// Finds out how this process can mount images that lie in `dir`, by mounting an empty one, which is written to the
 /// unused path `scratch`.
 pub(crate) fn probe(scratch: &Path) -> io::Result<ErofsMountKind> {
-    let empty = ImageWriter::new(Vec::new(), ImageOptions::default()).and_then(ImageWriter::finish);
+    let empty = ErofsWriter::new(Vec::new(), ErofsOptions::default()).and_then(ErofsWriter::finish);
     let (image, _) = empty.map_err(io::Error::other)?;
     let found = fs_err::write(scratch, image).and_then(|()| mount_somehow(scratch)).map(|(kind, _)| kind);
     match fs_err::remove_file(scratch) {

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek as _, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use larder_erofs::ImageOutput;
+use larder_erofs::ErofsOutput;
 use zstd::stream::read::Decoder;
 use zstd::stream::write::Encoder;
 
@@ -110,7 +110,7 @@ pub(super) fn remove_record(path: &Path) -> io::Result<()> {
 }
 
 /// Copies the record at `path`, if there is one, to the end of an image.
-pub(super) fn append_record(image: &mut impl ImageOutput, path: &Path) -> io::Result<()> {
+pub(super) fn append_record(image: &mut impl ErofsOutput, path: &Path) -> io::Result<()> {
     let mut record = match fs_err::File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         record => record?,

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use larder::reference::Digest;
-use larder_erofs::{ImageEntry, ImageEntryKind, ImageOptions, ImageTime, ImageWriter};
+use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsTime, ErofsWriter};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
@@ -50,8 +50,8 @@ impl DirectoryImage<'_> {
         let root = root.map_err(|errno| UnpackError::file("open", self.from.root, errno))?;
         let file = ImageFile::create(self.image, options);
         let file = file.map_err(|error| UnpackError::file("create", self.image, error))?;
-        let image = ImageOptions { uuid: uuid_of(diff_id), ..ImageOptions::default() };
-        let writer = ImageWriter::new(file, image).map_err(|error| image_error(self.image, error))?;
+        let image = ErofsOptions { uuid: uuid_of(diff_id), ..ErofsOptions::default() };
+        let writer = ErofsWriter::new(file, image).map_err(|error| image_error(self.image, error))?;
         let mut copy = DirectoryCopy { root, writer, image: self.image.to_owned() };
         let unwritten = |error| UnpackError::file("write the layer manifest", self.manifest, error);
         let mut implied = None;
@@ -76,7 +76,7 @@ impl DirectoryImage<'_> {
 
 struct DirectoryCopy {
     root: OwnedFd,
-    writer: ImageWriter<ImageFile>,
+    writer: ErofsWriter<ImageFile>,
     image: PathBuf,
 }
 
@@ -87,19 +87,19 @@ impl DirectoryCopy {
                 return self.file(record, *size, *checksum, extents.as_deref());
             }
             RecordKind::Directory { opaque, .. } => {
-                self.entry(record, ImageEntryKind::Directory, &self.xattrs(record)?)?;
+                self.entry(record, ErofsEntryKind::Directory, &self.xattrs(record)?)?;
                 return if *opaque { self.opaque(record) } else { Ok(()) };
             }
-            RecordKind::Symlink { target } => ImageEntryKind::Symlink { target },
-            RecordKind::HardLink { target } => ImageEntryKind::HardLink { target },
+            RecordKind::Symlink { target } => ErofsEntryKind::Symlink { target },
+            RecordKind::HardLink { target } => ErofsEntryKind::HardLink { target },
             RecordKind::Device { block: true, numbers: (major, minor), .. } => {
-                ImageEntryKind::BlockDevice { major: *major, minor: *minor }
+                ErofsEntryKind::BlockDevice { major: *major, minor: *minor }
             }
             RecordKind::Device { block: false, numbers: (major, minor), .. } => {
-                ImageEntryKind::CharDevice { major: *major, minor: *minor }
+                ErofsEntryKind::CharDevice { major: *major, minor: *minor }
             }
-            RecordKind::Fifo => ImageEntryKind::Fifo,
-            RecordKind::Whiteout => ImageEntryKind::CharDevice { major: 0, minor: 0 },
+            RecordKind::Fifo => ErofsEntryKind::Fifo,
+            RecordKind::Whiteout => ErofsEntryKind::CharDevice { major: 0, minor: 0 },
             RecordKind::PendingLink { .. } => {
                 return Err(needs_directory(format!("{}: not settled", path_of(&record.path).display())));
             }
@@ -110,16 +110,16 @@ impl DirectoryCopy {
     fn entry(
         &mut self,
         record: &ManifestRecord,
-        kind: ImageEntryKind<'_>,
+        kind: ErofsEntryKind<'_>,
         xattrs: &Xattrs,
     ) -> Result<(), UnpackError> {
-        let added = self.writer.add(&ImageEntry {
+        let added = self.writer.add(&ErofsEntry {
             path: if record.path.is_empty() { b"/" } else { &record.path },
             kind,
             mode: record.mode,
             uid: record.uid,
             gid: record.gid,
-            mtime: ImageTime { seconds: record.mtime.seconds, nanos: record.mtime.nanos },
+            mtime: ErofsTime { seconds: record.mtime.seconds, nanos: record.mtime.nanos },
             xattrs,
         });
         added.map_err(|error| image_error(&self.image, error))
@@ -127,7 +127,7 @@ impl DirectoryCopy {
 
     fn opaque(&mut self, dir: &ManifestRecord) -> Result<(), UnpackError> {
         let path = [dir.path.as_slice(), b"/.wh..wh..opq"].concat();
-        self.entry(&ManifestRecord { path, ..dir.clone() }, ImageEntryKind::File { size: 0 }, &Vec::new())
+        self.entry(&ManifestRecord { path, ..dir.clone() }, ErofsEntryKind::File { size: 0 }, &Vec::new())
     }
 
     fn xattrs(&self, record: &ManifestRecord) -> Result<Xattrs, UnpackError> {
@@ -153,8 +153,8 @@ impl DirectoryCopy {
         extents: Option<&[(u64, u64)]>,
     ) -> Result<(), UnpackError> {
         let kind = match extents {
-            None => ImageEntryKind::File { size },
-            Some(extents) => ImageEntryKind::Sparse { size, extents },
+            None => ErofsEntryKind::File { size },
+            Some(extents) => ErofsEntryKind::Sparse { size, extents },
         };
         self.entry(record, kind, &self.xattrs(record)?)?;
         let unreadable = |error| UnpackError::file("read", path_of(&record.path), error);

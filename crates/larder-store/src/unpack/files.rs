@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 use larder::reference::Digest;
-use larder_erofs::ImageOptions;
+use larder_erofs::ErofsOptions;
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::image::{PendingImage, uuid_of};
@@ -43,7 +43,7 @@ pub fn write_disk_image(files: impl Read, id: &Digest, path: &Path) -> Result<()
     let options = UnpackOptions { image_memory: ImageMemory::new(MAX_TREE), ..UnpackOptions::default() };
     let mut feed = from_reader(files);
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, id, &options), &options);
-    let form = ImageOptions { uuid: uuid_of(id), max_tree_bytes: MAX_TREE };
+    let form = ErofsOptions { uuid: uuid_of(id), max_tree_bytes: MAX_TREE };
     let (mut image, _) = PendingImage::read(&mut archive, path, form, &options)?;
     archive.read_rest()?;
     image.pause()?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use larder::reference::Digest;
 use larder_erofs::{
-    EntryProblem, ImageEntry, ImageEntryKind, ImageError, ImageOptions, ImageTime, ImageWriter,
+    EntryProblem, ErofsEntry, ErofsEntryKind, ErofsError, ErofsOptions, ErofsTime, ErofsWriter,
 };
 use rustix::fs::Stat;
 use rustix::io::Errno;
@@ -39,7 +39,7 @@ const MAX_IMPLIED_PATHS: usize = 16 << 20;
 
 /// An image with all its data, whose directories are not written yet.
 pub struct PendingImage {
-    writer: ImageWriter<ImageFile>,
+    writer: ErofsWriter<ImageFile>,
     path: PathBuf,
     /// To be moved to its end.
     archive_record: Option<PathBuf>,
@@ -70,7 +70,7 @@ pub(super) fn write(
     if let Some(record) = &mut record {
         archive = archive.with_frame(record);
     }
-    let form = ImageOptions { uuid: uuid_of(expected.diff_id), ..ImageOptions::default() };
+    let form = ErofsOptions { uuid: uuid_of(expected.diff_id), ..ErofsOptions::default() };
     let (mut image, entries) = PendingImage::read(&mut archive, path, form, options)?;
     let plain_bytes = archive.finish(expected.diff_id)?;
     record.map_or(Ok(()), ArchiveRecordWriter::finish)?;
@@ -104,13 +104,13 @@ impl PendingImage {
     pub(super) fn read(
         archive: &mut LayerArchive<'_, impl BufferSource>,
         path: &Path,
-        form: ImageOptions,
+        form: ErofsOptions,
         options: &UnpackOptions,
     ) -> Result<(PendingImage, u64), UnpackError> {
         let file = ImageFile::create(path, options);
         let file = file.map_err(|error| UnpackError::file("create", path, error))?;
         let mut image = PendingImage {
-            writer: ImageWriter::new(file, form).map_err(|error| image_error(path, error))?,
+            writer: ErofsWriter::new(file, form).map_err(|error| image_error(path, error))?,
             path: path.to_owned(),
             archive_record: options.archive_record.clone(),
             max_directories: options.limits.max_directories,
@@ -129,22 +129,22 @@ impl PendingImage {
     ) -> Result<(), UnpackError> {
         let (major, minor) = entry.device;
         let kind = match &entry.kind {
-            LayerEntryKind::File => ImageEntryKind::File { size: entry.size },
-            LayerEntryKind::Sparse(extents) => ImageEntryKind::Sparse { size: entry.size, extents },
-            LayerEntryKind::Directory => ImageEntryKind::Directory,
-            LayerEntryKind::Symlink => ImageEntryKind::Symlink { target: &entry.link },
-            LayerEntryKind::HardLink => ImageEntryKind::HardLink { target: &entry.link },
-            LayerEntryKind::Fifo => ImageEntryKind::Fifo,
-            LayerEntryKind::CharDevice => ImageEntryKind::CharDevice { major, minor },
-            LayerEntryKind::BlockDevice => ImageEntryKind::BlockDevice { major, minor },
+            LayerEntryKind::File => ErofsEntryKind::File { size: entry.size },
+            LayerEntryKind::Sparse(extents) => ErofsEntryKind::Sparse { size: entry.size, extents },
+            LayerEntryKind::Directory => ErofsEntryKind::Directory,
+            LayerEntryKind::Symlink => ErofsEntryKind::Symlink { target: &entry.link },
+            LayerEntryKind::HardLink => ErofsEntryKind::HardLink { target: &entry.link },
+            LayerEntryKind::Fifo => ErofsEntryKind::Fifo,
+            LayerEntryKind::CharDevice => ErofsEntryKind::CharDevice { major, minor },
+            LayerEntryKind::BlockDevice => ErofsEntryKind::BlockDevice { major, minor },
         };
-        let added = self.writer.add(&ImageEntry {
+        let added = self.writer.add(&ErofsEntry {
             path: &entry.path,
             kind,
             mode: entry.mode,
             uid: entry.uid,
             gid: entry.gid,
-            mtime: ImageTime { seconds: entry.mtime.seconds, nanos: entry.mtime.nanos },
+            mtime: ErofsTime { seconds: entry.mtime.seconds, nanos: entry.mtime.nanos },
             xattrs: &entry.xattrs,
         });
         added.map_err(|error| image_error(&self.path, error))?;
@@ -244,13 +244,13 @@ impl PendingImage {
             return Ok(false);
         }
         let time = time_of(stat);
-        let described = self.writer.add(&ImageEntry {
+        let described = self.writer.add(&ErofsEntry {
             path: if path.is_empty() { b"/" } else { path },
-            kind: ImageEntryKind::Directory,
+            kind: ErofsEntryKind::Directory,
             mode: stat.st_mode,
             uid: stat.st_uid,
             gid: stat.st_gid,
-            mtime: ImageTime { seconds: time.seconds, nanos: time.nanos },
+            mtime: ErofsTime { seconds: time.seconds, nanos: time.nanos },
             xattrs,
         });
         described.map_err(|error| image_error(&self.path, error))?;
@@ -291,10 +291,10 @@ fn time_of(stat: &Stat) -> FileTime {
 }
 
 /// An error of the writer. What only an image cannot hold is left to a directory.
-pub(super) fn image_error(image: &Path, error: ImageError) -> UnpackError {
+pub(super) fn image_error(image: &Path, error: ErofsError) -> UnpackError {
     match error {
-        ImageError::Output(cause) => UnpackError::file("write", image, cause),
-        ImageError::Rejected { path, problem } => match refusal_of(problem) {
+        ErofsError::Output(cause) => UnpackError::file("write", image, cause),
+        ErofsError::Rejected { path, problem } => match refusal_of(problem) {
             Some(reason) => UnpackError::Refused { path, reason },
             None => UnpackError::NeedsDirectory { reason: format!("{}: {problem}", path.display()) },
         },

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
-use larder_erofs::ImageOutput;
+use larder_erofs::ErofsOutput;
 
 use super::UnpackOptions;
 use super::write_behind::WriteBehind;
@@ -120,7 +120,7 @@ impl ImageFile {
     }
 }
 
-impl ImageOutput for ImageFile {
+impl ErofsOutput for ImageFile {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.hasher.update(bytes);
         let mut rest = bytes;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use larder::reference::{Digest, Reference};
-use larder_erofs::{ImageEntry, ImageEntryKind, ImageOptions, ImageTime, ImageWriter};
+use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsTime, ErofsWriter};
 use larder_store::disk::{Disk, FileOpenMode};
 use larder_store::erofs::ErofsFile;
 use larder_store::store::{
@@ -141,11 +141,11 @@ pub(crate) fn is_damaged(layer: &Path) -> bool {
 
 /// An EROFS image of these files.
 pub(crate) fn erofs_image(files: &[(&str, String)]) -> Vec<u8> {
-    let mut writer = ImageWriter::new(Vec::new(), ImageOptions::default()).unwrap();
+    let mut writer = ErofsWriter::new(Vec::new(), ErofsOptions::default()).unwrap();
     for (path, content) in files {
-        let (path, kind) = (path.as_bytes(), ImageEntryKind::File { size: content.len() as u64 });
-        let (mode, mtime) = (0o644, ImageTime::default());
-        writer.add(&ImageEntry { path, kind, mode, uid: 0, gid: 0, mtime, xattrs: &[] }).unwrap();
+        let (path, kind) = (path.as_bytes(), ErofsEntryKind::File { size: content.len() as u64 });
+        let (mode, mtime) = (0o644, ErofsTime::default());
+        writer.add(&ErofsEntry { path, kind, mode, uid: 0, gid: 0, mtime, xattrs: &[] }).unwrap();
         writer.write_data(content.as_bytes()).unwrap();
     }
     writer.finish().unwrap().0

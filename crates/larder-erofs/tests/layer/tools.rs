@@ -1,4 +1,4 @@
-//! `fsck.erofs` and `dump.erofs` accept every image.
+//! `fsck.erofs` and `dump.erofs` accept every layer.
 
 use std::path::Path;
 use std::process::Command;
@@ -51,24 +51,24 @@ pub(crate) fn all_kinds() -> Vec<ScriptEntry> {
     entries
 }
 
-fn check(image: &[u8]) {
+fn check(layer: &[u8]) {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("image");
-    fs_err::write(&path, image).unwrap();
+    let path = dir.path().join("layer");
+    fs_err::write(&path, layer).unwrap();
     run("fsck.erofs", &["--extract"], &path);
     run("dump.erofs", &["-s", "-S"], &path);
 }
 
-fn run(program: &str, arguments: &[&str], image: &Path) {
+fn run(program: &str, arguments: &[&str], layer: &Path) {
     let program = find_program(program).unwrap();
-    let output = Command::new(&program).args(arguments).arg(image).output().unwrap();
+    let output = Command::new(&program).args(arguments).arg(layer).output().unwrap();
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text);
     assert!(output.status.success() && !text.contains("<E>"), "{}: {text}", program.display());
 }
 
 #[test]
-fn fsck_accepts_an_image_of_all_kinds() {
+fn fsck_accepts_a_layer_of_all_kinds() {
     if !require(&[Package::ErofsUtils]).is_available() {
         return;
     }
@@ -77,7 +77,7 @@ fn fsck_accepts_an_image_of_all_kinds() {
 }
 
 #[test]
-fn fsck_accepts_random_images() {
+fn fsck_accepts_random_layers() {
     if !require(&[Package::ErofsUtils]).is_available() {
         return;
     }
@@ -91,11 +91,11 @@ fn fsck_accepts_random_images() {
 
 /// Some versions report damage, but return success.
 #[test]
-fn fsck_reports_a_damaged_image() {
+fn fsck_reports_a_damaged_layer() {
     if !require(&[Package::ErofsUtils]).is_available() {
         return;
     }
-    let mut image = write(&all_kinds()).unwrap().0;
-    image[1024 + 36] ^= 1;
-    assert!(std::panic::catch_unwind(|| check(&image)).is_err(), "the checksum is wrong");
+    let mut layer = write(&all_kinds()).unwrap().0;
+    layer[1024 + 36] ^= 1;
+    assert!(std::panic::catch_unwind(|| check(&layer)).is_err(), "the checksum is wrong");
 }

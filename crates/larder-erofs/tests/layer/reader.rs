@@ -1,10 +1,10 @@
-//! Reads an image back, without any code of the writer, and checks what the format demands on the way.
+//! Reads a layer back, without any code of the writer, and checks what the format demands on the way.
 
 use std::collections::BTreeMap;
 
 const BLOCK: usize = 4096;
 
-/// All that an image says about one path.
+/// All that a layer says about one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ReadNode {
     /// With the type bits.
@@ -25,13 +25,13 @@ pub(crate) struct ReadNode {
 
 const MAX_CONTENT: u64 = 64 << 20;
 
-/// What an image has, by path; the root is the empty path.
+/// What a layer has, by path; the root is the empty path.
 pub(crate) type ReadTree = BTreeMap<Vec<u8>, ReadNode>;
 
 pub(crate) struct Reader<'a> {
-    image: &'a [u8],
+    layer: &'a [u8],
     meta: u64,
-    /// Parts of the image that something occupies, by their beginning, and what.
+    /// Parts of the layer that something occupies, by their beginning, and what.
     used: BTreeMap<u64, (u64, String)>,
     seen: BTreeMap<u64, ReadNode>,
 }
@@ -39,23 +39,23 @@ pub(crate) struct Reader<'a> {
 /// Reads all paths.
 ///
 /// # Panics
-/// When the image is not as it must be.
-pub(crate) fn read(image: &[u8]) -> ReadTree {
-    let superblock = &image[1024..1152];
+/// When the layer is not as it must be.
+pub(crate) fn read(layer: &[u8]) -> ReadTree {
+    let superblock = &layer[1024..1152];
     assert_eq!(u32_at(superblock, 0), 0xE0F5_E1E2, "magic");
-    assert_eq!(image.len() % BLOCK, 0, "partial block");
-    assert_eq!(u32_at(superblock, 36) as usize, image.len() / BLOCK, "number of blocks");
+    assert_eq!(layer.len() % BLOCK, 0, "partial block");
+    assert_eq!(u32_at(superblock, 36) as usize, layer.len() / BLOCK, "number of blocks");
     assert_eq!(
         (superblock[12], superblock[13], superblock[90]),
         (12, 0, 0),
         "block size, slots, directory blocks"
     );
     assert_eq!(u32_at(superblock, 80) & !4, 0, "incompatible features");
-    let mut first = image[1024..BLOCK].to_vec();
+    let mut first = layer[1024..BLOCK].to_vec();
     first[4..8].fill(0);
     assert_eq!(u32_at(superblock, 4), checksum(&first), "checksum");
     let mut reader = Reader {
-        image,
+        layer,
         meta: u64::from(u32_at(superblock, 40)) * BLOCK as u64,
         used: BTreeMap::from([(0, (1152, "superblock".into()))]),
         seen: BTreeMap::new(),
@@ -224,7 +224,7 @@ impl Reader<'_> {
 
     fn bytes(&self, at: u64, length: u64) -> &[u8] {
         let at = usize::try_from(at).unwrap();
-        &self.image[at..at + usize::try_from(length).unwrap()]
+        &self.layer[at..at + usize::try_from(length).unwrap()]
     }
 
     fn occupy(&mut self, at: u64, length: u64, number: u64, what: &str) {

@@ -1,4 +1,4 @@
-//! An image of a layer shows what `umoci unpack` makes of an OCI image with that layer.
+//! An EROFS layer shows what `umoci unpack` makes of an OCI image with that layer.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use larder_erofs::{ImageOptions, ImageWriter};
+use larder_erofs::{ErofsOptions, ErofsWriter};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry as Entry};
 use larder_testkit_peers::packages::Package;
 use larder_testkit_peers::{ImageBuilder, LayerFiles, require};
@@ -56,11 +56,11 @@ fn compare(name: &str, archive: Vec<u8>) {
     if !require(&[Package::Umoci]).is_available() || !ErofsMount::is_available() {
         return;
     }
-    let mut writer = ImageWriter::new(Vec::new(), ImageOptions::default()).unwrap();
+    let mut writer = ErofsWriter::new(Vec::new(), ErofsOptions::default()).unwrap();
     add_archive(&archive[..], &mut writer).unwrap();
-    let (image, summary) = writer.finish().unwrap();
-    let tree = read(&image);
-    let mounted = ErofsMount::on_loop_device(&image);
+    let (layer, summary) = writer.finish().unwrap();
+    let tree = read(&layer);
+    let mounted = ErofsMount::on_loop_device(&layer);
     let dir = tempfile::tempdir().unwrap();
     let bundle = dir.path().join("bundle");
     ImageBuilder::new().layer(LayerFiles::archive(archive)).write(&dir.path().join("layout")).unwrap();
@@ -75,7 +75,7 @@ fn compare(name: &str, archive: Vec<u8>) {
     for (path, view) in &ours {
         assert_eq!(view, &theirs[path], "{name}: {}", String::from_utf8_lossy(path));
     }
-    eprintln!("{name}: {} paths equal, image of {} bytes", tree.len(), summary.size);
+    eprintln!("{name}: {} paths equal, layer of {} bytes", tree.len(), summary.size);
 }
 
 fn pack(arguments: &[&str]) -> Vec<u8> {
@@ -90,14 +90,14 @@ fn pack(arguments: &[&str]) -> Vec<u8> {
 
 /// A distribution's own files, as GNU tar packs them: what there is on any machine that runs this.
 #[test]
-fn an_image_of_a_distribution_equals_umoci() {
+fn a_layer_of_a_distribution_equals_umoci() {
     let paths = ["etc", "sbin", "usr/share/zoneinfo", "usr/share/doc"];
     compare("debian", pack(&[&["--format=pax", "--xattrs", "--xattrs-include=*"], &paths[..]].concat()));
 }
 
 /// Entries of all types, in an order that no packer makes.
 #[test]
-fn an_image_of_unusual_entries_equals_umoci() {
+fn a_layer_of_unusual_entries_equals_umoci() {
     let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let entries = vec![
         Entry::file("a/b/early", "its parent comes later").mode(0o4711),

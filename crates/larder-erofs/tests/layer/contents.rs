@@ -1,18 +1,18 @@
 //! What single entries become.
 
-use larder_erofs::{EntryProblem, ImageError, ImageOptions, ImageWriter};
+use larder_erofs::{EntryProblem, ErofsError, ErofsOptions, ErofsWriter};
 
 use crate::reader::read;
 use crate::script::{ScriptEntry, ScriptKind, dir, entry, file, hard_link, noise, symlink, write};
 
-fn image(entries: &[ScriptEntry]) -> Vec<u8> {
+fn layer(entries: &[ScriptEntry]) -> Vec<u8> {
     write(entries).unwrap().0
 }
 
 #[test]
-fn an_empty_image_has_a_root_and_one_block() {
-    let (image, summary) = write(&[]).unwrap();
-    let tree = read(&image);
+fn an_empty_layer_has_a_root_and_one_block() {
+    let (layer, summary) = write(&[]).unwrap();
+    let tree = read(&layer);
     assert_eq!(tree.len(), 1);
     assert_eq!((tree[&b""[..]].mode, summary.inodes, summary.size), (0o040_755, 1, 4096));
     assert!(!summary.hides_lowers);
@@ -23,24 +23,24 @@ fn small_files_share_blocks() {
     let size = |at: usize| at * 7919 % 3001;
     let files: Vec<ScriptEntry> =
         (0..1000).map(|at| file(format!("f{at}"), noise(size(at), at as u64))).collect();
-    let (image, _) = write(&files).unwrap();
+    let (layer, _) = write(&files).unwrap();
     let data: usize = (0..1000).map(|at| size(at) + 64).sum();
     let directory = 1000 * 17;
-    assert!(image.len() < (data + directory) * 108 / 100, "{} for {data} bytes", image.len());
-    assert_eq!(read(&image).len(), 1001);
+    assert!(layer.len() < (data + directory) * 108 / 100, "{} for {data} bytes", layer.len());
+    assert_eq!(read(&layer).len(), 1001);
 }
 
 #[test]
 fn data_is_appended_as_it_comes_and_starts_at_a_block() {
     let data = noise(3 * 4096, 1);
-    let image = image(&[file("a", data.clone())]);
-    assert_eq!(&image[4096..4 * 4096], &data[..]);
+    let layer = layer(&[file("a", data.clone())]);
+    assert_eq!(&layer[4096..4 * 4096], &data[..]);
 }
 
 #[test]
 fn names_of_255_bytes_and_long_paths_are_kept() {
     let deep = vec![vec![b'n'; 255]; 15].join(&b'/');
-    let tree = read(&image(&[file([&deep[..], b"/", &[b'x'; 255]].concat(), "deep")]));
+    let tree = read(&layer(&[file([&deep[..], b"/", &[b'x'; 255]].concat(), "deep")]));
     assert_eq!(tree[&[&deep[..], b"/", &[b'x'; 255]].concat()].content, b"deep");
 }
 
@@ -48,14 +48,14 @@ fn names_of_255_bytes_and_long_paths_are_kept() {
 fn large_directories_are_in_order() {
     let files: Vec<ScriptEntry> =
         (0..20_000u32).map(|at| file(format!("d/{:05}", at.wrapping_mul(7919) % 20_000), "")).collect();
-    assert_eq!(read(&image(&files)).len(), 20_002);
+    assert_eq!(read(&layer(&files)).len(), 20_002);
     let many: Vec<ScriptEntry> = (0..3000).map(|at| dir(format!("{at}"))).collect();
-    assert_eq!(read(&image(&many))[&b""[..]].links, 3002);
+    assert_eq!(read(&layer(&many))[&b""[..]].links, 3002);
 }
 
 #[test]
 fn hard_links_share_an_inode_and_count() {
-    let (image, summary) = write(&[
+    let (layer, summary) = write(&[
         hard_link("early", "dir/file"),
         file("dir/file", "content").owner(7, 8),
         hard_link("late", "/dir/../dir/file"),
@@ -63,7 +63,7 @@ fn hard_links_share_an_inode_and_count() {
         hard_link("other", "link"),
     ])
     .unwrap();
-    let tree = read(&image);
+    let tree = read(&layer);
     assert_eq!((tree[&b"early"[..]].links, tree[&b"late"[..]].uid), (3, 7));
     assert_eq!(tree[&b"early"[..]].number, tree[&b"late"[..]].number);
     assert_eq!(tree[&b"other"[..]].content, b"nowhere");
@@ -72,7 +72,7 @@ fn hard_links_share_an_inode_and_count() {
 
 #[test]
 fn links_to_files_of_lower_layers_are_reported_and_can_be_completed() {
-    let mut writer = ImageWriter::new(Vec::new(), ImageOptions::default()).unwrap();
+    let mut writer = ErofsWriter::new(Vec::new(), ErofsOptions::default()).unwrap();
     hard_link("a/link", "/usr/bin/tool").add_to(&mut writer, 1).unwrap();
     hard_link("b", "a/link").add_to(&mut writer, 1).unwrap();
     hard_link("replaced", "gone").add_to(&mut writer, 1).unwrap();
@@ -84,8 +84,8 @@ fn links_to_files_of_lower_layers_are_reported_and_can_be_completed() {
     assert_eq!(writer.implicit_directories().collect::<Vec<_>>(), [&b""[..], b"a"]);
     file("usr/bin/tool", "from below").add_to(&mut writer, 100).unwrap();
     dir("a").mode(0o700).add_to(&mut writer, 1).unwrap();
-    let (image, summary) = writer.finish().unwrap();
-    let tree = read(&image);
+    let (layer, summary) = writer.finish().unwrap();
+    let tree = read(&layer);
     assert_eq!(summary.lower_links, 0);
     assert_eq!((&tree[&b"b"[..]].content[..], tree[&b"b"[..]].links), (&b"from below"[..], 3));
     assert_eq!(tree[&b"a"[..]].mode, 0o040_700);
@@ -93,7 +93,7 @@ fn links_to_files_of_lower_layers_are_reported_and_can_be_completed() {
 
 #[test]
 fn owners_times_and_set_id_bits_are_kept() {
-    let tree = read(&image(&[
+    let tree = read(&layer(&[
         file("f", "").mode(0o6755).owner(100_000, 4_294_967_294).mtime(-5, 999_999_999),
         dir("d").mode(0o3777).mtime(i64::from(u32::MAX) + 9, 1),
     ]));
@@ -112,7 +112,7 @@ fn attributes_of_files_are_kept_and_those_of_overlays_escaped() {
     acl.extend([
         1, 0, 6, 0, 255, 255, 255, 255, 4, 0, 4, 0, 255, 255, 255, 255, 32, 0, 4, 0, 255, 255, 255, 255,
     ]);
-    let (image, summary) = write(&[
+    let (layer, summary) = write(&[
         file("f", "x")
             .xattr("security.capability", capability)
             .xattr("user.note", "first")
@@ -127,7 +127,7 @@ fn attributes_of_files_are_kept_and_those_of_overlays_escaped() {
         entry("d/.wh..wh..opq", ScriptKind::File(Vec::new())),
     ])
     .unwrap();
-    let tree = read(&image);
+    let tree = read(&layer);
     let xattrs = &tree[&b"f"[..]].xattrs;
     assert_eq!(xattrs.len(), 4);
     assert_eq!(xattrs[&b"security.capability"[..]], capability);
@@ -143,7 +143,7 @@ fn attributes_of_files_are_kept_and_those_of_overlays_escaped() {
 #[test]
 fn attributes_larger_than_a_block_are_kept() {
     let value = noise(60_000, 3);
-    let tree = read(&image(&[
+    let tree = read(&layer(&[
         file("f", noise(5000, 1)).xattr("user.big", value.clone()).xattr("user.bigger", value.clone()),
         dir("d").xattr("user.big", value.clone()),
         symlink("l", vec![b'x'; 3000]).xattr("security.x", noise(2000, 5)),
@@ -159,16 +159,16 @@ fn attributes_larger_than_a_block_are_kept() {
 fn the_root_has_less_room_for_attributes() {
     assert!(write(&[dir("/").xattr("user.x", noise(2500, 1))]).is_ok());
     let error = write(&[dir("/").xattr("user.x", noise(3000, 1))]).unwrap_err();
-    assert!(matches!(error, ImageError::Rejected { problem: EntryProblem::XattrSpace, .. }), "{error}");
+    assert!(matches!(error, ErofsError::Rejected { problem: EntryProblem::XattrSpace, .. }), "{error}");
 }
 
 #[test]
 fn holes_stay_holes() {
     let size = 64 << 20;
     let parts = vec![(0, noise(10, 1)), (1 << 20, noise(70_000, 2)), (size - 3, noise(3, 3))];
-    let image = image(&[entry("sparse", ScriptKind::Sparse(size, parts.clone())), file("after", "it")]);
-    assert!(image.len() < 300_000, "{}", image.len());
-    let tree = read(&image);
+    let layer = layer(&[entry("sparse", ScriptKind::Sparse(size, parts.clone())), file("after", "it")]);
+    assert!(layer.len() < 300_000, "{}", layer.len());
+    let tree = read(&layer);
     let node = &tree[&b"sparse"[..]];
     assert_eq!(node.size, size);
     let mut content = vec![0; usize::try_from(size).unwrap()];
@@ -184,15 +184,15 @@ fn holes_stay_holes() {
 
 #[test]
 fn a_file_of_one_hole_costs_a_map() {
-    let image = image(&[entry("hole", ScriptKind::Sparse(1 << 50, Vec::new()))]);
-    assert_eq!(read(&image)[&b"hole"[..]].size, 1 << 50);
-    assert!(image.len() <= 3 * 4096, "{}", image.len());
+    let layer = layer(&[entry("hole", ScriptKind::Sparse(1 << 50, Vec::new()))]);
+    assert_eq!(read(&layer)[&b"hole"[..]].size, 1 << 50);
+    assert!(layer.len() <= 3 * 4096, "{}", layer.len());
 }
 
 #[test]
 fn the_uuid_is_that_of_the_options() {
-    let options = ImageOptions { uuid: *b"0123456789abcdef", ..ImageOptions::default() };
-    let (image, _) = ImageWriter::new(Vec::new(), options).unwrap().finish().unwrap();
-    assert_eq!(&image[1024 + 48..1024 + 64], b"0123456789abcdef");
-    read(&image);
+    let options = ErofsOptions { uuid: *b"0123456789abcdef", ..ErofsOptions::default() };
+    let (layer, _) = ErofsWriter::new(Vec::new(), options).unwrap().finish().unwrap();
+    assert_eq!(&layer[1024 + 48..1024 + 64], b"0123456789abcdef");
+    read(&layer);
 }

@@ -1,7 +1,7 @@
-//! Owned entries, and images made of them.
+//! Owned entries, and layers made of them.
 
 use larder_erofs::{
-    ImageEntry, ImageEntryKind, ImageError, ImageOptions, ImageSummary, ImageTime, ImageWriter,
+    ErofsEntry, ErofsEntryKind, ErofsError, ErofsOptions, ErofsSummary, ErofsTime, ErofsWriter,
 };
 
 /// What an entry makes.
@@ -26,13 +26,13 @@ pub(crate) struct ScriptEntry {
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    pub(crate) mtime: ImageTime,
+    pub(crate) mtime: ErofsTime,
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 pub(crate) fn entry(path: impl Into<Vec<u8>>, kind: ScriptKind) -> ScriptEntry {
     let mode = if kind == ScriptKind::Directory { 0o755 } else { 0o644 };
-    let mtime = ImageTime { seconds: 1_700_000_000, nanos: 123_456_789 };
+    let mtime = ErofsTime { seconds: 1_700_000_000, nanos: 123_456_789 };
     ScriptEntry { path: path.into(), kind, mode, uid: 0, gid: 0, mtime, xattrs: Vec::new() }
 }
 
@@ -62,7 +62,7 @@ impl ScriptEntry {
     }
 
     pub(crate) fn mtime(self, seconds: i64, nanos: u32) -> ScriptEntry {
-        ScriptEntry { mtime: ImageTime { seconds, nanos }, ..self }
+        ScriptEntry { mtime: ErofsTime { seconds, nanos }, ..self }
     }
 
     pub(crate) fn xattr(mut self, name: &str, value: impl Into<Vec<u8>>) -> ScriptEntry {
@@ -71,27 +71,27 @@ impl ScriptEntry {
     }
 
     /// Adds the entry, and its data in pieces of `piece` bytes.
-    pub(crate) fn add_to(&self, writer: &mut ImageWriter<Vec<u8>>, piece: usize) -> Result<(), ImageError> {
+    pub(crate) fn add_to(&self, writer: &mut ErofsWriter<Vec<u8>>, piece: usize) -> Result<(), ErofsError> {
         let extents: Vec<(u64, u64)>;
         let (kind, data) = match &self.kind {
-            ScriptKind::File(data) => (ImageEntryKind::File { size: data.len() as u64 }, data.clone()),
+            ScriptKind::File(data) => (ErofsEntryKind::File { size: data.len() as u64 }, data.clone()),
             ScriptKind::Sparse(size, parts) => {
                 extents = parts.iter().map(|(offset, data)| (*offset, data.len() as u64)).collect();
                 let data = parts.iter().flat_map(|(_, data)| data.clone()).collect();
-                (ImageEntryKind::Sparse { size: *size, extents: &extents }, data)
+                (ErofsEntryKind::Sparse { size: *size, extents: &extents }, data)
             }
-            ScriptKind::Directory => (ImageEntryKind::Directory, Vec::new()),
-            ScriptKind::Symlink(target) => (ImageEntryKind::Symlink { target }, Vec::new()),
-            ScriptKind::HardLink(target) => (ImageEntryKind::HardLink { target }, Vec::new()),
-            ScriptKind::Fifo => (ImageEntryKind::Fifo, Vec::new()),
+            ScriptKind::Directory => (ErofsEntryKind::Directory, Vec::new()),
+            ScriptKind::Symlink(target) => (ErofsEntryKind::Symlink { target }, Vec::new()),
+            ScriptKind::HardLink(target) => (ErofsEntryKind::HardLink { target }, Vec::new()),
+            ScriptKind::Fifo => (ErofsEntryKind::Fifo, Vec::new()),
             ScriptKind::CharDevice(major, minor) => {
-                (ImageEntryKind::CharDevice { major: *major, minor: *minor }, Vec::new())
+                (ErofsEntryKind::CharDevice { major: *major, minor: *minor }, Vec::new())
             }
             ScriptKind::BlockDevice(major, minor) => {
-                (ImageEntryKind::BlockDevice { major: *major, minor: *minor }, Vec::new())
+                (ErofsEntryKind::BlockDevice { major: *major, minor: *minor }, Vec::new())
             }
         };
-        writer.add(&ImageEntry {
+        writer.add(&ErofsEntry {
             path: &self.path,
             kind,
             mode: self.mode,
@@ -104,13 +104,13 @@ impl ScriptEntry {
     }
 }
 
-/// A writer of an image in memory.
-pub(crate) fn writer() -> ImageWriter<Vec<u8>> {
-    ImageWriter::new(Vec::new(), ImageOptions::default()).unwrap()
+/// A writer of a layer in memory.
+pub(crate) fn writer() -> ErofsWriter<Vec<u8>> {
+    ErofsWriter::new(Vec::new(), ErofsOptions::default()).unwrap()
 }
 
-/// The image of these entries.
-pub(crate) fn write(entries: &[ScriptEntry]) -> Result<(Vec<u8>, ImageSummary), ImageError> {
+/// The layer of these entries.
+pub(crate) fn write(entries: &[ScriptEntry]) -> Result<(Vec<u8>, ErofsSummary), ErofsError> {
     let mut writer = writer();
     for (at, entry) in entries.iter().enumerate() {
         entry.add_to(&mut writer, [usize::MAX, 1 << 16, 4097, 100][at % 4])?;

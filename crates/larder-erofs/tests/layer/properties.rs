@@ -3,9 +3,9 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use larder_erofs::ImageTime;
+use larder_erofs::ErofsTime;
 
-use crate::model::{Model, view_of_image};
+use crate::model::{Model, view_of_layer};
 use crate::reader::read;
 use crate::script::{ScriptEntry, ScriptKind, noise, write, writer};
 
@@ -90,7 +90,7 @@ pub(crate) fn script_entry() -> impl Strategy<Value = ScriptEntry> {
             mode,
             uid,
             gid,
-            mtime: ImageTime { seconds: seconds.into(), nanos },
+            mtime: ErofsTime { seconds: seconds.into(), nanos },
         },
     )
 }
@@ -115,7 +115,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn an_image_is_what_its_entries_say(entries in vec(script_entry(), 0..50)) {
+    fn a_layer_is_what_its_entries_say(entries in vec(script_entry(), 0..50)) {
         let (entries, mut model, _) = accepted(entries);
         let mut writer = writer();
         for (at, entry) in entries.iter().enumerate() {
@@ -125,8 +125,8 @@ proptest! {
         let links: Vec<_> = writer.lower_links().map(|link| (link.path, link.target)).collect();
         let mut implicit: Vec<_> = writer.implicit_directories().collect();
         implicit.sort();
-        let (image, summary) = writer.finish().unwrap();
-        prop_assert_eq!(summary.size, image.len() as u64);
+        let (layer, summary) = writer.finish().unwrap();
+        prop_assert_eq!(summary.size, layer.len() as u64);
         prop_assert_eq!(summary.lower_links, links.len() as u64);
         let mut expected_links = model.finish().unwrap();
         expected_links.sort();
@@ -136,7 +136,7 @@ proptest! {
         let mut expected_implicit = model.implicit_directories();
         expected_implicit.sort();
         prop_assert_eq!(implicit, expected_implicit);
-        let (expected, found) = (model.view(), view_of_image(&read(&image)));
+        let (expected, found) = (model.view(), view_of_layer(&read(&layer)));
         prop_assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
         for (path, node) in &expected {
             prop_assert_eq!(node, &found[path], "{}", String::from_utf8_lossy(path));
@@ -156,7 +156,7 @@ proptest! {
     }
 
     #[test]
-    fn equal_input_makes_equal_images(entries in vec(script_entry(), 0..30)) {
+    fn equal_input_makes_equal_layers(entries in vec(script_entry(), 0..30)) {
         let (entries, ..) = accepted(entries);
         prop_assert_eq!(write(&entries).unwrap().0, write(&entries).unwrap().0);
     }

@@ -17,13 +17,13 @@ use crate::reader::{ReadTree, read};
 use crate::script::{ScriptKind, dir, entry, file, write};
 use crate::tools::all_kinds;
 
-/// A mounted image. Dropping it unmounts it.
+/// A mounted layer. Dropping it unmounts it.
 pub(crate) struct ErofsMount {
     dir: TempDir,
 }
 
 impl ErofsMount {
-    /// Whether this process can mount images. Prints a loud message if it cannot.
+    /// Whether this process can mount layers. Prints a loud message if it cannot.
     ///
     /// # Panics
     /// When it cannot and the environment variable `CI` is set.
@@ -38,12 +38,12 @@ impl ErofsMount {
             std::env::var_os("CI").is_none(),
             "CI must not skip mounts: run as root, on a kernel with EROFS"
         );
-        eprintln!("==== SKIPPED, NOT TESTED: mounts of EROFS images need root, and a kernel with EROFS ====");
+        eprintln!("==== SKIPPED, NOT TESTED: mounts of EROFS layers need root, and a kernel with EROFS ====");
         false
     }
 
-    pub(crate) fn on_loop_device(image: &[u8]) -> ErofsMount {
-        let mounted = ErofsMount::prepare(image);
+    pub(crate) fn on_loop_device(layer: &[u8]) -> ErofsMount {
+        let mounted = ErofsMount::prepare(layer);
         let mount =
             Command::new("mount").args(["-t", "erofs", "-o", "loop,ro"]).args(mounted.paths()).output();
         let mount = mount.unwrap();
@@ -52,8 +52,8 @@ impl ErofsMount {
     }
 
     /// `None` where the kernel cannot mount files.
-    pub(crate) fn on_file(image: &[u8]) -> Option<ErofsMount> {
-        let mounted = ErofsMount::prepare(image);
+    pub(crate) fn on_file(layer: &[u8]) -> Option<ErofsMount> {
+        let mounted = ErofsMount::prepare(layer);
         let [file, at] = mounted.paths();
         match mount(&file, &at, "erofs", MountFlags::RDONLY, None) {
             Ok(()) => Some(mounted),
@@ -66,15 +66,15 @@ impl ErofsMount {
         self.dir.path().join("mounted")
     }
 
-    fn prepare(image: &[u8]) -> ErofsMount {
+    fn prepare(layer: &[u8]) -> ErofsMount {
         let mounted = ErofsMount { dir: tempfile::tempdir().unwrap() };
         fs_err::create_dir(mounted.path()).unwrap();
-        fs_err::write(mounted.dir.path().join("image"), image).unwrap();
+        fs_err::write(mounted.dir.path().join("layer"), layer).unwrap();
         mounted
     }
 
     fn paths(&self) -> [PathBuf; 2] {
-        [self.dir.path().join("image"), self.path()]
+        [self.dir.path().join("layer"), self.path()]
     }
 }
 
@@ -152,8 +152,8 @@ fn the_kernel_shows_all_kinds_from_a_loop_device() {
     if !ErofsMount::is_available() {
         return;
     }
-    let (image, _) = write(&all_kinds()).unwrap();
-    compare(&ErofsMount::on_loop_device(&image).path(), &read(&image));
+    let (layer, _) = write(&all_kinds()).unwrap();
+    compare(&ErofsMount::on_loop_device(&layer).path(), &read(&layer));
 }
 
 #[test]
@@ -161,23 +161,23 @@ fn the_kernel_shows_all_kinds_from_a_file() {
     if !ErofsMount::is_available() {
         return;
     }
-    let (image, _) = write(&all_kinds()).unwrap();
-    match ErofsMount::on_file(&image) {
-        Some(mounted) => compare(&mounted.path(), &read(&image)),
+    let (layer, _) = write(&all_kinds()).unwrap();
+    match ErofsMount::on_file(&layer) {
+        Some(mounted) => compare(&mounted.path(), &read(&layer)),
         None => eprintln!("==== SKIPPED, NOT TESTED: this kernel mounts EROFS from block devices only ===="),
     }
 }
 
 #[test]
-fn the_kernel_shows_random_images() {
+fn the_kernel_shows_random_layers() {
     if !ErofsMount::is_available() {
         return;
     }
     let mut runner = TestRunner::new(Config { cases: 20, failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&vec(script_entry(), 0..60), |entries| {
-        let (image, _) = write(&accepted(entries).0).unwrap();
-        let mounted = ErofsMount::on_file(&image).unwrap_or_else(|| ErofsMount::on_loop_device(&image));
-        compare(&mounted.path(), &read(&image));
+        let (layer, _) = write(&accepted(entries).0).unwrap();
+        let mounted = ErofsMount::on_file(&layer).unwrap_or_else(|| ErofsMount::on_loop_device(&layer));
+        compare(&mounted.path(), &read(&layer));
         Ok(())
     });
     outcome.unwrap();

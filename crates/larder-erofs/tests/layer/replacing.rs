@@ -72,7 +72,7 @@ fn whiteouts_are_devices_that_share_an_inode() {
 }
 
 #[test]
-fn a_whiteout_spares_what_the_same_image_has() {
+fn a_whiteout_spares_what_the_same_layer_has() {
     let whiteout = |path: &str| entry(path, ScriptKind::File(Vec::new()));
     let tree = tree(&[
         file("f", "stays"),
@@ -89,7 +89,7 @@ fn a_whiteout_spares_what_the_same_image_has() {
 }
 
 #[test]
-fn paths_lead_through_links_of_the_image() {
+fn paths_lead_through_links_of_the_layer() {
     let tree = tree(&[
         symlink("lib", "usr/lib"),
         file("lib/x", "1"),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use larder_erofs::ImageTime;
+use larder_erofs::ErofsTime;
 
 use crate::reader::ReadTree;
 use crate::script::{ScriptEntry, ScriptKind};
@@ -13,7 +13,7 @@ type Path = Vec<Vec<u8>>;
 enum ModelNode {
     Directory {
         entry: Option<ScriptEntry>,
-        mtime: ImageTime,
+        mtime: ErofsTime,
         opaque: bool,
     },
     /// Number of a file, link or device.
@@ -45,7 +45,7 @@ pub(crate) struct ModelView {
 
 impl Model {
     pub(crate) fn new() -> Model {
-        let root = ModelNode::Directory { entry: None, mtime: ImageTime::default(), opaque: false };
+        let root = ModelNode::Directory { entry: None, mtime: ErofsTime::default(), opaque: false };
         Model { nodes: BTreeMap::from([(Path::new(), root)]), leaves: Vec::new(), links: 0 }
     }
 
@@ -155,7 +155,7 @@ impl Model {
     }
 
     /// The real path of a directory. An error when it cannot be, `None` when it is not there and is not to be made.
-    fn resolve(&mut self, path: &[Vec<u8>], make: Option<ImageTime>) -> Result<Option<Path>, ()> {
+    fn resolve(&mut self, path: &[Vec<u8>], make: Option<ErofsTime>) -> Result<Option<Path>, ()> {
         let (mut at, mut links) = (Path::new(), 0);
         let mut todo: Vec<Vec<u8>> = path.iter().rev().cloned().collect();
         while let Some(part) = todo.pop() {
@@ -218,7 +218,7 @@ impl Model {
         self.nodes.retain(|path, _| !path.starts_with(place));
     }
 
-    fn make(&mut self, place: &Path, mtime: ImageTime, opaque: bool) {
+    fn make(&mut self, place: &Path, mtime: ErofsTime, opaque: bool) {
         self.nodes.insert(place.clone(), ModelNode::Directory { entry: None, mtime, opaque });
     }
 
@@ -236,7 +236,7 @@ impl Model {
 }
 
 /// What was read, in the same form.
-pub(crate) fn view_of_image(tree: &ReadTree) -> BTreeMap<Vec<u8>, ModelView> {
+pub(crate) fn view_of_layer(tree: &ReadTree) -> BTreeMap<Vec<u8>, ModelView> {
     let mut first = BTreeMap::new();
     let mut views = BTreeMap::new();
     for (path, node) in tree {
@@ -276,7 +276,7 @@ fn view_of_whiteout() -> ModelView {
     }
 }
 
-fn view_of_dir(entry: Option<&ScriptEntry>, mtime: ImageTime, opaque: bool) -> ModelView {
+fn view_of_dir(entry: Option<&ScriptEntry>, mtime: ErofsTime, opaque: bool) -> ModelView {
     let mtime = entry.map_or(mtime, |entry| entry.mtime);
     let mut xattrs = entry.map_or_else(BTreeMap::new, |entry| entry.xattrs.iter().cloned().collect());
     if opaque {

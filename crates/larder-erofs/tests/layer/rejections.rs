@@ -1,14 +1,14 @@
-//! What an image cannot hold is an error that names the entry.
+//! What a layer cannot hold is an error that names the entry.
 
 use std::io;
 
-use larder_erofs::{EntryProblem, ImageError, ImageOptions, ImageOutput, ImageWriter};
+use larder_erofs::{EntryProblem, ErofsError, ErofsOptions, ErofsOutput, ErofsWriter};
 
 use crate::script::{ScriptEntry, ScriptKind, dir, entry, file, hard_link, noise, symlink, write};
 
 fn problem(entries: &[ScriptEntry]) -> EntryProblem {
     match write(entries).unwrap_err() {
-        ImageError::Rejected { path, problem } => {
+        ErofsError::Rejected { path, problem } => {
             let last = entries.last().unwrap();
             assert_eq!(path.as_os_str().as_encoded_bytes(), last.path, "{problem}");
             problem
@@ -53,12 +53,12 @@ fn contradictions_are_rejected() {
 
 #[test]
 fn data_must_have_the_size_of_its_entry() {
-    let add = |data: &[usize]| -> Result<(), ImageError> {
-        let mut writer = ImageWriter::new(Vec::new(), ImageOptions::default())?;
+    let add = |data: &[usize]| -> Result<(), ErofsError> {
+        let mut writer = ErofsWriter::new(Vec::new(), ErofsOptions::default())?;
         let entry = file("dir/f", "");
-        writer.add(&larder_erofs::ImageEntry {
+        writer.add(&larder_erofs::ErofsEntry {
             path: &entry.path,
-            kind: larder_erofs::ImageEntryKind::File { size: 100 },
+            kind: larder_erofs::ErofsEntryKind::File { size: 100 },
             mode: 0,
             uid: 0,
             gid: 0,
@@ -80,17 +80,17 @@ fn data_must_have_the_size_of_its_entry() {
 
 #[test]
 fn a_tree_over_the_limit_is_an_error() {
-    let options = ImageOptions { max_tree_bytes: 1 << 20, ..ImageOptions::default() };
-    let mut writer = ImageWriter::new(Vec::new(), options).unwrap();
+    let options = ErofsOptions { max_tree_bytes: 1 << 20, ..ErofsOptions::default() };
+    let mut writer = ErofsWriter::new(Vec::new(), options).unwrap();
     let failed = (0..100_000).find_map(|at| file(format!("directory/{at}"), "").add_to(&mut writer, 1).err());
     let error = failed.unwrap();
-    assert!(matches!(error, ImageError::TreeTooLarge { limit: 1_048_576, .. }), "{error}");
+    assert!(matches!(error, ErofsError::TreeTooLarge { limit: 1_048_576, .. }), "{error}");
 }
 
 /// An output with room for some bytes.
 struct FullOutput(usize);
 
-impl ImageOutput for FullOutput {
+impl ErofsOutput for FullOutput {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
         Ok(())
@@ -105,19 +105,19 @@ impl ImageOutput for FullOutput {
 fn errors_of_the_output_are_returned() {
     for room in [0, 4096, 5000, 4096 * 2] {
         let write = || {
-            let mut writer = ImageWriter::new(FullOutput(room), ImageOptions::default())?;
-            writer.add(&larder_erofs::ImageEntry {
+            let mut writer = ErofsWriter::new(FullOutput(room), ErofsOptions::default())?;
+            writer.add(&larder_erofs::ErofsEntry {
                 path: b"f",
-                kind: larder_erofs::ImageEntryKind::File { size: 4096 },
+                kind: larder_erofs::ErofsEntryKind::File { size: 4096 },
                 mode: 0,
                 uid: 0,
                 gid: 0,
-                mtime: larder_erofs::ImageTime::default(),
+                mtime: larder_erofs::ErofsTime::default(),
                 xattrs: &[],
             })?;
             writer.write_data(&[0; 4096])?;
             writer.finish()
         };
-        assert!(matches!(write().err(), Some(ImageError::Output(_))), "{room}");
+        assert!(matches!(write().err(), Some(ErofsError::Output(_))), "{room}");
     }
 }
