@@ -53,6 +53,77 @@ impl ErofsError {
     }
 }
 
+/// Why a layer could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErofsReadError {
+    /// The file cannot be read, or ends too early.
+    #[error("cannot read the EROFS layer")]
+    Input(#[from] io::Error),
+    /// The file is no EROFS layer of larder, or its beginning is damaged.
+    #[error("not an EROFS layer, or a damaged one: {0}")]
+    Superblock(LayerDamage),
+    /// An inode, or what belongs to it, is damaged.
+    #[error("damaged EROFS layer: inode {nid}: {damage}")]
+    Damaged {
+        /// Number of the inode.
+        nid: u64,
+        /// What is wrong with it.
+        damage: LayerDamage,
+    },
+}
+
+impl ErofsReadError {
+    pub(crate) fn damaged(nid: u64, damage: LayerDamage) -> ErofsReadError {
+        ErofsReadError::Damaged { nid, damage }
+    }
+}
+
+/// What is wrong with a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerDamage {
+    /// The file is shorter than its filesystem.
+    #[error("file too short")]
+    TooShort,
+    /// No EROFS superblock.
+    #[error("wrong magic number")]
+    Magic,
+    /// The superblock has no checksum, or a wrong one.
+    #[error("wrong checksum of the superblock")]
+    Checksum,
+    /// The filesystem has features that larder does not write.
+    #[error("unsupported features")]
+    Features,
+    /// The root is no directory.
+    #[error("the root is not a directory")]
+    Root,
+    /// The inode, or its content, lies outside of the filesystem.
+    #[error("outside of the filesystem")]
+    Offset,
+    /// Fields that contradict each other, or a form that larder does not write.
+    #[error("invalid or unsupported form")]
+    Format,
+    /// An unknown type, or another one than the directory entry or the caller expects.
+    #[error("unexpected type")]
+    Kind,
+    /// The text of a symbolic link is empty, too long, or has a zero byte.
+    #[error("invalid symbolic link")]
+    Symlink,
+    /// Names of a directory that are invalid, or out of order.
+    #[error("invalid directory")]
+    Directory,
+    /// A directory with several names, or one that contains itself.
+    #[error("directory with several paths")]
+    DirectoryLoop,
+    /// Chunks of a sparse file that overlap, or are out of order.
+    #[error("chunks out of order")]
+    ChunkOrder,
+    /// Extended attributes that cannot be decoded.
+    #[error("invalid extended attributes")]
+    Xattrs,
+}
+
 /// Any bytes as a path, for messages.
 pub(crate) fn path_of(path: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(path))

@@ -5,6 +5,8 @@
 
 use std::io::{self, Read, Seek, SeekFrom};
 
+use crate::error::LayerDamage;
+
 /// Bytes of a block; what a kernel before 6.4 mounts.
 pub(crate) const BLOCK: usize = 4096;
 /// Bytes of an inode slot: inode numbers count these.
@@ -21,6 +23,11 @@ pub(crate) const ROOT_NID: u16 = 36;
 pub(crate) const ROOT_OFFSET: usize = ROOT_NID as usize * SLOT;
 /// In the place of a block address: no block.
 pub(crate) const HOLE: u32 = u32::MAX;
+
+/// The format of a chunk-based inode has five bits for the chunk's size: blocks, as a power of two.
+pub(crate) const MAX_CHUNK_BITS: u32 = 31;
+/// In an inode's format: it is an extended one.
+pub(crate) const INODE_FORMAT_EXTENDED: u16 = 1;
 
 /// Offset of the superblock, and in it of the number of blocks.
 const SUPERBLOCK: usize = 1024;
@@ -39,6 +46,14 @@ pub(crate) enum DataLayout {
     Inline = 2,
     /// In chunks, whose map follows the inode.
     Chunks = 4,
+}
+
+impl DataLayout {
+    pub(crate) fn from_number(number: u16) -> Option<DataLayout> {
+        [DataLayout::Plain, DataLayout::Inline, DataLayout::Chunks]
+            .into_iter()
+            .find(|layout| *layout as u16 == number)
+    }
 }
 
 /// The type bits of a mode.
@@ -98,6 +113,11 @@ pub(crate) fn device_number(major: u32, minor: u32) -> Option<u32> {
     (major < 1 << 12 && minor < 1 << 20).then_some((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12))
 }
 
+/// Major and minor number of a device, which Linux stores in 32 bits.
+pub(crate) fn device_parts(number: u32) -> (u32, u32) {
+    (number >> 8 & 0xfff, number & 0xff | number >> 12 & 0xf_ff00)
+}
+
 /// The type of a directory entry.
 pub(crate) fn dirent_type(mode: u16) -> u8 {
     match mode & file_type::MASK {
@@ -115,6 +135,9 @@ pub(crate) fn dirent_type(mode: u16) -> u8 {
 pub(crate) struct Superblock {
     pub(crate) blocks: u32,
     pub(crate) inodes: u64,
+    /// The block from which inode numbers count.
+    pub(crate) metadata_block: u32,
+    pub(crate) root: u16,
     pub(crate) uuid: [u8; 16],
     pub(crate) has_chunks: bool,
 }
@@ -128,13 +151,46 @@ impl Superblock {
         put(0, &MAGIC.to_le_bytes());
         put(8, &(COMPAT_CHECKSUM | COMPAT_MTIME).to_le_bytes());
         put(12, &[12]); // base-2 logarithm of the block size
-        put(14, &ROOT_NID.to_le_bytes());
+        put(14, &self.root.to_le_bytes());
         put(16, &self.inodes.to_le_bytes());
         put(BLOCKS_OFFSET, &self.blocks.to_le_bytes());
+        put(40, &self.metadata_block.to_le_bytes());
         put(48, &self.uuid);
         put(80, &(if self.has_chunks { INCOMPAT_CHUNKED_FILE } else { 0 }).to_le_bytes());
         let checksum = crc32c(&block[SUPERBLOCK..]);
         block[SUPERBLOCK + 4..SUPERBLOCK + 8].copy_from_slice(&checksum.to_le_bytes());
+    }
+
+    /// Reads the superblock from block 0, and checks what does not depend on the file.
+    pub(crate) fn parse(block: &[u8; BLOCK]) -> Result<Superblock, LayerDamage> {
+        let u32_at = |at: usize| {
+            let at = SUPERBLOCK + at;
+            u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+        };
+        if u32_at(0) != MAGIC {
+            return Err(LayerDamage::Magic);
+        }
+        let mut checked = block[SUPERBLOCK..].to_vec();
+        checked[4..8].fill(0);
+        if u32_at(8) & COMPAT_CHECKSUM == 0 || u32_at(4) != crc32c(&checked) {
+            return Err(LayerDamage::Checksum);
+        }
+        let has_chunks = u32_at(80) & INCOMPAT_CHUNKED_FILE != 0;
+        let (block_bits, slots, directory_bits) =
+            (block[SUPERBLOCK + 12], block[SUPERBLOCK + 13], block[SUPERBLOCK + 90]);
+        if (block_bits, slots, directory_bits) != (12, 0, 0) || u32_at(80) & !INCOMPAT_CHUNKED_FILE != 0 {
+            return Err(LayerDamage::Features);
+        }
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&block[SUPERBLOCK + 48..SUPERBLOCK + 64]);
+        Ok(Superblock {
+            blocks: u32_at(36),
+            inodes: u64::from(u32_at(16)) | u64::from(u32_at(20)) << 32,
+            metadata_block: u32_at(40),
+            root: u16::from_le_bytes([block[SUPERBLOCK + 14], block[SUPERBLOCK + 15]]),
+            uuid,
+            has_chunks,
+        })
     }
 }
 

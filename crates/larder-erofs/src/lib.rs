@@ -30,16 +30,23 @@ mod chunked;
 mod entry;
 mod error;
 mod format;
+mod input;
 mod metadata_blocks;
 mod output;
 mod paths;
+mod reader;
 mod sparse;
 mod tree;
 mod writer;
 mod xattr;
 
 pub use entry::{ErofsEntry, ErofsEntryKind, ErofsTime};
-pub use error::{EntryProblem, ErofsError};
+pub use error::{EntryProblem, ErofsError, ErofsReadError, LayerDamage};
 pub use format::filesystem_end;
+pub use input::ErofsInput;
 pub use output::ErofsOutput;
+pub use reader::{
+    ErofsDirectory, ErofsDirectoryEntry, ErofsExtent, ErofsExtents, ErofsFileReader, ErofsInode, ErofsReader,
+    ErofsWalk, ErofsWalkEntry, InodeKind,
+};
 pub use writer::{ErofsOptions, ErofsSummary, ErofsWriter, LowerLink};

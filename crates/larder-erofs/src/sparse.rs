@@ -6,12 +6,10 @@
 use std::iter;
 
 use crate::error::EntryProblem;
-use crate::format::{BLOCK, HOLE};
+use crate::format::{BLOCK, HOLE, MAX_CHUNK_BITS};
 
 /// Bytes for maps and padding, at most.
 const MAX_OVERHEAD: u64 = 256 << 20;
-/// The format has five bits for the chunk's size: blocks, as a power of two.
-const MAX_CHUNK_BITS: u32 = 31;
 
 /// How a sparse file is stored.
 #[derive(Debug)]

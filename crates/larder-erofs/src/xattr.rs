@@ -20,6 +20,8 @@ const SECURITY: u8 = 6;
 const CAPABILITY: &[u8] = b"security.capability";
 /// The name of the overlay's own attributes behind `trusted.`.
 const OVERLAY: &[u8] = b"overlay.";
+/// The mark of an opaque directory, whose value is `y`.
+pub(crate) const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 /// Before the attributes: a hash, the number of shared ones, and so on; all zero.
 const HEADER: usize = 12;
 /// The inode counts units of 4 bytes in 16 bits.
@@ -52,6 +54,48 @@ pub(crate) fn encode_xattrs(
 /// Adds the mark of an opaque directory.
 pub(crate) fn mark_opaque(encoded: &mut Vec<u8>) -> Result<(), EntryProblem> {
     push(encoded, TRUSTED, b"overlay.opaque", b"y")
+}
+
+/// Full names and values of encoded attributes. `None` if they are damaged.
+pub(crate) fn decode_xattrs(encoded: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
+    // Attributes that inodes share would be listed in the header.
+    if *encoded.get(4)? != 0 {
+        return None;
+    }
+    let mut rest = encoded.get(HEADER..)?;
+    let mut xattrs = Vec::new();
+    while !rest.is_empty() {
+        let (entry, behind) = rest.split_first_chunk::<4>()?;
+        let (name_len, value_len) =
+            (usize::from(entry[0]), usize::from(u16::from_le_bytes([entry[2], entry[3]])));
+        let prefix: &[u8] = match entry[1] {
+            USER => b"user.",
+            ACL_ACCESS => b"system.posix_acl_access",
+            ACL_DEFAULT => b"system.posix_acl_default",
+            TRUSTED => b"trusted.",
+            SECURITY => b"security.",
+            _ => return None,
+        };
+        let (name, value) = behind.get(..name_len + value_len)?.split_at(name_len);
+        let is_acl = matches!(entry[1], ACL_ACCESS | ACL_DEFAULT);
+        if is_acl != name.is_empty() || name.contains(&0) {
+            return None;
+        }
+        xattrs.push(([prefix, name].concat(), value.to_vec()));
+        rest = behind.get((name_len + value_len).next_multiple_of(4)..)?;
+    }
+    Some(xattrs)
+}
+
+/// Turns the name of a stored attribute into that of the archive. Returns false for a mark that the archive does not have.
+pub(crate) fn unescape(name: &mut Vec<u8>) -> bool {
+    const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
+    const OWN: &[u8] = b"trusted.overlay.";
+    if name.starts_with(ESCAPED) {
+        name.drain(OWN.len()..ESCAPED.len());
+        return true;
+    }
+    !name.starts_with(OWN)
 }
 
 /// Namespace and rest of the name.

@@ -4,7 +4,7 @@
 //! directories comes first, then the inodes, each with the rest of its directory's data.
 
 use crate::error::{EntryProblem, ErofsError};
-use crate::format::{BLOCK, INODE, NLINK_OFFSET, ROOT_OFFSET, SLOT, Superblock};
+use crate::format::{BLOCK, INODE, NLINK_OFFSET, ROOT_NID, ROOT_OFFSET, SLOT, Superblock};
 use crate::metadata_blocks::MetadataBlocks;
 use crate::output::{Appender, ErofsOutput, block_address};
 use crate::tree::{DirId, ROOT, TreeDirectory, TreeNode};
@@ -65,6 +65,8 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         let superblock = Superblock {
             blocks: block_address(size / BLOCK as u64)?,
             inodes,
+            metadata_block: 0,
+            root: ROOT_NID,
             uuid: self.options.uuid,
             has_chunks: self.has_chunks,
         };

@@ -9,6 +9,7 @@ mod tar_source;
 mod contents;
 mod kernel;
 mod model;
+mod product_reader;
 mod properties;
 mod reader;
 mod rejections;

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use larder_erofs::ErofsTime;
 
 use crate::model::{Model, view_of_layer};
+use crate::product_reader::compare_readers;
 use crate::reader::read;
 use crate::script::{ScriptEntry, ScriptKind, noise, write, writer};
 
@@ -127,6 +128,7 @@ proptest! {
         implicit.sort();
         let (layer, summary) = writer.finish().unwrap();
         prop_assert_eq!(summary.size, layer.len() as u64);
+        compare_readers(&layer);
         prop_assert_eq!(summary.lower_links, links.len() as u64);
         let mut expected_links = model.finish().unwrap();
         expected_links.sort();
