@@ -42,7 +42,7 @@ const CRATES: [&str; 9] = [
     "larder_store",
 ];
 
-/// What lines look like.
+/// Format of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogLineFormat {
     /// For someone who just typed a command: level, message, fields.
@@ -54,7 +54,7 @@ pub enum LogLineFormat {
 }
 
 impl LogLineFormat {
-    /// That of a daemon's log.
+    /// Format of a daemon's log.
     pub fn of(format: LogFormat) -> LogLineFormat {
         match format {
             LogFormat::Text => LogLineFormat::Text,
@@ -63,7 +63,7 @@ impl LogLineFormat {
     }
 }
 
-/// What logs, and what a layer that makes traces is put on.
+/// Subscriber that logs, below the layer that makes traces.
 #[cfg(feature = "traces")]
 pub(crate) type Logged = tracing_subscriber::layer::Layered<reload::Layer<LogWriter, Registry>, Registry>;
 
@@ -227,7 +227,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogWriter {
 
 type FieldList = Vec<(&'static str, String)>;
 
-/// What an event or a span says.
+/// Message and fields of an event or a span.
 #[derive(Default)]
 struct EventFields {
     message: String,
@@ -293,16 +293,16 @@ fn write_field(line: &mut String, name: &str, value: &str) {
 
 impl Visit for EventFields {
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.take(field, value.to_owned());
+        self.record_value(field, value.to_owned());
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.take(field, format!("{value:?}"));
+        self.record_value(field, format!("{value:?}"));
     }
 }
 
 impl EventFields {
-    fn take(&mut self, field: &Field, value: String) {
+    fn record_value(&mut self, field: &Field, value: String) {
         match field.name() {
             "message" => self.message = value,
             // For traces only.
@@ -345,7 +345,7 @@ mod tests {
         );
     }
 
-    /// What is written of what `work` logs, without the times.
+    /// Lines that are written of the events of `work`, without the times.
     fn logged(
         level: Level,
         directives: Option<&str>,

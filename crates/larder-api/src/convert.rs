@@ -53,7 +53,7 @@ pub fn other_filesystem(other: &OtherFilesystem) -> api::OtherFilesystem {
     }
 }
 
-/// What a filesystem has on it.
+/// Content of a filesystem as a message.
 pub fn filesystem_content(content: FilesystemContent) -> api::FilesystemContent {
     match content {
         FilesystemContent::Images => api::FilesystemContent::Images,
@@ -418,7 +418,7 @@ pub fn ensured_from(ensured: api::Ensured) -> EnsuredImage {
     EnsuredImage { image_ref: ensured.image_ref.into(), message: ensured.message, outcome }
 }
 
-/// What an ensure would do, from a message; `None` if it has nothing that this version knows.
+/// Plan of an ensure from a message; `None` if it has nothing that this version knows.
 pub fn plan_from(planned: api::PlannedImage) -> Option<EnsurePlan> {
     Some(match planned.plan? {
         api::planned_image::Plan::Present(present) => EnsurePlan::Present(present.image_ref.into()),

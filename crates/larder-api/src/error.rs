@@ -17,7 +17,7 @@ use crate::v1::Refused;
 /// The most details of one status, in encoded bytes: what fits into a header everywhere.
 const MAX_DETAILS: usize = 4096;
 
-/// What kind of failure it is. Callers derive exit codes and retries from it.
+/// Kind of a failure. Callers derive exit codes and retries from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The request was understood and could not be carried out.
@@ -91,12 +91,12 @@ impl Error {
         self
     }
 
-    /// What kind of failure it is.
+    /// Kind of the failure.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// What failed, without next steps.
+    /// Description of the failure, without next steps.
     pub fn message(&self) -> &str {
         &self.message
     }

@@ -20,7 +20,7 @@ impl fmt::Display for ContainerdStatus {
     }
 }
 
-/// What the daemon does in the cluster, with what fails.
+/// State of the daemon in the cluster, with failures.
 impl fmt::Display for KubernetesStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "node {}: ", self.node)?;

@@ -31,7 +31,7 @@ pub(super) fn finish(
     checking.own(draft.no_proxy);
     if checking.errors.is_empty() {
         warn_of_no_collector(&mut checking.config);
-        evictions::warn_of_early(&mut checking.config, &draft.evictions);
+        evictions::warn_of_early_evictions(&mut checking.config, &draft.evictions);
     }
     checking.config
 }

@@ -19,7 +19,7 @@ pub(super) use quantities::{
     ByteSizeCodec, DurationCodec, GoDurationCodec, IntegerCodec, KubeletIntCodec, OptionalDurationCodec,
 };
 
-/// What a flag's text stands for.
+/// Kind of value that a flag's text is read as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FlagValueKind {
     Text,

@@ -1,11 +1,11 @@
-//! What differs between two configurations, and what of it a running daemon can take over. Pure.
+//! Differences between two configurations, and which of them a running daemon can take over. Pure.
 
 use serde_json::Value;
 
 use super::Config;
 use super::settings::{self, ReloadSupport};
 
-/// What changed, in the order of the reference page.
+/// Changed settings, in the order of the reference page.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ConfigDiff {
     /// Settings that a running daemon takes over.

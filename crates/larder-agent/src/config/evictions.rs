@@ -28,19 +28,19 @@ pub(super) fn read(path: &Path, root: &NodeCursor<'_>) -> Vec<EvictionSignal> {
 }
 
 /// Warns of signals of the image filesystem that are met before larder's GC starts, or that larder does not compare.
-pub(super) fn warn_of_early(config: &mut Config, evictions: &[EvictionSignal]) {
+pub(super) fn warn_of_early_evictions(config: &mut Config, evictions: &[EvictionSignal]) {
     if !config.gc.is_enabled() {
         return;
     }
     for eviction in evictions {
-        if let Some(problem) = early(config, eviction) {
+        if let Some(problem) = early_eviction(config, eviction) {
             let EvictionSignal { signal, threshold, origin } = eviction;
             config.warnings.push(format!("{origin}: evictionHard {signal} {threshold}: {problem}"));
         }
     }
 }
 
-fn early(config: &Config, eviction: &EvictionSignal) -> Option<String> {
+fn early_eviction(config: &Config, eviction: &EvictionSignal) -> Option<String> {
     let (high, key) = match eviction.signal.as_str() {
         "imagefs.available" => (config.gc.high_threshold_percent, "imageGCHighThresholdPercent"),
         "imagefs.inodesFree" => {

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-/// What the daemon reads from, and reports to, the cluster of its node.
+/// Settings for reading from, and reporting to, the cluster of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct KubernetesSettings {
-    /// Whether it does at all.
+    /// Whether the daemon takes part in a cluster.
     pub enabled: bool,
     /// Name of the node's object; `None` is the name in the client certificate of `node_kubeconfig`, or else the host name.
     pub node_name: Option<String>,

@@ -22,7 +22,7 @@ pub struct PrefetchItem {
     pub when: PrefetchSchedule,
     /// Up to so much later, at random, so that not all nodes ask at once.
     pub jitter: Duration,
-    /// What spares it from collection.
+    /// How collection is kept from removing it.
     pub hold: PrefetchRetention,
 }
 
@@ -42,7 +42,7 @@ pub enum PrefetchSchedule {
     },
 }
 
-/// What spares a prefetched image from collection.
+/// How collection is kept from removing a prefetched image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefetchRetention {
     /// It is kept while it is on the list.
@@ -53,7 +53,7 @@ pub enum PrefetchRetention {
     Nothing,
 }
 
-/// What is wrong with one item does not hide what is wrong with the next.
+/// Reads each item. A problem with one item does not hide those of the next.
 fn each<T>(
     at: &NodeCursor<'_>,
     read: fn(&NodeCursor<'_>) -> Result<T, Vec<InputProblem>>,
@@ -91,7 +91,7 @@ impl<'a> ListItemReader<'a> {
         Ok(ListItemReader { at, problems })
     }
 
-    fn take<F: SettingCodec>(&mut self, key: &str) -> Option<F::Value> {
+    fn read_field<F: SettingCodec>(&mut self, key: &str) -> Option<F::Value> {
         match self.at.field(key).and_then(|field| field.map(|field| F::parse(&field)).transpose()) {
             Ok(value) => value,
             Err(problem) => {
@@ -101,11 +101,11 @@ impl<'a> ListItemReader<'a> {
         }
     }
 
-    fn wrong(&mut self, what: &str, hint: &'static str) {
+    fn report(&mut self, what: &str, hint: &'static str) {
         self.problems.push(self.at.problem(what).hint(hint));
     }
 
-    fn end<T>(self, value: Option<T>) -> Result<T, Vec<InputProblem>> {
+    fn finish<T>(self, value: Option<T>) -> Result<T, Vec<InputProblem>> {
         match value {
             Some(value) if self.problems.is_empty() => Ok(value),
             _ if self.problems.is_empty() => Err(vec![self.at.problem("must have a key")]),
@@ -123,21 +123,22 @@ pub(super) fn read_keep(at: &NodeCursor<'_>) -> Result<Vec<KeepRule>, Vec<InputP
 
 fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
     let mut item = ListItemReader::of(at, &KEEP)?;
-    let name = item.take::<StringCodec>("name").map(Selector::Name);
-    let digest = item.take::<StringCodec>("digest").map(Selector::Digest);
-    let label = item.take::<StringCodec>("label").map(|label| match label.split_once('=') {
+    let name = item.read_field::<StringCodec>("name").map(Selector::Name);
+    let digest = item.read_field::<StringCodec>("digest").map(Selector::Digest);
+    let label = item.read_field::<StringCodec>("label").map(|label| match label.split_once('=') {
         Some((key, value)) => Selector::Label(key.to_owned(), Some(value.to_owned())),
         None => Selector::Label(label, None),
     });
-    let newest = item.take::<IntegerCodec<usize, 1, 1_000_000>>("newest");
-    let repository = item.take::<StringCodec>("repository");
-    let (ttl, budget_bytes) = (item.take::<DurationCodec<1>>("ttl"), item.take::<ByteSizeCodec<1>>("budget"));
+    let newest = item.read_field::<IntegerCodec<usize, 1, 1_000_000>>("newest");
+    let repository = item.read_field::<StringCodec>("repository");
+    let (ttl, budget_bytes) =
+        (item.read_field::<DurationCodec<1>>("ttl"), item.read_field::<ByteSizeCodec<1>>("budget"));
     let newest = match (repository, newest) {
         (Some(repository), Some(count)) => Some(Selector::Newest { repository, count }),
         (None, None) => None,
         _ if !item.problems.is_empty() => None,
         _ => {
-            item.wrong(
+            item.report(
                 "repository and newest must be used together",
                 "write both, such as repository: app/* and newest: 3",
             );
@@ -146,7 +147,7 @@ fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
     };
     let mut selectors: Vec<Selector> = [name, digest, label, newest].into_iter().flatten().collect();
     if selectors.len() != 1 && item.problems.is_empty() {
-        item.wrong(
+        item.report(
             "a keep rule must have exactly one selector",
             "write one of name, digest, label, or repository with newest; write further rules as further items",
         );
@@ -158,7 +159,7 @@ fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
     {
         item.problems.push(at.problem(problem));
     }
-    item.end(rule)
+    item.finish(rule)
 }
 
 /// The rules as they are written.
@@ -206,13 +207,13 @@ pub(super) fn read_prefetch(at: &NodeCursor<'_>) -> Result<Vec<PrefetchItem>, Ve
 
 fn prefetch(at: &NodeCursor<'_>) -> Result<PrefetchItem, Vec<InputProblem>> {
     let mut item = ListItemReader::of(at, &PREFETCH)?;
-    let image = item.take::<StringCodec>("image").map(ImageName::from);
+    let image = item.read_field::<StringCodec>("image").map(ImageName::from);
     if image.is_none() && item.problems.is_empty() {
         item.problems.push(at.missing("image"));
     }
     match &image {
         // It may have a password, which is not shown.
-        Some(image) if image.as_str().contains("://") => item.wrong(
+        Some(image) if image.as_str().contains("://") => item.report(
             "image is a URL",
             "write it without scheme and credentials, such as registry.example/app:1",
         ),
@@ -223,12 +224,12 @@ fn prefetch(at: &NodeCursor<'_>) -> Result<PrefetchItem, Vec<InputProblem>> {
         None => {}
     }
     let (interval, daily) =
-        (item.take::<DurationCodec<1>>("interval"), item.take::<TimeOfDayCodec>("schedule"));
-    let jitter = item.take::<OptionalDurationCodec>("jitter").flatten().unwrap_or_default();
-    let (keep, lease) = (item.take::<BoolCodec>("keep"), item.take::<DurationCodec<1>>("lease"));
+        (item.read_field::<DurationCodec<1>>("interval"), item.read_field::<TimeOfDayCodec>("schedule"));
+    let jitter = item.read_field::<OptionalDurationCodec>("jitter").flatten().unwrap_or_default();
+    let (keep, lease) = (item.read_field::<BoolCodec>("keep"), item.read_field::<DurationCodec<1>>("lease"));
     let when = match (interval, daily) {
         (Some(_), Some(_)) => {
-            item.wrong("interval and schedule exclude each other", "remove one of them");
+            item.report("interval and schedule exclude each other", "remove one of them");
             PrefetchSchedule::Start
         }
         (Some(interval), None) => PrefetchSchedule::Every(interval),
@@ -237,14 +238,14 @@ fn prefetch(at: &NodeCursor<'_>) -> Result<PrefetchItem, Vec<InputProblem>> {
     };
     let hold = match (keep, lease) {
         (Some(true), Some(_)) => {
-            item.wrong("keep and lease exclude each other", "remove one of them");
+            item.report("keep and lease exclude each other", "remove one of them");
             PrefetchRetention::Keep
         }
         (_, Some(lease)) => PrefetchRetention::Lease(lease),
         (Some(false), None) => PrefetchRetention::Nothing,
         (_, None) => PrefetchRetention::Keep,
     };
-    item.end(image.map(|image| PrefetchItem { image, when, jitter, hold }))
+    item.finish(image.map(|image| PrefetchItem { image, when, jitter, hold }))
 }
 
 /// A time of day, `HH:MM`.

@@ -46,9 +46,9 @@ pub(crate) use read::{SettingsFiles, load_with_files};
 pub use read::{SettingsSource, SettingsSources, load};
 pub use reference::page as reference_page;
 
-/// What `apiVersion` of a settings file must be.
+/// The `apiVersion` of a settings file.
 pub const API_VERSION: &str = "larder.dev/v1alpha1";
-/// What `kind` must be.
+/// The `kind` of a settings file.
 pub const KIND: &str = "LarderConfiguration";
 
 /// All settings, each with a value that was checked.
@@ -79,15 +79,15 @@ pub struct Config {
     pub kubelet_images: KubeletImageService,
     /// Which images are pinned over CRI.
     pub cri_pins: CriPinSettings,
-    /// What containerd uses of larder's own store.
+    /// How containerd uses larder's own store.
     pub containerd: ContainerdSettings,
-    /// What is logged.
+    /// Level and format of the log.
     pub log: LogSettings,
     /// Where traces go.
     pub tracing: TracingSettings,
     /// How images are pulled, kubelet's settings included.
     pub pull: PullConfig,
-    /// What is done with identity and registry tokens.
+    /// How identity and registry tokens are treated.
     pub credential_tokens: TokenPolicy,
     /// Lease of an ensured image.
     pub ensured_lease: Duration,
@@ -127,7 +127,7 @@ pub struct Config {
 /// Programs that give credentials: both or none are set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CredentialPlugins {
-    /// What says which there are, a file or a directory.
+    /// File or directory that configures the programs.
     pub config: Option<PathBuf>,
     /// The directory that they are in.
     pub bin_dir: Option<PathBuf>,
@@ -210,7 +210,7 @@ pub struct CriPinSettings {
     pub leased: bool,
 }
 
-/// What containerd uses of larder's own store.
+/// How containerd uses larder's own store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerdSettings {
     /// Serve containerd's snapshot service on the socket.
@@ -221,12 +221,12 @@ pub struct ContainerdSettings {
     pub socket: Option<String>,
 }
 
-/// What is logged.
+/// Level and format of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSettings {
     /// The least important level that is.
     pub level: tracing::Level,
-    /// What lines look like.
+    /// Format of lines.
     pub format: LogFormat,
 }
 
@@ -262,7 +262,7 @@ pub enum TraceProtocol {
     HttpJson,
 }
 
-/// What lines of the log look like.
+/// Format of the lines of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     /// For people.

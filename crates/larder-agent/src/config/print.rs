@@ -108,7 +108,7 @@ pub fn join_settings(config: &Config) -> impl Iterator<Item = (&'static str, Val
     })
 }
 
-/// The same as data: the values, and where each came from.
+/// The configuration as data: the values, and where each came from.
 pub fn as_data(config: &Config) -> Value {
     let mut values =
         Map::from_iter([("apiVersion".to_owned(), json!(API_VERSION)), ("kind".to_owned(), json!(KIND))]);

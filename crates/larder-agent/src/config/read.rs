@@ -44,7 +44,7 @@ pub enum SettingsSource {
     File {
         /// As the user named it.
         path: PathBuf,
-        /// Whether it is an error if there is none.
+        /// Whether a missing file is an error.
         required: bool,
     },
     /// A file of kubelet's. What has nothing to do with images is passed over.
@@ -89,19 +89,19 @@ pub fn load(sources: &SettingsSources) -> Result<Config, ConfigErrors> {
     load_with_files(sources).map(|(config, _)| config)
 }
 
-/// The same, with the texts of the files.
+/// Like [`load`], with the texts of the files.
 pub(crate) fn load_with_files(sources: &SettingsSources) -> Result<(Config, SettingsFiles), ConfigErrors> {
     load_from(sources, &file::read)
 }
 
-/// The same, from files that are read like this.
+/// Like [`load_with_files`], from files that `read` reads.
 pub(super) fn load_from(
     sources: &SettingsSources,
     read: FileReader<'_>,
 ) -> Result<(Config, SettingsFiles), ConfigErrors> {
     let mut reading = ConfigReader::new(&sources.places);
     for source in &sources.layers {
-        reading.take(source, read);
+        reading.apply(source, read);
     }
     let files = std::mem::take(&mut reading.files);
     Ok((reading.finish()?, files))
@@ -114,7 +114,7 @@ const VERIFICATION: [&str; 3] =
 /// Errors in the sources may hide which images are verified.
 pub(super) struct HiddenVerification;
 
-/// What was read so far.
+/// Settings and problems of the sources that were read so far.
 pub(super) struct ConfigReader {
     draft: ConfigDraft,
     /// Settings with invalid values: conflicts with them are not reported.
@@ -142,7 +142,7 @@ impl ConfigReader {
     ) -> Result<Option<Verification>, HiddenVerification> {
         let mut reading = ConfigReader::new(&sources.places);
         for source in &sources.layers {
-            reading.take(source, &file::read);
+            reading.apply(source, &file::read);
         }
         let is_hidden = |key: &&str| reading.broken.iter().any(|broken| broken.starts_with(key));
         if reading.incomplete || VERIFICATION.iter().any(is_hidden) {
@@ -152,7 +152,7 @@ impl ConfigReader {
         reading.draft.written.defaulted(gates).verification(gates).map_err(|_| HiddenVerification)
     }
 
-    fn take(&mut self, source: &SettingsSource, read: FileReader<'_>) {
+    fn apply(&mut self, source: &SettingsSource, read: FileReader<'_>) {
         match source {
             SettingsSource::File { path, required } => self.take_file(path, *required, false, read),
             SettingsSource::KubeletFile(path) => self.take_file(path, true, true, read),

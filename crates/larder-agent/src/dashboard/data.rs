@@ -32,7 +32,7 @@ impl Query {
         self.0.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value)
     }
 
-    /// The same as a number.
+    /// The query's value as a number.
     pub(super) fn number(&self, name: &str) -> Option<u64> {
         self.text(name).parse().ok()
     }
@@ -57,7 +57,7 @@ fn truncate_list(texts: Vec<String>) -> Vec<String> {
     texts.into_iter().take(ITEMS).map(|text| cut(text, TEXT)).collect()
 }
 
-/// What the daemon does now.
+/// State of the daemon: pulls, collection, registries.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StatusDocument {

@@ -13,7 +13,7 @@ use tonic::codegen::http::{HeaderMap, Method, Response, StatusCode, Uri, header}
 
 use crate::serve::responses::text;
 
-/// What a request is compared with.
+/// Properties that a request is checked against.
 pub(super) struct RequestTarget<'a> {
     /// Whether the page itself is requested, to which other sites may link.
     pub(super) is_page: bool,

@@ -24,7 +24,7 @@ struct LayerGroup {
     size_bytes: u64,
     /// The largest ones, the largest first.
     layers: Vec<LayerTile>,
-    /// What the others have together.
+    /// Number of the layers that are left out; their size follows.
     rest_count: usize,
     rest_bytes: u64,
 }

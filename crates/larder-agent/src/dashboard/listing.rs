@@ -93,7 +93,7 @@ impl ListingCache {
         })
     }
 
-    /// What is cached and fresh. Frees what is not: two listings would take twice the memory.
+    /// The cached listing if it is fresh. Frees one that is not: two listings would take twice the memory.
     fn fresh(&self, now: Instant) -> Option<ListingResult> {
         let mut last = self.lock();
         last.take_if(|last| last.fresh_until <= now);

@@ -21,7 +21,7 @@ const SCRIPT: &str = concat!(
 const STYLE_PLACE: &str = "/* style */";
 const SCRIPT_PLACE: &str = "/* script */";
 
-/// What a browser may do with responses that are no page: nothing.
+/// Policy for responses that are no page: a browser may load nothing from them.
 const DATA_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
 
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {

@@ -40,7 +40,7 @@ pub(super) struct ManifestFile {
 }
 
 impl ManifestSource {
-    /// What an argument of `-f` means.
+    /// The source that an argument of `-f` names.
     pub fn of(argument: &Path, recursive: bool) -> Self {
         match argument {
             path if path == Path::new("-") => ManifestSource::Stdin,

@@ -2,7 +2,7 @@
 
 use larder::suggestions;
 
-/// What a document is to larder.
+/// Kind of a document, as far as larder distinguishes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ManifestKind {
     /// A pod.
@@ -98,7 +98,7 @@ fn kinds_of(group: &str) -> Option<&'static [&'static str]> {
     KINDS.iter().find(|(known, _)| *known == group).map(|(_, kinds)| *kinds)
 }
 
-/// What may have been meant by a kind that its group does not have: the same kind of another group, or one spelt alike.
+/// A suggestion for a kind that its group does not have: the same kind of another group, or one spelt alike.
 pub(super) fn meant(api_version: &str, kind: &str) -> Option<String> {
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
     let other_group = KINDS.iter().find(|(known, kinds)| *known != group && kinds.contains(&kind));

@@ -34,7 +34,7 @@ pub struct Manifests {
     pub workloads: Vec<Workload>,
     /// Secrets, of whatever type.
     pub secrets: SecretTable,
-    /// What could not be used.
+    /// Problems of objects and files that could not be used.
     pub problems: Vec<LocatedProblem>,
     /// Warnings about accepted settings.
     pub warnings: Vec<String>,

@@ -15,7 +15,7 @@ use crate::image_name;
 /// A pod, or the pods that a template stands for, and the images they want.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workload {
-    /// What the pod is known as in events, such as `pod/web` or `deployment/api`.
+    /// Name of the pod in events, such as `pod/web` or `deployment/api`.
     pub label: String,
     /// The pod as backend and back-off know it. For a template it bears the name of the object that holds it.
     pub pod: Pod,
@@ -50,7 +50,7 @@ pub struct ImageRequirement {
     pub image: ImageName,
     /// When to pull; `None` when the manifest leaves it to the tag.
     pub policy: Option<PullPolicy>,
-    /// What events are about, such as `spec.containers{web}`; empty for image volumes.
+    /// Field path for events, such as `spec.containers{web}`; empty for image volumes.
     pub field_path: String,
     /// Name of the container or volume.
     pub part: String,

@@ -1,4 +1,4 @@
-//! What is wrong with an input, and where.
+//! Problems with an input, and their places.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ impl InputProblem {
         InputProblem { line: 0, field: String::new(), message: message.into(), hints: Vec::new() }
     }
 
-    /// The same, on this line; 0 is no line.
+    /// Returns the problem on this line; 0 is no line.
     #[must_use]
     pub fn at_line(self, line: usize) -> Self {
         InputProblem { line, ..self }
@@ -31,20 +31,20 @@ impl InputProblem {
         self.line
     }
 
-    /// The same, in this field.
+    /// Returns the problem in this field.
     #[must_use]
     pub fn at_field(self, field: &str) -> Self {
         InputProblem { field: field.to_owned(), ..self }
     }
 
-    /// The same, with something to try next.
+    /// Adds a next step.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<Hint>) -> Self {
         self.hints.push(hint.into());
         self
     }
 
-    /// The same, with anything to try next.
+    /// Adds next steps.
     #[must_use]
     pub fn hints(mut self, hints: impl IntoIterator<Item = impl Into<Hint>>) -> Self {
         self.hints.extend(hints.into_iter().map(Into::into));
@@ -70,7 +70,7 @@ pub struct InputPlace {
     pub document: usize,
     /// How many lines of the file come before the document.
     pub lines_before: usize,
-    /// What the document is, such as `Pod default/web`; empty if unknown.
+    /// Kind and name of the document, such as `Pod default/web`; empty if unknown.
     pub what: String,
 }
 
@@ -115,12 +115,12 @@ pub struct LocatedProblem {
 }
 
 impl LocatedProblem {
-    /// What could be tried next.
+    /// Next steps.
     pub fn hints(&self) -> &[Hint] {
         &self.problem.hints
     }
 
-    /// The same as data.
+    /// Returns the problem as data.
     pub fn as_data(&self) -> InputProblemRecord {
         let line = (self.problem.line > 0).then_some(self.place.lines_before + self.problem.line);
         InputProblemRecord {

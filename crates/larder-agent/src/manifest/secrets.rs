@@ -14,7 +14,7 @@ use super::tree::NodeCursor;
 const PULL_TYPES: [(&str, &str); 2] =
     [("kubernetes.io/dockerconfigjson", ".dockerconfigjson"), ("kubernetes.io/dockercfg", ".dockercfg")];
 
-/// What to do about a pull secret that is not sound.
+/// Next step for a pull secret that is not sound.
 const RECREATE: &str = "create it with: kubectl create secret docker-registry NAME --docker-server=...";
 
 /// Secrets, found by namespace and name. Broken ones are known by name, so that who names one is not served without.
@@ -24,7 +24,7 @@ pub struct SecretTable {
     by_name: HashMap<(String, String), usize>,
 }
 
-/// What is known of a name.
+/// State of the secret of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SecretEntry<'a> {
     /// A sound secret.
@@ -160,7 +160,7 @@ fn string_data(at: &NodeCursor<'_>, problems: &mut Vec<InputProblem>) -> BTreeMa
     data
 }
 
-/// What is wrong with the content of a secret of a pull type.
+/// Problem with the content of a secret of a pull type.
 fn content_problem(
     at: &NodeCursor<'_>,
     kind: &str,
@@ -187,7 +187,7 @@ fn content_problem(
     Some(place.problem(format!("not a docker config: {error}")).hint(RECREATE))
 }
 
-/// What is odd about a sound secret of a pull type. Said here, once: lookups pass over such entries without a word.
+/// Warning about a sound secret of a pull type. Lookups skip such entries without one.
 pub(super) fn warning(secret: &PullSecret) -> Option<String> {
     match secret.docker_config(TokenPolicy::Keep).ok().flatten()?.unusable_entries() {
         0 => None,

@@ -38,7 +38,7 @@ fn split_at_dashes(text: &str) -> Vec<DocumentText<'_>> {
     pieces
 }
 
-/// What follows the `---` of a separator line.
+/// Text after the `---` of a separator line.
 fn after_separator(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("---")?;
     rest.is_empty().then_some(rest).or_else(|| rest.starts_with([' ', '\t', '\r', '\n']).then_some(rest))

@@ -131,7 +131,7 @@ fn not_json(error: &serde_json::Error) -> InputProblem {
     InputProblem::new(format!("not valid JSON: {what} (column {})", error.column())).at_line(error.line())
 }
 
-/// What is wrong, in texts that are fixed: the reader's own quote keys and values, which may be a secret's.
+/// Describes an error in fixed texts: the reader's own quote keys and values, which may be a secret's.
 fn explained(error: &serde_saphyr::Error) -> String {
     use serde_saphyr::Error;
     use serde_saphyr::budget::BudgetBreach;
@@ -174,7 +174,7 @@ impl YamlNode {
         YamlNode { line: 0, value: YamlValue::Text(text.to_owned()) }
     }
 
-    /// The same as the number that it should be.
+    /// A text that is not from a document, as a number.
     pub fn number(text: &str) -> YamlNode {
         YamlNode { line: 0, value: YamlValue::Number(text.to_owned()) }
     }
@@ -189,7 +189,7 @@ impl YamlNode {
         YamlNode { line: 0, value: YamlValue::List(texts.iter().map(|text| YamlNode::text(text)).collect()) }
     }
 
-    /// The same as the boolean that it should be.
+    /// A text that is not from a document, as a boolean, or as a text if it is none.
     pub fn boolean(text: &str) -> YamlNode {
         match text.parse() {
             Ok(value) => YamlNode { line: 0, value: YamlValue::Bool(value) },

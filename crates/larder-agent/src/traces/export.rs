@@ -140,7 +140,7 @@ fn http(
     Ok(builder.build())
 }
 
-/// What makes the spans. The sampler follows the caller's decision in either case.
+/// Provider of the spans. The sampler follows the caller's decision in either case.
 pub(super) fn provider(
     options: &TraceOptions,
     processor: impl SpanProcessor + 'static,

@@ -33,7 +33,7 @@ mod absent;
 #[cfg(not(feature = "traces"))]
 pub use absent::{counts, current_trace_id, flush, is_on, start};
 
-/// What became of the spans since the start.
+/// Counts of exported and dropped spans since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TraceCounts {
     /// The endpoint has them.

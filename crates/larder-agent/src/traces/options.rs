@@ -11,7 +11,7 @@ use crate::error::Error;
 /// The collector of kubelet's default, on this node.
 const KUBELET_ENDPOINT: &str = "localhost:4317";
 
-/// What is exported, and where to.
+/// Endpoint, sampling and limits of the export.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TraceOptions {
     /// The URL; `None` where the exporter reads it from the environment.

@@ -19,7 +19,7 @@ use super::TraceCounts;
 use super::export::LastCause;
 use super::options::BatchLimits;
 
-/// What became of the spans so far.
+/// Counts of exported and dropped spans.
 #[derive(Debug, Default)]
 pub(super) struct SpanCounts {
     exported: AtomicU64,
@@ -224,7 +224,7 @@ impl Outage {
     }
 }
 
-/// What an operator can do about a certificate, from the text of rustls: the exporters report nothing else.
+/// Next step for a certificate, from the text of rustls: the exporters report nothing else.
 fn next_step(failure: &str) -> Option<&'static str> {
     if failure.contains("UnknownIssuer") {
         Some("set OTEL_EXPORTER_OTLP_CERTIFICATE to a file with the CA certificate of the collector")

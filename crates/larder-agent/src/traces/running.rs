@@ -58,7 +58,7 @@ pub async fn flush(limit: Duration) {
     }
 }
 
-/// What became of the spans, if traces are on.
+/// Counts of exported and dropped spans, if traces are on.
 pub fn counts() -> Option<TraceCounts> {
     RUNNING.get().map(|running| running.counts.now())
 }

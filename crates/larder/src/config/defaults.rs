@@ -41,7 +41,7 @@ pub struct ImageSettings {
 pub enum VerificationPolicy {
     /// None.
     NeverVerify,
-    /// Those that kubelet pulled itself.
+    /// Images that kubelet pulled itself.
     NeverVerifyPreloadedImages,
     /// All but those on a list.
     NeverVerifyAllowlistedImages,

@@ -69,7 +69,7 @@ impl GoDuration {
         Ok(GoDuration { nanos })
     }
 
-    /// The same without a sign; `None` if it is negative.
+    /// Returns the duration without a sign; `None` if it is negative.
     pub fn to_std(self) -> Option<Duration> {
         u64::try_from(self.nanos).ok().map(Duration::from_nanos)
     }

@@ -23,7 +23,7 @@ pub enum VerificationError {
 }
 
 impl Verification {
-    /// What kubelet does unless it is configured: images that were not pulled here may be used by every pod.
+    /// Kubelet's default: images that were not pulled here may be used by every pod.
     pub fn of_unconfigured_kubelet() -> Self {
         Verification { policy: VerificationPolicy::NeverVerifyPreloadedImages, allowlist: Vec::new() }
     }

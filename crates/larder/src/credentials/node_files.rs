@@ -99,7 +99,7 @@ async fn read(path: SearchPath, tokens: TokenPolicy) -> ParsedNodeConfig {
 }
 
 impl ParsedNodeConfig {
-    /// That of a config that was just read.
+    /// Credentials of a config that was just read.
     fn of(config: &DockerConfig) -> ParsedNodeConfig {
         let unusable = config.unusable_entries();
         if unusable > 0 {

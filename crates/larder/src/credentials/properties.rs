@@ -1,4 +1,4 @@
-//! What holds for every keyring and every docker config, checked on generated ones.
+//! Properties of every keyring and every docker config, checked on generated ones.
 
 use std::collections::BTreeMap;
 

@@ -87,7 +87,7 @@ pub enum DocumentError {
         line: usize,
         /// From 1.
         column: usize,
-        /// What is wrong.
+        /// Description of the problem.
         what: &'static str,
     },
     /// Of another kind, or of none.

@@ -36,7 +36,7 @@ pub struct RecordDirError {
 }
 
 impl RecordDirError {
-    /// What the reader could try next.
+    /// Next step, if there is one.
     pub fn hint(&self) -> &'static str {
         if self.cause.kind() == io::ErrorKind::TimedOut {
             return "resume (kill -CONT) or stop that process, then retry";

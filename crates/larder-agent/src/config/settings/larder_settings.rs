@@ -20,7 +20,7 @@ use super::{ReloadSupport, Setting, setting};
 use crate::manifest::InputProblem;
 use crate::manifest::tree::NodeCursor;
 
-/// Those at the top of the file.
+/// Settings at the top of the file.
 pub(super) const TOP: &[Setting] = &[
     setting!(
         "root",
@@ -58,7 +58,7 @@ pub(super) const TOP: &[Setting] = &[
     ),
 ];
 
-/// Those in sections.
+/// Settings in sections.
 pub(super) const SECTIONS: &[Setting] = &[
     setting!("listen.socket", AbsolutePathCodec, listen.socket, Restart, "The socket that the daemon listens on.")
         .default("`/run/larder/larder.sock`; as another user than root, `$XDG_RUNTIME_DIR/larder/larder.sock`; with `--root`, `larder.sock` in that directory"),
@@ -336,7 +336,7 @@ pub(super) const SECTIONS: &[Setting] = &[
     .kubelet_has("`0s`"),
 ];
 
-/// Those in sections, after the ones of the store.
+/// Settings in sections, after the ones of the store.
 pub(super) const REST: &[Setting] = &[
     setting!(
         "runtime.connectTimeout",

@@ -20,9 +20,9 @@ use crate::manifest::tree::NodeCursor;
 pub(in crate::config) struct Setting {
     /// Its place in the file: `gc.period`.
     pub(in crate::config) key: &'static str,
-    /// What values look like.
+    /// Name of the form of its values.
     pub(in crate::config) codec_name: fn() -> String,
-    /// What the text of a flag stands for.
+    /// Kind of value that a flag's text is read as.
     pub(in crate::config) kind: FlagValueKind,
     /// Takes a value over.
     pub(in crate::config) read: SettingReader,
@@ -38,7 +38,7 @@ pub(in crate::config) struct Setting {
     pub(in crate::config) default: Option<&'static str>,
     /// Kubelet's value, where larder's default is another.
     pub(in crate::config) kubelet_default: Option<&'static str>,
-    /// What it does.
+    /// Description for the reference page.
     pub(in crate::config) description: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What settings mean, where they come from, and what changes at a reload.
+//! Meaning and origin of settings, and their changes at a reload.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

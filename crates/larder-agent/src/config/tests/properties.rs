@@ -1,4 +1,4 @@
-//! What holds for all settings.
+//! Properties of all settings.
 
 use std::fmt::Write as _;
 

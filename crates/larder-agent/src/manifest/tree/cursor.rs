@@ -24,7 +24,7 @@ impl<'a> NodeCursor<'a> {
         NodeCursor { node, path: key.to_owned(), private: false }
     }
 
-    /// The same place, whose values, and those below it, no problem shows.
+    /// Hides the values here and below in problems.
     #[must_use]
     pub fn private(self) -> Self {
         NodeCursor { private: true, ..self }
@@ -190,7 +190,7 @@ impl<'a> NodeCursor<'a> {
 }
 
 impl YamlValue {
-    /// What this is; of a private value, only its type.
+    /// Description of the value; of a private one, only its type.
     fn what(&self, private: bool) -> String {
         match self {
             YamlValue::Null => "nothing".into(),

@@ -27,7 +27,7 @@ pub struct HelperRequest {
 }
 
 impl HelperNames {
-    /// Those of a config. A `credHelpers` entry that names no helper turns the store off for its registry.
+    /// Helpers of a config. A `credHelpers` entry that names no helper turns the store off for its registry.
     pub fn from_config(config: &DockerConfig) -> HelperNames {
         let host = |location: &String| matching::key_of(location).ok();
         let by_host = config.cred_helpers.iter().filter_map(|(at, helper)| Some((host(at)?, helper.clone())));

@@ -115,7 +115,7 @@ pub(crate) struct ProviderProgram {
 }
 
 impl ProviderProgram {
-    /// That of a provider, in this directory.
+    /// Program of a provider, in this directory.
     pub(crate) fn new(config: &ProviderConfig, dir: impl Into<PathBuf>) -> ProviderProgram {
         ProviderProgram {
             name: config.name.clone(),

@@ -30,7 +30,7 @@ const BUSY: (u32, Duration) = (5, Duration::from_millis(20));
 /// Environment variable with the chain of running programs, to detect cycles.
 const RUNNING: &str = "LARDER_CREDENTIAL_PROGRAMS";
 
-/// What to run.
+/// Program with its arguments, environment and input.
 pub(in super::super) struct ProgramCommand<'a> {
     /// The file, [checked](super::check_program).
     pub(in super::super) path: &'a Path,
