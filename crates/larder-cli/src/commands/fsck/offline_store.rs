@@ -37,7 +37,7 @@ impl OfflineStore {
     pub(crate) fn open(config: &Config, repair: bool) -> Result<OfflineStore, NodeOpenError> {
         let mode = if repair { OpenMode::Existing } else { OpenMode::Check };
         let backend = store_backend(config, mode).map_err(|error| match &error {
-            StoreOpenError::Database { .. } | StoreOpenError::Format { .. } => {
+            StoreOpenError::Database { .. } => {
                 Failure::failed(error_chain(&error)).hints(error.hint()).into()
             }
             error => open_error(error),
