@@ -10,7 +10,7 @@ use larder::reference::{self, Reference, ReferenceErrorKind};
 pub struct InvalidImageName {
     /// The name in quotes, and what is wrong with it.
     pub message: String,
-    /// What could be written instead.
+    /// Corrections to suggest.
     pub hints: Vec<Hint>,
 }
 

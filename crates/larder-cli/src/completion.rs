@@ -88,7 +88,7 @@ fn full_names(current: &OsStr) -> Vec<CompletionCandidate> {
     matching(current, names().into_iter().flat_map(|name| [docker_name(&name), Some(name)]).flatten())
 }
 
-/// The same; where there is none, the ends of names that begin so, which these commands accept too.
+/// Completes names of images; where there is none, the ends of names that begin so, which these commands accept too.
 fn images(current: &OsStr) -> Vec<CompletionCandidate> {
     let names = names();
     let docker = names.iter().filter_map(|name| docker_name(name));
@@ -104,7 +104,7 @@ fn docker_name(name: &str) -> Option<String> {
     Some(rest.strip_prefix("library/").unwrap_or(rest).to_owned())
 }
 
-/// What follows each slash of a name.
+/// Returns the parts of a name after each slash.
 fn ends(name: &str) -> impl Iterator<Item = String> {
     name.match_indices('/').map(|(slash, _)| name[slash + 1..].to_owned())
 }

@@ -29,7 +29,7 @@ const PASSWORD_CAPACITY: usize = 65 * 1024;
 pub(crate) struct CredentialSetup {
     /// All of them.
     pub(crate) sources: NodeKeyring,
-    /// Those of programs alone, for a node in this process.
+    /// Credentials of programs alone, for a node in this process.
     pub(crate) programs: Arc<dyn Fn() -> NodeKeyring + Send + Sync>,
     /// Their names, without secrets.
     pub(crate) candidates: Arc<UserCredentials>,

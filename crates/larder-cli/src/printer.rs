@@ -22,7 +22,7 @@ const HELD_NOTES: usize = 100;
 pub(crate) struct Printer {
     inner: Mutex<PrinterStreams>,
     progress: OnceLock<Arc<ProgressLines>>,
-    /// What commands in hints carry.
+    /// Arguments that commands in hints repeat.
     given: OnceLock<String>,
     /// Plain if unset.
     look: OnceLock<PrinterLook>,
@@ -73,7 +73,7 @@ impl Printer {
         }); // one process has one command line
     }
 
-    /// The same output for other writers.
+    /// Returns a printer of the same look for other writers.
     pub(crate) fn with_look_of(self, other: &Printer) -> Printer {
         let _ = self.look.set(other.look());
         self

@@ -64,7 +64,7 @@ pub(crate) struct CommandSession {
     joined_commands: OnceLock<JoinedCommandCount>,
     /// Whether warnings about the settings were logged.
     warned: AtomicBool,
-    /// Whether it worked through another command.
+    /// True if the session worked through another command.
     joined: AtomicBool,
     /// Whether settings files are read.
     reads_files: bool,

@@ -71,7 +71,7 @@ impl CriChannel {
         CriChannel::with(endpoint, connect_timeout, None, CachedConnection::default())
     }
 
-    /// The same; each new connection is used only if it passes the check.
+    /// Returns a channel whose new connections are used only if they pass the check.
     pub(crate) fn checked(
         endpoint: Endpoint,
         connect_timeout: Duration,

@@ -39,7 +39,7 @@ impl CriBackend {
         .await
     }
 
-    /// What is reported of one container; `None` if it was removed in the meantime.
+    /// Returns the report of one container; `None` if it was removed in the meantime.
     async fn exited(&self, container: proto::Container) -> Result<Option<ExitedContainer>, BackendError> {
         let message = proto::ContainerStatusRequest { container_id: container.id.clone(), verbose: false };
         let mut runtime = self.runtime();

@@ -140,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    /// What is reported of a server that says these pieces and then closes.
+    /// Returns the report about a server that sends these pieces and then closes.
     async fn greeting_of(pieces: &[&[u8]]) -> ServerPreface {
         let (ours, mut theirs) = tokio::io::duplex(1024);
         let (mut watched, reported) = PrefaceStream::new(ours);

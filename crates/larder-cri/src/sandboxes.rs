@@ -24,7 +24,7 @@ pub const CONFIGURED_SANDBOX_IMAGE: &str = "configured";
 /// after a failure, for calls wait for it.
 const REREAD_AFTER: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(5));
 
-/// What is known of images of sandboxes.
+/// Images of sandboxes that the runtime reports.
 #[derive(Default)]
 pub(crate) struct SandboxImages {
     /// By ID of a sandbox, its image, which does not change during its life.

@@ -17,7 +17,7 @@ fn client(path: &Path) -> CriBackend {
     CriBackend::new(Endpoint::at(path), CriConfig::default())
 }
 
-/// What is found at a path.
+/// Returns the failure that is found at a path.
 async fn found_at(path: &Path) -> EndpointFailure {
     let error = client(path).info().await.expect_err("nothing to talk to");
     let BackendError::Unreachable { endpoint, problem } = error else { panic!("another error: {error}") };
@@ -25,20 +25,20 @@ async fn found_at(path: &Path) -> EndpointFailure {
     problem
 }
 
-/// The same, by a paused clock, which runs ahead while nothing is received: for peers that do not answer. Also how long
-/// it took.
+/// Returns the failure found at a path by a paused clock, which runs ahead while nothing is received: for peers that
+/// do not answer. Also how long it took.
 async fn found_in_time(path: &Path) -> (EndpointFailure, Duration) {
     let began = Instant::now();
     let found = found_at(path).await;
     (found, began.elapsed())
 }
 
-/// What is found at once.
+/// Returns a failure that is found without waiting.
 fn at_once(found: EndpointFailure) -> (EndpointFailure, Duration) {
     (found, Duration::ZERO)
 }
 
-/// What is found where a peer does not answer.
+/// Returns the failure of a peer that does not answer.
 fn silent() -> (EndpointFailure, Duration) {
     let after = CriConfig::default().connect_timeout;
     (EndpointFailure::Silent { after }, after)

@@ -19,7 +19,7 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
     fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// What this process has open below a directory.
+/// Lists the files that this process has open below a directory.
 fn open_below(dir: &Path) -> Vec<PathBuf> {
     let files = entries(Path::new("/proc/self/fd"));
     files.iter().filter_map(|fd| fs_err::read_link(fd).ok()).filter(|file| file.starts_with(dir)).collect()

@@ -1,4 +1,5 @@
-//! What a pull may take from the store: only what its own repository proves to have, to this pull's credential.
+//! Content that a pull may take from the store: only what its own repository proves to have, to this pull's
+//! credential.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

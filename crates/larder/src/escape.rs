@@ -25,7 +25,8 @@ pub fn escape_cell(text: &str) -> String {
     cell
 }
 
-/// The same JSON: control characters that it allows as they are, and marks of writing direction, as `\u202e`.
+/// Escapes characters of JSON: control characters that it allows as they are, and marks of writing direction, as
+/// `\u202e`.
 pub fn escape_json(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for c in text.chars() {

@@ -125,7 +125,7 @@ pub struct Event {
     pub event_type: EventType,
     /// Why it was sent.
     pub reason: EventReason,
-    /// What it is about.
+    /// Object of the event.
     pub object: ObjectRef,
     /// Kubelet's text.
     pub message: String,

@@ -21,7 +21,7 @@ pub enum HintPart {
     Setting {
         /// Its name, such as `backend`.
         name: Cow<'static, str>,
-        /// What it could be, such as `unix:///path/to.sock`; may be empty.
+        /// Example of a value, such as `unix: path/to.sock`; may be empty.
         value: Cow<'static, str>,
     },
 }

@@ -22,7 +22,7 @@ pub fn is_default_registry(image: &str) -> bool {
     matching::is_default_registry(image)
 }
 
-/// What the hash of a credential is made of.
+/// Returns the text from which the hash of a credential is computed.
 pub fn hashed_text(entry: &DockerConfigEntry) -> Secret {
     hash::hashed_text(entry)
 }

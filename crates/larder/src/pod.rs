@@ -32,13 +32,13 @@ pub fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(|label| label.bytes().all(inner) && is_edged(label))
 }
 
-/// Whether it begins and ends with a letter or digit.
+/// Returns true if the text begins and ends with a letter or digit.
 pub(crate) fn is_edged(text: &str) -> bool {
     let edge = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric());
     edge(text.bytes().next()) && edge(text.bytes().next_back())
 }
 
-/// What kind of thing an event is about.
+/// Kind of an event's object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ObjectKind {
     /// A pod, or a part of it.
@@ -48,7 +48,7 @@ pub enum ObjectKind {
     Node,
 }
 
-/// What an event is about: a pod, one container of it, or the node.
+/// Object of an event: a pod, one container of it, or the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectRef {
     /// Which of them.

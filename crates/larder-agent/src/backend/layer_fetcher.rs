@@ -1,5 +1,5 @@
-//! What containerd's snapshots lack, fetched into the store with the node's credentials, and which layers of the store every
-//! namespace of containerd may have.
+//! Fetches the layers that containerd's snapshots lack into the store, with the node's credentials, and decides which
+//! layers of the store every namespace of containerd may have.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

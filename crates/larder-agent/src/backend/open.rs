@@ -70,7 +70,7 @@ pub fn target_of(config: &Config) -> Result<BackendTarget, Error> {
     })
 }
 
-/// What named the backend, for errors.
+/// Returns the setting that named the backend, for errors.
 fn named_by(config: &Config) -> String {
     match config.origin("backend") {
         crate::config::SettingOrigin::Default => "backend".to_owned(),

@@ -16,7 +16,7 @@ pub(crate) struct PublishedLayers {
     store: StoreBackend,
     layers: StoreLayerSource,
     shared: SharedSnapshots,
-    /// Whether it was logged that containerd does not answer.
+    /// True once it was logged that containerd does not answer.
     warned: AtomicBool,
 }
 
@@ -26,7 +26,7 @@ impl PublishedLayers {
         PublishedLayers { store, layers, shared, warned: AtomicBool::new(false) }
     }
 
-    /// What containerd retains; `None` if it does not answer: then it may be everything.
+    /// Returns the objects of containerd that retain layers; `None` if it does not answer: then it may be everything.
     async fn holders(&self, images: &[Image]) -> Option<HashMap<String, String>> {
         let holders = self.shared.holders(images).await;
         match &holders {

@@ -113,7 +113,7 @@ impl PublishingBackend {
         ContainerdUses::new(cri.runtime_channel(), cri.request_timeout())
     }
 
-    /// What containerd retains of the store beside the published images.
+    /// Returns the snapshots in the store that containerd retains beside the published images.
     pub(crate) fn shared_snapshots(&self) -> SharedSnapshots {
         let cri = self.publisher.cri();
         SharedSnapshots::new(cri.image_channel(), cri.request_timeout())

@@ -73,7 +73,7 @@ impl EnsureSession {
         EnsureSession { run: new_run(), ..self }
     }
 
-    /// The same run, through another client.
+    /// Continues the run through another client.
     #[must_use]
     pub fn through(self, client: Client) -> EnsureSession {
         EnsureSession {
@@ -100,7 +100,7 @@ impl EnsureSession {
         }
     }
 
-    /// What [`ensure`](EnsureSession::ensure) would do. Changes nothing.
+    /// Returns the plan of [`ensure`](EnsureSession::ensure). Changes nothing.
     pub async fn plan(&self, request: &EnsureRequest) -> Result<EnsurePlan, Error> {
         let asked = self.request(request);
         let answer = self.client.ask(async |mut calls| calls.plan_ensure(asked).await).await?;
@@ -185,7 +185,7 @@ impl EnsureSession {
     }
 }
 
-/// What one call waits for, while it does.
+/// Wait of one call, while it lasts.
 struct OngoingEnsure<'a> {
     pulls: &'a EnsureSession,
     id: u64,

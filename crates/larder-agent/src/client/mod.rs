@@ -174,7 +174,7 @@ impl Client {
         Ok(found.images.into_iter().map(convert::image_from).collect())
     }
 
-    /// The same, with their age, use, labels and layers.
+    /// Lists the images with their age, use, labels and layers.
     pub async fn detailed_images(&self) -> Result<ImagesResponse, Error> {
         self.ask(async |mut calls| calls.images(ImagesRequest { details: true, ..Default::default() }).await)
             .await

@@ -29,7 +29,7 @@ pub(super) struct FoundImage {
 }
 
 impl FoundImage {
-    /// What the backend finds it by: its name, or its ID.
+    /// Returns the key by which the backend finds the image: its name, or its ID.
     pub(super) fn key(&self) -> &str {
         self.name.as_deref().unwrap_or(self.image.id.as_str())
     }

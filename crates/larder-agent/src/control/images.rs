@@ -79,7 +79,7 @@ fn target_name(target: &str) -> Result<Reference, Error> {
     Reference::parse(&format!("{}:{tag}", name.name())).map_err(|error| Error::bad_input(error.to_string()))
 }
 
-/// What larder works on.
+/// Describes the runtime or store that larder works on.
 pub(super) async fn runtime(backend: &dyn Backend) -> Result<RuntimeResponse, Error> {
     let (info, filesystems) = (backend.info().await?, backend.filesystems().await?);
     let paths = |found: &[FilesystemUsage]| {

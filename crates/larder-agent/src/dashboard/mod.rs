@@ -81,7 +81,7 @@ impl Dashboard {
         })
     }
 
-    /// Whether it answers requests for this path.
+    /// Returns true if the dashboard answers requests for this path.
     pub(crate) fn serves_path(path: &str) -> bool {
         path == "/" || path.strip_prefix(PREFIX).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }

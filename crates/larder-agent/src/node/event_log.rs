@@ -10,7 +10,7 @@ use super::peer::Peer;
 /// reads a log wants it once.
 pub(crate) struct DedupEventSink<S> {
     log: S,
-    /// What the last event about the disk said, until the event beside it came.
+    /// Text of the last event about the disk, until the event beside it came.
     said: Mutex<Option<String>>,
 }
 

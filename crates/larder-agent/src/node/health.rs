@@ -17,7 +17,7 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 /// How long it may take.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// What is known of the backend.
+/// State of the backend.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum BackendHealth {
     /// It was not asked yet.
@@ -35,7 +35,7 @@ impl BackendHealth {
         matches!(self, BackendHealth::Up(_))
     }
 
-    /// The same; one that was down before is so since then.
+    /// Returns this state; one that was down before is so since then.
     fn since_before(self, before: &BackendHealth) -> BackendHealth {
         match (self, before) {
             (BackendHealth::Down { why, unusable, .. }, BackendHealth::Down { since, .. }) => {

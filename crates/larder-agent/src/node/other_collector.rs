@@ -11,7 +11,7 @@ const TOOLS: [&str; 2] = ["crictl", "larder"];
 /// How long after its last removal it is warned of: a collector that was disabled removes nothing more.
 const WARN_FOR: Duration = Duration::from_secs(24 * 3600);
 
-/// What is known of it.
+/// State of another collector.
 #[derive(Debug, Default)]
 pub(crate) struct OtherCollector(Mutex<Option<OtherRemovals>>);
 

@@ -24,7 +24,7 @@ use crate::state::KeepRuleFile;
 /// How often the files of the settings are checked for changes.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What a reload did.
+/// Outcome of a reload.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct ReloadReport {
     /// Keys that changed and are in force.
@@ -130,7 +130,7 @@ impl Node {
         Some(format!("The settings are invalid; the last good ones are in force and GC is off: {errors}"))
     }
 
-    /// What is wrong beside errors of single calls.
+    /// Returns the problems beside errors of single calls.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let others = self.others.warning(SystemTime::now());
         let of_settings = self.settings.now().warnings.clone();
@@ -189,7 +189,7 @@ impl Node {
     }
 }
 
-/// What identifies the states of some files.
+/// Stamps that identify the states of some files.
 pub(super) type FileStamps = Vec<(PathBuf, Option<(i64, i64, u64)>)>;
 
 /// Identifies a state of a file without reading it: its change time, which a `chmod` sets as well, and its length.

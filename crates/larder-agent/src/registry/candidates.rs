@@ -19,7 +19,7 @@ pub struct UserCredentials {
     tokens: TokenPolicy,
     helpers: HelperNames,
     plugins: Option<Arc<Plugins>>,
-    /// What these programs answered so far.
+    /// Answers of these programs so far.
     answers: ProgramResultLog,
 }
 
@@ -32,7 +32,8 @@ struct CredentialPlace {
 }
 
 impl UserCredentials {
-    /// Those of this config, which comes from the place of this name. `tokens` is how pull secrets are read.
+    /// Collects the candidates of this config, which comes from the place of this name. `tokens` is how pull secrets
+    /// are read.
     pub fn new(own: Option<(String, &DockerConfig)>, tokens: TokenPolicy) -> Self {
         UserCredentials {
             own: own.map(|(name, config)| CredentialPlace::new(name, config)),
@@ -71,7 +72,7 @@ impl UserCredentials {
         if fitting.is_empty() { "none, pulling anonymously".to_owned() } else { fitting.join(", ") }
     }
 
-    /// What to say of them after the registry has denied an image.
+    /// Returns the next step after the registry has denied an image.
     pub fn advice(&self, image: &str, secrets: &[PullSecret]) -> Hint {
         let failed: Vec<_> = self.failed(image).into_iter().map(|(_, why)| why).collect();
         let failed = failed.join("; ");
@@ -84,7 +85,7 @@ impl UserCredentials {
         }
     }
 
-    /// The same of credentials that were found: those that were shown.
+    /// Returns the next step for credentials that were found and sent.
     fn advice_of(&self, image: &str, secrets: &[PullSecret], shown: &[String]) -> Hint {
         let registry =
             Reference::parse(image).map_or_else(|_| image.to_owned(), |name| name.registry().to_owned());
@@ -118,7 +119,7 @@ impl UserCredentials {
             .collect()
     }
 
-    /// What the user's own credentials come from.
+    /// Returns the source of the user's own credentials.
     pub fn own_name(&self) -> Option<&str> {
         self.own.as_ref().map(|own| own.name.as_str())
     }

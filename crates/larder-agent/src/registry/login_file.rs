@@ -61,7 +61,7 @@ impl DockerLoginFile {
         &self.path
     }
 
-    /// What is in it; nothing, if it is not there.
+    /// Reads the file; empty if it does not exist.
     pub fn read(&self) -> Result<LoginDocument, Error> {
         let text = self.text().map_err(|error| Error::bad_input(error.to_string()))?;
         let broken = |problem: String| {
@@ -210,7 +210,7 @@ impl LoginDocument {
         found
     }
 
-    /// What was parsed as a docker config has an object there, or nothing.
+    /// Returns the logins: a parsed docker config has an object there, or nothing.
     fn auths(&mut self) -> &mut Map<String, Value> {
         if !self.document.is_object() {
             self.document = Value::Object(Map::new());

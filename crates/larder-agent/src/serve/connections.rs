@@ -24,7 +24,7 @@ pub(crate) struct Connections(pub(super) Arc<ConnectionsInner>);
 #[derive(Clone, Copy)]
 struct ConnectionLimits {
     open: usize,
-    /// Those that were asked to go, besides.
+    /// Connections that were asked to end, besides.
     leaving: usize,
 }
 

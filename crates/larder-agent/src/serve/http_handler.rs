@@ -1,4 +1,4 @@
-//! What is asked over plain HTTP: whether the daemon lives, whether it is ready, and its metrics.
+//! Plain HTTP: liveness, readiness, and metrics.
 
 use std::convert::Infallible;
 use std::net::IpAddr;

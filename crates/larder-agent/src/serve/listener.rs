@@ -38,7 +38,7 @@ const ALIVE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_sec
 /// How long to wait after the system had no room for one more connection.
 const NO_ROOM: Duration = Duration::from_millis(100);
 
-/// What accepting works with.
+/// Context of accepting connections.
 struct AcceptLoop {
     running: JoinSet<()>,
     /// One that was accepted and waits for room. Kept here: what a branch of a `select!` holds is dropped when another
@@ -127,7 +127,7 @@ impl Connections {
         }
     }
 
-    /// What answers while the process stops.
+    /// Returns the router of calls that are answered while the process stops.
     fn reads(&self, router: &Router) -> ReadRouter {
         ReadRouter { router: router.clone(), memory: self.0.memory.clone() }
     }

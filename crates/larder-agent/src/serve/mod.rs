@@ -117,7 +117,7 @@ impl Daemon {
         Ok(Daemon { node: Arc::new(node), socket, metrics, note: left, signals })
     }
 
-    /// What it serves.
+    /// Returns the served node.
     pub fn node(&self) -> &Node {
         &self.node
     }

@@ -9,7 +9,7 @@ use tonic::body::Body;
 use tonic::codegen::Bytes;
 use tonic::codegen::http::Response;
 
-/// What is kept with a body.
+/// Observer that is kept with a body.
 pub(super) trait BodyObserver: Send + Unpin + 'static {
     /// A part of the body is about to be sent, or failed.
     fn observe(&mut self, _part: &Result<Frame<Bytes>, Status>) {}

@@ -16,12 +16,12 @@ use tonic::codegen::Bytes;
 
 /// How much of each message counts as its first part, in bytes. What kubelet and people ask for fits in.
 const FIRST: usize = 64 << 10;
-/// What the first parts of all may take, in bytes.
+/// Limit of the first parts of all requests, in bytes.
 const FIRST_PARTS: usize = 16 << 20;
-/// What the rest of all may take, in bytes: that of three of the largest.
+/// Limit of the rest of all requests, in bytes: that of three of the largest.
 const REST: usize = 48 << 20;
 
-/// What is left for all.
+/// Memory left for all requests.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestMemoryLimit(Arc<FreeRequestMemory>);
 
@@ -45,7 +45,7 @@ impl RequestMemoryLimit {
     }
 }
 
-/// What one request has taken. It is given back with the last clone.
+/// Memory that one request has reserved. It is given back with the last clone.
 #[derive(Debug, Clone)]
 pub(super) struct MemoryReservation(Arc<ReservedBytes>);
 
@@ -101,7 +101,7 @@ impl Drop for ReservedBytes {
     }
 }
 
-/// What a call takes.
+/// Kind of a call's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestKind {
     /// One message, which lives until the call ends. Data after it has no owner.

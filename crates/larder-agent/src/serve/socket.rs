@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::Error;
 
-/// What the system takes for a path of a socket, in bytes.
+/// Longest path of a socket that the system accepts, in bytes.
 const MAX_PATH: usize = 107;
 /// How many connections may wait to be accepted, as in the standard library.
 const BACKLOG: i32 = 128;
@@ -41,7 +41,7 @@ pub(super) struct BoundSocket {
     pub(super) own: Option<SocketCleanup>,
 }
 
-/// What is cleaned up for a socket of one's own.
+/// Cleanup of a socket that this process made.
 pub(super) struct SocketCleanup {
     path: PathBuf,
     _lock: fs_err::File,

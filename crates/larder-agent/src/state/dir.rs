@@ -97,7 +97,7 @@ impl StateDir {
         self.without_root_state()?.lock_beside_root()
     }
 
-    /// The same, also where root keeps a state directory of the same runtime.
+    /// Locks the directory also where root keeps a state directory of the same runtime.
     pub(crate) fn lock_beside_root(self) -> Result<StateDir, NodeOpenError> {
         if let Some(roots) = self.of_root() {
             let dir = roots.path().display();
@@ -168,7 +168,7 @@ impl StateDir {
         self.path.join("image_manager")
     }
 
-    /// What commands made present without a daemon.
+    /// Returns the path of the images that commands made present without a daemon.
     pub(crate) fn ensured(&self) -> PathBuf {
         self.path.join("ensured.json")
     }
@@ -178,7 +178,7 @@ impl StateDir {
         self.path.join("hidden.json")
     }
 
-    /// What image sets of the cluster retain.
+    /// Returns the path of the images that image sets of the cluster retain.
     #[cfg(feature = "kube")]
     pub(crate) fn image_sets(&self) -> PathBuf {
         self.path.join("image-sets.json")

@@ -77,7 +77,7 @@ pub(crate) struct GcArgs {
 }
 
 impl GcArgs {
-    /// What the round is for.
+    /// Returns the goal of the round.
     pub(crate) fn goal(&self) -> CollectionGoal {
         match self.request().goal {
             Some(Goal::FreeBytes(_)) => CollectionGoal::Free,
@@ -221,7 +221,7 @@ pub(crate) struct ExplainAccessArgs {
     pub(crate) credentials: CredentialArgs,
 }
 
-/// What else there is of garbage collection.
+/// Subcommands of garbage collection.
 #[derive(Debug, Subcommand)]
 pub(crate) enum GcSubcommand {
     Log(GcLogArgs),
@@ -309,7 +309,7 @@ pub(crate) struct KeepArgs {
     pub(crate) output: PrintFormat,
 }
 
-/// What to do with keep rules, where it is not to add one.
+/// Subcommands of `keep`, beside the addition of a rule.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeepSubcommand {
     #[command(visible_alias = "list")]

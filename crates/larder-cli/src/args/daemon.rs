@@ -110,7 +110,7 @@ pub(crate) struct LeaseArgs {
     pub(crate) output: PrintFormat,
 }
 
-/// What to do with leases, where it is not to take one.
+/// Subcommands of `lease`, beside the addition of a lease.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LeaseSubcommand {
     Rm(LeaseRmArgs),

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 /// One filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ImageFilter {
-    /// Whether it has no tag.
+    /// Selects images without a tag.
     Dangling(bool),
     /// Whether a container or a mount uses it.
     InUse(bool),
@@ -21,7 +21,7 @@ pub(crate) enum ImageFilter {
     Label(String, Option<String>),
 }
 
-/// What `--filter` accepts, for messages.
+/// Values of `--filter`, for messages.
 const KEYS: &str = "dangling=true|false, in-use=true|false, reference=PATTERN, before=IMAGE, since=IMAGE or label=KEY[=VALUE]";
 
 impl ImageFilter {
@@ -49,7 +49,7 @@ impl ImageFilter {
         })
     }
 
-    /// Whether it needs more than names and IDs.
+    /// Returns true if the filter needs more than names and IDs.
     pub(crate) fn needs_details(&self) -> bool {
         !matches!(self, ImageFilter::Dangling(_) | ImageFilter::Reference(_))
     }
@@ -78,7 +78,7 @@ pub(crate) enum SortKey {
 }
 
 impl SortKey {
-    /// Whether it needs more than names, IDs and sizes.
+    /// Returns true if the order needs more than names, IDs and sizes.
     pub(crate) fn needs_details(self) -> bool {
         matches!(self, SortKey::Created | SortKey::Used | SortKey::Unique)
     }

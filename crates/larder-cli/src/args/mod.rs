@@ -226,7 +226,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether it changes nothing.
+    /// Returns true if the command changes nothing.
     pub(crate) fn is_read_only(&self) -> bool {
         matches!(
             self,

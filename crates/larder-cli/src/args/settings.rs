@@ -99,7 +99,7 @@ struct KubeletFlags {
 }
 
 impl SettingFlags {
-    /// The same flags with this file of larder's.
+    /// Returns these flags with this settings file of larder's.
     pub(crate) fn with_file(&self, file: &Path) -> SettingFlags {
         SettingFlags { config: Some(file.to_owned()), ..self.clone() }
     }
@@ -110,7 +110,8 @@ impl SettingFlags {
         self.sources_with(connection, rustix::process::geteuid().is_root(), variable)
     }
 
-    /// The same for commands that work on larder's own store only, regardless of variables and files.
+    /// Returns the sources of settings for commands that work on larder's own store only, regardless of variables and
+    /// files.
     pub(crate) fn sources_of_store(&self, connection: &GlobalFlags) -> SettingsSources {
         let mut sources = self.sources(connection);
         let (by, value) = (SettingOrigin::Default, "store".to_owned());
@@ -118,7 +119,7 @@ impl SettingFlags {
         sources
     }
 
-    /// The same. An empty variable counts as unset.
+    /// Returns the sources of settings with these variables. An empty variable counts as unset.
     fn sources_with(
         &self,
         connection: &GlobalFlags,

@@ -149,7 +149,7 @@ fn show(event: &Event, format: PrintFormat, width: usize, first: &mut bool, out:
     *first = false;
 }
 
-/// What was asked for without a pod has no name.
+/// Returns the object of an event; a request without a pod has no name.
 fn object(event: &Event) -> String {
     match event.name.as_str() {
         "" => event.uid.clone(),

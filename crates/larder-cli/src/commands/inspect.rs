@@ -85,7 +85,7 @@ struct InspectRecord {
     uid: Option<i64>,
     #[serde(serialize_with = "larder_api::or_null")]
     username: String,
-    /// What the runtime adds in its own shape; JSON texts become JSON.
+    /// Details that the runtime adds in its own shape; JSON texts become JSON.
     info: BTreeMap<String, Value>,
     /// With `--layers`, the lowest first; empty if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -32,8 +32,8 @@ pub(super) async fn mount(args: &MountArgs, session: &CommandSession) -> Result<
     Ok(CommandOutcome::Done)
 }
 
-/// What another process mounted is of no use to a caller who cannot see it. Where that cannot be determined, the process
-/// is believed.
+/// Fails if the caller cannot see a mount of another process, which is then of no use to it. Where that cannot be
+/// determined, the process is believed.
 async fn check_seen(mount: &Mount, client: &Client) -> Result<(), Failure> {
     let target = &mount.target;
     if client.socket().is_none() || is_seen_at(Path::new(target)).unwrap_or(true) {

@@ -54,7 +54,7 @@ pub(super) async fn run(
     Ok(gc::show(PrintFormat::Table, done, out))
 }
 
-/// Whether it has no tag, as docker counts: a digest is no tag.
+/// Returns true for an image without a tag, as docker counts: a digest is no tag.
 fn is_dangling(image: &ImageVerdict) -> bool {
     image.names.iter().all(|name| name.contains('@'))
 }

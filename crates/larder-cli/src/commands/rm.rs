@@ -64,7 +64,7 @@ pub(super) fn print_all(
     outcome
 }
 
-/// What was removed: an image, or names of one. The shape of `-o json`.
+/// Removed image, or removed names of one. The shape of `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct RmRecord {

@@ -148,7 +148,7 @@ fn last_gc(status: Option<&GcStatus>) -> String {
     }
 }
 
-/// What a running round does.
+/// Describes a running round.
 fn running_round(round: &GcRound) -> String {
     let GcRound { removed_images, planned_images, .. } = round;
     let word = round.phase().word();

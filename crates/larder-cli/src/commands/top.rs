@@ -74,7 +74,7 @@ impl SessionCalls<'_> {
         answer
     }
 
-    /// The same for a call that is answered soon.
+    /// Calls the daemon for an answer that comes soon.
     async fn ask<T>(
         &self,
         call: impl AsyncFnOnce(ControlCalls) -> Result<Response<T>, Status>,

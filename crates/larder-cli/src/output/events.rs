@@ -20,7 +20,7 @@ const WIDTHS: [usize; 3] = [8 + 3, 7 + 3, 17 + 3];
 pub(crate) struct EventPrinterSink {
     out: Arc<Printer>,
     look: EventStyle,
-    /// What each pod is known as, by uid.
+    /// Printed name of each pod, by UID.
     labels: HashMap<String, String>,
     object_width: usize,
     seen: Mutex<PrintedEvents>,
@@ -40,8 +40,8 @@ pub(crate) enum EventStyle {
 #[derive(Default)]
 struct PrintedEvents {
     kept: Vec<EventRecord>,
-    /// What was said of back-off, by uid and part, since anything else was said of them. Kubelet repeats it at
-    /// every sync, and kubectl folds it into one line with a count.
+    /// Back-off messages already printed, by UID and part, since another message was printed for them. Kubelet
+    /// repeats it at every sync, and kubectl folds it into one line with a count.
     printed_backoff: HashSet<(String, String, String)>,
 }
 

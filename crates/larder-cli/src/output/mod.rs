@@ -26,7 +26,7 @@ pub(crate) enum PrintFormat {
     Wide,
     /// JSON with stable fields, see docs/output.md.
     Json,
-    /// The same data as YAML.
+    /// YAML, with the data of `json`.
     Yaml,
 }
 
@@ -36,7 +36,7 @@ pub(crate) enum DataFormat {
     /// JSON with stable fields, see docs/output.md.
     #[default]
     Json,
-    /// The same data as YAML.
+    /// YAML, with the data of `json`.
     Yaml,
 }
 

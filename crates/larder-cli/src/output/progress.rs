@@ -1,4 +1,4 @@
-//! What is being pulled right now: live on a terminal, and as data where that is wanted.
+//! Progress of running pulls: live on a terminal, and as data where that is wanted.
 
 use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
@@ -48,13 +48,13 @@ impl ProgressLines {
         ProgressLines { live: Some(live), course: None }
     }
 
-    /// The same, and what happens is kept as data.
+    /// Keeps the progress as data, too.
     #[must_use]
     pub(crate) fn recorded(self) -> Self {
         ProgressLines { course: Some(Mutex::default()), ..self }
     }
 
-    /// What happened, in order, if it was to be kept.
+    /// Returns the progress in order, if it was kept.
     pub(crate) fn course(&self) -> Vec<ProgressChange> {
         let course = self.course.as_ref().map(|course| course.lock().unwrap_or_else(PoisonError::into_inner));
         course.map(|course| course.records()).unwrap_or_default()
@@ -126,8 +126,8 @@ fn size_of_terminal() -> (usize, usize) {
     (rows.into(), columns.into())
 }
 
-/// What is drawn: pulls that run, with their layers as far as there is room, before those that wait; then the sum. All of
-/// it fits: at most half of the rows, so that events stay in sight, and no line that would wrap.
+/// Returns the lines to draw: pulls that run, with their layers as far as there is room, before those that wait; then
+/// the sum. All of it fits: at most half of the rows, so that events stay in sight, and no line that would wrap.
 fn lines(
     pulls: &[PullStatus],
     done: usize,

@@ -83,7 +83,7 @@ impl ProgressTimeline {
     }
 }
 
-/// What a pull does, in a word.
+/// Returns the phase of a pull as a word.
 pub(crate) fn phase_of(pull: &PullStatus) -> String {
     let detail = pull.detail.as_ref().filter(|_| pull.phase == PullPhase::Pulling);
     let Some(detail) = detail else { return pull.phase.to_string() };

@@ -18,7 +18,7 @@ pub(crate) enum ColorChoice {
     Never,
 }
 
-/// What a text is.
+/// Role of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TextStyle {
     Plain,

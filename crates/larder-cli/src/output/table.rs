@@ -16,7 +16,7 @@ pub(crate) struct TextTable {
 
 /// Spaces between two columns.
 const GAP: usize = 3;
-/// The same on a terminal that is too narrow for [`GAP`].
+/// Gap on a terminal that is too narrow for [`GAP`].
 const NARROW_GAP: usize = 2;
 /// The least width of the first column on a narrow terminal.
 const NAME_WIDTH: usize = 24;
@@ -49,7 +49,7 @@ impl TextTable {
         TextTable { rows: vec![heads.into_iter().map(str::to_owned).collect()], optional: Vec::new() }
     }
 
-    /// The same; a terminal that is too narrow does not show these columns, the first one first.
+    /// Marks columns as optional; a terminal that is too narrow does not show these columns, the first one first.
     #[must_use]
     pub(crate) fn optional(self, heads: impl IntoIterator<Item = &'static str>) -> Self {
         TextTable { optional: heads.into_iter().collect(), ..self }

@@ -18,7 +18,7 @@ use crate::args::settings::{BACKEND_VARIABLE, SettingFlags};
 use crate::args::{GlobalFlags, PullFlags};
 use crate::failure::Failure;
 
-/// What a command needs of its images. [`CommandSession::open`] finds or opens them accordingly.
+/// Access that a command needs to its images. [`CommandSession::open`] finds or opens them accordingly.
 pub(crate) struct ImageAccess {
     /// The images of the selected backend, or those of larder's own store.
     pub(crate) scope: ImageScope,
@@ -39,9 +39,9 @@ pub(crate) struct ImageAccess {
 /// The images that a command is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ImageScope {
-    /// Those of the backend that flags, variables or files select.
+    /// Images of the backend that flags, variables or files select.
     Backend,
-    /// Those of larder's own store: `LARDER_BACKEND` is not read.
+    /// Images of larder's own store: `LARDER_BACKEND` is not read.
     Store,
 }
 

@@ -1,4 +1,4 @@
-//! What happens when no backend is named.
+//! Behaviour when no backend is named.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::world::{CliOutput, larder, unprivileged};
 
-/// What every run says, whatever was measured.
+/// Texts of every run, whatever was measured.
 const SAID: [&str; 15] = [
     "=> 3 images of 4 layers, ",
     "\n0 present, 3 pulled, 0 failed\n",

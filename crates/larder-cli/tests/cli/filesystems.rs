@@ -32,7 +32,7 @@ fn capacity(mountpoint: &Path) -> u64 {
     local_disk(mountpoint).unwrap().unwrap().capacity
 }
 
-/// What a daemon of this runtime reports: its status as a table and as JSON, its metrics, and a dry run of GC.
+/// Reports of a daemon with this runtime: its status as a table and as JSON, its metrics, and a dry run of GC.
 fn reported_by_daemon(world: &CliFixture) -> (String, Value, String, CliOutput) {
     let socket = world.home.path().join("larder.sock");
     let mut serve = world.command(&["serve", "--socket", socket.to_str().unwrap()]);

@@ -1,4 +1,4 @@
-//! What to do next when a registry does not give the image.
+//! Next steps when a registry does not give the image.
 
 use larder_testkit::fault_registry::{FaultRegistry, FaultRegistryAuth};
 use serde_json::json;

@@ -41,7 +41,7 @@ fn pulls(world: &CliFixture) -> Vec<String> {
     pulls.map(|pull| pull.auth.map(auth).unwrap_or_default()).collect()
 }
 
-/// What [`secret`] holds.
+/// Content of [`secret`].
 const LARDER: &str = "larder:pantry";
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a terminal shows: colors, tables that fit, live progress, and a clean screen after it.
+//! Output on a terminal: colors, tables that fit, live progress, and a clean screen after it.
 
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
@@ -66,7 +66,7 @@ impl Terminal {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// What was written until the program ended.
+    /// Returns the output until the program ended.
     pub(crate) fn finish(mut self, code: i32) -> String {
         let status = self.child.wait().unwrap();
         self.reader.take().unwrap().join().unwrap();

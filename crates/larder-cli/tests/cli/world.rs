@@ -23,7 +23,7 @@ impl Drop for CliFixture {
     }
 }
 
-/// What larder did.
+/// Result of a run of larder.
 #[derive(Debug)]
 pub(crate) struct CliOutput {
     pub(crate) code: Option<i32>,
@@ -95,7 +95,7 @@ pub(crate) fn larder(home: &Path) -> Command {
     command
 }
 
-/// The same as an unprivileged user that owns the directory.
+/// Returns a command of an unprivileged user that owns the directory.
 pub(crate) fn unprivileged(home: &Path) -> Command {
     if !rustix::process::geteuid().is_root() {
         return larder(home);
@@ -134,8 +134,8 @@ impl CliOutput {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}:\n{}", self.stdout))
     }
 
-    /// The same with the rows of the event table sorted. Images are ensured side by side: between the events of one
-    /// image, those of another may be printed.
+    /// Returns the output with the rows of the event table sorted. Images are ensured side by side: between the
+    /// events of one image, those of another may be printed.
     pub(crate) fn with_sorted_events(self) -> CliOutput {
         let (table, rest) = self.stdout.split_once("\n\n").expect("an event table and a result table");
         let mut rows: Vec<&str> = table.lines().collect();

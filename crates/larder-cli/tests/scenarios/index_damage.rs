@@ -22,7 +22,7 @@ const PAGE: usize = 4096;
 /// The files of the index.
 const FILES: [&str; 2] = ["larder.db", "larder.db-wal"];
 
-/// What happens to a file.
+/// Damage of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum FileDamage {
     Bit,
@@ -45,7 +45,7 @@ const DAMAGES: [FileDamage; 7] = [
 ];
 
 impl FileDamage {
-    /// What is left of a file; `None` if it is gone.
+    /// Returns the damaged content of a file; `None` if the file is removed.
     fn of(self, mut bytes: Vec<u8>, mut next: impl FnMut(usize) -> usize) -> Option<Vec<u8>> {
         let pages = bytes.len().div_ceil(PAGE);
         let page = next(pages) * PAGE;
@@ -131,7 +131,7 @@ impl DamagedStore {
         images.map(|image| format!("{}:{} {}", image["repository"], image["tag"], image["id"])).collect()
     }
 
-    /// What must not be lost.
+    /// Returns the entries that must not be lost.
     fn entries(&self) -> BTreeMap<&'static str, Vec<String>> {
         let names = |dir: &Path| {
             let entries = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());

@@ -223,7 +223,7 @@ fn an_interrupt_of_a_command_that_handles_none_does_not_end_others() {
     assert_eq!(world.images(), [web]);
 }
 
-/// The same on an existing pipe.
+/// Starts a load that is held, on an existing pipe.
 fn held_load_again(world: &RuntimeFixture) -> (LarderProcess, File) {
     fs_err::remove_file(world.path("archive")).unwrap();
     held_load(world)

@@ -30,7 +30,7 @@ const LOST: u64 = 4 << 20;
 /// The name of the image from a layout, where its tag is `image`.
 const LOADED: &str = "registry.example/shop/other:image";
 
-/// What is killed.
+/// Command that is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum KilledCommand {
     Pull,
@@ -155,7 +155,7 @@ impl KillMachine {
         fs_err::read_dir(path).map_or(0, Iterator::count)
     }
 
-    /// What a killed process left, in one word: how far it had come.
+    /// Returns how far a killed process had come, in one word.
     fn moment(&self) -> &'static str {
         if self.registry.bytes_sent(&self.big) > 0 && self.has_ingest() {
             return "fetch";

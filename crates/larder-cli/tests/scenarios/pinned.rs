@@ -1,5 +1,5 @@
-//! What `larder serve` pins over CRI: kubelet's GC and `crictl rmi --prune` remove unpinned images only, and `crictl rmi`
-//! with a name removes any that the server lets it.
+//! Images that `larder serve` pins over CRI: kubelet's GC and `crictl rmi --prune` remove unpinned images only, and
+//! `crictl rmi` with a name removes any that the server lets it.
 
 use larder_cri::proto;
 use larder_testkit_peers::{ImageBuilder, RegistryOptions};
@@ -13,15 +13,15 @@ fn named(image: &str) -> proto::ImageSpec {
     proto::ImageSpec { image: image.into(), ..proto::ImageSpec::default() }
 }
 
-/// What `crictl rmi NAME` sends.
+/// Sends the call of `crictl rmi NAME`.
 fn remove(daemon: &CriDaemon, image: &str) -> Result<(), Status> {
     let mut images = daemon.wire().images();
     let request = proto::RemoveImageRequest { image: Some(named(image)) };
     daemon.runtime.block_on(images.remove_image(request)).map(drop)
 }
 
-/// What `crictl rmi --prune` and kubelet's GC do with images that no container uses. Returns the first names of those
-/// that are left, sorted.
+/// Removes images that no container uses, as `crictl rmi --prune` and kubelet's GC do. Returns the first names of
+/// those that are left, sorted.
 fn prune(daemon: &CriDaemon) -> Vec<String> {
     let list = || {
         let mut images = daemon.wire().images();

@@ -4,7 +4,7 @@ use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 
 use crate::world::{RuntimeFixture, pod};
 
-/// What an ensure is to do, as seen from outside.
+/// Expected requests of an ensure, as seen from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExpectedTraffic {
     /// Fetches the image.

@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::served::CriDaemon;
 use crate::world::RuntimeFixture;
 
-/// What `promtool` reports of names that are kubelet's.
+/// Names of kubelet's metrics that `promtool` reports.
 const KUBELETS: [&str; 2] = [
     "inmemory_pullintents_usage_percent use base unit \"ratio\" instead of \"percent\"",
     "inmemory_pulledrecords_usage_percent use base unit \"ratio\" instead of \"percent\"",

@@ -32,7 +32,7 @@ impl SnapshotterFixture {
         SnapshotterFixture::with(namespace, ContainerdOptions::default())
     }
 
-    /// The same with other options of containerd.
+    /// Starts the fixture with other options of containerd.
     fn with(namespace: &'static str, options: ContainerdOptions) -> Option<SnapshotterFixture> {
         if !require(&Package::ALL).is_available() {
             return None;
@@ -113,7 +113,7 @@ impl SnapshotterFixture {
         self.ctr(&["containers", "rm", name]);
     }
 
-    /// What is in a directory of the store.
+    /// Counts the entries of a directory of the store.
     fn in_store(&self, name: &str) -> usize {
         fs_err::read_dir(self.world.place().join(name)).map_or(0, Iterator::count)
     }

@@ -1,4 +1,4 @@
-//! What a scenario needs: servers, a home without credentials, and larder to run.
+//! Parts of a scenario: servers, a home without credentials, and larder to run.
 
 mod running;
 
@@ -102,7 +102,7 @@ impl RuntimeFixture {
         self.knows_at(&registry.address(), registry.scheme(), registry.ca());
     }
 
-    /// The same, for anything that serves at `address`.
+    /// Configures anything that serves at `address`.
     pub(crate) fn knows_at(&self, address: &str, scheme: &str, ca: Option<&Path>) {
         if let Some(containerd) = &self.containerd {
             return containerd.knows_at(address, scheme, ca).unwrap();
@@ -203,7 +203,7 @@ impl RuntimeFixture {
         self.start_larder(arguments).finish()
     }
 
-    /// The same with a file for its standard input.
+    /// Runs larder with a file as its standard input.
     pub(crate) fn larder_reading(&self, arguments: &[&str], file: &str) -> LarderOutput {
         let input = fs_err::File::open(file).unwrap().into_parts().0;
         LarderProcess::reading(self.command(arguments), input.into()).finish()

@@ -1,4 +1,4 @@
-//! What containers use.
+//! Uses of images by containers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, UNIX_EPOCH};

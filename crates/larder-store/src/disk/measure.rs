@@ -8,7 +8,7 @@ use std::path::Path;
 
 pub use larder::gc::DiskSpace;
 
-/// What a file takes, or a directory without what is in it; nothing there takes nothing. Follows no links.
+/// Measures a file, or a directory without its contents; a missing path takes nothing. Follows no links.
 pub(crate) fn measure_one(path: &Path) -> io::Result<DiskSpace> {
     match fs_err::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(DiskSpace::ZERO),
@@ -20,8 +20,8 @@ fn amount(of: &Metadata) -> DiskSpace {
     DiskSpace { bytes: of.blocks() * 512, inodes: 1 }
 }
 
-/// What `path` and everything below it takes. Follows no links; nothing there counts nothing. What vanishes while it
-/// is being counted is left out.
+/// Measures `path` and everything below it. Follows no links; nothing there counts nothing. What vanishes while it is
+/// being counted is left out.
 pub fn measure(path: &Path) -> io::Result<DiskSpace> {
     let mut linked = HashSet::new();
     let mut total = DiskSpace::default();

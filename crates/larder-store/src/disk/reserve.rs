@@ -9,7 +9,8 @@ use larder::go_format;
 
 use super::DiskSpace;
 
-/// What may be written between two looks at the filesystem: a look costs a system call, and other processes write too.
+/// Space that may be written between two measurements of the filesystem: each costs a system call, and other
+/// processes write too.
 const STEP: DiskSpace = DiskSpace { bytes: 4 << 20, inodes: 256 };
 
 /// Admits writes to one filesystem as long as the reserve stays free. Clones share it.
@@ -20,7 +21,7 @@ pub struct SpaceReserve(Arc<SpaceReserveInner>);
 struct SpaceReserveInner {
     root: PathBuf,
     reserve: DiskSpace,
-    /// What may be written before the next look.
+    /// Space that may be written before the next measurement.
     budget: Mutex<DiskSpace>,
 }
 
@@ -59,7 +60,7 @@ pub(crate) fn free_space(root: &Path) -> io::Result<DiskSpace> {
     Ok(DiskSpace { bytes: stat.f_bavail.saturating_mul(stat.f_frsize), inodes })
 }
 
-/// What may be written before the next look, at least `amount`.
+/// Returns the space that may be written before the next measurement, at least `amount`.
 fn next_budget(amount: DiskSpace, free: DiskSpace, reserve: DiskSpace) -> Result<DiskSpace, ReserveReached> {
     // A reserve of none leaves it to the filesystem to refuse.
     let usable = |free: u64, reserve: u64| if reserve == 0 { u64::MAX } else { free.saturating_sub(reserve) };
@@ -77,9 +78,9 @@ fn next_budget(amount: DiskSpace, free: DiskSpace, reserve: DiskSpace) -> Result
 /// A write would use up the reserve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReserveReached {
-    /// What is free.
+    /// Free space.
     pub free: DiskSpace,
-    /// What must remain free.
+    /// Space that must remain free.
     pub reserve: DiskSpace,
     lacks_inodes: bool,
 }

@@ -7,19 +7,19 @@
 use std::io;
 use std::path::Path;
 
-/// What a filesystem reports as the size of a file.
+/// Accuracy of a filesystem's report of a file's size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SizeAccuracy {
-    /// What removing the file frees, also while it is written.
+    /// The reported size is freed by a removal, also while the file is written.
     WhileWritten,
-    /// What removing the file frees, once it is closed and synced.
+    /// The reported size is freed by a removal, once the file is closed and synced.
     AfterSync,
     /// An estimate of it.
     Estimated,
 }
 
 impl SizeAccuracy {
-    /// That of the filesystem which holds `path`.
+    /// Returns the accuracy of the filesystem which holds `path`.
     pub(crate) fn of(path: &Path) -> io::Result<SizeAccuracy> {
         const EXT4: i64 = 0xef53;
         const TMPFS: i64 = 0x0102_1994;

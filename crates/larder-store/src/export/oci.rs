@@ -151,7 +151,7 @@ impl LayoutArchive<'_> {
         self.out.write_all(bytes).map_err(ExportError::Output)
     }
 
-    /// The same for equal images: root's, and without a time.
+    /// Writes a header that is equal for equal images: root's, and without a time.
     fn header(&mut self, name: &str, kind: EntryType, size: u64) -> Result<(), ExportError> {
         let mut header = EntryBuilder::new_ustar();
         header.path(name).entry_type(kind);

@@ -7,7 +7,7 @@ use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::names_in;
 use crate::store::{MountRecord, OpenStore, StoreError};
 
-/// What becomes of a recorded mount.
+/// Treatment of a recorded mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MountRecovery {
     /// It is as recorded, or cannot be seen from here.
@@ -20,7 +20,7 @@ enum MountRecovery {
     KeepWrites,
 }
 
-/// What a mount was found to be.
+/// Evidence about a recorded mount.
 #[derive(Debug, Clone, Copy)]
 #[allow(clippy::struct_excessive_bools, reason = "each is one fact, and all of them are independent")]
 struct MountEvidence {

@@ -24,7 +24,7 @@ pub enum SnapshotError {
     Precondition {
         /// As asked.
         key: String,
-        /// What forbids it.
+        /// Reason of the refusal.
         reason: &'static str,
     },
     /// The request is wrong.
@@ -32,7 +32,7 @@ pub enum SnapshotError {
     Invalid {
         /// As asked.
         key: String,
-        /// What is wrong.
+        /// Reason why it is invalid.
         reason: &'static str,
     },
     /// The kernel refused a mount.

@@ -64,7 +64,7 @@ impl Store {
         ArchiveReferences { _held: archives.into_iter().map(hold).collect() }
     }
 
-    /// What [`reclaim`](Store::reclaim) would free now.
+    /// Returns the space that [`reclaim`](Store::reclaim) would free now.
     pub fn reclaimable(
         &self,
         trigger: ReclaimTrigger,

@@ -9,7 +9,7 @@ use larder::reference::Digest;
 
 use super::records::LayerKey;
 
-/// What can be held.
+/// Item that can be referenced.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum ReferencedItem {
     Layer(LayerKey),

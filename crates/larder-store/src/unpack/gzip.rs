@@ -14,7 +14,7 @@ pub(super) struct GzipReader<R> {
     at: GzipPosition,
 }
 
-/// What the next compressed byte is.
+/// Part of a gzip file that the next compressed byte belongs to.
 enum GzipPosition {
     /// The first of a member, which must be there.
     Start,

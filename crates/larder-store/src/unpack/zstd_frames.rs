@@ -82,7 +82,7 @@ pub(super) struct ZstdReader<R> {
     at: FramePosition,
 }
 
-/// What the next compressed byte is.
+/// Part of a zstd frame that the next compressed byte belongs to.
 #[derive(PartialEq, Eq)]
 enum FramePosition {
     /// The first of a frame, which must be there.

@@ -33,7 +33,7 @@ fn scene(store: &Store) -> GcSnapshot {
     }
 }
 
-/// What lies in the directories of layers, blobs and copies of records, counted from outside.
+/// Measures the directories of layers, blobs and copies of records, counted from outside.
 fn images_take(scratch: &TempStore) -> DiskSpace {
     ["layers", "blobs", "images"].map(|dir| measure(&scratch.root().join(dir)).unwrap()).into_iter().sum()
 }

@@ -1,8 +1,8 @@
 //! Real pulls, loads and removals, with the power cut or the disk failing at every step of them.
 //!
-//! What `crashes.rs` does by hand with the store's parts, these do through a [`StorePuller`], from a registry: ingest,
-//! unpacking, settling, commit. Layers themselves are written past the faulty disk; what was not synced of them is lost
-//! with the power all the same.
+//! These tests do with a [`StorePuller`] and a registry what `crashes.rs` does by hand with the store's parts:
+//! ingest, unpacking, settling, commit. Layers themselves are written past the faulty disk; what was not synced of
+//! them is lost with the power all the same.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 use crate::help::*;
 
-/// What is done to the store.
+/// Operation on the store.
 #[derive(Debug, Clone, Copy)]
 enum StoreOperation {
     Pull,

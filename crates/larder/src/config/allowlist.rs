@@ -55,7 +55,8 @@ impl AllowlistPattern {
         }
     }
 
-    /// Whether it matches a name without tag and digest. The text is compared as it is: no default registry is added.
+    /// Returns true if it matches a name without tag and digest. The text is compared as it is: no default registry
+    /// is added.
     pub(crate) fn matches(&self, name: &str) -> bool {
         match self {
             AllowlistPattern::Exact(exact) => exact == name,

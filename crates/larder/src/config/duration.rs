@@ -74,7 +74,7 @@ impl GoDuration {
         u64::try_from(self.nanos).ok().map(Duration::from_nanos)
     }
 
-    /// Whether it is below zero.
+    /// Returns true below zero.
     pub fn is_negative(self) -> bool {
         self.nanos < 0
     }

@@ -13,7 +13,7 @@ pub struct ImageActivity {
     pub image: ImageId,
     /// When.
     pub at: UnixMillis,
-    /// What.
+    /// Kind of the activity.
     pub what: ActivityKind,
 }
 

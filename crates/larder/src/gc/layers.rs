@@ -118,7 +118,7 @@ impl LayerUsageIndex {
         self.images.get(image.as_ref())
     }
 
-    /// What an image takes with all its layers, shared or not, if they are known.
+    /// Returns the disk usage of an image with all its layers, shared or not, if they are known.
     pub fn size_of(&self, image: impl AsRef<str>) -> Option<DiskSpace> {
         let image = self.layers_of(image)?;
         let layers = image.layers.iter().map(|&layer| self.all[layer as usize].amount);

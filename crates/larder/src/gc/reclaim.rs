@@ -36,7 +36,8 @@ pub struct SpaceBesideImages {
 /// Frees space beside images.
 #[async_trait]
 pub trait SpaceReclaimer: Send + Sync {
-    /// What [`reclaim`](SpaceReclaimer::reclaim) would free now. By default unknown, which counts as nothing.
+    /// Returns the space that [`reclaim`](SpaceReclaimer::reclaim) would free now. By default unknown, which counts
+    /// as nothing.
     async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
         let _ = trigger;
         Ok(SpaceBesideImages::default())
@@ -47,7 +48,7 @@ pub trait SpaceReclaimer: Send + Sync {
     async fn reclaim(&self, trigger: ReclaimTrigger) -> ReclaimOutcome;
 }
 
-/// What a reclaim freed, and what ended it early.
+/// Space that a reclaim freed, and the error that ended it early.
 #[derive(Debug, Clone)]
 pub struct ReclaimOutcome<E = BackendError> {
     /// Freed, before the error if there was one.

@@ -20,7 +20,7 @@ pub(super) struct IndexedRecord {
 #[derive(Debug)]
 struct IndexedName {
     name: Box<str>,
-    /// Whether it is what trimming leaves of it, as of each name that was recorded by the rules.
+    /// True for the remainder that trimming leaves, as of each name that was recorded by the rules.
     is_name: bool,
     holders: CredentialIndex,
 }

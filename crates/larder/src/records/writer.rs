@@ -58,7 +58,7 @@ type ProcessIntents = HashMap<ImageName, ProcessIntent>;
 
 struct ProcessIntent {
     _hold: PullLock,
-    /// Whether it existed before: another process pulls the image, or was interrupted.
+    /// True if the intent existed before: another process pulls the image, or was interrupted.
     found: bool,
 }
 

@@ -15,7 +15,7 @@ pub struct ReferenceError {
     named: bool,
 }
 
-/// What is wrong with an image name. The texts are kubelet's.
+/// Reason why an image name is invalid. The texts are kubelet's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReferenceErrorKind {
@@ -37,7 +37,7 @@ pub enum ReferenceErrorKind {
     /// 64 hexadecimal digits alone are an image id, not a name.
     #[error("invalid repository name ({0}), cannot specify 64-byte hexadecimal strings")]
     LooksLikeId(String),
-    /// What comes after `@` is no digest.
+    /// The text after `@` is no digest.
     #[error(transparent)]
     Digest(#[from] DigestError),
 }
@@ -53,12 +53,12 @@ impl ReferenceError {
         ReferenceError { image: image.to_owned(), kind, named: true }
     }
 
-    /// What is wrong with it.
+    /// Returns the reason why the name is invalid.
     pub fn kind(&self) -> &ReferenceErrorKind {
         &self.kind
     }
 
-    /// What the reader could change.
+    /// Returns the change that the reader could make.
     pub fn hint(&self) -> Option<Cow<'static, str>> {
         Some(match &self.kind {
             ReferenceErrorKind::Empty => "enter an image name, such as busybox:1.36".into(),

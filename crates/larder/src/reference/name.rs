@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{ReferenceError, ReferenceErrorKind};
 use super::{DEFAULT_TAG, Digest, Reference, trim_tag_and_digest};
 
-/// What every type of this page has in common with the text that it is.
+/// Implements the methods that every type of this page has in common with its text.
 macro_rules! text {
     ($name:ident) => {
         impl $name {
@@ -112,13 +112,13 @@ macro_rules! text {
     };
 }
 
-/// What a backend calls an image, such as `sha256:9f86...`: kubelet's `imageRef`. Nothing is asked of the text, since
+/// Image ID of a backend, such as `sha256:9f86...`: kubelet's `imageRef`. Nothing is asked of the text, since
 /// runtimes answer with ids of several forms, and before Kubernetes 1.30 with names.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ImageId(String);
 
-/// What a backend calls a layer: the digest of its blob, a diff id, a chain id, or the short id of an engine.
+/// Layer ID of a backend: the digest of its blob, a diff ID, a chain ID, or the short ID of an engine.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LayerId(String);
@@ -164,8 +164,8 @@ impl ImageId {
     }
 }
 
-/// What a caller calls an image, exactly as written: a name (`busybox:1.36` stays short) or an id. Any text is accepted;
-/// what is wrong with it is an error where its parts are asked for. It is parsed once. Cloning is cheap.
+/// Image as named by a caller, exactly as written: a name (`busybox:1.36` stays short) or an ID. Any text is
+/// accepted; what is wrong with it is an error where its parts are asked for. It is parsed once. Cloning is cheap.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct ImageName(Arc<NameWithParse>);
@@ -183,7 +183,7 @@ impl ImageName {
         &self.0.text
     }
 
-    /// What the name means. The error reads `couldn't parse image name "IMAGE": CAUSE`.
+    /// Returns the parsed name. The error reads `couldn't parse image name "IMAGE": CAUSE`.
     pub fn reference(&self) -> Result<&Reference, ReferenceError> {
         self.0.parsed.as_ref().map_err(|kind| ReferenceError::named(self.as_str(), kind.clone()))
     }

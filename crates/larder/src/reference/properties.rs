@@ -1,4 +1,4 @@
-//! What holds for every name, checked on generated ones.
+//! Properties of every name, checked on generated ones.
 
 use proptest::prelude::*;
 

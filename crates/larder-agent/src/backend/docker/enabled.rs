@@ -48,7 +48,7 @@ pub(crate) fn open(
     Ok(BackendHandle::Docker(Arc::new(engine)))
 }
 
-/// What is wrong with a text that names an engine.
+/// Returns the problem of a text that names an engine.
 pub(crate) fn check(text: &str) -> Result<(), String> {
     if matches!(text, DOCKER | PODMAN) {
         // Which one that is depends on who asks.

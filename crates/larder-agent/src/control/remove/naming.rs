@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use larder::backend::Image;
 use larder::reference::Reference;
 
-/// What a removal takes of an image.
+/// Extent of a removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RemovalScope {
     /// These names, and the image if it has no others.
@@ -14,7 +14,7 @@ pub(super) enum RemovalScope {
     Image,
 }
 
-/// What is selected of an image: names with a tag, and whether the image itself, by its ID or digest.
+/// Selected parts of an image: names with a tag, and whether the image itself, by its ID or digest.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Selection {
     pub(super) tags: Vec<String>,
@@ -31,8 +31,8 @@ impl Selection {
     }
 }
 
-/// What a removal takes; `None` if it would take names that were not selected. `single` says whether the backend can
-/// remove single names.
+/// Returns the extent of a removal; `None` if it would remove names that were not selected. `single` says whether the
+/// backend can remove single names.
 pub(super) fn scope(image: &Image, selected: &Selection, single: bool, force: bool) -> Option<RemovalScope> {
     let rest = names_left(image, &selected.tags);
     if single && !selected.whole {

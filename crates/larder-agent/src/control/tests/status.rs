@@ -1,4 +1,4 @@
-//! What a status and an explanation report of the node.
+//! Reports of the node in a status and in an explanation.
 
 use async_trait::async_trait;
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};

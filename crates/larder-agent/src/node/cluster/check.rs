@@ -6,7 +6,7 @@ use larder_kube::{ClusterCheck, check_cluster, own_namespace};
 use super::node_cluster::{ClusterIdentities, name_of};
 use crate::config::{BackendSetting, Config, KubeletImageService};
 
-/// What was found with both identities of the settings. Blocks on reading their files.
+/// Checks both identities of the settings. Blocks on reading their files.
 pub async fn check(config: &Config) -> Vec<ClusterCheck> {
     let settings = &config.kubernetes;
     let name = name_of(settings);

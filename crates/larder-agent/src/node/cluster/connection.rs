@@ -11,7 +11,7 @@ use larder_kube::{ClusterError, ResponseObserver};
 
 /// Whether the API server answers requests of one identity. Each change is logged, each repetition is not.
 pub(crate) struct Connection {
-    /// What is requested, such as `pods of node n1`.
+    /// Object of the request, such as `pods of node n1`.
     subject: String,
     state: Mutex<ConnectionState>,
 }

@@ -66,7 +66,7 @@ pub(super) async fn send_events(
     }
 }
 
-/// Whether it was sent.
+/// Sends an event, and returns true if it was sent.
 async fn send(sender: &mut NodeEvents, event: &Event) -> bool {
     let event = NodeEvent {
         is_warning: event.event_type == EventType::Warning,

@@ -268,7 +268,7 @@ async fn run_until(node: &Arc<Node>, ended: impl Future<Output = ()>) {
     }
 }
 
-/// What `n1` pulls with.
+/// Returns the context in which `n1` pulls.
 fn context(backend: &FakeBackend, held: &DesiredUses) -> ImageSetContext {
     ImageSetContext {
         manager: Arc::new(ImageManager::builder(Arc::new(backend.clone())).build()),

@@ -26,7 +26,7 @@ use super::pods::unusable;
 use super::retained_file::{self, RetainedImages};
 use crate::node::pods::desired::{DesiredKey, DesiredUses, FirstScan, note_if_pulled};
 
-/// What the images of image sets are pulled and retained with.
+/// Context for pulling and retaining the images of image sets.
 #[derive(Clone)]
 pub(in crate::node) struct ImageSetContext {
     pub(in crate::node) manager: Arc<ImageManager>,
@@ -110,7 +110,7 @@ struct NodeSetImages {
     context: ImageSetContext,
     /// Under which key each image is retained.
     retained: Mutex<RetainedImages>,
-    /// What is retained has changed.
+    /// Notifies of a change of the retained images.
     changed: Notify,
     first: Mutex<Option<FirstScan>>,
     attempts: AtomicU64,

@@ -153,7 +153,7 @@ fn is_in_pod() -> bool {
 /// `spec.nodeName` of larder's pod, where it runs in one.
 const NODE_NAME_VARIABLE: &str = "NODE_NAME";
 
-/// What the settings have each identity connect with.
+/// Identities to connect with, by the settings.
 pub(super) struct ClusterIdentities {
     /// kubelet's.
     pub(super) node: Option<ClusterOptions>,

@@ -16,7 +16,7 @@ use crate::node::pods::desired::DesiredKey;
 const READ_AGAIN: Duration = Duration::from_secs(30);
 const MAX_READ_AGAIN: Duration = Duration::from_secs(300);
 
-/// What else than the pod its pulls need.
+/// Context that the pulls of a pod need besides the pod.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct PullContext {
     /// In the pod's order.
@@ -53,7 +53,7 @@ struct PodEntry {
     pod: BoundPod,
     /// `None` until it is known.
     context: Option<PullContext>,
-    /// What was wrong when it was read last.
+    /// Problems of the last reading.
     problems: Vec<String>,
     /// Number of the latest read, and whether it is not done yet.
     number: u64,

@@ -84,7 +84,7 @@ struct VersionLabel {
     version: &'static str,
 }
 
-/// What Prometheus clients report of a process.
+/// Registers the metrics of a process that Prometheus clients report.
 fn process(registry: &mut Registry) {
     let build = Family::<VersionLabel, IntegerGauge>::default();
     build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);

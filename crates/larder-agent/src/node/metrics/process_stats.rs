@@ -1,4 +1,4 @@
-//! What the kernel reports of this process, for the metrics that Prometheus clients share.
+//! The kernel's figures of this process, for the metrics that Prometheus clients share.
 
 use std::time::Duration;
 

@@ -26,7 +26,7 @@ const SETTLE: Duration = Duration::from_millis(200);
 /// Namespace of pods that name none.
 const NAMESPACE: &str = "default";
 
-/// What the manifests want, and what is wrong with them.
+/// Images of the manifests, and the problems of these.
 struct StaticPodImages {
     /// `None` if unknown.
     wanted: Option<BTreeMap<DesiredKey, EnsureRequest>>,

@@ -18,7 +18,7 @@ const MIB: usize = 1 << 20;
 /// When all files were last changed, in seconds since 1970.
 pub(super) const MODIFIED: u64 = 1_700_000_000;
 
-/// What a document is.
+/// Kind of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DemoBlobKind {
     Manifest,
@@ -58,7 +58,7 @@ pub(super) struct DemoImage {
     pub(super) own_diff_id: Digest,
 }
 
-/// What a registry has.
+/// Images of a registry.
 #[derive(Debug, Default)]
 pub(super) struct DemoImages {
     /// By the path that they are asked for under.

@@ -28,7 +28,7 @@ use crate::printer::Printer;
 use runner::DemoRunner;
 use scratch_dir::ScratchDir;
 
-/// What to type after the demo.
+/// Commands to type after the demo.
 const NEXT: [(&str, &str); 3] = [
     ("larder pull docker.io/library/busybox:1.36", "pull an image into a store of your own"),
     ("larder images", "list it: age, last use, size"),

@@ -51,7 +51,7 @@ struct LoggedFetch {
 /// One request that was answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FetchRecord {
-    /// What was asked for; `None` when there is no such thing.
+    /// Kind of the requested document; `None` when there is no such thing.
     pub(super) kind: Option<DemoBlobKind>,
     pub(super) digest: Option<Digest>,
     /// Bytes of it that were sent; 0 for a look.
@@ -76,7 +76,7 @@ impl DemoRegistry {
         &self.shared.content
     }
 
-    /// What was asked for since this was last called.
+    /// Returns the requests since the last call.
     pub(super) fn take_log(&self) -> Vec<FetchRecord> {
         let noted = std::mem::take(&mut *self.shared.log.lock().unwrap_or_else(PoisonError::into_inner));
         let served = noted.into_iter().map(|noted| FetchRecord {

@@ -75,7 +75,7 @@ impl DemoRunner {
         ended
     }
 
-    /// What the store knows of its disk usage.
+    /// Returns the store's own account of its disk usage.
     pub(super) async fn usage(&self) -> Result<StoreUsage, Failure> {
         let connection =
             GlobalFlags { root: Some(ROOT.into()), daemon: Some("none".into()), ..GlobalFlags::default() };

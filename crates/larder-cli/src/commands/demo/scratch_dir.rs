@@ -10,7 +10,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use tempfile::TempDir;
 
-/// What the names of all demos' directories begin with.
+/// Prefix of the names of all demos' directories.
 const PREFIX: &str = "larder-demo-";
 /// The file that is locked while the demo lives; a directory that is kept has none.
 const LOCK: &str = "demo.lock";

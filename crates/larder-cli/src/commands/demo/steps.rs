@@ -1,5 +1,5 @@
-//! What the demo shows, and how each of it is checked from outside of the command: by the registry's log and by a walk
-//! over the store's directory.
+//! Steps of the demo, each with a check from outside of the command: by the registry's log and by a walk over the
+//! store's directory.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -99,7 +99,7 @@ async fn pull_again(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(
     Ok(())
 }
 
-/// What a walk over the store's directory finds: allocated bytes, each file once.
+/// Sums the allocated bytes below the store's directory, each file once.
 fn walked(stage: &DemoRunner) -> Result<u64, Failure> {
     fn walk(dir: &Path, known: &mut HashSet<(u64, u64)>) -> io::Result<u64> {
         let mut bytes = fs_err::symlink_metadata(dir)?.blocks() * 512;
@@ -141,7 +141,7 @@ async fn disk_use(stage: &mut DemoRunner) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What was damaged on disk.
+/// File that the demo damages on disk.
 struct DamagedFile {
     path: PathBuf,
     /// How `fsck` names it.

@@ -37,7 +37,7 @@ struct DryRunRecord {
     summary: PlannedCounts,
 }
 
-/// What would happen to one image.
+/// Plan for one image.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PlannedRow {
@@ -255,7 +255,7 @@ impl PlannedRow {
         }
     }
 
-    /// What is wrong with the name is reported as bad input.
+    /// Returns the row of a bad name, whose problem is reported as bad input.
     fn bad_name(job: &EnsureJob) -> PlannedRow {
         let message = Some("invalid image name".to_owned());
         PlannedRow { message, ..PlannedRow::new(job, PlannedResult::Refused) }

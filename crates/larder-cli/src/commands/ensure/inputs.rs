@@ -260,7 +260,7 @@ fn job(workload: &Workload, want: &ImageRequirement, secrets: &[PullSecret], arg
     EnsureJob { request, label: workload.label.clone(), part: want.part.clone() }
 }
 
-/// What was asked for on the command line, else in the manifest, else what the tag implies.
+/// Returns the policy of the command line, else that of the manifest, else the one that the tag implies.
 fn policy(args: &EnsureArgs, manifest: Option<&PullPolicy>, image: &ImageName) -> PullPolicy {
     match (args.policy, manifest) {
         (Some(asked), _) => asked.into(),

@@ -101,7 +101,7 @@ mod tests {
     use crate::commands::ensure_runner::tests::pulls_with;
     use crate::printer::tests::TestWriter;
 
-    /// What is printed while three images are pulled one by one, each in this time.
+    /// Returns the output while three images are pulled one by one, each in this time.
     async fn printed(backend: FakeBackend, time: Duration) -> String {
         let page = TestWriter::default();
         let out = Printer::to(Box::new(std::io::sink()), Box::new(page.clone()));

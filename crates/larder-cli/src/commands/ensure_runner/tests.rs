@@ -57,7 +57,7 @@ fn pulls(backend: FakeBackend, events: Arc<dyn EventSink>) -> (EnsureSession, te
     pulls_with(backend, events, |_| ())
 }
 
-/// The same, with other settings.
+/// Returns a runner with other settings.
 pub(super) fn pulls_with(
     backend: FakeBackend,
     events: Arc<dyn EventSink>,

@@ -96,7 +96,7 @@ pub(super) async fn confirm_round(
     Ok(Some(request))
 }
 
-/// What a plan does, in the infinitive.
+/// Returns the action of a plan, in the infinitive.
 fn action(plan: &Collection, ends_leases: bool) -> String {
     let kind = if plan.goal() == CollectionGoal::Dangling { "dangling" } else { "unused" };
     let leases = if ends_leases { "end all leases of larder and " } else { "" };

@@ -126,7 +126,7 @@ fn print_removal_hints(report: &Collection, out: &Printer) {
 /// The round that removes every unused image.
 const ALL_UNUSED: [&str; 2] = ["gc", "--all-unused"];
 
-/// What was or would be reclaimed beside images, if anything.
+/// Returns the space that was or would be reclaimed beside images, if any.
 fn reclaimed(report: &Collection) -> Option<SpaceBesideImages> {
     let reclaimed = report.reclaimed.as_ref().map(to_space_beside_images)?;
     (reclaimed != SpaceBesideImages::default()).then_some(reclaimed)

@@ -15,13 +15,13 @@ pub(crate) struct BuildStep {
     /// The command.
     #[serde(default, deserialize_with = "null_as_default")]
     pub(crate) created_by: String,
-    /// What the builder says of it.
+    /// Comment of the builder.
     #[serde(default, deserialize_with = "null_as_default")]
     pub(crate) comment: String,
-    /// Whether it made no layer.
+    /// True if the step made no layer.
     #[serde(default, deserialize_with = "null_as_default")]
     pub(crate) empty_layer: bool,
-    /// What a pull fetches of its layer.
+    /// Bytes that a pull fetches of its layer.
     #[serde(default)]
     pub(crate) size_bytes: Option<u64>,
 }

@@ -129,7 +129,7 @@ struct ImageTableRow {
     /// When it was built.
     created: Option<String>,
     last_used: Option<String>,
-    /// What removing just this image frees.
+    /// Bytes that removing just this image frees.
     unique_bytes: Option<u64>,
     /// Whether a container or a mount uses it.
     in_use: Option<bool>,

@@ -32,7 +32,7 @@ pub(super) fn larder_on(containerd: &Containerd, home: &Path, arguments: &[&str]
     command
 }
 
-/// The same, run to its end.
+/// Runs larder on this containerd to its end.
 pub(super) fn on(containerd: &Containerd, home: &Path, arguments: &[&str]) -> LarderOutput {
     LarderProcess::start(larder_on(containerd, home, arguments)).finish()
 }

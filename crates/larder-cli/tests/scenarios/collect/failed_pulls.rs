@@ -1,5 +1,5 @@
-//! What failed and interrupted pulls leave on a real disk: `df` shows it, GC reclaims it before any image, and a pull
-//! that fails for lack of space leaves nothing.
+//! Remains of failed and interrupted pulls on a real disk: `df` shows them, GC reclaims them before any image, and a
+//! pull that fails for lack of space leaves nothing.
 
 use std::path::PathBuf;
 

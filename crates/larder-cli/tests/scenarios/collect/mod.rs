@@ -127,7 +127,7 @@ fn number(value: &Value, field: &str) -> u64 {
     value[field].as_u64().unwrap_or_else(|| panic!("{field} in {value}"))
 }
 
-/// What identifies a removal, and what it promises.
+/// Returns the removals of a report, with their promised bytes.
 fn removals(report: &Value) -> Vec<(String, u64)> {
     let all = report["removals"].as_array().unwrap().iter();
     all.map(|removal| (removal["id"].as_str().unwrap().to_owned(), number(removal, "promisedBytes")))

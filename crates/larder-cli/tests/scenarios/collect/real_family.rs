@@ -1,4 +1,4 @@
-//! The same with real images: `LARDER_FAMILY=DIR` names an OCI layout with forty of them on common bases, of about
+//! Collection of real images: `LARDER_FAMILY=DIR` names an OCI layout with forty of them on common bases, of about
 //! half a gigabyte in all. What was done is printed, for `docs/benchmarks.md`.
 
 use std::path::{Path, PathBuf};

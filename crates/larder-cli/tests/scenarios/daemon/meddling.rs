@@ -1,4 +1,4 @@
-//! What strangers do to the daemon's socket.
+//! Hostile calls to the daemon's socket.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;

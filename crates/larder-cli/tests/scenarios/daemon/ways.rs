@@ -1,4 +1,4 @@
-//! The same command, through the daemon and without one: what it prints and how it ends is the same.
+//! Commands through the daemon and without one: output and exit code are equal.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;

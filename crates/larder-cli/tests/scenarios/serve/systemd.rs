@@ -276,7 +276,7 @@ fn the_units_start_before_containerd_and_kubelet_and_share_the_mounts_of_the_mac
     }
 }
 
-/// What the unit leaves of root's capabilities, as `setpriv` wants it.
+/// Returns root's capabilities in the unit, in the form of `setpriv`.
 fn bounding_set() -> String {
     let unit = unit("larder.service");
     let line =

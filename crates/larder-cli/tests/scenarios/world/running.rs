@@ -46,12 +46,12 @@ impl LarderProcess {
         fs_err::read_to_string(self.output.path().join(name)).unwrap()
     }
 
-    /// What it has printed so far.
+    /// Returns its standard output so far.
     pub(crate) fn stdout(&self) -> String {
         self.read("stdout")
     }
 
-    /// What it has said so far.
+    /// Returns its standard error so far.
     pub(crate) fn stderr(&self) -> String {
         self.read("stderr")
     }
@@ -131,7 +131,7 @@ impl Drop for LarderProcess {
     }
 }
 
-/// What larder did.
+/// Result of a run of larder.
 #[derive(Debug)]
 pub(crate) struct LarderOutput {
     /// Exit code; -1 when a signal killed it.

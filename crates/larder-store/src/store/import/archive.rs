@@ -17,7 +17,7 @@ const MAX_METADATA: u32 = 64 << 10;
 /// Most bytes that are read at once.
 const BUFFER: usize = 256 << 10;
 
-/// What an entry is.
+/// Kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TarEntryKind {
     File,
@@ -46,12 +46,12 @@ pub(super) struct TarScanner<R> {
     from: R,
     parser: Parser,
     buffer: Vec<u8>,
-    /// What of the buffer is there and not used yet.
+    /// Start of the unused part of the buffer.
     start: usize,
     end: usize,
     /// Position of `start` in the archive.
     at: u64,
-    /// What is left of the entry's content, and of the zeros behind it.
+    /// Remaining bytes of the entry's content, and of the zeros behind it.
     content: u64,
     padding: u64,
     entries: usize,

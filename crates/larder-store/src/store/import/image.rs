@@ -12,12 +12,12 @@ pub struct ImportImage {
     pub bare_tags: Vec<String>,
     /// Digest of the config, and its bytes.
     pub config: (Digest, Vec<u8>),
-    /// What the config says.
+    /// The parsed config.
     pub parsed_config: ImageConfig,
     /// Index, if there is one, and manifest, with their bytes.
     pub manifests: Vec<(Digest, Vec<u8>)>,
     /// Whether a registry may know the manifest. False where it was made up, as old archives have none.
     pub has_digest: bool,
-    /// What the manifest says. [`super::Import::open`] takes its layers' digests.
+    /// The parsed manifest. [`super::Import::open`] takes its layers' digests.
     pub manifest: ImageManifest,
 }

@@ -12,7 +12,7 @@ use crate::store::error::StoreErrorContext as _;
 
 /// After so many bytes it is looked again how much is free.
 const LOOK_EVERY: u64 = 4 << 20;
-/// What a file counts beside its bytes.
+/// Bytes that a file counts beside its content.
 const FILE: u64 = 4096;
 
 /// A directory that is deleted when this is dropped.
@@ -22,7 +22,7 @@ pub(super) struct Spool {
     dir: PathBuf,
     reserve: DiskSpace,
     files: u64,
-    /// What was kept since the last look.
+    /// Bytes kept since the last measurement.
     since_look: u64,
 }
 

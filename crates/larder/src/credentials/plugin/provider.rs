@@ -120,7 +120,7 @@ impl Plugin {
         &self.name
     }
 
-    /// Whether it is configured for an image.
+    /// Returns true if the provider is configured for an image.
     pub fn matches(&self, image: &str) -> bool {
         self.match_images.iter().any(|pattern| matching::url_match(pattern, image).unwrap_or(false))
     }

@@ -72,7 +72,7 @@ pub(in super::super) fn check_program(path: &Path) -> Result<PathBuf, TrustError
 struct SymlinkHop {
     /// Where it is, without links.
     place: PathBuf,
-    /// Whether it refers to the program itself, not to a directory.
+    /// True if it refers to the program itself, not to a directory.
     is_program: bool,
 }
 
