@@ -79,7 +79,7 @@ fn completed_argument(command: &str, arg: clap::Arg) -> clap::Arg {
 
 /// Names of present images with tags.
 fn names() -> Vec<String> {
-    let listed = ask(ImageAccess::read(), async |client| client.images().await.ok());
+    let listed = ask(&ImageAccess::read(), async |client| client.images().await.ok());
     listed.unwrap_or_default().into_iter().flat_map(|image| image.repo_tags).collect()
 }
 
@@ -123,7 +123,7 @@ fn filters(current: &OsStr) -> Vec<CompletionCandidate> {
 /// Directories that images are mounted at; without one, any directory.
 fn mounts(current: &OsStr) -> Vec<CompletionCandidate> {
     let request = MountsRequest {};
-    let found = ask(ImageAccess::read().of_store(), async |client| {
+    let found = ask(&ImageAccess::read().of_store(), async |client| {
         client.ask(async |mut calls| calls.mounts(request).await).await.ok()
     });
     let targets = found.map(|found| found.mounts).unwrap_or_default();
@@ -136,7 +136,7 @@ fn mounts(current: &OsStr) -> Vec<CompletionCandidate> {
 /// Keep rules by their name or digest.
 fn rules(current: &OsStr) -> Vec<CompletionCandidate> {
     let request = KeepRequest::default();
-    let found = ask(ImageAccess::keep(), async |client| {
+    let found = ask(&ImageAccess::keep(), async |client| {
         client.ask(async |mut calls| calls.keep(request).await).await.ok()
     });
     let rules = found.map(|found| found.rules).unwrap_or_default();
@@ -156,12 +156,12 @@ fn matching(current: &OsStr, values: impl Iterator<Item = String>) -> Vec<Comple
 }
 
 /// Asks the node of the command line that is being completed; `None` if it does not answer at once.
-fn ask<T>(need: ImageAccess, question: impl AsyncFnOnce(Client) -> Option<T>) -> Option<T> {
+fn ask<T>(access: &ImageAccess, question: impl AsyncFnOnce(Client) -> Option<T>) -> Option<T> {
     let out = Arc::new(Printer::to(Box::new(io::sink()), Box::new(io::sink())));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
     let answer = async {
         let session = CommandSession::new(global_flags(std::env::args_os()), out);
-        let client = Box::pin(session.open(&need)).await.ok()?;
+        let client = Box::pin(session.open(access)).await.ok()?;
         let answer = question(client).await;
         session.close().await;
         answer
