@@ -1,9 +1,9 @@
 //! The Kubernetes Container Runtime Interface (CRI) v1, both ends: containerd, CRI-O and cri-dockerd as a larder
-//! backend, and any larder backend as an image service for kubelet and crictl.
+//! backend, and larder's image manager as an image service for kubelet and crictl.
 //!
 //! ```text
 //! Endpoint (or discover) -> CriBackend -> channel (one HTTP/2 connection, reopened when lost) -> runtime
-//! kubelet, crictl -> server::services -> any Backend
+//! kubelet, crictl -> server::services -> server::CriImages
 //! ```
 //!
 //! Read [`CriBackend`] first; `convert.rs` has the rules for requests and responses, `status.rs` the

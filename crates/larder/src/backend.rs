@@ -180,11 +180,6 @@ pub trait Backend: Send + Sync {
     /// The image; `None` when it is absent, which is not an error.
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError>;
 
-    /// Like [`status`](Backend::status), for callers that will not use the image: takes no lease.
-    async fn peek_status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        self.status(image).await
-    }
-
     /// Like [`status`](Backend::status), with the backend's verbose details.
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError>;
 

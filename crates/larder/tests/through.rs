@@ -1,5 +1,5 @@
-//! `ImageManager::pull_directly`: what it shares with `ImageManager::ensure`, and what it does not. Time is simulated
-//! throughout.
+//! Pulls, lookups and removals without a pod's request: what they share with `ImageManager::ensure`, and what not. Time is
+//! simulated throughout.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use larder::backend::{Backend as _, BackendError, CallErrorKind, Image, ImageSpec, ProgressReporter};
+use larder::backend::{BackendError, CallErrorKind, Image, ImageSpec};
 use larder::credentials::{Credential, PullSecret, Secret, SecretCoordinates};
 use larder::events::RingSink;
 use larder::gc::RemovalGate;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{
-    EnsureLabels, EnsureRequest, ImageManager, ImagePin, ImagePinSource, ManagedBackend, PullConfig,
-    PullMetrics, PullPhase, PullPolicy, RateLimitAction,
+    EnsureLabels, EnsureRequest, ImageManager, ImagePin, ImagePinSource, PullConfig, PullMetrics, PullPhase,
+    PullPolicy, RateLimitAction, StatusIntent, mark_pinned,
 };
 use larder::records::{PullRecordStore, Verification};
 use larder::reference::ImageId;
@@ -54,7 +54,6 @@ struct DirectPullFixture {
     counted: Arc<CountingMetrics>,
     gate: Arc<RemovalGate>,
     manager: Arc<ImageManager>,
-    managed: ManagedBackend,
 }
 
 fn node(config: PullConfig) -> DirectPullFixture {
@@ -67,14 +66,7 @@ fn node(config: PullConfig) -> DirectPullFixture {
         .lease(gate.clone(), LEASE)
         .build();
     let manager = Arc::new(manager);
-    DirectPullFixture {
-        backend,
-        events,
-        counted,
-        gate,
-        managed: ManagedBackend::new(manager.clone()),
-        manager,
-    }
+    DirectPullFixture { backend, events, counted, gate, manager }
 }
 
 fn login(user: &str) -> Credential {
@@ -106,10 +98,10 @@ type PullHandle = JoinHandle<Result<ImageId, BackendError>>;
 impl DirectPullFixture {
     /// Starts a pull and polls it until it waits.
     async fn pull(&self, name: &'static str, credential: Option<Credential>) -> PullHandle {
-        let managed = self.managed.clone();
+        let manager = self.manager.clone();
         let pulling = tokio::spawn(async move {
-            let progress = ProgressReporter::unwatched();
-            managed.pull(&ImageSpec::named(name), credential.as_ref(), None, &progress).await
+            let pulled = manager.pull_directly(ImageSpec::named(name), credential, None).await;
+            pulled.map(|pulled| pulled.image_ref)
         });
         settle().await;
         pulling
@@ -232,9 +224,9 @@ async fn a_pull_brings_its_credential_sandbox_and_annotations_to_the_backend() {
     let annotations = [("a".to_owned(), "1".to_owned())].into();
     let spec = ImageSpec { annotations, ..ImageSpec::named(APP) };
     let sandbox = SandboxConfig { name: "web".into(), ..SandboxConfig::default() };
-    let progress = ProgressReporter::unwatched();
-    let pulled = node.managed.pull(&spec, Some(&login("ann")), Some(&sandbox), &progress).await;
-    assert_eq!(pulled, Ok("sha256:app".into()));
+    let pulled =
+        node.manager.pull_directly(spec.clone(), Some(login("ann")), Some(sandbox.clone())).await.unwrap();
+    assert_eq!(pulled.image_ref, "sha256:app");
     let sent = node
         .backend
         .requests()
@@ -301,12 +293,12 @@ async fn an_image_reported_as_present_is_leased() {
     for (name, id) in [("a:1", "sha256:a"), ("b:1", "sha256:b")] {
         node.backend.add_image(name, image(id, 7));
     }
-    assert_eq!(node.managed.list().await.unwrap().len(), 2);
-    assert_eq!(node.managed.status(&ImageSpec::named("absent")).await, Ok(None));
-    assert!(node.managed.peek_status(&ImageSpec::named("a:1")).await.unwrap().is_some());
-    assert_eq!(node.gate.active_leases(), [], "a list is no question before a start");
-    assert!(node.managed.status(&ImageSpec::named("a:1")).await.unwrap().is_some());
-    assert!(node.managed.inspect(&ImageSpec::named("sha256:b")).await.unwrap().is_some());
+    let status = async |name: &str, intent| node.manager.status(&ImageSpec::named(name), intent).await.unwrap();
+    assert_eq!(status("absent", StatusIntent::Use).await, None);
+    assert!(status("a:1", StatusIntent::Show).await.is_some());
+    assert_eq!(node.gate.active_leases(), [], "no start follows");
+    assert!(status("a:1", StatusIntent::Use).await.is_some());
+    assert!(node.manager.inspect(&ImageSpec::named("sha256:b")).await.unwrap().is_some());
     for id in ["sha256:a", "sha256:b"] {
         assert!(node.gate.try_begin_removal(id).is_none(), "collection leaves {id} alone");
     }
@@ -319,8 +311,9 @@ async fn an_image_that_is_being_removed_is_asked_for_again() {
     let node = node(PullConfig::default());
     node.backend.add_image("a:1", image("sha256:a", 7));
     let removing = node.gate.try_begin_removal("sha256:a").expect("not leased");
-    let managed = node.managed.clone();
-    let asking = tokio::spawn(async move { managed.status(&ImageSpec::named("a:1")).await });
+    let manager = node.manager.clone();
+    let asking =
+        tokio::spawn(async move { manager.status(&ImageSpec::named("a:1"), StatusIntent::Use).await });
     settle().await;
     assert!(!asking.is_finished(), "the answer would be wrong in a moment");
     node.backend.forget("a:1");
@@ -375,6 +368,10 @@ async fn a_pull_that_misses_what_was_just_removed_is_tried_again() {
     assert_eq!(pulls(&node), 1);
 }
 
+async fn remove(manager: &ImageManager, name: &str) -> Result<(), BackendError> {
+    manager.remove(&ImageSpec::named(name), &FixedPins(Ok(HashMap::new()))).await.map(drop)
+}
+
 #[tokio::test(start_paused = true)]
 async fn removals_of_one_image_wait_for_each_other_and_all_succeed() {
     let node = node(PullConfig::default());
@@ -383,8 +380,8 @@ async fn removals_of_one_image_wait_for_each_other_and_all_succeed() {
     let collecting = node.gate.try_begin_removal("sha256:a").expect("not leased");
     let mut removals = Vec::new();
     for name in ["a:1", "a:2", "sha256:a", "a:1", "a:1"] {
-        let managed = node.managed.clone();
-        removals.push(tokio::spawn(async move { managed.remove(&ImageSpec::named(name)).await }));
+        let manager = node.manager.clone();
+        removals.push(tokio::spawn(async move { remove(&manager, name).await }));
     }
     settle().await;
     assert_eq!(node.removals(), [""; 0], "a removal is under way");
@@ -394,7 +391,7 @@ async fn removals_of_one_image_wait_for_each_other_and_all_succeed() {
     }
     assert_eq!(node.removals(), ["sha256:a"; 5], "by id, whatever its names point at");
     assert_eq!(node.backend.images(), []);
-    assert_eq!(node.managed.remove(&ImageSpec::named("a:1")).await, Ok(()), "it is gone already");
+    assert_eq!(remove(&node.manager, "a:1").await, Ok(()), "it is gone already");
 }
 
 #[tokio::test(start_paused = true)]
@@ -403,7 +400,7 @@ async fn an_explicit_removal_ignores_leases() {
     node.backend.offer(APP, image("sha256:app", 7));
     node.pull(APP, None).await.await.unwrap().expect("pulled");
     assert_eq!(node.gate.active_leases().len(), 1);
-    assert_eq!(node.managed.remove(&ImageSpec::named(APP)).await, Ok(()));
+    assert_eq!(remove(&node.manager, APP).await, Ok(()));
     assert_eq!((node.backend.images(), node.gate.active_leases()), (Vec::new(), Vec::new()));
 }
 
@@ -426,13 +423,11 @@ async fn pinned_images_are_not_removed_and_while_pins_are_unknown_all_are_pinned
         node.backend.add_image(name, image(format!("sha256:{name}"), 7));
     }
     let observe = async |pins: Pins| {
-        let managed = node.managed.clone().with_pins(Arc::new(FixedPins(pins)));
-        let mut listed = managed.list().await.unwrap();
+        let (pins, mut listed) = (FixedPins(pins), node.backend.images());
+        mark_pinned(&pins, &mut listed).await;
         listed.sort_by(|one, other| one.id.cmp(&other.id));
-        let peeked = managed.peek_status(&ImageSpec::named("a:1")).await.unwrap().unwrap();
-        assert_eq!(peeked.pinned, listed[0].pinned);
         let pinned: Vec<bool> = listed.iter().map(|image| image.pinned).collect();
-        (pinned, managed.remove(&ImageSpec::named("a:1")).await)
+        (pinned, node.manager.remove(&ImageSpec::named("a:1"), &pins).await.map(drop))
     };
     let (pinned, removed) = observe(Err(error("the mounts are unknown"))).await;
     assert_eq!((pinned, removed), (vec![true; 2], Err(error("the mounts are unknown"))));

@@ -381,10 +381,6 @@ impl Backend for PublishingBackend {
         self.store.status(image).await
     }
 
-    async fn peek_status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        self.store.peek_status(image).await
-    }
-
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
         self.store.inspect(image).await
     }

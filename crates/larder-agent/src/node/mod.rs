@@ -8,7 +8,7 @@
 //! command that works without a daemon opens one for as long as it lives, with the same settings.
 
 pub(crate) mod cluster;
-pub(crate) mod cri_backend;
+pub(crate) mod cri_images;
 pub(crate) mod cri_pins;
 mod dead_containers;
 pub(crate) mod event_log;

@@ -24,7 +24,7 @@ use super::responses::is_grpc;
 use crate::backend::BackendHandle;
 use crate::backend::layer_fetcher::NodeLayerFetcher;
 use crate::control;
-use crate::node::cri_backend::{CriImages, unusable};
+use crate::node::cri_images::{NodeCriImages, unusable};
 use crate::traces::server_span::ServerSpan;
 use tracing::Instrument as _;
 
@@ -48,7 +48,7 @@ impl Router {
     pub(crate) fn new(plain: HttpHandler, control: ControlServer<control::ControlApi>) -> Router {
         let about = ServerVersion { name: NAME.into(), version: env!("CARGO_PKG_VERSION").into() };
         let node = plain.node();
-        let (images, runtime) = services(Arc::new(CriImages::of(Arc::clone(node))), about);
+        let (images, runtime) = services(Arc::new(NodeCriImages::of(Arc::clone(node))), about);
         let backend = node.handle.as_ref().and_then(BackendHandle::runtime);
         let containers = backend.map(|runtime| RuntimeProxy::new(runtime.runtime_channel()));
         let store = node.handle.as_ref().and_then(BackendHandle::store);

@@ -258,7 +258,7 @@ impl ImagePublisher {
             let spec = ImageSpec::named(name.as_str());
             // Ends with the time limit of all calls.
             loop {
-                let found = self.cri.peek_status(&spec).await.map_err(|error| unavailable(&error))?;
+                let found = self.cri.status(&spec).await.map_err(|error| unavailable(&error))?;
                 if found.is_some_and(|found| found.id.as_str() == image.id.as_str()) {
                     break;
                 }

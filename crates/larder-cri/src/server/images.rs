@@ -1,7 +1,8 @@
 //! `runtime.v1.ImageService`.
 
 use futures_util::stream::{self, Iter};
-use larder::backend::{Image, ImageSpec, ProgressReporter};
+use larder::backend::{Image, ImageSpec};
+use larder::pull::StatusIntent;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::{CriService, from_request, to_response, to_status};
@@ -14,17 +15,17 @@ impl CriService {
     async fn listed(&self, filter: Option<proto::ImageFilter>) -> Result<Vec<proto::Image>, Status> {
         let failed = |error| to_status::of(&error);
         let Some(named) = from_request::filter(filter) else {
-            let all = self.backend.list().await.map_err(failed)?;
+            let all = self.images.list().await.map_err(failed)?;
             return Ok(all.into_iter().map(to_response::image).collect());
         };
         if let Some(repository) = from_request::repository(&named.image) {
-            let mut all = self.backend.list().await.map_err(failed)?;
+            let mut all = self.images.list().await.map_err(failed)?;
             all.retain(|image| is_of_repository(image, &repository));
             if !all.is_empty() {
                 return Ok(all.into_iter().map(to_response::image).collect());
             }
         }
-        let found = self.backend.peek_status(&named).await.map_err(failed)?;
+        let found = self.images.status(&named, StatusIntent::Show).await.map_err(failed)?;
         Ok(found.into_iter().map(to_response::image).collect())
     }
 
@@ -32,9 +33,8 @@ impl CriService {
         let spec = from_request::to_pull(request.image)?;
         let credential = from_request::credential(request.auth, from_request::name(&spec.image)?)?;
         let sandbox = request.sandbox_config.map(from_request::sandbox);
-        let progress = ProgressReporter::unwatched();
-        let pull = self.backend.pull(&spec, credential.as_ref(), sandbox.as_ref(), &progress);
-        pull.await.map(String::from).map_err(|error| refused("PullImage", &spec, &error))
+        let pulled = self.images.pull(spec.clone(), credential, sandbox).await;
+        pulled.map(String::from).map_err(|error| refused("PullImage", &spec, &error))
     }
 }
 
@@ -86,10 +86,10 @@ impl ImageService for CriService {
         let spec = from_request::spec(image)?;
         let refused = |error| to_status::of(&error);
         if !verbose {
-            let image = self.backend.status(&spec).await.map_err(refused)?.map(to_response::image);
+            let image = self.images.status(&spec, StatusIntent::Use).await.map_err(refused)?.map(to_response::image);
             return Ok(Response::new(proto::ImageStatusResponse { image, ..Default::default() }));
         }
-        let found = self.backend.inspect(&spec).await.map_err(refused)?;
+        let found = self.images.inspect(&spec).await.map_err(refused)?;
         let reply = found.map(|details| proto::ImageStatusResponse {
             image: Some(to_response::image(details.image)),
             info: to_response::info(details.info),
@@ -110,7 +110,7 @@ impl ImageService for CriService {
         request: Request<proto::RemoveImageRequest>,
     ) -> Result<Response<proto::RemoveImageResponse>, Status> {
         let spec = from_request::spec(request.into_inner().image)?;
-        let removed = self.backend.remove(&spec).await;
+        let removed = self.images.remove(&spec).await;
         removed.map_err(|error| refused("RemoveImage", &spec, &error))?;
         Ok(Response::new(proto::RemoveImageResponse {}))
     }
@@ -119,7 +119,7 @@ impl ImageService for CriService {
         &self,
         _: Request<proto::ImageFsInfoRequest>,
     ) -> Result<Response<proto::ImageFsInfoResponse>, Status> {
-        let filesystems = self.backend.filesystems().await.map_err(|error| to_status::of(&error))?;
+        let filesystems = self.images.filesystems().await.map_err(|error| to_status::of(&error))?;
         Ok(Response::new(to_response::filesystems(&filesystems)))
     }
 }

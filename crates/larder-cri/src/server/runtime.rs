@@ -31,7 +31,7 @@ impl RuntimeService for CriService {
         &self,
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusResponse>, Status> {
-        let backend_info = self.backend.info().await;
+        let backend_info = self.images.info().await;
         let info = if request.into_inner().verbose {
             to_response::status_info(&self.about, backend_info.as_ref().ok())
         } else {

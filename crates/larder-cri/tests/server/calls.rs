@@ -10,7 +10,7 @@ use larder::backend::{
 };
 use larder::credentials::{Secret, encode_auth};
 use larder::gc::RemovalGate;
-use larder::pull::{ImageManager, ManagedBackend};
+use larder::pull::ImageManager;
 use larder_cri::{MAX_MESSAGE_BYTES, proto};
 use larder_testkit::fake_backend::{BackendCall, FakeBackend, ScriptedPull, image};
 use larder_testkit_peers::fake_cri::FakeCri;
@@ -92,7 +92,7 @@ async fn a_list_with_a_filter_leases_nothing_and_a_status_does() {
     let (fake, gate) = (FakeBackend::new(), Arc::new(RemovalGate::default()));
     fake.add_image(APP, image("sha256:app", 7));
     let manager = ImageManager::builder(Arc::new(fake)).lease(gate.clone(), Duration::from_secs(60)).build();
-    let server = CriTestServer::start(ManagedBackend::new(Arc::new(manager)));
+    let server = CriTestServer::start_with(manager);
     let mut images = server.wire().await.images();
     let filter = Some(proto::ImageFilter { image: Some(spec(APP)) });
     let listed = images.list_images(proto::ListImagesRequest { filter }).await.unwrap().into_inner();
@@ -167,8 +167,8 @@ async fn a_pull_hands_on_spec_credentials_and_sandbox() {
     };
     let reply = server.wire().await.images().pull_image(request).await.unwrap().into_inner();
     assert_eq!(reply.image_ref, "sha256:app");
-    let sent = fake.requests().pop().unwrap();
-    assert_eq!(sent.call, BackendCall::Pull { image: APP.into(), username: Some("ann".into()) });
+    let pull = BackendCall::Pull { image: APP.into(), username: Some("ann".into()) };
+    let sent = fake.requests().into_iter().find(|sent| sent.call == pull).unwrap();
     let spec = sent.spec.unwrap();
     assert_eq!((&spec.annotations, spec.runtime_handler.as_str()), (&annotations, "kata"));
     assert_eq!(spec.user_specified_image, "app:v1");

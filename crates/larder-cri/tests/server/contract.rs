@@ -4,8 +4,6 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use larder::backend::{FilesystemUsage, Filesystems};
-use larder::gc::RemovalGate as Leases;
-use larder::pull::{ImageManager, ManagedBackend, PullConfig};
 use larder_cri::{CriBackend, proto};
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
@@ -87,14 +85,12 @@ struct StoreServerFixture {
     gate: Arc<HoldingProxy>,
     containers: ContainerRuntime,
     dir: tempfile::TempDir,
-    /// Whether calls go through a manager, as in the daemon.
-    managed: bool,
     servers: RefCell<Vec<CriTestServer>>,
 }
 
 impl StoreServerFixture {
     /// `None` where no registry can be had.
-    fn new(managed: bool) -> Option<(StoreServerFixture, RegistryProcess)> {
+    fn new() -> Option<(StoreServerFixture, RegistryProcess)> {
         if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
             return None;
         }
@@ -115,7 +111,6 @@ impl StoreServerFixture {
             gate: Arc::new(gate),
             containers: ContainerRuntime(FakeCri::start()),
             dir: tempfile::tempdir().unwrap(),
-            managed,
             servers: RefCell::default(),
         };
         Some((stores, registry))
@@ -134,17 +129,7 @@ impl BackendFixture for StoreServerFixture {
         let store = Store::open(&root, StoreConfig::default()).unwrap();
         let puller =
             StorePuller::new(store, RegistryClient::new(RegistryConfig::default()), StorePulls::default());
-        let backend = StoreBackend::new(puller);
-        let server = if self.managed {
-            let config = PullConfig { registry_pull_qps: 0, ..PullConfig::default() };
-            let leases = Arc::new(Leases::default());
-            let lease = std::time::Duration::from_secs(60);
-            let manager =
-                ImageManager::builder(Arc::new(backend)).config(config).lease(leases, lease).build();
-            CriTestServer::start(ManagedBackend::new(Arc::new(manager)))
-        } else {
-            CriTestServer::start(backend)
-        };
+        let server = CriTestServer::start(StoreBackend::new(puller));
         let client = server.client_beside(self.containers.0.socket());
         self.servers.borrow_mut().push(server);
         client
@@ -188,12 +173,6 @@ async fn a_backend_in_memory_keeps_the_contract_behind_the_server() {
 
 #[tokio::test]
 async fn the_store_keeps_the_contract_behind_the_server() {
-    let Some((stores, _registry)) = StoreServerFixture::new(false) else { return };
-    check(&stores).await;
-}
-
-#[tokio::test]
-async fn the_store_keeps_the_contract_behind_a_manager_and_the_server() {
-    let Some((stores, _registry)) = StoreServerFixture::new(true) else { return };
+    let Some((stores, _registry)) = StoreServerFixture::new() else { return };
     check(&stores).await;
 }

@@ -1,22 +1,33 @@
-//! A server in front of some backend, on a socket in a directory of its own.
+//! A server in front of an image manager on some backend, on a socket in a directory of its own.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use larder::backend::Backend;
+use larder::backend::{
+    Backend, BackendError, Filesystems, Image, ImageDetails, ImageSpec, RuntimeInfo,
+};
+use larder::credentials::Credential;
+use larder::gc::RemovalGate;
+use larder::pod::SandboxConfig;
+use larder::pull::{ImageManager, ImagePin, ImagePinSource, PullConfig, StatusIntent};
+use larder::reference::ImageId;
 use larder_cri::proto::image_service_server::ImageServiceServer;
 use larder_cri::proto::runtime_service_server::RuntimeServiceServer;
-use larder_cri::server::{CriService, RuntimeProxy, ServerVersion, deadline_of, services, within};
+use larder_cri::server::{
+    CriImages, CriService, RuntimeProxy, ServerVersion, deadline_of, services, within,
+};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_testkit_peers::wire::RawConnection;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
-use tonic::Status;
+use tonic::{Status, async_trait};
 use tonic::body::Body;
 use tonic::codegen::Service as _;
 use tonic::codegen::http::{Request, Response};
@@ -29,6 +40,59 @@ struct TestServices {
     proxy: Option<RuntimeProxy>,
 }
 
+/// A manager without settings of a node.
+struct ManagedImages(ImageManager);
+
+/// A manager that leases, and has no rate limit.
+fn manager_of(backend: impl Backend + 'static) -> ImageManager {
+    let config = PullConfig { registry_pull_qps: 0, ..PullConfig::default() };
+    let (gate, lease) = (Arc::new(RemovalGate::default()), Duration::from_secs(60));
+    ImageManager::builder(Arc::new(backend)).config(config).lease(gate, lease).build()
+}
+
+#[async_trait]
+impl ImagePinSource for ManagedImages {
+    async fn pins(&self, _: &[Image]) -> Result<HashMap<ImageId, ImagePin>, BackendError> {
+        Ok(HashMap::new())
+    }
+}
+
+#[async_trait]
+impl CriImages for ManagedImages {
+    async fn info(&self) -> Result<RuntimeInfo, BackendError> {
+        self.0.backend().info().await
+    }
+
+    async fn list(&self) -> Result<Vec<Image>, BackendError> {
+        self.0.backend().list().await
+    }
+
+    async fn status(&self, image: &ImageSpec, intent: StatusIntent) -> Result<Option<Image>, BackendError> {
+        self.0.status(image, intent).await
+    }
+
+    async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
+        self.0.inspect(image).await
+    }
+
+    async fn pull(
+        &self,
+        image: ImageSpec,
+        credential: Option<Credential>,
+        sandbox: Option<SandboxConfig>,
+    ) -> Result<ImageId, BackendError> {
+        Ok(self.0.pull_directly(image, credential, sandbox).await?.image_ref)
+    }
+
+    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+        self.0.remove(image, self).await.map(drop)
+    }
+
+    async fn filesystems(&self) -> Result<Filesystems, BackendError> {
+        self.0.backend().filesystems().await
+    }
+}
+
 pub(crate) struct CriTestServer {
     dir: tempfile::TempDir,
     serving: JoinHandle<()>,
@@ -36,21 +100,25 @@ pub(crate) struct CriTestServer {
 
 impl CriTestServer {
     pub(crate) fn start(backend: impl Backend + 'static) -> CriTestServer {
-        CriTestServer::serve(backend, None)
+        CriTestServer::start_with(manager_of(backend))
+    }
+
+    pub(crate) fn start_with(manager: ImageManager) -> CriTestServer {
+        CriTestServer::serve(manager, None)
     }
 
     /// In front of the runtime at this socket.
     pub(crate) fn start_before(runtime: &Path) -> CriTestServer {
         let runtime = CriBackend::new(Endpoint::at(runtime), CriConfig::default());
         let proxy = RuntimeProxy::new(runtime.runtime_channel());
-        CriTestServer::serve(runtime, Some(proxy))
+        CriTestServer::serve(manager_of(runtime), Some(proxy))
     }
 
-    fn serve(backend: impl Backend + 'static, proxy: Option<RuntimeProxy>) -> CriTestServer {
+    fn serve(manager: ImageManager, proxy: Option<RuntimeProxy>) -> CriTestServer {
         let dir = tempfile::Builder::new().prefix("larder-cri-").tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("larder.sock")).unwrap();
         let about = ServerVersion { name: "served".into(), version: "1.2.3".into() };
-        let (images, runtime) = services(Arc::new(backend), about);
+        let (images, runtime) = services(Arc::new(ManagedImages(manager)), about);
         let services = TestServices { images, runtime, proxy };
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {

@@ -131,7 +131,7 @@ impl ImageRemover for GatedRemover<'_> {
 /// Whether the image has a tag now.
 async fn has_tag(parts: &CollectorDependencies, image: &PlannedRemoval) -> bool {
     let spec = ImageSpec { runtime_handler: image.handler.clone(), ..ImageSpec::named(&image.id) };
-    let present = parts.backend.peek_status(&spec).await;
+    let present = parts.backend.status(&spec).await;
     matches!(present, Ok(Some(image)) if image.repo_tags.iter().any(|name| is_tag(name)))
 }
 
@@ -151,7 +151,7 @@ async fn remove_unused(
     let spec = ImageSpec { runtime_handler: handler, ..ImageSpec::named(&image.id) };
     // Removing an absent image succeeds, so presence is checked first. If the check fails, the removal reports the
     // error.
-    if recheck.is_some() && matches!(parts.backend.peek_status(&spec).await, Ok(None)) {
+    if recheck.is_some() && matches!(parts.backend.status(&spec).await, Ok(None)) {
         return Ok(RemovalOutcome::AlreadyGone);
     }
     let error = match parts.backend.remove_unused(&spec).await {

@@ -12,11 +12,11 @@ mod ensure;
 pub(crate) mod errors;
 mod intent;
 mod lease;
-mod managed;
 mod manager;
 mod metrics;
 mod policy;
 mod prefetch;
+mod present;
 mod priority_semaphore;
 mod puller;
 mod shared_pull;
@@ -33,9 +33,9 @@ pub use ensure::{
     BackendAdvice, EnsureError, EnsurePlan, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence,
     Priority,
 };
-pub use managed::{ImagePin, ImagePinSource, ManagedBackend};
 pub use manager::ImageManager;
 pub use metrics::{EnsureLabels, PullFailureReason, PullMetrics, TriState, image_size_bucket};
 pub use policy::{PullPolicy, default_policy};
+pub use present::{DirectRemoval, ImagePin, ImagePinSource, StatusIntent, mark_pinned};
 pub use status::{PullPhase, PullStatus};
 pub use times::{PullTimeRecorder, PullTimes};

@@ -126,7 +126,7 @@ impl InterruptedPullResolver {
 
     async fn look(&self, image: &ImageName) -> Result<Option<ImageId>, BackendError> {
         let name = image.with_default_tag().unwrap_or_else(|_| image.clone());
-        let found = self.backend.peek_status(&ImageSpec::named(name)).await?;
+        let found = self.backend.status(&ImageSpec::named(name)).await?;
         Ok(found.map(|found| found.id))
     }
 }

@@ -1,0 +1,170 @@
+//! The image manager of a node as CRI has it, with a record of each pull and removal.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use larder::backend::{
+    BackendError, CallErrorKind, Filesystems, Image, ImageDetails, ImageSpec, RuntimeInfo,
+};
+use larder::credentials::Credential;
+use larder::detached::run_to_completion;
+use larder::pod::SandboxConfig;
+use larder::pull::{DirectPull, ImageManager, StatusIntent, mark_pinned};
+use larder::reference::ImageId;
+use larder_cri::server::CriImages;
+
+use super::Node;
+use super::cri_pins::CriPins;
+use super::health::{BackendHealth, error_with_hint};
+use super::peer::Peer;
+use super::requests::{CriPull, RequestApi};
+
+/// The images of a node for callers of CRI.
+///
+/// * Hidden images, and those that the containerd of the settings does not have, are absent.
+/// * Images with a [pin](CriPins) are reported as pinned and not removed.
+/// * Pulls and removals are recorded.
+/// * While the backend is known to hang, calls fail at once instead of at their callers' deadlines.
+#[derive(Clone)]
+pub(crate) struct NodeCriImages {
+    node: Arc<Node>,
+    pins: Arc<CriPins>,
+}
+
+impl NodeCriImages {
+    pub(crate) fn of(node: Arc<Node>) -> NodeCriImages {
+        NodeCriImages { pins: Arc::new(CriPins::of(Arc::clone(&node))), node }
+    }
+
+    async fn remove_and_record(&self, image: &ImageSpec) -> Result<(), BackendError> {
+        let removed = match self.manager() {
+            Ok(manager) => manager.remove(image, &*self.pins).await,
+            Err(error) => Err(error),
+        };
+        match removed {
+            Ok(removal) => {
+                if let Some(found) = removal.image {
+                    self.node.record_removal(RequestApi::Cri, &found, removal.freed).await;
+                }
+                Ok(())
+            }
+            Err(error) => {
+                self.node.record_failed_removal(
+                    RequestApi::Cri,
+                    image.image.as_str(),
+                    &error_with_hint(&error),
+                );
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether the containerd to which images are published has an image: kubelet pulls it otherwise, and that publishes it.
+    async fn can_run(&self, image: &Image) -> bool {
+        match self.node.publishing() {
+            Some(publishing) => publishing.ensure_published(image).await,
+            None => true,
+        }
+    }
+
+    /// Whether kubelet has to pull the image with credentials of its own first.
+    fn hides(&self, image: &Image) -> bool {
+        self.node.hidden.as_ref().is_some_and(|hidden| hidden.hides(image))
+    }
+
+    /// The image, pinned where a pin is on it.
+    async fn with_pin(&self, mut image: Image) -> Image {
+        mark_pinned(&*self.pins, std::slice::from_mut(&mut image)).await;
+        image
+    }
+
+    /// A pull whose image may have been hidden until now: containerd gets it before the caller uses it.
+    async fn published(&self, pulled: Result<DirectPull, BackendError>) -> Result<DirectPull, BackendError> {
+        if let (Some(publishing), Ok(pulled)) = (self.node.publishing(), &pulled) {
+            publishing.publish_shown(&pulled.image_ref).await?;
+        }
+        pulled
+    }
+
+    /// The manager, unless the backend hangs.
+    fn manager(&self) -> Result<&ImageManager, BackendError> {
+        unusable(&self.node).map_or(Ok(&self.node.manager), Err)
+    }
+}
+
+/// The error of calls while the backend is known to hang, or is another larder.
+pub(crate) fn unusable(node: &Node) -> Option<BackendError> {
+    match &*node.health.borrow() {
+        BackendHealth::Down { why, unusable: true, .. } => Some(BackendError::Call {
+            message: format!("the image backend is unavailable: {why}"),
+            kind: CallErrorKind::Unavailable,
+            hint: None,
+        }),
+        _ => None,
+    }
+}
+
+#[async_trait]
+impl CriImages for NodeCriImages {
+    async fn info(&self) -> Result<RuntimeInfo, BackendError> {
+        self.manager()?.backend().info().await
+    }
+
+    async fn list(&self) -> Result<Vec<Image>, BackendError> {
+        let backend = self.manager()?.backend();
+        let mut images = match &self.node.hidden {
+            Some(hidden) => hidden.list(backend).await?,
+            None => backend.list().await?,
+        };
+        mark_pinned(&*self.pins, &mut images).await;
+        images.retain(|image| !self.hides(image));
+        if let Some(publishing) = self.node.publishing() {
+            images.retain(|image| publishing.is_published(image));
+        }
+        Ok(images)
+    }
+
+    async fn status(&self, image: &ImageSpec, intent: StatusIntent) -> Result<Option<Image>, BackendError> {
+        let found = self.manager()?.status(image, intent).await?;
+        let Some(found) = found.filter(|image| !self.hides(image)) else { return Ok(None) };
+        if intent == StatusIntent::Use && !self.can_run(&found).await {
+            return Ok(None);
+        }
+        Ok(Some(self.with_pin(found).await))
+    }
+
+    async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
+        let found = self.manager()?.inspect(image).await?;
+        let Some(found) = found.filter(|found| !self.hides(&found.image)) else { return Ok(None) };
+        if !self.can_run(&found.image).await {
+            return Ok(None);
+        }
+        Ok(Some(ImageDetails { image: self.with_pin(found.image).await, ..found }))
+    }
+
+    async fn pull(
+        &self,
+        image: ImageSpec,
+        credential: Option<Credential>,
+        sandbox: Option<SandboxConfig>,
+    ) -> Result<ImageId, BackendError> {
+        let request = CriPull::begin(&self.node, &image, sandbox.as_ref());
+        let pulled = match self.manager() {
+            Ok(manager) => self.published(manager.pull_directly(image, credential, sandbox).await).await,
+            Err(error) => Err(error),
+        };
+        request.end(&pulled).await;
+        pulled.map(|pulled| pulled.image_ref)
+    }
+
+    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+        let (own, image) = (self.clone(), image.clone());
+        let removal = async move { own.remove_and_record(&image).await };
+        // A removal that is not canceled with its caller is recorded without it, too.
+        run_to_completion(Peer::current().scope(removal)).await
+    }
+
+    async fn filesystems(&self) -> Result<Filesystems, BackendError> {
+        self.manager()?.backend().filesystems().await
+    }
+}
