@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use larder::backend::{
     Backend, BackendError, ContainerInventory, EndpointFailure, Filesystems, Image, ImageDetails, ImageSpec,
-    ProgressReporter, RuntimeInfo,
+    ProgressReporter, RemoveOptions, Removed, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
@@ -477,14 +477,16 @@ impl Backend for CriBackend {
         }
     }
 
-    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+    async fn remove(&self, image: &ImageSpec, options: &RemoveOptions) -> Result<Removed, BackendError> {
+        options.require_all_names()?;
         let spec = convert::spec_to_cri(&ImageSpec::named(&image.image), false)?;
         let request = self.request(proto::RemoveImageRequest { image: Some(spec) });
         self.within_limit(&[&self.images], async {
             match self.operations.observe("remove_image", self.images().remove_image(request)).await {
-                Ok(_) => Ok(()),
-                Err(status) if status.code() == Code::NotFound => Ok(()),
-                Err(status) => Err(status::call_error(self.image_endpoint(), &status)),
+                Err(status) if status.code() != Code::NotFound => {
+                    Err(status::call_error(self.image_endpoint(), &status))
+                }
+                Ok(_) | Err(_) => Ok(Removed::Image { freed: None }),
             }
         })
         .await

@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use larder::backend::{
     Backend, BackendError, ByteProgress, CallErrorKind, Condition, Container, ContainerInventory,
-    FilesystemUsage, Filesystems, Image, ImageDetails, ImageNames, ImageSpec, NameRemoval, ProgressReporter,
-    RuntimeInfo,
+    FilesystemUsage, Filesystems, Image, ImageDetails, ImageNames, ImageSpec, ProgressReporter,
+    RemoveOptions, Removed, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::gc::DiskSpace;
@@ -232,8 +232,16 @@ impl Backend for DockerBackend {
         }
     }
 
-    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        remove::remove(&self.engine, &image.image).await
+    /// Docker removes no image of a container, forced or not.
+    async fn remove(&self, image: &ImageSpec, options: &RemoveOptions) -> Result<Removed, BackendError> {
+        match &options.names {
+            None => remove::remove(&self.engine, &image.image).await?,
+            Some(names) if remove::remove_names(&self.engine, &image.image, names).await? => {
+                return Ok(Removed::Names);
+            }
+            Some(_) => {}
+        }
+        Ok(Removed::Image { freed: None })
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {
@@ -280,16 +288,6 @@ impl Backend for DockerBackend {
 
 #[async_trait]
 impl ImageNames for DockerBackend {
-    /// Docker removes no image of a container, forced or not.
-    async fn remove_names(
-        &self,
-        id: &ImageId,
-        names: &[String],
-        _: bool,
-    ) -> Result<NameRemoval, BackendError> {
-        remove::remove_names(&self.engine, id, names).await
-    }
-
     async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError> {
         remove::add_name(&self.engine, id, name).await
     }

@@ -77,6 +77,7 @@ pub(crate) fn broken(error: &reqwest::Error) -> BackendError {
 pub(crate) fn refused(code: u16, message: &str) -> BackendError {
     let kind = match code {
         404 => CallErrorKind::NotFound,
+        409 => CallErrorKind::FailedPrecondition,
         503 => CallErrorKind::Unavailable,
         501 => CallErrorKind::Unimplemented,
         _ => CallErrorKind::Other,

@@ -5,7 +5,7 @@
 //! would be lost by then. So containers are checked first, and removed names are restored if the engine refuses in the
 //! end, because a container was created since.
 
-use larder::backend::{BackendError, CallErrorKind, NameRemoval};
+use larder::backend::{BackendError, CallErrorKind};
 use larder::reference::{DEFAULT_TAG, ImageId, ImageName, Reference};
 use reqwest::Method;
 use reqwest::header::HeaderMap;
@@ -35,22 +35,23 @@ pub(crate) async fn remove(engine: &EngineClient, image: &ImageName) -> Result<(
     outcome
 }
 
-/// Removes these names of an image, and the image if it has no others. A missing image is a success.
+/// Removes these names of an image, and the image if it has no others. Returns whether it is present under others. A missing
+/// image is a success.
 pub(crate) async fn remove_names(
     engine: &EngineClient,
-    id: &ImageId,
+    image: &ImageName,
     names: &[String],
-) -> Result<NameRemoval, BackendError> {
-    let found = engine.inspect::<ImageInspect>(id.as_str()).await?;
-    let has_others = |found: ImageInspect| all_names(&found).iter().any(|name| !names.contains(name));
-    if !found.is_some_and(has_others) {
-        remove(engine, &ImageName::from(id)).await?;
-        return Ok(NameRemoval::ImageRemoved);
-    }
+) -> Result<bool, BackendError> {
+    let found = engine.inspect::<ImageInspect>(image.as_str()).await?;
+    let has_others = |found: &ImageInspect| all_names(found).iter().any(|name| !names.contains(name));
+    let Some(found) = found.filter(has_others) else {
+        remove(engine, image).await?;
+        return Ok(false);
+    };
     for name in names {
-        take_off(engine, id, name.clone(), &mut Vec::new()).await?;
+        take_off(engine, &found.id, name.clone(), &mut Vec::new()).await?;
     }
-    Ok(NameRemoval::Untagged)
+    Ok(true)
 }
 
 /// Adds a name to an image, in place of the image that has it. Returns whether the image is present.
@@ -182,7 +183,7 @@ fn in_use(image: &ImageName, container: &ContainerSummary) -> BackendError {
     let name = container.names.first().map_or(container.id.as_str(), |name| name.trim_start_matches('/'));
     BackendError::Call {
         message: format!("{image} is in use by container {name} ({})", container.state),
-        kind: CallErrorKind::Other,
+        kind: CallErrorKind::FailedPrecondition,
         hint: Some("remove the container first (docker rm); larder never removes an image in use".into()),
     }
 }

@@ -5,19 +5,18 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, Condition, Container, ContainerInventory, FilesystemUsage,
-    Filesystems, Image, ImageDetails, ImageNames, ImageSpec, MinimumRate, NameRemoval, ProgressReporter,
-    RuntimeInfo,
+    Filesystems, Image, ImageDetails, ImageNames, ImageSpec, MinimumRate, ProgressReporter, RemoveOptions,
+    Removed, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::error_chain;
-use larder::gc::ClockReading;
 use larder::hint::Hint;
 use larder::pod::SandboxConfig;
-use larder::reference::{ImageId, ImageName, Reference};
+use larder::reference::{ImageId, Reference};
 
 use crate::disk::DiskSpace;
 use crate::pull::{PullError, StorePuller};
-use crate::store::{FORMAT, RemoveOptions, Store, StoreError, StoreRemoval};
+use crate::store::{FORMAT, Store, StoreError};
 use larder_registry::FetchErrorKind;
 
 /// Pulls into a store and lists its images.
@@ -40,32 +39,6 @@ impl StoreBackend {
     /// What pulls and loads into the store.
     pub fn puller(&self) -> &StorePuller {
         &self.puller
-    }
-
-    /// Removes an image under all its names, even if it is mounted: the mount is not affected, and its layers are
-    /// removed on unmount. Succeeds if the image is already removed.
-    pub async fn remove_mounted(&self, image: &ImageName) -> Result<(), BackendError> {
-        self.remove_with(image, RemoveOptions { force: true, ..RemoveOptions::default() }).await.map(drop)
-    }
-
-    async fn remove_with(
-        &self,
-        image: &ImageName,
-        options: RemoveOptions,
-    ) -> Result<Option<StoreRemoval>, BackendError> {
-        let name = image.clone();
-        self.ask(move |store| store.remove(&name, &options)).await
-    }
-
-    /// Sizes that are estimates are not reported: the change of the filesystem is closer.
-    async fn remove_and_count(
-        &self,
-        image: &ImageSpec,
-        options: RemoveOptions,
-    ) -> Result<Option<DiskSpace>, BackendError> {
-        let removed = self.remove_with(&image.image, options).await?;
-        let freed = removed.map_or(DiskSpace::ZERO, |removed| removed.freed);
-        Ok(Some(freed).filter(|_| !self.store().estimates_sizes()))
     }
 
     /// Asks the store on a thread where it may block.
@@ -143,17 +116,15 @@ impl Backend for StoreBackend {
         Some(self.puller.minimum_rate()).filter(|minimum| minimum.bytes_per_second > 0)
     }
 
-    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        self.remove_with(&image.image, RemoveOptions::default()).await.map(drop)
-    }
-
-    async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
-        self.remove_and_count(image, RemoveOptions::default()).await
-    }
-
-    async fn remove_unused(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
-        let spare_leased_at = Some(ClockReading::now());
-        self.remove_and_count(image, RemoveOptions { spare_leased_at, ..RemoveOptions::default() }).await
+    /// Sizes that are estimates are not reported: the change of the filesystem is closer.
+    async fn remove(&self, image: &ImageSpec, options: &RemoveOptions) -> Result<Removed, BackendError> {
+        let (name, options) = (image.image.clone(), options.clone());
+        let removed = self.ask(move |store| store.remove(name, &options)).await?;
+        if removed.as_ref().is_some_and(|removed| removed.is_present) {
+            return Ok(Removed::Names);
+        }
+        let freed = removed.map_or(DiskSpace::ZERO, |removed| removed.freed);
+        Ok(Removed::Image { freed: Some(freed).filter(|_| !self.store().estimates_sizes()) })
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {
@@ -190,18 +161,6 @@ impl Backend for StoreBackend {
 
 #[async_trait]
 impl ImageNames for StoreBackend {
-    async fn remove_names(
-        &self,
-        id: &ImageId,
-        names: &[String],
-        force: bool,
-    ) -> Result<NameRemoval, BackendError> {
-        let (Some(id), names) = (id.digest(), names.to_vec()) else { return Ok(NameRemoval::ImageRemoved) };
-        let options = RemoveOptions { force, ..RemoveOptions::default() };
-        let removed = self.ask(move |store| store.remove_names(&id, &names, &options)).await?;
-        Ok(removed.unwrap_or(NameRemoval::ImageRemoved))
-    }
-
     async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError> {
         let (Some(id), name) = (id.digest(), name.clone()) else { return Ok(false) };
         Ok(self.ask(move |store| store.add_name(&id, &name)).await?.is_some())

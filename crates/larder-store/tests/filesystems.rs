@@ -6,15 +6,13 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
+use larder::backend::{Backend as _, ImageSpec, ProgressReporter, RemoveOptions};
 use larder::reference::{Digest, Reference};
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::disk::{DiskSpace, measure};
 use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{
-    FS, LayerFormat, LayerKey, LayerMetadata, RemoveOptions, Store, StoreConfig, StoreRemoval,
-};
+use larder_store::store::{FS, LayerFormat, LayerKey, LayerMetadata, Store, StoreConfig, StoreRemoval};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::FaultRegistry;
 use larder_testkit_peers::process::poll;
@@ -172,7 +170,8 @@ fn gc_gets_the_size_of_removed_files_unless_it_is_an_estimate() {
         let promised = usages.into_iter().find(|image| image.id.as_str() == id).unwrap().unique;
         let client = RegistryClient::new(RegistryConfig::default());
         let backend = StoreBackend::new(StorePuller::new(store.clone(), client, StorePullConfig::default()));
-        let counted = runtime.block_on(backend.remove_counted(&ImageSpec::named(&*id))).unwrap();
-        assert_eq!(counted, (kind == LoopFilesystem::Ext4).then_some(promised), "{kind}");
+        let counted =
+            runtime.block_on(backend.remove(&ImageSpec::named(&*id), &RemoveOptions::default())).unwrap();
+        assert_eq!(counted.freed(), (kind == LoopFilesystem::Ext4).then_some(promised), "{kind}");
     }
 }

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::join_all;
-use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec, ProgressReporter};
+use larder::backend::{
+    Backend as _, BackendError, CallErrorKind, ImageSpec, ProgressReporter, RemoveOptions,
+};
 use larder::credentials::{Credential, Secret};
 use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
@@ -179,7 +181,7 @@ async fn unpack_and_remove(format: LayerFormat) {
     let is_image = layers.join(record.layers[0].key.as_str()).is_file();
     assert_eq!(is_image, format == LayerFormat::Erofs);
     assert!(record.tags.contains(&Reference::parse(&name).unwrap().to_string()));
-    backend.remove(&ImageSpec::named(&name)).await.unwrap();
+    backend.remove(&ImageSpec::named(&name), &RemoveOptions::default()).await.unwrap();
     assert!(backend.store().image(&name).unwrap().is_none());
     backend.store().empty_trash().unwrap();
     assert_eq!(fs_err::read_dir(layers).unwrap().count(), 0);

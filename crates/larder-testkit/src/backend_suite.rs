@@ -8,7 +8,10 @@
 
 use std::sync::Arc;
 
-use larder::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec, ProgressReporter};
+use larder::backend::{
+    Backend, BackendError, CallErrorKind, Image, ImageDetails, ImageSpec, ProgressReporter, RemoveOptions,
+    Removed,
+};
 use larder::reference::ImageId;
 
 /// A backend under test, and the controls of its environment that the checks need.
@@ -67,6 +70,7 @@ pub async fn check(fixture: &impl BackendFixture) {
     a_pull_dropped_early_leaves_nothing_half_visible(&fixture.empty().await, names).await;
     a_pull_dropped_in_its_middle_leaves_nothing_visible(fixture, names).await;
     removing_takes_all_names_and_can_be_repeated(&fixture.empty().await, names).await;
+    single_names_are_removed_or_refused(&fixture.empty().await, names).await;
     calls_may_overlap(Arc::new(fixture.empty().await), names).await;
     filesystems_are_named(&fixture.empty().await).await;
     uses_are_reported(fixture, names).await;
@@ -83,7 +87,7 @@ async fn absence_is_an_answer(backend: &impl Backend, names: &FixtureImages) {
     let absent = ImageSpec::named(&names.image);
     assert_eq!(backend.status(&absent).await, Ok(None), "status of an absent image");
     assert_eq!(backend.inspect(&absent).await, Ok(None), "inspect of an absent image");
-    assert_eq!(backend.remove(&absent).await, Ok(()), "removing an absent image");
+    assert_removed(backend, &absent, "removing an absent image").await;
     assert_eq!(listed(backend, &names.image).await, None, "an absent image in the list");
 }
 
@@ -160,7 +164,7 @@ async fn removing_takes_all_names_and_can_be_repeated(backend: &impl Backend, na
     let id = pull(backend, &names.image).await.expect("a pull");
     pull(backend, &names.alias).await.expect("a pull under another name");
     for _ in 0..2 {
-        assert_eq!(backend.remove(&ImageSpec::named(&id)).await, Ok(()), "removing by id");
+        assert_removed(backend, &ImageSpec::named(&id), "removing by id").await;
         for name in [names.image.as_str(), &names.alias, id.as_str()] {
             assert_eq!(
                 backend.status(&ImageSpec::named(name)).await,
@@ -170,6 +174,28 @@ async fn removing_takes_all_names_and_can_be_repeated(backend: &impl Backend, na
         }
     }
     assert_eq!(listed(backend, &names.image).await, None, "a removed image in the list");
+}
+
+async fn single_names_are_removed_or_refused(backend: &impl Backend, names: &FixtureImages) {
+    let id = pull(backend, &names.image).await.expect("a pull");
+    pull(backend, &names.alias).await.expect("a pull under another name");
+    let options = RemoveOptions::of_names(vec![names.alias.clone()]);
+    let removed = backend.remove(&ImageSpec::named(&id), &options).await;
+    let alias = backend.status(&ImageSpec::named(&names.alias)).await.expect("status");
+    if backend.names().is_some() {
+        assert_eq!((removed, alias), (Ok(Removed::Names), None), "removing one of two names");
+    } else {
+        let is_refused =
+            matches!(removed, Err(BackendError::Call { kind: CallErrorKind::Unimplemented, .. }));
+        assert!(is_refused && alias.is_some(), "a name is not removed with all others: {removed:?}");
+    }
+    let image = backend.status(&ImageSpec::named(&names.image)).await.expect("status");
+    assert_eq!(image.map(|image| image.id), Some(id), "the image is present under its other name");
+}
+
+async fn assert_removed(backend: &impl Backend, image: &ImageSpec, what: &str) {
+    let removed = backend.remove(image, &RemoveOptions::default()).await;
+    assert!(matches!(removed, Ok(Removed::Image { .. })), "{what}: {removed:?}");
 }
 
 async fn calls_may_overlap<B: Backend + 'static>(backend: Arc<B>, names: &FixtureImages) {

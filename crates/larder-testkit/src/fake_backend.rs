@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, ContainerInventory, Filesystems, Image, ImageDetails, ImageSpec,
-    MinimumRate, ProgressReporter, RuntimeInfo,
+    MinimumRate, ProgressReporter, RemoveOptions, Removed, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
@@ -457,7 +457,8 @@ impl Backend for FakeBackend {
         self.state().minimum_rate
     }
 
-    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+    async fn remove(&self, image: &ImageSpec, options: &RemoveOptions) -> Result<Removed, BackendError> {
+        options.require_all_names()?;
         let call = BackendCall::Remove { image: image.image.to_string() };
         drop(self.begin(BackendOp::Remove, with_spec(call, image))?);
         let mut holds = self.holds_removals.subscribe();
@@ -467,7 +468,7 @@ impl Backend for FakeBackend {
             state.images.retain(|image| image.id != id);
             state.names.retain(|_, of| *of != id);
         }
-        Ok(())
+        Ok(Removed::Image { freed: None })
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {

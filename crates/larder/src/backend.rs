@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 
 use crate::credentials::Credential;
-use crate::gc::DiskSpace;
+use crate::gc::{ClockReading, DiskSpace};
 use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 pub use crate::progress::{
@@ -199,21 +199,9 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// Removes an image under all its names. Succeeds when it is already absent, so that a sweep can be repeated.
-    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError>;
-
-    /// Like [`remove`](Backend::remove). Returns the disk space of the files that this removed; `None` if the backend does
-    /// not report it, as by default.
-    async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
-        self.remove(image).await.map(|()| None)
-    }
-
-    /// Like [`remove_counted`](Backend::remove_counted), for garbage collection: a backend with leases of its own refuses an
-    /// image that is leased, with [`FailedPrecondition`](CallErrorKind::FailedPrecondition). A caller that names the image
-    /// itself is not refused for a lease.
-    async fn remove_unused(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
-        self.remove_counted(image).await
-    }
+    /// Removes an image, or names of it. Succeeds when it is already absent, so that a sweep can be repeated. Fails with
+    /// [`FailedPrecondition`](CallErrorKind::FailedPrecondition) while a use that the options do not ignore retains the image.
+    async fn remove(&self, image: &ImageSpec, options: &RemoveOptions) -> Result<Removed, BackendError>;
 
     /// The filesystems of images and containers, with their usage.
     async fn filesystems(&self) -> Result<Filesystems, BackendError>;
@@ -221,35 +209,72 @@ pub trait Backend: Send + Sync {
     /// All containers and sandboxes, running or not.
     async fn container_inventory(&self) -> Result<ContainerInventory, BackendError>;
 
-    /// Changes of single names; `None` where a removal takes all names of an image, as over CRI.
+    /// Changes of single names; `None` where an image is only removed under all its names, as over CRI.
     fn names(&self) -> Option<&dyn ImageNames> {
         None
     }
 }
 
-/// Changes of single names of present images.
+/// Changes of single names of present images. A backend that has them also removes single
+/// [`names`](RemoveOptions::names).
 #[async_trait]
 pub trait ImageNames: Send + Sync {
-    /// Removes these names of an image, as it lists them, and the image if no other name is left. Names that it does not have
-    /// are ignored. `force` removes it even if it is mounted, where the backend can do that.
-    async fn remove_names(
-        &self,
-        id: &ImageId,
-        names: &[String],
-        force: bool,
-    ) -> Result<NameRemoval, BackendError>;
-
     /// Adds a name with a tag to an image, and takes it from the image that has it. Returns whether the image is present.
     async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError>;
 }
 
-/// What a removal of names removed.
+/// Conditions of a removal. By default an image is removed under all its names, unless it is in use.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RemoveOptions {
+    /// Removes only these names, and the image if it has no other. Names that it does not have are ignored. Fails with
+    /// [`Unimplemented`](CallErrorKind::Unimplemented) at a backend without [`ImageNames`].
+    pub names: Option<Vec<String>>,
+    /// Removes it even if it is mounted, where the backend can do that; its layers are retained until it is unmounted.
+    pub force: bool,
+    /// Refuses if a lease of the backend on it has not expired at this time. GC sets this; a caller that names the image
+    /// does not.
+    pub spare_leased_at: Option<ClockReading>,
+}
+
+impl RemoveOptions {
+    /// Removes these names.
+    pub fn of_names(names: Vec<String>) -> RemoveOptions {
+        RemoveOptions { names: Some(names), ..RemoveOptions::default() }
+    }
+
+    /// Fails if single names are to be removed, for a backend without [`ImageNames`].
+    pub fn require_all_names(&self) -> Result<(), BackendError> {
+        match self.names {
+            None => Ok(()),
+            Some(_) => Err(BackendError::Call {
+                message: "single names of an image cannot be removed here".to_owned(),
+                kind: CallErrorKind::Unimplemented,
+                hint: None,
+            }),
+        }
+    }
+}
+
+/// The effect of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NameRemoval {
-    /// Only names.
-    Untagged,
-    /// The image, with its last name.
-    ImageRemoved,
+pub enum Removed {
+    /// Only names were removed: the image has others.
+    Names,
+    /// The image is absent.
+    Image {
+        /// The disk space of the files that the call removed; `None` if the backend does not report it.
+        freed: Option<DiskSpace>,
+    },
+}
+
+impl Removed {
+    /// The disk space of the files that the call removed, if the backend reports it.
+    pub fn freed(self) -> Option<DiskSpace> {
+        match self {
+            Removed::Names => None,
+            Removed::Image { freed } => freed,
+        }
+    }
 }
 
 /// Why a backend call failed. The text of [`Call`](BackendError::Call) and [`Incomplete`](BackendError::Incomplete) is

@@ -293,7 +293,8 @@ async fn an_image_reported_as_present_is_leased() {
     for (name, id) in [("a:1", "sha256:a"), ("b:1", "sha256:b")] {
         node.backend.add_image(name, image(id, 7));
     }
-    let status = async |name: &str, intent| node.manager.status(&ImageSpec::named(name), intent).await.unwrap();
+    let status =
+        async |name: &str, intent| node.manager.status(&ImageSpec::named(name), intent).await.unwrap();
     assert_eq!(status("absent", StatusIntent::Use).await, None);
     assert!(status("a:1", StatusIntent::Show).await.is_some());
     assert_eq!(node.gate.active_leases(), [], "no start follows");

@@ -13,11 +13,11 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, ContainerInventory, Filesystems, Image, ImageDetails, ImageNames,
-    ImageSpec, MinimumRate, NameRemoval, ProgressReporter, RuntimeInfo,
+    ImageSpec, MinimumRate, ProgressReporter, RemoveOptions, Removed, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::error_chain;
-use larder::gc::{DiskSpace, ImageUseError, ImageUseSource, ReportedUse};
+use larder::gc::{ImageUseError, ImageUseSource, ReportedUse};
 use larder::hidden::HiddenImages;
 use larder::pod::SandboxConfig;
 use larder::reference::{Digest, ImageId, ImageName, Reference};
@@ -301,25 +301,13 @@ impl PublishingBackend {
             tracing::warn!(image = %image.id, "cannot publish an image again that was not removed: {error}");
         }
     }
+}
 
-    /// Withdraws an image before it is removed, and publishes it again if it is not.
-    async fn withdraw_and<T>(
-        &self,
-        image: &ImageName,
-        remove: impl Future<Output = Result<T, BackendError>>,
-    ) -> Result<T, BackendError> {
-        let Some((_lock, withdrawn)) = self.locked(image).await? else { return remove.await };
-        self.withdraw(&withdrawn, &withdrawn.record_names()).await?;
-        let removed = remove.await;
-        if removed.is_err() {
-            self.publish_again(&withdrawn).await;
-        }
-        removed
-    }
-
-    /// Removes an image even if it is mounted or in use.
-    pub(crate) async fn remove_mounted(&self, image: &ImageName) -> Result<(), BackendError> {
-        self.withdraw_and(image, self.store.remove_mounted(image)).await
+/// The names to withdraw before a removal: with its last name, the image goes under its ID as well.
+fn withdrawn_names(image: &PublishedImage, options: &RemoveOptions) -> Vec<String> {
+    match &options.names {
+        Some(names) if image.names.iter().any(|(name, _)| !names.contains(name)) => names.clone(),
+        Some(_) | None => image.record_names(),
     }
 }
 
@@ -401,16 +389,19 @@ impl Backend for PublishingBackend {
         self.store.minimum_rate()
     }
 
-    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        self.withdraw_and(&image.image, self.store.remove(image)).await
-    }
-
-    async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
-        self.withdraw_and(&image.image, self.store.remove_counted(image)).await
-    }
-
-    async fn remove_unused(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
-        self.withdraw_and(&image.image, self.store.remove_unused(image)).await
+    async fn remove(&self, image: &ImageSpec, options: &RemoveOptions) -> Result<Removed, BackendError> {
+        let Some((_lock, published)) = self.locked(&image.image).await? else {
+            return self.store.remove(image, options).await;
+        };
+        self.withdraw(&published, &withdrawn_names(&published, options)).await?;
+        let removed = self.store.remove(image, options).await;
+        // It may have other names, and containerd its ID for one that is gone.
+        if !matches!(removed, Ok(Removed::Image { .. }))
+            && let Some(left) = self.published(&ImageName::from(published.id.as_str())).await?
+        {
+            self.publish_again(&left).await;
+        }
+        removed
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {
@@ -432,29 +423,6 @@ impl Backend for PublishingBackend {
 
 #[async_trait]
 impl ImageNames for PublishingBackend {
-    async fn remove_names(
-        &self,
-        id: &ImageId,
-        names: &[String],
-        force: bool,
-    ) -> Result<NameRemoval, BackendError> {
-        let image = ImageName::from(id.as_str());
-        let Some((_lock, image)) = self.locked(&image).await? else {
-            return self.store.remove_names(id, names, force).await;
-        };
-        let is_all = image.names.iter().all(|(name, _)| names.contains(name));
-        let withdrawn = if is_all { image.record_names() } else { names.to_vec() };
-        self.withdraw(&image, &withdrawn).await?;
-        let removed = self.store.remove_names(id, names, force).await;
-        // It may have other names, and containerd its ID for one that is gone.
-        if !matches!(removed, Ok(NameRemoval::ImageRemoved))
-            && let Some(left) = self.published(&ImageName::from(id.as_str())).await?
-        {
-            self.publish_again(&left).await;
-        }
-        removed
-    }
-
     async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError> {
         let added = self.store.add_name(id, name).await?;
         self.publish(&ImageName::from(id.as_str())).await?;

@@ -7,14 +7,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder::backend::{
-    Backend, BackendError, CallErrorKind, Container, ContainerInventory, Image, ImageSpec, NameRemoval,
+    Backend, BackendError, CallErrorKind, Container, ContainerInventory, Image, ImageSpec, RemoveOptions,
+    Removed,
 };
 use larder::detached::run_to_completion;
 use larder::error_chain;
-use larder::gc::{ClockReading, DiskSpace, ImageUse, ImageUseError, ReportedUse};
+use larder::gc::{ClockReading, ImageUse, ImageUseError, ReportedUse};
 use larder::hint::Hint;
 use larder::pull::ImagePin;
-use larder::reference::{ImageId, ImageName};
+use larder::reference::ImageId;
 use larder_api::convert;
 use larder_api::v1::{self as api, RemoveRequest, RemoveResponse, removed};
 use larder_store::backend::StoreBackend;
@@ -137,7 +138,7 @@ async fn remove_all(
         match remove_one(text, image, scope.clone(), request.force, node).await {
             Ok(removal) => {
                 let mut result = removed(image, &scope, removal, text, &mounts);
-                if removal == NameRemoval::ImageRemoved && result.note.is_empty() {
+                if removal != Removed::Names && result.note.is_empty() {
                     result.note = kept_note(text, image, node);
                 }
                 answer.results.push(result);
@@ -198,11 +199,11 @@ fn refuse_desired(
 fn removed(
     image: &Image,
     scope: &RemovalScope,
-    removal: NameRemoval,
+    removal: Removed,
     text: &str,
     mounts: &[&str],
 ) -> api::Removed {
-    if let (NameRemoval::Untagged, RemovalScope::Names(names)) = (removal, scope) {
+    if let (Removed::Names, RemovalScope::Names(names)) = (removal, scope) {
         let untagged = api::Untagged { id: image.id.to_string(), names: names.clone() };
         return api::Removed { result: Some(removed::Result::Untagged(untagged)), ..api::Removed::default() };
     }
@@ -220,17 +221,8 @@ async fn remove_one(
     scope: RemovalScope,
     force: bool,
     node: &Arc<Node>,
-) -> Result<NameRemoval, BackendError> {
+) -> Result<Removed, BackendError> {
     let removing = node.gate.wait_begin_removal(&image.id).await;
-    let removes_image = match &scope {
-        RemovalScope::Names(names) => image.repo_tags.iter().all(|tag| names.contains(tag)),
-        RemovalScope::Image => true,
-    };
-    // What a containerd retains of it is not known here.
-    let freed = match node.store().filter(|_| removes_image && node.publishing().is_none()) {
-        Some(store) => frees(store, &image.id).await,
-        None => None,
-    };
     let (text, image, node) = (text.to_owned(), image.clone(), Arc::clone(node));
     let names = match &scope {
         RemovalScope::Names(names) => names.clone(),
@@ -240,8 +232,8 @@ async fn remove_one(
         let removal = remove_from_backend(&image.id, scope, force, &node).await;
         drop(removing);
         match &removal {
-            Ok(NameRemoval::ImageRemoved) => node.record_removal(RequestApi::Control, &image, freed).await,
-            Ok(NameRemoval::Untagged) => node.record_untagged(RequestApi::Control, &image, &names),
+            Ok(Removed::Image { freed }) => node.record_removal(RequestApi::Control, &image, *freed).await,
+            Ok(Removed::Names) => node.record_untagged(RequestApi::Control, &image, &names),
             Err(error) => {
                 node.record_failed_removal(RequestApi::Control, &text, &error_with_hint(error));
             }
@@ -249,17 +241,6 @@ async fn remove_one(
         removal
     };
     run_to_completion(Peer::current().scope(removal)).await
-}
-
-/// What the removal of an image frees, layers of other images left out; `None` where sizes are estimates.
-async fn frees(store: &StoreBackend, id: &ImageId) -> Option<DiskSpace> {
-    let (store, id) = (store.store().clone(), id.clone());
-    let measured = spawn_blocking(move || {
-        let exact = !store.estimates_sizes();
-        let images = store.image_usages().ok().filter(|_| exact)?;
-        images.into_iter().find(|image| image.id.as_str() == id.as_str()).map(|image| image.unique)
-    });
-    measured.await.ok().flatten()
 }
 
 /// Refuses to remove a pinned image with its last names: it may have lost the others since it was listed. No other removal
@@ -285,33 +266,22 @@ async fn remove_from_backend(
     scope: RemovalScope,
     force: bool,
     node: &Node,
-) -> Result<NameRemoval, BackendError> {
-    let (backend, store) = (&node.backend, node.store());
-    let removal = match (scope, backend.names(), store) {
-        (RemovalScope::Names(names), Some(single), _) => {
-            if !force {
-                refuse_last_names(backend.as_ref(), id, &names).await?;
-            }
-            single.remove_names(id, &names, force).await?
-        }
-        (_, _, Some(store)) if force => {
-            let image = ImageName::from(id);
-            match node.publishing() {
-                Some(publishing) => publishing.remove_mounted(&image).await?,
-                None => store.remove_mounted(&image).await?,
-            }
-            NameRemoval::ImageRemoved
-        }
-        _ => {
-            backend.remove(&ImageSpec::named(id)).await?;
-            NameRemoval::ImageRemoved
-        }
+) -> Result<Removed, BackendError> {
+    let backend = node.backend.as_ref();
+    let names = match scope {
+        RemovalScope::Names(names) if backend.names().is_some() => Some(names),
+        RemovalScope::Names(_) | RemovalScope::Image => None,
     };
-    if let Some(store) = store {
+    if let Some(names) = names.as_ref().filter(|_| !force) {
+        refuse_last_names(backend, id, names).await?;
+    }
+    let options = RemoveOptions { names, force, ..RemoveOptions::default() };
+    let removed = backend.remove(&ImageSpec::named(id), &options).await?;
+    if let Some(store) = node.store() {
         // The space is free when the command is done.
         store.store().finish_deletion();
     }
-    Ok(removal)
+    Ok(removed)
 }
 
 trait AddRefusal {

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
+use larder::backend::{Backend as _, ImageSpec, ProgressReporter, RemoveOptions, Removed};
 use larder::credentials::{Credential, Secret};
 use larder_cri::proto;
 use larder_testkit_peers::process::{poll, wait_until};
@@ -88,9 +88,10 @@ fn all_names_of_an_image_are_removed_together_by_five_concurrent_calls() {
 
         pull_all();
         let by = [&names[0], &names[1], &names[2], &layout.image_id, &names[0]].map(ImageSpec::named);
-        let removals = by.iter().map(|spec| daemon.client.remove(spec));
+        let options = RemoveOptions::default();
+        let removals = by.iter().map(|spec| daemon.client.remove(spec, &options));
         let removed = daemon.runtime.block_on(futures_util::future::join_all(removals));
-        assert_eq!(removed, [const { Ok(()) }; 5]);
+        assert_eq!(removed, [const { Ok(Removed::Image { freed: None }) }; 5]);
         daemon.remove(&names[0]);
         let left: Vec<_> = daemon.list().into_iter().flat_map(|image| image.repo_tags).collect();
         assert_eq!(left, [other.as_str()], "and nothing else went");
@@ -289,7 +290,7 @@ fn larder_and_the_runtime_list_each_others_pulls() {
 
     daemon.remove(&theirs);
     assert_eq!(world.images(), [ours.as_str()], "removed through larder, it is gone from the runtime");
-    daemon.runtime.block_on(runtime.remove(&ImageSpec::named(&ours))).unwrap();
+    daemon.runtime.block_on(runtime.remove(&ImageSpec::named(&ours), &RemoveOptions::default())).unwrap();
     assert_eq!(daemon.list(), []);
 }
 

@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use larder::backend::{Backend as _, BackendError, Image, ImageSpec, ProgressReporter};
+use larder::backend::{Backend as _, BackendError, Image, ImageSpec, ProgressReporter, RemoveOptions};
 use larder::credentials::Credential;
 use larder::reference::ImageId;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
@@ -65,7 +65,9 @@ impl CriDaemon {
 
     #[track_caller]
     pub(crate) fn remove(&self, name: &str) {
-        self.runtime.block_on(self.client.remove(&ImageSpec::named(name))).unwrap();
+        self.runtime
+            .block_on(self.client.remove(&ImageSpec::named(name), &RemoveOptions::default()))
+            .unwrap();
     }
 
     pub(crate) fn list(&self) -> Vec<Image> {

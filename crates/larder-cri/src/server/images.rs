@@ -86,7 +86,8 @@ impl ImageService for CriService {
         let spec = from_request::spec(image)?;
         let refused = |error| to_status::of(&error);
         if !verbose {
-            let image = self.images.status(&spec, StatusIntent::Use).await.map_err(refused)?.map(to_response::image);
+            let image =
+                self.images.status(&spec, StatusIntent::Use).await.map_err(refused)?.map(to_response::image);
             return Ok(Response::new(proto::ImageStatusResponse { image, ..Default::default() }));
         }
         let found = self.images.inspect(&spec).await.map_err(refused)?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use larder::backend::{
     Backend as _, BackendError, CallErrorKind, EndpointFailure, Image, ImageSpec, ProgressReporter,
+    RemoveOptions, Removed,
 };
 use larder::credentials::{Credential, Secret};
 use larder::gc::Collector;
@@ -133,7 +134,7 @@ async fn a_blank_name_is_refused_and_the_runtime_is_not_asked() {
         for error in [
             client.status(&spec).await.map(drop).unwrap_err(),
             client.inspect(&spec).await.map(drop).unwrap_err(),
-            client.remove(&spec).await.unwrap_err(),
+            client.remove(&spec, &RemoveOptions::default()).await.unwrap_err(),
             pull(&client, name).await.map(drop).unwrap_err(),
         ] {
             assert_eq!(error.to_string(), format!("{name:?}: an image name must not be empty"));
@@ -186,7 +187,7 @@ async fn every_call_but_a_pull_has_a_deadline() {
             client.list().await.map(drop),
             client.status(&spec).await.map(drop),
             client.inspect(&spec).await.map(drop),
-            client.remove(&spec).await,
+            client.remove(&spec, &RemoveOptions::default()).await.map(drop),
             client.filesystems().await.map(drop),
             client.container_inventory().await.map(drop),
         ]
@@ -266,11 +267,11 @@ async fn removing_an_unknown_image_succeeds_and_sends_only_the_name() {
         runtime_handler: "kata".into(),
         user_specified_image: "x".into(),
     };
-    assert_eq!(client.remove(&spec).await, Ok(()));
+    assert_eq!(client.remove(&spec, &RemoveOptions::default()).await, Ok(Removed::Image { freed: None }));
     let sent = fake.received().pop().unwrap().image;
     assert_eq!(sent, Some(proto::ImageSpec { image: "sha256:x".into(), ..proto::ImageSpec::default() }));
     fake.fail_next(Rpc::RemoveImage, Code::FailedPrecondition, "in use");
-    let error = client.remove(&spec).await.unwrap_err().to_string();
+    let error = client.remove(&spec, &RemoveOptions::default()).await.unwrap_err().to_string();
     assert_eq!(error, "rpc error: code = FailedPrecondition desc = in use");
 }
 
@@ -444,7 +445,7 @@ async fn a_connection_to_another_larder_is_refused_before_any_other_call() {
     let refusals = [
         client.list().await.err(),
         client.pull(&image, None, None, &ProgressReporter::unwatched()).await.err(),
-        client.remove(&image).await.err(),
+        client.remove(&image, &RemoveOptions::default()).await.err(),
     ];
     for refused in refusals {
         assert!(

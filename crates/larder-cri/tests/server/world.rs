@@ -10,9 +10,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use larder::backend::{
-    Backend, BackendError, Filesystems, Image, ImageDetails, ImageSpec, RuntimeInfo,
-};
+use larder::backend::{Backend, BackendError, Filesystems, Image, ImageDetails, ImageSpec, RuntimeInfo};
 use larder::credentials::Credential;
 use larder::gc::RemovalGate;
 use larder::pod::SandboxConfig;
@@ -20,17 +18,15 @@ use larder::pull::{ImageManager, ImagePin, ImagePinSource, PullConfig, StatusInt
 use larder::reference::ImageId;
 use larder_cri::proto::image_service_server::ImageServiceServer;
 use larder_cri::proto::runtime_service_server::RuntimeServiceServer;
-use larder_cri::server::{
-    CriImages, CriService, RuntimeProxy, ServerVersion, deadline_of, services, within,
-};
+use larder_cri::server::{CriImages, CriService, RuntimeProxy, ServerVersion, deadline_of, services, within};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_testkit_peers::wire::RawConnection;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
-use tonic::{Status, async_trait};
 use tonic::body::Body;
 use tonic::codegen::Service as _;
 use tonic::codegen::http::{Request, Response};
+use tonic::{Status, async_trait};
 
 /// The services of a server.
 #[derive(Clone)]

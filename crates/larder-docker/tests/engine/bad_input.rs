@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use larder::backend::{Backend as _, BackendError, CallErrorKind, EndpointFailure, ImageSpec};
+use larder::backend::{
+    Backend as _, BackendError, CallErrorKind, EndpointFailure, ImageSpec, RemoveOptions, Removed,
+};
 use larder_docker::{DockerBackend, EngineConfig, EngineHost};
 use larder_testkit_peers::{HoldingProxy, ImageBuilder};
 
@@ -93,7 +95,7 @@ fn images_with_no_name_and_with_hundreds_are_listed_once_and_removed_whole() {
         let dangling = listed.iter().find(|image| image.id == nameless).unwrap();
         assert!(dangling.repo_tags.is_empty() && dangling.repo_digests.is_empty(), "{dangling:?}");
         for id in [&nameless, &id] {
-            backend.remove(&ImageSpec::named(id)).await.unwrap();
+            backend.remove(&ImageSpec::named(id), &RemoveOptions::default()).await.unwrap();
             assert_eq!(status(&backend, id.as_str()).await, None);
         }
         assert_eq!(backend.list().await.unwrap(), []);
@@ -113,14 +115,15 @@ fn an_image_of_a_container_keeps_all_its_names_whatever_the_container_does() {
     let names = world.engine.image_names().unwrap();
     let container = world.engine.create_container(&name, "user").unwrap();
     for image in [id.as_str(), &name] {
-        let refused = block_on(backend.remove(&ImageSpec::named(image))).unwrap_err();
+        let refused =
+            block_on(backend.remove(&ImageSpec::named(image), &RemoveOptions::default())).unwrap_err();
         let text = refused.to_string();
         assert!(text.contains("is in use by container user (created)"), "{text}");
         assert!(refused.hint().unwrap().to_string().contains("docker rm"));
     }
     assert_eq!(world.engine.image_names().unwrap(), names);
     world.engine.remove_container(&container).unwrap();
-    block_on(backend.remove(&ImageSpec::named(&id))).unwrap();
+    block_on(backend.remove(&ImageSpec::named(&id), &RemoveOptions::default())).unwrap();
     assert_eq!(world.engine.image_names().unwrap(), [""; 0]);
 }
 
@@ -134,10 +137,10 @@ fn a_base_image_is_removed_with_the_image_built_on_it() {
     world.engine.commit(&container, "child", "1").unwrap();
     world.engine.remove_container(&container).unwrap();
     block_on(async {
-        backend.remove(&ImageSpec::named(&id)).await.unwrap();
+        backend.remove(&ImageSpec::named(&id), &RemoveOptions::default()).await.unwrap();
         let listed = backend.list().await.unwrap();
         assert!(!listed.iter().any(|image| image.id == id), "it is hidden behind its child: {listed:?}");
-        backend.remove(&ImageSpec::named("child:1")).await.unwrap();
+        backend.remove(&ImageSpec::named("child:1"), &RemoveOptions::default()).await.unwrap();
         assert_eq!(status(&backend, id.as_str()).await, None);
         assert_eq!(backend.list().await.unwrap(), []);
     });
@@ -170,7 +173,8 @@ fn with_a_concurrent_container(b_is: fn(bool) -> Option<&'static str>) -> FakeEn
 }
 
 async fn refused(engine: &FakeEngine) -> Vec<String> {
-    let refused = engine.backend().remove(&ImageSpec::named("sha256:a")).await.unwrap_err();
+    let refused =
+        engine.backend().remove(&ImageSpec::named("sha256:a"), &RemoveOptions::default()).await.unwrap_err();
     assert!(refused.to_string().starts_with("conflict: container 1"), "{refused}");
     let asked = engine.asked();
     assert!(!asked.iter().any(|call| call.contains("force")), "nothing is forced: {asked:?}");
@@ -211,7 +215,7 @@ fn a_name_that_a_build_takes_for_its_image_keeps_that_image() {
     world.engine.tag(new_id.as_str(), "web", "2").unwrap();
     world.engine.remove_image(&new).unwrap();
     block_on(async {
-        backend.remove(&ImageSpec::named(&old_id)).await.unwrap();
+        backend.remove(&ImageSpec::named(&old_id), &RemoveOptions::default()).await.unwrap();
         assert_eq!(status(&backend, old_id.as_str()).await, None);
         assert_eq!(status(&backend, "web:2").await.unwrap().id, new_id);
     });
@@ -242,7 +246,13 @@ fn an_image_removed_by_another_process_is_no_error() {
     let id = block_on(pull(&backend, &name)).unwrap();
     world.engine.remove_image(id.as_str()).unwrap();
     block_on(async {
-        assert_eq!(backend.remove(&ImageSpec::named(&id)).await, Ok(()));
-        assert_eq!(backend.remove(&ImageSpec::named(&name)).await, Ok(()));
+        assert_eq!(
+            backend.remove(&ImageSpec::named(&id), &RemoveOptions::default()).await,
+            Ok(Removed::Image { freed: None })
+        );
+        assert_eq!(
+            backend.remove(&ImageSpec::named(&name), &RemoveOptions::default()).await,
+            Ok(Removed::Image { freed: None })
+        );
     });
 }

@@ -57,6 +57,7 @@ pub use error::{StoreError, StoreOpenError};
 pub(crate) use handle::OpenStore;
 pub use handle::Store;
 pub use ingest::{IngestFile, IngestReader};
+pub use larder::backend::RemoveOptions;
 pub use layer_file::{ARCHIVE, FILES, FS, IMAGE};
 pub use layers::{ClaimOutcome, LayerClaim, LayerHandle, LayerStaging, LayerWait};
 pub use reclaim::ArchiveReferences;
@@ -65,7 +66,7 @@ pub use records::{
     ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseGrant, LeaseKind, LeaseRecord,
     LeaseResources, MountRecord, UnpackRatio,
 };
-pub use remove::{RemoveOptions, StoreRemoval};
+pub use remove::StoreRemoval;
 pub use snapshot_records::{SnapshotKind, SnapshotRecord};
 pub use usage::{ImageUsage, StoreUsage};
 

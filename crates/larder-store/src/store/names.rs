@@ -1,28 +1,19 @@
 //! Adds and removes single names of an image.
 
-use larder::backend::NameRemoval;
+use larder::backend::RemoveOptions;
 use larder::reference::{DEFAULT_TAG, Digest, ImageName, Reference};
 
 use super::commit::{sort, take_name};
 use super::db::{DbRead as _, DbResult, DbTransaction, IMAGES, NAMES};
 use super::error::StoreError;
 use super::handle::{OpenStore, Store};
+use super::images::find;
 use super::listing::put_image;
 use super::records::ImageRecord;
-use super::remove::RemoveOptions;
+use super::remove::StoreRemoval;
+use crate::disk::DiskSpace;
 
 impl Store {
-    /// Removes names of an image, and the image if no other name is left. Names that it does not have are ignored. `None` if
-    /// the image is not found.
-    pub fn remove_names(
-        &self,
-        id: &Digest,
-        names: &[String],
-        options: &RemoveOptions,
-    ) -> Result<Option<NameRemoval>, StoreError> {
-        self.0.remove_names(id, names, options)
-    }
-
     /// Adds a name with a tag to an image; the image that has it loses it. `None` if the image is not found.
     pub fn add_name(&self, id: &Digest, name: &Reference) -> Result<Option<ImageRecord>, StoreError> {
         self.0.add_name(id, name)
@@ -30,31 +21,31 @@ impl Store {
 }
 
 impl OpenStore {
-    fn remove_names(
+    /// Removes names of an image, and the image if no other name is left.
+    pub(super) fn remove_names(
         &self,
-        id: &Digest,
+        image: &ImageName,
         names: &[String],
         options: &RemoveOptions,
-    ) -> Result<Option<NameRemoval>, StoreError> {
+    ) -> Result<Option<StoreRemoval>, StoreError> {
         let gate = self.gate();
         let rest = self.db.write("remove names of an image", |writer| {
-            let Some(mut image) = writer.get::<ImageRecord>(IMAGES, id.as_str())? else { return Ok(None) };
+            let Some(mut image) = find(writer, image)? else { return Ok(None) };
             let removed: Vec<String> = image.names().filter(|name| names.contains(name)).cloned().collect();
             image.tags.retain(|name| !names.contains(name));
             image.digests.retain(|name| !names.contains(name));
             if image.names().next().is_some() {
-                delete_names(writer, id, &removed)?;
+                delete_names(writer, &image.id, &removed)?;
                 put_image(writer, &mut image)?;
             }
             Ok(Some(image))
         })?;
         let Some(image) = rest else { return Ok(None) };
-        if image.names().next().is_some() {
-            self.note_images(std::iter::once(&image));
-            return Ok(Some(NameRemoval::Untagged));
+        if image.names().next().is_none() {
+            return self.remove_behind(gate, &ImageName::from(image.id.as_str()), options);
         }
-        let removed = self.remove_behind(gate, &ImageName::from(id.as_str()), options)?;
-        Ok(removed.map(|_| NameRemoval::ImageRemoved))
+        self.note_images(std::iter::once(&image));
+        Ok(Some(StoreRemoval { image, is_present: true, layers: Vec::new(), freed: DiskSpace::ZERO }))
     }
 
     fn add_name(&self, id: &Digest, name: &Reference) -> Result<Option<ImageRecord>, StoreError> {

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::sync::MutexGuard;
 
-use larder::gc::ClockReading;
+use larder::backend::RemoveOptions;
 use larder::reference::{Digest, ImageName};
 
 use super::commit::delete_uses;
@@ -21,20 +21,13 @@ use super::snapshot_records::each_snapshot_layer;
 use super::usage::taken;
 use crate::disk::{DiskSpace, SizeAccuracy};
 
-/// Conditions of a removal.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct RemoveOptions {
-    /// Remove it even if it is mounted; its layers are retained until it is unmounted.
-    pub force: bool,
-    /// Refuse if a lease on it has not expired at this time. GC sets this; a removal by name does not.
-    pub spare_leased_at: Option<ClockReading>,
-}
-
-/// An image that was removed.
+/// An image that was removed, or has lost names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreRemoval {
-    /// The image's record.
+    /// The image's record, without the names that were removed.
     pub image: ImageRecord,
+    /// Whether the image is present under other names.
+    pub is_present: bool,
     /// Layers that were removed with it, because nothing else references them.
     pub layers: Vec<LayerKey>,
     /// Space that this frees once the files are deleted in the background.
@@ -42,7 +35,7 @@ pub struct StoreRemoval {
 }
 
 impl Store {
-    /// Removes an image under all its names. `None` if it is not found.
+    /// Removes an image, or names of it. `None` if it is not found.
     pub fn remove(
         &self,
         image: impl Into<ImageName>,
@@ -78,7 +71,10 @@ impl Store {
 
 impl OpenStore {
     fn remove(&self, image: &ImageName, options: &RemoveOptions) -> Result<Option<StoreRemoval>, StoreError> {
-        self.remove_behind(self.gate(), image, options)
+        match &options.names {
+            None => self.remove_behind(self.gate(), image, options),
+            Some(names) => self.remove_names(image, names, options),
+        }
     }
 
     /// Removes an image while `gate` keeps out commits.
@@ -113,7 +109,8 @@ impl OpenStore {
         if let Err(error) = moved {
             tracing::warn!(image = %record.id, %error, "cannot move the removed image's files to the trash");
         }
-        Ok(Some(StoreRemoval { image: record, layers: freed.layers, freed: freed.usage + own }))
+        let (layers, freed) = (freed.layers, freed.usage + own);
+        Ok(Some(StoreRemoval { image: record, is_present: false, layers, freed }))
     }
 
     /// Removes layers that no image, lease, mount, snapshot or pull needs; returns what they take.

@@ -28,7 +28,7 @@ async fn a_waiting_pull_gets_the_layer_of_another_pull() {
     claim.done(&layer);
     drop(layer);
     for waiting in waiting {
-        assert_eq!(waiting.wait().await.expect("the layer").key(), &key("a"));
+        assert_eq!(waiting.ended().await.expect("the layer").key(), &key("a"));
     }
     drop(other);
 }
@@ -54,7 +54,7 @@ async fn when_the_fetch_is_given_up_the_next_one_takes_it_over() {
     let claim = fetch(&scratch.store, "a");
     let waiting = wait(&scratch.store, "a");
     drop(claim);
-    assert!(waiting.wait().await.is_none());
+    assert!(waiting.ended().await.is_none());
     drop(fetch(&scratch.store, "a"));
 }
 
@@ -70,7 +70,7 @@ async fn a_layer_that_depends_on_those_below_serves_only_there() {
     let chain = larder_store::store::LayerKey::from(&digest("chain"));
     let layer = staging.finish(&chain, facts("a"), None).unwrap();
     claim.done(&layer);
-    assert!(other_chain.wait().await.is_none(), "its key is another chain's");
+    assert!(other_chain.ended().await.is_none(), "its key is another chain's");
     assert!(matches!(
         scratch.store.claim(&diff_id("a"), &digest("chain")).unwrap(),
         ClaimOutcome::Present(_)

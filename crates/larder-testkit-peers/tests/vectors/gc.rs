@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::backend::{
     Backend, BackendError, Container, ContainerInventory, Filesystems, Image, ImageDetails, ImageSpec,
-    ProgressReporter, RuntimeInfo, Sandbox,
+    ProgressReporter, RemoveOptions, Removed, RuntimeInfo, Sandbox,
 };
 use larder::credentials::Credential;
 use larder::events::{Event, EventSink};
@@ -280,7 +280,7 @@ impl Backend for ScenarioNode {
         Err(error("collection pulls nothing"))
     }
 
-    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+    async fn remove(&self, image: &ImageSpec, _: &RemoveOptions) -> Result<Removed, BackendError> {
         let mut state = self.state();
         state.did.attempted.push(image.image.to_string());
         failing(state.fail.remove_image.get(image.image.as_str()))?;
@@ -291,7 +291,7 @@ impl Backend for ScenarioNode {
         state.images.retain(|present| {
             present.id != image.image.as_str() || handler(present) != image.runtime_handler
         });
-        Ok(())
+        Ok(Removed::Image { freed: None })
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {

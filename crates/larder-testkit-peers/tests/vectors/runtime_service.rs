@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use larder::backend::{self, Backend as _, FilesystemUsage, Filesystems, ImageSpec, ProgressReporter};
+use larder::backend::{
+    self, Backend as _, FilesystemUsage, Filesystems, ImageSpec, ProgressReporter, RemoveOptions,
+};
 use larder::credentials::{Credential, Secret};
 use larder::image_service::{FsStats, ImageService};
 use larder::reference::ImageName;
@@ -264,7 +266,9 @@ fn remove_image(input: RemoveImage) -> Value {
         runtime_handler: input.runtime_handler,
         user_specified_image: ImageName::default(),
     };
-    let removed = block_on(client(&fake, input.runtime_class_in_image_cri_api).remove(&spec));
+    let removed = block_on(
+        client(&fake, input.runtime_class_in_image_cri_api).remove(&spec, &RemoveOptions::default()),
+    );
     // The runtime of the case is faked above gRPC, so its error lacks the prefix that gRPC adds.
     let bare = |error: backend::BackendError| {
         let text = error.to_string();

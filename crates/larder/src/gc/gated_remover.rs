@@ -15,7 +15,7 @@ use super::report::GcCounts;
 use super::state::GcState;
 use super::sweep::{ImageRemover, RemovalError, RemovalOutcome};
 use super::uses::{ImageUse, ImageUseIndex};
-use crate::backend::{BackendError, CallErrorKind, Image, ImageSpec};
+use crate::backend::{BackendError, CallErrorKind, Image, ImageSpec, RemoveOptions};
 use crate::detached::run_to_completion;
 use crate::image_service::FsStats;
 
@@ -154,8 +154,9 @@ async fn remove_unused(
     if recheck.is_some() && matches!(parts.backend.status(&spec).await, Ok(None)) {
         return Ok(RemovalOutcome::AlreadyGone);
     }
-    let error = match parts.backend.remove_unused(&spec).await {
-        Ok(freed) => return Ok(RemovalOutcome::Removed(freed)),
+    let options = RemoveOptions { spare_leased_at: Some(parts.clock.read()), ..RemoveOptions::default() };
+    let error = match parts.backend.remove(&spec, &options).await {
+        Ok(removed) => return Ok(RemovalOutcome::Removed(removed.freed())),
         Err(error) => error,
     };
     // The backend may have refused it because it came into use since the check.

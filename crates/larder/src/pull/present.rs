@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 
 use super::manager::ImageManager;
-use crate::backend::{Backend, BackendError, CallErrorKind, Image, ImageDetails, ImageSpec};
+use crate::backend::{Backend, BackendError, CallErrorKind, Image, ImageDetails, ImageSpec, RemoveOptions};
 use crate::detached::run_to_completion;
 use crate::gc::DiskSpace;
 use crate::hint::Hint;
@@ -102,8 +102,8 @@ impl ImageManager {
     ) -> Result<DirectRemoval, BackendError> {
         let Some(found) = self.backend().status(image).await? else {
             // An incomplete image, which has no status, can still be removed.
-            let freed = self.backend().remove_counted(image).await?;
-            return Ok(DirectRemoval { image: None, freed });
+            let removed = self.backend().remove(image, &RemoveOptions::default()).await?;
+            return Ok(DirectRemoval { image: None, freed: removed.freed() });
         };
         // Before the removal begins: that ends the image's lease.
         if let Some(pin) = pins.pins(std::slice::from_ref(&found)).await?.remove(&found.id) {
@@ -117,11 +117,11 @@ impl ImageManager {
         // By ID: the name may refer to another image now.
         let (images, spec) = (self.images.clone(), ImageSpec { image: (&found.id).into(), ..image.clone() });
         // The backend may continue the removal after the future is dropped; the gate must stay closed until it ends.
-        let freed = run_to_completion(async move {
+        let removed = run_to_completion(async move {
             let _removing = removing;
-            images.backend().remove_counted(&spec).await
+            images.backend().remove(&spec, &RemoveOptions::default()).await
         })
         .await?;
-        Ok(DirectRemoval { image: Some(found), freed })
+        Ok(DirectRemoval { image: Some(found), freed: removed.freed() })
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, Container, ContainerInventory, Filesystems, Image, ImageDetails,
-    ImageSpec, ProgressReporter, RuntimeInfo,
+    ImageSpec, ProgressReporter, RemoveOptions, Removed, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::gc::{
@@ -259,17 +259,19 @@ impl Backend for FakeNode {
         Ok(id(image.image.as_str()))
     }
 
-    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+    async fn remove(&self, image: &ImageSpec, options: &RemoveOptions) -> Result<Removed, BackendError> {
+        options.require_all_names()?;
         let slowly = std::mem::take(&mut self.state().removes_slowly);
         if !slowly.is_zero() {
-            let (own, image) = (self.clone(), image.clone());
+            let (own, image, options) = (self.clone(), image.clone(), options.clone());
             own.state().removing = true;
             let removing = tokio::spawn(async move {
                 tokio::time::sleep(slowly).await;
-                own.remove(&image).await
+                own.remove(&image, &options).await
             });
             return removing.await.expect("it does not panic");
         }
+        let before = self.state().image_bytes();
         self.turns().await;
         {
             let mut state = self.state();
@@ -294,16 +296,10 @@ impl Backend for FakeNode {
             state.removals.push(name);
         }
         self.turns().await;
-        Ok(())
-    }
-
-    async fn remove_counted(&self, image: &ImageSpec) -> Result<Option<DiskSpace>, BackendError> {
-        let before = self.state().image_bytes();
-        self.remove(image).await?;
         let state = self.state();
         // Another pull may have added more.
         let bytes = before.saturating_sub(state.image_bytes());
-        Ok(state.counts_files.then_some(DiskSpace { bytes, inodes: bytes }))
+        Ok(Removed::Image { freed: state.counts_files.then_some(DiskSpace { bytes, inodes: bytes }) })
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {

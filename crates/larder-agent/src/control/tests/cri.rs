@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use larder::backend::{Backend as _, CallErrorKind, EndpointFailure, Image, ImageSpec, ProgressReporter};
+use larder::backend::{
+    Backend as _, CallErrorKind, EndpointFailure, Image, ImageSpec, ProgressReporter, RemoveOptions,
+};
 use larder::gc::HistoryFile;
 use larder::pod::SandboxConfig;
 use larder_cri::{CriBackend, CriConfig, Endpoint, proto};
@@ -46,8 +48,8 @@ async fn pulls_and_removals_over_cri_are_events_with_their_caller() {
     served.backend.on_pull_of("b:1", ScriptedPull::fails("no route"));
     pull(&client, "a:1").await.unwrap();
     pull(&client, "b:1").await.unwrap_err();
-    client.remove(&ImageSpec::named("a:1")).await.unwrap();
-    client.remove(&ImageSpec::named("a:1")).await.expect("it is absent");
+    client.remove(&ImageSpec::named("a:1"), &RemoveOptions::default()).await.unwrap();
+    client.remove(&ImageSpec::named("a:1"), &RemoveOptions::default()).await.expect("it is absent");
     let own = format!("(pid {})", std::process::id());
     let found = events(&served);
     let reasons: Vec<_> = found.iter().map(|(reason, _)| *reason).collect();
@@ -94,7 +96,7 @@ async fn a_collector_that_removes_images_over_cri_is_in_the_status() {
     let request = api::RemoveRequest { images: vec!["a:1".into()], ..Default::default() };
     served.client().remove(request).await.unwrap();
     assert_eq!(warnings().await, [""; 0], "a person removed it");
-    caller(&served).remove(&ImageSpec::named("b:1")).await.unwrap();
+    caller(&served).remove(&ImageSpec::named("b:1"), &RemoveOptions::default()).await.unwrap();
     let found = warnings().await;
     let command = fs_err::read_to_string("/proc/self/comm").unwrap();
     let expected = format!("{} collects images, too: 1 removed over CRI", command.trim());
@@ -133,7 +135,7 @@ async fn reads_are_served_until_a_stopping_daemon_ends_and_pulls_are_refused() {
         client.filesystems().await.unwrap();
         let refused = pull(&client, "c:1").await.unwrap_err().to_string();
         assert!(refused.contains("shutting down"), "{refused}");
-        let refused = client.remove(&name).await.unwrap_err().to_string();
+        let refused = client.remove(&name, &RemoveOptions::default()).await.unwrap_err().to_string();
         assert!(refused.contains("shutting down"), "{refused}");
     }
     served.backend.finish_pull(ScriptedPull::ok("sha256:2", 1));
@@ -168,7 +170,7 @@ async fn a_pull_for_a_pod_is_an_event_of_the_pod_and_a_failed_removal_is_one_of_
     let progress = ProgressReporter::unwatched();
     client.pull(&ImageSpec::named("a:1"), None, Some(&sandbox), &progress).await.unwrap();
     served.backend.fail_next(BackendOp::Remove, error("disk on fire"));
-    client.remove(&ImageSpec::named("a:1")).await.unwrap_err();
+    client.remove(&ImageSpec::named("a:1"), &RemoveOptions::default()).await.unwrap_err();
     let [pulled, failed] = &served.node.events.snapshot()[..] else { panic!("two events") };
     assert_eq!((pulled.object.namespace.as_str(), pulled.object.name.as_str()), ("shop", "web"));
     assert_eq!((failed.reason, failed.object.name.as_str()), (EventReason::RemovalFailed, "node"));
@@ -196,7 +198,7 @@ async fn an_image_is_first_seen_at_its_pull_over_cri_or_for_an_ensure() {
 async fn a_round_waits_for_the_collector_that_removes_images_over_cri() {
     let served = TestDaemon::new();
     served.backend.add_image("a:1", image("sha256:1", 100));
-    caller(&served).remove(&ImageSpec::named("a:1")).await.unwrap();
+    caller(&served).remove(&ImageSpec::named("a:1"), &RemoveOptions::default()).await.unwrap();
     let (start, mut status) = (time::Instant::now(), served.node.loops.status());
     tokio::select! {
         () = served.node.loops.run() => unreachable!("it runs until dropped"),
@@ -244,7 +246,7 @@ async fn requests_that_their_caller_abandons_are_recorded() {
     served.backend.hold_pulls();
     served.backend.add_image("b:1", image("sha256:2", 100));
     served.backend.hold_removals();
-    abandon(client.remove(&ImageSpec::named("b:1")), removal_begun(&served)).await;
+    abandon(client.remove(&ImageSpec::named("b:1"), &RemoveOptions::default()), removal_begun(&served)).await;
     abandon(pull(&client, "a:1"), served.backend.until(|counts| counts.running == 1)).await;
     let own = format!("(pid {})", std::process::id());
     let recorded = async |number| {
@@ -305,7 +307,11 @@ async fn images_that_a_set_pins_are_removed_by_force_only() {
         is_pinned: true,
     };
     served.node.desired_uses.keep(key, "sha256:1".into());
-    let over_cri = caller(&served).remove(&ImageSpec::named(&names[0])).await.unwrap_err().to_string();
+    let over_cri = caller(&served)
+        .remove(&ImageSpec::named(&names[0]), &RemoveOptions::default())
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(over_cri.contains("pinned by ImageSet web"), "{over_cri}");
     let remove = async |images: &[String], force| {
         let request = api::RemoveRequest { images: images.to_vec(), force, ..Default::default() };

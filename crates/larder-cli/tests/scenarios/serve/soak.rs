@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
+use larder::backend::{Backend as _, ImageSpec, ProgressReporter, RemoveOptions};
 use larder::reference::ImageId;
 use larder_testkit_peers::process::{PATIENCE, pause, poll, wait_until};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, RegistryOptions};
@@ -237,7 +237,7 @@ fn work(worker: usize, seed: u64, shared: &SoakState, known: &[NamedImage], sock
                 ended.unwrap_or(Ok(ImageId::new(""))).map(drop)
             }),
             4 | 5 => runtime.block_on(async {
-                client.remove(&spec).await?;
+                client.remove(&spec, &RemoveOptions::default()).await?;
                 let found = client.status(&spec).await?.map(|image| image.id);
                 assert!(found.is_none() || start < *abandoned, "just removed: {found:?}");
                 Ok(())

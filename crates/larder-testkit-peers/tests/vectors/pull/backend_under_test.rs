@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use larder::backend::{
     Backend, BackendError, ContainerInventory, Filesystems, Image, ImageDetails, ImageSpec, ProgressReporter,
-    RuntimeInfo,
+    RemoveOptions, Removed, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
@@ -181,8 +181,8 @@ impl Backend for ScriptedStore {
         }
     }
 
-    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        self.store.remove(image).await
+    async fn remove(&self, image: &ImageSpec, options: &RemoveOptions) -> Result<Removed, BackendError> {
+        self.store.remove(image, options).await
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {
