@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, Condition, Container, ContainerInventory, FilesystemUsage,
     Filesystems, Image, ImageDetails, ImageNames, ImageSpec, MinimumRate, ProgressReporter, RemoveOptions,
@@ -12,23 +13,49 @@ use larder::credentials::Credential;
 use larder::error_chain;
 use larder::hint::Hint;
 use larder::pod::SandboxConfig;
-use larder::reference::{ImageId, Reference};
+use larder::reference::{ImageId, ImageName, Reference};
 
 use crate::disk::DiskSpace;
 use crate::pull::{PullError, StorePuller};
 use crate::store::{FORMAT, Store, StoreError};
 use larder_registry::FetchErrorKind;
 
+/// A runtime that has the images of the store as well, because it keeps its snapshots there.
+#[async_trait]
+pub trait StoreHook: Send + Sync {
+    /// Runs after an image, or a name of one, was committed. The image stays in the store if this fails; the call that
+    /// committed it fails.
+    async fn after_commit(&self, image: &ImageName) -> Result<(), BackendError>;
+
+    /// Runs a removal from the store, with what has to be done before it, and after it if something is left of the image.
+    async fn around_removal(
+        &self,
+        image: &ImageName,
+        options: &RemoveOptions,
+        removal: BoxFuture<'_, Result<Removed, BackendError>>,
+    ) -> Result<Removed, BackendError>;
+
+    /// The containers and sandboxes of the runtime.
+    async fn container_inventory(&self) -> Result<ContainerInventory, BackendError>;
+}
+
 /// Pulls into a store and lists its images.
 #[derive(Clone)]
 pub struct StoreBackend {
     puller: Arc<StorePuller>,
+    hook: Option<Arc<dyn StoreHook>>,
 }
 
 impl StoreBackend {
     /// The backend of the puller's store.
     pub fn new(puller: StorePuller) -> Self {
-        StoreBackend { puller: Arc::new(puller) }
+        StoreBackend { puller: Arc::new(puller), hook: None }
+    }
+
+    /// The store with a runtime that has its images as well.
+    #[must_use]
+    pub fn with_hook(self, hook: Arc<dyn StoreHook>) -> StoreBackend {
+        StoreBackend { hook: Some(hook), ..self }
     }
 
     /// The store itself.
@@ -39,6 +66,21 @@ impl StoreBackend {
     /// What pulls and loads into the store.
     pub fn puller(&self) -> &StorePuller {
         &self.puller
+    }
+
+    /// Sizes that are estimates are not reported: the change of the filesystem is closer.
+    async fn remove_from_store(
+        &self,
+        image: &ImageName,
+        options: &RemoveOptions,
+    ) -> Result<Removed, BackendError> {
+        let (image, options) = (image.clone(), options.clone());
+        let removed = self.ask(move |store| store.remove(image, &options)).await?;
+        if removed.as_ref().is_some_and(|removed| removed.is_present) {
+            return Ok(Removed::Names);
+        }
+        let freed = removed.map_or(DiskSpace::ZERO, |removed| removed.freed);
+        Ok(Removed::Image { freed: Some(freed).filter(|_| !self.store().estimates_sizes()) })
     }
 
     /// Asks the store on a thread where it may block.
@@ -106,25 +148,24 @@ impl Backend for StoreBackend {
         progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
         let name = image.image.reference().map_err(|error| failed(error.kind(), CallErrorKind::Other))?;
-        match self.puller.pull(name, credential, progress).await {
-            Ok(record) => Ok(record.id.into()),
-            Err(error) => Err(pull_failed(&error)),
+        let pulled = self.puller.pull(name, credential, progress).await;
+        let id = pulled.map_err(|error| pull_failed(&error))?.id;
+        if let Some(hook) = &self.hook {
+            hook.after_commit(&ImageName::from(id.as_str())).await?;
         }
+        Ok(id.into())
     }
 
     fn minimum_rate(&self) -> Option<MinimumRate> {
         Some(self.puller.minimum_rate()).filter(|minimum| minimum.bytes_per_second > 0)
     }
 
-    /// Sizes that are estimates are not reported: the change of the filesystem is closer.
     async fn remove(&self, image: &ImageSpec, options: &RemoveOptions) -> Result<Removed, BackendError> {
-        let (name, options) = (image.image.clone(), options.clone());
-        let removed = self.ask(move |store| store.remove(name, &options)).await?;
-        if removed.as_ref().is_some_and(|removed| removed.is_present) {
-            return Ok(Removed::Names);
+        let removal = self.remove_from_store(&image.image, options);
+        match &self.hook {
+            Some(hook) => hook.around_removal(&image.image, options, Box::pin(removal)).await,
+            None => removal.await,
         }
-        let freed = removed.map_or(DiskSpace::ZERO, |removed| removed.freed);
-        Ok(Removed::Image { freed: Some(freed).filter(|_| !self.store().estimates_sizes()) })
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {
@@ -140,8 +181,12 @@ impl Backend for StoreBackend {
         Ok(Filesystems { image: vec![usage.clone()], container: vec![usage] })
     }
 
-    /// Each mount is shown as a container: it uses its image just so.
+    /// A mount is reported as a container, because it uses its image like one.
     async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
+        let mut inventory = match &self.hook {
+            Some(hook) => hook.container_inventory().await?,
+            None => ContainerInventory::default(),
+        };
         let mounts = self.ask(Store::mounts).await?;
         let containers = mounts.into_iter().map(|mount| Container {
             id: mount.id,
@@ -151,7 +196,8 @@ impl Backend for StoreBackend {
             is_mount: true,
             ..Container::default()
         });
-        Ok(ContainerInventory { containers: containers.collect(), sandboxes: Vec::new() })
+        inventory.containers.extend(containers);
+        Ok(inventory)
     }
 
     fn names(&self) -> Option<&dyn ImageNames> {
@@ -162,8 +208,12 @@ impl Backend for StoreBackend {
 #[async_trait]
 impl ImageNames for StoreBackend {
     async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError> {
-        let (Some(id), name) = (id.digest(), name.clone()) else { return Ok(false) };
-        Ok(self.ask(move |store| store.add_name(&id, &name)).await?.is_some())
+        let (Some(digest), name) = (id.digest(), name.clone()) else { return Ok(false) };
+        let named = self.ask(move |store| store.add_name(&digest, &name)).await?;
+        if let Some(hook) = &self.hook {
+            hook.after_commit(&ImageName::from(id)).await?;
+        }
+        Ok(named.is_some())
     }
 }
 

@@ -10,35 +10,31 @@ use larder_store::gc_sources::{StoreFsStats, StoreLayerSource};
 
 use super::handle::BackendHandle;
 use super::published_layers::PublishedLayers;
-use super::publishing::PublishingBackend;
+use super::publisher::StorePublisher;
 
 /// The backend, and a collector's builder that knows how to ask it.
 /// Where images of the store are published, the containers of containerd use them, too.
 pub(crate) fn backend_and_collector(
     handle: &BackendHandle,
-    publishing: Option<Arc<PublishingBackend>>,
+    publisher: Option<&StorePublisher>,
 ) -> (Arc<dyn Backend>, CollectorBuilder) {
     match handle {
         BackendHandle::Store(store) => {
-            let containers = publishing.as_ref().map(|publishing| Arc::new(publishing.unlisted_containers()));
-            let layers: Arc<dyn LayerSource> = match &publishing {
-                Some(publishing) => {
-                    Arc::new(PublishedLayers::new(store.clone(), publishing.shared_snapshots()))
+            let layers: Arc<dyn LayerSource> = match publisher {
+                Some(publisher) => {
+                    Arc::new(PublishedLayers::new(store.clone(), publisher.shared_snapshots()))
                 }
                 None => Arc::new(StoreLayerSource::new(store.clone())),
             };
-            let backend: Arc<dyn Backend> = match publishing {
-                Some(publishing) => publishing,
-                None => Arc::new(store.clone()),
-            };
+            let backend: Arc<dyn Backend> = Arc::new(store.clone());
             let mut builder = Collector::builder(backend.clone())
                 .use_source(Arc::new(store.clone()))
                 .reclaimer(Arc::new(store.clone()))
                 .disk(Arc::new(StoreFsStats(store.store().clone())))
                 .reclaim_wait(reclaim_wait(store.store().frees_at_once()))
                 .layers(layers);
-            if let Some(containers) = containers {
-                builder = builder.use_source(containers);
+            if let Some(publisher) = publisher {
+                builder = builder.use_source(Arc::new(publisher.unlisted_containers()));
             }
             (backend, builder)
         }

@@ -1,4 +1,4 @@
-//! A backend in its concrete type, for callers that need more of it than [`BackendCodec`] offers.
+//! A backend in its concrete type, for callers that need more of it than [`Backend`] offers.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use larder_cri::CriBackend;
 use larder_docker::DockerBackend;
 use larder_store::backend::StoreBackend;
 
+use super::publisher::StorePublisher;
 use super::target::BackendTarget;
 
 /// An opened backend. Runtimes and engines are not connected to before the first call.
@@ -44,6 +45,13 @@ impl BackendHandle {
             BackendHandle::Runtime(runtime) => runtime.clone(),
             #[cfg(feature = "docker")]
             BackendHandle::Docker(engine) => engine.clone(),
+        }
+    }
+
+    /// Publishes the images of the store from now on. Does nothing with another backend.
+    pub(crate) fn publish_with(&mut self, publisher: Arc<StorePublisher>) {
+        if let BackendHandle::Store(store) = self {
+            *store = store.clone().with_hook(publisher);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The image backend that the settings name: found, opened, and wired to garbage collection.
 //!
 //! ```text
-//! Config -> target (where) -> open (BackendHandle) -> collecting (CollectorBuilder)
+//! Config -> target (where) -> open (BackendHandle) -> gc_wiring (CollectorBuilder)
 //! ```
 
 pub mod docker;
@@ -11,7 +11,7 @@ pub(crate) mod layer_fetcher;
 mod open;
 pub mod providers;
 mod published_layers;
-pub(crate) mod publishing;
+pub(crate) mod publisher;
 pub mod target;
 
 pub use handle::BackendHandle;

@@ -70,10 +70,10 @@ pub(super) async fn load(
 
 /// Makes the images known to the containerd whose snapshots the store has. They stay in the store if that fails.
 async fn publish(node: &Node, loaded: &[api::LoadedImage]) -> Result<(), Error> {
-    let Some(publishing) = node.publishing() else { return Ok(()) };
+    let Some(publisher) = node.publisher() else { return Ok(()) };
     for image in loaded {
-        let published = publishing.publish(&ImageName::from(image.id.as_str())).await;
-        published.map_err(|error| {
+        let outcome = publisher.publish(&ImageName::from(image.id.as_str())).await;
+        outcome.map_err(|error| {
             Error::from(error)
                 .about(format!("image {} is loaded, and not known to containerd", image.id))
                 .hint("the daemon tries again within 30 s; see its log")

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::report::running_round;
 use super::{DaemonAddresses, ServingProcess};
-use crate::backend::publishing::{Comparison, PublishingBackend};
+use crate::backend::publisher::{Comparison, StorePublisher};
 use crate::node::Node;
 use crate::node::health::BackendHealth;
 use crate::serve::connections::Connections;
@@ -95,7 +95,7 @@ fn containerd(node: &Node) -> Option<api::ContainerdStatus> {
         return None;
     }
     let count = |images: usize| u32::try_from(images).unwrap_or(u32::MAX);
-    let last = node.publishing().map_or_else(Comparison::default, PublishingBackend::last_comparison);
+    let last = node.publisher().map_or_else(Comparison::default, StorePublisher::last_comparison);
     Some(api::ContainerdStatus {
         socket: node.settings.now().containerd.socket.clone(),
         version: last.version,

@@ -61,8 +61,8 @@ impl NodeCriImages {
 
     /// Whether the containerd to which images are published has an image: kubelet pulls it otherwise, and that publishes it.
     async fn can_run(&self, image: &Image) -> bool {
-        match self.node.publishing() {
-            Some(publishing) => publishing.ensure_published(image).await,
+        match self.node.publisher() {
+            Some(publisher) => publisher.ensure_published(image).await,
             None => true,
         }
     }
@@ -80,8 +80,8 @@ impl NodeCriImages {
 
     /// A pull whose image may have been hidden until now: containerd gets it before the caller uses it.
     async fn published(&self, pulled: Result<DirectPull, BackendError>) -> Result<DirectPull, BackendError> {
-        if let (Some(publishing), Ok(pulled)) = (self.node.publishing(), &pulled) {
-            publishing.publish_shown(&pulled.image_ref).await?;
+        if let (Some(publisher), Ok(pulled)) = (self.node.publisher(), &pulled) {
+            publisher.publish_shown(&pulled.image_ref).await?;
         }
         pulled
     }
@@ -118,8 +118,8 @@ impl CriImages for NodeCriImages {
         };
         mark_pinned(&*self.pins, &mut images).await;
         images.retain(|image| !self.hides(image));
-        if let Some(publishing) = self.node.publishing() {
-            images.retain(|image| publishing.is_published(image));
+        if let Some(publisher) = self.node.publisher() {
+            images.retain(|image| publisher.is_published(image));
         }
         Ok(images)
     }

@@ -49,7 +49,7 @@ use tokio::sync::{OnceCell, watch};
 use tokio::time::{self, Instant};
 
 use crate::backend::BackendHandle;
-use crate::backend::publishing::{self, PublishingBackend};
+use crate::backend::publisher::{self, StorePublisher};
 use crate::control::caller::CallerEventSink;
 use crate::error::Error;
 use crate::state::{EnsureLeaseFile, KeepRuleFile, RecentEnsures, StateDir};
@@ -77,8 +77,8 @@ pub(crate) struct NodeDependencies {
     pub(crate) backend: Arc<dyn Backend>,
     /// The same in its concrete type.
     pub(crate) handle: Option<BackendHandle>,
-    /// The same, if its images are published to a containerd.
-    pub(crate) publishing: Option<Arc<PublishingBackend>>,
+    /// Publishes the images of the store to a containerd.
+    pub(crate) publisher: Option<Arc<StorePublisher>>,
     /// Knows how to ask the backend.
     pub(crate) collector: CollectorBuilder,
     /// The state directory, locked for as long as the node lives; without the lock nothing is read from or written to it.
@@ -122,7 +122,7 @@ pub struct Node {
     /// The backend itself; pulls go through the manager, removals through the gate or the collector.
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) handle: Option<BackendHandle>,
-    publishing: Option<Arc<PublishingBackend>>,
+    publisher: Option<Arc<StorePublisher>>,
     pub(crate) manager: Arc<ImageManager>,
     pub(crate) gate: Arc<RemovalGate>,
     collector: Arc<Collector>,
@@ -208,7 +208,7 @@ impl Node {
             description,
             backend,
             handle,
-            publishing: parts.publishing,
+            publisher: parts.publisher,
             gate,
             collector,
             events,
@@ -276,15 +276,15 @@ impl Node {
         self.handle.as_ref().and_then(BackendHandle::store)
     }
 
-    /// The store with its containerd, if images are published there.
-    pub(crate) fn publishing(&self) -> Option<&PublishingBackend> {
-        self.publishing.as_deref()
+    /// Publishes the images of the store to a containerd, if the settings name one.
+    pub(crate) fn publisher(&self) -> Option<&StorePublisher> {
+        self.publisher.as_deref()
     }
 
     /// The containers of a runtime that its inventory lacks, if there may be any.
     pub(crate) fn unlisted_containers(&self) -> Option<Arc<dyn ImageUseSource>> {
-        match self.publishing() {
-            Some(publishing) => Some(Arc::new(publishing.unlisted_containers())),
+        match self.publisher() {
+            Some(publisher) => Some(Arc::new(publisher.unlisted_containers())),
             None => self.handle.as_ref()?.unlisted_containers(),
         }
     }
@@ -292,8 +292,8 @@ impl Node {
     /// Fails where images are published to a containerd that only a daemon asks for its containers.
     pub(crate) fn require_publisher(&self) -> Result<(), Error> {
         let config = self.settings.now();
-        match publishing::socket(&config).filter(|_| self.store().is_some() && self.publishing.is_none()) {
-            Some(socket) => Err(Error::failed(publishing::daemon_required(socket))
+        match publisher::socket(&config).filter(|_| self.store().is_some() && self.publisher.is_none()) {
+            Some(socket) => Err(Error::failed(publisher::daemon_required(socket))
                 .hint(Hint::from("start it with ").command(["serve"]).text(", or restart it"))),
             None => Ok(()),
         }

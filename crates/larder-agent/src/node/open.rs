@@ -15,7 +15,7 @@ use super::cluster::NodeCluster;
 use super::metrics::NodeMetrics;
 use super::settings::NodeSettings;
 use super::{Node, NodeDependencies};
-use crate::backend::publishing::{self, PublishingBackend, UnknownContainers};
+use crate::backend::publisher::{self, StorePublisher, UnknownContainers};
 use crate::backend::{OpenMode, RuntimeRequirement, docker, gc_wiring, open, providers};
 use crate::config::{Config, KubeletImageService, SettingsSources};
 use crate::error::{Error, NodeOpenError};
@@ -60,7 +60,7 @@ impl Node {
         credentials: Option<credentials::NodeKeyring>,
         options: NodeOptions,
     ) -> Result<Node, NodeOpenError> {
-        let handle = open(&config, options.store, options.runtime)?;
+        let mut handle = open(&config, options.store, options.runtime)?;
         let state = StateDir::of(config.state.as_deref(), &handle.target())?;
         let state = match (options.state, handle.store()) {
             (StateDirAccess::None, None) => state,
@@ -79,16 +79,20 @@ impl Node {
         let cache = docker::builder_cache(&handle).filter(|_| config.prune_build_cache);
         let publisher = handle.store().filter(|_| options.publishes);
         let hidden = prefetch_credentials.hidden();
-        let publisher = publisher.and_then(|store| PublishingBackend::of(store, &config, hidden.cloned()));
+        let publisher = publisher.and_then(|store| StorePublisher::of(store, &config, hidden.cloned()));
         let publisher = publisher.map(Arc::new);
-        for runtime in handle.runtime().into_iter().chain(publisher.as_ref().map(|store| store.cri())) {
+        if let Some(publisher) = &publisher {
+            handle.publish_with(Arc::clone(publisher));
+        }
+        for runtime in handle.runtime().into_iter().chain(publisher.as_ref().map(|publisher| publisher.cri()))
+        {
             runtime.observe_with(metrics.clone());
             metrics.runtime_configured();
         }
-        let (backend, mut collector) = gc_wiring::backend_and_collector(&handle, publisher.clone());
+        let (backend, mut collector) = gc_wiring::backend_and_collector(&handle, publisher.as_deref());
         if !options.publishes
             && handle.store().is_some()
-            && let Some(socket) = publishing::socket(&config)
+            && let Some(socket) = publisher::socket(&config)
         {
             collector = collector.use_source(Arc::new(UnknownContainers(socket.to_owned())));
         }
@@ -99,7 +103,7 @@ impl Node {
             description: handle.description(),
             backend,
             handle: Some(handle),
-            publishing: publisher,
+            publisher,
             collector,
             state,
             policy: config.policy(Vec::new()),
@@ -139,7 +143,7 @@ impl Node {
             description: "a backend of the embedding program".to_owned(),
             collector: Collector::builder(Arc::clone(&backend)),
             handle: None,
-            publishing: None,
+            publisher: None,
             records: opened(config.verification.as_ref(), &state)?,
             prefetch_credentials: prefetch_credentials(&config, false, &state)?,
             credentials: credentials_of(&config, None, &metrics)?,

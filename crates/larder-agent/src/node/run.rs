@@ -18,7 +18,7 @@ use super::pods::desired::{DesiredImages, FirstScan};
 use super::pods::prefetch::{self, PrefetchContext};
 use super::pods::static_pods;
 use super::{Node, health};
-use crate::backend::publishing::PublishErrors;
+use crate::backend::publisher::PublishErrors;
 use crate::config::Config;
 
 /// How soon a failed recovery of an earlier process's pulls is retried: at first, and at most.
@@ -166,10 +166,10 @@ impl Node {
 
     /// Publishes what the store has and containerd lacks, soon after it starts and from time to time.
     async fn publish_images(&self) {
-        let Some(publishing) = &self.publishing else { return };
+        let Some(publisher) = &self.publisher else { return };
         let (mut errors, mut wait) = (PublishErrors::new(), RECOVERY_RETRY);
         loop {
-            if publishing.reconcile(&mut errors).await {
+            if publisher.reconcile(&mut errors).await {
                 wait = RECOVERY_RETRY;
                 time::sleep(PUBLISH_INTERVAL).await;
             } else {

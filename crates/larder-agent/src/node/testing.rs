@@ -48,7 +48,7 @@ pub(crate) fn parts(
         collector,
         backend,
         handle: None,
-        publishing: None,
+        publisher: None,
         state: StateDir::at(dir.to_owned()).lock().expect("the test has a state directory of its own"),
         policy: GcPolicy {
             minimum_age: Duration::ZERO,

@@ -1,7 +1,7 @@
-//! larder's own store, whose images a containerd has as well: it keeps its snapshots in the store.
+//! Publishes the images of larder's own store to the containerd that keeps its snapshots there.
 //!
-//! An image is pulled into the store and then published; it is withdrawn before it is removed, since the snapshots of
-//! containerd retain its layers. The containers of containerd are users of images like the store's own mounts.
+//! An image is published after its commit and withdrawn before its removal, since the snapshots of containerd retain its
+//! layers. The containers of containerd use images like the store's own mounts.
 //!
 //! Promises: one image is published or withdrawn by one caller at a time; an image counts as published only after containerd
 //! was seen to have it under all its names.
@@ -10,20 +10,18 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use larder::backend::{
-    Backend, BackendError, CallErrorKind, ContainerInventory, Filesystems, Image, ImageDetails, ImageNames,
-    ImageSpec, MinimumRate, ProgressReporter, RemoveOptions, Removed, RuntimeInfo,
+    Backend as _, BackendError, CallErrorKind, ContainerInventory, Image, RemoveOptions, Removed,
 };
-use larder::credentials::Credential;
 use larder::error_chain;
 use larder::gc::{ImageUseError, ImageUseSource, ReportedUse};
 use larder::hidden::HiddenImages;
-use larder::pod::SandboxConfig;
-use larder::reference::{Digest, ImageId, ImageName, Reference};
+use larder::reference::{Digest, ImageId, ImageName};
 use larder_containerd::{ContainerdUses, ForeignName, ImagePublisher, PublishedImage, SharedSnapshots};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_store::backend::StoreBackend;
+use larder_store::backend::{StoreBackend, StoreHook};
 use larder_store::store::{ImageRecord, Store, StoreError};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
@@ -59,8 +57,8 @@ fn publisher_of(config: &Config) -> Option<ImagePublisher> {
     Some(ImagePublisher::new(CriBackend::new(endpoint, cri)))
 }
 
-/// The store and its containerd.
-pub(crate) struct PublishingBackend {
+/// Keeps the images of a store and those of its containerd equal.
+pub(crate) struct StorePublisher {
     store: StoreBackend,
     publisher: ImagePublisher,
     /// The images that containerd does not get.
@@ -89,15 +87,15 @@ type PublishedNames = HashMap<String, BTreeSet<String>>;
 /// Errors of images that cannot be published, by their IDs: each is a warning once.
 pub(crate) type PublishErrors = HashMap<String, String>;
 
-impl PublishingBackend {
+impl StorePublisher {
     /// A store with the containerd of these settings, if they name one.
     pub(crate) fn of(
         store: &StoreBackend,
         config: &Config,
         hidden: Option<Arc<HiddenImages>>,
-    ) -> Option<PublishingBackend> {
+    ) -> Option<StorePublisher> {
         let store = store.clone();
-        publisher_of(config).map(|publisher| PublishingBackend {
+        publisher_of(config).map(|publisher| StorePublisher {
             store,
             publisher,
             hidden,
@@ -356,45 +354,20 @@ fn named_documents(record: &ImageRecord) -> Vec<(String, Digest)> {
 }
 
 #[async_trait]
-impl Backend for PublishingBackend {
-    async fn info(&self) -> Result<RuntimeInfo, BackendError> {
-        self.store.info().await
+impl StoreHook for StorePublisher {
+    async fn after_commit(&self, image: &ImageName) -> Result<(), BackendError> {
+        self.publish(image).await
     }
 
-    async fn list(&self) -> Result<Vec<Image>, BackendError> {
-        self.store.list().await
-    }
-
-    async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        self.store.status(image).await
-    }
-
-    async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
-        self.store.inspect(image).await
-    }
-
-    async fn pull(
+    async fn around_removal(
         &self,
-        image: &ImageSpec,
-        credential: Option<&Credential>,
-        sandbox: Option<&SandboxConfig>,
-        progress: &ProgressReporter,
-    ) -> Result<ImageId, BackendError> {
-        let id = self.store.pull(image, credential, sandbox, progress).await?;
-        self.publish(&ImageName::from(id.as_str())).await?;
-        Ok(id)
-    }
-
-    fn minimum_rate(&self) -> Option<MinimumRate> {
-        self.store.minimum_rate()
-    }
-
-    async fn remove(&self, image: &ImageSpec, options: &RemoveOptions) -> Result<Removed, BackendError> {
-        let Some((_lock, published)) = self.locked(&image.image).await? else {
-            return self.store.remove(image, options).await;
-        };
+        image: &ImageName,
+        options: &RemoveOptions,
+        removal: BoxFuture<'_, Result<Removed, BackendError>>,
+    ) -> Result<Removed, BackendError> {
+        let Some((_lock, published)) = self.locked(image).await? else { return removal.await };
         self.withdraw(&published, &withdrawn_names(&published, options)).await?;
-        let removed = self.store.remove(image, options).await;
+        let removed = removal.await;
         // It may have other names, and containerd its ID for one that is gone.
         if !matches!(removed, Ok(Removed::Image { .. }))
             && let Some(left) = self.published(&ImageName::from(published.id.as_str())).await?
@@ -404,29 +377,8 @@ impl Backend for PublishingBackend {
         removed
     }
 
-    async fn filesystems(&self) -> Result<Filesystems, BackendError> {
-        self.store.filesystems().await
-    }
-
     async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
-        let mut all = self.publisher.cri().container_inventory().await?;
-        let ContainerInventory { containers, sandboxes } = self.store.container_inventory().await?;
-        all.containers.extend(containers);
-        all.sandboxes.extend(sandboxes);
-        Ok(all)
-    }
-
-    fn names(&self) -> Option<&dyn ImageNames> {
-        Some(self)
-    }
-}
-
-#[async_trait]
-impl ImageNames for PublishingBackend {
-    async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError> {
-        let added = self.store.add_name(id, name).await?;
-        self.publish(&ImageName::from(id.as_str())).await?;
-        Ok(added)
+        self.publisher.cri().container_inventory().await
     }
 }
 
