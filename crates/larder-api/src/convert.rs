@@ -15,8 +15,8 @@ use larder::gc::{DiskSpace, FilesystemContent, KeepRule, OtherFilesystem, Select
 use larder::hint::{Hint, HintPart};
 use larder::pod::{ObjectKind, ObjectRef};
 use larder::pull::{
-    BackendAdvice, EnsureError, EnsurePlan, EnsureReason, EnsuredImage, ImagePresence, PullPhase, PullPolicy,
-    PullStatus, default_policy,
+    BackendFailure, EnsureError, EnsurePlan, EnsureReason, EnsuredImage, ImagePresence, PullPhase,
+    PullPolicy, PullStatus, default_policy,
 };
 use tokio::time::Instant;
 
@@ -399,7 +399,7 @@ pub fn failure_kind(kind: CallErrorKind) -> api::FailureKind {
     match kind {
         CallErrorKind::NotFound => api::FailureKind::NotFound,
         CallErrorKind::Denied => api::FailureKind::Denied,
-        CallErrorKind::InsufficientSpace => api::FailureKind::NoRoom,
+        CallErrorKind::InsufficientSpace { .. } => api::FailureKind::InsufficientSpace,
         _ => api::FailureKind::Other,
     }
 }
@@ -429,17 +429,20 @@ pub fn plan_from(planned: api::PlannedImage) -> Option<EnsurePlan> {
 
 /// The failure of an ensure in a message.
 pub fn failed_from(failed: api::Failed) -> EnsureError {
+    let reclaim_bytes = failed.reclaim_bytes;
     let kind = match failed.kind() {
-        api::FailureKind::NotFound => CallErrorKind::NotFound,
-        api::FailureKind::Denied => CallErrorKind::Denied,
-        api::FailureKind::NoRoom => CallErrorKind::InsufficientSpace,
-        api::FailureKind::Other | api::FailureKind::Unspecified => CallErrorKind::Other,
+        api::FailureKind::Unspecified => None,
+        api::FailureKind::NotFound => Some(CallErrorKind::NotFound),
+        api::FailureKind::Denied => Some(CallErrorKind::Denied),
+        api::FailureKind::InsufficientSpace => Some(CallErrorKind::InsufficientSpace { reclaim_bytes }),
+        api::FailureKind::Other => Some(CallErrorKind::Other),
     };
+    let hint = failed.hint.map(hint_from);
     EnsureError {
         reason: reason(failed.reason),
         message: failed.message,
         retry_in: failed.retry_milliseconds.map(Duration::from_millis),
-        advice: failed.hint.map(|hint| BackendAdvice { kind, hint: hint_from(hint) }),
+        failure: kind.map(|kind| BackendFailure { kind, hint }),
         access_denied: failed.withheld,
     }
 }

@@ -215,9 +215,9 @@ mod tests {
 
     #[test]
     fn a_silent_runtime_has_one_hint_after_that_of_the_error() {
-        let silent = |hint| {
-            let kind = CallErrorKind::DeadlineExceeded;
-            Error::from(BackendError::Call { message: "no answer within 1s".into(), kind, hint })
+        let silent = |hint: Option<Hint>| {
+            let late = BackendError::call(CallErrorKind::DeadlineExceeded, "no answer within 1s");
+            Error::from(late.with_hint(hint))
         };
         assert_eq!(silent(Some("see its log".into())).next_steps(), ["see its log".into()]);
         assert_eq!(silent(None).next_steps().len(), 1);

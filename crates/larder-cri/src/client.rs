@@ -149,14 +149,11 @@ impl CriBackend {
     async fn image_service_answers(&self) -> Result<(), BackendError> {
         match self.image_filesystems().await {
             Ok(_) => Ok(()),
-            Err(BackendError::Call { message, kind, hint }) => {
+            Err(BackendError::Call { message, kind, hint, .. }) => {
                 let endpoint = self.image_endpoint();
                 let place = format!("validate CRI v1 image API for endpoint \"{endpoint}\"");
-                Err(BackendError::Call {
-                    message: format!("validate service connection: {place}: {message}"),
-                    kind,
-                    hint,
-                })
+                let message = format!("validate service connection: {place}: {message}");
+                Err(BackendError::call(kind, message).with_hint(hint))
             }
             Err(error) => Err(error),
         }

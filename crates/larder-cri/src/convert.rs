@@ -24,7 +24,7 @@ const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 pub(crate) fn spec_to_cri(spec: &ImageSpec, with_handler: bool) -> Result<proto::ImageSpec, BackendError> {
     if spec.image.as_str().trim().is_empty() {
         let message = format!("{}: an image name must not be empty", go_format::quote(spec.image.as_str()));
-        return Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None });
+        return Err(BackendError::call(CallErrorKind::Other, message));
     }
     Ok(proto::ImageSpec {
         image: spec.image.to_string(),

@@ -21,6 +21,7 @@ mod endpoint;
 mod list_streaming;
 mod operations;
 mod preface;
+mod pull_text;
 mod sandboxes;
 pub mod server;
 mod status;

@@ -10,27 +10,25 @@ use tonic::{Code, Status};
 
 use crate::channel::EndpointUnavailable;
 use crate::endpoint::Endpoint;
+use crate::pull_text;
 
-/// The error of a call: `rpc error: code = CODE desc = MESSAGE`.
+/// The error of a call: `rpc error: code = CODE desc = MESSAGE`. Its [cause](BackendError::cause) is the status.
 pub fn call_error(endpoint: &Endpoint, status: &Status) -> BackendError {
-    unreachable(endpoint, status).unwrap_or_else(|| BackendError::Call {
-        message: format!("rpc error: code = {} desc = {}", code_name(status.code()), status.message()),
-        kind: kind(status.code()),
-        hint: None,
+    unreachable(endpoint, status).unwrap_or_else(|| {
+        let message = format!("rpc error: code = {} desc = {}", code_name(status.code()), status.message());
+        BackendError::call(kind(status.code()), message).with_cause(status.clone())
     })
 }
 
 /// The error of a pull: like [`call_error`], but `Unknown` leaves the bare message, so that a name like
-/// `RegistryUnavailable` stands at its start.
+/// `RegistryUnavailable` stands at its start. Kind and hint are read from the message, since CRI has no codes for them.
 pub(crate) fn pull_error(endpoint: &Endpoint, status: &Status) -> BackendError {
-    if status.code() == Code::Unknown {
-        return BackendError::Call {
-            message: status.message().to_owned(),
-            kind: CallErrorKind::Other,
-            hint: None,
-        };
-    }
-    call_error(endpoint, status)
+    let error = if status.code() == Code::Unknown {
+        BackendError::call(CallErrorKind::Other, status.message()).with_cause(status.clone())
+    } else {
+        call_error(endpoint, status)
+    };
+    pull_text::classify(error, status.message())
 }
 
 /// The status of a call after its time limit, in the words of kubelet's client.
@@ -44,17 +42,7 @@ pub(crate) fn late(endpoint: &Endpoint, limit: Duration) -> BackendError {
     let hint = Hint::from(format!("{endpoint} did not answer within {waited}: the runtime hangs, or "))
         .setting("timeout", "")
         .text(" is too short; see the runtime's log");
-    match call_error(endpoint, &deadline()) {
-        BackendError::Call { message, kind, .. } => BackendError::Call { message, kind, hint: Some(hint) },
-        other => other,
-    }
-}
-
-/// The code and message of a text made by [`call_error`]; `None` for any other text.
-pub(crate) fn behind(text: &str, of: CallErrorKind) -> Option<(Code, &str)> {
-    let (name, message) = text.strip_prefix("rpc error: code = ")?.split_once(" desc = ")?;
-    let code = (1..=16).map(Code::from).find(|code| code_name(*code) == name)?;
-    (kind(code) == of).then_some((code, message))
+    call_error(endpoint, &deadline()).with_hint(hint)
 }
 
 /// The endpoint's failure, if the status is one.
@@ -117,19 +105,12 @@ mod tests {
     }
 
     #[test]
-    fn every_code_but_ok_is_found_behind_its_text() {
+    fn a_failed_call_has_its_status_as_the_cause() {
         let endpoint = Endpoint::at("/run/a.sock");
         for code in (1..=16).map(Code::from) {
-            let BackendError::Call { message, kind, .. } =
-                call_error(&endpoint, &Status::new(code, "a desc = b"))
-            else {
-                panic!("{code:?} is an answer")
-            };
-            assert_eq!(behind(&message, kind), Some((code, "a desc = b")), "{message}");
+            let error = call_error(&endpoint, &Status::new(code, "a desc = b"));
+            let status: &Status = error.cause().expect("an answer");
+            assert_eq!((status.code(), status.message()), (code, "a desc = b"));
         }
-        for text in ["boom", "rpc error: code = OK desc = x", "rpc error: code = Sunny desc = x"] {
-            assert_eq!(behind(text, CallErrorKind::Other), None, "{text}");
-        }
-        assert_eq!(behind("rpc error: code = NotFound desc = x", CallErrorKind::Other), None, "another kind");
     }
 }

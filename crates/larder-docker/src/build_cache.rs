@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind};
 use larder::gc::{DiskSpace, ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
 use larder::go_format;
+use larder::hint::Hint;
 use reqwest::Method;
 use reqwest::header::HeaderMap;
 
@@ -40,14 +41,10 @@ impl BuildCachePruner {
 }
 
 fn too_late() -> BackendError {
-    BackendError::Call {
-        message: format!(
-            "the engine did not prune its build cache within {}",
-            go_format::duration(PRUNE_TIMEOUT)
-        ),
-        kind: CallErrorKind::DeadlineExceeded,
-        hint: Some("the prune may still be running: see the engine's log and docker builder du".into()),
-    }
+    let message =
+        format!("the engine did not prune its build cache within {}", go_format::duration(PRUNE_TIMEOUT));
+    let hint = Hint::from("the prune may still be running: see the engine's log and docker builder du");
+    BackendError::call(CallErrorKind::DeadlineExceeded, message).with_hint(hint)
 }
 
 #[async_trait]

@@ -66,11 +66,9 @@ fn reported(problem: &str, hint: impl Into<Hint>) -> EndpointFailure {
 
 /// The connection broke during a response.
 pub(crate) fn broken(error: &reqwest::Error) -> BackendError {
-    BackendError::Call {
-        message: format!("the engine closed the connection during a response: {}", text(error)),
-        kind: CallErrorKind::Unavailable,
-        hint: Some("the engine restarted or crashed; see its log and retry".into()),
-    }
+    let message = format!("the engine closed the connection during a response: {}", text(error));
+    BackendError::call(CallErrorKind::Unavailable, message)
+        .with_hint(Hint::from("the engine restarted or crashed; see its log and retry"))
 }
 
 /// An error response.
@@ -82,7 +80,7 @@ pub(crate) fn refused(code: u16, message: &str) -> BackendError {
         501 => CallErrorKind::Unimplemented,
         _ => CallErrorKind::Other,
     };
-    BackendError::Call { message: message.to_owned(), kind, hint: None }
+    BackendError::call(kind, message)
 }
 
 /// Classifies the error of a pull, which the engine reports as text only, and not always with a name.
@@ -98,7 +96,7 @@ pub(crate) fn of_pull(image: &str, message: &str) -> BackendError {
         )
     } else if has(&["no space left"]) {
         let hint = Hint::from("free space with ").command(["gc"]).text(", or see ").command(["df"]);
-        (CallErrorKind::InsufficientSpace, Some(hint))
+        (CallErrorKind::InsufficientSpace { reclaim_bytes: None }, Some(hint))
     } else if has(&["manifest unknown", "not found", "no such image"]) {
         (CallErrorKind::NotFound, None)
     } else {
@@ -106,18 +104,15 @@ pub(crate) fn of_pull(image: &str, message: &str) -> BackendError {
     };
     let named = message.contains(names::repository(image));
     let message = if named { message.to_owned() } else { format!("{image}: {message}") };
-    BackendError::Call { message, kind, hint }
+    BackendError::call(kind, message).with_hint(hint)
 }
 
 /// The time limit of a call expired.
 pub(crate) fn too_late(after: std::time::Duration) -> BackendError {
-    BackendError::Call {
-        message: format!("no answer from the engine within {}", larder::go_format::duration(after)),
-        kind: CallErrorKind::DeadlineExceeded,
-        hint: Some(
-            Hint::from("increase the limit with ").setting("timeout", "").text(", or see the engine's log"),
-        ),
-    }
+    let message = format!("no answer from the engine within {}", larder::go_format::duration(after));
+    let hint =
+        Hint::from("increase the limit with ").setting("timeout", "").text(", or see the engine's log");
+    BackendError::call(CallErrorKind::DeadlineExceeded, message).with_hint(hint)
 }
 
 /// A malformed response.
@@ -158,7 +153,10 @@ mod tests {
                 CallErrorKind::Denied,
             ),
             ("manifest for r/x:9 not found: manifest unknown: manifest unknown", CallErrorKind::NotFound),
-            ("write /var/lib/docker/tmp/G: no space left on device", CallErrorKind::InsufficientSpace),
+            (
+                "write /var/lib/docker/tmp/G: no space left on device",
+                CallErrorKind::InsufficientSpace { reclaim_bytes: None },
+            ),
             ("unauthorized: authentication required", CallErrorKind::Denied),
             ("failed to register layer: mkdir /a: permission denied", CallErrorKind::Other),
             ("unexpected EOF", CallErrorKind::Other),

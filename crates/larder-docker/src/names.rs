@@ -14,7 +14,7 @@ pub(crate) fn in_path(name: &str) -> Result<String, BackendError> {
         || name.contains(|c: char| c.is_whitespace() || c.is_control());
     if strange {
         let message = format!("{}: invalid image name", go_format::quote(name));
-        return Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None });
+        return Err(BackendError::call(CallErrorKind::Other, message));
     }
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:@".contains(&byte);
     Ok(name

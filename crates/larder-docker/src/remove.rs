@@ -6,6 +6,7 @@
 //! end, because a container was created since.
 
 use larder::backend::{BackendError, CallErrorKind};
+use larder::hint::Hint;
 use larder::reference::{DEFAULT_TAG, ImageId, ImageName, Reference};
 use reqwest::Method;
 use reqwest::header::HeaderMap;
@@ -97,7 +98,7 @@ async fn with_all_names(
         }
     }
     let message = format!("{id}: another client keeps tagging the image during its removal");
-    Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None })
+    Err(BackendError::call(CallErrorKind::Other, message))
 }
 
 /// Removes a name of an image, unless it points at another image now.
@@ -181,11 +182,9 @@ async fn user_of(engine: &EngineClient, id: &ImageId) -> Result<Option<Container
 
 fn in_use(image: &ImageName, container: &ContainerSummary) -> BackendError {
     let name = container.names.first().map_or(container.id.as_str(), |name| name.trim_start_matches('/'));
-    BackendError::Call {
-        message: format!("{image} is in use by container {name} ({})", container.state),
-        kind: CallErrorKind::FailedPrecondition,
-        hint: Some("remove the container first (docker rm); larder never removes an image in use".into()),
-    }
+    let message = format!("{image} is in use by container {name} ({})", container.state);
+    let hint = Hint::from("remove the container first (docker rm); larder never removes an image in use");
+    BackendError::call(CallErrorKind::FailedPrecondition, message).with_hint(hint)
 }
 
 #[cfg(test)]

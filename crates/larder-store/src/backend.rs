@@ -11,9 +11,8 @@ use larder::backend::{
 };
 use larder::credentials::Credential;
 use larder::error_chain;
-use larder::hint::Hint;
 use larder::pod::SandboxConfig;
-use larder::reference::{ImageId, ImageName, Reference};
+use larder::reference::{ImageId, ImageName, Reference, ReferenceError};
 
 use crate::disk::DiskSpace;
 use crate::pull::{PullError, StorePuller};
@@ -90,15 +89,16 @@ impl StoreBackend {
     ) -> Result<T, BackendError> {
         let store = self.store().clone();
         match tokio::task::spawn_blocking(move || question(&store)).await {
-            Ok(answer) => answer.map_err(|error| backend_error(&error)),
-            Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
+            Ok(answer) => answer.map_err(backend_error),
+            Err(error) => Err(BackendError::caused_by(CallErrorKind::Canceled, error)),
         }
     }
 }
 
 /// An error of the store, with its next step.
-pub(crate) fn backend_error(error: &StoreError) -> BackendError {
-    hinted(error, kind_of(error), error.hint())
+pub(crate) fn backend_error(error: StoreError) -> BackendError {
+    let (kind, hint) = (kind_of(&error), error.hint());
+    BackendError::caused_by(kind, error).with_hint(hint)
 }
 
 #[async_trait]
@@ -147,9 +147,11 @@ impl Backend for StoreBackend {
         _sandbox: Option<&SandboxConfig>,
         progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
-        let name = image.image.reference().map_err(|error| failed(error.kind(), CallErrorKind::Other))?;
+        let invalid =
+            |error: ReferenceError| BackendError::caused_by(CallErrorKind::Other, error.kind().clone());
+        let name = image.image.reference().map_err(invalid)?;
         let pulled = self.puller.pull(name, credential, progress).await;
-        let id = pulled.map_err(|error| pull_failed(&error))?.id;
+        let id = pulled.map_err(pull_failed)?.id;
         if let Some(hook) = &self.hook {
             hook.after_commit(&ImageName::from(id.as_str())).await?;
         }
@@ -220,32 +222,32 @@ impl ImageNames for StoreBackend {
 fn kind_of(error: &StoreError) -> CallErrorKind {
     match error {
         StoreError::Mounted { .. } | StoreError::Leased { .. } => CallErrorKind::FailedPrecondition,
+        error if error.is_no_space() => CallErrorKind::InsufficientSpace { reclaim_bytes: None },
         _ => CallErrorKind::Other,
     }
 }
 
-pub(crate) fn failed(error: &dyn std::error::Error, kind: CallErrorKind) -> BackendError {
-    hinted(error, kind, None)
-}
-
-fn hinted(error: &dyn std::error::Error, kind: CallErrorKind, hint: Option<Hint>) -> BackendError {
-    BackendError::Call { message: error_chain(error), kind, hint }
-}
-
 /// A registry that could not be reached is named as runtimes do it: kubelet makes a reason of its own of that.
-fn pull_failed(error: &PullError) -> BackendError {
-    let hint = error.hint();
+fn pull_failed(error: PullError) -> BackendError {
+    let (kind, hint) = (kind_of_pull(&error), error.hint());
+    let failed = match kind {
+        CallErrorKind::RegistryUnavailable => {
+            let message = format!("RegistryUnavailable: {}", error_chain(&error));
+            BackendError::call(kind, message).with_cause(error)
+        }
+        _ => BackendError::caused_by(kind, error),
+    };
+    failed.with_hint(hint)
+}
+
+fn kind_of_pull(error: &PullError) -> CallErrorKind {
     if error.is_no_space() {
-        return hinted(error, CallErrorKind::InsufficientSpace, hint);
+        return CallErrorKind::InsufficientSpace { reclaim_bytes: error.reclaim_bytes() };
     }
     match error.fetch_kind() {
-        Some(FetchErrorKind::Unreachable(_)) => BackendError::Call {
-            message: format!("RegistryUnavailable: {}", error_chain(error)),
-            kind: CallErrorKind::Unavailable,
-            hint,
-        },
-        Some(FetchErrorKind::NotFound { .. }) => hinted(error, CallErrorKind::NotFound, hint),
-        _ if error.is_denied() => hinted(error, CallErrorKind::Denied, hint),
-        _ => hinted(error, CallErrorKind::Other, hint),
+        Some(FetchErrorKind::Unreachable(_)) => CallErrorKind::RegistryUnavailable,
+        Some(FetchErrorKind::NotFound { .. }) => CallErrorKind::NotFound,
+        _ if error.is_denied() => CallErrorKind::Denied,
+        _ => CallErrorKind::Other,
     }
 }

@@ -13,18 +13,14 @@ use larder::gc::{
 use larder::image_service::{FilesystemError, FsStats, local_disk};
 use larder::reference::{ImageId, LayerId};
 
-use crate::backend::{StoreBackend, backend_error, failed};
+use crate::backend::{StoreBackend, backend_error};
 use crate::store::{LeaseKind, Store, StoreError};
 use larder_registry::manifest::ImageConfig;
 
 #[async_trait]
 impl LayerSource for StoreBackend {
     async fn layers(&self, _: &[Image]) -> Result<LayerUsageIndex, BackendError> {
-        let store = self.store().clone();
-        match tokio::task::spawn_blocking(move || store.layer_usage_index()).await {
-            Ok(sharing) => sharing.map_err(|error| failed(&error, CallErrorKind::Other)),
-            Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
-        }
+        self.ask(Store::layer_usage_index).await
     }
 }
 
@@ -40,13 +36,9 @@ impl StoreBackend {
 #[async_trait]
 impl ImageUseSource for StoreBackend {
     async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
-        let store = self.store().clone();
         let now = ClockReading::now();
         let at = now.clone();
-        let leases = match tokio::task::spawn_blocking(move || store.leases(&at)).await {
-            Ok(leases) => leases.map_err(|error| failed(&error, CallErrorKind::Other))?,
-            Err(error) => return Err(failed(&error, CallErrorKind::Canceled).into()),
-        };
+        let leases = self.ask(move |store| store.leases(&at)).await?;
         let found = leases.into_iter().flat_map(|lease| {
             let left = lease.left(&now);
             let by = match lease.kind {
@@ -71,9 +63,7 @@ impl SpaceReclaimer for StoreBackend {
 
     async fn reclaim(&self, trigger: ReclaimTrigger) -> ReclaimOutcome {
         match self.ask(move |store| Ok(store.reclaim(trigger, &ClockReading::now()))).await {
-            Ok(ReclaimOutcome { freed, error }) => {
-                ReclaimOutcome { freed, error: error.map(|error| backend_error(&error)) }
-            }
+            Ok(ReclaimOutcome { freed, error }) => ReclaimOutcome { freed, error: error.map(backend_error) },
             Err(error) => Err(error).into(),
         }
     }
@@ -98,21 +88,18 @@ impl StoreLayerSource {
 #[async_trait]
 impl LayerSource for StoreLayerSource {
     async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError> {
-        let (store, known) = (self.store.store().clone(), Arc::clone(&self.known));
+        let known = Arc::clone(&self.known);
         let ids: HashSet<ImageId> = images.iter().map(|image| image.id.clone()).collect();
-        let read = move || -> Result<LayerUsageIndex, StoreError> {
+        let read = move |store: &Store| {
             let mut layers = store.layer_usage_index()?;
             let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
             known.retain(|id, labels| labels.is_some() && ids.contains(id));
-            for (id, labels) in labels_of(&store, &mut known, ids)? {
+            for (id, labels) in labels_of(store, &mut known, ids)? {
                 layers.set_labels(&id, labels);
             }
             Ok(layers)
         };
-        match tokio::task::spawn_blocking(read).await {
-            Ok(layers) => layers.map_err(|error| failed(&error, CallErrorKind::Other)),
-            Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
-        }
+        self.store.ask(read).await
     }
 
     /// Measures nothing.
@@ -167,11 +154,10 @@ impl StoreFsStats {
             first(&store);
             local_disk(store.root())
         });
-        let failed =
-            |error: &dyn std::error::Error| FilesystemError::Backend(failed(error, CallErrorKind::Other));
         match measured.await {
-            Ok(disk) => Ok(disk.map_err(|error| failed(&error))?.unwrap_or_default()),
-            Err(error) => Err(failed(&error)),
+            Ok(Ok(disk)) => Ok(disk.unwrap_or_default()),
+            Ok(Err(error)) => Err(BackendError::caused_by(CallErrorKind::Other, error).into()),
+            Err(error) => Err(BackendError::caused_by(CallErrorKind::Canceled, error).into()),
         }
     }
 }

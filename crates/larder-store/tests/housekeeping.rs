@@ -12,7 +12,7 @@ use larder::backend::{
 };
 use larder::hint::Hint;
 use larder::pod::Pod;
-use larder::pull::{BackendAdvice, EnsureReason, EnsureRequest, ImageManager, PullPolicy};
+use larder::pull::{BackendFailure, EnsureReason, EnsureRequest, ImageManager, PullPolicy};
 use larder::reference::Digest;
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
@@ -227,14 +227,17 @@ async fn the_hint_of_a_refusal_reaches_the_caller() {
         let error = manager.ensure(&request).await.unwrap_err();
         assert_eq!(error.reason, reason);
         assert_eq!(
-            error.advice,
-            Some(BackendAdvice { kind: CallErrorKind::InsufficientSpace, hint: hint.clone() }),
+            error.failure,
+            Some(BackendFailure {
+                kind: CallErrorKind::InsufficientSpace { reclaim_bytes: None },
+                hint: Some(hint.clone()),
+            }),
             "{error}"
         );
     }
     let request = EnsureRequest::new(registry.image("no/such:1"), PullPolicy::Always, Pod::default());
     let error = manager.ensure(&request).await.unwrap_err();
-    assert_eq!(error.advice.as_ref().map(|advice| advice.kind), Some(CallErrorKind::NotFound), "{error}");
+    assert_eq!(error.failure.as_ref().map(|failure| failure.kind), Some(CallErrorKind::NotFound), "{error}");
 }
 
 /// Whether a refusal offers so many bytes of layers, and no more than a few blocks beside them.

@@ -27,7 +27,7 @@ pub use pull::{PullHold, ScriptedPull};
 
 /// A runtime's error with this text, of no particular kind.
 pub fn error(text: impl Into<String>) -> BackendError {
-    BackendError::Call { message: text.into(), kind: CallErrorKind::Other, hint: None }
+    BackendError::call(CallErrorKind::Other, text)
 }
 
 /// An image that is nothing but an id and a size in bytes.

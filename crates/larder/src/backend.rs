@@ -4,11 +4,14 @@
 //! implementation by `larder_testkit::backend_suite`.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use crate::chain::error_chain;
 use crate::credentials::Credential;
 use crate::gc::{ClockReading, DiskSpace};
 use crate::hint::Hint;
@@ -244,14 +247,11 @@ impl RemoveOptions {
 
     /// Fails if single names are to be removed, for a backend without [`ImageNames`].
     pub fn require_all_names(&self) -> Result<(), BackendError> {
-        match self.names {
-            None => Ok(()),
-            Some(_) => Err(BackendError::Call {
-                message: "single names of an image cannot be removed here".to_owned(),
-                kind: CallErrorKind::Unimplemented,
-                hint: None,
-            }),
+        if self.names.is_none() {
+            return Ok(());
         }
+        let message = "single names of an image cannot be removed here";
+        Err(BackendError::call(CallErrorKind::Unimplemented, message))
     }
 }
 
@@ -277,8 +277,10 @@ impl Removed {
     }
 }
 
-/// Why a backend call failed. The text of [`Call`](BackendError::Call) and [`Incomplete`](BackendError::Incomplete) is
-/// kubelet's, word for word.
+/// Why a backend call failed.
+///
+/// The text of [`Call`](BackendError::Call) and [`Incomplete`](BackendError::Incomplete) is kubelet's, word for word. It
+/// includes the causes, which are therefore no [`source`](std::error::Error::source): see [`cause`](BackendError::cause).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
@@ -299,13 +301,71 @@ pub enum BackendError {
         kind: CallErrorKind,
         /// The next step, if the backend knows one. CRI has no such field.
         hint: Option<Hint>,
+        /// What the backend reported, if it reported more than the text.
+        cause: Option<ErrorCause>,
     },
     /// The runtime's answer lacks a required field.
     #[error("{0}")]
     Incomplete(String),
 }
 
+/// The cause of a failed call, for callers that know its type. Two causes with one text are equal.
+#[derive(Debug, Clone)]
+pub struct ErrorCause(Arc<dyn Error + Send + Sync>);
+
+impl PartialEq for ErrorCause {
+    fn eq(&self, other: &ErrorCause) -> bool {
+        error_chain(&*self.0) == error_chain(&*other.0)
+    }
+}
+
+impl Eq for ErrorCause {}
+
 impl BackendError {
+    /// A call that failed, with its whole text.
+    pub fn call(kind: CallErrorKind, message: impl Into<String>) -> BackendError {
+        BackendError::Call { message: message.into(), kind, hint: None, cause: None }
+    }
+
+    /// A call that failed for this cause, with its text.
+    pub fn caused_by(kind: CallErrorKind, cause: impl Error + Send + Sync + 'static) -> BackendError {
+        BackendError::call(kind, error_chain(&cause)).with_cause(cause)
+    }
+
+    /// Adds the cause of a failed call, whose text the message includes. No effect on other errors.
+    #[must_use]
+    pub fn with_cause(mut self, reported: impl Error + Send + Sync + 'static) -> BackendError {
+        if let BackendError::Call { cause, .. } = &mut self {
+            *cause = Some(ErrorCause(Arc::new(reported)));
+        }
+        self
+    }
+
+    /// Sets the next step after a failed call. No effect on other errors.
+    #[must_use]
+    pub fn with_hint(mut self, next_step: impl Into<Option<Hint>>) -> BackendError {
+        if let BackendError::Call { hint, .. } = &mut self {
+            *hint = next_step.into();
+        }
+        self
+    }
+
+    /// The class of a failed call; `None` if the backend gave no valid answer.
+    pub fn kind(&self) -> Option<CallErrorKind> {
+        match self {
+            BackendError::Call { kind, .. } => Some(*kind),
+            BackendError::Unreachable { .. } | BackendError::Incomplete(_) => None,
+        }
+    }
+
+    /// The cause of a failed call, if it has this type.
+    pub fn cause<T: Error + 'static>(&self) -> Option<&T> {
+        match self {
+            BackendError::Call { cause: Some(ErrorCause(cause)), .. } => cause.downcast_ref(),
+            _ => None,
+        }
+    }
+
     /// What the reader could try next.
     pub fn hint(&self) -> Option<Hint> {
         match self {
@@ -324,8 +384,17 @@ pub enum CallErrorKind {
     NotFound,
     /// The registry rejected the credential, or requires one. CRI has no such code.
     Denied,
+    /// The registry could not be reached. CRI has no such code: the text starts with `RegistryUnavailable`.
+    RegistryUnavailable,
+    /// The signature is missing or not acceptable. CRI has no such code: the text starts with
+    /// `SignatureValidationFailed`.
+    SignatureInvalid,
     /// Not enough disk space. CRI has no such code.
-    InsufficientSpace,
+    InsufficientSpace {
+        /// What garbage collection has to free for the call to succeed, in bytes; `None` if that is unknown or does not
+        /// help.
+        reclaim_bytes: Option<u64>,
+    },
     /// The state of the image forbids the call, such as the removal of an image that is kept or mounted.
     FailedPrecondition,
     /// The runtime did not answer within the deadline of the call.
@@ -338,6 +407,16 @@ pub enum CallErrorKind {
     Unimplemented,
     /// Anything else.
     Other,
+}
+
+impl CallErrorKind {
+    /// What garbage collection has to free for the call to succeed, in bytes; `None` where it does not help.
+    pub fn reclaim_bytes(self) -> Option<u64> {
+        match self {
+            CallErrorKind::InsufficientSpace { reclaim_bytes } => reclaim_bytes,
+            _ => None,
+        }
+    }
 }
 
 /// Why an endpoint is not a working image service.

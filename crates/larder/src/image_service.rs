@@ -10,7 +10,7 @@ use crate::backend::{
 use crate::credentials::Credential;
 use crate::go_format;
 use crate::pod::SandboxConfig;
-use crate::pull::BackendAdvice;
+use crate::pull::BackendFailure;
 use crate::reference::ImageId;
 use crate::threads::blocking;
 
@@ -33,15 +33,18 @@ impl PullAttemptsError {
         &self.0
     }
 
-    /// The backend's hint, from the last credential that has one.
-    pub(crate) fn advice(&self) -> Option<BackendAdvice> {
-        self.0.iter().rev().find_map(|error| match error {
-            BackendError::Call { kind, hint, .. } => {
-                hint.clone().map(|hint| BackendAdvice { kind: *kind, hint })
-            }
-            // An unreachable backend is reported by its own error.
-            BackendError::Unreachable { .. } | BackendError::Incomplete(_) => None,
-        })
+    /// The backend's details: of the last credential whose failure has a hint, else of the last one.
+    pub(crate) fn failure(&self) -> Option<BackendFailure> {
+        let failures = || {
+            self.0.iter().rev().filter_map(|error| match error {
+                BackendError::Call { kind, hint, .. } => {
+                    Some(BackendFailure { kind: *kind, hint: hint.clone() })
+                }
+                // An unreachable backend is reported by its own error.
+                BackendError::Unreachable { .. } | BackendError::Incomplete(_) => None,
+            })
+        };
+        failures().find(|failure| failure.hint.is_some()).or_else(|| failures().next())
     }
 }
 

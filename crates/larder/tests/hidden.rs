@@ -125,11 +125,7 @@ async fn an_image_that_the_runtime_recorded_before_its_pull_failed_is_hidden() {
 #[tokio::test]
 async fn a_pull_that_the_runtime_finishes_after_its_failure_is_hidden() {
     let (dir, backend) = (tempfile::tempdir().unwrap(), backend());
-    let lost = BackendError::Call {
-        message: "connection lost".into(),
-        kind: CallErrorKind::Unavailable,
-        hint: None,
-    };
+    let lost = BackendError::call(CallErrorKind::Unavailable, "connection lost");
     backend.on_pull_of(APP, ScriptedPull::with_outcome(Err(lost)));
     let node = HidingNode::open(dir.path(), &backend);
     let request = EnsureRequest::new(APP, PullPolicy::Always, Pod::default());

@@ -240,11 +240,8 @@ async fn a_pull_brings_its_credential_sandbox_and_annotations_to_the_backend() {
 #[tokio::test(start_paused = true)]
 async fn a_failure_is_returned_as_the_backend_gave_it_and_counts_no_back_off() {
     let node = node(PullConfig::default());
-    let denied = BackendError::Call {
-        message: "not for you".into(),
-        kind: CallErrorKind::Denied,
-        hint: Some("check the password".into()),
-    };
+    let denied = BackendError::call(CallErrorKind::Denied, "not for you")
+        .with_hint(larder::hint::Hint::from("check the password"));
     for _ in 0..3 {
         node.backend.on_pull(ScriptedPull::with_outcome(Err(denied.clone())));
         assert_eq!(node.pull(APP, None).await.await.unwrap(), Err(denied.clone()));
@@ -265,8 +262,8 @@ async fn a_refusal_by_larder_is_a_backend_error() {
     let slow = node(PullConfig { pull_timeout: patience, ..PullConfig::default() });
     slow.backend.hold_pulls();
     let late = slow.pull(APP, None).await.await.unwrap();
-    let message = "pull timed out after 1m30s and was canceled".to_owned();
-    assert_eq!(late, Err(BackendError::Call { message, kind: CallErrorKind::DeadlineExceeded, hint: None }));
+    let message = "pull timed out after 1m30s and was canceled";
+    assert_eq!(late, Err(BackendError::call(CallErrorKind::DeadlineExceeded, message)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -327,8 +324,7 @@ async fn an_image_that_is_being_removed_is_asked_for_again() {
 async fn a_pull_that_misses_what_was_just_removed_is_tried_again() {
     let missed = || {
         let message = format!("failed to create image reference: {APP}: not found");
-        let error = BackendError::Call { message, kind: CallErrorKind::NotFound, hint: None };
-        ScriptedPull::with_outcome(Err(error))
+        ScriptedPull::with_outcome(Err(BackendError::call(CallErrorKind::NotFound, message)))
     };
     let pulls = |node: &DirectPullFixture| {
         node.backend.calls().iter().filter(|call| matches!(call, BackendCall::Pull { .. })).count()

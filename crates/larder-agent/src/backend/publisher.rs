@@ -15,7 +15,6 @@ use jiff::Timestamp;
 use larder::backend::{
     Backend as _, BackendError, CallErrorKind, ContainerInventory, Image, RemoveOptions, Removed,
 };
-use larder::error_chain;
 use larder::gc::{ImageUseError, ImageUseSource, ReportedUse};
 use larder::hidden::HiddenImages;
 use larder::reference::{Digest, ImageId, ImageName};
@@ -246,14 +245,11 @@ impl StorePublisher {
     async fn published(&self, image: &ImageName) -> Result<Option<PublishedImage>, BackendError> {
         let (store, image) = (self.store.store().clone(), image.clone());
         let read = move || store.image(image)?.map(|record| published(&store, record)).transpose();
-        let failed = |error: &dyn std::error::Error| BackendError::Call {
-            message: error_chain(error),
-            kind: CallErrorKind::Other,
-            hint: None,
-        };
         match spawn_blocking(read).await {
-            Ok(read) => read.map_err(|error: StoreError| failed(&error)),
-            Err(error) => Err(failed(&error)),
+            Ok(read) => {
+                read.map_err(|error: StoreError| BackendError::caused_by(CallErrorKind::Other, error))
+            }
+            Err(error) => Err(BackendError::caused_by(CallErrorKind::Canceled, error)),
         }
     }
 

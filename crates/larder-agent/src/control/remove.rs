@@ -254,11 +254,7 @@ async fn refuse_last_names(
     if !image.pinned || naming::all_names(&image).iter().any(|name| !names.iter().any(|gone| gone == name)) {
         return Ok(());
     }
-    Err(BackendError::Call {
-        message: PINNED.to_owned(),
-        kind: CallErrorKind::FailedPrecondition,
-        hint: Some(force_pinned()),
-    })
+    Err(BackendError::call(CallErrorKind::FailedPrecondition, PINNED).with_hint(force_pinned()))
 }
 
 async fn remove_from_backend(

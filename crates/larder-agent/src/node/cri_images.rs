@@ -95,11 +95,10 @@ impl NodeCriImages {
 /// The error of calls while the backend is known to hang, or is another larder.
 pub(crate) fn unusable(node: &Node) -> Option<BackendError> {
     match &*node.health.borrow() {
-        BackendHealth::Down { why, unusable: true, .. } => Some(BackendError::Call {
-            message: format!("the image backend is unavailable: {why}"),
-            kind: CallErrorKind::Unavailable,
-            hint: None,
-        }),
+        BackendHealth::Down { why, unusable: true, .. } => {
+            let message = format!("the image backend is unavailable: {why}");
+            Some(BackendError::call(CallErrorKind::Unavailable, message))
+        }
         _ => None,
     }
 }

@@ -28,7 +28,8 @@ impl CriPins {
     /// Images of keep rules, of the prefetch list, of static pods, and of image sets that pin theirs.
     async fn kept(&self, config: &Config, images: &[Image]) -> Result<Pins, BackendError> {
         // Without the rules it is unknown which images they keep.
-        let collector = self.node.collector().map_err(|error| call_error(error.message()))?;
+        let unknown = |error| BackendError::caused_by(CallErrorKind::Other, error);
+        let collector = self.node.collector().map_err(unknown)?;
         let mut pins = Pins::new();
         for (key, image) in self.node.desired_uses.pinned().await {
             pins.insert(image, desired_pin(&key));
@@ -106,8 +107,4 @@ fn rule_pin(config: &Config, kept: &KeptBy) -> ImagePin {
         Hint::new().command(["unkeep".to_owned(), number.to_string()]).text(" removes the rule")
     };
     ImagePin { reason: format!("kept by rule {number} ({rule})"), hint }
-}
-
-fn call_error(message: &str) -> BackendError {
-    BackendError::Call { message: message.to_owned(), kind: CallErrorKind::Other, hint: None }
 }

@@ -10,7 +10,7 @@ use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullPolicy};
 use larder_store::fsck::{ConversionReport, FsckReport, IncompleteImage};
 
-use super::pull_failure::PullFailureKind;
+use super::pull_failure;
 use crate::args::FsckArgs;
 use crate::credential_setup::{self, CredentialSetup};
 use crate::exit::CommandOutcome;
@@ -110,7 +110,7 @@ async fn refetch(
             let request = EnsureRequest::new(digest.as_str(), PullPolicy::Always, Pod::default());
             if let Err(error) = manager.ensure(&request).await {
                 Failure::failed(format!("cannot pull {digest}: {error}"))
-                    .hints(PullFailureKind::advice(&error, || candidates.advice(digest, &[])))
+                    .hints(pull_failure::next_step(&error, || candidates.advice(digest, &[])))
                     .print(out);
             } else if store.missing()?.iter().all(|still| still.image != next.image) {
                 out.line(format_args!("{}: repaired", shown(next)));

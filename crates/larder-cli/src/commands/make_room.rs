@@ -1,10 +1,7 @@
 //! After pulls that failed for lack of disk space: offers on a terminal to run a GC round for them, and pulls again.
 
-use larder::backend::CallErrorKind;
-use larder::hint::{Hint, HintPart};
 use larder::pull::EnsureRequest;
 use larder_agent::client::{Client, EnsureSession};
-use larder_agent::quantity::parse_size;
 use larder_api::v1::CollectRequest;
 use larder_api::v1::collect_request::Goal;
 
@@ -28,7 +25,7 @@ pub(super) async fn retry(
         .results
         .iter()
         .enumerate()
-        .filter_map(|(index, result)| Some((index, missing_bytes(result)?)))
+        .filter_map(|(index, result)| Some((index, reclaim_bytes(result)?)))
         .collect();
     if short.is_empty() || ended.lost.is_some() || !confirm::can_ask() {
         return (pulls, ended);
@@ -51,23 +48,12 @@ pub(super) async fn retry(
     (pulls, EnsureResults { lost: retried.lost, ..ended })
 }
 
-/// What GC has to free for an image that the backend refused for lack of space; `None` if its hint names another step,
-/// because GC does not help.
-fn missing_bytes(result: &EnsureResult) -> Option<u64> {
-    let EnsureResult::Failed(error) = result else { return None };
-    let advice = error.advice.as_ref()?;
-    (advice.kind == CallErrorKind::InsufficientSpace).then(|| size_to_free(&advice.hint))?
-}
-
-/// The size in `gc --free SIZE`.
-fn size_to_free(hint: &Hint) -> Option<u64> {
-    hint.parts().iter().find_map(|part| match part {
-        HintPart::Command(args) => match args.as_slice() {
-            [gc, free, size] if gc == "gc" && free == "--free" => parse_size(size).ok(),
-            _ => None,
-        },
+/// What GC has to free for an image that the backend refused for lack of space, in bytes; `None` if GC does not help.
+fn reclaim_bytes(result: &EnsureResult) -> Option<u64> {
+    match result {
+        EnsureResult::Failed(error) => error.failure.as_ref()?.kind.reclaim_bytes(),
         _ => None,
-    })
+    }
 }
 
 /// Says what GC can free now, and frees it if the user agrees. Returns whether it freed something.
@@ -101,16 +87,4 @@ async fn free_space(
     let removed = size::count(done.removals.len() as u64, "image");
     out.info(format_args!("removed {removed}, freed {}", size::bytes(freed)));
     Ok(!done.removals.is_empty() || freed > 0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gc_is_offered_only_for_the_size_that_a_hint_names() {
-        let sized = Hint::new().command(["gc", "--free", "3MB"]).text(" removes unused images");
-        let other = Hint::new().command(["df"]).text(" shows disk usage");
-        assert_eq!([&sized, &other].map(size_to_free), [Some(3_000_000), None]);
-    }
 }

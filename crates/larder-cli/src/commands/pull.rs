@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::ensure::{argument_uid, check_argument};
 use super::ensure_runner::{self, EnsureResult, EnsureResults, EnsureRun};
-use super::pull_failure::PullFailureKind;
+use super::pull_failure;
 use crate::args::PullArgs;
 use crate::credential_setup;
 use crate::exit::CommandOutcome;
@@ -112,7 +112,7 @@ fn report(
                 }
             }
             EnsureResult::Failed(error) => {
-                let advice = PullFailureKind::advice(error, || candidates.advice(image.as_str(), &[]));
+                let advice = pull_failure::next_step(error, || candidates.advice(image.as_str(), &[]));
                 let failure = Failure::failed(format!("cannot pull {image}: {error}")).hints(advice);
                 outcome = outcome.max(failure.print(out));
             }

@@ -3,31 +3,23 @@
 use larder::backend::{BackendError, CallErrorKind};
 use tonic::{Code, Status};
 
-use crate::status;
-
-/// Names that kubelet expects at the start of the text of a failed pull. It sees the bare text only of `Unknown`.
-const REASONS: [&str; 2] = ["RegistryUnavailable", "SignatureValidationFailed"];
-
 /// The status for an error.
 ///
 /// An error of a runtime passes unchanged. Otherwise the kind of the error is the code, where CRI has one. It has none
-/// for a registry that denies and for a full disk: both are `Unknown`, as from containerd, so that kubelet shows the
-/// bare text. `ResourceExhausted` is not used for a full disk: gRPC itself returns it for messages that are too large,
-/// and callers take it for that.
+/// for a registry that denies or cannot be reached, a signature that is not acceptable, and a full disk: these are
+/// `Unknown`, as from containerd, so that kubelet shows the bare text. `ResourceExhausted` is not used for a full disk:
+/// gRPC itself returns it for messages that are too large, and callers take it for that.
 pub(super) fn of(error: &BackendError) -> Status {
+    if let Some(status) = error.cause::<Status>() {
+        return Status::new(status.code(), status.message());
+    }
     match error {
         BackendError::Unreachable { .. } => Status::unavailable(error.to_string()),
-        BackendError::Call { message, .. } if REASONS.iter().any(|reason| message.starts_with(reason)) => {
-            Status::unknown(message)
-        }
         // Clients print the message only, and the next step is on this node.
-        BackendError::Call { message, kind: CallErrorKind::FailedPrecondition, hint: Some(hint) } => {
+        BackendError::Call { message, kind: CallErrorKind::FailedPrecondition, hint: Some(hint), .. } => {
             Status::failed_precondition(format!("{message}; {hint}"))
         }
-        BackendError::Call { message, kind, .. } => {
-            let (code, message) = status::behind(message, *kind).unwrap_or((code(*kind), message));
-            Status::new(code, message)
-        }
+        BackendError::Call { message, kind, .. } => Status::new(code(*kind), message),
         other => Status::unknown(other.to_string()),
     }
 }
@@ -47,11 +39,13 @@ fn code(kind: CallErrorKind) -> Code {
 #[cfg(test)]
 mod tests {
     use larder::backend::EndpointFailure;
+    use larder::hint::Hint;
 
     use super::*;
+    use crate::{Endpoint, call_error};
 
     fn call(kind: CallErrorKind, message: &str) -> BackendError {
-        BackendError::Call { message: message.into(), kind, hint: Some("try again".into()) }
+        BackendError::call(kind, message).with_hint(Hint::from("try again"))
     }
 
     #[test]
@@ -64,7 +58,11 @@ mod tests {
         let cases = [
             (call(CallErrorKind::NotFound, "no such tag"), Code::NotFound, "no such tag"),
             (call(CallErrorKind::Denied, "not for you"), Code::Unknown, "not for you"),
-            (call(CallErrorKind::InsufficientSpace, "the disk is full"), Code::Unknown, "the disk is full"),
+            (
+                call(CallErrorKind::InsufficientSpace { reclaim_bytes: None }, "the disk is full"),
+                Code::Unknown,
+                "the disk is full",
+            ),
             (call(CallErrorKind::DeadlineExceeded, "late"), Code::DeadlineExceeded, "late"),
             (call(CallErrorKind::Canceled, "left"), Code::Cancelled, "left"),
             (call(CallErrorKind::Unavailable, "restarting"), Code::Unavailable, "restarting"),
@@ -72,21 +70,21 @@ mod tests {
             (call(CallErrorKind::Other, "boom"), Code::Unknown, "boom"),
             (call(CallErrorKind::FailedPrecondition, "kept"), Code::FailedPrecondition, "kept; try again"),
             (
-                call(CallErrorKind::Unavailable, "RegistryUnavailable: no route"),
+                call(CallErrorKind::RegistryUnavailable, "RegistryUnavailable: no route"),
                 Code::Unknown,
                 "RegistryUnavailable: no route",
             ),
             (
-                call(CallErrorKind::Other, "SignatureValidationFailed: no key"),
+                call(CallErrorKind::SignatureInvalid, "SignatureValidationFailed: no key"),
                 Code::Unknown,
                 "SignatureValidationFailed: no key",
             ),
             (
-                call(CallErrorKind::Other, "rpc error: code = ResourceExhausted desc = too large"),
+                call_error(&Endpoint::at("/run/a.sock"), &Status::resource_exhausted("too large")),
                 Code::ResourceExhausted,
                 "too large",
             ),
-            (call(CallErrorKind::NotFound, "rpc error: code = NotFound desc = gone"), Code::NotFound, "gone"),
+            (call_error(&Endpoint::at("/run/a.sock"), &Status::not_found("gone")), Code::NotFound, "gone"),
             (BackendError::Incomplete("no id".into()), Code::Unknown, "no id"),
             (gone, Code::Unavailable, gone_text),
         ];

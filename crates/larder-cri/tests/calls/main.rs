@@ -193,7 +193,7 @@ async fn every_call_but_a_pull_has_a_deadline() {
         ]
     };
     let is_late = |answer: Result<(), BackendError>| {
-        let Err(BackendError::Call { message, kind, hint: Some(hint) }) = answer else { return false };
+        let Err(BackendError::Call { message, kind, hint: Some(hint), .. }) = answer else { return false };
         message == "rpc error: code = DeadlineExceeded desc = context deadline exceeded"
             && kind == CallErrorKind::DeadlineExceeded
             && hint.to_string().contains(&fake.endpoint().to_string())

@@ -11,11 +11,11 @@ use larder::backend::{
 use larder::credentials::{Secret, encode_auth};
 use larder::gc::RemovalGate;
 use larder::pull::ImageManager;
-use larder_cri::{MAX_MESSAGE_BYTES, proto};
+use larder_cri::{Endpoint, MAX_MESSAGE_BYTES, call_error, proto};
 use larder_testkit::fake_backend::{BackendCall, FakeBackend, ScriptedPull, image};
 use larder_testkit_peers::fake_cri::FakeCri;
 use larder_testkit_peers::wire::with_deadline;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::world::CriTestServer;
 
@@ -308,18 +308,22 @@ async fn an_error_of_the_backend_reaches_the_client_unchanged() {
     let server = CriTestServer::start(fake.clone());
     let client = server.client();
     let errors = [
-        ("RegistryUnavailable: no route", CallErrorKind::Unavailable, "RegistryUnavailable: no route"),
-        ("the disk is full", CallErrorKind::InsufficientSpace, "the disk is full"),
-        ("gone", CallErrorKind::NotFound, "rpc error: code = NotFound desc = gone"),
+        (
+            BackendError::call(CallErrorKind::RegistryUnavailable, "RegistryUnavailable: no route"),
+            "RegistryUnavailable: no route",
+        ),
+        (
+            BackendError::call(CallErrorKind::InsufficientSpace { reclaim_bytes: None }, "the disk is full"),
+            "the disk is full",
+        ),
+        (BackendError::call(CallErrorKind::NotFound, "gone"), "rpc error: code = NotFound desc = gone"),
         // As a runtime behind the server returns it: not wrapped twice.
         (
-            "rpc error: code = PermissionDenied desc = no",
-            CallErrorKind::Other,
+            call_error(&Endpoint::at("/run/a.sock"), &Status::permission_denied("no")),
             "rpc error: code = PermissionDenied desc = no",
         ),
     ];
-    for (message, kind, expected) in errors {
-        let error = BackendError::Call { message: message.into(), kind, hint: None };
+    for (error, expected) in errors {
         fake.on_pull(ScriptedPull::with_outcome(Err(error)));
         let spec = ImageSpec::named(APP);
         let progress = larder::backend::ProgressReporter::unwatched();

@@ -1,6 +1,7 @@
 //! The code and text of each call that fails.
 
 use larder::backend::{BackendError, CallErrorKind, EndpointFailure};
+use larder::hint::Hint;
 use larder_cri::proto;
 use larder_testkit::fake_backend::{BackendOp, FakeBackend};
 use larder_testkit_peers::wire::RawConnection;
@@ -46,17 +47,17 @@ async fn a_failure_of_the_backend_has_the_same_code_in_each_call() {
     let fake = FakeBackend::new();
     let server = CriTestServer::start(fake.clone());
     let wire = server.wire().await;
-    let call = |kind, message: &str| BackendError::Call {
-        message: message.into(),
-        kind,
-        hint: Some("a hint".into()),
-    };
+    let call = |kind, message: &str| BackendError::call(kind, message).with_hint(Hint::from("a hint"));
     let gone =
         BackendError::Unreachable { endpoint: "unix:///a.sock".into(), problem: EndpointFailure::Refused };
     let errors = [
         (call(CallErrorKind::NotFound, "no such tag"), Code::NotFound, "no such tag"),
         (call(CallErrorKind::Denied, "not for you"), Code::Unknown, "not for you"),
-        (call(CallErrorKind::InsufficientSpace, "the disk is full"), Code::Unknown, "the disk is full"),
+        (
+            call(CallErrorKind::InsufficientSpace { reclaim_bytes: None }, "the disk is full"),
+            Code::Unknown,
+            "the disk is full",
+        ),
         (call(CallErrorKind::DeadlineExceeded, "late"), Code::DeadlineExceeded, "late"),
         (call(CallErrorKind::Canceled, "left"), Code::Cancelled, "left"),
         (call(CallErrorKind::Unavailable, "restarting"), Code::Unavailable, "restarting"),

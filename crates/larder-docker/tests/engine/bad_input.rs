@@ -235,7 +235,7 @@ async fn an_error_in_a_pull_that_began_well_fails_it_and_names_the_image() {
     });
     let error = pull(&engine.backend(), "h:1/shop/web").await.unwrap_err();
     assert_eq!(error.to_string(), "h:1/shop/web: no space left on device");
-    assert!(matches!(error, BackendError::Call { kind: CallErrorKind::InsufficientSpace, .. }));
+    assert!(matches!(error, BackendError::Call { kind: CallErrorKind::InsufficientSpace { .. }, .. }));
 }
 
 #[test]

@@ -80,6 +80,14 @@ impl PullError {
         }
     }
 
+    /// What garbage collection has to free for the pull to succeed, in bytes; `None` if that is unknown or does not help.
+    pub(crate) fn reclaim_bytes(&self) -> Option<u64> {
+        match self {
+            PullError::InsufficientSpace(error) => error.reclaim_bytes(),
+            _ => None,
+        }
+    }
+
     /// The first I/O error in the chain of causes, mapped by `what`.
     fn of_disk<T>(&self, what: impl Fn(&io::Error) -> Option<T>) -> Option<T> {
         let mut cause = self.source();

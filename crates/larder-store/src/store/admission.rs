@@ -145,19 +145,23 @@ impl InsufficientSpace {
         admit(self.need, self.free + self.reclaimable, self.reserve, DiskSpace::default()).is_ok()
     }
 
-    /// The bytes to free: for what the pull likely takes, if removing images can free as much.
-    fn missing_bytes(&self) -> u64 {
+    /// What garbage collection has to free, in bytes: for what the pull likely takes, if removing images can free as
+    /// much. `None` if it cannot free enough, or if only inodes are short.
+    pub(crate) fn reclaim_bytes(&self) -> Option<u64> {
+        if !self.fits_after_gc() || self.lacks_inodes_only() {
+            return None;
+        }
         let missing = |need: u64| need.saturating_add(self.reserve.bytes).saturating_sub(self.free.bytes);
-        missing(self.need.least.bytes).max(missing(self.need.likely.bytes).min(self.reclaimable.bytes))
+        Some(missing(self.need.least.bytes).max(missing(self.need.likely.bytes).min(self.reclaimable.bytes)))
     }
 
     /// What the reader could try next.
     pub fn hint(&self) -> Hint {
-        if self.fits_after_gc() && self.lacks_inodes_only() {
-            Hint::new().command(["gc", "--all-unused"]).text(" removes unused images")
-        } else if self.fits_after_gc() {
-            let free = format!("{}MB", self.missing_bytes().div_ceil(1_000_000));
+        if let Some(bytes) = self.reclaim_bytes() {
+            let free = format!("{}MB", bytes.div_ceil(1_000_000));
             Hint::new().command(["gc".to_owned(), "--free".to_owned(), free]).text(" removes unused images")
+        } else if self.fits_after_gc() {
+            Hint::new().command(["gc", "--all-unused"]).text(" removes unused images")
         } else {
             Hint::new()
                 .command(["df"])

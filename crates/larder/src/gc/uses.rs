@@ -156,14 +156,11 @@ pub enum ImageUseError {
 }
 
 impl ImageUseError {
-    /// The same as the error of a backend's call.
+    /// The error as that of a backend's call.
     pub fn into_backend_error(self) -> BackendError {
         match self {
             ImageUseError::Backend(error) => error,
-            error => {
-                let message = error.to_string();
-                BackendError::Call { message, kind: CallErrorKind::Other, hint: None }
-            }
+            error => BackendError::caused_by(CallErrorKind::Other, error),
         }
     }
 

@@ -140,11 +140,8 @@ impl HiddenImages {
         let pull = HiddenPull { images: self, image: image.clone(), has_ended: false };
         if let Err(error) = self.save().await {
             pull.end(PrefetchEnd::Failed).await;
-            return Err(BackendError::Call {
-                message: format!("cannot hide the image from kubelet before it is pulled: {error}"),
-                kind: CallErrorKind::Other,
-                hint: None,
-            });
+            let message = format!("cannot hide the image from kubelet before it is pulled: {error}");
+            return Err(BackendError::call(CallErrorKind::Other, message).with_cause(error));
         }
         Ok(pull)
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::ensure::BackendAdvice;
+use super::ensure::BackendFailure;
 use crate::credentials::Credential;
 
 /// Number of entries from which a failure drops expired ones.
@@ -49,8 +49,8 @@ struct FailureBackoff {
     last_failure: Instant,
     /// The credentials of the last failure.
     shown: Option<CredentialHashes>,
-    /// The last failure as text with what could be tried next, until a new attempt starts.
-    remembered: Option<(String, Option<BackendAdvice>)>,
+    /// The last failure as text with the backend's details, until a new attempt starts.
+    remembered: Option<(String, Option<BackendFailure>)>,
 }
 
 impl Backoff {
@@ -91,17 +91,17 @@ impl Backoff {
         noted.is_some_and(|noted| noted != shown)
     }
 
-    /// Records the text and the hint of a key's last failure. No effect without an entry.
-    pub(crate) fn remember(&mut self, key: &str, failure: String, advice: Option<BackendAdvice>) {
+    /// Records the text and the details of a key's last failure. No effect without an entry.
+    pub(crate) fn remember(&mut self, key: &str, text: String, failure: Option<BackendFailure>) {
         if let Some(entry) = self.entries.get_mut(key) {
-            entry.remembered = Some((failure, advice));
+            entry.remembered = Some((text, failure));
         }
     }
 
-    /// The text and hint of a key's last failure.
-    pub(crate) fn remembered(&self, key: &str) -> Option<(&str, Option<&BackendAdvice>)> {
-        let (failure, advice) = self.entries.get(key)?.remembered.as_ref()?;
-        Some((failure, advice.as_ref()))
+    /// The text and details of a key's last failure.
+    pub(crate) fn remembered(&self, key: &str) -> Option<(&str, Option<&BackendFailure>)> {
+        let (text, failure) = self.entries.get(key)?.remembered.as_ref()?;
+        Some((text, failure.as_ref()))
     }
 
     /// Drops the text of a key's last failure when a new attempt starts, but not the delay.
@@ -163,10 +163,10 @@ mod tests {
     fn a_new_attempt_forgets_the_failure_and_keeps_the_delay() {
         let start = Instant::now();
         let mut backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
-        let advice = Some(BackendAdvice { kind: CallErrorKind::NotFound, hint: "check the tag".into() });
+        let failure = Some(BackendFailure { kind: CallErrorKind::NotFound, hint: None });
         backoff.fail("k", start);
-        backoff.remember("k", "ErrImagePull: 404".into(), advice.clone());
-        assert_eq!(backoff.remembered("k"), Some(("ErrImagePull: 404", advice.as_ref())));
+        backoff.remember("k", "ErrImagePull: 404".into(), failure.clone());
+        assert_eq!(backoff.remembered("k"), Some(("ErrImagePull: 404", failure.as_ref())));
         backoff.forget("k");
         assert_eq!(backoff.remembered("k"), None);
         assert_eq!(backoff.fail("k", start), Duration::from_secs(20));

@@ -38,16 +38,13 @@ impl ImageManager {
         credential: Option<Credential>,
         sandbox: Option<SandboxConfig>,
     ) -> Result<DirectPull, BackendError> {
-        let image = spec.image.with_default_tag().map_err(|error| BackendError::Call {
-            message: error.to_string(),
-            kind: CallErrorKind::Other,
-            hint: error.hint().map(Hint::from),
+        let image = spec.image.with_default_tag().map_err(|error| {
+            let hint = error.hint().map(Hint::from);
+            BackendError::call(CallErrorKind::Other, error.to_string()).with_cause(error).with_hint(hint)
         })?;
         let asked = spec.image.clone();
         let spec = ImageSpec { image, ..spec };
-        let intent = PullIntentGuard::begin(self.records.as_deref(), &asked)
-            .await
-            .map_err(|error| no_intent(&error))?;
+        let intent = PullIntentGuard::begin(self.records.as_deref(), &asked).await.map_err(no_intent)?;
         let credentials = credential.into_iter().collect();
         let job = PullJob {
             spec,
@@ -80,15 +77,12 @@ impl ImageManager {
     }
 }
 
-/// The error of a pull recorded intent could not be recorded.
-fn no_intent(error: &RecordsError) -> BackendError {
-    let full = error.is_no_space();
-    let (kind, hint) = if full {
-        let hint = Hint::from("free space in larder's state directory with ").command(["gc"]);
-        (CallErrorKind::InsufficientSpace, Some(hint))
-    } else {
-        (CallErrorKind::Other, None)
-    };
-    let message = if full { format!("{error}: no free space") } else { error.to_string() };
-    BackendError::Call { message, kind, hint }
+/// The error of a pull whose intent could not be recorded.
+fn no_intent(error: RecordsError) -> BackendError {
+    if !error.is_no_space() {
+        return BackendError::call(CallErrorKind::Other, error.to_string()).with_cause(error);
+    }
+    let hint = Hint::from("free space in larder's state directory with ").command(["gc"]);
+    let kind = CallErrorKind::InsufficientSpace { reclaim_bytes: None };
+    BackendError::call(kind, format!("{error}: no free space")).with_cause(error).with_hint(hint)
 }

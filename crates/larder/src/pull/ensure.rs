@@ -134,8 +134,8 @@ pub struct EnsureError {
     pub message: String,
     /// When the back-off would allow the next try; `None` when this failure counts none.
     pub retry_in: Option<Duration>,
-    /// The backend's hint; CRI runtimes give none.
-    pub advice: Option<BackendAdvice>,
+    /// The backend's details; `None` if the backend was not reached or did not fail.
+    pub failure: Option<BackendFailure>,
     /// Whether the image is present, but its pull record requires other credentials than the pod's, or requires the
     /// registry to accept these first. Reason and message do not say so, because a pod's status must not reveal which
     /// images are present.
@@ -144,16 +144,16 @@ pub struct EnsureError {
 
 /// The backend's details of a failed pull, in addition to the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BackendAdvice {
+pub struct BackendFailure {
     /// The class of the failure.
     pub kind: CallErrorKind,
-    /// The next step.
-    pub hint: Hint,
+    /// The next step, if the backend knows one.
+    pub hint: Option<Hint>,
 }
 
 impl EnsureError {
     pub(super) fn new(reason: EnsureReason, message: impl Into<String>) -> Self {
-        EnsureError { reason, message: message.into(), retry_in: None, advice: None, access_denied: false }
+        EnsureError { reason, message: message.into(), retry_in: None, failure: None, access_denied: false }
     }
 
     /// The same words for absent and for not permitted: presence is not revealed.

@@ -229,18 +229,18 @@ impl ImageManager {
                 backoff.forget(&key);
                 return Ok(());
             };
-            (left, backoff.remembered(&key).map(|(text, advice)| (text.to_owned(), advice.cloned())))
+            (left, backoff.remembered(&key).map(|(text, failure)| (text.to_owned(), failure.cloned())))
         };
         let mut message = format!("Back-off pulling image {}", go_format::quote(request.image.as_str()));
         self.event(request, EventType::Normal, EventReason::BackOff, &message);
-        let mut advice = None;
-        if let Some((failure, of_backend)) = last_failure {
-            message = format!("{message}: {failure}");
-            advice = of_backend;
+        let mut failure = None;
+        if let Some((text, of_backend)) = last_failure {
+            message = format!("{message}: {text}");
+            failure = of_backend;
         }
         Err(EnsureError {
             retry_in: Some(left),
-            advice,
+            failure,
             ..EnsureError::new(EnsureReason::ImagePullBackOff, message)
         })
     }
@@ -357,7 +357,7 @@ impl ImageManager {
         shared: &SharedPullResult,
         error: &PullerError,
     ) -> EnsureError {
-        let (advice, error) = (error.advice(), error.to_string());
+        let (failure, error) = (error.failure(), error.to_string());
         let message = format!("Failed to pull image {}: {error}", go_format::quote(request.image.as_str()));
         self.event(request, EventType::Warning, EventReason::Failed, &message);
         let evaluated = evaluate_pull_error(request.image.as_str(), &error);
@@ -366,9 +366,9 @@ impl ImageManager {
         let delay =
             if shared.counts_for(&key) { backoff.fail(&key, Instant::now()) } else { backoff.delay(&key) };
         backoff.note_shown(&key, CredentialHashes::of(credentials));
-        backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message), advice.clone());
+        backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message), failure.clone());
         let error = EnsureError::new(evaluated.reason, evaluated.message);
-        EnsureError { retry_in: Some(delay), advice, ..error }
+        EnsureError { retry_in: Some(delay), failure, ..error }
     }
 
     fn finished_pulling(&self, request: &EnsureRequest) {

@@ -71,25 +71,22 @@ impl PullFailureReason {
 
     /// The class of a backend's error.
     pub fn of(error: &BackendError) -> PullFailureReason {
-        match error {
-            BackendError::Unreachable { .. } => PullFailureReason::Unavailable,
-            BackendError::Call { message, kind, .. } => {
-                if message.starts_with("SignatureValidationFailed") {
-                    return PullFailureReason::Signature;
-                }
-                if message.starts_with("RegistryUnavailable") {
-                    return PullFailureReason::Unavailable;
-                }
-                match kind {
-                    CallErrorKind::Denied => PullFailureReason::AccessDenied,
-                    CallErrorKind::NotFound => PullFailureReason::NotFound,
-                    CallErrorKind::Unavailable => PullFailureReason::Unavailable,
-                    CallErrorKind::InsufficientSpace => PullFailureReason::NoSpace,
-                    CallErrorKind::DeadlineExceeded => PullFailureReason::Deadline,
-                    _ => PullFailureReason::Other,
-                }
-            }
-            BackendError::Incomplete(_) => PullFailureReason::Other,
+        let kind = match error {
+            BackendError::Unreachable { .. } => return PullFailureReason::Unavailable,
+            BackendError::Incomplete(_) => return PullFailureReason::Other,
+            BackendError::Call { kind, .. } => kind,
+        };
+        match kind {
+            CallErrorKind::Denied => PullFailureReason::AccessDenied,
+            CallErrorKind::NotFound => PullFailureReason::NotFound,
+            CallErrorKind::RegistryUnavailable | CallErrorKind::Unavailable => PullFailureReason::Unavailable,
+            CallErrorKind::SignatureInvalid => PullFailureReason::Signature,
+            CallErrorKind::InsufficientSpace { .. } => PullFailureReason::NoSpace,
+            CallErrorKind::DeadlineExceeded => PullFailureReason::Deadline,
+            CallErrorKind::FailedPrecondition
+            | CallErrorKind::Canceled
+            | CallErrorKind::Unimplemented
+            | CallErrorKind::Other => PullFailureReason::Other,
         }
     }
 

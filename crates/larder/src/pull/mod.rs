@@ -30,7 +30,7 @@ pub use builder::ImageManagerBuilder;
 pub use config::{DuplicatePullPolicy, NewCredentialsPolicy, PullConfig, RateLimitAction};
 pub use direct_pull::DirectPull;
 pub use ensure::{
-    BackendAdvice, EnsureError, EnsurePlan, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence,
+    BackendFailure, EnsureError, EnsurePlan, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence,
     Priority,
 };
 pub use manager::ImageManager;

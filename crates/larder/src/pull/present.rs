@@ -107,11 +107,8 @@ impl ImageManager {
         };
         // Before the removal begins: that ends the image's lease.
         if let Some(pin) = pins.pins(std::slice::from_ref(&found)).await?.remove(&found.id) {
-            return Err(BackendError::Call {
-                message: format!("cannot remove image {}: {}", image.image, pin.reason),
-                kind: CallErrorKind::FailedPrecondition,
-                hint: Some(pin.hint),
-            });
+            let message = format!("cannot remove image {}: {}", image.image, pin.reason);
+            return Err(BackendError::call(CallErrorKind::FailedPrecondition, message).with_hint(pin.hint));
         }
         let removing = self.leases.removal(&found.id).await;
         // By ID: the name may refer to another image now.

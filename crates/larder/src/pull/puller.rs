@@ -8,7 +8,7 @@ use tokio::time::{self, Instant};
 use tracing::Instrument as _;
 
 use super::config::PullConfig;
-use super::ensure::BackendAdvice;
+use super::ensure::BackendFailure;
 use super::priority_semaphore::{PrioritySemaphore, PullPermit, QueuePriority, QueuedPull};
 use super::status::{PullPhase, PullTrackerEntry};
 use super::throttle::{RateExceeded, Throttle};
@@ -66,10 +66,10 @@ pub(super) enum PullerError {
 }
 
 impl PullerError {
-    /// The backend's hint.
-    pub(super) fn advice(&self) -> Option<BackendAdvice> {
+    /// The backend's details, if the backend failed.
+    pub(super) fn failure(&self) -> Option<BackendFailure> {
         match self {
-            PullerError::Failed(failed) => failed.advice(),
+            PullerError::Failed(failed) => failed.failure(),
             PullerError::RateExceeded(_) | PullerError::TimedOut(_) => None,
         }
     }
@@ -77,17 +77,15 @@ impl PullerError {
     /// Whether the last attempt failed with "not found".
     pub(super) fn is_not_found(&self) -> bool {
         let PullerError::Failed(failed) = self else { return false };
-        matches!(failed.causes().last(), Some(BackendError::Call { kind: CallErrorKind::NotFound, .. }))
+        failed.causes().last().and_then(BackendError::kind) == Some(CallErrorKind::NotFound)
     }
 
     /// Whether the pull has certainly ended. A runtime that timed out or whose connection broke may continue it.
     pub(super) fn is_final(&self) -> bool {
-        let is_final = |error: &BackendError| match error {
-            BackendError::Call { kind, .. } => !matches!(
-                kind,
-                CallErrorKind::DeadlineExceeded | CallErrorKind::Canceled | CallErrorKind::Unavailable
-            ),
-            BackendError::Unreachable { .. } | BackendError::Incomplete(_) => false,
+        let is_final = |error: &BackendError| match error.kind() {
+            Some(CallErrorKind::DeadlineExceeded | CallErrorKind::Canceled | CallErrorKind::Unavailable)
+            | None => false,
+            Some(_) => true,
         };
         match self {
             PullerError::RateExceeded(_) => true,
@@ -101,13 +99,13 @@ impl PullerError {
         let kind = match self {
             PullerError::Failed(failed) => match failed.causes() {
                 [only] => return only.clone(),
-                _ => CallErrorKind::Other,
+                _ => failed.failure().map_or(CallErrorKind::Other, |failure| failure.kind),
             },
             PullerError::RateExceeded(_) => CallErrorKind::Other,
             PullerError::TimedOut(_) => CallErrorKind::DeadlineExceeded,
         };
-        let hint = self.advice().map(|advice| advice.hint);
-        BackendError::Call { message: self.to_string(), kind, hint }
+        let hint = self.failure().and_then(|failure| failure.hint);
+        BackendError::call(kind, self.to_string()).with_hint(hint)
     }
 }
 

@@ -215,7 +215,7 @@ impl FakeNode {
 }
 
 pub(crate) fn failure(text: &str) -> BackendError {
-    BackendError::Call { message: text.to_owned(), kind: CallErrorKind::Other, hint: None }
+    BackendError::call(CallErrorKind::Other, text)
 }
 
 #[async_trait]

@@ -179,7 +179,7 @@ mod tests {
                 reason: EnsureReason::ErrImagePull,
                 message: String::new(),
                 retry_in: None,
-                advice: None,
+                failure: None,
                 access_denied: false,
             })
         };

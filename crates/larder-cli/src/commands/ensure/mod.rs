@@ -16,7 +16,7 @@ use larder_agent::registry::UserCredentials;
 use tokio::time::Instant;
 
 use super::ensure_runner::{self, EnsureResult, EnsureResults, EnsureRun};
-use super::pull_failure::{self, PullFailureKind};
+use super::pull_failure;
 use crate::args::EnsureArgs;
 use crate::credential_setup::{self, CredentialSetup};
 use crate::exit::CommandOutcome;
@@ -119,7 +119,7 @@ fn advise(gathered: &EnsureInputs, results: &[EnsureResult], candidates: &UserCr
     for (EnsureJob { request, .. }, result) in gathered.jobs.iter().zip(results) {
         if let EnsureResult::Failed(error) = result {
             let denied = || candidates.advice(request.image.as_str(), &request.secrets);
-            let advice = PullFailureKind::advice(error, denied);
+            let advice = pull_failure::next_step(error, denied);
             for advice in pull_failure::access_denied_hint(&request.image, error).into_iter().chain(advice) {
                 if printed.insert(advice.to_string()) {
                     out.hint(advice);
@@ -155,7 +155,7 @@ fn untried(gathered: &EnsureInputs) -> Vec<EnsureResult> {
             reason: EnsureReason::InvalidImageName,
             message: bad.message,
             retry_in: None,
-            advice: None,
+            failure: None,
             access_denied: false,
         }),
     };

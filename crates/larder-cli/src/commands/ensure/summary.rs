@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::inputs::{EnsureInputs, EnsureJob};
 use crate::commands::ensure_runner::EnsureResult;
-use crate::commands::pull_failure::PullFailureKind;
+use crate::commands::pull_failure;
 use crate::exit::CommandOutcome;
 use crate::output::events::EventRecord;
 use crate::output::progress_timeline::ProgressChange;
@@ -252,7 +252,7 @@ fn row(job: &EnsureJob, result: &EnsureResult) -> EnsureRow {
             reason: error.reason.to_string(),
             message: error.message.clone(),
             retry_in_seconds: error.retry_in.map(|wait| wait.as_secs_f64()),
-            time_helps: error.retry_in.is_some() && PullFailureKind::of(error) == PullFailureKind::Other,
+            time_helps: error.retry_in.is_some() && pull_failure::is_transient(error),
             ..row
         },
         EnsureResult::Ensured(EnsuredImage { image_ref, message, outcome }) => {
@@ -273,13 +273,18 @@ fn row(job: &EnsureJob, result: &EnsureResult) -> EnsureRow {
 
 #[cfg(test)]
 mod tests {
+    use larder::backend::CallErrorKind;
     use larder::pod::Pod;
-    use larder::pull::{EnsureError, EnsureReason, EnsureRequest, PullPolicy};
+    use larder::pull::{BackendFailure, EnsureError, EnsureReason, EnsureRequest, PullPolicy};
 
     use super::*;
 
-    /// A summary of failures: image, message, seconds until the next try.
+    /// A summary of failures of an unknown kind: image, message, seconds until the next try.
     fn failures(failures: &[(&str, &str, u64)]) -> EnsureSummary {
+        failures_of(None, failures)
+    }
+
+    fn failures_of(kind: Option<CallErrorKind>, failures: &[(&str, &str, u64)]) -> EnsureSummary {
         let jobs = failures.iter().map(|(image, ..)| EnsureJob {
             request: EnsureRequest::new(*image, PullPolicy::Always, Pod::default()),
             label: "image".into(),
@@ -292,7 +297,7 @@ mod tests {
                 reason: EnsureReason::ErrImagePull,
                 message: (*message).to_owned(),
                 retry_in: Some(Duration::from_secs(*wait)),
-                advice: None,
+                failure: kind.map(|kind| BackendFailure { kind, hint: None }),
                 access_denied: false,
             })
         });
@@ -321,9 +326,9 @@ mod tests {
 
     #[test]
     fn denied_and_missing_images_have_no_hint_to_retry() {
-        for message in ["a:1: not found", "unexpected status: 401 Unauthorized"] {
-            let hint = failures(&[("a:1", message, 10)]).retry_hint(Duration::ZERO);
-            assert_eq!(hint, None, "{message}");
+        for kind in [CallErrorKind::NotFound, CallErrorKind::Denied] {
+            let hint = failures_of(Some(kind), &[("a:1", "no", 10)]).retry_hint(Duration::ZERO);
+            assert_eq!(hint, None, "{kind:?}");
         }
     }
 }
