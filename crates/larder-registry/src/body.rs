@@ -96,7 +96,9 @@ impl BlobBody {
         permit: ConnectionPermit,
         part: BlobRange,
         config: &RegistryConfig,
-        (repository, host, target): (String, String, FetchTarget),
+        repository: String,
+        host: String,
+        target: FetchTarget,
     ) -> BlobBody {
         let BlobRange { start, end, ranged } = part;
         let body = WatchedBody::new(response, config);

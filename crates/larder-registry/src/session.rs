@@ -307,9 +307,9 @@ impl RepositorySession {
             kind,
             token: false,
         })?;
-        let names =
-            (self.image.name().to_owned(), link.host.name(), FetchTarget::Blob(descriptor.digest.clone()));
-        Ok(BlobBody::new(reply.response, permit, part, &self.shared.config, names))
+        let (repository, host) = (self.image.name().to_owned(), link.host.name());
+        let target = FetchTarget::Blob(descriptor.digest.clone());
+        Ok(BlobBody::new(reply.response, permit, part, &self.shared.config, repository, host, target))
     }
 
     pub(super) fn url(&self, link: &SessionHost, kind: &str, reference: &str) -> Url {

@@ -73,7 +73,8 @@ impl TraceOptions {
         let options = if settings.is_set() {
             TraceOptions::from_settings(settings, tls, batch)
         } else {
-            TraceOptions::from_environment(variable, endpoint.unwrap_or_default(), tls, batch)
+            let (name, value) = endpoint.unwrap_or_default();
+            TraceOptions::from_environment(variable, name, &value, tls, batch)
         };
         options.map(Some)
     }
@@ -99,10 +100,11 @@ impl TraceOptions {
         })
     }
 
-    /// `endpoint` is a variable and its value.
+    /// `name` is the variable that has the endpoint.
     fn from_environment(
         variable: &dyn Fn(&str) -> Option<String>,
-        (name, endpoint): (&str, String),
+        name: &str,
+        endpoint: &str,
         tls: TlsFiles,
         batch: BatchLimits,
     ) -> Result<TraceOptions, Error> {
@@ -110,10 +112,10 @@ impl TraceOptions {
         let protocol =
             protocol.map_or(Ok(TraceProtocol::HttpProtobuf), |(name, text)| protocol_of(name, &text))?;
         check_sampler(variable)?;
-        check_scheme(name, &endpoint)?;
+        check_scheme(name, endpoint)?;
         Ok(TraceOptions {
             endpoint: None,
-            shown_endpoint: without_path(&endpoint),
+            shown_endpoint: without_path(endpoint),
             protocol,
             sampled_per_million: None,
             tls,

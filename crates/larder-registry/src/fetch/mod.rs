@@ -79,7 +79,7 @@ pub async fn fetch_blob(
     let mut walk = fetch.walk()?;
     let whole = match fetch.open(&mut walk, &first).await? {
         Some(body) if body.start() == first.start && (body.is_ranged() || parts.is_empty()) => {
-            fetch.in_parallel(parts, first, (walk, body)).await?
+            fetch.in_parallel(parts, first, walk, body).await?
         }
         other => Some((walk, other)),
     };
@@ -179,13 +179,14 @@ impl<'s> BlobFetch<'s> {
         Ok(())
     }
 
-    /// Fetches the parts in parallel; `first` is open already. If ranges fail, stops and returns the connection for the rest,
+    /// Fetches the parts in parallel; `first` is open already, as `body`. If ranges fail, stops and returns the connection for the rest,
     /// if there is one.
     async fn in_parallel(
         &self,
         mut parts: MissingRanges,
         first: Range<u64>,
-        (walk, body): (HostWalk<'s>, BlobBody),
+        walk: HostWalk<'s>,
+        body: BlobBody,
     ) -> Result<Option<(HostWalk<'s>, Option<BlobBody>)>, BlobError> {
         let mut workers = FuturesUnordered::new();
         workers.push(self.part(walk, first, Some(body)));

@@ -291,13 +291,13 @@ impl PullRecordStore {
         let (mut result, mut error) = (MustPullCheckResult::MustAuthenticate, None);
         let known = self.memory.get(image_ref);
         if let Some(known) = &known {
-            (result, error) = self.ask(image, image_ref, (Some(known), true), lookup).await;
+            (result, error) = self.ask(image, image_ref, Some(known), true, lookup).await;
         }
         if known.is_none() || (result == MustPullCheckResult::MustAuthenticate && error.is_none()) {
             // In this order: a record is durable before its intent is removed.
-            let ours = self.may_be_ours(image).await;
+            let may_be_ours = self.may_be_ours(image).await;
             (result, error) = match self.read(image_ref).await {
-                Ok(known) => self.ask(image, image_ref, (known.as_deref(), ours), lookup).await,
+                Ok(known) => self.ask(image, image_ref, known.as_deref(), may_be_ours, lookup).await,
                 Err(why) => {
                     tracing::warn!("{image} must be pulled: cannot read its pull record: {why}");
                     (MustPullCheckResult::Error, None)
@@ -315,10 +315,10 @@ impl PullRecordStore {
         image_ref: &ImageId,
         lookup: &mut dyn PodCredentialLookup,
     ) -> Result<bool, RecordsError> {
-        let ours = self.may_be_ours(image).await;
+        let may_be_ours = self.may_be_ours(image).await;
         let Ok(record) = self.record(image_ref).await else { return Ok(true) };
         let known = record.map(|record| IndexedRecord::new(&record));
-        Ok(match self.decide(image, (known.as_ref(), ours), lookup).await? {
+        Ok(match self.decide(image, known.as_ref(), may_be_ours, lookup).await? {
             RecordCheck::Ends(result) => result.must_pull(),
             RecordCheck::Learns(_) => false,
             RecordCheck::Asks => true,
@@ -344,10 +344,11 @@ impl PullRecordStore {
         &self,
         image: &ImageName,
         image_ref: &ImageId,
-        known: (Option<&IndexedRecord>, bool),
+        known: Option<&IndexedRecord>,
+        may_be_ours: bool,
         lookup: &mut dyn PodCredentialLookup,
     ) -> (MustPullCheckResult, Option<RecordsError>) {
-        match self.decide(image, known, lookup).await {
+        match self.decide(image, known, may_be_ours, lookup).await {
             Err(error) => (MustPullCheckResult::Error, Some(error)),
             Ok(RecordCheck::Ends(result)) => (result, None),
             Ok(RecordCheck::Learns(secret)) => {
@@ -358,15 +359,16 @@ impl PullRecordStore {
         }
     }
 
-    /// Looks up credentials only if the result depends on them. Beside the record: whether larder may have pulled an image that has
-    /// none, as [`may_be_ours`](PullRecordStore::may_be_ours) said before the record was read.
+    /// Looks up credentials only if the result depends on them. `may_be_ours` is whether larder may have pulled an image
+    /// without a record, as [`may_be_ours`](PullRecordStore::may_be_ours) returned before the record was read.
     async fn decide(
         &self,
         image: &ImageName,
-        (known, ours): (Option<&IndexedRecord>, bool),
+        known: Option<&IndexedRecord>,
+        may_be_ours: bool,
         lookup: &mut dyn PodCredentialLookup,
     ) -> Result<RecordCheck, RecordsError> {
-        let pulled_here = known.is_some() || ours;
+        let pulled_here = known.is_some() || may_be_ours;
         match self.look(image, known, None, pulled_here) {
             RecordCheck::Asks => {
                 let pod = lookup.pod_credentials().await?;

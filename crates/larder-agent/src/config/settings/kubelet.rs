@@ -18,7 +18,8 @@ macro_rules! image_setting {
     ($key:literal, $form:ty, $field:ident, $reload:ident, $about:literal, $show:expr) => {
         Setting::new(
             $key,
-            (<$form as SettingCodec>::name, <$form as SettingCodec>::KIND),
+            <$form as SettingCodec>::name,
+            <$form as SettingCodec>::KIND,
             |draft, at| {
                 draft.written.$field =
                     Some(<$form as SettingCodec>::parse(at).map_err(|problem| vec![problem])?);

@@ -47,7 +47,8 @@ pub(super) const TOP: &[Setting] = &[
     .default("`store`; `cri` if `containerRuntimeEndpoint` or `imageServiceEndpoint` is set, also in kubelet's file"),
     Setting::new(
         "prefetch",
-        (|| "list of images".into(), FlagValueKind::Text),
+        || "list of images".into(),
+        FlagValueKind::Text,
         |draft, at| {
             draft.config.prefetch = read_prefetch(at)?;
             Ok(())
@@ -308,7 +309,8 @@ pub(super) const SECTIONS: &[Setting] = &[
     .kubelet_has("`examined`"),
     Setting::new(
         "gc.keep",
-        (|| "list of rules".into(), FlagValueKind::Text),
+        || "list of rules".into(),
+        FlagValueKind::Text,
         |draft, at| {
             draft.config.gc.keep = read_keep(at)?;
             Ok(())
@@ -392,11 +394,12 @@ enum InodeThreshold {
 type PercentCodec = IntegerCodec<i32, 0, 100>;
 
 const fn inode_setting(key: &'static str, which: InodeThreshold) -> Setting {
-    let form = (<PercentCodec as SettingCodec>::name as fn() -> String, FlagValueKind::Number);
+    let (name, kind) = (<PercentCodec as SettingCodec>::name as fn() -> String, FlagValueKind::Number);
     match which {
         InodeThreshold::High => Setting::new(
             key,
-            form,
+            name,
+            kind,
             |draft, at| inodes(&mut draft.config.gc, at, |inodes, percent| inodes.high_percent = percent),
             |config| json!(config.gc.inodes.map_or(100, |inodes| inodes.high_percent)),
             ReloadSupport::Live,
@@ -404,7 +407,8 @@ const fn inode_setting(key: &'static str, which: InodeThreshold) -> Setting {
         ),
         InodeThreshold::Low => Setting::new(
             key,
-            form,
+            name,
+            kind,
             |draft, at| inodes(&mut draft.config.gc, at, |inodes, percent| inodes.low_percent = percent),
             |config| json!(config.gc.inodes.map_or(100, |inodes| inodes.low_percent)),
             ReloadSupport::Live,

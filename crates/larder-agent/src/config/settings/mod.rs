@@ -68,7 +68,8 @@ pub(in crate::config) struct ConfigDraft {
 impl Setting {
     const fn new(
         key: &'static str,
-        (codec_name, kind): (fn() -> String, FlagValueKind),
+        codec_name: fn() -> String,
+        kind: FlagValueKind,
         read: SettingReader,
         show: fn(&Config) -> Value,
         reload: ReloadSupport,
@@ -127,7 +128,8 @@ macro_rules! setting {
     ($key:literal, $form:ty, $($field:ident).+, $reload:ident, $about:literal) => {
         Setting::new(
             $key,
-            (<$form as SettingCodec>::name, <$form as SettingCodec>::KIND),
+            <$form as SettingCodec>::name,
+            <$form as SettingCodec>::KIND,
             |draft, at| {
                 draft.config.$($field).+ = <$form as SettingCodec>::parse(at).map_err(|problem| vec![problem])?;
                 Ok(())

@@ -111,7 +111,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     ),
     Setting::new(
         "registry.noProxy",
-        (OptionalStringCodec::name, FlagValueKind::Text),
+        OptionalStringCodec::name,
+        FlagValueKind::Text,
         |draft, at| {
             draft.no_proxy = OptionalStringCodec::parse(at).map_err(|problem| vec![problem])?;
             Ok(())

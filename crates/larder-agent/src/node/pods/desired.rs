@@ -230,7 +230,8 @@ impl DesiredImages {
                     }
                 };
                 let measure = || pulls.as_ref().and_then(|pulls| pulls.begin(&request.pod));
-                maintain_image(&manager, &*backend, &request, (hold, ensured, failed), measure, &own).await;
+                let observer = DesiredImageObserver { hold, ensured, failed, measure };
+                maintain_image(&manager, &*backend, &request, &observer, &own).await;
             });
             self.running.insert(key, DesiredImageTask { task, wanted: is_wanted });
         }
@@ -245,33 +246,49 @@ impl Drop for DesiredImages {
     }
 }
 
+/// What is done at each step of a desired image.
+struct DesiredImageObserver<H, E, F, M> {
+    /// Retains the image.
+    hold: H,
+    /// Records that it was ensured.
+    ensured: E,
+    /// Records that it could not be ensured.
+    failed: F,
+    /// Begins to measure an ensure for a pod.
+    measure: M,
+}
+
 /// Ensures the image, retains it, and ensures it again after a removal. Ends only for a name that
 /// can never be pulled.
 async fn maintain_image(
     manager: &ImageManager,
     backend: &dyn Backend,
     request: &EnsureRequest,
-    (hold, note, failed): (impl Fn(&ImageId), impl Fn(&EnsuredImage), impl Fn(&EnsureError)),
-    measure: impl Fn() -> Option<PodPullRequest>,
+    observer: &DesiredImageObserver<
+        impl Fn(&ImageId),
+        impl Fn(&EnsuredImage),
+        impl Fn(&EnsureError),
+        impl Fn() -> Option<PodPullRequest>,
+    >,
     key: &DesiredKey,
 ) {
-    let mut measured = measure();
+    let mut measured = (observer.measure)();
     loop {
         match manager.ensure(request).await {
             Ok(ensured) => {
-                note(&ensured);
+                (observer.ensured)(&ensured);
                 drop(measured.take());
                 while_present(backend, &ensured.image_ref).await;
                 tracing::warn!("{}: missing, but desired by {}", key.image, key.owner);
-                measured = measure();
+                measured = (observer.measure)();
             }
             Err(error) => {
-                failed(&error);
+                (observer.failed)(&error);
                 if error.reason == EnsureReason::InvalidImageName {
                     return;
                 }
                 // An image that could not be refreshed is desired all the same.
-                hold_present(backend, &request.image, &hold).await;
+                hold_present(backend, &request.image, &observer.hold).await;
                 time::sleep(error.retry_in.unwrap_or(RETRY).min(RETRY)).await;
             }
         }
