@@ -110,9 +110,8 @@ async fn remove_all(
         if request.force || found.is_empty() { Vec::new() } else { node.desired_uses.pinned().await };
     for RemovalRequest { text, image, selected } in &found {
         let mut refuse = |refusal: Error| {
-            let cause = refusal.message().strip_prefix(&format!("{text}: ")).unwrap_or(refusal.message());
-            node.record_failed_removal(RequestApi::Control, text, cause);
-            answer.refuse(refusal)
+            node.record_failed_removal(RequestApi::Control, text, refusal.message());
+            answer.refuse(refusal.about(text))
         };
         let scope = naming::scope(image, selected, backend.names().is_some(), request.force);
         let takes_image = match &scope {
@@ -122,17 +121,17 @@ async fn remove_all(
         let mounts = mounts(image, &in_use);
         if takes_image && !request.force {
             let is_docker = using(image, &in_use).next().is_some() && is_docker(backend).await;
-            if let Some(refusal) = refuse_used(text, image, &in_use, &unlisted, is_docker) {
+            if let Some(refusal) = refuse_used(image, &in_use, &unlisted, is_docker) {
                 refuse(refusal)?;
                 continue;
             }
         }
-        if let Some(refusal) = refuse_desired(text, image, scope.as_ref(), &pinned) {
+        if let Some(refusal) = refuse_desired(image, scope.as_ref(), &pinned) {
             refuse(refusal)?;
             continue;
         }
         let Some(scope) = scope else {
-            refuse(other_names(text, image, backend.names().is_some()))?;
+            refuse(other_names(image, backend.names().is_some()))?;
             continue;
         };
         match remove_one(text, image, scope.clone(), request.force, node).await {
@@ -151,7 +150,6 @@ async fn remove_all(
 
 /// Why an image may not be removed, unless forced: containers, mounts and sandboxes use it, or it is pinned.
 fn refuse_used(
-    text: &str,
     image: &Image,
     in_use: &ContainerInventory,
     unlisted: &[ReportedUse],
@@ -160,25 +158,24 @@ fn refuse_used(
     let containers: Vec<&str> =
         using(image, in_use).filter(|user| !user.is_mount).map(|user| user.name.as_str()).collect();
     if !containers.is_empty() {
-        return Some(used(text, &users(image, in_use), &containers, !is_docker));
+        return Some(used(&users(image, in_use), &containers, !is_docker));
     }
     let mounts = mounts(image, in_use);
     if !mounts.is_empty() {
-        return Some(mounted(text, &mounts));
+        return Some(mounted(&mounts));
     }
     let unlisted = unlisted_users(image, unlisted);
     if !unlisted.is_empty() {
         return Some(
-            Error::failed(format!("{text}: in use by {}", unlisted.join(", ")))
+            Error::failed(format!("in use by {}", unlisted.join(", ")))
                 .hint(Hint::from("remove that first; or use ").setting("force", "")),
         );
     }
-    image.pinned.then(|| pinned(text))
+    image.pinned.then(pinned)
 }
 
 /// Why the name of an image that an image set, a static pod or the prefetch list pins may not be removed, nor the image.
 fn refuse_desired(
-    text: &str,
     image: &Image,
     scope: Option<&RemovalScope>,
     pinned: &[(DesiredKey, ImageId)],
@@ -192,7 +189,7 @@ fn refuse_desired(
     };
     let (key, _) = pinned.iter().find(|(key, id)| *id == image.id && is_removed(key))?;
     let ImagePin { reason, hint } = desired_pin(key);
-    Some(Error::failed(format!("{text}: {reason}")).hint(hint).hint(force_pinned()))
+    Some(Error::failed(reason).hint(hint).hint(force_pinned()))
 }
 
 /// What was removed, as the answer has it.
@@ -315,7 +312,7 @@ async fn is_docker(backend: &Arc<dyn Backend>) -> bool {
 }
 
 /// The image is in use by containers of a runtime.
-fn used(name: &str, users: &[String], containers: &[&str], can_force: bool) -> Error {
+fn used(users: &[String], containers: &[&str], can_force: bool) -> Error {
     let containers = match containers {
         [one] => format!("the container {one}"),
         several => format!("the containers {}", several.join(", ")),
@@ -323,7 +320,7 @@ fn used(name: &str, users: &[String], containers: &[&str], can_force: bool) -> E
     let remove = Hint::from(format!("remove {containers} first"));
     let force =
         |hint: Hint| hint.text("; or use ").setting("force", "").text(", where the runtime allows it");
-    Error::failed(format!("{name}: in use by {}", users.join(", "))).hint(if can_force {
+    Error::failed(format!("in use by {}", users.join(", "))).hint(if can_force {
         force(remove)
     } else {
         remove
@@ -331,8 +328,8 @@ fn used(name: &str, users: &[String], containers: &[&str], can_force: bool) -> E
 }
 
 /// The runtime needs the image, for its sandboxes mostly.
-fn pinned(name: &str) -> Error {
-    Error::failed(format!("{name}: {PINNED}")).hint("pods need it to start").hint(force_pinned())
+fn pinned() -> Error {
+    Error::failed(PINNED).hint("pods need it to start").hint(force_pinned())
 }
 
 const PINNED: &str = "pinned by the runtime or by runtime.sandboxImages";
@@ -342,8 +339,8 @@ fn force_pinned() -> Hint {
 }
 
 /// The image is mounted out of larder's own store.
-fn mounted(name: &str, mounts: &[&str]) -> Error {
-    Error::failed(format!("{name}: mounted at {}", mounts.join(", "))).hint(
+fn mounted(mounts: &[&str]) -> Error {
+    Error::failed(format!("mounted at {}", mounts.join(", "))).hint(
         Hint::new()
             .command(std::iter::once("umount").chain(mounts.iter().copied()).map(str::to_owned))
             .text(" first; or use ")
@@ -375,14 +372,14 @@ fn unswept(root: &Path, error: &StoreError) -> String {
 }
 
 /// The image has names that were not requested.
-fn other_names(text: &str, image: &Image, single: bool) -> Error {
+fn other_names(image: &Image, single: bool) -> Error {
     let names = naming::all_names(image).join(", ");
     let (problem, step) = if single {
         ("the image has several names", "give the names to remove; or remove all of them with ")
     } else {
         ("the runtime removes an image with all its names", "give all tags; or remove all names with ")
     };
-    Error::failed(format!("{text}: {problem}: {names}")).hint(Hint::from(step).setting("force", ""))
+    Error::failed(format!("{problem}: {names}")).hint(Hint::from(step).setting("force", ""))
 }
 
 /// What uses an image, whatever name of it the runtime reports: containers, or mounts of larder's own store.
