@@ -23,9 +23,9 @@ pub(crate) struct PodObject {
 #[serde(default, rename_all = "camelCase")]
 struct PodSpec {
     volumes: Option<Vec<Volume>>,
-    ephemeral_containers: Option<Vec<Container>>,
-    init_containers: Option<Vec<Container>>,
-    containers: Option<Vec<Container>>,
+    ephemeral_containers: Option<Vec<PodContainer>>,
+    init_containers: Option<Vec<PodContainer>>,
+    containers: Option<Vec<PodContainer>>,
     image_pull_secrets: Option<Vec<LocalObjectReference>>,
     service_account_name: Option<String>,
     runtime_class_name: Option<String>,
@@ -40,7 +40,7 @@ struct Volume {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Container {
+struct PodContainer {
     name: String,
     image: Option<String>,
     image_pull_policy: Option<String>,
@@ -116,7 +116,7 @@ pub(crate) fn bound_pod(pod: &PodObject) -> Option<BoundPod> {
 
 fn container_image(
     list: &str,
-    Container { name, image: reference, image_pull_policy }: &Container,
+    PodContainer { name, image: reference, image_pull_policy }: &PodContainer,
 ) -> Option<PodImage> {
     image(reference.as_deref(), image_pull_policy.as_deref(), format!("spec.{list}{{{name}}}"), name)
 }

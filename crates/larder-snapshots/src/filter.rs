@@ -17,10 +17,10 @@ use regex::Regex;
 
 /// Filters, of which one must match. None at all match everything.
 #[derive(Debug)]
-pub(crate) struct SnapshotFilters(Vec<Vec<Selector>>);
+pub(crate) struct SnapshotFilters(Vec<Vec<FieldSelector>>);
 
 #[derive(Debug)]
-struct Selector {
+struct FieldSelector {
     path: Vec<String>,
     test: FieldTest,
 }
@@ -43,12 +43,12 @@ impl SnapshotFilters {
     }
 
     pub(crate) fn has(&self, snapshot: &SnapshotRecord) -> bool {
-        let all = |selectors: &Vec<Selector>| selectors.iter().all(|selector| selector.has(snapshot));
+        let all = |selectors: &Vec<FieldSelector>| selectors.iter().all(|selector| selector.has(snapshot));
         self.0.is_empty() || self.0.iter().any(all)
     }
 }
 
-impl Selector {
+impl FieldSelector {
     fn has(&self, snapshot: &SnapshotRecord) -> bool {
         let value = field(snapshot, &self.path);
         match &self.test {
@@ -83,7 +83,7 @@ struct FilterParser<'a> {
 }
 
 impl FilterParser<'_> {
-    fn filter(mut self) -> Result<Vec<Selector>, String> {
+    fn filter(mut self) -> Result<Vec<FieldSelector>, String> {
         let mut selectors = Vec::new();
         if self.rest.peek().is_none() {
             return Ok(selectors); // an empty filter matches everything
@@ -98,14 +98,14 @@ impl FilterParser<'_> {
         }
     }
 
-    fn selector(&mut self) -> Result<Selector, String> {
+    fn selector(&mut self) -> Result<FieldSelector, String> {
         let mut path = vec![self.name()?];
         while self.peek_after_blanks() == Some('.') {
             self.rest.next();
             path.push(self.name()?);
         }
         if matches!(self.peek_after_blanks(), None | Some(',')) {
-            return Ok(Selector { path, test: FieldTest::IsPresent });
+            return Ok(FieldSelector { path, test: FieldTest::IsPresent });
         }
         let operator = self.take_while(|letter| matches!(letter, '=' | '!' | '~'));
         let test = match operator.as_str() {
@@ -116,7 +116,7 @@ impl FilterParser<'_> {
             "" => return Err("expected an operator".to_owned()),
             other => return Err(format!("unsupported operator {other:?}")),
         };
-        Ok(Selector { path, test })
+        Ok(FieldSelector { path, test })
     }
 
     fn name(&mut self) -> Result<String, String> {
