@@ -94,7 +94,7 @@ impl StorePuller {
 /// Adds the reclaimable space to an error of a full disk.
 fn with_reclaimable(error: ImportError, store: &Store) -> PullError {
     match error {
-        ImportError::NoRoom(full) => reclaimable(store)
+        ImportError::InsufficientSpace(full) => reclaimable(store)
             .map_or_else(PullError::from, |reclaimable| InsufficientSpace { reclaimable, ..full }.into()),
         other => other.into(),
     }

@@ -19,7 +19,7 @@ pub enum ImportError {
     Store(#[from] StoreError),
     /// The disk has not enough space to spool the stream.
     #[error(transparent)]
-    NoRoom(#[from] InsufficientSpace),
+    InsufficientSpace(#[from] InsufficientSpace),
     /// What was given cannot be read.
     #[error("cannot read {what}")]
     Read {
@@ -116,7 +116,7 @@ impl ImportError {
     pub fn hint(&self) -> Option<Hint> {
         let text = match self {
             ImportError::Store(error) => return error.hint(),
-            ImportError::NoRoom(error) => return Some(error.hint()),
+            ImportError::InsufficientSpace(error) => return Some(error.hint()),
             ImportError::Read { cause, .. } => match cause.kind() {
                 io::ErrorKind::NotFound => "pass a file, a directory, or - for standard input",
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
