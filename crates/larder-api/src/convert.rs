@@ -395,7 +395,7 @@ pub fn policy_from(wanted: &api::WantedImage) -> PullPolicy {
 }
 
 /// The kind of a failure as a message has it.
-pub fn failure_kind(kind: CallErrorKind) -> api::FailureKind {
+fn failure_kind(kind: CallErrorKind) -> api::FailureKind {
     match kind {
         CallErrorKind::NotFound => api::FailureKind::NotFound,
         CallErrorKind::Denied => api::FailureKind::Denied,
@@ -425,6 +425,21 @@ pub fn plan_from(planned: api::PlannedImage) -> Option<EnsurePlan> {
         api::planned_image::Plan::Pull(pull) => EnsurePlan::Pull { access_denied: pull.withheld },
         api::planned_image::Plan::Refused(failed) => EnsurePlan::Refused(failed_from(failed)),
     })
+}
+
+/// The failure of an ensure as a message about the image at `index` of the request.
+pub fn failed(index: u32, error: EnsureError) -> api::Failed {
+    let failure = error.failure.as_ref();
+    api::Failed {
+        index,
+        reason: error.reason.to_string(),
+        message: error.message,
+        retry_milliseconds: error.retry_in.map(millis),
+        hint: failure.and_then(|failure| failure.hint.as_ref()).map(hint),
+        kind: failure.map(|failure| failure_kind(failure.kind)).unwrap_or_default().into(),
+        reclaim_bytes: failure.and_then(|failure| failure.kind.reclaim_bytes()),
+        withheld: error.access_denied,
+    }
 }
 
 /// The failure of an ensure in a message.
@@ -555,6 +570,25 @@ mod tests {
             })
         );
         assert_eq!(serde_json::from_value::<api::Event>(shown).unwrap(), event);
+    }
+
+    #[test]
+    fn a_failure_keeps_its_kind_and_what_gc_has_to_free() {
+        let full = CallErrorKind::InsufficientSpace { reclaim_bytes: Some(3_000_000) };
+        for (kind, hint) in [
+            (Some(full), Some(Hint::new().command(["gc", "--free", "3MB"]))),
+            (Some(CallErrorKind::NotFound), None),
+            (None, None),
+        ] {
+            let error = EnsureError {
+                reason: EnsureReason::ErrImagePull,
+                message: "no".into(),
+                retry_in: Some(Duration::from_secs(10)),
+                failure: kind.map(|kind| BackendFailure { kind, hint }),
+                access_denied: true,
+            };
+            assert_eq!(failed_from(failed(0, error.clone())), error);
+        }
     }
 
     #[test]

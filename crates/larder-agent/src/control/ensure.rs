@@ -155,23 +155,7 @@ fn verdict(index: u32, ended: Result<EnsuredImage, EnsureError>) -> Update {
                 },
             })
         }
-        Err(error) => Update::Failed(failed(index, error)),
-    }
-}
-
-/// The failure of an image as a message.
-pub(super) fn failed(index: u32, error: EnsureError) -> api::Failed {
-    let failure = error.failure.as_ref();
-    let hint = failure.and_then(|failure| failure.hint.as_ref());
-    api::Failed {
-        index,
-        reason: error.reason.to_string(),
-        message: error.message,
-        retry_milliseconds: error.retry_in.map(millis),
-        hint: hint.map(convert::hint),
-        kind: failure.map(|failure| convert::failure_kind(failure.kind)).unwrap_or_default().into(),
-        reclaim_bytes: failure.and_then(|failure| failure.kind.reclaim_bytes()),
-        withheld: error.access_denied,
+        Err(error) => Update::Failed(convert::failed(index, error)),
     }
 }
 

@@ -4,6 +4,7 @@ use larder::backend::ImageSpec;
 use larder::credentials::LazyCredentialLookup;
 use larder::pull::{EnsurePlan, EnsureRequest};
 use larder::reference::ImageId;
+use larder_api::convert;
 use larder_api::v1 as api;
 use larder_api::v1::planned_image::Plan;
 
@@ -21,7 +22,7 @@ pub(super) async fn plan(node: &Node, request: api::EnsureRequest) -> Result<api
                 Plan::Present(api::Ensured { index, image_ref: id.to_string(), ..api::Ensured::default() })
             }
             EnsurePlan::Pull { access_denied } => Plan::Pull(api::PlannedPull { withheld: access_denied }),
-            EnsurePlan::Refused(error) => Plan::Refused(ensure::failed(index, error)),
+            EnsurePlan::Refused(error) => Plan::Refused(convert::failed(index, error)),
         };
         images.push(api::PlannedImage { plan: Some(plan) });
     }
