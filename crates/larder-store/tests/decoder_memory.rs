@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use larder::reference::Digest;
-use larder_store::unpack::{ExpectedLayer, UnpackOptions, UnpackTarget, UnpackThreads, unpack_layer};
+use larder_store::unpack::{ExpectedLayer, UnpackOptions, UnpackThreads, unpack_layer};
 use sha2::{Digest as _, Sha256};
 
 /// Bytes of the largest window that is allowed by default.
@@ -46,12 +46,10 @@ fn four_layers_with_the_largest_window_take_the_memory_of_one() {
         for number in 0..4 {
             let (frame, diff_id, dir) = (&frame, &diff_id, dir.path());
             scope.spawn(move || {
-                let (root, files) = (dir.join(format!("{number}")), dir.join(format!("{number}.files")));
-                fs_err::create_dir(&root).unwrap();
+                let layer = dir.join(format!("{number}"));
                 let expected = ExpectedLayer { digest: None, size: None, diff_id };
-                let target = UnpackTarget { root: &root, files: &files };
                 let options = UnpackOptions { threads: UnpackThreads::One, ..UnpackOptions::default() };
-                let unpacked = unpack_layer(&frame[..], &expected, target, &options).unwrap();
+                let unpacked = unpack_layer(&frame[..], &expected, &layer, &options).unwrap().0;
                 assert_eq!(unpacked.plain_bytes, WINDOW as u64);
             });
         }

@@ -11,8 +11,9 @@ use larder::reference::{Digest, Reference};
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::disk::{DiskSpace, measure};
+use larder_store::erofs::ErofsFile;
 use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{FS, LayerFormat, LayerKey, LayerMetadata, Store, StoreConfig, StoreRemoval};
+use larder_store::store::{IMAGE, LayerKey, LayerMetadata, Store, StoreConfig, StoreRemoval};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::FaultRegistry;
 use larder_testkit_peers::process::poll;
@@ -46,10 +47,8 @@ fn pull_three(store: &Store, registry: &FaultRegistry) -> Vec<String> {
     [1, 2, 3].map(pull).to_vec()
 }
 
-const FORMATS: [LayerFormat; 2] = [LayerFormat::Directory, LayerFormat::Erofs];
-
-fn open(disk: &LoopDisk, layer_format: LayerFormat) -> Store {
-    let config = StoreConfig { background_deletion: false, layer_format, ..StoreConfig::default() };
+fn open(disk: &LoopDisk) -> Store {
+    let config = StoreConfig { background_deletion: false, ..StoreConfig::default() };
     Store::open(&disk.path().join("store"), config).unwrap()
 }
 
@@ -98,24 +97,22 @@ fn assert_within_one_percent(what: &str, a: u64, b: u64) {
 #[test]
 fn a_removal_frees_what_was_promised() {
     let kinds = LoopFilesystem::ALL.into_iter().filter(|kind| kind.is_available());
-    for (kind, format) in kinds.flat_map(|kind| FORMATS.map(|format| (kind, format))) {
+    for kind in kinds {
         let (disk, registry) = (LoopDisk::new(kind, 256, &[]).unwrap(), FaultRegistry::start());
-        let store = open(&disk, format);
+        let store = open(&disk);
         let images = pull_three(&store, &registry);
         let usage = store.usage().unwrap();
         disk.sync().unwrap();
         let on_disk = measure(store.root()).unwrap();
         assert_within_one_percent(&format!("{kind}: df and du"), usage.total().bytes, on_disk.bytes);
         assert_eq!(usage.total().inodes, on_disk.inodes, "{kind}");
-        if format == LayerFormat::Erofs {
-            assert_no_room_behind_the_end(&store.root().join("layers"));
-        }
+        assert_no_room_behind_the_end(&store.root().join("layers"));
         let index = store.layer_usage_index().unwrap();
         let estimated = kind == LoopFilesystem::Btrfs;
         assert!(index.all().iter().all(|layer| layer.estimated == estimated), "{kind}: {index:?}");
         for id in &images {
             let MeasuredRemoval { promised, said, freed } = remove(&disk, &store, id, estimated);
-            eprintln!("{kind}, {format:?}: promised {promised}, said {said}, freed {freed}");
+            eprintln!("{kind}: promised {promised}, said {said}, freed {freed}");
             if estimated {
                 continue;
             }
@@ -134,24 +131,20 @@ fn a_removal_frees_what_was_promised() {
 }
 
 #[test]
-fn a_layer_on_xfs_is_measured_when_its_files_are_closed_and_synced() {
+fn a_layer_on_xfs_is_measured_when_its_file_is_closed_and_synced() {
     let kind = LoopFilesystem::Xfs;
     if !kind.is_available() {
         return;
     }
     let disk = LoopDisk::new(kind, 256, &[]).unwrap();
-    let store = open(&disk, LayerFormat::Directory);
+    let store = open(&disk);
     let staging = store.begin_layer().unwrap();
-    fs_err::create_dir(staging.dir().join(FS)).unwrap();
-    fs_err::write(staging.dir().join(FS).join("file"), vec![1; 100_000]).unwrap();
+    let file = staging.dir().join(IMAGE);
+    fs_err::write(&file, vec![1; 9_000_000]).unwrap();
     let digest = Digest::sha256("layer");
     let (key, diff_id) = (LayerKey::from(&digest), digest.clone());
-    let facts =
-        LayerMetadata { diff_id, digest, compressed_bytes: 1, plain_bytes: 1, files: 1, pending: false };
-    // As it was written: with the blocks that XFS reserves behind the end of an open file.
-    let while_open = DiskSpace { bytes: 64 << 20, inodes: 2 };
-    let layer = staging.finish(&key, facts, Some(while_open)).unwrap();
-    assert!(layer.record().usage.bytes >= while_open.bytes);
+    let facts = LayerMetadata { diff_id, digest, compressed_bytes: 1, plain_bytes: 1, files: 1 };
+    let layer = staging.finish(&key, facts, ErofsFile::of(&file).unwrap()).unwrap();
     store.commit_layers(std::slice::from_ref(&layer), None).unwrap();
     let committed = store.layer(&key).unwrap().unwrap();
     assert_eq!(committed.record().usage, measure(layer.path()).unwrap());
@@ -161,9 +154,9 @@ fn a_layer_on_xfs_is_measured_when_its_files_are_closed_and_synced() {
 fn gc_gets_the_size_of_removed_files_unless_it_is_an_estimate() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let kinds = [LoopFilesystem::Ext4, LoopFilesystem::Btrfs].into_iter().filter(|kind| kind.is_available());
-    for (kind, format) in kinds.flat_map(|kind| FORMATS.map(|format| (kind, format))) {
+    for kind in kinds {
         let (disk, registry) = (LoopDisk::new(kind, 256, &[]).unwrap(), FaultRegistry::start());
-        let store = open(&disk, format);
+        let store = open(&disk);
         let id = pull_three(&store, &registry).remove(0);
         store.end_lease(&format!("ensured/{id}")).unwrap();
         let usages = store.image_usages().unwrap();

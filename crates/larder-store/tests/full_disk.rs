@@ -20,33 +20,12 @@ use larder_store::mounts::MountOptions;
 use larder_store::pull::{PullError, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
 use larder_store::store::{
-    LayerFormat, LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig, StoreOpenError,
+    LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig, StoreOpenError,
 };
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
 use tempfile::TempDir;
-
-/// Tests of how layers are stored, with each format.
-macro_rules! with_each_format {
-    ($($test:ident)*) => {
-        mod directories {
-            $(#[test] fn $test() { super::$test(larder_store::store::LayerFormat::Directory); })*
-        }
-        mod images {
-            $(#[test] fn $test() { super::$test(larder_store::store::LayerFormat::Erofs); })*
-        }
-    };
-}
-
-with_each_format! {
-    a_disk_that_fills_up_fails_only_the_image_on_its_way
-    a_disk_without_inodes_fails_only_the_image_on_its_way
-    layers_of_a_pull_that_failed_do_not_keep_another_one_out
-    a_pull_that_fails_for_lack_of_space_keeps_nothing
-    images_are_removed_where_no_byte_and_no_inode_is_free
-    a_store_whose_index_cannot_grow_any_more_opens_and_removes
-}
 
 /// A small ext4.
 struct SmallDisk(LoopDisk);
@@ -190,8 +169,8 @@ impl SmallDiskImage {
     }
 }
 
-fn open(disk: &SmallDisk, layer_format: LayerFormat) -> Store {
-    let config = StoreConfig { background_deletion: false, layer_format, ..StoreConfig::default() };
+fn open(disk: &SmallDisk) -> Store {
+    let config = StoreConfig { background_deletion: false, ..StoreConfig::default() };
     Store::open(&disk.path().join("store"), config).unwrap_or_else(|error| panic!("{}", chain(&error)))
 }
 
@@ -239,12 +218,11 @@ fn fill_up(
     image: &ImageBuilder,
     how: ImportMethod,
     rounds: impl Iterator<Item = DiskSpace>,
-    format: LayerFormat,
 ) {
     let source = SmallDiskImage::new();
     source.add(&kept(), "kept");
     source.add(image, "app");
-    let store = open(disk, format);
+    let store = open(disk);
     source.bring(&store, ImportMethod::Pull, "kept").unwrap();
     let id = sound_images(&store, "at first").remove(0);
     drop(store);
@@ -253,13 +231,15 @@ fn fill_up(
         let what = format!("{how:?} with {left:?} left");
         disk.fill(left);
         // A full disk does not prevent reads.
-        let store = open(disk, format);
+        let store = open(disk);
         let before = disk.free();
         let brought = source.bring(&store, how, "app");
         if brought.is_ok() {
-            // Inodes for an image are refused in advance: it takes as few as are estimated.
-            let stopped = if format == LayerFormat::Directory { full } else { full + refused };
-            assert!(stopped >= 5, "{what}: it fits; full {full} times, refused {refused} times before");
+            // Inodes are refused in advance: a layer takes as few as are estimated.
+            assert!(
+                full + refused >= 5,
+                "{what}: it fits; full {full} times, refused {refused} times before"
+            );
             eprintln!("{what}: fits; full {full} times, refused {refused} times before");
             assert_eq!(sound_images(&store, &what).len(), 2, "{what}");
             store.remove("app", &RemoveOptions::default()).unwrap();
@@ -291,7 +271,7 @@ fn fill_up(
         assert!(after.inodes + 20 >= before.inodes, "{what}: {before:?} before, {after:?} after");
         drop(store);
         disk.make_room();
-        let store = open(disk, format);
+        let store = open(disk);
         assert_mountable(&store, &id, &disk.0.dir().join("mnt"));
         source.bring(&store, how, "app").unwrap_or_else(|error| panic!("{what}: again: {}", chain(&error)));
         assert_eq!(sound_images(&store, &what).len(), 2, "{what}");
@@ -302,36 +282,34 @@ fn fill_up(
     panic!("{how:?}: it does not fit even with the most room");
 }
 
-fn a_disk_that_fills_up_fails_only_the_image_on_its_way(format: LayerFormat) {
+#[test]
+fn a_disk_that_fills_up_fails_only_the_image_on_its_way() {
     for how in [ImportMethod::Pull, ImportMethod::Load] {
         let Some(disk) = SmallDisk::new(40, 4000) else { return };
         // The image takes 12 MiB and a little: the last steps are those of the commit.
         let kib = [0, 64, 128, 256, 2000, 6000, 9000].into_iter().chain((12_100..14_000).step_by(60));
         let rounds = kib.map(|kib| DiskSpace { bytes: kib << 10, inodes: u64::MAX });
-        fill_up(&disk, &large(), how, rounds, format);
+        fill_up(&disk, &large(), how, rounds);
     }
 }
 
-fn a_disk_without_inodes_fails_only_the_image_on_its_way(format: LayerFormat) {
+#[test]
+fn a_disk_without_inodes_fails_only_the_image_on_its_way() {
     for how in [ImportMethod::Pull, ImportMethod::Load] {
         let Some(disk) = SmallDisk::new(40, 1600) else { return };
-        let few: Vec<u64> = (0..60).step_by(4).collect();
-        let inodes = match format {
-            LayerFormat::Directory => vec![0, 5, 20, 30, 40, 60, 100, 300, 500, 800, 1100, 1250, 1400],
-            _ => few, // its files take none
-        };
-        let rounds = inodes.into_iter().map(|inodes| DiskSpace { bytes: u64::MAX, inodes });
-        fill_up(&disk, &numerous(), how, rounds, format);
+        let rounds = (0..60).step_by(4).map(|inodes| DiskSpace { bytes: u64::MAX, inodes });
+        fill_up(&disk, &numerous(), how, rounds);
     }
 }
 
 /// Transactions that have room in the log, and none in the database.
-fn a_store_whose_index_cannot_grow_any_more_opens_and_removes(format: LayerFormat) {
+#[test]
+fn a_store_whose_index_cannot_grow_any_more_opens_and_removes() {
     let Some(disk) = SmallDisk::new(40, 4000) else { return };
     disk.allocate_at_once();
     let source = SmallDiskImage::new();
     source.add(&kept(), "kept");
-    let store = open(&disk, format);
+    let store = open(&disk);
     source.bring(&store, ImportMethod::Pull, "kept").unwrap();
     let id = sound_images(&store, "at first").remove(0);
     disk.fill(DiskSpace::default());
@@ -346,17 +324,18 @@ fn a_store_whose_index_cannot_grow_any_more_opens_and_removes(format: LayerForma
     }
     drop(store);
     assert_eq!(index(), before, "its new pages are in the log");
-    let store = open(&disk, format);
+    let store = open(&disk);
     assert_eq!(names(&store), names_before + 20);
     drop(store);
-    let store = open(&disk, format);
+    let store = open(&disk);
     store.remove(&id, &RemoveOptions { force: true, ..RemoveOptions::default() }).unwrap();
     store.empty_trash().unwrap();
     drop(store);
-    assert_eq!(sound_images(&open(&disk, format), "after its removal"), [""; 0]);
+    assert_eq!(sound_images(&open(&disk), "after its removal"), [""; 0]);
 }
 
-fn layers_of_a_pull_that_failed_do_not_keep_another_one_out(format: LayerFormat) {
+#[test]
+fn layers_of_a_pull_that_failed_do_not_keep_another_one_out() {
     let Some(disk) = SmallDisk::new(40, 4000) else { return };
     let source = SmallDiskImage::new();
     let app = ImageBuilder::new()
@@ -367,7 +346,7 @@ fn layers_of_a_pull_that_failed_do_not_keep_another_one_out(format: LayerFormat)
     // It hardly compresses, so that admission asks for more than is left.
     source.add(&ImageBuilder::small(1, 5 << 20), "other");
     source.registry.fault(FaultTrigger::path(&blobs[3]), ResponseFault::status(404));
-    let store = open(&disk, format);
+    let store = open(&disk);
     source.pull_one_by_one(&store, "app").unwrap_err();
     assert!(store.usage().unwrap().layers.bytes > 24 << 20, "they are kept");
     assert!(disk.free().bytes < 16 << 20);
@@ -397,12 +376,13 @@ fn pull_leases(store: &Store) -> usize {
     leases.iter().filter(|lease| lease.kind == LeaseKind::Pull).count()
 }
 
-fn a_pull_that_fails_for_lack_of_space_keeps_nothing(format: LayerFormat) {
+#[test]
+fn a_pull_that_fails_for_lack_of_space_keeps_nothing() {
     let Some(disk) = SmallDisk::new(40, 4000) else { return };
     let source = SmallDiskImage::new();
     source.add(&swelling(), "app");
     source.add(&large(), "other");
-    let store = open(&disk, format);
+    let store = open(&disk);
     let before = disk.free();
     for one_by_one in [true, false] {
         let pulled = if one_by_one {
@@ -428,7 +408,7 @@ fn a_download_of_a_pull_that_failed_does_not_keep_another_one_out() {
     let Some(disk) = SmallDisk::new(40, 4000) else { return };
     let source = SmallDiskImage::new();
     source.add(&ImageBuilder::small(1, 9 << 20), "other");
-    let store = open(&disk, LayerFormat::Directory);
+    let store = open(&disk);
     let archive = Digest::parse(&format!("sha256:{}", "a".repeat(64))).unwrap();
     let download = store.ingest(&archive, 20 << 20).unwrap();
     download.write_at(&vec![7; 16 << 20], 0).unwrap();
@@ -474,21 +454,6 @@ fn least_free_during(disk: &SmallDisk, run: impl FnOnce()) -> DiskSpace {
     })
 }
 
-#[test]
-fn a_layer_that_swells_stops_at_the_reserve() {
-    let Some(disk) = SmallDisk::new(64, 4000) else { return };
-    disk.allocate_at_once();
-    let source = SmallDiskImage::new();
-    source.add(&ImageBuilder::new().layer(LayerFiles::new().file("srv/bomb", vec![0; 200 << 20])), "bytes");
-    source.add(&numerous(), "inodes");
-    let store = open(&disk, LayerFormat::Directory);
-    let reserve = DiskSpace { bytes: 16 << 20, inodes: 3000 };
-    for how in [ImportMethod::Pull, ImportMethod::Load] {
-        stops_at(&disk, &source, (&store, how, "bytes"), reserve, "(16.8MB reserved)");
-        stops_at(&disk, &source, (&store, how, "inodes"), reserve, "(3000 reserved)");
-    }
-}
-
 /// Brings an image that does not fit beside a reserve.
 fn stops_at(
     disk: &SmallDisk,
@@ -512,7 +477,7 @@ fn stops_at(
     }
 }
 
-/// Empty files whose names take 20 MiB: an image has them in its directories, which are written at its end.
+/// Empty files whose names take 20 MiB: a layer has them in its directories, which are written at its end.
 fn long_names() -> LayerFiles {
     let padding = "n".repeat(200);
     let name = |number: u32| format!("{}/{padding}{number:08}", number % 10);
@@ -521,41 +486,42 @@ fn long_names() -> LayerFiles {
 }
 
 #[test]
-fn an_erofs_image_that_swells_stops_at_the_reserve() {
+fn a_layer_that_swells_stops_at_the_reserve() {
     let Some(disk) = SmallDisk::new(96, 4000) else { return };
     disk.allocate_at_once();
     let source = SmallDiskImage::new();
     source.add(&ImageBuilder::new().layer(LayerFiles::new().file("srv/bomb", vec![0; 200 << 20])), "bytes");
     source.add(&ImageBuilder::new().layer(long_names()), "names");
     source.add(&numerous(), "inodes");
-    let store = open(&disk, LayerFormat::Erofs);
+    let store = open(&disk);
     let reserve = DiskSpace { bytes: 16 << 20, inodes: 3000 };
     for how in [ImportMethod::Pull, ImportMethod::Load] {
         stops_at(&disk, &source, (&store, how, "bytes"), reserve, "(16.8MB reserved)");
         let reserve = DiskSpace { bytes: disk.free().bytes - (20 << 20), inodes: 0 };
         stops_at(&disk, &source, (&store, how, "names"), reserve, " reserved)");
     }
-    // The files of an image take no inodes.
+    // The files of a layer take no inodes.
     source.bring_beside(&store, ImportMethod::Pull, "inodes", reserve).unwrap();
     assert!(disk.free().inodes > reserve.inodes);
 }
 
-fn images_are_removed_where_no_byte_and_no_inode_is_free(format: LayerFormat) {
+#[test]
+fn images_are_removed_where_no_byte_and_no_inode_is_free() {
     let Some(disk) = SmallDisk::new(40, 1000) else { return };
     let source = SmallDiskImage::new();
     let layers = (0..60).map(|number| LayerFiles::new().file(format!("etc/{number}"), "x"));
     source.add(&layers.fold(ImageBuilder::new(), ImageBuilder::layer), "app");
     source.add(&kept(), "kept");
-    let store = open(&disk, format);
+    let store = open(&disk);
     source.bring(&store, ImportMethod::Load, "app").unwrap();
     source.bring(&store, ImportMethod::Load, "kept").unwrap();
     drop(store);
     // As after a failed sync, or a rebuild.
     fs_err::write(disk.path().join("store/larder.db-wal"), "").unwrap();
-    drop(open(&disk, format));
+    drop(open(&disk));
     disk.fill(DiskSpace::default());
     assert_eq!(disk.free(), DiskSpace::default());
-    let store = open(&disk, format);
+    let store = open(&disk);
     let images = store.images().unwrap();
     assert_eq!(images.len(), 2);
     for image in images {

@@ -11,10 +11,10 @@ use std::time::SystemTime;
 use larder::reference::{Digest, Reference};
 use larder_store::fsck::FsckOptions;
 use larder_store::store::{
-    CommitLayer, FILES, FS, IMAGE, ImageCommit, LayerFormat, LayerHandle, LayerKey, LayerMetadata, LeaseKind,
-    LeaseRecord, LeaseResources, Store, StoreConfig, StoreError,
+    CommitLayer, IMAGE, ImageCommit, LayerHandle, LayerKey, LayerMetadata, LeaseKind, LeaseRecord,
+    LeaseResources, Store, StoreConfig, StoreError,
 };
-use larder_store::unpack::{ExpectedLayer, UnpackOptions, UnpackTarget, unpack_image, unpack_layer};
+use larder_store::unpack::{ExpectedLayer, MergedLayers, UnpackOptions, unpack_layer};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit_peers::{LoopDisk, LoopFilesystem};
 use tempfile::TempDir;
@@ -26,30 +26,10 @@ const MIB: u64 = 80;
 const FILES_OF_LAYER: usize = 40;
 const FILE_BYTES: usize = 100_000;
 
-/// The tests, with each format of layers.
-macro_rules! with_each_format {
-    ($($test:ident)*) => {
-        mod directories {
-            $(#[test] fn $test() { super::$test(larder_store::store::LayerFormat::Directory); })*
-        }
-        mod images {
-            $(#[test] fn $test() { super::$test(larder_store::store::LayerFormat::Erofs); })*
-        }
-    };
-}
-
-with_each_format! {
-    no_image_is_committed_whose_write_error_another_process_has_received
-    each_of_several_pulls_learns_of_a_write_error
-    a_layer_of_a_dead_process_is_compared_with_the_disk_before_its_commit
-}
-
 /// A filesystem whose disk can be full.
 struct OverbookedDisk {
     disk: LoopDisk,
     tmpfs: TmpfsDir,
-    /// How the layers of its store are stored.
-    format: LayerFormat,
 }
 
 /// A tmpfs, mounted as long as this lives.
@@ -62,7 +42,7 @@ impl Drop for TmpfsDir {
 }
 
 impl OverbookedDisk {
-    fn new(format: LayerFormat) -> Option<OverbookedDisk> {
+    fn new() -> Option<OverbookedDisk> {
         if !LoopFilesystem::Ext4.is_available() {
             return None;
         }
@@ -74,12 +54,11 @@ impl OverbookedDisk {
         let opened = fs_err::OpenOptions::new().write(true).open(&image).unwrap();
         // The filesystem's own tables must have a place whatever the data has.
         rustix::fs::fallocate(&opened, rustix::fs::FallocateFlags::KEEP_SIZE, 0, MIB << 20).unwrap();
-        Some(OverbookedDisk { disk, tmpfs, format })
+        Some(OverbookedDisk { disk, tmpfs })
     }
 
     fn open(&self) -> Store {
-        let config =
-            StoreConfig { background_deletion: false, layer_format: self.format, ..StoreConfig::default() };
+        let config = StoreConfig { background_deletion: false, ..StoreConfig::default() };
         Store::open(&self.disk.path().join("store"), config).unwrap()
     }
 
@@ -121,26 +100,18 @@ fn layer(store: &Store, name: &str) -> LayerHandle {
         return layer;
     }
     let staging = store.begin_layer().unwrap();
-    let (root, files) = (staging.dir().join(FS), staging.dir().join(FILES));
-    let (expected, options) =
-        (ExpectedLayer { digest: None, size: None, diff_id: &diff_id }, UnpackOptions::default());
+    let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
     let facts = LayerMetadata {
         digest: diff_id.clone(),
         diff_id: diff_id.clone(),
         compressed_bytes: archive.len() as u64,
         plain_bytes: archive.len() as u64,
         files: FILES_OF_LAYER as u64,
-        pending: false,
     };
-    if store.uses_images().unwrap() {
-        let image = staging.dir().join(IMAGE);
-        let (_, image) = unpack_image(&archive[..], &expected, &image, &options).unwrap();
-        let finished = image.finish(Vec::new(), &files).unwrap();
-        return staging.finish_image(&key, LayerMetadata { pending: true, ..facts }, finished.file).unwrap();
-    }
-    fs_err::create_dir(&root).unwrap();
-    unpack_layer(&archive[..], &expected, UnpackTarget { root: &root, files: &files }, &options).unwrap();
-    staging.finish(&key, facts, None).unwrap()
+    let file = staging.dir().join(IMAGE);
+    let (_, layer) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default()).unwrap();
+    let finished = layer.finish(&MergedLayers::default()).unwrap();
+    staging.finish(&key, facts, finished.file).unwrap()
 }
 
 /// As a pull does it that may be interrupted and come back.
@@ -196,8 +167,9 @@ fn removed(path: &Path) -> bool {
     !path.exists()
 }
 
-fn no_image_is_committed_whose_write_error_another_process_has_received(format: LayerFormat) {
-    let Some(disk) = OverbookedDisk::new(format) else { return };
+#[test]
+fn no_image_is_committed_whose_write_error_another_process_has_received() {
+    let Some(disk) = OverbookedDisk::new() else { return };
     let store = disk.open();
     commit(&store, "first", layer(&store, "first")).unwrap();
     lease(&store, "app");
@@ -213,8 +185,9 @@ fn no_image_is_committed_whose_write_error_another_process_has_received(format: 
     assert_sound_on_disk(&disk, 2);
 }
 
-fn each_of_several_pulls_learns_of_a_write_error(format: LayerFormat) {
-    let Some(disk) = OverbookedDisk::new(format) else { return };
+#[test]
+fn each_of_several_pulls_learns_of_a_write_error() {
+    let Some(disk) = OverbookedDisk::new() else { return };
     let store = disk.open();
     commit(&store, "first", layer(&store, "first")).unwrap();
     let (app, web) = (layer(&store, "app"), layer(&store, "web"));
@@ -228,8 +201,9 @@ fn each_of_several_pulls_learns_of_a_write_error(format: LayerFormat) {
     assert_sound_on_disk(&disk, 2);
 }
 
-fn a_layer_of_a_dead_process_is_compared_with_the_disk_before_its_commit(format: LayerFormat) {
-    let Some(disk) = OverbookedDisk::new(format) else { return };
+#[test]
+fn a_layer_of_a_dead_process_is_compared_with_the_disk_before_its_commit() {
+    let Some(disk) = OverbookedDisk::new() else { return };
     let store = disk.open();
     commit(&store, "first", layer(&store, "first")).unwrap();
     lease(&store, "app");

@@ -11,7 +11,7 @@ use larder::backend::ProgressReporter;
 use larder::reference::Reference;
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{LayerFormat, Store, StoreConfig};
+use larder_store::store::{Store, StoreConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -35,9 +35,9 @@ fn small(name: &str, files: usize) -> Vec<u8> {
     (0..files).fold(TarBuilder::new(), |archive, at| archive.with(file(at))).finish()
 }
 
-fn open(root: &Path, layer_format: LayerFormat) -> (Store, StorePuller) {
+fn open(root: &Path) -> (Store, StorePuller) {
     let config = RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
-    let store = Store::open(root, StoreConfig { layer_format, ..StoreConfig::default() }).unwrap();
+    let store = Store::open(root, StoreConfig::default()).unwrap();
     (store.clone(), StorePuller::new(store, RegistryClient::new(config), StorePullConfig::default()))
 }
 
@@ -59,7 +59,7 @@ async fn layers_that_wait_for_the_one_below_keep_no_file_open() {
     let layers: Vec<Vec<u8>> = (0..40).map(|layer| small(&layer.to_string(), 1)).collect();
     let image = registry.put_image("app", "1", PLAIN, &layers, &[]);
     registry.fault(FaultTrigger::path(&image.layers[0]), ResponseFault::StallAfter(100));
-    let (_store, puller) = open(&root, LayerFormat::Directory);
+    let (_store, puller) = open(&root);
     let name = Reference::parse(&registry.image("app:1")).unwrap();
     let progress = ProgressReporter::unwatched();
     let mut pull = Box::pin(puller.pull(&name, None, &progress));
@@ -80,16 +80,6 @@ async fn layers_that_wait_for_the_one_below_keep_no_file_open() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_concurrent_pulls_need_at_most_256_open_files() {
-    pull_ten(LayerFormat::Directory).await;
-    if rustix::process::geteuid().is_root() {
-        pull_ten(LayerFormat::Erofs).await;
-        return;
-    }
-    assert!(std::env::var_os("CI").is_none(), "CI must run these tests as root");
-    eprintln!("==== ONLY DIRECTORIES: EROFS images need root ====");
-}
-
-async fn pull_ten(format: LayerFormat) {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: Some(256), maximum }).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -102,7 +92,7 @@ async fn pull_ten(format: LayerFormat) {
         layers.push(if image % 2 == 0 { scattered(&image.to_string()) } else { large(&image.to_string()) });
         registry.put_image(&format!("app-{image}"), "1", PLAIN, &layers, &[]);
     }
-    let (store, puller) = open(&dir.path().join("store"), format);
+    let (store, puller) = open(&dir.path().join("store"));
     let pulls = (0..IMAGES).map(|image| {
         let name = Reference::parse(&registry.image(&format!("app-{image}:1"))).unwrap();
         let puller = puller.clone();

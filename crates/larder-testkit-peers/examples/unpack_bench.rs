@@ -11,22 +11,21 @@ use std::time::Duration;
 
 use larder::reference::Digest;
 use larder_store::unpack::{
-    ExpectedLayer, UnpackOptions, UnpackTarget, UnpackThreads, UnpackedLayer, unpack_layer,
+    ExpectedLayer, MergedLayers, UnpackOptions, UnpackThreads, UnpackedLayer, unpack_layer,
 };
 use rustix::time::{ClockId, clock_gettime};
 
 type BoxResult<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 fn main() -> BoxResult<()> {
-    let (mut threads, mut at_once, mut paths) = (UnpackThreads::Many, 1, Vec::new());
+    let (mut threads, mut at_once, mut paths) = (UnpackThreads::Two, 1, Vec::new());
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--threads" => {
                 threads = match arguments.next().as_deref() {
                     Some("1") => UnpackThreads::One,
-                    Some("2") => UnpackThreads::Two,
-                    _ => UnpackThreads::Many,
+                    _ => UnpackThreads::Two,
                 };
             }
             "--at-once" => at_once = arguments.next().ok_or("how many at once?")?.parse()?,
@@ -59,7 +58,7 @@ fn main() -> BoxResult<()> {
     let (plain, compressed) = (sum(|layer| layer.plain_bytes), sum(|layer| layer.compressed_bytes));
     writeln!(
         io::stdout(),
-        "{} entries, {} MB from {} MB: {:.3} s wall, {:.3} s CPU, {} MB/s, sync {:.3} s, {} MB on disk",
+        "{} entries, {} MB from {} MB: {:.3} s wall, {:.3} s CPU, {} MB/s, sync {:.3} s",
         sum(|layer| layer.entries),
         plain / 1_000_000,
         compressed / 1_000_000,
@@ -67,7 +66,6 @@ fn main() -> BoxResult<()> {
         cpu.as_secs_f64(),
         per_second(plain, wall),
         sync.as_secs_f64(),
-        sum(|layer| layer.usage.allocated_bytes) / 1_000_000,
     )?;
     Ok(())
 }
@@ -108,17 +106,12 @@ fn digests(layer: &Path) -> io::Result<BenchLayer> {
 }
 
 fn unpack(into: &Path, layer: &Path, known: &BenchLayer, threads: UnpackThreads) -> BoxResult<UnpackedLayer> {
-    fs_err::create_dir(into)?;
-    let files = into.with_extension("files");
     let expected =
         ExpectedLayer { digest: Some(&known.digest), size: Some(known.size), diff_id: &known.diff_id };
     let options = UnpackOptions { threads, ..UnpackOptions::default() };
-    Ok(unpack_layer(
-        fs_err::File::open(layer)?,
-        &expected,
-        UnpackTarget { root: into, files: &files },
-        &options,
-    )?)
+    let (unpacked, pending) = unpack_layer(fs_err::File::open(layer)?, &expected, into, &options)?;
+    pending.finish(&MergedLayers::default())?;
+    Ok(unpacked)
 }
 
 fn clock(id: ClockId) -> Duration {

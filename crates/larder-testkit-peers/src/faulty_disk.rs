@@ -209,11 +209,6 @@ impl Disk for FaultyDisk {
         RealDisk.rename(from, to)
     }
 
-    fn exchange(&self, one: &Path, other: &Path) -> io::Result<()> {
-        self.0.step()?;
-        RealDisk.exchange(one, other)
-    }
-
     fn remove_file(&self, path: &Path) -> io::Result<()> {
         if path.symlink_metadata().is_err() {
             return Ok(());

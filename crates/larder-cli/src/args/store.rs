@@ -211,10 +211,6 @@ pub(crate) struct FsckArgs {
     #[arg(long)]
     pub(crate) no_wait: bool,
 
-    /// After the check, store undamaged layers that are directories as EROFS images. Layers that are in use remain.
-    #[arg(long)]
-    pub(crate) convert: bool,
-
     #[command(flatten)]
     pub(crate) credentials: CredentialArgs,
 }

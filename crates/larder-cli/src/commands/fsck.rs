@@ -8,7 +8,7 @@ use larder::credentials::TokenPolicy;
 use larder::hint::Hint;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullPolicy};
-use larder_store::fsck::{ConversionReport, FsckReport, IncompleteImage};
+use larder_store::fsck::{FsckReport, IncompleteImage};
 
 use super::pull_failure;
 use crate::args::FsckArgs;
@@ -31,18 +31,15 @@ pub(super) async fn run(args: &FsckArgs, session: &CommandSession) -> Result<Com
         let rebuilt = || OfflineStore::rebuild(&config);
         out.info(format_args!("note: {}", session.open_alone(wait_of(args), &config, rebuilt).await?));
     }
-    let opened = || OfflineStore::open(&config, args.repair || args.convert);
+    let opened = || OfflineStore::open(&config, args.repair);
     let store = session.open_alone(wait_of(args), &config, opened).await?;
-    if args.repair || args.convert {
+    if args.repair {
         store.finish_deletion();
     }
     let mut report = store.check(args.quick, args.repair)?;
     print(&report, out);
     if args.repair && !report.refetch.is_empty() {
         report.refetch = refetch(&store, args, &report.refetch, out).await?;
-    }
-    if args.convert {
-        convert(&store, out)?;
     }
     Ok(verdict(&report, out))
 }
@@ -54,15 +51,6 @@ fn wait_of(args: &FsckArgs) -> StoreWait {
         (false, true) => StoreWait::Never,
         (false, false) => StoreWait::Default,
     }
-}
-
-fn convert(store: &OfflineStore, out: &Printer) -> Result<(), Failure> {
-    let ConversionReport { converted, remaining } = store.convert_layers()?;
-    for (layer, reason) in &remaining {
-        out.info(format_args!("note: layer {layer} remains a directory: {reason}"));
-    }
-    out.line(format_args!("converted {} to EROFS images", size::count(converted, "layer")));
-    Ok(())
 }
 
 fn print(report: &FsckReport, out: &Printer) {

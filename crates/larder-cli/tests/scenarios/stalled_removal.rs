@@ -61,16 +61,10 @@ impl StalledRemoval {
     }
 }
 
-/// Pulls an image whose layers are directories: the deletion of a layer that is one file is one call of the system, which
-/// cannot be held.
 fn pull(world: &RuntimeFixture, name: &str, seed: u64) -> String {
-    let settings =
-        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nstore: {layerFormat: directory}\n";
     ImageBuilder::small(seed, 50_000).push(&world.registry, name).unwrap();
     let image = world.registry.image(name);
-    let mut pull = world.command(&["pull", "-q", &image]);
-    pull.env("LARDER_CONFIG", world.file("directories.yaml", settings));
-    LarderProcess::start(pull).finish().expect(0);
+    world.larder(&["pull", "-q", &image]).expect(0);
     image
 }
 

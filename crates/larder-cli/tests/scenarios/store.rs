@@ -46,19 +46,17 @@ impl MachineWithoutRuntime {
         LarderProcess::start(command).finish()
     }
 
-    /// All files of the store that have what this file of a layer has: those with this name at their end, and layers that are
-    /// images with its name in them.
+    fn layers(&self) -> PathBuf {
+        self.root().join("layers")
+    }
+
+    /// All layers that have a file of this name.
     fn unpacked(&self, end: &str) -> Vec<PathBuf> {
-        let layers = self.root().join("layers");
-        let output = Command::new("find").arg(&layers).args(["-type", "f"]).output().unwrap();
-        let files = String::from_utf8(output.stdout).unwrap();
         let name = end.rsplit('/').next().unwrap_or(end).as_bytes();
-        let has_it = |path: &Path| {
-            let is_image = path.parent() == Some(&layers);
-            path.ends_with(end)
-                || (is_image && fs_err::read(path).unwrap().windows(name.len()).any(|part| part == name))
-        };
-        files.lines().map(PathBuf::from).filter(|path| has_it(path)).collect()
+        let has_it =
+            |layer: &PathBuf| fs_err::read(layer).unwrap().windows(name.len()).any(|part| part == name);
+        let layers = fs_err::read_dir(self.layers()).unwrap().map(|layer| layer.unwrap().path());
+        layers.filter(has_it).collect()
     }
 }
 

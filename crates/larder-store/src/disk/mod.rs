@@ -47,9 +47,6 @@ pub trait Disk: fmt::Debug + Send + Sync + 'static {
     /// Renames a file, or a directory, replacing a file or an empty directory of the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Gives two files or directories each other's name, in one step.
-    fn exchange(&self, one: &Path, other: &Path) -> io::Result<()>;
-
     /// Removes a file; succeeds when there is none.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
-use rustix::fs::{CWD, FallocateFlags, RenameFlags};
+use rustix::fs::FallocateFlags;
 
 use super::{Disk, DiskFile, FileOpenMode, FilesystemSync, remove};
 
@@ -34,11 +34,6 @@ impl Disk for RealDisk {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs_err::rename(from, to)
-    }
-
-    fn exchange(&self, one: &Path, other: &Path) -> io::Result<()> {
-        rustix::fs::renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)
-            .map_err(|errno| explain("replace", other, &errno.into()))
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {

@@ -24,6 +24,8 @@ const BUFFER: usize = 128 << 10;
 pub struct ErofsFile {
     /// Length in bytes.
     pub bytes: u64,
+    /// Of these, bytes at the end that list the directories that the archive only implies.
+    pub implied_bytes: u64,
     /// SHA-256 of the SHA-256 digests of all pieces of one MiB, in hexadecimal digits.
     pub sha256_of_mib: String,
 }
@@ -31,14 +33,14 @@ pub struct ErofsFile {
 impl ErofsFile {
     /// That of an image whose record is lost. No file has it.
     pub(crate) fn unknown() -> ErofsFile {
-        ErofsFile { bytes: 0, sha256_of_mib: String::new() }
+        ErofsFile { bytes: 0, implied_bytes: 0, sha256_of_mib: String::new() }
     }
 
     /// Size and digest of the image at `path`.
     pub fn of(path: &Path) -> io::Result<ErofsFile> {
         let file = fs_err::File::open(path)?.into_parts().0;
         let bytes = file.metadata()?.len();
-        Ok(ErofsFile { bytes, sha256_of_mib: root_of(&hash_pieces(&file, bytes)?) })
+        Ok(ErofsFile { bytes, implied_bytes: 0, sha256_of_mib: root_of(&hash_pieces(&file, bytes)?) })
     }
 }
 
@@ -90,7 +92,7 @@ impl PieceHasher {
                 *digest = hash_piece(file, *piece * PIECE as u64, bytes)?;
             }
         }
-        Ok(ErofsFile { bytes, sha256_of_mib: root_of(&self.done) })
+        Ok(ErofsFile { bytes, implied_bytes: 0, sha256_of_mib: root_of(&self.done) })
     }
 }
 
@@ -196,7 +198,7 @@ mod tests {
         let file = hasher.finish(fs_err::File::open(&path).unwrap().file(), bytes).unwrap();
         let pieces: Vec<u8> = content.chunks(PIECE).flat_map(Sha256::digest).collect();
         let expected = larder::reference::Digest::sha256(pieces).hex().to_owned();
-        assert_eq!(file, ErofsFile { bytes, sha256_of_mib: expected });
+        assert_eq!(file, ErofsFile { bytes, implied_bytes: 0, sha256_of_mib: expected });
         for check in [ImageCheck::Size, ImageCheck::Content, ImageCheck::Disk] {
             assert_eq!(check_image(&path, &file, check).unwrap(), None);
         }

@@ -34,7 +34,11 @@ impl LoopDevice {
     /// Sets up a free device. `name` is what `losetup` shows.
     pub(super) fn for_file(file: BorrowedFd<'_>, name: &Path) -> io::Result<LoopDevice> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let control = open("/dev/loop-control", flags, Mode::empty())?;
+        let control = open("/dev/loop-control", flags, Mode::empty()).map_err(|errno| match errno {
+            // There are none, as in most containers.
+            Errno::NOENT => Errno::NODEV,
+            errno => errno,
+        })?;
         for _ in 0..ATTEMPTS {
             // SAFETY: `GetFree` passes no pointer, and the kernel returns the number of a device.
             let number = unsafe { ioctl(&control, GetFree) }?;

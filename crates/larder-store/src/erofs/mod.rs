@@ -1,6 +1,6 @@
-//! EROFS images of layers: mounts them, and hashes their files.
+//! Mounts EROFS layers, and hashes their files.
 //!
-//! The kernel mounts an image straight from its file (Linux 6.12), or through a loop device. A mount begins detached: it
+//! The kernel mounts a layer straight from its file (Linux 6.12), or through a loop device. A mount begins detached: it
 //! has no place in the file tree, and ends with the last descriptor of it, however the process ends.
 
 pub(crate) mod digest;
@@ -12,7 +12,7 @@ use std::path::Path;
 
 use larder_erofs::{ErofsOptions, ErofsWriter};
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd};
-use rustix::fs::{CWD, Mode, OFlags, open, openat};
+use rustix::fs::{CWD, Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
@@ -22,13 +22,15 @@ use rustix::mount::{
 pub use digest::ErofsFile;
 use loop_device::LoopDevice;
 
-/// How this kernel mounts EROFS images.
+/// How a layer becomes a lower directory of overlays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ErofsMountKind {
-    /// From the file itself.
+pub enum LayerMountKind {
+    /// It is mounted from its file.
     File,
-    /// Through a loop device for each image, which ends with its mount.
+    /// It is mounted through a loop device of its own, which ends with the mount.
     LoopDevice,
+    /// It is extracted into a directory: this kernel has no EROFS, or this process may not mount it.
+    Extracted,
 }
 
 /// A mount that has no place in the file tree yet.
@@ -36,22 +38,17 @@ pub enum ErofsMountKind {
 pub(crate) struct DetachedMount(OwnedFd);
 
 impl DetachedMount {
-    /// Mounts an image read-only.
-    pub(crate) fn of(image: &Path, kind: ErofsMountKind) -> io::Result<DetachedMount> {
-        let file = open(image, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    /// Mounts a layer read-only.
+    pub(crate) fn of(layer: &Path, kind: LayerMountKind) -> io::Result<DetachedMount> {
+        let file = open(layer, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         match kind {
-            ErofsMountKind::File => mount(&descriptor_path(file.as_fd())),
-            ErofsMountKind::LoopDevice => {
-                let device = LoopDevice::for_file(file.as_fd(), image)?;
+            LayerMountKind::File => mount(&descriptor_path(file.as_fd())),
+            LayerMountKind::LoopDevice => {
+                let device = LoopDevice::for_file(file.as_fd(), layer)?;
                 mount(device.path()) // afterwards the mount alone keeps the device
             }
+            LayerMountKind::Extracted => Err(io::ErrorKind::Unsupported.into()),
         }
-    }
-
-    /// The directory at its root. The mount exists for as long as this is open.
-    pub(crate) fn root(&self) -> io::Result<OwnedFd> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(openat(&self.0, ".", flags, Mode::empty())?)
     }
 
     /// Gives it a place: a directory on which nothing is mounted.
@@ -85,25 +82,24 @@ pub(crate) fn detach(target: &Path) -> io::Result<()> {
     }
 }
 
-/// Finds out how this process can mount images that lie in `dir`, by mounting an empty one, which is written to the
-/// unused path `scratch`.
-pub(crate) fn probe(scratch: &Path) -> io::Result<ErofsMountKind> {
+/// Finds out how this process can mount layers, by mounting an empty one, which is written to the unused path `scratch`.
+pub(crate) fn probe(scratch: &Path) -> io::Result<LayerMountKind> {
     let empty = ErofsWriter::new(Vec::new(), ErofsOptions::default()).and_then(ErofsWriter::finish);
-    let (image, _) = empty.map_err(io::Error::other)?;
-    let found = fs_err::write(scratch, image).and_then(|()| mount_somehow(scratch)).map(|(kind, _)| kind);
+    let (layer, _) = empty.map_err(io::Error::other)?;
+    let found = fs_err::write(scratch, layer).and_then(|()| mount_somehow(scratch)).map(|(kind, _)| kind);
     match fs_err::remove_file(scratch) {
         Err(error) if found.is_ok() => Err(error),
         _ => found,
     }
 }
 
-/// Mounts an image in the first way that this process can.
-pub(crate) fn mount_somehow(image: &Path) -> io::Result<(ErofsMountKind, DetachedMount)> {
-    let mount = |kind| DetachedMount::of(image, kind).map(|mount| (kind, mount));
-    match mount(ErofsMountKind::File) {
+/// Mounts a layer in the first way that this process can.
+pub(crate) fn mount_somehow(layer: &Path) -> io::Result<(LayerMountKind, DetachedMount)> {
+    let mount = |kind| DetachedMount::of(layer, kind).map(|mount| (kind, mount));
+    match mount(LayerMountKind::File) {
         Err(error) if !is_shortage(&error) => {
             // Older kernels want a block device. Of two failures, that of the loop device is the one that can be remedied.
-            mount(ErofsMountKind::LoopDevice)
+            mount(LayerMountKind::LoopDevice)
         }
         mounted_or_short => mounted_or_short,
     }

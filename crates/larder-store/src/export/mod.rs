@@ -1,7 +1,7 @@
 //! Writes images of the store: as an archive of an OCI layout, or the files that a container would see.
 //!
 //! ```text
-//! archive record + files of a layer -> its archive, byte for byte -> OCI layout
+//! file of a layer                   -> its archive, byte for byte -> OCI layout
 //! files of all layers               -> what an overlay shows      -> one tar archive
 //! ```
 //!
@@ -11,15 +11,14 @@ mod error;
 mod oci;
 
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
 
 use larder::reference::{Digest, ImageName};
 
 pub use error::ExportError;
 
 use crate::store::error::StoreErrorContext as _;
-use crate::store::{FILES, ImageRecord, LayerHandle, Store, StoreError};
-use crate::unpack::{MergeLayer, rebuild_archive, write_merged_files};
+use crate::store::{ImageRecord, LayerHandle, Store, StoreError};
+use crate::unpack::{MergedLayers, rebuild_archive, write_merged_files};
 
 /// An image to export.
 #[derive(Debug, Clone)]
@@ -104,12 +103,9 @@ impl ImageExport {
     /// Writes the files of the first image as a tar archive, as a container would see them.
     pub fn write_files(&self, out: &mut dyn Write) -> Result<(), ExportError> {
         let Some(image) = self.images.first() else { return Ok(()) };
-        let layers = image.layers.iter().rev().map(|layer| {
-            let manifest = layer.image().is_none().then(|| layer.path().join(FILES));
-            Ok(MergeLayer { root: open_root(layer)?, manifest })
-        });
-        let layers = layers.collect::<Result<_, ExportError>>()?;
-        write_merged_files(layers, out).map_err(ExportError::from)
+        let layers = image.layers.iter().rev().map(LayerHandle::open);
+        let layers = layers.collect::<io::Result<_>>().and_then(MergedLayers::new).context("open a layer")?;
+        write_merged_files(&layers, out).map_err(ExportError::from)
     }
 }
 
@@ -117,7 +113,7 @@ impl ImageExport {
 fn write_layer(layer: &LayerHandle, size: u64, out: &mut dyn Write) -> Result<(), ExportError> {
     let diff_id = &layer.record().facts.diff_id;
     let mut out = CountedOutput { out, bytes: 0 };
-    let rebuilt = rebuild_archive(&layer.archive_record(), open_root(layer)?, diff_id, &mut out);
+    let rebuilt = rebuild_archive(layer.path(), diff_id, &mut out);
     rebuilt.map_err(|cause| ExportError::layer(diff_id, cause))?;
     if out.bytes == size {
         return Ok(());
@@ -141,8 +137,4 @@ impl Write for CountedOutput<'_> {
     fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
-}
-
-fn open_root(layer: &LayerHandle) -> Result<OwnedFd, ExportError> {
-    Ok(layer.open_root().context("open a layer")?)
 }

@@ -1,32 +1,24 @@
-//! Checks layers: every file against the manifest written during unpacking.
+//! Checks layers: the bytes of each file against their digest.
 
 use std::sync::{Mutex, PoisonError};
 
-use super::options::{FsckOptions, check_files};
+use super::options::FsckOptions;
 use super::report::{FsckReport, StoreDamage};
+use crate::erofs::digest::ImageCheck;
 use crate::store::db::{DbRead as _, LAYERS, USES};
+use crate::store::image_check::check_layer_file;
 use crate::store::snapshot_records::each_snapshot_layer;
 use crate::store::{LayerKey, LayerRecord, OpenStore, StoreError};
-use larder::error_chain;
-
-/// How many wrong files of a layer are named.
-const NAMED: usize = 10;
 
 impl OpenStore {
     pub(super) fn check_layers(
         &self,
-        options: &FsckOptions<'_>,
+        options: &FsckOptions,
         report: &mut FsckReport,
     ) -> Result<(), StoreError> {
         let mut layers: Vec<LayerRecord> =
             self.db.read("find damaged layers", |reader| reader.all(LAYERS))?;
         layers.retain(|layer| layer.present); // those that are missing are in the list of what to fetch
-        for layer in &mut layers {
-            // A check without repair does not record what an interrupted conversion left.
-            if let Some(image) = self.image_instead_of(layer) {
-                *layer = image;
-            }
-        }
         report.layers = layers.len() as u64;
         let found = Mutex::new(Vec::new());
         let queue = Mutex::new(layers.iter());
@@ -76,24 +68,16 @@ impl OpenStore {
         })
     }
 
-    fn check_layer(&self, layer: &LayerRecord, options: &FsckOptions<'_>) -> Option<StoreDamage> {
+    fn check_layer(&self, layer: &LayerRecord, options: &FsckOptions) -> Option<StoreDamage> {
         let (key, path) = (&layer.key, self.layout.layer(&layer.key));
         if !path.exists() {
             return Some(StoreDamage::LayerMissing { key: key.clone() });
         }
-        let (mut first, mut count) = (Vec::new(), 0);
-        let checked = check_files(layer, &path, options.check, options.contents, &mut |damage| {
-            count += 1;
-            if first.len() < NAMED {
-                first.push(damage);
-            }
-        });
-        match checked {
-            _ if count > 0 => Some(StoreDamage::LayerDamaged { key: key.clone(), first, count }),
-            Err(error) => {
-                Some(StoreDamage::LayerUnchecked { key: key.clone(), reason: error_chain(&*error) })
-            }
-            Ok(()) => None,
+        let check = if options.contents { ImageCheck::Content } else { ImageCheck::Size };
+        let key = key.clone();
+        match check_layer_file(layer, &path, check) {
+            Ok(damage) => damage.map(|damage| StoreDamage::LayerDamaged { key, damage }),
+            Err(error) => Some(StoreDamage::LayerUnchecked { key, reason: error.to_string() }),
         }
     }
 
@@ -121,8 +105,8 @@ impl OpenStore {
             _ => {}
         }
         match damage {
-            StoreDamage::LayerDamaged { key, first, count } if self.is_used(&key)? => {
-                report.add(StoreDamage::LayerDamagedInUse { key, first, count }, false);
+            StoreDamage::LayerDamaged { key, damage } if self.is_used(&key)? => {
+                report.add(StoreDamage::LayerDamagedInUse { key, damage }, false);
                 drop(gate);
                 return Ok(());
             }

@@ -1,7 +1,7 @@
 //! Finds damage in a store and repairs it.
 //!
 //! ```text
-//! index -> records -> blobs -> layers (all files, at disk speed) -> leftovers
+//! index -> records -> blobs -> layers (all bytes, at disk speed) -> leftovers
 //! ```
 //!
 //! Nothing is changed without `repair`. A repair never guesses content: the [`IncompleteImage`] list names what a pull must
@@ -10,7 +10,6 @@
 //! touched. The store may be in use during the check: each finding is rechecked under the lock before it counts.
 
 mod blobs;
-mod convert;
 mod layers;
 mod leftovers;
 mod names;
@@ -20,8 +19,7 @@ mod report;
 
 use std::collections::HashSet;
 
-pub use convert::ConversionReport;
-pub use options::{FsckOptions, LayerChecker, ManifestLayerChecker};
+pub use options::FsckOptions;
 pub use rebuild::RebuildReport;
 pub use report::{FsckProblem, FsckReport, IncompleteImage, MissingContent, StoreDamage};
 
@@ -32,7 +30,7 @@ use crate::store::{ImageRecord, LayerKey, LayerRecord, Store, StoreError};
 
 impl Store {
     /// Checks the store.
-    pub fn fsck(&self, options: &FsckOptions<'_>) -> Result<FsckReport, StoreError> {
+    pub fn fsck(&self, options: &FsckOptions) -> Result<FsckReport, StoreError> {
         // Nothing is judged, nor repaired, by an index that is damaged itself.
         self.0.db.verify().context("check the database")?;
         let mut report = FsckReport::default();

@@ -1,7 +1,7 @@
 //! Rebuilds a lost or damaged database from the files on disk.
 //!
-//! Each layer has a copy of its record beside its files, each image has one in `images`, each mount has one in its directory.
-//! What an image, a mount or a lease refers to is never dropped: a layer that does not match its manifest is recorded as
+//! Each layer has a copy of its record at the end of its file, each image has one in `images`, each mount has one in its directory.
+//! What an image, a mount or a lease refers to is never dropped: a layer that does not match its digest is recorded as
 //! damaged, an image without all of its content as incomplete, so that a pull fetches just that. Leases, mounts and the
 //! learned unpack ratio are taken from what can still be read of the old database.
 
@@ -14,10 +14,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::names::write_names;
-use super::options::{LayerChecker, ManifestLayerChecker, check_files};
 use super::report::StoreDamage;
 use crate::disk::{Disk, RealDisk, measure};
 use crate::erofs::ErofsFile;
+use crate::erofs::digest::ImageCheck;
 use crate::mounts::mounted_of;
 use crate::snapshots::{find_snapshots, keep_lost_snapshots};
 use crate::store::blobs::{check_digest, read_blob};
@@ -25,7 +25,8 @@ use crate::store::db::{
     Db, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, META, MOUNTS, SNAPSHOTS, decode, log_of,
 };
 use crate::store::error::StoreOpenError;
-use crate::store::layer_file::{image_of, read_record};
+use crate::store::image_check::check_layer_file;
+use crate::store::layer_file::read_record;
 use crate::store::layout::{StoreLayout, names_in};
 use crate::store::open::{LockedStoreDir, MissingStoreAction};
 use crate::store::snapshot_records::put_rebuilt;
@@ -44,7 +45,7 @@ pub struct RebuildReport {
     pub incomplete: u64,
     /// Layers, damaged ones included.
     pub layers: u64,
-    /// Damaged layers, and why: `layers/abc...: usr/bin/tool: content differs`. A pull replaces them.
+    /// Damaged layers, and why: `layers/abc...: EROFS: content differs`. A pull replaces them.
     pub damaged: Vec<String>,
     /// What was left out, and why: `images/sha256-abc....json: ...`.
     pub left_out: Vec<String>,
@@ -70,37 +71,29 @@ impl fmt::Display for RebuildReport {
 
 /// What is compared of the layers' files.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum RebuildLayerCheck<'a> {
-    /// Names, sizes and modes: the index of a store that is needed now was damaged, not its layers.
-    Metadata,
+pub(crate) enum RebuildLayerCheck {
+    /// Sizes and records: the index of a store that is needed now was damaged, not its layers.
+    Size,
     /// Every byte.
-    Content(&'a dyn LayerChecker),
+    Content,
 }
 
-impl RebuildLayerCheck<'_> {
-    /// What is wrong with a layer, first.
+impl RebuildLayerCheck {
+    /// What is wrong with a layer, if anything.
     fn check(self, record: &LayerRecord, layer: &Path) -> Option<String> {
-        let (check, contents): (&dyn LayerChecker, _) = match self {
-            RebuildLayerCheck::Metadata => (&ManifestLayerChecker, false),
-            RebuildLayerCheck::Content(check) => (check, true),
+        let check = match self {
+            RebuildLayerCheck::Size => ImageCheck::Size,
+            RebuildLayerCheck::Content => ImageCheck::Content,
         };
-        let mut first = None;
-        let checked = check_files(record, layer, check, contents, &mut |damage| {
-            first.get_or_insert(damage);
-        });
-        first.or(checked.err().map(|error| error.to_string()))
+        check_layer_file(record, layer, check).unwrap_or_else(|error| Some(error.to_string()))
     }
 }
 
 impl Store {
     /// Rebuilds the database of a store from its blobs and layers, and opens it. The old one is renamed, not removed.
-    pub fn rebuild(
-        root: &Path,
-        config: StoreConfig,
-        check: &dyn LayerChecker,
-    ) -> Result<(Store, RebuildReport), StoreOpenError> {
+    pub fn rebuild(root: &Path, config: StoreConfig) -> Result<(Store, RebuildReport), StoreOpenError> {
         let opening = LockedStoreDir::begin(Arc::new(RealDisk), root, MissingStoreAction::Rebuild)?;
-        rebuild_begun(opening, config, RebuildLayerCheck::Content(check))
+        rebuild_begun(opening, config, RebuildLayerCheck::Content)
     }
 }
 
@@ -108,7 +101,7 @@ impl Store {
 pub(crate) fn rebuild_begun(
     opening: LockedStoreDir,
     config: StoreConfig,
-    check: RebuildLayerCheck<'_>,
+    check: RebuildLayerCheck,
 ) -> Result<(Store, RebuildReport), StoreOpenError> {
     let root = opening.layout.root().to_owned();
     let failed = |cause| StoreOpenError::Io { doing: "rebuild", root: root.clone(), cause };
@@ -205,7 +198,7 @@ fn find_mounts(layout: &StoreLayout) -> std::io::Result<BTreeMap<String, MountRe
 fn find_layers(
     layout: &StoreLayout,
     needed: &BTreeMap<&LayerKey, Option<&ImageLayer>>,
-    check: RebuildLayerCheck<'_>,
+    check: RebuildLayerCheck,
     rebuilt: &mut RebuildReport,
 ) -> Vec<LayerRecord> {
     let mut layers = Vec::new();
@@ -238,8 +231,6 @@ fn layer_record(layout: &StoreLayout, key: &LayerKey) -> Result<LayerRecord, Str
 
 /// The record of a layer that has none, as far as an image knows it.
 fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<LayerRecord> {
-    let is_image = image_of(&layout.layer(&layer.key)).exists();
-    let erofs = is_image.then(ErofsFile::unknown);
     let usage = measure(&layout.layer(&layer.key)).ok()?;
     let facts = LayerMetadata {
         diff_id: layer.diff_id.clone(),
@@ -247,9 +238,9 @@ fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<LayerRecord> {
         compressed_bytes: layer.size,
         plain_bytes: 0,
         files: 0,
-        pending: true,
     };
     let key = layer.key.clone();
+    let erofs = ErofsFile::unknown();
     Some(LayerRecord { key, facts, erofs, usage, present: true, damaged: false })
 }
 

@@ -94,24 +94,20 @@ pub enum StoreDamage {
         key: LayerKey,
     },
     /// A layer is not as it was unpacked.
-    #[error("damaged layer {key}: {}", shown(first, *count))]
+    #[error("damaged layer {key}: {damage}")]
     LayerDamaged {
         /// The layer.
         key: LayerKey,
-        /// The first things that are wrong: `usr/bin/tool: content differs`.
-        first: Vec<String>,
-        /// How many are wrong in all.
-        count: u64,
+        /// What is wrong: `EROFS: content differs`.
+        damage: String,
     },
     /// A layer is damaged and cannot be removed while it is in use.
-    #[error("damaged layer {key}, not repaired while in use: {}", shown(first, *count))]
+    #[error("damaged layer {key}, not repaired while in use: {damage}")]
     LayerDamagedInUse {
         /// The layer.
         key: LayerKey,
-        /// The first things that are wrong.
-        first: Vec<String>,
-        /// How many are wrong in all.
-        count: u64,
+        /// What is wrong.
+        damage: String,
     },
     /// Damage of a layer that snapshots of containerd have, and no image: no pull is known that replaces it.
     #[error("{damage}; only snapshots of containerd have it")]
@@ -159,12 +155,6 @@ impl StoreDamage {
             _ => Hint::new().command(["fsck", "--repair"]).text(" repairs it"),
         }
     }
-}
-
-fn shown(first: &[String], count: u64) -> String {
-    let more = count.saturating_sub(first.len() as u64);
-    let list = first.join(", ");
-    if more == 0 { list } else { format!("{list}, and {more} more") }
 }
 
 /// Content that a pull must fetch.

@@ -23,10 +23,10 @@ pub enum MountError {
         #[source]
         cause: io::Error,
     },
-    /// The kernel refused the EROFS image of a layer.
-    #[error("cannot mount the EROFS image of layer {key}")]
+    /// The kernel refused the EROFS filesystem of a layer.
+    #[error("cannot mount layer {key}")]
     Layer {
-        /// Names its directory.
+        /// Names its file.
         key: LayerKey,
         /// The error.
         #[source]

@@ -5,7 +5,7 @@
 //! umount -> remove the record -> unmount layers that no record has
 //! ```
 //!
-//! Layers that are EROFS images are mounted once, and all overlays share them (`layers.rs`).
+//! Layers are mounted once, and all overlays share them (`layers.rs`).
 //!
 //! Guarantees: a mount is recorded before it exists, so its layers are not removed; when the store is opened, the records
 //! are compared with the kernel's mount table; a mount in another mount namespace, also a copy, counts as in use until no
@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 pub use error::MountError;
+pub(crate) use layers::visible_lowers;
 
 use larder::reference::ImageName;
 
@@ -36,7 +37,6 @@ use crate::store::db::{DbRead as _, MOUNTS, encode};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::names_in;
 use crate::store::{ImageRecord, LayerHandle, LayerKey, MountRecord, OpenStore, Store, StoreError, seconds};
-use crate::unpack::visible_layers;
 
 /// How to mount an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -191,7 +191,7 @@ impl OpenStore {
         ensure_dir(&*self.disk, &dir).context(doing)?;
         let mut lower = self.mount_layers(layers)?;
         lower.reverse();
-        lower.truncate(visible_layers(&lower).context("read the layers")?);
+        lower.truncate(visible_lowers(&lower).context("read the layers")?);
         let upper = if record.writable { Some((make("upper")?, make("work")?)) } else { None };
         if let Some((upper, _)) = &upper {
             // The root of the mount looks like the upper directory does.

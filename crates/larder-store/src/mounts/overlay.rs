@@ -207,7 +207,7 @@ fn short_number(number: usize) -> String {
 }
 
 /// Whether this process's user is not the machine's root, whatever its id here.
-fn in_user_namespace() -> bool {
+pub(super) fn in_user_namespace() -> bool {
     // If unknown, the kernel decides.
     let map = fs_err::read_to_string("/proc/self/uid_map").unwrap_or_default();
     !map.is_empty() && map.split_whitespace().ne(["0", "0", "4294967295"])

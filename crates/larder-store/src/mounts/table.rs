@@ -17,8 +17,8 @@ const SOURCE: &str = "larder:";
 pub(super) struct MountTable {
     /// Overlays that are ours: directory and target.
     overlays: Vec<(PathBuf, PathBuf)>,
-    /// Targets of all EROFS images.
-    images: HashSet<PathBuf>,
+    /// Targets of all EROFS filesystems.
+    layers: HashSet<PathBuf>,
 }
 
 impl MountTable {
@@ -39,16 +39,16 @@ impl MountTable {
         for (kind, source, target) in text.split(|b| *b == b'\n').filter_map(entry) {
             match (kind.as_slice(), source.strip_prefix(SOURCE.as_bytes())) {
                 (b"overlay", Some(dir)) => table.overlays.push((path(dir.to_vec()), target)),
-                (b"erofs", _) => drop(table.images.insert(target)),
+                (b"erofs", _) => drop(table.layers.insert(target)),
                 _ => {}
             }
         }
         table
     }
 
-    /// Whether an EROFS image is mounted at `target`.
-    pub(super) fn has_image(&self, target: &Path) -> bool {
-        self.images.contains(target)
+    /// Whether an EROFS filesystem is mounted at `target`.
+    pub(super) fn has_layer(&self, target: &Path) -> bool {
+        self.layers.contains(target)
     }
 
     /// Whether the mount with this directory is at `target`.

@@ -17,14 +17,14 @@ use super::fetch_layer::{FetchObserver, StagedLayer, fetch_layer, take};
 use super::layer_fetches::LayerFetches;
 use super::layer_origin::LayerOrigin;
 use super::layer_slots::{CHECK_INTERVAL, SlotRequest};
-use super::lower_roots::open_root;
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_tasks::{PullTaskHandle, blocking};
+use super::settle::open_lowers;
 use super::spans::{FetchSpanFields, layer_span};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::{FetchProgress, FetchSource};
 use crate::store::{ClaimOutcome, LayerClaim, LayerHandle, LayerKey, LayerWait, Store, StoreError};
-use crate::unpack::{LowerMergeMode, UnpackError, merge_open_lowers};
+use crate::unpack::{UnpackError, fits_lowers};
 
 /// Retry interval for a blob that another pull of this process is fetching.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
@@ -292,17 +292,20 @@ impl StorePuller {
         below: &[LayerHandle],
         own: &mut LayerFetches,
     ) -> Result<LayerHandle, PullError> {
-        if *layer.key() == LayerKey::from(&wanted.chain_id) || !layer.record().facts.pending {
+        if *layer.key() == LayerKey::from(&wanted.chain_id) || layer.record().fits_any_lowers() {
             return Ok(layer);
         }
         let (own_layer, below_layers) = (layer.clone(), below.to_vec());
-        let right = self.may_open(below, &own.lowers).await?;
+        let open = self.may_open_lowers(below).await?;
         let check = move || {
-            let root = open_root(&own_layer)?;
-            let manifest = own_layer.manifest();
-            merge_open_lowers(root, &manifest, right.open(&below_layers)?, LowerMergeMode::Check)
+            let lowers = open_lowers(&below_layers, below_layers.len())?;
+            let fits = own_layer
+                .open()
+                .and_then(|layer| fits_lowers(&layer, &own_layer.implied_directories()?, &lowers));
+            drop(open);
+            fits.map_err(|error| UnpackError::file("read", own_layer.path(), error))
         };
-        if !own.worker.blocking(check).await?.map_err(|cause| unpacking(wanted, cause))?.changed {
+        if own.worker.blocking(check).await?.map_err(|cause| unpacking(wanted, cause))? {
             return Ok(layer);
         }
         loop {

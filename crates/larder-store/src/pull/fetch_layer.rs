@@ -15,10 +15,10 @@ use super::spans::unpack_span;
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::{Import, ImportError};
-use crate::store::{ARCHIVE, FILES, FS, IMAGE, IngestFile, LayerStaging, Store, StoreError};
+use crate::store::{ARCHIVE, IMAGE, IngestFile, LayerStaging, Store, StoreError};
 use crate::unpack::{
-    ExpectedLayer, LayerDownload, PendingImage, UnpackError, UnpackOptions, UnpackProgress, UnpackTarget,
-    UnpackedLayer, unpack_image, unpack_layer,
+    ExpectedLayer, LayerDownload, PendingLayer, UnpackError, UnpackOptions, UnpackProgress, UnpackedLayer,
+    unpack_layer,
 };
 use larder_registry::{BlobSink, ByteRanges, FetchNotice, RepositorySession, fetch_blob};
 
@@ -29,8 +29,8 @@ const GIVEN_UP: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 pub(super) struct StagedLayer {
     pub(super) staging: LayerStaging,
     pub(super) unpacked: UnpackedLayer,
-    /// The image that it is, unless it was unpacked into a directory.
-    pub(super) image: Option<PendingImage>,
+    /// Its file, without the directories.
+    pub(super) image: PendingLayer,
     /// Its compressed bytes.
     pub(super) source: LayerSource,
 }
@@ -188,10 +188,6 @@ fn start_unpacking(
 /// How an unpacking ended.
 type UnpackThreadResult = Result<Result<StagedLayer, UnpackThreadError>, PullError>;
 
-/// How a layer is unpacked.
-type UnpackFunction =
-    fn(&Store, LayerSource, &PlannedLayer, &UnpackOptions) -> Result<StagedLayer, UnpackThreadError>;
-
 /// Unpacks a layer into a new staging directory. The directory belongs to the unpacking thread: it is
 /// removed only after the last file was written, even if the pull was dropped.
 fn unpack(
@@ -200,49 +196,14 @@ fn unpack(
     wanted: &PlannedLayer,
     options: &UnpackOptions,
 ) -> Result<StagedLayer, UnpackThreadError> {
-    if !store.uses_images().map_err(UnpackThreadError::Store)? {
-        return unpack_directory(store, source, wanted, options);
-    }
     let staging = store.begin_layer().map_err(UnpackThreadError::Store)?;
-    let path = staging.dir().join(IMAGE);
-    let options = &with_record(options, &staging);
+    // What it takes to write the archive again becomes a part of the layer's file.
+    let archive_record = Some(staging.dir().join(ARCHIVE));
+    let options = UnpackOptions { archive_record, ..options.clone() };
     let compressed = source.open(&wanted.descriptor.digest).map_err(UnpackThreadError::Import)?;
-    match unpack_image(compressed, &expected(wanted), &path, options) {
-        Ok((unpacked, image)) => Ok(StagedLayer { staging, unpacked, image: Some(image), source }),
-        Err(UnpackError::NeedsDirectory { reason }) => {
-            tracing::info!(digest = %wanted.descriptor.digest, reason, "unpacking a layer into a directory");
-            fs_err::remove_file(&path)
-                .map_err(|error| UnpackThreadError::Unpack(UnpackError::file("remove", &path, error)))?;
-            drop(staging);
-            unpack_directory(store, source, wanted, options)
-        }
-        Err(error) => Err(UnpackThreadError::Unpack(error)),
-    }
-}
-
-/// Like [`unpack`], never into an image.
-fn unpack_directory(
-    store: &Store,
-    source: LayerSource,
-    wanted: &PlannedLayer,
-    options: &UnpackOptions,
-) -> Result<StagedLayer, UnpackThreadError> {
-    let staging = store.begin_layer_with_progress(&options.progress).map_err(UnpackThreadError::Store)?;
-    let root = staging.dir().join(FS);
-    fs_err::create_dir(&root)
-        .map_err(|error| UnpackThreadError::Unpack(UnpackError::file("create", &root, error)))?;
-    let files = staging.dir().join(FILES);
-    let target = UnpackTarget { root: &root, files: &files };
-    let options = &with_record(options, &staging);
-    let compressed = source.open(&wanted.descriptor.digest).map_err(UnpackThreadError::Import)?;
-    let unpacked =
-        unpack_layer(compressed, &expected(wanted), target, options).map_err(UnpackThreadError::Unpack)?;
-    Ok(StagedLayer { staging, unpacked, image: None, source })
-}
-
-/// The same options; what it takes to write the archive again is stored beside the files.
-fn with_record(options: &UnpackOptions, staging: &LayerStaging) -> UnpackOptions {
-    UnpackOptions { archive_record: Some(staging.dir().join(ARCHIVE)), ..options.clone() }
+    let (unpacked, image) = unpack_layer(compressed, &expected(wanted), &staging.dir().join(IMAGE), &options)
+        .map_err(UnpackThreadError::Unpack)?;
+    Ok(StagedLayer { staging, unpacked, image, source })
 }
 
 fn expected(wanted: &PlannedLayer) -> ExpectedLayer<'_> {
@@ -261,35 +222,9 @@ pub(super) async fn take(
     options: UnpackOptions,
     worker: &PullTaskHandle,
 ) -> Result<StagedLayer, PullError> {
-    unpack_local(unpack, store, LayerSource::Import(import), wanted, options, worker).await
-}
-
-/// Unpacks a layer once more, into a directory: no image can hold it on the layers below.
-pub(super) async fn take_as_directory(
-    store: Store,
-    source: LayerSource,
-    wanted: PlannedLayer,
-    options: UnpackOptions,
-    worker: &PullTaskHandle,
-) -> Result<StagedLayer, PullError> {
-    if let LayerSource::Ingest(ingest) = &source {
-        ingest.resume();
-    }
-    unpack_local(unpack_directory, store, source, wanted, options, worker).await
-}
-
-/// Unpacks a layer whose bytes are all on this machine.
-async fn unpack_local(
-    unpack: UnpackFunction,
-    store: Store,
-    source: LayerSource,
-    wanted: PlannedLayer,
-    options: UnpackOptions,
-    worker: &PullTaskHandle,
-) -> Result<StagedLayer, PullError> {
     let digest = wanted.descriptor.digest.clone();
     let progress = CancelUnpackOnDrop(options.progress.clone());
-    let unpacking = worker.blocking(move || unpack(&store, source, &wanted, &options));
+    let unpacking = worker.blocking(move || unpack(&store, LayerSource::Import(import), &wanted, &options));
     let staged = outcome(unpacking.await, &digest)?;
     drop(progress);
     Ok(staged)

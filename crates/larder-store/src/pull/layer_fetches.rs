@@ -9,7 +9,6 @@ use larder::reference::Digest;
 
 use super::error::PullError;
 use super::fetch_layer::StagedLayer;
-use super::lower_roots::LowerRoots;
 use super::pull_tasks::{PullTask, PullTaskHandle};
 use crate::store::{LayerClaim, LayerKey, LayerWait};
 
@@ -30,8 +29,6 @@ pub(super) struct LayerFetches {
     pub(super) fetched: HashSet<LayerKey>,
     /// Chain IDs of the layers that this pull took over.
     pub(super) taken_over: HashSet<Digest>,
-    /// Layers that others are settled on.
-    pub(super) lowers: LowerRoots,
 }
 
 impl LayerFetches {
@@ -46,7 +43,6 @@ impl LayerFetches {
             staged_lost: FuturesUnordered::new(),
             fetched: HashSet::new(),
             taken_over: HashSet::new(),
-            lowers: LowerRoots::default(),
         }
     }
 
@@ -115,7 +111,7 @@ impl LayerFetches {
     /// remain in the ingest files.
     pub(super) fn release_claims(&mut self) {
         let (fetched, taken_over) = (std::mem::take(&mut self.fetched), std::mem::take(&mut self.taken_over));
-        let (waits, lowers) = (std::mem::take(&mut self.waits), std::mem::take(&mut self.lowers));
-        *self = LayerFetches { waits, fetched, taken_over, lowers, ..LayerFetches::new(self.worker.clone()) };
+        let waits = std::mem::take(&mut self.waits);
+        *self = LayerFetches { waits, fetched, taken_over, ..LayerFetches::new(self.worker.clone()) };
     }
 }

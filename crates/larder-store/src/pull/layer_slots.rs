@@ -81,11 +81,6 @@ impl LayerSlots {
         LayerSlots(Arc::new(Mutex::new(SlotState { limits, next_id: 0, running, waiting })))
     }
 
-    /// Maximum of layers in work.
-    pub(super) fn total(&self) -> usize {
-        self.lock().limits.total
-    }
-
     /// Waits for a slot.
     pub(super) async fn acquire(&self, request: &SlotRequest) -> LayerSlot {
         let (slot, mut granted) = self.enqueue(request);

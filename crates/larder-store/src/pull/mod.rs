@@ -20,7 +20,6 @@ mod layer_fetches;
 mod layer_origin;
 mod layer_slots;
 mod load;
-mod lower_roots;
 mod open_files;
 mod plan;
 mod possession;
@@ -118,8 +117,8 @@ struct AcquiredImage {
 /// How long the fetched bytes and finished layers of a failed pull are retained for a retry, unless space is needed.
 const PULL_LEASE: Duration = Duration::from_secs(24 * 3600);
 
-/// Layers of at least so many compressed bytes are unpacked on several threads.
-const MANY_THREADS: u64 = 8 << 20;
+/// Layers of at least so many compressed bytes are unpacked on two threads.
+const LARGE_LAYER: u64 = 8 << 20;
 
 /// Pulls images into a store. Clones share it, and with it the bounds on what runs at once.
 #[derive(Clone)]
@@ -131,8 +130,6 @@ pub struct StorePuller {
     files: OpenFileBudget,
     /// Bounds the layers that are open as lowers of others.
     lowers: Arc<Semaphore>,
-    /// Bounds those that stay open until the end of their pull. No pull waits for it.
-    kept_lowers: Arc<Semaphore>,
     syncer: BackgroundSyncer,
     leaving: AbandonedPulls,
     running: RunningPulls,
@@ -143,9 +140,8 @@ impl StorePuller {
     /// Pulls into `store` through `client`.
     pub fn new(store: Store, client: RegistryClient, config: StorePullConfig) -> Self {
         let slots = LayerSlots::new(config.layers_at_once);
-        let files = OpenFileBudget::of(config.open_files, slots.total());
-        let [lowers, kept_lowers] =
-            [files.lowers, files.kept_lowers].map(|files| Arc::new(Semaphore::new(files as usize)));
+        let files = OpenFileBudget::of(config.open_files);
+        let lowers = Arc::new(Semaphore::new(files.lowers as usize));
         let (syncer, leaving) = (BackgroundSyncer::new(files.waiting), AbandonedPulls::default());
         let reserve = SpaceReserve::new(store.root().to_owned(), config.reserve);
         StorePuller {
@@ -155,7 +151,6 @@ impl StorePuller {
             slots,
             files,
             lowers,
-            kept_lowers,
             syncer,
             leaving,
             running: RunningPulls::default(),
@@ -353,18 +348,15 @@ impl StorePuller {
         LeaseRecord::granted(name, LeaseKind::Ensured, leased, time, &ClockReading::now())
     }
 
-    /// How a layer of `size` compressed bytes is unpacked: on several threads if it may be the last one to end, when
+    /// How a layer of `size` compressed bytes is unpacked: on two threads if it may be the last one to end, when
     /// the others leave cores idle.
     fn options(&self, size: u64, worker: &PullTaskHandle) -> UnpackOptions {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads =
-            if cores > 1 && size >= MANY_THREADS { UnpackThreads::Many } else { UnpackThreads::One };
+        let threads = if cores > 1 && size >= LARGE_LAYER { UnpackThreads::Two } else { UnpackThreads::One };
         let limits = self.config.limits.clone();
-        let open_files = self.files.of_layer;
         UnpackOptions {
             threads,
             limits,
-            open_files,
             write_behind: Some(worker.write_behind().clone()),
             reserve: Some(self.reserve.clone()),
             ..UnpackOptions::default()

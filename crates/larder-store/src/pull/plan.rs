@@ -47,7 +47,7 @@ impl PullPlan {
     /// Whether nothing has to come: each layer is here, durable, and sure to fit on those below.
     pub(super) fn is_present(&self, claims: &[ClaimOutcome]) -> bool {
         let fits = |layer: &LayerHandle, wanted: &PlannedLayer| {
-            *layer.key() == LayerKey::from(&wanted.chain_id) || !layer.record().facts.pending
+            *layer.key() == LayerKey::from(&wanted.chain_id) || layer.record().fits_any_lowers()
         };
         self.layers.iter().zip(claims).all(|(wanted, claim)| {
             matches!(claim, ClaimOutcome::Present(layer) if !layer.is_fresh() && fits(layer, wanted))

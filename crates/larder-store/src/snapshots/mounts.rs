@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 
 use super::SnapshotError;
 use crate::disk::ensure_dir;
+use crate::mounts::visible_lowers;
 use crate::store::error::StoreErrorContext as _;
 use crate::store::{LayerHandle, LayerKey, OpenStore, SnapshotKind, SnapshotRecord, Store, StoreError};
-use crate::unpack::visible_layers;
 
 /// A mount that the caller is to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,7 +88,7 @@ impl Store {
                 *target = of_layer;
             }
         }
-        lowers.truncate(visible_layers(&targets).context("read the layers of a snapshot")?);
+        lowers.truncate(visible_lowers(&targets).context("read the layers of a snapshot")?);
         Ok(lowers)
     }
 }

@@ -19,8 +19,7 @@ use super::db::{
 };
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
-use super::image_check::check_image_layer;
-use super::layer_file::FILES;
+use super::image_check::check_layer_file;
 use super::layers::LayerHandle;
 use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio, seconds};
@@ -28,7 +27,6 @@ use super::references::ReferencedItem;
 use super::shared_sync::{SharedSync, sync_each};
 use crate::disk::{DiskSpace, SizeAccuracy, measure};
 use crate::erofs::digest::ImageCheck;
-use crate::unpack::{CheckDepth, verify};
 use larder_registry::manifest::{ImageConfig, ManifestError};
 
 /// Key of the learned [`UnpackRatio`] in the table of what is known of the store as a whole.
@@ -258,15 +256,10 @@ fn sync_layers(
     fresh().filter(|layer| layer.written().is_none()).try_for_each(verify_on_disk)
 }
 
-/// Compares a layer that a dead process wrote with its manifest. Its write errors may have gone to another process.
+/// Compares a layer that a dead process wrote with its digest. Its write errors may have gone to another process.
 fn verify_on_disk(layer: &LayerHandle) -> Result<(), StoreError> {
-    let record = layer.record();
-    let whole = if let Some(image) = &record.erofs {
-        check_image_layer(record, image, layer.path(), ImageCheck::Disk).is_ok_and(|damage| damage.is_none())
-    } else {
-        let (fs, files) = (layer.fs(), layer.path().join(FILES));
-        verify(&fs, &files, CheckDepth::Disk).is_ok_and(|mut mismatches| mismatches.next().is_none())
-    };
+    let checked = check_layer_file(layer.record(), layer.path(), ImageCheck::Disk);
+    let whole = checked.is_ok_and(|damage| damage.is_none());
     if whole {
         return Ok(());
     }

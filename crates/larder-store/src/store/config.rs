@@ -2,19 +2,7 @@
 
 use std::time::Duration;
 
-use crate::erofs::ErofsMountKind;
-
-/// How layers are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LayerFormat {
-    /// As EROFS images where this process can mount them, as directories elsewhere.
-    #[default]
-    Auto,
-    /// As EROFS images. A layer that no image can hold is a directory nevertheless.
-    Erofs,
-    /// As directories.
-    Directory,
-}
+use crate::erofs::LayerMountKind;
 
 /// Settings of a [`Store`](super::Store).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,10 +24,8 @@ pub struct StoreConfig {
     /// How long bytes of a blob being fetched may wait until they are made durable; a power loss costs no more of a
     /// download than this. Default 30 seconds, when the kernel would have written them anyway.
     pub ingest_sync: Duration,
-    /// How new layers are stored. Layers of both formats can be in one store. Default automatic.
-    pub layer_format: LayerFormat,
-    /// How EROFS images are mounted; `None`, the default: as the kernel can.
-    pub erofs_mount: Option<ErofsMountKind>,
+    /// How EROFS layers are mounted; `None`, the default: as the kernel can.
+    pub erofs_mount: Option<LayerMountKind>,
 }
 
 impl Default for StoreConfig {
@@ -50,7 +36,6 @@ impl Default for StoreConfig {
             finish_deletion: false,
             ingest_keep: Duration::from_secs(24 * 60 * 60),
             ingest_sync: Duration::from_secs(30),
-            layer_format: LayerFormat::default(),
             erofs_mount: None,
         }
     }

@@ -4,8 +4,6 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rustix::io::Errno;
-
 use super::config::StoreConfig;
 use super::db::Db;
 use super::image_chains::ImageChains;
@@ -16,7 +14,7 @@ use super::references::ReferenceCounts;
 use super::shared_sync::SharedSync;
 use super::trash::Trash;
 use crate::disk::{Disk, SizeAccuracy};
-use crate::erofs::ErofsMountKind;
+use crate::erofs::LayerMountKind;
 
 /// A store of images. Clones share it; it is closed with the last of them, and of the layers and files it gave out.
 #[derive(Debug, Clone)]
@@ -36,8 +34,8 @@ pub(crate) struct OpenStore {
     /// Looking at images does not need it.
     pub(super) gate: Mutex<()>,
     pub(super) sizes: SizeAccuracy,
-    /// How this process can mount EROFS images, once that was tried.
-    pub(super) erofs: OnceLock<Result<ErofsMountKind, Errno>>,
+    /// How layers become lower directories of overlays, once that was tried.
+    pub(super) erofs: OnceLock<LayerMountKind>,
     /// For lookups of layers by chain ID.
     pub(crate) chains: ImageChains,
     /// Held while layers are mounted for overlays, or unmounted.

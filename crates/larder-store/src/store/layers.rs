@@ -5,32 +5,26 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use larder::reference::Digest;
-use rustix::fs::{Mode, OFlags, open};
 
 use super::claims::{self, Claimed, KeyedLayer, LayerClaims};
 use super::db::{DbRead as _, DbSnapshot, LAYERS, MOUNTS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};
-use super::layer_file::{
-    ARCHIVE, FILES, FS, IMAGE, RECORD, append_manifest, image_of, manifest_of, write_record,
-};
+use super::layer_file::{IMAGE, write_record};
 use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
 use super::shared_sync::{SharedSync, has_failed};
 use super::snapshot_records::mountable_layers;
-use super::unpacking::UnpackingDirs;
-use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
+use crate::disk::{DiskSpace, FileOpenMode, measure};
 use crate::erofs::ErofsFile;
-use crate::unpack::layer_manifest::ManifestLocation;
-use crate::unpack::{ArchiveRecord, UnpackProgress};
+use crate::unpack::{LayerReader, open_layer, read_implied};
 
 /// A layer in the store. It is not removed while a clone of this handle exists.
 #[derive(Debug, Clone)]
@@ -51,7 +45,7 @@ struct LayerHandleInner {
 }
 
 impl LayerHandle {
-    /// Names its directory.
+    /// Names its file.
     pub fn key(&self) -> &LayerKey {
         &self.0.record.key
     }
@@ -61,41 +55,19 @@ impl LayerHandle {
         &self.0.record
     }
 
-    /// Its directory, or its file if it is an [image](LayerHandle::image). It does not move.
+    /// Its file, which begins with an EROFS filesystem. It does not move.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// Its files, unless they are an [image](LayerHandle::image).
-    pub fn fs(&self) -> PathBuf {
-        self.0.path.join(FS)
+    /// Paths of the directories that its archive only implies.
+    pub(crate) fn implied_directories(&self) -> io::Result<Vec<Vec<u8>>> {
+        read_implied(fs_err::File::open(&self.0.path)?.file(), &self.record().erofs)
     }
 
-    /// The EROFS image with its files, if it is one.
-    pub fn image(&self) -> Option<PathBuf> {
-        self.record().erofs.as_ref().map(|_| image_of(&self.0.path))
-    }
-
-    /// Where the list is of what it leaves to the layers below.
-    pub(crate) fn manifest(&self) -> ManifestLocation {
-        manifest_of(&self.0.path, self.record().erofs.as_ref())
-    }
-
-    /// What it takes to write its archive again.
-    pub fn archive_record(&self) -> ArchiveRecord {
-        match self.image() {
-            Some(image) => ArchiveRecord::Image(image),
-            None => ArchiveRecord::File(self.0.path.join(ARCHIVE)),
-        }
-    }
-
-    /// The root of its files, opened. An image is mounted for as long as that is open, where only descriptors lead to it.
-    pub fn open_root(&self) -> io::Result<OwnedFd> {
-        let Some(image) = self.image() else {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            return Ok(open(self.fs(), flags, Mode::empty())?);
-        };
-        self.0.store.mount_image(&image)?.root()
+    /// Opens it, to read its files.
+    pub fn open(&self) -> io::Result<LayerReader> {
+        open_layer(&self.0.path)
     }
 
     /// Whether it still waits for a commit.
@@ -144,7 +116,6 @@ pub(crate) struct PendingLayers {
     fresh: Mutex<HashMap<LayerKey, Weak<LayerHandleInner>>>,
     /// Those of them without a handle.
     pub(super) kept: ResumableLayers,
-    pub(super) unpacking: UnpackingDirs,
 }
 
 impl PendingLayers {
@@ -198,37 +169,20 @@ pub struct LayerStaging {
 }
 
 impl LayerStaging {
-    /// The directory; it is empty. Files belong in [`FS`] below it, their manifest in [`FILES`]; or their image in [`IMAGE`].
+    /// The directory. The layer's file belongs in [`IMAGE`].
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Moves the layer into the store. It is visible and durable only after an image was committed with it.
-    ///
-    /// `usage` is what [`FS`] takes on disk; `None` to have it counted.
+    /// Moves the layer into the store: its file, with what the store knows of the layer behind it. It is visible and durable
+    /// only after an image was committed with it.
     pub fn finish(
         self,
         key: &LayerKey,
         facts: LayerMetadata,
-        usage: Option<DiskSpace>,
+        file: ErofsFile,
     ) -> Result<LayerHandle, StoreError> {
-        let mut record = LayerStaging::record(key, facts, None);
-        self.write_copy(&record)?; // once for its own size, then with it
-        record.usage = self.usage(usage)?;
-        self.write_copy(&record)?;
-        let from = self.dir.clone();
-        self.place(&from, record)
-    }
-
-    /// Like [`finish`](LayerStaging::finish), of a layer whose files are one EROFS image. The image's file, with what the store
-    /// knows of the layer behind it, is all that is kept.
-    pub fn finish_image(
-        self,
-        key: &LayerKey,
-        facts: LayerMetadata,
-        image: ErofsFile,
-    ) -> Result<LayerHandle, StoreError> {
-        let (path, record) = self.complete_image(key, facts, image)?;
+        let (path, record) = self.complete(key, facts, file)?;
         let (store, dir) = (self.store.clone(), self.dir.clone());
         let layer = self.place(&path, record)?;
         // If this fails too, the rest is removed when the store is opened.
@@ -236,32 +190,25 @@ impl LayerStaging {
         Ok(layer)
     }
 
-    /// Writes what belongs behind an image to its file. Returns the file and the layer's record.
-    pub(crate) fn complete_image(
+    /// Writes what the store knows of a layer to the end of its file. Returns the file and the layer's record.
+    fn complete(
         &self,
         key: &LayerKey,
         facts: LayerMetadata,
-        image: ErofsFile,
+        erofs: ErofsFile,
     ) -> Result<(PathBuf, LayerRecord), StoreError> {
         let doing = "record a layer";
         let path = self.dir.join(IMAGE);
         let file = self.store.disk.open(&path, FileOpenMode::Existing).context(doing)?;
-        let end = append_manifest(&*file, image.bytes, &self.dir.join(FILES)).context(doing)?;
-        // What was left to the layers below is in the manifest, or was settled.
-        let facts = LayerMetadata { pending: end > image.bytes, ..facts };
-        let mut record = LayerStaging::record(key, facts, Some(image));
+        let end = erofs.bytes;
+        let mut record = LayerStaging::record(key, facts, erofs);
         write_record(&*file, end, &self.copy_of(&record)?).context(doing)?;
         record.usage = measure(&path).context("measure a layer")?;
         write_record(&*file, end, &self.copy_of(&record)?).context(doing)?;
         Ok((path, record))
     }
 
-    /// Makes durable what was written.
-    pub(crate) fn sync(&self) -> io::Result<()> {
-        self.written.sync()
-    }
-
-    fn record(key: &LayerKey, facts: LayerMetadata, erofs: Option<ErofsFile>) -> LayerRecord {
+    fn record(key: &LayerKey, facts: LayerMetadata, erofs: ErofsFile) -> LayerRecord {
         LayerRecord {
             key: key.clone(),
             facts,
@@ -283,26 +230,6 @@ impl LayerStaging {
         let copy = LayerRecordFile { record: record.clone(), boot: self.store.disk.boot_id() };
         encode(record.key.as_str(), &copy).context("record a layer")
     }
-
-    fn write_copy(&self, record: &LayerRecord) -> Result<(), StoreError> {
-        let doing = "record a layer";
-        let file = self.store.disk.open(&self.dir.join(RECORD), FileOpenMode::Create).context(doing)?;
-        file.write_all_at(&self.copy_of(record)?, 0).context(doing)
-    }
-
-    fn usage(&self, fs: Option<DiskSpace>) -> Result<DiskSpace, StoreError> {
-        let doing = "measure a layer";
-        let Some(fs) = fs else {
-            return measure(&self.dir).context(doing);
-        };
-        let mut total = fs + measure_one(&self.dir).context(doing)?;
-        for name in super::layout::names_in(&self.dir).context(doing)? {
-            if name != FS {
-                total += measure(&self.dir.join(name)).context(doing)?;
-            }
-        }
-        Ok(total)
-    }
 }
 
 impl Drop for LayerStaging {
@@ -312,7 +239,6 @@ impl Drop for LayerStaging {
             let _ = self.store.discard(&self.dir);
             self.store.trash.kick();
         }
-        self.store.arrivals.unpacking.remove(&self.dir);
     }
 }
 
@@ -394,16 +320,6 @@ impl Store {
         let written = self.0.begin_writes().context(doing)?;
         self.0.disk.create_dir(&dir).context(doing)?;
         Ok(LayerStaging { store: self.0.clone(), dir, written, finished: false })
-    }
-
-    /// The same, to unpack many files into, which is followed by `progress`.
-    pub(crate) fn begin_layer_with_progress(
-        &self,
-        progress: &Arc<UnpackProgress>,
-    ) -> Result<LayerStaging, StoreError> {
-        let staging = self.begin_layer()?;
-        self.0.arrivals.unpacking.add(&staging.dir, progress);
-        Ok(staging)
     }
 }
 

@@ -87,13 +87,22 @@ impl StoreLayout {
         self.ingests().join(ingest_name(digest))
     }
 
-    /// Where layers are mounted that are EROFS images.
+    /// Where layers are mounted.
     pub(crate) fn lowers(&self) -> PathBuf {
         self.root.join("lowers")
     }
 
     pub(crate) fn lower(&self, key: &LayerKey) -> PathBuf {
         self.lowers().join(key.as_str())
+    }
+
+    /// Layers that were extracted for mounts.
+    pub(crate) fn extracted(&self) -> PathBuf {
+        self.root.join("extracted")
+    }
+
+    pub(crate) fn extracted_layer(&self, key: &LayerKey) -> PathBuf {
+        self.extracted().join(key.as_str())
     }
 
     pub(crate) fn mounts(&self) -> PathBuf {

@@ -51,7 +51,7 @@ impl Store {
             Err(error) => return Err(error),
         };
         tracing::warn!("{}; rebuilding it from the images on disk", larder::error_chain(&damage));
-        let (store, rebuilt) = rebuild_begun(opening, config, RebuildLayerCheck::Metadata)?;
+        let (store, rebuilt) = rebuild_begun(opening, config, RebuildLayerCheck::Size)?;
         tracing::warn!("{rebuilt}");
         Ok(store)
     }
@@ -189,6 +189,7 @@ fn may_become_a_store(root: &Path) -> io::Result<bool> {
     let ours = [
         "blobs",
         "collect",
+        "extracted",
         "format.new",
         "images",
         "ingest",

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::DiskSpace;
 use crate::erofs::ErofsFile;
 
-/// Names the directory of an unpacked layer: the hex digits of its diff id or, where what was unpacked depends on the
+/// Names the file of a layer: the hex digits of its diff id or, where what was unpacked depends on the
 /// layers below, of its chain id.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -137,22 +137,19 @@ pub struct LayerMetadata {
     pub plain_bytes: u64,
     /// Regular files.
     pub files: u64,
-    /// The archive leaves something to the layers below: parent directories, or files it links to. A layer kept under
-    /// its diff id fitted those that it was unpacked on; whether it fits others must be looked at.
-    pub pending: bool,
 }
 
 /// An unpacked layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerRecord {
-    /// Names its directory.
+    /// Names its file.
     pub key: LayerKey,
     /// What came out of unpacking it.
     pub facts: LayerMetadata,
-    /// Its files are one EROFS image, with this size and digest; `None`: they are in a directory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub erofs: Option<ErofsFile>,
-    /// What its directory takes on disk.
+    /// Size and digest of its file, but for the copy of this record at its end. With implied directories, a layer that is
+    /// kept under its diff ID fitted the layers that it was unpacked on; whether it fits others must be checked.
+    pub erofs: ErofsFile,
+    /// What its file takes on disk.
     pub usage: DiskSpace,
     /// Whether it is there. False once it was found missing.
     pub present: bool,
@@ -161,6 +158,11 @@ pub struct LayerRecord {
 }
 
 impl LayerRecord {
+    /// Returns true when the layer looks the same on top of any layers: its archive implies no directory.
+    pub(crate) fn fits_any_lowers(&self) -> bool {
+        self.erofs.implied_bytes == 0
+    }
+
     /// Whether it need not be fetched.
     pub(crate) fn is_whole(&self) -> bool {
         self.present && !self.damaged

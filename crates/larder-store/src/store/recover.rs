@@ -17,7 +17,6 @@ impl OpenStore {
         self.layout.skip_names_in_use().context(doing)?;
         self.recover_staging()?;
         self.recover_layers()?;
-        self.adopt_images()?;
         self.sweep()?;
         self.recover_blobs()?;
         self.note_missing_images()?;

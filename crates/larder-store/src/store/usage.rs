@@ -1,7 +1,6 @@
 //! Disk usage of the store. Layers are measured once, when they are added; everything else is small and measured on demand.
 
 use std::collections::HashMap;
-use std::io;
 use std::path::Path;
 
 use larder::reference::Digest;
@@ -11,7 +10,6 @@ use super::commit::RATIO;
 use super::db::{DbRead, DbResult, IMAGES, LAYERS, LEASES, META, MOUNTS, USES, log_of};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
-use super::layout::names_in;
 use super::listing::ImageListing;
 use super::records::{LayerKey, LeaseRecord, MountRecord, UnpackRatio};
 use super::references::ReferencedItem;
@@ -29,11 +27,11 @@ pub struct StoreUsage {
     pub blobs: DiskSpace,
     /// Blobs being fetched, or partially fetched.
     pub ingest: DiskSpace,
-    /// Layers being unpacked; an estimate.
+    /// Layers being unpacked.
     pub staging: DiskSpace,
     /// Removed files that wait to be deleted.
     pub trash: DiskSpace,
-    /// Files written to writable mounts, and to containerd's snapshots.
+    /// Files written to writable mounts and to containerd's snapshots, and layers extracted for mounts.
     pub mounts: DiskSpace,
     /// The database, and the store's own directories.
     pub database: DiskSpace,
@@ -219,9 +217,11 @@ impl Store {
             shared_layers,
             blobs: measured(&layout.blobs())? + measured(&layout.images())?,
             ingest: measured(&layout.ingests())?,
-            staging: self.staging_usage().context(doing)?,
+            staging: measured(&layout.staging())?,
             trash: measured(&layout.trash())?,
-            mounts: measured(&layout.mounts())? + measured(&layout.snapshots())?,
+            mounts: measured(&layout.mounts())?
+                + measured(&layout.snapshots())?
+                + measured(&layout.extracted())?,
             database: measured(&layout.database())?
                 + taken(&log_of(&layout.database()))
                 + measured(&layout.lock())?
@@ -229,20 +229,6 @@ impl Store {
                 + measure_one(&layout.layers()).context(doing)?
                 + measure_one(layout.root()).context(doing)?,
         })
-    }
-
-    /// What is in `staging`: counted, except where a layer is unpacked now.
-    fn staging_usage(&self) -> io::Result<DiskSpace> {
-        let dir = self.0.layout.staging();
-        let mut total = measure_one(&dir)?;
-        for name in names_in(&dir)? {
-            let entry = dir.join(name);
-            total += match self.0.arrivals.unpacking.usage_of(&entry) {
-                Some(estimate) => estimate,
-                None => measure(&entry)?,
-            };
-        }
-        Ok(total)
     }
 
     /// Disk usage of each image, ordered by ID, including incomplete images.

@@ -12,7 +12,7 @@ use tar_core::{EntryType, HEADER_SIZE};
 
 use larder::reference::Digest;
 
-use super::layer_manifest::FileTime;
+use super::metadata::FileTime;
 use super::pax::{PaxValues, strict_pax};
 use super::stream::{BufferSource, TarStream, admit};
 use super::{EntryRefusal, UnpackError, UnpackOptions};

@@ -2,16 +2,17 @@
 //!
 //! It is the archive itself without the content of files: headers, padding and what follows the end, compressed with zstd.
 //! The reader of archives knows from the headers where which content was, so nothing else is needed
-//! (`rebuild_archive.rs`). A directory has its record in a file of its own; in an EROFS image, it follows the filesystem.
+//! (`rebuild_archive.rs`). It follows the filesystem in the file of the layer.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek as _, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use larder_erofs::ErofsOutput;
 use zstd::stream::read::Decoder;
 use zstd::stream::write::Encoder;
 
+use super::merged_layers::LayerReader;
 use super::{UnpackError, UnpackOptions};
 use crate::disk::{DiskSpace, SpaceReserve};
 
@@ -124,35 +125,17 @@ pub(super) fn append_record(image: &mut impl ErofsOutput, path: &Path) -> io::Re
     }
 }
 
-/// Where a layer has its record.
-#[derive(Debug, Clone)]
-pub enum ArchiveRecord {
-    /// In a file of its own.
-    File(PathBuf),
-    /// At the end of an EROFS image.
-    Image(PathBuf),
-}
-
-impl ArchiveRecord {
-    /// Reads it; `None` if there is none, as in layers of earlier versions.
-    pub(super) fn open(&self) -> io::Result<Option<impl Read + use<>>> {
-        let (ArchiveRecord::File(path) | ArchiveRecord::Image(path)) = self;
-        let mut file = match fs_err::File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file?,
-        };
-        if let ArchiveRecord::Image(_) = self {
-            let end = larder_erofs::filesystem_end(&mut file)?;
-            file.seek(SeekFrom::Start(end))?;
-        }
-        let mut magic = [0; MAGIC.len()];
-        match file.read_exact(&mut magic) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            read => read?,
-        }
-        if magic != *MAGIC {
-            return Ok(None);
-        }
-        Ok(Some(Decoder::with_buffer(BufReader::new(file))?.single_frame()))
+/// Reads the record of a layer; `None` if there is none.
+pub(super) fn open_record(layer: &LayerReader) -> io::Result<Option<impl Read + use<>>> {
+    let mut file = layer.input().try_clone()?;
+    file.seek(SeekFrom::Start(layer.filesystem_end()))?;
+    let mut magic = [0; MAGIC.len()];
+    match file.read_exact(&mut magic) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
     }
+    if magic != *MAGIC {
+        return Ok(None);
+    }
+    Ok(Some(Decoder::with_buffer(BufReader::new(file))?.single_frame()))
 }

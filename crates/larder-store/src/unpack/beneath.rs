@@ -3,12 +3,18 @@
 //! For paths that must not have links in them, because this module made their directories. A link there is damage or
 //! an attack, and an error (`ELOOP` or `ENOTDIR`).
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
-use super::layer_manifest::path_of;
+/// The path of bytes from an archive.
+pub(super) fn path_of(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
 
 /// How directories are opened to work in them.
 pub(super) const DIRECTORY: OFlags =

@@ -8,9 +8,8 @@ use larder::hint::Hint;
 use larder::reference::Digest;
 
 use super::DetectedCompression;
-use super::layer_manifest::LayerManifestError;
 
-/// Why a layer could not be unpacked, settled or verified.
+/// Why a layer could not be unpacked or settled.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnpackError {
@@ -86,18 +85,9 @@ pub enum UnpackError {
         #[source]
         cause: io::Error,
     },
-    /// The layer manifest on disk cannot be used.
-    #[error("cannot read the layer manifest {}", path.display())]
-    Manifest {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        cause: LayerManifestError,
-    },
-    /// No EROFS image can hold the layer, or writing one needs too much memory. A directory may hold it.
-    #[error("the layer cannot be stored as an EROFS image: {reason}")]
-    NeedsDirectory {
+    /// No EROFS filesystem can hold the layer, or writing one needs too much memory.
+    #[error("the layer cannot be stored as EROFS: {reason}")]
+    Unsupported {
         /// Why.
         reason: String,
     },
@@ -188,7 +178,7 @@ impl UnpackError {
     }
 
     pub(super) fn refused(path: &[u8], reason: EntryRefusal) -> Self {
-        UnpackError::Refused { path: super::layer_manifest::path_of(path).to_owned(), reason }
+        UnpackError::Refused { path: super::beneath::path_of(path).to_owned(), reason }
     }
 
     /// Whether the disk is full: of bytes, inodes or quota.
@@ -209,8 +199,7 @@ impl UnpackError {
             | UnpackError::Refused { .. }
             | UnpackError::Limit { .. }
             | UnpackError::File { .. }
-            | UnpackError::Manifest { .. }
-            | UnpackError::NeedsDirectory { .. }
+            | UnpackError::Unsupported { .. }
             | UnpackError::Canceled
             | UnpackError::Hangup => false,
         }
@@ -218,13 +207,7 @@ impl UnpackError {
 
     /// A local failure or a cancellation, not the layer's bytes: reading on would not change the outcome.
     pub(super) fn is_local(&self) -> bool {
-        matches!(
-            self,
-            UnpackError::File { .. }
-                | UnpackError::NeedsDirectory { .. }
-                | UnpackError::Canceled
-                | UnpackError::Manifest { .. }
-        )
+        matches!(self, UnpackError::File { .. } | UnpackError::Unsupported { .. } | UnpackError::Canceled)
     }
 
     /// What the reader could try next.
@@ -246,12 +229,9 @@ impl UnpackError {
                 "the limit guards against hostile archives and has no setting; rebuild the image with smaller layers"
             }
             UnpackError::File { .. } if self.is_no_space() => "free space or inodes, then retry",
-            UnpackError::Manifest { .. } => {
-                return Some(Hint::from("to fetch the layer again, run ").command(["fsck", "--repair"]));
-            }
             UnpackError::Read(_)
             | UnpackError::File { .. }
-            | UnpackError::NeedsDirectory { .. }
+            | UnpackError::Unsupported { .. }
             | UnpackError::Canceled
             | UnpackError::Hangup => return None,
         };

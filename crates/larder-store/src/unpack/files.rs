@@ -1,21 +1,29 @@
-//! What becomes of files that [`write_merged_files`](super::write_merged_files) wrote: one EROFS image, or a directory.
+//! Writes files to an EROFS disk, or below a directory: those of an archive that [`write_merged_files`](super::write_merged_files)
+//! wrote, and those of one layer.
 //!
-//! Both go the way of a layer, with the same checks; only no digest is known beforehand.
+//! An archive is read as that of a layer, with the same checks; only no digest is known beforehand.
 
-use std::io::Read;
+use std::collections::HashMap;
+use std::io::{self, Read};
 use std::path::Path;
 
 use larder::reference::Digest;
-use larder_erofs::ErofsOptions;
+use larder_erofs::{ErofsOptions, ErofsWalkEntry};
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
-use super::image::{PendingImage, uuid_of};
-use super::stream::{TarStream, from_reader};
-use super::writer::LayerWriter;
-use super::{ImageMemory, OwnerMode, UnpackError, UnpackOptions, UnpackTarget};
+use super::directory_writer::{DirectoryForm, DirectoryWriter, SkippedMetadata};
+use super::image::{PendingLayer, uuid_of};
+use super::layer_entries::{EntryData, entry_of};
+use super::merged_layers::{LayerReader, MergedLayers};
+use super::stream::{BufferSource, TarStream, from_reader};
+use super::{ImageMemory, OverlayForm, UnpackError, UnpackOptions};
 
 /// Bytes of memory for names: ten million of them.
 const MAX_TREE: usize = 512 << 20;
+
+/// Bytes of memory for the first paths of files with several names, and what one takes beside its bytes.
+const MAX_LINK_PATHS: usize = 256 << 20;
+const LINK_BYTES: usize = 64;
 
 /// What [`extract_files`] writes beside plain files. With none of it, a user who can reach the files cannot become root by
 /// them.
@@ -44,16 +52,13 @@ pub fn write_disk_image(files: impl Read, id: &Digest, path: &Path) -> Result<()
     let mut feed = from_reader(files);
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, id, &options), &options);
     let form = ErofsOptions { uuid: uuid_of(id), max_tree_bytes: MAX_TREE };
-    let (mut image, _) = PendingImage::read(&mut archive, path, form, &options)?;
+    let (mut image, _) = PendingLayer::read(&mut archive, path, form, &options)?;
     archive.read_rest()?;
     image.pause()?;
-    image.finish(Vec::new(), Path::new(NO_MANIFEST)).map(drop)
+    image.finish(&MergedLayers::default()).map(drop)
 }
 
-/// Not read by anything: the root is described, and no directory is implied.
-const NO_MANIFEST: &str = "/dev/null";
-
-/// Writes the files below a directory, which exists and is empty. No link leads out of it. Without root, the files belong to
+/// Writes the files below a directory, which exists and is empty. No name leads out of it. Without root, the files belong to
 /// this process, which can read them all.
 pub fn extract_files(
     files: impl Read,
@@ -65,8 +70,8 @@ pub fn extract_files(
     // The digest is computed and not compared.
     let unknown = Digest::sha256(b"");
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, &unknown, &options), &options);
-    let target = UnpackTarget { root: dir, files: Path::new(NO_MANIFEST) };
-    let mut writer = LayerWriter::new(target, &options, None)?;
+    let owners = rustix::process::geteuid().is_root();
+    let mut writer = DirectoryWriter::new(dir, DirectoryForm { owners, overlay: None })?;
     let mut skipped = SkippedFiles::default();
     while let Some(mut entry) = archive.next()? {
         if !wanted.dev && matches!(entry.kind, LayerEntryKind::CharDevice | LayerEntryKind::BlockDevice) {
@@ -74,14 +79,26 @@ pub fn extract_files(
             continue;
         }
         // Without root, set-id bits were meant for another owner.
-        let is_dropped = (!wanted.suid || options.owners == OwnerMode::Record) && drop_privileges(&mut entry);
+        let is_dropped = (!wanted.suid || !owners) && drop_privileges(&mut entry);
         skipped.suid += u64::from(is_dropped);
-        writer.add(&entry, &mut archive)?;
+        writer.add(&entry, &mut EntryContent(&mut archive))?;
     }
     archive.read_rest()?;
-    let written = writer.finish()?;
-    skipped.devices += written.skipped_devices;
-    Ok(SkippedFiles { xattrs: written.skipped_xattrs, ..skipped })
+    let SkippedMetadata { devices, xattrs } = writer.finish()?;
+    Ok(SkippedFiles { devices: skipped.devices + devices, xattrs, ..skipped })
+}
+
+/// The content of the entry that an archive is at.
+struct EntryContent<'a, 'b, F>(&'a mut LayerArchive<'b, F>);
+
+impl<F: BufferSource> Read for EntryContent<'_, '_, F> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let piece = self.0.content().map_err(io::Error::other)?;
+        let length = piece.len().min(into.len());
+        into[..length].copy_from_slice(&piece[..length]);
+        self.0.consume(length);
+        Ok(length)
+    }
 }
 
 /// Whether a file had what runs it with other rights than those of its user. On a directory, the bits mean something else.
@@ -94,4 +111,38 @@ fn drop_privileges(entry: &mut LayerEntry) -> bool {
     entry.xattrs.retain(|(name, _)| name != b"security.capability");
     // A hard link names a file that was counted.
     entry.kind != LayerEntryKind::HardLink && before != (entry.mode, entry.xattrs.len())
+}
+
+/// Writes the files of a layer below an empty directory that is to be a lower directory of overlays. Not synced. Devices,
+/// attributes and owners that this process may not make or set are left out.
+pub(crate) fn extract_layer(
+    layer: &LayerReader,
+    dir: &Path,
+    overlay: OverlayForm,
+) -> Result<(), UnpackError> {
+    let unreadable = |error| UnpackError::file("read", "the layer", error);
+    let owners = rustix::process::geteuid().is_root();
+    let mut writer = DirectoryWriter::new(dir, DirectoryForm { owners, overlay: Some(overlay) })?;
+    let (mut first_paths, mut left): (HashMap<u64, Vec<u8>>, usize) = (HashMap::new(), MAX_LINK_PATHS);
+    for found in layer.walk().map_err(|error| unreadable(error.into()))? {
+        let ErofsWalkEntry { path, inode } = found.map_err(|error| unreadable(error.into()))?;
+        let mut entry = entry_of(layer, &inode, path).map_err(unreadable)?;
+        let may_be_linked = !inode.is_directory() && !inode.is_whiteout() && inode.nlink > 1;
+        if may_be_linked && let Some(first) = first_paths.get(&inode.nid) {
+            (entry.kind, entry.link) = (LayerEntryKind::HardLink, first.clone());
+        } else if may_be_linked {
+            let limit = MAX_LINK_PATHS as u64;
+            let rest = left.checked_sub(entry.path.len() + LINK_BYTES);
+            left = rest.ok_or(UnpackError::Limit { what: "bytes of paths with several names", limit })?;
+            first_paths.insert(inode.nid, entry.path.clone());
+        }
+        if entry.path.is_empty() {
+            entry.path.push(b'.');
+        }
+        writer.add(&entry, &mut EntryData::of(layer, &inode, &entry))?;
+        if layer.is_opaque(&inode).map_err(|error| unreadable(error.into()))? {
+            writer.mark_opaque();
+        }
+    }
+    writer.finish().map(drop)
 }

@@ -2,43 +2,33 @@
 //!
 //! The image takes all data as it comes. Its directories are written at the end, when the layers below are known: an overlay
 //! shows the nearest layer's owner and mode of a directory, so those that the archive only implied get what the layer has
-//! that really contains them. Until then, the image is a [`PendingImage`].
+//! that really contains them. Until then, the image is a [`PendingLayer`].
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use larder::reference::Digest;
 use larder_erofs::{
-    EntryProblem, ErofsEntry, ErofsEntryKind, ErofsError, ErofsOptions, ErofsTime, ErofsWriter,
+    EntryProblem, ErofsEntry, ErofsEntryKind, ErofsError, ErofsInode, ErofsOptions, ErofsTime, ErofsWriter,
 };
-use rustix::fs::Stat;
-use rustix::io::Errno;
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::archive_record::{ArchiveRecordWriter, append_record, remove_record};
-use super::beneath::{self, DIRECTORY, split};
+use super::beneath::{path_of, split};
 use super::image_file::ImageFile;
 use super::image_memory::ImageMemoryShare;
-use super::layer::{AllocatedSpace, PendingLowerWork, UnpackedLayer};
-use super::layer_manifest::{FileTime, LayerManifestWriter, ManifestRecord, RecordKind, UnpackMode, path_of};
-use super::lowers::{LowerEntry, LowerLayers};
-use super::metadata::{XattrTarget, Xattrs, hash_of, read_xattrs};
+use super::implied_directories::{MAX_IMPLIED_PATHS, append_implied, directory_of};
+use super::layer::{PendingLowerWork, UnpackedLayer};
+use super::merged_layers::MergedLayers;
+use super::metadata::Xattrs;
 use super::stream::{BufferSource, TarStream};
-use super::{
-    DetectedCompression, EntryRefusal, ExpectedLayer, OverlayForm, OwnerMode, UnpackError, UnpackOptions,
-};
+use super::{DetectedCompression, EntryRefusal, ExpectedLayer, UnpackError, UnpackOptions};
 use crate::erofs::ErofsFile;
 
 /// Permissions of a directory that the archive only implied, unless a lower layer has it.
 const IMPLIED_MODE: u32 = 0o755;
 
-/// Paths of all implied directories, in bytes: they are in memory while the image is completed. Names nested thousands deep
-/// are small in the archive and in the image, their paths are not.
-const MAX_IMPLIED_PATHS: usize = 16 << 20;
-
 /// An image with all its data, whose directories are not written yet.
-pub struct PendingImage {
+pub struct PendingLayer {
     writer: ErofsWriter<ImageFile>,
     path: PathBuf,
     /// To be moved to its end.
@@ -49,7 +39,7 @@ pub struct PendingImage {
 
 /// A complete image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FinishedImage {
+pub struct FinishedLayer {
     /// Size and digest of its file, which is not synced.
     pub file: ErofsFile,
     /// The image now fits these lowers only: an owner, a mode or attributes came from them.
@@ -62,7 +52,7 @@ pub(super) fn write(
     expected: &ExpectedLayer<'_>,
     path: &Path,
     options: &UnpackOptions,
-) -> Result<(UnpackedLayer, PendingImage), UnpackError> {
+) -> Result<(UnpackedLayer, PendingLayer), UnpackError> {
     // Entries take no inodes, and their bytes count as they are written.
     let of_entries = &UnpackOptions { reserve: None, ..options.clone() };
     let mut record = ArchiveRecordWriter::create(options)?;
@@ -71,7 +61,7 @@ pub(super) fn write(
         archive = archive.with_frame(record);
     }
     let form = ErofsOptions { uuid: uuid_of(expected.diff_id), ..ErofsOptions::default() };
-    let (mut image, entries) = PendingImage::read(&mut archive, path, form, options)?;
+    let (mut image, entries) = PendingLayer::read(&mut archive, path, form, options)?;
     let plain_bytes = archive.finish(expected.diff_id)?;
     record.map_or(Ok(()), ArchiveRecordWriter::finish)?;
     let pending = image.pause()?;
@@ -80,9 +70,7 @@ pub(super) fn write(
         compressed_bytes: 0,
         plain_bytes,
         entries,
-        usage: AllocatedSpace::default(),
         pending,
-        skipped_devices: 0,
         skipped_xattrs: image.writer.skipped_xattrs(),
         hides_lowers: image.writer.hides_lowers(),
     };
@@ -99,17 +87,17 @@ pub(super) fn uuid_of(diff_id: &Digest) -> [u8; 16] {
     uuid
 }
 
-impl PendingImage {
+impl PendingLayer {
     /// Writes the data of all entries to a new file. Returns the number of entries, too.
     pub(super) fn read(
         archive: &mut LayerArchive<'_, impl BufferSource>,
         path: &Path,
         form: ErofsOptions,
         options: &UnpackOptions,
-    ) -> Result<(PendingImage, u64), UnpackError> {
+    ) -> Result<(PendingLayer, u64), UnpackError> {
         let file = ImageFile::create(path, options);
         let file = file.map_err(|error| UnpackError::file("create", path, error))?;
-        let mut image = PendingImage {
+        let mut image = PendingLayer {
             writer: ErofsWriter::new(file, form).map_err(|error| image_error(path, error))?,
             path: path.to_owned(),
             archive_record: options.archive_record.clone(),
@@ -150,7 +138,7 @@ impl PendingImage {
         added.map_err(|error| image_error(&self.path, error))?;
         if !self.memory.grow_to(self.writer.tree_bytes()) {
             let reason = "the names of all layers being unpacked need more than 48 MiB".to_owned();
-            return Err(UnpackError::NeedsDirectory { reason });
+            return Err(UnpackError::Unsupported { reason });
         }
         let limit = u64::from(self.max_directories);
         if self.writer.directory_count() as u64 > limit {
@@ -173,11 +161,7 @@ impl PendingImage {
     /// Ends the data, and says what depends on the layers below.
     pub(super) fn pause(&mut self) -> Result<PendingLowerWork, UnpackError> {
         self.writer.resolve_links().map_err(|error| image_error(&self.path, error))?;
-        if let Some(link) = self.writer.lower_links().next() {
-            let link = path_of(&link.path).display().to_string();
-            let reason = format!("{link:?} is a hard link to a file of a lower layer");
-            return Err(UnpackError::NeedsDirectory { reason });
-        }
+        let cross_layer_links = self.writer.lower_links().count() as u64;
         let paused = self.writer.output_mut().pause();
         paused.map_err(|error| UnpackError::file("write", &self.path, error))?;
         let (mut implicit_dirs, mut path_bytes) = (0, 0);
@@ -186,108 +170,86 @@ impl PendingImage {
             path_bytes += path.len();
             if path_bytes > MAX_IMPLIED_PATHS {
                 let reason = format!("paths of implied directories need more than {MAX_IMPLIED_PATHS} bytes");
-                return Err(UnpackError::NeedsDirectory { reason });
+                return Err(UnpackError::Unsupported { reason });
             }
         }
-        Ok(PendingLowerWork { implicit_dirs, cross_layer_links: 0 })
+        Ok(PendingLowerWork { implicit_dirs, cross_layer_links })
     }
 
-    /// Whether the nearest layer below is all that [`finish`](PendingImage::finish) looks at: only the root is implied, and each
+    /// Whether the nearest layer below is all that [`finish`](PendingLayer::finish) looks at: only the root is implied, and each
     /// layer has the root's metadata.
     pub fn needs_nearest_only(&self) -> bool {
         self.writer.implicit_directories().all(|path| path.is_empty())
+            && self.writer.lower_links().next().is_none()
     }
 
-    /// Completes the image on `lowers`, the nearest first. The implied directories are listed in a new layer manifest at
-    /// `manifest`, if there are any: whether the image fits other lowers as well depends on them.
-    pub fn finish(
-        mut self,
-        lowers: Vec<Arc<OwnedFd>>,
-        manifest: &Path,
-    ) -> Result<FinishedImage, UnpackError> {
-        let unwritten = |error| UnpackError::file("write the layer manifest", manifest, error);
-        let lowers = LowerLayers::new(lowers);
+    /// Completes the layer on those below.
+    pub fn finish(mut self, lowers: &MergedLayers) -> Result<FinishedLayer, UnpackError> {
+        self.check_lower_links(lowers)?;
         let mut changed = false;
-        let implicit: Vec<Vec<u8>> = self.writer.implicit_directories().collect();
-        let mode = UnpackMode { owners: OwnerMode::Apply, overlay: OverlayForm::Trusted };
-        let mut records = None;
-        if !implicit.is_empty() {
-            records = Some(LayerManifestWriter::create(manifest, mode).map_err(unwritten)?);
-        }
-        for path in implicit {
-            let model = model_of(&lowers, &path);
-            let model = model
-                .map_err(|errno| UnpackError::file("inspect in the layers below", path_of(&path), errno))?;
-            if let Some((stat, xattrs)) = &model {
-                changed |= self.describe(&path, stat, xattrs)?;
-            }
-            if let Some(records) = &mut records {
-                records.add(&record_of(path, model)).map_err(unwritten)?;
+        let implied: Vec<Vec<u8>> = self.writer.implicit_directories().collect();
+        for path in &implied {
+            let model = directory_of(lowers, path)
+                .map_err(|error| UnpackError::file("inspect in the layers below", path_of(path), error))?;
+            if let Some((inode, xattrs)) = &model {
+                changed |= self.describe(path, inode, xattrs)?;
             }
         }
-        records.map_or(Ok(()), LayerManifestWriter::finish).map_err(unwritten)?;
         let finished = self.writer.finish().map_err(|error| image_error(&self.path, error))?;
         let mut file = finished.0;
+        let failed = |error| UnpackError::file("write", &self.path, error);
         if let Some(record) = &self.archive_record {
-            append_record(&mut file, record)
-                .and_then(|()| remove_record(record))
-                .map_err(|error| UnpackError::file("append to the image", record, error))?;
+            append_record(&mut file, record).and_then(|()| remove_record(record)).map_err(failed)?;
         }
-        let file = file.finish().map_err(|error| UnpackError::file("write", &self.path, error))?;
-        Ok(FinishedImage { file, changed })
+        let implied_bytes = append_implied(&mut file, &implied).map_err(failed)?;
+        let file = file.finish().map_err(failed)?;
+        Ok(FinishedLayer { file: ErofsFile { implied_bytes, ..file }, changed })
+    }
+
+    /// Refuses hard links to what the layers below do not have. Files of theirs cannot be copied yet.
+    fn check_lower_links(&self, lowers: &MergedLayers) -> Result<(), UnpackError> {
+        let Some(link) = self.writer.lower_links().next() else { return Ok(()) };
+        let found = lowers.find(&link.target, false);
+        let found = found.map_err(|error| UnpackError::file("inspect", path_of(&link.target), error))?;
+        Err(match found {
+            None => UnpackError::refused(&link.path, EntryRefusal::LinkTarget),
+            Some(found) if found.inode.is_directory() => {
+                UnpackError::refused(&link.path, EntryRefusal::LinkToDirectory)
+            }
+            Some(_) => {
+                let link = path_of(&link.path).display();
+                UnpackError::Unsupported {
+                    reason: format!("{link} is a hard link to a file of a lower layer"),
+                }
+            }
+        })
     }
 
     /// Gives an implied directory the metadata of the one below. Returns whether it is not what it had; a time does not count.
-    fn describe(&mut self, path: &[u8], stat: &Stat, xattrs: &Xattrs) -> Result<bool, UnpackError> {
+    fn describe(&mut self, path: &[u8], model: &ErofsInode, xattrs: &Xattrs) -> Result<bool, UnpackError> {
         // As an entry, a name like this would be a whiteout.
         if split(path).1.starts_with(b".wh.") {
             return Ok(false);
         }
-        let time = time_of(stat);
         let described = self.writer.add(&ErofsEntry {
             path: if path.is_empty() { b"/" } else { path },
             kind: ErofsEntryKind::Directory,
-            mode: stat.st_mode,
-            uid: stat.st_uid,
-            gid: stat.st_gid,
-            mtime: ErofsTime { seconds: time.seconds, nanos: time.nanos },
+            mode: model.mode,
+            uid: model.uid,
+            gid: model.gid,
+            mtime: model.mtime,
             xattrs,
         });
         described.map_err(|error| image_error(&self.path, error))?;
-        let is_default = stat.st_mode & 0o7777 == IMPLIED_MODE
-            && (stat.st_uid, stat.st_gid) == (0, 0)
-            && xattrs.is_empty();
+        let is_default = model.mode == IMPLIED_MODE && (model.uid, model.gid) == (0, 0) && xattrs.is_empty();
         Ok(!is_default)
     }
 }
 
-impl std::fmt::Debug for PendingImage {
+impl std::fmt::Debug for PendingLayer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PendingImage").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("PendingLayer").field("path", &self.path).finish_non_exhaustive()
     }
-}
-
-/// The directory that the layers below show at a path.
-fn model_of(lowers: &LowerLayers, path: &[u8]) -> Result<Option<(Stat, Xattrs)>, Errno> {
-    let found = lowers.find(path, true)?.filter(LowerEntry::is_directory);
-    let Some(found) = found else { return Ok(None) };
-    let model = beneath::open(lowers.root(found.layer), &found.path, DIRECTORY)?;
-    Ok(Some((found.stat, read_xattrs(XattrTarget::Open(model.as_fd()))?)))
-}
-
-fn record_of(path: Vec<u8>, model: Option<(Stat, Xattrs)>) -> ManifestRecord {
-    let kind = RecordKind::Directory { implicit: true, opaque: false };
-    let (mode, uid, gid, mtime, xattrs) = match model {
-        None => (IMPLIED_MODE, 0, 0, FileTime::default(), None),
-        Some((stat, xattrs)) => {
-            (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid, time_of(&stat), hash_of(&xattrs))
-        }
-    };
-    ManifestRecord { path, kind, mode, uid, gid, mtime, xattrs }
-}
-
-fn time_of(stat: &Stat) -> FileTime {
-    FileTime { seconds: stat.st_mtime, nanos: u32::try_from(stat.st_mtime_nsec).unwrap_or(0) }
 }
 
 /// An error of the writer. What only an image cannot hold is left to a directory.
@@ -296,9 +258,9 @@ pub(super) fn image_error(image: &Path, error: ErofsError) -> UnpackError {
         ErofsError::Output(cause) => UnpackError::file("write", image, cause),
         ErofsError::Rejected { path, problem } => match refusal_of(problem) {
             Some(reason) => UnpackError::Refused { path, reason },
-            None => UnpackError::NeedsDirectory { reason: format!("{}: {problem}", path.display()) },
+            None => UnpackError::Unsupported { reason: format!("{}: {problem}", path.display()) },
         },
-        other => UnpackError::NeedsDirectory { reason: other.to_string() },
+        other => UnpackError::Unsupported { reason: other.to_string() },
     }
 }
 

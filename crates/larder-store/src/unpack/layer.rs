@@ -1,7 +1,5 @@
 //! A layer before and after it is unpacked.
 
-use std::path::Path;
-
 use larder::reference::Digest;
 
 use super::compression::DetectedCompression;
@@ -17,15 +15,6 @@ pub struct ExpectedLayer<'a> {
     pub diff_id: &'a Digest,
 }
 
-/// The destination of a layer.
-#[derive(Debug, Clone, Copy)]
-pub struct UnpackTarget<'a> {
-    /// The layer's directory: exists, is empty, and no other process uses it.
-    pub root: &'a Path,
-    /// The layer manifest to write (see [`super::layer_manifest`]): a path outside of `root` that does not exist yet.
-    pub files: &'a Path,
-}
-
 /// A layer whose bytes were verified and whose tree is complete, but for [`PendingLowerWork`]. Nothing is synced yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnpackedLayer {
@@ -37,28 +26,15 @@ pub struct UnpackedLayer {
     pub plain_bytes: u64,
     /// Entries of the archive, whiteouts included.
     pub entries: u64,
-    /// What the tree takes on disk.
-    pub usage: AllocatedSpace,
     /// What needs the layers below.
     pub pending: PendingLowerWork,
-    /// Devices that this process may not make; they are in the manifest, not in the tree.
-    pub skipped_devices: u64,
-    /// Extended attributes that this process or this filesystem may not set.
+    /// Extended attributes that were left out: those of overlays, and those that links cannot have.
     pub skipped_xattrs: u64,
-    /// Whether there are whiteouts or opaque directories, so that [`super::UnpackOptions::overlay`] matters to a mount.
+    /// Whether there are whiteouts or opaque directories.
     pub hides_lowers: bool,
 }
 
-/// Space as the filesystem counts it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct AllocatedSpace {
-    /// Allocated bytes: `st_blocks * 512`, hard-linked files once.
-    pub allocated_bytes: u64,
-    /// Files, directories, links and whiteouts; hard-linked files once.
-    pub inodes: u64,
-}
-
-/// Counts of what [`super::merge_lowers`] has to do; the manifest says where.
+/// Counts of what needs the layers below.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PendingLowerWork {
     /// Directories that the archive only implies, the root among them: a lower layer may know their owner and mode.

@@ -1,16 +1,22 @@
 //! Sets extended attributes and times of files.
 
 use std::fmt::Write as _;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{Timespec, Timestamps, XattrFlags, fsetxattr, lgetxattr, llistxattr, lsetxattr};
+use rustix::fs::{Timespec, Timestamps, XattrFlags, fsetxattr, lsetxattr};
 use rustix::io::Errno;
 
-use super::layer_manifest::{FileTime, path_of, xattr_hash};
+use super::beneath::path_of;
 
-/// Takes effect on files that are made later, so directories get it last.
-const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+/// A point in time: seconds since 1970, possibly negative, and nanoseconds that count upwards from there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FileTime {
+    /// Whole seconds since 1970.
+    pub(super) seconds: i64,
+    /// Nanoseconds, below a billion.
+    pub(super) nanos: u32,
+}
 
 /// Both times of a file: what was read last is not known, and an old access time saves a write at the next one.
 pub(super) fn timestamps(mtime: FileTime) -> Timestamps {
@@ -21,11 +27,6 @@ pub(super) fn timestamps(mtime: FileTime) -> Timestamps {
 /// Attributes that steer overlay mounts: an image must not say what its layers hide, or where else they are looked for.
 pub(super) fn steers_overlay(name: &[u8]) -> bool {
     name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.")
-}
-
-/// Whether this one waits until a directory is complete.
-pub(super) fn is_default_acl(name: &[u8]) -> bool {
-    name == DEFAULT_ACL
 }
 
 /// Extended attributes: names and values.
@@ -71,90 +72,13 @@ pub(super) fn set_xattr(on: XattrTarget<'_>, name: &[u8], value: &[u8]) -> Resul
     }
 }
 
-/// A file's attributes, without those of the overlay and of this machine's security labels, sorted by name.
-pub(super) fn read_xattrs(on: XattrTarget<'_>) -> Result<Xattrs, Errno> {
-    let mut found = Vec::new();
-    for name in list(on)?.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        if !steers_overlay(name) && name != b"security.selinux" {
-            found.push((name.to_vec(), get(on, name)?));
-        }
+/// Sets `xattrs` on a file that was just made. Returns how many this process or this filesystem may not set. Those of
+/// overlays are left out.
+pub(super) fn apply_xattrs(on: XattrTarget<'_>, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<u64, Errno> {
+    let mut skipped = 0;
+    for (name, value) in xattrs.iter().filter(|(name, _)| !steers_overlay(name)) {
+        let is_set = !name.is_empty() && !name.contains(&0) && set_xattr(on, name, value)?;
+        skipped += u64::from(!is_set);
     }
-    found.sort_unstable();
-    Ok(found)
-}
-
-/// [`xattr_hash`] of what is on disk.
-pub(super) fn hash_of(xattrs: &[(Vec<u8>, Vec<u8>)]) -> Option<u32> {
-    xattr_hash(xattrs.iter().map(|(name, value)| (name.as_slice(), value.as_slice())))
-}
-
-/// Whether a file has this attribute.
-pub(super) fn has_xattr(on: XattrTarget<'_>, name: &str) -> bool {
-    list(on).is_ok_and(|names| names.split(|byte| *byte == 0).any(|found| found == name.as_bytes()))
-}
-
-fn list(on: XattrTarget<'_>) -> Result<Vec<u8>, Errno> {
-    grow(|buffer| match on {
-        XattrTarget::Open(fd) => rustix::fs::flistxattr(fd, buffer),
-        XattrTarget::Named(..) => llistxattr(on.path(), buffer),
-    })
-}
-
-/// One attribute's value.
-pub(super) fn get(on: XattrTarget<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
-    grow(|buffer| match on {
-        XattrTarget::Open(fd) => rustix::fs::fgetxattr(fd, path_of(name), buffer),
-        XattrTarget::Named(..) => lgetxattr(on.path(), path_of(name), buffer),
-    })
-}
-
-/// Reads into larger and larger buffers, up to what the kernel allows.
-fn grow(read: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
-    let mut buffer = vec![0; 1 << 10];
-    loop {
-        match read(&mut buffer) {
-            Ok(length) => {
-                buffer.truncate(length);
-                return Ok(buffer);
-            }
-            Err(Errno::RANGE) if buffer.len() < 1 << 16 => buffer.resize(1 << 16, 0),
-            Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Sets attributes on what was just made; those that cannot be set are counted, not an error.
-pub(super) struct XattrResult {
-    /// [`xattr_hash`] of those that are there now.
-    pub(super) hash: Option<u32>,
-    pub(super) skipped: u64,
-}
-
-/// Sets `xattrs` on a file. The last of equal names wins.
-pub(super) fn apply_xattrs(on: XattrTarget<'_>, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<XattrResult, Errno> {
-    if xattrs.is_empty() {
-        return Ok(XattrResult { hash: None, skipped: 0 });
-    }
-    let (mut set, mut skipped) = (Vec::with_capacity(xattrs.len()), 0);
-    for (name, value) in xattrs {
-        if steers_overlay(name) {
-            continue;
-        }
-        if name.is_empty() || name.contains(&0) || !set_xattr(on, name, value)? {
-            skipped += 1;
-            continue;
-        }
-        set.retain(|(other, _): &(&[u8], &[u8])| other != name);
-        set.push((name, value));
-    }
-    Ok(XattrResult { hash: xattr_hash(set), skipped })
-}
-
-/// Removes the attributes that an earlier entry gave to a directory.
-pub(super) fn clear_xattrs(fd: impl AsFd) -> Result<(), Errno> {
-    for (name, _) in read_xattrs(XattrTarget::Open(fd.as_fd()))? {
-        rustix::fs::fremovexattr(fd.as_fd(), path_of(&name))?;
-    }
-    Ok(())
+    Ok(skipped)
 }

@@ -1,50 +1,45 @@
-//! Turns one layer archive into one EROFS image, or one directory, that serves as an overlay lower.
+//! Turns one layer archive into one EROFS file that serves as an overlay lower.
 //!
 //! ```text
-//! compressed bytes -> SHA-256 -> gzip | zstd | plain -> SHA-256 -> tar -> EROFS image | files
-//!        source           decompress         stream       archive    image | writer + tree
+//! compressed bytes -> SHA-256 -> gzip | zstd | plain -> SHA-256 -> tar -> EROFS
+//!        source           decompress         stream       archive    image
 //! ```
 //!
-//! Read [`unpack_image`] and [`unpack_layer`] first, then `writer.rs`: what each entry becomes. Everything here is blocking.
+//! Read [`unpack_layer`] first. Everything here is blocking.
 //!
 //! Guarantees:
-//! - nothing outside the given directory is touched, whatever the archive says: every name is opened below a directory
-//!   that this module made itself, with `O_NOFOLLOW`, and links of the archive are resolved inside the layer (`tree.rs`);
+//! - no file but that of the layer is touched, whatever the archive says: its names are resolved inside the layer;
 //! - memory is bounded by [`UnpackOptions`] and [`UnpackLimits`], never by the archive;
 //! - a layer is only [`UnpackedLayer`] when all its bytes, also those after the archive's end, have the expected digests;
-//! - after an error the directory holds a partial tree that the caller removes.
+//! - after an error there is a partial file that the caller removes.
 //!
 //! An archive is one layer out of context: it can leave out parent directories that a lower layer has, and hard-link
-//! files of lower layers. Both are recorded in the layer manifest (see [`layer_manifest`]), and [`merge_lowers`] fills
-//! them in once the layers below are known.
+//! files of lower layers. Both are filled in once the layers below are known ([`PendingLayer::finish`]).
 
 mod archive;
 mod archive_record;
 mod beneath;
 mod compression;
 mod decompress;
-mod directory_image;
+mod directory_writer;
 mod error;
 mod files;
 mod gzip;
 mod image;
 mod image_file;
 mod image_memory;
+mod implied_directories;
 mod layer;
-pub mod layer_manifest;
-mod lower_merge;
-mod lowers;
+mod layer_entries;
 mod merged_files;
+mod merged_layers;
 mod metadata;
 mod options;
 mod pax;
 mod rebuild_archive;
 mod source;
 mod stream;
-mod tree;
-mod verify;
 mod write_behind;
-mod writer;
 mod zstd_frames;
 
 use std::io::Read;
@@ -52,58 +47,36 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-pub use archive_record::ArchiveRecord;
 pub use compression::DetectedCompression;
-pub(crate) use directory_image::DirectoryImage;
 pub use error::{EntryRefusal, LayerEncoding, UnpackError};
+pub(crate) use files::extract_layer;
 pub use files::{ExtractOptions, SkippedFiles, extract_files, write_disk_image};
-pub use image::{FinishedImage, PendingImage};
+pub use image::{FinishedLayer, PendingLayer};
 pub use image_memory::ImageMemory;
-pub use layer::{AllocatedSpace, ExpectedLayer, PendingLowerWork, UnpackTarget, UnpackedLayer};
-pub(crate) use lower_merge::merge_open_lowers;
-pub use lower_merge::{LowerMergeMode, LowerMergeReport, merge_lowers};
-pub use lowers::visible_layers;
-pub use merged_files::{MergeError, MergeLayer, write_merged_files};
-pub use options::{
-    LayerDownload, OverlayForm, OwnerMode, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads,
-};
+pub(crate) use implied_directories::{fits_lowers, read_implied};
+pub use layer::{ExpectedLayer, PendingLowerWork, UnpackedLayer};
+pub use merged_files::{MergeError, write_merged_files};
+pub use merged_layers::{LayerReader, MergedLayers, open_layer};
+pub use options::{LayerDownload, OverlayForm, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads};
 pub use rebuild_archive::{RebuildError, rebuild_archive};
-pub use verify::{CheckDepth, LayerVerification, MismatchKind, PathMismatch, verify};
 pub use write_behind::{BackgroundSyncer, WriteBehind};
 
-use archive::LayerArchive;
-use archive_record::ArchiveRecordWriter;
 use decompress::LayerDecoder;
 use source::CompressedReader;
-use stream::{BufferSource, TarStream};
-use writer::LayerWriter;
-use writer::file_threads::FileThreads;
+use stream::BufferSource;
 
-/// Unpacks one layer, verifying its bytes on the way.
+/// Unpacks one layer into a new file at `path`, verifying its bytes on the way. The file is complete once it was
+/// [finished](PendingLayer::finish) on the layers below.
 ///
 /// Reads `compressed` to its end, except after an error. The returned error is the one nearest to the cause: bytes
-/// that have the wrong digest are reported as such, not as the damaged archive that they happen to look like.
+/// that have the wrong digest are reported as such, not as the damaged archive that they happen to look like. Fails with
+/// [`UnpackError::Unsupported`] if no EROFS filesystem can hold the layer.
 pub fn unpack_layer(
-    compressed: impl Read + Send,
-    expected: &ExpectedLayer<'_>,
-    target: UnpackTarget<'_>,
-    options: &UnpackOptions,
-) -> Result<UnpackedLayer, UnpackError> {
-    let (read, unpacked) =
-        read_layer(compressed, expected, options, |feed| write(feed, expected, target, options))?;
-    Ok(UnpackedLayer { compression: read.compression, compressed_bytes: read.bytes, ..unpacked })
-}
-
-/// Like [`unpack_layer`], into one EROFS image: a new file at `path`. It is complete once it was
-/// [finished](PendingImage::finish) on the layers below.
-///
-/// Fails with [`UnpackError::NeedsDirectory`] if the layer can only be unpacked into a directory.
-pub fn unpack_image(
     compressed: impl Read + Send,
     expected: &ExpectedLayer<'_>,
     path: &Path,
     options: &UnpackOptions,
-) -> Result<(UnpackedLayer, PendingImage), UnpackError> {
+) -> Result<(UnpackedLayer, PendingLayer), UnpackError> {
     let (read, (unpacked, image)) =
         read_layer(compressed, expected, options, |feed| image::write(feed, expected, path, options))?;
     Ok((UnpackedLayer { compression: read.compression, compressed_bytes: read.bytes, ..unpacked }, image))
@@ -125,7 +98,7 @@ fn read_layer<T>(
     let source = CompressedReader::new(compressed, expected, options);
     match options.threads {
         UnpackThreads::One => on_one_thread(source, options, write),
-        UnpackThreads::Two | UnpackThreads::Many => on_two_threads(source, options, write),
+        UnpackThreads::Two => on_two_threads(source, options, write),
     }
 }
 
@@ -167,43 +140,6 @@ fn on_two_threads<R: Read + Send, T>(
         let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         join(read, written)
     })
-}
-
-/// The half that hashes and writes plain bytes.
-fn write(
-    mut feed: &mut dyn BufferSource,
-    expected: &ExpectedLayer<'_>,
-    target: UnpackTarget<'_>,
-    options: &UnpackOptions,
-) -> Result<UnpackedLayer, UnpackError> {
-    thread::scope(|scope| {
-        let crew = match options.threads {
-            UnpackThreads::Many => {
-                let crew = FileThreads::start(scope, makers(), options);
-                Some(crew.map_err(|error| UnpackError::file("start a thread for", target.root, error))?)
-            }
-            UnpackThreads::One | UnpackThreads::Two => None,
-        };
-        let mut record = ArchiveRecordWriter::create(options)?;
-        let mut archive = LayerArchive::new(TarStream::new(&mut feed, expected.diff_id, options), options);
-        if let Some(record) = &mut record {
-            archive = archive.with_frame(record);
-        }
-        let mut writer = LayerWriter::new(target, options, crew)?;
-        while let Some(entry) = archive.next()? {
-            writer.add(&entry, &mut archive)?;
-        }
-        let entries = archive.entries();
-        let plain_bytes = archive.finish(expected.diff_id)?;
-        record.map_or(Ok(()), ArchiveRecordWriter::finish)?;
-        let written = writer.finish()?;
-        Ok(UnpackedLayer { plain_bytes, entries, ..written })
-    })
-}
-
-/// Threads that make small files: the kernel keeps no more than a few busy in one filesystem.
-fn makers() -> usize {
-    thread::available_parallelism().map_or(1, std::num::NonZero::get).clamp(1, 4)
 }
 
 /// Both halves' outcomes as one: a local failure first, then wrong bytes, then what is wrong inside them.

@@ -8,25 +8,16 @@ use std::{fmt, io};
 use super::{ImageMemory, WriteBehind};
 use crate::disk::SpaceReserve;
 
-/// How layers are unpacked. The default suits this process: root applies owners, other users record them.
+/// How layers are unpacked.
 #[derive(Debug, Clone)]
 pub struct UnpackOptions {
-    /// Threads for this layer. Default many.
+    /// Threads for this layer. Default two.
     pub threads: UnpackThreads,
     /// Ceilings against hostile archives.
     pub limits: UnpackLimits,
-    /// What happens to owners.
-    pub owners: OwnerMode,
-    /// How whiteouts and opaque directories are written.
-    pub overlay: OverlayForm,
-    /// Write whiteouts as empty files with a mark (`overlay.whiteout`, Linux 6.7) even where devices are allowed. Default
-    /// off; where making the device 0:0 is refused, they are marked files anyhow.
-    pub mark_whiteouts: bool,
     /// Counts what was done, and carries the wish to stop.
     pub progress: Arc<UnpackProgress>,
-    /// Directories that are kept open for this layer, roughly. Fewer cost system calls. Default 160, at least 16 are taken.
-    pub open_files: usize,
-    /// Receives large files as soon as they are complete, to sync them early. Default: none.
+    /// Syncs the layer's file early. Default: none.
     pub write_behind: Option<WriteBehind>,
     /// Space that must stay free while the layer is written. Default: none.
     pub reserve: Option<SpaceReserve>,
@@ -34,8 +25,8 @@ pub struct UnpackOptions {
     pub download: Option<LayerDownload>,
     /// Memory for the names of images, which all share that are written at the same time. Default 48 MiB in this process.
     pub image_memory: ImageMemory,
-    /// A new file for what the archive has beside the content of files, so that it can be written again. An EROFS image takes it
-    /// over. Default: none.
+    /// A new file for what the archive has beside the content of files, so that it can be written again. The layer's file takes
+    /// it over. Default: none.
     pub archive_record: Option<PathBuf>,
 }
 
@@ -62,15 +53,10 @@ impl fmt::Debug for LayerDownload {
 
 impl Default for UnpackOptions {
     fn default() -> Self {
-        let root = rustix::process::geteuid().is_root();
         UnpackOptions {
-            threads: UnpackThreads::Many,
+            threads: UnpackThreads::Two,
             limits: UnpackLimits::default(),
-            owners: if root { OwnerMode::Apply } else { OwnerMode::Record },
-            overlay: if root { OverlayForm::Trusted } else { OverlayForm::User },
-            mark_whiteouts: false,
             progress: Arc::default(),
-            open_files: 160,
             write_behind: None,
             reserve: None,
             download: None,
@@ -80,24 +66,6 @@ impl Default for UnpackOptions {
     }
 }
 
-impl UnpackOptions {
-    /// Directories that the tree of the layer keeps open.
-    pub(super) fn open_in_tree(&self) -> usize {
-        (self.open_files.max(FEWEST_OPEN) / 2).min(MOST_IN_TREE)
-    }
-
-    /// Directories that all files have which are under way to other threads.
-    pub(super) fn open_under_way(&self) -> usize {
-        self.open_files.max(FEWEST_OPEN) - self.open_in_tree()
-    }
-}
-
-/// Fewer open directories than this are no use.
-const FEWEST_OPEN: usize = 16;
-
-/// More directories than any archive visits at a time.
-const MOST_IN_TREE: usize = 48;
-
 /// Threads that work on one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnpackThreads {
@@ -105,19 +73,6 @@ pub enum UnpackThreads {
     One,
     /// One hashes and inflates, the caller's hashes and writes. Buffers: 1.1 MiB.
     Two,
-    /// As two, and a few more that make small files, one for each core up to four. Right for layers of many files.
-    /// Buffers: up to 2 MiB.
-    Many,
-}
-
-/// What happens to the owners that an archive names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwnerMode {
-    /// Files get them. Needs root, or a user namespace with all of the ids.
-    Apply,
-    /// Files belong to this process; the layer manifest has the owners. This user must be able to read, verify and
-    /// remove what it stored, so files also get `u+r` and directories `u+rwx`; the manifest has the true modes.
-    Record,
 }
 
 /// How an overlay lower says what it hides.
@@ -152,8 +107,6 @@ pub struct UnpackLimits {
     pub max_path: u32,
     /// Bytes of one entry's extended headers (long names, attributes). Default 1 MiB.
     pub max_metadata: u32,
-    /// Bytes of memory for what entries do to earlier ones: replaced paths, links to files that come later. Default 8 MiB.
-    pub max_bookkeeping: usize,
     /// Base-2 logarithm of the largest zstd window, which is memory. Default 27 (128 MiB), as in all decoders. Windows of more
     /// than 8 MiB share 128 MiB in this process: a layer waits until its own fits.
     pub max_zstd_window_log: u32,
@@ -167,7 +120,6 @@ impl Default for UnpackLimits {
             max_directories: 500_000,
             max_path: 4096,
             max_metadata: 1 << 20,
-            max_bookkeeping: 8 << 20,
             max_zstd_window_log: 27,
         }
     }

@@ -1,6 +1,6 @@
 //! Extended headers (PAX) that tar-core reads less strictly or not at all.
 
-use super::layer_manifest::FileTime;
+use super::metadata::FileTime;
 
 /// What tar-core does not say, or not strictly.
 #[derive(Default)]

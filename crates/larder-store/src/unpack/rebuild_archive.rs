@@ -1,25 +1,20 @@
-//! Writes a layer's archive again, byte for byte, from its [record](ArchiveRecord) and its files.
+//! Writes a layer's archive again, byte for byte, from its record (`archive_record.rs`) and its files.
 //!
 //! The parser of the archive reads the record, too. Wherever the archive had the content of a file, it is read
 //! from the unpacked layer. The digest of all bytes decides whether this was right.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::io::{self, Read as _, Write};
+use std::path::{Path, PathBuf};
 
 use larder::reference::Digest;
-use rustix::fs::OFlags;
-use rustix::io::Errno;
+use larder_erofs::{ErofsInode, InodeKind};
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
-use super::archive_record::ArchiveRecord;
-use super::beneath::{self, clean, parts};
-use super::layer_manifest::path_of;
-use super::lowers::LowerLayers;
+use super::archive_record::open_record;
+use super::beneath::{clean, parts, path_of};
+use super::layer_entries::EntryData;
+use super::merged_layers::{MergedLayers, open_layer};
 use super::source::StreamHasher;
 use super::stream::{BufferSource, TarStream, from_reader};
 use super::{LayerEncoding, UnpackError, UnpackOptions};
@@ -56,15 +51,12 @@ pub enum RebuildError {
     Output(#[source] io::Error),
 }
 
-/// Writes the archive of the layer whose files are below `root` to `out`.
-pub fn rebuild_archive(
-    record: &ArchiveRecord,
-    root: OwnedFd,
-    diff_id: &Digest,
-    out: &mut dyn Write,
-) -> Result<(), RebuildError> {
+/// Writes the archive of the layer in this file to `out`.
+pub fn rebuild_archive(file: &Path, diff_id: &Digest, out: &mut dyn Write) -> Result<(), RebuildError> {
+    let unreadable = |error| RebuildError::Record(UnpackError::Read(error));
+    let layer = MergedLayers::new(vec![open_layer(file).map_err(unreadable)?]).map_err(unreadable)?;
     let mut out = HashedOutput { out, hasher: StreamHasher::like(diff_id), error: None };
-    let copied = copy(record, &LowerLayers::new(vec![Arc::new(root)]), diff_id, &mut out);
+    let copied = copy(&layer, diff_id, &mut out);
     if let Some(error) = out.error.take() {
         return Err(RebuildError::Output(error));
     }
@@ -72,76 +64,64 @@ pub fn rebuild_archive(
         copied.and_then(|()| out.hasher.check(LayerEncoding::Plain, diff_id).map_err(RebuildError::Digest));
     match checked {
         Err(error @ (RebuildError::Content { .. } | RebuildError::Digest(_))) => {
-            Err(first_replaced(record, diff_id)?.map_or(error, RebuildError::Replaced))
+            Err(first_replaced(&layer, diff_id)?.map_or(error, RebuildError::Replaced))
         }
         checked => checked,
     }
 }
 
-fn copy(
-    record: &ArchiveRecord,
-    files: &LowerLayers,
-    diff_id: &Digest,
-    out: &mut HashedOutput<'_>,
-) -> Result<(), RebuildError> {
+fn copy(layer: &MergedLayers, diff_id: &Digest, out: &mut HashedOutput<'_>) -> Result<(), RebuildError> {
     let options = UnpackOptions::default();
-    let mut feed = open(record)?;
+    let mut feed = open(layer)?;
     let mut archive =
         LayerArchive::new(TarStream::new(&mut feed, diff_id, &options), &options).with_frame(out);
     let mut buffer = vec![0; BUFFER];
     while let Some(entry) = archive.next().map_err(RebuildError::Record)? {
         let content = archive.content_elsewhere();
         if content > 0 {
-            let copied = copy_content(files, &entry, content, &mut archive, &mut buffer);
+            let copied = copy_content(layer, &entry, content, &mut archive, &mut buffer);
             copied.map_err(|cause| RebuildError::Content { path: path_of(&entry.path).to_owned(), cause })?;
         }
     }
     archive.read_rest().map_err(RebuildError::Record)
 }
 
-fn open(record: &ArchiveRecord) -> Result<impl BufferSource + use<>, RebuildError> {
-    let opened = record.open().map_err(|error| RebuildError::Record(UnpackError::Read(error)))?;
+fn open(layer: &MergedLayers) -> Result<impl BufferSource + use<>, RebuildError> {
+    let opened =
+        open_record(layer.layer(0)).map_err(|error| RebuildError::Record(UnpackError::Read(error)))?;
     opened.map(from_reader).ok_or(RebuildError::NoRecord)
 }
 
 fn copy_content(
-    files: &LowerLayers,
+    layer: &MergedLayers,
     entry: &LayerEntry,
     content: u64,
     archive: &mut LayerArchive<'_, impl BufferSource>,
     buffer: &mut [u8],
 ) -> io::Result<()> {
-    let file = File::from(open_file(files, &entry.path)?);
-    let size = file.metadata()?.len();
-    if size != entry.size {
-        return Err(io::Error::other(format!("{size} bytes, not {}", entry.size)));
+    let file = find_file(layer, &entry.path)?;
+    if file.size != entry.size {
+        return Err(io::Error::other(format!("{} bytes, not {}", file.size, entry.size)));
     }
-    let whole = [(0, content)];
-    let extents = match &entry.kind {
-        LayerEntryKind::Sparse(extents) => extents.as_slice(),
-        _ => &whole,
-    };
-    for (offset, length) in extents {
-        let (mut at, end) = (*offset, offset + length);
-        while at < end {
-            let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
-            file.read_exact_at(&mut buffer[..wanted], at)?;
-            archive.write_frame(&buffer[..wanted])?;
-            at += wanted as u64;
-        }
+    let mut data = EntryData::of(layer.layer(0), &file, entry);
+    let mut left = content;
+    while left > 0 {
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+        data.read_exact(&mut buffer[..wanted])?;
+        archive.write_frame(&buffer[..wanted])?;
+        left -= wanted as u64;
     }
     Ok(())
 }
 
 /// The file that an entry became: links in its path lead to where it is.
-fn open_file(files: &LowerLayers, path: &[u8]) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK;
-    match beneath::open(files.root(0), &clean(path), flags) {
-        Err(Errno::LOOP | Errno::NOTDIR | Errno::NOENT) => {}
-        opened => return Ok(opened?),
+fn find_file(layer: &MergedLayers, path: &[u8]) -> io::Result<ErofsInode> {
+    let is_file = |inode: &ErofsInode| inode.kind == InodeKind::File;
+    if let Some(file) = layer.layer(0).find(&clean(path))?.filter(is_file) {
+        return Ok(file);
     }
-    let found = files.find(path, false)?.ok_or(Errno::NOENT)?;
-    Ok(beneath::open(files.root(found.layer), &found.path, flags)?)
+    let found = layer.find(path, false)?.map(|found| found.inode);
+    found.filter(is_file).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// What a name takes beside its bytes.
@@ -151,9 +131,9 @@ const MAX_NAMES: usize = 64 << 20;
 
 /// The first file of an archive whose content no layer has, if it is among the first names. Only looked for after a failure: it
 /// needs the names of all entries.
-fn first_replaced(record: &ArchiveRecord, diff_id: &Digest) -> Result<Option<PathBuf>, RebuildError> {
+fn first_replaced(layer: &MergedLayers, diff_id: &Digest) -> Result<Option<PathBuf>, RebuildError> {
     let options = UnpackOptions::default();
-    let mut feed = open(record)?;
+    let mut feed = open(layer)?;
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, diff_id, &options), &options);
     let mut contents: BTreeSet<Vec<u8>> = BTreeSet::new();
     let mut left = MAX_NAMES;

@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use larder_store::disk::measure;
-use larder_store::store::{FS, LeaseKind, LeaseRecord, LeaseResources};
+use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources};
 
 use crate::help::*;
 
@@ -24,19 +23,13 @@ fn inodes(path: &Path) -> u64 {
 fn the_sum_agrees_with_du() {
     let scratch = TempStore::new();
     for number in 0..5 {
-        let staging = scratch.store.begin_layer().unwrap();
-        let fs = staging.dir().join(FS);
-        for file in 0..40 {
-            fs_err::create_dir_all(fs.join(format!("d{}", file % 7))).unwrap();
-            fs_err::write(fs.join(format!("d{}/f{file}", file % 7)), vec![1; file * 1000 + number]).unwrap();
-        }
-        fs_err::hard_link(fs.join("d1/f1"), fs.join("link")).unwrap();
-        fs_err::File::create(fs.join("sparse")).unwrap().set_len(1 << 30).unwrap();
-        fs_err::write(staging.dir().join("files.v1"), vec![2; 5000]).unwrap();
-        // Both ways to count.
-        let usage = (number % 2 == 0).then(|| measure(&fs).unwrap());
+        let content = |file: usize| "x".repeat(file * 1000 + number);
+        let files: Vec<(String, String)> =
+            (0..40).map(|file| (format!("d{}/f{file}", file % 7), content(file))).collect();
+        let files: Vec<(&str, String)> =
+            files.iter().map(|(path, content)| (path.as_str(), content.clone())).collect();
         let name = format!("layer{number}");
-        let layer = staging.finish(&key(&name), facts(&name), usage).unwrap();
+        let layer = layer_of(&scratch.store, &key(&name), facts(&name), &files);
         let image = image(&[&format!("app:{number}")], &[layer]);
         scratch.store.commit(&image, noon()).unwrap();
     }

@@ -66,9 +66,8 @@ async fn a_layer_that_depends_on_those_below_serves_only_there() {
         ClaimOutcome::Wait(waiting) => waiting,
         other => panic!("{other:?}"),
     };
-    let staging = scratch.store.begin_layer().unwrap();
     let chain = larder_store::store::LayerKey::from(&digest("chain"));
-    let layer = staging.finish(&chain, facts("a"), None).unwrap();
+    let layer = layer_of(&scratch.store, &chain, facts("a"), &[]);
     claim.done(&layer);
     assert!(other_chain.ended().await.is_none(), "its key is another chain's");
     assert!(matches!(
@@ -85,8 +84,8 @@ async fn a_layer_that_depends_on_those_below_serves_only_there() {
 fn the_same_layer_finished_twice_is_there_once() {
     let scratch = TempStore::new();
     let (one, two) = (scratch.store.begin_layer().unwrap(), scratch.store.begin_layer().unwrap());
-    let one = one.finish(&key("a"), facts("a"), None).unwrap();
-    let two = two.finish(&key("a"), facts("a"), None).unwrap();
+    let [one, two] =
+        [one, two].map(|staging| stage(&*real(), staging, &key("a"), facts("a"), &erofs(&[])).unwrap());
     drop(one);
     assert!(two.path().exists());
     assert!(entries(&scratch.root().join("staging")).is_empty());

@@ -2,13 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use larder_store::fsck::{FsckOptions, FsckReport, ManifestLayerChecker, MissingContent, StoreDamage};
-use larder_store::store::{ClaimOutcome, IMAGE, LayerFormat, LayerHandle, Store, StoreOpenError};
-use larder_store::unpack::{ExpectedLayer, UnpackOptions, UnpackTarget, unpack_image, unpack_layer};
+use larder_store::fsck::{FsckOptions, FsckReport, MissingContent, StoreDamage};
+use larder_store::store::{ClaimOutcome, IMAGE, LayerHandle, LayerKey, LayerMetadata, Store, StoreOpenError};
+use larder_store::unpack::{ExpectedLayer, MergedLayers, UnpackOptions, unpack_layer};
+
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 
 use crate::help::*;
 
-/// An image of one layer that was really unpacked, so that it has a manifest of its files.
+/// An image of one layer that was really unpacked.
 pub(crate) fn unpacked(store: &Store, name: &str, files: &[(&str, &str)]) {
     let layer = unpacked_layer(store, files);
     store.commit(&image(&[name], &[layer]), noon()).unwrap();
@@ -16,41 +18,29 @@ pub(crate) fn unpacked(store: &Store, name: &str, files: &[(&str, &str)]) {
 
 /// Such a layer, before its commit.
 pub(crate) fn unpacked_layer(store: &Store, files: &[(&str, &str)]) -> LayerHandle {
-    let mut archive = tar::Builder::new(Vec::new());
-    for (path, content) in files {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(content.len() as u64);
-        header.set_mode(0o644);
-        header.set_mtime(1_700_000_000);
-        archive.append_data(&mut header, path, content.as_bytes()).unwrap();
-    }
-    let archive = archive.into_inner().unwrap();
+    unpacked_entries(store, files.iter().map(|(path, content)| TarBuilderEntry::file(*path, *content)))
+}
+
+/// Like [`unpacked_layer`], of an archive of these entries.
+pub(crate) fn unpacked_entries(
+    store: &Store,
+    entries: impl IntoIterator<Item = TarBuilderEntry>,
+) -> LayerHandle {
+    let archive = TarBuilder::new().extend(entries).finish();
     let diff_id = digest(&archive);
     let staging = store.begin_layer().unwrap();
-    let files = staging.dir().join(larder_store::store::FILES);
     let expected = ExpectedLayer { digest: Some(&diff_id), size: None, diff_id: &diff_id };
-    let key = larder_store::store::LayerKey::from(&diff_id);
-    let options = UnpackOptions::default();
-    let facts = larder_store::store::LayerMetadata {
+    let facts = LayerMetadata {
         digest: diff_id.clone(),
         diff_id: diff_id.clone(),
         compressed_bytes: archive.len() as u64,
         plain_bytes: archive.len() as u64,
         files: 1,
-        pending: false,
     };
-    if crate::LAYERS == LayerFormat::Erofs {
-        let image = staging.dir().join(IMAGE);
-        let (unpacked, image) = unpack_image(&archive[..], &expected, &image, &options).unwrap();
-        let image = image.finish(Vec::new(), &files).unwrap();
-        let facts = larder_store::store::LayerMetadata { pending: !unpacked.pending.is_empty(), ..facts };
-        return staging.finish_image(&key, facts, image.file).unwrap();
-    }
-    let fs = staging.dir().join(larder_store::store::FS);
-    fs_err::create_dir(&fs).unwrap();
-    let target = UnpackTarget { root: &fs, files: &files };
-    unpack_layer(&archive[..], &expected, target, &options).unwrap();
-    staging.finish(&key, facts, None).unwrap()
+    let file = staging.dir().join(IMAGE);
+    let (_, layer) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default()).unwrap();
+    let layer = layer.finish(&MergedLayers::default()).unwrap();
+    staging.finish(&LayerKey::from(&diff_id), facts, layer.file).unwrap()
 }
 
 pub(crate) fn two_images() -> TempStore {
@@ -119,7 +109,7 @@ fn a_sound_store_has_no_problems() {
 #[test]
 fn a_missing_layer_is_found() {
     let scratch = two_images();
-    remove_layer(&layer_dir(&scratch.store, "app"));
+    fs_err::remove_file(layer_dir(&scratch.store, "app")).unwrap();
     breaks_app(&scratch, |damage| matches!(damage, StoreDamage::LayerMissing { .. }));
 }
 
@@ -146,7 +136,7 @@ fn a_damaged_manifest_is_found() {
 fn the_list_of_files_to_fetch_names_its_place() {
     let scratch = two_images();
     let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
-    remove_layer(&layer_dir(&scratch.store, "app"));
+    fs_err::remove_file(layer_dir(&scratch.store, "app")).unwrap();
     let report = repair(&scratch.store);
     let MissingContent::Layer { key, digest, size, diff_id, .. } = &report.refetch[0].lacks else {
         panic!("{report:?}");
@@ -230,7 +220,7 @@ fn a_damaged_layer_is_fetched_again_by_a_pull_and_survives_a_restart() {
     assert_eq!(tags(&scratch.store).len(), 2);
     assert!(scratch.store.layer(&layer.key).unwrap().is_some(), "a mount may have it");
     // Put right by hand, or by a process that died before it could note it.
-    remove_layer(&layer_dir(&scratch.store, "app"));
+    fs_err::remove_file(layer_dir(&scratch.store, "app")).unwrap();
     unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     assert!(matches!(claimed(&scratch.store), ClaimOutcome::Present(_)));
 }
@@ -247,7 +237,7 @@ pub(crate) fn rebuild(
     fs_err::write(root.join("larder.db-wal"), "lost").unwrap();
     damage(&root);
     assert!(matches!(Store::open_for_check(&root, config()), Err(StoreOpenError::Database { .. })));
-    let (store, rebuilt) = Store::rebuild(&root, config(), &ManifestLayerChecker).expect("a new database");
+    let (store, rebuilt) = Store::rebuild(&root, config()).expect("a new database");
     (TempStore { store, dir }, rebuilt)
 }
 
@@ -273,7 +263,7 @@ fn a_rebuild_loses_nothing_that_is_damaged_and_says_so() {
     unpacked(&scratch.store, "third", &[("third", "3")]);
     let (damaged, no_record, config_of_third) = {
         let store = &scratch.store;
-        let record = record_file(&layer_dir(store, "web"));
+        let record = layer_dir(store, "web");
         (layer_dir(store, "app"), record, store.image("third").unwrap().unwrap().id)
     };
     let (scratch, rebuilt) = rebuild(scratch, |root| {
@@ -282,8 +272,8 @@ fn a_rebuild_loses_nothing_that_is_damaged_and_says_so() {
         fs_err::write(root.join("blobs/sha256").join(config_of_third.hex()), "{}").unwrap();
     });
     assert_eq!((rebuilt.images, rebuilt.incomplete, rebuilt.layers), (2, 1, 3), "{rebuilt:?}");
-    // Of an image, the lost record had the digest.
-    let unknown = usize::from(crate::LAYERS == LayerFormat::Erofs);
+    // The lost record had the digest of the layer.
+    let unknown = 1;
     assert_eq!((rebuilt.damaged.len(), rebuilt.left_out.len()), (2 + unknown, 0), "{rebuilt:?}");
     assert_eq!(tags(&scratch.store), ["docker.io/library/app:latest", "docker.io/library/web:latest"]);
     assert_eq!(scratch.store.missing().unwrap().len(), 1 + unknown, "the layer of app");

@@ -1,6 +1,5 @@
 //! Small images, made without a registry.
 
-use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,8 +10,8 @@ use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsTime, ErofsWri
 use larder_store::disk::{Disk, FileOpenMode};
 use larder_store::erofs::ErofsFile;
 use larder_store::store::{
-    CommitLayer, FS, IMAGE, ImageCommit, ImageRecord, LayerFormat, LayerHandle, LayerKey, LayerMetadata,
-    Store, StoreConfig,
+    CommitLayer, IMAGE, ImageCommit, ImageRecord, LayerHandle, LayerKey, LayerMetadata, LayerStaging, Store,
+    StoreConfig,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -22,7 +21,7 @@ pub(crate) fn noon() -> SystemTime {
 
 /// Nothing happens behind the test's back.
 pub(crate) fn config() -> StoreConfig {
-    StoreConfig { background_deletion: false, layer_format: crate::LAYERS, ..StoreConfig::default() }
+    StoreConfig { background_deletion: false, ..StoreConfig::default() }
 }
 
 pub(crate) fn open(root: &Path) -> Store {
@@ -75,7 +74,6 @@ pub(crate) fn facts(layer: &str) -> LayerMetadata {
         compressed_bytes: 1000,
         plain_bytes: 10_000,
         files: 2,
-        pending: false,
     }
 }
 
@@ -90,57 +88,53 @@ pub(crate) fn layer_on(
     }
     let staging = store.begin_layer()?;
     let files = [("etc/name", name.to_owned()), (name, name.repeat(2000))];
-    if crate::LAYERS == LayerFormat::Erofs {
-        let path = staging.dir().join(IMAGE);
-        let image = disk.open(&path, FileOpenMode::CreateNew)?;
-        image.write_all_at(&erofs_image(&files), 0)?;
-        return Ok(staging.finish_image(&key(name), facts(name), ErofsFile::of(&path)?)?);
-    }
-    let fs = staging.dir().join(FS);
-    disk.create_dir(&fs)?;
-    disk.create_dir(&fs.join("etc"))?;
-    for (file, content) in files {
-        let file = disk.open(&fs.join(file), FileOpenMode::CreateNew)?;
-        file.write_all_at(content.as_bytes(), 0)?;
-    }
-    Ok(staging.finish(&key(name), facts(name), None)?)
+    stage(disk, staging, &key(name), facts(name), &erofs(&files))
+}
+
+/// Finishes a layer whose file begins with these bytes.
+pub(crate) fn stage(
+    disk: &dyn Disk,
+    staging: LayerStaging,
+    key: &LayerKey,
+    facts: LayerMetadata,
+    erofs: &[u8],
+) -> Result<LayerHandle, Box<dyn std::error::Error>> {
+    let path = staging.dir().join(IMAGE);
+    disk.open(&path, FileOpenMode::CreateNew)?.write_all_at(erofs, 0)?;
+    Ok(staging.finish(key, facts, ErofsFile::of(&path)?)?)
+}
+
+/// A layer of these files.
+pub(crate) fn layer_of(
+    store: &Store,
+    key: &LayerKey,
+    facts: LayerMetadata,
+    files: &[(&str, String)],
+) -> LayerHandle {
+    let disk = larder_store::disk::RealDisk;
+    stage(&disk, store.begin_layer().unwrap(), key, facts, &erofs(files)).unwrap()
 }
 
 /// What a layer of [`layer`] has as its name.
 pub(crate) fn name_in(layer: &LayerHandle) -> String {
-    let root = layer.open_root().unwrap();
-    fs_err::read_to_string(format!("/proc/self/fd/{}/etc/name", root.as_raw_fd())).unwrap()
+    let files = layer.open().unwrap();
+    let file = files.find(b"etc/name").unwrap().unwrap();
+    std::io::read_to_string(files.reader(&file)).unwrap()
 }
 
-/// Removes the layer at this path.
-pub(crate) fn remove_layer(layer: &Path) {
-    if layer.is_dir() { fs_err::remove_dir_all(layer).unwrap() } else { fs_err::remove_file(layer).unwrap() }
-}
-
-/// The file that has the copy of a layer's record.
-pub(crate) fn record_file(layer: &Path) -> PathBuf {
-    if layer.is_dir() { layer.join("layer.json") } else { layer.to_owned() }
-}
-
-/// Damages the files of the layer in this directory, without a change of their size.
+/// Damages the layer in this file, without a change of its size.
 pub(crate) fn damage_layer(layer: &Path) {
-    if crate::LAYERS == LayerFormat::Erofs {
-        let image = std::fs::File::options().write(true).open(layer).unwrap();
-        return image.write_all_at(b"damage", 2000).unwrap();
-    }
-    fs_err::write(layer.join(FS).join("bin/tool"), "#!fool").unwrap();
+    let file = std::fs::File::options().write(true).open(layer).unwrap();
+    file.write_all_at(b"damage", 2000).unwrap();
 }
 
 /// Whether what [`damage_layer`] damaged is there.
 pub(crate) fn is_damaged(layer: &Path) -> bool {
-    if crate::LAYERS == LayerFormat::Erofs {
-        return fs_err::read(layer).unwrap()[2000..].starts_with(b"damage");
-    }
-    fs_err::read_to_string(layer.join(FS).join("bin/tool")).unwrap() == "#!fool"
+    fs_err::read(layer).unwrap()[2000..].starts_with(b"damage")
 }
 
-/// An EROFS image of these files.
-pub(crate) fn erofs_image(files: &[(&str, String)]) -> Vec<u8> {
+/// An EROFS filesystem of these files.
+pub(crate) fn erofs(files: &[(&str, String)]) -> Vec<u8> {
     let mut writer = ErofsWriter::new(Vec::new(), ErofsOptions::default()).unwrap();
     for (path, content) in files {
         let (path, kind) = (path.as_bytes(), ErofsEntryKind::File { size: content.len() as u64 });

@@ -32,10 +32,6 @@ impl Disk for SetLenRecorder {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         RealDisk.rename(from, to)
     }
-    fn exchange(&self, one: &Path, other: &Path) -> io::Result<()> {
-        RealDisk.exchange(one, other)
-    }
-
     fn remove_file(&self, path: &Path) -> io::Result<()> {
         RealDisk.remove_file(path)
     }

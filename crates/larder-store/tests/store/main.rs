@@ -2,9 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests, helpers included")]
 
-/// How these tests store layers. `tests/store_erofs` runs them with the other format.
-pub(crate) const LAYERS: larder_store::store::LayerFormat = larder_store::store::LayerFormat::Directory;
-
 mod accounting;
 mod claims;
 mod collection;
@@ -13,15 +10,16 @@ mod crashes;
 mod faulty_pulls;
 mod fixture;
 mod fsck;
-mod fsck_directories;
 mod help;
 mod imports;
 mod imports_held;
 mod ingest_writes;
 mod ingests;
 mod kept;
+mod layer_mounts;
 mod leases;
 mod loads;
+mod lowers;
 mod model;
 mod mounting;
 mod opening;

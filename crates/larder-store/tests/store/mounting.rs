@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use larder_store::mounts::{MountError, MountOptions};
-use larder_store::store::{FS, LayerHandle, RemoveOptions, Store, StoreError};
+use larder_store::store::{LayerHandle, RemoveOptions, Store, StoreError};
 
-use crate::fsck::unpacked_layer;
+use larder_testkit::archive::TarBuilderEntry;
+
+use crate::fsck::{unpacked_entries, unpacked_layer};
 use crate::help::*;
 
 /// Whether mounts can be tried; says loudly when not.
@@ -153,17 +155,12 @@ fn a_writable_mount_keeps_its_files_apart_and_drops_them_in_the_end() {
 
 #[test]
 fn the_root_of_a_mount_has_the_metadata_of_the_image() {
-    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    use std::os::unix::fs::MetadataExt as _;
     if !can_mount() {
         return;
     }
     let scratch = TempStore::new();
-    let staging = scratch.store.begin_layer().unwrap();
-    let fs = staging.dir().join(FS);
-    fs_err::create_dir(&fs).unwrap();
-    fs_err::set_permissions(&fs, std::fs::Permissions::from_mode(0o1751)).unwrap();
-    std::os::unix::fs::chown(&fs, Some(12), Some(34)).unwrap();
-    let layer = staging.finish(&key("a"), facts("a"), None).unwrap();
+    let layer = unpacked_entries(&scratch.store, [TarBuilderEntry::dir(".").mode(0o1751).owner(12, 34)]);
     scratch.store.commit(&image(&["app"], &[layer]), noon()).unwrap();
     for writable in [false, true] {
         let target = MountTarget::new(&scratch, &format!("mnt{writable}"));
@@ -306,16 +303,16 @@ fn set_id_bits_and_devices_of_an_image_have_no_effect_unless_requested() {
     }
     let scratch = TempStore::new();
     fs_err::set_permissions(scratch.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let staging = scratch.store.begin_layer().unwrap();
-    let fs = staging.dir().join(FS);
-    fs_err::create_dir(&fs).unwrap();
-    fs_err::copy("/usr/bin/id", fs.join("id")).unwrap();
-    fs_err::set_permissions(fs.join("id"), std::fs::Permissions::from_mode(0o4755)).unwrap();
-    let (kind, mode) = (rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::from_raw_mode(0o666));
-    // Of /dev/null.
-    rustix::fs::mknodat(rustix::fs::CWD, fs.join("null"), kind, mode, rustix::fs::makedev(1, 3)).unwrap();
-    fs_err::set_permissions(&fs, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let layer = staging.finish(&key("a"), facts("a"), None).unwrap();
+    let id = fs_err::read("/usr/bin/id").unwrap();
+    let layer = unpacked_entries(
+        &scratch.store,
+        [
+            TarBuilderEntry::dir("."),
+            TarBuilderEntry::file("id", id).mode(0o4755),
+            // Of /dev/null.
+            TarBuilderEntry::char_device("null", 1, 3).mode(0o666),
+        ],
+    );
     scratch.store.commit(&image(&["app"], &[layer]), noon()).unwrap();
     for (writable, honored) in [(false, false), (true, false), (false, true)] {
         let target = MountTarget::new(&scratch, &format!("mnt{writable}{honored}"));

@@ -5,15 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder_store::disk::{Disk as _, FileOpenMode};
-use larder_store::fsck::{FsckReport, ManifestLayerChecker, StoreDamage};
+use larder_store::fsck::{FsckReport, StoreDamage};
 use larder_store::snapshots::{NewSnapshot, SnapshotError, SnapshotMount};
 use larder_store::store::{RemoveOptions, SnapshotKind, Store};
 use larder_testkit_peers::faulty_disk::{FaultyDisk, UnsyncedData};
 
 use crate::fsck::{check, layer_dir, rebuild, repair, two_images, unpacked};
-use crate::help::{
-    TempStore, commit, config, damage_layer, digest, entries, is_damaged, key, noon, remove_layer,
-};
+use crate::help::{TempStore, commit, config, damage_layer, digest, entries, is_damaged, key, noon};
 use crate::mounting::can_mount;
 
 pub(crate) fn new(key: &str, parent: &str) -> NewSnapshot {
@@ -131,7 +129,7 @@ fn a_damaged_layer_is_no_part_of_a_mount() {
     let root = temp.root();
     let dir = temp.dir;
     drop(temp.store);
-    remove_layer(&root.join("layers").join(key("a").as_str()));
+    fs_err::remove_file(root.join("layers").join(key("a").as_str())).unwrap();
     let store = Store::open(&root, config()).unwrap();
     let refused = store.create_snapshot(new("k8s.io/9/c", &keys[0]), true, noon()).unwrap_err();
     assert!(refused.to_string().contains("not found in the store"), "{refused}");
@@ -231,7 +229,7 @@ fn a_snapshot_survives_a_power_cut_and_the_loss_of_the_database() {
     let disk = disk.restarted(UnsyncedData::Nothing);
     let root = disk.root().join("store");
     fs_err::write(root.join("larder.db"), "lost").unwrap();
-    let (store, rebuilt) = Store::rebuild(&root, config(), &ManifestLayerChecker).unwrap();
+    let (store, rebuilt) = Store::rebuild(&root, config()).unwrap();
     assert!(store.snapshot("k8s.io/9/c").is_ok(), "{rebuilt:?}");
 }
 

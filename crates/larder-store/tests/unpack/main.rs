@@ -2,15 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests, helpers included")]
 
-/// What these tests unpack layers into. `tests/unpack_erofs` runs some of them with images.
-pub(crate) const LAYERS: larder_store::store::LayerFormat = larder_store::store::LayerFormat::Directory;
-
+mod extracting;
 mod forms;
 mod hostile;
+mod lowers;
 mod oracle;
-mod settling;
 mod support;
 mod threads;
 mod trees;
 mod unprivileged;
-mod verifying;

@@ -8,12 +8,9 @@ use std::path::{Path, PathBuf};
 
 use larder::reference::Digest;
 use larder_store::erofs::ErofsFile;
-use larder_store::store::LayerFormat;
-use larder_store::unpack::layer_manifest::{LayerManifestReader, ManifestRecord};
 use larder_store::unpack::{
-    AllocatedSpace, ArchiveRecord, CheckDepth, ExpectedLayer, LowerMergeMode, LowerMergeReport, PathMismatch,
-    RebuildError, UnpackError, UnpackOptions, UnpackTarget, UnpackedLayer, merge_lowers, rebuild_archive,
-    unpack_image, unpack_layer, verify,
+    ExpectedLayer, MergedLayers, RebuildError, UnpackError, UnpackOptions, UnpackedLayer, rebuild_archive,
+    unpack_layer,
 };
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
@@ -50,17 +47,16 @@ pub(crate) fn is_root() -> bool {
     root
 }
 
-/// A directory with `root`, `files.v1`, and `outside/`, which is guarded.
+/// A directory with a layer, `root`, where it is mounted, and `outside/`, which is guarded.
 pub(crate) struct UnpackDir {
     dir: TempDir,
     before: Vec<GuardedFile>,
-    /// Whether `root` is a mounted image.
-    is_image: Cell<bool>,
+    is_mounted: Cell<bool>,
 }
 
 impl Drop for UnpackDir {
     fn drop(&mut self) {
-        if self.is_image.get() {
+        if self.is_mounted.get() {
             let _ = rustix::mount::unmount(self.root(), rustix::mount::UnmountFlags::DETACH);
         }
     }
@@ -75,15 +71,16 @@ impl UnpackDir {
         fs_err::create_dir_all(dir.path().join("outside/dir")).unwrap();
         fs_err::write(dir.path().join("outside/secret"), "untouched").unwrap();
         let before = guarded(dir.path());
-        UnpackDir { dir, before, is_image: Cell::new(false) }
+        UnpackDir { dir, before, is_mounted: Cell::new(false) }
     }
 
     pub(crate) fn root(&self) -> PathBuf {
         self.dir.path().join("root")
     }
 
-    pub(crate) fn files(&self) -> PathBuf {
-        self.dir.path().join("files.v1")
+    /// The file of the layer.
+    pub(crate) fn layer(&self) -> PathBuf {
+        self.dir.path().join("layer")
     }
 
     /// The guarded directory.
@@ -113,92 +110,36 @@ impl UnpackDir {
         expected: &ExpectedLayer<'_>,
         options: &UnpackOptions,
     ) -> Result<UnpackedLayer, UnpackError> {
-        let record = self.dir.path().join("archive.v1");
-        let _ = fs_err::remove_file(&record); // of a layer that was unpacked before
+        let record = self.dir.path().join("archive");
         let options = &UnpackOptions { archive_record: Some(record.clone()), ..options.clone() };
-        let (root, files) = (self.root(), self.files());
-        if crate::LAYERS == LayerFormat::Erofs && is_root() {
-            match self.unpack_image(compressed, expected, options) {
-                Err(UnpackError::NeedsDirectory { .. }) => {
-                    fs_err::remove_file(self.image()).unwrap();
-                    fs_err::remove_file(&record).unwrap();
-                }
-                unpacked => {
-                    assert!(unpacked.is_err() || !record.exists(), "the image takes it over");
-                    self.assert_archive(unpacked.is_ok(), &ArchiveRecord::Image(self.image()), expected);
-                    return unpacked;
-                }
-            }
+        let (unpacked, pending) = unpack_layer(compressed, expected, &self.layer(), options)?;
+        let finished = pending.finish(&MergedLayers::default())?;
+        assert!(!record.exists(), "the layer takes it over");
+        let written = ErofsFile::of(&self.layer()).unwrap();
+        assert_eq!(
+            (finished.file.bytes, &finished.file.sha256_of_mib),
+            (written.bytes, &written.sha256_of_mib)
+        );
+        self.assert_archive(expected);
+        if is_root() {
+            mount_layer(&self.layer(), &self.root());
+            self.is_mounted.set(true);
         }
-        let unpacked =
-            unpack_layer(compressed, expected, UnpackTarget { root: &root, files: &files }, options);
-        self.assert_archive(unpacked.is_ok(), &ArchiveRecord::File(record), expected);
-        unpacked
+        Ok(unpacked)
     }
 
-    /// Panics unless an unpacked layer's archive can be written again. One with two contents for a path, or with a content for a
+    /// Panics unless the layer's archive can be written again. One with two contents for a path, or with a content for a
     /// whiteout, cannot, and says so.
-    fn assert_archive(&self, unpacked: bool, record: &ArchiveRecord, expected: &ExpectedLayer<'_>) {
-        let root = fs_err::File::open(self.root()).unwrap().into_parts().0.into();
-        if !unpacked {
-            return;
-        }
-        match rebuild_archive(record, root, expected.diff_id, &mut std::io::sink()) {
+    fn assert_archive(&self, expected: &ExpectedLayer<'_>) {
+        match rebuild_archive(&self.layer(), expected.diff_id, &mut std::io::sink()) {
             Ok(()) | Err(RebuildError::Replaced(_)) => {}
             Err(error) => panic!("{error:?}"),
         }
     }
 
-    fn image(&self) -> PathBuf {
-        self.dir.path().join("layer.erofs")
-    }
-
-    /// Unpacks into an image, and mounts it at `root`.
-    fn unpack_image(
-        &self,
-        compressed: &[u8],
-        expected: &ExpectedLayer<'_>,
-        options: &UnpackOptions,
-    ) -> Result<UnpackedLayer, UnpackError> {
-        let (unpacked, image) = unpack_image(compressed, expected, &self.image(), options)?;
-        let finished = image.finish(Vec::new(), &self.files())?;
-        assert_eq!(finished.file, ErofsFile::of(&self.image()).unwrap());
-        mount_image(&self.image(), &self.root());
-        self.is_image.set(true);
-        Ok(unpacked)
-    }
-
-    /// Panics unless the layer takes on disk what unpacking said. The store measures images.
-    pub(crate) fn assert_usage(&self, unpacked: &UnpackedLayer) {
-        if !self.is_image.get() {
-            assert_eq!(unpacked.usage, self.usage_on_disk());
-        }
-    }
-
-    pub(crate) fn settle(
-        &self,
-        lowers: &[&UnpackDir],
-        settling: LowerMergeMode,
-    ) -> Result<LowerMergeReport, UnpackError> {
-        let roots: Vec<PathBuf> = lowers.iter().map(|layer| layer.root()).collect();
-        let roots: Vec<&Path> = roots.iter().map(PathBuf::as_path).collect();
-        let (root, files) = (self.root(), self.files());
-        merge_lowers(UnpackTarget { root: &root, files: &files }, &roots, settling)
-    }
-
-    pub(crate) fn damage(&self) -> Vec<PathMismatch> {
-        if self.is_image.get() {
-            return Vec::new(); // its digest was compared
-        }
-        verify(&self.root(), &self.files(), CheckDepth::Content).unwrap().collect::<Result<_, _>>().unwrap()
-    }
-
-    pub(crate) fn records(&self) -> Vec<ManifestRecord> {
-        LayerManifestReader::open(&self.files()).unwrap().collect::<Result<_, _>>().unwrap()
-    }
-
-    pub(crate) fn record(&self, path: &str) -> ManifestRecord {
-        self.records().into_iter().find(|record| record.path == path.as_bytes()).expect(path)
+    /// Whether the layer is mounted at `root`.
+    pub(crate) fn is_mounted(&self) -> bool {
+        self.is_mounted.get()
     }
 
     pub(crate) fn read(&self, path: &str) -> String {
@@ -219,37 +160,22 @@ impl UnpackDir {
         rustix::fs::lgetxattr(self.root().join(path), "trusted.overlay.opaque", &mut value[..]).is_ok()
     }
 
-    /// What the tree takes, counted by walking it.
-    pub(crate) fn usage_on_disk(&self) -> AllocatedSpace {
-        let mut seen = std::collections::HashSet::new();
-        let mut usage = AllocatedSpace::default();
-        for (_, meta) in walk(&self.root()) {
-            if seen.insert(meta.ino()) {
-                usage.inodes += 1;
-                usage.allocated_bytes += meta.blocks() * 512;
-            }
-        }
-        usage
-    }
-
     /// Panics if anything outside of the layer is not as it was.
     pub(crate) fn assert_contained(&self) {
         assert_eq!(guarded(self.dir.path()), self.before, "something outside changed");
         let mut beside: Vec<_> =
             fs_err::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        beside.retain(|name| {
-            !["root", "outside", "files.v1", "layer.erofs", "archive.v1"].iter().any(|own| name == own)
-        });
+        beside.retain(|name| !["root", "outside", "layer", "archive"].iter().any(|own| name == own));
         assert!(beside.is_empty(), "{beside:?} appeared beside the layer");
     }
 }
 
-/// Mounts an image at a directory: from its file, or through a loop device before Linux 6.12.
-pub(crate) fn mount_image(image: &Path, at: &Path) {
-    if rustix::mount::mount(image, at, "erofs", rustix::mount::MountFlags::RDONLY, None).is_err() {
+/// Mounts a layer at a directory: from its file, or through a loop device before Linux 6.12.
+pub(crate) fn mount_layer(layer: &Path, at: &Path) {
+    if rustix::mount::mount(layer, at, "erofs", rustix::mount::MountFlags::RDONLY, None).is_err() {
         let mut command = std::process::Command::new("mount");
-        let mounted = command.args(["-t", "erofs", "-o", "ro,loop"]).args([image, at]).status().unwrap();
-        assert!(mounted.success(), "cannot mount {}", image.display());
+        let mounted = command.args(["-t", "erofs", "-o", "ro,loop"]).args([layer, at]).status().unwrap();
+        assert!(mounted.success(), "cannot mount {}", layer.display());
     }
 }
 

@@ -1,7 +1,6 @@
 //! Settings of larder's own store and of how it talks to registries.
 
 use larder_registry::Proxy;
-use larder_store::store::LayerFormat;
 use serde_json::json;
 
 use super::super::codecs::{
@@ -144,13 +143,6 @@ pub(super) const SETTINGS: &[Setting] = &[
         store.minimum_rate.window,
         Restart,
         "Time over which the rate of `store.minimumRate` is measured."
-    ),
-    setting!(
-        "store.layerFormat",
-        EnumCodec<LayerFormat>,
-        store.config.layer_format,
-        Restart,
-        "How new layers are stored. `erofs`: each as one EROFS image, which Linux mounts (a layer that no image can hold is a directory). `directory`: each as a directory of its files. `auto`: `erofs` where this process can mount EROFS images, else `directory`. Present layers keep their format, and images can have layers of both."
     ),
     setting!(
         "store.reserveBytes",

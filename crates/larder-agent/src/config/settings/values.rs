@@ -7,7 +7,6 @@ use larder::pull::{DuplicatePullPolicy, NewCredentialsPolicy, RateLimitAction};
 use larder::reference::Reference;
 use larder_cri::Endpoint;
 use larder_registry::Proxy;
-use larder_store::store::LayerFormat;
 use serde_json::{Value, json};
 use tracing::Level;
 
@@ -247,11 +246,6 @@ fn host_and_port(authority: &str) -> (&str, Option<&str>) {
         Some((before, port)) => (&authority[..after_address + before.len()], Some(port)),
         None => (authority, None),
     }
-}
-
-impl EnumWords for LayerFormat {
-    const WORDS: &'static [(&'static str, LayerFormat)] =
-        &[("auto", LayerFormat::Auto), ("erofs", LayerFormat::Erofs), ("directory", LayerFormat::Directory)];
 }
 
 impl EnumWords for RateLimitAction {

@@ -94,7 +94,6 @@ fn another(setting: &Setting) -> &'static str {
         | "kubernetes.imageSets"
         | "kubernetes.events"
         | "featureGates.KubeletEnsureSecretPulledImages" => "false",
-        "store.layerFormat" => "erofs",
         key if key.starts_with("featureGates.") => "true",
         _ => match (setting.codec_name)().as_str() {
             "duration" => "77s",

@@ -61,7 +61,7 @@ fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
         }
         let disk = store.disk.unwrap_or_default();
         out.table(&store::disk_table(&disk, store.estimated, args.output.is_wide()));
-        out.line(format_args!("new layers: {}", store.new_layers));
+        out.line(format_args!("layers: {}", store.new_layers));
         out.line("");
         filesystem();
     } else if let Some(engine) = &usage.docker {

@@ -11,10 +11,7 @@ use larder_agent::NodeOpenError;
 use larder_agent::backend::{OpenMode, open_error, store_backend};
 use larder_agent::config::Config;
 use larder_store::backend::StoreBackend;
-use larder_store::disk::DiskSpace;
-use larder_store::fsck::{
-    ConversionReport, FsckOptions, FsckReport, IncompleteImage, ManifestLayerChecker, RebuildReport,
-};
+use larder_store::fsck::{FsckOptions, FsckReport, IncompleteImage, RebuildReport};
 use larder_store::store::{Store, StoreError, StoreOpenError};
 
 use crate::failure::Failure;
@@ -22,13 +19,12 @@ use crate::failure::Failure;
 /// larder's own store, opened by this process alone.
 pub(crate) struct OfflineStore {
     backend: StoreBackend,
-    reserve: DiskSpace,
 }
 
 impl OfflineStore {
     /// Rebuilds the index of the store from the files beside it. Returns what was found.
     pub(crate) fn rebuild(config: &Config) -> Result<RebuildReport, NodeOpenError> {
-        let rebuilt = Store::rebuild(&config.root, config.store.config.clone(), &ManifestLayerChecker);
+        let rebuilt = Store::rebuild(&config.root, config.store.config.clone());
         Ok(rebuilt.map_err(|error| open_error(&error))?.1)
     }
 
@@ -42,7 +38,7 @@ impl OfflineStore {
             }
             error => open_error(error),
         })?;
-        Ok(OfflineStore { backend, reserve: config.store_pull().reserve })
+        Ok(OfflineStore { backend })
     }
 
     /// Where it is.
@@ -55,23 +51,10 @@ impl OfflineStore {
         self.backend.store().finish_deletion();
     }
 
-    /// Checks names, sizes and modes, without `quick` also contents; with `repair` fixes what can be fixed here.
+    /// Checks records and sizes, without `quick` also contents; with `repair` fixes what can be fixed here.
     pub(crate) fn check(&self, quick: bool, repair: bool) -> Result<FsckReport, Failure> {
         let options = FsckOptions { contents: !quick, repair, ..FsckOptions::default() };
         self.backend.store().fsck(&options).map_err(|error| self.unchecked(&error))
-    }
-
-    /// Stores layers that are directories as EROFS images.
-    pub(crate) fn convert_layers(&self) -> Result<ConversionReport, Failure> {
-        let store = self.backend.store();
-        store.convert_layers(self.reserve).map_err(|error| {
-            let root = self.root().display();
-            let failed =
-                Failure::failed(format!("cannot convert the layers in {root}: {}", error_chain(&error)));
-            let cannot_mount = store.erofs_mount().is_err();
-            failed
-                .hints(error.hint().or(cannot_mount.then(|| "EROFS images are mounted as root only".into())))
-        })
     }
 
     /// The images that lack files.

@@ -50,8 +50,10 @@ impl DeletionGate {
         Some(DeletionGate { shared, thread: Some(thread) })
     }
 
-    /// Blocks the next process that opens a directory for deletion. Processes that measure it pass.
+    /// Blocks the next process that opens a directory for deletion. The deletion of a layer is one call of the system, which
+    /// cannot be held, so there is a directory that is deleted before it.
     pub(super) fn hold(&self) {
+        fs_err::create_dir_all(self.shared.trash.join("0/held")).unwrap();
         self.shared.hold.store(true, Ordering::SeqCst);
     }
 

@@ -1,13 +1,12 @@
-//! Exports that end early, and images of layers that were converted.
+//! Exports that end early.
 
 use std::path::Path;
 use std::process::Command;
 
 use larder_testkit_peers::process::copy_program;
-use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem, Package, require};
+use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
 
-use super::exports::{listing, run, tricky};
-use super::{MachineWithoutRuntime, may_mount};
+use super::MachineWithoutRuntime;
 use crate::world::{LarderProcess, larder_in};
 
 const OTHER_USER: u32 = 65534;
@@ -83,59 +82,4 @@ fn an_export_to_a_full_disk_leaves_nothing() {
         assert!(output.stderr.contains("No space left on device"), "{arguments:?}: {output:?}");
         assert_eq!(fs_err::read_dir(&out).unwrap().count(), 0, "{arguments:?}");
     }
-}
-
-/// umoci leaves the time of its own writes on directories that later entries are written to.
-fn without_directory_times(listing: &str) -> Vec<String> {
-    let shown = |line: &str| match line.rsplit_once(' ') {
-        Some((directory, _)) if directory.contains(" d") => directory.to_owned(),
-        _ => line.to_owned(),
-    };
-    listing.lines().map(shown).collect()
-}
-
-#[test]
-fn converted_layers_are_saved_as_they_were_pulled() {
-    let Some(machine) = MachineWithoutRuntime::new() else { return };
-    if !may_mount() || !require(&[Package::Umoci]).is_available() {
-        return;
-    }
-    tricky().push(&machine.registry, "shop/web:1").unwrap();
-    let name = machine.registry.image("shop/web:1");
-    let larder = |format: &str, arguments: &[&str]| machine.larder_in("converted", format, arguments);
-    larder("directory", &["pull", &name]).expect(0);
-    let [before, after, layout, bundle, mount] =
-        ["before.tar", "after.tar", "layout", "bundle", "mount"].map(|name| machine.path(name));
-    larder("directory", &["save", &name, "-o", &before]).expect(0);
-
-    let layers = machine.home.path().join("converted/layers");
-    // That of the upper layer: the lower one has what is hard to write again.
-    let damaged = run("find", &[&layers.display().to_string(), "-name", "data", "-size", "-100c"]);
-    fs_err::write(damaged.trim(), "REPLACED").unwrap();
-    let output = larder("erofs", &["fsck", "--convert"]).expect(1);
-    let note = output.stderr.lines().find(|line| line.starts_with("note: layer ")).unwrap_or_default();
-    assert!(note.contains(" remains a directory: ") && note.contains("content differs"), "{output:?}");
-    assert_eq!(output.lines_with(&["converted 1 layer to EROFS images"]), 1, "{output:?}");
-    larder("erofs", &["fsck", "--repair"]).expect(0);
-    let output = larder("erofs", &["fsck", "--convert"]).expect(0);
-    assert_eq!(output.lines_with(&["converted 0 layers to EROFS images"]), 1, "{output:?}");
-    assert!(fs_err::read_dir(&layers).unwrap().all(|layer| layer.unwrap().path().is_file()));
-
-    larder("erofs", &["save", &name, "-o", &after]).expect(0);
-    assert!(
-        fs_err::read(&before).unwrap() == fs_err::read(&after).unwrap(),
-        "the record of the headers is kept"
-    );
-    for dir in [&layout, &mount] {
-        fs_err::create_dir(dir).unwrap();
-    }
-    run("tar", &["-xf", &after, "-C", &layout]);
-    let index: serde_json::Value =
-        serde_json::from_slice(&fs_err::read(format!("{layout}/index.json")).unwrap()).unwrap();
-    let tag = index["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"].as_str().unwrap();
-    run("umoci", &["unpack", "--image", &format!("{layout}:{tag}"), &bundle]);
-    larder("erofs", &["mount", &name, &mount, "--suid", "--dev"]).expect(0);
-    let mounted = without_directory_times(&listing(Path::new(&mount)));
-    larder("erofs", &["umount", &mount]).expect(0);
-    assert_eq!(mounted, without_directory_times(&listing(&Path::new(&bundle).join("rootfs"))));
 }

@@ -8,26 +8,8 @@ use larder_testkit_peers::{ImageBuilder, LayerFiles, Package, require};
 use serde_json::Value;
 
 use super::{MachineWithoutRuntime, may_mount};
-use crate::world::{LarderOutput, LarderProcess, larder_in};
-
-const FORMATS: [&str; 2] = ["directory", "erofs"];
 
 impl MachineWithoutRuntime {
-    /// Runs larder where new layers have this format, in a store of its own.
-    fn larder_storing(&self, format: &str, arguments: &[&str]) -> LarderOutput {
-        self.larder_in(format, format, arguments)
-    }
-
-    pub(super) fn larder_in(&self, root: &str, format: &str, arguments: &[&str]) -> LarderOutput {
-        let settings = self.home.path().join("larder.yaml");
-        let text = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nstore:\n  layerFormat: ";
-        fs_err::write(&settings, format!("{text}{format}\n")).unwrap();
-        let mut command = larder_in(self.home.path());
-        command.env("LARDER_CONFIG", settings);
-        command.arg("--root").arg(self.home.path().join(root)).args(arguments);
-        LarderProcess::start(command).finish()
-    }
-
     pub(super) fn path(&self, name: &str) -> String {
         self.home.path().join(name).display().to_string()
     }
@@ -78,37 +60,32 @@ fn a_saved_image_has_its_layers_and_its_id_in_other_tools() {
     }
     let pushed = tricky().push(&machine.registry, "shop/web:1").unwrap();
     let name = machine.registry.image("shop/web:1");
-    let mut archives = Vec::new();
-    for format in FORMATS {
-        machine.larder_storing(format, &["pull", &name]).expect(0);
-        let file = machine.path(&format!("{format}.tar"));
-        machine.larder_storing(format, &["save", "-o", &file, &name]).expect(0);
-        archives.push(fs_err::read(&file).unwrap());
+    machine.larder(&["pull", &name]).expect(0);
+    let file = machine.path("app.tar");
+    machine.larder(&["save", "-o", &file, &name]).expect(0);
 
-        let layout = machine.path(&format!("{format}.layout"));
-        run("skopeo", &["copy", "-q", &format!("oci-archive:{file}"), &format!("oci:{layout}:1")]);
-        // The layout that skopeo wrote has compressed layers.
-        let manifest = run("skopeo", &["inspect", "--raw", &format!("oci-archive:{file}")]);
-        let manifest: Value = serde_json::from_str(&manifest).unwrap();
-        assert_eq!(manifest["config"]["digest"], pushed.image_id.as_str());
-        let config = run("skopeo", &["inspect", "--raw", "--config", &format!("oci:{layout}:1")]);
-        let config: Value = serde_json::from_str(&config).unwrap();
-        let layers: Vec<&Value> =
-            manifest["layers"].as_array().unwrap().iter().map(|layer| &layer["digest"]).collect();
-        let diff_ids: Vec<&Value> = config["rootfs"]["diff_ids"].as_array().unwrap().iter().collect();
-        assert_eq!(layers, diff_ids, "skopeo has verified their content when it copied them");
+    let layout = machine.path("app.layout");
+    run("skopeo", &["copy", "-q", &format!("oci-archive:{file}"), &format!("oci:{layout}:1")]);
+    // The layout that skopeo wrote has compressed layers.
+    let manifest = run("skopeo", &["inspect", "--raw", &format!("oci-archive:{file}")]);
+    let manifest: Value = serde_json::from_str(&manifest).unwrap();
+    assert_eq!(manifest["config"]["digest"], pushed.image_id.as_str());
+    let config = run("skopeo", &["inspect", "--raw", "--config", &format!("oci:{layout}:1")]);
+    let config: Value = serde_json::from_str(&config).unwrap();
+    let layers: Vec<&Value> =
+        manifest["layers"].as_array().unwrap().iter().map(|layer| &layer["digest"]).collect();
+    let diff_ids: Vec<&Value> = config["rootfs"]["diff_ids"].as_array().unwrap().iter().collect();
+    assert_eq!(layers, diff_ids, "skopeo has verified their content when it copied them");
 
-        let (root, runroot) = (machine.path("podman"), machine.path("podman-run"));
-        let podman = ["--root", &root, "--runroot", &runroot, "--storage-driver", "vfs"];
-        let loaded = run("podman", &[&podman[..], &["load", "-q", "-i", &file]].concat());
-        assert!(loaded.contains(&name), "{loaded}");
-        let ids = run("podman", &[&podman[..], &["images", "--no-trunc", "-q"]].concat());
-        assert_eq!(ids.trim(), pushed.image_id);
+    let (root, runroot) = (machine.path("podman"), machine.path("podman-run"));
+    let podman = ["--root", &root, "--runroot", &runroot, "--storage-driver", "vfs"];
+    let loaded = run("podman", &[&podman[..], &["load", "-q", "-i", &file]].concat());
+    assert!(loaded.contains(&name), "{loaded}");
+    let ids = run("podman", &[&podman[..], &["images", "--no-trunc", "-q"]].concat());
+    assert_eq!(ids.trim(), pushed.image_id);
 
-        let loaded = machine.larder_in(&format!("{format}.loaded"), format, &["load", &file]).expect(0);
-        assert!(loaded.stdout.contains(&name), "{loaded:?}");
-    }
-    assert!(archives[0] == archives[1], "the archive does not depend on how the store keeps layers");
+    let loaded = machine.larder(&["--root", &machine.path("loaded"), "load", &file]).expect(0);
+    assert!(loaded.stdout.contains(&name), "{loaded:?}");
 }
 
 #[test]
@@ -121,52 +98,49 @@ fn exported_files_are_those_of_the_mounted_image() {
     let name = machine.registry.image("shop/web:1");
     let mount = machine.path("mount");
     fs_err::create_dir(&mount).unwrap();
-    let mut disks = Vec::new();
-    for format in FORMATS {
-        let larder = |arguments: &[&str]| machine.larder_storing(format, arguments).expect(0);
-        larder(&["pull", &name]);
-        larder(&["mount", &name, &mount]);
-        let expected = listing(Path::new(&mount));
-        larder(&["umount", &mount]);
+    let larder = |arguments: &[&str]| machine.larder(arguments).expect(0);
+    larder(&["pull", &name]);
+    larder(&["mount", &name, &mount]);
+    let expected = listing(Path::new(&mount));
+    larder(&["umount", &mount]);
 
-        let dir = machine.path(&format!("{format}.dir"));
-        larder(&["export", &name, "--to", &dir, "--suid", "--dev"]);
-        assert_eq!(listing(Path::new(&dir)), expected, "{format}");
+    let dir = machine.path("dir");
+    larder(&["export", &name, "--to", &dir, "--suid", "--dev"]);
+    assert_eq!(listing(Path::new(&dir)), expected);
 
-        let dir = machine.path(&format!("{format}.safe"));
-        let notes = larder(&["export", &name, "--to", &dir]).stderr;
-        assert!(notes.contains("(--dev): 1") && notes.contains("(--suid): 1"), "{notes}");
-        let dangerous = run("find", &[&dir, "-perm", "/6000", "-not", "-type", "d", "-o", "-type", "b,c"]);
-        assert_eq!(dangerous, "", "{format}");
+    let dir = machine.path("safe");
+    let notes = larder(&["export", &name, "--to", &dir]).stderr;
+    assert!(notes.contains("(--dev): 1") && notes.contains("(--suid): 1"), "{notes}");
+    let dangerous = run("find", &[&dir, "-perm", "/6000", "-not", "-type", "d", "-o", "-type", "b,c"]);
+    assert_eq!(dangerous, "");
 
-        let (tar, dir) = (machine.path("files.tar"), machine.path(&format!("{format}.tar.dir")));
-        larder(&["export", &name, "-o", &tar]);
-        fs_err::create_dir(&dir).unwrap();
-        run("tar", &["-xpf", &tar, "-C", &dir, "--numeric-owner"]);
-        assert_eq!(listing(Path::new(&dir)), expected, "{format}");
+    let (tar, dir) = (machine.path("files.tar"), machine.path("tar.dir"));
+    larder(&["export", &name, "-o", &tar]);
+    fs_err::create_dir(&dir).unwrap();
+    run("tar", &["-xpf", &tar, "-C", &dir, "--numeric-owner"]);
+    assert_eq!(listing(Path::new(&dir)), expected);
 
-        let disk = machine.path("disk.erofs");
-        larder(&["export", &name, "-o", &disk, "--format", "erofs"]);
-        run("fsck.erofs", &[&disk]);
-        run("mount", &["-t", "erofs", "-o", "loop,ro", &disk, &mount]);
-        let found = listing(Path::new(&mount));
-        run("umount", &[&mount]);
-        assert_eq!(found, expected, "{format}");
-        disks.push(fs_err::read(&disk).unwrap());
-    }
-    assert!(disks[0] == disks[1], "equal images make equal disks");
+    let disk = machine.path("disk.erofs");
+    larder(&["export", &name, "-o", &disk, "--format", "erofs"]);
+    run("fsck.erofs", &[&disk]);
+    run("mount", &["-t", "erofs", "-o", "loop,ro", &disk, &mount]);
+    let found = listing(Path::new(&mount));
+    run("umount", &[&mount]);
+    assert_eq!(found, expected);
+    let again = machine.path("again.erofs");
+    larder(&["export", &name, "-o", &again, "--format", "erofs"]);
+    let [disk, again] = [disk, again].map(|disk| fs_err::read(disk).unwrap());
+    assert!(disk == again, "equal images make equal disks");
 }
 
 #[test]
 fn what_cannot_be_exported_is_named_and_leaves_nothing() {
     let Some(machine) = MachineWithoutRuntime::new() else { return };
-    let larder = |arguments: &[&str]| machine.larder_storing("directory", arguments);
+    let larder = |arguments: &[&str]| machine.larder(arguments);
     ImageBuilder::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
     let name = machine.registry.image("shop/web:1");
     larder(&["pull", &name]).expect(0);
     let out = machine.home.path().join("out");
-    let stored =
-        |name: &str| run("find", &[&machine.path("directory/layers"), "-name", name]).trim().to_owned();
     fs_err::create_dir(&out).unwrap();
     let file = out.join("app.tar").display().to_string();
     fs_err::write(&file, "old").unwrap();
@@ -189,15 +163,22 @@ fn what_cannot_be_exported_is_named_and_leaves_nothing() {
     assert_eq!(left(), ["app.tar"]);
     assert_eq!(fs_err::read_to_string(&file).unwrap(), "old");
 
-    let data = stored("data");
-    fs_err::write(&data, vec![1; 50_000]).unwrap();
+    let layers = machine.layers();
+    let layer = fs_err::read_dir(&layers).unwrap().next().unwrap().unwrap().path();
+    let sound = fs_err::read(&layer).unwrap();
+    let mut damaged = sound.clone();
+    let data = sound.windows(100).position(|bytes| bytes.iter().all(|byte| *byte != 0)).unwrap();
+    damaged[data + 50] ^= 1;
+    fs_err::write(&layer, &damaged).unwrap();
     let output = larder(&["save", &name, "-o", &file]).expect(1);
     for part in ["cannot write layer sha256:", "do not have the content", "fsck --repair"] {
         assert!(output.stderr.contains(part), "{part}: {output:?}");
     }
     assert_eq!(fs_err::read_to_string(&file).unwrap(), "old", "the damaged export is discarded");
-    let record = stored("archive.v1");
-    fs_err::remove_file(&record).unwrap();
+    let record = sound.windows(14).position(|bytes| bytes == b"larder-archive").unwrap();
+    let mut without_record = sound;
+    without_record[record] = b'?';
+    fs_err::write(&layer, &without_record).unwrap();
     let output = larder(&["save", &name, "-o", &file]).expect(1);
     assert!(output.stderr.contains("has no record of its archive"), "{output:?}");
     assert!(output.stderr.contains("pull again"), "{output:?}");

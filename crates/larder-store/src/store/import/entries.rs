@@ -64,7 +64,7 @@ impl PresentLayers {
 }
 
 fn is_known(record: &LayerRecord) -> bool {
-    record.is_whole() && !record.facts.pending
+    record.is_whole() && record.fits_any_lowers()
 }
 
 fn own_key(record: &LayerRecord) -> LayerKey {

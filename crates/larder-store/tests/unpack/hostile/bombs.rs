@@ -71,18 +71,6 @@ pub(super) fn bombs() -> Vec<HostileArchive> {
             limits(|limits| limits.max_directories = 100),
             Limit("directories"),
         ),
-        limited(
-            "too many links to what may come",
-            entries((0..100).map(|at| TarBuilderEntry::hard_link(format!("l{at}"), "later"))),
-            limits(|limits| limits.max_bookkeeping = 1000),
-            Limit("bytes of paths that replace or precede other entries"),
-        ),
-        limited(
-            "too many replacements",
-            entries((0..100).map(|at| TarBuilderEntry::file(format!("f{}", at % 50), ""))),
-            limits(|limits| limits.max_bookkeeping = 1000),
-            Limit("bytes of paths that replace or precede other entries"),
-        ),
         case(
             "a huge extended header",
             entries([TarBuilderEntry::file("f", "").pax("comment", vec![b'c'; 2 << 20])]),

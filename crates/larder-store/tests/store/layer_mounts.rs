@@ -1,0 +1,187 @@
+//! Layers in the store: their damage, and how they are mounted.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use larder_store::erofs::LayerMountKind;
+use larder_store::fsck::{FsckOptions, StoreDamage};
+use larder_store::mounts::MountOptions;
+use larder_store::store::{Store, StoreConfig};
+
+use larder_testkit::archive::TarBuilderEntry;
+
+use crate::fsck::{breaks_app, layer_dir, two_images, unpacked_entries};
+use crate::help::*;
+use crate::mounting::{MountTarget, can_mount};
+
+/// EROFS filesystems that are mounted below a directory.
+fn mounted_layers(root: &Path) -> Vec<PathBuf> {
+    let table = fs_err::read_to_string("/proc/self/mountinfo").unwrap();
+    let erofs = table.lines().filter(|line| line.contains(" - erofs "));
+    let targets = erofs.map(|line| PathBuf::from(line.split(' ').nth(4).unwrap()));
+    targets.filter(|target| target.starts_with(root)).collect()
+}
+
+/// Loop devices whose file is below a directory.
+fn loop_devices(root: &Path) -> usize {
+    let devices = fs_err::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().path());
+    let files = devices.filter_map(|device| fs_err::read_to_string(device.join("loop/backing_file")).ok());
+    files.filter(|file| Path::new(file.trim()).starts_with(root)).count()
+}
+
+fn mount(store: &Store, target: &MountTarget) {
+    store.mount("app", &target.0, MountOptions::default(), noon()).unwrap();
+}
+
+#[test]
+fn damage_of_a_layer_is_found_by_its_digest() {
+    let scratch = two_images();
+    damage_layer(&layer_dir(&scratch.store, "app"));
+    let quick = FsckOptions { contents: false, ..FsckOptions::default() };
+    assert!(scratch.store.fsck(&quick).unwrap().problems.is_empty(), "it has its size");
+    breaks_app(
+        &scratch,
+        |damage| matches!(damage, StoreDamage::LayerDamaged { damage, .. } if damage == "EROFS: content differs"),
+    );
+}
+
+#[test]
+fn a_layer_that_is_cut_or_missing_is_found() {
+    let scratch = two_images();
+    let layer = layer_dir(&scratch.store, "app");
+    std::fs::File::options().write(true).open(&layer).unwrap().set_len(4096).unwrap();
+    breaks_app(&scratch, |damage| damage.to_string().contains("EROFS: size differs"));
+    fs_err::remove_file(layer).unwrap();
+    breaks_app(&scratch, |damage| matches!(damage, StoreDamage::LayerMissing { .. }));
+}
+
+/// Those that this kernel supports: mounts from files need Linux 6.12.
+fn mount_kinds() -> Vec<LayerMountKind> {
+    let mut kinds = vec![LayerMountKind::LoopDevice];
+    if TempStore::new().store.erofs_mount().unwrap() == LayerMountKind::File {
+        kinds.push(LayerMountKind::File);
+    } else {
+        eprintln!("==== SKIPPED, NOT TESTED: EROFS mounts from files need Linux 6.12 ====");
+    }
+    kinds
+}
+
+#[test]
+fn layers_are_mounted_once_for_all_and_unmounted_with_their_last_use() {
+    if !can_mount() {
+        return;
+    }
+    for kind in mount_kinds() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("store");
+        let config = || StoreConfig { erofs_mount: Some(kind), ..config() };
+        let store = Store::open(&root, config()).unwrap();
+        commit(&store, "app", &["a", "b"]);
+        commit(&store, "other", &["a", "c"]);
+        let scratch = TempStore { store, dir };
+        let [one, two, three] = ["one", "two", "three"].map(|name| MountTarget::new(&scratch, name));
+        mount(&scratch.store, &one);
+        mount(&scratch.store, &two);
+        scratch.store.mount("other", &three.0, MountOptions::default(), noon()).unwrap();
+        assert_eq!(mounted_layers(&root).len(), 3, "{kind:?}");
+        let devices = if kind == LayerMountKind::LoopDevice { 3 } else { 0 };
+        assert_eq!(loop_devices(&root), devices, "{kind:?}");
+        let TempStore { store, dir } = scratch;
+        drop(store);
+        let store = Store::open(&root, config()).unwrap();
+        assert_eq!(mounted_layers(&root).len(), 3, "found again, {kind:?}");
+        store.umount(&one.0).unwrap();
+        store.umount(&three.0).unwrap();
+        assert_eq!(fs_err::read_to_string(two.0.join("etc/name")).unwrap(), "b");
+        assert_eq!(mounted_layers(&root).len(), 2, "{kind:?}");
+        store.umount(&two.0).unwrap();
+        assert_eq!((mounted_layers(&root).len(), loop_devices(&root)), (0, 0), "{kind:?}");
+        assert!(entries(&root.join("lowers")).is_empty());
+        drop(dir);
+    }
+}
+
+#[test]
+fn layers_that_cannot_be_mounted_are_extracted_until_their_last_use() {
+    if !can_mount() {
+        return;
+    }
+    let config = || StoreConfig { erofs_mount: Some(LayerMountKind::Extracted), ..config() };
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("store"), config()).unwrap();
+    let lower = [
+        TarBuilderEntry::dir(".").mode(0o711),
+        TarBuilderEntry::file("etc/gone", "gone"),
+        TarBuilderEntry::file("etc/kept", "kept").mode(0o4755).owner(7, 8),
+        TarBuilderEntry::hard_link("etc/again", "etc/kept"),
+        TarBuilderEntry::file("opaque/gone", "gone"),
+    ];
+    let upper = [
+        TarBuilderEntry::dir(".").mode(0o711),
+        TarBuilderEntry::file("etc/.wh.gone", ""),
+        TarBuilderEntry::file("opaque/.wh..wh..opq", ""),
+        TarBuilderEntry::file("opaque/new", "new"),
+    ];
+    let layers = [unpacked_entries(&store, lower), unpacked_entries(&store, upper)];
+    store.commit(&image(&["app"], &layers), noon()).unwrap();
+    drop(layers);
+    let before = store.usage().unwrap().mounts;
+    let scratch = TempStore { store, dir };
+    let [one, two] = ["one", "two"].map(|name| MountTarget::new(&scratch, name));
+    mount(&scratch.store, &one);
+    let TempStore { store, dir } = scratch;
+    assert!(mounted_layers(store.root()).is_empty());
+    assert!(store.describe_layers().contains("extracted"));
+    let names = |path: &str| entries(&one.0.join(path));
+    assert_eq!(
+        (names("etc"), names("opaque")),
+        (vec!["again".into(), "kept".into()], vec!["new".to_owned()])
+    );
+    let meta = fs_err::metadata(one.0.join("etc/kept")).unwrap();
+    assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid(), meta.nlink()), (0o4755, 7, 8, 2));
+    assert_eq!(fs_err::metadata(&one.0).unwrap().mode() & 0o7777, 0o711);
+    assert!(store.usage().unwrap().mounts.inodes > before.inodes + 8, "extracted layers count");
+    let root = store.root().to_owned();
+    drop(store);
+    let store = Store::open(&root, config()).unwrap();
+    let extracted = || entries(&root.join("extracted"));
+    assert_eq!(extracted().len(), 2, "found again");
+    store.mount("app", &two.0, MountOptions::default(), noon()).unwrap();
+    store.umount(&one.0).unwrap();
+    assert_eq!(fs_err::read_to_string(two.0.join("etc/kept")).unwrap(), "kept");
+    store.umount(&two.0).unwrap();
+    assert!(extracted().is_empty());
+    drop(dir);
+}
+
+#[test]
+fn mounts_that_a_dead_process_left_behind_are_removed() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = TempStore::new();
+    commit(&scratch.store, "app", &["a", "b"]);
+    let target = MountTarget::new(&scratch, "mnt");
+    mount(&scratch.store, &target);
+    // As if it had died before the overlay, or the overlay had been unmounted by another program.
+    rustix::mount::unmount(&target.0, rustix::mount::UnmountFlags::empty()).unwrap();
+    assert_eq!(mounted_layers(&scratch.root()).len(), 2);
+    let scratch = scratch.reopen();
+    assert!(mounted_layers(&scratch.root()).is_empty());
+    assert!(scratch.store.mounts().unwrap().is_empty());
+}
+
+#[test]
+fn a_store_describes_how_layers_are_mounted() {
+    let described = |erofs_mount| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = StoreConfig { erofs_mount, ..config() };
+        Store::open(dir.path(), config).unwrap().describe_layers()
+    };
+    assert_eq!(described(Some(LayerMountKind::File)), "EROFS, mounted from files");
+    assert_eq!(described(Some(LayerMountKind::LoopDevice)), "EROFS, mounted through loop devices");
+    if can_mount() {
+        // Tried on this kernel, whichever way it is.
+        assert!(described(None).starts_with("EROFS, mounted "));
+    }
+}

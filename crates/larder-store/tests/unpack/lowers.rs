@@ -1,0 +1,216 @@
+//! Layers that only the layers below complete.
+
+use std::path::PathBuf;
+
+use larder_erofs::{ErofsInode, InodeKind};
+use larder_store::unpack::{
+    EntryRefusal, ExpectedLayer, FinishedLayer, ImageMemory, LayerReader, MergedLayers, UnpackError,
+    UnpackOptions, UnpackedLayer, open_layer, unpack_layer,
+};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+
+use crate::support::digest;
+
+/// Layers, each unpacked on top of the others.
+struct Stack {
+    dir: tempfile::TempDir,
+    files: Vec<PathBuf>,
+}
+
+impl Stack {
+    fn new() -> Stack {
+        Stack { dir: tempfile::tempdir().unwrap(), files: Vec::new() }
+    }
+
+    /// The layers so far, the nearest first.
+    fn merged(&self) -> MergedLayers {
+        let layers = self.files.iter().rev().map(|file| open_layer(file).unwrap());
+        MergedLayers::new(layers.collect()).unwrap()
+    }
+
+    /// Unpacks a layer on top of the others.
+    fn push(&mut self, entries: Vec<TarBuilderEntry>) -> Result<FinishedLayer, UnpackError> {
+        let archive = TarBuilder::new().extend(entries).finish();
+        let diff_id = digest(&archive);
+        let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
+        let file = self.dir.path().join(self.files.len().to_string());
+        let (_, pending) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default())?;
+        let finished = pending.finish(&self.merged())?;
+        self.files.push(file);
+        Ok(finished)
+    }
+
+    /// The topmost layer.
+    fn top(&self) -> LayerReader {
+        open_layer(self.files.last().unwrap()).unwrap()
+    }
+
+    fn inode(&self, path: &str) -> ErofsInode {
+        self.top().find(path.as_bytes()).unwrap().expect(path)
+    }
+
+    /// Permissions, owner and time of a path in the topmost layer.
+    fn meta(&self, path: &str) -> (u32, u32, u32, i64) {
+        let inode = self.inode(path);
+        (inode.mode, inode.uid, inode.gid, inode.mtime.seconds)
+    }
+}
+
+#[test]
+fn an_implied_directory_looks_like_the_one_below() {
+    let mut stack = Stack::new();
+    let below = vec![
+        TarBuilderEntry::dir(".").mode(0o711),
+        TarBuilderEntry::dir("etc").mode(0o2750).owner(3, 4).mtime(99).xattr("user.a", "1"),
+        TarBuilderEntry::dir("etc/sub").mode(0o700),
+        TarBuilderEntry::dir("plain"),
+    ];
+    assert!(!stack.push(below).unwrap().changed);
+    assert!(stack.push(vec![TarBuilderEntry::file("etc/other", "")]).unwrap().changed);
+    let top = ["etc/sub/f", "plain/f", "own/f"].map(|path| TarBuilderEntry::file(path, ""));
+    let finished = stack.push(top.to_vec()).unwrap();
+    assert!(finished.changed && finished.file.implied_bytes > 0);
+    assert_eq!(stack.meta("etc"), (0o2750, 3, 4, 99));
+    assert_eq!(stack.meta("etc/sub").0, 0o700);
+    assert_eq!((stack.meta("own").0, stack.meta("plain").0, stack.meta("").0), (0o755, 0o755, 0o711));
+    let xattrs = stack.top().xattrs(&stack.inode("etc")).unwrap();
+    assert_eq!(xattrs, [(b"user.a".to_vec(), b"1".to_vec())]);
+}
+
+#[test]
+fn only_what_is_visible_below_counts() {
+    let mut stack = Stack::new();
+    for layer in [
+        vec![
+            TarBuilderEntry::dir("gone").mode(0o700),
+            TarBuilderEntry::dir("o").mode(0o711),
+            TarBuilderEntry::dir("o/d").mode(0o700),
+            TarBuilderEntry::dir("f").mode(0o700),
+        ],
+        vec![
+            TarBuilderEntry::file(".wh.gone", ""),
+            TarBuilderEntry::dir("o").mode(0o712),
+            TarBuilderEntry::file("o/.wh..wh..opq", ""),
+            TarBuilderEntry::file("f", ""),
+        ],
+        vec![
+            TarBuilderEntry::file("gone/x", ""),
+            TarBuilderEntry::file("o/d/x", ""),
+            TarBuilderEntry::file("f/x", ""),
+        ],
+    ] {
+        stack.push(layer).unwrap();
+    }
+    for (path, mode) in [("gone", 0o755), ("o", 0o712), ("o/d", 0o755), ("f", 0o755)] {
+        assert_eq!(stack.meta(path).0, mode, "{path}");
+    }
+}
+
+#[test]
+fn a_directory_that_replaces_a_link_looks_like_its_target() {
+    let mut stack = Stack::new();
+    for layer in [
+        vec![
+            TarBuilderEntry::dir("usr/lib").mode(0o711),
+            TarBuilderEntry::symlink("lib", "usr/lib"),
+            TarBuilderEntry::symlink("out", "/../../etc"),
+        ],
+        vec![TarBuilderEntry::file("lib/x", ""), TarBuilderEntry::file("out/x", "")],
+    ] {
+        stack.push(layer).unwrap();
+    }
+    assert_eq!(stack.inode("lib").kind, InodeKind::Directory);
+    assert_eq!((stack.meta("lib").0, stack.meta("out").0), (0o711, 0o755));
+}
+
+#[test]
+fn a_layer_that_takes_nothing_from_below_fits_all_lowers() {
+    let mut stack = Stack::new();
+    stack
+        .push(vec![
+            TarBuilderEntry::dir("."),
+            TarBuilderEntry::dir("usr").mtime(1),
+            TarBuilderEntry::file("usr/a", ""),
+        ])
+        .unwrap();
+    let implied = stack.push(vec![TarBuilderEntry::file("usr/b", "")]).unwrap();
+    assert!(!implied.changed, "it looks as it would alone");
+    let complete =
+        vec![TarBuilderEntry::dir("."), TarBuilderEntry::dir("usr"), TarBuilderEntry::file("usr/c", "")];
+    let complete = stack.push(complete).unwrap();
+    assert!(!complete.changed && complete.file.implied_bytes == 0);
+}
+
+#[test]
+fn a_hard_link_to_nothing_or_to_a_directory_is_refused() {
+    for (lower, target, reason) in [
+        (TarBuilderEntry::dir("d"), "x/none", EntryRefusal::LinkTarget),
+        (TarBuilderEntry::dir("x"), "x", EntryRefusal::LinkToDirectory),
+    ] {
+        let mut stack = Stack::new();
+        stack.push(vec![lower]).unwrap();
+        let error = stack.push(vec![TarBuilderEntry::hard_link("l", target)]).unwrap_err();
+        assert!(matches!(error, UnpackError::Refused { reason: found, .. } if found == reason), "{error}");
+    }
+}
+
+#[test]
+fn what_an_opaque_root_hides_is_not_linked_to() {
+    let mut stack = Stack::new();
+    stack.push(vec![TarBuilderEntry::file("hidden", "1")]).unwrap();
+    stack.push(vec![TarBuilderEntry::file(".wh..wh..opq", ""), TarBuilderEntry::file("seen", "2")]).unwrap();
+    let error = stack.push(vec![TarBuilderEntry::hard_link("copy", "hidden")]).unwrap_err();
+    assert!(matches!(error, UnpackError::Refused { reason: EntryRefusal::LinkTarget, .. }), "{error:?}");
+}
+
+/// Unpacks one archive into a layer that nothing completes.
+fn unpacked(entries: Vec<TarBuilderEntry>) -> Result<UnpackedLayer, UnpackError> {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = TarBuilder::new().extend(entries).finish();
+    let diff_id = digest(&archive);
+    let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
+    let path = dir.path().join("image");
+    unpack_layer(&archive[..], &expected, &path, &UnpackOptions::default()).map(|(unpacked, _)| unpacked)
+}
+
+#[test]
+fn implied_directories_whose_paths_take_much_memory_are_not_supported() {
+    // 2,000 directories each, whose paths take 4 MB.
+    let nested = |name: char| TarBuilderEntry::file(format!("{name}/{}f", "d/".repeat(2000)), "");
+    assert!(unpacked(('a'..='d').map(nested).collect()).is_ok());
+    let error = unpacked(('a'..='e').map(nested).collect()).unwrap_err();
+    assert!(
+        matches!(&error, UnpackError::Unsupported { reason } if reason.contains("implied directories")),
+        "{error}"
+    );
+}
+
+#[test]
+fn attributes_that_a_layer_leaves_out_are_counted() {
+    let file = TarBuilderEntry::file("a", "").xattr("user.overlay.opaque", "y").xattr("user.kept", "1");
+    let link = TarBuilderEntry::symlink("b", "a").xattr("user.a", "1");
+    assert_eq!(unpacked(vec![file, link]).unwrap().skipped_xattrs, 2);
+}
+
+#[test]
+fn layers_that_wait_for_their_lowers_share_the_memory_for_names() {
+    let memory = ImageMemory::new(4 << 20);
+    let options = UnpackOptions { image_memory: memory, ..UnpackOptions::default() };
+    let names =
+        (0..20_000).map(|number| TarBuilderEntry::file(format!("a-name-of-some-length-{number}"), ""));
+    let archive = TarBuilder::new().extend(names).finish();
+    let (diff_id, dir) = (digest(&archive), tempfile::tempdir().unwrap());
+    let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
+    let unpack = |name: &str| unpack_layer(&archive[..], &expected, &dir.path().join(name), &options);
+    let mut waiting = Vec::new();
+    let refused = loop {
+        match unpack(&waiting.len().to_string()) {
+            Ok(image) => waiting.push(image),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, UnpackError::Unsupported { .. }), "{refused}");
+    assert!((1..5).contains(&waiting.len()), "{}", waiting.len());
+    drop(waiting.pop());
+    unpack("another").expect("there is memory again");
+}
