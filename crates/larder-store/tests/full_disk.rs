@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use larder::backend::ProgressReporter;
 use larder::gc::ReclaimTrigger;
 use larder::reference::{Digest, Reference};
+use larder::scheduler::Scheduler;
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::disk::DiskSpace;
 use larder_store::fsck::FsckOptions;
@@ -136,7 +137,7 @@ impl SmallDiskImage {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let config = StorePullConfig {
             reserve: DiskSpace::default(),
-            layers_at_once: 1,
+            scheduler: Scheduler::for_layers(1),
             ..StorePullConfig::default()
         };
         let puller = StorePuller::new(store.clone(), RegistryClient::new(RegistryConfig::default()), config);

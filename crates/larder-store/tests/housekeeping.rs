@@ -14,6 +14,7 @@ use larder::hint::Hint;
 use larder::pod::Pod;
 use larder::pull::{BackendFailure, EnsureReason, EnsureRequest, ImageManager, PullPolicy};
 use larder::reference::Digest;
+use larder::scheduler::Scheduler;
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::disk::DiskSpace;
@@ -88,7 +89,7 @@ async fn a_layer_that_the_registry_delays_is_shown_as_waiting() {
     let image = put(&registry, "shop/web", &[("web", 300_000), ("more", 5000)]);
     registry.fault(FaultTrigger::path(&image.layers[1]), ResponseFault::RetryAfter(429, "40".into()));
     // One after the other, the larger first: a rate limit of the registry delays all later requests.
-    let config = StorePullConfig { layers_at_once: 1, ..StorePullConfig::default() };
+    let config = StorePullConfig { scheduler: Scheduler::for_layers(1), ..StorePullConfig::default() };
     let waits = |detail: &PullDetail| {
         detail.layers.first().is_some_and(|layer| layer.phase == LayerPhase::Done)
             && detail.layers[1].waiting.is_some()

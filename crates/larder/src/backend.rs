@@ -18,6 +18,7 @@ use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 pub use crate::progress::{
     ByteProgress, LayerPhase, LayerProgress, MinimumRate, ProgressReporter, PullDetail, PullStep, PullWait,
+    RateWindow,
 };
 use crate::reference::{ImageId, ImageName, Reference};
 

@@ -34,6 +34,41 @@ impl Default for MinimumRate {
     }
 }
 
+/// Measures a rate over whole windows, each of which ends with the first observation after its length.
+#[derive(Debug, Clone)]
+pub struct RateWindow {
+    length: Duration,
+    /// Start of the current window, and the total then.
+    begun: Option<(Instant, u64)>,
+    /// Of the last whole window.
+    rate: Option<u64>,
+}
+
+impl RateWindow {
+    /// A measurement over windows of this length. The first one begins with the first observation.
+    pub fn new(length: Duration) -> RateWindow {
+        RateWindow { length, begun: None, rate: None }
+    }
+
+    /// Begins the measurement anew.
+    pub fn begin(&mut self, now: Instant, total: u64) {
+        *self = RateWindow { begun: Some((now, total)), ..RateWindow::new(self.length) };
+    }
+
+    /// Bytes per second over the last whole window, given the total number of bytes until now; `None` before the end of
+    /// the first window.
+    pub fn observe(&mut self, now: Instant, total: u64) -> Option<u64> {
+        let (begun, before) = *self.begun.get_or_insert((now, total));
+        let elapsed = now.saturating_duration_since(begun);
+        if elapsed >= self.length {
+            let bytes = u128::from(total.saturating_sub(before));
+            self.rate = u64::try_from(bytes * 1000 / elapsed.as_millis().max(1)).ok();
+            self.begun = Some((now, total));
+        }
+        self.rate
+    }
+}
+
 /// The current state of a pull, if the backend reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PullDetail {
@@ -188,6 +223,17 @@ impl fmt::Debug for ProgressReporter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rate_is_of_the_last_whole_window_and_unknown_before() {
+        let (mut window, start) = (RateWindow::new(Duration::from_secs(1)), Instant::now());
+        let mut rate = |millis, total| window.observe(start + Duration::from_millis(millis), total);
+        assert_eq!(rate(0, 500), None);
+        assert_eq!(rate(900, 900), None);
+        assert_eq!(rate(2000, 4500), Some(2000));
+        assert_eq!(rate(2900, 9000), Some(2000));
+        assert_eq!(rate(3000, 4500), Some(0), "nothing was received");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_wait_shows_its_remaining_time() {

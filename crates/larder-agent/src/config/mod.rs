@@ -335,7 +335,7 @@ impl Config {
             inodes: self.store.reserve_inodes,
         };
         larder_store::pull::StorePullConfig {
-            layers_at_once: self.store.layers_at_once,
+            scheduler: larder::scheduler::Scheduler::for_layers(self.store.layers_at_once),
             minimum_rate: self.store.minimum_rate,
             reserve,
             ensured_lease: self.ensured_lease,

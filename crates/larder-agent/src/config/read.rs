@@ -331,7 +331,7 @@ impl ConfigDraft {
             registry,
             store: StoreSettings {
                 config: StoreConfig::default(),
-                layers_at_once: pull.layers_at_once,
+                layers_at_once: larder_store::pull::StorePullConfig::LAYERS_AT_ONCE,
                 minimum_rate: pull.minimum_rate,
                 reserve_bytes: pull.reserve.bytes,
                 reserve_inodes: pull.reserve.inodes,

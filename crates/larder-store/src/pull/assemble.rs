@@ -16,7 +16,6 @@ use super::error::PullError;
 use super::fetch_layer::{FetchObserver, StagedLayer, fetch_layer, take};
 use super::layer_fetches::LayerFetches;
 use super::layer_origin::LayerOrigin;
-use super::layer_slots::{CHECK_INTERVAL, SlotRequest};
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_tasks::{PullTaskHandle, blocking};
 use super::settle::open_lowers;
@@ -25,6 +24,9 @@ use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::{FetchProgress, FetchSource};
 use crate::store::{ClaimOutcome, LayerClaim, LayerHandle, LayerKey, LayerWait, Store, StoreError};
 use crate::unpack::{UnpackError, fits_lowers};
+
+/// Interval at which a pull checks whether the fetch of another pull that it waits for is stuck.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Retry interval for a blob that another pull of this process is fetching.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
@@ -208,26 +210,32 @@ impl StorePuller {
         progress: Arc<FetchProgress>,
         worker: PullTaskHandle,
     ) -> Result<StagedLayer, PullError> {
-        let (source, blob) = (from.source(), wanted.descriptor.digest.clone());
-        let mut request = SlotRequest { source, blob, progress, recalls: 0 };
+        let (source, blob) = (from.source(), &wanted.descriptor.digest);
+        let work = source.work();
         loop {
             let wait = tracing::trace_span!("pull.Wait", larder.wait.reason = "layer slot");
-            let slot = self.slots.acquire(&request).instrument(wait).await;
+            progress.set_queued(true, Instant::now());
+            let slot = self.config.scheduler.acquire(&work).instrument(wait).await;
+            progress.set_queued(false, Instant::now());
+            self.downloads.begin(blob, &progress);
             from.note(&wanted, LayerPhase::Fetching);
             tokio::select! {
-                fetched = self.fetch_from(&from, &wanted, &request.progress, &worker) => match fetched {
+                fetched = self.fetch_from(&from, &wanted, &progress, &worker) => match fetched {
                     // Another fetch has the download of these bytes, and may need the slot.
                     Err(PullError::Store(StoreError::Busy { .. })) => {
                         drop(slot);
-                        self.slots.recall_blob(&request.blob, &request.source, Instant::now());
+                        self.downloads.interrupt_stuck(blob, &source, Instant::now());
                         tokio::time::sleep(BUSY_RETRY).await;
                     }
                     fetched => return fetched,
                 },
-                () = slot.recalled() => {
+                () = slot.gives_way(self.config.minimum_rate, |now| progress.observe(now)) => {
                     tracing::info!("a slow fetch gives way to layers that wait for its slot");
                     from.note(&wanted, LayerPhase::Queued);
-                    request.recalls += 1;
+                }
+                () = progress.interrupted() => {
+                    tracing::info!("a slow fetch gives way to another fetch of its blob");
+                    from.note(&wanted, LayerPhase::Queued);
                 }
             }
         }

@@ -18,7 +18,6 @@ mod fetch_layer;
 mod fetched_image;
 mod layer_fetches;
 mod layer_origin;
-mod layer_slots;
 mod load;
 mod open_files;
 mod plan;
@@ -39,6 +38,7 @@ use larder::backend::{MinimumRate, ProgressReporter};
 use larder::credentials::Credential;
 use larder::gc::{ClockReading, ReclaimOutcome, ReclaimTrigger};
 use larder::reference::{Digest, Reference};
+use larder::scheduler::Scheduler;
 use tokio::sync::Semaphore;
 
 pub use error::PullError;
@@ -48,6 +48,7 @@ pub(crate) use plan::chain_id;
 
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::admission::{self, admit};
+use crate::store::fetch_progress::BlobDownloads;
 use crate::store::{
     ArchiveReferences, ClaimOutcome, ImageCommit, ImageRecord, LayerHandle, LeaseKind, LeaseRecord,
     LeaseResources, Store, StoreError,
@@ -56,7 +57,6 @@ use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads
 use larder_registry::manifest::PlatformMatcher;
 use larder_registry::{ImageDocuments, RegistryClient};
 use layer_origin::{LayerOrigin, source_of};
-use layer_slots::LayerSlots;
 use open_files::OpenFileBudget;
 use plan::PullPlan;
 use possession::ProvedBlobs;
@@ -70,9 +70,9 @@ use spans::{traced_commit, traced_resolve};
 pub struct StorePullConfig {
     /// The platform to select from an index. Default: the platform of this machine.
     pub platform: PlatformMatcher,
-    /// Maximum of layers of one registry fetched and unpacked at the same time, over all pulls; twice as many of all
-    /// registries. Default 4. Each takes up to 3 MiB of memory.
-    pub layers_at_once: usize,
+    /// Bounds the layers that are fetched and unpacked at the same time, over all pulls. Default
+    /// [`LAYERS_AT_ONCE`](StorePullConfig::LAYERS_AT_ONCE) of one registry. Each layer takes up to 3 MiB of memory.
+    pub scheduler: Scheduler,
     /// A layer that is fetched more slowly gives way to pulls that wait for it or for its slot. Default 64 KiB/s over 10 s.
     pub minimum_rate: MinimumRate,
     /// Space to leave free on the store's filesystem. A pull or load is refused if even its least estimate does not fit
@@ -87,11 +87,16 @@ pub struct StorePullConfig {
     pub ensured_lease: Duration,
 }
 
+impl StorePullConfig {
+    /// Default number of layers of one registry that are fetched at the same time.
+    pub const LAYERS_AT_ONCE: usize = 4;
+}
+
 impl Default for StorePullConfig {
     fn default() -> Self {
         StorePullConfig {
             platform: PlatformMatcher::host(),
-            layers_at_once: 4,
+            scheduler: Scheduler::for_layers(StorePullConfig::LAYERS_AT_ONCE),
             minimum_rate: MinimumRate::default(),
             reserve: DiskSpace { bytes: 64 << 20, inodes: 1000 },
             open_files: open_files::usual(),
@@ -126,7 +131,7 @@ pub struct StorePuller {
     store: Store,
     client: RegistryClient,
     config: Arc<StorePullConfig>,
-    slots: LayerSlots,
+    downloads: BlobDownloads,
     files: OpenFileBudget,
     /// Bounds the layers that are open as lowers of others.
     lowers: Arc<Semaphore>,
@@ -139,7 +144,6 @@ pub struct StorePuller {
 impl StorePuller {
     /// Pulls into `store` through `client`.
     pub fn new(store: Store, client: RegistryClient, config: StorePullConfig) -> Self {
-        let slots = LayerSlots::new(config.layers_at_once);
         let files = OpenFileBudget::of(config.open_files);
         let lowers = Arc::new(Semaphore::new(files.lowers as usize));
         let (syncer, leaving) = (BackgroundSyncer::new(files.waiting), AbandonedPulls::default());
@@ -148,7 +152,7 @@ impl StorePuller {
             store,
             client,
             config: Arc::new(config),
-            slots,
+            downloads: BlobDownloads::default(),
             files,
             lowers,
             syncer,

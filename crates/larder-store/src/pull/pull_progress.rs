@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use larder::backend::{
-    ByteProgress, LayerPhase, LayerProgress, ProgressReporter, PullDetail, PullStep, PullWait,
+    ByteProgress, LayerPhase, LayerProgress, ProgressReporter, PullDetail, PullStep, PullWait, RateWindow,
 };
 use larder::reference::Digest;
 use tokio::time::Instant;
@@ -23,9 +23,9 @@ pub(super) struct PullProgress {
     /// What it waits for before its layers are known.
     waits: FetchWaitState,
     layers: OnceLock<Vec<LayerPullProgress>>,
-    /// Bytes that came over the network.
-    came: AtomicU64,
-    meter: RateMeter,
+    /// Bytes that received over the network.
+    received: AtomicU64,
+    window: Mutex<RateWindow>,
     committing: AtomicBool,
 }
 
@@ -40,9 +40,9 @@ struct LayerPullProgress {
     waits: FetchWaitState,
     /// Bytes that are here, those of an earlier pull included.
     done: AtomicU64,
-    /// Bytes that came over the network.
+    /// Bytes that received over the network.
     received: AtomicU64,
-    meter: RateMeter,
+    window: Mutex<RateWindow>,
 }
 
 impl PullProgress {
@@ -52,8 +52,8 @@ impl PullProgress {
             progress: progress.clone(),
             waits: FetchWaitState::default(),
             layers: OnceLock::new(),
-            came: AtomicU64::new(0),
-            meter: RateMeter::default(),
+            received: AtomicU64::new(0),
+            window: rate_window(),
             committing: AtomicBool::new(false),
         });
         // A weak reference: the tally owns the progress.
@@ -119,7 +119,7 @@ impl PullProgress {
         match notice {
             FetchNotice::Present(count) => layer.done.store(*count, Ordering::Relaxed),
             FetchNotice::Bytes(count) => {
-                for counter in [&layer.done, &layer.received, &self.came] {
+                for counter in [&layer.done, &layer.received, &self.received] {
                     counter.fetch_add(*count, Ordering::Relaxed);
                 }
             }
@@ -133,9 +133,9 @@ impl PullProgress {
         self.committing.store(true, Ordering::Relaxed);
     }
 
-    /// Bytes that came over the network.
+    /// Bytes that received over the network.
     pub(super) fn received(&self) -> u64 {
-        self.came.load(Ordering::Relaxed)
+        self.received.load(Ordering::Relaxed)
     }
 
     /// Whether it waits for the registry, and not only for the disk or for other pulls.
@@ -175,7 +175,7 @@ impl PullProgress {
         PullDetail {
             step,
             waiting: self.waits.now(),
-            rate: self.meter.rate(now, self.came.load(Ordering::Relaxed)),
+            rate: observe(&self.window, now, self.received()),
             layers: missing.map(|layer| layer.progress(now)).collect(),
         }
     }
@@ -191,7 +191,7 @@ impl LayerPullProgress {
             waits: FetchWaitState::default(),
             done: AtomicU64::new(0),
             received: AtomicU64::new(0),
-            meter: RateMeter::default(),
+            window: rate_window(),
         }
     }
 
@@ -202,15 +202,13 @@ impl LayerPullProgress {
     fn progress(&self, now: Instant) -> LayerProgress {
         let done = self.done.load(Ordering::Relaxed);
         let phase = *self.phase();
-        let all_came = self.size.is_some_and(|size| done >= size);
+        let all_received = self.size.is_some_and(|size| done >= size);
         LayerProgress {
             digest: (&self.digest).into(),
-            phase: if phase == LayerPhase::Fetching && all_came { LayerPhase::Unpacking } else { phase },
+            phase: if phase == LayerPhase::Fetching && all_received { LayerPhase::Unpacking } else { phase },
             bytes: ByteProgress { done, total: self.size },
-            rate: self
-                .meter
-                .rate(now, self.received.load(Ordering::Relaxed))
-                .filter(|_| phase == LayerPhase::Fetching && !all_came),
+            rate: observe(&self.window, now, self.received.load(Ordering::Relaxed))
+                .filter(|_| phase == LayerPhase::Fetching && !all_received),
             waiting: self.waits.now(),
         }
     }
@@ -252,48 +250,17 @@ impl FetchWaitState {
     }
 }
 
-/// Measures a rate between the times that it is asked for it.
-#[derive(Default)]
-struct RateMeter(Mutex<Option<RateWindow>>);
-
-#[derive(Clone, Copy)]
-struct RateWindow {
-    since: Instant,
-    done: u64,
-    /// Of the window before.
-    rate: Option<u64>,
+fn rate_window() -> Mutex<RateWindow> {
+    Mutex::new(RateWindow::new(WINDOW))
 }
 
-impl RateMeter {
-    /// Bytes per second over the last whole window.
-    fn rate(&self, now: Instant, done: u64) -> Option<u64> {
-        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = *window.get_or_insert(RateWindow { since: now, done, rate: None });
-        let time = now.saturating_duration_since(last.since);
-        if time < WINDOW {
-            return last.rate;
-        }
-        let bytes = u128::from(done.saturating_sub(last.done));
-        let rate = u64::try_from(bytes * 1000 / time.as_millis().max(1)).ok();
-        *window = Some(RateWindow { since: now, done, rate });
-        rate
-    }
+fn observe(window: &Mutex<RateWindow>, now: Instant, received: u64) -> Option<u64> {
+    window.lock().unwrap_or_else(PoisonError::into_inner).observe(now, received)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_rate_is_of_the_last_second_and_unknown_before() {
-        let (meter, start) = (RateMeter::default(), Instant::now());
-        let at = |millis| start + Duration::from_millis(millis);
-        assert_eq!(meter.rate(at(0), 500), None);
-        assert_eq!(meter.rate(at(900), 900), None);
-        assert_eq!(meter.rate(at(2000), 4500), Some(2000));
-        assert_eq!(meter.rate(at(2900), 9000), Some(2000));
-        assert_eq!(meter.rate(at(3000), 4500), Some(0), "nothing came");
-    }
 
     /// A pull of these layers: digit of the digest, size of what it fetches itself, phase.
     fn pull(layers: &[(char, Option<u64>, LayerPhase)]) -> (Arc<PullProgress>, Vec<Digest>) {

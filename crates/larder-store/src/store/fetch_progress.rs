@@ -1,9 +1,13 @@
 //! Progress of a layer's fetch, measured for the pulls that wait for the layer or for its slot.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use larder::backend::MinimumRate;
+use larder::backend::{MinimumRate, RateWindow};
+use larder::reference::Digest;
+use larder::scheduler::ScheduledWork;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::unpack::UnpackProgress;
@@ -19,8 +23,15 @@ pub(crate) struct FetchSource {
     pub(crate) authorizers: Vec<u64>,
 }
 
+impl FetchSource {
+    /// The fetch of a layer from here, for the scheduler.
+    pub(crate) fn work(&self) -> ScheduledWork {
+        ScheduledWork::layer(&self.registry, &self.repository)
+    }
+}
+
 /// Progress of one fetch.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct FetchProgress {
     /// `None`: another pull never takes the fetch over.
     source: Option<FetchSource>,
@@ -30,12 +41,35 @@ pub(crate) struct FetchProgress {
     received: AtomicU64,
     unpacking: Mutex<Option<Arc<UnpackProgress>>>,
     window: Mutex<RateWindow>,
+    /// Notified when another fetch needs the download of its blob.
+    interrupt: Notify,
+}
+
+impl Default for FetchProgress {
+    fn default() -> Self {
+        let minimum = MinimumRate::default();
+        FetchProgress {
+            source: None,
+            minimum,
+            queued: AtomicBool::default(),
+            received: AtomicU64::default(),
+            unpacking: Mutex::default(),
+            window: Mutex::new(RateWindow::new(minimum.window)),
+            interrupt: Notify::new(),
+        }
+    }
 }
 
 impl FetchProgress {
     pub(crate) fn new(source: FetchSource, minimum: MinimumRate, now: Instant) -> FetchProgress {
-        let window = Mutex::new(RateWindow { since: Some((now, 0)), slow: false });
-        FetchProgress { source: Some(source), minimum, window, ..FetchProgress::default() }
+        let mut window = RateWindow::new(minimum.window);
+        window.begin(now, 0);
+        FetchProgress {
+            source: Some(source),
+            minimum,
+            window: Mutex::new(window),
+            ..FetchProgress::default()
+        }
     }
 
     pub(crate) fn minimum(&self) -> MinimumRate {
@@ -46,14 +80,14 @@ impl FetchProgress {
     pub(crate) fn set_queued(&self, queued: bool, now: Instant) {
         self.queued.store(queued, Ordering::Relaxed);
         if !queued {
-            *self.window() = RateWindow { since: Some((now, self.total())), slow: false };
+            self.window().begin(now, self.total());
         }
     }
 
     /// Counts received bytes.
     pub(crate) fn add_received(&self, bytes: u64, now: Instant) {
         self.received.fetch_add(bytes, Ordering::Relaxed);
-        self.is_slow(now);
+        self.observe(now);
     }
 
     /// Sets the unpacking of the present attempt.
@@ -77,10 +111,26 @@ impl FetchProgress {
         self.unpacking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it was slower than the minimum over the last whole window.
-    pub(crate) fn is_slow(&self, now: Instant) -> bool {
+    /// Whether it was slower than the minimum over the last whole window; `None` before the end of the first one.
+    pub(crate) fn observe(&self, now: Instant) -> Option<bool> {
         let total = self.total();
-        self.window().observe(now, total, self.minimum)
+        self.window().observe(now, total).map(|rate| rate < self.minimum.bytes_per_second)
+    }
+
+    fn is_slow(&self, now: Instant) -> bool {
+        self.observe(now).unwrap_or(false)
+    }
+
+    /// Ends when another fetch needs the download of this blob.
+    pub(crate) async fn interrupted(&self) {
+        self.interrupt.notified().await;
+    }
+
+    /// Stops this fetch if it is stuck for `waiter`, which needs the download of the same blob.
+    pub(crate) fn interrupt_for(&self, waiter: &FetchSource, now: Instant) {
+        if self.is_stuck_for(waiter, now) {
+            self.interrupt.notify_one();
+        }
     }
 
     /// Whether a pull from `waiter` that waits for this fetch should fetch the layer itself. A queue of the same registry,
@@ -93,24 +143,28 @@ impl FetchProgress {
     }
 }
 
-/// Measures a rate over whole windows, which end with the first observation after their time.
-#[derive(Debug, Default)]
-struct RateWindow {
-    since: Option<(Instant, u64)>,
-    slow: bool,
-}
+/// The fetch that downloads each blob: one blob has one download at a time. Clones share the list.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct BlobDownloads(Arc<Mutex<HashMap<Digest, Weak<FetchProgress>>>>);
 
-impl RateWindow {
-    fn observe(&mut self, now: Instant, total: u64, minimum: MinimumRate) -> bool {
-        let (since, before) = *self.since.get_or_insert((now, total));
-        let elapsed = now.saturating_duration_since(since);
-        if elapsed < minimum.window {
-            return self.slow;
+impl BlobDownloads {
+    fn list(&self) -> MutexGuard<'_, HashMap<Digest, Weak<FetchProgress>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a fetch of this blob, unless another one downloads it.
+    pub(crate) fn begin(&self, blob: &Digest, progress: &Arc<FetchProgress>) {
+        let mut list = self.list();
+        list.retain(|_, progress| progress.strong_count() > 0);
+        list.entry(blob.clone()).or_insert_with(|| Arc::downgrade(progress));
+    }
+
+    /// Stops the fetch that downloads this blob if it is stuck for `waiter`.
+    pub(crate) fn interrupt_stuck(&self, blob: &Digest, waiter: &FetchSource, now: Instant) {
+        let progress = self.list().get(blob).and_then(Weak::upgrade);
+        if let Some(progress) = progress {
+            progress.interrupt_for(waiter, now);
         }
-        let needed = u128::from(minimum.bytes_per_second) * elapsed.as_millis() / 1000;
-        self.slow = u128::from(total.saturating_sub(before)) < needed;
-        self.since = Some((now, total));
-        self.slow
     }
 }
 

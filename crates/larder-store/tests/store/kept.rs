@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use larder::backend::ProgressReporter;
 use larder::gc::{ReclaimTrigger, SpaceBesideImages};
 use larder::reference::Reference;
+use larder::scheduler::Scheduler;
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::disk::measure;
 use larder_store::fsck::FsckOptions;
@@ -38,7 +39,7 @@ fn put_broken_image(registry: &FaultRegistry, name: &str, sizes: &[usize]) -> Pu
 
 /// Returns when all threads that worked at it have ended.
 fn pull(store: &Store, registry: &FaultRegistry, name: &str) -> Result<(), PullError> {
-    let config = StorePullConfig { layers_at_once: 1, ..StorePullConfig::default() };
+    let config = StorePullConfig { scheduler: Scheduler::for_layers(1), ..StorePullConfig::default() };
     let puller = StorePuller::new(store.clone(), RegistryClient::new(RegistryConfig::default()), config);
     let name = Reference::parse(&format!("{}:1", registry.image(name))).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -4,7 +4,6 @@ use tokio::time::Instant;
 
 use super::intent::PullIntentGuard;
 use super::manager::ImageManager;
-use super::priority_semaphore::QueuePriority;
 use super::puller::{CredentialOwner, PullJob};
 use crate::backend::{BackendError, CallErrorKind, ImageSpec};
 use crate::credentials::Credential;
@@ -12,6 +11,7 @@ use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 use crate::records::{RecordedCredentials, RecordsError};
 use crate::reference::ImageId;
+use crate::scheduler::QueuePriority;
 
 /// The result of [`ImageManager::pull_directly`].
 #[derive(Debug, Clone, PartialEq, Eq)]

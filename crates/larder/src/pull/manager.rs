@@ -20,7 +20,6 @@ use super::intent::PullIntentGuard;
 use super::lease::EnsureLeases;
 use super::metrics::{EnsureLabels, PullFailureReason, PullMetrics, TriState};
 use super::policy::PullPolicy;
-use super::priority_semaphore::QueuePriority;
 use super::puller::{CredentialOwner, ImagePuller, PullJob, PullerError};
 use super::shared_pull::{JoinedPull, SharedPullResult, SharedPulls};
 use super::spans::{ensure_span, note_ensured, note_pulled, pull_span};
@@ -34,6 +33,7 @@ use crate::hidden::PrefetchCredentials;
 use crate::image_service::ImageService;
 use crate::records::{PullRecords, RecordedCredentials};
 use crate::reference::{ImageId, ImageName};
+use crate::scheduler::QueuePriority;
 
 /// Makes images present, by kubelet's rules. Calls may overlap; dropping one abandons it.
 pub struct ImageManager {

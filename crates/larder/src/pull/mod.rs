@@ -17,7 +17,6 @@ mod metrics;
 mod policy;
 mod prefetch;
 mod present;
-mod priority_semaphore;
 mod puller;
 mod shared_pull;
 mod spans;

@@ -9,17 +9,15 @@ use tracing::Instrument as _;
 
 use super::config::PullConfig;
 use super::ensure::BackendFailure;
-use super::priority_semaphore::{PrioritySemaphore, PullPermit, QueuePriority, QueuedPull};
 use super::status::{PullPhase, PullTrackerEntry};
 use super::throttle::{RateExceeded, Throttle};
-use crate::backend::{BackendError, CallErrorKind, ImageSpec, MinimumRate};
+use crate::backend::{BackendError, CallErrorKind, ImageSpec, MinimumRate, RateWindow};
 use crate::credentials::Credential;
 use crate::hidden::{HiddenImages, PrefetchEnd};
 use crate::image_service::{ImageService, PullAttemptsError, PulledImage};
 use crate::pod::SandboxConfig;
-
-/// How many requests wait in the serial puller's queue; further callers wait to enter it.
-const MAX_IMAGE_PULL_REQUESTS: usize = 10;
+use crate::reference::Reference;
+use crate::scheduler::{QueuePriority, ScheduledWork, Scheduler, SlotRecall, WorkSlot};
 
 /// One pull with its input.
 #[derive(Debug, Clone)]
@@ -112,33 +110,35 @@ impl PullerError {
 /// Schedules and runs pulls.
 pub(super) struct ImagePuller {
     images: ImageService,
-    slots: PullConcurrency,
+    slots: Option<PullSlots>,
     throttle: Option<Throttle>,
     timeout: Option<Duration>,
     /// `None` if the backend does not continue canceled pulls.
     minimum: Option<MinimumRate>,
 }
 
-/// Limit of concurrent pulls. First in, first out within the same priority; with several slots, those are shared fairly
-/// between registries.
-enum PullConcurrency {
-    Serial { queue: PrioritySemaphore, worker: PrioritySemaphore },
-    Bounded(PrioritySemaphore),
-    Unbounded,
+/// The bound on concurrent pulls.
+struct PullSlots {
+    scheduler: Scheduler,
+    /// The setting that a queued pull waits for.
+    setting: &'static str,
 }
 
 impl ImagePuller {
     pub(super) fn new(images: ImageService, config: &PullConfig, now: Instant) -> Self {
         let minimum = images.backend().minimum_rate();
-        let bounded =
-            if minimum.is_some() { PrioritySemaphore::with_recalls } else { PrioritySemaphore::new };
         let slots = match (config.serialize_image_pulls, config.max_parallel_image_pulls) {
-            (true, _) => PullConcurrency::Serial {
-                queue: PrioritySemaphore::new(MAX_IMAGE_PULL_REQUESTS),
-                worker: PrioritySemaphore::new(1),
-            },
-            (false, Some(bound)) => PullConcurrency::Bounded(bounded(bound.get() as usize)),
-            (false, None) => PullConcurrency::Unbounded,
+            (true, _) => Some(PullSlots {
+                scheduler: Scheduler::new(1, SlotRecall::OwnRate),
+                setting: "earlier pulls (serializeImagePulls)",
+            }),
+            (false, Some(bound)) => {
+                // A stopped pull would start from the beginning where the backend does not continue it.
+                let recall = minimum.map_or(SlotRecall::OwnRate, |_| SlotRecall::LargestShare);
+                let scheduler = Scheduler::new(bound.get() as usize, recall);
+                Some(PullSlots { scheduler, setting: "a pull slot (maxParallelImagePulls)" })
+            }
+            (false, None) => None,
         };
         let throttle = Throttle::new(config, now);
         ImagePuller { images, slots, throttle, timeout: config.pull_timeout, minimum }
@@ -147,7 +147,7 @@ impl ImagePuller {
     /// Waits for a slot, passes the throttle, pulls, and queries the size while it holds the slot.
     pub(super) async fn pull(&self, job: &PullJob, entry: &PullTrackerEntry) -> PullOutcome {
         let wait = |reason| tracing::trace_span!("pull.Wait", larder.wait.reason = reason);
-        let mut slot = self.slots.take(entry, job).instrument(wait("queue")).await;
+        let mut slot = self.acquire_slot(job, entry).instrument(wait("queue")).await;
         let throttled = || entry.set(PullPhase::Throttled, Some("the pull rate limit (registryPullQPS)"));
         if let Some(throttle) = &self.throttle
             && let Err(refused) = throttle.pass(throttled).instrument(wait("rate limit")).await
@@ -172,7 +172,7 @@ impl ImagePuller {
             }
             tracing::info!("gives its pull slot to another pull, and continues after it");
             drop(slot);
-            slot = self.slots.take(entry, job).instrument(wait("queue")).await;
+            slot = self.acquire_slot(job, entry).instrument(wait("queue")).await;
         }
     }
 
@@ -212,28 +212,28 @@ impl ImagePuller {
         pulled
     }
 
-    /// Ends when the slot is recalled, or the pull was below the minimum rate for a window while another pull waits for
-    /// the slot. Never ends if the backend does not continue canceled pulls.
-    async fn gives_way(&self, slot: Option<&PullPermit<'_>>, entry: &PullTrackerEntry) {
+    /// Waits for a pull slot; `None` without a bound.
+    async fn acquire_slot(&self, job: &PullJob, entry: &PullTrackerEntry) -> Option<WorkSlot> {
+        let PullSlots { scheduler, setting } = self.slots.as_ref()?;
+        entry.set(PullPhase::Queued, Some(setting));
+        // Names without a registry, such as IDs, share one.
+        let name = Reference::parse(job.spec.image.as_str()).ok();
+        let registry = name.as_ref().map_or("", Reference::registry);
+        let repository = name.as_ref().map_or("", Reference::name);
+        Some(scheduler.acquire(&ScheduledWork::pull(registry, repository, &job.urgency)).await)
+    }
+
+    /// Ends when another pull needs the slot more. Never ends if the backend does not continue canceled pulls.
+    async fn gives_way(&self, slot: Option<&WorkSlot>, entry: &PullTrackerEntry) {
         let (Some(slot), Some(minimum)) = (slot, self.minimum) else { return future::pending().await };
-        let below_minimum = async {
-            loop {
-                let before = entry.bytes().done;
-                time::sleep(minimum.window).await;
-                let bytes = entry.bytes();
-                let needed = u128::from(minimum.bytes_per_second) * minimum.window.as_millis() / 1000;
-                let is_fetched = bytes.total.is_some_and(|total| bytes.done >= total);
-                let is_slow = u128::from(bytes.done.saturating_sub(before)) < needed && !is_fetched;
-                slot.set_slow(is_slow);
-                if is_slow && slot.is_wanted() {
-                    return;
-                }
-            }
+        let mut window = RateWindow::new(minimum.window);
+        let is_slow = |now| {
+            let bytes = entry.bytes();
+            let rate = window.observe(now, bytes.done)?;
+            let is_fetched = bytes.total.is_some_and(|total| bytes.done >= total);
+            Some(rate < minimum.bytes_per_second && !is_fetched)
         };
-        tokio::select! {
-            () = slot.recalled() => {}
-            () = below_minimum => {}
-        }
+        slot.gives_way(minimum, is_slow).await;
     }
 
     /// Dropping the backend's pull cancels it. `spent` is the time before the pull gave way.
@@ -252,23 +252,5 @@ impl ImagePuller {
                 Err(_) => Err(PullerError::TimedOut(timeout)),
             },
         }
-    }
-}
-
-impl PullConcurrency {
-    async fn take(&self, entry: &PullTrackerEntry, job: &PullJob) -> Option<PullPermit<'_>> {
-        let pull = QueuedPull::new(&job.spec.image, &job.urgency);
-        let (slots, waiting) = match self {
-            PullConcurrency::Unbounded => return None,
-            PullConcurrency::Bounded(slots) => (slots, "a pull slot (maxParallelImagePulls)"),
-            PullConcurrency::Serial { queue, worker } => {
-                entry.set(PullPhase::Queued, Some("a slot in the pull queue"));
-                let _place = queue.take(&QueuedPull::in_order(&job.urgency)).await;
-                entry.set(PullPhase::Queued, Some("earlier pulls (serializeImagePulls)"));
-                return Some(worker.take(&pull).await);
-            }
-        };
-        entry.set(PullPhase::Queued, Some(waiting));
-        Some(slots.take(&pull).await)
     }
 }

@@ -15,10 +15,10 @@ use tokio::sync::watch;
 use tracing::Span;
 use tracing::instrument::Instrumented;
 
-use super::priority_semaphore::QueuePriority;
 use super::puller::{CredentialOwner, PullJob, PullOutcome};
 use crate::credentials::Credential;
 use crate::reference::ImageName;
+use crate::scheduler::QueuePriority;
 
 /// What makes two pulls the same: the name as sent to the runtime, the runtime handler, and whether the image is hidden.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
