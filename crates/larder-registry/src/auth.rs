@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use larder::credentials::Credential;
 use larder::credentials::Secret;
+use larder::retry::retry;
 use reqwest::Url;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use tokio::runtime::Handle;
@@ -15,13 +16,13 @@ use tokio::sync::{Mutex, MutexGuard};
 use tokio::task::JoinHandle;
 use tokio::time::{self, Instant};
 
+use super::attempts::{AttemptContext, NoticeClock, retry_policy};
 use super::body::read_small;
 use super::challenge::{self, AuthChallenge};
 use super::config::RegistryConfig;
 use super::error::{ErrorResponse, FetchErrorKind};
 use super::fetch_notice::{FetchNotice, FetchWait, FetchWatcher};
 use super::hosts::{RegistryHost, authority};
-use super::route::{HostRoute, RetryDecision, jitter};
 use super::token::{self, TokenHttpRequest};
 use super::transport::{HttpRequest, HttpTransport};
 
@@ -340,30 +341,12 @@ impl HostAuthorizer {
         first: bool,
         context: AuthorizationContext<'_>,
     ) -> Result<token::BearerToken, FetchErrorKind> {
-        let mut route = HostRoute::new(context.config, 1, 0);
-        if first {
-            route = route.at_first_contact();
-        }
-        loop {
-            let failure = match self.fetch_once(request, context).await {
-                Ok(token) => return Ok(token),
-                Err(failure) => failure,
-            };
-            let asked = match &failure {
-                FetchErrorKind::RateLimited { after, .. } => *after,
-                _ => None,
-            };
-            let reason = failure.to_string();
-            let wait = match route.failed(failure, jitter()) {
-                RetryDecision::Retry(wait) => wait.max(asked.unwrap_or_default()),
-                RetryDecision::GiveUp(kind) => return Err(kind),
-                RetryDecision::NextHost => continue, // there is none
-            };
-            let until = Instant::now() + wait;
-            let host = server.to_owned();
-            context.watcher.notify(FetchNotice::Waiting(FetchWait::Retry { host, until, reason }));
-            time::sleep_until(until).await;
-        }
+        let longest_hold = context.config.longest_hold;
+        let attempts = AttemptContext { has_fallback: false, is_first_contact: first, longest_hold };
+        let advice = |failure: &FetchErrorKind| attempts.advice(failure, false);
+        let clock = NoticeClock { watcher: context.watcher, host: server.to_owned() };
+        retry(&retry_policy(context.config, false), &clock, advice, || self.fetch_once(request, context))
+            .await
     }
 
     async fn fetch_once(

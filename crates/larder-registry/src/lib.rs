@@ -16,6 +16,7 @@
 //! text contains a secret or a signed URL.
 
 mod access_check;
+mod attempts;
 mod auth;
 mod body;
 mod budget;
@@ -35,7 +36,6 @@ mod nearest_tags;
 mod next_step;
 mod rate_limit;
 mod response;
-mod route;
 mod session;
 mod stall_detector;
 mod tls;

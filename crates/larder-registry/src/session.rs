@@ -1,26 +1,32 @@
 //! One image's repository with one credential: manifests, configs, blobs.
+//!
+//! A request is attempted at the hosts in order: each is retried while its failures may pass, then the next one follows.
+//! Digests make hosts interchangeable, so a fetch that changes its host resumes at the byte reached.
 
+use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use larder::credentials::{Credential, CredentialLocation};
 use larder::reference::{DEFAULT_TAG, Digest, Reference};
+use larder::retry::{RetryAdvice, retry};
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
 use reqwest::{Method, Response, StatusCode, Url};
-use tokio::time::{self, Instant};
+use tokio::time::Instant;
 
+use super::attempts::{AttemptContext, NoticeClock, retry_policy};
 use super::auth::{AuthorizationContext, AuthorizationError, HostAuthorizer, RequestAuthorization};
 use super::body::{BlobBody, read_small};
 use super::budget::{ConnectionPermit, HostBudget, RateLimitScope, RequestSize};
 use super::client::RegistryClientInner;
 use super::error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
-use super::fetch_notice::{FetchNotice, FetchWait, FetchWatcher};
+use super::fetch_notice::{FetchNotice, FetchWatcher};
 use super::hosts::{HostsConfig, RegistryHost};
 use super::next_step::FetchContext;
 use super::rate_limit::{reported_quota, requested_wait};
 use super::response::{is_undecided, part_of, refusal};
-use super::route::{HostRoute, RetryDecision, jitter};
 use super::transport::{HttpRequest, HttpResponse};
 use super::verify;
 use crate::manifest::{ACCEPTED_MANIFESTS, Descriptor, MAX_BYTES, ManifestOrIndex};
@@ -152,13 +158,9 @@ impl RepositorySession {
 
     /// Fetches an image's config, or another blob of at most 4 MiB, whole and verified.
     pub async fn config(&self, descriptor: &Descriptor) -> Result<Bytes, FetchError> {
-        let mut walk = self.walk(FetchTarget::Config(descriptor.digest.clone()), HostCapability::Pull, 0)?;
-        loop {
-            match self.config_at(walk.link(), descriptor).await {
-                Ok(raw) => return Ok(raw),
-                Err(failed) => walk.failed(failed).await?,
-            }
-        }
+        let target = FetchTarget::Config(descriptor.digest.clone());
+        let request = self.host_request(target, HostCapability::Pull)?;
+        request.send(|link| async move { Ok(self.config_at(link, descriptor).await?) }).await
     }
 
     /// Opens a blob from `offset` up to `end` (exclusive, above `offset`; `None` is all of it). The bytes are not
@@ -171,27 +173,17 @@ impl RepositorySession {
         offset: u64,
         end: Option<u64>,
     ) -> Result<BlobBody, FetchError> {
-        let mut walk = self.walk(FetchTarget::Blob(descriptor.digest.clone()), HostCapability::Pull, 0)?;
-        loop {
-            match self
-                .open_at(walk.link(), descriptor, offset, end.unwrap_or(u64::MAX).min(descriptor.size))
-                .await
-            {
-                Ok(body) => return Ok(body),
-                Err(failed) => walk.failed(failed).await?,
-            }
-        }
+        let end = end.unwrap_or(u64::MAX).min(descriptor.size);
+        let request =
+            self.host_request(FetchTarget::Blob(descriptor.digest.clone()), HostCapability::Pull)?;
+        request.send(|link| async move { Ok(self.open_at(link, descriptor, offset, end).await?) }).await
     }
 
     /// Checks that this session's repository and credential have access to a blob, without fetching it.
     pub async fn check_blob(&self, descriptor: &Descriptor) -> Result<(), FetchError> {
-        let mut walk = self.walk(FetchTarget::Blob(descriptor.digest.clone()), HostCapability::Pull, 0)?;
-        loop {
-            match self.check_blob_at(walk.link(), descriptor).await {
-                Ok(()) => return Ok(()),
-                Err(failed) => walk.failed(failed).await?,
-            }
-        }
+        let request =
+            self.host_request(FetchTarget::Blob(descriptor.digest.clone()), HostCapability::Pull)?;
+        request.send(|link| async move { Ok(self.check_blob_at(link, descriptor).await?) }).await
     }
 
     async fn fetch_manifest(
@@ -200,13 +192,8 @@ impl RepositorySession {
         digest: Option<&Digest>,
         capability: HostCapability,
     ) -> Result<ResolvedManifest, FetchError> {
-        let mut walk = self.walk(FetchTarget::Manifest(reference.to_owned()), capability, 0)?;
-        loop {
-            match self.manifest_at(walk.link(), reference, digest).await {
-                Ok(resolved) => return Ok(resolved),
-                Err(failed) => walk.failed(failed).await?,
-            }
-        }
+        let request = self.host_request(FetchTarget::Manifest(reference.to_owned()), capability)?;
+        request.send(|link| async move { Ok(self.manifest_at(link, reference, digest).await?) }).await
     }
 
     async fn manifest_at(
@@ -415,7 +402,7 @@ impl RepositorySession {
     }
 
     /// Applies the rate limit of a response, and returns the requested wait.
-    fn note_limits(&self, link: &SessionHost, response: &Response) -> Option<std::time::Duration> {
+    fn note_limits(&self, link: &SessionHost, response: &Response) -> Option<Duration> {
         let (status, longest) = (response.status(), self.shared.config.longest_hold);
         let now = SystemTime::now();
         if let Some(quota) = reported_quota(response.headers(), now) {
@@ -433,25 +420,17 @@ impl RepositorySession {
         Some(after)
     }
 
-    /// The hosts with a capability, beginning at index `start`.
-    pub(crate) fn walk(
+    /// A request to the hosts with a capability.
+    pub(crate) fn host_request(
         &self,
-        what: FetchTarget,
+        target: FetchTarget,
         capability: HostCapability,
-        start: usize,
-    ) -> Result<HostWalk<'_>, FetchError> {
-        let able = |link: &&SessionHost| match capability {
+    ) -> Result<HostRequest<'_>, FetchError> {
+        let is_able = |link: &&SessionHost| match capability {
             HostCapability::Pull => link.host.pull,
             HostCapability::Resolve => link.host.resolve,
         };
-        let links: Vec<&SessionHost> = self.links.iter().filter(able).collect();
-        if links.is_empty() {
-            return Err(self.error(what, String::new(), FetchErrorKind::NoHost, Vec::new()));
-        }
-        let route = HostRoute::new(&self.shared.config, links.len(), start);
-        let is_first = matches!(what, FetchTarget::Manifest(_));
-        let route = if is_first { route.at_first_contact() } else { route };
-        Ok(HostWalk { session: self, what, links, route, earlier: Vec::new() })
+        HostRequest::new(self, target, self.links.iter().filter(is_able).collect())
     }
 
     pub(crate) fn error(
@@ -486,67 +465,128 @@ pub(super) fn accepting_manifests() -> Result<HeaderMap, FetchErrorKind> {
     Ok(HeaderMap::from_iter([(ACCEPT, accept)]))
 }
 
-/// The progress of one fetch through the session's hosts.
+/// A request for one target. Its parts share the hosts: one that failed for one part is not used for the next ones.
 #[derive(Debug)]
-pub(crate) struct HostWalk<'s> {
+pub(crate) struct HostRequest<'s> {
     session: &'s RepositorySession,
-    what: FetchTarget,
-    links: Vec<&'s SessionHost>,
-    route: HostRoute,
-    earlier: Vec<(String, String)>,
+    target: FetchTarget,
+    /// At least one.
+    hosts: Vec<&'s SessionHost>,
+    /// Index of the first host that has not failed.
+    first: AtomicUsize,
 }
 
-impl<'s> HostWalk<'s> {
-    /// The host to use now. Skips one that is known to be unreachable or busy while others are left.
-    pub(crate) fn link(&mut self) -> &'s SessionHost {
+/// Why an attempt at one host failed.
+#[derive(Debug)]
+pub(crate) struct AttemptFailure {
+    pub(crate) error: RequestError,
+    /// Whether the attempt made progress, so that attempts are counted from here.
+    pub(crate) progressed: bool,
+}
+
+impl From<RequestError> for AttemptFailure {
+    fn from(error: RequestError) -> Self {
+        AttemptFailure { error, progressed: false }
+    }
+}
+
+/// Why a host is left for the next one.
+enum HostFailure {
+    /// It is known to be unreachable or busy, and other hosts are left.
+    Skipped(&'static str),
+    Failed(AttemptFailure),
+}
+
+impl fmt::Display for HostFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HostFailure::Skipped(reason) => f.write_str(reason),
+            HostFailure::Failed(failure) => failure.error.kind.fmt(f),
+        }
+    }
+}
+
+impl<'s> HostRequest<'s> {
+    /// A request to these hosts; fails if there are none.
+    pub(crate) fn new(
+        session: &'s RepositorySession,
+        target: FetchTarget,
+        hosts: Vec<&'s SessionHost>,
+    ) -> Result<HostRequest<'s>, FetchError> {
+        if hosts.is_empty() {
+            return Err(session.error(target, String::new(), FetchErrorKind::NoHost, Vec::new()));
+        }
+        Ok(HostRequest { session, target, hosts, first: AtomicUsize::new(0) })
+    }
+
+    /// Attempts the request at each host until one succeeds. Fails with the error of the last host.
+    pub(crate) async fn send<T, F>(&self, attempt: impl Fn(&'s SessionHost) -> F) -> Result<T, FetchError>
+    where
+        F: Future<Output = Result<T, AttemptFailure>>,
+    {
+        let mut earlier = Vec::new();
+        let mut at = self.first.load(Ordering::Relaxed);
         loop {
-            let link = self.links[self.route.at()];
-            match link.budget.avoid_reason(link.auth.id(), Instant::now()) {
-                Some(reason) if self.route.has_fallback() => {
-                    self.earlier.push((link.host.name(), reason.to_owned()));
-                    self.route.pass_over();
+            let (host, is_last) = (self.hosts[at], at + 1 == self.hosts.len());
+            let failure = match self.send_to(host, is_last, &attempt).await {
+                Ok(done) => return Ok(done),
+                Err(failure) => failure,
+            };
+            let text = failure.to_string();
+            let name = match failure {
+                HostFailure::Skipped(_) => host.host.name(),
+                HostFailure::Failed(AttemptFailure { error, .. }) if is_last => {
+                    let target = if error.token { FetchTarget::Token } else { self.target.clone() };
+                    return Err(self.session.error(target, error.host, error.kind, earlier));
                 }
-                _ => return link,
-            }
+                HostFailure::Failed(failure) => {
+                    self.first.fetch_max(at + 1, Ordering::Relaxed);
+                    failure.error.host
+                }
+            };
+            earlier.push((name, text));
+            at += 1;
         }
     }
 
-    /// The index of the present host.
-    pub(crate) fn at(&self) -> usize {
-        self.route.at()
-    }
-
-    /// Records progress, which resets the count of failures.
-    pub(crate) fn progressed(&mut self) {
-        self.route.progressed();
-    }
-
-    /// Waits until the next attempt, at this host or the next; fails if there is none.
-    pub(crate) async fn failed(&mut self, failed: RequestError) -> Result<(), FetchError> {
-        let RequestError { host, kind, token } = failed;
-        let link = self.links[self.route.at()];
-        if !token && kind.is_host_gone() {
-            link.budget.avoid(Instant::now());
-        }
-        let text = kind.to_string();
-        // Token requests have their own attempts.
-        let decision = if token { self.route.leave(kind) } else { self.route.failed(kind, jitter()) };
-        match decision {
-            RetryDecision::Retry(wait) if wait.is_zero() => {}
-            RetryDecision::Retry(wait) => {
-                let until = Instant::now() + wait;
-                let waiting = FetchWait::Retry { host, until, reason: text };
-                self.session.watcher.notify(FetchNotice::Waiting(waiting));
-                time::sleep_until(until).await;
-                self.session.watcher.notify(FetchNotice::Resumed);
+    async fn send_to<T, F>(
+        &self,
+        host: &'s SessionHost,
+        is_last: bool,
+        attempt: &impl Fn(&'s SessionHost) -> F,
+    ) -> Result<T, HostFailure>
+    where
+        F: Future<Output = Result<T, AttemptFailure>>,
+    {
+        let config = &*self.session.shared.config;
+        let context = AttemptContext {
+            has_fallback: !is_last,
+            is_first_contact: matches!(self.target, FetchTarget::Manifest(_)),
+            longest_hold: config.longest_hold,
+        };
+        let advice = |failure: &HostFailure| match failure {
+            HostFailure::Skipped(_) => RetryAdvice::GiveUp,
+            // Token requests have their own attempts.
+            HostFailure::Failed(failure) if failure.error.token => RetryAdvice::GiveUp,
+            HostFailure::Failed(failure) => match context.advice(&failure.error.kind, failure.progressed) {
+                RetryAdvice::After(_) => RetryAdvice::After(Duration::ZERO), // the budget makes all requests wait
+                advice => advice,
+            },
+        };
+        let checked_attempt = || async {
+            if !is_last && let Some(reason) = host.budget.avoid_reason(host.auth.id(), Instant::now()) {
+                return Err(HostFailure::Skipped(reason));
             }
-            RetryDecision::NextHost => self.earlier.push((host, text)),
-            RetryDecision::GiveUp(kind) => {
-                let what = if token { FetchTarget::Token } else { self.what.clone() };
-                let earlier = std::mem::take(&mut self.earlier);
-                return Err(self.session.error(what, host, kind, earlier));
+            let failure = match attempt(host).await {
+                Ok(done) => return Ok(done),
+                Err(failure) => failure,
+            };
+            if !failure.error.token && failure.error.kind.is_host_gone() {
+                host.budget.avoid(Instant::now());
             }
-        }
-        Ok(())
+            Err(HostFailure::Failed(failure))
+        };
+        let clock = NoticeClock { watcher: &self.session.watcher, host: host.host.name() };
+        retry(&retry_policy(config, !is_last), &clock, advice, checked_attempt).await
     }
 }

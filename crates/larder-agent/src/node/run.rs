@@ -10,6 +10,7 @@ use std::{
     time::SystemTime,
 };
 
+use larder::retry::{RetryAdvice, RetryPolicy, retry};
 use tokio::time;
 
 #[cfg(feature = "kube")]
@@ -21,12 +22,18 @@ use super::{Node, health};
 use crate::backend::publisher::PublishErrors;
 use crate::config::Config;
 
-/// How soon a failed recovery of an earlier process's pulls is retried: at first, and at most.
-const RECOVERY_RETRY: Duration = Duration::from_secs(1);
-const MAX_RECOVERY_RETRY: Duration = Duration::from_secs(30);
+/// First and longest back-off after a failed recovery of an earlier process's pulls, or a failed publication.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// How often the images of the store are compared with those of the containerd that has them, too.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Repeats an operation until it returns true.
+async fn retry_until<F: Future<Output = bool>>(operation: impl Fn() -> F) {
+    let policy = RetryPolicy::unlimited(BACKOFF.0, BACKOFF.1);
+    let attempt = || async { operation().await.then_some(()).ok_or(()) };
+    let _ = retry(&policy, &(), |()| RetryAdvice::Backoff, attempt).await; // it ends with a success
+}
 
 impl Node {
     /// Runs the background tasks until dropped.
@@ -157,25 +164,16 @@ impl Node {
 
     /// A runtime may start later than larder: recovery is retried until the backend answers.
     async fn recover_with_retries(&self) {
-        let mut wait = RECOVERY_RETRY;
-        while !self.recover().await {
-            time::sleep(wait).await;
-            wait = (wait * 2).min(MAX_RECOVERY_RETRY);
-        }
+        retry_until(|| self.recover()).await;
     }
 
     /// Publishes what the store has and containerd lacks, soon after it starts and from time to time.
     async fn publish_images(&self) {
         let Some(publisher) = &self.publisher else { return };
-        let (mut errors, mut wait) = (PublishErrors::new(), RECOVERY_RETRY);
+        let errors = tokio::sync::Mutex::new(PublishErrors::new());
         loop {
-            if publisher.reconcile(&mut errors).await {
-                wait = RECOVERY_RETRY;
-                time::sleep(PUBLISH_INTERVAL).await;
-            } else {
-                time::sleep(wait).await;
-                wait = (wait * 2).min(MAX_RECOVERY_RETRY);
-            }
+            retry_until(|| async { publisher.reconcile(&mut *errors.lock().await).await }).await;
+            time::sleep(PUBLISH_INTERVAL).await;
         }
     }
 

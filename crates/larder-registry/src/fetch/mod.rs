@@ -11,8 +11,8 @@ mod sink;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -26,7 +26,9 @@ use self::sink::{ClosableSink, RangeWriter};
 use super::body::BlobBody;
 use super::error::{FetchError, FetchErrorKind, FetchTarget};
 use super::fetch_notice::FetchNotice;
-use super::session::{HostCapability, HostWalk, RepositorySession, RequestError};
+use super::session::{
+    AttemptFailure, HostCapability, HostRequest, RepositorySession, RequestError, SessionHost,
+};
 use crate::manifest::Descriptor;
 
 /// The result of a fetch.
@@ -66,25 +68,27 @@ pub async fn fetch_blob(
 ) -> Result<FetchReport, BlobError> {
     let mut parts = MissingRanges::new(descriptor.size, present, session.shared.config.range_size);
     let Some(first) = parts.next() else { return Ok(FetchReport::default()) };
+    let target = FetchTarget::Blob(descriptor.digest.clone());
     let fetch = BlobFetch {
+        hosts: session.host_request(target, HostCapability::Pull)?,
         session,
         descriptor,
         sink: Arc::new(ClosableSink::new(sink)),
         here: Mutex::new(present.clone()),
-        done: Mutex::default(),
-        first_host: AtomicUsize::new(0),
+        report: Mutex::default(),
         ranges_failed: AtomicBool::new(false),
     };
     // The first response shows whether the server supports ranges; further connections open only then.
-    let mut walk = fetch.walk()?;
-    let whole = match fetch.open(&mut walk, &first).await? {
+    let (blob, part) = (&fetch, &first);
+    let opened = fetch.hosts.send(|host| async move { Ok(blob.open(host, part).await?) }).await?;
+    let whole = match opened {
         Some(body) if body.start() == first.start && (body.is_ranged() || parts.is_empty()) => {
-            fetch.in_parallel(parts, first, walk, body).await?
+            fetch.in_parallel(parts, first, body).await?
         }
-        other => Some((walk, other)),
+        other => Some(other),
     };
-    if let Some((walk, body)) = whole {
-        fetch.sequentially(walk, body).await?;
+    if let Some(body) = whole {
+        fetch.sequentially(body).await?;
     }
     Ok(fetch.finish())
 }
@@ -123,144 +127,143 @@ impl Iterator for MissingRanges {
 }
 
 /// How the fetch of one part ended.
-enum PartOutcome<'s> {
+enum PartOutcome {
     Done,
     /// The host ignores ranges and sends the whole blob, or does not serve them correctly.
-    RangesFailed(Box<(HostWalk<'s>, Option<BlobBody>)>),
+    RangesFailed(Option<Box<BlobBody>>),
+    /// The sink failed.
+    Failed(BlobError),
 }
 
 /// The state of one blob's fetch.
 struct BlobFetch<'s> {
+    /// The hosts that have not failed for this blob.
+    hosts: HostRequest<'s>,
     session: &'s RepositorySession,
     descriptor: &'s Descriptor,
     sink: Arc<ClosableSink>,
     here: Mutex<ByteRanges>,
-    done: Mutex<FetchReport>,
-    /// Hosts before this index failed for this blob.
-    first_host: AtomicUsize,
+    report: Mutex<FetchReport>,
     /// A host served a wrong range, or none: from now on the blob is requested whole.
     ranges_failed: AtomicBool,
 }
 
 impl<'s> BlobFetch<'s> {
-    fn walk(&self) -> Result<HostWalk<'s>, FetchError> {
-        let what = FetchTarget::Blob(self.descriptor.digest.clone());
-        self.session.walk(what, HostCapability::Pull, self.first_host.load(Ordering::Relaxed))
-    }
-
-    /// Opens a part at the first host that serves it, or the whole blob if a range failed before. `None` if this range fails.
-    async fn open(&self, walk: &mut HostWalk<'s>, part: &Range<u64>) -> Result<Option<BlobBody>, FetchError> {
-        loop {
-            let link = walk.link();
-            let whole = 0..self.descriptor.size;
-            let part = if self.ranges_failed.load(Ordering::Relaxed) { &whole } else { part };
-            match self.session.open_at(link, self.descriptor, part.start, part.end).await {
-                Ok(body) => {
-                    self.session.watcher.notify(FetchNotice::Host(body.host().to_owned()));
-                    let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
-                    if !done.hosts.iter().any(|host| host == body.host()) {
-                        done.hosts.push(body.host().to_owned());
-                    }
-                    return Ok(Some(body));
+    /// Opens a part at a host, or the whole blob if a range failed before. `None` if this range fails.
+    async fn open(&self, host: &'s SessionHost, part: &Range<u64>) -> Result<Option<BlobBody>, RequestError> {
+        let whole = 0..self.descriptor.size;
+        let part = if self.ranges_failed.load(Ordering::Relaxed) { &whole } else { part };
+        match self.session.open_at(host, self.descriptor, part.start, part.end).await {
+            Ok(body) => {
+                self.session.watcher.notify(FetchNotice::Host(body.host().to_owned()));
+                let mut report = self.report();
+                if !report.hosts.iter().any(|host| host == body.host()) {
+                    report.hosts.push(body.host().to_owned());
                 }
-                Err(failed) if matches!(failed.kind, FetchErrorKind::BadRange(_)) && *part != whole => {
-                    tracing::debug!(host = failed.host, error = %failed.kind, "fetching the blob whole");
-                    self.ranges_failed.store(true, Ordering::Relaxed);
-                    return Ok(None);
-                }
-                Err(failed) => self.failed(walk, failed).await?,
+                Ok(Some(body))
             }
+            Err(failed) if matches!(failed.kind, FetchErrorKind::BadRange(_)) && *part != whole => {
+                tracing::debug!(host = failed.host, error = %failed.kind, "fetching the blob whole");
+                self.ranges_failed.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            Err(failed) => Err(failed),
         }
     }
 
-    async fn failed(&self, walk: &mut HostWalk<'s>, failed: RequestError) -> Result<(), FetchError> {
-        walk.failed(failed).await?;
-        self.first_host.fetch_max(walk.at(), Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Fetches the parts in parallel; `first` is open already, as `body`. If ranges fail, stops and returns the connection for the rest,
+    /// Fetches the parts in parallel; `first` is open already. If ranges fail, stops and returns the connection for the rest,
     /// if there is one.
     async fn in_parallel(
         &self,
         mut parts: MissingRanges,
         first: Range<u64>,
-        walk: HostWalk<'s>,
-        body: BlobBody,
-    ) -> Result<Option<(HostWalk<'s>, Option<BlobBody>)>, BlobError> {
+        opened: BlobBody,
+    ) -> Result<Option<Option<BlobBody>>, BlobError> {
         let mut workers = FuturesUnordered::new();
-        workers.push(self.part(walk, first, Some(body)));
+        workers.push(self.part(first, Some(opened)));
         while workers.len() < self.session.shared.config.connections_per_blob.max(1)
             && let Some(part) = parts.next()
         {
-            workers.push(self.part(self.walk()?, part, None));
+            workers.push(self.part(part, None));
         }
         while let Some(outcome) = workers.next().await {
             match outcome? {
                 PartOutcome::Done => {
                     if let Some(part) = parts.next() {
-                        workers.push(self.part(self.walk()?, part, None));
+                        workers.push(self.part(part, None));
                     }
                 }
-                PartOutcome::RangesFailed(opened) => return Ok(Some(*opened)),
+                PartOutcome::RangesFailed(opened) => return Ok(Some(opened.map(|opened| *opened))),
+                PartOutcome::Failed(error) => return Err(error),
             }
         }
         Ok(None)
     }
 
     /// Fetches one part, with fallback to other hosts.
-    async fn part(
+    async fn part(&self, part: Range<u64>, opened: Option<BlobBody>) -> Result<PartOutcome, FetchError> {
+        let (part, opened) = (&part, &Mutex::new(opened));
+        self.hosts.send(|host| async move { self.part_from(host, part, take(opened)).await }).await
+    }
+
+    async fn part_from(
         &self,
-        mut walk: HostWalk<'s>,
-        part: Range<u64>,
+        host: &'s SessionHost,
+        part: &Range<u64>,
         mut opened: Option<BlobBody>,
-    ) -> Result<PartOutcome<'s>, BlobError> {
-        let mut at = part.start;
-        while at < part.end {
+    ) -> Result<PartOutcome, AttemptFailure> {
+        while let Some(at) = self.first_missing(part) {
             let body = match opened.take() {
                 Some(body) => Some(body),
-                None => self.open(&mut walk, &(at..part.end)).await?,
+                None => self.open(host, &(at..part.end)).await?,
             };
             match body {
                 Some(body) if body.start() == at && body.end() <= part.end => {
-                    at = self.copy(&mut walk, body).await?;
+                    if let Err(error) = self.copy(body).await? {
+                        return Ok(PartOutcome::Failed(error));
+                    }
                 }
-                other => return Ok(PartOutcome::RangesFailed(Box::new((walk, other)))),
+                other => return Ok(PartOutcome::RangesFailed(other.map(Box::new))),
             }
         }
         Ok(PartOutcome::Done)
     }
 
     /// Fetches all missing bytes over one connection and skips those present.
-    async fn sequentially(
+    async fn sequentially(&self, opened: Option<BlobBody>) -> Result<(), BlobError> {
+        let opened = &Mutex::new(opened);
+        self.hosts.send(|host| async move { self.rest_from(host, take(opened)).await }).await?
+    }
+
+    async fn rest_from(
         &self,
-        mut walk: HostWalk<'s>,
+        host: &'s SessionHost,
         mut opened: Option<BlobBody>,
-    ) -> Result<(), BlobError> {
-        let size = self.descriptor.size;
-        while let Some(at) = self.first_missing() {
+    ) -> Result<Result<(), BlobError>, AttemptFailure> {
+        let whole = 0..self.descriptor.size;
+        while let Some(at) = self.first_missing(&whole) {
             let body = match opened.take() {
                 Some(body) => Some(body),
-                None => self.open(&mut walk, &(at..size)).await?,
+                None => self.open(host, &(at..whole.end)).await?,
             };
-            if let Some(body) = body {
-                self.copy(&mut walk, body).await?;
+            if let Some(body) = body
+                && let Err(error) = self.copy(body).await?
+            {
+                return Ok(Err(error));
             }
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
-    fn first_missing(&self) -> Option<u64> {
-        let here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
-        here.missing(0..self.descriptor.size).first().map(|missing| missing.start)
+    fn first_missing(&self, part: &Range<u64>) -> Option<u64> {
+        self.here().missing(part.clone()).first().map(|missing| missing.start)
     }
 
-    /// Writes the missing bytes of a body until it ends or fails; returns the offset reached, after the back-off that
-    /// the failure requires.
-    async fn copy(&self, walk: &mut HostWalk<'s>, mut body: BlobBody) -> Result<u64, BlobError> {
+    /// Writes the missing bytes of a body until it ends or fails. The inner error is one of the sink.
+    async fn copy(&self, mut body: BlobBody) -> Result<Result<(), BlobError>, AttemptFailure> {
         let mut writer = RangeWriter::new(self.sink.clone());
         let mut at = body.start();
-        let mut new_bytes = 0;
+        let mut added = 0;
         let ended = loop {
             let chunk = match body.next().await {
                 Ok(Some(chunk)) => chunk,
@@ -268,26 +271,26 @@ impl<'s> BlobFetch<'s> {
                 Err(kind) => break Some(kind),
             };
             let end = at + chunk.len() as u64;
-            self.done.lock().unwrap_or_else(PoisonError::into_inner).received += chunk.len() as u64;
-            let missing = self.here.lock().unwrap_or_else(PoisonError::into_inner).missing(at..end);
+            self.report().received += chunk.len() as u64;
+            let missing = self.here().missing(at..end);
             for range in missing {
                 let offset = |position: u64| usize::try_from(position - at).unwrap_or(usize::MAX);
                 let data = chunk.slice(offset(range.start)..offset(range.end));
-                new_bytes += range.end - range.start;
-                self.written(writer.write(range.start, data).await)?;
+                added += range.end - range.start;
+                if let Err(error) = self.written(writer.write(range.start, data).await) {
+                    return Ok(Err(error));
+                }
             }
             at = end;
         };
-        self.written(writer.flush().await)?;
-        if new_bytes >= self.session.shared.config.stall_bytes {
-            walk.progressed();
+        if let Err(error) = self.written(writer.flush().await) {
+            return Ok(Err(error));
         }
-        if let Some(kind) = ended {
-            let host = body.host().to_owned();
-            drop(body); // its connection is free during the wait
-            self.failed(walk, RequestError { host, kind, token: false }).await?;
-        }
-        Ok(at)
+        let Some(kind) = ended else { return Ok(Ok(())) };
+        let error = RequestError { host: body.host().to_owned(), kind, token: false };
+        // The connection is free during the back-off.
+        drop(body);
+        Err(AttemptFailure { error, progressed: added >= self.session.shared.config.stall_bytes })
     }
 
     /// Counts bytes that are in the sink.
@@ -296,15 +299,28 @@ impl<'s> BlobFetch<'s> {
             outcome.map_err(|cause| BlobError::Sink { digest: self.descriptor.digest.clone(), cause })?;
         for range in ranges {
             let bytes = range.end - range.start;
-            self.here.lock().unwrap_or_else(PoisonError::into_inner).insert(range);
+            self.here().insert(range);
             self.session.watcher.notify(FetchNotice::Bytes(bytes));
         }
         Ok(())
     }
 
-    fn finish(&self) -> FetchReport {
-        self.done.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn here(&self) -> MutexGuard<'_, ByteRanges> {
+        self.here.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn report(&self) -> MutexGuard<'_, FetchReport> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn finish(&self) -> FetchReport {
+        self.report().clone()
+    }
+}
+
+/// The opened connection, for the first attempt.
+fn take(opened: &Mutex<Option<BlobBody>>) -> Option<BlobBody> {
+    opened.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 impl Drop for BlobFetch<'_> {

@@ -71,13 +71,13 @@ impl RangeWriter {
     /// Writes the rest; returns the ranges written.
     pub(super) async fn flush(&mut self) -> io::Result<Vec<Range<u64>>> {
         let mut written = self.submit().await?;
-        written.extend(self.settle().await?);
+        written.extend(self.await_write().await?);
         Ok(written)
     }
 
     /// Starts the write of the batch, after the previous one.
     async fn submit(&mut self) -> io::Result<Vec<Range<u64>>> {
-        let written = self.settle().await?;
+        let written = self.await_write().await?;
         let batch = std::mem::take(&mut self.batch);
         self.collected = 0;
         self.written = Instant::now();
@@ -97,7 +97,7 @@ impl RangeWriter {
         Ok(written)
     }
 
-    async fn settle(&mut self) -> io::Result<Vec<Range<u64>>> {
+    async fn await_write(&mut self) -> io::Result<Vec<Range<u64>>> {
         match self.under_way.take() {
             None => Ok(Vec::new()),
             Some(writing) => writing.await.map_err(io::Error::other)?,
