@@ -50,7 +50,7 @@ pub struct ScheduledWork {
     /// With the registry.
     repository: u64,
     priority: QueuePriority,
-    /// Whether this work was slow; `None`: its repository is remembered as slow instead.
+    /// Whether this work was slow when it had its last slot; `None`: its repository is remembered as slow instead.
     is_slow: Option<Arc<AtomicBool>>,
 }
 
@@ -62,7 +62,8 @@ impl ScheduledWork {
         ScheduledWork { registry, repository, priority: priority.clone(), is_slow: None }
     }
 
-    /// The fetch of a layer from a repository, which is named with its registry. A slow layer does not make others slow.
+    /// The fetch of a layer from a repository, which is named with its registry. A slow layer does not make others slow, and
+    /// is measured anew in its next slot.
     pub fn layer(registry: &str, repository: &str) -> ScheduledWork {
         let work = ScheduledWork::pull(registry, repository, &QueuePriority::new(true));
         ScheduledWork { is_slow: Some(Arc::default()), ..work }
@@ -187,6 +188,9 @@ impl SchedulerState {
             let Some(WaitingWork { id, work, recall, granted }) = self.waiting.remove(next) else { return };
             // If the receiver is gone, its slot is dropped next.
             let _ = granted.send(());
+            if let Some(is_slow) = &work.is_slow {
+                is_slow.store(false, Ordering::Relaxed);
+            }
             self.running.push(RunningWork { id, work, recall, is_recalled: false });
         }
         if !self.running.iter().any(|running| running.is_recalled)

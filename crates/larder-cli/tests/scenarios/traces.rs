@@ -126,9 +126,9 @@ fn a_trace_of_one_ensure_shows_every_stage() {
         let mut names: Vec<&str> = children.map(|span| span.name.as_str()).collect();
         names.sort_unstable();
         assert_eq!(names, ["pkg.unpack.unpacker.unpackLayer", "pull.Wait", REQUEST]);
-        let settled = trace.all("pull.SettleLayer");
-        let settled = settled.iter().find(|span| span.attributes["layer.media.digest"] == *digest).unwrap();
-        assert_eq!(trace.path(settled), below(&["pull.SettleLayer"]));
+        let merged = trace.all("pull.MergeLayer");
+        let merged = merged.iter().find(|span| span.attributes["layer.media.digest"] == *digest).unwrap();
+        assert_eq!(trace.path(merged), below(&["pull.MergeLayer"]));
     }
     let commit = trace.span("pull.pull.createNewImage");
     assert_eq!(trace.path(commit), below(&["pull.pull.createNewImage"]));

@@ -60,18 +60,23 @@ impl PullError {
         }
     }
 
-    /// Whether the registry rejected the credential, or requires one.
+    /// Returns true if the registry rejected the credential, or requires one.
     pub fn is_denied(&self) -> bool {
         let kind = self.fetch_kind();
         matches!(kind, Some(FetchErrorKind::Denied(_) | FetchErrorKind::CredentialRejected(_)))
     }
 
-    /// What the reader could try next.
+    /// Returns true if the fetched bytes of a layer are not those of its digest.
+    pub(super) fn is_wrong_bytes(&self) -> bool {
+        matches!(self, PullError::Unpack { cause, .. } if cause.is_wrong_bytes())
+    }
+
+    /// The next step for the user.
     pub fn hint(&self) -> Option<Hint> {
         self.of_disk(hint_of_io).or_else(|| self.hint_of_kind())
     }
 
-    /// Whether the disk, or this user's part of it, is full.
+    /// Returns true if the disk, or this user's part of it, is full.
     pub(crate) fn is_no_space(&self) -> bool {
         match self {
             PullError::InsufficientSpace(_) => true,

@@ -1,42 +1,99 @@
-//! Fetches one layer from the registry and unpacks it into a staging directory at the same time.
+//! Fetches one layer and unpacks it into a staging directory at the same time.
 //!
 //! The fetch writes parallel ranges into an ingest file; a thread reads the contiguous part of that file in order, and
 //! verifies, decompresses and unpacks it. The bytes in the ingest file survive a failure, a drop and a restart.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use larder::backend::LayerPhase;
 use larder::reference::Digest;
+use larder::retry::{RetryAdvice, RetryPolicy, retry};
+use larder::scheduler::ScheduledWork;
+use larder::trace_context;
+use tokio::time::Instant;
+use tracing::Instrument as _;
 
+use super::StorePuller;
 use super::error::PullError;
 use super::plan::PlannedLayer;
+use super::possession::ProvedBlobs;
+use super::pull_progress::PullProgress;
 use super::pull_tasks::PullTaskHandle;
-use super::spans::unpack_span;
+use super::spans::{FetchSpanFields, layer_span, unpack_span};
 use crate::disk::{DiskSpace, SpaceReserve};
-use crate::store::fetch_progress::FetchProgress;
+use crate::store::fetch_progress::{FetchProgress, FetchSource};
 use crate::store::import::{Import, ImportError};
-use crate::store::{ARCHIVE, IMAGE, IngestFile, LayerStaging, Store, StoreError};
+use crate::store::{ARCHIVE, IMAGE, IngestFile, LayerRecord, LayerStaging, Store, StoreError};
 use crate::unpack::{
-    ExpectedLayer, LayerDownload, PendingLayer, UnpackError, UnpackOptions, UnpackProgress, UnpackedLayer,
-    unpack_layer,
+    ExpectedLayer, LayerDownload, PendingLayer, UnpackOptions, UnpackProgress, UnpackedLayer, unpack_layer,
 };
 use larder_registry::{BlobSink, ByteRanges, FetchNotice, RepositorySession, fetch_blob};
 
-/// What a reader gets when no more bytes will come. Not `Interrupted`: that means to read again, for ever.
+/// Retry interval for a blob that another pull of this process downloads.
+const BUSY_RETRY: Duration = Duration::from_millis(100);
+
+/// Attempts for a blob whose bytes are wrong, each without the hosts that served them.
+const WRONG_BYTES_ATTEMPTS: u32 = 2;
+
+/// Error kind for a reader when no more bytes will follow. Not `Interrupted`: then it would read again, for ever.
 const GIVEN_UP: io::ErrorKind = io::ErrorKind::ConnectionAborted;
+
+/// Where the layers of an image come from.
+#[derive(Clone)]
+pub(super) enum LayerOrigin {
+    /// A registry.
+    Registry { session: RepositorySession, progress: Arc<PullProgress>, proved: Arc<ProvedBlobs> },
+    /// An archive or a layout.
+    Import(Arc<Import>),
+}
+
+impl LayerOrigin {
+    /// Returns true if this pull may use a stored layer without fetching its blob.
+    pub(super) fn may_reuse(&self, layer: &LayerRecord, planned: &PlannedLayer) -> bool {
+        match self {
+            LayerOrigin::Registry { proved, .. } => proved.covers(layer, planned),
+            LayerOrigin::Import(_) => true, // only an administrator can import
+        }
+    }
+
+    /// The source, as other pulls see it.
+    pub(super) fn source(&self) -> FetchSource {
+        match self {
+            LayerOrigin::Registry { session, .. } => source_of(session),
+            LayerOrigin::Import(_) => FetchSource::default(),
+        }
+    }
+
+    /// Records what happens to a layer.
+    pub(super) fn note(&self, planned: &PlannedLayer, phase: LayerPhase) {
+        if let LayerOrigin::Registry { progress, .. } = self {
+            progress.set(&planned.descriptor.digest, phase);
+        }
+    }
+}
+
+/// The source of a session's layers.
+pub(super) fn source_of(session: &RepositorySession) -> FetchSource {
+    FetchSource {
+        registry: session.image().registry().to_owned(),
+        repository: session.image().name().to_owned(),
+        authorizers: session.authorizers(),
+    }
+}
 
 /// A layer that is unpacked but not yet merged with the layers below it.
 pub(super) struct StagedLayer {
     pub(super) staging: LayerStaging,
     pub(super) unpacked: UnpackedLayer,
     /// Its file, without the directories.
-    pub(super) image: PendingLayer,
+    pub(super) file: PendingLayer,
     /// Its compressed bytes.
     pub(super) source: LayerSource,
 }
 
 /// Compressed bytes of a layer on this machine.
-#[derive(Clone)]
 pub(super) enum LayerSource {
     /// Fetched from a registry.
     Ingest(IngestFile),
@@ -53,181 +110,266 @@ impl LayerSource {
     }
 }
 
-/// Receives the notices of a layer's fetch.
-pub(super) type FetchObserver = Arc<dyn Fn(FetchNotice) + Send + Sync>;
+/// The fetch of one layer by one pull.
+pub(super) struct LayerFetch {
+    pub(super) puller: StorePuller,
+    pub(super) origin: LayerOrigin,
+    pub(super) planned: PlannedLayer,
+    pub(super) progress: Arc<FetchProgress>,
+    pub(super) worker: PullTaskHandle,
+}
 
-/// Records which hosts served content, and forwards the notices of the fetch.
+/// Why a fetch stopped.
+enum FetchStop {
+    /// Another layer needs its slot.
+    GaveWay,
+    /// Another fetch needs its download.
+    Interrupted,
+    Failed(PullError),
+}
+
+impl FetchStop {
+    fn advice(&self) -> RetryAdvice {
+        match self {
+            FetchStop::GaveWay => RetryAdvice::After(Duration::ZERO),
+            // The other fetch gets it before this one.
+            FetchStop::Interrupted => RetryAdvice::After(2 * BUSY_RETRY),
+            // Another fetch has the download of these bytes.
+            FetchStop::Failed(PullError::Store(StoreError::Busy { .. })) => RetryAdvice::Backoff,
+            FetchStop::Failed(_) => RetryAdvice::GiveUp,
+        }
+    }
+}
+
+impl LayerFetch {
+    /// Fetches and unpacks the layer within the bounds of the scheduler. It gives its slot to other layers while it is slow,
+    /// and continues behind them.
+    pub(super) async fn run(self) -> Result<StagedLayer, PullError> {
+        let span = layer_span(&self.planned);
+        let work = self.origin.source().work();
+        let policy = RetryPolicy::unlimited(BUSY_RETRY, BUSY_RETRY);
+        let fetch = retry(&policy, &(), FetchStop::advice, || self.fetch_in_slot(&work));
+        let fetched = Box::pin(fetch).instrument(span.clone()).await.map_err(|stop| match stop {
+            FetchStop::Failed(error) => error,
+            FetchStop::GaveWay | FetchStop::Interrupted => PullError::Abandoned, // they are always retried
+        });
+        if let Err(error) = &fetched {
+            trace_context::fail(&span, "fetch", error);
+        }
+        fetched
+    }
+
+    async fn fetch_in_slot(&self, work: &ScheduledWork) -> Result<StagedLayer, FetchStop> {
+        let StorePuller { config, downloads, .. } = &self.puller;
+        let blob = &self.planned.descriptor.digest;
+        let wait = tracing::trace_span!("pull.Wait", larder.wait.reason = "layer slot");
+        self.progress.set_queued(true, Instant::now());
+        let slot = config.scheduler.acquire(work).instrument(wait).await;
+        self.progress.set_queued(false, Instant::now());
+        self.origin.note(&self.planned, LayerPhase::Fetching);
+        tokio::select! {
+            fetched = self.fetch() => {
+                if let Err(PullError::Store(StoreError::Busy { .. })) = &fetched {
+                    downloads.interrupt_stuck(blob, &self.origin.source(), Instant::now());
+                }
+                fetched.map_err(FetchStop::Failed)
+            }
+            () = slot.gives_way(config.minimum_rate, |now| self.progress.observe(now)) => {
+                tracing::info!("a slow fetch gives way to layers that wait for its slot");
+                self.origin.note(&self.planned, LayerPhase::Queued);
+                Err(FetchStop::GaveWay)
+            }
+            () = self.progress.interrupted() => {
+                tracing::info!("a slow fetch gives way to another fetch of its blob");
+                self.origin.note(&self.planned, LayerPhase::Queued);
+                Err(FetchStop::Interrupted)
+            }
+        }
+    }
+
+    async fn fetch(&self) -> Result<StagedLayer, PullError> {
+        match &self.origin {
+            LayerOrigin::Import(import) => self.unpack_import(import).await,
+            LayerOrigin::Registry { session, progress, .. } => {
+                let staged = self.fetch_from_registry(session, progress).await?;
+                self.origin.note(&self.planned, LayerPhase::Unpacked);
+                tracing::debug!(digest = %self.planned.descriptor.digest, "fetched and unpacked a layer");
+                Ok(staged)
+            }
+        }
+    }
+
+    /// Unpacks a layer out of an archive or a layout.
+    async fn unpack_import(&self, import: &Arc<Import>) -> Result<StagedLayer, PullError> {
+        let options = self.options();
+        let _cancel = CancelUnpackOnDrop(Arc::clone(&options.progress));
+        self.unpack(LayerSource::Import(Arc::clone(import)), options).await
+    }
+
+    /// Fetches and unpacks the layer. Bytes that turn out to be wrong are fetched once more, from another host if there is
+    /// one.
+    async fn fetch_from_registry(
+        &self,
+        session: &RepositorySession,
+        pull_progress: &Arc<PullProgress>,
+    ) -> Result<StagedLayer, PullError> {
+        let (store, blob) = (self.puller.store.clone(), self.planned.descriptor.clone());
+        let ingest = self.worker.blocking(move || store.ingest(&blob.digest, blob.size)).await??;
+        self.puller.downloads.begin(ingest.digest(), &self.progress);
+        if ingest.is_complete() {
+            // An earlier pull fetched all of it, maybe from another repository. A partial blob is proved by its rest.
+            session.check_blob(&self.planned.descriptor).await?;
+        }
+        let observer = self.observer(pull_progress);
+        let unreliable_hosts = Mutex::default();
+        let attempt = || async {
+            let fetched = self.attempt(session, &ingest, &observer, &unreliable_hosts).await;
+            if fetched.as_ref().is_err_and(PullError::is_wrong_bytes) {
+                // No later attempt, also of another pull, must begin with them.
+                let ingest = ingest.clone();
+                self.worker.blocking(move || ingest.forget()).await??;
+            }
+            fetched
+        };
+        let advice = |error: &PullError| {
+            if error.is_wrong_bytes() { RetryAdvice::After(Duration::ZERO) } else { RetryAdvice::GiveUp }
+        };
+        let policy = RetryPolicy::fixed(WRONG_BYTES_ATTEMPTS, Duration::ZERO);
+        let staged = retry(&policy, &(), advice, attempt).await?;
+        ingest.close();
+        Ok(staged)
+    }
+
+    /// Fetches what is missing of the blob and unpacks it, without the hosts that served wrong bytes before. Adds the hosts
+    /// that serve this attempt to them, for the next one.
+    async fn attempt(
+        &self,
+        session: &RepositorySession,
+        ingest: &IngestFile,
+        observer: &FetchObserver,
+        unreliable_hosts: &Mutex<Vec<String>>,
+    ) -> Result<StagedLayer, PullError> {
+        // Bytes of an earlier pull count as received; those that were forgotten do not any more.
+        observer(FetchNotice::Present(ingest.done()));
+        let options = self.options();
+        let serving = Arc::new(Mutex::new(Vec::new()));
+        let session = session_without(session, &lock(unreliable_hosts));
+        let session = session.with_watcher(noting_hosts(Arc::clone(&serving), Arc::clone(observer)));
+        let fetched = self.fetch_and_unpack(&session, ingest, options).await;
+        lock(unreliable_hosts).append(&mut lock(&serving));
+        fetched
+    }
+
+    async fn fetch_and_unpack(
+        &self,
+        session: &RepositorySession,
+        ingest: &IngestFile,
+        options: UnpackOptions,
+    ) -> Result<StagedLayer, PullError> {
+        ingest.resume();
+        let _stop = StopIngestOnDrop { ingest: ingest.clone(), progress: Arc::clone(&options.progress) };
+        let download = ingest.clone();
+        let download = Some(LayerDownload::new(move || download.wait_until_complete()));
+        let reserve = options.reserve.clone();
+        let unpacking = unpack_span(&self.planned).in_scope(|| {
+            self.unpack(LayerSource::Ingest(ingest.clone()), UnpackOptions { download, ..options })
+        });
+        let present: ByteRanges = ingest.present().into_iter().collect();
+        let sink = IngestSink { ingest: ingest.clone(), reserve, _worker: self.worker.clone() };
+        let fetching = fetch_blob(session, &self.planned.descriptor, &present, Arc::new(sink));
+        tokio::pin!(unpacking, fetching);
+        let fetched = tokio::select! {
+            // The unpacking ends first only when it fails, or when all the bytes were here already.
+            unpacked = &mut unpacking => return unpacked,
+            fetched = &mut fetching => fetched,
+        };
+        match fetched {
+            Ok(_) => unpacking.await,
+            Err(error) => {
+                ingest.stop(GIVEN_UP, "the fetch failed");
+                let _ = unpacking.await; // it ends at once and removes its directory
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Unpacks a layer into a new staging directory, which belongs to the unpacking thread: it is removed only after the last
+    /// file was written, even if the pull was dropped. The thread has started when this returns.
+    fn unpack(
+        &self,
+        source: LayerSource,
+        options: UnpackOptions,
+    ) -> impl Future<Output = Result<StagedLayer, PullError>> + use<> {
+        let (store, planned) = (self.puller.store.clone(), self.planned.clone());
+        let unpacking = self.worker.blocking(move || unpack(&store, source, &planned, options));
+        async { unpacking.await? }
+    }
+
+    /// The options of an attempt to unpack the layer, whose progress counts from now on.
+    fn options(&self) -> UnpackOptions {
+        let options = self.puller.options(self.planned.descriptor.size, &self.worker);
+        self.progress.set_unpacking(Arc::clone(&options.progress));
+        options
+    }
+
+    fn observer(&self, pull_progress: &Arc<PullProgress>) -> FetchObserver {
+        let (fetch_progress, pull_progress) = (Arc::clone(&self.progress), Arc::clone(pull_progress));
+        let (span, digest) = (FetchSpanFields::of_current_span(), self.planned.descriptor.digest.clone());
+        Arc::new(move |notice| {
+            span.note(&notice);
+            if let FetchNotice::Bytes(count) = notice {
+                fetch_progress.add_received(count, Instant::now());
+            }
+            pull_progress.notice_of(&digest, &notice);
+        })
+    }
+}
+
+fn unpack(
+    store: &Store,
+    source: LayerSource,
+    planned: &PlannedLayer,
+    options: UnpackOptions,
+) -> Result<StagedLayer, PullError> {
+    let staging = store.begin_layer()?;
+    // The record from which the archive can be rebuilt becomes a part of the layer's file.
+    let options = UnpackOptions { archive_record: Some(staging.dir().join(ARCHIVE)), ..options };
+    let digest = &planned.descriptor.digest;
+    let expected = ExpectedLayer {
+        digest: Some(digest),
+        size: Some(planned.descriptor.size),
+        diff_id: &planned.diff_id,
+    };
+    let compressed = source.open(digest)?;
+    let (unpacked, file) = unpack_layer(compressed, &expected, &staging.dir().join(IMAGE), &options)
+        .map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?;
+    Ok(StagedLayer { staging, unpacked, file, source })
+}
+
+/// Receives the notices of a layer's fetch.
+type FetchObserver = Arc<dyn Fn(FetchNotice) + Send + Sync>;
+
+/// Records which hosts serve content, and forwards the notices of the fetch.
 fn noting_hosts(
     hosts: Arc<Mutex<Vec<String>>>,
     observer: FetchObserver,
 ) -> impl Fn(FetchNotice) + Send + Sync + 'static {
     move |notice| {
         if let FetchNotice::Host(host) = &notice {
-            hosts.lock().unwrap_or_else(PoisonError::into_inner).push(host.clone());
+            lock(&hosts).push(host.clone());
         }
         observer(notice);
     }
 }
 
-/// Fetches and unpacks a layer. Bytes that turn out to be wrong are fetched once more, from another host if there is
-/// one.
-pub(super) async fn fetch_layer(
-    store: Store,
-    session: RepositorySession,
-    wanted: PlannedLayer,
-    options: UnpackOptions,
-    (observer, progress): (FetchObserver, &FetchProgress),
-    worker: &PullTaskHandle,
-) -> Result<StagedLayer, PullError> {
-    let ingest = ingest_of(&store, &wanted, worker).await?;
-    if ingest.done() == wanted.descriptor.size {
-        // An earlier pull fetched all of it, maybe from another repository. A partial blob is proved by its rest.
-        session.check_blob(&wanted.descriptor).await?;
-    }
-    let mut session = session;
-    let mut again = true;
-    loop {
-        // Bytes of an earlier pull count as come; those that were forgotten do not any more.
-        observer(FetchNotice::Present(ingest.done()));
-        let options = UnpackOptions { progress: Arc::default(), ..options.clone() };
-        progress.set_unpacking(options.progress.clone());
-        let served = Arc::new(Mutex::new(Vec::new()));
-        let watched = session.with_watcher(noting_hosts(served.clone(), observer.clone()));
-        match attempt(&store, &watched, &wanted, &ingest, options, worker).await {
-            Err(PullError::Unpack { cause, .. }) if cause.is_wrong_bytes() && again => {
-                again = false;
-                let ingest = ingest.clone();
-                worker.blocking(move || ingest.forget()).await??;
-                session = without(session, &served);
-            }
-            Err(error) => {
-                if matches!(&error, PullError::Unpack { cause, .. } if cause.is_wrong_bytes()) {
-                    // The next pull must not begin with them.
-                    worker.blocking(move || ingest.forget()).await??;
-                }
-                return Err(error);
-            }
-            Ok(staged) => {
-                ingest.close();
-                return Ok(staged);
-            }
-        }
-    }
+/// The session without these hosts, unless no host would be left.
+fn session_without(session: &RepositorySession, hosts: &[String]) -> RepositorySession {
+    let others = session.without_hosts(hosts);
+    if others.hosts().is_empty() { session.clone() } else { others }
 }
 
-/// Without the hosts that served wrong bytes, unless no host would be left.
-fn without(session: RepositorySession, served: &Mutex<Vec<String>>) -> RepositorySession {
-    let lied = served.lock().unwrap_or_else(PoisonError::into_inner);
-    let others = session.without_hosts(&lied);
-    if others.hosts().is_empty() { session } else { others }
-}
-
-async fn ingest_of(
-    store: &Store,
-    wanted: &PlannedLayer,
-    worker: &PullTaskHandle,
-) -> Result<IngestFile, PullError> {
-    let (store, digest, size) = (store.clone(), wanted.descriptor.digest.clone(), wanted.descriptor.size);
-    Ok(worker.blocking(move || store.ingest(&digest, size)).await??)
-}
-
-async fn attempt(
-    store: &Store,
-    session: &RepositorySession,
-    wanted: &PlannedLayer,
-    ingest: &IngestFile,
-    options: UnpackOptions,
-    worker: &PullTaskHandle,
-) -> Result<StagedLayer, PullError> {
-    ingest.resume();
-    let _stop = StopIngestOnDrop { ingest: ingest.clone(), progress: options.progress.clone() };
-    let reserve = options.reserve.clone();
-    let download = ingest.clone();
-    let download = Some(LayerDownload::new(move || download.wait_until_complete()));
-    let options = UnpackOptions { download, ..options };
-    let unpacking = start_unpacking(store.clone(), ingest, wanted, options, worker);
-    tokio::pin!(unpacking);
-    let present: ByteRanges = ingest.present().into_iter().collect();
-    let sink = IngestSink { ingest: ingest.clone(), reserve, _worker: worker.clone() };
-    let fetching = fetch_blob(session, &wanted.descriptor, &present, Arc::new(sink));
-    tokio::pin!(fetching);
-    let fetched = tokio::select! {
-        // The unpacking ends first only when it fails, or when all the bytes were here already.
-        unpacked = &mut unpacking => return outcome(unpacked, &wanted.descriptor.digest),
-        fetched = &mut fetching => fetched,
-    };
-    match fetched {
-        Ok(_) => outcome(unpacking.await, &wanted.descriptor.digest),
-        Err(error) => {
-            ingest.stop(GIVEN_UP, "the fetch failed");
-            let _ = unpacking.await; // it ends at once and removes its directory
-            Err(error.into())
-        }
-    }
-}
-
-/// Why the unpacking thread gave up.
-enum UnpackThreadError {
-    Store(StoreError),
-    Import(ImportError),
-    Unpack(UnpackError),
-}
-
-fn start_unpacking(
-    store: Store,
-    ingest: &IngestFile,
-    wanted: &PlannedLayer,
-    options: UnpackOptions,
-    worker: &PullTaskHandle,
-) -> impl Future<Output = UnpackThreadResult> + use<> {
-    let (source, wanted) = (LayerSource::Ingest(ingest.clone()), wanted.clone());
-    let span = unpack_span(&wanted);
-    span.in_scope(|| worker.blocking(move || unpack(&store, source, &wanted, &options)))
-}
-
-/// How an unpacking ended.
-type UnpackThreadResult = Result<Result<StagedLayer, UnpackThreadError>, PullError>;
-
-/// Unpacks a layer into a new staging directory. The directory belongs to the unpacking thread: it is
-/// removed only after the last file was written, even if the pull was dropped.
-fn unpack(
-    store: &Store,
-    source: LayerSource,
-    wanted: &PlannedLayer,
-    options: &UnpackOptions,
-) -> Result<StagedLayer, UnpackThreadError> {
-    let staging = store.begin_layer().map_err(UnpackThreadError::Store)?;
-    // What it takes to write the archive again becomes a part of the layer's file.
-    let archive_record = Some(staging.dir().join(ARCHIVE));
-    let options = UnpackOptions { archive_record, ..options.clone() };
-    let compressed = source.open(&wanted.descriptor.digest).map_err(UnpackThreadError::Import)?;
-    let (unpacked, image) = unpack_layer(compressed, &expected(wanted), &staging.dir().join(IMAGE), &options)
-        .map_err(UnpackThreadError::Unpack)?;
-    Ok(StagedLayer { staging, unpacked, image, source })
-}
-
-fn expected(wanted: &PlannedLayer) -> ExpectedLayer<'_> {
-    ExpectedLayer {
-        digest: Some(&wanted.descriptor.digest),
-        size: Some(wanted.descriptor.size),
-        diff_id: &wanted.diff_id,
-    }
-}
-
-/// Unpacks a layer out of an archive or a layout.
-pub(super) async fn take(
-    store: Store,
-    import: Arc<Import>,
-    wanted: PlannedLayer,
-    options: UnpackOptions,
-    worker: &PullTaskHandle,
-) -> Result<StagedLayer, PullError> {
-    let digest = wanted.descriptor.digest.clone();
-    let progress = CancelUnpackOnDrop(options.progress.clone());
-    let unpacking = worker.blocking(move || unpack(&store, LayerSource::Import(import), &wanted, &options));
-    let staged = outcome(unpacking.await, &digest)?;
-    drop(progress);
-    Ok(staged)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Cancels the unpacking when the pull is dropped.
@@ -237,14 +379,6 @@ impl Drop for CancelUnpackOnDrop {
     fn drop(&mut self) {
         self.0.cancel();
     }
-}
-
-fn outcome(ended: UnpackThreadResult, digest: &Digest) -> Result<StagedLayer, PullError> {
-    ended?.map_err(|failed| match failed {
-        UnpackThreadError::Store(error) => error.into(),
-        UnpackThreadError::Import(error) => error.into(),
-        UnpackThreadError::Unpack(cause) => PullError::Unpack { digest: digest.clone(), cause },
-    })
 }
 
 /// Ends the unpacking thread when the pull is dropped: it may wait for bytes that are no longer fetched.

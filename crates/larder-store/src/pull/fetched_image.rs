@@ -50,11 +50,11 @@ impl StorePuller {
         credential: Option<&Credential>,
         idle: Duration,
     ) -> Result<FetchedImage, PullError> {
-        let workers = PullTasks::new(self.syncer.begin(), &self.leaving);
-        let tally = PullProgress::begin(&ProgressReporter::unwatched());
+        let workers = PullTasks::new(self.syncer.begin(), &self.abandoned);
+        let progress = PullProgress::begin(&ProgressReporter::unwatched());
         let fetched = tokio::select! {
-            fetched = Box::pin(self.fetch_and_lease(name, credential, &tally, &workers)) => fetched,
-            () = stalled(&tally, idle) => Err(PullError::Stalled(idle)),
+            fetched = Box::pin(self.fetch_and_lease(name, credential, &progress, &workers)) => fetched,
+            () = stalled(&progress, idle) => Err(PullError::Stalled(idle)),
         };
         workers.end().await;
         self.reclaim_if_full(fetched).await
@@ -64,14 +64,14 @@ impl StorePuller {
         &self,
         name: &Reference,
         credential: Option<&Credential>,
-        tally: &Arc<PullProgress>,
+        progress: &Arc<PullProgress>,
         workers: &PullTasks,
     ) -> Result<FetchedImage, PullError> {
-        let acquired = self.acquire(name, credential, tally, workers).await?;
+        let acquired = self.acquire(name, credential, progress, workers).await?;
         let AcquiredImage { plan, layers, lease: lease_of_pull, .. } = &acquired;
-        let found = plan.layers.iter().zip(layers).map(|(wanted, layer)| FetchedLayer {
-            chain_id: wanted.chain_id.clone(),
-            archive: wanted.descriptor.digest.clone(),
+        let found = plan.layers.iter().zip(layers).map(|(planned, layer)| FetchedLayer {
+            chain_id: planned.chain_id.clone(),
+            archive: planned.descriptor.digest.clone(),
             key: layer.key().clone(),
         });
         let fetched = FetchedImage { lease: format!("fetched/{}", plan.config.0), layers: found.collect() };
@@ -90,13 +90,13 @@ impl StorePuller {
 }
 
 /// Ends when the registry has sent nothing for the time `idle`.
-pub(super) async fn stalled(tally: &PullProgress, idle: Duration) {
-    let (mut received, mut since) = (tally.received(), Instant::now());
+pub(super) async fn stalled(progress: &PullProgress, idle: Duration) {
+    let (mut received, mut since) = (progress.received(), Instant::now());
     loop {
         time::sleep(CHECK_INTERVAL.min(idle)).await;
         let now = Instant::now();
-        if tally.received() != received || !tally.awaits_registry(now) {
-            (received, since) = (tally.received(), now);
+        if progress.received() != received || !progress.awaits_registry(now) {
+            (received, since) = (progress.received(), now);
         }
         if now.duration_since(since) >= idle {
             return;

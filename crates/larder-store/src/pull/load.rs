@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use larder::reference::Reference;
 
-use super::layer_origin::LayerOrigin;
+use super::fetch_layer::LayerOrigin;
 use super::plan::PullPlan;
 use super::pull_tasks::{PullTasks, blocking};
 use super::{PullError, StorePuller, reclaimable};
@@ -22,9 +22,9 @@ pub struct LoadedImage {
     pub image: ImageRecord,
     /// Its names with tags that it has from here; it may have more.
     pub tags: Vec<String>,
-    /// Those with digests.
+    /// Its names with digests.
     pub digests: Vec<String>,
-    /// Tags without a repository that it had where it came from. Without a `base_name` they name nothing.
+    /// Tags without a repository that it had in the archive. Without a `base_name` they name nothing.
     pub bare_tags: Vec<String>,
 }
 
@@ -54,7 +54,7 @@ impl StorePuller {
     async fn load_images(&self, import: &Arc<Import>) -> Result<Vec<LoadedImage>, PullError> {
         let mut loaded = Vec::with_capacity(import.images.len());
         for found in &import.images {
-            let workers = PullTasks::new(self.syncer.begin(), &self.leaving);
+            let workers = PullTasks::new(self.syncer.begin(), &self.abandoned);
             let image = self.load_image(import, found, &workers).await;
             workers.end().await;
             loaded.push(self.reclaim_if_full(image).await?);
@@ -73,7 +73,7 @@ impl StorePuller {
         let missing = plan.to_fetch(&claims);
         self.admit(&plan, &missing).await?;
         let origin = LayerOrigin::Import(import.clone());
-        let layers = self.assemble(&origin, &plan, claims, workers.worker()).await?;
+        let layers = self.complete_layers(&origin, &plan, claims, workers.worker()).await?;
         let commit = ImageCommit {
             names: image.names.clone(),
             config: plan.config.clone(),

@@ -1,31 +1,29 @@
 //! Pulls an image into the store: fetches, unpacks and commits it, each layer once.
 //!
 //! ```text
-//! session.documents -> plan -> admission -> claim each layer -> fetch and unpack -> merge lowers -> commit
+//! resolve -> plan -> claim each layer -> admission -> one job per layer -> commit
+//!                                                     fetch and unpack -> merge with the layers below
 //! ```
 //!
-//! Read [`StorePuller::pull`] first. Layers are fetched in parallel: `fetch_layer.rs` writes the received bytes into
-//! an ingest file while a thread behind it hashes, decompresses and unpacks. They are finished one after another from
-//! the bottom up (`assemble.rs`), since content that a layer omits comes from the layers below it.
+//! Read [`StorePuller::pull`] first, then `layer_job.rs`. Layers are fetched in parallel: `fetch_layer.rs` writes the
+//! received bytes into an ingest file while a thread behind it hashes, decompresses and unpacks.
 //!
 //! Guarantees: an image is visible only after all its bytes are verified and durable; a layer needed by several
 //! pulls is fetched once; a pull that fails, is dropped, or dies with its process leaves its fetched bytes and finished
 //! layers to the next one, unless it failed for lack of space; memory does not depend on the image.
 
-mod assemble;
 mod error;
 mod fetch_layer;
 mod fetched_image;
-mod layer_fetches;
-mod layer_origin;
+mod layer_job;
 mod load;
+mod merge_layer;
 mod open_files;
 mod plan;
 mod possession;
 mod pull_progress;
 mod pull_tasks;
-mod running_pulls;
-mod settle;
+mod pulls_in_progress;
 mod spans;
 
 use std::collections::{HashMap, HashSet};
@@ -54,15 +52,15 @@ use crate::store::{
     LeaseResources, Store, StoreError,
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
+use fetch_layer::{LayerOrigin, source_of};
 use larder_registry::manifest::PlatformMatcher;
 use larder_registry::{ImageDocuments, RegistryClient};
-use layer_origin::{LayerOrigin, source_of};
 use open_files::OpenFileBudget;
 use plan::PullPlan;
 use possession::ProvedBlobs;
 use pull_progress::PullProgress;
 use pull_tasks::{AbandonedPulls, PullTaskHandle, PullTasks, blocking};
-use running_pulls::{RunningPull, RunningPulls};
+use pulls_in_progress::{PullInProgress, PullsInProgress};
 use spans::{traced_commit, traced_resolve};
 
 /// How images are pulled into the store.
@@ -114,7 +112,7 @@ struct AcquiredImage {
     /// The lease of the pull.
     lease: String,
     /// Until the image is committed.
-    running: Arc<RunningPull>,
+    running: Arc<PullInProgress>,
     /// Until the layers are committed.
     _archives: ArchiveReferences,
 }
@@ -136,8 +134,8 @@ pub struct StorePuller {
     /// Bounds the layers that are open as lowers of others.
     lowers: Arc<Semaphore>,
     syncer: BackgroundSyncer,
-    leaving: AbandonedPulls,
-    running: RunningPulls,
+    abandoned: AbandonedPulls,
+    running: PullsInProgress,
     reserve: SpaceReserve,
 }
 
@@ -146,7 +144,7 @@ impl StorePuller {
     pub fn new(store: Store, client: RegistryClient, config: StorePullConfig) -> Self {
         let files = OpenFileBudget::of(config.open_files);
         let lowers = Arc::new(Semaphore::new(files.lowers as usize));
-        let (syncer, leaving) = (BackgroundSyncer::new(files.waiting), AbandonedPulls::default());
+        let (syncer, abandoned) = (BackgroundSyncer::new(files.waiting), AbandonedPulls::default());
         let reserve = SpaceReserve::new(store.root().to_owned(), config.reserve);
         StorePuller {
             store,
@@ -156,8 +154,8 @@ impl StorePuller {
             files,
             lowers,
             syncer,
-            leaving,
-            running: RunningPulls::default(),
+            abandoned,
+            running: PullsInProgress::default(),
             reserve,
         }
     }
@@ -185,7 +183,7 @@ impl StorePuller {
         credential: Option<&Credential>,
         progress: &ProgressReporter,
     ) -> Result<ImageRecord, PullError> {
-        let workers = PullTasks::new(self.syncer.begin(), &self.leaving);
+        let workers = PullTasks::new(self.syncer.begin(), &self.abandoned);
         let pulled = Box::pin(self.pull_layers(name, credential, progress, &workers)).await;
         workers.end().await;
         self.reclaim_if_full(pulled).await
@@ -195,12 +193,12 @@ impl StorePuller {
         &self,
         name: &Reference,
         credential: Option<&Credential>,
-        progress: &ProgressReporter,
+        reporter: &ProgressReporter,
         workers: &PullTasks,
     ) -> Result<ImageRecord, PullError> {
-        let tally = PullProgress::begin(progress);
-        let acquired = self.acquire(name, credential, &tally, workers).await?;
-        tally.commit();
+        let progress = PullProgress::begin(reporter);
+        let acquired = self.acquire(name, credential, &progress, workers).await?;
+        progress.commit();
         let running = Arc::clone(&acquired.running);
         let commit = self.commit_of(name, acquired);
         let store = self.store.clone();
@@ -215,12 +213,12 @@ impl StorePuller {
         &self,
         name: &Reference,
         credential: Option<&Credential>,
-        tally: &Arc<PullProgress>,
+        progress: &Arc<PullProgress>,
         workers: &PullTasks,
     ) -> Result<AcquiredImage, PullError> {
-        let watching = Arc::clone(tally);
+        let watched = Arc::clone(progress);
         let session =
-            self.client.session(name, credential)?.with_watcher(move |notice| watching.notice(&notice));
+            self.client.session(name, credential)?.with_watcher(move |notice| watched.notice(&notice));
         // A repeated pull of a present image, as with the policy Always, fetches manifests only.
         let (store, repository) = (self.store.clone(), name.clone());
         let known = move |digest: &Digest| -> Pin<Box<dyn Future<Output = Option<Bytes>> + Send>> {
@@ -235,21 +233,22 @@ impl StorePuller {
         // Before the claims: a resumable layer must not be reclaimed in between.
         let archives =
             self.store.hold_archives(plan.layers.iter().map(|layer| layer.descriptor.digest.clone()));
-        let running = self.running.begin(&plan, tally);
+        let running = self.running.begin(&plan, progress);
         let claims = self.claim(&plan, source_of(&session)).await?;
         let missing = plan.to_fetch(&claims);
         self.admit(&plan, &missing).await?;
         let lease = self.lease_of(&plan, &claims).await?;
-        tally.layers(&plan, &claims);
+        progress.layers(&plan, &claims);
         let reusable =
             plan.layers.iter().zip(&claims).filter(|(_, claim)| !matches!(claim, ClaimOutcome::Fetch(_)));
         proved.check(&session, reusable.map(|(layer, _)| &layer.descriptor)).await?;
-        let origin = LayerOrigin::Registry { session, tally: Arc::clone(tally), proved: Arc::new(proved) };
-        let layers = self.assemble(&origin, &plan, claims, workers.worker()).await?;
+        let origin =
+            LayerOrigin::Registry { session, progress: Arc::clone(progress), proved: Arc::new(proved) };
+        let layers = Box::pin(self.complete_layers(&origin, &plan, claims, workers.worker())).await?;
         Ok(AcquiredImage { documents, plan, layers, lease, running, _archives: archives })
     }
 
-    /// What the repository has proved to have before this pull requests any layer.
+    /// Blobs that the repository has proved to have before this pull requests any layer.
     async fn proved_blobs(
         &self,
         name: &Reference,
@@ -283,7 +282,7 @@ impl StorePuller {
             return Ok(());
         }
         // What dropped pulls still use can be reclaimed once their workers have ended.
-        self.leaving.wait().await;
+        self.abandoned.wait().await;
         let store = self.store.clone();
         blocking(move || {
             warn_of(&store.reclaim(ReclaimTrigger::Pressure, &ClockReading::now()));

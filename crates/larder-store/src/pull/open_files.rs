@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 pub(super) struct OpenFileBudget {
     /// Files of layers that wait to be written early.
     pub(super) waiting: usize,
-    /// Layers that others are settled on, for as long as that takes.
+    /// Layers that others are merged with, for as long as that takes.
     pub(super) lowers: u32,
 }
 

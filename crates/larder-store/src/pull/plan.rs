@@ -44,25 +44,25 @@ impl PullPlan {
         ours.map(|(at, _)| (at, self.layers[at].descriptor.size)).collect()
     }
 
-    /// Whether nothing has to come: each layer is here, durable, and sure to fit on those below.
+    /// Returns true if nothing is fetched: each layer is present, durable, and sure to fit on the layers below.
     pub(super) fn is_present(&self, claims: &[ClaimOutcome]) -> bool {
-        let fits = |layer: &LayerHandle, wanted: &PlannedLayer| {
-            *layer.key() == LayerKey::from(&wanted.chain_id) || layer.record().fits_any_lowers()
+        let fits = |layer: &LayerHandle, planned: &PlannedLayer| {
+            *layer.key() == LayerKey::from(&planned.chain_id) || layer.record().fits_any_lowers()
         };
-        self.layers.iter().zip(claims).all(|(wanted, claim)| {
-            matches!(claim, ClaimOutcome::Present(layer) if !layer.is_fresh() && fits(layer, wanted))
+        self.layers.iter().zip(claims).all(|(planned, claim)| {
+            matches!(claim, ClaimOutcome::Present(layer) if !layer.is_fresh() && fits(layer, planned))
         })
     }
 
     /// The layers as a commit takes them.
     pub(super) fn committed(&self, layers: Vec<LayerHandle>) -> Vec<CommitLayer> {
-        let wanted = self.layers.iter().zip(layers);
-        wanted
-            .map(|(wanted, layer)| CommitLayer {
+        let planned_layers = self.layers.iter().zip(layers);
+        planned_layers
+            .map(|(planned, layer)| CommitLayer {
                 layer,
-                digest: wanted.descriptor.digest.clone(),
-                size: wanted.descriptor.size,
-                media_type: wanted.descriptor.media_type.clone(),
+                digest: planned.descriptor.digest.clone(),
+                size: planned.descriptor.size,
+                media_type: planned.descriptor.media_type.clone(),
             })
             .collect()
     }

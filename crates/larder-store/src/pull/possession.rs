@@ -1,4 +1,4 @@
-//! Proof that the repository of a pull has what the pull would take from the store instead of from there.
+//! Proof that the repository of a pull has the blobs that the pull would take from the store instead.
 //!
 //! Digests are no secrets: a manifest may name any config and any layer. Without proof, a repository that names the config of
 //! a private image would make that image available to all who may pull from that repository. Therefore a pull reuses
@@ -28,13 +28,13 @@ pub(super) fn served_config(store: &Store, repository: &Reference, digest: &Dige
     has_served(&image, repository).then(bytes).flatten()
 }
 
-/// Whether this repository has served the config of `image` before.
+/// Returns true if this repository has served the config of `image` before.
 fn has_served(image: &ImageRecord, repository: &Reference) -> bool {
     let named = |name: &String| name.split_once('@').is_some_and(|(name, _)| name == repository.name());
     image.digests.iter().any(named)
 }
 
-/// Whether this repository has served exactly these documents before.
+/// Returns true if this repository has served exactly these documents before.
 pub(super) fn has_served_documents(
     image: &ImageRecord,
     repository: &Reference,
@@ -80,9 +80,9 @@ impl ProvedBlobs {
         self.digests.lock().unwrap_or_else(PoisonError::into_inner).insert(digest.clone());
     }
 
-    /// Whether a stored layer may stand for the blob that the manifest names.
-    pub(super) fn covers(&self, layer: &LayerRecord, wanted: &PlannedLayer) -> bool {
-        let (facts, blob) = (&layer.facts, &wanted.descriptor);
+    /// Returns true if a stored layer may stand for the blob that the manifest names.
+    pub(super) fn covers(&self, layer: &LayerRecord, planned: &PlannedLayer) -> bool {
+        let (facts, blob) = (&layer.facts, &planned.descriptor);
         let is_from_blob = facts.digest == blob.digest && facts.compressed_bytes == blob.size;
         self.all || (is_from_blob && self.has(&blob.digest))
     }

@@ -19,11 +19,11 @@ const WINDOW: Duration = Duration::from_secs(1);
 
 /// One pull.
 pub(super) struct PullProgress {
-    progress: ProgressReporter,
-    /// What it waits for before its layers are known.
+    reporter: ProgressReporter,
+    /// Why it waits before its layers are known.
     waits: FetchWaitState,
     layers: OnceLock<Vec<LayerPullProgress>>,
-    /// Bytes that received over the network.
+    /// Bytes received over the network.
     received: AtomicU64,
     window: Mutex<RateWindow>,
     committing: AtomicBool,
@@ -32,7 +32,7 @@ pub(super) struct PullProgress {
 /// One layer, at its position in the image.
 struct LayerPullProgress {
     digest: Digest,
-    /// Whether it was here before the pull. Then it is of no interest.
+    /// Whether it was present before the pull. Then it is not shown.
     present: bool,
     /// Of what this pull fetches itself.
     size: Option<u64>,
@@ -40,31 +40,31 @@ struct LayerPullProgress {
     waits: FetchWaitState,
     /// Bytes that are here, those of an earlier pull included.
     done: AtomicU64,
-    /// Bytes that received over the network.
+    /// Bytes received over the network.
     received: AtomicU64,
     window: Mutex<RateWindow>,
 }
 
 impl PullProgress {
-    /// The tally of a pull that begins, which `progress` is described by from now on.
-    pub(super) fn begin(progress: &ProgressReporter) -> Arc<PullProgress> {
-        let tally = Arc::new(PullProgress {
-            progress: progress.clone(),
+    /// The progress of a pull that begins, which describes it to `reporter` from now on.
+    pub(super) fn begin(reporter: &ProgressReporter) -> Arc<PullProgress> {
+        let progress = Arc::new(PullProgress {
+            reporter: reporter.clone(),
             waits: FetchWaitState::default(),
             layers: OnceLock::new(),
             received: AtomicU64::new(0),
             window: rate_window(),
             committing: AtomicBool::new(false),
         });
-        // A weak reference: the tally owns the progress.
-        let described = Arc::downgrade(&tally);
-        progress.describe_by(move || {
-            described.upgrade().map_or_else(PullDetail::default, |tally| tally.detail(Instant::now()))
+        // A weak reference: the progress owns the reporter.
+        let described = Arc::downgrade(&progress);
+        reporter.describe_by(move || {
+            described.upgrade().map_or_else(PullDetail::default, |progress| progress.detail(Instant::now()))
         });
-        tally
+        progress
     }
 
-    /// What the pull as a whole waits for.
+    /// Notes why the pull as a whole waits.
     pub(super) fn notice(&self, notice: &FetchNotice) {
         self.waits.notice(notice);
     }
@@ -73,19 +73,19 @@ impl PullProgress {
     pub(super) fn layers(&self, plan: &PullPlan, claims: &[ClaimOutcome]) {
         let ours = |digest: &Digest| {
             let mut layers = plan.layers.iter().zip(claims);
-            layers.any(|(wanted, claim)| {
-                wanted.descriptor.digest == *digest && matches!(claim, ClaimOutcome::Fetch(_))
+            layers.any(|(planned, claim)| {
+                planned.descriptor.digest == *digest && matches!(claim, ClaimOutcome::Fetch(_))
             })
         };
-        let layers = plan.layers.iter().zip(claims).map(|(wanted, claim)| {
-            let digest = wanted.descriptor.digest.clone();
+        let layers = plan.layers.iter().zip(claims).map(|(planned, claim)| {
+            let digest = planned.descriptor.digest.clone();
             let phase = match claim {
                 ClaimOutcome::Present(_) => LayerPhase::Unpacked,
                 // An image may have a layer twice: the first one to be fetched serves both.
                 ClaimOutcome::Wait(_) if !ours(&digest) => LayerPhase::FetchedByOtherPull,
                 ClaimOutcome::Wait(_) | ClaimOutcome::Fetch(_) => LayerPhase::Queued,
             };
-            let size = matches!(claim, ClaimOutcome::Fetch(_)).then_some(wanted.descriptor.size);
+            let size = matches!(claim, ClaimOutcome::Fetch(_)).then_some(planned.descriptor.size);
             LayerPullProgress {
                 present: matches!(claim, ClaimOutcome::Present(_)),
                 ..LayerPullProgress::new(digest, size, phase)
@@ -96,10 +96,10 @@ impl PullProgress {
 
     fn begin_layers(&self, layers: Vec<LayerPullProgress>) {
         let _ = self.layers.set(layers); // a pull is planned once
-        self.progress.set(self.bytes());
+        self.reporter.set(self.bytes());
     }
 
-    /// What happens to a layer.
+    /// Sets the phase of a layer.
     pub(super) fn set(&self, layer: &Digest, phase: LayerPhase) {
         let layer = match phase {
             // Layers are done from the bottom up, those that were here as well.
@@ -125,7 +125,7 @@ impl PullProgress {
             }
             FetchNotice::Host(_) | FetchNotice::Waiting(_) | FetchNotice::Resumed => return,
         }
-        self.progress.set(self.bytes());
+        self.reporter.set(self.bytes());
     }
 
     /// Everything is here.
@@ -133,7 +133,7 @@ impl PullProgress {
         self.committing.store(true, Ordering::Relaxed);
     }
 
-    /// Bytes that received over the network.
+    /// Bytes received over the network.
     pub(super) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
@@ -217,7 +217,7 @@ impl LayerPullProgress {
 /// The reason that a fetch waits. Its ranges are parallel: it waits while none of them progresses.
 #[derive(Default)]
 struct FetchWaitState {
-    /// Whether there is anything in `wait`: bytes come more often than waits.
+    /// Whether there is anything in `wait`: bytes are received more often than a wait begins.
     any: AtomicBool,
     wait: Mutex<Option<FetchWait>>,
 }
@@ -266,47 +266,48 @@ mod tests {
     fn pull(layers: &[(char, Option<u64>, LayerPhase)]) -> (Arc<PullProgress>, Vec<Digest>) {
         let digest =
             |digit: char| Digest::parse(&format!("sha256:{}", digit.to_string().repeat(64))).unwrap();
-        let tally = PullProgress::begin(&ProgressReporter::unwatched());
-        let tallies =
+        let progress = PullProgress::begin(&ProgressReporter::unwatched());
+        let progresses =
             layers.iter().map(|(digit, size, phase)| LayerPullProgress::new(digest(*digit), *size, *phase));
-        tally.begin_layers(tallies.collect());
-        (tally, layers.iter().map(|(digit, ..)| digest(*digit)).collect())
+        progress.begin_layers(progresses.collect());
+        (progress, layers.iter().map(|(digit, ..)| digest(*digit)).collect())
     }
 
-    fn phases(tally: &PullProgress) -> Vec<LayerPhase> {
-        tally.detail(Instant::now()).layers.iter().map(|layer| layer.phase).collect()
+    fn phases(progress: &PullProgress) -> Vec<LayerPhase> {
+        progress.detail(Instant::now()).layers.iter().map(|layer| layer.phase).collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn of_two_layers_with_one_digest_each_has_a_phase_of_its_own() {
         use LayerPhase::{Done, Fetching, Queued};
-        let (tally, digests) = pull(&[('a', Some(10), Queued), ('b', Some(5), Queued), ('a', None, Queued)]);
-        tally.set(&digests[0], Fetching);
-        tally.notice_of(&digests[0], &FetchNotice::Bytes(4));
-        assert_eq!(phases(&tally), [Fetching, Queued, Queued]);
+        let (progress, digests) =
+            pull(&[('a', Some(10), Queued), ('b', Some(5), Queued), ('a', None, Queued)]);
+        progress.set(&digests[0], Fetching);
+        progress.notice_of(&digests[0], &FetchNotice::Bytes(4));
+        assert_eq!(phases(&progress), [Fetching, Queued, Queued]);
         for (at, expected) in
             [[Done, Queued, Queued], [Done, Done, Queued], [Done; 3]].into_iter().enumerate()
         {
-            tally.set(&digests[at], Done);
-            assert_eq!(phases(&tally), expected);
+            progress.set(&digests[at], Done);
+            assert_eq!(phases(&progress), expected);
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn blobs_of_an_earlier_pull_count_and_forgotten_ones_do_not() {
-        let (tally, digests) = pull(&[('a', Some(1000), LayerPhase::Fetching)]);
+        let (progress, digests) = pull(&[('a', Some(1000), LayerPhase::Fetching)]);
         let start = Instant::now();
-        let rate = |millis| tally.detail(start + Duration::from_millis(millis)).rate;
+        let rate = |millis| progress.detail(start + Duration::from_millis(millis)).rate;
         assert_eq!(rate(0), None);
-        tally.notice_of(&digests[0], &FetchNotice::Present(700));
-        tally.notice_of(&digests[0], &FetchNotice::Bytes(200));
-        assert_eq!(tally.bytes(), ByteProgress { done: 900, total: Some(1000) });
-        assert_eq!(rate(1000), Some(200), "what was here did not come over the network");
-        tally.notice_of(&digests[0], &FetchNotice::Bytes(100));
-        assert_eq!(phases(&tally), [LayerPhase::Unpacking], "all of it is here");
-        tally.notice_of(&digests[0], &FetchNotice::Present(0));
-        assert_eq!(tally.bytes(), ByteProgress { done: 0, total: Some(1000) });
-        assert_eq!(phases(&tally), [LayerPhase::Fetching]);
+        progress.notice_of(&digests[0], &FetchNotice::Present(700));
+        progress.notice_of(&digests[0], &FetchNotice::Bytes(200));
+        assert_eq!(progress.bytes(), ByteProgress { done: 900, total: Some(1000) });
+        assert_eq!(rate(1000), Some(200), "bytes that were present were not received");
+        progress.notice_of(&digests[0], &FetchNotice::Bytes(100));
+        assert_eq!(phases(&progress), [LayerPhase::Unpacking], "all of it is here");
+        progress.notice_of(&digests[0], &FetchNotice::Present(0));
+        assert_eq!(progress.bytes(), ByteProgress { done: 0, total: Some(1000) });
+        assert_eq!(phases(&progress), [LayerPhase::Fetching]);
     }
 
     #[tokio::test(start_paused = true)]

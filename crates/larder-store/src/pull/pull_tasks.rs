@@ -18,7 +18,7 @@ use crate::unpack::WriteBehind;
 pub(super) struct PullTasks {
     worker: PullTaskHandle,
     ended: Option<PullTasksDone>,
-    leaving: AbandonedPulls,
+    abandoned: AbandonedPulls,
 }
 
 /// A worker of a pull: the pull has not ended before this is dropped.
@@ -40,12 +40,12 @@ struct PullTasksDone {
 pub(super) struct AbandonedPulls(Arc<Mutex<Vec<PullTasksDone>>>);
 
 impl PullTasks {
-    /// A pull without workers. If the pull is dropped, its remaining workers are added to `leaving`.
-    pub(super) fn new(write_behind: WriteBehind, leaving: &AbandonedPulls) -> PullTasks {
+    /// A pull without workers. If the pull is dropped, its remaining workers are added to `abandoned`.
+    pub(super) fn new(write_behind: WriteBehind, abandoned: &AbandonedPulls) -> PullTasks {
         let (sender, alive) = mpsc::channel(1);
         let ended = PullTasksDone { alive, write_behind: write_behind.clone() };
         let worker = PullTaskHandle { write_behind, _alive: sender };
-        PullTasks { worker, ended: Some(ended), leaving: leaving.clone() }
+        PullTasks { worker, ended: Some(ended), abandoned: abandoned.clone() }
     }
 
     pub(super) fn worker(&self) -> PullTaskHandle {
@@ -66,7 +66,7 @@ impl Drop for PullTasks {
     fn drop(&mut self) {
         self.worker.write_behind.cancel();
         if let Some(ended) = self.ended.take() {
-            self.leaving.add(ended);
+            self.abandoned.add(ended);
         }
     }
 }
@@ -151,7 +151,7 @@ pub(super) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(in_current_span(work)).await.map_err(|_| PullError::Abandoned)
 }
 
-/// The same work on another thread, with the span of this one.
+/// Runs work on another thread with the span of this one.
 fn in_current_span<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     let span = Span::current();
     move || span.in_scope(work)
@@ -191,11 +191,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_pull_that_needs_space_waits_for_workers_of_a_dropped_pull() {
-        let leaving = AbandonedPulls::default();
-        let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &leaving);
+        let abandoned = AbandonedPulls::default();
+        let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &abandoned);
         let worker = workers.worker();
         drop(workers);
-        let mut waiting = pin!(leaving.wait());
+        let mut waiting = pin!(abandoned.wait());
         assert!((&mut waiting).now_or_never().is_none());
         drop(worker);
         waiting.await;

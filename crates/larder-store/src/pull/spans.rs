@@ -59,10 +59,10 @@ pub(super) async fn traced_commit(
 }
 
 /// From the wait for a slot until the layer is fetched and unpacked. Each try of a fetch is a child.
-pub(super) fn layer_span(wanted: &PlannedLayer) -> Span {
+pub(super) fn layer_span(planned: &PlannedLayer) -> Span {
     let span = tracing::info_span!(
         "layer",
-        digest = %wanted.descriptor.digest,
+        digest = %planned.descriptor.digest,
         otel.name = "pkg.unpack.unpacker.fetchLayer",
         layer.media.digest = Empty,
         layer.media.size = Empty,
@@ -75,24 +75,24 @@ pub(super) fn layer_span(wanted: &PlannedLayer) -> Span {
     );
     // Only fields that the span begins with are in lines of the log.
     if !span.is_disabled() {
-        span.record("layer.media.digest", display(&wanted.descriptor.digest));
-        span.record("layer.media.size", wanted.descriptor.size);
-        span.record("layer.media.type", wanted.descriptor.media_type.as_str());
+        span.record("layer.media.digest", display(&planned.descriptor.digest));
+        span.record("layer.media.size", planned.descriptor.size);
+        span.record("layer.media.type", planned.descriptor.media_type.as_str());
     }
     span
 }
 
-/// While bytes that come are unpacked.
-pub(super) fn unpack_span(wanted: &PlannedLayer) -> Span {
-    tracing::trace_span!("pkg.unpack.unpacker.unpackLayer", layer.media.digest = %wanted.descriptor.digest)
+/// While received bytes are unpacked.
+pub(super) fn unpack_span(planned: &PlannedLayer) -> Span {
+    tracing::trace_span!("pkg.unpack.unpacker.unpackLayer", layer.media.digest = %planned.descriptor.digest)
 }
 
-/// While an unpacked layer is completed with what it takes from those below.
-pub(super) fn settle_span(wanted: &PlannedLayer) -> Span {
-    tracing::trace_span!("pull.SettleLayer", layer.media.digest = %wanted.descriptor.digest)
+/// While an unpacked layer is merged with the layers below.
+pub(super) fn merge_span(planned: &PlannedLayer) -> Span {
+    tracing::trace_span!("pull.MergeLayer", layer.media.digest = %planned.descriptor.digest)
 }
 
-/// What notices of a fetch say about it, on the span that is current when this is made.
+/// Fields of the fetch of a layer, recorded from its notices on the span that is current when this is made.
 pub(super) struct FetchSpanFields {
     span: Span,
     attempts: AtomicU64,

@@ -26,7 +26,7 @@ pub(super) struct LayerClaims<L>(Arc<Mutex<FetchMap<L>>>);
 type FetchMap<L> = HashMap<Digest, ClaimedLayer<L>>;
 type ClaimedLayer<L> = Arc<watch::Sender<ClaimState<L>>>;
 
-/// What the owner and the waiting pulls of a layer share.
+/// State that the owner and the waiting pulls of a layer share.
 #[derive(Debug)]
 struct ClaimState<L> {
     /// Increases with each takeover.
@@ -48,10 +48,15 @@ impl<L> Default for LayerClaims<L> {
     }
 }
 
-/// The claim of a layer that is not present.
-pub(super) enum Claimed<L> {
-    Fetch(LayerClaim<L>),
-    Wait(LayerWait<L>),
+/// How the claim of a layer was answered: `C` is a claim, `W` a wait, `L` a layer.
+#[derive(Debug)]
+pub enum Claimed<C, W, L> {
+    /// The layer is present.
+    Present(L),
+    /// The caller must fetch it.
+    Fetch(C),
+    /// Another pull of this process fetches it.
+    Wait(W),
 }
 
 impl<L> LayerClaims<L> {
@@ -69,39 +74,44 @@ impl<L> LayerClaims<L> {
         keys: &[LayerKey; 2],
         progress: FetchProgress,
         present: impl Fn(&[LayerKey; 2]) -> Result<Option<L>, E>,
-    ) -> Result<Result<L, Claimed<L>>, E>
+    ) -> Result<Claimed<LayerClaim<L>, LayerWait<L>, L>, E>
     where
         L: Clone + Send + Sync + 'static,
     {
         if let Some(layer) = present(keys)? {
-            return Ok(Ok(layer));
+            return Ok(Claimed::Present(layer));
         }
         let claim = match self.claim_or_wait(diff_id, keys.clone(), progress) {
-            Claimed::Wait(waiting) => return Ok(Err(Claimed::Wait(waiting))),
-            Claimed::Fetch(claim) => claim,
+            Ok(claim) => claim,
+            Err(wait) => return Ok(Claimed::Wait(wait)),
         };
-        match present(keys)? {
+        Ok(match present(keys)? {
             Some(layer) => {
                 claim.done(&layer);
-                Ok(Ok(layer))
+                Claimed::Present(layer)
             }
-            None => Ok(Err(Claimed::Fetch(claim))),
-        }
+            None => Claimed::Fetch(claim),
+        })
     }
 
-    /// The claim of a layer that no other pull fetches, or a wait for that pull.
-    fn claim_or_wait(&self, diff_id: &Digest, keys: [LayerKey; 2], progress: FetchProgress) -> Claimed<L> {
+    /// The claim of a layer that no other pull fetches; else the wait for that pull.
+    fn claim_or_wait(
+        &self,
+        diff_id: &Digest,
+        keys: [LayerKey; 2],
+        progress: FetchProgress,
+    ) -> Result<LayerClaim<L>, LayerWait<L>> {
         let mut fetches = self.lock();
         let (claims, diff_id) = (self.clone(), diff_id.clone());
         if let Some(shared) = fetches.get(&diff_id) {
             let shared = Arc::clone(shared);
-            return Claimed::Wait(LayerWait { claims, diff_id, shared, keys });
+            return Err(LayerWait { claims, diff_id, shared, keys });
         }
         let progress = Arc::new(progress);
         let state = ClaimState { owner: 0, progress: Arc::clone(&progress), layer: None, given_up: false };
         let shared = Arc::new(watch::Sender::new(state));
         fetches.insert(diff_id.clone(), Arc::clone(&shared));
-        Claimed::Fetch(LayerClaim { claims, diff_id, shared, owner: 0, progress })
+        Ok(LayerClaim { claims, diff_id, shared, owner: 0, progress })
     }
 }
 
@@ -163,14 +173,17 @@ pub struct LayerWait<L> {
 
 #[expect(private_bounds, reason = "only handles of layers are claimed")]
 impl<L: KeyedLayer> LayerWait<L> {
-    /// Waits until it is present. `None` if the other pull gave up, or the layer does not fit here: claim it again.
-    pub async fn wait(&self) -> Option<L> {
-        let mut state = self.shared.subscribe();
-        let layer = match state.wait_for(|state| state.given_up || state.layer.is_some()).await {
-            Ok(state) => state.layer.clone(),
-            Err(_) => None,
-        };
-        layer.filter(|layer| self.keys.contains(layer.layer_key()))
+    /// Ends when the other pull has ended, with the layer. `None` if it gave up, or the layer does not fit here: claim it again.
+    pub fn ended(&self) -> impl Future<Output = Option<L>> + Send + use<L>
+    where
+        L: Send + Sync + 'static,
+    {
+        let (mut state, keys) = (self.shared.subscribe(), self.keys.clone());
+        async move {
+            let ended = state.wait_for(|state| state.given_up || state.layer.is_some()).await;
+            let layer = ended.ok().and_then(|state| state.layer.clone());
+            layer.filter(|layer| keys.contains(layer.layer_key()))
+        }
     }
 
     /// Takes the fetch over if it makes no real progress and `source` may be faster. The waiting pulls then wait for this one.
@@ -210,7 +223,7 @@ mod tests {
         claims: &LayerClaims<u8>,
         layer: &str,
         present: impl Fn() -> Option<u8>,
-    ) -> Result<u8, Claimed<u8>> {
+    ) -> Claimed<LayerClaim<u8>, LayerWait<u8>, u8> {
         let diff_id = Digest::sha256(layer);
         let keys = [LayerKey::from(&diff_id), LayerKey::from(&diff_id)];
         claims
@@ -221,7 +234,7 @@ mod tests {
     #[test]
     fn a_search_that_waits_for_the_disk_blocks_no_other_claim() {
         let claims = LayerClaims::default();
-        let Err(Claimed::Fetch(other)) = claim(&claims, "other", || None) else { panic!("it is claimed") };
+        let Claimed::Fetch(other) = claim(&claims, "other", || None) else { panic!("it is claimed") };
         let ((searching, begun), (answer, disk)) = (mpsc::channel(), mpsc::channel());
         let disk = Mutex::new(disk);
         let (ended, end) = mpsc::channel();
@@ -231,8 +244,7 @@ mod tests {
                 claim(claims, "slow", || {
                     searching.send(()).expect("the test waits");
                     disk.lock().expect("one search at a time").recv().expect("an answer")
-                })
-                .is_ok()
+                });
             });
             begun.recv().expect("the search begins");
             scope.spawn(move || {
@@ -254,14 +266,14 @@ mod tests {
             let mut calls = calls.lock().expect("one thread");
             *calls += 1;
             if *calls == 2 {
-                let Err(Claimed::Wait(wait)) = claim(&claims, "a", || None) else { panic!("it is claimed") };
+                let Claimed::Wait(wait) = claim(&claims, "a", || None) else { panic!("it is claimed") };
                 *waiting.lock().expect("one thread") = Some(wait);
             }
             (*calls == 2).then_some(7)
         });
-        assert!(matches!(found, Ok(7)));
+        assert!(matches!(found, Claimed::Present(7)));
         let waiting = waiting.into_inner().expect("one thread").expect("a waiting pull");
         assert_eq!(waiting.shared.borrow().layer, Some(7));
-        assert!(matches!(claim(&claims, "a", || None), Err(Claimed::Fetch(_))), "the claim ended");
+        assert!(matches!(claim(&claims, "a", || None), Claimed::Fetch(_)), "the claim ended");
     }
 }

@@ -76,7 +76,7 @@ impl FetchProgress {
         self.minimum
     }
 
-    /// Notes that it waits for a slot, or that it has one; in the second case, its measurement starts again.
+    /// Notes that it waits for a slot, or that it has one, from when its rate is measured.
     pub(crate) fn set_queued(&self, queued: bool, now: Instant) {
         self.queued.store(queued, Ordering::Relaxed);
         if !queued {
@@ -133,7 +133,7 @@ impl FetchProgress {
         }
     }
 
-    /// Whether a pull from `waiter` that waits for this fetch should fetch the layer itself. A queue of the same registry,
+    /// Returns true if a pull from `waiter` that waits for this fetch should fetch the layer itself. A queue of the same registry,
     /// and the same repository with the same credential, would be as slow.
     pub(crate) fn is_stuck_for(&self, waiter: &FetchSource, now: Instant) -> bool {
         let slow = self.is_slow(now);
@@ -152,11 +152,11 @@ impl BlobDownloads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a fetch of this blob, unless another one downloads it.
+    /// Adds a fetch that downloads this blob from now on.
     pub(crate) fn begin(&self, blob: &Digest, progress: &Arc<FetchProgress>) {
         let mut list = self.list();
         list.retain(|_, progress| progress.strong_count() > 0);
-        list.entry(blob.clone()).or_insert_with(|| Arc::downgrade(progress));
+        list.insert(blob.clone(), Arc::downgrade(progress));
     }
 
     /// Stops the fetch that downloads this blob if it is stuck for `waiter`.

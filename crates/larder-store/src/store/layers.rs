@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use larder::reference::Digest;
 
+use super::IMAGE_FORMAT;
 use super::claims::{self, Claimed, KeyedLayer, LayerClaims};
 use super::db::{DbRead as _, DbSnapshot, LAYERS, MOUNTS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
@@ -143,14 +144,15 @@ pub type LayerClaim = claims::LayerClaim<LayerHandle>;
 pub type LayerWait = claims::LayerWait<LayerHandle>;
 
 /// Answer to [`Store::claim`].
-#[derive(Debug)]
-pub enum ClaimOutcome {
-    /// The layer is present.
-    Present(LayerHandle),
-    /// The caller must fetch it.
-    Fetch(LayerClaim),
-    /// Another pull of this process fetches it.
-    Wait(LayerWait),
+pub type ClaimOutcome = Claimed<LayerClaim, LayerWait, LayerHandle>;
+
+/// The identity under which a layer that is present is acceptable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ClaimKey {
+    /// Its diff ID or its chain ID: whether it fits on the layers below is checked then.
+    Any,
+    /// Its chain ID: the layer that is kept under the diff ID does not fit on the layers below.
+    ChainId,
 }
 
 impl KeyedLayer for LayerHandle {
@@ -247,37 +249,24 @@ impl Store {
     ///
     /// `chain_id` is that of the layers up to this one; it names the layer where its content depends on them.
     pub fn claim(&self, diff_id: &Digest, chain_id: &Digest) -> Result<ClaimOutcome, StoreError> {
-        let progress = FetchProgress::default();
-        self.claim_one_of(diff_id, &[LayerKey::from(chain_id), LayerKey::from(diff_id)], progress)
+        self.claim_for(diff_id, chain_id, ClaimKey::Any, FetchProgress::default())
     }
 
     /// Like [`claim`](Store::claim), for a pull from a source: another pull may take the fetch over.
+    ///
+    /// Claims are by diff ID, which only the manifest asserts until the layer is unpacked.
     pub(crate) fn claim_for(
         &self,
         diff_id: &Digest,
         chain_id: &Digest,
+        key: ClaimKey,
         progress: FetchProgress,
     ) -> Result<ClaimOutcome, StoreError> {
-        self.claim_one_of(diff_id, &[LayerKey::from(chain_id), LayerKey::from(diff_id)], progress)
-    }
-
-    /// Like [`claim_for`](Store::claim_for), where the layer kept under its diff id was looked at and does not fit the layers
-    /// below: only one kept under this chain id will do.
-    pub(crate) fn claim_own(
-        &self,
-        diff_id: &Digest,
-        chain_id: &Digest,
-        progress: FetchProgress,
-    ) -> Result<ClaimOutcome, StoreError> {
-        self.claim_one_of(diff_id, &[LayerKey::from(chain_id), LayerKey::from(chain_id)], progress)
-    }
-
-    fn claim_one_of(
-        &self,
-        diff_id: &Digest,
-        keys: &[LayerKey; 2],
-        progress: FetchProgress,
-    ) -> Result<ClaimOutcome, StoreError> {
+        let other = match key {
+            ClaimKey::Any => diff_id,
+            ClaimKey::ChainId => chain_id,
+        };
+        let keys = [LayerKey::from(chain_id), LayerKey::from(other)];
         let present = |keys: &[LayerKey; 2]| {
             for key in keys {
                 if let Some(layer) = self.layer(key)?.filter(|layer| layer.record().is_whole()) {
@@ -286,11 +275,7 @@ impl Store {
             }
             Ok::<_, StoreError>(None)
         };
-        Ok(match self.0.arrivals.claims.claim(diff_id, keys, progress, present)? {
-            Ok(layer) => ClaimOutcome::Present(layer),
-            Err(Claimed::Fetch(claim)) => ClaimOutcome::Fetch(claim),
-            Err(Claimed::Wait(waiting)) => ClaimOutcome::Wait(waiting),
-        })
+        self.0.arrivals.claims.claim(diff_id, &keys, progress, present)
     }
 
     /// The layer of this key, if it is here.

@@ -49,6 +49,7 @@ pub(crate) mod snapshot_records;
 mod trash;
 mod usage;
 
+pub use claims::Claimed;
 pub use commit::{CommitLayer, ImageCommit};
 pub use config::StoreConfig;
 pub use db::DbError;
@@ -58,6 +59,7 @@ pub use handle::Store;
 pub use ingest::{IngestFile, IngestReader};
 pub use larder::backend::RemoveOptions;
 pub use layer_file::{ARCHIVE, IMAGE};
+pub(crate) use layers::ClaimKey;
 pub use layers::{ClaimOutcome, LayerClaim, LayerHandle, LayerStaging, LayerWait};
 pub use reclaim::ArchiveReferences;
 pub(crate) use records::seconds;

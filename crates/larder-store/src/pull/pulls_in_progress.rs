@@ -13,24 +13,25 @@ use super::pull_progress::PullProgress;
 
 /// The pulls whose layers are known. Clones share the list.
 #[derive(Clone, Default)]
-pub(super) struct RunningPulls(Arc<Mutex<Vec<Weak<RunningPull>>>>);
+pub(super) struct PullsInProgress(Arc<Mutex<Vec<Weak<PullInProgress>>>>);
 
 /// A pull, which has ended when this is dropped.
-pub(super) struct RunningPull {
+pub(super) struct PullInProgress {
     chains: Vec<Digest>,
-    tally: Arc<PullProgress>,
+    progress: Arc<PullProgress>,
     /// Nothing is sent: receivers are notified when this is dropped.
     end: watch::Sender<()>,
 }
 
-impl RunningPulls {
-    fn lock(&self) -> MutexGuard<'_, Vec<Weak<RunningPull>>> {
+impl PullsInProgress {
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<PullInProgress>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn begin(&self, plan: &PullPlan, tally: &Arc<PullProgress>) -> Arc<RunningPull> {
+    pub(super) fn begin(&self, plan: &PullPlan, progress: &Arc<PullProgress>) -> Arc<PullInProgress> {
         let chains = plan.layers.iter().map(|layer| layer.chain_id.clone()).collect();
-        let pull = Arc::new(RunningPull { chains, tally: Arc::clone(tally), end: watch::Sender::new(()) });
+        let pull =
+            Arc::new(PullInProgress { chains, progress: Arc::clone(progress), end: watch::Sender::new(()) });
         let mut pulls = self.lock();
         pulls.retain(|pull| pull.strong_count() > 0);
         pulls.push(Arc::downgrade(&pull));
@@ -41,7 +42,7 @@ impl RunningPulls {
     fn of(&self, chain: &Digest) -> Option<(Arc<PullProgress>, watch::Receiver<()>)> {
         let pulls = self.lock();
         let found = pulls.iter().filter_map(Weak::upgrade).find(|pull| pull.chains.contains(chain))?;
-        Some((Arc::clone(&found.tally), found.end.subscribe()))
+        Some((Arc::clone(&found.progress), found.end.subscribe()))
     }
 }
 
@@ -50,11 +51,11 @@ impl StorePuller {
     /// the time `idle`. Returns whether there was a pull.
     pub async fn wait_for_layer(&self, chain: &Digest, idle: Duration) -> bool {
         let mut waited = false;
-        while let Some((tally, mut end)) = self.running.of(chain) {
+        while let Some((progress, mut end)) = self.running.of(chain) {
             waited = true;
             tokio::select! {
                 _ended = end.changed() => {}
-                () = stalled(&tally, idle) => break,
+                () = stalled(&progress, idle) => break,
             }
         }
         waited

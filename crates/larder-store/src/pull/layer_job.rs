@@ -1,0 +1,458 @@
+//! One job for each layer of an image: from the claim of the layer until it is ready for the commit of the image.
+//!
+//! ```text
+//! the claim        -> Claimed, or Waiting (another pull fetches it), or Present (in the store)
+//! Claimed          -> Fetching -> Unpacked -> Ready (merged with the layers below)
+//! Waiting          -> Present, or Claimed (the other pull is stuck), or Abandoned (it gave up)
+//! Present          -> Ready, or Claimed (its blob is not proved), or Abandoned (it does not fit on the layers below)
+//! Fetching, Unpacked -> Abandoned (another pull took the fetch over)
+//! Abandoned        -> the claim
+//! ```
+//!
+//! Layers are claimed from the bottom up and fetched all at once, within the bounds of the scheduler. They become ready
+//! one after another from the bottom up, since a layer takes what it omits from the layers below it. [`LayerState`] has
+//! the transitions, which are pure; [`LayerJobs`] runs them.
+//!
+//! So that two pulls do not wait for each other, a pull that claims a layer again, out of that order, and finds another
+//! pull at it, gives up all its claims before it waits. A layer of the store becomes ready only if the repository has proved
+//! to have its blob (`possession.rs`); otherwise its blob is fetched and verified like that of a missing layer.
+
+use std::cmp::Reverse;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use larder::backend::LayerPhase;
+use tokio::time::{self, Instant};
+
+use super::StorePuller;
+use super::error::PullError;
+use super::fetch_layer::{LayerFetch, LayerOrigin, StagedLayer};
+use super::plan::{PlannedLayer, PullPlan};
+use super::pull_tasks::{PullTaskHandle, blocking};
+use crate::store::error::StoreErrorContext as _;
+use crate::store::fetch_progress::{FetchProgress, FetchSource};
+use crate::store::{
+    ClaimKey, ClaimOutcome, Claimed, LayerClaim, LayerHandle, LayerKey, LayerWait, StoreError,
+};
+
+/// Interval at which a pull checks whether a fetch of another pull that it waits for is stuck.
+const STUCK_CHECK: Duration = Duration::from_secs(1);
+
+/// The state of a layer. The parameters are its claim, the wait for another pull, what was unpacked, and the layer in the
+/// store; tests use others.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum LayerState<C, W, U, L> {
+    /// Nothing fetches it for this pull: it must be claimed.
+    #[default]
+    Abandoned,
+    /// Another pull fetches it.
+    Waiting(W),
+    /// This pull fetches it next. Without a claim, the layer is present, but its repository has not proved to have it.
+    Claimed(Option<C>),
+    /// This pull fetches and unpacks it.
+    Fetching(Option<C>),
+    /// It is unpacked, and waits for the layers below it.
+    Unpacked(Option<C>, U),
+    /// It is in the store; it may not fit on the layers below, or not be proved.
+    Present(L),
+    /// It is part of the image.
+    Ready(L),
+}
+
+/// The layer in the store, as it relates to this image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PresentCheck {
+    /// Whether it has the right content on top of the layers below.
+    fits: bool,
+    /// Whether the repository has proved to have its blob.
+    is_proved: bool,
+}
+
+impl<C, W, U, L> LayerState<C, W, U, L> {
+    /// The claim of the layer was answered.
+    fn claimed(outcome: Claimed<C, W, L>) -> Self {
+        match outcome {
+            Claimed::Present(layer) => LayerState::Present(layer),
+            Claimed::Wait(wait) => LayerState::Waiting(wait),
+            Claimed::Fetch(claim) => LayerState::Claimed(Some(claim)),
+        }
+    }
+
+    /// The other pull has made the layer present, or gave up.
+    fn other_ended(self, layer: Option<L>) -> Self {
+        match (self, layer) {
+            (LayerState::Waiting(_), Some(layer)) => LayerState::Present(layer),
+            (LayerState::Waiting(_), None) => LayerState::Abandoned,
+            (state, _) => state,
+        }
+    }
+
+    /// The fetch of the other pull is stuck, and this pull took it over.
+    fn took_over(self, claim: C) -> Self {
+        match self {
+            LayerState::Waiting(_) => LayerState::Claimed(Some(claim)),
+            state => state,
+        }
+    }
+
+    /// The fetch begins.
+    fn begun(self) -> Self {
+        match self {
+            LayerState::Claimed(claim) => LayerState::Fetching(claim),
+            state => state,
+        }
+    }
+
+    /// The fetch has ended, and all of it is unpacked.
+    fn fetched(self, unpacked: U) -> Self {
+        match self {
+            LayerState::Fetching(claim) => LayerState::Unpacked(claim, unpacked),
+            state => state,
+        }
+    }
+
+    /// Another pull took the fetch over, and needs the download.
+    fn lost(self) -> Self {
+        match self {
+            LayerState::Fetching(Some(_)) | LayerState::Unpacked(Some(_), _) => LayerState::Abandoned,
+            state => state,
+        }
+    }
+
+    /// This pull gives up its claim or its wait. The fetched bytes remain on disk.
+    fn released(self) -> Self {
+        match self {
+            LayerState::Present(_) | LayerState::Ready(_) => self,
+            _ => LayerState::Abandoned,
+        }
+    }
+
+    /// The present layer was checked. One that does not fit is claimed again, as a layer of its own for this chain.
+    fn checked(self, check: PresentCheck) -> Self {
+        match (self, check) {
+            (LayerState::Present(_), PresentCheck { fits: false, .. }) => LayerState::Abandoned,
+            (LayerState::Present(layer), PresentCheck { is_proved: true, .. }) => LayerState::Ready(layer),
+            (LayerState::Present(_), PresentCheck { .. }) => LayerState::Claimed(None),
+            (state, _) => state,
+        }
+    }
+}
+
+type JobState = LayerState<LayerClaim, LayerWait, StagedLayer, LayerHandle>;
+
+/// One layer.
+struct LayerJob {
+    planned: PlannedLayer,
+    /// The key under which it is claimed again.
+    key: ClaimKey,
+    state: JobState,
+    /// Whether this pull took its fetch over once, which is enough.
+    took_over: bool,
+}
+
+impl LayerJob {
+    fn update(&mut self, transition: impl FnOnce(JobState) -> JobState) {
+        self.state = transition(std::mem::take(&mut self.state));
+    }
+}
+
+/// The end of a background task of a layer.
+enum LayerEvent {
+    Fetched(Box<Result<StagedLayer, PullError>>),
+    Lost,
+}
+
+/// The layers of one pull, from the bottom up.
+pub(super) struct LayerJobs<'p> {
+    puller: &'p StorePuller,
+    origin: &'p LayerOrigin,
+    worker: PullTaskHandle,
+    jobs: Vec<LayerJob>,
+    /// Fetches, and the loss of claims.
+    events: FuturesUnordered<BoxFuture<'static, (usize, LayerEvent)>>,
+    /// Layers whose whole blob this pull has fetched.
+    fetched: HashSet<LayerKey>,
+}
+
+impl StorePuller {
+    /// Claims each layer, from the bottom up.
+    pub(super) async fn claim(
+        &self,
+        plan: &PullPlan,
+        source: FetchSource,
+    ) -> Result<Vec<ClaimOutcome>, PullError> {
+        let (store, layers, minimum) = (self.store.clone(), plan.layers.clone(), self.config.minimum_rate);
+        let claim = move || {
+            let progress = || FetchProgress::new(source.clone(), minimum, Instant::now());
+            let claim = |layer: &PlannedLayer| {
+                store.claim_for(&layer.diff_id, &layer.chain_id, ClaimKey::Any, progress())
+            };
+            layers.iter().map(claim).collect::<Result<Vec<_>, StoreError>>()
+        };
+        Ok(blocking(claim).await??)
+    }
+
+    /// All layers of the plan, in order, most of their bytes on the disk already.
+    pub(super) async fn complete_layers(
+        &self,
+        origin: &LayerOrigin,
+        plan: &PullPlan,
+        claims: Vec<ClaimOutcome>,
+        worker: PullTaskHandle,
+    ) -> Result<Vec<LayerHandle>, PullError> {
+        let write_behind = worker.write_behind().clone();
+        let jobs = plan.layers.iter().zip(claims).map(|(planned, claim)| LayerJob {
+            planned: planned.clone(),
+            key: ClaimKey::Any,
+            state: LayerState::claimed(claim),
+            took_over: false,
+        });
+        let jobs = LayerJobs {
+            puller: self,
+            origin,
+            worker,
+            jobs: jobs.collect(),
+            events: FuturesUnordered::new(),
+            fetched: HashSet::new(),
+        };
+        let layers = jobs.run().await?;
+        blocking(move || write_behind.finish()).await?.context("sync layers to disk")?;
+        Ok(layers)
+    }
+}
+
+impl LayerJobs<'_> {
+    /// Runs all jobs until each layer is ready, from the bottom up.
+    async fn run(mut self) -> Result<Vec<LayerHandle>, PullError> {
+        let mut ready: Vec<LayerHandle> = Vec::with_capacity(self.jobs.len());
+        for at in 0..self.jobs.len() {
+            let layer = self.run_job(at, &ready).await?;
+            self.origin.note(&self.jobs[at].planned, LayerPhase::Done);
+            ready.push(layer);
+        }
+        Ok(ready)
+    }
+
+    /// Runs the job at this index until its layer is ready on top of `below`. The fetches of other jobs go on.
+    async fn run_job(&mut self, at: usize, below: &[LayerHandle]) -> Result<LayerHandle, PullError> {
+        loop {
+            self.begin_fetches();
+            match &self.jobs[at].state {
+                LayerState::Abandoned => self.claim_again(at).await?,
+                LayerState::Waiting(wait) => {
+                    let ended = wait.ended();
+                    self.wait_for_other(at, ended).await?;
+                }
+                LayerState::Claimed(_) | LayerState::Fetching(_) => {
+                    let (at, event) = self.events.next().await.ok_or(PullError::Abandoned)?;
+                    self.apply(at, event)?;
+                }
+                LayerState::Unpacked(..) => self.merge(at, below).await?,
+                LayerState::Present(layer) => {
+                    let layer = layer.clone();
+                    self.check(at, &layer, below).await?;
+                }
+                LayerState::Ready(layer) => return Ok(layer.clone()),
+            }
+        }
+    }
+
+    /// Begins the fetches of claimed layers, the largest first, or the last one to begin keeps the others waiting.
+    fn begin_fetches(&mut self) {
+        let claimed =
+            self.jobs.iter().enumerate().filter(|(_, job)| matches!(job.state, LayerState::Claimed(_)));
+        let mut claimed: Vec<_> =
+            claimed.map(|(at, job)| (Reverse(job.planned.descriptor.size), at)).collect();
+        claimed.sort_unstable();
+        for (_, at) in claimed {
+            let job = &mut self.jobs[at];
+            job.update(LayerState::begun);
+            let claim = if let LayerState::Fetching(claim) = &job.state { claim.as_ref() } else { None };
+            let progress = claim.map_or_else(Arc::default, |claim| Arc::clone(claim.progress()));
+            let lost = claim.map(LayerClaim::taken_over);
+            let (puller, origin) = (self.puller.clone(), self.origin.clone());
+            let (planned, worker) = (job.planned.clone(), self.worker.clone());
+            let task = self.worker.task(LayerFetch { puller, origin, planned, progress, worker }.run());
+            self.events.push(Box::pin(async move {
+                tokio::select! {
+                    fetched = task.join() => (at, LayerEvent::Fetched(Box::new(fetched))),
+                    () = ended(lost) => (at, LayerEvent::Lost),
+                }
+            }));
+        }
+    }
+
+    /// Applies the end of a background task. Fails if a fetch failed.
+    fn apply(&mut self, at: usize, event: LayerEvent) -> Result<(), PullError> {
+        let job = &mut self.jobs[at];
+        match event {
+            LayerEvent::Lost => job.update(LayerState::lost),
+            LayerEvent::Fetched(staged) => {
+                let staged = (*staged)?;
+                job.update(|state| state.fetched(staged));
+                if let LayerState::Unpacked(Some(claim), _) = &job.state {
+                    let lost = claim.taken_over();
+                    self.events.push(Box::pin(async move {
+                        lost.await;
+                        (at, LayerEvent::Lost)
+                    }));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims a layer that another pull gave up, or that must be fetched for this chain.
+    async fn claim_again(&mut self, at: usize) -> Result<(), PullError> {
+        let (store, LayerJob { planned, key, .. }) = (self.puller.store.clone(), &self.jobs[at]);
+        let progress =
+            FetchProgress::new(self.origin.source(), self.puller.config.minimum_rate, Instant::now());
+        let (planned, key) = (planned.clone(), *key);
+        let claim = move || store.claim_for(&planned.diff_id, &planned.chain_id, key, progress);
+        let outcome = self.worker.blocking(claim).await??;
+        if matches!(outcome, ClaimOutcome::Wait(_)) {
+            self.release_claims();
+        }
+        self.jobs[at].state = LayerState::claimed(outcome);
+        Ok(())
+    }
+
+    /// Releases all claims and waits: a pull that waits out of the order of claims must not hold claims that others wait for.
+    fn release_claims(&mut self) {
+        self.events = FuturesUnordered::new();
+        for job in &mut self.jobs {
+            job.update(LayerState::released);
+        }
+    }
+
+    /// Waits until the other pull has ended the fetch of this layer, or is stuck and this pull takes it over. Fails early if
+    /// a fetch of this pull fails.
+    async fn wait_for_other(
+        &mut self,
+        at: usize,
+        ended: impl Future<Output = Option<LayerHandle>>,
+    ) -> Result<(), PullError> {
+        let mut checks = time::interval(STUCK_CHECK);
+        tokio::pin!(ended);
+        while matches!(self.jobs[at].state, LayerState::Waiting(_)) {
+            tokio::select! {
+                layer = &mut ended => self.jobs[at].update(|state| state.other_ended(layer)),
+                Some((at, event)) = self.events.next() => self.apply(at, event)?,
+                _ = checks.tick() => self.take_over_stuck_fetches(),
+            }
+            self.begin_fetches();
+        }
+        Ok(())
+    }
+
+    /// Takes over each fetch of other pulls that makes no real progress, once for each layer.
+    fn take_over_stuck_fetches(&mut self) {
+        let (source, now) = (self.origin.source(), Instant::now());
+        for job in self.jobs.iter_mut().filter(|job| !job.took_over) {
+            let LayerState::Waiting(wait) = &job.state else { continue };
+            let Some(claim) = wait.take_over(&source, now) else { continue };
+            tracing::info!(digest = %job.planned.descriptor.digest, "fetching a layer whose fetch by another pull is too slow");
+            job.took_over = true;
+            job.update(|state| state.took_over(claim));
+        }
+    }
+
+    /// Merges an unpacked layer with the layers below, moves it to its place, and passes it to the pulls that wait for it.
+    async fn merge(&mut self, at: usize, below: &[LayerHandle]) -> Result<(), PullError> {
+        let job = &mut self.jobs[at];
+        let LayerState::Unpacked(claim, staged) = std::mem::take(&mut job.state) else { return Ok(()) };
+        let layer = self.puller.merge_layer(&job.planned, staged, below, &self.worker).await?;
+        if let Some(claim) = claim {
+            claim.done(&layer);
+        }
+        self.fetched.insert(layer.key().clone());
+        job.state = LayerState::Ready(layer);
+        Ok(())
+    }
+
+    /// Checks whether a layer of the store fits on the layers below, and whether this pull may use it.
+    async fn check(
+        &mut self,
+        at: usize,
+        layer: &LayerHandle,
+        below: &[LayerHandle],
+    ) -> Result<(), PullError> {
+        let planned = &self.jobs[at].planned;
+        let fits = self.puller.fits(planned, layer, below, &self.worker).await?;
+        let is_proved = self.fetched.contains(layer.key()) || self.origin.may_reuse(layer.record(), planned);
+        let job = &mut self.jobs[at];
+        if !fits {
+            job.key = ClaimKey::ChainId;
+        }
+        job.update(|state| state.checked(PresentCheck { fits, is_proved }));
+        Ok(())
+    }
+}
+
+/// Ends with the future; never without one.
+async fn ended(future: Option<impl Future<Output = ()>>) {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type TestState = LayerState<&'static str, &'static str, &'static str, &'static str>;
+
+    const CLAIM: &str = "claim";
+
+    fn fetching() -> TestState {
+        LayerState::claimed(Claimed::Fetch(CLAIM)).begun()
+    }
+
+    #[test]
+    fn a_missing_layer_is_fetched_and_unpacked_with_its_claim() {
+        let unpacked = fetching().fetched("staged");
+        assert_eq!(unpacked, LayerState::Unpacked(Some(CLAIM), "staged"));
+        assert_eq!(unpacked.begun(), LayerState::Unpacked(Some(CLAIM), "staged"), "it is fetched once");
+    }
+
+    #[test]
+    fn a_layer_that_another_pull_fetches_is_present_then_or_claimed_again() {
+        let waiting = || TestState::claimed(Claimed::Wait("wait"));
+        assert_eq!(waiting().other_ended(Some("layer")), LayerState::Present("layer"));
+        assert_eq!(waiting().other_ended(None), LayerState::Abandoned);
+        assert_eq!(waiting().took_over(CLAIM), LayerState::Claimed(Some(CLAIM)));
+    }
+
+    #[test]
+    fn a_layer_that_another_pull_took_over_is_claimed_again_unless_it_is_ready() {
+        assert_eq!(fetching().lost(), LayerState::Abandoned);
+        assert_eq!(fetching().fetched("staged").lost(), LayerState::Abandoned);
+        assert_eq!(TestState::Ready("layer").lost(), LayerState::Ready("layer"));
+        assert_eq!(TestState::Fetching(None).lost(), LayerState::Fetching(None), "without a claim");
+    }
+
+    #[test]
+    fn a_present_layer_is_ready_only_if_it_fits_and_is_proved() {
+        let checked = |fits, is_proved| TestState::Present("layer").checked(PresentCheck { fits, is_proved });
+        assert_eq!(checked(true, true), LayerState::Ready("layer"));
+        assert_eq!(checked(true, false), LayerState::Claimed(None), "its blob is fetched as a proof");
+        for is_proved in [true, false] {
+            assert_eq!(checked(false, is_proved), LayerState::Abandoned);
+        }
+    }
+
+    #[test]
+    fn released_claims_are_claimed_again() {
+        let waiting = TestState::Waiting("wait");
+        for state in [waiting, TestState::Claimed(Some(CLAIM)), fetching(), fetching().fetched("staged")] {
+            assert_eq!(state.released(), LayerState::Abandoned);
+        }
+        assert_eq!(TestState::Ready("layer").released(), LayerState::Ready("layer"));
+        assert_eq!(TestState::Present("layer").released(), LayerState::Present("layer"));
+    }
+}
