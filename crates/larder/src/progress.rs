@@ -114,7 +114,7 @@ pub struct LayerProgress {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum LayerPhase {
-    /// It waits for its turn among all layers.
+    /// It waits for a slot among all layers.
     #[default]
     Queued,
     /// Another pull fetches it.

@@ -101,7 +101,7 @@ impl ImageManagerBuilder {
         self
     }
 
-    /// What is done with the credentials of requests that are ahead of kubelet.
+    /// How credentials are handled in requests that are ahead of kubelet.
     #[must_use]
     pub fn prefetch_credentials(mut self, credentials: PrefetchCredentials) -> Self {
         self.prefetch_credentials = credentials;

@@ -15,7 +15,7 @@ pub struct PullConfig {
     pub registry_pull_qps: u32,
     /// Pulls started at once before the rate limit applies. Default 10.
     pub registry_burst: u32,
-    /// What happens to a pull over that rate. Default [`RateLimitAction::Wait`]; kubelet: [`RateLimitAction::Refuse`].
+    /// How a pull over that rate is handled. Default [`RateLimitAction::Wait`]; kubelet: [`RateLimitAction::Refuse`].
     pub over_rate: RateLimitAction,
     /// How a request for an image that is already being pulled is handled. Default [`DuplicatePullPolicy::Coalesce`];
     /// kubelet: [`DuplicatePullPolicy::EachRequest`].

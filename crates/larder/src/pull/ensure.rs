@@ -22,7 +22,7 @@ pub struct EnsureRequest {
     pub pod: Pod,
     /// Back-off counts for each pod and this text. Empty in kubelet; a command has one for each run.
     pub run: String,
-    /// What events are about; without it they go to the log.
+    /// The object of events; without it they go to the log.
     pub target: Option<ObjectRef>,
     /// The pod's pull secrets, in the pod's order.
     pub secrets: Vec<PullSecret>,
@@ -68,7 +68,7 @@ impl EnsureRequest {
     }
 }
 
-/// What [`ImageManager::ensure`](super::ImageManager::ensure) would do for a request without back-off.
+/// The plan of [`ImageManager::ensure`](super::ImageManager::ensure) for a request without back-off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EnsurePlan {
     /// The image is present and is used.
@@ -128,9 +128,9 @@ pub enum ImagePresence {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {message}")]
 pub struct EnsureError {
-    /// What `kubectl get pods` shows as the container's state.
+    /// The container's state in `kubectl get pods`.
     pub reason: EnsureReason,
-    /// What `kubectl describe pod` shows beside it.
+    /// The text beside it in `kubectl describe pod`.
     pub message: String,
     /// When the back-off would allow the next try; `None` when this failure counts none.
     pub retry_in: Option<Duration>,
@@ -156,7 +156,7 @@ impl EnsureError {
         EnsureError { reason, message: message.into(), retry_in: None, failure: None, access_denied: false }
     }
 
-    /// The same words for absent and for not permitted: presence is not revealed.
+    /// One text for an absent image and for one that is not permitted: presence is not revealed.
     pub(super) fn never_pull(image: &ImageName) -> Self {
         let quoted = go_format::quote(image.as_str());
         let message = format!("Container image {quoted} is not present with pull policy of Never");

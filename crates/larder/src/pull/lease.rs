@@ -73,11 +73,11 @@ impl EnsureLeases {
         loop {
             let look = gate.begin_presence_check();
             let result = puller.pull(job, entry).await;
-            let again = match &result.pulled {
+            let has_raced_removal = match &result.pulled {
                 Ok(image) => !look.lease(&image.image_ref, *time).await,
                 Err(error) => misses_left > 0 && error.is_not_found() && look.has_raced_removal(),
             };
-            if !again {
+            if !has_raced_removal {
                 return result;
             }
             if result.pulled.is_err() {

@@ -20,7 +20,7 @@ use crate::credentials::Credential;
 use crate::reference::ImageName;
 use crate::scheduler::QueuePriority;
 
-/// What makes two pulls the same: the name as sent to the runtime, the runtime handler, and whether the image is hidden.
+/// Identity of a pull: the name as sent to the runtime, the runtime handler, and whether the image is hidden.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct SharedPullKey {
     image: ImageName,

@@ -16,7 +16,7 @@ use crate::reference::ImageName;
 /// The phase of a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PullPhase {
-    /// It waits for its turn.
+    /// It waits in the queue.
     Queued,
     /// It has a slot and waits for the rate limit.
     Throttled,
@@ -41,7 +41,7 @@ pub struct PullStatus {
     pub image: ImageName,
     /// Its phase.
     pub phase: PullPhase,
-    /// What it waits for, as a sentence part: "waits for ...".
+    /// Reason of the wait, as a sentence part: "waits for ...".
     pub waiting: Option<Cow<'static, str>>,
     /// Its progress, if the backend reports it.
     pub bytes: Option<ByteProgress>,

@@ -45,7 +45,7 @@ pub(super) struct Throttle {
     bucket: Mutex<TokenBucket>,
     over_rate: RateLimitAction,
     /// Held while waiting for a token, for first in, first out order.
-    turn: tokio::sync::Mutex<()>,
+    queue: tokio::sync::Mutex<()>,
 }
 
 impl Throttle {
@@ -61,7 +61,7 @@ impl Throttle {
         Some(Throttle {
             bucket: Mutex::new(TokenBucket::new(config.registry_pull_qps, burst, now)),
             over_rate: config.over_rate,
-            turn: tokio::sync::Mutex::new(()),
+            queue: tokio::sync::Mutex::new(()),
         })
     }
 
@@ -70,18 +70,18 @@ impl Throttle {
         match self.over_rate {
             RateLimitAction::Refuse => self.try_take().map_err(|_| RateExceeded),
             RateLimitAction::Wait => {
-                let Ok(turn) = self.turn.try_lock() else {
+                let Ok(place) = self.queue.try_lock() else {
                     waiting();
-                    let turn = self.turn.lock().await;
+                    let place = self.queue.lock().await;
                     self.wait_for_token().await;
-                    drop(turn);
+                    drop(place);
                     return Ok(());
                 };
                 if self.try_take().is_err() {
                     waiting();
                     self.wait_for_token().await;
                 }
-                drop(turn);
+                drop(place);
                 Ok(())
             }
         }

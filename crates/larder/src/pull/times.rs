@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 /// Records when `ensure` starts and finishes pulls.
 pub trait PullTimeRecorder: Send + Sync {
-    /// A pull for the pod starts; it may have to wait for its turn.
+    /// A pull for the pod starts; it may have to wait in the queue.
     fn started_pulling(&self, pod_uid: &str, now: Instant);
     /// A pull for the pod succeeded, or its image was found present.
     fn finished_pulling(&self, pod_uid: &str, now: Instant);
