@@ -50,3 +50,4 @@ pub use reader::{
     ErofsWalk, ErofsWalkEntry, InodeKind,
 };
 pub use writer::{ErofsOptions, ErofsSummary, ErofsWriter, LowerLink};
+pub use xattr::Xattrs;

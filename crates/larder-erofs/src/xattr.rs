@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 use crate::error::EntryProblem;
 use crate::format::file_type;
 
+/// Full names and values of an inode's attributes.
+pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 const USER: u8 = 1;
 const ACL_ACCESS: u8 = 2;
 const ACL_DEFAULT: u8 = 3;
@@ -57,7 +60,7 @@ pub(crate) fn mark_opaque(encoded: &mut Vec<u8>) -> Result<(), EntryProblem> {
 }
 
 /// Full names and values of encoded attributes. `None` if they are damaged.
-pub(crate) fn decode_xattrs(encoded: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
+pub(crate) fn decode_xattrs(encoded: &[u8]) -> Option<Xattrs> {
     // Attributes that inodes share would be listed in the header.
     if *encoded.get(4)? != 0 {
         return None;

@@ -443,22 +443,22 @@ mod tests {
         let scheduler = Scheduler::new(1, SlotRecall::LargestShare);
         let urgent = QueuePriority::new(true);
         let [slow, other] = ["slow.example/a", "other.example/a"].map(|name| pull(name, &urgent));
-        let slot = scheduler.acquire(&slow).now_or_never().expect("it is free");
-        slot.set_slow(true);
-        drop(slot);
-        let slot = scheduler.acquire(&slow).now_or_never().expect("it is free");
+        let granted = scheduler.acquire(&slow).now_or_never().expect("it is free");
+        granted.set_slow(true);
+        drop(granted);
+        let granted = scheduler.acquire(&slow).now_or_never().expect("it is free");
         let mut waiting = Box::pin(scheduler.acquire(&other));
         assert!((&mut waiting).now_or_never().is_none());
-        assert!(is_recalled(&slot), "its last pull was slow");
-        drop(slot);
-        let slot = waiting.now_or_never().expect("it was given up");
+        assert!(is_recalled(&granted), "its last pull was slow");
+        drop(granted);
+        let granted = waiting.now_or_never().expect("it was given up");
         let mut waiting = Box::pin(scheduler.acquire(&slow));
-        assert!((&mut waiting).now_or_never().is_none() && !is_recalled(&slot));
-        drop(slot);
-        let slot = waiting.now_or_never().expect("it is free");
-        slot.set_slow(false);
+        assert!((&mut waiting).now_or_never().is_none() && !is_recalled(&granted));
+        drop(granted);
+        let granted = waiting.now_or_never().expect("it is free");
+        granted.set_slow(false);
         let mut waiting = Box::pin(scheduler.acquire(&other));
-        assert!((&mut waiting).now_or_never().is_none() && !is_recalled(&slot));
+        assert!((&mut waiting).now_or_never().is_none() && !is_recalled(&granted));
     }
 
     #[test]
@@ -470,14 +470,14 @@ mod tests {
             let urgent = QueuePriority::new(true);
             let [slow, fast, other] =
                 ["slow.example/a", "fast.example/a", "other.example/a"].map(|name| pull(name, &urgent));
-            let slot = scheduler.acquire(&slow).now_or_never().expect("it is free");
-            slot.set_slow(true);
-            drop(slot);
-            let slot = scheduler.acquire(&other).now_or_never().expect("it is free");
+            let granted = scheduler.acquire(&slow).now_or_never().expect("it is free");
+            granted.set_slow(true);
+            drop(granted);
+            let granted = scheduler.acquire(&other).now_or_never().expect("it is free");
             let (mut slow, mut fast) =
                 (Box::pin(scheduler.acquire(&slow)), Box::pin(scheduler.acquire(&fast)));
             assert!((&mut slow).now_or_never().is_none() && (&mut fast).now_or_never().is_none());
-            drop(slot);
+            drop(granted);
             assert_eq!(
                 (slow.now_or_never().is_none(), fast.now_or_never().is_some()),
                 (is_behind, is_behind)
@@ -491,9 +491,9 @@ mod tests {
             let scheduler = Scheduler::new(2, SlotRecall::LargestShare);
             let (pod, held) = (QueuePriority::new(true), QueuePriority::new(is_urgent));
             let slow = pull("slow.example/a", &pod);
-            let slot = scheduler.acquire(&slow).now_or_never().expect("it is free");
-            slot.set_slow(true);
-            drop(slot);
+            let granted = scheduler.acquire(&slow).now_or_never().expect("it is free");
+            granted.set_slow(true);
+            drop(granted);
             let fast = ["fast.example/a", "fast.example/b"].map(|name| pull(name, &held));
             let slots =
                 fast.each_ref().map(|pull| scheduler.acquire(pull).now_or_never().expect("it is free"));
@@ -552,14 +552,15 @@ mod tests {
     }
 
     /// Ends when the work gives way that receives this many bytes per second.
-    async fn gives_way_at(slot: &WorkSlot, bytes_per_second: u64) {
+    async fn gives_way_at(granted: &WorkSlot, bytes_per_second: u64) {
         let (minimum, start) = (MinimumRate::default(), Instant::now());
         let mut window = RateWindow::new(minimum.window);
         let received = move |now: Instant| (now - start).as_secs() * bytes_per_second;
-        slot.gives_way(minimum, |now| {
-            window.observe(now, received(now)).map(|rate| rate < minimum.bytes_per_second)
-        })
-        .await;
+        granted
+            .gives_way(minimum, |now| {
+                window.observe(now, received(now)).map(|rate| rate < minimum.bytes_per_second)
+            })
+            .await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -575,13 +576,13 @@ mod tests {
         };
         let waiting = layer("other.example/app");
         let other = async {
-            let slot = scheduler.acquire(&waiting).await;
+            let granted = scheduler.acquire(&waiting).await;
             time::sleep(Duration::from_secs(30)).await;
-            assert!(!is_recalled(&slot), "slow work takes no slot from work that may be faster");
+            assert!(!is_recalled(&granted), "slow work takes no granted from work that may be faster");
             start.elapsed()
         };
         tokio::select! {
-            _never = give_way => panic!("the slot is in use by the other layer"),
+            _never = give_way => panic!("the granted is in use by the other layer"),
             () = gives_way_at(&fast_slot, 1 << 20) => panic!("it is fast"),
             elapsed = other => {
                 let waited = elapsed.as_secs() - 30;
@@ -593,12 +594,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_layer_does_not_take_slots_of_its_own_repository() {
         let scheduler = Scheduler::for_layers(1);
-        let slot = now_or_never(&scheduler, "slow.example/app").expect("it is free");
+        let granted = now_or_never(&scheduler, "slow.example/app").expect("it is free");
         let next = layer("slow.example/app");
         let waiting = time::timeout(Duration::from_secs(60), scheduler.acquire(&next));
         tokio::select! {
             outcome = waiting => assert!(outcome.is_err()),
-            () = gives_way_at(&slot, 0) => panic!("it would be as slow"),
+            () = gives_way_at(&granted, 0) => panic!("it would be as slow"),
         }
     }
 
@@ -619,9 +620,9 @@ mod tests {
     #[test]
     fn dropped_work_leaves_the_queue() {
         let scheduler = Scheduler::for_layers(1);
-        let slot = now_or_never(&scheduler, "a.example/app").expect("it is free");
+        let granted = now_or_never(&scheduler, "a.example/app").expect("it is free");
         assert!(now_or_never(&scheduler, "a.example/app").is_none());
-        drop(slot);
+        drop(granted);
         assert!(now_or_never(&scheduler, "a.example/app").is_some());
         assert!(scheduler.state().running.is_empty() && scheduler.state().waiting.is_empty());
     }

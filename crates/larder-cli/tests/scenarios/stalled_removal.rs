@@ -8,7 +8,7 @@ use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 
 use crate::served::CriDaemon;
 use crate::timed::TimedCommand;
-use crate::world::{LarderProcess, RuntimeFixture};
+use crate::world::RuntimeFixture;
 use deletion_gate::DeletionGate;
 use runtime_gate::RuntimeGate;
 

@@ -4,7 +4,7 @@ mod export_failures;
 mod exports;
 mod mounts;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use larder_store::store::{Store, StoreConfig};

@@ -83,11 +83,11 @@ impl<I: ErofsInput> ErofsReader<I> {
 
     /// Checks that the blocks, tail or map of an inode lie inside the filesystem.
     pub(super) fn check_extent(&self, inode: &ErofsInode) -> Result<(), LayerDamage> {
-        let in_blocks = inode.size - self.tail_bytes(inode);
+        let in_blocks = inode.size - Self::tail_bytes(inode);
         let behind = match inode.layout {
             DataLayout::Chunks if inode.place & !MAX_CHUNK_BITS != 0 => return Err(LayerDamage::Format),
             DataLayout::Chunks => inode.size.div_ceil(chunk_size(inode)) * 4,
-            _ => self.tail_bytes(inode),
+            _ => Self::tail_bytes(inode),
         };
         let blocks_end = match inode.layout {
             DataLayout::Chunks => 0,
@@ -111,7 +111,7 @@ impl<I: ErofsInput> ErofsReader<I> {
         if file.layout == DataLayout::Chunks {
             return self.chunks_at(file, offset);
         }
-        let in_blocks = file.size - self.tail_bytes(file);
+        let in_blocks = file.size - Self::tail_bytes(file);
         let (layer_offset, end) = if offset < in_blocks {
             (u64::from(file.place) * BLOCK as u64 + offset, in_blocks)
         } else {
@@ -121,7 +121,7 @@ impl<I: ErofsInput> ErofsReader<I> {
     }
 
     /// Bytes behind the inode.
-    fn tail_bytes(&self, inode: &ErofsInode) -> u64 {
+    fn tail_bytes(inode: &ErofsInode) -> u64 {
         if inode.layout == DataLayout::Inline { inode.size % BLOCK as u64 } else { 0 }
     }
 
@@ -135,7 +135,7 @@ impl<I: ErofsInput> ErofsReader<I> {
         let mut blocks =
             map.chunks_exact(4).map(|entry| u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]));
         let address = |block: u32| (block != HOLE).then(|| u64::from(block) * BLOCK as u64);
-        let begin = blocks.next().map_or(None, address);
+        let begin = blocks.next().and_then(address);
         let mut chunks = 1;
         for block in blocks {
             let follows = match begin {

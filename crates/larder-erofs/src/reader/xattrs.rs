@@ -2,14 +2,14 @@
 
 use crate::error::{ErofsReadError, LayerDamage};
 use crate::input::ErofsInput;
-use crate::xattr::{OPAQUE, decode_xattrs, unescape};
+use crate::xattr::{OPAQUE, Xattrs, decode_xattrs, unescape};
 
 use super::{ErofsInode, ErofsReader};
 
 impl<I: ErofsInput> ErofsReader<I> {
     /// Full names and values of an inode's attributes as a mount of the layer shows them, sorted as the layer has them: with the
     /// mark of an opaque directory, and attributes of overlayfs from the archive under their escaped names.
-    pub fn stored_xattrs(&self, inode: &ErofsInode) -> Result<Vec<(Vec<u8>, Vec<u8>)>, ErofsReadError> {
+    pub fn stored_xattrs(&self, inode: &ErofsInode) -> Result<Xattrs, ErofsReadError> {
         if inode.xattr_bytes == 0 {
             return Ok(Vec::new());
         }
@@ -21,7 +21,7 @@ impl<I: ErofsInput> ErofsReader<I> {
 
     /// Full names and values of an inode's attributes as the archive had them and an overlay shows them: names of overlayfs'
     /// own attributes without their escape, and without the mark of an opaque directory. To write them to another layer again.
-    pub fn xattrs(&self, inode: &ErofsInode) -> Result<Vec<(Vec<u8>, Vec<u8>)>, ErofsReadError> {
+    pub fn xattrs(&self, inode: &ErofsInode) -> Result<Xattrs, ErofsReadError> {
         let mut xattrs = self.stored_xattrs(inode)?;
         xattrs.retain_mut(|(name, _)| unescape(name));
         Ok(xattrs)

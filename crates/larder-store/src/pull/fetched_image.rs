@@ -67,7 +67,7 @@ impl StorePuller {
         progress: &Arc<PullProgress>,
         workers: &PullTasks,
     ) -> Result<FetchedImage, PullError> {
-        let acquired = self.acquire(name, credential, progress, workers).await?;
+        let acquired = Box::pin(self.acquire(name, credential, progress, workers)).await?;
         let AcquiredImage { plan, layers, lease: lease_of_pull, .. } = &acquired;
         let found = plan.layers.iter().zip(layers).map(|(planned, layer)| FetchedLayer {
             chain_id: planned.chain_id.clone(),

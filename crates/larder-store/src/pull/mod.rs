@@ -197,7 +197,7 @@ impl StorePuller {
         workers: &PullTasks,
     ) -> Result<ImageRecord, PullError> {
         let progress = PullProgress::begin(reporter);
-        let acquired = self.acquire(name, credential, &progress, workers).await?;
+        let acquired = Box::pin(self.acquire(name, credential, &progress, workers)).await?;
         progress.commit();
         let running = Arc::clone(&acquired.running);
         let commit = self.commit_of(name, acquired);

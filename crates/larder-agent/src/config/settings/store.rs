@@ -4,7 +4,7 @@ use larder_registry::Proxy;
 use serde_json::json;
 
 use super::super::codecs::{
-    ByteSizeCodec, DurationCodec, EnumCodec, FlagValueKind, IntegerCodec, OptionalStringCodec, PathListCodec,
+    ByteSizeCodec, DurationCodec, FlagValueKind, IntegerCodec, OptionalStringCodec, PathListCodec,
     SettingCodec,
 };
 use super::values::{CacheSizeCodec, ProxyUrlCodec, RegistryListCodec};
