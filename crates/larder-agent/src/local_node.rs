@@ -152,10 +152,9 @@ impl LocalNode {
             return Err(Error::bad_input(problem.to_string()));
         }
         let collector = self.server.node().collector()?;
-        let round = collector.round_by(policy, goal).await;
-        match round.error {
-            Some(error) => Err(control::gc::failure_of(collector, error).await),
-            None => Ok(round.report),
+        match collector.round(goal, policy).await.into_result() {
+            Ok(report) => Ok(report),
+            Err(error) => Err(control::gc::failure_of(collector, error).await),
         }
     }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use larder::backend::Image;
 use larder::gc::{
-    ClockReading, ClockRule, DiskSpace, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, ImageUsageRecords,
-    ImageUse, ImageUseIndex, LayerUsageIndex, MeasuredLayer, ReportedUse, UnixMillis, UseRule, plan,
+    ClockReading, DiskSpace, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, GcStrategy, ImageUsageRecords,
+    ImageUse, ImageUseIndex, LayerUsageIndex, MeasuredLayer, ReportedUse, UnixMillis, plan,
 };
 use larder::image_service::FsStats;
 use larder::reference::ImageId;
@@ -108,12 +108,12 @@ fn round(count: usize) -> (f64, f64, usize) {
         &images,
         &ImageUseIndex::default(),
         &ClockReading::wall(UnixMillis(0)),
-        ClockRule::KeepAges,
+        GcStrategy::Larder,
     );
 
     let start = cpu();
-    let uses = ImageUseIndex::match_images(found, &images, UseRule::IdsAndNames);
-    records.observe(&images, &uses, &ClockReading::wall(UnixMillis(NOW)), ClockRule::KeepAges);
+    let uses = ImageUseIndex::match_images(found, &images, GcStrategy::Larder);
+    records.observe(&images, &uses, &ClockReading::wall(UnixMillis(NOW)), GcStrategy::Larder);
     let detected = cpu();
     let scene = scene(&images, &records, &uses, layers);
     let policy = GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() };

@@ -111,8 +111,8 @@ mod tests {
                 .disk(Arc::new(disk))
                 .reclaim_wait(ReclaimWait { tolerance, ..reclaim_wait(frees_at_once) })
                 .build();
-            let ended = collector.round(GcGoal::Free { bytes: 100 }).await;
-            assert!(ended.report.swept[0].done.len() == 3 - expected, "{ended:?}");
+            let ended = collector.round(GcGoal::Free { bytes: 100 }, &collector.policy()).await;
+            assert!(ended.report.swept[0].removed.len() == 3 - expected, "{ended:?}");
             assert_eq!(backend.images().len(), expected, "frees at once: {frees_at_once}");
         }
     }

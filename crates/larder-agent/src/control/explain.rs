@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use larder::backend::Backend;
 use larder::credentials::{SecretCoordinates, ServiceAccountCoordinates};
 use larder::gc::{
-    Collector, DiskSpace, GcDecision, GcGoal, GcPolicy, GcSnapshot, ImageDecision, RetainReason, plan,
-    plan_round,
+    Collector, DiskSpace, DryRun, GcDecision, GcError, GcGoal, GcPlan, GcPolicy, GcSnapshot, RetainReason,
+    plan,
 };
 use larder::hidden::HiddenImages;
 use larder::records::{ImagePullCredentials, PullRecordStore};
@@ -29,25 +29,28 @@ pub(super) async fn explain(
     hidden: Option<&HiddenImages>,
 ) -> Result<(Explanation, Option<DiskSpace>), Error> {
     let image = find(name, backend).await?.image;
-    let scene = gc::read_snapshot(collector, policy).await?;
-    let now = plan_round(&scene, policy);
-    let last = plan(&scene, policy, GcGoal::AllUnused);
-    let of = |verdicts: &[ImageDecision]| verdicts.iter().find(|verdict| verdict.id == image.id).cloned();
-    let (Some(now), Some(last)) = (of(&now.decisions), of(&last.decisions)) else {
+    let run = match dry_run(collector, policy).await {
+        Ok(run) => run,
+        Err(error) => return Err(gc::failure_of(collector, error).await),
+    };
+    let decision_in = |plan: &GcPlan| plan.decisions.iter().find(|found| found.id == image.id).cloned();
+    let snapshot = &run.snapshot;
+    let all_unused = plan(snapshot, policy, GcGoal::AllUnused);
+    let (Some(now), Some(last)) = (run.plan().and_then(decision_in), decision_in(&all_unused)) else {
         return Err(absent(name));
     };
-    let since = |stamp| millis(scene.now.since(stamp));
+    let since = |stamp| millis(snapshot.now.since(stamp));
     let pulled_records = pulled_records(records, &image.id).await;
     let unrecorded_access = match records {
         Some(records) if pulled_records.is_empty() => Some(records.allows_unrecorded(&name.into()).await),
         _ => None,
     };
-    let total = scene.layers.size_of(&image.id);
+    let total = snapshot.layers.size_of(&image.id);
     let explanation = Explanation {
         verdict: Some(report::image(&now, policy)),
-        shared_bytes: shared(&scene, &image.id),
-        removable: matches!(last.verdict, GcDecision::Remove(_)),
-        under_pressure: under_pressure(&now.verdict, &last.verdict),
+        shared_bytes: shared(snapshot, &image.id),
+        removable: matches!(last.decision, GcDecision::Remove(_)),
+        under_pressure: under_pressure(&now.decision, &last.decision),
         milliseconds_since_first_seen: since(now.first_seen),
         milliseconds_since_last_used: now.last_used.map(since),
         pulled_records,
@@ -57,7 +60,18 @@ pub(super) async fn explain(
     Ok((explanation, total))
 }
 
-/// What becomes of it when room is needed, where that is not what becomes of it now.
+/// The next round, with unknown disk usage if the filesystem cannot be measured.
+async fn dry_run(collector: &Collector, policy: &GcPolicy) -> Result<DryRun, GcError> {
+    match collector.dry_run(policy.scheduled_goal(), policy, false).await {
+        Err(GcError::Disk(error)) => {
+            tracing::warn!("cannot determine disk usage: {error}");
+            collector.dry_run(GcGoal::Detect, policy, false).await
+        }
+        run => run,
+    }
+}
+
+/// The decision on an image when space is needed, where that is another one than now; else empty.
 fn under_pressure(now: &GcDecision, last: &GcDecision) -> String {
     match (now, last) {
         (
@@ -76,14 +90,14 @@ fn under_pressure(now: &GcDecision, last: &GcDecision) -> String {
 }
 
 /// What its layers take that other images have as well.
-fn shared(scene: &GcSnapshot, id: &ImageId) -> Option<u64> {
-    let mine = &scene.layers.layers_of(id)?.layers;
-    let others = scene.images.iter().filter(|image| image.id != *id);
+fn shared(snapshot: &GcSnapshot, id: &ImageId) -> Option<u64> {
+    let mine = &snapshot.layers.layers_of(id)?.layers;
+    let others = snapshot.images.iter().filter(|image| image.id != *id);
     let others: HashSet<u32> = others
-        .filter_map(|image| scene.layers.layers_of(&image.id))
+        .filter_map(|image| snapshot.layers.layers_of(&image.id))
         .flat_map(|known| known.layers.clone())
         .collect();
-    let all = scene.layers.all();
+    let all = snapshot.layers.all();
     Some(
         mine.iter()
             .filter(|layer| others.contains(layer))

@@ -1,15 +1,12 @@
 //! One round of garbage collection, or what it would do.
 
-use larder::gc::{
-    Accounting, Collector, GcError, GcGoal, GcPolicy, GcReport, GcRoundResult, GcSnapshot,
-    holders as who_holds, plan, plan_round,
-};
+use larder::gc::{Collector, GcError, GcGoal, GcPolicy, holders};
 use larder::go_format;
 use larder::hint::Hint;
 use larder::image_service::FilesystemError;
 use larder_api::is_gone;
 use larder_api::v1::collect_request::Goal;
-use larder_api::v1::{CollectRequest, Collection, SpaceHolder};
+use larder_api::v1::{CollectRequest, Collection, SpaceHolder, UsageByState};
 
 use super::report::{self, usage_by_state};
 use crate::error::Error;
@@ -35,100 +32,39 @@ impl LeasePolicy {
     }
 }
 
-/// The plan alone. What is present and used is looked at, and written down.
+/// What a round would do. Records which images are present.
 pub(super) async fn dry_run(
     collector: &Collector,
     policy: &GcPolicy,
     goal: GcGoal,
     leases: LeasePolicy,
 ) -> Result<Collection, Error> {
-    let mut found = match goal {
-        GcGoal::AllUnused | GcGoal::Dangling => read_snapshot(collector, policy).await?,
-        _ => match collector.snapshot_for(policy).await {
-            Ok(found) => found,
-            Err(error) => return Err(failure_of(collector, error).await),
-        },
-    };
-    if leases == LeasePolicy::End {
-        for image in &mut found.images {
-            image.uses.retain(|used| !used.is_lease());
-        }
-    }
-    let disabled = goal == GcGoal::Thresholds && !policy.is_enabled();
-    let policy = if disabled { &never(policy) } else { policy };
-    let before = found.disk;
-    let reclaimed = collector.expect_reclaim(&mut found, policy, goal).await;
-    let planned = match goal {
-        GcGoal::Thresholds if !disabled => plan_round(&found, policy),
-        goal => plan(&found, policy, goal),
-    };
-    let enough = planned.reachable;
-    Ok(Collection {
-        disabled,
-        warnings: collector.warnings(&found).iter().map(ToString::to_string).collect(),
-        usage_by_state: (!enough).then(|| usage_by_state(&who_holds(&found, policy))),
-        ..report::of_plan(&planned, before, &reclaimed, policy)
-    })
-}
-
-/// What [`reclaim_failed_pulls`] would do.
-pub(super) async fn plan_failed_pulls(collector: &Collector) -> Result<Collection, Error> {
-    match collector.plan_reclaim_only().await {
-        Ok(report) => Ok(report::of_failed_pulls(&report, true)),
+    match collector.dry_run(goal, policy, leases == LeasePolicy::End).await {
+        Ok(run) => Ok(report::of_dry_run(goal, &run, policy)),
         Err(error) => Err(failure_of(collector, error).await),
     }
 }
 
-/// Removes what failed and interrupted pulls left, and no image.
-pub(super) async fn reclaim_failed_pulls(collector: &Collector) -> Result<Collection, Error> {
-    match collector.reclaim_only().await {
-        Ok(GcRoundResult { report, error: None }) => Ok(report::of_failed_pulls(&report, false)),
-        Ok(GcRoundResult { report, error: Some(error) }) => {
-            let error = Some(failure_of(collector, error).await.into());
-            Ok(Collection { error, reached: false, ..report::of_failed_pulls(&report, false) })
-        }
-        Err(error) => Err(failure_of(collector, error).await),
-    }
-}
-
-/// A policy by which no threshold is exceeded: kubelet's own counts a full filesystem as 100 percent.
-fn never(policy: &GcPolicy) -> GcPolicy {
-    GcPolicy { accounting: Accounting::Exact, ..policy.clone() }
-}
-
-/// One GC round; its report includes incomplete removals. Without a threshold that can be exceeded it removes no image,
-/// as in the daemon, and reclaims what nothing can use any more.
+/// One GC round; its report includes incomplete removals.
 pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: GcGoal) -> Collection {
-    if goal == GcGoal::Thresholds && !policy.is_enabled() {
-        let GcRoundResult { report, error } = collector.reclaim_and_detect().await;
-        if let Some(error) = error {
-            return failed(goal, policy, report, failure_of(collector, error).await);
-        }
-        return match dry_run(collector, policy, goal, LeasePolicy::Respect).await {
-            Ok(planned) => report::of_disabled_round(&report, planned),
-            Err(error) => failed(goal, policy, report, error),
-        };
-    }
-    let round = collector.round_by(policy, goal).await;
-    let usage_by_state = match &round.error {
-        Some(GcError::Insufficient(_)) => {
-            let scene = collector.snapshot_for(policy).await.ok();
-            scene.map(|scene| usage_by_state(&who_holds(&scene, policy)))
-        }
-        _ => None,
-    };
+    let round = collector.round(goal, policy).await;
     let report = report::of_round(goal, &round, policy);
-    let error = match round.error.clone() {
-        Some(GcError::Insufficient(_)) => Some(insufficient(&report).into()),
-        Some(error) => Some(failure_of(collector, error).await.into()),
-        None => None,
-    };
-    Collection {
-        warnings: round.report.warnings.iter().map(ToString::to_string).collect(),
-        usage_by_state,
-        error,
-        ..report
+    match round.error {
+        None => report,
+        Some(GcError::Insufficient(_)) => Collection {
+            usage_by_state: retained_usage(collector, policy).await,
+            error: Some(insufficient(&report).into()),
+            ..report
+        },
+        Some(error) => Collection { error: Some(failure_of(collector, error).await.into()), ..report },
     }
+}
+
+/// Disk usage by the reasons for which images are retained; `None` if it cannot be determined.
+async fn retained_usage(collector: &Collector, policy: &GcPolicy) -> Option<UsageByState> {
+    let mut snapshot = collector.snapshot(policy).await.ok()?;
+    collector.add_filesystem(&mut snapshot).await.ok()?;
+    Some(usage_by_state(&holders(&snapshot, policy)))
 }
 
 /// The bytes that a round freed, and those that it had to.
@@ -141,21 +77,6 @@ fn shortfall(report: &Collection) -> String {
     format!("not enough reclaimable space: freed {freed} of {}", go_format::bytes(report.needed_bytes))
 }
 
-/// Everything that a plan depends on; a filesystem that cannot be read is left out.
-pub(super) async fn read_snapshot(collector: &Collector, policy: &GcPolicy) -> Result<GcSnapshot, Error> {
-    let read = match collector.snapshot_for(policy).await {
-        Err(GcError::Disk(error)) => {
-            tracing::warn!("cannot determine disk usage: {error}");
-            collector.snapshot().await
-        }
-        read => read,
-    };
-    match read {
-        Ok(snapshot) => Ok(snapshot),
-        Err(error) => Err(failure_of(collector, error).await),
-    }
-}
-
 /// Why a round did not do all that it should: if the backend is lost, that is the cause.
 pub(crate) async fn failure_of(collector: &Collector, error: GcError) -> Error {
     if matches!(error, GcError::Uses(_) | GcError::Age { .. } | GcError::Space { .. })
@@ -165,12 +86,6 @@ pub(crate) async fn failure_of(collector: &Collector, error: GcError) -> Error {
         return gone.into();
     }
     failure(error)
-}
-
-/// A round that ended before its plan.
-fn failed(goal: GcGoal, policy: &GcPolicy, report: GcReport, error: Error) -> Collection {
-    let round = GcRoundResult { report, error: None };
-    Collection { error: Some(error.into()), reached: false, ..report::of_round(goal, &round, policy) }
 }
 
 /// Why a round did not free enough.
@@ -266,9 +181,9 @@ mod tests {
             let backend = FakeBackend::new();
             backend.add_image("a:1", image("sha256:1", 500));
             let collector = Collector::builder(Arc::new(backend.clone())).disk(Arc::new(FullDisk)).build();
-            let planned =
-                dry_run(&collector, &policy, GcGoal::Thresholds, LeasePolicy::Respect).await.unwrap();
-            let done = run_round(&collector, &policy, GcGoal::Thresholds).await;
+            let goal = policy.scheduled_goal();
+            let planned = dry_run(&collector, &policy, goal, LeasePolicy::Respect).await.unwrap();
+            let done = run_round(&collector, &policy, goal).await;
             for report in [planned, done] {
                 assert!(report.disabled && report.reached && report.error.is_none(), "{report:?}");
                 assert!(report.removals.is_empty());
@@ -308,9 +223,9 @@ mod tests {
                 .disk(Arc::new(FullDisk))
                 .reclaimer(Arc::new(Leftovers))
                 .build();
-            let planned =
-                dry_run(&collector, &policy, GcGoal::Thresholds, LeasePolicy::Respect).await.unwrap();
-            let done = run_round(&collector, &policy, GcGoal::Thresholds).await;
+            let goal = policy.scheduled_goal();
+            let planned = dry_run(&collector, &policy, goal, LeasePolicy::Respect).await.unwrap();
+            let done = run_round(&collector, &policy, goal).await;
             for report in [planned, done] {
                 assert!(
                     report.disabled && report.error.is_none() && report.removals.is_empty(),
@@ -324,15 +239,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_goal_out_of_reach_is_reported_with_the_rule_that_retains_images() {
-        for (rule, word) in [(WhenUnreachable::Helpful, "helpful"), (WhenUnreachable::Nothing, "nothing")] {
+        for (rule, word) in
+            [(WhenUnreachable::Worthwhile, "worthwhile"), (WhenUnreachable::Nothing, "nothing")]
+        {
             let backend = FakeBackend::new();
             backend.add_image("a:1", image("sha256:1", 10));
             let collector = Collector::builder(Arc::new(backend.clone())).disk(Arc::new(FullDisk)).build();
             let policy =
                 GcPolicy { minimum_age: Duration::ZERO, when_unreachable: rule, ..GcPolicy::default() };
-            let planned =
-                dry_run(&collector, &policy, GcGoal::Thresholds, LeasePolicy::Respect).await.unwrap();
-            let done = run_round(&collector, &policy, GcGoal::Thresholds).await;
+            let goal = policy.scheduled_goal();
+            let planned = dry_run(&collector, &policy, goal, LeasePolicy::Respect).await.unwrap();
+            let done = run_round(&collector, &policy, goal).await;
             for report in [&planned, &done] {
                 assert!(!report.reached && report.removals.is_empty());
                 assert_eq!((report.when_unreachable.as_str(), report.reclaimable_bytes), (word, 10));

@@ -59,11 +59,12 @@ pub(super) async fn list(node: &Node, request: &api::ImagesRequest) -> Result<ap
         return Ok(answer);
     }
     let collector = node.unchecked_collector();
+    let policy = collector.policy();
     let configured = if request.without_configs { &[][..] } else { &images };
     let timeout = || format!("timed out after {}s", DETAILS_WITHIN.as_secs());
     let ((configs, are_all), snapshot) = tokio::join!(
         configs(configured, &*node.backend),
-        time::timeout(DETAILS_WITHIN, collector.snapshot())
+        time::timeout(DETAILS_WITHIN, collector.snapshot(&policy))
     );
     if !are_all {
         answer.warnings.push(format!("the creation time of some images is unknown: {}", timeout()));
@@ -74,7 +75,7 @@ pub(super) async fn list(node: &Node, request: &api::ImagesRequest) -> Result<ap
         answer.warnings.push(format!("use and layers are unknown: {why}"));
     }
     let snapshot = snapshot.ok();
-    describe(&mut answer, snapshot.as_ref(), &configs, &collector.policy());
+    describe(&mut answer, snapshot.as_ref(), &configs, &policy);
     if let Some(snapshot) = snapshot.filter(|_| node.store().is_some()) {
         for image in &mut answer.images {
             // As df and the removal of an image count it: with config and manifests in whole blocks.
@@ -128,7 +129,7 @@ fn describe(
         };
         if let Some(decision) = decisions.get(image.id.as_str()) {
             details.unique_bytes = Some(decision.alone.bytes);
-            let (reason, why) = report::reason(&decision.verdict);
+            let (reason, why) = report::reason(&decision.decision);
             details.set_reason(reason);
             details.why = why;
         }

@@ -2,19 +2,21 @@
 
 use std::time::Duration;
 
-use larder::gc::{Accounting, GcGoal, GcPolicy};
+use larder::gc::{GcGoal, GcPolicy, GcStrategy};
 use larder_api::v1::CollectRequest;
 use larder_api::v1::collect_request;
 
 use crate::error::Error;
 
-/// What it is for.
-pub(super) fn goal(request: &CollectRequest) -> GcGoal {
+/// The goal of a request. Without a threshold that can be exceeded, a round by thresholds removes no image, as in the
+/// daemon.
+pub(super) fn goal(request: &CollectRequest, policy: &GcPolicy) -> GcGoal {
     match request.goal {
         Some(collect_request::Goal::FreeBytes(bytes)) => GcGoal::Free { bytes },
         Some(collect_request::Goal::AllUnused(true)) => GcGoal::AllUnused,
         Some(collect_request::Goal::Dangling(true)) => GcGoal::Dangling,
-        _ => GcGoal::Thresholds,
+        Some(collect_request::Goal::FailedPulls(true)) => GcGoal::FailedPulls,
+        _ => policy.scheduled_goal(),
     }
 }
 
@@ -26,7 +28,7 @@ pub(super) fn policy(
     origin_of: impl Fn(&str) -> String,
 ) -> Result<GcPolicy, Error> {
     let mut policy = base.clone();
-    if request.kubelet && base.accounting != Accounting::Nominal {
+    if request.kubelet && base.strategy != GcStrategy::Kubelet {
         policy = GcPolicy { keep: policy.keep, ..GcPolicy::kubelet() };
     }
     if let Some(high) = request.high_threshold_percent {

@@ -29,9 +29,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::Stream;
-use larder::gc::GcPolicy;
+use larder::gc::{GcGoal, GcPolicy};
 use larder_api::v1 as api;
-use larder_api::v1::collect_request::Goal;
 use larder_api::v1::control_server::{Control, ControlServer};
 use larder_api::{MAX_MESSAGE_BYTES, convert};
 use larder_store::mounts::MountOptions;
@@ -132,6 +131,16 @@ impl ControlApi {
         limits::policy(&node.collector()?.policy(), request, |key| config.origin(key).to_string())
     }
 
+    /// The policy and the goal of a request.
+    fn policy_and_goal(&self, request: &api::CollectRequest) -> Result<(GcPolicy, GcGoal), Error> {
+        let policy = self.policy(request)?;
+        let goal = limits::goal(request, &policy);
+        if goal == GcGoal::FailedPulls {
+            self.node().require_store()?;
+        }
+        Ok((policy, goal))
+    }
+
     /// Calls larder's own store on a thread that may block.
     async fn store<T: Send + 'static>(
         &self,
@@ -222,24 +231,18 @@ impl Control for ControlApi {
 
     async fn plan(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {
         let request = request.into_inner();
-        if let Some(Goal::FailedPulls(true)) = request.goal {
-            self.node().require_store()?;
-            return Ok(Response::new(gc::plan_failed_pulls(self.node().collector()?).await?));
-        }
-        let (policy, goal) = (self.policy(&request)?, limits::goal(&request));
+        let (policy, goal) = self.policy_and_goal(&request)?;
         let leases = gc::LeasePolicy::of(&request)?;
         Ok(Response::new(gc::dry_run(self.node().collector()?, &policy, goal, leases).await?))
     }
 
     async fn collect(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {
         let request = request.into_inner();
-        if let Some(Goal::FailedPulls(true)) = request.goal {
-            self.node().require_store()?;
-            return Ok(Response::new(gc::reclaim_failed_pulls(self.node().collector()?).await?));
+        let (policy, goal) = self.policy_and_goal(&request)?;
+        if goal != GcGoal::FailedPulls {
+            self.node().require_gc()?;
+            self.node().require_publisher()?;
         }
-        self.node().require_gc()?;
-        self.node().require_publisher()?;
-        let (policy, goal) = (self.policy(&request)?, limits::goal(&request));
         if gc::LeasePolicy::of(&request)? == gc::LeasePolicy::End {
             let leased: Vec<_> = self.node().leases().await?.into_keys().collect();
             self.node().end_leases(&leased).await?;

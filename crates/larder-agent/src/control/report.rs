@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use larder::gc::filesystem_stats::used_percent;
 use larder::gc::{
-    DiskSpace, GcDecision, GcGoal, GcPhase, GcPlan, GcPolicy, GcReport, GcRoundProgress, GcRoundResult,
+    DiskSpace, DryRun, GcDecision, GcGoal, GcPhase, GcPolicy, GcReport, GcRoundProgress, GcRoundResult,
     ImageDecision, ImageUse, PlannedRemoval, RemovalReason, RetainReason, RetentionBreakdown, RetentionClass,
-    SpaceBesideImages, UnixMillis,
+    UnixMillis, holders,
 };
 use larder::image_service::FsStats;
 use larder::reference::ImageId;
@@ -14,115 +14,83 @@ use larder_api::convert;
 use larder_api::v1::{self as api, CollectionGoal, VerdictReason};
 use tokio::time::Instant;
 
-/// What would be done.
-pub(super) fn of_plan(
-    plan: &GcPlan,
-    disk: Option<FsStats>,
-    reclaimed: &SpaceBesideImages,
-    policy: &GcPolicy,
-) -> api::Collection {
+/// What a round would do.
+pub(super) fn of_dry_run(goal: GcGoal, run: &DryRun, policy: &GcPolicy) -> api::Collection {
+    let round = of_report(goal, &run.report, policy);
+    let Some(plan) = run.plan() else { return round };
     api::Collection {
-        before: disk.map(file_system),
+        dry_run: true,
+        freed_bytes: None,
+        available_change_bytes: None,
         after: plan.after.map(file_system),
-        needed_bytes: plan.need.bytes,
-        needed_inodes: plan.need.inodes,
         promised_bytes: plan.expected_freed.bytes,
         promised_inodes: plan.expected_freed.inodes,
-        reclaimable_bytes: plan.reclaimable.bytes,
-        reclaimable_inodes: plan.reclaimable.inodes,
-        when_unreachable: held_back(plan),
         reached: plan.reachable,
         removals: plan.removals.iter().map(|removal| removed(removal, None)).collect(),
-        images: plan.decisions.iter().map(|verdict| image(verdict, policy)).collect(),
-        planned: true,
-        reclaimed: Some(convert::space_beside_images(reclaimed)),
-        ..empty(true, plan.goal, policy)
+        usage_by_state: (!plan.reachable).then(|| usage_by_state(&holders(&run.snapshot, policy))),
+        ..round
     }
 }
 
-/// What was done.
+/// What a round did.
 pub(super) fn of_round(goal: GcGoal, round: &GcRoundResult, policy: &GcPolicy) -> api::Collection {
-    let done = || round.report.removed();
+    api::Collection { reached: round.error.is_none(), ..of_report(goal, &round.report, policy) }
+}
+
+fn of_report(goal: GcGoal, report: &GcReport, policy: &GcPolicy) -> api::Collection {
+    let done = || report.removed();
     let promised: DiskSpace = done().map(|done| done.removal.frees).sum();
-    let last = round.report.plans.last();
+    let last = report.plans.last();
     let need = last.map_or(DiskSpace::ZERO, |plan| plan.need);
     let reclaimable = last.map_or(DiskSpace::ZERO, |plan| plan.reclaimable);
-    let space_holders = round.report.space_holders.iter().map(|holder| api::SpaceHolder {
+    let space_holders = report.space_holders.iter().map(|holder| api::SpaceHolder {
         process: holder.process,
         command: holder.command.clone(),
         bytes: holder.bytes,
     });
-    // An image is in the plan for age and in the one for room; the later one knows more.
+    // An image is in the plan for age and in the one for space; the later one knows more.
     let mut images: HashMap<(&ImageId, &str), &ImageDecision> = HashMap::new();
-    for verdict in round.report.plans.iter().flat_map(|plan| &plan.decisions) {
-        images.insert((&verdict.id, &verdict.handler), verdict);
+    for decision in report.plans.iter().flat_map(|plan| &plan.decisions) {
+        images.insert((&decision.id, &decision.handler), decision);
     }
     let mut images: Vec<_> = images.into_values().collect();
     images.sort_by(|a, b| (&a.id, &a.handler).cmp(&(&b.id, &b.handler)));
-    let swept = &round.report.swept;
+    let swept = &report.swept;
     let errors = swept.iter().flat_map(|swept| swept.errors.clone());
     api::Collection {
-        before: round.report.before.map(file_system),
-        after: round.report.after.map(file_system),
+        before: report.before.map(file_system),
+        after: report.after.map(file_system),
         needed_bytes: need.bytes,
         needed_inodes: need.inodes,
         promised_bytes: promised.bytes,
         promised_inodes: promised.inodes,
         reclaimable_bytes: reclaimable.bytes,
         reclaimable_inodes: reclaimable.inodes,
-        when_unreachable: last.map(held_back).unwrap_or_default(),
-        disabled: round.report.disabled,
+        when_unreachable: last
+            .and_then(|plan| plan.when_unreachable)
+            .map_or_else(String::new, |rule| rule.as_str().to_owned()),
+        disabled: goal == GcGoal::Detect,
         lagging: swept.iter().any(|swept| swept.lagging),
         space_holders: space_holders.collect(),
         freed_bytes: Some(swept.iter().map(|swept| swept.freed).sum()),
         available_change_bytes: swept.iter().map(|swept| swept.available_change).sum(),
-        reached: round.error.is_none(),
         removals: done().map(|done| removed(&done.removal, done.freed)).collect(),
-        images: images.into_iter().map(|verdict| image(verdict, policy)).collect(),
+        images: images.into_iter().map(|decision| image(decision, policy)).collect(),
         failed: errors.map(|(id, message)| api::FailedRemoval { id: id.into(), message }).collect(),
         skipped: swept.iter().flat_map(|swept| swept.skipped.iter().map(ToString::to_string)).collect(),
-        gone: swept.iter().flat_map(|swept| swept.gone.iter().map(ToString::to_string)).collect(),
-        planned: !round.report.plans.is_empty(),
-        reclaimed: Some(convert::space_beside_images(&round.report.reclaimed)),
-        ..empty(false, goal, policy)
-    }
-}
-
-/// What a round did that removes no image because no threshold can be exceeded; `planned` is the state after it.
-pub(super) fn of_disabled_round(report: &GcReport, planned: api::Collection) -> api::Collection {
-    api::Collection {
-        dry_run: false,
-        freed_bytes: Some(0),
-        before: report.before.map(file_system),
-        after: report.after.map(file_system),
+        gone: swept
+            .iter()
+            .flat_map(|swept| swept.removed_by_others.iter().map(ToString::to_string))
+            .collect(),
+        warnings: report.warnings.iter().map(ToString::to_string).collect(),
+        planned: goal == GcGoal::FailedPulls || !report.plans.is_empty(),
         reclaimed: Some(convert::space_beside_images(&report.reclaimed)),
-        ..planned
+        ..empty(goal, policy)
     }
 }
 
-/// What was or would be reclaimed without any image.
-pub(super) fn of_failed_pulls(report: &GcReport, dry_run: bool) -> api::Collection {
+fn empty(goal: GcGoal, policy: &GcPolicy) -> api::Collection {
     api::Collection {
-        dry_run,
-        goal: CollectionGoal::FailedPulls.into(),
-        before: report.before.map(file_system),
-        after: report.after.map(file_system),
-        freed_bytes: (!dry_run).then_some(0),
-        reached: true,
-        planned: true,
-        reclaimed: Some(convert::space_beside_images(&report.reclaimed)),
-        ..api::Collection::default()
-    }
-}
-
-/// The rule that retained images because the goal cannot be reached, as in the settings.
-fn held_back(plan: &GcPlan) -> String {
-    plan.held_back.map_or_else(String::new, |rule| rule.as_str().to_owned())
-}
-
-fn empty(dry_run: bool, goal: GcGoal, policy: &GcPolicy) -> api::Collection {
-    api::Collection {
-        dry_run,
         goal: collection_goal(goal).into(),
         asked_bytes: if let GcGoal::Free { bytes } = goal { bytes } else { 0 },
         reached: true,
@@ -134,7 +102,8 @@ fn empty(dry_run: bool, goal: GcGoal, policy: &GcPolicy) -> api::Collection {
 
 fn collection_goal(goal: GcGoal) -> CollectionGoal {
     match goal {
-        GcGoal::Age | GcGoal::Thresholds => CollectionGoal::Thresholds,
+        GcGoal::Age | GcGoal::Thresholds | GcGoal::Detect => CollectionGoal::Thresholds,
+        GcGoal::FailedPulls => CollectionGoal::FailedPulls,
         GcGoal::Free { .. } => CollectionGoal::Free,
         GcGoal::AllUnused => CollectionGoal::AllUnused,
         GcGoal::Dangling => CollectionGoal::Dangling,
@@ -145,7 +114,7 @@ fn collection_goal(goal: GcGoal) -> CollectionGoal {
 pub(super) fn running_round(round: &GcRoundProgress, now: Instant) -> api::GcRound {
     let count = |images: usize| u32::try_from(images).unwrap_or(u32::MAX);
     api::GcRound {
-        goal: round.goal.map_or(CollectionGoal::FailedPulls, collection_goal).into(),
+        goal: collection_goal(round.goal).into(),
         phase: match round.phase {
             GcPhase::Reclaiming => api::GcPhase::Reclaiming,
             GcPhase::Planning => api::GcPhase::Planning,
@@ -179,8 +148,8 @@ fn removed(removal: &PlannedRemoval, freed: Option<DiskSpace>) -> api::Removal {
     api::Removal {
         id: removal.id.to_string(),
         names: removal.names.clone(),
-        reason: reason_of(&removal.why).into(),
-        why: removal.why.to_string(),
+        reason: reason_of(&removal.reason).into(),
+        why: removal.reason.to_string(),
         promised_bytes: removal.frees.bytes,
         promised_inodes: removal.frees.inodes,
         estimated: removal.estimated,
@@ -191,8 +160,8 @@ fn removed(removal: &PlannedRemoval, freed: Option<DiskSpace>) -> api::Removal {
 
 /// One image, and whether the round removes it. If a keep rule retains it, the matching name comes first.
 pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdict {
-    let (reason, why) = reason(&image.verdict);
-    let used_by = match &image.verdict {
+    let (reason, why) = reason(&image.decision);
+    let used_by = match &image.decision {
         GcDecision::Retain(RetainReason::InUse(uses)) => uses.iter().map(ToString::to_string).collect(),
         GcDecision::Retain(RetainReason::Leased { left }) => {
             vec![ImageUse::Lease { left: *left }.to_string()]
@@ -200,7 +169,7 @@ pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdi
         _ => Vec::new(),
     };
     let mut names = image.names.clone();
-    if let GcDecision::Retain(RetainReason::Kept { rule, .. }) = &image.verdict
+    if let GcDecision::Retain(RetainReason::Kept { rule, .. }) = &image.decision
         && let Some(meant) = policy.keep.get(*rule).and_then(|rule| rule.parse_selector(&names))
     {
         names[..=meant].rotate_right(1);
@@ -212,7 +181,7 @@ pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdi
         unique_bytes: image.alone.bytes,
         first_seen: time(image.first_seen),
         last_used: image.last_used.and_then(time),
-        remove: matches!(image.verdict, GcDecision::Remove(_)),
+        remove: matches!(image.decision, GcDecision::Remove(_)),
         reason: reason.into(),
         why,
         used_by,
@@ -235,7 +204,7 @@ pub(super) fn reason(decision: &GcDecision) -> (VerdictReason, String) {
 fn reason_of(why: &RemovalReason) -> VerdictReason {
     match why {
         RemovalReason::TooOld { .. } => VerdictReason::TooOld,
-        RemovalReason::Room { .. } | RemovalReason::Untagged { .. } => VerdictReason::Space,
+        RemovalReason::LeastRecentlyUsed { .. } | RemovalReason::Untagged { .. } => VerdictReason::Space,
         RemovalReason::SharedLayer { .. } => VerdictReason::SharedLayer,
         RemovalReason::Unused => VerdictReason::Unused,
         _ => VerdictReason::Unspecified,

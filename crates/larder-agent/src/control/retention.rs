@@ -189,8 +189,8 @@ fn change(file: &KeepRuleFile, request: &KeepRequest) -> Result<(Vec<KeepRule>, 
 /// Which of the last `new` rules match nothing.
 async fn idle(collector: &Collector, new: usize) -> Vec<String> {
     let first_new = collector.policy().keep.len().saturating_sub(new);
-    let Ok(scene) = collector.snapshot().await else { return Vec::new() };
-    let warnings = collector.warnings(&scene).into_iter().filter(|warning| warning.rule >= first_new);
+    let Ok(snapshot) = collector.snapshot(&collector.policy()).await else { return Vec::new() };
+    let warnings = collector.warnings(&snapshot).into_iter().filter(|warning| warning.rule >= first_new);
     warnings.map(|warning| warning.to_string()).collect()
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use larder::events::EventReason;
+use larder_api::v1::collect_request::Goal;
 use larder_api::v1::control_client::ControlClient;
 use larder_api::v1::ensure_update::Update;
 use larder_api::v1::events_response::Item;

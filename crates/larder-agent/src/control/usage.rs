@@ -5,8 +5,8 @@ use std::sync::Arc;
 use larder::backend::BackendError;
 use larder::error_chain;
 use larder::gc::{
-    ClockReading, Collector, GcPolicy, ImageUseError, ReclaimTrigger, RetentionBreakdown, SpaceBesideImages,
-    holders as who_holds,
+    ClockReading, Collector, GcError, GcPolicy, ImageUseError, ReclaimTrigger, RetentionBreakdown,
+    SpaceBesideImages, holders as who_holds,
 };
 use larder::image_service::{FilesystemError, FsStats, ImageService, local_disk};
 use larder_api::convert;
@@ -52,15 +52,15 @@ pub(super) async fn usage(node: &Node, policy: &GcPolicy) -> Result<api::UsageRe
 
 /// Disk usage by state of the images; `None`, after a warning, if image usage cannot be determined.
 async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> Option<RetentionBreakdown> {
-    let scene =
-        if disk_is_here { collector.snapshot_with_fs_stats().await } else { collector.snapshot().await };
-    match scene {
-        Ok(scene) => Some(who_holds(&scene, policy)),
-        Err(error) => {
-            tracing::warn!("cannot determine disk usage: {error}");
-            None
+    let measured = async {
+        let mut snapshot = collector.snapshot(policy).await?;
+        if disk_is_here {
+            collector.add_filesystem(&mut snapshot).await?;
         }
-    }
+        Ok::<_, GcError>(who_holds(&snapshot, policy))
+    };
+    let warn = |error: &GcError| tracing::warn!("cannot determine disk usage: {error}");
+    measured.await.inspect_err(warn).ok()
 }
 
 async fn measure(node: &Node) -> Result<api::UsageResponse, Error> {

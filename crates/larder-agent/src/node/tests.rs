@@ -146,7 +146,7 @@ async fn images_ensured_by_an_earlier_process_are_leased_as_configured() {
     first.note_ensured(&"sha256:a".into(), false).await;
     drop(first);
     for (lease, uses) in [(Duration::from_secs(60), 1), (Duration::ZERO, 0)] {
-        let scene = node(lease).collector().unwrap().snapshot().await.unwrap();
+        let scene = node(lease).collector().unwrap().snapshot(&GcPolicy::default()).await.unwrap();
         assert_eq!(scene.images[0].uses.len(), uses, "{lease:?}");
     }
 }
@@ -168,12 +168,12 @@ async fn a_filesystem_that_hangs_takes_one_measurement_however_many_ask() {
     let disk = Arc::new(HangingFsStats::default());
     let node =
         testing::node(&backend, dir.path(), Some(Arc::clone(&disk) as Arc<dyn FsStatsProvider>), |_| ());
-    let asked = Instant::now();
+    let (asked, policy) = (Instant::now(), GcPolicy::default());
     for _ in 0..3 {
         let (found, _, plan) = tokio::join!(
             node.filesystems(),
             node.filesystems(),
-            time::timeout(MEASURE_WITHIN, node.collector.plan_round()),
+            time::timeout(MEASURE_WITHIN, node.collector.dry_run(GcGoal::Thresholds, &policy, false)),
         );
         assert!(found.image.is_none() && found.others.is_empty() && plan.is_err());
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder::backend::{Backend as _, BackendError, Image as Present, ImageSpec, ProgressReporter};
-use larder::gc::{Collector, ImageUsageRecords, UsageRecordFileStore};
+use larder::gc::{Collector, GcGoal, ImageUsageRecords, UsageRecordFileStore};
 use larder::reference::ImageId;
 use larder_docker::{DockerBackend, EngineConfig, EngineHost};
 use larder_testkit_peers::{Dockerd, ImageBuilder, Package, RegistryOptions, RegistryProcess, require};
@@ -40,7 +40,7 @@ impl EngineFixture {
             .records(Arc::new(UsageRecordFileStore::new(dir.join("records.json"))))
             .build();
         block_on(async {
-            collector.detect().await.unwrap();
+            collector.round(GcGoal::Detect, &collector.policy()).await.into_result().unwrap();
             collector.records()
         })
     }

@@ -13,8 +13,8 @@ use larder::backend::{
 use larder::credentials::Credential;
 use larder::events::{Event, EventSink};
 use larder::gc::{
-    Clock, ClockReading, Collector, FailureCount, FsStatsProvider, GcPolicy, PostImageGcHook, RemovalHistory,
-    RemovalHistoryEntry, UnixMillis, images_for_node_status, size_text,
+    Clock, ClockReading, Collector, FailureCount, FsStatsProvider, GcGoal, GcPolicy, PostImageGcHook,
+    RemovalHistory, RemovalHistoryEntry, UnixMillis, images_for_node_status, size_text,
 };
 use larder::image_service::{FilesystemError, FsStats};
 use larder::pod::SandboxConfig;
@@ -370,13 +370,14 @@ fn scenario(Scenario { policy, began_ms, gates, steps }: Scenario) -> Value {
     node.state().image_volumes = gates.image_volume;
     let shared = Arc::new(node.clone());
     let collector = Collector::builder(shared.clone())
-        .policy(policy.policy())
+        .policy(policy.clone())
         .disk(shared.clone())
         .clock(shared.clone())
         .events(shared.clone(), "node")
         .hook(shared.clone())
         .history(shared)
         .build();
+    let policy = policy.policy();
     let with_handler = gates.runtime_class_in_image_cri_api;
     let answers = steps.into_iter().map(|step| {
         {
@@ -393,11 +394,12 @@ fn scenario(Scenario { policy, began_ms, gates, steps }: Scenario) -> Value {
         let before = collector.counts();
         let outcome = crate::pull::simulated(async {
             match step.action {
-                ScenarioAction::Detect => collector.detect().await,
-                ScenarioAction::Collect => collector.collect().await.map(drop),
-                ScenarioAction::DeleteUnused => collector.delete_unused().await.map(drop),
+                ScenarioAction::Detect => collector.round(GcGoal::Detect, &policy).await,
+                ScenarioAction::Collect => collector.round(GcGoal::Thresholds, &policy).await,
+                ScenarioAction::DeleteUnused => collector.round(GcGoal::AllUnused, &policy).await,
             }
-        });
+        })
+        .into_result();
         let after = collector.counts();
         let mut state = node.state();
         let did = std::mem::take(&mut state.did);

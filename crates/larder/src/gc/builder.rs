@@ -8,10 +8,10 @@ use super::dependencies::{CollectorDependencies, PostImageGcHook};
 use super::filesystem_stats::{BackendFsStats, FsStatsProvider};
 use super::history::RemovalHistory;
 use super::layers::LayerSource;
+use super::meter::ReclaimWait;
 use super::policy::GcPolicy;
 use super::reclaim::SpaceReclaimer;
 use super::removal_gate::RemovalGate;
-use super::sweep::ReclaimWait;
 use super::usage_records::{Clock, SystemClock, UsageRecordStore, VolatileUsageRecords};
 use super::uses::{BackendUseSource, ImageUseSource};
 use crate::backend::Backend;
@@ -44,7 +44,7 @@ impl CollectorBuilder {
             hooks: Vec::new(),
             history: None,
             gate: None,
-            patience: ReclaimWait::default(),
+            reclaim_wait: ReclaimWait::default(),
             backend,
         })
     }
@@ -136,8 +136,8 @@ impl CollectorBuilder {
 
     /// How long to wait for space that is freed in the background.
     #[must_use]
-    pub fn reclaim_wait(mut self, patience: ReclaimWait) -> Self {
-        self.0.patience = patience;
+    pub fn reclaim_wait(mut self, wait: ReclaimWait) -> Self {
+        self.0.reclaim_wait = wait;
         self
     }
 

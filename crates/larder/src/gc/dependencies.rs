@@ -6,10 +6,10 @@ use super::activity::ActivityFeed;
 use super::filesystem_stats::FsStatsProvider;
 use super::history::RemovalHistory;
 use super::layers::LayerSource;
+use super::meter::ReclaimWait;
 use super::policy::GcPolicy;
 use super::reclaim::SpaceReclaimer;
 use super::removal_gate::RemovalGate;
-use super::sweep::ReclaimWait;
 use super::unix_millis::UnixMillis;
 use super::usage_records::{Clock, UsageRecordStore};
 use super::uses::ImageUseSource;
@@ -18,11 +18,11 @@ use crate::events::EventSink;
 use crate::pod::ObjectRef;
 use crate::reference::ImageId;
 
-/// Called after a collection; by [`HookRule::Examined`](super::HookRule::Examined) only after a space pass.
+/// Called after a collection; with kubelet's strategy only after a space pass.
 pub trait PostImageGcHook: Send + Sync {
-    /// `kept` are IDs of present images, selected by [`HookRule`](super::HookRule); the collection began at `started`.
-    /// Must be quick.
-    fn collected(&self, kept: &[ImageId], started: UnixMillis);
+    /// `retained` are IDs of present images: all, or with kubelet's strategy those that the space pass examined and
+    /// retained. The collection began at `started`. Must be quick.
+    fn collected(&self, retained: &[ImageId], started: UnixMillis);
 }
 
 pub(super) struct CollectorDependencies {
@@ -40,5 +40,5 @@ pub(super) struct CollectorDependencies {
     pub(super) hooks: Vec<Arc<dyn PostImageGcHook>>,
     pub(super) history: Option<Arc<dyn RemovalHistory>>,
     pub(super) gate: Option<Arc<RemovalGate>>,
-    pub(super) patience: ReclaimWait,
+    pub(super) reclaim_wait: ReclaimWait,
 }

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use super::filesystem_stats::{size_text, used_percent};
 use super::uses::ImageUseError;
 use crate::backend::BackendError;
 use crate::go_format;
-use crate::image_service::FilesystemError;
+use crate::image_service::{FilesystemError, FsStats};
 
 /// Why a round failed. The texts are kubelet's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +56,17 @@ pub enum GcError {
 }
 
 impl GcError {
+    /// A round that did not free enough, in kubelet's words; `disk` is the measurement before the removals.
+    pub(super) fn insufficient(disk: FsStats, freed: i64) -> GcError {
+        let used = used_percent(disk.capacity, disk.available);
+        let size = size_text(i64::try_from(disk.capacity).unwrap_or(i64::MAX));
+        GcError::Insufficient(format!(
+            "Insufficient free disk space on the node's image filesystem ({used}% of {size} used). Failed to free \
+             sufficient space by deleting unused images (freed {freed} bytes). Investigate disk usage, as it could be \
+             used by active images, logs, volumes, or other data."
+        ))
+    }
+
     /// Whether the round did what it should, and there was too little to remove.
     pub(super) fn is_shortage(&self) -> bool {
         matches!(self, GcError::Insufficient(_))

@@ -8,7 +8,6 @@ use async_trait::async_trait;
 
 use super::disk_space::DiskSpace;
 use super::open_files::{self, SpaceHolder};
-use super::policy::GcPolicy;
 use crate::backend::{Backend, Filesystems};
 use crate::image_service::{FilesystemError, FsStats, ImageService, local_disk};
 use crate::threads::blocking;
@@ -179,56 +178,9 @@ pub fn used_percent(capacity: u64, available: u64) -> i64 {
 }
 
 /// Free bytes of `capacity` when `low` percent are used.
-fn free_at(capacity: u64, low: i32) -> u64 {
+pub(super) fn free_at(capacity: u64, low: i32) -> u64 {
     let free = u128::from(capacity) * u128::from(100 - low.clamp(0, 100).unsigned_abs()) / 100;
     u64::try_from(free).unwrap_or(u64::MAX)
-}
-
-/// Kubelet's amount to free when bytes are at or above the high threshold. Negative when usage is already below the low
-/// threshold, which rounding can cause when both are equal.
-pub(super) fn kubelet_bytes_to_free(disk: FsStats, policy: &GcPolicy) -> Option<i64> {
-    let available = disk.available.min(disk.capacity);
-    let over = used_percent(disk.capacity, available) >= i64::from(policy.high_threshold_percent);
-    let wanted = i128::from(free_at(disk.capacity, policy.low_threshold_percent)) - i128::from(available);
-    over.then(|| i64::try_from(wanted).unwrap_or(i64::MAX))
-}
-
-/// The free space that the policy requires, if the filesystem is past one of its thresholds now.
-pub(super) fn wanted_free(disk: FsStats, policy: &GcPolicy) -> Option<DiskSpace> {
-    let now = free(disk);
-    let mut wanted = DiskSpace::ZERO;
-    let mut due = false;
-    if is_past(disk.capacity, disk.available, policy.high_threshold_percent) {
-        (due, wanted.bytes) = (true, free_at(disk.capacity, policy.low_threshold_percent));
-    }
-    if now.bytes < policy.min_free_bytes {
-        (due, wanted.bytes) = (true, wanted.bytes.max(policy.min_free_bytes));
-    }
-    if let Some(limits) = policy.inodes
-        && disk.inodes > 0
-        && is_past(disk.inodes, disk.inodes_free, limits.high_percent)
-    {
-        (due, wanted.inodes) = (true, free_at(disk.inodes, limits.low_percent));
-    }
-    due.then_some(wanted)
-}
-
-/// Whether usage is at or above a high threshold; 100 is never.
-fn is_past(capacity: u64, available: u64, high: i32) -> bool {
-    high < 100 && used_percent(capacity, available) >= i64::from(high)
-}
-
-/// The free space at which the filesystem is no longer past any threshold: just below those where a round starts.
-/// Never more than [`wanted_free`].
-pub(super) fn relieving_free(disk: FsStats, policy: &GcPolicy) -> Option<DiskSpace> {
-    let wanted = wanted_free(disk, policy)?;
-    let below = |capacity: u64, high: i32| {
-        let percent = u128::from((101 - high.clamp(0, 100)).unsigned_abs());
-        u64::try_from((u128::from(capacity) * percent).div_ceil(100)).unwrap_or(u64::MAX)
-    };
-    let bytes = below(disk.capacity, policy.high_threshold_percent).max(policy.min_free_bytes);
-    let inodes = policy.inodes.map_or(0, |limits| below(disk.inodes, limits.high_percent));
-    Some(DiskSpace { bytes: bytes.min(wanted.bytes), inodes: inodes.min(wanted.inodes) })
 }
 
 /// A size as kubelet writes it: `1023 B`, `1.5 KiB`, up to `TiB`.

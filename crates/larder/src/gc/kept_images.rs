@@ -34,7 +34,7 @@ impl Collector {
             images
         };
         let labels = match &self.parts.layers {
-            Some(source) if policy.asks_for_labels() => source.labels(compared).await?,
+            Some(source) if policy.has_label_rules() => source.labels(compared).await?,
             _ => HashMap::new(),
         };
         let names: Vec<Vec<String>> = compared

@@ -6,11 +6,11 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
-use super::collector::{Collector, is_due};
+use super::collector::Collector;
 use super::error::GcError;
 use super::node_status::sorted_for_cache;
-use super::plan::GcGoal;
-use super::policy::{Accounting, GcPolicy};
+use super::plan::is_due;
+use super::policy::{GcPolicy, GcStrategy};
 use super::pressure_wait::PressureWait;
 use super::report::{GcReport, GcRoundResult};
 use crate::backend::Image;
@@ -200,10 +200,8 @@ impl GcLoops {
     }
 
     async fn round(&self) -> GcRoundResult {
-        if self.collector.policy().is_enabled() {
-            return self.collector.round(GcGoal::Thresholds).await;
-        }
-        self.collector.reclaim_and_detect().await
+        let policy = self.collector.policy();
+        self.collector.round(policy.scheduled_goal(), &policy).await
     }
 
     async fn listing(&self) {
@@ -272,7 +270,7 @@ impl GcLoops {
         let soon = PressureWait::until(Instant::now());
         match (error, report.before) {
             // By nominal sizes it may have freed enough although the filesystem is still full.
-            (None, Some(before)) if policy.accounting == Accounting::Nominal && is_due(before, policy) => {
+            (None, Some(before)) if policy.strategy == GcStrategy::Kubelet && is_due(before, policy) => {
                 let disk = self.collector.parts.disk.measure_after_deletion().await;
                 let helped = disk.is_ok_and(|disk| !is_due(disk, policy));
                 if helped { soon } else { PressureWait::until(Instant::now() + self.periods.collect) }

@@ -1,12 +1,11 @@
 //! Garbage collection: removes images when space is needed, with a reason for each decision.
 //!
 //! ```text
-//! reclaim -> list + uses -> records -> plan -> sweep -> history
+//! reclaim -> observe (images, uses, records) -> plan -> sweep -> history
 //! ```
 //!
-//! Read [`Collector::collect`] first. [`plan()`] decides, and is pure: a dry run and a real run are the same plan.
-//! [`sweep()`] executes the plan through one small trait. The rules are kubelet's; where larder differs, a field of
-//! [`GcPolicy`] restores kubelet's behaviour, and [`GcPolicy::kubelet`] restores all of it.
+//! Read [`Collector::round`] first. [`plan()`] decides, and is pure: [`Collector::dry_run`] returns the plan, and a round
+//! executes it. [`GcStrategy`] selects the algorithm: larder's, or kubelet's for [`GcPolicy::kubelet`].
 
 mod activity;
 mod builder;
@@ -16,13 +15,14 @@ mod disk_space;
 mod error;
 mod estimate;
 pub mod filesystem_stats;
-mod gated_remover;
+mod goal;
 mod history;
 mod inspect;
 mod keep;
 mod kept_images;
 mod layers;
 mod loops;
+mod meter;
 mod node_status;
 mod open_files;
 mod plan;
@@ -31,7 +31,9 @@ mod pressure_wait;
 mod progress;
 mod reclaim;
 mod removal_gate;
+mod remover;
 mod report;
+mod round;
 mod spans;
 mod state;
 mod sweep;
@@ -46,27 +48,27 @@ pub use dependencies::PostImageGcHook;
 pub use disk_space::DiskSpace;
 pub use error::GcError;
 pub use filesystem_stats::{FilesystemContent, FsStatsProvider, OtherFilesystem, size_text};
+pub use goal::GcGoal;
 pub use history::{HistoryFile, RemovalHistory, RemovalHistoryEntry};
 pub use inspect::InspectLayerSource;
 pub use keep::{KeepRule, KeepWarning, Selector, nearest_names};
 pub use kept_images::KeptBy;
 pub use layers::{LayerSource, LayerUsageIndex, MeasuredLayer};
 pub use loops::{FailureCount, GcIntervals, GcLoops, GcStatus, ImageCache};
+pub use meter::ReclaimWait;
 pub use node_status::{NodeImage, NodeStatusError, images_for_node_status};
 pub use open_files::{SpaceHolder, deleted_open_files};
 pub use plan::{
-    GcDecision, GcGoal, GcImage, GcPlan, GcSnapshot, ImageDecision, PlannedRemoval, RemovalReason,
-    RetainReason, RetentionBreakdown, RetentionClass, RetentionClassUsage, holders, plan, plan_round,
+    GcDecision, GcImage, GcPlan, GcSnapshot, ImageDecision, PlannedRemoval, RemovalReason, RetainReason,
+    RetentionBreakdown, RetentionClass, RetentionClassUsage, holders, plan,
 };
-pub use policy::{
-    Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, PolicyError, ThresholdKind, UseRule,
-    WhenUnreachable,
-};
+pub use policy::{GcPolicy, GcStrategy, InodeThresholds, PolicyError, ThresholdKind, WhenUnreachable};
 pub use progress::{GcPhase, GcRoundProgress};
 pub use reclaim::{ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
 pub use removal_gate::{PresenceCheck, RemovalGate, RemovalGuard};
-pub use report::{GcCounts, GcReport, GcRoundResult};
-pub use sweep::{ImageRemover, ReclaimWait, RemovalError, RemovalOutcome, RemovedImage, SweepReport, sweep};
+pub use remover::GcCounts;
+pub use report::{DryRun, GcReport, GcRoundResult};
+pub use sweep::{RemovedImage, SweepReport};
 pub use unix_millis::UnixMillis;
 pub use usage_records::{
     Clock, ClockReading, ImageUsageRecord, ImageUsageRecords, LoadedUsageRecords, SavedClockReading,

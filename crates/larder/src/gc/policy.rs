@@ -4,11 +4,28 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::goal::GcGoal;
 use super::keep::KeepRule;
+
+/// Whose rules a collection follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GcStrategy {
+    /// A layer counts once, for the image that is removed last, and the filesystem is measured after each removal. An
+    /// image that was never used is as old as its first observation. A container or mount protects the image that it
+    /// names in any form. Ages do not change when the wall clock is set.
+    #[default]
+    Larder,
+    /// Kubelet's algorithm, accidents included: image sizes as the runtime reports them add up, an image that was never
+    /// used is older than any maximum age, containers protect images by ID only, and ages follow the wall clock. Only the
+    /// percentages of bytes and the ages start a round.
+    Kubelet,
+}
 
 /// When images are collected, and which.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GcPolicy {
+    /// Whose rules decide. With [`GcStrategy::Kubelet`], `min_free_bytes`, `inodes` and `when_unreachable` do not apply.
+    pub strategy: GcStrategy,
     /// Start when this percentage of the filesystem is used. 0 to 100, default 85; 100 is never (for kubelet, when the
     /// filesystem is full). Other limits still apply.
     pub high_threshold_percent: i32,
@@ -18,32 +35,18 @@ pub struct GcPolicy {
     pub minimum_age: Duration,
     /// An image unused for longer is removed even if no space is needed. Default 0: never.
     pub maximum_age: Duration,
-    /// Start when fewer bytes are free, and free until they are. Default 0: only percentages count. Kubelet: none.
+    /// Start when fewer bytes are free, and free until they are. Default 0: only percentages count.
     pub min_free_bytes: u64,
-    /// The thresholds for inodes. Default 90 and 85; kubelet: none.
+    /// The thresholds for inodes. Default 90 and 85.
     pub inodes: Option<InodeThresholds>,
     /// Percentage freed on demand in addition to the request. 0 to 100, default 5.
     pub free_margin_percent: u32,
-    /// What is removed when the goal cannot be reached. Default [`WhenUnreachable::Helpful`]; kubelet:
-    /// [`WhenUnreachable::All`].
+    /// What is removed when the goal cannot be reached. Default [`WhenUnreachable::Worthwhile`].
     pub when_unreachable: WhenUnreachable,
-    /// The most recently used candidates are not removed for space, up to this many bytes on disk. Default 0: none;
-    /// kubelet: none.
+    /// The most recently used candidates are not removed for space, up to this many bytes on disk. Default 0: none.
     pub keep_bytes: u64,
-    /// Keep rules. Default none; kubelet: none.
+    /// Keep rules. Default none.
     pub keep: Vec<KeepRule>,
-    /// How freed space is counted. Default [`Accounting::Exact`]; kubelet: [`Accounting::Nominal`].
-    pub accounting: Accounting,
-    /// How the age of a never used image is counted. Default [`AgeRule::FromFirstSeen`]; kubelet:
-    /// [`AgeRule::Kubelet`].
-    pub age: AgeRule,
-    /// What a container must name for its image to be in use. Default [`UseRule::IdsAndNames`]; kubelet:
-    /// [`UseRule::Ids`].
-    pub uses: UseRule,
-    /// What steps of the wall clock do to ages. Default [`ClockRule::KeepAges`]; kubelet: [`ClockRule::Believe`].
-    pub clock: ClockRule,
-    /// Which images hooks receive. Default [`HookRule::AllPresent`]; kubelet: [`HookRule::Examined`].
-    pub hooks: HookRule,
 }
 
 /// The thresholds for inodes.
@@ -62,7 +65,7 @@ pub enum WhenUnreachable {
     All,
     /// As few images as bring usage below the high threshold, if that is possible; else all candidates, if together
     /// they free at least half of what is missing; else only those that each free at least a tenth of it.
-    Helpful,
+    Worthwhile,
     /// Nothing.
     Nothing,
 }
@@ -72,93 +75,39 @@ impl WhenUnreachable {
     pub const fn as_str(self) -> &'static str {
         match self {
             WhenUnreachable::All => "all",
-            WhenUnreachable::Helpful => "helpful",
+            WhenUnreachable::Worthwhile => "worthwhile",
             WhenUnreachable::Nothing => "nothing",
         }
     }
 }
 
-/// How freed space is counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Accounting {
-    /// The size that the runtime reports for each image counts as freed. Wrong as soon as layers are shared.
-    Nominal,
-    /// A layer counts once, for the image that is removed last, and the filesystem is measured after each removal.
-    Exact,
-}
-
-/// How the age of a never used image is counted, for the maximum age.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AgeRule {
-    /// It is older than any maximum age, whatever the minimum age; no image is removed by age before larder itself has
-    /// run that long.
-    Kubelet,
-    /// The age counts from when it was first seen; the minimum age applies.
-    FromFirstSeen,
-}
-
-/// What a container must name for its image to be in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UseRule {
-    /// The image's id. An image mounted by name, or one of a runtime handler mounted at all, is not in use.
-    Ids,
-    /// Its id or one of its names; a mount protects it for all runtime handlers.
-    IdsAndNames,
-}
-
-/// What steps of the wall clock do to ages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ClockRule {
-    /// Images become older or younger with the clock.
-    Believe,
-    /// Recorded times move with the clock, so that ages do not change.
-    KeepAges,
-}
-
-/// Which images hooks receive after a space pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HookRule {
-    /// The images that were examined and retained, without images in use, pinned or not reached.
-    Examined,
-    /// All images that are present.
-    AllPresent,
-}
-
 impl Default for GcPolicy {
     fn default() -> Self {
         GcPolicy {
-            inodes: Some(InodeThresholds { high_percent: 90, low_percent: 85 }),
-            when_unreachable: WhenUnreachable::Helpful,
-            accounting: Accounting::Exact,
-            age: AgeRule::FromFirstSeen,
-            uses: UseRule::IdsAndNames,
-            clock: ClockRule::KeepAges,
-            hooks: HookRule::AllPresent,
-            ..GcPolicy::kubelet()
-        }
-    }
-}
-
-impl GcPolicy {
-    /// Kubelet's own behaviour, accidents included, with kubelet's defaults.
-    pub fn kubelet() -> Self {
-        GcPolicy {
+            strategy: GcStrategy::Larder,
             high_threshold_percent: 85,
             low_threshold_percent: 80,
             minimum_age: Duration::from_secs(120),
             maximum_age: Duration::ZERO,
             min_free_bytes: 0,
-            inodes: None,
+            inodes: Some(InodeThresholds { high_percent: 90, low_percent: 85 }),
             free_margin_percent: 5,
-            when_unreachable: WhenUnreachable::All,
+            when_unreachable: WhenUnreachable::Worthwhile,
             keep_bytes: 0,
             keep: Vec::new(),
-            accounting: Accounting::Nominal,
-            age: AgeRule::Kubelet,
-            uses: UseRule::Ids,
-            clock: ClockRule::Believe,
-            hooks: HookRule::Examined,
         }
+    }
+}
+
+impl GcPolicy {
+    /// Kubelet's own behaviour, with kubelet's defaults.
+    pub fn kubelet() -> Self {
+        GcPolicy { strategy: GcStrategy::Kubelet, ..GcPolicy::default() }
+    }
+
+    /// The goal of scheduled rounds: nothing to free without a threshold that can be exceeded.
+    pub fn scheduled_goal(&self) -> GcGoal {
+        if self.is_enabled() { GcGoal::Thresholds } else { GcGoal::Detect }
     }
 
     /// All errors, kubelet's own checks first and in kubelet's order. Kubelet reports only the first.
@@ -188,7 +137,7 @@ impl GcPolicy {
     }
 
     /// Whether a keep rule selects by label.
-    pub(crate) fn asks_for_labels(&self) -> bool {
+    pub(crate) fn has_label_rules(&self) -> bool {
         self.keep.iter().any(|rule| matches!(rule.select, super::keep::Selector::Label(..)))
     }
 
@@ -206,10 +155,11 @@ impl GcPolicy {
 
     /// Whether rounds can remove anything: with a threshold of 100 percent and no other limit they cannot.
     pub fn is_enabled(&self) -> bool {
+        let larder_limits =
+            self.min_free_bytes > 0 || self.inodes.is_some_and(|inodes| inodes.high_percent != 100);
         self.high_threshold_percent != 100
             || !self.maximum_age.is_zero()
-            || self.min_free_bytes > 0
-            || self.inodes.is_some_and(|inodes| inodes.high_percent != 100)
+            || (self.strategy == GcStrategy::Larder && larder_limits)
     }
 }
 

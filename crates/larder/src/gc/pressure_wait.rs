@@ -84,7 +84,7 @@ impl PressureWait {
 /// The time after the plan until the first retained image is a candidate although nothing else changes: its leases end,
 /// or it reaches the minimum age.
 fn next_candidate_in(plan: &GcPlan) -> Option<Duration> {
-    let waits = plan.decisions.iter().filter_map(|image| match &image.verdict {
+    let waits = plan.decisions.iter().filter_map(|image| match &image.decision {
         GcDecision::Retain(RetainReason::Leased { left }) => Some(*left).filter(|left| !left.is_zero()),
         GcDecision::Retain(RetainReason::TooYoung { age, minimum }) => Some(minimum.saturating_sub(*age)),
         _ => None,
@@ -104,7 +104,8 @@ impl Collector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gc::plan::{GcGoal, GcImage, GcSnapshot, plan};
+    use crate::gc::goal::GcGoal;
+    use crate::gc::plan::{GcImage, GcSnapshot, plan};
     use crate::gc::{DiskSpace, GcPolicy, LayerUsageIndex, UnixMillis};
 
     const SECOND: Duration = Duration::from_secs(1);

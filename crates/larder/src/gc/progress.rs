@@ -1,11 +1,12 @@
-//! The progress of the running round, for readers that watch it.
+//! The progress of the running round.
 
 use std::sync::{Mutex, PoisonError};
 
 use tokio::time::Instant;
 
 use super::disk_space::DiskSpace;
-use super::plan::{GcGoal, GcPlan, PlannedRemoval};
+use super::goal::GcGoal;
+use super::plan::{GcPlan, PlannedRemoval};
 
 /// What a running round does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,8 +22,8 @@ pub enum GcPhase {
 /// The progress of a running round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GcRoundProgress {
-    /// The goal; `None` for a round that reclaims space beside images alone.
-    pub goal: Option<GcGoal>,
+    /// The goal.
+    pub goal: GcGoal,
     /// When it began.
     pub since: Instant,
     /// What it does now.
@@ -50,7 +51,7 @@ pub(super) struct RoundTracker(Mutex<Option<GcRoundProgress>>);
 pub(super) struct RunningRound<'a>(&'a RoundTracker);
 
 impl RoundTracker {
-    pub(super) fn begin(&self, goal: Option<GcGoal>) -> RunningRound<'_> {
+    pub(super) fn begin(&self, goal: GcGoal) -> RunningRound<'_> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(GcRoundProgress {
             goal,
             since: Instant::now(),

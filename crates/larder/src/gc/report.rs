@@ -3,19 +3,10 @@
 use super::error::GcError;
 use super::keep::KeepWarning;
 use super::open_files::SpaceHolder;
-use super::plan::GcPlan;
+use super::plan::{GcPlan, GcSnapshot};
 use super::reclaim::SpaceBesideImages;
 use super::sweep::{RemovedImage, SweepReport};
 use crate::image_service::FsStats;
-
-/// How many images were removed, for `kubelet_image_garbage_collected_total`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GcCounts {
-    /// With `reason="age"`.
-    pub age: u64,
-    /// With `reason="space"`.
-    pub space: u64,
-}
 
 /// What one round did.
 #[derive(Debug, Clone, Default)]
@@ -32,8 +23,6 @@ pub struct GcReport {
     pub after: Option<FsStats>,
     /// The processes that hold deleted files open, as far as known, if a sweep was [lagging](SweepReport::lagging).
     pub space_holders: Vec<SpaceHolder>,
-    /// Whether the round only reclaimed space beside images, because the policy has no threshold that can be exceeded.
-    pub disabled: bool,
     /// Keep rules that match no image.
     pub warnings: Vec<KeepWarning>,
 }
@@ -41,7 +30,7 @@ pub struct GcReport {
 impl GcReport {
     /// The images that were removed, in order.
     pub fn removed(&self) -> impl Iterator<Item = &RemovedImage> {
-        self.swept.iter().flat_map(|sweep| &sweep.done)
+        self.swept.iter().flat_map(|sweep| &sweep.removed)
     }
 }
 
@@ -52,4 +41,27 @@ pub struct GcRoundResult {
     pub report: GcReport,
     /// The error, if the round did not complete.
     pub error: Option<GcError>,
+}
+
+impl GcRoundResult {
+    /// The report of a round that completed, or its error.
+    pub fn into_result(self) -> Result<GcReport, GcError> {
+        self.error.map_or(Ok(self.report), Err)
+    }
+}
+
+/// What a round would do.
+#[derive(Debug, Clone)]
+pub struct DryRun {
+    /// The report of the round, with one plan and without removals.
+    pub report: GcReport,
+    /// The input of the plan, without images if the goal is [`GcGoal::FailedPulls`](super::GcGoal::FailedPulls).
+    pub snapshot: GcSnapshot,
+}
+
+impl DryRun {
+    /// The plan.
+    pub fn plan(&self) -> Option<&GcPlan> {
+        self.report.plans.last()
+    }
 }

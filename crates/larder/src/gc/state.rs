@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 
 use super::activity::ImageActivity;
 use super::history::{RemovalHistory, RemovalHistoryEntry};
-use super::policy::ClockRule;
+use super::policy::GcStrategy;
 use super::unix_millis::UnixMillis;
 use super::usage_records::{Clock, ClockReading, ImageUsageRecords, UsageRecordStore};
 use super::uses::ImageUseIndex;
@@ -58,9 +58,9 @@ pub(super) struct ObservationStart {
 pub(super) enum ObservationPurpose {
     /// For a round: what is used now is recorded as used.
     Round,
-    /// To answer a question: it records which images are present, and no use, so that looking does not change the
+    /// To answer a question: it records which images are present, and no use, so that a query does not change the
     /// order of removals.
-    Look,
+    Query,
 }
 
 /// An observation: the images present, their uses, and the activity since the last observation.
@@ -68,7 +68,7 @@ pub(super) struct GcObservation<'a> {
     pub(super) purpose: ObservationPurpose,
     pub(super) images: &'a [Image],
     pub(super) uses: &'a ImageUseIndex,
-    pub(super) sightings: &'a [ImageActivity],
+    pub(super) activity: &'a [ImageActivity],
 }
 
 impl GcState {
@@ -110,14 +110,14 @@ impl GcState {
         began: ObservationStart,
         observed: &GcObservation<'_>,
         clock: &dyn Clock,
-        rule: ClockRule,
+        strategy: GcStrategy,
     ) -> (Arc<ImageUsageRecords>, UnixMillis) {
         let mut memory = self.memory();
         // Under the lock, so that time does not go back from one observation to the next.
         let now = clock.read();
         let apply = |records: &mut ImageUsageRecords, uses: &ImageUseIndex| {
-            records.observe(observed.images, uses, &now, rule);
-            records.apply_activity(observed.sightings, began.at);
+            records.observe(observed.images, uses, &now, strategy);
+            records.apply_activity(observed.activity, began.at);
         };
         let before = Arc::clone(&memory.records);
         let is_latest = began.number > memory.current;
@@ -127,15 +127,15 @@ impl GcState {
             let uses = if observed.purpose == ObservationPurpose::Round { observed.uses } else { &none };
             apply(Arc::make_mut(&mut memory.records), uses);
         } else {
-            Arc::make_mut(&mut memory.records).apply_activity(observed.sightings, began.at);
+            Arc::make_mut(&mut memory.records).apply_activity(observed.activity, began.at);
         }
         let current = Arc::clone(&memory.records);
         drop(memory);
         let mut records = Arc::clone(&current);
-        if !is_latest || observed.purpose == ObservationPurpose::Look {
+        if !is_latest || observed.purpose == ObservationPurpose::Query {
             apply(Arc::make_mut(&mut records), observed.uses);
         }
-        // A look that finds nothing new leaves the file as it is.
+        // A query that finds nothing new leaves the file as it is.
         if observed.purpose == ObservationPurpose::Round || !current.has_same_images(&before) {
             self.save();
         }
@@ -151,13 +151,13 @@ impl GcState {
     }
 
     /// Whether any observation was ever applied.
-    pub(super) fn has_looked(&self) -> bool {
+    pub(super) fn has_observed(&self) -> bool {
         self.memory().records.watched().is_some()
     }
 
     /// Records an ensure of the image as a use.
-    pub(super) fn ensured(&self, id: &ImageId, now: &ClockReading, rule: ClockRule) {
-        Arc::make_mut(&mut self.memory().records).ensured([id], now, rule);
+    pub(super) fn ensured(&self, id: &ImageId, now: &ClockReading, strategy: GcStrategy) {
+        Arc::make_mut(&mut self.memory().records).ensured([id], now, strategy);
         self.save();
     }
 
@@ -251,7 +251,6 @@ fn lock(memory: &Mutex<SharedUsageRecords>) -> MutexGuard<'_, SharedUsageRecords
 mod tests {
     use super::*;
     use crate::gc::activity::ActivityKind;
-    use crate::gc::policy::UseRule;
     use crate::gc::usage_records::{ClockReading, VolatileUsageRecords};
 
     /// Each reading is a second later.
@@ -273,13 +272,13 @@ mod tests {
     fn an_outdated_observation_counts_only_for_its_caller_and_an_event_for_all() {
         let (state, _) = GcState::open(Arc::new(VolatileUsageRecords::default()), None);
         let clock = TickingClock(Mutex::new(0));
-        let observe = |began, present: &[&str], sightings: &[ImageActivity]| {
+        let observe = |began, present: &[&str], activity: &[ImageActivity]| {
             let image = |id: &&str| Image { id: (*id).into(), ..Image::default() };
             let images: Vec<_> = present.iter().map(image).collect();
-            let uses = ImageUseIndex::match_images(Vec::new(), &images, UseRule::IdsAndNames);
+            let uses = ImageUseIndex::match_images(Vec::new(), &images, GcStrategy::Larder);
             let purpose = ObservationPurpose::Round;
-            let observed = GcObservation { purpose, images: &images, uses: &uses, sightings };
-            state.observe(began, &observed, &clock, ClockRule::KeepAges).0
+            let observed = GcObservation { purpose, images: &images, uses: &uses, activity };
+            state.observe(began, &observed, &clock, GcStrategy::Larder).0
         };
         let first = state.begin_observation(&clock);
         let second = state.begin_observation(&clock);

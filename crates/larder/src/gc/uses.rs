@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::policy::UseRule;
+use super::policy::GcStrategy;
 use crate::backend::{Backend, BackendError, CallErrorKind, Container, Image, Sandbox};
 use crate::go_format;
 use crate::reference::ImageId;
@@ -239,10 +239,10 @@ impl ImageUseIndex {
         Ok(found)
     }
 
-    /// Matches reported uses with the listed images.
-    pub fn match_images(found: Vec<ReportedUse>, images: &[Image], rule: UseRule) -> ImageUseIndex {
+    /// Matches reported uses with the listed images: by ID, and with larder's strategy by name as well.
+    pub fn match_images(found: Vec<ReportedUse>, images: &[Image], strategy: GcStrategy) -> ImageUseIndex {
         let mut ids: HashMap<&str, &ImageId> = HashMap::new();
-        if rule == UseRule::IdsAndNames && !found.is_empty() {
+        if strategy == GcStrategy::Larder && !found.is_empty() {
             for image in images {
                 for name in image.repo_tags.iter().chain(&image.repo_digests) {
                     ids.insert(name, &image.id);
@@ -251,9 +251,11 @@ impl ImageUseIndex {
         }
         let mut by_id: HashMap<ImageId, Vec<_>> = HashMap::new();
         for ReportedUse { image, handler, by } in found {
-            // Under kubelet's rule a mount counts for the record without a handler only.
-            let handler =
-                if rule == UseRule::Ids { handler.or_else(|| Some(String::new())) } else { handler };
+            let handler = match strategy {
+                GcStrategy::Larder => handler,
+                // For kubelet a mount counts for the record without a handler only.
+                GcStrategy::Kubelet => handler.or_else(|| Some(String::new())),
+            };
             let named = ids.get(image.as_str()).map(|&id| id.clone());
             for id in named.into_iter().chain([image]) {
                 let uses: &mut Vec<_> = by_id.entry(id).or_default();

@@ -16,7 +16,7 @@ use larder::pull::{EnsureRequest, ImageManager, ImagePin, ImagePinSource, ImageP
 use larder::reference::ImageId;
 use tokio::time::sleep;
 
-use crate::world::FakeNode;
+use crate::world::{FakeNode, OwnPolicy as _};
 
 const SLOW: Duration = Duration::from_secs(5);
 const LEASE: Duration = Duration::from_secs(600);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder::gc::{GcPolicy, VolatileUsageRecords};
 
-use crate::world::FakeNode;
+use crate::world::{FakeNode, OwnPolicy as _};
 
 const HOUR: i64 = 3_600_000;
 const DAY: i64 = 24 * HOUR;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use larder::gc::{GcDecision, GcGoal, GcPolicy, ImageUseError, ImageUseSource, ReportedUse, RetainReason};
 
-use crate::world::{FakeNode, id};
+use crate::world::{FakeNode, OwnPolicy as _, id};
 
 /// Gives an image a tag while the round looks for uses: after it listed the images, and before it removes one.
 struct TagDuringRound(FakeNode, &'static str);
@@ -30,7 +30,7 @@ async fn images_with_a_tag_are_retained_even_if_it_is_new() {
         let source = Arc::new(TagDuringRound(node.clone(), "tagged-again"));
         let collector = node.collector().policy(policy).use_source(source).build();
         node.advance(60_000);
-        let round = collector.round(GcGoal::Dangling).await;
+        let round = collector.round_for(GcGoal::Dangling).await;
         assert_eq!(round.error, None);
         let state = node.state();
         assert_eq!(state.present.iter().collect::<Vec<_>>(), ["tagged-again", "web:1"]);
@@ -38,6 +38,6 @@ async fn images_with_a_tag_are_retained_even_if_it_is_new() {
         assert_eq!(swept.skipped, [id("tagged-again")]);
         let decisions = &round.report.plans[0].decisions;
         let tagged = decisions.iter().find(|image| image.id == id("web:1")).unwrap();
-        assert_eq!(tagged.verdict, GcDecision::Retain(RetainReason::NotNeeded));
+        assert_eq!(tagged.decision, GcDecision::Retain(RetainReason::NotNeeded));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder::gc::{ActivityKind, GcGoal, GcPolicy, ImageActivity, UnixMillis, UsageRecordFileStore};
 
-use crate::world::{FakeNode, id};
+use crate::world::{FakeNode, OwnPolicy as _, id};
 
 const DAY: i64 = 24 * 3_600_000;
 

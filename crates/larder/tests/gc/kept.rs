@@ -7,7 +7,7 @@ use larder::backend::Backend as _;
 use larder::gc::{GcDecision, GcGoal, GcPolicy, KeepRule, KeptBy, RetainReason, Selector};
 use larder::reference::ImageId;
 
-use crate::world::{FakeNode, id};
+use crate::world::{FakeNode, OwnPolicy as _, id};
 
 #[tokio::test(start_paused = true)]
 async fn what_is_kept_is_what_a_round_retains_whichever_images_are_asked_about() {
@@ -33,7 +33,7 @@ async fn what_is_kept_is_what_a_round_retains_whichever_images_are_asked_about()
     for rule in &rules {
         collector.set_policy(GcPolicy { keep: vec![rule.clone()], ..GcPolicy::default() });
         let plan = collector.plan(GcGoal::AllUnused).await.unwrap();
-        let retained = plan.decisions.iter().filter_map(|image| match &image.verdict {
+        let retained = plan.decisions.iter().filter_map(|image| match &image.decision {
             GcDecision::Retain(RetainReason::Kept { rule: index, .. }) => {
                 Some((image.id.clone(), KeptBy { index: *index, rule: rule.clone() }))
             }

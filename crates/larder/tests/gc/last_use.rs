@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use larder::gc::{GcDecision, GcGoal, GcPlan, GcPolicy, RemovalReason};
 
-use crate::world::{FakeNode, id};
+use crate::world::{FakeNode, OwnPolicy as _, id};
 
 fn policy() -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }
@@ -12,7 +12,7 @@ fn policy() -> GcPolicy {
 
 fn reason(plan: &GcPlan, image: &str) -> String {
     let decision = plan.decisions.iter().find(|decision| decision.id == id(image)).expect("it is present");
-    decision.verdict.to_string()
+    decision.decision.to_string()
 }
 
 #[tokio::test(start_paused = true)]
@@ -34,7 +34,7 @@ async fn looking_does_not_change_when_an_image_was_last_used() {
         assert_eq!(recorded(), at_first);
     }
     collector.plan_round().await.unwrap();
-    collector.snapshot().await.unwrap();
+    collector.snapshot(&collector.policy()).await.unwrap();
     assert_eq!(recorded(), at_first);
     collector.detect().await.unwrap();
     assert_ne!(recorded(), at_first, "a round records it");
@@ -81,5 +81,5 @@ async fn an_untagged_image_goes_first_and_that_is_its_reason() {
     let planned = collector.plan(GcGoal::Free { bytes: 10 }).await.unwrap();
     let decision = planned.decisions.iter().find(|decision| decision.id == id("untagged")).unwrap();
     let because = RemovalReason::Untagged { unused_for: Duration::ZERO };
-    assert_eq!(decision.verdict, GcDecision::Remove(because));
+    assert_eq!(decision.decision, GcDecision::Remove(because));
 }

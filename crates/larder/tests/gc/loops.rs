@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::events::{EventReason, RingSink};
-use larder::gc::{Accounting, Collector, GcGoal, GcIntervals, GcLoops, GcPolicy, GcStatus};
+use larder::gc::{Collector, GcGoal, GcIntervals, GcLoops, GcPolicy, GcStatus, GcStrategy};
 use larder::reference::ImageId;
 use larder_testkit::fake_backend::{FakeBackend, image};
 use tokio::time::{Instant, sleep};
 
-use crate::world::FakeNode;
+use crate::world::{FakeNode, OwnPolicy as _};
 
 fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -137,10 +137,10 @@ async fn an_invalid_image_id_is_reported_by_rounds_only() {
         Collector::builder(Arc::new(backend)).policy(policy()).events(events.clone(), "node").build();
     let reported =
         || events.snapshot().iter().filter(|event| event.reason == EventReason::InvalidImageId).count();
-    collector.snapshot().await.unwrap();
+    collector.snapshot(&collector.policy()).await.unwrap();
     collector.detect().await.unwrap();
     assert_eq!(reported(), 0, "lists and explanations raise no event");
-    collector.round(GcGoal::AllUnused).await;
+    collector.round_for(GcGoal::AllUnused).await;
     assert_eq!(reported(), 1);
 }
 
@@ -180,14 +180,14 @@ async fn a_collector_that_never_stops_puts_no_round_off_for_good() {
     task.abort();
 }
 
-fn nominal() -> GcPolicy {
-    GcPolicy { accounting: Accounting::Nominal, ..policy() }
+fn kubelet() -> GcPolicy {
+    GcPolicy { strategy: GcStrategy::Kubelet, ..policy() }
 }
 
 #[tokio::test(start_paused = true)]
 async fn pressure_starts_a_round_by_kubelets_sums_too() {
     let world = world();
-    let (loops, task) = running(world.collector().policy(nominal()).build(), GcIntervals::default());
+    let (loops, task) = running(world.collector().policy(kubelet()).build(), GcIntervals::default());
     sleep(secs(302)).await;
     assert_eq!(loops.status().borrow().rounds, 2, "there was nothing to do");
     world.advance(302_000);
@@ -206,7 +206,7 @@ async fn sums_that_free_nothing_start_no_storm_of_rounds() {
         world.have(&format!("i{n:02}"), &[("shared", 100)]);
     }
     world.state().other = 700;
-    let (loops, task) = running(world.collector().policy(nominal()).build(), GcIntervals::default());
+    let (loops, task) = running(world.collector().policy(kubelet()).build(), GcIntervals::default());
     world.advance(1000);
     sleep(secs(1790)).await;
     assert_eq!(loops.status().borrow().failures, 0, "by its sums each did what it should");

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use larder::gc::{
-    Accounting, DiskSpace, GcDecision, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, ImageUse,
+    DiskSpace, GcDecision, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, GcStrategy, ImageUse,
     InodeThresholds, KeepRule, LayerUsageIndex, MeasuredLayer, RetainReason, Selector, UnixMillis,
-    WhenUnreachable, plan, plan_round,
+    WhenUnreachable, plan,
 };
 use larder::image_service::FsStats;
 use proptest::prelude::*;
@@ -243,9 +243,9 @@ proptest! {
         prop_assert_eq!(plan.decisions.len(), case.images.len());
         for verdict in &plan.decisions {
             let image = at(verdict.id.as_str());
-            prop_assert_eq!(matches!(verdict.verdict, GcDecision::Remove(_)), gone.contains(&image));
+            prop_assert_eq!(matches!(verdict.decision, GcDecision::Remove(_)), gone.contains(&image));
             prop_assert_eq!(verdict.alone, case.frees(&BTreeSet::from([image])));
-            if verdict.verdict == GcDecision::Retain(RetainReason::FreesNothing) {
+            if verdict.decision == GcDecision::Retain(RetainReason::FreesNothing) {
                 let all: BTreeSet<usize> = removable.iter().copied().collect();
                 let mut without = all.clone();
                 without.remove(&image);
@@ -254,33 +254,33 @@ proptest! {
         }
     }
 
-    /// A goal in reach has the same plan by each rule; one out of reach removes no more than all, and by `helpful` only
+    /// A goal in reach has the same plan by each rule; one out of reach removes no more than all, and by `worthwhile` only
     /// what frees half of what is missing together, or a tenth alone.
     #[test]
     fn a_rule_for_goals_out_of_reach_changes_no_other_plan(case in case()) {
         let order: Vec<usize> = (0..case.images.len()).collect();
         let (snapshot, policy) = case.snapshot(&order);
         let by = |rule| plan(&snapshot, &GcPolicy { when_unreachable: rule, ..policy.clone() }, GcGoal::Thresholds);
-        let (all, helpful, nothing) = (by(WhenUnreachable::All), by(WhenUnreachable::Helpful), by(WhenUnreachable::Nothing));
-        prop_assert!(helpful.reachable == all.reachable && nothing.reachable == all.reachable);
+        let (all, worthwhile, nothing) = (by(WhenUnreachable::All), by(WhenUnreachable::Worthwhile), by(WhenUnreachable::Nothing));
+        prop_assert!(worthwhile.reachable == all.reachable && nothing.reachable == all.reachable);
         if all.reachable {
-            prop_assert_eq!(&helpful, &all);
+            prop_assert_eq!(&worthwhile, &all);
             prop_assert_eq!(&nothing, &all);
             return Ok(());
         }
         prop_assert!(nothing.removals.is_empty());
         let removed = |plan: &GcPlan| plan.removals.iter().map(|removal| at(removal.id.as_str())).collect::<BTreeSet<_>>();
-        prop_assert!(removed(&helpful).is_subset(&removed(&all)));
-        prop_assert_eq!(helpful.expected_freed, case.frees(&removed(&helpful)));
-        prop_assert_eq!(helpful.reclaimable, all.expected_freed);
+        prop_assert!(removed(&worthwhile).is_subset(&removed(&all)));
+        prop_assert_eq!(worthwhile.expected_freed, case.frees(&removed(&worthwhile)));
+        prop_assert_eq!(worthwhile.reclaimable, all.expected_freed);
         let is_part = |amount: DiskSpace, parts: u64| {
             let need = case.need();
             (need.bytes > 0 && amount.bytes * parts >= need.bytes) || (need.inodes > 0 && amount.inodes * parts >= need.inodes)
         };
         if is_part(all.expected_freed, 2) {
-            prop_assert_eq!(removed(&helpful), removed(&all));
+            prop_assert_eq!(removed(&worthwhile), removed(&all));
         } else {
-            prop_assert!(helpful.removals.is_empty() || is_part(helpful.expected_freed, 10));
+            prop_assert!(worthwhile.removals.is_empty() || is_part(worthwhile.expected_freed, 10));
         }
     }
 
@@ -301,7 +301,7 @@ proptest! {
     fn nominal_plans_are_the_shortest_run_of_oldest_images_that_adds_up(case in case()) {
         let order: Vec<usize> = (0..case.images.len()).collect();
         let (mut snapshot, policy) = case.snapshot(&order);
-        let policy = GcPolicy { accounting: Accounting::Nominal, high_threshold_percent: 50, low_threshold_percent: 50, ..policy };
+        let policy = GcPolicy { strategy: GcStrategy::Kubelet, high_threshold_percent: 50, low_threshold_percent: 50, ..policy };
         let wanted = case.images.iter().map(|image| image.size).sum::<u64>() * case.bytes / 100;
         snapshot.disk = Some(FsStats { capacity: 1000, available: 500_u64.saturating_sub(wanted), ..FsStats::default() });
         let wanted = wanted.min(500);
@@ -361,7 +361,7 @@ fn an_image_that_is_not_in_the_list_keeps_its_layers() {
     snapshot.layers.add_image("came later", ["l0"], DiskSpace::ZERO, None);
     let plan = plan(&snapshot, &policy, GcGoal::Thresholds);
     assert!(plan.removals.is_empty() && !plan.reachable);
-    assert_eq!(plan.decisions[0].verdict, GcDecision::Retain(RetainReason::FreesNothing));
+    assert_eq!(plan.decisions[0].decision, GcDecision::Retain(RetainReason::FreesNothing));
     assert_eq!(plan.decisions[0].alone, DiskSpace::ZERO);
 }
 
@@ -378,7 +378,7 @@ fn no_image_is_removed_only_for_its_metadata_files() {
     snapshot.layers.add_image(name(0), ["l0"], own, None);
     let plan = plan(&snapshot, &policy, GcGoal::Free { bytes: 50 });
     assert!(plan.removals.is_empty() && !plan.reachable, "{:?}", plan.removals);
-    assert_eq!(plan.decisions[0].verdict, GcDecision::Retain(RetainReason::FreesNothing));
+    assert_eq!(plan.decisions[0].decision, GcDecision::Retain(RetainReason::FreesNothing));
     assert_eq!(plan.decisions[0].alone, own);
 }
 
@@ -425,7 +425,7 @@ fn images_below_the_maximum_age_are_reported() {
     snapshot.disk = Some(disk(1000, 1000));
     let verdict = |maximum| {
         let policy = GcPolicy { maximum_age: Duration::from_secs(maximum), ..policy.clone() };
-        plan_round(&snapshot, &policy).decisions[0].verdict.clone()
+        plan(&snapshot, &policy, GcGoal::Thresholds).decisions[0].decision.clone()
     };
     assert!(matches!(verdict(2), GcDecision::Retain(RetainReason::TooYoung { .. })));
     assert_eq!(verdict(0), GcDecision::Retain(RetainReason::NotNeeded));
@@ -446,7 +446,7 @@ fn every_reason_reads_as_a_sentence() {
         inodes: 0,
     };
     let verdicts: Vec<String> =
-        case.plan(&[0, 1, 2, 3, 4]).decisions.iter().map(|image| image.verdict.to_string()).collect();
+        case.plan(&[0, 1, 2, 3, 4]).decisions.iter().map(|image| image.decision.to_string()).collect();
     assert_eq!(
         verdicts,
         [

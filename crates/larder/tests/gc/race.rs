@@ -10,7 +10,7 @@ use larder::pod::Pod;
 use larder::pull::{EnsureRequest, ImageManager, PullConfig, PullPolicy};
 use tokio::time::{Instant, sleep};
 
-use crate::world::{FakeNode, SeededRandom};
+use crate::world::{FakeNode, OwnPolicy as _, SeededRandom};
 
 const LEASE: Duration = Duration::from_secs(60);
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::backend::BackendError;
 use larder::gc::{
-    Accounting, Collector, DiskSpace, GcError, GcGoal, GcIntervals, GcLoops, GcPolicy, GcRoundResult,
+    Collector, DiskSpace, GcError, GcGoal, GcIntervals, GcLoops, GcPolicy, GcRoundResult, GcStrategy,
     ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer,
 };
 
-use crate::world::{FakeNode, failure};
+use crate::world::{FakeNode, OwnPolicy as _, failure};
 
 /// Downloads on the disk, all that is not images; some of them have expired.
 struct FakeDownloads {
@@ -60,7 +60,7 @@ impl FullNode {
         world.have("a", &[("l", 500)]);
         let reclaimer = FakeDownloads { world: world.clone(), expired, fails };
         let collector = world.collector().policy(policy).reclaimer(Arc::new(reclaimer)).build();
-        collector.detect().await.expect("nothing fails here");
+        collector.snapshot(&collector.policy()).await.expect("nothing fails here");
         world.advance(3_600_000);
         FullNode { world, collector }
     }
@@ -71,8 +71,8 @@ impl FullNode {
     }
 }
 
-fn without_margin(accounting: Accounting) -> GcPolicy {
-    GcPolicy { free_margin_percent: 0, accounting, ..GcPolicy::default() }
+fn without_margin(strategy: GcStrategy) -> GcPolicy {
+    GcPolicy { free_margin_percent: 0, strategy, ..GcPolicy::default() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -92,29 +92,29 @@ async fn downloads_go_before_images_and_all_of_them_only_when_space_is_needed() 
 #[tokio::test(start_paused = true)]
 async fn a_reclaim_that_fails_does_not_end_the_round() {
     let broken = FullNode::with(400, 0, GcPolicy::default(), true).await;
-    let round = broken.collector.round(GcGoal::Thresholds).await;
+    let round = broken.collector.round_for(GcGoal::Thresholds).await;
     assert_eq!(round.error, None, "the image frees enough");
     assert_eq!(broken.state(), (1, 350));
     assert_eq!(round.report.reclaimed.downloads.bytes, 50, "what was freed before the failure");
-    let round = broken.collector.reclaim_only().await.expect("the disk is measured");
+    let round = broken.collector.round_for(GcGoal::FailedPulls).await;
     assert!(matches!(round.error, Some(GcError::Reclaim(_))), "{:?}", round.error);
     assert_eq!((round.report.reclaimed.downloads.bytes, broken.state().1), (50, 300));
 }
 
 #[tokio::test(start_paused = true)]
 async fn downloads_count_towards_the_bytes_to_free_and_a_plan_says_so() {
-    for accounting in [Accounting::Exact, Accounting::Nominal] {
+    for strategy in [GcStrategy::Larder, GcStrategy::Kubelet] {
         for (bytes, need, removals) in [(150, 0, 0), (200, 0, 0), (300, 100, 1)] {
-            let node = FullNode::new(200, 0, without_margin(accounting)).await;
+            let node = FullNode::new(200, 0, without_margin(strategy)).await;
             let goal = GcGoal::Free { bytes };
             let plan = node.collector.plan(goal).await.expect("a plan");
-            let what = format!("{accounting:?}, {bytes} bytes");
+            let what = format!("{strategy:?}, {bytes} bytes");
             assert_eq!(
                 (plan.need.bytes, plan.removals.len(), plan.reachable),
                 (need, removals, true),
                 "{what}"
             );
-            let round = node.collector.round(goal).await;
+            let round = node.collector.round_for(goal).await;
             assert_eq!(round.error, None, "{what}");
             assert_eq!(node.state(), (removals, 0), "{what}");
             assert_eq!(round.report.reclaimed.total().bytes, 200, "{what}");
@@ -143,7 +143,7 @@ async fn removing_all_unused_images_reclaims_downloads_too() {
 #[tokio::test(start_paused = true)]
 async fn downloads_alone_can_be_reclaimed_on_demand() {
     let node = FullNode::new(200, 0, GcPolicy::default()).await;
-    let GcRoundResult { report, error } = node.collector.reclaim_only().await.expect("nothing fails");
+    let GcRoundResult { report, error } = node.collector.round_for(GcGoal::FailedPulls).await;
     assert!(error.is_none(), "{error:?}");
     assert_eq!(node.state(), (0, 0));
     assert_eq!((report.reclaimed.total().bytes, report.plans.len()), (200, 0));
@@ -170,7 +170,7 @@ async fn a_round_that_fails_after_a_reclaim_reports_what_that_freed() {
         GcPolicy { high_threshold_percent: 100, min_free_bytes: 0, inodes: None, ..GcPolicy::default() };
     let FullNode { world, collector } = FullNode::new(200, 50, off).await;
     world.state().uses_fail = true;
-    let round = collector.reclaim_and_detect().await;
+    let round = collector.round_for(GcGoal::Detect).await;
     assert!(matches!(round.error, Some(GcError::Uses(_))), "{:?}", round.error);
     assert_eq!(round.report.reclaimed.downloads.bytes, 50);
 

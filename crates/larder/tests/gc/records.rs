@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use larder::gc::{Collector, GcPolicy, PostImageGcHook, UnixMillis, UsageRecordFileStore};
 use larder::reference::ImageId;
 
-use crate::world::FakeNode;
+use crate::world::{FakeNode, OwnPolicy as _};
 
 fn world() -> FakeNode {
     let world = FakeNode::new(1000);

@@ -10,7 +10,7 @@ use larder::gc::{
     Collector, GcError, GcPolicy, GcReport, KeepRule, Selector, UsageRecordFileStore, WhenUnreachable,
 };
 
-use crate::world::{FakeNode, SeededRandom};
+use crate::world::{FakeNode, OwnPolicy as _, SeededRandom};
 
 const MINUTE: i64 = 60_000;
 const DAY: i64 = 24 * 60 * MINUTE;
@@ -31,7 +31,7 @@ struct SimulatedNode {
 fn policy(seed: u64) -> GcPolicy {
     let helpful = seed.is_multiple_of(2);
     GcPolicy {
-        when_unreachable: if helpful { WhenUnreachable::Helpful } else { WhenUnreachable::All },
+        when_unreachable: if helpful { WhenUnreachable::Worthwhile } else { WhenUnreachable::All },
         maximum_age: Duration::from_secs(4 * 86400),
         keep: vec![KeepRule::new(Selector::Name("base0*".into()))],
         ..GcPolicy::default()
@@ -121,7 +121,7 @@ impl SimulatedNode {
         match outcome {
             Ok(report) => self.check_enough(&report),
             Err(GcError::Insufficient(_))
-                if collector.policy().when_unreachable == WhenUnreachable::Helpful => {}
+                if collector.policy().when_unreachable == WhenUnreachable::Worthwhile => {}
             Err(GcError::Insufficient(_)) => {
                 let left = collector.plan(larder::gc::GcGoal::AllUnused).await.expect("the node answers");
                 assert_eq!(left.expected_freed.bytes, 0, "it gave up too early");
@@ -134,14 +134,14 @@ impl SimulatedNode {
         let used = self.world.state().used();
         assert!(used < CAPACITY * 85 / 100, "{used} in use after a round that succeeded");
         for swept in &report.swept {
-            for done in &swept.done {
+            for done in &swept.removed {
                 assert_eq!(done.freed, Some(done.removal.frees), "promised and freed");
             }
         }
         let room = report.plans.last().filter(|plan| !plan.removals.is_empty() && plan.need.bytes > 0);
         if let (Some(plan), Some(swept)) = (room, report.swept.last()) {
-            let last = swept.done.last().expect("something had to go").removal.frees.bytes;
-            let freed: u64 = swept.done.iter().map(|done| done.removal.frees.bytes).sum();
+            let last = swept.removed.last().expect("something had to go").removal.frees.bytes;
+            let freed: u64 = swept.removed.iter().map(|done| done.removal.frees.bytes).sum();
             assert!(
                 freed >= plan.need.bytes && freed - plan.need.bytes < last,
                 "overshoot of an image or more"

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder::gc::{GcGoal, GcPolicy, KeepRule, Selector};
 
-use crate::world::FakeNode;
+use crate::world::{FakeNode, OwnPolicy as _};
 
 /// 100 of 1000 bytes are other data; the stack takes 850 and counts as 300 + 600 + 850.
 fn stack() -> FakeNode {
@@ -42,7 +42,7 @@ async fn exact_accounting_removes_only_what_frees_space() {
     assert_eq!(world.state().used(), 700);
     assert_eq!(planned.removals, report.plans[0].removals);
     assert_eq!(planned.expected_freed.bytes, 250);
-    assert_eq!(report.swept[0].done[0].freed.unwrap().bytes, 250);
+    assert_eq!(report.swept[0].removed[0].freed.unwrap().bytes, 250);
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@ use larder::gc::{
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use crate::world::{FakeNode, SeededRandom};
+use crate::world::{FakeNode, OwnPolicy as _, SeededRandom};
 
 const SLOW: Duration = Duration::from_secs(3600);
 
@@ -52,11 +52,11 @@ async fn a_removal_that_hangs_keeps_nothing_waiting_but_the_next_round() {
     while !world.state().removing {
         yield_now().await;
     }
-    assert_eq!(collector.snapshot().await.unwrap().images.len(), 3);
-    assert!(collector.snapshot_with_fs_stats().await.unwrap().disk.is_some());
+    assert_eq!(collector.snapshot(&collector.policy()).await.unwrap().images.len(), 3);
+    assert!(collector.measure_filesystem().await.is_ok());
     assert_eq!(collector.plan(GcGoal::AllUnused).await.unwrap().removals.len(), 3);
     assert!(collector.plan_round().await.unwrap().removals.is_empty());
-    collector.detect().await.unwrap();
+    collector.snapshot(&collector.policy()).await.unwrap();
     collector.flush().await;
     assert_eq!(collector.records().iter().count(), 3);
     assert_eq!(collector.counts().space, 0);
@@ -134,7 +134,7 @@ async fn a_disk_that_hangs_blocks_only_callers_that_need_it() {
     let collector =
         world().collector().policy(policy()).records(Arc::new(HangingRecordStore(Mutex::new(hangs)))).build();
     for _ in 0..3 {
-        assert_eq!(collector.snapshot().await.unwrap().images.len(), 3);
+        assert_eq!(collector.snapshot(&collector.policy()).await.unwrap().images.len(), 3);
     }
     assert_eq!(collector.records().iter().count(), 3);
     let mut durable = pin!(collector.flush());

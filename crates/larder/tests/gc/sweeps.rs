@@ -15,7 +15,7 @@ use larder::image_service::{FilesystemError, FsStats};
 use larder::reference::ImageId;
 use tokio::time::Instant;
 
-use crate::world::{FakeNode, id};
+use crate::world::{FakeNode, OwnPolicy as _, id};
 
 fn policy() -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }
@@ -41,7 +41,7 @@ async fn space_that_is_freed_late_is_waited_for() {
     let report = collector.collect().await.unwrap();
     assert_eq!(world.removals(), ["i0", "i1"]);
     assert!((1400..1600).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
-    let freed: Vec<_> = report.swept[0].done.iter().map(|done| done.freed.unwrap().bytes).collect();
+    let freed: Vec<_> = report.swept[0].removed.iter().map(|done| done.freed.unwrap().bytes).collect();
     assert_eq!(freed, [90, 90]);
 }
 
@@ -49,9 +49,9 @@ async fn space_that_is_freed_late_is_waited_for() {
 async fn waiting_and_further_removals_are_bounded() {
     let world = ten();
     world.frees_after(Duration::from_secs(3600));
-    let patience =
+    let wait =
         ReclaimWait { sweep: Duration::from_secs(3), tolerance: DiskSpace::ZERO, ..ReclaimWait::default() };
-    let collector = world.collector().policy(policy()).reclaim_wait(patience).build();
+    let collector = world.collector().policy(policy()).reclaim_wait(wait).build();
     world.advance(1000);
     let start = Instant::now();
     let error = collector.collect().await.unwrap_err();
@@ -67,7 +67,7 @@ async fn a_new_policy_applies_from_the_next_round_and_a_round_policy_only_to_its
     world.advance(1000);
     collector.collect().await.unwrap();
     assert_eq!(world.removals(), [""; 0]);
-    let round = collector.round_by(&policy(), GcGoal::Thresholds).await;
+    let round = collector.round(GcGoal::Thresholds, &policy()).await;
     assert!(round.error.is_none());
     assert_eq!(world.removals(), ["i0", "i1"]);
     let low = GcPolicy { high_threshold_percent: 60, low_threshold_percent: 60, ..policy() };
@@ -90,7 +90,7 @@ async fn where_inodes_are_short_they_are_waited_for() {
     let report = collector.collect().await.unwrap();
     assert_eq!(world.removals(), ["i0"], "85% of the inodes are the low mark");
     assert!((700..800).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
-    assert_eq!(report.swept[0].done[0].freed, Some(DiskSpace { bytes: 90, inodes: 90 }));
+    assert_eq!(report.swept[0].removed[0].freed, Some(DiskSpace { bytes: 90, inodes: 90 }));
 }
 
 #[tokio::test(start_paused = true)]
@@ -117,11 +117,11 @@ async fn a_goal_in_bytes_counts_removed_files_while_another_process_writes() {
     world.advance(1000);
     let start = Instant::now();
     let policy = GcPolicy { free_margin_percent, ..policy() };
-    let round = collector.round_by(&policy, GcGoal::Free { bytes: 250 }).await;
+    let round = collector.round(GcGoal::Free { bytes: 250 }, &policy).await;
     assert!(round.error.is_none(), "{:?}", round.error);
     assert_eq!(world.removals(), ["i0", "i1", "i2"]);
     let swept = &round.report.swept[0];
-    let freed: Vec<_> = swept.done.iter().map(|done| done.freed.unwrap().bytes).collect();
+    let freed: Vec<_> = swept.removed.iter().map(|done| done.freed.unwrap().bytes).collect();
     assert_eq!((freed, swept.freed, swept.available_change), (vec![90; 3], 270, Some(270 - 3 * 60)));
     assert!(
         start.elapsed() <= Duration::from_secs(1),
@@ -139,7 +139,7 @@ async fn a_goal_in_bytes_is_not_reached_by_what_another_process_deletes() {
     world.advance(1000);
     let policy = GcPolicy { free_margin_percent: 0, ..policy() };
     world.state().deleted_during_removal = true;
-    let round = collector.round_by(&policy, GcGoal::Free { bytes: 100 }).await;
+    let round = collector.round(GcGoal::Free { bytes: 100 }, &policy).await;
     assert!(round.error.is_none(), "{:?}", round.error);
     assert_eq!(world.removals(), ["i0", "i1"]);
     let swept = &round.report.swept[0];
@@ -150,8 +150,8 @@ async fn a_goal_in_bytes_is_not_reached_by_what_another_process_deletes() {
 async fn a_shortfall_from_other_writers_is_not_waited_for() {
     let world = ten();
     world.frees_after(Duration::from_secs(60));
-    let patience = ReclaimWait { tolerance: DiskSpace { bytes: 90, inodes: 0 }, ..ReclaimWait::default() };
-    let collector = world.collector().policy(policy()).reclaim_wait(patience).build();
+    let wait = ReclaimWait { tolerance: DiskSpace { bytes: 90, inodes: 0 }, ..ReclaimWait::default() };
+    let collector = world.collector().policy(policy()).reclaim_wait(wait).build();
     world.advance(1000);
     let start = Instant::now();
     assert!(collector.collect().await.is_err(), "nothing came free");
@@ -265,7 +265,7 @@ async fn images_removed_by_other_processes_do_not_count_as_removed_or_freed_by_t
     assert_eq!(report.plans[0].removals.len(), 3);
     assert_eq!(world.removals(), ["i0", "i2"]);
     let swept = &report.swept[0];
-    let done: Vec<_> = swept.done.iter().map(|done| done.removal.id.clone()).collect();
+    let done: Vec<_> = swept.removed.iter().map(|done| done.removal.id.clone()).collect();
     assert_eq!((done, swept.gone.clone()), (vec![id("i0"), id("i2")], vec![id("i1")]));
     assert_eq!(swept.freed, 180, "270 came free, and 90 of them are not its own");
     assert_eq!(collector.counts().space, 2);

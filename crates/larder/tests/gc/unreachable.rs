@@ -7,7 +7,7 @@ use larder::gc::{
     WhenUnreachable,
 };
 
-use crate::world::{FakeNode, id};
+use crate::world::{FakeNode, OwnPolicy as _, id};
 
 fn policy(when_unreachable: WhenUnreachable) -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, when_unreachable, ..GcPolicy::default() }
@@ -42,7 +42,7 @@ async fn on_a_disk_full_of_other_data_images_stay() {
     // 9500 of 10000 are used, 1500 have to be freed, and images have 140.
     let sizes = [10; 14];
     assert_eq!(removed(9360, &sizes, WhenUnreachable::All).await, 14);
-    assert_eq!(removed(9360, &sizes, WhenUnreachable::Helpful).await, 0);
+    assert_eq!(removed(9360, &sizes, WhenUnreachable::Worthwhile).await, 0);
     assert_eq!(removed(9360, &sizes, WhenUnreachable::Nothing).await, 0);
 }
 
@@ -51,30 +51,32 @@ async fn what_frees_a_tenth_of_what_is_missing_goes_and_the_rest_stays() {
     let mut sizes = [10; 14];
     sizes[7] = 150;
     let world = world(9220, &sizes);
-    let collector = world.collector().policy(policy(WhenUnreachable::Helpful)).build();
+    let collector = world.collector().policy(policy(WhenUnreachable::Worthwhile)).build();
     let planned = collector.plan_round().await.unwrap();
     assert_eq!((planned.need.bytes, planned.reclaimable.bytes), (1500, 280));
-    assert_eq!(planned.held_back, Some(WhenUnreachable::Helpful));
+    assert_eq!(planned.when_unreachable, Some(WhenUnreachable::Worthwhile));
     collector.collect().await.unwrap_err();
     assert_eq!(world.removals(), ["i07"]);
-    let why = |at: usize| planned.decisions[at].verdict.clone();
-    assert_eq!(why(0), GcDecision::Retain(RetainReason::Unreachable(WhenUnreachable::Helpful)));
-    let GcDecision::Remove(RemovalReason::Room { passed_over, .. }) = why(7) else { panic!("{:?}", why(7)) };
-    assert_eq!(passed_over, 0, "all are unused for as long");
+    let why = |at: usize| planned.decisions[at].decision.clone();
+    assert_eq!(why(0), GcDecision::Retain(RetainReason::Unreachable(WhenUnreachable::Worthwhile)));
+    let GcDecision::Remove(RemovalReason::LeastRecentlyUsed { skipped_older, .. }) = why(7) else {
+        panic!("{:?}", why(7))
+    };
+    assert_eq!(skipped_older, 0, "all are unused for as long");
 }
 
 #[tokio::test(start_paused = true)]
 async fn many_small_images_that_free_half_of_it_go() {
     // 800 of 1500: below the high threshold it does not come.
-    assert_eq!(removed(8700, &[8; 100], WhenUnreachable::Helpful).await, 100);
-    assert_eq!(removed(8760, &[8; 92], WhenUnreachable::Helpful).await, 0, "736 of 1496 are not half");
+    assert_eq!(removed(8700, &[8; 100], WhenUnreachable::Worthwhile).await, 100);
+    assert_eq!(removed(8760, &[8; 92], WhenUnreachable::Worthwhile).await, 0, "736 of 1496 are not half");
 }
 
 #[tokio::test(start_paused = true)]
 async fn where_the_low_threshold_is_out_of_reach_the_high_one_is_enough() {
     // 8700 of 10000 are used. 8450 are 84.5%, which counts as 85%, as in kubelet.
     let world = world(8300, &[50; 8]);
-    let collector = world.collector().policy(policy(WhenUnreachable::Helpful)).build();
+    let collector = world.collector().policy(policy(WhenUnreachable::Worthwhile)).build();
     collector.collect().await.unwrap_err();
     assert_eq!(world.removals().len(), 6, "8400");
     collector.collect().await.unwrap();
@@ -87,7 +89,7 @@ async fn the_most_recently_used_images_are_the_floor_of_a_round_for_space() {
     let policy = GcPolicy { keep_bytes: 8500, ..policy(WhenUnreachable::All) };
     let collector = world.collector().policy(policy).build();
     let planned = collector.plan(GcGoal::Thresholds).await.unwrap();
-    assert_eq!(planned.decisions[8].verdict, GcDecision::Retain(RetainReason::Recent { keep_bytes: 8500 }));
+    assert_eq!(planned.decisions[8].decision, GcDecision::Retain(RetainReason::Recent { keep_bytes: 8500 }));
     collector.free(5000).await.unwrap_err();
     assert_eq!(world.removals(), ["i00"]);
     collector.delete_unused().await.unwrap();
@@ -107,12 +109,12 @@ async fn files_held_open_by_others_do_not_lead_to_removing_everything() {
     world.state().space_holders.clone_from(&holders);
     world.advance(1000);
     world.frees_after(Duration::from_secs(3600));
-    let patience = ReclaimWait { quiet: Duration::ZERO, ..ReclaimWait::default() };
-    let collector = world.collector().policy(policy(WhenUnreachable::Helpful)).reclaim_wait(patience).build();
-    let round = collector.round(GcGoal::Thresholds).await;
+    let wait = ReclaimWait { quiet: Duration::ZERO, ..ReclaimWait::default() };
+    let collector = world.collector().policy(policy(WhenUnreachable::Worthwhile)).reclaim_wait(wait).build();
+    let round = collector.round_for(GcGoal::Thresholds).await;
     assert!(matches!(round.error, Some(GcError::Insufficient(_))), "{:?}", round.error);
     assert_eq!(world.removals().len(), 8, "five, and half as many again");
     assert!(round.report.swept[0].lagging);
     assert_eq!(round.report.space_holders, holders, "the report names who holds the space");
-    assert!(!round.report.swept[0].done.iter().any(|done| done.removal.id == id("i19")));
+    assert!(!round.report.swept[0].removed.iter().any(|done| done.removal.id == id("i19")));
 }

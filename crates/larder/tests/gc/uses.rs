@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::{Container, ContainerInventory, Image, Sandbox};
-use larder::gc::{BackendUseSource, ImageUse, ImageUseIndex, ImageUseSource as _, ReportedUse, UseRule};
+use larder::gc::{BackendUseSource, GcStrategy, ImageUse, ImageUseIndex, ImageUseSource as _, ReportedUse};
 use larder_testkit::fake_backend::FakeBackend;
 
 fn container(image: &str, mounted: &[&str]) -> Container {
@@ -17,7 +17,7 @@ fn container(image: &str, mounted: &[&str]) -> Container {
     }
 }
 
-async fn uses(container: Container, rule: UseRule) -> ImageUseIndex {
+async fn uses(container: Container, strategy: GcStrategy) -> ImageUseIndex {
     let fake = FakeBackend::new();
     let sandbox = Sandbox { id: "s".into(), runtime_handler: "kata".into(), ..Sandbox::default() };
     fake.set_in_use(ContainerInventory { containers: vec![container], sandboxes: vec![sandbox] });
@@ -30,7 +30,7 @@ async fn uses(container: Container, rule: UseRule) -> ImageUseIndex {
         },
     ];
     let found = BackendUseSource::new(Arc::new(fake)).uses().await.expect("the fake answers");
-    ImageUseIndex::match_images(found, &images, rule)
+    ImageUseIndex::match_images(found, &images, strategy)
 }
 
 fn is_used(uses: &ImageUseIndex, id: &str, handler: &str) -> bool {
@@ -39,8 +39,8 @@ fn is_used(uses: &ImageUseIndex, id: &str, handler: &str) -> bool {
 
 #[tokio::test]
 async fn an_image_is_used_by_id_for_the_handler_of_its_sandbox() {
-    for rule in [UseRule::Ids, UseRule::IdsAndNames] {
-        let uses = uses(container("sha256:a", &[]), rule).await;
+    for strategy in [GcStrategy::Kubelet, GcStrategy::Larder] {
+        let uses = uses(container("sha256:a", &[]), strategy).await;
         assert!(is_used(&uses, "sha256:a", "") && is_used(&uses, "sha256:a", "kata"));
         assert!(!is_used(&uses, "sha256:a", "runc") && !is_used(&uses, "sha256:b", ""));
     }
@@ -49,19 +49,19 @@ async fn an_image_is_used_by_id_for_the_handler_of_its_sandbox() {
 #[tokio::test]
 async fn names_count_by_our_rule_only() {
     let named = container("r.example/a:1", &["r.example/b@sha256:bb"]);
-    let ours = uses(named.clone(), UseRule::IdsAndNames).await;
+    let ours = uses(named.clone(), GcStrategy::Larder).await;
     assert!(is_used(&ours, "sha256:a", "kata") && is_used(&ours, "sha256:b", "runc"));
-    let kubelets = uses(named, UseRule::Ids).await;
+    let kubelets = uses(named, GcStrategy::Kubelet).await;
     assert!(!is_used(&kubelets, "sha256:a", "") && !is_used(&kubelets, "sha256:b", ""));
 }
 
 #[tokio::test]
 async fn a_mount_counts_for_all_handlers_by_our_rule() {
     let mounting = container("sha256:a", &["sha256:b"]);
-    let ours = uses(mounting.clone(), UseRule::IdsAndNames).await;
+    let ours = uses(mounting.clone(), GcStrategy::Larder).await;
     assert!(is_used(&ours, "sha256:b", "runc"));
     assert!(matches!(ours.of_image("sha256:b", "").next(), Some(ImageUse::Volume { .. })));
-    let kubelets = uses(mounting, UseRule::Ids).await;
+    let kubelets = uses(mounting, GcStrategy::Kubelet).await;
     assert!(is_used(&kubelets, "sha256:b", "") && !is_used(&kubelets, "sha256:b", "runc"));
 }
 
@@ -70,7 +70,7 @@ async fn a_mount_of_the_store_is_shown_as_one() {
     for (running, text) in [(true, "mount at /srv/app"), (false, "files of an ended mount at /srv/app")] {
         let mount =
             Container { name: "/srv/app".into(), is_mount: true, running, ..container("sha256:a", &[]) };
-        let uses = uses(mount, UseRule::IdsAndNames).await;
+        let uses = uses(mount, GcStrategy::Larder).await;
         assert_eq!(uses.of_image("sha256:a", "").next().unwrap().to_string(), text);
     }
 }
@@ -95,7 +95,7 @@ fn of_several_leases_the_longest_counts() {
     };
     for leases in [[60, 600], [600, 60]] {
         let found = leases.map(ensured).to_vec();
-        let uses = ImageUseIndex::match_images(found, &[], UseRule::IdsAndNames);
+        let uses = ImageUseIndex::match_images(found, &[], GcStrategy::Larder);
         let left: Vec<_> = uses.of_image("sha256:a", "").map(ImageUse::lease_left).collect();
         assert_eq!(left, [Some(Duration::from_secs(600))], "{leases:?}");
     }

@@ -12,8 +12,9 @@ use larder::backend::{
 };
 use larder::credentials::Credential;
 use larder::gc::{
-    ActivityFeed, Clock, ClockReading, Collector, CollectorBuilder, DiskSpace, FsStatsProvider,
-    ImageActivity, LayerSource, LayerUsageIndex, MeasuredLayer, ReclaimWait, SpaceHolder, UnixMillis,
+    ActivityFeed, Clock, ClockReading, Collector, CollectorBuilder, DiskSpace, FsStatsProvider, GcError,
+    GcGoal, GcPlan, GcReport, GcRoundResult, ImageActivity, LayerSource, LayerUsageIndex, MeasuredLayer,
+    ReclaimWait, SpaceHolder, UnixMillis,
 };
 use larder::image_service::{FilesystemError, FsStats};
 use larder::pod::SandboxConfig;
@@ -201,8 +202,8 @@ impl FakeNode {
     pub(crate) fn collector(&self) -> CollectorBuilder {
         let shared = Arc::new(self.clone());
         // These disks are small: every byte counts.
-        let patience = ReclaimWait { tolerance: DiskSpace::ZERO, ..ReclaimWait::default() };
-        let builder = Collector::builder(shared.clone()).reclaim_wait(patience);
+        let wait = ReclaimWait { tolerance: DiskSpace::ZERO, ..ReclaimWait::default() };
+        let builder = Collector::builder(shared.clone()).reclaim_wait(wait);
         builder.disk(shared.clone()).layers(shared.clone()).feed(shared.clone()).clock(shared)
     }
 
@@ -370,5 +371,42 @@ impl Clock for FakeNode {
             since_boot: Some(state.since_boot),
             boot: state.boot.to_string(),
         }
+    }
+}
+
+/// Rounds and dry runs by the collector's own policy.
+pub(crate) trait OwnPolicy {
+    async fn round_for(&self, goal: GcGoal) -> GcRoundResult;
+    async fn plan(&self, goal: GcGoal) -> Result<GcPlan, GcError>;
+
+    async fn collect(&self) -> Result<GcReport, GcError> {
+        self.round_for(GcGoal::Thresholds).await.into_result()
+    }
+
+    async fn detect(&self) -> Result<GcReport, GcError> {
+        self.round_for(GcGoal::Detect).await.into_result()
+    }
+
+    async fn free(&self, bytes: u64) -> Result<GcReport, GcError> {
+        self.round_for(GcGoal::Free { bytes }).await.into_result()
+    }
+
+    async fn delete_unused(&self) -> Result<GcReport, GcError> {
+        self.round_for(GcGoal::AllUnused).await.into_result()
+    }
+
+    async fn plan_round(&self) -> Result<GcPlan, GcError> {
+        self.plan(GcGoal::Thresholds).await
+    }
+}
+
+impl OwnPolicy for Collector {
+    async fn round_for(&self, goal: GcGoal) -> GcRoundResult {
+        self.round(goal, &self.policy()).await
+    }
+
+    async fn plan(&self, goal: GcGoal) -> Result<GcPlan, GcError> {
+        let run = self.dry_run(goal, &self.policy(), false).await?;
+        Ok(run.plan().expect("a dry run has a plan").clone())
     }
 }

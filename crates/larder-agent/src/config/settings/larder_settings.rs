@@ -1,9 +1,7 @@
 //! Settings of larder's own.
 
 use larder::credentials::TokenPolicy;
-use larder::gc::{
-    Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, UseRule, WhenUnreachable,
-};
+use larder::gc::{GcPolicy, GcStrategy, InodeThresholds, WhenUnreachable};
 use larder::pull::{DuplicatePullPolicy, NewCredentialsPolicy, RateLimitAction};
 use serde_json::json;
 use tracing::Level;
@@ -237,13 +235,21 @@ pub(super) const SECTIONS: &[Setting] = &[
     )
     .kubelet_has("`0s`"),
     setting!(
+        "gc.strategy",
+        EnumCodec<GcStrategy>,
+        gc.strategy,
+        Live,
+        "Whose rules choose images. `larder`: a layer counts once and the filesystem is measured after each removal; an image that was never used is as old as its first observation; containers and mounts protect images by ID and name; ages do not change when the wall clock is set. `kubelet`: image sizes add up; an image that was never used is older than any `imageMaximumGCAge`; containers protect images by ID only; ages follow the wall clock; pull records are kept only of images that a round examined and retained; `gc.minimumFreeBytes`, the inode thresholds and `gc.whenUnreachable` do not apply."
+    )
+    .kubelet_has("`kubelet`"),
+    setting!(
         "gc.minimumFreeBytes",
         ByteSizeCodec<0>,
         gc.min_free_bytes,
         Live,
         "GC also starts when less than this is free; 0 is never."
     ),
-    inode_setting("gc.inodeHighThresholdPercent", InodeThreshold::High).kubelet_has("`100`"),
+    inode_setting("gc.inodeHighThresholdPercent", InodeThreshold::High),
     inode_setting("gc.inodeLowThresholdPercent", InodeThreshold::Low),
     setting!(
         "gc.freeMarginPercent",
@@ -257,9 +263,8 @@ pub(super) const SECTIONS: &[Setting] = &[
         EnumCodec<WhenUnreachable>,
         gc.when_unreachable,
         Live,
-        "What is removed when all candidates together do not free enough. `all`: every candidate. `helpful`: as few images as bring usage below the high threshold, if that is possible; else all candidates if they free at least half of what is missing; else only images that each free at least a tenth of it. `nothing`: no image."
-    )
-    .kubelet_has("`all`"),
+        "What is removed when all candidates together do not free enough. `all`: every candidate. `worthwhile`: as few images as bring usage below the high threshold, if that is possible; else all candidates if they free at least half of what is missing; else only images that each free at least a tenth of it. `nothing`: no image."
+    ),
     setting!(
         "gc.keepBytes",
         ByteSizeCodec<0>,
@@ -267,46 +272,6 @@ pub(super) const SECTIONS: &[Setting] = &[
         Live,
         "When space is needed, GC retains the most recently used images up to this size on disk, each layer counted once; 0 is none. `imageMaximumGCAge` and `larder gc --all-unused` ignore it."
     ),
-    setting!(
-        "gc.accounting",
-        EnumCodec<Accounting>,
-        gc.accounting,
-        Live,
-        "How freed space is counted: `exact` counts shared layers once and measures the filesystem after each removal, `nominal` adds up image sizes."
-    )
-    .kubelet_has("`nominal`"),
-    setting!(
-        "gc.neverUsed",
-        EnumCodec<AgeRule>,
-        gc.age,
-        Live,
-        "How old an image that was never used is, for `imageMaximumGCAge`: `fromFirstSeen` counts from when it was first seen, `expired` counts it as older than any maximum."
-    )
-    .kubelet_has("`expired`"),
-    setting!(
-        "gc.uses",
-        EnumCodec<UseRule>,
-        gc.uses,
-        Live,
-        "Which references of a container mark an image as in use: image ID and names, or the image ID only."
-    )
-    .kubelet_has("`ids`"),
-    setting!(
-        "gc.clock",
-        EnumCodec<ClockRule>,
-        gc.clock,
-        Live,
-        "When the wall clock is set: `keepAges` keeps the ages of images, `wallClock` computes them from the new time."
-    )
-    .kubelet_has("`wallClock`"),
-    setting!(
-        "gc.hooks",
-        EnumCodec<HookRule>,
-        gc.hooks,
-        Live,
-        "Which pull records are kept after a GC round: those of all images that are present, or only of the retained images that the round examined before it reached its goal."
-    )
-    .kubelet_has("`examined`"),
     Setting::new(
         "gc.keep",
         || "list of rules".into(),

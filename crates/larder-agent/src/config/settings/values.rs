@@ -1,7 +1,7 @@
 //! Values that only one setting has.
 
 use larder::credentials::TokenPolicy;
-use larder::gc::{Accounting, AgeRule, ClockRule, HookRule, UseRule, WhenUnreachable};
+use larder::gc::{GcStrategy, WhenUnreachable};
 use larder::go_format::quote;
 use larder::pull::{DuplicatePullPolicy, NewCredentialsPolicy, RateLimitAction};
 use larder::reference::Reference;
@@ -271,32 +271,12 @@ impl EnumWords for TokenPolicy {
 impl EnumWords for WhenUnreachable {
     const WORDS: &'static [(&'static str, WhenUnreachable)] = &[
         (WhenUnreachable::All.as_str(), WhenUnreachable::All),
-        (WhenUnreachable::Helpful.as_str(), WhenUnreachable::Helpful),
+        (WhenUnreachable::Worthwhile.as_str(), WhenUnreachable::Worthwhile),
         (WhenUnreachable::Nothing.as_str(), WhenUnreachable::Nothing),
     ];
 }
 
-impl EnumWords for Accounting {
-    const WORDS: &'static [(&'static str, Accounting)] =
-        &[("exact", Accounting::Exact), ("nominal", Accounting::Nominal)];
-}
-
-impl EnumWords for AgeRule {
-    const WORDS: &'static [(&'static str, AgeRule)] =
-        &[("fromFirstSeen", AgeRule::FromFirstSeen), ("expired", AgeRule::Kubelet)];
-}
-
-impl EnumWords for UseRule {
-    const WORDS: &'static [(&'static str, UseRule)] =
-        &[("idsAndNames", UseRule::IdsAndNames), ("ids", UseRule::Ids)];
-}
-
-impl EnumWords for ClockRule {
-    const WORDS: &'static [(&'static str, ClockRule)] =
-        &[("keepAges", ClockRule::KeepAges), ("wallClock", ClockRule::Believe)];
-}
-
-impl EnumWords for HookRule {
-    const WORDS: &'static [(&'static str, HookRule)] =
-        &[("allPresent", HookRule::AllPresent), ("examined", HookRule::Examined)];
+impl EnumWords for GcStrategy {
+    const WORDS: &'static [(&'static str, GcStrategy)] =
+        &[("larder", GcStrategy::Larder), ("kubelet", GcStrategy::Kubelet)];
 }

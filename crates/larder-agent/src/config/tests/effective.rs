@@ -28,9 +28,7 @@ fn without_settings_everything_is_as_larder_has_it() {
 #[test]
 fn each_default_that_is_not_kubelets_can_be_set_back() {
     let kubelet = "serializeImagePulls: true\npull: {overRate: refuse, sameImage: eachRequest, newCredentials: wait}\n\
-        gc: {accounting: nominal, neverUsed: expired, uses: ids, clock: wallClock, hooks: examined,\n\
-        whenUnreachable: all,\n\
-        inodeHighThresholdPercent: 100, pressurePeriod: 0}\n";
+        gc: {strategy: kubelet, pressurePeriod: 0}\n";
     let config = read(kubelet).unwrap();
     assert_eq!(config.pull, PullConfig::kubelet());
     assert_eq!(config.gc_intervals, larder::gc::GcIntervals::kubelet());

@@ -80,17 +80,12 @@ fn values_of_the_wrong_type_are_named() {
             "c.yaml:3: gc.inodeHighThresholdPercent: must be a whole number from 0 to 100, is \"101\"",
         ),
         (
-            "gc: {accounting: Exact}",
-            "c.yaml:3: gc.accounting: must be one of exact, nominal; is \"Exact\" [did you mean exact?]",
+            "gc: {strategy: Kubelet}",
+            "c.yaml:3: gc.strategy: must be one of larder, kubelet; is \"Kubelet\" [did you mean kubelet?]",
         ),
         (
             "cri: {kubelet: true}",
             "c.yaml:3: cri.kubelet: must be one of larder, runtime, none, is the boolean true",
-        ),
-        ("gc: {clock: believe}", "c.yaml:3: gc.clock: must be one of keepAges, wallClock; is \"believe\""),
-        (
-            "gc: {neverUsed: infinitelyOld}",
-            "c.yaml:3: gc.neverUsed: must be one of fromFirstSeen, expired; is \"infinitelyOld\"",
         ),
         (
             "pull: {sameImage: once}",
@@ -146,7 +141,7 @@ fn unknown_settings_are_refused_with_the_nearest_name() {
             "c.yaml:3: imageGC: unknown setting [did you mean imageGCHighThresholdPercent or imageGCLowThresholdPercent?]",
         ),
         ("gc: {perriod: 5m}", "c.yaml:3: gc.perriod: unknown setting [did you mean gc.period?]"),
-        ("accounting: exact", "c.yaml:3: accounting: unknown setting [write accounting below gc:]"),
+        ("strategy: larder", "c.yaml:3: strategy: unknown setting [write strategy below gc:]"),
         ("gc: {root: /x}", "c.yaml:3: gc.root: unknown setting [write root at the top of the file]"),
         ("gc.period: 5m", "c.yaml:3: [gc.period]: unknown setting [write period below gc:]"),
         (

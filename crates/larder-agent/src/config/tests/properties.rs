@@ -54,11 +54,7 @@ fn another(setting: &Setting) -> &'static str {
         "pull.newCredentials" => "wait",
         "pull.credentialTokens" => "ignore",
         "gc.whenUnreachable" => "all",
-        "gc.accounting" => "nominal",
-        "gc.neverUsed" => "expired",
-        "gc.uses" => "ids",
-        "gc.clock" => "wallClock",
-        "gc.hooks" => "examined",
+        "gc.strategy" => "kubelet",
         "gc.keep" => {
             "[{digest: 'sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', ttl: 1m}, {label: 'a=b: #c'}]"
         }

@@ -141,7 +141,7 @@ impl Default for NodeMetrics {
         let (event_type, reason) = (EventType::Warning, EventReason::FreeDiskSpaceFailed);
         let labels = EventLabels { event_type: event_type.to_string(), reason: reason.to_string() };
         drop(metrics.events.get_or_create(&labels));
-        for goal in GcGoal::ALL {
+        for goal in GcGoal::REMOVING {
             let labels = GcReasonLabels { reason: goal.name().to_owned() };
             drop(metrics.promised.get_or_create(&labels));
             drop(metrics.freed.get_or_create(&labels));

@@ -223,7 +223,7 @@ async fn each_documented_metric_is_served_and_changes() {
     node.metrics.pod_pulled(Duration::from_secs(3));
     node.metrics.operation_finished("pull_image", Duration::from_secs(3), true);
     backend.add_image("old:1", image("sha256:9", 50));
-    let swept = node.collector.round(GcGoal::AllUnused).await;
+    let swept = node.collector.round(GcGoal::AllUnused, &node.collector.policy()).await;
     assert_eq!(swept.report.swept.len(), 1, "{swept:?}");
     backend.add_image("hidden:1", image("sha256:7", 50));
     let page = tokio::select! {

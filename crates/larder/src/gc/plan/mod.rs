@@ -1,69 +1,41 @@
 //! Chooses which images to remove. A pure function: no clock, no disk, no backend.
 //!
 //! Promises: an image in use, pinned, kept by a rule or too young for its goal is never in a [`GcPlan`]; removals are
-//! ordered least recently used first, and equal input in any order gives an equal plan. With [`Accounting::Exact`] each
-//! removal states what it frees after the removals before it, every removal frees something, and the plan without the
-//! last removal would miss the goal.
+//! ordered least recently used first, and equal input in any order gives an equal plan.
 //!
-//! [`Accounting::Exact`]: super::policy::Accounting::Exact
+//! [`plan`] retains what no goal may remove ([`retained`]), orders the rest and selects from it by the [`Strategy`] of the
+//! policy: [`exact`] is larder's, [`kubelet`] is kubelet's algorithm.
 
-mod decide;
-mod floor;
+mod exact;
+mod kubelet;
 mod layer_graph;
 mod reason;
+mod retained;
 mod retention;
 mod snapshot;
-mod unreachable;
+mod strategy;
 
 use std::time::Duration;
 
-pub use decide::{plan, plan_round};
 pub use reason::{GcDecision, RemovalReason, RetainReason};
 pub use retention::{RetentionBreakdown, RetentionClass, RetentionClassUsage, holders};
 pub use snapshot::{GcImage, GcSnapshot};
 
-pub(super) use decide::{ReclaimTarget, insufficient, is_tag, keep_rule_inputs, plan_for, reclaim_target};
+pub(super) use retained::{is_tag, keep_rule_inputs};
+pub(super) use strategy::ReclaimTarget;
 
+use self::exact::ExactStrategy;
+use self::kubelet::KubeletStrategy;
+use self::layer_graph::exclusive_space;
+use self::retained::{retain_reasons, retain_recent};
+use self::strategy::{PlanInput, Selection, Strategy};
 use super::disk_space::DiskSpace;
-use super::policy::WhenUnreachable;
+use super::filesystem_stats::with_more_free;
+use super::goal::GcGoal;
+use super::policy::{GcPolicy, GcStrategy, WhenUnreachable};
 use super::unix_millis::UnixMillis;
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
-
-/// The goal of a collection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GcGoal {
-    /// Remove images unused for longer than the maximum age.
-    Age,
-    /// If the filesystem is past a threshold of the policy, free until it is not.
-    Thresholds,
-    /// Free this many bytes plus the policy's margin.
-    Free {
-        /// Bytes.
-        bytes: u64,
-    },
-    /// Remove every candidate.
-    AllUnused,
-    /// Remove every candidate that has no tag.
-    Dangling,
-}
-
-impl GcGoal {
-    /// One of each.
-    pub const ALL: [GcGoal; 5] =
-        [GcGoal::Age, GcGoal::Thresholds, GcGoal::Free { bytes: 0 }, GcGoal::AllUnused, GcGoal::Dangling];
-
-    /// The goal's name in the history and in the log.
-    pub fn name(self) -> &'static str {
-        match self {
-            GcGoal::Age => "age",
-            GcGoal::Thresholds => "space",
-            GcGoal::Free { .. } => "free",
-            GcGoal::AllUnused => "allUnused",
-            GcGoal::Dangling => "dangling",
-        }
-    }
-}
 
 /// The images to remove, in order and with reasons, and the reasons for which the others are retained.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,7 +57,7 @@ pub struct GcPlan {
     pub reclaimable: DiskSpace,
     /// The rule by which images were retained because the goal cannot be reached; `None` if it can, or if all
     /// candidates are removed nonetheless.
-    pub held_back: Option<WhenUnreachable>,
+    pub when_unreachable: Option<WhenUnreachable>,
     /// The expected filesystem after the removals, if the snapshot has the filesystem.
     pub after: Option<FsStats>,
     /// IDs that kubelet's space pass examines and retains before it stops, in its order.
@@ -105,8 +77,8 @@ pub struct PlannedRemoval {
     pub frees: DiskSpace,
     /// Whether the amount is estimated because the backend does not report layer sizes.
     pub estimated: bool,
-    /// The reason.
-    pub why: RemovalReason,
+    /// Why it is removed.
+    pub reason: RemovalReason,
     /// When it was first seen.
     pub first_seen: UnixMillis,
     /// When it was last used, if ever.
@@ -131,15 +103,168 @@ pub struct ImageDecision {
     /// When it was last used, if ever.
     pub last_used: Option<UnixMillis>,
     /// Whether it is removed, and the reason.
-    pub verdict: GcDecision,
+    pub decision: GcDecision,
+}
+
+/// Plans a round for this goal: first the images past the maximum age if the goal is [`GcGoal::Thresholds`], then what the
+/// goal requires. Every other image gets the reason for which it is retained.
+pub fn plan(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
+    if !has_age_stage(goal, policy) {
+        return plan_stage(snapshot, policy, goal);
+    }
+    let by_age = plan_stage(snapshot, policy, GcGoal::Age);
+    if by_age.removals.is_empty() {
+        return plan_stage(snapshot, policy, goal);
+    }
+    let mut rest = snapshot.clone();
+    for removal in &by_age.removals {
+        rest.forget(&removal.id, &removal.handler);
+    }
+    rest.disk = by_age.after;
+    let mut both = plan_stage(&rest, policy, goal);
+    both.expected_freed += by_age.expected_freed;
+    both.removals.splice(0..0, by_age.removals);
+    let is_removed = |image: &ImageDecision| matches!(image.decision, GcDecision::Remove(_));
+    both.decisions.extend(by_age.decisions.into_iter().filter(is_removed));
+    both.decisions.sort_by(|a, b| (&a.id, &a.handler).cmp(&(&b.id, &b.handler)));
+    both
+}
+
+/// Whether a round for this goal first removes the images past the maximum age.
+pub(super) fn has_age_stage(goal: GcGoal, policy: &GcPolicy) -> bool {
+    goal == GcGoal::Thresholds && !policy.maximum_age.is_zero()
+}
+
+/// Plans one stage of a round.
+pub(super) fn plan_stage(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
+    plan_rest(snapshot, policy, goal, reclaim_target(goal, snapshot, policy), None)
+}
+
+/// Plans the rest of a stage. `missing` is the amount that was missing when the stage began, if that is not now.
+pub(super) fn plan_rest(
+    snapshot: &GcSnapshot,
+    policy: &GcPolicy,
+    goal: GcGoal,
+    target: ReclaimTarget,
+    missing: Option<DiskSpace>,
+) -> GcPlan {
+    let strategy = strategy(policy);
+    let mut retained = retain_reasons(snapshot, policy, goal, target);
+    retain_recent(snapshot, policy, target, &mut retained);
+    let order = strategy.removal_order(&snapshot.images, &retained);
+    let need = target.need(snapshot.disk);
+    let missing = missing.unwrap_or(need);
+    let input =
+        PlanInput { snapshot, policy, goal, target, need, missing, retained: &retained, order: &order };
+    let selection = strategy.select(&input);
+    let reasons = strategy.removal_reasons(&input, &selection.steps);
+    let expected_freed: DiskSpace = selection.steps.iter().map(|step| step.frees).sum();
+    let has_amount = need != DiskSpace::ZERO;
+    GcPlan {
+        goal,
+        need,
+        removals: removals(snapshot, &selection, &reasons),
+        decisions: decisions(snapshot, &selection, reasons, retained),
+        expected_freed,
+        reclaimable: if has_amount { selection.reclaimable } else { DiskSpace::ZERO },
+        when_unreachable: selection.when_unreachable,
+        reachable: selection.reachable,
+        after: snapshot.disk.map(|disk| with_more_free(disk, expected_freed)),
+        examined: selection.examined,
+    }
+}
+
+fn removals(snapshot: &GcSnapshot, selection: &Selection, reasons: &[RemovalReason]) -> Vec<PlannedRemoval> {
+    let removal = |(step, reason): (&layer_graph::RemovalStep, &RemovalReason)| {
+        let image = &snapshot.images[step.image];
+        PlannedRemoval {
+            id: image.id.clone(),
+            handler: image.handler.clone(),
+            names: image.names.clone(),
+            frees: step.frees,
+            estimated: step.estimated,
+            reason: reason.clone(),
+            first_seen: image.first_seen,
+            last_used: image.last_used,
+        }
+    };
+    selection.steps.iter().zip(reasons).map(removal).collect()
+}
+
+/// The decision for each image, ordered by ID.
+fn decisions(
+    snapshot: &GcSnapshot,
+    selection: &Selection,
+    reasons: Vec<RemovalReason>,
+    retained: Vec<Option<RetainReason>>,
+) -> Vec<ImageDecision> {
+    let mut decided: Vec<Option<GcDecision>> =
+        retained.into_iter().map(|reason| reason.map(GcDecision::Retain)).collect();
+    for (step, reason) in selection.steps.iter().zip(reasons) {
+        decided[step.image] = Some(GcDecision::Remove(reason));
+    }
+    let alone = exclusive_space(&snapshot.images, &snapshot.layers);
+    let rest = |index: usize| match selection.when_unreachable {
+        _ if selection.frees_nothing.get(index) == Some(&true) => RetainReason::FreesNothing,
+        Some(rule) => RetainReason::Unreachable(rule),
+        None => RetainReason::NotNeeded,
+    };
+    let images = snapshot.images.iter().zip(alone).zip(decided).enumerate();
+    let decision = |(index, ((image, alone), decided)): (usize, ((&GcImage, DiskSpace), _))| ImageDecision {
+        id: image.id.clone(),
+        handler: image.handler.clone(),
+        names: image.names.clone(),
+        size: image.size,
+        alone,
+        first_seen: image.first_seen,
+        last_used: image.last_used,
+        decision: Option::unwrap_or_else(decided, || GcDecision::Retain(rest(index))),
+    };
+    let mut decisions: Vec<ImageDecision> = images.map(decision).collect();
+    decisions.sort_by(|a, b| (&a.id, &a.handler).cmp(&(&b.id, &b.handler)));
+    decisions
 }
 
 /// When the image was last used; if never, when it was first seen.
-pub(super) fn last_use(subject: &GcImage) -> UnixMillis {
-    subject.last_used.unwrap_or(subject.first_seen)
+fn last_use(image: &GcImage) -> UnixMillis {
+    image.last_used.unwrap_or(image.first_seen)
 }
 
 /// Time since the image's last use, or since it was first seen.
-pub(super) fn unused_for(now: UnixMillis, subject: &GcImage) -> Duration {
-    now.since(last_use(subject))
+fn unused_for(now: UnixMillis, image: &GcImage) -> Duration {
+    now.since(last_use(image))
+}
+
+/// The strategy of a policy.
+fn strategy(policy: &GcPolicy) -> &'static dyn Strategy {
+    match policy.strategy {
+        GcStrategy::Larder => &ExactStrategy,
+        GcStrategy::Kubelet => &KubeletStrategy,
+    }
+}
+
+/// Translates the goal for the filesystem of this snapshot.
+pub(super) fn reclaim_target(goal: GcGoal, snapshot: &GcSnapshot, policy: &GcPolicy) -> ReclaimTarget {
+    match goal {
+        GcGoal::Age => ReclaimTarget::Old,
+        GcGoal::AllUnused | GcGoal::Dangling => ReclaimTarget::Everything,
+        GcGoal::Detect | GcGoal::FailedPulls => ReclaimTarget::Nothing,
+        GcGoal::Thresholds => snapshot
+            .disk
+            .and_then(|disk| strategy(policy).threshold_target(disk, policy))
+            .unwrap_or(ReclaimTarget::Nothing),
+        GcGoal::Free { bytes } => {
+            let wanted = bytes.saturating_add(bytes / 100 * u64::from(policy.free_margin_percent));
+            let left = wanted.saturating_sub(snapshot.reclaimed.bytes);
+            if left == 0 && snapshot.reclaimed.bytes > 0 {
+                return ReclaimTarget::Nothing;
+            }
+            strategy(policy).bytes_target(left, snapshot.disk)
+        }
+    }
+}
+
+/// Whether the filesystem is past a threshold of the policy.
+pub(super) fn is_due(disk: FsStats, policy: &GcPolicy) -> bool {
+    strategy(policy).threshold_target(disk, policy).is_some()
 }

@@ -29,11 +29,11 @@ pub enum RemovalReason {
         maximum: Duration,
     },
     /// Space is needed, and it is the least recently used image that frees any.
-    Room {
+    LeastRecentlyUsed {
         /// Time since the last use.
         unused_for: Duration,
         /// How many candidates are unused for longer and free too little on their own.
-        passed_over: usize,
+        skipped_older: usize,
     },
     /// Space is needed, and it has no name, so that no pod can request it by name: such images come first.
     Untagged {
@@ -100,8 +100,8 @@ pub enum RetainReason {
 impl fmt::Display for GcDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            GcDecision::Remove(why) => write!(f, "remove: {why}"),
-            GcDecision::Retain(why) => write!(f, "retain: {why}"),
+            GcDecision::Remove(reason) => write!(f, "remove: {reason}"),
+            GcDecision::Retain(reason) => write!(f, "retain: {reason}"),
         }
     }
 }
@@ -119,13 +119,13 @@ impl fmt::Display for RemovalReason {
             RemovalReason::TooOld { unused_for: None, maximum } => {
                 write!(f, "never used since larder started (maximum age {})", whole_seconds(*maximum))
             }
-            RemovalReason::Room { unused_for, passed_over: 0 } => {
+            RemovalReason::LeastRecentlyUsed { unused_for, skipped_older: 0 } => {
                 write!(f, "unused for {}, least recently used", whole_seconds(*unused_for))
             }
-            RemovalReason::Room { unused_for, passed_over } => {
-                let older = if *passed_over == 1 { "image frees" } else { "images free" };
+            RemovalReason::LeastRecentlyUsed { unused_for, skipped_older } => {
+                let older = if *skipped_older == 1 { "image frees" } else { "images free" };
                 let unused_for = whole_seconds(*unused_for);
-                write!(f, "unused for {unused_for}; {passed_over} older {older} too little alone")
+                write!(f, "unused for {unused_for}; {skipped_older} older {older} too little alone")
             }
             RemovalReason::Untagged { unused_for } => {
                 write!(f, "untagged, unused for {}", whole_seconds(*unused_for))

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::decide::{find_retain_reason, keep_rule_inputs};
-use super::{GcGoal, GcImage, GcSnapshot, plan};
+use super::retained::{keep_rule_inputs, retain_by_minimum_age};
+use super::{GcImage, GcSnapshot, plan};
 use crate::gc::disk_space::DiskSpace;
+use crate::gc::goal::GcGoal;
 use crate::gc::keep::matching_rules;
 use crate::gc::policy::GcPolicy;
 
@@ -109,7 +110,7 @@ fn holder_of(snapshot: &GcSnapshot, policy: &GcPolicy, image: &GcImage, kept: bo
         () if image.pinned => RetentionClass::Pinned,
         () if kept => RetentionClass::Kept,
         () if !image.uses.is_empty() => RetentionClass::Leased,
-        () if find_retain_reason(snapshot, policy, image).is_some() => RetentionClass::TooYoung,
+        () if retain_by_minimum_age(snapshot, policy, image).is_some() => RetentionClass::TooYoung,
         () => RetentionClass::Unused,
     }
 }

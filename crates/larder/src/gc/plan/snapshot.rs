@@ -51,6 +51,19 @@ pub struct GcSnapshot {
 }
 
 impl GcSnapshot {
+    /// A snapshot without images.
+    pub(in crate::gc) fn empty(now: UnixMillis) -> GcSnapshot {
+        GcSnapshot {
+            now,
+            began: now,
+            watched: now,
+            images: Vec::new(),
+            layers: LayerUsageIndex::unknown(),
+            disk: None,
+            reclaimed: DiskSpace::ZERO,
+        }
+    }
+
     /// Drops a removed image.
     pub(in crate::gc) fn forget(&mut self, id: &ImageId, handler: &str) {
         self.images.retain(|image| image.id != *id || image.handler != handler);

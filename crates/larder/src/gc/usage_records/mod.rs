@@ -14,7 +14,7 @@ pub use file::{
 };
 
 use super::activity::{ActivityKind, ImageActivity};
-use super::policy::ClockRule;
+use super::policy::GcStrategy;
 use super::unix_millis::UnixMillis;
 use super::uses::ImageUseIndex;
 use crate::backend::Image;
@@ -57,10 +57,16 @@ pub(super) fn handler_of(image: &Image) -> &str {
 
 impl ImageUsageRecords {
     /// Applies which images are present and used now; a lease is no use. New images are first seen now, used images are last used now,
-    /// records of images that are no longer present are dropped. Under [`ClockRule::KeepAges`] all times first move
+    /// records of images that are no longer present are dropped. With larder's strategy all times first move
     /// with a step of the clock.
-    pub fn observe(&mut self, images: &[Image], uses: &ImageUseIndex, now: &ClockReading, rule: ClockRule) {
-        if rule == ClockRule::KeepAges {
+    pub fn observe(
+        &mut self,
+        images: &[Image],
+        uses: &ImageUseIndex,
+        now: &ClockReading,
+        strategy: GcStrategy,
+    ) {
+        if strategy == GcStrategy::Larder {
             self.follow(now);
         }
         let wall = now.wall;
@@ -92,8 +98,8 @@ impl ImageUsageRecords {
 
     /// Applies the activity until an observation began, after that observation. An image that was first seen since then
     /// is first seen when it was added; a use counts if it is the latest known.
-    pub(crate) fn apply_activity(&mut self, sightings: &[ImageActivity], began: UnixMillis) {
-        for ImageActivity { image, at, what } in sightings {
+    pub(crate) fn apply_activity(&mut self, activity: &[ImageActivity], began: UnixMillis) {
+        for ImageActivity { image, at, what } in activity {
             let Some(record) = self.by_key.get_mut(&(image.clone(), String::new())) else { continue };
             let at = (*at).min(began);
             match what {
@@ -119,9 +125,9 @@ impl ImageUsageRecords {
         &mut self,
         ids: impl IntoIterator<Item = &'a ImageId>,
         now: &ClockReading,
-        rule: ClockRule,
+        strategy: GcStrategy,
     ) {
-        if rule == ClockRule::KeepAges {
+        if strategy == GcStrategy::Larder {
             self.follow(now);
         }
         for id in ids {
