@@ -1,9 +1,9 @@
 //! Checks image names before anything is asked of a backend, and suggests what may have been meant.
 
-use larder::gc::nearest_names;
 use larder::go_format::quote;
 use larder::hint::Hint;
 use larder::reference::{self, Reference, ReferenceErrorKind};
+use larder::retention::nearest_names;
 
 /// A name that no runtime can pull.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,13 +11,14 @@ use larder::backend::{
 use larder::credentials::{PullSecret, SecretCoordinates};
 use larder::events::{Event, EventReason, EventType};
 use larder::gc::filesystem_stats::used_percent;
-use larder::gc::{DiskSpace, FilesystemContent, KeepRule, OtherFilesystem, Selector, SpaceBesideImages};
+use larder::gc::{DiskSpace, FilesystemContent, OtherFilesystem, SpaceBesideImages};
 use larder::hint::{Hint, HintPart};
 use larder::pod::{ObjectKind, ObjectRef};
 use larder::pull::{
     BackendFailure, EnsureError, EnsurePlan, EnsureReason, EnsuredImage, ImagePresence, PullPhase,
     PullPolicy, PullStatus, default_policy,
 };
+use larder::retention::{KeepRule, RetentionClass, Selector};
 use tokio::time::Instant;
 
 use crate::Error;
@@ -26,6 +27,24 @@ use crate::v1 as api;
 /// The keys of secrets, by their type.
 const SECRETS: [(&str, &str); 2] =
     [("kubernetes.io/dockerconfigjson", ".dockerconfigjson"), ("kubernetes.io/dockercfg", ".dockercfg")];
+
+/// The class of an image with this reason in the retention model; `None` if the reason is unknown.
+pub fn retention_class(reason: api::VerdictReason) -> Option<RetentionClass> {
+    match reason {
+        api::VerdictReason::Unspecified => None,
+        api::VerdictReason::InUse => Some(RetentionClass::InUse),
+        api::VerdictReason::Pinned => Some(RetentionClass::Pinned),
+        api::VerdictReason::Kept => Some(RetentionClass::Kept),
+        api::VerdictReason::Leased => Some(RetentionClass::Leased),
+        api::VerdictReason::TooYoung | api::VerdictReason::ClockWentBack => Some(RetentionClass::TooYoung),
+        _ => Some(RetentionClass::Unused),
+    }
+}
+
+/// The state of a listed image in a word: its class in the retention model, or `unknown`.
+pub fn image_state(details: &api::ImageListDetails) -> &'static str {
+    retention_class(details.reason()).map_or("unknown", RetentionClass::as_str)
+}
 
 /// A time in milliseconds, as far as there are that many.
 pub fn millis(duration: Duration) -> u64 {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use larder::gc::{ImageUse, ImageUseError, ImageUseSource, ReportedUse};
 use larder::reference::ImageId;
+use larder::retention::{Retention, RetentionError, RetentionPurpose, RetentionSource, SourceScope};
 use larder_cri::channel::CriChannel;
 use tokio::sync::Mutex;
 use tonic::{Code, Status};
@@ -60,7 +60,7 @@ impl ContainerdUses {
         ContainerdUses { client: ContainerdClient::new(channel, timeout), known: Mutex::default() }
     }
 
-    async fn look(&self) -> Result<Vec<ReportedUse>, Status> {
+    async fn list(&self) -> Result<Vec<Retention>, Status> {
         let containers = match self.client.containers(NAMESPACE, NOT_LISTED).await {
             Err(status) if status.code() == Code::Unimplemented => return Ok(Vec::new()),
             listed => listed?,
@@ -81,8 +81,8 @@ impl ContainerdUses {
         let uses = |(identity, container): &(ContainerIdentity, Container)| {
             let named = (!container.image.is_empty()).then(|| ImageId::from(container.image.as_str()));
             let below = known.get(identity).cloned().unwrap_or_default();
-            let by = use_by(container);
-            let reported = move |image| ReportedUse { image, handler: None, by: by.clone() };
+            let by = purpose_of(container);
+            let reported = move |image| Retention::new(image, by.clone());
             named.into_iter().chain(below).map(reported).collect::<Vec<_>>()
         };
         Ok(containers.iter().flat_map(uses).collect())
@@ -107,21 +107,27 @@ impl ContainerdUses {
     }
 }
 
-fn use_by(container: &Container) -> ImageUse {
+fn purpose_of(container: &Container) -> RetentionPurpose {
     let label = |name: &str| container.labels.get(name).map(String::as_str);
     let pod = (label("io.kubernetes.pod.namespace"), label("io.kubernetes.pod.name"));
     match (label(KIND), pod) {
         (Some("sandbox"), (Some(namespace), Some(name))) => {
-            ImageUse::Sandbox { pod: format!("{namespace}/{name}") }
+            RetentionPurpose::Sandbox { pod: format!("{namespace}/{name}") }
         }
-        _ => ImageUse::UnlistedContainer { id: container.id.clone(), namespace: NAMESPACE.to_owned() },
+        _ => {
+            RetentionPurpose::UnlistedContainer { id: container.id.clone(), namespace: NAMESPACE.to_owned() }
+        }
     }
 }
 
 #[async_trait]
-impl ImageUseSource for ContainerdUses {
-    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
-        let found = self.client.within_limit(self.look()).await;
+impl RetentionSource for ContainerdUses {
+    async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
+        let found = self.client.within_limit(self.list()).await;
         found.map_err(|status| self.client.error(&status).into())
+    }
+
+    fn scope(&self) -> SourceScope {
+        SourceScope::Runtime
     }
 }

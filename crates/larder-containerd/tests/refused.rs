@@ -14,7 +14,8 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
-use larder::gc::{ImageUseSource as _, LayerSource as _, LayerUsageIndex};
+use larder::gc::{LayerSource as _, LayerUsageIndex};
+use larder::retention::RetentionSource as _;
 use larder_containerd::{ContainerdLayers, ContainerdUses};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_testkit_peers::{Containerd, ImageBuilder, Package, RegistryOptions, RegistryProcess, require};
@@ -86,7 +87,7 @@ async fn refused_calls_make_sizes_estimates_and_uses_unknown() {
     // Snapshots of `native` may share blocks.
     let at_first = !containerd.has_overlay();
     assert_eq!(is_estimated(&layers.layers(&images).await.unwrap()), at_first);
-    assert_eq!(uses.uses().await, Ok(Vec::new()));
+    assert_eq!(uses.retentions().await, Ok(Vec::new()));
     for service in ["leases.v1.Leases", "namespaces.v1.Namespaces", "images.v1.Images"] {
         let path: &'static str = format!("/containerd.services.{service}/").leak();
         for code in [Code::Unimplemented, Code::PermissionDenied] {
@@ -99,10 +100,10 @@ async fn refused_calls_make_sizes_estimates_and_uses_unknown() {
 
     let of_containers = "/containerd.services.containers.v1.Containers/";
     *refusal.lock().unwrap() = Some((of_containers, Code::PermissionDenied));
-    let unknown = uses.uses().await.unwrap_err().to_string();
+    let unknown = uses.retentions().await.unwrap_err().to_string();
     assert!(unknown.contains("PermissionDenied"), "{unknown}");
     *refusal.lock().unwrap() = Some((of_containers, Code::Unimplemented));
-    assert_eq!(uses.uses().await, Ok(Vec::new()), "a runtime that is not containerd");
+    assert_eq!(uses.retentions().await, Ok(Vec::new()), "a runtime that is not containerd");
 }
 
 #[tokio::test]
@@ -126,7 +127,7 @@ async fn a_container_uses_the_image_below_its_snapshot_whatever_its_name_means_n
             containerd.ctr("k8s.io", &["containers", "create", &name, "demo"]).unwrap();
         }
     }
-    let reported = uses.uses().await.unwrap();
+    let reported = uses.retentions().await.unwrap();
     let images: Vec<&str> = reported.iter().map(|reported| reported.image.as_str()).collect();
     assert_eq!(images, [name.as_str(), ids[0].as_str()]);
     let by = reported[1].by.to_string();
@@ -134,9 +135,9 @@ async fn a_container_uses_the_image_below_its_snapshot_whatever_its_name_means_n
     // Another container with the same ID, name of image and snapshot, but with the image that the name means now.
     containerd.ctr("k8s.io", &["containers", "rm", "demo"]).unwrap();
     containerd.ctr("k8s.io", &["containers", "create", &name, "demo"]).unwrap();
-    let reported = uses.uses().await.unwrap();
+    let reported = uses.retentions().await.unwrap();
     let images: Vec<&str> = reported.iter().map(|reported| reported.image.as_str()).collect();
     assert_eq!(images, [name.as_str(), ids[1].as_str()]);
     containerd.ctr("k8s.io", &["containers", "rm", "demo"]).unwrap();
-    assert_eq!(uses.uses().await, Ok(Vec::new()));
+    assert_eq!(uses.retentions().await, Ok(Vec::new()));
 }

@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
 use larder::gc::{
-    ClockReading, FsStatsProvider, ImageUse, ImageUseError, ImageUseSource, LayerSource, LayerUsageIndex,
-    ReclaimOutcome, ReclaimTrigger, ReportedUse, SpaceBesideImages, SpaceHolder, SpaceReclaimer,
-    deleted_open_files,
+    ClockReading, FsStatsProvider, LayerSource, LayerUsageIndex, ReclaimOutcome, ReclaimTrigger,
+    SpaceBesideImages, SpaceHolder, SpaceReclaimer, deleted_open_files,
 };
 use larder::image_service::{FilesystemError, FsStats, local_disk};
 use larder::reference::{ImageId, LayerId};
+use larder::retention::{Lease, Retention, RetentionError, RetentionPurpose, RetentionSource};
 
 use crate::backend::{StoreBackend, backend_error};
-use crate::store::{LeaseKind, Store, StoreError};
+use crate::store::{Store, StoreError};
 use larder_registry::manifest::ImageConfig;
 
 #[async_trait]
@@ -34,22 +34,14 @@ impl StoreBackend {
 
 /// The leases on images. Mounts are reported by [`Backend::container_inventory`](larder::backend::Backend::container_inventory).
 #[async_trait]
-impl ImageUseSource for StoreBackend {
-    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
+impl RetentionSource for StoreBackend {
+    async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
         let now = ClockReading::now();
         let at = now.clone();
         let leases = self.ask(move |store| store.leases(&at)).await?;
         let found = leases.into_iter().flat_map(|lease| {
-            let left = lease.left(&now);
-            let by = match lease.kind {
-                LeaseKind::Ensured => ImageUse::Ensured { ago: None, left },
-                _ => ImageUse::Lease { left },
-            };
-            lease.leased.images.into_iter().map(move |image| ReportedUse {
-                image: image.into(),
-                handler: None,
-                by: by.clone(),
-            })
+            let purpose = RetentionPurpose::Lease(Lease::durable(lease.kind.purpose(), lease.left(&now)));
+            lease.leased.images.into_iter().map(move |image| Retention::new(image, purpose.clone()))
         });
         Ok(found.collect())
     }

@@ -11,10 +11,11 @@ use std::time::Duration;
 use larder::backend::Image;
 use larder::gc::{
     ClockReading, DiskSpace, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, GcStrategy, ImageUsageRecords,
-    ImageUse, ImageUseIndex, LayerUsageIndex, MeasuredLayer, ReportedUse, UnixMillis, plan,
+    LayerUsageIndex, MeasuredLayer, UnixMillis, plan,
 };
 use larder::image_service::FsStats;
 use larder::reference::ImageId;
+use larder::retention::{Retention, RetentionPurpose, RetentionSet};
 use rustix::time::{ClockId, clock_gettime};
 
 const NOW: i64 = 1_000_000_000;
@@ -75,17 +76,17 @@ fn round(count: usize) -> (f64, f64, usize) {
         ..Image::default()
     };
     let images: Vec<Image> = (0..count).map(image).collect();
-    let container = |n: usize| ReportedUse {
+    let container = |n: usize| Retention {
         image: id(n / 2),
         handler: Some(String::new()),
-        by: ImageUse::Container {
+        purpose: RetentionPurpose::Container {
             id: n.to_string(),
             name: "app".into(),
             pod: format!("ns/pod{n}"),
             running: true,
         },
     };
-    let found: Vec<ReportedUse> = (0..count).map(container).collect();
+    let found: Vec<Retention> = (0..count).map(container).collect();
     let mut layers = LayerUsageIndex::unknown();
     for n in 0..count * 3 {
         let amount = DiskSpace { bytes: 1_000_000 + n as u64, inodes: 100 };
@@ -106,13 +107,13 @@ fn round(count: usize) -> (f64, f64, usize) {
     let mut records = ImageUsageRecords::default();
     records.observe(
         &images,
-        &ImageUseIndex::default(),
+        &RetentionSet::default(),
         &ClockReading::wall(UnixMillis(0)),
         GcStrategy::Larder,
     );
 
     let start = cpu();
-    let uses = ImageUseIndex::match_images(found, &images, GcStrategy::Larder);
+    let uses = RetentionSet::new(found, &images, GcStrategy::Larder);
     records.observe(&images, &uses, &ClockReading::wall(UnixMillis(NOW)), GcStrategy::Larder);
     let detected = cpu();
     let scene = scene(&images, &records, &uses, layers);
@@ -124,7 +125,7 @@ fn round(count: usize) -> (f64, f64, usize) {
 fn scene(
     images: &[Image],
     records: &ImageUsageRecords,
-    uses: &ImageUseIndex,
+    uses: &RetentionSet,
     layers: LayerUsageIndex,
 ) -> GcSnapshot {
     let subject = |image: &Image| {
@@ -137,7 +138,7 @@ fn scene(
             pinned: image.pinned,
             first_seen: record.first_seen,
             last_used: record.last_used,
-            uses: uses.of_image(&image.id, "").cloned().collect(),
+            retained_by: uses.of_image(&image.id, "").cloned().collect(),
             failed: None,
         }
     };
@@ -221,7 +222,7 @@ fn planned(
             pinned: false,
             first_seen: UnixMillis(0),
             last_used: None,
-            uses: Vec::new(),
+            retained_by: Vec::new(),
             failed: None,
         });
     }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use larder_api::convert::image_state;
 use larder_api::v1::{self as api, VerdictReason};
 
 use crate::text;
@@ -100,7 +101,7 @@ impl ImageSort {
 
 impl ImageRow {
     fn of(image: api::Image, shared: Option<u64>) -> ImageRow {
-        let api::Image { id, repo_tags, repo_digests, size_bytes, pinned, details, .. } = image;
+        let api::Image { id, repo_tags, repo_digests, size_bytes, details, .. } = image;
         let details = details.unwrap_or_default();
         let short_id =
             id.split_once(':').map_or(&*id, |(_, digits)| digits).chars().take(13).collect::<String>();
@@ -115,7 +116,7 @@ impl ImageRow {
         let search =
             [&repo_tags[..], &repo_digests[..], std::slice::from_ref(&id)].concat().join("\n").to_lowercase();
         ImageRow {
-            state: state(pinned, &details),
+            state: image_state(&details),
             kept: (details.reason() == VerdictReason::Kept).then(|| text::cell(&details.why)),
             name: text::cell(&name),
             names: if repo_tags.is_empty() { repo_digests } else { repo_tags },
@@ -139,20 +140,6 @@ impl ImageRow {
     pub(crate) fn unused_for(&self, now: Timestamp) -> Option<Duration> {
         let since = now.duration_since(self.last_used?);
         Some(Duration::try_from(since).unwrap_or_default())
-    }
-}
-
-/// Returns GC's state of an image as a word.
-fn state(pinned: bool, details: &api::ImageListDetails) -> &'static str {
-    match details.reason() {
-        _ if details.in_use => "in use",
-        VerdictReason::Pinned => "pinned",
-        _ if pinned => "pinned",
-        VerdictReason::Kept => "kept",
-        VerdictReason::Leased | VerdictReason::InUse => "leased",
-        VerdictReason::TooYoung => "young",
-        VerdictReason::Unspecified => "unknown",
-        _ => "unused",
     }
 }
 

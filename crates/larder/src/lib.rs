@@ -39,6 +39,7 @@ mod progress;
 pub mod pull;
 pub mod records;
 pub mod reference;
+pub mod retention;
 pub mod retry;
 pub mod scheduler;
 pub mod suggestions;

@@ -11,7 +11,6 @@ use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image, ImageSpec};
 use larder::credentials::{Credential, PullSecret, Secret, SecretCoordinates};
 use larder::events::RingSink;
-use larder::gc::RemovalGate;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{
     EnsureLabels, EnsureRequest, ImageManager, ImagePin, ImagePinSource, PullConfig, PullMetrics, PullPhase,
@@ -19,6 +18,7 @@ use larder::pull::{
 };
 use larder::records::{PullRecordStore, Verification};
 use larder::reference::ImageId;
+use larder::retention::RemovalGate;
 use larder_testkit::fake_backend::{BackendCall, FakeBackend, ScriptedPull, error, image};
 use tokio::task::JoinHandle;
 use tokio::time::advance;

@@ -28,13 +28,13 @@ pub(crate) fn backend_and_collector(
             };
             let backend: Arc<dyn Backend> = Arc::new(store.clone());
             let mut builder = Collector::builder(backend.clone())
-                .use_source(Arc::new(store.clone()))
+                .retention_source(Arc::new(store.clone()))
                 .reclaimer(Arc::new(store.clone()))
                 .disk(Arc::new(StoreFsStats(store.store().clone())))
                 .reclaim_wait(reclaim_wait(store.store().frees_at_once()))
                 .layers(layers);
             if let Some(publisher) = publisher {
-                builder = builder.use_source(Arc::new(publisher.unlisted_containers()));
+                builder = builder.retention_source(Arc::new(publisher.unlisted_containers()));
             }
             (backend, builder)
         }
@@ -44,7 +44,7 @@ pub(crate) fn backend_and_collector(
             let layers = InspectLayerSource::new(backend.clone()).with_sizes_from(Arc::new(sizes));
             let mut builder = Collector::builder(backend.clone()).layers(Arc::new(layers));
             if let Some(unlisted) = handle.unlisted_containers() {
-                builder = builder.use_source(unlisted);
+                builder = builder.retention_source(unlisted);
             }
             (backend, builder)
         }

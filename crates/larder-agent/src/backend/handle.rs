@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder::backend::Backend;
-use larder::gc::ImageUseSource;
+use larder::retention::RetentionSource;
 use larder_containerd::ContainerdUses;
 use larder_cri::CriBackend;
 #[cfg(feature = "docker")]
@@ -76,7 +76,7 @@ impl BackendHandle {
     }
 
     /// The containers of a runtime that its inventory lacks. Each call is a client of its own.
-    pub(crate) fn unlisted_containers(&self) -> Option<Arc<dyn ImageUseSource>> {
+    pub(crate) fn unlisted_containers(&self) -> Option<Arc<dyn RetentionSource>> {
         match self {
             BackendHandle::Runtime(runtime) => {
                 Some(Arc::new(ContainerdUses::new(runtime.runtime_channel(), runtime.request_timeout())))

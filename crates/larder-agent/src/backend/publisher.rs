@@ -15,9 +15,9 @@ use jiff::Timestamp;
 use larder::backend::{
     Backend as _, BackendError, CallErrorKind, ContainerInventory, Image, RemoveOptions, Removed,
 };
-use larder::gc::{ImageUseError, ImageUseSource, ReportedUse};
 use larder::hidden::HiddenImages;
 use larder::reference::{Digest, ImageId, ImageName};
+use larder::retention::{Retention, RetentionError, RetentionSource, SourceScope};
 use larder_containerd::{ContainerdUses, ForeignName, ImagePublisher, PublishedImage, SharedSnapshots};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_store::backend::{StoreBackend, StoreHook};
@@ -41,9 +41,13 @@ pub(crate) fn daemon_required(socket: &str) -> String {
 pub(crate) struct UnknownContainers(pub(crate) String);
 
 #[async_trait]
-impl ImageUseSource for UnknownContainers {
-    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
-        Err(ImageUseError::Other(daemon_required(&self.0)))
+impl RetentionSource for UnknownContainers {
+    async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
+        Err(RetentionError::Other(daemon_required(&self.0)))
+    }
+
+    fn scope(&self) -> SourceScope {
+        SourceScope::Runtime
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use larder::gc::{GcPolicy, KeepRule, PolicyError, Selector};
+use larder::gc::{GcPolicy, PolicyError};
 use larder::reference::ImageName;
+use larder::retention::{KeepRule, Selector};
 use serde_json::{Map, Value, json};
 
 use super::codecs::{

@@ -30,9 +30,10 @@ use std::time::Duration;
 
 use larder::config::{FeatureGates, ImageSettings};
 use larder::credentials::TokenPolicy;
-use larder::gc::{GcIntervals, GcPolicy, KeepRule};
+use larder::gc::{GcIntervals, GcPolicy};
 use larder::pull::PullConfig;
 use larder::records::Verification;
+use larder::retention::KeepRule;
 use larder_cri::{CriConfig, Endpoint};
 use larder_registry::RegistryConfig;
 use larder_store::store::StoreConfig;

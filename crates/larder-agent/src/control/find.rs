@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 
 use larder::backend::{Backend, Image, ImageSpec};
-use larder::gc::nearest_names;
 use larder::reference::{DEFAULT_TAG, Reference};
+use larder::retention::nearest_names;
 
 use super::images::{absent, image_error};
 use crate::error::Error;

@@ -1,6 +1,6 @@
 //! One round of garbage collection, or what it would do.
 
-use larder::gc::{Collector, GcError, GcGoal, GcPolicy, holders};
+use larder::gc::{Collector, GcError, GcGoal, GcPolicy, usage_by_class};
 use larder::go_format;
 use larder::hint::Hint;
 use larder::image_service::FilesystemError;
@@ -64,7 +64,7 @@ pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: Gc
 async fn retained_usage(collector: &Collector, policy: &GcPolicy) -> Option<UsageByState> {
     let mut snapshot = collector.snapshot(policy).await.ok()?;
     collector.add_filesystem(&mut snapshot).await.ok()?;
-    Some(usage_by_state(&holders(&snapshot, policy)))
+    Some(usage_by_state(&usage_by_class(&snapshot, policy)))
 }
 
 /// The bytes that a round freed, and those that it had to.
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(failure.message(), "cannot remove all unused images: in use");
         let problem = EndpointFailure::Reported { problem: "no such socket".into(), hint: "start it".into() };
         backend.set_down(Some(BackendError::Unreachable { endpoint: "unix:///d.sock".into(), problem }));
-        for error in [failed(), GcError::Uses(larder::gc::ImageUseError::other("closed"))] {
+        for error in [failed(), GcError::Uses(larder::retention::RetentionError::other("closed"))] {
             let failure = failure_of(&collector, error).await;
             assert_eq!(failure.kind(), ErrorKind::Unavailable);
             assert!(failure.message().contains("no such socket"), "{}", failure.message());

@@ -6,8 +6,9 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use larder::backend::{Backend, Image, ImageDetails, ImageSpec};
-use larder::gc::{GcGoal, GcImage, GcPolicy, GcSnapshot, ImageDecision, ImageUse, MeasuredLayer, plan};
+use larder::gc::{GcGoal, GcImage, GcPolicy, GcSnapshot, ImageDecision, MeasuredLayer, plan};
 use larder::reference::{Digest, ImageId};
+use larder::retention::RetentionClass;
 use larder_api::convert;
 use larder_api::v1 as api;
 use serde::Deserialize;
@@ -114,9 +115,14 @@ fn describe(
     answer.layers = layers.iter().map(of_layer).collect();
     let planned = snapshot.map(|snapshot| plan(snapshot, policy, GcGoal::AllUnused));
     let decisions = planned.iter().flat_map(|plan| &plan.decisions);
-    let decisions: HashMap<&str, &ImageDecision> =
-        decisions.map(|decision| (decision.id.as_str(), decision)).collect();
-    // An image has one entry for each of its runtime handlers.
+    // An image has one decision for each of its runtime handlers: the strongest reason counts.
+    let mut strongest: HashMap<&str, &ImageDecision> = HashMap::new();
+    for decision in decisions {
+        let known = strongest.entry(decision.id.as_str()).or_insert(decision);
+        if decision.decision.class() < known.decision.class() {
+            *known = decision;
+        }
+    }
     let mut uses: HashMap<&str, Vec<&GcImage>> = HashMap::new();
     for image in snapshot.iter().flat_map(|snapshot| &snapshot.images) {
         uses.entry(image.id.as_str()).or_default().push(image);
@@ -127,7 +133,7 @@ fn describe(
             created: config.and_then(|config| config.created.clone()),
             ..api::ImageListDetails::default()
         };
-        if let Some(decision) = decisions.get(image.id.as_str()) {
+        if let Some(decision) = strongest.get(image.id.as_str()) {
             details.unique_bytes = Some(decision.alone.bytes);
             let (reason, why) = report::reason(&decision.decision);
             details.set_reason(reason);
@@ -151,8 +157,7 @@ fn of_layer(layer: &MeasuredLayer) -> api::ImageLayer {
 
 fn add_use(details: &mut api::ImageListDetails, image: &GcImage) {
     details.last_used = image.last_used.and_then(report::time);
-    details.in_use |=
-        image.uses.iter().any(|usage| !matches!(usage, ImageUse::Lease { .. } | ImageUse::Ensured { .. }));
+    details.in_use |= image.retained_by.iter().any(|reason| reason.class() == RetentionClass::InUse);
 }
 
 /// The layers of an image in the order of its config, where their identifiers are diff IDs or chain IDs.

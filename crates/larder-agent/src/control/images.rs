@@ -6,6 +6,7 @@ use std::time::Duration;
 use larder::backend::{Backend, BackendError, FilesystemUsage, ImageDetails, ImageSpec};
 use larder::hint::Hint;
 use larder::reference::Reference;
+use larder::retention::LeasePurpose;
 use larder_api::is_gone;
 use larder_api::v1::{Condition, RuntimeResponse, TagRequest, TagResponse};
 
@@ -55,7 +56,7 @@ pub(super) async fn tag(request: &TagRequest, node: &Node) -> Result<TagResponse
     let image = loop {
         let check = Arc::clone(&node.gate).begin_presence_check();
         let image = find(source, backend).await?.image;
-        if check.lease(&image.id, TAGGED_LEASE).await {
+        if check.lease(&image.id, LeasePurpose::Request, TAGGED_LEASE).await {
             break image;
         }
     };

@@ -69,7 +69,7 @@ pub(super) fn policy(
 
 #[cfg(test)]
 mod tests {
-    use larder::gc::{KeepRule, Selector};
+    use larder::retention::{KeepRule, Selector};
 
     use super::*;
 

@@ -244,7 +244,8 @@ impl Control for ControlApi {
             self.node().require_publisher()?;
         }
         if gc::LeasePolicy::of(&request)? == gc::LeasePolicy::End {
-            let leased: Vec<_> = self.node().leases().await?.into_keys().collect();
+            let images = self.node().backend.list().await.map_err(Error::from)?;
+            let leased: Vec<_> = self.node().leases(&images).await?.into_keys().collect();
             self.node().end_leases(&leased).await?;
         }
         Ok(Response::new(gc::run_round(self.node().collector()?, &policy, goal).await))

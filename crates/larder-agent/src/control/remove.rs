@@ -6,16 +6,14 @@ mod naming;
 use std::path::Path;
 use std::sync::Arc;
 
-use larder::backend::{
-    Backend, BackendError, CallErrorKind, Container, ContainerInventory, Image, ImageSpec, RemoveOptions,
-    Removed,
-};
+use larder::backend::{Backend, BackendError, CallErrorKind, Image, ImageSpec, RemoveOptions, Removed};
 use larder::detached::run_to_completion;
 use larder::error_chain;
-use larder::gc::{ClockReading, ImageUse, ImageUseError, ReportedUse};
+use larder::gc::ClockReading;
 use larder::hint::Hint;
 use larder::pull::ImagePin;
 use larder::reference::ImageId;
+use larder::retention::{RetentionError, RetentionPurpose, SourceScope};
 use larder_api::convert;
 use larder_api::v1::{self as api, RemoveRequest, RemoveResponse, removed};
 use larder_store::backend::StoreBackend;
@@ -29,7 +27,6 @@ use crate::node::Node;
 use crate::node::cri_pins::desired_pin;
 use crate::node::health::error_with_hint;
 use crate::node::peer::Peer;
-use crate::node::pods::desired::DesiredKey;
 use crate::node::requests::RequestApi;
 use naming::{RemovalScope, Selection};
 
@@ -99,15 +96,11 @@ async fn remove_all(
     let (backend, is_store) = (&node.backend, node.store().is_some());
     let found = look_up(request, &**backend, answer).await?;
     // Mounts that stay after a forced removal are reported for the store only.
-    let looks = !found.is_empty() && (is_store || !request.force);
-    let in_use = if looks { backend.container_inventory().await? } else { ContainerInventory::default() };
-    let unlisted = match node.unlisted_containers() {
-        Some(source) if looks => source.uses().await.map_err(ImageUseError::into_backend_error)?,
-        _ => Vec::new(),
-    };
-    let unlisted: Vec<ReportedUse> = unlisted.into_iter().chain(sandboxes(&in_use)).collect();
-    let pinned =
-        if request.force || found.is_empty() { Vec::new() } else { node.desired_uses.pinned().await };
+    let needs_reasons = is_store || !request.force;
+    let images: Vec<Image> =
+        found.iter().filter(|_| needs_reasons).map(|request| request.image.clone()).collect();
+    let retained = node.unchecked_collector().retentions(&images, SourceScope::Runtime).await;
+    let retained = retained.map_err(RetentionError::into_backend_error)?;
     for RemovalRequest { text, image, selected } in &found {
         let mut refuse = |refusal: Error| {
             node.record_failed_removal(RequestApi::Control, text, refusal.message());
@@ -118,15 +111,17 @@ async fn remove_all(
             Some(RemovalScope::Names(names)) => naming::all_names(image).len() == names.len(),
             Some(RemovalScope::Image) | None => true,
         };
-        let mounts = mounts(image, &in_use);
+        let reasons = retained.get(&image.id).map_or(&[][..], Vec::as_slice);
+        let mounts = mounts(reasons);
         if takes_image && !request.force {
-            let is_docker = using(image, &in_use).next().is_some() && is_docker(backend).await;
-            if let Some(refusal) = refuse_used(image, &in_use, &unlisted, is_docker) {
+            let is_docker = !containers(reasons).is_empty() && is_docker(backend).await;
+            if let Some(refusal) = refuse_used(reasons, is_docker) {
                 refuse(refusal)?;
                 continue;
             }
         }
-        if let Some(refusal) = refuse_desired(image, scope.as_ref(), &pinned) {
+        let refusal = refuse_desired(image, scope.as_ref(), reasons).filter(|_| !request.force);
+        if let Some(refusal) = refusal {
             refuse(refusal)?;
             continue;
         }
@@ -148,47 +143,44 @@ async fn remove_all(
     Ok(())
 }
 
-/// Why an image may not be removed, unless forced: containers, mounts and sandboxes use it, or it is pinned.
-fn refuse_used(
-    image: &Image,
-    in_use: &ContainerInventory,
-    unlisted: &[ReportedUse],
-    is_docker: bool,
-) -> Option<Error> {
-    let containers: Vec<&str> =
-        using(image, in_use).filter(|user| !user.is_mount).map(|user| user.name.as_str()).collect();
+/// The refusal to remove an image, unless forced: containers, mounts and sandboxes use it, or it is pinned.
+fn refuse_used(reasons: &[RetentionPurpose], is_docker: bool) -> Option<Error> {
+    let containers = containers(reasons);
     if !containers.is_empty() {
-        return Some(used(&users(image, in_use), &containers, !is_docker));
+        return Some(used(&users(reasons), &containers, !is_docker));
     }
-    let mounts = mounts(image, in_use);
+    let mounts = mounts(reasons);
     if !mounts.is_empty() {
         return Some(mounted(&mounts));
     }
-    let unlisted = unlisted_users(image, unlisted);
-    if !unlisted.is_empty() {
+    let others = other_users(reasons);
+    if !others.is_empty() {
         return Some(
-            Error::failed(format!("in use by {}", unlisted.join(", ")))
+            Error::failed(format!("in use by {}", others.join(", ")))
                 .hint(Hint::from("remove that first; or use ").setting("force", "")),
         );
     }
-    image.pinned.then(pinned)
+    reasons.contains(&RetentionPurpose::Pinned).then(pinned)
 }
 
-/// Why the name of an image that an image set, a static pod or the prefetch list pins may not be removed, nor the image.
+/// The refusal to remove a name, or the image, that an image set, a static pod or the prefetch list pins.
 fn refuse_desired(
     image: &Image,
     scope: Option<&RemovalScope>,
-    pinned: &[(DesiredKey, ImageId)],
+    reasons: &[RetentionPurpose],
 ) -> Option<Error> {
-    let is_removed = |key: &DesiredKey| match scope {
+    let is_removed = |desired: &str| match scope {
         Some(RemovalScope::Names(names)) => {
             naming::all_names(image).len() == names.len()
-                || names.iter().any(|name| is_same_name(name, key.image.as_str()))
+                || names.iter().any(|name| is_same_name(name, desired))
         }
         Some(RemovalScope::Image) | None => true,
     };
-    let (key, _) = pinned.iter().find(|(key, id)| *id == image.id && is_removed(key))?;
-    let ImagePin { reason, hint } = desired_pin(key);
+    let owner = reasons.iter().find_map(|reason| match reason {
+        RetentionPurpose::Desired { by, name, is_pinned: true } if is_removed(name) => Some(by),
+        _ => None,
+    })?;
+    let ImagePin { reason, hint } = desired_pin(owner);
     Some(Error::failed(reason).hint(hint).hint(force_pinned()))
 }
 
@@ -382,72 +374,70 @@ fn other_names(image: &Image, single: bool) -> Error {
     Error::failed(format!("{problem}: {names}")).hint(Hint::from(step).setting("force", ""))
 }
 
-/// What uses an image, whatever name of it the runtime reports: containers, or mounts of larder's own store.
-fn using<'a>(image: &'a Image, in_use: &'a ContainerInventory) -> impl Iterator<Item = &'a Container> {
-    let is_this = |name: &ImageId| is_name_of(image, name);
-    in_use
-        .containers
-        .iter()
-        .filter(move |container| is_this(&container.image_id) || container.mounted_images.iter().any(is_this))
+/// Names of the containers that run or mount an image.
+fn containers(reasons: &[RetentionPurpose]) -> Vec<&str> {
+    let names = reasons.iter().filter_map(|reason| match reason {
+        RetentionPurpose::Container { name, .. } | RetentionPurpose::Volume { name, .. } => {
+            Some(name.as_str())
+        }
+        _ => None,
+    });
+    names.collect()
 }
 
 /// Where an image of larder's own store is mounted.
-fn mounts<'a>(image: &'a Image, in_use: &'a ContainerInventory) -> Vec<&'a str> {
-    using(image, in_use).filter(|user| user.is_mount).map(|user| user.name.as_str()).collect()
+fn mounts(reasons: &[RetentionPurpose]) -> Vec<&str> {
+    let targets = reasons.iter().filter_map(|reason| match reason {
+        RetentionPurpose::Mount { target, .. } => Some(target.as_str()),
+        _ => None,
+    });
+    targets.collect()
 }
 
-fn is_name_of(image: &Image, name: &ImageId) -> bool {
-    let names = |all: &[String]| all.iter().any(|known| known == name.as_str());
-    *name == image.id || names(&image.repo_tags) || names(&image.repo_digests)
-}
-
-/// The sandboxes of the inventory, where the runtime reports their images.
-pub(super) fn sandboxes(in_use: &ContainerInventory) -> impl Iterator<Item = ReportedUse> {
-    let with_image = in_use.sandboxes.iter().filter(|sandbox| !sandbox.image.is_empty());
-    with_image.map(|sandbox| ReportedUse {
-        image: sandbox.image.clone(),
-        handler: None,
-        by: ImageUse::Sandbox { pod: sandbox.pod.clone() },
-    })
-}
-
-/// The containers beside the inventory that use an image, in words, each once.
-pub(super) fn unlisted_users(image: &Image, unlisted: &[ReportedUse]) -> Vec<String> {
-    let of_image = unlisted.iter().filter(|reported| is_name_of(image, &reported.image));
-    let mut users: Vec<String> = of_image.map(|reported| reported.by.to_string()).collect();
+/// Sandboxes, and containers that CRI does not list, in words, each once.
+fn other_users(reasons: &[RetentionPurpose]) -> Vec<String> {
+    let others = reasons.iter().filter(|reason| {
+        matches!(reason, RetentionPurpose::UnlistedContainer { .. } | RetentionPurpose::Sandbox { .. })
+    });
+    let mut users: Vec<String> = others.map(ToString::to_string).collect();
     users.sort_unstable();
     users.dedup();
     users
 }
 
-/// The containers that use an image, in words.
-pub(super) fn users(image: &Image, in_use: &ContainerInventory) -> Vec<String> {
-    let named = using(image, in_use).map(|container| {
-        let id = container.id.get(..13).unwrap_or(&container.id);
-        let state = if container.running { "running" } else { "not running" };
-        match container.pod.as_str() {
-            "" => format!("container {} ({id}, {state})", container.name),
-            pod => format!("container {} of pod {pod} ({id}, {state})", container.name),
+/// The containers that run or mount an image, in words.
+fn users(reasons: &[RetentionPurpose]) -> Vec<String> {
+    let users = reasons.iter().filter_map(|reason| match reason {
+        RetentionPurpose::Container { id, name, pod, running }
+        | RetentionPurpose::Volume { container: id, name, pod, running } => {
+            let id = id.get(..13).unwrap_or(id);
+            let state = if *running { "running" } else { "not running" };
+            Some(match pod.as_str() {
+                "" => format!("container {name} ({id}, {state})"),
+                pod => format!("container {name} of pod {pod} ({id}, {state})"),
+            })
         }
+        _ => None,
     });
-    named.collect()
+    users.collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use larder::backend::Sandbox;
+    use larder::backend::{Container, ContainerInventory, Sandbox};
+    use larder::retention::LeasePurpose;
     use larder_testkit::fake_backend::{FakeBackend, image};
     use tokio::time::timeout;
 
     use super::*;
     use crate::node::testing;
 
-    #[test]
-    fn users_are_found_by_id_by_name_and_by_mount() {
-        let image =
-            Image { id: "sha256:1".into(), repo_tags: vec!["r.example/a:1".into()], ..Image::default() };
+    #[tokio::test]
+    async fn users_are_found_by_id_by_name_and_by_mount() {
+        let (fake, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+        fake.add_image("r.example/a:1", image("sha256:1", 1));
         let container = |name: &str, image_id: &str, mounted: &[&str]| Container {
             id: "0123456789abcdef".into(),
             name: name.into(),
@@ -457,7 +447,7 @@ mod tests {
             running: true,
             ..Container::default()
         };
-        let in_use = ContainerInventory {
+        fake.set_in_use(ContainerInventory {
             containers: vec![
                 container("by-id", "sha256:1", &[]),
                 container("by-name", "r.example/a:1", &[]),
@@ -465,9 +455,12 @@ mod tests {
                 container("other", "sha256:2", &[]),
             ],
             sandboxes: Vec::new(),
-        };
+        });
+        let node = testing::node(&fake, dir.path(), None, |_| ());
+        let retained =
+            node.unchecked_collector().retentions(&fake.images(), SourceScope::Runtime).await.unwrap();
         assert_eq!(
-            users(&image, &in_use),
+            users(&retained[&ImageId::from("sha256:1")]),
             ["by-id", "by-name", "by-mount"]
                 .map(|name| format!("container {name} of pod default/web (0123456789abc, running)"))
         );
@@ -527,7 +520,12 @@ mod tests {
         let removing = remove(&request, &node);
         assert!(timeout(minute, removing).await.is_err(), "it gives up");
         fake.release_removals();
-        assert!(!Arc::clone(&node.gate).begin_presence_check().lease("sha256:a:1", minute).await);
+        assert!(
+            !Arc::clone(&node.gate)
+                .begin_presence_check()
+                .lease("sha256:a:1", LeasePurpose::Ensure, minute)
+                .await
+        );
         let left: Vec<_> = fake.images().into_iter().map(|image| image.id).collect();
         assert_eq!(left, ["sha256:b:1"]);
     }

@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use larder::gc::filesystem_stats::used_percent;
 use larder::gc::{
     DiskSpace, DryRun, GcDecision, GcGoal, GcPhase, GcPolicy, GcReport, GcRoundProgress, GcRoundResult,
-    ImageDecision, ImageUse, PlannedRemoval, RemovalReason, RetainReason, RetentionBreakdown, RetentionClass,
-    UnixMillis, holders,
+    ImageDecision, PlannedRemoval, RemovalReason, RetainReason, RetentionBreakdown, UnixMillis,
+    usage_by_class,
 };
 use larder::image_service::FsStats;
 use larder::reference::ImageId;
+use larder::retention::{Lease, LeasePurpose, RetentionClass};
 use larder_api::convert;
 use larder_api::v1::{self as api, CollectionGoal, VerdictReason};
 use tokio::time::Instant;
@@ -27,7 +28,7 @@ pub(super) fn of_dry_run(goal: GcGoal, run: &DryRun, policy: &GcPolicy) -> api::
         promised_inodes: plan.expected_freed.inodes,
         reached: plan.reachable,
         removals: plan.removals.iter().map(|removal| removed(removal, None)).collect(),
-        usage_by_state: (!plan.reachable).then(|| usage_by_state(&holders(&run.snapshot, policy))),
+        usage_by_state: (!plan.reachable).then(|| usage_by_state(&usage_by_class(&run.snapshot, policy))),
         ..round
     }
 }
@@ -164,13 +165,13 @@ pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdi
     let used_by = match &image.decision {
         GcDecision::Retain(RetainReason::InUse(uses)) => uses.iter().map(ToString::to_string).collect(),
         GcDecision::Retain(RetainReason::Leased { left }) => {
-            vec![ImageUse::Lease { left: *left }.to_string()]
+            vec![Lease::durable(LeasePurpose::Request, *left).to_string()]
         }
         _ => Vec::new(),
     };
     let mut names = image.names.clone();
-    if let GcDecision::Retain(RetainReason::Kept { rule, .. }) = &image.decision
-        && let Some(meant) = policy.keep.get(*rule).and_then(|rule| rule.parse_selector(&names))
+    if let GcDecision::Retain(RetainReason::Kept(kept)) = &image.decision
+        && let Some(meant) = kept.rule.parse_selector(&names)
     {
         names[..=meant].rotate_right(1);
     }
@@ -216,7 +217,7 @@ fn stays_of(stays: &RetainReason) -> VerdictReason {
         RetainReason::InUse(_) => VerdictReason::InUse,
         RetainReason::Leased { .. } => VerdictReason::Leased,
         RetainReason::Pinned => VerdictReason::Pinned,
-        RetainReason::Kept { .. } => VerdictReason::Kept,
+        RetainReason::Kept(_) => VerdictReason::Kept,
         RetainReason::TooYoung { .. } => VerdictReason::TooYoung,
         RetainReason::ClockWentBack => VerdictReason::ClockWentBack,
         RetainReason::FreesNothing => VerdictReason::FreesNothing,
@@ -230,23 +231,23 @@ fn stays_of(stays: &RetainReason) -> VerdictReason {
 }
 
 /// The shape of `usageByState` in `larder df -o json`.
-pub(super) fn usage_by_state(holders: &RetentionBreakdown) -> api::UsageByState {
-    let of = |holder: RetentionClass| {
-        let found = holders.images.iter().find(|held| held.holder == holder);
-        found.map_or(api::ImageTotal::default(), |held| api::ImageTotal {
-            count: held.images as u64,
-            size_bytes: held.amount.bytes,
-        })
+pub(super) fn usage_by_state(usage: &RetentionBreakdown) -> api::UsageByState {
+    let of = |class: RetentionClass| {
+        let found = usage.images.iter().find(|usage| usage.class == class);
+        Some(found.map_or(api::ImageTotal::default(), |usage| api::ImageTotal {
+            count: usage.images as u64,
+            size_bytes: usage.amount.bytes,
+        }))
     };
     api::UsageByState {
-        in_use: Some(of(RetentionClass::InUse)),
-        pinned: Some(of(RetentionClass::Pinned)),
-        kept: Some(of(RetentionClass::Kept)),
-        leased: Some(of(RetentionClass::Leased)),
-        too_young: Some(of(RetentionClass::TooYoung)),
-        unused: Some(of(RetentionClass::Unused)),
-        other_bytes: holders.other_bytes,
-        estimated: holders.estimated,
-        reclaimable_bytes: holders.reclaimable.bytes,
+        in_use: of(RetentionClass::InUse),
+        pinned: of(RetentionClass::Pinned),
+        kept: of(RetentionClass::Kept),
+        leased: of(RetentionClass::Leased),
+        too_young: of(RetentionClass::TooYoung),
+        unused: of(RetentionClass::Unused),
+        other_bytes: usage.other_bytes,
+        estimated: usage.estimated,
+        reclaimable_bytes: usage.reclaimable.bytes,
     }
 }

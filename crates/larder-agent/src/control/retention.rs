@@ -1,11 +1,12 @@
-//! Keep rules and leases: what collection leaves alone.
+//! Changes and lists of keep rules and leases.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use larder::error_chain;
-use larder::gc::{ClockReading, Collector, GcPolicy, KeepRule, Selector};
+use larder::gc::{ClockReading, Collector, GcPolicy};
 use larder::hint::Hint;
+use larder::retention::{KeepRule, LeasePurpose, Selector};
 use larder_api::convert;
 use larder_api::v1::keep_rule::Select;
 use larder_api::v1::{self as api, KeepRequest, LeaseOwner, LeaseResponse};
@@ -105,8 +106,8 @@ pub(super) async fn lease(
     }
     if let Some(store) = node.store().cloned() {
         let id = find(&request.image, &*node.backend).await?.image.id;
-        let taken = spawn_blocking(move || take(store.store(), id.as_str(), time)).await;
-        return taken.map_err(|error| super::unanswered("the store", &error))?;
+        let granted = spawn_blocking(move || grant(store.store(), id.as_str(), time)).await;
+        return granted.map_err(|error| super::unanswered("the store", &error))?;
     }
     if *process == ServingProcess::Command {
         // It would end with the command.
@@ -119,9 +120,9 @@ pub(super) async fn lease(
         ));
     }
     loop {
-        let look = Arc::clone(&node.gate).begin_presence_check();
+        let check = Arc::clone(&node.gate).begin_presence_check();
         let image = find(&request.image, &*node.backend).await?.image;
-        if look.lease(&image.id, time).await {
+        if check.lease(&image.id, LeasePurpose::Request, time).await {
             let ends = SystemTime::now().checked_add(time).map(convert::time);
             return Ok(LeaseResponse { id: image.id.to_string(), ends, ended: None });
         }
@@ -130,22 +131,26 @@ pub(super) async fn lease(
 
 /// Ends the leases on an image.
 async fn end_lease(node: &Node, image: &str) -> Result<LeaseResponse, Error> {
-    let id = find(image, &*node.backend).await?.image.id;
-    let ended = node.leases().await?.contains_key(&id);
+    let image = find(image, &*node.backend).await?.image;
+    let id = image.id.clone();
+    let ended = node.leases(&[image]).await?.contains_key(&id);
     node.end_leases(std::slice::from_ref(&id)).await?;
     Ok(LeaseResponse { id: id.to_string(), ends: None, ended: Some(ended) })
 }
 
 /// The leases, those that expire first before the others.
 pub(super) async fn leases(node: &Node) -> Result<api::LeasesResponse, Error> {
-    let leases = node.leases().await?;
     let images = node.backend.list().await?;
+    let leases = node.leases(&images).await?;
     let now = SystemTime::now();
     let mut listed: Vec<api::ImageLease> = images
         .into_iter()
         .filter_map(|image| {
             let lease = leases.get(&image.id)?;
-            let owner = if lease.requested { LeaseOwner::Request } else { LeaseOwner::Ensure };
+            let owner = match lease.purpose {
+                LeasePurpose::Request => LeaseOwner::Request,
+                LeasePurpose::Ensure | LeasePurpose::Pull => LeaseOwner::Ensure,
+            };
             Some(api::ImageLease {
                 id: image.id.to_string(),
                 names: image.repo_tags.into_iter().chain(image.repo_digests).collect(),
@@ -195,7 +200,7 @@ async fn idle(collector: &Collector, new: usize) -> Vec<String> {
 }
 
 /// Takes a lease on an image of this store, in place of an earlier one. May block.
-fn take(store: &Store, name: &str, time: Duration) -> Result<LeaseResponse, Error> {
+fn grant(store: &Store, name: &str, time: Duration) -> Result<LeaseResponse, Error> {
     let failed = |error: StoreError| Error::failed(error_chain(&error));
     let image = store.image(name).map_err(failed)?.ok_or_else(|| absent(name))?;
     let (id, lease) = (image.id.to_string(), format!("held/{}", image.id));

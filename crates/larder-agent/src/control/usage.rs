@@ -5,17 +5,17 @@ use std::sync::Arc;
 use larder::backend::BackendError;
 use larder::error_chain;
 use larder::gc::{
-    ClockReading, Collector, GcError, GcPolicy, ImageUseError, ReclaimTrigger, RetentionBreakdown,
-    SpaceBesideImages, holders as who_holds,
+    ClockReading, Collector, GcError, GcPolicy, ReclaimTrigger, RetentionBreakdown, SpaceBesideImages,
+    usage_by_class,
 };
 use larder::image_service::{FilesystemError, FsStats, ImageService, local_disk};
+use larder::retention::{RetentionClass, RetentionError, RetentionPurpose, SourceScope};
 use larder_api::convert;
 use larder_api::v1 as api;
 use larder_store::disk::DiskSpace;
 use larder_store::store::{ImageUsage, Store, StoreError, StoreUsage};
 use tokio::task::spawn_blocking;
 
-use super::remove::{sandboxes, unlisted_users, users};
 use super::report::usage_by_state;
 use crate::error::Error;
 use crate::node::Node;
@@ -57,7 +57,7 @@ async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> O
         if disk_is_here {
             collector.add_filesystem(&mut snapshot).await?;
         }
-        Ok::<_, GcError>(who_holds(&snapshot, policy))
+        Ok::<_, GcError>(usage_by_class(&snapshot, policy))
     };
     let warn = |error: &GcError| tracing::warn!("cannot determine disk usage: {error}");
     measured.await.inspect_err(warn).ok()
@@ -65,17 +65,17 @@ async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> O
 
 async fn measure(node: &Node) -> Result<api::UsageResponse, Error> {
     let service = ImageService::new(Arc::clone(&node.backend));
-    let (list, in_use) = (service.list().await?, service.backend().container_inventory().await?);
-    let mut unlisted = match node.unlisted_containers() {
-        Some(source) => source.uses().await.map_err(ImageUseError::into_backend_error)?,
-        None => Vec::new(),
-    };
-    unlisted.extend(sandboxes(&in_use));
+    let list = service.list().await?;
+    // A process that does not publish the images does not ask containerd either.
+    let scope = if node.require_publisher().is_ok() { SourceScope::Runtime } else { SourceScope::Backend };
+    let retained = node.unchecked_collector().retentions(&list, scope).await;
+    let retained = retained.map_err(RetentionError::into_backend_error)?;
     let found = service.image_filesystem(local_disk).await.map_err(filesystem_error)?;
     let [mut total, mut used, mut unused] = [api::ImageTotal::default(); 3];
     for image in &list {
         add(&mut total, image.size);
-        let is_used = !users(image, &in_use).is_empty() || !unlisted_users(image, &unlisted).is_empty();
+        let reasons = retained.get(&image.id).into_iter().flatten();
+        let is_used = reasons.map(RetentionPurpose::class).any(|class| class == RetentionClass::InUse);
         add(if is_used { &mut used } else { &mut unused }, image.size);
     }
     let disk = found.disk;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use larder::detached::SharedCall;
+use larder_api::convert::image_state;
 use larder_api::v1 as api;
 use larder_api::v1::control_server::Control as _;
 use serde::Serialize;
@@ -61,8 +62,7 @@ pub(super) struct ImageRow {
     size_bytes: u64,
     unique_bytes: Option<u64>,
     last_used: Option<String>,
-    in_use: bool,
-    pinned: bool,
+    state: &'static str,
 }
 
 /// Some of the images.
@@ -166,7 +166,7 @@ fn order_of(sort: &str) -> fn(&ImageRow, &ImageRow) -> Ordering {
         "unique" => |a, b| a.unique_bytes.cmp(&b.unique_bytes),
         // Times of one form and zone sort as texts; an image that was never used is the oldest.
         "lastUsed" => |a, b| a.last_used.cmp(&b.last_used),
-        "status" => |a, b| (a.in_use, a.pinned).cmp(&(b.in_use, b.pinned)),
+        "status" => |a, b| a.state.cmp(b.state).reverse(),
         _ => |a, b| a.size_bytes.cmp(&b.size_bytes),
     }
 }
@@ -177,14 +177,13 @@ fn row(image: api::Image) -> ImageRow {
     let name = image.repo_tags.into_iter().chain(image.repo_digests).next();
     let details = image.details.unwrap_or_default();
     ImageRow {
+        state: image_state(&details),
         name: cut(name.unwrap_or_default(), NAME),
         more_names: names.saturating_sub(1),
         id: cut(image.id, NAME),
         size_bytes: image.size_bytes,
         unique_bytes: details.unique_bytes,
         last_used: details.last_used,
-        in_use: details.in_use,
-        pinned: image.pinned,
     }
 }
 
@@ -249,11 +248,11 @@ mod tests {
             id: format!("sha256:{number:064}"),
             repo_tags: vec![format!("r.example/app-{number:05}:1"), "other:1".into()],
             size_bytes: number * 10,
-            pinned: number == 3,
             details: Some(api::ImageListDetails {
                 last_used: number.is_multiple_of(2).then(|| format!("2026-01-01T00:00:{:02}Z", number % 60)),
                 unique_bytes: Some(1000 - number.min(1000)),
-                in_use: number == 4,
+                reason: if number == 4 { api::VerdictReason::InUse } else { api::VerdictReason::Unused }
+                    .into(),
                 ..api::ImageListDetails::default()
             }),
             ..api::Image::default()

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt as _;
-use larder::backend::Image;
+use larder::backend::{Backend as _, Container, ContainerInventory, Image};
+use larder::retention::{KeepRule, Selector};
+use larder_api::convert;
 use larder_api::v1 as api;
 use larder_api::v1::control_server::Control as _;
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
@@ -22,11 +24,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tonic::Request;
 
 use super::{Dashboard, stream};
 use crate::backend::BackendHandle;
 use crate::config::{Config, DashboardServing};
 use crate::control::{ControlApi, DaemonAddresses, ServingProcess};
+use crate::node::cri_backend::CriImages;
+use crate::node::pods::desired::DesiredKey;
 use crate::node::{Node, NodeDependencies, testing};
 use crate::serve::connections::Connections;
 use crate::serve::http_handler::HttpHandler;
@@ -36,6 +41,7 @@ struct Served {
     address: SocketAddr,
     backend: FakeBackend,
     control: ControlApi,
+    node: Arc<Node>,
     server: JoinHandle<()>,
     _stop: watch::Sender<bool>,
     dir: TempDir,
@@ -59,11 +65,11 @@ async fn serve_node(parts: impl FnOnce(&FakeBackend, &Path) -> NodeDependencies)
     let process = ServingProcess::Daemon(DaemonAddresses::default());
     let control = ControlApi::new(Arc::clone(&node), process, connections.clone(), stopped);
     let dashboard = Dashboard::of(&node.settings.now(), &control);
-    let handler = HttpHandler::new(node, connections).with_dashboard(dashboard);
+    let handler = HttpHandler::new(Arc::clone(&node), connections).with_dashboard(dashboard);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = tokio::spawn(async move { handler.serve(Some(listener)).await });
-    Served { address, backend, control, server, _stop: stop, dir }
+    Served { address, backend, control, node, server, _stop: stop, dir }
 }
 
 impl Served {
@@ -317,7 +323,7 @@ async fn no_document_has_secrets_or_paths() {
     let images = [registry.image("moved:1"), registry.image("denied:1"), "registry.example/proxied:1".into()];
     let wanted = images.map(|image| api::WantedImage { image, ..Default::default() });
     let wanted = api::EnsureRequest { images: wanted.into(), secrets: vec![secret], ..Default::default() };
-    let updates = served.control.ensure(tonic::Request::new(wanted)).await.unwrap().into_inner();
+    let updates = served.control.ensure(Request::new(wanted)).await.unwrap().into_inner();
     updates.collect::<Vec<_>>().await;
     let events = served.json("events").await.to_string();
     for cause in ["redirected to 127.0.0.1:1", "no access with ****", "registry.example/proxied"] {
@@ -393,5 +399,73 @@ async fn ten_thousand_images_are_served_in_pages() {
     for document in DOCUMENTS {
         let response = served.get(&format!("/dashboard/api/{document}")).await;
         assert!(response.len() < 200_000, "{document}: {} bytes", response.len());
+    }
+}
+
+/// One image for each source of retention, by its name, with the word that all surfaces show.
+const RETAINED: [(&str, &str); 7] = [
+    ("container:1", "in use"),
+    ("desired:1", "in use"),
+    ("pinned:1", "pinned"),
+    ("kept:1", "kept"),
+    ("leased:1", "leased"),
+    ("ensured:1", "leased"),
+    ("unused:1", "unused"),
+];
+
+#[tokio::test]
+async fn every_surface_shows_the_same_reason_for_which_an_image_is_retained() {
+    let served = serve(|_| {}).await;
+    for (name, word) in RETAINED {
+        let pinned = word == "pinned";
+        served.backend.add_image(name, Image { pinned, ..image(format!("sha256:{name}"), 100) });
+    }
+    let container =
+        Container { id: "c".into(), image_id: "sha256:container:1".into(), ..Container::default() };
+    served
+        .backend
+        .set_in_use(ContainerInventory { containers: vec![container], ..ContainerInventory::default() });
+    let key = DesiredKey {
+        owner: "static pod default/web".into(),
+        part: "app".into(),
+        image: "desired:1".into(),
+        policy: "IfNotPresent".into(),
+        is_pinned: true,
+    };
+    served.node.desired_uses.keep(key, "sha256:desired:1".into());
+    served.node.set_rules(vec![KeepRule::new(Selector::Name("kept:*".into()))]);
+    let lease = api::LeaseRequest { image: "leased:1".into(), seconds: 60 };
+    served.control.lease(Request::new(lease)).await.unwrap();
+    served.node.note_ensured(&"sha256:ensured:1".into(), false).await;
+
+    let request = api::ImagesRequest { details: true, ..Default::default() };
+    let listed = served.control.images(Request::new(request)).await.unwrap().into_inner().images;
+    let page = served.json("images").await;
+    let rows = page["rows"].as_array().unwrap();
+    let cri = CriImages::of(Arc::clone(&served.node)).list().await.unwrap();
+    for (name, word) in RETAINED {
+        let listed = listed.iter().find(|image| image.repo_tags == [name]).unwrap();
+        assert_eq!(convert::image_state(listed.details.as_ref().unwrap()), word, "{name} in the list");
+        let row = rows.iter().find(|row| row["name"] == name).unwrap();
+        assert_eq!(row["state"], word, "{name} on the dashboard");
+        let request = api::ExplainRequest { image: name.into(), ..Default::default() };
+        let explained = served.control.explain(Request::new(request)).await.unwrap().into_inner();
+        let reason = explained.verdict.unwrap().reason();
+        assert_eq!(convert::retention_class(reason).unwrap().as_str(), word, "{name} explained");
+        let is_pinned = cri.iter().find(|image| image.repo_tags == [name]).unwrap().pinned;
+        let pins = ["pinned:1", "kept:1", "desired:1"];
+        assert_eq!(is_pinned, pins.contains(&name), "{name} over CRI");
+    }
+    let usage = served.control.usage(Request::new(api::UsageRequest::default())).await.unwrap().into_inner();
+    let by_state = usage.usage_by_state.unwrap();
+    for (word, total) in [
+        ("in use", by_state.in_use),
+        ("pinned", by_state.pinned),
+        ("kept", by_state.kept),
+        ("leased", by_state.leased),
+        ("unused", by_state.unused),
+    ] {
+        let count = RETAINED.iter().filter(|(_, state)| *state == word).count() as u64;
+        assert_eq!(total.unwrap().count, count, "{word} in df");
     }
 }

@@ -2,47 +2,24 @@
 //! among them.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use larder::gc::{ImageUse, ImageUseError, ImageUseSource as _};
+use larder::backend::Image;
 use larder::reference::ImageId;
+use larder::retention::{Lease, RetentionError, RetentionPurpose, SourceScope};
 
 use super::Node;
 use crate::error::Error;
-use crate::state::EnsureLeaseFile;
-
-/// A lease on an image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ImageLease {
-    /// Time until it expires.
-    pub(crate) left: Duration,
-    /// Whether `larder lease` requested it; otherwise an ensure, a pull or a load made it.
-    pub(crate) requested: bool,
-}
 
 impl Node {
-    /// The longest lease of each leased image.
-    pub(crate) async fn leases(&self) -> Result<BTreeMap<ImageId, ImageLease>, Error> {
-        let failed = |error: ImageUseError| Error::from(error.into_backend_error());
-        let mut found = Vec::new();
-        if let Some(store) = self.store() {
-            found.extend(store.uses().await.map_err(failed)?);
-        } else if self.state.is_locked() {
-            let lease = self.settings.now().ensured_lease;
-            found.extend(EnsureLeaseFile::at(&self.state, lease).uses().await.map_err(failed)?);
-        }
-        let mut leases = BTreeMap::new();
-        for reported in found {
-            let Some(left) = reported.by.lease_left() else { continue };
-            let requested = matches!(reported.by, ImageUse::Lease { .. });
-            add(&mut leases, reported.image, ImageLease { left, requested });
-        }
-        // Without a store, the gate alone has requested leases; those of ensures are in the file as well.
-        for (image, left) in self.gate.active_leases() {
-            let requested = self.store().is_none() && !leases.contains_key(&image);
-            add(&mut leases, image, ImageLease { left, requested });
-        }
-        Ok(leases)
+    /// The longest lease of each leased image among these.
+    pub(crate) async fn leases(&self, images: &[Image]) -> Result<BTreeMap<ImageId, Lease>, Error> {
+        let retentions = self.collector()?.retentions(images, SourceScope::Larder).await;
+        let retentions = retentions.map_err(RetentionError::into_backend_error)?;
+        let longest = |(image, reasons): (ImageId, Vec<RetentionPurpose>)| {
+            let leases = reasons.iter().filter_map(RetentionPurpose::lease);
+            Some((image, leases.max_by_key(|lease| lease.left)?))
+        };
+        Ok(retentions.into_iter().filter_map(longest).collect())
     }
 
     /// Ends the leases of these images. Durable when it returns.
@@ -52,12 +29,5 @@ impl Node {
             Some(ensures) => ensures.end(images).await,
             None => Ok(()),
         }
-    }
-}
-
-fn add(leases: &mut BTreeMap<ImageId, ImageLease>, image: ImageId, lease: ImageLease) {
-    let known = leases.entry(image).or_insert(lease);
-    if lease.left > known.left {
-        *known = lease;
     }
 }

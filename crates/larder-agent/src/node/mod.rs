@@ -34,8 +34,8 @@ use larder::backend::Backend;
 use larder::credentials::NodeKeyring;
 use larder::events::{Event, EventReason, EventSink, EventType, FanOutSink, LogSink, RingSink};
 use larder::gc::{
-    Collector, CollectorBuilder, GcCounts, GcIntervals, GcLoops, GcPolicy, HistoryFile, ImageUseSource,
-    KeepRule, OtherFilesystem, PostImageGcHook, RemovalGate, UsageRecordFileStore,
+    Collector, CollectorBuilder, GcCounts, GcIntervals, GcLoops, GcPolicy, HistoryFile, OtherFilesystem,
+    PostImageGcHook, UsageRecordFileStore,
 };
 use larder::hidden::{HiddenImages, PrefetchCredentials};
 use larder::hint::Hint;
@@ -44,6 +44,7 @@ use larder::pod::ObjectRef;
 use larder::pull::{ImageManager, PullConfig};
 use larder::records::{PullRecordStore, PullRecords};
 use larder::reference::ImageId;
+use larder::retention::{KeepRule, RemovalGate};
 use larder_store::backend::StoreBackend;
 use tokio::sync::{OnceCell, watch};
 use tokio::time::{self, Instant};
@@ -186,12 +187,12 @@ impl Node {
             collector = collector
                 .records(Arc::new(UsageRecordFileStore::new(state.records())))
                 .history(Arc::new(MeteredHistory { history, metrics: metrics.clone() }))
-                .use_source(Arc::new(EnsureLeaseFile::at(&state, parts.ensured_lease)));
+                .retention_source(Arc::new(EnsureLeaseFile::at(&state, parts.ensured_lease)));
         }
         let collector = collector
             .policy(policy)
             .gate(Arc::clone(&gate))
-            .use_source(Arc::new(desired_uses.clone()))
+            .retention_source(Arc::new(desired_uses.clone()))
             .events(Arc::clone(&sink), name.clone())
             .build();
         let collector = Arc::new(collector);
@@ -279,14 +280,6 @@ impl Node {
     /// Publishes the images of the store to a containerd, if the settings name one.
     pub(crate) fn publisher(&self) -> Option<&StorePublisher> {
         self.publisher.as_deref()
-    }
-
-    /// The containers of a runtime that its inventory lacks, if there may be any.
-    pub(crate) fn unlisted_containers(&self) -> Option<Arc<dyn ImageUseSource>> {
-        match self.publisher() {
-            Some(publisher) => Some(Arc::new(publisher.unlisted_containers())),
-            None => self.handle.as_ref()?.unlisted_containers(),
-        }
     }
 
     /// Fails where images are published to a containerd that only a daemon asks for its containers.

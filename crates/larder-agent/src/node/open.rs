@@ -94,7 +94,7 @@ impl Node {
             && handle.store().is_some()
             && let Some(socket) = publisher::socket(&config)
         {
-            collector = collector.use_source(Arc::new(UnknownContainers(socket.to_owned())));
+            collector = collector.retention_source(Arc::new(UnknownContainers(socket.to_owned())));
         }
         if let Some(cache) = cache {
             collector = collector.reclaimer(cache);

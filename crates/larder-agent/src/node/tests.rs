@@ -147,7 +147,7 @@ async fn images_ensured_by_an_earlier_process_are_leased_as_configured() {
     drop(first);
     for (lease, uses) in [(Duration::from_secs(60), 1), (Duration::ZERO, 0)] {
         let scene = node(lease).collector().unwrap().snapshot(&GcPolicy::default()).await.unwrap();
-        assert_eq!(scene.images[0].uses.len(), uses, "{lease:?}");
+        assert_eq!(scene.images[0].retained_by.len(), uses, "{lease:?}");
     }
 }
 

@@ -1,5 +1,4 @@
-//! Images that a command ensured without a daemon, and that are about to be used: GC leaves them
-//! alone for a while, as a daemon does with what it ensures.
+//! Leases of ensured images of a runtime, on disk: GC of a later process retains the images as well.
 //!
 //! One process at a time writes the file: the one that has the lock of the state directory. Lost entries would let images
 //! be removed, so a file that cannot be read ends a round of collection.
@@ -10,8 +9,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::files;
-use larder::gc::{ClockReading, ImageUse, ImageUseError, ImageUseSource, ReportedUse, SavedClockReading};
+use larder::gc::{ClockReading, SavedClockReading};
 use larder::reference::ImageId;
+use larder::retention::{Lease, LeasePurpose, Retention, RetentionError, RetentionPurpose, RetentionSource};
 use serde::{Deserialize, Serialize};
 
 use super::dir::StateDir;
@@ -27,7 +27,7 @@ const LONGEST_FILE: u64 = 8 << 20;
 #[derive(Clone)]
 pub(crate) struct EnsureLeaseFile {
     path: PathBuf,
-    /// How long an image is left alone.
+    /// Duration of a lease.
     lease: Duration,
 }
 
@@ -52,7 +52,7 @@ impl Default for EnsureLeaseDocument {
 }
 
 impl EnsureLeaseDocument {
-    /// With these images ensured now, and without what is over.
+    /// Adds leases of these images from now on, and drops expired ones.
     fn with(mut self, ids: &[ImageId], now: &ClockReading, lease: Duration) -> EnsureLeaseDocument {
         self.images.retain(|known| known.at.age(now) < lease && !ids.contains(&known.id));
         let at = SavedClockReading::from_reading(now);
@@ -62,24 +62,23 @@ impl EnsureLeaseDocument {
         self
     }
 
-    /// What is left alone now.
-    fn uses(self, now: &ClockReading, lease: Duration) -> Vec<ReportedUse> {
+    /// The leases that have not expired.
+    fn retentions(self, now: &ClockReading, lease: Duration) -> Vec<Retention> {
         let still = |EnsureLeaseEntry { id, at }: EnsureLeaseEntry| {
-            let ago = at.age(now);
-            let left = lease.checked_sub(ago).filter(|left| !left.is_zero())?;
-            Some(ReportedUse { image: id, handler: None, by: ImageUse::Ensured { ago: Some(ago), left } })
+            let left = lease.checked_sub(at.age(now)).filter(|left| !left.is_zero())?;
+            Some(Retention::new(id, RetentionPurpose::Lease(Lease::durable(LeasePurpose::Ensure, left))))
         };
         self.images.into_iter().filter_map(still).collect()
     }
 }
 
 impl EnsureLeaseFile {
-    /// That of this place, where an image is leased for so long.
+    /// The file of this state directory, with leases of this duration.
     pub(crate) fn at(place: &StateDir, lease: Duration) -> EnsureLeaseFile {
         EnsureLeaseFile { path: place.ensured(), lease }
     }
 
-    /// Takes note that these images, by id, were made present now. Durable when it returns. To be called by one thread at
+    /// Leases these images from now on. Durable when it returns. To be called by one thread at
     /// a time of the process that has the lock of the state directory.
     pub(crate) fn add(&self, ids: &[ImageId]) -> Result<(), Error> {
         let failed = |error: &dyn std::fmt::Display| Error::failed(error.to_string());
@@ -88,7 +87,7 @@ impl EnsureLeaseFile {
         self.write(&all).map_err(|error| failed(&error))
     }
 
-    /// Forgets these images, as [`add`](EnsureLeaseFile::add) takes note of them.
+    /// Ends the leases of these images, as [`add`](EnsureLeaseFile::add) begins them.
     pub(crate) fn remove(&self, ids: &[ImageId]) -> Result<(), Error> {
         let failed = |error: &dyn std::fmt::Display| Error::failed(error.to_string());
         let mut known = self.read().map_err(|error| failed(&error))?;
@@ -104,10 +103,10 @@ impl EnsureLeaseFile {
         files::replace(&self.path, &serde_json::to_vec(document)?)
     }
 
-    fn read(&self) -> Result<EnsureLeaseDocument, ImageUseError> {
+    fn read(&self) -> Result<EnsureLeaseDocument, RetentionError> {
         let path = self.path.display();
         let broken = |why: &dyn std::fmt::Display| {
-            ImageUseError::other(format!("cannot read the recent ensures: {path}: {why}; remove the file"))
+            RetentionError::other(format!("cannot read the recent ensures: {path}: {why}; remove the file"))
         };
         let mut text = Vec::new();
         match fs_err::File::open(&self.path) {
@@ -116,18 +115,18 @@ impl EnsureLeaseFile {
             }
             opened => opened.and_then(|file| file.take(LONGEST_FILE).read_to_end(&mut text)),
         }
-        .map_err(|error| ImageUseError::other(format!("cannot read the recent ensures: {error}")))?;
+        .map_err(|error| RetentionError::other(format!("cannot read the recent ensures: {error}")))?;
         files::decode_document(&text, VERSION).map_err(|problem| broken(&problem))
     }
 }
 
 #[async_trait]
-impl ImageUseSource for EnsureLeaseFile {
-    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
+impl RetentionSource for EnsureLeaseFile {
+    async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
         let file = self.clone();
         let read = tokio::task::spawn_blocking(move || file.read()).await;
-        let ensured = read.map_err(|error| ImageUseError::other(error.to_string()))??;
-        Ok(ensured.uses(&ClockReading::now(), self.lease))
+        let ensured = read.map_err(|error| RetentionError::other(error.to_string()))??;
+        Ok(ensured.retentions(&ClockReading::now(), self.lease))
     }
 }
 
@@ -147,7 +146,7 @@ mod tests {
         }
     }
 
-    fn images(found: &[ReportedUse]) -> Vec<&str> {
+    fn images(found: &[Retention]) -> Vec<&str> {
         found.iter().map(|found| found.image.as_str()).collect()
     }
 
@@ -161,13 +160,13 @@ mod tests {
         let second = first.with(&["a".into()], &seconds(1500, 510), LEASE);
         let left = |at: i64| {
             let all = EnsureLeaseDocument { version: VERSION, images: second.images.clone() };
-            all.uses(&seconds(at, at - 990), LEASE)
+            all.retentions(&seconds(at, at - 990), LEASE)
         };
         assert_eq!(images(&left(1599)), ["a", "b"]);
         assert_eq!(images(&left(1600)), ["a"]);
         assert_eq!(images(&left(2100)), [""; 0]);
-        let by = ImageUse::Ensured { ago: Some(Duration::from_secs(99)), left: Duration::from_secs(501) };
-        assert_eq!(left(1599)[0].by, by);
+        let by = RetentionPurpose::Lease(Lease::durable(LeasePurpose::Ensure, Duration::from_secs(501)));
+        assert_eq!(left(1599)[0].purpose, by);
         assert_eq!(by.to_string(), "lease (expires in 8m21s)");
     }
 
@@ -177,9 +176,13 @@ mod tests {
         for step in [day, -day] {
             let ensured =
                 || EnsureLeaseDocument::default().with(&["a".into()], &seconds(10 * day, 10), LEASE);
-            assert_eq!(images(&ensured().uses(&seconds(10 * day + step + 599, 609), LEASE)), ["a"], "{step}");
             assert_eq!(
-                images(&ensured().uses(&seconds(10 * day + step + 601, 611), LEASE)),
+                images(&ensured().retentions(&seconds(10 * day + step + 599, 609), LEASE)),
+                ["a"],
+                "{step}"
+            );
+            assert_eq!(
+                images(&ensured().retentions(&seconds(10 * day + step + 601, 611), LEASE)),
                 [""; 0],
                 "{step}"
             );
@@ -191,8 +194,8 @@ mod tests {
         let ahead = 10 * 365 * 24 * 3600;
         let ensured = || EnsureLeaseDocument::default().with(&["a".into()], &seconds(ahead, 10), LEASE);
         let next = |since_boot: i64| ClockReading { boot: "next".to_owned(), ..seconds(5000, since_boot) };
-        assert_eq!(images(&ensured().uses(&next(599), LEASE)), ["a"]);
-        assert_eq!(images(&ensured().uses(&next(600), LEASE)), [""; 0]);
+        assert_eq!(images(&ensured().retentions(&next(599), LEASE)), ["a"]);
+        assert_eq!(images(&ensured().retentions(&next(600), LEASE)), [""; 0]);
     }
 
     #[test]
@@ -213,16 +216,16 @@ mod tests {
     async fn it_is_read_as_it_was_written_and_what_cannot_be_read_is_not_taken_for_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let file = file(&dir);
-        assert_eq!(file.uses().await, Ok(Vec::new()), "there is none");
+        assert_eq!(file.retentions().await, Ok(Vec::new()), "there is none");
         file.add(&["a".into()]).unwrap();
         file.add(&["b".into()]).unwrap();
-        let found = file.uses().await.unwrap();
+        let found = file.retentions().await.unwrap();
         let mut both = images(&found);
         both.sort_unstable();
         assert_eq!(both, ["a", "b"]);
         for text in ["", "{", r#"{"version":2,"images":[]}"#, r#"{"version":1,"images":[{"id":"a"}]}"#] {
             fs_err::write(&file.path, text).unwrap();
-            let error = file.uses().await.unwrap_err();
+            let error = file.retentions().await.unwrap_err();
             let failure = crate::control::gc::failure(GcError::Uses(error));
             let (error, steps) = (failure.message(), format!("{:?}", failure.next_steps()));
             assert!(error.contains("ensured.json") && error.contains("remove the file"), "{text}: {error}");

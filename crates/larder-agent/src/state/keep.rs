@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use larder::files;
-use larder::gc::{KeepRule, Selector};
 use larder::hint::Hint;
+use larder::retention::{KeepRule, Selector};
 use serde::{Deserialize, Serialize};
 
 use super::dir::StateDir;

@@ -198,7 +198,8 @@ fn lock(pending: &Mutex<PendingEnsures>) -> MutexGuard<'_, PendingEnsures> {
 
 #[cfg(test)]
 mod tests {
-    use larder::gc::{ClockReading, ImageUseSource as _};
+    use larder::gc::ClockReading;
+    use larder::retention::RetentionSource as _;
     use larder_registry::{RegistryClient, RegistryConfig};
     use larder_store::pull::{StorePullConfig, StorePuller};
     use larder_store::store::{Store, StoreConfig};
@@ -216,17 +217,18 @@ mod tests {
             recent.note(&id.into());
         }
         recent.flush().await;
-        let mut found: Vec<_> = file().uses().await.unwrap().into_iter().map(|found| found.image).collect();
+        let mut found: Vec<_> =
+            file().retentions().await.unwrap().into_iter().map(|found| found.image).collect();
         found.sort_unstable();
         assert_eq!(found, ["sha256:a", "sha256:b"]);
         fs_err::remove_file(dir.path().join("ensured.json")).unwrap();
         recent.note(&"sha256:a".into());
         recent.flush().await;
-        assert!(file().uses().await.unwrap().is_empty(), "it was recorded not long ago");
+        assert!(file().retentions().await.unwrap().is_empty(), "it was recorded not long ago");
         tokio::time::advance(RENEW).await;
         recent.note(&"sha256:a".into());
         drop(recent);
-        assert_eq!(file().uses().await.unwrap().len(), 1);
+        assert_eq!(file().retentions().await.unwrap().len(), 1);
     }
 
     #[tokio::test]
@@ -252,7 +254,7 @@ mod tests {
         }
         ended.await.unwrap().unwrap();
         recent.flush().await;
-        let found: Vec<_> = file().uses().await.unwrap().into_iter().map(|found| found.image).collect();
+        let found: Vec<_> = file().retentions().await.unwrap().into_iter().map(|found| found.image).collect();
         assert_eq!(found, ["a"]);
     }
 

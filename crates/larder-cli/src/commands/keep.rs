@@ -1,7 +1,7 @@
 //! `larder keep` and `larder unkeep`: keep rules.
 
-use larder::gc::{KeepRule, Selector};
 use larder::hint::Hint;
+use larder::retention::{KeepRule, Selector};
 use larder_agent::client::Client;
 use larder_agent::state::{KeepRuleView, ListedRule};
 use larder_api::convert;

@@ -9,8 +9,8 @@ use larder::backend::{
     RuntimeInfo,
 };
 use larder::credentials::{Secret, encode_auth};
-use larder::gc::RemovalGate;
 use larder::pull::ImageManager;
+use larder::retention::RemovalGate;
 use larder_cri::{Endpoint, MAX_MESSAGE_BYTES, call_error, proto};
 use larder_testkit::fake_backend::{BackendCall, FakeBackend, ScriptedPull, image};
 use larder_testkit_peers::fake_cri::FakeCri;

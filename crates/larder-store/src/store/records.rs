@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use larder::gc::{ClockReading, SavedClockReading};
 use larder::reference::{Digest, ImageName};
+use larder::retention::LeasePurpose;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::DiskSpace;
@@ -191,6 +192,17 @@ pub enum LeaseKind {
     /// Requested by a user or another program.
     #[serde(rename = "held")]
     Requested,
+}
+
+impl LeaseKind {
+    /// The purpose in the retention model.
+    pub(crate) fn purpose(self) -> LeasePurpose {
+        match self {
+            LeaseKind::Pull => LeasePurpose::Pull,
+            LeaseKind::Ensured => LeasePurpose::Ensure,
+            LeaseKind::Requested => LeasePurpose::Request,
+        }
+    }
 }
 
 /// Keeps things in the store until a time.

@@ -11,12 +11,11 @@ use super::layers::LayerSource;
 use super::meter::ReclaimWait;
 use super::policy::GcPolicy;
 use super::reclaim::SpaceReclaimer;
-use super::removal_gate::RemovalGate;
 use super::usage_records::{Clock, SystemClock, UsageRecordStore, VolatileUsageRecords};
-use super::uses::{BackendUseSource, ImageUseSource};
 use crate::backend::Backend;
 use crate::events::{EventSink, LogSink};
 use crate::pod::ObjectRef;
+use crate::retention::{BackendRetentions, RemovalGate, RetentionSource};
 
 /// Puts a [`Collector`] together. By default records are in memory only, layers are unknown, and events go to the log.
 pub struct CollectorBuilder(CollectorDependencies);
@@ -33,7 +32,7 @@ impl CollectorBuilder {
         CollectorBuilder(CollectorDependencies {
             policy: GcPolicy::default(),
             disk: Arc::new(BackendFsStats::new(backend.clone())),
-            sources: vec![Arc::new(BackendUseSource::new(backend.clone()))],
+            sources: vec![Arc::new(BackendRetentions::new(backend.clone()))],
             layers: None,
             feed: None,
             reclaim: None,
@@ -63,9 +62,9 @@ impl CollectorBuilder {
         self
     }
 
-    /// Another source of uses, in addition to the backend's containers and mounts.
+    /// Another source of retention, in addition to the backend's containers and mounts.
     #[must_use]
-    pub fn use_source(mut self, source: Arc<dyn ImageUseSource>) -> Self {
+    pub fn retention_source(mut self, source: Arc<dyn RetentionSource>) -> Self {
         self.0.sources.push(source);
         self
     }
@@ -126,7 +125,7 @@ impl CollectorBuilder {
         self
     }
 
-    /// The removal gate, shared with the [`ImageManager`](crate::pull::ImageManager). Its leases count as uses.
+    /// The removal gate, shared with the [`ImageManager`](crate::pull::ImageManager). Its leases retain images.
     #[must_use]
     pub fn gate(mut self, gate: Arc<RemovalGate>) -> Self {
         self.0.sources.push(gate.clone());

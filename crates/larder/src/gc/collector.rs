@@ -13,7 +13,6 @@ use super::disk_space::DiskSpace;
 use super::error::GcError;
 use super::filesystem_stats::{self, OtherFilesystem};
 use super::goal::GcGoal;
-use super::keep::{self, KeepWarning};
 use super::layers::LayerUsageIndex;
 use super::plan::{GcImage, GcSnapshot, is_due, keep_rule_inputs, plan};
 use super::policy::{GcPolicy, GcStrategy};
@@ -26,12 +25,13 @@ use super::spans::measure_span;
 use super::state::{GcObservation, GcState, ObservationPurpose};
 use super::unix_millis::UnixMillis;
 use super::usage_records::{ImageUsageRecord, ImageUsageRecords, handler_of};
-use super::uses::ImageUseIndex;
 use crate::backend::{BackendError, Image};
 use crate::detached::SharedCall;
 use crate::events::{Event, EventReason, EventType};
 use crate::image_service::{FilesystemError, FsStats};
 use crate::reference::ImageId;
+use crate::retention::source::collect;
+use crate::retention::{KeepWarning, RetentionSet, keep};
 
 /// Collects the images of one backend. One round runs at a time, and only other rounds wait for it. Dropping a call
 /// abandons its round: a removal that has begun completes and is recorded, and no other follows.
@@ -145,7 +145,7 @@ impl Collector {
         Round::new(self, policy, goal).run().await
     }
 
-    /// What a round for this goal would do now. Does not wait for a running round. Records which images are present, but no
+    /// Plans a round for this goal without executing it. Does not wait for a running round. Records which images are present, but no
     /// use. With `ends_leases`, as after all leases were ended.
     pub async fn dry_run(
         &self,
@@ -161,7 +161,7 @@ impl Collector {
         };
         if ends_leases {
             for image in &mut snapshot.images {
-                image.uses.retain(|used| !used.is_lease());
+                image.retained_by.retain(|reason| !reason.is_lease());
             }
         }
         let reclaimed = self.reclaimable(goal, before, policy).await?;
@@ -224,22 +224,22 @@ impl Collector {
         let parts = &self.parts;
         let began = self.state.begin_observation(&*parts.clock);
         let images = parts.backend.list().await.map_err(GcError::List)?;
-        let found = ImageUseIndex::collect(&parts.sources).await?;
+        let found = collect(&parts.sources).await?;
         // Keep rules may need labels, whatever the strategy.
         let needs_layers = policy.strategy == GcStrategy::Larder || policy.has_label_rules();
         let layers = match &parts.layers {
             Some(source) if needs_layers => source.layers(&images).await.map_err(GcError::Layers)?,
             _ => LayerUsageIndex::unknown(),
         };
-        let uses = ImageUseIndex::match_images(found, &images, policy.strategy);
+        let retained = RetentionSet::new(found, &images, policy.strategy);
         let activity = self.recent_activity(&images).await;
-        let observed = GcObservation { purpose, images: &images, uses: &uses, activity: &activity };
+        let observed = GcObservation { purpose, images: &images, retained: &retained, activity: &activity };
         let (records, now) = self.state.observe(began, &observed, &*parts.clock, policy.strategy);
         Ok(GcSnapshot {
             now,
             began: self.began,
             watched: records.watched().unwrap_or(now),
-            images: gc_images(&records, &images, &uses),
+            images: gc_images(&records, &images, &retained),
             layers,
             disk: None,
             reclaimed: DiskSpace::ZERO,
@@ -299,7 +299,7 @@ pub(super) fn trigger(goal: GcGoal, disk: Option<FsStats>, policy: &GcPolicy) ->
     }
 }
 
-fn gc_images(records: &ImageUsageRecords, images: &[Image], uses: &ImageUseIndex) -> Vec<GcImage> {
+fn gc_images(records: &ImageUsageRecords, images: &[Image], retained: &RetentionSet) -> Vec<GcImage> {
     let listed: HashMap<_, _> =
         images.iter().map(|image| ((image.id.as_str(), handler_of(image)), image)).collect();
     let gc_image = |record: &ImageUsageRecord| {
@@ -307,7 +307,7 @@ fn gc_images(records: &ImageUsageRecords, images: &[Image], uses: &ImageUseIndex
         let names = image.map(|image| image.repo_tags.iter().chain(&image.repo_digests).cloned().collect());
         GcImage {
             names: names.unwrap_or_default(),
-            uses: uses.of_image(&record.id, &record.handler).cloned().collect(),
+            retained_by: retained.of_image(&record.id, &record.handler).cloned().collect(),
             id: record.id.clone(),
             handler: record.handler.clone(),
             size: record.size,

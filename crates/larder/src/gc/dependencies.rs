@@ -9,14 +9,13 @@ use super::layers::LayerSource;
 use super::meter::ReclaimWait;
 use super::policy::GcPolicy;
 use super::reclaim::SpaceReclaimer;
-use super::removal_gate::RemovalGate;
 use super::unix_millis::UnixMillis;
 use super::usage_records::{Clock, UsageRecordStore};
-use super::uses::ImageUseSource;
 use crate::backend::Backend;
 use crate::events::EventSink;
 use crate::pod::ObjectRef;
 use crate::reference::ImageId;
+use crate::retention::{RemovalGate, RetentionSource};
 
 /// Called after a collection; with kubelet's strategy only after a space pass.
 pub trait PostImageGcHook: Send + Sync {
@@ -29,7 +28,7 @@ pub(super) struct CollectorDependencies {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) policy: GcPolicy,
     pub(super) disk: Arc<dyn FsStatsProvider>,
-    pub(super) sources: Vec<Arc<dyn ImageUseSource>>,
+    pub(super) sources: Vec<Arc<dyn RetentionSource>>,
     pub(super) layers: Option<Arc<dyn LayerSource>>,
     pub(super) feed: Option<Arc<dyn ActivityFeed>>,
     pub(super) reclaim: Option<Arc<dyn SpaceReclaimer>>,

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::filesystem_stats::{size_text, used_percent};
-use super::uses::ImageUseError;
 use crate::backend::BackendError;
 use crate::go_format;
 use crate::image_service::{FilesystemError, FsStats};
+use crate::retention::RetentionError;
 
 /// Why a round failed. The texts are kubelet's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum GcError {
     List(BackendError),
     /// A source of use did not answer. Nothing was removed.
     #[error(transparent)]
-    Uses(#[from] ImageUseError),
+    Uses(#[from] RetentionError),
     /// The layers could not be looked up. Nothing was removed.
     #[error("look up layers: {0}")]
     Layers(BackendError),

@@ -39,13 +39,13 @@ pub trait FsStatsProvider: Send + Sync {
 pub struct OtherFilesystem {
     /// A directory on it.
     pub mountpoint: PathBuf,
-    /// What the runtime keeps there.
+    /// The content that the runtime keeps there.
     pub content: FilesystemContent,
     /// Its current statistics.
     pub disk: FsStats,
 }
 
-/// What a runtime keeps on a filesystem.
+/// The content that a runtime keeps on a filesystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FilesystemContent {
     /// Images, as those of a further snapshotter of containerd.
@@ -103,7 +103,7 @@ impl BackendFsStats {
         self.reported.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the backend reports now.
+    /// The backend's current report.
     async fn ask(&self) -> Result<Arc<Filesystems>, FilesystemError> {
         let reported = Arc::new(self.images.backend().filesystems().await?);
         *self.known() = Some(Arc::clone(&reported));

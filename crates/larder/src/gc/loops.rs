@@ -50,7 +50,7 @@ pub struct GcStatus {
     pub running: bool,
     /// When the last round ended.
     pub ended: Option<SystemTime>,
-    /// What the last round did, and why it failed if it did.
+    /// The result of the last round.
     pub last: Option<Arc<GcRoundResult>>,
     /// How many rounds in a row have failed.
     pub failures: u64,

@@ -18,8 +18,6 @@ pub mod filesystem_stats;
 mod goal;
 mod history;
 mod inspect;
-mod keep;
-mod kept_images;
 mod layers;
 mod loops;
 mod meter;
@@ -30,16 +28,15 @@ mod policy;
 mod pressure_wait;
 mod progress;
 mod reclaim;
-mod removal_gate;
 mod remover;
 mod report;
+mod retentions;
 mod round;
 mod spans;
 mod state;
 mod sweep;
-mod unix_millis;
+pub(crate) mod unix_millis;
 mod usage_records;
-mod uses;
 
 pub use activity::{ActivityFeed, ActivityKind, ImageActivity};
 pub use builder::CollectorBuilder;
@@ -51,8 +48,6 @@ pub use filesystem_stats::{FilesystemContent, FsStatsProvider, OtherFilesystem, 
 pub use goal::GcGoal;
 pub use history::{HistoryFile, RemovalHistory, RemovalHistoryEntry};
 pub use inspect::InspectLayerSource;
-pub use keep::{KeepRule, KeepWarning, Selector, nearest_names};
-pub use kept_images::KeptBy;
 pub use layers::{LayerSource, LayerUsageIndex, MeasuredLayer};
 pub use loops::{FailureCount, GcIntervals, GcLoops, GcStatus, ImageCache};
 pub use meter::ReclaimWait;
@@ -60,12 +55,11 @@ pub use node_status::{NodeImage, NodeStatusError, images_for_node_status};
 pub use open_files::{SpaceHolder, deleted_open_files};
 pub use plan::{
     GcDecision, GcImage, GcPlan, GcSnapshot, ImageDecision, PlannedRemoval, RemovalReason, RetainReason,
-    RetentionBreakdown, RetentionClass, RetentionClassUsage, holders, plan,
+    RetentionBreakdown, RetentionClassUsage, plan, usage_by_class,
 };
 pub use policy::{GcPolicy, GcStrategy, InodeThresholds, PolicyError, ThresholdKind, WhenUnreachable};
 pub use progress::{GcPhase, GcRoundProgress};
 pub use reclaim::{ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
-pub use removal_gate::{PresenceCheck, RemovalGate, RemovalGuard};
 pub use remover::GcCounts;
 pub use report::{DryRun, GcReport, GcRoundResult};
 pub use sweep::{RemovedImage, SweepReport};
@@ -74,4 +68,3 @@ pub use usage_records::{
     Clock, ClockReading, ImageUsageRecord, ImageUsageRecords, LoadedUsageRecords, SavedClockReading,
     SystemClock, UsageRecordFileStore, UsageRecordSaveError, UsageRecordStore, VolatileUsageRecords,
 };
-pub use uses::{BackendUseSource, ImageUse, ImageUseError, ImageUseIndex, ImageUseSource, ReportedUse};

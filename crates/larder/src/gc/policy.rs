@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::goal::GcGoal;
-use super::keep::KeepRule;
+use crate::retention::{KeepRule, Selector};
 
 /// Whose rules a collection follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,7 +41,7 @@ pub struct GcPolicy {
     pub inodes: Option<InodeThresholds>,
     /// Percentage freed on demand in addition to the request. 0 to 100, default 5.
     pub free_margin_percent: u32,
-    /// What is removed when the goal cannot be reached. Default [`WhenUnreachable::Worthwhile`].
+    /// The images to remove when the goal cannot be reached. Default [`WhenUnreachable::Worthwhile`].
     pub when_unreachable: WhenUnreachable,
     /// The most recently used candidates are not removed for space, up to this many bytes on disk. Default 0: none.
     pub keep_bytes: u64,
@@ -58,7 +58,7 @@ pub struct InodeThresholds {
     pub low_percent: i32,
 }
 
-/// What is removed when removing all candidates would not reach the goal.
+/// The images to remove when removing all candidates would not reach the goal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenUnreachable {
     /// Every candidate that frees something.
@@ -138,7 +138,7 @@ impl GcPolicy {
 
     /// Whether a keep rule selects by label.
     pub(crate) fn has_label_rules(&self) -> bool {
-        self.keep.iter().any(|rule| matches!(rule.select, super::keep::Selector::Label(..)))
+        self.keep.iter().any(|rule| matches!(rule.select, Selector::Label(..)))
     }
 
     /// The policy without any limit that a round could enforce.

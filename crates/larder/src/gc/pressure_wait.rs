@@ -8,9 +8,10 @@ use tokio::time::Instant;
 use super::collector::Collector;
 use super::loops::GcIntervals;
 use super::plan::{GcDecision, GcPlan, RetainReason};
-use super::uses::{ImageUse, ImageUseIndex, ReportedUse};
 use crate::backend::Image;
 use crate::reference::ImageId;
+use crate::retention::source::collect;
+use crate::retention::{Retention, RetentionPurpose};
 
 /// The images and uses that a round saw. Another round may remove more once these have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,16 +21,16 @@ pub(super) struct RoundBasis {
 }
 
 impl RoundBasis {
-    fn new(images: &[Image], uses: &[ReportedUse]) -> RoundBasis {
+    fn new(images: &[Image], uses: &[Retention]) -> RoundBasis {
         // Neither the rest of a lease nor the end of a container's process makes its image a candidate.
-        let key = |by: &ImageUse| match by {
-            ImageUse::Container { id, .. } => format!("container {id}"),
+        let key = |by: &RetentionPurpose| match by {
+            RetentionPurpose::Container { id, .. } => format!("container {id}"),
             lease if lease.is_lease() => "lease".to_owned(),
             other => other.to_string(),
         };
         RoundBasis {
             images: images.iter().map(|image| image.id.clone()).collect(),
-            uses: uses.iter().map(|reported| (reported.image.clone(), key(&reported.by))).collect(),
+            uses: uses.iter().map(|reported| (reported.image.clone(), key(&reported.purpose))).collect(),
         }
     }
 
@@ -69,12 +70,12 @@ impl PressureWait {
         PressureWait { earliest, latest: earliest.max(now + next), basis }
     }
 
-    /// Whether it depends on what is present and used `now`.
+    /// Returns true if the wait depends on the images and uses at `now`.
     pub(super) fn needs_basis(&self, now: Instant) -> bool {
         self.basis.is_some() && now >= self.earliest && now < self.latest
     }
 
-    /// Whether it has ended.
+    /// Returns true once the wait has ended.
     pub(super) fn is_over(&self, now: Instant, current: Option<&RoundBasis>) -> bool {
         let changed = self.basis.as_ref().zip(current).is_some_and(|(seen, now)| seen.has_changed(now));
         now >= self.latest || (now >= self.earliest && changed)
@@ -93,10 +94,10 @@ fn next_candidate_in(plan: &GcPlan) -> Option<Duration> {
 }
 
 impl Collector {
-    /// What a round now would see; `None` if it cannot be determined.
+    /// The images and uses that a round now would see; `None` if it cannot be determined.
     pub(super) async fn round_basis(&self) -> Option<RoundBasis> {
         let images = self.parts.backend.list().await.ok()?;
-        let uses = ImageUseIndex::collect(&self.parts.sources).await.ok()?;
+        let uses = collect(&self.parts.sources).await.ok()?;
         Some(RoundBasis::new(&images, &uses))
     }
 }
@@ -107,10 +108,11 @@ mod tests {
     use crate::gc::goal::GcGoal;
     use crate::gc::plan::{GcImage, GcSnapshot, plan};
     use crate::gc::{DiskSpace, GcPolicy, LayerUsageIndex, UnixMillis};
+    use crate::retention::{Lease, LeasePurpose};
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn image(id: &str, uses: Vec<ImageUse>, first_seen: i64) -> GcImage {
+    fn image(id: &str, uses: Vec<RetentionPurpose>, first_seen: i64) -> GcImage {
         GcImage {
             id: id.into(),
             handler: String::new(),
@@ -119,7 +121,7 @@ mod tests {
             pinned: false,
             first_seen: UnixMillis(first_seen),
             last_used: None,
-            uses,
+            retained_by: uses,
             failed: None,
         }
     }
@@ -139,13 +141,13 @@ mod tests {
         next_candidate_in(&plan(&snapshot, &policy, GcGoal::AllUnused))
     }
 
-    fn lease(seconds: u32) -> ImageUse {
-        ImageUse::Lease { left: seconds * SECOND }
+    fn lease(seconds: u32) -> RetentionPurpose {
+        RetentionPurpose::Lease(Lease::durable(LeasePurpose::Request, seconds * SECOND))
     }
 
     #[test]
     fn the_next_candidate_is_the_first_whose_leases_or_minimum_age_end() {
-        let container = ImageUse::UnlistedContainer { id: "c".into(), namespace: "n".into() };
+        let container = RetentionPurpose::UnlistedContainer { id: "c".into(), namespace: "n".into() };
         assert_eq!(next(vec![image("used", vec![container.clone()], 0)]), None);
         assert_eq!(next(vec![image("both", vec![container, lease(5)], 0)]), None);
         assert_eq!(next(vec![image("leases", vec![lease(5), lease(40)], 0)]), Some(40 * SECOND));
@@ -158,10 +160,15 @@ mod tests {
     #[test]
     fn a_wait_ends_early_when_an_image_changes_or_a_use_ends() {
         let image = |id: &str| Image { id: id.into(), ..Image::default() };
-        let used = |id: &str, running| ReportedUse {
+        let used = |id: &str, running| Retention {
             image: id.into(),
             handler: None,
-            by: ImageUse::Container { id: "c".into(), name: String::new(), pod: String::new(), running },
+            purpose: RetentionPurpose::Container {
+                id: "c".into(),
+                name: String::new(),
+                pod: String::new(),
+                running,
+            },
         };
         let seen = RoundBasis::new(&[image("a")], &[used("a", true)]);
         let now = Instant::now();

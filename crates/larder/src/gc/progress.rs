@@ -8,7 +8,7 @@ use super::disk_space::DiskSpace;
 use super::goal::GcGoal;
 use super::plan::{GcPlan, PlannedRemoval};
 
-/// What a running round does.
+/// The step of a running round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GcPhase {
     /// Reclaims space beside images.
@@ -26,7 +26,7 @@ pub struct GcRoundProgress {
     pub goal: GcGoal,
     /// When it began.
     pub since: Instant,
-    /// What it does now.
+    /// Its current step.
     pub phase: GcPhase,
     /// The amount to free, with what was freed before the last plan; zero before the plan and for goals without an amount.
     pub need: DiskSpace,

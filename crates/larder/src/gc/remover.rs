@@ -6,14 +6,14 @@ use super::dependencies::CollectorDependencies;
 use super::disk_space::DiskSpace;
 use super::goal::GcGoal;
 use super::history::RemovalHistoryEntry;
-use super::keep::{self, KeepRule};
 use super::plan::{GcImage, GcSnapshot, PlannedRemoval, is_tag, keep_rule_inputs};
 use super::policy::{GcPolicy, GcStrategy};
 use super::progress::RoundTracker;
 use super::state::GcState;
-use super::uses::{ImageUse, ImageUseError, ImageUseIndex};
 use crate::backend::{BackendError, CallErrorKind, Image, ImageSpec, RemoveOptions};
 use crate::detached::run_to_completion;
+use crate::retention::source::collect;
+use crate::retention::{KeptBy, RetentionError, RetentionPurpose, RetentionSet, keep};
 
 /// How many images were removed, for `kubelet_image_garbage_collected_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -32,9 +32,9 @@ pub(super) enum RemovalOutcome {
     /// Another process had removed it before.
     AlreadyRemoved,
     /// Skipped: it is now in use.
-    InUse(Vec<ImageUse>),
-    /// Skipped: a keep rule that was added after the plan retains it; the rule as text.
-    Kept(String),
+    InUse(Vec<RetentionPurpose>),
+    /// Skipped: a keep rule that was added after the plan retains it.
+    Kept(KeptBy),
 }
 
 /// Why an image was not removed. The text is the backend's.
@@ -45,7 +45,7 @@ pub(super) enum RemovalError {
     Backend(#[from] BackendError),
     /// Its uses could not be determined.
     #[error(transparent)]
-    UseUnknown(#[from] ImageUseError),
+    UseUnknown(#[from] RetentionError),
 }
 
 /// Removes the images of one sweep.
@@ -80,8 +80,8 @@ impl ImageRemover<'_> {
             },
             None => None,
         };
-        if let Some(rule) = self.new_keep_rule(removal, snapshot) {
-            return Ok(RemovalOutcome::Kept(rule.to_string()));
+        if let Some(kept) = self.new_keep_rule(removal, snapshot) {
+            return Ok(RemovalOutcome::Kept(kept));
         }
         if self.goal == GcGoal::Dangling && has_tag(&parts, removal).await {
             return Ok(RemovalOutcome::InUse(Vec::new()));
@@ -114,17 +114,19 @@ impl ImageRemover<'_> {
 
     /// The keep rule that was added after the plan and retains this image. A new rule is in force at once, even while a
     /// round runs.
-    fn new_keep_rule(&self, removal: &PlannedRemoval, snapshot: &GcSnapshot) -> Option<KeepRule> {
+    fn new_keep_rule(&self, removal: &PlannedRemoval, snapshot: &GcSnapshot) -> Option<KeptBy> {
         let policy = Arc::clone(&self.current_policy.read().unwrap_or_else(PoisonError::into_inner));
-        let new: Vec<KeepRule> =
+        let new: Vec<_> =
             policy.keep.iter().filter(|rule| !self.policy.keep.contains(rule)).cloned().collect();
         if new.is_empty() {
             return None;
         }
         let is_same = |image: &GcImage| image.id == removal.id && image.handler == removal.handler;
         let index = snapshot.images.iter().position(is_same)?;
-        let kept = keep::matching_rules(snapshot.now, &new, &keep_rule_inputs(snapshot));
-        kept.get(index).copied().flatten().and_then(|rule| new.get(rule).cloned())
+        let mut kept = keep::matching_rules(snapshot.now, &new, &keep_rule_inputs(snapshot));
+        let kept = kept.swap_remove(index)?;
+        let number = policy.keep.iter().position(|rule| *rule == kept.rule)?;
+        Some(KeptBy { index: number, ..kept })
     }
 }
 
@@ -171,10 +173,10 @@ async fn current_uses(
     parts: &CollectorDependencies,
     image: &PlannedRemoval,
     strategy: GcStrategy,
-) -> Result<Vec<ImageUse>, RemovalError> {
-    let found = ImageUseIndex::collect(&parts.sources).await?;
+) -> Result<Vec<RetentionPurpose>, RemovalError> {
+    let found = collect(&parts.sources).await?;
     let named = Image { id: image.id.clone(), repo_tags: image.names.clone(), ..Image::default() };
-    let uses = ImageUseIndex::match_images(found, &[named], strategy);
+    let uses = RetentionSet::new(found, &[named], strategy);
     Ok(uses.of_image(&image.id, &image.handler).cloned().collect())
 }
 

@@ -1,14 +1,14 @@
 //! Reports of garbage collection.
 
 use super::error::GcError;
-use super::keep::KeepWarning;
 use super::open_files::SpaceHolder;
 use super::plan::{GcPlan, GcSnapshot};
 use super::reclaim::SpaceBesideImages;
 use super::sweep::{RemovedImage, SweepReport};
 use crate::image_service::FsStats;
+use crate::retention::KeepWarning;
 
-/// What one round did.
+/// The report of one round.
 #[derive(Debug, Clone, Default)]
 pub struct GcReport {
     /// The plans: for age, if there is a maximum age, and for space.
@@ -34,10 +34,10 @@ impl GcReport {
     }
 }
 
-/// What one round did, and the error that ended it.
+/// The report of one round, and the error that ended it.
 #[derive(Debug, Clone)]
 pub struct GcRoundResult {
-    /// What was done before the error.
+    /// The report up to the error.
     pub report: GcReport,
     /// The error, if the round did not complete.
     pub error: Option<GcError>,
@@ -50,7 +50,7 @@ impl GcRoundResult {
     }
 }
 
-/// What a round would do.
+/// The plan of a round that was not executed.
 #[derive(Debug, Clone)]
 pub struct DryRun {
     /// The report of the round, with one plan and without removals.

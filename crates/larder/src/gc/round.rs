@@ -226,7 +226,7 @@ impl<'a> Round<'a> {
     /// Raises kubelet's event for each candidate without an ID.
     fn report_invalid_ids(&self, snapshot: &GcSnapshot) {
         for image in &snapshot.images {
-            if image.id.is_empty() && !image.pinned && image.uses.is_empty() {
+            if image.id.is_empty() && !image.pinned && image.retained_by.is_empty() {
                 let handler = &image.handler;
                 let key = if handler.is_empty() { String::new() } else { format!(",{handler}") };
                 let message = format!("ImageID is not valid, skipping, image: {key}");

@@ -16,9 +16,9 @@ use super::history::{RemovalHistory, RemovalHistoryEntry};
 use super::policy::GcStrategy;
 use super::unix_millis::UnixMillis;
 use super::usage_records::{Clock, ClockReading, ImageUsageRecords, UsageRecordStore};
-use super::uses::ImageUseIndex;
 use crate::backend::Image;
 use crate::reference::ImageId;
+use crate::retention::RetentionSet;
 
 /// The owner of the usage records and the history.
 pub(super) struct GcState {
@@ -63,11 +63,11 @@ pub(super) enum ObservationPurpose {
     Query,
 }
 
-/// An observation: the images present, their uses, and the activity since the last observation.
+/// An observation: the images present, what retains them, and the activity since the last observation.
 pub(super) struct GcObservation<'a> {
     pub(super) purpose: ObservationPurpose,
     pub(super) images: &'a [Image],
-    pub(super) uses: &'a ImageUseIndex,
+    pub(super) retained: &'a RetentionSet,
     pub(super) activity: &'a [ImageActivity],
 }
 
@@ -115,7 +115,7 @@ impl GcState {
         let mut memory = self.memory();
         // Under the lock, so that time does not go back from one observation to the next.
         let now = clock.read();
-        let apply = |records: &mut ImageUsageRecords, uses: &ImageUseIndex| {
+        let apply = |records: &mut ImageUsageRecords, uses: &RetentionSet| {
             records.observe(observed.images, uses, &now, strategy);
             records.apply_activity(observed.activity, began.at);
         };
@@ -123,8 +123,8 @@ impl GcState {
         let is_latest = began.number > memory.current;
         if is_latest {
             memory.current = began.number;
-            let none = ImageUseIndex::default();
-            let uses = if observed.purpose == ObservationPurpose::Round { observed.uses } else { &none };
+            let none = RetentionSet::default();
+            let uses = if observed.purpose == ObservationPurpose::Round { observed.retained } else { &none };
             apply(Arc::make_mut(&mut memory.records), uses);
         } else {
             Arc::make_mut(&mut memory.records).apply_activity(observed.activity, began.at);
@@ -133,7 +133,7 @@ impl GcState {
         drop(memory);
         let mut records = Arc::clone(&current);
         if !is_latest || observed.purpose == ObservationPurpose::Query {
-            apply(Arc::make_mut(&mut records), observed.uses);
+            apply(Arc::make_mut(&mut records), observed.retained);
         }
         // A query that finds nothing new leaves the file as it is.
         if observed.purpose == ObservationPurpose::Round || !current.has_same_images(&before) {
@@ -275,9 +275,9 @@ mod tests {
         let observe = |began, present: &[&str], activity: &[ImageActivity]| {
             let image = |id: &&str| Image { id: (*id).into(), ..Image::default() };
             let images: Vec<_> = present.iter().map(image).collect();
-            let uses = ImageUseIndex::match_images(Vec::new(), &images, GcStrategy::Larder);
+            let uses = RetentionSet::new(Vec::new(), &images, GcStrategy::Larder);
             let purpose = ObservationPurpose::Round;
-            let observed = GcObservation { purpose, images: &images, uses: &uses, activity };
+            let observed = GcObservation { purpose, images: &images, retained: &uses, activity };
             state.observe(began, &observed, &clock, GcStrategy::Larder).0
         };
         let first = state.begin_observation(&clock);

@@ -19,9 +19,9 @@ use super::meter::{MeteredRemoval, SpaceMeter};
 use super::plan::{GcImage, GcPlan, GcSnapshot, PlannedRemoval, ReclaimTarget, plan_rest, reclaim_target};
 use super::policy::GcPolicy;
 use super::remover::{ImageRemover, RemovalOutcome};
-use super::uses::ImageUse;
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
+use crate::retention::{Lease, LeasePurpose, RetentionPurpose};
 use crate::trace_context;
 
 /// One image that was removed.
@@ -34,7 +34,7 @@ pub struct RemovedImage {
     pub freed: Option<DiskSpace>,
 }
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SweepReport {
     /// Removed, in order.
@@ -204,23 +204,17 @@ impl Sweep<'_> {
                 self.snapshot.forget(&removal.id, &removal.handler);
                 self.report.removed_by_others.push(removal.id);
             }
-            Ok(RemovalOutcome::InUse(uses)) => {
-                // Even with an unknown user, the image must not be in the next plan.
-                let uses = if uses.is_empty() {
-                    vec![ImageUse::Ensured { ago: None, left: Duration::ZERO }]
-                } else {
-                    uses
-                };
+            Ok(RemovalOutcome::InUse(reasons)) => {
                 Span::current().record("larder.gc.outcome", "in use");
-                self.update_image(&removal, |image| image.uses.clone_from(&uses));
-                self.report.skipped.push(removal.id);
+                // Even with an unknown reason, the image must not be in the next plan.
+                let unknown = Lease::in_memory(LeasePurpose::Ensure, Duration::ZERO);
+                let unknown = [RetentionPurpose::Lease(unknown)];
+                self.skip(removal, if reasons.is_empty() { &unknown[..] } else { &reasons[..] });
             }
-            Ok(RemovalOutcome::Kept(rule)) => {
-                tracing::info!(image = %removal.id, rule, "skipped: kept by rule");
+            Ok(RemovalOutcome::Kept(kept)) => {
+                tracing::info!(image = %removal.id, "skipped: {kept}");
                 Span::current().record("larder.gc.outcome", "kept");
-                let uses = vec![ImageUse::Desired { by: format!("keep rule {rule}") }];
-                self.update_image(&removal, |image| image.uses.clone_from(&uses));
-                self.report.skipped.push(removal.id);
+                self.skip(removal, &[RetentionPurpose::Kept(kept)]);
             }
             Err(error) => {
                 let error = error.to_string();
@@ -245,6 +239,11 @@ impl Sweep<'_> {
         self.remover.record(&removal, freed).await;
         self.snapshot.forget(&removal.id, &removal.handler);
         self.report.removed.push(RemovedImage { removal, freed });
+    }
+
+    fn skip(&mut self, removal: PlannedRemoval, reasons: &[RetentionPurpose]) {
+        self.update_image(&removal, |image| image.retained_by = reasons.to_vec());
+        self.report.skipped.push(removal.id);
     }
 
     /// Changes an image that was not removed, so that further plans retain it.

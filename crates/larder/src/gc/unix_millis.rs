@@ -11,7 +11,7 @@ pub struct UnixMillis(pub i64);
 
 impl UnixMillis {
     /// Milliseconds from `earlier` to this moment; negative when it is before.
-    pub(super) fn millis_since(self, earlier: UnixMillis) -> i64 {
+    pub(crate) fn millis_since(self, earlier: UnixMillis) -> i64 {
         self.0.saturating_sub(earlier.0)
     }
 
@@ -46,6 +46,6 @@ impl From<UnixMillis> for SystemTime {
 }
 
 /// A duration in whole milliseconds.
-pub(super) fn millis(duration: Duration) -> i64 {
+pub(crate) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }

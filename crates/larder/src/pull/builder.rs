@@ -18,10 +18,10 @@ use super::times::PullTimeRecorder;
 use crate::backend::Backend;
 use crate::credentials::NodeKeyring;
 use crate::events::{EventSink, LogSink};
-use crate::gc::RemovalGate;
 use crate::hidden::PrefetchCredentials;
 use crate::image_service::ImageService;
 use crate::records::PullRecords;
+use crate::retention::RemovalGate;
 
 /// Builds an [`ImageManager`]. By default events go to the log, and nothing is recorded or counted.
 pub struct ImageManagerBuilder {

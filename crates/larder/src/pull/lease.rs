@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::puller::{ImagePuller, PullJob, PullOutcome};
 use super::status::PullTrackerEntry;
 use crate::backend::{BackendError, ImageSpec};
-use crate::gc::{RemovalGate, RemovalGuard};
 use crate::image_service::ImageService;
 use crate::reference::ImageId;
+use crate::retention::{LeasePurpose, RemovalGate, RemovalGuard};
 
 /// Retries of a pull that ended with "not found". An image that is not in the registry fails each time.
 const MISSES: u32 = 2;
@@ -44,9 +44,9 @@ impl EnsureLeases {
     {
         let Some((gate, time)) = &self.0 else { return ask().await };
         loop {
-            let look = gate.begin_presence_check();
+            let check = gate.begin_presence_check();
             let Some(found) = ask().await? else { return Ok(None) };
-            if look.lease(id(&found), *time).await {
+            if check.lease(id(&found), LeasePurpose::Ensure, *time).await {
                 return Ok(Some(found));
             }
         }
@@ -71,11 +71,11 @@ impl EnsureLeases {
         let Some((gate, time)) = &self.0 else { return puller.pull(job, entry).await };
         let mut misses_left = MISSES;
         loop {
-            let look = gate.begin_presence_check();
+            let check = gate.begin_presence_check();
             let result = puller.pull(job, entry).await;
             let has_raced_removal = match &result.pulled {
-                Ok(image) => !look.lease(&image.image_ref, *time).await,
-                Err(error) => misses_left > 0 && error.is_not_found() && look.has_raced_removal(),
+                Ok(image) => !check.lease(&image.image_ref, LeasePurpose::Ensure, *time).await,
+                Err(error) => misses_left > 0 && error.is_not_found() && check.has_raced_removal(),
             };
             if !has_raced_removal {
                 return result;

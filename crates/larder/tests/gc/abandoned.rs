@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, Image, ImageSpec};
-use larder::gc::{GcPolicy, RemovalGate, RemovalHistory, RemovalHistoryEntry};
+use larder::gc::{GcPolicy, RemovalHistory, RemovalHistoryEntry};
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, ImageManager, ImagePin, ImagePinSource, ImagePresence, PullPolicy};
 use larder::reference::ImageId;
+use larder::retention::RemovalGate;
 use tokio::time::sleep;
 
 use crate::world::{FakeNode, OwnPolicy as _};

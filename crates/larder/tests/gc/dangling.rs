@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use larder::gc::{GcDecision, GcGoal, GcPolicy, ImageUseError, ImageUseSource, ReportedUse, RetainReason};
+use larder::gc::{GcDecision, GcGoal, GcPolicy, RetainReason};
+use larder::retention::{Retention, RetentionError, RetentionSource};
 
 use crate::world::{FakeNode, OwnPolicy as _, id};
 
@@ -11,8 +12,8 @@ use crate::world::{FakeNode, OwnPolicy as _, id};
 struct TagDuringRound(FakeNode, &'static str);
 
 #[async_trait]
-impl ImageUseSource for TagDuringRound {
-    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
+impl RetentionSource for TagDuringRound {
+    async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
         self.0.state().nameless.remove(self.1);
         Ok(Vec::new())
     }
@@ -28,7 +29,7 @@ async fn images_with_a_tag_are_retained_even_if_it_is_new() {
         node.state().nameless.extend(["dangling".into(), "tagged-again".into()]);
         let policy = GcPolicy { minimum_age: std::time::Duration::ZERO, ..policy };
         let source = Arc::new(TagDuringRound(node.clone(), "tagged-again"));
-        let collector = node.collector().policy(policy).use_source(source).build();
+        let collector = node.collector().policy(policy).retention_source(source).build();
         node.advance(60_000);
         let round = collector.round_for(GcGoal::Dangling).await;
         assert_eq!(round.error, None);

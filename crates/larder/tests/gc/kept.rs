@@ -3,11 +3,23 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use larder::backend::Backend as _;
-use larder::gc::{GcDecision, GcGoal, GcPolicy, KeepRule, KeptBy, RetainReason, Selector};
+use larder::backend::{Backend as _, Image};
+use larder::gc::{Collector, GcDecision, GcGoal, GcPolicy, RetainReason};
 use larder::reference::ImageId;
+use larder::retention::{KeepRule, KeptBy, RetentionPurpose, Selector, SourceScope};
 
 use crate::world::{FakeNode, OwnPolicy as _, id};
+
+async fn kept(collector: &Collector, images: &[Image]) -> HashMap<ImageId, KeptBy> {
+    let retentions = collector.retentions(images, SourceScope::Larder).await.unwrap();
+    let kept = |(image, reasons): (ImageId, Vec<RetentionPurpose>)| {
+        reasons.into_iter().find_map(|reason| match reason {
+            RetentionPurpose::Kept(kept) => Some((image.clone(), kept)),
+            _ => None,
+        })
+    };
+    retentions.into_iter().filter_map(kept).collect()
+}
 
 #[tokio::test(start_paused = true)]
 async fn what_is_kept_is_what_a_round_retains_whichever_images_are_asked_about() {
@@ -34,20 +46,18 @@ async fn what_is_kept_is_what_a_round_retains_whichever_images_are_asked_about()
         collector.set_policy(GcPolicy { keep: vec![rule.clone()], ..GcPolicy::default() });
         let plan = collector.plan(GcGoal::AllUnused).await.unwrap();
         let retained = plan.decisions.iter().filter_map(|image| match &image.decision {
-            GcDecision::Retain(RetainReason::Kept { rule: index, .. }) => {
-                Some((image.id.clone(), KeptBy { index: *index, rule: rule.clone() }))
-            }
+            GcDecision::Retain(RetainReason::Kept(kept)) => Some((image.id.clone(), kept.clone())),
             _ => None,
         });
         let retained: HashMap<ImageId, KeptBy> = retained.collect();
-        assert_eq!(collector.kept_images(&images).await, Ok(retained.clone()), "{rule}");
+        assert_eq!(kept(&collector, &images).await, retained, "{rule}");
         for image in &images {
-            let alone = collector.kept_images(std::slice::from_ref(image)).await.unwrap();
+            let alone = kept(&collector, std::slice::from_ref(image)).await;
             assert_eq!(alone.get(&image.id), retained.get(&image.id), "{} by {rule}", image.id);
         }
         counts.push(retained.len());
     }
     assert_eq!(counts, [2, 2, 1, 4, 1, 1]);
     collector.set_policy(GcPolicy::default());
-    assert_eq!(collector.kept_images(&images).await, Ok(HashMap::new()));
+    assert_eq!(kept(&collector, &images).await, HashMap::new());
 }

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use larder::gc::{
-    DiskSpace, GcDecision, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, GcStrategy, ImageUse,
-    InodeThresholds, KeepRule, LayerUsageIndex, MeasuredLayer, RetainReason, Selector, UnixMillis,
-    WhenUnreachable, plan,
+    DiskSpace, GcDecision, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, GcStrategy, InodeThresholds,
+    LayerUsageIndex, MeasuredLayer, RetainReason, UnixMillis, WhenUnreachable, plan,
 };
 use larder::image_service::FsStats;
+use larder::retention::{KeepRule, KeptBy, Lease, LeasePurpose, RetentionPurpose, Selector};
 use proptest::prelude::*;
 
 const NOW: i64 = 1_000_000;
@@ -65,6 +65,10 @@ fn case() -> impl Strategy<Value = PlanCase> {
         (proptest::collection::vec(layer, layers), images, 0..120_u64, prop_oneof![Just(0), 0..120_u64])
             .prop_map(|(layers, images, bytes, inodes)| PlanCase { layers, images, bytes, inodes })
     })
+}
+
+fn lease(seconds: u64) -> RetentionPurpose {
+    RetentionPurpose::Lease(Lease::durable(LeasePurpose::Request, Duration::from_secs(seconds)))
 }
 
 fn name(image: usize) -> String {
@@ -134,7 +138,7 @@ impl PlanCase {
                 let of: Vec<String> = sketch.layers.iter().map(|layer| format!("l{layer}")).collect();
                 layers.add_image(name(image), of, DiskSpace::ZERO, None);
             }
-            let lease = ImageUse::Lease { left: Duration::from_secs(60) };
+            let lease = lease(60);
             subjects.push(GcImage {
                 id: name(image).into(),
                 handler: String::new(),
@@ -143,7 +147,7 @@ impl PlanCase {
                 pinned: sketch.pinned,
                 first_seen: UnixMillis(sketch.first_seen),
                 last_used: sketch.last_used.map(UnixMillis),
-                uses: if sketch.used { vec![lease] } else { Vec::new() },
+                retained_by: if sketch.used { vec![lease] } else { Vec::new() },
                 failed: None,
             });
         }
@@ -391,13 +395,12 @@ fn a_lease_is_the_reason_only_without_another_one_and_the_longest_counts() {
         bytes: 100,
         inodes: 0,
     };
-    let lease = |seconds| ImageUse::Lease { left: Duration::from_secs(seconds) };
     let (mut snapshot, mut policy) = case.snapshot(&[0]);
-    snapshot.images[0].uses = vec![lease(60), lease(600)];
+    snapshot.images[0].retained_by = vec![lease(60), lease(600)];
     let reason = |snapshot: &GcSnapshot, policy: &GcPolicy| match plan(snapshot, policy, GcGoal::AllUnused)
         .decisions
         .remove(0)
-        .verdict
+        .decision
     {
         GcDecision::Retain(reason) => reason,
         removed @ GcDecision::Remove(_) => panic!("{removed}"),
@@ -406,9 +409,9 @@ fn a_lease_is_the_reason_only_without_another_one_and_the_longest_counts() {
     assert_eq!(leased, RetainReason::Leased { left: Duration::from_secs(600) });
     assert_eq!(leased.to_string(), "leased (expires in 10m0s)");
     policy.keep = vec![KeepRule::new(Selector::Digest(name(0)))];
-    assert!(matches!(reason(&snapshot, &policy), RetainReason::Kept { rule: 0, .. }));
-    let mount = ImageUse::Mount { target: "/srv/app".into(), mounted: true };
-    snapshot.images[0].uses.push(mount.clone());
+    assert!(matches!(reason(&snapshot, &policy), RetainReason::Kept(KeptBy { index: 0, .. })));
+    let mount = RetentionPurpose::Mount { target: "/srv/app".into(), mounted: true };
+    snapshot.images[0].retained_by.push(mount.clone());
     let RetainReason::InUse(uses) = reason(&snapshot, &policy) else { panic!("in use") };
     assert_eq!(uses[0], mount, "before leases");
 }

@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use larder::gc::{GcPolicy, RemovalGate};
+use larder::gc::GcPolicy;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, ImageManager, PullConfig, PullPolicy};
+use larder::retention::RemovalGate;
 use tokio::time::{Instant, sleep};
 
 use crate::world::{FakeNode, OwnPolicy as _, SeededRandom};

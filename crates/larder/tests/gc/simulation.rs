@@ -6,9 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::gc::{
-    Collector, GcError, GcPolicy, GcReport, KeepRule, Selector, UsageRecordFileStore, WhenUnreachable,
-};
+use larder::gc::{Collector, GcError, GcPolicy, GcReport, UsageRecordFileStore, WhenUnreachable};
+use larder::retention::{KeepRule, Selector};
 
 use crate::world::{FakeNode, OwnPolicy as _, SeededRandom};
 

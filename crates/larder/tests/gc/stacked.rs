@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::gc::{GcGoal, GcPolicy, KeepRule, Selector};
+use larder::gc::{GcGoal, GcPolicy};
+use larder::retention::{KeepRule, Selector};
 
 use crate::world::{FakeNode, OwnPolicy as _};
 

@@ -9,9 +9,10 @@ use std::task::Poll;
 use std::time::Duration;
 
 use larder::gc::{
-    Collector, GcGoal, GcPolicy, HistoryFile, ImageUsageRecords, KeepRule, LoadedUsageRecords, RemovalGate,
-    Selector, UsageRecordFileStore, UsageRecordSaveError, UsageRecordStore,
+    Collector, GcGoal, GcPolicy, HistoryFile, ImageUsageRecords, LoadedUsageRecords, UsageRecordFileStore,
+    UsageRecordSaveError, UsageRecordStore,
 };
+use larder::retention::{KeepRule, RemovalGate, Selector};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 

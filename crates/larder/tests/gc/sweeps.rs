@@ -7,12 +7,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::events::RingSink;
 use larder::gc::{
-    Collector, DiskSpace, FsStatsProvider, GcError, GcGoal, GcPolicy, ImageUse, ImageUseError,
-    ImageUseSource, KeepRule, ReclaimWait, RemovalGate, RemovalHistory, RemovalHistoryEntry, ReportedUse,
-    Selector,
+    Collector, DiskSpace, FsStatsProvider, GcError, GcGoal, GcPolicy, ReclaimWait, RemovalHistory,
+    RemovalHistoryEntry,
 };
 use larder::image_service::{FilesystemError, FsStats};
 use larder::reference::ImageId;
+use larder::retention::{
+    KeepRule, Lease, LeasePurpose, RemovalGate, Retention, RetentionError, RetentionPurpose, RetentionSource,
+    Selector,
+};
 use tokio::time::Instant;
 
 use crate::world::{FakeNode, OwnPolicy as _, id};
@@ -199,12 +202,12 @@ async fn failed_removals_do_not_stop_a_round_and_are_replaced_by_others() {
 struct LateUseSource(&'static str, Mutex<usize>);
 
 #[async_trait]
-impl ImageUseSource for LateUseSource {
-    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
+impl RetentionSource for LateUseSource {
+    async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
         let mut asked = self.1.lock().expect("no thread panicked");
         *asked += 1;
-        let by = ImageUse::Lease { left: Duration::from_secs(60) };
-        let found = ReportedUse { image: id(self.0), handler: None, by };
+        let lease = Lease::durable(LeasePurpose::Request, Duration::from_secs(60));
+        let found = Retention::new(id(self.0), RetentionPurpose::Lease(lease));
         Ok(if *asked > 1 { vec![found] } else { Vec::new() })
     }
 }
@@ -213,7 +216,7 @@ impl ImageUseSource for LateUseSource {
 async fn an_image_used_since_the_plan_is_retained_and_another_is_removed() {
     let world = ten();
     let user = Arc::new(LateUseSource("i0", Mutex::default()));
-    let collector = world.collector().policy(policy()).use_source(user).build();
+    let collector = world.collector().policy(policy()).retention_source(user).build();
     world.advance(1000);
     let report = collector.collect().await.unwrap();
     assert_eq!(world.removals(), ["i1", "i2"]);
@@ -287,19 +290,22 @@ impl RemovalHistory for RemovalLog {
 struct FailingUseSource(Mutex<usize>);
 
 #[async_trait]
-impl ImageUseSource for FailingUseSource {
-    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
+impl RetentionSource for FailingUseSource {
+    async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
         let mut asked = self.0.lock().expect("no thread panicked");
         *asked += 1;
-        if *asked > 1 { Err(ImageUseError::other("gone")) } else { Ok(Vec::new()) }
+        if *asked > 1 { Err(RetentionError::other("gone")) } else { Ok(Vec::new()) }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_removed_while_uses_are_unknown() {
     let world = ten();
-    let collector =
-        world.collector().policy(policy()).use_source(Arc::new(FailingUseSource(Mutex::default()))).build();
+    let collector = world
+        .collector()
+        .policy(policy())
+        .retention_source(Arc::new(FailingUseSource(Mutex::default())))
+        .build();
     world.advance(1000);
     let error = collector.collect().await.unwrap_err();
     assert!(world.removals().is_empty());
@@ -311,7 +317,9 @@ async fn a_leased_image_is_in_use_until_the_lease_ends() {
     let world = ten();
     let gate = Arc::new(RemovalGate::default());
     let collector = world.collector().policy(policy()).gate(gate.clone()).build();
-    assert!(gate.begin_presence_check().lease("sha256:i0", Duration::from_secs(60)).await);
+    assert!(
+        gate.begin_presence_check().lease("sha256:i0", LeasePurpose::Ensure, Duration::from_secs(60)).await
+    );
     world.advance(1000);
     collector.collect().await.unwrap();
     assert_eq!(world.removals(), ["i1", "i2"]);

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::{Container, ContainerInventory, Image, Sandbox};
-use larder::gc::{BackendUseSource, GcStrategy, ImageUse, ImageUseIndex, ImageUseSource as _, ReportedUse};
+use larder::gc::GcStrategy;
+use larder::retention::{
+    BackendRetentions, Lease, LeasePurpose, Retention, RetentionPurpose, RetentionSet, RetentionSource as _,
+};
 use larder_testkit::fake_backend::FakeBackend;
 
 fn container(image: &str, mounted: &[&str]) -> Container {
@@ -17,7 +20,7 @@ fn container(image: &str, mounted: &[&str]) -> Container {
     }
 }
 
-async fn uses(container: Container, strategy: GcStrategy) -> ImageUseIndex {
+async fn uses(container: Container, strategy: GcStrategy) -> RetentionSet {
     let fake = FakeBackend::new();
     let sandbox = Sandbox { id: "s".into(), runtime_handler: "kata".into(), ..Sandbox::default() };
     fake.set_in_use(ContainerInventory { containers: vec![container], sandboxes: vec![sandbox] });
@@ -29,11 +32,11 @@ async fn uses(container: Container, strategy: GcStrategy) -> ImageUseIndex {
             ..Image::default()
         },
     ];
-    let found = BackendUseSource::new(Arc::new(fake)).uses().await.expect("the fake answers");
-    ImageUseIndex::match_images(found, &images, strategy)
+    let found = BackendRetentions::new(Arc::new(fake)).retentions().await.expect("the fake answers");
+    RetentionSet::new(found, &images, strategy)
 }
 
-fn is_used(uses: &ImageUseIndex, id: &str, handler: &str) -> bool {
+fn is_used(uses: &RetentionSet, id: &str, handler: &str) -> bool {
     uses.of_image(id, handler).next().is_some()
 }
 
@@ -60,7 +63,7 @@ async fn a_mount_counts_for_all_handlers_by_our_rule() {
     let mounting = container("sha256:a", &["sha256:b"]);
     let ours = uses(mounting.clone(), GcStrategy::Larder).await;
     assert!(is_used(&ours, "sha256:b", "runc"));
-    assert!(matches!(ours.of_image("sha256:b", "").next(), Some(ImageUse::Volume { .. })));
+    assert!(matches!(ours.of_image("sha256:b", "").next(), Some(RetentionPurpose::Volume { .. })));
     let kubelets = uses(mounting, GcStrategy::Kubelet).await;
     assert!(is_used(&kubelets, "sha256:b", "") && !is_used(&kubelets, "sha256:b", "runc"));
 }
@@ -81,23 +84,27 @@ async fn the_image_of_a_sandbox_is_in_use() {
     let sandbox = |image: &str| Sandbox { pod: "ns/web".into(), image: image.into(), ..Sandbox::default() };
     let sandboxes = vec![sandbox("sha256:a"), sandbox("")];
     fake.set_in_use(ContainerInventory { sandboxes, ..ContainerInventory::default() });
-    let found = BackendUseSource::new(Arc::new(fake)).uses().await.expect("the fake answers");
+    let found = BackendRetentions::new(Arc::new(fake)).retentions().await.expect("the fake answers");
     let [used] = &found[..] else { panic!("the runtime reports one image: {found:?}") };
-    assert_eq!((used.image.as_str(), used.by.to_string().contains("ns/web")), ("sha256:a", true));
+    assert_eq!((used.image.as_str(), used.purpose.to_string().contains("ns/web")), ("sha256:a", true));
 }
 
 /// The gate and the file of ensures may both report an ensure.
 #[test]
 fn of_several_leases_the_longest_counts() {
     let ensured = |left| {
-        let by = ImageUse::Ensured { ago: None, left: Duration::from_secs(left) };
-        ReportedUse { image: "sha256:a".into(), handler: None, by }
+        let lease = Lease::in_memory(LeasePurpose::Ensure, Duration::from_secs(left));
+        Retention::new("sha256:a", RetentionPurpose::Lease(lease))
     };
     for leases in [[60, 600], [600, 60]] {
         let found = leases.map(ensured).to_vec();
-        let uses = ImageUseIndex::match_images(found, &[], GcStrategy::Larder);
-        let left: Vec<_> = uses.of_image("sha256:a", "").map(ImageUse::lease_left).collect();
-        assert_eq!(left, [Some(Duration::from_secs(600))], "{leases:?}");
+        let uses = RetentionSet::new(found, &[], GcStrategy::Larder);
+        let left: Vec<_> = uses
+            .of_image("sha256:a", "")
+            .filter_map(RetentionPurpose::lease)
+            .map(|lease| lease.left)
+            .collect();
+        assert_eq!(left, [Duration::from_secs(600)], "{leases:?}");
     }
 }
 
@@ -107,6 +114,7 @@ async fn a_container_whose_mounts_are_unknown_ends_the_round() {
     let mounts_error = Some("rpc error: code = Unknown desc = boom".to_owned());
     let containers = vec![Container { mounts_error, ..container("sha256:a", &[]) }];
     fake.set_in_use(ContainerInventory { containers, sandboxes: Vec::new() });
-    let error = BackendUseSource::new(Arc::new(fake)).uses().await.expect_err("anything may be mounted");
+    let error =
+        BackendRetentions::new(Arc::new(fake)).retentions().await.expect_err("anything may be mounted");
     assert_eq!(error.to_string(), "get container status: rpc error: code = Unknown desc = boom");
 }

@@ -3,8 +3,9 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use larder::gc::{GcPolicy, KeepRule, Selector};
+use larder::gc::GcPolicy;
 use larder::pull::PullConfig;
+use larder::retention::{KeepRule, Selector};
 use larder_cri::Endpoint;
 use larder_registry::{Proxy, RegistryConfig};
 

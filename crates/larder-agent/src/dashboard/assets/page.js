@@ -232,9 +232,8 @@ function imageRow(row) {
   const button = make('button', { type: 'button', 'aria-haspopup': 'dialog' }, row.name || shortId(row.id));
   button.addEventListener('click', () => explain(row));
   const more = row.moreNames ? make('span', { class: 'dim' }, ` and ${plural(row.moreNames, 'more name', 'more names')}`) : '';
-  const words = [row.inUse ? 'in use' : 'unused', row.pinned ? 'pinned' : ''].filter(Boolean).join(', ');
   return make('tr', {}, cell([button, more], 'long'), cell(bytes(row.sizeBytes), 'number'),
-    cell(bytes(row.uniqueBytes), 'number'), cell(time(row.lastUsed)), cell(words));
+    cell(bytes(row.uniqueBytes), 'number'), cell(time(row.lastUsed)), cell(row.state));
 }
 
 function pager(prefix, offset, count, total) {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::events::{EventReason, RingSink};
-use larder::gc::{ImageUseSource as _, ReportedUse};
 use larder::pod::ObjectRef;
 use larder::pull::ImageManager;
+use larder::retention::{Retention, RetentionPurpose, RetentionSource as _};
 use larder_kube::image_sets::definitions;
 use larder_kube::{Cluster, ClusterOptions};
 use larder_testkit::fake_backend::{FakeBackend, image};
@@ -31,16 +31,21 @@ fn set(name: &str, spec: &Value) -> Value {
     })
 }
 
-fn texts(uses: Vec<ReportedUse>) -> Vec<String> {
-    uses.into_iter().map(|found| format!("{}: {}", found.by, found.image)).collect()
+fn texts(uses: Vec<Retention>) -> Vec<String> {
+    uses.into_iter().map(|found| format!("{}: {}", found.purpose, found.image)).collect()
 }
 
 async fn pinned(held: &DesiredUses) -> Vec<String> {
-    held.pinned().await.into_iter().map(|(key, id)| format!("{}: {id}", key.owner)).collect()
+    let retained = held.retentions().await.expect("they are known").into_iter();
+    let pinned = retained.filter_map(|Retention { image, purpose, .. }| match purpose {
+        RetentionPurpose::Desired { by, is_pinned: true, .. } => Some(format!("{by}: {image}")),
+        _ => None,
+    });
+    pinned.collect()
 }
 
 async fn until_uses(held: &DesiredUses, wanted: &[&str]) {
-    let uses = async || texts(held.uses().await.expect("they are known"));
+    let uses = async || texts(held.retentions().await.expect("they are known"));
     let reached = async {
         while uses().await != wanted {
             time::sleep(Duration::from_millis(20)).await;
@@ -224,7 +229,7 @@ async fn images_of_sets_stay_in_use_while_events_are_turned_off_and_on_but_not_w
                 |config| config.kubernetes.events = false
             });
             for _ in 0..20 {
-                assert_eq!(texts(node.desired_uses.uses().await.expect("they are known")), used);
+                assert_eq!(texts(node.desired_uses.retentions().await.expect("they are known")), used);
                 time::sleep(Duration::from_millis(10)).await;
             }
         }
@@ -327,7 +332,7 @@ async fn images_of_sets_are_in_use_at_once_after_a_restart_also_while_the_api_se
 
     let held = DesiredUses::default();
     let first = Daemon::start(&api, &backend, &held, &file);
-    assert_eq!(texts(held.uses().await.expect("they are known")), both, "GC waits for the first look");
+    assert_eq!(texts(held.retentions().await.expect("they are known")), both, "GC waits for the first look");
     let written = || {
         fs_err::read_to_string(&file)
             .is_ok_and(|text| text.contains("r.example/a:1") && text.contains("r.example/b:1"))
@@ -340,7 +345,7 @@ async fn images_of_sets_are_in_use_at_once_after_a_restart_also_while_the_api_se
     api.stop();
     let held = DesiredUses::default();
     let _second = Daemon::start(&api, &backend, &held, &file);
-    assert_eq!(texts(held.uses().await.expect("they are known")), both);
+    assert_eq!(texts(held.retentions().await.expect("they are known")), both);
     assert_eq!(pinned(&held).await, both[1..]);
     api.restart();
     api.delete(&format!("{SETS}/pin"));

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use larder::events::{Event, EventReason, EventSink as _, EventType, RingSink};
-use larder::gc::ImageUseSource as _;
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::ImageManager;
+use larder::retention::RetentionSource as _;
 use larder_kube::{Cluster, ClusterOptions};
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 use larder_testkit::kube_api::{ADMINISTRATOR, ApiFault, KubeApi, PolicyRule};
@@ -89,8 +89,8 @@ impl TestNode {
     }
 
     async fn uses(&self) -> Vec<String> {
-        let uses = self.held.uses().await.expect("they are known");
-        uses.into_iter().map(|found| format!("{}: {}", found.by, found.image)).collect()
+        let uses = self.held.retentions().await.expect("they are known");
+        uses.into_iter().map(|found| format!("{}: {}", found.purpose, found.image)).collect()
     }
 
     /// Waits until exactly these images are in use.

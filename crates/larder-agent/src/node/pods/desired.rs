@@ -8,9 +8,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::backend::{Backend, ImageSpec};
 use larder::events::{Event, EventSink};
-use larder::gc::{Collector, ImageUse, ImageUseError, ImageUseSource, ReportedUse};
+use larder::gc::Collector;
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImageManager, ImagePresence};
 use larder::reference::{ImageId, ImageName};
+use larder::retention::{Retention, RetentionError, RetentionPurpose, RetentionSource};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{self, Instant};
@@ -93,13 +94,6 @@ impl DesiredUses {
         self.map().remove(key);
     }
 
-    /// The pinned images.
-    pub(crate) async fn pinned(&self) -> Vec<(DesiredKey, ImageId)> {
-        self.known().await;
-        let held = self.map();
-        held.iter().filter(|(key, _)| key.is_pinned).map(|(key, id)| (key.clone(), id.clone())).collect()
-    }
-
     /// Of the images that this owner uses, only these remain in use.
     pub(super) fn retain(&self, owner: &str, keys: &[DesiredKey]) {
         self.map().retain(|key, _| key.owner != owner || keys.contains(key));
@@ -126,16 +120,17 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[async_trait]
-impl ImageUseSource for DesiredUses {
-    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
+impl RetentionSource for DesiredUses {
+    async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
         self.known().await;
         let held = self.map();
-        Ok(held.iter().map(reported_use).collect())
+        Ok(held.iter().map(retention).collect())
     }
 }
 
-fn reported_use((key, id): (&DesiredKey, &ImageId)) -> ReportedUse {
-    ReportedUse { image: id.clone(), handler: None, by: ImageUse::Desired { by: key.owner.clone() } }
+fn retention((key, id): (&DesiredKey, &ImageId)) -> Retention {
+    let (by, name, is_pinned) = (key.owner.clone(), key.image.to_string(), key.is_pinned);
+    Retention::new(id.clone(), RetentionPurpose::Desired { by, name, is_pinned })
 }
 
 /// The images that are ensured now. Dropping it stops that, and releases them.
@@ -344,8 +339,8 @@ mod tests {
     }
 
     async fn held_by(held: &DesiredUses) -> Vec<String> {
-        let uses = held.uses().await.unwrap();
-        uses.into_iter().map(|found| format!("{}: {}", found.by, found.image)).collect()
+        let uses = held.retentions().await.unwrap();
+        uses.into_iter().map(|found| format!("{}: {}", found.purpose, found.image)).collect()
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,9 +8,11 @@ use std::time::Duration;
 use futures_util::future;
 use jiff::{SignedDuration, ToSpan as _, Zoned};
 use larder::backend::Backend;
-use larder::gc::{Collector, RemovalGate};
+use larder::gc::Collector;
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, ImageManager, Priority, PullPolicy};
+use larder::retention::LeasePurpose;
+use larder::retention::RemovalGate;
 use tokio::time;
 
 use super::desired::{DesiredKey, DesiredUses, FirstScan, hold_present, note_if_pulled};
@@ -98,7 +100,11 @@ async fn one(entry: &PrefetchItem, context: &PrefetchContext) -> Result<(), Ensu
     match entry.hold {
         PrefetchRetention::Keep => context.held.keep(key(entry), ensured.image_ref),
         PrefetchRetention::Lease(time) => {
-            _ = context.gate.begin_presence_check().lease(&ensured.image_ref, time).await;
+            _ = context
+                .gate
+                .begin_presence_check()
+                .lease(&ensured.image_ref, LeasePurpose::Request, time)
+                .await;
         }
         PrefetchRetention::Nothing => {}
     }
@@ -161,7 +167,7 @@ fn random() -> f64 {
 mod tests {
     use jiff::Timestamp;
     use jiff::tz::TimeZone;
-    use larder::gc::ImageUseSource as _;
+    use larder::retention::RetentionSource as _;
     use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 
     use super::*;
@@ -228,20 +234,20 @@ mod tests {
             () = async {
                 let _ = tokio::join!(manager.ensure(&pod), async {
                     time::sleep(Duration::from_secs(29)).await;
-                    assert!(held.uses().await.unwrap().is_empty(), "a pod is pulling");
+                    assert!(held.retentions().await.unwrap().is_empty(), "a pod is pulling");
                 });
                 time::sleep(Duration::from_secs(5)).await;
-                assert_eq!(held.uses().await.unwrap().len(), 1);
+                assert_eq!(held.retentions().await.unwrap().len(), 1);
             } => {}
             () = run_prefetch(list, context.clone(), None) => unreachable!("the node runs until dropped"),
         }
-        assert_eq!(held.uses().await.unwrap().len(), 1, "until another list says otherwise");
+        assert_eq!(held.retentions().await.unwrap().len(), 1, "until another list says otherwise");
         tokio::select! {
             biased;
             () = run_prefetch(Vec::new(), context, None) => unreachable!("the node runs until dropped"),
             () = time::sleep(Duration::from_secs(1)) => {}
         }
-        assert!(held.uses().await.unwrap().is_empty(), "released");
+        assert!(held.retentions().await.unwrap().is_empty(), "released");
     }
 
     #[tokio::test(start_paused = true)]
@@ -275,9 +281,9 @@ mod tests {
             biased;
             () = run_prefetch(list, context, Some(first)) => unreachable!("the node runs until dropped"),
             () = async {
-                assert_eq!(held.uses().await.unwrap().len(), 2);
+                assert_eq!(held.retentions().await.unwrap().len(), 2);
                 backend.until(|counts| counts.failed > 0).await;
-                assert_eq!(held.uses().await.unwrap().len(), 2);
+                assert_eq!(held.retentions().await.unwrap().len(), 2);
             } => {}
         }
     }

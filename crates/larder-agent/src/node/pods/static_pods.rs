@@ -175,8 +175,8 @@ fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
 mod tests {
     use std::sync::Arc;
 
-    use larder::gc::ImageUseSource as _;
     use larder::pull::ImageManager;
+    use larder::retention::RetentionSource as _;
     use larder_testkit::fake_backend::{FakeBackend, image};
 
     use super::super::desired::DesiredUses;
@@ -241,7 +241,7 @@ spec:
         let held = DesiredUses::default();
         let mut desired = DesiredImages::new(manager, Arc::new(backend), held.clone());
         let until = async |count: usize| {
-            while held.uses().await.unwrap().len() != count {
+            while held.retentions().await.unwrap().len() != count {
                 time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -268,7 +268,7 @@ spec:
         let held = DesiredUses::default();
         let mut desired = DesiredImages::new(manager, Arc::new(backend), held.clone());
         desired.set(read(&place).wanted.unwrap(), None);
-        while held.uses().await.unwrap().is_empty() {
+        while held.retentions().await.unwrap().is_empty() {
             time::sleep(Duration::from_millis(5)).await;
         }
         // A link in a circle: an error that is not about what is not there.
@@ -281,6 +281,6 @@ spec:
             () = run_static_pods(place, &mut desired, None) => {}
             () = time::sleep(Duration::from_millis(100)) => {}
         }
-        assert_eq!(held.uses().await.unwrap().len(), 1);
+        assert_eq!(held.retentions().await.unwrap().len(), 1);
     }
 }

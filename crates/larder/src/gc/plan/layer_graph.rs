@@ -26,10 +26,10 @@ pub(super) struct LayerGraph<'a> {
     layers: &'a LayerUsageIndex,
     /// Images in removal order.
     order: &'a [usize],
-    gone: Vec<bool>,
+    is_removed: Vec<bool>,
     /// For each layer, how many removable images still reference it; not counted for retained layers.
-    left: Vec<u32>,
-    stays: Vec<bool>,
+    references: Vec<u32>,
+    is_retained: Vec<bool>,
     /// For each layer, the removable images that reference it, as ranks, oldest first.
     users: Vec<Vec<u32>>,
 }
@@ -38,11 +38,11 @@ pub(super) struct LayerGraph<'a> {
 pub(super) fn exclusive_space(images: &[GcImage], layers: &LayerUsageIndex) -> Vec<DiskSpace> {
     let mut users = vec![0_u32; layers.all().len()];
     for image in images {
-        for &layer in of(layers, image) {
+        for &layer in layers_of(layers, image) {
             users[layer as usize] += 1;
         }
     }
-    for layer in others(images, layers) {
+    for layer in layers_of_other_images(images, layers) {
         users[layer as usize] += 1;
     }
     let frees = |image: &GcImage| {
@@ -55,11 +55,11 @@ pub(super) fn exclusive_space(images: &[GcImage], layers: &LayerUsageIndex) -> V
 }
 
 /// Layers of images that are not in the snapshot; they are retained.
-fn others(images: &[GcImage], layers: &LayerUsageIndex) -> Vec<u32> {
+fn layers_of_other_images(images: &[GcImage], layers: &LayerUsageIndex) -> Vec<u32> {
     layers.layers_of_other_images(images.iter().map(|image| &image.id))
 }
 
-fn of<'a>(layers: &'a LayerUsageIndex, image: &GcImage) -> &'a [u32] {
+fn layers_of<'a>(layers: &'a LayerUsageIndex, image: &GcImage) -> &'a [u32] {
     layers.layers_of(&image.id).map_or(&[], |known| &known.layers)
 }
 
@@ -69,30 +69,39 @@ impl<'a> LayerGraph<'a> {
         layers: &'a LayerUsageIndex,
         order: &'a [usize],
     ) -> LayerGraph<'a> {
-        let mut stays: Vec<bool> = layers.all().iter().map(|layer| layer.referenced_by.is_some()).collect();
+        let mut is_retained: Vec<bool> =
+            layers.all().iter().map(|layer| layer.referenced_by.is_some()).collect();
         let mut removable = vec![false; images.len()];
         for &image in order {
             removable[image] = true;
         }
         for (image, _) in images.iter().zip(&removable).filter(|(_, removable)| !**removable) {
-            for &layer in of(layers, image) {
-                stays[layer as usize] = true;
+            for &layer in layers_of(layers, image) {
+                is_retained[layer as usize] = true;
             }
         }
-        for layer in others(images, layers) {
-            stays[layer as usize] = true;
+        for layer in layers_of_other_images(images, layers) {
+            is_retained[layer as usize] = true;
         }
-        let mut left = vec![0; stays.len()];
-        let mut users = vec![Vec::new(); stays.len()];
+        let mut references = vec![0; is_retained.len()];
+        let mut users = vec![Vec::new(); is_retained.len()];
         for (rank, &image) in (0_u32..).zip(order) {
-            for &layer in of(layers, &images[image]) {
-                if !stays[layer as usize] {
-                    left[layer as usize] += 1;
+            for &layer in layers_of(layers, &images[image]) {
+                if !is_retained[layer as usize] {
+                    references[layer as usize] += 1;
                     users[layer as usize].push(rank);
                 }
             }
         }
-        LayerGraph { images, layers, order, gone: vec![false; images.len()], left, stays, users }
+        LayerGraph {
+            images,
+            layers,
+            order,
+            is_removed: vec![false; images.len()],
+            references,
+            is_retained,
+            users,
+        }
     }
 
     /// Whether removing all removable images would free a layer of this image, not only its metadata.
@@ -101,7 +110,8 @@ impl<'a> LayerGraph<'a> {
         match self.layers.layers_of(&subject.id) {
             None => subject.size > 0,
             Some(known) => known.layers.iter().any(|&layer| {
-                !self.stays[layer as usize] && self.layers.all()[layer as usize].amount != DiskSpace::ZERO
+                !self.is_retained[layer as usize]
+                    && self.layers.all()[layer as usize].amount != DiskSpace::ZERO
             }),
         }
     }
@@ -115,52 +125,52 @@ impl<'a> LayerGraph<'a> {
     /// Removes as few images as needed, oldest layers first, until this much is free; every image with a layer to free
     /// if that is not enough. An image whose removal frees only metadata is retained.
     pub(super) fn remove_until(mut self, need: DiskSpace) -> Vec<RemovalStep> {
-        let mut closing: Vec<Vec<u32>> = vec![Vec::new(); self.order.len()];
+        let mut freed_last: Vec<Vec<u32>> = vec![Vec::new(); self.order.len()];
         for (layer, users) in (0_u32..).zip(&self.users) {
             if let Some(&youngest) = users.last() {
-                closing[youngest as usize].push(layer);
+                freed_last[youngest as usize].push(layer);
             }
         }
         let mut steps = Vec::new();
-        let mut left = need;
-        for (&image, closing) in self.order.iter().zip(closing) {
-            if left == DiskSpace::ZERO {
+        let mut missing = need;
+        for (&image, freed_last) in self.order.iter().zip(freed_last) {
+            if missing == DiskSpace::ZERO {
                 return steps;
             }
-            self.take_rank(image, closing, &mut left, &mut steps);
+            self.free_layers_of(image, freed_last, &mut missing, &mut steps);
         }
         steps
     }
 
     /// Frees the layers whose youngest image is this one, until enough is free.
-    fn take_rank(
+    fn free_layers_of(
         &mut self,
         image: usize,
-        mut closing: Vec<u32>,
-        left: &mut DiskSpace,
+        mut freed_last: Vec<u32>,
+        missing: &mut DiskSpace,
         steps: &mut Vec<RemovalStep>,
     ) {
         let unknown = self.layers.layers_of(&self.images[image].id).is_none();
-        if unknown && reduces_shortfall(DiskSpace::estimate(self.images[image].size), *left) {
+        if unknown && reduces_shortfall(DiskSpace::estimate(self.images[image].size), *missing) {
             let step = self.remove(image, None);
-            *left = step.frees.shortfall_to(*left);
+            *missing = step.frees.shortfall_to(*missing);
             steps.push(step);
         }
         loop {
             let all = self.layers.all();
-            closing.retain(|&layer| {
-                self.left[layer as usize] > 0 && reduces_shortfall(all[layer as usize].amount, *left)
+            freed_last.retain(|&layer| {
+                self.references[layer as usize] > 0 && reduces_shortfall(all[layer as usize].amount, *missing)
             });
-            let fewest = |&layer: &u32| (self.left[layer as usize], &all[layer as usize].id);
-            let Some(layer) = closing.iter().copied().min_by_key(fewest) else { return };
+            let fewest = |&layer: &u32| (self.references[layer as usize], &all[layer as usize].id);
+            let Some(layer) = freed_last.iter().copied().min_by_key(fewest) else { return };
             let users = std::mem::take(&mut self.users[layer as usize]);
-            let group = self.left[layer as usize] as usize;
+            let group = self.references[layer as usize] as usize;
             let shared = (group > 1).then_some((layer, group));
             for rank in users {
                 let image = self.order[rank as usize];
-                if !self.gone[image] {
+                if !self.is_removed[image] {
                     let step = self.remove(image, shared);
-                    *left = step.frees.shortfall_to(*left);
+                    *missing = step.frees.shortfall_to(*missing);
                     steps.push(step);
                 }
             }
@@ -168,7 +178,7 @@ impl<'a> LayerGraph<'a> {
     }
 
     fn remove(&mut self, image: usize, shared: Option<(u32, usize)>) -> RemovalStep {
-        self.gone[image] = true;
+        self.is_removed[image] = true;
         let subject = &self.images[image];
         let Some(known) = self.layers.layers_of(&subject.id) else {
             return RemovalStep { image, frees: DiskSpace::estimate(subject.size), estimated: true, shared };
@@ -176,11 +186,11 @@ impl<'a> LayerGraph<'a> {
         let (mut frees, mut estimated) = (known.own, false);
         for &layer in &known.layers {
             let at = layer as usize;
-            if self.stays[at] {
+            if self.is_retained[at] {
                 continue;
             }
-            self.left[at] -= 1;
-            if self.left[at] == 0 {
+            self.references[at] -= 1;
+            if self.references[at] == 0 {
                 frees += self.layers.all()[at].amount;
                 estimated |= self.layers.all()[at].estimated;
             }
@@ -190,6 +200,6 @@ impl<'a> LayerGraph<'a> {
 }
 
 /// Whether this amount reduces what is still needed.
-fn reduces_shortfall(amount: DiskSpace, left: DiskSpace) -> bool {
-    (amount.bytes > 0 && left.bytes > 0) || (amount.inodes > 0 && left.inodes > 0)
+fn reduces_shortfall(amount: DiskSpace, missing: DiskSpace) -> bool {
+    (amount.bytes > 0 && missing.bytes > 0) || (amount.inodes > 0 && missing.inodes > 0)
 }

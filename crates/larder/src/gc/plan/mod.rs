@@ -11,15 +11,15 @@ mod kubelet;
 mod layer_graph;
 mod reason;
 mod retained;
-mod retention;
 mod snapshot;
 mod strategy;
+mod usage_by_class;
 
 use std::time::Duration;
 
 pub use reason::{GcDecision, RemovalReason, RetainReason};
-pub use retention::{RetentionBreakdown, RetentionClass, RetentionClassUsage, holders};
 pub use snapshot::{GcImage, GcSnapshot};
+pub use usage_by_class::{RetentionBreakdown, RetentionClassUsage, usage_by_class};
 
 pub(super) use retained::{is_tag, keep_rule_inputs};
 pub(super) use strategy::ReclaimTarget;
@@ -52,7 +52,7 @@ pub struct GcPlan {
     pub expected_freed: DiskSpace,
     /// Whether the removals free enough.
     pub reachable: bool,
-    /// What removing all candidates would free if the goal cannot be reached, else what the removals free; zero for
+    /// The amount that all candidates would free if the goal cannot be reached, else that the removals free; zero for
     /// goals without an amount.
     pub reclaimable: DiskSpace,
     /// The rule by which images were retained because the goal cannot be reached; `None` if it can, or if all
@@ -102,7 +102,7 @@ pub struct ImageDecision {
     pub first_seen: UnixMillis,
     /// When it was last used, if ever.
     pub last_used: Option<UnixMillis>,
-    /// Whether it is removed, and the reason.
+    /// Removal or retention of the image, with the reason.
     pub decision: GcDecision,
 }
 

@@ -4,9 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::gc::policy::WhenUnreachable;
-use crate::gc::uses::ImageUse;
 use crate::go_format;
 use crate::reference::LayerId;
+use crate::retention::{KeptBy, RetentionClass, RetentionPurpose};
 
 /// The decision for one image, with its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub enum RemovalReason {
 #[non_exhaustive]
 pub enum RetainReason {
     /// It is in use.
-    InUse(Vec<ImageUse>),
+    InUse(Vec<RetentionPurpose>),
     /// The runtime has pinned it.
     Pinned,
     /// It has a lease.
@@ -65,12 +65,7 @@ pub enum RetainReason {
         left: Duration,
     },
     /// A keep rule retains it.
-    Kept {
-        /// The rule's index, from 0.
-        rule: usize,
-        /// The rule as text.
-        text: String,
-    },
+    Kept(KeptBy),
     /// It is younger than the minimum age.
     TooYoung {
         /// Time since it was first seen.
@@ -95,6 +90,34 @@ pub enum RetainReason {
     InvalidId,
     /// The backend failed to remove it; the error.
     Failed(String),
+}
+
+impl GcDecision {
+    /// The class of the image in the retention model.
+    pub fn class(&self) -> RetentionClass {
+        match self {
+            GcDecision::Remove(_) => RetentionClass::Unused,
+            GcDecision::Retain(reason) => reason.class(),
+        }
+    }
+}
+
+impl RetainReason {
+    fn class(&self) -> RetentionClass {
+        match self {
+            RetainReason::InUse(_) => RetentionClass::InUse,
+            RetainReason::Pinned => RetentionClass::Pinned,
+            RetainReason::Kept(_) => RetentionClass::Kept,
+            RetainReason::Leased { .. } => RetentionClass::Leased,
+            RetainReason::TooYoung { .. } | RetainReason::ClockWentBack => RetentionClass::TooYoung,
+            RetainReason::FreesNothing
+            | RetainReason::Unreachable(_)
+            | RetainReason::Recent { .. }
+            | RetainReason::NotNeeded
+            | RetainReason::InvalidId
+            | RetainReason::Failed(_) => RetentionClass::Unused,
+        }
+    }
 }
 
 impl fmt::Display for GcDecision {
@@ -150,7 +173,7 @@ impl fmt::Display for RetainReason {
             RetainReason::Leased { left } if left.is_zero() => f.write_str("leased"),
             RetainReason::Leased { left } => write!(f, "leased (expires in {})", whole_seconds(*left)),
             RetainReason::Pinned => f.write_str("pinned by the runtime"),
-            RetainReason::Kept { rule, text } => write!(f, "kept by rule {} ({text})", rule + 1),
+            RetainReason::Kept(kept) => write!(f, "{kept}"),
             RetainReason::TooYoung { age, minimum } => {
                 write!(f, "first seen {} ago (minimum age {})", whole_seconds(*age), whole_seconds(*minimum))
             }

@@ -6,10 +6,11 @@ use super::strategy::ReclaimTarget;
 use super::{GcImage, GcSnapshot, RetainReason, strategy};
 use crate::gc::disk_space::DiskSpace;
 use crate::gc::goal::GcGoal;
-use crate::gc::keep::{KeepRuleInput, matching_rules};
 use crate::gc::policy::GcPolicy;
 use crate::gc::unix_millis::millis;
-use crate::gc::uses::ImageUse;
+use crate::retention::keep::{KeepRuleInput, matching_rules};
+use crate::retention::set::in_order;
+use crate::retention::{RetentionClass, RetentionPurpose};
 
 /// The reason for which each image is retained; `None` for candidates.
 pub(super) fn retain_reasons(
@@ -18,44 +19,45 @@ pub(super) fn retain_reasons(
     goal: GcGoal,
     target: ReclaimTarget,
 ) -> Vec<Option<RetainReason>> {
+    let retain_reason = |(image, entries): (&GcImage, Vec<RetentionPurpose>)| {
+        protection(image, entries)
+            .or_else(|| image.failed.clone().map(RetainReason::Failed))
+            .or_else(|| retain_by_age(snapshot, policy, target, image))
+            .or_else(|| (goal == GcGoal::Dangling && has_tag(image)).then_some(RetainReason::NotNeeded))
+    };
+    snapshot.images.iter().zip(retentions(snapshot, policy)).map(retain_reason).collect()
+}
+
+/// The reasons of the retention model for each image, in the order of their precedence.
+fn retentions(snapshot: &GcSnapshot, policy: &GcPolicy) -> Vec<Vec<RetentionPurpose>> {
     let kept = if policy.keep.is_empty() {
         vec![None; snapshot.images.len()]
     } else {
         matching_rules(snapshot.now, &policy.keep, &keep_rule_inputs(snapshot))
     };
-    let retain_reason = |(image, kept): (&GcImage, Option<usize>)| {
-        protection(snapshot, policy, image, kept)
-            .or_else(|| image.failed.clone().map(RetainReason::Failed))
-            .or_else(|| retain_by_age(snapshot, policy, target, image))
-            .or_else(|| (goal == GcGoal::Dangling && has_tag(image)).then_some(RetainReason::NotNeeded))
-    };
-    snapshot.images.iter().zip(kept).map(retain_reason).collect()
+    let images = snapshot.images.iter().zip(kept);
+    images.map(|(image, kept)| in_order(image.retained_by.iter().cloned(), image.pinned, kept)).collect()
 }
 
-/// The use, pin, keep rule or lease that retains an image.
-fn protection(
-    snapshot: &GcSnapshot,
-    policy: &GcPolicy,
-    image: &GcImage,
-    kept: Option<usize>,
-) -> Option<RetainReason> {
+/// The reason of the retention model that takes precedence.
+fn protection(image: &GcImage, mut entries: Vec<RetentionPurpose>) -> Option<RetainReason> {
     if image.id.is_empty() {
         return Some(RetainReason::InvalidId);
     }
-    let (leases, uses): (Vec<&ImageUse>, Vec<&ImageUse>) = image.uses.iter().partition(|by| by.is_lease());
-    if !uses.is_empty() {
-        return Some(RetainReason::InUse(uses.into_iter().chain(leases).cloned().collect()));
+    match entries.first()?.class() {
+        RetentionClass::Pinned => Some(RetainReason::Pinned),
+        RetentionClass::InUse => {
+            entries.retain(|entry| matches!(entry.class(), RetentionClass::InUse | RetentionClass::Leased));
+            Some(RetainReason::InUse(entries))
+        }
+        _ => match entries.swap_remove(0) {
+            RetentionPurpose::Kept(kept) => Some(RetainReason::Kept(kept)),
+            first => {
+                let leases = entries.iter().chain([&first]).filter_map(RetentionPurpose::lease);
+                Some(RetainReason::Leased { left: leases.map(|lease| lease.left).max()? })
+            }
+        },
     }
-    if image.pinned {
-        return Some(RetainReason::Pinned);
-    }
-    if let Some(rule) = kept {
-        let known = snapshot.layers.layers_of(&image.id).is_some_and(|known| known.labels.is_some());
-        let text = policy.keep[rule].text_for(known);
-        return Some(RetainReason::Kept { rule, text });
-    }
-    let left = leases.iter().filter_map(|by| by.lease_left()).max()?;
-    Some(RetainReason::Leased { left })
 }
 
 fn retain_by_age(

@@ -3,9 +3,9 @@
 use crate::gc::disk_space::DiskSpace;
 use crate::gc::layers::LayerUsageIndex;
 use crate::gc::unix_millis::UnixMillis;
-use crate::gc::uses::ImageUse;
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
+use crate::retention::RetentionPurpose;
 
 /// One image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,8 +24,8 @@ pub struct GcImage {
     pub first_seen: UnixMillis,
     /// When it was last used, if ever.
     pub last_used: Option<UnixMillis>,
-    /// Its current uses.
-    pub uses: Vec<ImageUse>,
+    /// The reasons of all sources of retention. The runtime's pin and keep rules are not among them.
+    pub retained_by: Vec<RetentionPurpose>,
     /// The error of a failed removal in this round.
     pub failed: Option<String>,
 }

@@ -64,7 +64,7 @@ pub(super) struct PlanInput<'a> {
 pub(super) struct Selection {
     /// The removals, in order.
     pub(super) steps: Vec<RemovalStep>,
-    /// What the removals free, or what all candidates would if that is not enough.
+    /// The amount that the removals free, or that all candidates would free if the goal cannot be reached.
     pub(super) reclaimable: DiskSpace,
     /// Whether that is enough.
     pub(super) reachable: bool,

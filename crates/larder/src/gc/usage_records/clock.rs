@@ -42,7 +42,7 @@ impl ClockReading {
 }
 
 impl From<SystemTime> for ClockReading {
-    /// The same as [`ClockReading::wall`].
+    /// Returns [`ClockReading::wall`] of the time.
     fn from(now: SystemTime) -> ClockReading {
         ClockReading::wall(now.into())
     }

@@ -16,9 +16,9 @@ pub use file::{
 use super::activity::{ActivityKind, ImageActivity};
 use super::policy::GcStrategy;
 use super::unix_millis::UnixMillis;
-use super::uses::ImageUseIndex;
 use crate::backend::Image;
 use crate::reference::ImageId;
+use crate::retention::RetentionSet;
 
 /// One image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +62,7 @@ impl ImageUsageRecords {
     pub fn observe(
         &mut self,
         images: &[Image],
-        uses: &ImageUseIndex,
+        uses: &RetentionSet,
         now: &ClockReading,
         strategy: GcStrategy,
     ) {
@@ -76,7 +76,7 @@ impl ImageUsageRecords {
         for image in images {
             let key = (image.id.clone(), handler_of(image).to_owned());
             // A lease is no use: the ensure before it was, and is recorded as one.
-            let in_use = uses.of_image(&key.0, &key.1).any(|by| !by.is_lease());
+            let in_use = uses.of_image(&key.0, &key.1).any(|reason| !reason.is_lease());
             let record = self.by_key.entry(key.clone()).or_insert_with(|| ImageUsageRecord {
                 id: key.0.clone(),
                 handler: key.1.clone(),

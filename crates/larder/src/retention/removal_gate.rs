@@ -14,7 +14,8 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use super::uses::{ImageUse, ImageUseError, ImageUseSource, ReportedUse};
+use super::entry::{Lease, LeasePurpose, Retention, RetentionError, RetentionPurpose};
+use super::source::RetentionSource;
 use crate::reference::ImageId;
 
 /// Leases that may have expired without being dropped.
@@ -33,15 +34,15 @@ pub struct RemovalGate {
 
 #[derive(Debug, Default)]
 struct LeaseTable {
-    /// When each lease expires, by image ID.
-    leases: HashMap<ImageId, Instant>,
+    /// When each lease expires, by image ID and purpose.
+    leases: HashMap<(ImageId, LeasePurpose), Instant>,
     removing: HashSet<ImageId>,
     /// The number of the last removal of each image that ended while a presence check was open.
     ended: HashMap<ImageId, u64>,
     /// How many removals have ended; this is the number of the next.
     removals: u64,
     /// The number of open presence checks, by the removal number at which they began.
-    looks: BTreeMap<u64, usize>,
+    open_checks: BTreeMap<u64, usize>,
 }
 
 impl LeaseTable {
@@ -52,28 +53,32 @@ impl LeaseTable {
         }
     }
 
-    fn look(&mut self) -> u64 {
-        *self.looks.entry(self.removals).or_default() += 1;
+    fn is_leased(&self, id: &ImageId, now: Instant) -> bool {
+        self.leases.iter().any(|((leased, _), ends)| leased == id && *ends > now)
+    }
+
+    fn begin_presence_check(&mut self) -> u64 {
+        *self.open_checks.entry(self.removals).or_default() += 1;
         self.removals
     }
 
     fn end_presence_check(&mut self, from: u64) {
-        let Some(alike) = self.looks.get_mut(&from) else { return };
+        let Some(alike) = self.open_checks.get_mut(&from) else { return };
         *alike -= 1;
         if *alike > 0 {
             return;
         }
-        let was_oldest = self.looks.first_key_value().is_some_and(|(oldest, _)| *oldest == from);
-        self.looks.remove(&from);
+        let was_oldest = self.open_checks.first_key_value().is_some_and(|(oldest, _)| *oldest == from);
+        self.open_checks.remove(&from);
         if was_oldest {
             // No open check needs removals that ended before all of them began.
-            let oldest = self.looks.first_key_value().map_or(self.removals, |(oldest, _)| *oldest);
+            let oldest = self.open_checks.first_key_value().map_or(self.removals, |(oldest, _)| *oldest);
             self.ended.retain(|_, number| *number >= oldest);
         }
     }
 
     fn ended(&mut self, id: ImageId) {
-        if !self.looks.is_empty() {
+        if !self.open_checks.is_empty() {
             self.ended.insert(id, self.removals);
         }
         self.removals += 1;
@@ -94,16 +99,14 @@ impl Default for RemovalGate {
 impl RemovalGate {
     /// Must be called before asking the backend whether an image is present.
     pub fn begin_presence_check(self: &Arc<Self>) -> PresenceCheck {
-        PresenceCheck { from: self.state().look(), gate: self.clone() }
+        PresenceCheck { from: self.state().begin_presence_check(), gate: self.clone() }
     }
 
     /// Must be called right before an image is removed; drop the guard right after. `None` while the image is leased or
     /// already being removed.
     pub fn try_begin_removal(self: &Arc<Self>, id: impl Into<ImageId>) -> Option<RemovalGuard> {
         let (id, mut state) = (id.into(), self.state());
-        if state.leases.get(&id).is_some_and(|ends| *ends > Instant::now())
-            || !state.removing.insert(id.clone())
-        {
+        if state.is_leased(&id, Instant::now()) || !state.removing.insert(id.clone()) {
             return None;
         }
         Some(RemovalGuard { gate: self.clone(), id })
@@ -118,7 +121,7 @@ impl RemovalGate {
             {
                 let mut state = self.state();
                 if state.removing.insert(id.clone()) {
-                    state.leases.remove(&id);
+                    state.leases.retain(|(leased, _), _| *leased != id);
                     return RemovalGuard { gate: self.clone(), id };
                 }
             }
@@ -129,27 +132,30 @@ impl RemovalGate {
 
     /// Ends the leases of these images.
     pub fn end_leases(&self, images: &[ImageId]) {
-        self.state().leases.retain(|id, _| !images.contains(id));
+        self.state().leases.retain(|(id, _), _| !images.contains(id));
     }
 
     /// Waits until every removal that is in progress now has ended, for at most this long.
     pub(crate) async fn wait_for_removals(&self, at_most: Duration) {
         let mut ended = self.ended.subscribe();
-        let under_way = self.state().removing.clone();
-        let gone = async {
-            while !self.state().removing.is_disjoint(&under_way) && ended.changed().await.is_ok() {}
+        let in_progress = self.state().removing.clone();
+        let ended_all = async {
+            while !self.state().removing.is_disjoint(&in_progress) && ended.changed().await.is_ok() {}
         };
         // The caller retries either way.
-        let _ = timeout(at_most, gone).await;
+        let _ = timeout(at_most, ended_all).await;
     }
 
-    /// The current leases and their remaining time, by image ID.
-    pub fn active_leases(&self) -> Vec<(ImageId, Duration)> {
+    /// The current leases, by image ID.
+    pub fn active_leases(&self) -> Vec<(ImageId, Lease)> {
         let now = Instant::now();
         let mut state = self.state();
         state.leases.retain(|_, ends| *ends > now);
-        let mut leased: Vec<_> =
-            state.leases.iter().map(|(id, ends)| (id.clone(), ends.duration_since(now))).collect();
+        let leased = state
+            .leases
+            .iter()
+            .map(|((id, purpose), ends)| (id.clone(), Lease::in_memory(*purpose, ends.duration_since(now))));
+        let mut leased: Vec<_> = leased.collect();
         leased.sort();
         leased
     }
@@ -175,7 +181,7 @@ impl PresenceCheck {
 
     /// Leases an image that was found present since this check began. False if a removal may have overtaken the answer:
     /// check again. Waits while the image is being removed.
-    pub async fn lease(self, id: impl Into<ImageId>, time: Duration) -> bool {
+    pub async fn lease(self, id: impl Into<ImageId>, purpose: LeasePurpose, time: Duration) -> bool {
         let id = id.into();
         let mut ended = self.gate.ended.subscribe();
         let removing = {
@@ -185,7 +191,7 @@ impl PresenceCheck {
             if !overtaken {
                 let ends = Instant::now() + time.min(LONGEST);
                 state.drop_expired(Instant::now());
-                let lease = state.leases.entry(id).or_insert(ends);
+                let lease = state.leases.entry((id, purpose)).or_insert(ends);
                 *lease = ends.max(*lease);
                 return true;
             }
@@ -223,11 +229,10 @@ impl Drop for RemovalGuard {
 }
 
 #[async_trait]
-impl ImageUseSource for RemovalGate {
-    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
-        let ensured = |left| ImageUse::Ensured { ago: None, left };
+impl RetentionSource for RemovalGate {
+    async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
         let leased = self.active_leases().into_iter();
-        Ok(leased.map(|(image, left)| ReportedUse { image, handler: None, by: ensured(left) }).collect())
+        Ok(leased.map(|(image, lease)| Retention::new(image, RetentionPurpose::Lease(lease))).collect())
     }
 }
 
@@ -241,14 +246,18 @@ mod tests {
     async fn expired_leases_do_not_pile_up_without_collection() {
         let gate = Arc::new(RemovalGate::default());
         for number in 0..1000 {
-            assert!(gate.begin_presence_check().lease(format!("image {number}"), MINUTE).await);
+            assert!(
+                gate.begin_presence_check()
+                    .lease(format!("image {number}"), LeasePurpose::Ensure, MINUTE)
+                    .await
+            );
             tokio::time::advance(MINUTE / 10).await;
         }
         assert!(gate.state().leases.len() <= MAX_EXPIRED, "{}", gate.state().leases.len());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn removals_are_remembered_once_and_only_for_looks_that_saw_them_end() {
+    async fn removals_are_remembered_once_and_only_for_checks_that_saw_them_end() {
         let gate = Arc::new(RemovalGate::default());
         let remembered = || gate.state().ended.len();
         drop(gate.try_begin_removal("a"));
@@ -257,15 +266,15 @@ mod tests {
         for _ in 0..100 {
             drop(gate.try_begin_removal("a"));
         }
-        let late = gate.begin_presence_check();
+        let second = gate.begin_presence_check();
         drop(gate.try_begin_removal("b"));
         assert_eq!(remembered(), 2, "each image once");
         drop(hung);
         assert_eq!(remembered(), 1, "that of b alone");
-        assert!(late.lease("a", MINUTE).await, "it was removed before the look");
+        assert!(second.lease("a", LeasePurpose::Ensure, MINUTE).await, "it was removed before the check");
         assert_eq!(remembered(), 0);
-        let look = gate.begin_presence_check();
+        let check = gate.begin_presence_check();
         drop(gate.try_begin_removal("b"));
-        assert!(!look.lease("b", MINUTE).await);
+        assert!(!check.lease("b", LeasePurpose::Ensure, MINUTE).await);
     }
 }

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
-use super::unix_millis::{UnixMillis, millis};
+use crate::gc::unix_millis::{UnixMillis, millis};
 use crate::glob;
 use crate::go_format;
 use crate::reference::{Digest, ImageId};
 
 /// A keep rule.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KeepRule {
     /// The images that it selects.
     pub select: Selector,
@@ -21,7 +21,7 @@ pub struct KeepRule {
 }
 
 /// The images that a rule selects.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Selector {
     /// Images with a matching name. `*` stands for any text, `?` for one character; `docker.io/library/` may be left
     /// out.
@@ -56,12 +56,12 @@ impl KeepRule {
     }
 
     /// Whether what it retains depends on more than one image and its records: on other images, or on labels.
-    pub(super) fn needs_all_images(&self) -> bool {
+    pub(crate) fn needs_all_images(&self) -> bool {
         self.budget_bytes.is_some() || matches!(self.select, Selector::Newest { .. } | Selector::Label(..))
     }
 
     /// The rule as text, for an image that it retains; `labels_known` of that image.
-    pub(super) fn text_for(&self, labels_known: bool) -> String {
+    pub(crate) fn text_for(&self, labels_known: bool) -> String {
         match &self.select {
             Selector::Label(..) if !labels_known => format!("{self}; labels unknown"),
             _ => self.to_string(),
@@ -69,7 +69,7 @@ impl KeepRule {
     }
 
     /// Why the rule is invalid, with the next step.
-    pub(super) fn problem(&self) -> Option<String> {
+    pub(crate) fn problem(&self) -> Option<String> {
         let problem = match &self.select {
             Selector::Name(text) if text.trim().is_empty() => "empty name; use * for all images",
             Selector::Label(key, _) if key.trim().is_empty() => "label without key; use KEY or KEY=VALUE",
@@ -106,9 +106,27 @@ impl fmt::Display for KeepRule {
     }
 }
 
+/// The keep rule that retains an image.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct KeptBy {
+    /// Its index in the policy, from 0.
+    pub index: usize,
+    /// The rule.
+    pub rule: KeepRule,
+    /// Whether the labels of the image are known.
+    pub labels_known: bool,
+}
+
+/// `kept by rule 1 (name shop/*)`
+impl fmt::Display for KeptBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kept by rule {} ({})", self.index + 1, self.rule.text_for(self.labels_known))
+    }
+}
+
 /// An image as input for keep rules.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct KeepRuleInput<'a> {
+pub(crate) struct KeepRuleInput<'a> {
     /// Its id.
     pub id: &'a ImageId,
     /// Its names, with tags and digests.
@@ -129,13 +147,13 @@ impl KeepRuleInput<'_> {
     }
 }
 
-/// For each image the index of the first rule that retains it. A label rule also retains an image with unknown labels:
+/// For each image the first rule that retains it. A label rule also retains an image with unknown labels:
 /// losing an image that was to be kept is worse than a full disk.
-pub(super) fn matching_rules(
+pub(crate) fn matching_rules(
     now: UnixMillis,
     rules: &[KeepRule],
     images: &[KeepRuleInput<'_>],
-) -> Vec<Option<usize>> {
+) -> Vec<Option<KeptBy>> {
     let mut kept = vec![None; images.len()];
     for (index, rule) in rules.iter().enumerate() {
         let mut chosen = select(&rule.select, images);
@@ -160,7 +178,11 @@ pub(super) fn matching_rules(
         }
         // Not counted in the budget: they must not displace images that match.
         for image in chosen.into_iter().chain(unjudged) {
-            kept[image].get_or_insert(index);
+            kept[image].get_or_insert_with(|| KeptBy {
+                index,
+                rule: rule.clone(),
+                labels_known: images[image].labels.is_some(),
+            });
         }
     }
     kept
@@ -269,7 +291,7 @@ impl fmt::Display for KeepWarning {
 }
 
 /// The rules that match no image, ignoring time limit and budget.
-pub(super) fn warnings(rules: &[KeepRule], images: &[KeepRuleInput<'_>]) -> Vec<KeepWarning> {
+pub(crate) fn warnings(rules: &[KeepRule], images: &[KeepRuleInput<'_>]) -> Vec<KeepWarning> {
     let unmatched = rules.iter().enumerate().filter(|(_, rule)| select(&rule.select, images).is_empty());
     unmatched
         .map(|(index, rule)| KeepWarning {

@@ -32,6 +32,12 @@ fn which<'a>(rule: &KeepRule, now: i64, images: &'a [TestImage]) -> Vec<&'a str>
     kept.iter().zip(images).filter(|(kept, _)| kept.is_some()).map(|(_, image)| image.id.as_str()).collect()
 }
 
+/// The index of the rule that retains each image.
+fn kept(rules: &[KeepRule], images: &[KeepRuleInput<'_>]) -> Vec<Option<usize>> {
+    let kept = matching_rules(UnixMillis(40), rules, images);
+    kept.into_iter().map(|kept| kept.map(|kept| kept.index)).collect()
+}
+
 fn by_name(name: &str) -> KeepRule {
     KeepRule::new(Selector::Name(name.into()))
 }
@@ -147,15 +153,11 @@ fn an_image_that_a_rule_cannot_judge_is_kept_outside_of_its_budget() {
     let mut seen = seen(&images);
     seen[1].labels = None;
     let rule = KeepRule::new(Selector::Label("keep".into(), None));
-    assert_eq!(matching_rules(UnixMillis(40), std::slice::from_ref(&rule), &seen), [Some(0), Some(0), None]);
+    assert_eq!(kept(&[rule.clone()], &seen), [Some(0), Some(0), None]);
     let budget = KeepRule { budget_bytes: Some(60), ..rule.clone() };
-    assert_eq!(matching_rules(UnixMillis(40), &[budget], &seen), [Some(0), Some(0), None]);
+    assert_eq!(kept(&[budget], &seen), [Some(0), Some(0), None]);
     let over = KeepRule { ttl: Some(Duration::from_millis(5)), ..rule };
-    assert_eq!(
-        matching_rules(UnixMillis(40), &[over], &seen),
-        [None, None, None],
-        "its time is over, whatever its labels"
-    );
+    assert_eq!(kept(&[over], &seen), [None, None, None], "its time is over, whatever its labels");
 }
 
 #[test]
