@@ -420,7 +420,7 @@ impl RepositorySession {
         Some(after)
     }
 
-    /// A request to the hosts with a capability.
+    /// A request to the hosts with a capability; fails if there are none.
     pub(crate) fn host_request(
         &self,
         target: FetchTarget,
@@ -430,7 +430,11 @@ impl RepositorySession {
             HostCapability::Pull => link.host.pull,
             HostCapability::Resolve => link.host.resolve,
         };
-        HostRequest::new(self, target, self.links.iter().filter(is_able).collect())
+        let hosts: Vec<_> = self.links.iter().filter(is_able).collect();
+        if hosts.is_empty() {
+            return Err(self.error(target, String::new(), FetchErrorKind::NoHost, Vec::new()));
+        }
+        Ok(HostRequest { session: self, target, hosts, first: AtomicUsize::new(0) })
     }
 
     pub(crate) fn error(
@@ -507,18 +511,6 @@ impl fmt::Display for HostFailure {
 }
 
 impl<'s> HostRequest<'s> {
-    /// A request to these hosts; fails if there are none.
-    pub(crate) fn new(
-        session: &'s RepositorySession,
-        target: FetchTarget,
-        hosts: Vec<&'s SessionHost>,
-    ) -> Result<HostRequest<'s>, FetchError> {
-        if hosts.is_empty() {
-            return Err(session.error(target, String::new(), FetchErrorKind::NoHost, Vec::new()));
-        }
-        Ok(HostRequest { session, target, hosts, first: AtomicUsize::new(0) })
-    }
-
     /// Attempts the request at each host until one succeeds. Fails with the error of the last host.
     pub(crate) async fn send<T, F>(&self, attempt: impl Fn(&'s SessionHost) -> F) -> Result<T, FetchError>
     where

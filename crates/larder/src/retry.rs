@@ -183,6 +183,6 @@ mod tests {
             std::future::ready(if attempts < 5 { Err(()) } else { Ok(attempts) })
         };
         assert_eq!(retry(&policy, &(), |()| RetryAdvice::Backoff, operation).await, Ok(5));
-        assert_eq!(start.elapsed(), Duration::from_secs(1 + 2 + 3 + 3));
+        assert_eq!(start.elapsed().as_secs(), 1 + 2 + 3 + 3);
     }
 }
