@@ -9,9 +9,10 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use larder::backend::ProgressReporter;
-use larder::gc::ReclaimTrigger;
+use larder::gc::{ClockReading, ReclaimTrigger};
 use larder::reference::{Digest, Reference};
 use larder::scheduler::Scheduler;
 use larder_registry::{RegistryClient, RegistryConfig};
@@ -416,13 +417,7 @@ fn a_download_of_a_pull_that_failed_does_not_keep_another_one_out() {
     drop(download);
     let leased = LeaseResources { ingests: vec![archive], ..LeaseResources::default() };
     store
-        .lease(&LeaseRecord {
-            id: "pull/a".into(),
-            kind: LeaseKind::Pull,
-            leased,
-            ends_at: u64::MAX,
-            granted: None,
-        })
+        .lease(&LeaseRecord::granted("pull/a", LeaseKind::Pull, leased, Duration::MAX, &ClockReading::now()))
         .unwrap();
     let kept = store.usage().unwrap().ingest.bytes;
     let offered = store.reclaimable(ReclaimTrigger::Pressure, &std::time::SystemTime::now().into()).unwrap();

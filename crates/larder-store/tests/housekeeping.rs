@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use larder::backend::{
     Backend as _, ByteProgress, CallErrorKind, ImageSpec, LayerPhase, PullDetail, PullStep,
 };
+use larder::gc::ClockReading;
 use larder::hint::Hint;
 use larder::pod::Pod;
 use larder::pull::{BackendFailure, EnsureReason, EnsureRequest, ImageManager, PullPolicy};
@@ -167,15 +168,14 @@ async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
     for digest in [&stale, &kept] {
         drop(store.ingest(digest, 1 << 20).unwrap());
     }
-    for (id, digest, ends_at) in [
-        ("pull/stale", &stale, two_days_ago),
-        ("pull/kept", &kept, SystemTime::now() + Duration::from_secs(60)),
-    ] {
-        let ends_at = ends_at.duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let granted = [
+        ("pull/stale", &stale, ClockReading::wall(two_days_ago.into())),
+        ("pull/kept", &kept, ClockReading::now()),
+    ];
+    for (id, digest, at) in granted {
         let leased = LeaseResources { images: Vec::new(), layers: Vec::new(), ingests: vec![digest.clone()] };
-        store
-            .lease(&LeaseRecord { id: id.into(), kind: LeaseKind::Pull, leased, ends_at, granted: None })
-            .unwrap();
+        let minute = Duration::from_secs(60);
+        store.lease(&LeaseRecord::granted(id, LeaseKind::Pull, leased, minute, &at)).unwrap();
     }
     let mut ingests = Vec::new();
     for entry in fs_err::read_dir(root.join("ingest")).unwrap() {

@@ -6,8 +6,9 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use larder::gc::ClockReading;
 use larder::reference::{Digest, Reference};
 use larder_store::fsck::FsckOptions;
 use larder_store::store::{
@@ -118,13 +119,8 @@ fn layer(store: &Store, name: &str) -> LayerHandle {
 fn lease(store: &Store, name: &str) {
     let ingests = vec![Digest::sha256(archive(name))];
     let leased = LeaseResources { ingests, ..LeaseResources::default() };
-    let lease = LeaseRecord {
-        id: format!("pull/{name}"),
-        kind: LeaseKind::Pull,
-        leased,
-        ends_at: u64::MAX,
-        granted: None,
-    };
+    let id = format!("pull/{name}");
+    let lease = LeaseRecord::granted(id, LeaseKind::Pull, leased, Duration::MAX, &ClockReading::now());
     store.lease(&lease).unwrap();
 }
 

@@ -180,13 +180,13 @@ impl DamagedStore {
 }
 
 fn lease() -> larder_store::store::LeaseRecord {
-    larder_store::store::LeaseRecord {
-        id: "held/1".into(),
-        kind: larder_store::store::LeaseKind::Requested,
-        leased: larder_store::store::LeaseResources::default(),
-        ends_at: u64::MAX,
-        granted: None,
-    }
+    larder_store::store::LeaseRecord::granted(
+        "held/1",
+        larder_store::store::LeaseKind::Requested,
+        larder_store::store::LeaseResources::default(),
+        std::time::Duration::MAX,
+        &larder::gc::ClockReading::now(),
+    )
 }
 
 #[test]

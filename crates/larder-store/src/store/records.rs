@@ -190,7 +190,6 @@ pub enum LeaseKind {
     /// An image was just made present and waits for its container.
     Ensured,
     /// Requested by a user or another program.
-    #[serde(rename = "held")]
     Requested,
 }
 
@@ -213,26 +212,12 @@ pub struct LeaseRecord {
     /// Why.
     pub kind: LeaseKind,
     /// What for.
-    #[serde(flatten)]
     pub leased: LeaseResources,
-    /// When it ends by the wall clock, if the wall clock is not set until then.
-    pub ends_at: u64,
-    /// When and for how long it was granted. `None` in records of earlier versions: then `ends_at` counts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub granted: Option<LeaseGrant>,
-}
-
-/// When and for how long a lease was granted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeaseGrant {
-    /// All clocks at that time.
-    pub at: SavedClockReading,
-    /// How long, in seconds.
+    /// All clocks when it was granted.
+    pub granted_at: SavedClockReading,
+    /// For how long it was granted.
     pub seconds: u64,
 }
-
-/// The longest time left of a lease that was taken for a pull or an ensure, in seconds.
-const LONGEST_AUTOMATIC: u64 = 24 * 3600;
 
 impl LeaseRecord {
     /// A lease that is granted now. Steps of the wall clock neither end nor extend it.
@@ -243,33 +228,19 @@ impl LeaseRecord {
         time: Duration,
         now: &ClockReading,
     ) -> LeaseRecord {
-        let granted = LeaseGrant { at: SavedClockReading::from_reading(now), seconds: time.as_secs() };
-        let ends_at = wall_seconds(now).saturating_add(time.as_secs());
-        LeaseRecord { id: id.into(), kind, leased, ends_at, granted: Some(granted) }
+        let granted_at = SavedClockReading::from_reading(now);
+        LeaseRecord { id: id.into(), kind, leased, granted_at, seconds: time.as_secs() }
     }
 
     /// Time until it expires, at most the granted time; zero once it has expired.
     pub fn left(&self, now: &ClockReading) -> Duration {
-        match (&self.granted, self.kind) {
-            (Some(granted), _) => Duration::from_secs(granted.seconds).saturating_sub(granted.at.age(now)),
-            (None, LeaseKind::Requested) => {
-                Duration::from_secs(self.ends_at.saturating_sub(wall_seconds(now)))
-            }
-            (None, LeaseKind::Pull | LeaseKind::Ensured) => {
-                Duration::from_secs(self.ends_at.saturating_sub(wall_seconds(now)).min(LONGEST_AUTOMATIC))
-            }
-        }
+        Duration::from_secs(self.seconds).saturating_sub(self.granted_at.age(now))
     }
 }
 
 /// Seconds since 1970.
 pub(crate) fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// Seconds since 1970 by the wall clock.
-fn wall_seconds(now: &ClockReading) -> u64 {
-    seconds(now.wall.into())
 }
 
 /// A mounted image.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources};
 
@@ -72,14 +73,8 @@ fn a_layer_that_a_lease_names_is_unique_to_no_image() {
     let unique = || scratch.store.image_usages().unwrap()[0].unique.bytes;
     let all = unique();
     let leased = LeaseResources { layers: vec![key("app")], ..LeaseResources::default() };
-    let lease = |ends_at| LeaseRecord {
-        id: "l".into(),
-        kind: LeaseKind::Requested,
-        leased: leased.clone(),
-        ends_at,
-        granted: None,
-    };
-    scratch.store.lease(&lease(u64::MAX)).unwrap();
+    let lease = LeaseRecord::granted("l", LeaseKind::Requested, leased, Duration::MAX, &noon().into());
+    scratch.store.lease(&lease).unwrap();
     assert!(unique() < all, "{} of {all}", unique());
     let usage = &scratch.store.image_usages().unwrap()[0];
     assert_eq!(usage.total, usage.shared + usage.unique);

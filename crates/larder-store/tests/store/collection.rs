@@ -68,8 +68,7 @@ fn a_layer_that_a_lease_holds_is_not_promised() {
     commit(&scratch.store, "a", &["one", "two"]);
     let before = plan(&scene(&scratch.store), &policy(), GcGoal::AllUnused);
     let leased = LeaseResources { layers: vec![key("one")], ..LeaseResources::default() };
-    let lease =
-        LeaseRecord { id: "l".into(), kind: LeaseKind::Requested, leased, ends_at: u64::MAX, granted: None };
+    let lease = LeaseRecord::granted("l", LeaseKind::Requested, leased, Duration::MAX, &noon().into());
     scratch.store.lease(&lease).unwrap();
     let after = plan(&scene(&scratch.store), &policy(), GcGoal::AllUnused);
     assert!(after.expected_freed.bytes < before.expected_freed.bytes && after.expected_freed.bytes > 0);

@@ -5,6 +5,7 @@
 //! The fixture of a released format is never written again.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use flate2::Compression;
 use flate2::read::GzDecoder;
@@ -96,16 +97,9 @@ fn writing_the_fixture() {
     unpacked(store, "web", &[("bin/server", "#!server")]);
     unpacked(store, "gone", &[("gone", "gone")]);
     store.remove("gone", &RemoveOptions::default()).unwrap();
-    let lease = LeaseRecord {
-        id: "held/1".into(),
-        kind: LeaseKind::Requested,
-        leased: LeaseResources {
-            images: vec![store.image("app").unwrap().unwrap().id],
-            ..LeaseResources::default()
-        },
-        ends_at: u64::MAX,
-        granted: None,
-    };
+    let images = vec![store.image("app").unwrap().unwrap().id];
+    let leased = LeaseResources { images, ..LeaseResources::default() };
+    let lease = LeaseRecord::granted("held/1", LeaseKind::Requested, leased, Duration::MAX, &noon().into());
     store.lease(&lease).unwrap();
     store.ingest(&digest("half"), 3 << 20).unwrap().write_at(&vec![7; 1 << 20], 0).unwrap();
     let target = scratch.dir.path().join("target");

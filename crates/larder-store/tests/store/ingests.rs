@@ -141,13 +141,8 @@ fn unused_partial_blobs_are_removed() {
     for blob in ["wanted", "forgotten", "open"] {
         scratch.store.ingest(&digest(blob), 100).unwrap().write_at(b"x", 0).unwrap();
     }
-    let lease = LeaseRecord {
-        id: "pull/1".into(),
-        kind: LeaseKind::Pull,
-        leased: LeaseResources { ingests: vec![digest("wanted")], ..LeaseResources::default() },
-        ends_at: u64::MAX,
-        granted: None,
-    };
+    let leased = LeaseResources { ingests: vec![digest("wanted")], ..LeaseResources::default() };
+    let lease = LeaseRecord::granted("pull/1", LeaseKind::Pull, leased, Duration::MAX, &noon().into());
     scratch.store.lease(&lease).unwrap();
     let open = scratch.store.ingest(&digest("open"), 100).unwrap();
     scratch.store.sweep(&SystemTime::now().into()).unwrap();

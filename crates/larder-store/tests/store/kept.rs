@@ -63,13 +63,8 @@ fn pull_leases(store: &Store) -> Vec<LeaseRecord> {
 
 /// A lease as that of a pull that wants this layer.
 fn wants(layer: &str) -> LeaseRecord {
-    LeaseRecord {
-        id: format!("pull/{layer}"),
-        kind: LeaseKind::Pull,
-        leased: LeaseResources { ingests: vec![facts(layer).digest], ..LeaseResources::default() },
-        ends_at: u64::MAX,
-        granted: None,
-    }
+    let leased = LeaseResources { ingests: vec![facts(layer).digest], ..LeaseResources::default() };
+    LeaseRecord::granted(format!("pull/{layer}"), LeaseKind::Pull, leased, Duration::MAX, &noon().into())
 }
 
 fn du(path: &Path) -> u64 {
@@ -252,15 +247,15 @@ fn reclaim(store: &Store, trigger: ReclaimTrigger, now: SystemTime) -> SpaceBesi
 /// A store with a resumable layer `a`, a download `b` and their lease, and a layer `c` that only a lease of its own names.
 fn leftovers() -> TempStore {
     let scratch = TempStore::new();
-    let ends_at = (noon() + Duration::from_secs(60)).duration_since(UNIX_EPOCH).unwrap().as_secs();
-    scratch.store.lease(&LeaseRecord { ends_at, ..wants("a") }).unwrap();
+    let seconds = 60;
+    scratch.store.lease(&LeaseRecord { seconds, ..wants("a") }).unwrap();
     drop(layer(&scratch.store, "a"));
     let download = scratch.store.ingest(&facts("b").digest, 500_000).unwrap();
     download.write_at(&vec![7; 400_000], 0).unwrap();
-    scratch.store.lease(&LeaseRecord { ends_at, ..wants("b") }).unwrap();
+    scratch.store.lease(&LeaseRecord { seconds, ..wants("b") }).unwrap();
     let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
-    let lease =
-        LeaseRecord { id: "other".into(), kind: LeaseKind::Requested, leased, ends_at, granted: None };
+    let time = Duration::from_secs(seconds);
+    let lease = LeaseRecord::granted("other", LeaseKind::Requested, leased, time, &noon().into());
     scratch.store.commit_layers(&[layer(&scratch.store, "c")], Some(&lease)).unwrap();
     scratch
 }
@@ -360,7 +355,7 @@ fn a_reclaim_that_fails_reports_what_it_freed_before() {
         drop(store.ingest(&facts("b").digest, 500_000).unwrap().write_at(&vec![7; 400_000], 0));
         let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
         let kind = LeaseKind::Requested;
-        let lease = LeaseRecord { id: "other".into(), kind, leased, ends_at: 0, granted: None };
+        let lease = LeaseRecord::granted("other", kind, leased, Duration::ZERO, &noon().into());
         store.commit_layers(&[layer_on(&disk, &store, "c").unwrap()], Some(&lease)).unwrap();
         let usage = || {
             ["ingest", "layers", "trash"]

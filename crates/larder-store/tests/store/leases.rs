@@ -8,13 +8,7 @@ use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions,
 use crate::help::*;
 
 fn lease(id: &str, leased: LeaseResources, seconds: u64) -> LeaseRecord {
-    LeaseRecord {
-        id: id.into(),
-        kind: LeaseKind::Ensured,
-        leased,
-        ends_at: 1_800_000_000 + seconds,
-        granted: None,
-    }
+    LeaseRecord::granted(id, LeaseKind::Ensured, leased, Duration::from_secs(seconds), &noon().into())
 }
 
 #[test]
@@ -77,15 +71,6 @@ fn a_lease_taken_with_a_wrong_clock_ends_at_most_its_time_after_the_next_boot() 
     let behind = granted(48, &reading(0, 100, "a"));
     let left = behind.left(&reading(start, 0, "b"));
     assert_eq!(left, Duration::from_secs(24 * 3600), "a machine is assumed to be off for at most a day");
-}
-
-#[test]
-fn a_lease_of_an_earlier_version_is_read() {
-    let text = r#"{"id":"ensured/x","kind":"ensured","images":[],"ends_at":1800000060}"#;
-    let record: LeaseRecord = serde_json::from_str(text).unwrap();
-    let left = |wall| record.left(&reading(wall, 5, "a")).as_secs();
-    assert_eq!((left(1_800_000_000), left(1_800_000_060)), (60, 0));
-    assert_eq!(left(0), 24 * 3600, "taken with the clock ahead, by an ensure");
 }
 
 #[test]

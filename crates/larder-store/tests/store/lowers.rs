@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
@@ -91,8 +92,8 @@ fn a_kept_layer_without_what_it_takes_from_below_is_not_committed() {
     assert_ne!(layer.record().erofs.implied_bytes, 0);
     let leased =
         LeaseResources { ingests: vec![layer.record().facts.digest.clone()], ..LeaseResources::default() };
-    let (id, kind) = ("pull/app".to_owned(), LeaseKind::Pull);
-    scratch.store.lease(&LeaseRecord { id, kind, leased, ends_at: u64::MAX, granted: None }).unwrap();
+    let lease = LeaseRecord::granted("pull/app", LeaseKind::Pull, leased, Duration::MAX, &noon().into());
+    scratch.store.lease(&lease).unwrap();
     let (key, path) = (layer.key().clone(), layer.path().to_owned());
     let end = layer.record().erofs.bytes;
     drop(layer);

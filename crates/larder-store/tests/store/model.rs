@@ -144,17 +144,14 @@ impl StoreWithModel {
             }
             StoreStep::Lease { id, layers, image, seconds } => {
                 let ends = self.model.now + seconds;
-                let lease = LeaseRecord {
-                    id: format!("lease/{id}"),
-                    kind: LeaseKind::Requested,
-                    leased: LeaseResources {
-                        images: vec![StoreWithModel::id(image)],
-                        layers: layers.iter().map(|layer| key(LAYERS[*layer])).collect(),
-                        ingests: Vec::new(),
-                    },
-                    ends_at: 1_800_000_000 + ends,
-                    granted: None,
+                let leased = LeaseResources {
+                    images: vec![StoreWithModel::id(image)],
+                    layers: layers.iter().map(|layer| key(LAYERS[*layer])).collect(),
+                    ingests: Vec::new(),
                 };
+                let (kind, time) = (LeaseKind::Requested, Duration::from_secs(*seconds));
+                let now = noon() + Duration::from_secs(self.model.now);
+                let lease = LeaseRecord::granted(format!("lease/{id}"), kind, leased, time, &now.into());
                 store.lease(&lease).unwrap();
                 self.model.leases.insert(*id, (layers.clone(), image.clone(), ends));
             }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use larder_store::fsck::FsckOptions;
 use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreOpenError};
@@ -171,13 +172,8 @@ fn an_image_without_a_layer_is_hidden_until_a_pull_fetches_the_layer() {
 fn a_damaged_database_is_rebuilt_and_a_check_says_what_to_do() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
-    let lease = LeaseRecord {
-        id: "held/1".into(),
-        kind: LeaseKind::Requested,
-        leased: LeaseResources::default(),
-        ends_at: u64::MAX,
-        granted: None,
-    };
+    let leased = LeaseResources::default();
+    let lease = LeaseRecord::granted("held/1", LeaseKind::Requested, leased, Duration::MAX, &noon().into());
     let TempStore { store, dir } = scratch;
     let root = store.root().to_owned();
     drop(store);
