@@ -2,6 +2,8 @@
 //!
 //!     cargo run --profile dist -p larder-erofs --example tar_to_erofs -- layer.tar layer.erofs
 
+#[path = "../tests/support/file_scratch.rs"]
+mod file_scratch;
 #[path = "../tests/support/tar_source.rs"]
 mod tar_source;
 
@@ -9,6 +11,7 @@ use std::io::{self, BufReader, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use file_scratch::FileScratch;
 use fs_err::File;
 use larder_erofs::{ErofsOptions, ErofsOutput, ErofsWriter};
 use tar_source::add_archive;
@@ -51,6 +54,12 @@ impl FileOutput {
 }
 
 impl ErofsOutput for FileOutput {
+    type Scratch = FileScratch;
+
+    fn scratch(&mut self) -> io::Result<FileScratch> {
+        FileScratch::new()
+    }
+
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.pending.len() + bytes.len() > FileOutput::PIECE {
             self.flush()?;

@@ -14,13 +14,14 @@ pub(crate) const SLOT: usize = 32;
 /// Bytes of an inode.
 pub(crate) const INODE: usize = 64;
 /// Offset of the number of links in an inode.
-pub(crate) const NLINK_OFFSET: u64 = 44;
+pub(crate) const NLINK_OFFSET: usize = 44;
 /// Bytes of a directory entry without its name.
 pub(crate) const DIRENT: usize = 12;
-/// Number of the root's inode, which follows the superblock.
-pub(crate) const ROOT_NID: u16 = 36;
-/// Offset of that inode.
-pub(crate) const ROOT_OFFSET: usize = ROOT_NID as usize * SLOT;
+/// Inode slots of a block.
+#[expect(clippy::cast_possible_truncation, reason = "128")]
+pub(crate) const SLOTS_PER_BLOCK: u32 = (BLOCK / SLOT) as u32;
+/// The first slot that has an inode: that of the root. Programs take inode number 0 for an unused directory entry.
+pub(crate) const FIRST_SLOT: usize = 1;
 /// In the place of a block address: no block.
 pub(crate) const HOLE: u32 = u32::MAX;
 
@@ -135,7 +136,7 @@ pub(crate) fn dirent_type(mode: u16) -> u8 {
 pub(crate) struct Superblock {
     pub(crate) blocks: u32,
     pub(crate) inodes: u64,
-    /// The block from which inode numbers count.
+    /// The block from which inode numbers count: the first one of metadata.
     pub(crate) metadata_block: u32,
     pub(crate) root: u16,
     pub(crate) uuid: [u8; 16],

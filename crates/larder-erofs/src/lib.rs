@@ -3,23 +3,23 @@
 //! ```text
 //! entry, data, entry, ... -> ErofsWriter -> append, append, ..., write_at -> layer
 //!                              | tree: names, directories, positions of inodes
-//!                              | metadata blocks that are not full yet
+//!                              | temporary file: inodes, until all data has come
 //! ```
 //!
 //! Read [`ErofsWriter::add`] first, then `writer/finish.rs`. Everything here is synchronous, and nothing here opens a
 //! file: the layer is written to an [`ErofsOutput`].
 //!
 //! ```text
-//! block 0        1 ...                                                    last
-//! | superblock, | file data and, as they fill up, blocks | directory | directory |
-//! | root inode  | of inodes with xattrs and file tails   | data      | inodes    |
+//! block 0      1 ...                          first block of metadata, in the superblock
+//! | superblock | data of files, in the order  | inodes of       | data of     | all other inodes, |
+//! |            | in which they come           | directories     | large ones  | xattrs, tails     |
 //! ```
 //!
 //! Guarantees:
-//! - file data is appended as it comes; a file's inode follows its data, with its last bytes behind it, so that a small
-//!   file occupies no block of its own;
+//! - metadata is one region, so that it can be complete before the data is; the kernel reads nothing else for a mount;
+//! - file data is appended as it comes; short files and tails are stored with their inodes, without a block of their own;
 //! - equal input makes an equal layer: no clock, no randomness;
-//! - memory is bounded by [`ErofsOptions::max_tree_bytes`] and about 400 KiB, whatever the entries are;
+//! - memory is bounded by [`ErofsOptions::max_tree_bytes`] and about 2 MiB, whatever the entries are;
 //! - entries are applied in order, as if each changed a directory on top of lower layers: a later entry replaces an earlier
 //!   one, parents that never come are made, links in a path are resolved inside the layer. What a replacement hides from
 //!   lower layers stays hidden.
@@ -44,7 +44,7 @@ pub use entry::{ErofsEntry, ErofsEntryKind, ErofsTime};
 pub use error::{EntryProblem, ErofsError, ErofsReadError, LayerDamage};
 pub use format::filesystem_end;
 pub use input::ErofsInput;
-pub use output::ErofsOutput;
+pub use output::{ErofsOutput, ErofsScratch};
 pub use reader::{
     ErofsDirectory, ErofsDirectoryEntry, ErofsExtent, ErofsExtents, ErofsFileReader, ErofsInode, ErofsReader,
     ErofsWalk, ErofsWalkEntry, InodeKind,

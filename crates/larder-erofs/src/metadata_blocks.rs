@@ -1,18 +1,17 @@
 //! Blocks of inodes and file tails while they fill up.
 //!
 //! A record (an inode, its attributes, the tail of its data) must not cross a block, and records come in any size, so
-//! several blocks are open at a time and a record is placed in the fullest one that has room. A block is appended
-//! to the layer when it has to make way for a new one; only then its address is known. Until the end an inode is known by its
-//! slot: number of the metadata block and place in it.
+//! several blocks are open at a time and a record is placed in the fullest one that has room. A block that has to make way
+//! for a new one is written to a temporary file, in the place that it has among these blocks: they follow all data in the
+//! layer, so the place of an inode among them is known at once, and its number at the end.
 
-use crate::chunked::ChunkedVec;
 use crate::error::ErofsError;
-use crate::format::{BLOCK, HOLE, SLOT};
-use crate::output::{Appender, ErofsOutput};
+use crate::format::{BLOCK, SLOT, SLOTS_PER_BLOCK};
+use crate::output::ErofsScratch;
 
 const OPEN_BLOCKS: usize = 16;
-#[expect(clippy::cast_possible_truncation, reason = "128")]
-const SLOTS_PER_BLOCK: u32 = (BLOCK / SLOT) as u32;
+/// Blocks that are read at once.
+const PIECE: u32 = 256;
 
 struct OpenBlock {
     number: u32,
@@ -20,87 +19,108 @@ struct OpenBlock {
 }
 
 /// All metadata blocks but those of directories.
-pub(crate) struct MetadataBlocks {
+pub(crate) struct MetadataBlocks<S> {
     open: Vec<OpenBlock>,
-    /// Of each block, its address in the layer.
-    addresses: ChunkedVec<u32>,
+    /// Blocks so far.
+    count: u32,
+    scratch: S,
+    /// Bytes of the temporary file. It has holes where blocks are open.
+    written: u64,
 }
 
-impl MetadataBlocks {
-    pub(crate) fn new() -> MetadataBlocks {
-        MetadataBlocks { open: Vec::with_capacity(OPEN_BLOCKS), addresses: ChunkedVec::new() }
+/// A record longer than a block, and where it goes on.
+pub(crate) struct LongRecord {
+    /// Of its inode.
+    pub(crate) slot: u32,
+    offset: u64,
+}
+
+impl<S: ErofsScratch> MetadataBlocks<S> {
+    pub(crate) fn new(scratch: S) -> MetadataBlocks<S> {
+        MetadataBlocks { open: Vec::with_capacity(OPEN_BLOCKS), count: 0, scratch, written: 0 }
     }
 
-    /// Bytes of memory.
-    pub(crate) fn memory(&self) -> usize {
-        self.addresses.memory()
+    /// Blocks so far.
+    pub(crate) fn count(&self) -> u32 {
+        self.count
     }
 
-    /// Stores a record of at most a block. Appends at most one block. Returns its slot.
-    pub(crate) fn place<O: ErofsOutput>(
-        &mut self,
-        record: &[u8],
-        to: &mut Appender<O>,
-    ) -> Result<u32, ErofsError> {
+    /// Releases descriptors until the next record.
+    pub(crate) fn close(&mut self) {
+        self.scratch.close();
+    }
+
+    /// Stores a record of at most a block. Returns the slot of its inode.
+    pub(crate) fn place(&mut self, record: &[u8]) -> Result<u32, ErofsError> {
         let fits = |block: &&mut OpenBlock| block.bytes.len() + record.len() <= BLOCK;
         let fullest = self.open.iter_mut().filter(fits).max_by_key(|block| block.bytes.len());
         if let Some(block) = fullest {
             return put(block, record);
         }
-        let bytes = self.make_way(to)?;
-        let mut block = OpenBlock { number: self.number(HOLE)?, bytes };
+        let bytes = self.make_way()?;
+        let mut block = OpenBlock { number: self.reserve(1)?, bytes };
         let slot = put(&mut block, record)?;
         self.open.push(block);
         Ok(slot)
     }
 
-    /// Starts a record that is longer than a block, and appends its beginning; the caller appends the rest. Returns its
-    /// slot.
-    pub(crate) fn start_long<O: ErofsOutput>(
-        &mut self,
-        beginning: &[u8],
-        to: &mut Appender<O>,
-    ) -> Result<u32, ErofsError> {
-        let block = to.block()?;
-        to.append(beginning)?;
-        first_slot(self.number(block)?)
+    /// Starts a record of `length` bytes, more than a block.
+    pub(crate) fn start_long(&mut self, length: u64) -> Result<LongRecord, ErofsError> {
+        let blocks = u32::try_from(length.div_ceil(BLOCK as u64)).map_err(|_| ErofsError::LayerTooLarge)?;
+        let number = self.reserve(blocks)?;
+        Ok(LongRecord { slot: number * SLOTS_PER_BLOCK, offset: u64::from(number) * BLOCK as u64 })
     }
 
-    /// Appends all that is still open.
-    pub(crate) fn flush<O: ErofsOutput>(&mut self, to: &mut Appender<O>) -> Result<(), ErofsError> {
-        for block in std::mem::take(&mut self.open) {
-            self.close(&block, to)?;
+    /// Stores the next bytes of a record.
+    pub(crate) fn write(&mut self, record: &mut LongRecord, bytes: &[u8]) -> Result<(), ErofsError> {
+        self.scratch.write_at(record.offset, bytes)?;
+        record.offset += bytes.len() as u64;
+        self.written = self.written.max(record.offset);
+        Ok(())
+    }
+
+    /// Passes all blocks on, in order, many at a time, with the slot at which they begin.
+    pub(crate) fn read(
+        mut self,
+        mut next: impl FnMut(u32, &mut [u8]) -> Result<(), ErofsError>,
+    ) -> Result<(), ErofsError> {
+        let mut buffer = Vec::new();
+        for first in (0..self.count).step_by(PIECE as usize) {
+            let numbers = first..self.count.min(first + PIECE);
+            buffer.clear();
+            buffer.resize(numbers.len() * BLOCK, 0);
+            let offset = u64::from(first) * BLOCK as u64;
+            let written = usize::try_from(self.written.saturating_sub(offset)).unwrap_or(usize::MAX);
+            let written = written.min(buffer.len());
+            self.scratch.read_exact_at(&mut buffer[..written], offset)?;
+            for block in self.open.iter().filter(|block| numbers.contains(&block.number)) {
+                let start = (block.number - first) as usize * BLOCK;
+                buffer[start..start + block.bytes.len()].copy_from_slice(&block.bytes);
+            }
+            next(first * SLOTS_PER_BLOCK, &mut buffer)?;
         }
         Ok(())
     }
 
-    /// Offset of an inode in the layer, in units of slots. Its block must have been appended.
-    pub(crate) fn inode_number(&self, slot: u32) -> u64 {
-        let address = self.addresses.get(slot / SLOTS_PER_BLOCK);
-        u64::from(address) * u64::from(SLOTS_PER_BLOCK) + u64::from(slot % SLOTS_PER_BLOCK)
-    }
-
     /// An empty buffer for a new block, from the fullest of them if there are enough.
-    fn make_way<O: ErofsOutput>(&mut self, to: &mut Appender<O>) -> Result<Vec<u8>, ErofsError> {
+    fn make_way(&mut self) -> Result<Vec<u8>, ErofsError> {
         let fullest = self.open.iter().enumerate().max_by_key(|(_, block)| block.bytes.len());
         let Some((fullest, _)) = fullest.filter(|_| self.open.len() == OPEN_BLOCKS) else {
             return Ok(Vec::with_capacity(BLOCK));
         };
         let mut block = self.open.swap_remove(fullest);
-        self.close(&block, to)?;
+        let offset = u64::from(block.number) * BLOCK as u64;
+        self.scratch.write_at(offset, &block.bytes)?;
+        self.written = self.written.max(offset + block.bytes.len() as u64);
         block.bytes.clear();
         Ok(block.bytes)
     }
 
-    fn close<O: ErofsOutput>(&mut self, block: &OpenBlock, to: &mut Appender<O>) -> Result<(), ErofsError> {
-        *self.addresses.get_mut(block.number) = to.block()?;
-        to.append(&block.bytes)?;
-        to.pad()
-    }
-
-    fn number(&mut self, address: u32) -> Result<u32, ErofsError> {
-        let number = u32::try_from(self.addresses.len()).map_err(|_| ErofsError::LayerTooLarge)?;
-        self.addresses.push(address);
+    /// The number of the first of so many new blocks.
+    fn reserve(&mut self, blocks: u32) -> Result<u32, ErofsError> {
+        let number = self.count;
+        let count = number.checked_add(blocks).filter(|count| *count < u32::MAX / SLOTS_PER_BLOCK);
+        self.count = count.ok_or(ErofsError::LayerTooLarge)?;
         Ok(number)
     }
 }
@@ -109,12 +129,5 @@ fn put(block: &mut OpenBlock, record: &[u8]) -> Result<u32, ErofsError> {
     let place = u32::try_from(block.bytes.len() / SLOT).map_err(|_| ErofsError::LayerTooLarge)?;
     block.bytes.extend_from_slice(record);
     block.bytes.resize(block.bytes.len().next_multiple_of(SLOT), 0);
-    Ok(first_slot(block.number)? + place)
-}
-
-fn first_slot(number: u32) -> Result<u32, ErofsError> {
-    number
-        .checked_mul(SLOTS_PER_BLOCK)
-        .filter(|first| *first < u32::MAX - SLOTS_PER_BLOCK)
-        .ok_or(ErofsError::LayerTooLarge)
+    Ok(block.number * SLOTS_PER_BLOCK + place)
 }

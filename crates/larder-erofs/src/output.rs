@@ -8,17 +8,37 @@ use crate::format::BLOCK;
 /// Receives the bytes of a layer.
 ///
 /// A layer is written from its beginning to its end by [`append`](ErofsOutput::append). Only
-/// [`ErofsWriter::finish`](crate::ErofsWriter::finish) calls [`write_at`](ErofsOutput::write_at), after the last `append`:
-/// first 4 bytes for each inode with several names (their number), at last block 0.
+/// [`ErofsWriter::finish`](crate::ErofsWriter::finish) calls [`write_at`](ErofsOutput::write_at), after the last `append`: for
+/// block 0.
 pub trait ErofsOutput {
+    /// A temporary file.
+    type Scratch: ErofsScratch;
+
     /// Adds `bytes` to the end. Pieces may be small: an implementation that makes system calls collects them.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
 
     /// Replaces bytes that were appended.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// An empty temporary file for what the layer takes at its end, which ends with the returned value.
+    fn scratch(&mut self) -> io::Result<Self::Scratch>;
+}
+
+/// A temporary file of a layer that is being written.
+pub trait ErofsScratch {
+    /// Writes bytes at an offset, which may be behind the end: bytes between are zero.
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Reads bytes that were written.
+    fn read_exact_at(&mut self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// Releases descriptors until the next access.
+    fn close(&mut self);
 }
 
 impl<O: ErofsOutput + ?Sized> ErofsOutput for &mut O {
+    type Scratch = O::Scratch;
+
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         (**self).append(bytes)
     }
@@ -26,10 +46,16 @@ impl<O: ErofsOutput + ?Sized> ErofsOutput for &mut O {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         (**self).write_at(offset, bytes)
     }
+
+    fn scratch(&mut self) -> io::Result<O::Scratch> {
+        (**self).scratch()
+    }
 }
 
 /// Appends to a vector, which must be empty at first.
 impl ErofsOutput for Vec<u8> {
+    type Scratch = Vec<u8>;
+
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.extend_from_slice(bytes);
         Ok(())
@@ -41,6 +67,27 @@ impl ErofsOutput for Vec<u8> {
         place.copy_from_slice(bytes);
         Ok(())
     }
+
+    fn scratch(&mut self) -> io::Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+}
+
+/// A temporary file in memory.
+impl ErofsScratch for Vec<u8> {
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let start = usize::try_from(offset).map_err(|_| io::ErrorKind::FileTooLarge)?;
+        let end = start.checked_add(bytes.len()).ok_or(io::ErrorKind::FileTooLarge)?;
+        self.resize(self.len().max(end), 0);
+        self[start..end].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read_exact_at(&mut self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        crate::ErofsInput::read_exact_at(self.as_slice(), buffer, offset)
+    }
+
+    fn close(&mut self) {}
 }
 
 static ZEROS: [u8; 16 * BLOCK] = [0; 16 * BLOCK];
@@ -81,7 +128,7 @@ impl<O: ErofsOutput> Appender<O> {
         self.position
     }
 
-    /// The next block. Everything before it is complete.
+    /// The next block. All bytes before it are complete.
     pub(crate) fn block(&self) -> Result<u32, ErofsError> {
         block_address(self.position / BLOCK as u64)
     }

@@ -11,7 +11,7 @@ mod walk;
 
 use crate::entry::{ErofsEntry, ErofsEntryKind, ErofsTime};
 use crate::error::{EntryProblem, ErofsError};
-use crate::format::{BLOCK, DataLayout, Inode, device_number, file_type};
+use crate::format::{BLOCK, DataLayout, INODE, Inode, device_number, file_type};
 use crate::metadata_blocks::MetadataBlocks;
 use crate::output::{Appender, ErofsOutput};
 use crate::paths::{clean, parts, split};
@@ -49,6 +49,8 @@ impl Default for ErofsOptions {
 pub struct ErofsSummary {
     /// Bytes of the layer: full blocks.
     pub size: u64,
+    /// Bytes of its end that are metadata: all but the superblock and the data of files.
+    pub metadata_size: u64,
     /// Inodes that have a name.
     pub inodes: u64,
     /// Whether it hides anything of lower layers: it has a whiteout, or an opaque directory.
@@ -60,11 +62,11 @@ pub struct ErofsSummary {
 }
 
 /// Writes one layer.
-pub struct ErofsWriter<O> {
+pub struct ErofsWriter<O: ErofsOutput> {
     to: Appender<O>,
     options: ErofsOptions,
     tree: NameTree,
-    blocks: MetadataBlocks,
+    blocks: MetadataBlocks<O::Scratch>,
     /// The file that expects data.
     file: Option<OpenFile>,
     /// Hard links to files that have not come, in the order in which they came.
@@ -93,11 +95,12 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     pub fn new(output: O, options: ErofsOptions) -> Result<ErofsWriter<O>, ErofsError> {
         let mut to = Appender::new(output);
         to.append_zeros(BLOCK as u64)?;
+        let scratch = to.output.scratch()?;
         Ok(ErofsWriter {
             to,
             options,
             tree: NameTree::new(),
-            blocks: MetadataBlocks::new(),
+            blocks: MetadataBlocks::new(scratch),
             file: None,
             links: Vec::new(),
             link_bytes: 0,
@@ -132,6 +135,11 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     /// Where the layer is written.
     pub fn output_mut(&mut self) -> &mut O {
         &mut self.to.output
+    }
+
+    /// Closes temporary files until they are needed again.
+    pub fn close_scratch(&mut self) {
+        self.blocks.close();
     }
 
     /// Applies one entry. If it is a file with data, [`write_data`](ErofsWriter::write_data) comes next.
@@ -172,7 +180,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
 
     /// Bytes of memory that only limits of the tree bound.
     fn bookkeeping(&self) -> usize {
-        self.link_bytes + self.blocks.memory()
+        self.link_bytes
     }
 
     fn make(&mut self, place: EntryPlace<'_>, entry: &ErofsEntry<'_>) -> Result<(), ErofsError> {
@@ -232,9 +240,6 @@ impl<O: ErofsOutput> ErofsWriter<O> {
 
     fn describe_directory(&mut self, dir: DirId, entry: &ErofsEntry<'_>) -> Result<(), ErofsError> {
         let xattrs = self.xattrs(entry, file_type::DIRECTORY)?;
-        if dir == ROOT && !directories::root_has_room(&xattrs) {
-            return Err(ErofsError::rejected(entry.path, EntryProblem::XattrSpace));
-        }
         let owner = (entry.uid, entry.gid);
         self.tree.describe_directory(dir, mode_bits(entry.mode), owner, entry.mtime, xattrs);
         Ok(())
@@ -271,7 +276,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         let mut inode = inode_of(entry, file_type::SYMLINK | 0o777);
         inode.size = target.len() as u64;
         // Kernels before 6.12 want the text in the block where the inode ends.
-        let slot = if crate::format::INODE + xattrs.len() + target.len() <= BLOCK {
+        let slot = if INODE + xattrs.len() + target.len() <= BLOCK {
             inode.layout = DataLayout::Inline;
             self.place_inode(&inode, &xattrs, target)?
         } else {
@@ -311,16 +316,16 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         Ok(encoded)
     }
 
-    /// Stores an inode with what follows it. Between two files: it may append a block.
+    /// Stores an inode with its attributes and the tail of its data.
     fn place_inode(&mut self, inode: &Inode, xattrs: &[u8], tail: &[u8]) -> Result<u32, ErofsError> {
         let mut record = inode.encode(xattrs);
         record.extend_from_slice(tail);
         if record.len() <= BLOCK {
-            return self.blocks.place(&record, &mut self.to);
+            return self.blocks.place(&record);
         }
-        let slot = self.blocks.start_long(&record, &mut self.to)?;
-        self.to.pad()?;
-        Ok(slot)
+        let mut long = self.blocks.start_long(record.len() as u64)?;
+        self.blocks.write(&mut long, &record)?;
+        Ok(long.slot)
     }
 }
 

@@ -2,9 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+#[path = "support/file_scratch.rs"]
+mod file_scratch;
+
 use std::fmt::Write as _;
 use std::io;
 
+use file_scratch::FileScratch;
 use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsOutput, ErofsTime, ErofsWriter};
 
 const ENTRIES: u32 = 1_000_000;
@@ -14,6 +18,12 @@ const LIMIT: u64 = 64 << 20;
 struct NullOutput(u64);
 
 impl ErofsOutput for NullOutput {
+    type Scratch = FileScratch;
+
+    fn scratch(&mut self) -> io::Result<FileScratch> {
+        FileScratch::new()
+    }
+
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0 += bytes.len() as u64;
         Ok(())

@@ -9,8 +9,12 @@ use crate::tree::{DirId, NodeKind};
 
 use super::{EntryPlace, ErofsWriter, inode_of, mode_bits};
 
-/// Entries of a chunk map that are appended at a time.
+/// Entries of a chunk map that are written at a time.
 const MAP_PIECE: usize = 1024;
+
+/// Longest tail of a file, in bytes, that is stored with its inode. Longer ones take a block of data: metadata must be on a node
+/// before a layer can be mounted, data may come later. Decision 18 has the measurement.
+const MAX_INLINE_TAIL: u64 = 1024;
 
 /// A file that does not have all its data yet.
 pub(super) struct OpenFile {
@@ -92,7 +96,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         let mut tail_start = size;
         if layout.is_some() {
             inode.layout = DataLayout::Chunks;
-        } else if tail > 0 && record <= BLOCK as u64 {
+        } else if (1..=MAX_INLINE_TAIL).contains(&tail) && record <= BLOCK as u64 {
             inode.layout = DataLayout::Inline;
             tail_start -= tail;
         }
@@ -216,20 +220,18 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     ) -> Result<u32, ErofsError> {
         self.has_chunks = true;
         let beginning = inode.encode(xattrs);
+        let length = beginning.len() as u64 + 4 * layout.chunks();
         let mut map = layout.map(first).map(u32::to_le_bytes);
-        if beginning.len() as u64 + 4 * layout.chunks() <= BLOCK as u64 {
+        if length <= BLOCK as u64 {
             let record: Vec<u8> = beginning.into_iter().chain(map.flatten()).collect();
-            return self.blocks.place(&record, &mut self.to);
+            return self.blocks.place(&record);
         }
-        let slot = self.blocks.start_long(&beginning, &mut self.to)?;
-        loop {
-            let piece: Vec<u8> = map.by_ref().take(MAP_PIECE).flatten().collect();
-            if piece.is_empty() {
-                break;
-            }
-            self.to.append(&piece)?;
+        let mut record = self.blocks.start_long(length)?;
+        let mut piece = beginning;
+        while !piece.is_empty() {
+            self.blocks.write(&mut record, &piece)?;
+            piece = map.by_ref().take(MAP_PIECE).flatten().collect();
         }
-        self.to.pad()?;
-        Ok(slot)
+        Ok(record.slot)
     }
 }

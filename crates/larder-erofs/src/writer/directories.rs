@@ -4,9 +4,8 @@
 //! `..` among them, inside of a block and from block to block.
 
 use crate::error::{EntryProblem, ErofsError};
-use crate::format::{BLOCK, DIRENT, DataLayout, INODE, Inode, ROOT_NID, ROOT_OFFSET, dirent_type, file_type};
-use crate::metadata_blocks::MetadataBlocks;
-use crate::tree::{DirId, NameTree, NodeId, NodeKind, ROOT, TreeDirectory};
+use crate::format::{BLOCK, DIRENT, DataLayout, INODE, Inode, dirent_type, file_type};
+use crate::tree::{DirId, NameTree, NodeId, NodeKind, TreeDirectory};
 use crate::xattr::mark_opaque;
 
 use super::type_of;
@@ -14,14 +13,6 @@ use super::type_of;
 /// In the place of a node: the directory itself, and its parent.
 const DOT: NodeId = NodeId::MAX;
 const DOT_DOT: NodeId = NodeId::MAX - 1;
-
-/// Bytes that an opaque directory's mark needs, at most.
-const OPAQUE_MARK: usize = 32;
-
-/// Whether the root's inode, with these attributes and the mark of an opaque directory, fits behind the superblock.
-pub(super) fn root_has_room(xattrs: &[u8]) -> bool {
-    ROOT_OFFSET + INODE + xattrs.len() + OPAQUE_MARK <= BLOCK
-}
 
 /// The live names of all directories, sorted.
 pub(super) struct DirectoryListing<'a> {
@@ -45,17 +36,17 @@ pub(super) struct DirectoryLayout {
     pub(super) tail: usize,
 }
 
-/// Where the inodes of a layer are.
-pub(super) struct InodeNumbers<'a> {
-    pub(super) blocks: &'a MetadataBlocks,
-    /// Of each directory but the root, the slot among the inodes of directories; and the number of the first of them.
-    pub(super) slots: &'a [u32],
-    pub(super) first: u64,
+/// Numbers of the inodes of a layer.
+pub(super) struct InodeNumbers {
+    /// Of each directory.
+    pub(super) directories: Vec<u32>,
+    /// Of the first slot behind all directories: slots of other inodes count from there.
+    pub(super) first_slot: u64,
 }
 
-impl InodeNumbers<'_> {
-    fn of_directory(&self, dir: DirId) -> u64 {
-        if dir == ROOT { ROOT_NID.into() } else { self.first + u64::from(self.slots[dir as usize]) }
+impl InodeNumbers {
+    pub(super) fn of_directory(&self, dir: DirId) -> u64 {
+        self.directories[dir as usize].into()
     }
 }
 
@@ -98,12 +89,11 @@ impl<'a> DirectoryListing<'a> {
         self.order.iter().copied()
     }
 
-    /// How a directory is stored behind `room` bytes of its block at least.
+    /// How a directory is stored.
     pub(super) fn layout(
         &self,
         dir: DirId,
         directory: &TreeDirectory,
-        room: usize,
     ) -> Result<DirectoryLayout, ErofsError> {
         let mut xattrs = self.tree.directory_xattrs(directory).to_vec();
         if directory.is_opaque() {
@@ -117,7 +107,7 @@ impl<'a> DirectoryListing<'a> {
         // The last block counts only up to its last name, and the others as a whole.
         let (blocks, rest) = if rest == BLOCK { (full + 1, 0) } else { (full, rest) };
         let size = blocks * BLOCK as u64 + rest as u64;
-        let inline = rest > 0 && INODE + xattrs.len() + rest <= room;
+        let inline = rest > 0 && INODE + xattrs.len() + rest <= BLOCK;
         let blocks = blocks + u64::from(rest > 0 && !inline);
         let mtime = directory.mtime();
         let inode = Inode {
@@ -139,7 +129,7 @@ impl<'a> DirectoryListing<'a> {
     pub(super) fn encode<'b>(
         &'b self,
         dir: DirId,
-        numbers: &'b InodeNumbers<'_>,
+        numbers: &'b InodeNumbers,
     ) -> impl Iterator<Item = Vec<u8>> + 'b {
         self.blocks(dir).map(move |nodes| {
             let (mut entries, mut names) = (Vec::with_capacity(BLOCK), Vec::new());
@@ -193,7 +183,7 @@ impl<'a> DirectoryListing<'a> {
         }
     }
 
-    fn inode(&self, dir: DirId, node: NodeId, numbers: &InodeNumbers<'_>) -> (u64, NodeKind) {
+    fn inode(&self, dir: DirId, node: NodeId, numbers: &InodeNumbers) -> (u64, NodeKind) {
         match node {
             DOT => (numbers.of_directory(dir), NodeKind::Directory),
             DOT_DOT => (numbers.of_directory(self.tree.parent(dir)), NodeKind::Directory),
@@ -201,7 +191,7 @@ impl<'a> DirectoryListing<'a> {
                 let node = self.tree.node(node);
                 let number = match node.kind() {
                     NodeKind::Directory => numbers.of_directory(node.target),
-                    _ => numbers.blocks.inode_number(node.target),
+                    _ => numbers.first_slot + u64::from(node.target),
                 };
                 (number, node.kind())
             }

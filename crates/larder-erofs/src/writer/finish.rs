@@ -1,13 +1,16 @@
-//! The end of a layer: directories, numbers of links, superblock.
+//! The end of a layer: its metadata, which follows all data, and the superblock.
 //!
-//! All directories' sizes are known before the first is written, and so are the places of all inodes. Data of large
-//! directories comes first, then the inodes, each with the rest of its directory's data.
+//! Inodes of directories come first, the root before all others, each with the rest of its directory's data; then data of
+//! large directories; then all other inodes, from the temporary file. All sizes are known before the first byte is
+//! written, and so are the places of all inodes.
 
-use crate::error::{EntryProblem, ErofsError};
-use crate::format::{BLOCK, INODE, NLINK_OFFSET, ROOT_NID, ROOT_OFFSET, SLOT, Superblock};
+use std::iter::Peekable;
+
+use crate::error::ErofsError;
+use crate::format::{BLOCK, FIRST_SLOT, INODE, NLINK_OFFSET, SLOT, SLOTS_PER_BLOCK, Superblock};
 use crate::metadata_blocks::MetadataBlocks;
 use crate::output::{Appender, ErofsOutput, block_address};
-use crate::tree::{DirId, ROOT, TreeDirectory, TreeNode};
+use crate::tree::{ROOT, TreeNode};
 
 use super::directories::{DirectoryLayout, DirectoryListing, InodeNumbers};
 use super::{ErofsSummary, ErofsWriter};
@@ -15,16 +18,19 @@ use super::{ErofsSummary, ErofsWriter};
 /// Writes directories.
 struct DirectoryWriter<'a> {
     listing: DirectoryListing<'a>,
-    numbers: InodeNumbers<'a>,
+    numbers: InodeNumbers,
     /// First block of all directories' data.
     first_block: u32,
 }
 
 /// The place that comes next among the inodes of directories.
-#[derive(Default)]
 struct InodeCursor(u64);
 
 impl InodeCursor {
+    fn new() -> InodeCursor {
+        InodeCursor((FIRST_SLOT * SLOT) as u64)
+    }
+
     /// Offset of an inode. What follows it and its attributes must not cross a block.
     fn place(&mut self, layout: &DirectoryLayout) -> u64 {
         let head = (INODE + layout.xattrs.len()) as u64;
@@ -48,25 +54,23 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         }
         self.resolve_links()?;
         let lower_links = self.lower_links().count() as u64;
-        self.blocks.flush(&mut self.to)?;
         self.tree.seal();
         let ErofsWriter { mut to, tree, blocks, .. } = self;
-        let listing = DirectoryListing::new(&tree);
-        let first_block = to.block()?;
-        let (slots, data_blocks) = place_directories(&listing)?;
-        let first = (u64::from(first_block) + data_blocks) * (BLOCK / SLOT) as u64;
-        let numbers = InodeNumbers { blocks: &blocks, slots: &slots, first };
-        let mut writer = DirectoryWriter { listing, numbers, first_block };
-        writer.write_data(&mut to)?;
+        let metadata_block = to.block()?;
+        let writer = DirectoryWriter::new(DirectoryListing::new(&tree), metadata_block)?;
         writer.write_inodes(&mut to)?;
+        writer.write_data(&mut to)?;
+        let linked = writer.linked_slots();
+        let inodes = writer.inodes(&linked);
+        write_other_inodes(blocks, &linked, &mut to)?;
         let size = to.position();
-        let inodes = writer.write_links(&blocks, &mut to)?;
-        let mut block = writer.root()?;
+        let mut block = [0; BLOCK];
+        let root = u16::try_from(writer.numbers.of_directory(ROOT)).map_err(|_| ErofsError::LayerTooLarge)?;
         let superblock = Superblock {
             blocks: block_address(size / BLOCK as u64)?,
             inodes,
-            metadata_block: 0,
-            root: ROOT_NID,
+            metadata_block,
+            root,
             uuid: self.options.uuid,
             has_chunks: self.has_chunks,
         };
@@ -74,6 +78,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         to.output.write_at(0, &block)?;
         let summary = ErofsSummary {
             size,
+            metadata_size: size - u64::from(metadata_block) * BLOCK as u64,
             inodes,
             hides_lowers: self.hides_lowers,
             skipped_xattrs: self.skipped_xattrs,
@@ -83,30 +88,46 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     }
 }
 
-/// Bytes of a block behind its beginning that the root's inode, or any other one, may take.
-fn room(dir: DirId) -> usize {
-    if dir == ROOT { BLOCK - ROOT_OFFSET } else { BLOCK }
-}
-
-/// Of each directory but the root, its slot among the inodes of directories. And the number of blocks of data.
-fn place_directories(listing: &DirectoryListing<'_>) -> Result<(Vec<u32>, u64), ErofsError> {
-    let mut slots = vec![0; listing.live.len()];
-    let (mut cursor, mut blocks) = (InodeCursor::default(), 0);
-    for (dir, directory) in listing.directories() {
-        let layout = listing.layout(dir, &directory, room(dir))?;
-        blocks += u64::from(layout.blocks);
-        if dir != ROOT {
+impl<'a> DirectoryWriter<'a> {
+    /// Places all directories in the metadata, which begins with this block.
+    fn new(listing: DirectoryListing<'a>, metadata_block: u32) -> Result<DirectoryWriter<'a>, ErofsError> {
+        let mut directories = vec![0; listing.live.len()];
+        let (mut cursor, mut data_blocks) = (InodeCursor::new(), 0);
+        for (dir, directory) in listing.directories() {
+            let layout = listing.layout(dir, &directory)?;
+            data_blocks += u64::from(layout.blocks);
             let slot = cursor.place(&layout) / SLOT as u64;
-            slots[dir as usize] = u32::try_from(slot).map_err(|_| ErofsError::LayerTooLarge)?;
+            directories[dir as usize] = u32::try_from(slot).map_err(|_| ErofsError::LayerTooLarge)?;
         }
+        let inode_blocks = cursor.0.div_ceil(BLOCK as u64);
+        let first_block = block_address(u64::from(metadata_block) + inode_blocks)?;
+        let first_slot = (inode_blocks + data_blocks) * u64::from(SLOTS_PER_BLOCK);
+        Ok(DirectoryWriter { listing, numbers: InodeNumbers { directories, first_slot }, first_block })
     }
-    Ok((slots, blocks))
-}
 
-impl DirectoryWriter<'_> {
+    fn write_inodes<O: ErofsOutput>(&self, to: &mut Appender<O>) -> Result<(), ErofsError> {
+        let (base, mut cursor) = (to.position(), InodeCursor::new());
+        let mut next_block = self.first_block;
+        for (dir, directory) in self.listing.directories() {
+            let mut layout = self.listing.layout(dir, &directory)?;
+            let offset = cursor.place(&layout);
+            to.append_zeros(base + offset - to.position())?;
+            if layout.blocks > 0 {
+                layout.inode.place = next_block;
+            }
+            next_block += layout.blocks;
+            to.append(&layout.inode.encode(&layout.xattrs))?;
+            if layout.tail > 0 {
+                let blocks = self.listing.encode(dir, &self.numbers);
+                blocks.skip(layout.blocks as usize).try_for_each(|tail| to.append(&tail))?;
+            }
+        }
+        to.pad()
+    }
+
     fn write_data<O: ErofsOutput>(&self, to: &mut Appender<O>) -> Result<(), ErofsError> {
         for (dir, directory) in self.listing.directories() {
-            let layout = self.listing.layout(dir, &directory, room(dir))?;
+            let layout = self.listing.layout(dir, &directory)?;
             for block in self.listing.encode(dir, &self.numbers).take(layout.blocks as usize) {
                 to.append(&block)?;
                 to.pad()?;
@@ -115,67 +136,46 @@ impl DirectoryWriter<'_> {
         Ok(())
     }
 
-    fn write_inodes<O: ErofsOutput>(&mut self, to: &mut Appender<O>) -> Result<(), ErofsError> {
-        let (base, mut cursor) = (to.position(), InodeCursor::default());
-        let mut next_block = self.first_block;
-        for (dir, directory) in self.listing.directories() {
-            let mut layout = self.listing.layout(dir, &directory, room(dir))?;
-            if dir != ROOT {
-                let offset = cursor.place(&layout);
-                to.append_zeros(base + offset - to.position())?;
-                to.append(&self.encode(dir, &mut layout, next_block))?;
-            }
-            next_block += layout.blocks;
-        }
-        to.pad()
+    /// Slots of inodes that may have several names, each as often as it has a name, sorted.
+    fn linked_slots(&self) -> Vec<u32> {
+        let linked = || self.nodes().filter(|node| node.is_linked()).map(|node| node.target);
+        let mut slots = Vec::with_capacity(linked().count());
+        slots.extend(linked());
+        slots.sort_unstable();
+        slots
     }
 
-    /// An inode, its attributes, and the data that follows.
-    fn encode(&self, dir: DirId, layout: &mut DirectoryLayout, first_block: u32) -> Vec<u8> {
-        if layout.blocks > 0 {
-            layout.inode.place = first_block;
-        }
-        let mut record = layout.inode.encode(&layout.xattrs);
-        if layout.tail > 0 {
-            record.extend(self.listing.encode(dir, &self.numbers).skip(layout.blocks as usize).flatten());
-        }
-        record
+    /// Number of all inodes that have a name.
+    fn inodes(&self, linked_slots: &[u32]) -> u64 {
+        let others = self.nodes().filter(|node| !node.is_linked()).count();
+        let linked = linked_slots.chunk_by(|one, other| one == other).count();
+        1 + (others + linked) as u64
     }
 
-    /// Block 0 with the root's inode. The root's data is the first of all directories'.
-    fn root(&self) -> Result<[u8; BLOCK], ErofsError> {
-        let mut block = [0; BLOCK];
-        let root: TreeDirectory = self.listing.tree.directory(ROOT);
-        let mut layout = self.listing.layout(ROOT, &root, room(ROOT))?;
-        let record = self.encode(ROOT, &mut layout, self.first_block);
-        let end = ROOT_OFFSET + record.len();
-        let place = block.get_mut(ROOT_OFFSET..end);
-        let place = place.ok_or_else(|| ErofsError::rejected(b"/", EntryProblem::XattrSpace))?;
-        place.copy_from_slice(&record);
-        Ok(block)
+    fn nodes(&self) -> impl Iterator<Item = TreeNode> + '_ {
+        self.listing.nodes().map(|node| self.listing.tree.node(node))
     }
+}
 
-    /// Writes the number of names of each inode that has several. Returns the number of all inodes.
-    fn write_links<O: ErofsOutput>(
-        &self,
-        blocks: &MetadataBlocks,
-        to: &mut Appender<O>,
-    ) -> Result<u64, ErofsError> {
-        let tree = self.listing.tree;
-        let is_shared = |node: &TreeNode| node.is_linked();
-        let nodes = || self.listing.nodes().map(|node| tree.node(node));
-        let mut shared = Vec::with_capacity(nodes().filter(is_shared).count());
-        shared.extend(nodes().filter(is_shared).map(|node| node.target));
-        shared.sort_unstable();
-        let mut inodes = 1 + nodes().filter(|node| !node.is_linked()).count() as u64;
-        for names in shared.chunk_by(|one, other| one == other) {
-            inodes += 1;
-            if names.len() > 1 {
-                let links = u32::try_from(names.len()).unwrap_or(u32::MAX);
-                let offset = blocks.inode_number(names[0]) * SLOT as u64 + NLINK_OFFSET;
-                to.output.write_at(offset, &links.to_le_bytes())?;
-            }
-        }
-        Ok(inodes)
+/// Appends all inodes but those of directories, with the number of names of each inode that has several.
+fn write_other_inodes<O: ErofsOutput>(
+    blocks: MetadataBlocks<O::Scratch>,
+    linked_slots: &[u32],
+    to: &mut Appender<O>,
+) -> Result<(), ErofsError> {
+    block_address(to.position() / BLOCK as u64 + u64::from(blocks.count()))?;
+    let mut links = linked_slots.chunk_by(|one, other| one == other).peekable();
+    blocks.read(|first_slot, bytes| {
+        put_links(&mut links, first_slot, bytes);
+        to.append(bytes)
+    })
+}
+
+/// Puts the number of names into those inodes that are in these blocks.
+fn put_links<'a>(links: &mut Peekable<impl Iterator<Item = &'a [u32]>>, first_slot: u32, blocks: &mut [u8]) {
+    while let Some(names) = links.next_if(|names| ((names[0] - first_slot) as usize) < blocks.len() / SLOT) {
+        let at = (names[0] - first_slot) as usize * SLOT + NLINK_OFFSET;
+        let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
+        blocks[at..at + 4].copy_from_slice(&count.to_le_bytes());
     }
 }

@@ -1,6 +1,6 @@
 //! What single entries become.
 
-use larder_erofs::{EntryProblem, ErofsError, ErofsOptions, ErofsWriter};
+use larder_erofs::{ErofsOptions, ErofsWriter};
 
 use crate::reader::read;
 use crate::script::{ScriptEntry, ScriptKind, dir, entry, file, hard_link, noise, symlink, write};
@@ -10,17 +10,17 @@ fn layer(entries: &[ScriptEntry]) -> Vec<u8> {
 }
 
 #[test]
-fn an_empty_layer_has_a_root_and_one_block() {
+fn an_empty_layer_has_a_root_and_two_blocks() {
     let (layer, summary) = write(&[]).unwrap();
     let tree = read(&layer);
     assert_eq!(tree.len(), 1);
-    assert_eq!((tree[&b""[..]].mode, summary.inodes, summary.size), (0o040_755, 1, 4096));
+    assert_eq!((tree[&b""[..]].mode, summary.inodes, summary.size), (0o040_755, 1, 8192));
     assert!(!summary.hides_lowers);
 }
 
 #[test]
 fn small_files_share_blocks() {
-    let size = |at: usize| at * 7919 % 3001;
+    let size = |at: usize| at * 7919 % 1025;
     let files: Vec<ScriptEntry> =
         (0..1000).map(|at| file(format!("f{at}"), noise(size(at), at as u64))).collect();
     let (layer, _) = write(&files).unwrap();
@@ -156,10 +156,25 @@ fn attributes_larger_than_a_block_are_kept() {
 }
 
 #[test]
-fn the_root_has_less_room_for_attributes() {
-    assert!(write(&[dir("/").xattr("user.x", noise(2500, 1))]).is_ok());
-    let error = write(&[dir("/").xattr("user.x", noise(3000, 1))]).unwrap_err();
-    assert!(matches!(error, ErofsError::Rejected { problem: EntryProblem::XattrSpace, .. }), "{error}");
+fn the_root_has_room_for_attributes() {
+    let value = noise(60_000, 1);
+    let tree = read(&layer(&[dir("/").xattr("user.x", value.clone()), file("f", "behind it")]));
+    assert_eq!(tree[&b""[..]].xattrs[&b"user.x"[..]], value);
+    assert_eq!(tree[&b"f"[..]].content, b"behind it");
+}
+
+#[test]
+fn metadata_is_one_region_behind_the_data() {
+    let entries = [
+        file("a", noise(3 * 4096 + 1025, 1)),
+        file("b", noise(4096 + 1024, 2)),
+        entry("sparse", ScriptKind::Sparse(1 << 20, vec![(5000, noise(100, 5))])),
+        file("c", noise(1024, 3)),
+    ];
+    let (layer, summary) = write(&entries).unwrap();
+    let blocks_of_data = 4 + 1 + 1;
+    assert_eq!(summary.size - summary.metadata_size, (1 + blocks_of_data) * 4096);
+    read(&layer);
 }
 
 #[test]

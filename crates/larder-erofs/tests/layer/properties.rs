@@ -84,14 +84,13 @@ pub(crate) fn script_entry() -> impl Strategy<Value = ScriptEntry> {
     let owner = prop_oneof![3 => Just(0u32), 1 => 0u32..u32::MAX];
     (entry_path(), kind(), mode, owner.clone(), owner, time, xattrs()).prop_map(
         |(path, kind, mode, uid, gid, (seconds, nanos), xattrs)| ScriptEntry {
-            // The root has less room for attributes than others; see `contents.rs`.
-            xattrs: if path == b"./" { Vec::new() } else { xattrs },
             path,
             kind,
             mode,
             uid,
             gid,
             mtime: ErofsTime { seconds: seconds.into(), nanos },
+            xattrs,
         },
     )
 }

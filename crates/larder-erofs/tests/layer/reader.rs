@@ -141,10 +141,12 @@ impl Reader<'_> {
             node.device = place;
         } else {
             let first = u64::from(place) * BLOCK as u64;
+            let is_directory = node.mode & 0o170_000 == 0o040_000;
+            let what = if is_directory { "directory data" } else { "file data" };
             match format >> 1 {
                 0 => {
                     node.content = self.bytes(first, node.size).to_vec();
-                    self.occupy(first, node.size.next_multiple_of(BLOCK as u64), number, "data");
+                    self.occupy(first, node.size.next_multiple_of(BLOCK as u64), number, what);
                 }
                 2 => {
                     let tail = node.size % BLOCK as u64;
@@ -156,7 +158,7 @@ impl Reader<'_> {
                     );
                     node.content = self.bytes(first, node.size - tail).to_vec();
                     node.content.extend_from_slice(self.bytes(behind, tail));
-                    self.occupy(first, node.size - tail, number, "data");
+                    self.occupy(first, node.size - tail, number, what);
                     length += tail;
                 }
                 4 => length += self.chunks(&mut node, place, behind),
@@ -229,6 +231,9 @@ impl Reader<'_> {
 
     fn occupy(&mut self, at: u64, length: u64, number: u64, what: &str) {
         if length > 0 {
+            let is_data = what == "file data" || what == "chunk";
+            let is_separate = if is_data { at + length <= self.meta } else { at >= self.meta };
+            assert!(is_separate, "{at}: {what} of inode {number}, metadata begins at {}", self.meta);
             let before = self.used.insert(at, (at + length, format!("{what} of inode {number}")));
             assert!(before.is_none(), "{at}: {what} of inode {number} and {before:?}");
         }

@@ -91,6 +91,12 @@ fn a_tree_over_the_limit_is_an_error() {
 struct FullOutput(usize);
 
 impl ErofsOutput for FullOutput {
+    type Scratch = Vec<u8>;
+
+    fn scratch(&mut self) -> io::Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
         Ok(())

@@ -162,6 +162,7 @@ impl PendingLayer {
     pub(super) fn pause(&mut self) -> Result<PendingLowerWork, UnpackError> {
         self.writer.resolve_links().map_err(|error| image_error(&self.path, error))?;
         let cross_layer_links = self.writer.lower_links().count() as u64;
+        self.writer.close_scratch();
         let paused = self.writer.output_mut().pause();
         paused.map_err(|error| UnpackError::file("write", &self.path, error))?;
         let (mut implicit_dirs, mut path_bytes) = (0, 0);

@@ -10,6 +10,7 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use larder_erofs::ErofsOutput;
 
 use super::UnpackOptions;
+use super::scratch_file::ScratchFile;
 use super::write_behind::WriteBehind;
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::erofs::ErofsFile;
@@ -33,6 +34,8 @@ pub(super) struct ImageFile {
     reserve: Option<SpaceReserve>,
     /// Bytes since the file was last passed to `write_behind`.
     unseen: usize,
+    /// Temporary files so far.
+    scratch_files: u32,
 }
 
 impl ImageFile {
@@ -51,6 +54,7 @@ impl ImageFile {
             write_behind: options.write_behind.clone(),
             reserve: options.reserve.clone(),
             unseen: 0,
+            scratch_files: 0,
         })
     }
 
@@ -121,6 +125,15 @@ impl ImageFile {
 }
 
 impl ErofsOutput for ImageFile {
+    type Scratch = ScratchFile;
+
+    fn scratch(&mut self) -> io::Result<ScratchFile> {
+        self.scratch_files += 1;
+        let mut path = self.path.clone().into_os_string();
+        path.push(format!(".scratch{}", self.scratch_files));
+        Ok(ScratchFile::new(path.into(), self.reserve.clone()))
+    }
+
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.hasher.update(bytes);
         let mut rest = bytes;

@@ -37,6 +37,7 @@ mod metadata;
 mod options;
 mod pax;
 mod rebuild_archive;
+mod scratch_file;
 mod source;
 mod stream;
 mod write_behind;
