@@ -32,15 +32,11 @@ pub enum ErofsError {
         /// Whether there were more.
         more: bool,
     },
-    /// Over [`ErofsOptions::max_tree_bytes`](crate::ErofsOptions::max_tree_bytes).
-    #[error(
-        "EROFS layer limit exceeded at {path:?}: names and directories need more than {limit} bytes of memory"
-    )]
-    TreeTooLarge {
+    /// More than 16 million names, or more than 4 GiB of names, links and attributes of directories.
+    #[error("EROFS layer limit exceeded at {path:?}: too many names")]
+    TooManyNames {
         /// The entry that was one too many.
         path: PathBuf,
-        /// The limit.
-        limit: usize,
     },
     /// More than 16 TiB of data, or more than 128 GiB of inodes.
     #[error("EROFS layer limit exceeded: block addresses have 32 bits")]

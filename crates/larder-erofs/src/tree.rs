@@ -1,5 +1,5 @@
 //! What has which name, in little memory: 12 bytes for an entry, its name, and about 6 bytes to find it; 32 more for a
-//! directory.
+//! directory. Names, links and attributes of directories can be moved to a temporary file.
 //!
 //! Nodes are never removed. A node of a name that is used again changes what it is. A directory that something replaced is
 //! no longer referenced by its node, and everything in it is dead with it: [`NameTree::live_directories`].
@@ -9,9 +9,13 @@
 mod index;
 mod names;
 
+use std::borrow::Cow;
+use std::io;
+
 use crate::chunked::ChunkedVec;
 use crate::entry::ErofsTime;
 use crate::error::EntryProblem;
+use crate::output::ErofsScratch;
 
 use index::NodeIndex;
 use names::NameArena;
@@ -94,7 +98,7 @@ pub(crate) struct TreeDirectory {
     node: NodeId,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// Number of its encoded attributes, or [`NONE`].
+    /// Place of its encoded attributes, or [`NONE`].
     xattrs: u32,
     mode_and_flags: u16,
 }
@@ -136,43 +140,57 @@ impl TreeDirectory {
 }
 
 /// All names.
-pub(crate) struct NameTree {
+pub(crate) struct NameTree<S> {
     nodes: ChunkedVec<TreeNode>,
     directories: ChunkedVec<TreeDirectory>,
-    names: NameArena,
+    names: NameArena<S>,
     index: NodeIndex,
-    /// Attributes of directories.
-    xattrs: Vec<Box<[u8]>>,
-    xattr_bytes: usize,
+    /// The last attributes of a directory, and their place.
+    last_xattrs: (Vec<u8>, u32),
 }
 
-impl NameTree {
+impl<S: ErofsScratch> NameTree<S> {
     /// A tree of nothing but the root.
-    pub(crate) fn new() -> NameTree {
+    pub(crate) fn new(scratch: S) -> NameTree<S> {
         let mut directories = ChunkedVec::new();
         directories.push(TreeDirectory::implicit(NONE, ErofsTime::default()));
         NameTree {
             nodes: ChunkedVec::new(),
             directories,
-            names: NameArena::new(),
+            names: NameArena::new(scratch),
             index: NodeIndex::new(),
-            xattrs: Vec::new(),
-            xattr_bytes: 0,
+            last_xattrs: (Vec::new(), NONE),
         }
     }
 
-    /// Whether there is no room for one more node of a tree of this much memory.
-    pub(crate) fn is_full(&self, max_bytes: usize) -> bool {
-        self.memory() > max_bytes || self.nodes.len() >= index::MAX_NODES
+    /// Whether there is no room for one more entry.
+    pub(crate) fn is_full(&self) -> bool {
+        self.nodes.len() >= index::MAX_NODES - MAX_PATH || self.names.is_full()
     }
 
     /// Bytes of memory.
     pub(crate) fn memory(&self) -> usize {
-        self.nodes.memory()
-            + self.directories.memory()
-            + self.names.memory()
-            + self.index.memory()
-            + self.xattr_bytes
+        self.nodes.memory() + self.directories.memory() + self.names.memory() + self.index.memory()
+    }
+
+    /// Bytes of memory for names.
+    pub(crate) fn name_memory(&self) -> usize {
+        self.names.memory()
+    }
+
+    /// Moves names to the temporary file.
+    pub(crate) fn spill_names(&mut self) -> io::Result<()> {
+        self.names.spill()
+    }
+
+    /// Releases descriptors until the next name is read.
+    pub(crate) fn close(&mut self) {
+        self.names.close();
+    }
+
+    /// The first error of the temporary file since the last call: until then a name that cannot be read is empty.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        self.names.check()
     }
 
     pub(crate) fn node(&self, node: NodeId) -> TreeNode {
@@ -184,13 +202,23 @@ impl NameTree {
         (0..).zip(self.nodes.iter())
     }
 
-    pub(crate) fn name(&self, node: TreeNode) -> &[u8] {
+    pub(crate) fn name(&self, node: TreeNode) -> Cow<'_, [u8]> {
         self.names.name(node.name)
     }
 
     /// The text of a symbolic link; empty for all others.
-    pub(crate) fn symlink_target(&self, node: TreeNode) -> &[u8] {
-        if node.kind() == NodeKind::Symlink { self.names.link(node.name) } else { b"" }
+    pub(crate) fn symlink_target(&self, node: TreeNode) -> Cow<'_, [u8]> {
+        if node.kind() == NodeKind::Symlink { self.names.link(node.name) } else { Cow::Borrowed(b"") }
+    }
+
+    /// Keeps a text that is not a name.
+    pub(crate) fn add_text(&mut self, text: &[u8]) -> u32 {
+        self.names.add_text(text)
+    }
+
+    /// A text that was kept.
+    pub(crate) fn text(&self, at: u32) -> Cow<'_, [u8]> {
+        self.names.text(at)
     }
 
     pub(crate) fn directory(&self, dir: DirId) -> TreeDirectory {
@@ -216,7 +244,7 @@ impl NameTree {
         let hash = self.names.hash(dir, name);
         self.index.find(hash, |node| {
             let node = self.node(node);
-            node.dir() == dir && self.name(node) == name
+            node.dir() == dir && *self.name(node) == *name
         })
     }
 
@@ -245,7 +273,7 @@ impl NameTree {
         let (names, nodes) = (&self.names, &self.nodes);
         let hash_of = |node| {
             let node = nodes.get(node);
-            names.hash(node.dir(), names.name(node.name))
+            names.hash(node.dir(), &names.name(node.name))
         };
         self.index.insert(names.hash(dir, name), node, hash_of);
         node
@@ -295,8 +323,8 @@ impl NameTree {
     }
 
     /// A directory's encoded attributes, without the mark of an opaque one.
-    pub(crate) fn directory_xattrs(&self, dir: &TreeDirectory) -> &[u8] {
-        self.xattrs.get(dir.xattrs as usize).map_or(&[], |xattrs| xattrs)
+    pub(crate) fn directory_xattrs(&self, dir: &TreeDirectory) -> Cow<'_, [u8]> {
+        if dir.xattrs == NONE { Cow::Borrowed(b"") } else { self.names.text(dir.xattrs) }
     }
 
     /// The path from the root.
@@ -346,11 +374,11 @@ impl NameTree {
         if xattrs.is_empty() {
             return NONE;
         }
-        if self.xattrs.last().is_none_or(|last| **last != *xattrs) {
-            self.xattr_bytes += xattrs.len() + 2 * size_of::<Box<[u8]>>();
-            self.xattrs.push(xattrs.into_boxed_slice());
+        if self.last_xattrs.0 != xattrs {
+            let place = self.names.add_text(&xattrs);
+            self.last_xattrs = (xattrs, place);
         }
-        u32::try_from(self.xattrs.len() - 1).unwrap_or(NONE)
+        self.last_xattrs.1
     }
 }
 

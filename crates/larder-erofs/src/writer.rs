@@ -7,6 +7,7 @@ mod data;
 mod directories;
 mod finish;
 mod links;
+mod name_sorter;
 mod walk;
 
 use crate::entry::{ErofsEntry, ErofsEntryKind, ErofsTime};
@@ -28,18 +29,17 @@ const MAX_SYMLINK: usize = 4095;
 /// How a layer is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErofsOptions {
-    /// Bytes of memory for names and directories, at most; a layer that needs more fails with
-    /// [`ErofsError::TreeTooLarge`]. An entry takes 18 bytes and its name, a directory 32 more, a symbolic link its target;
-    /// [`ErofsWriter::finish`] needs no more than what is freed before. Default 48 MiB, enough for a million entries with
-    /// names of 25 bytes.
-    pub max_tree_bytes: usize,
+    /// Bytes of memory for names and links, at most; more are moved to a temporary file. All else takes 18 bytes for an
+    /// entry and 32 more for a directory; [`ErofsWriter::finish`] needs no more than what is freed before. Default 32 MiB,
+    /// enough for a million names of 32 bytes.
+    pub max_name_bytes: usize,
     /// The UUID of the filesystem. Overlay mounts log a warning when two of their layers have the same one. Default zero.
     pub uuid: [u8; 16],
 }
 
 impl Default for ErofsOptions {
     fn default() -> Self {
-        ErofsOptions { max_tree_bytes: 48 << 20, uuid: [0; 16] }
+        ErofsOptions { max_name_bytes: 32 << 20, uuid: [0; 16] }
     }
 }
 
@@ -65,13 +65,12 @@ pub struct ErofsSummary {
 pub struct ErofsWriter<O: ErofsOutput> {
     to: Appender<O>,
     options: ErofsOptions,
-    tree: NameTree,
+    tree: NameTree<O::Scratch>,
     blocks: MetadataBlocks<O::Scratch>,
     /// The file that expects data.
     file: Option<OpenFile>,
     /// Hard links to files that have not come, in the order in which they came.
     links: Vec<PendingLink>,
-    link_bytes: usize,
     /// Slot of the inode of all whiteouts.
     whiteout: Option<u32>,
     has_chunks: bool,
@@ -95,15 +94,14 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     pub fn new(output: O, options: ErofsOptions) -> Result<ErofsWriter<O>, ErofsError> {
         let mut to = Appender::new(output);
         to.append_zeros(BLOCK as u64)?;
-        let scratch = to.output.scratch()?;
+        let (inodes, names) = (to.output.scratch()?, to.output.scratch()?);
         Ok(ErofsWriter {
             to,
             options,
-            tree: NameTree::new(),
-            blocks: MetadataBlocks::new(scratch),
+            tree: NameTree::new(names),
+            blocks: MetadataBlocks::new(inodes),
             file: None,
             links: Vec::new(),
-            link_bytes: 0,
             whiteout: None,
             has_chunks: false,
             hides_lowers: false,
@@ -127,9 +125,14 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         self.tree.directory_count()
     }
 
-    /// Bytes of memory for what [`ErofsOptions::max_tree_bytes`] bounds.
+    /// Bytes of memory for names and directories.
     pub fn tree_bytes(&self) -> usize {
-        self.tree.memory() + self.bookkeeping()
+        self.tree.memory() + self.links.len() * size_of::<PendingLink>()
+    }
+
+    /// Moves names to a temporary file, to free their memory.
+    pub fn spill_names(&mut self) -> Result<(), ErofsError> {
+        Ok(self.tree.spill_names()?)
     }
 
     /// Where the layer is written.
@@ -140,6 +143,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     /// Closes temporary files until they are needed again.
     pub fn close_scratch(&mut self) {
         self.blocks.close();
+        self.tree.close();
     }
 
     /// Applies one entry. If it is a file with data, [`write_data`](ErofsWriter::write_data) comes next.
@@ -147,12 +151,21 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         if let Some(file) = &self.file {
             return Err(file.incomplete());
         }
-        let rejected = |problem| ErofsError::rejected(entry.path, problem);
-        check(entry).map_err(rejected)?;
-        if self.tree.is_full(self.options.max_tree_bytes.saturating_sub(self.bookkeeping())) {
-            let limit = self.options.max_tree_bytes;
-            return Err(ErofsError::TreeTooLarge { path: crate::error::path_of(entry.path), limit });
+        check(entry).map_err(|problem| ErofsError::rejected(entry.path, problem))?;
+        if self.tree.is_full() {
+            return Err(ErofsError::TooManyNames { path: crate::error::path_of(entry.path) });
         }
+        if self.tree.name_memory() > self.options.max_name_bytes {
+            self.tree.spill_names()?;
+        }
+        // Before any other error: what a file of names cannot return looks as if it were not there.
+        let added = self.apply(entry);
+        self.tree.check()?;
+        added
+    }
+
+    fn apply(&mut self, entry: &ErofsEntry<'_>) -> Result<(), ErofsError> {
+        let rejected = |problem| ErofsError::rejected(entry.path, problem);
         let path = clean(entry.path);
         if path.is_empty() {
             return match entry.kind {
@@ -176,11 +189,6 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         }
         self.file = OpenFile::ignored(entry);
         Ok(())
-    }
-
-    /// Bytes of memory that only limits of the tree bound.
-    fn bookkeeping(&self) -> usize {
-        self.link_bytes
     }
 
     fn make(&mut self, place: EntryPlace<'_>, entry: &ErofsEntry<'_>) -> Result<(), ErofsError> {

@@ -3,11 +3,15 @@
 //! A directory's data is blocks; each begins with entries of 12 bytes, and their names follow. Names are in order, `.` and
 //! `..` among them, inside of a block and from block to block.
 
+use std::borrow::Cow;
+
 use crate::error::{EntryProblem, ErofsError};
 use crate::format::{BLOCK, DIRENT, DataLayout, INODE, Inode, dirent_type, file_type};
+use crate::output::ErofsScratch;
 use crate::tree::{DirId, NameTree, NodeId, NodeKind, TreeDirectory};
 use crate::xattr::mark_opaque;
 
+use super::name_sorter::NameSorter;
 use super::type_of;
 
 /// In the place of a node: the directory itself, and its parent.
@@ -15,8 +19,8 @@ const DOT: NodeId = NodeId::MAX;
 const DOT_DOT: NodeId = NodeId::MAX - 1;
 
 /// The live names of all directories, sorted.
-pub(super) struct DirectoryListing<'a> {
-    pub(super) tree: &'a NameTree,
+pub(super) struct DirectoryListing<'a, S> {
+    pub(super) tree: &'a NameTree<S>,
     pub(super) live: Vec<bool>,
     /// Nodes by directory, then by name.
     order: Vec<NodeId>,
@@ -50,8 +54,8 @@ impl InodeNumbers {
     }
 }
 
-impl<'a> DirectoryListing<'a> {
-    pub(super) fn new(tree: &'a NameTree) -> DirectoryListing<'a> {
+impl<'a, S: ErofsScratch> DirectoryListing<'a, S> {
+    pub(super) fn new(tree: &'a NameTree<S>) -> DirectoryListing<'a, S> {
         let live = tree.live_directories();
         let is_listed = |dir: DirId, kind| live[dir as usize] && kind != NodeKind::PendingLink;
         let mut ends = vec![0u32; live.len()];
@@ -72,9 +76,10 @@ impl<'a> DirectoryListing<'a> {
             *end += 1;
         }
         let mut listing = DirectoryListing { tree, live, order, ends, subdirectories };
+        let mut sorter = NameSorter::new(tree);
         for dir in 0..listing.ends.len() {
             let range = listing.range(dir);
-            listing.order[range].sort_unstable_by_key(|node| tree.name(tree.node(*node)));
+            sorter.sort(&mut listing.order[range]);
         }
         listing
     }
@@ -95,7 +100,7 @@ impl<'a> DirectoryListing<'a> {
         dir: DirId,
         directory: &TreeDirectory,
     ) -> Result<DirectoryLayout, ErofsError> {
-        let mut xattrs = self.tree.directory_xattrs(directory).to_vec();
+        let mut xattrs = self.tree.directory_xattrs(directory).into_owned();
         if directory.is_opaque() {
             let marked = mark_opaque(&mut xattrs);
             let rejected = |problem: EntryProblem| ErofsError::rejected(&self.tree.path(dir), problem);
@@ -140,7 +145,7 @@ impl<'a> DirectoryListing<'a> {
                 entries.extend(number.to_le_bytes());
                 entries.extend(u16::try_from(name_offset).unwrap_or(0).to_le_bytes());
                 entries.extend([dirent_type(type_of(kind)), 0]);
-                names.extend_from_slice(name);
+                names.extend_from_slice(&name);
                 name_offset += name.len();
             }
             entries.extend(names);
@@ -157,7 +162,7 @@ impl<'a> DirectoryListing<'a> {
     fn blocks(&self, dir: DirId) -> impl Iterator<Item = Vec<NodeId>> + '_ {
         let nodes = &self.order[self.range(dir as usize)];
         let [dot, dot_dot] =
-            [&b"."[..], b".."].map(|name| nodes.partition_point(|node| self.name(*node) < name));
+            [&b"."[..], b".."].map(|name| nodes.partition_point(|node| *self.name(*node) < *name));
         let all = [&nodes[..dot], &[DOT], &nodes[dot..dot_dot], &[DOT_DOT], &nodes[dot_dot..]];
         let mut nodes = all.into_iter().flatten().copied().peekable();
         std::iter::from_fn(move || {
@@ -175,10 +180,10 @@ impl<'a> DirectoryListing<'a> {
         block.iter().map(|node| DIRENT + self.name(*node).len()).sum()
     }
 
-    fn name(&self, node: NodeId) -> &[u8] {
+    fn name(&self, node: NodeId) -> Cow<'_, [u8]> {
         match node {
-            DOT => b".",
-            DOT_DOT => b"..",
+            DOT => Cow::Borrowed(b"."),
+            DOT_DOT => Cow::Borrowed(b".."),
             node => self.tree.name(self.tree.node(node)),
         }
     }

@@ -9,15 +9,15 @@ use std::iter::Peekable;
 use crate::error::ErofsError;
 use crate::format::{BLOCK, FIRST_SLOT, INODE, NLINK_OFFSET, SLOT, SLOTS_PER_BLOCK, Superblock};
 use crate::metadata_blocks::MetadataBlocks;
-use crate::output::{Appender, ErofsOutput, block_address};
+use crate::output::{Appender, ErofsOutput, ErofsScratch, block_address};
 use crate::tree::{ROOT, TreeNode};
 
 use super::directories::{DirectoryLayout, DirectoryListing, InodeNumbers};
 use super::{ErofsSummary, ErofsWriter};
 
 /// Writes directories.
-struct DirectoryWriter<'a> {
-    listing: DirectoryListing<'a>,
+struct DirectoryWriter<'a, S> {
+    listing: DirectoryListing<'a, S>,
     numbers: InodeNumbers,
     /// First block of all directories' data.
     first_block: u32,
@@ -60,6 +60,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         let writer = DirectoryWriter::new(DirectoryListing::new(&tree), metadata_block)?;
         writer.write_inodes(&mut to)?;
         writer.write_data(&mut to)?;
+        tree.check()?;
         let linked = writer.linked_slots();
         let inodes = writer.inodes(&linked);
         write_other_inodes(blocks, &linked, &mut to)?;
@@ -88,9 +89,12 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     }
 }
 
-impl<'a> DirectoryWriter<'a> {
+impl<'a, S: ErofsScratch> DirectoryWriter<'a, S> {
     /// Places all directories in the metadata, which begins with this block.
-    fn new(listing: DirectoryListing<'a>, metadata_block: u32) -> Result<DirectoryWriter<'a>, ErofsError> {
+    fn new(
+        listing: DirectoryListing<'a, S>,
+        metadata_block: u32,
+    ) -> Result<DirectoryWriter<'a, S>, ErofsError> {
         let mut directories = vec![0; listing.live.len()];
         let (mut cursor, mut data_blocks) = (InodeCursor::new(), 0);
         for (dir, directory) in listing.directories() {

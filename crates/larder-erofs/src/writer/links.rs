@@ -13,8 +13,8 @@ const MAX_CHAIN: u32 = 40;
 /// A hard link whose target was not there when it came.
 pub(super) struct PendingLink {
     node: NodeId,
-    /// Clean, without a `/` at its beginning.
-    target: Box<[u8]>,
+    /// Place of its path: clean, without a `/` at its beginning.
+    target: u32,
 }
 
 /// A hard link to a file that the layer does not have.
@@ -35,8 +35,8 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         // It may come later. Until then the name means nothing.
         let number = u32::try_from(self.links.len()).unwrap_or(u32::MAX);
         let node = self.put(place, NodeKind::PendingLink, number, b"");
-        self.link_bytes += 2 * size_of::<PendingLink>() + target.len();
-        self.links.push(PendingLink { node, target: target.into() });
+        let target = self.tree.add_text(&target);
+        self.links.push(PendingLink { node, target });
         Ok(())
     }
 
@@ -83,7 +83,9 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         let link = &self.links[number];
         let node = self.tree.node(link.node);
         let is_pending = node.kind() == NodeKind::PendingLink && node.target as usize == number;
-        is_pending.then(|| (node.dir(), self.tree.name(node).to_vec(), link.target.to_vec()))
+        is_pending.then(|| {
+            (node.dir(), self.tree.name(node).into_owned(), self.tree.text(link.target).into_owned())
+        })
     }
 
     /// Links to a file that is there. `false` when it is not.
@@ -110,7 +112,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
             return Err(rejected(EntryProblem::LinkTarget));
         }
         self.tree.mark_linked(found);
-        let text = self.tree.symlink_target(node).to_vec();
+        let text = self.tree.symlink_target(node).into_owned();
         let link = self.put(place, node.kind(), node.target, &text);
         self.tree.mark_linked(link);
         Ok(true)

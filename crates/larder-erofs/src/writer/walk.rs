@@ -120,7 +120,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
             let node = self.tree.node(node);
             match node.kind() {
                 NodeKind::Directory => walk.at = node.target,
-                NodeKind::Symlink => walk.follow(self.tree.symlink_target(node))?,
+                NodeKind::Symlink => walk.follow(&self.tree.symlink_target(node))?,
                 NodeKind::PendingLink => return Ok(WalkStep::Missing(part)),
                 kind => return Ok(WalkStep::Blocked(part, kind)),
             }

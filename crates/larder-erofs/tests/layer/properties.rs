@@ -2,13 +2,14 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
 
-use larder_erofs::ErofsTime;
+use larder_erofs::{ErofsOptions, ErofsTime, ErofsWriter};
 
 use crate::model::{Model, view_of_layer};
 use crate::product_reader::compare_readers;
 use crate::reader::read;
-use crate::script::{ScriptEntry, ScriptKind, noise, write, writer};
+use crate::script::{ScriptEntry, ScriptKind, hard_link, noise, write, writer};
 
 /// Few names, so that entries meet.
 fn name() -> impl Strategy<Value = Vec<u8>> {
@@ -161,4 +162,26 @@ proptest! {
         let (entries, ..) = accepted(entries);
         prop_assert_eq!(write(&entries).unwrap().0, write(&entries).unwrap().0);
     }
+}
+
+#[test]
+fn names_in_a_file_make_an_equal_layer() {
+    let mut runner = TestRunner::new(Config { cases: 15, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&(vec(script_entry(), 0..60), 1u32..2000), |(entries, dirs)| {
+        let (entries, ..) = accepted(entries);
+        let many =
+            (0..5000).map(|at| hard_link(format!("many/{}/{at:0>60}", at % dirs), format!("x{at:0>60}")));
+        let write = |max_name_bytes| {
+            let options = ErofsOptions { max_name_bytes, ..ErofsOptions::default() };
+            let mut writer = ErofsWriter::new(Vec::new(), options).unwrap();
+            for entry in many.clone().chain(entries.iter().cloned()) {
+                entry.add_to(&mut writer, usize::MAX).unwrap();
+            }
+            let links: Vec<_> = writer.lower_links().collect();
+            (writer.finish().unwrap().0, links)
+        };
+        prop_assert!(write(0) == write(usize::MAX));
+        Ok(())
+    });
+    outcome.unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use larder_erofs::{EntryProblem, ErofsError, ErofsOptions, ErofsOutput, ErofsWriter};
+use larder_erofs::{EntryProblem, ErofsError, ErofsOptions, ErofsOutput, ErofsScratch, ErofsWriter};
 
 use crate::script::{ScriptEntry, ScriptKind, dir, entry, file, hard_link, noise, symlink, write};
 
@@ -78,13 +78,59 @@ fn data_must_have_the_size_of_its_entry() {
     assert!(add(&[100, 1]).is_err());
 }
 
+/// A temporary file that takes everything and returns nothing.
+struct LostScratch;
+
+impl ErofsScratch for LostScratch {
+    fn write_at(&mut self, _offset: u64, _bytes: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn read_exact_at(&mut self, _buffer: &mut [u8], _offset: u64) -> io::Result<()> {
+        Err(io::ErrorKind::UnexpectedEof.into())
+    }
+
+    fn close(&mut self) {}
+}
+
+struct LostOutput;
+
+impl ErofsOutput for LostOutput {
+    type Scratch = LostScratch;
+
+    fn append(&mut self, _bytes: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write_at(&mut self, _offset: u64, _bytes: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn scratch(&mut self) -> io::Result<LostScratch> {
+        Ok(LostScratch)
+    }
+}
+
 #[test]
-fn a_tree_over_the_limit_is_an_error() {
-    let options = ErofsOptions { max_tree_bytes: 1 << 20, ..ErofsOptions::default() };
-    let mut writer = ErofsWriter::new(Vec::new(), options).unwrap();
-    let failed = (0..100_000).find_map(|at| file(format!("directory/{at}"), "").add_to(&mut writer, 1).err());
-    let error = failed.unwrap();
-    assert!(matches!(error, ErofsError::TreeTooLarge { limit: 1_048_576, .. }), "{error}");
+fn errors_of_temporary_files_are_returned() {
+    let options = ErofsOptions { max_name_bytes: 0, ..ErofsOptions::default() };
+    let write = || {
+        let mut writer = ErofsWriter::new(LostOutput, options.clone())?;
+        for at in 0..10_000 {
+            let path = format!("directory/{}/{at:0>100}", at % 7);
+            writer.add(&larder_erofs::ErofsEntry {
+                path: path.as_bytes(),
+                kind: larder_erofs::ErofsEntryKind::Fifo,
+                mode: 0,
+                uid: 0,
+                gid: 0,
+                mtime: larder_erofs::ErofsTime::default(),
+                xattrs: &[],
+            })?;
+        }
+        writer.finish()
+    };
+    assert!(matches!(write().err(), Some(ErofsError::Output(_))));
 }
 
 /// An output with room for some bytes.

@@ -16,10 +16,7 @@ use super::image::{PendingLayer, uuid_of};
 use super::layer_entries::{EntryData, entry_of};
 use super::merged_layers::{LayerReader, MergedLayers};
 use super::stream::{BufferSource, TarStream, from_reader};
-use super::{ImageMemory, OverlayForm, UnpackError, UnpackOptions};
-
-/// Bytes of memory for names: ten million of them.
-const MAX_TREE: usize = 512 << 20;
+use super::{OverlayForm, UnpackError, UnpackOptions};
 
 /// Bytes of memory for the first paths of files with several names, and what one takes beside its bytes.
 const MAX_LINK_PATHS: usize = 256 << 20;
@@ -48,10 +45,10 @@ pub struct SkippedFiles {
 
 /// Writes the files to a new EROFS image, which is the same for the same files and ID. It is not synced.
 pub fn write_disk_image(files: impl Read, id: &Digest, path: &Path) -> Result<(), UnpackError> {
-    let options = UnpackOptions { image_memory: ImageMemory::new(MAX_TREE), ..UnpackOptions::default() };
+    let options = UnpackOptions::default();
     let mut feed = from_reader(files);
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, id, &options), &options);
-    let form = ErofsOptions { uuid: uuid_of(id), max_tree_bytes: MAX_TREE };
+    let form = ErofsOptions { uuid: uuid_of(id), ..ErofsOptions::default() };
     let (mut image, _) = PendingLayer::read(&mut archive, path, form, &options)?;
     archive.read_rest()?;
     image.pause()?;

@@ -136,9 +136,9 @@ impl PendingLayer {
             xattrs: &entry.xattrs,
         });
         added.map_err(|error| image_error(&self.path, error))?;
-        if !self.memory.grow_to(self.writer.tree_bytes()) {
-            let reason = "the names of all layers being unpacked need more than 48 MiB".to_owned();
-            return Err(UnpackError::Unsupported { reason });
+        if !self.memory.resize(self.writer.tree_bytes()) {
+            self.writer.spill_names().map_err(|error| image_error(&self.path, error))?;
+            self.memory.resize(self.writer.tree_bytes());
         }
         let limit = u64::from(self.max_directories);
         if self.writer.directory_count() as u64 > limit {

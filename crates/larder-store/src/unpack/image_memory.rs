@@ -1,4 +1,4 @@
-//! Bounds the memory of all images that are written at the same time: each has its names in memory until its end.
+//! Bounds the memory of all layers that are written at the same time: each has names in memory until its end, as many as fit.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -43,15 +43,13 @@ pub(super) struct ImageMemoryShare {
 }
 
 impl ImageMemoryShare {
-    /// Grows to so many bytes; false if not all images fit then.
-    pub(super) fn grow_to(&mut self, bytes: usize) -> bool {
+    /// Changes to so many bytes. Returns false if it has grown and not all layers fit any more.
+    pub(super) fn resize(&mut self, bytes: usize) -> bool {
         let more = bytes.saturating_sub(self.bytes);
-        if more == 0 {
-            return true;
-        }
         let before = self.of.used.fetch_add(more, Ordering::AcqRel);
-        self.bytes += more;
-        before + more <= self.of.limit
+        self.of.used.fetch_sub(self.bytes.saturating_sub(bytes), Ordering::AcqRel);
+        self.bytes = bytes;
+        more == 0 || before + more <= self.of.limit
     }
 }
 
@@ -69,10 +67,11 @@ mod tests {
     fn images_share_the_memory_until_they_end() {
         let memory = ImageMemory::new(100);
         let (mut one, mut other) = (memory.share(), memory.share());
-        assert!(one.grow_to(60) && one.grow_to(50) && other.grow_to(40));
-        assert!(!other.grow_to(41), "both together");
+        assert!(one.resize(60) && other.resize(40));
+        assert!(!other.resize(41), "both together");
+        assert!(one.resize(50) && other.resize(50));
         drop(other);
-        assert!(one.grow_to(100));
-        assert!(!one.grow_to(101));
+        assert!(one.resize(100));
+        assert!(!one.resize(101));
     }
 }
