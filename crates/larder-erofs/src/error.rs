@@ -12,6 +12,9 @@ pub enum ErofsError {
     /// The output failed.
     #[error("cannot write the EROFS layer")]
     Output(#[from] io::Error),
+    /// A file of a lower layer cannot be read.
+    #[error("cannot copy a file of a lower layer")]
+    LowerLayer(#[from] ErofsReadError),
     /// An entry that no layer can hold, or that contradicts the others.
     #[error("rejected entry {path:?}: {problem}")]
     Rejected {

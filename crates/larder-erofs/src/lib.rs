@@ -49,5 +49,5 @@ pub use reader::{
     ErofsDirectory, ErofsDirectoryEntry, ErofsExtent, ErofsExtents, ErofsFileReader, ErofsInode, ErofsReader,
     ErofsWalk, ErofsWalkEntry, InodeKind,
 };
-pub use writer::{ErofsOptions, ErofsSummary, ErofsWriter, LowerLink};
+pub use writer::{ErofsOptions, ErofsSummary, ErofsWriter, LowerLink, OverlayView};
 pub use xattr::Xattrs;

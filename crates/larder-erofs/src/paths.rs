@@ -33,6 +33,15 @@ pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
+/// The path of a name in a directory.
+pub(crate) fn join(mut dir: Vec<u8>, name: &[u8]) -> Vec<u8> {
+    if !dir.is_empty() {
+        dir.push(b'/');
+    }
+    dir.extend_from_slice(name);
+    dir
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,6 +7,7 @@ mod data;
 mod directories;
 mod finish;
 mod links;
+mod lower_files;
 mod name_sorter;
 mod walk;
 
@@ -22,6 +23,7 @@ use crate::xattr::encode_xattrs;
 use data::OpenFile;
 pub use links::LowerLink;
 use links::PendingLink;
+pub use lower_files::OverlayView;
 
 /// Longest text of a symbolic link.
 const MAX_SYMLINK: usize = 4095;

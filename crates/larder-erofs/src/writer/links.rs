@@ -2,7 +2,7 @@
 
 use crate::error::{EntryProblem, ErofsError};
 use crate::output::ErofsOutput;
-use crate::paths::{clean, split};
+use crate::paths::{clean, join, split};
 use crate::tree::{DirId, NodeId, NodeKind};
 
 use super::{EntryPlace, ErofsWriter};
@@ -41,8 +41,9 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     }
 
     /// Makes the hard links whose target came after them. Call it after the last entry; what is left then is in
-    /// [`lower_links`](ErofsWriter::lower_links). A caller that adds files of lower layers under the names of the targets
-    /// calls it once more, or leaves that to [`finish`](ErofsWriter::finish).
+    /// [`lower_links`](ErofsWriter::lower_links). A caller that copies them
+    /// from lower layers ([`copy_file`](ErofsWriter::copy_file)) calls it once more, or leaves that to
+    /// [`finish`](ErofsWriter::finish).
     pub fn resolve_links(&mut self) -> Result<(), ErofsError> {
         for _ in 0..=MAX_CHAIN {
             let mut progress = false;
@@ -134,12 +135,4 @@ impl<O: ErofsOutput> ErofsWriter<O> {
             at = parent;
         }
     }
-}
-
-fn join(mut dir: Vec<u8>, name: &[u8]) -> Vec<u8> {
-    if !dir.is_empty() {
-        dir.push(b'/');
-    }
-    dir.extend_from_slice(name);
-    dir
 }

@@ -1,9 +1,9 @@
 //! Finds directories by path, through symbolic links of the layer, as if its root were `/`.
 
 use crate::entry::ErofsTime;
-use crate::error::EntryProblem;
+use crate::error::{EntryProblem, ErofsError};
 use crate::output::ErofsOutput;
-use crate::paths::parts;
+use crate::paths::{join, parts, split};
 use crate::tree::{DirId, NodeKind, ROOT};
 
 use super::ErofsWriter;
@@ -81,6 +81,20 @@ impl<O: ErofsOutput> ErofsWriter<O> {
             WalkStep::Done => Ok(Some(walk.at)),
             WalkStep::Missing(_) | WalkStep::Blocked(..) => Ok(None),
         }
+    }
+
+    /// The path that the links of this layer make of a path, as far as this layer has it: its last component is not followed.
+    pub fn resolve_path(&self, path: &[u8]) -> Result<Vec<u8>, ErofsError> {
+        let (parent, name) = split(path);
+        let mut walk = PathWalk::new(parent);
+        let step = self.advance(&mut walk).map_err(|problem| ErofsError::rejected(path, problem))?;
+        let mut rest = match step {
+            WalkStep::Done => Vec::new(),
+            WalkStep::Missing(part) | WalkStep::Blocked(part, _) => vec![part],
+        };
+        rest.extend(walk.todo.into_iter().rev());
+        rest.push(name.to_vec());
+        Ok(rest.iter().fold(self.tree.path(walk.at), |path, part| join(path, part)))
     }
 
     /// The directory of a path that leads through directories only: the common case.

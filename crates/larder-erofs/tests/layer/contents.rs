@@ -1,8 +1,8 @@
 //! What single entries become.
 
-use larder_erofs::{ErofsOptions, ErofsWriter};
+use larder_erofs::{EntryProblem, ErofsError, ErofsOptions, ErofsReader, ErofsWriter};
 
-use crate::reader::read;
+use crate::reader::{ReadNode, read};
 use crate::script::{ScriptEntry, ScriptKind, dir, entry, file, hard_link, noise, symlink, write};
 
 fn layer(entries: &[ScriptEntry]) -> Vec<u8> {
@@ -89,6 +89,45 @@ fn links_to_files_of_lower_layers_are_reported_and_can_be_completed() {
     assert_eq!(summary.lower_links, 0);
     assert_eq!((&tree[&b"b"[..]].content[..], tree[&b"b"[..]].links), (&b"from below"[..], 3));
     assert_eq!(tree[&b"a"[..]].mode, 0o040_700);
+}
+
+#[test]
+fn files_of_lower_layers_are_copied() {
+    let parts = vec![(1 << 20, noise(70_000, 2)), (8 << 20, noise(3, 3))];
+    let below = [
+        file("usr/bin/tool", noise(300_000, 1)).mode(0o4711).owner(3, 4).xattr("trusted.overlay.x", "y"),
+        entry("sparse", ScriptKind::Sparse(9 << 20, parts)).mtime(5, 6),
+        symlink("link", "usr/bin/tool"),
+        entry("pipe", ScriptKind::Fifo).mode(0o600),
+        entry("null", ScriptKind::CharDevice(1, 3)),
+        file("empty", ""),
+        dir("dir"),
+    ];
+    let below = layer(&below);
+    let lower = ErofsReader::open(&below[..]).unwrap();
+    let names = [&b"usr/bin/tool"[..], b"sparse", b"link", b"pipe", b"null", b"empty"];
+    let mut writer = ErofsWriter::new(Vec::new(), ErofsOptions::default()).unwrap();
+    for name in names {
+        hard_link([&b"links/"[..], name].concat(), name).add_to(&mut writer, 1).unwrap();
+    }
+    writer.resolve_links().unwrap();
+    assert_eq!(writer.lower_links().count(), names.len());
+    for name in names {
+        let found = lower.find(name).unwrap().unwrap();
+        writer.copy_file(name, &lower, &found).unwrap();
+    }
+    let found = lower.find(b"dir").unwrap().unwrap();
+    let error = writer.copy_file(b"dir", &lower, &found).unwrap_err();
+    assert!(matches!(error, ErofsError::Rejected { problem: EntryProblem::LinkToDirectory, .. }), "{error}");
+    let (layer, summary) = writer.finish().unwrap();
+    assert_eq!(summary.lower_links, 0);
+    let (expected, found) = (read(&below), read(&layer));
+    for name in names {
+        let (copy, link) = (&found[name], &found[&[&b"links/"[..], name].concat()]);
+        assert_eq!((copy, copy.links), (link, 2));
+        let copied = ReadNode { number: expected[name].number, links: 1, ..copy.clone() };
+        assert!(copied == expected[name], "{}", String::from_utf8_lossy(name));
+    }
 }
 
 #[test]

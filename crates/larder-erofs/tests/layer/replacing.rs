@@ -1,7 +1,9 @@
 //! Later entries, whiteouts, and parents that come late or never.
 
+use larder_erofs::OverlayView;
+
 use crate::reader::{ReadTree, read};
-use crate::script::{ScriptEntry, ScriptKind, dir, entry, file, hard_link, symlink, write};
+use crate::script::{ScriptEntry, ScriptKind, dir, entry, file, hard_link, symlink, write, writer};
 
 fn tree(entries: &[ScriptEntry]) -> ReadTree {
     read(&write(entries).unwrap().0)
@@ -86,6 +88,35 @@ fn a_whiteout_spares_what_the_same_layer_has() {
     ]);
     assert_eq!(paths(&tree), ["", "d", "d/x", "f", "g", "h", "h/y"]);
     assert!(is_opaque(&tree, "d") && is_opaque(&tree, "h"));
+}
+
+#[test]
+fn a_layer_hides_files_of_lower_layers() {
+    let entries = [
+        file("own", ""),
+        hard_link("link", "below"),
+        entry(".wh.gone", ScriptKind::Fifo),
+        entry("opaque/.wh..wh..opq", ScriptKind::Fifo),
+        file("opaque/dir/own", ""),
+        file("dir/x", ""),
+        symlink("alias", "dir"),
+    ];
+    let mut writer = writer();
+    for entry in &entries {
+        entry.add_to(&mut writer, 1).unwrap();
+    }
+    for path in ["own", "link", "dir/x", "opaque/dir/own", "alias"] {
+        assert_eq!(writer.view(path.as_bytes()), OverlayView::Own, "{path}");
+    }
+    for (path, resolved) in [("alias/a/b", "dir/a/b"), ("dir/alias", "dir/alias"), ("x/../y", "x/../y")] {
+        assert_eq!(writer.resolve_path(path.as_bytes()).unwrap(), resolved.as_bytes(), "{path}");
+    }
+    for path in ["other", "dir/y", "dir/a/b"] {
+        assert_eq!(writer.view(path.as_bytes()), OverlayView::Lower, "{path}");
+    }
+    for path in ["gone", "gone/x", "opaque/x", "opaque/dir/x", "alias/x", "own/x"] {
+        assert_eq!(writer.view(path.as_bytes()), OverlayView::Hidden, "{path}");
+    }
 }
 
 #[test]

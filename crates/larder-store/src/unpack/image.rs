@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use larder::reference::Digest;
 use larder_erofs::{
     EntryProblem, ErofsEntry, ErofsEntryKind, ErofsError, ErofsInode, ErofsOptions, ErofsTime, ErofsWriter,
+    LowerLink, OverlayView,
 };
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
@@ -186,8 +187,8 @@ impl PendingLayer {
 
     /// Completes the layer on those below.
     pub fn finish(mut self, lowers: &MergedLayers) -> Result<FinishedLayer, UnpackError> {
-        self.check_lower_links(lowers)?;
-        let mut changed = false;
+        // Before the directories: a copy may imply one.
+        let mut changed = self.copy_lower_files(lowers)?;
         let implied: Vec<Vec<u8>> = self.writer.implicit_directories().collect();
         for path in &implied {
             let model = directory_of(lowers, path)
@@ -207,23 +208,60 @@ impl PendingLayer {
         Ok(FinishedLayer { file: ErofsFile { implied_bytes, ..file }, changed })
     }
 
-    /// Refuses hard links to what the layers below do not have. Files of theirs cannot be copied yet.
-    fn check_lower_links(&self, lowers: &MergedLayers) -> Result<(), UnpackError> {
-        let Some(link) = self.writer.lower_links().next() else { return Ok(()) };
-        let found = lowers.find(&link.target, false);
-        let found = found.map_err(|error| UnpackError::file("inspect", path_of(&link.target), error))?;
-        Err(match found {
-            None => UnpackError::refused(&link.path, EntryRefusal::LinkTarget),
-            Some(found) if found.inode.is_directory() => {
-                UnpackError::refused(&link.path, EntryRefusal::LinkToDirectory)
+    /// Makes the hard links to files of the layers below: a file gets a copy in this layer, as an overlay makes one. Returns
+    /// whether there are any.
+    fn copy_lower_files(&mut self, lowers: &MergedLayers) -> Result<bool, UnpackError> {
+        let links: Vec<LowerLink> = self.writer.lower_links().collect();
+        for link in &links {
+            let target = self.writer.resolve_path(&link.target);
+            let target = target.map_err(|error| image_error(&self.path, error))?;
+            // A target that is itself such a link is resolved with it.
+            if self.writer.view(&target) != OverlayView::Own {
+                self.copy_lower_file(link, &target, lowers)?;
             }
-            Some(_) => {
-                let link = path_of(&link.path).display();
-                UnpackError::Unsupported {
-                    reason: format!("{link} is a hard link to a file of a lower layer"),
-                }
-            }
-        })
+        }
+        self.writer.resolve_links().map_err(|error| image_error(&self.path, error))?;
+        match self.writer.lower_links().next() {
+            Some(link) => Err(UnpackError::refused(&link.path, EntryRefusal::LinkTarget)),
+            None => Ok(!links.is_empty()),
+        }
+    }
+
+    fn copy_lower_file(
+        &mut self,
+        link: &LowerLink,
+        target: &[u8],
+        lowers: &MergedLayers,
+    ) -> Result<(), UnpackError> {
+        let found = lowers.find(target, false);
+        let found = found.map_err(|error| UnpackError::file("inspect", path_of(target), error))?;
+        let Some(found) = found else {
+            return Err(UnpackError::refused(&link.path, EntryRefusal::LinkTarget));
+        };
+        if found.inode.is_directory() {
+            return Err(UnpackError::refused(&link.path, EntryRefusal::LinkToDirectory));
+        }
+        let view = self.writer.view(&found.path);
+        // The layer hides the file after it has linked to it: the link is the file's only name.
+        let path = if view == OverlayView::Hidden { &link.path } else { &found.path };
+        if view != OverlayView::Own {
+            let lower = lowers.layer(found.layer);
+            let copied = self.writer.copy_file(path, lower, &found.inode);
+            copied.map_err(|error| image_error(&self.path, error))?;
+        }
+        if view == OverlayView::Hidden {
+            return Ok(());
+        }
+        let made = self.writer.add(&ErofsEntry {
+            path: &link.path,
+            kind: ErofsEntryKind::HardLink { target: &found.path },
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            mtime: ErofsTime::default(),
+            xattrs: &[],
+        });
+        made.map_err(|error| image_error(&self.path, error))
     }
 
     /// Gives an implied directory the metadata of the one below. Returns whether it is not what it had; a time does not count.
@@ -257,6 +295,7 @@ impl std::fmt::Debug for PendingLayer {
 pub(super) fn image_error(image: &Path, error: ErofsError) -> UnpackError {
     match error {
         ErofsError::Output(cause) => UnpackError::file("write", image, cause),
+        ErofsError::LowerLayer(cause) => UnpackError::file("copy a file of a lower layer to", image, cause),
         ErofsError::Rejected { path, problem } => match refusal_of(problem) {
             Some(reason) => UnpackError::Refused { path, reason },
             None => UnpackError::Unsupported { reason: format!("{}: {problem}", path.display()) },

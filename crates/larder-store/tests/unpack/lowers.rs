@@ -1,5 +1,6 @@
 //! Layers that only the layers below complete.
 
+use std::io::Read as _;
 use std::path::PathBuf;
 
 use larder_erofs::{ErofsInode, InodeKind};
@@ -139,6 +140,48 @@ fn a_layer_that_takes_nothing_from_below_fits_all_lowers() {
         vec![TarBuilderEntry::dir("."), TarBuilderEntry::dir("usr"), TarBuilderEntry::file("usr/c", "")];
     let complete = stack.push(complete).unwrap();
     assert!(!complete.changed && complete.file.implied_bytes == 0);
+}
+
+#[test]
+fn a_hard_link_to_a_file_of_a_lower_layer_is_a_link_to_a_copy() {
+    let mut stack = Stack::new();
+    let tool = TarBuilderEntry::file("usr/bin/tool", "content").mode(0o4711).owner(3, 4).xattr("user.a", "1");
+    let below =
+        [TarBuilderEntry::dir("usr/bin").mode(0o700), tool, TarBuilderEntry::symlink("bin", "usr/bin")];
+    stack.push(below.to_vec()).unwrap();
+    let links =
+        [("first", "usr/bin/tool"), ("second", "/bin/tool"), ("third", "first"), ("fourth", "own/tool")];
+    let links = links.map(|(name, target)| TarBuilderEntry::hard_link(name, target));
+    let own = TarBuilderEntry::symlink("own", "usr/bin");
+    assert!(stack.push([own].into_iter().chain(links).collect()).unwrap().changed);
+    let copy = stack.inode("usr/bin/tool");
+    assert_eq!((copy.mode, copy.uid, copy.gid, copy.nlink, copy.size), (0o4711, 3, 4, 5, 7));
+    for name in ["first", "second", "third", "fourth"] {
+        assert_eq!(stack.inode(name), copy, "{name}");
+    }
+    assert_eq!(stack.top().xattrs(&copy).unwrap(), [(b"user.a".to_vec(), b"1".to_vec())]);
+    let mut content = String::new();
+    stack.top().reader(&copy).read_to_string(&mut content).unwrap();
+    assert_eq!((content.as_str(), stack.meta("usr/bin").0), ("content", 0o700));
+}
+
+#[test]
+fn a_hard_link_to_a_file_that_the_layer_hides_is_the_only_name_of_the_copy() {
+    let mut stack = Stack::new();
+    stack
+        .push(vec![TarBuilderEntry::file("old", "content"), TarBuilderEntry::file("dir/old", "other")])
+        .unwrap();
+    let moved = [
+        TarBuilderEntry::hard_link("new", "old"),
+        TarBuilderEntry::file(".wh.old", ""),
+        TarBuilderEntry::hard_link("kept", "dir/old"),
+        TarBuilderEntry::file("dir/.wh..wh..opq", ""),
+    ];
+    stack.push(moved.to_vec()).unwrap();
+    assert_eq!((stack.inode("new").nlink, stack.inode("new").size), (1, 7));
+    assert_eq!((stack.inode("kept").nlink, stack.inode("kept").size), (1, 5));
+    assert!(stack.inode("old").is_whiteout());
+    assert!(stack.top().find(b"dir/old").unwrap().is_none());
 }
 
 #[test]
