@@ -45,7 +45,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Between two attempts of one hostile pull.
 const PAUSE: Duration = Duration::from_millis(100);
 /// For a pull of half a second.
-const PATIENCE: Duration = Duration::from_secs(30);
+const SLOT_TIMEOUT: Duration = Duration::from_secs(30);
 const HOUR: Duration = Duration::from_secs(3600);
 
 struct TenantFixture {
@@ -166,7 +166,7 @@ impl TenantFixture {
         let began = Instant::now();
         for round in 0..ROUNDS {
             let name = self.honest.image(&format!("app{}:1", attempt * ROUNDS + round));
-            time::timeout(PATIENCE, pull(&self.session, &name)).await.expect("it has a slot").unwrap();
+            time::timeout(SLOT_TIMEOUT, pull(&self.session, &name)).await.expect("it has a slot").unwrap();
         }
         began.elapsed()
     }

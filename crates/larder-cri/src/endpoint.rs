@@ -180,10 +180,10 @@ fn discover_among(
     look: impl Fn(&Path) -> SocketProbe,
 ) -> Result<Endpoint, NoRuntimeFound> {
     let tried: Vec<PathBuf> = paths.into_iter().collect();
-    let sights: Vec<_> = tried.iter().map(|path| look(path)).collect();
+    let probes: Vec<_> = tried.iter().map(|path| look(path)).collect();
     let best = [SocketProbe::Listener, SocketProbe::Candidate]
         .into_iter()
-        .find_map(|wanted| sights.iter().position(|sight| *sight == wanted));
+        .find_map(|wanted| probes.iter().position(|probe| *probe == wanted));
     match best {
         Some(index) => Ok(Endpoint::at(&tried[index])),
         None => Err(NoRuntimeFound { tried }),
@@ -191,11 +191,11 @@ fn discover_among(
 }
 
 fn probe_path(path: &Path) -> SocketProbe {
-    sight(fs_err::metadata(path).map(|found| found.file_type().is_socket()), || has_listener(path))
+    probe_outcome(fs_err::metadata(path).map(|found| found.file_type().is_socket()), || has_listener(path))
 }
 
-/// The failure for a path that is not a socket, or cannot be read.
-fn sight(is_socket: io::Result<bool>, listens: impl FnOnce() -> bool) -> SocketProbe {
+/// Returns the outcome for a path from its type and whether a process listens.
+fn probe_outcome(is_socket: io::Result<bool>, listens: impl FnOnce() -> bool) -> SocketProbe {
     match is_socket {
         Ok(true) if listens() => SocketProbe::Listener,
         Ok(true) => SocketProbe::Candidate,
@@ -278,9 +278,9 @@ mod tests {
     #[test]
     fn an_inaccessible_directory_is_a_candidate() {
         let denied = || Err(io::ErrorKind::PermissionDenied.into());
-        assert_eq!(sight(denied(), || true), SocketProbe::Candidate);
-        assert_eq!(sight(Err(io::ErrorKind::NotFound.into()), || true), SocketProbe::Nothing);
-        assert_eq!(sight(Ok(false), || true), SocketProbe::Nothing);
+        assert_eq!(probe_outcome(denied(), || true), SocketProbe::Candidate);
+        assert_eq!(probe_outcome(Err(io::ErrorKind::NotFound.into()), || true), SocketProbe::Nothing);
+        assert_eq!(probe_outcome(Ok(false), || true), SocketProbe::Nothing);
         let paths = ["/missing", "/hidden/a.sock", "/stale"].map(PathBuf::from);
         let found = discover_among(paths, |path| match path.to_str() {
             Some("/missing") => SocketProbe::Nothing,

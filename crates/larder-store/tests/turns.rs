@@ -25,7 +25,7 @@ fn claim(store: &Store, layer: &Digest) -> Option<LayerClaim> {
 }
 
 /// Waits for the claim of a layer that another pull has.
-async fn turn(store: &Store, layer: &Digest) -> LayerClaim {
+async fn claim_or_wait(store: &Store, layer: &Digest) -> LayerClaim {
     let (store, layer) = (store.clone(), layer.clone());
     let wait = move || poll(Duration::from_secs(20), || claim(&store, &layer));
     tokio::task::spawn_blocking(wait).await.unwrap().expect("the layer is given back")
@@ -56,7 +56,7 @@ async fn a_pull_that_waits_out_of_order_gives_back_what_it_holds() {
     // It gives up, and a third pull, which wants the upper layer next, is the first to claim the lower one.
     drop(gives_up);
     let lower = claim(&store, &lower).expect("this thread is the first");
-    let upper = turn(&store, &upper).await;
+    let upper = claim_or_wait(&store, &upper).await;
     drop((lower, upper));
     pulling.await.unwrap().expect("the pull goes on once no other pull has a claim");
 }

@@ -215,7 +215,7 @@ impl RingSink {
     /// restart: a number that is not reached yet comes from before the restart, and gets all events.
     pub fn follow(self: &Arc<Self>, from: u64) -> EventFollower {
         let from = if from > self.ring().next { 0 } else { from };
-        EventFollower { next: from, news: self.next.subscribe(), ring: Arc::clone(self) }
+        EventFollower { next: from, next_seen: self.next.subscribe(), ring: Arc::clone(self) }
     }
 
     /// The number that the next event will have.
@@ -251,7 +251,7 @@ impl EventSink for RingSink {
 pub struct EventFollower {
     ring: Arc<RingSink>,
     next: u64,
-    news: watch::Receiver<u64>,
+    next_seen: watch::Receiver<u64>,
 }
 
 /// An item of the event stream.
@@ -281,12 +281,12 @@ impl EventFollower {
     /// Waits for the next item.
     pub async fn next(&mut self) -> EventStreamItem {
         loop {
-            self.news.mark_unchanged();
+            self.next_seen.mark_unchanged();
             if let Some(item) = self.try_next() {
                 return item;
             }
             // The ring, and with it the sender, lives as long as this reader.
-            let _ = self.news.changed().await;
+            let _ = self.next_seen.changed().await;
         }
     }
 }

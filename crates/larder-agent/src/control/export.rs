@@ -74,7 +74,7 @@ fn requested(found: &FoundImage) -> ExportRequest {
 }
 
 /// How long the client may take for one piece. It holds the layers and a turn until then.
-const PATIENCE: Duration = Duration::from_secs(600);
+const SEND_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Hands pieces to the client, from a thread that may block.
 #[derive(Clone)]
@@ -86,7 +86,7 @@ struct PieceSender {
 impl PieceSender {
     /// Fails if the client has gone away or takes nothing.
     fn send(&self, piece: Result<api::ExportResponse, Status>) -> io::Result<()> {
-        let sent = self.runtime.block_on(async { time::timeout(PATIENCE, self.to.send(piece)).await });
+        let sent = self.runtime.block_on(async { time::timeout(SEND_TIMEOUT, self.to.send(piece)).await });
         match sent {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) => Err(io::ErrorKind::BrokenPipe.into()),

@@ -24,11 +24,11 @@ impl Node {
         loop {
             time::sleep(CHECK_INTERVAL).await;
             let commands = async || spawn_blocking(host_commands).await.ok().flatten();
-            let objection = self.remove_old_containers(runtime, commands, SystemTime::now()).await;
-            if let Some(why) = objection.filter(|_| objection != logged) {
+            let reason = self.remove_old_containers(runtime, commands, SystemTime::now()).await;
+            if let Some(why) = reason.filter(|_| reason != logged) {
                 tracing::warn!("gc.exitedContainerAge has no effect: {why}");
             }
-            logged = objection;
+            logged = reason;
         }
     }
 
@@ -40,11 +40,11 @@ impl Node {
         now: SystemTime,
     ) -> Option<&'static str> {
         let age = self.settings.now().exited_container_age?;
-        let objection = objection(self.settings.reads_kubelet_file(), commands().await.as_deref());
-        if objection.is_none() {
+        let reason = refusal_reason(self.settings.reads_kubelet_file(), commands().await.as_deref());
+        if reason.is_none() {
             remove_exited(runtime, age, now).await;
         }
-        objection
+        reason
     }
 }
 
@@ -64,8 +64,8 @@ async fn remove_exited(runtime: &CriBackend, age: Duration, now: SystemTime) {
     }
 }
 
-/// Why no container may be removed; `None` if there is no kubelet.
-fn objection(reads_kubelet: bool, commands: Option<&[String]>) -> Option<&'static str> {
+/// Returns why no container may be removed; `None` if there is no kubelet.
+fn refusal_reason(reads_kubelet: bool, commands: Option<&[String]>) -> Option<&'static str> {
     let is_kubelet = |command: &String| KUBELETS.iter().any(|kubelet| command.starts_with(kubelet));
     match commands {
         _ if reads_kubelet => Some("larder reads the settings of a kubelet"),
@@ -137,10 +137,10 @@ mod tests {
             });
             let commands = async || Some(vec![command.to_owned()]);
             let now = UNIX_EPOCH + Duration::from_secs(3602);
-            let objection = node.remove_old_containers(&runtime, commands, now).await;
+            let reason = node.remove_old_containers(&runtime, commands, now).await;
             let mut left = Vec::new();
             fake.change(|contents| left = contents.containers.iter().map(|one| one.id.clone()).collect());
-            (objection, left.join(", "))
+            (reason, left.join(", "))
         };
         let all = "old, young, of kubelet, running".to_owned();
         assert_eq!(remove(None, "systemd").await, (None, all.clone()), "off by default");
@@ -151,11 +151,11 @@ mod tests {
     #[test]
     fn containers_are_removed_only_where_there_is_certainly_no_kubelet() {
         let commands = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
-        assert_eq!(objection(false, Some(&commands(&["systemd", "containerd"]))), None);
-        assert!(objection(true, Some(&commands(&["systemd"]))).is_some());
-        assert!(objection(false, None).is_some());
+        assert_eq!(refusal_reason(false, Some(&commands(&["systemd", "containerd"]))), None);
+        assert!(refusal_reason(true, Some(&commands(&["systemd"]))).is_some());
+        assert!(refusal_reason(false, None).is_some());
         for kubelet in ["kubelet", "k3s-agent", "kubelite"] {
-            assert!(objection(false, Some(&commands(&["systemd", kubelet]))).is_some(), "{kubelet}");
+            assert!(refusal_reason(false, Some(&commands(&["systemd", kubelet]))).is_some(), "{kubelet}");
         }
     }
 

@@ -80,7 +80,7 @@ pub(crate) async fn check_now(
     let is_up = found.is_up();
     let mut change = None;
     health.send_if_modified(|known| {
-        change = news(known, &found);
+        change = health_transition_event(known, &found);
         let found = found.since_before(known);
         let changed = *known != found;
         *known = found;
@@ -147,7 +147,10 @@ pub(crate) fn error_with_hint(error: &BackendError) -> String {
 }
 
 /// The changes that are events: the backend became unavailable, or available again.
-fn news(before: &BackendHealth, now: &BackendHealth) -> Option<(EventType, EventReason, String)> {
+fn health_transition_event(
+    before: &BackendHealth,
+    now: &BackendHealth,
+) -> Option<(EventType, EventReason, String)> {
     match (before, now) {
         (BackendHealth::Unknown | BackendHealth::Up(_), BackendHealth::Down { why, .. }) => Some((
             EventType::Warning,

@@ -65,18 +65,22 @@ impl UserCredentials {
 
     /// Whose credentials are tried for an image, in order.
     pub fn report(&self, image: &str, secrets: &[PullSecret]) -> String {
-        let mut fitting = self.fitting(image, secrets);
+        let mut matching_credentials = self.matching_credentials(image, secrets);
         if let Ok(name) = Reference::parse(image) {
-            fitting.extend(self.programs(name.name()));
+            matching_credentials.extend(self.programs(name.name()));
         }
-        if fitting.is_empty() { "none, pulling anonymously".to_owned() } else { fitting.join(", ") }
+        if matching_credentials.is_empty() {
+            "none, pulling anonymously".to_owned()
+        } else {
+            matching_credentials.join(", ")
+        }
     }
 
     /// Returns the next step after the registry has denied an image.
     pub fn advice(&self, image: &str, secrets: &[PullSecret]) -> Hint {
         let failed: Vec<_> = self.failed(image).into_iter().map(|(_, why)| why).collect();
         let failed = failed.join("; ");
-        let mut shown = self.fitting(image, secrets);
+        let mut shown = self.matching_credentials(image, secrets);
         shown.extend(self.gave(image));
         match (failed.is_empty(), shown.is_empty()) {
             (true, _) => self.advice_of(image, secrets, &shown),
@@ -99,7 +103,9 @@ impl UserCredentials {
             (shown, _) => {
                 let rejected = format!("the registry rejected the credentials of {}", shown.join(", "));
                 match Reference::parse(image) {
-                    Ok(name) if self.own.iter().any(|own| !own.fitting(name.name()).is_empty()) => {
+                    Ok(name)
+                        if self.own.iter().any(|own| !own.matching_credentials(name.name()).is_empty()) =>
+                    {
                         let login = ["login".to_owned(), registry];
                         Hint::from(rejected + "; ").command(login).text(" replaces them")
                     }
@@ -114,7 +120,7 @@ impl UserCredentials {
         let Ok(name) = Reference::parse(image) else { return Vec::new() };
         let places = self.secret_places(secrets);
         let all = places.iter().chain(&self.own);
-        all.filter(|place| place.fitting(name.name()).is_empty())
+        all.filter(|place| place.matching_credentials(name.name()).is_empty())
             .filter_map(CredentialPlace::content)
             .collect()
     }
@@ -124,10 +130,10 @@ impl UserCredentials {
         self.own.as_ref().map(|own| own.name.as_str())
     }
 
-    fn fitting(&self, image: &str, secrets: &[PullSecret]) -> Vec<String> {
+    fn matching_credentials(&self, image: &str, secrets: &[PullSecret]) -> Vec<String> {
         let Ok(name) = Reference::parse(image) else { return Vec::new() };
         let places = self.secret_places(secrets);
-        places.iter().chain(&self.own).flat_map(|place| place.fitting(name.name())).collect()
+        places.iter().chain(&self.own).flat_map(|place| place.matching_credentials(name.name())).collect()
     }
 
     /// The programs that gave a credential for an image.
@@ -193,7 +199,7 @@ impl CredentialPlace {
     }
 
     /// `secret default/regcred (user larder)` for each credential that fits.
-    fn fitting(&self, repository: &str) -> Vec<String> {
+    fn matching_credentials(&self, repository: &str) -> Vec<String> {
         let found = self.keyring.lookup(repository);
         let printed = found.iter().map(|credential| match credential.username.as_str() {
             "" if credential.identity_token.is_empty() && credential.registry_token.is_empty() => {

@@ -1,6 +1,6 @@
 //! Open connections and calls under way, counted and bounded.
 //!
-//! Promises: never more than [`LIMIT`] connections, and [`LEAVING`] that were asked to close; when one more arrives, the
+//! Promises: never more than [`LIMIT`] connections, and [`CLOSING_LIMIT`] that were asked to close; when one more arrives, the
 //! one that was idle for the longest is asked, so that sleeping clients cannot keep others out.
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use super::request_memory::RequestMemoryLimit;
 /// How many connections are open at once.
 pub(super) const LIMIT: usize = 1000;
 /// How many more may be open that were asked to go.
-const LEAVING: usize = 200;
+const CLOSING_LIMIT: usize = 200;
 /// Everything that is open, and every call under way.
 #[derive(Clone, Default)]
 pub(crate) struct Connections(pub(super) Arc<ConnectionsInner>);
@@ -25,12 +25,12 @@ pub(crate) struct Connections(pub(super) Arc<ConnectionsInner>);
 struct ConnectionLimits {
     open: usize,
     /// Connections that were asked to end, besides.
-    leaving: usize,
+    closing: usize,
 }
 
 impl Default for ConnectionLimits {
     fn default() -> Self {
-        ConnectionLimits { open: LIMIT, leaving: LEAVING }
+        ConnectionLimits { open: LIMIT, closing: CLOSING_LIMIT }
     }
 }
 
@@ -54,7 +54,7 @@ struct OpenConnection {
     calls: usize,
     idle_since: Instant,
     leave: Arc<Notify>,
-    leaving: bool,
+    closing: bool,
 }
 
 /// A call under way.
@@ -71,7 +71,7 @@ impl Connections {
     /// A table of its own, with another limit.
     pub(super) fn limited(open: usize) -> Connections {
         let connections = Connections::default();
-        connections.table().limits = ConnectionLimits { open, leaving: open };
+        connections.table().limits = ConnectionLimits { open, closing: open };
         connections
     }
 
@@ -161,22 +161,22 @@ impl ConnectionTable {
 
     pub(super) fn enter(&mut self, leave: Arc<Notify>) -> u64 {
         let id = self.number();
-        self.open.insert(id, OpenConnection { calls: 0, idle_since: Instant::now(), leave, leaving: false });
+        self.open.insert(id, OpenConnection { calls: 0, idle_since: Instant::now(), leave, closing: false });
         id
     }
 
     /// Whether one more may come; where there are many, the one that was idle for the longest is asked to leave for it.
     pub(super) fn make_room(&mut self) -> bool {
-        let leaving = self.open.values().filter(|open| open.leaving).count();
-        if self.open.len() - leaving < self.limits.open {
+        let closing = self.open.values().filter(|open| open.closing).count();
+        if self.open.len() - closing < self.limits.open {
             return true;
         }
-        if leaving >= self.limits.leaving {
+        if closing >= self.limits.closing {
             return false;
         }
-        let idle = self.open.values_mut().filter(|open| open.calls == 0 && !open.leaving);
+        let idle = self.open.values_mut().filter(|open| open.calls == 0 && !open.closing);
         let Some(open) = idle.min_by_key(|open| open.idle_since) else { return false };
-        open.leaving = true;
+        open.closing = true;
         open.leave.notify_one();
         true
     }
@@ -185,7 +185,7 @@ impl ConnectionTable {
     fn ask_idle(&mut self, now: Instant, after: Duration) {
         for open in self.open.values_mut() {
             if open.calls == 0 && now.saturating_duration_since(open.idle_since) >= after {
-                open.leaving = true;
+                open.closing = true;
                 open.leave.notify_one();
             }
         }

@@ -143,7 +143,7 @@ impl Connections {
         // Before it says anything hyper would close it without an answer.
         tokio::select! {
             biased;
-            () = speaks(&stream) => {}
+            () = wait_readable(&stream) => {}
             () = stop_requested(&mut stop) => return drop(time::timeout(GOODBYE, self.reads(&router).serve(stream)).await),
             () = entry.leave.notified() => return,
         }
@@ -206,8 +206,8 @@ fn http() -> auto::Builder<TokioExecutor> {
 /// Keeps a call in the table, and what its request takes.
 impl BodyObserver for (CallEntry, MemoryReservation) {}
 
-/// Done once the client has sent something, or has gone. Takes nothing of it: readiness alone may be a false alarm.
-async fn speaks(stream: &UnixStream) {
+/// Waits until the client has sent something or has disconnected. Consumes nothing: readiness alone may be a false alarm.
+async fn wait_readable(stream: &UnixStream) {
     let look = || Ok(rustix::net::recv(stream, &mut [0_u8; 1], RecvFlags::PEEK).map(drop)?);
     let looked: std::io::Result<()> = stream.async_io(Interest::READABLE, look).await;
     if let Err(error) = looked {

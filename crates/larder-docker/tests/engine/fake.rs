@@ -10,7 +10,7 @@ use larder_docker::{DockerBackend, EngineConfig, EngineHost};
 use tempfile::TempDir;
 
 /// How long a call that must come may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Listens until the process ends.
 pub(crate) struct FakeEngine {
@@ -78,7 +78,7 @@ impl FakeEngine {
         let wait = move || {
             let calls = asked.calls.lock().unwrap();
             let none = |calls: &mut Vec<String>| !calls.iter().any(|come| call(come));
-            assert!(!asked.more.wait_timeout_while(calls, PATIENCE, none).unwrap().1.timed_out());
+            assert!(!asked.more.wait_timeout_while(calls, CALL_TIMEOUT, none).unwrap().1.timed_out());
         };
         tokio::task::spawn_blocking(wait).await.unwrap();
     }

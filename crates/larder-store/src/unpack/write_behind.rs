@@ -28,7 +28,7 @@ struct SyncQueue {
     sync: fn(&File) -> io::Result<()>,
     state: Mutex<SyncQueueState>,
     /// A file was let go of.
-    news: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl BackgroundSyncer {
     }
 
     fn with(room: usize, sync: fn(&File) -> io::Result<()>) -> BackgroundSyncer {
-        BackgroundSyncer(Arc::new(SyncQueue { room, sync, state: Mutex::default(), news: Condvar::new() }))
+        BackgroundSyncer(Arc::new(SyncQueue { room, sync, state: Mutex::default(), changed: Condvar::new() }))
     }
 
     /// A pull's part.
@@ -83,7 +83,7 @@ impl WriteBehind {
             return;
         }
         let mut state = self.queue.state();
-        if state.waiting.len() >= self.queue.room || self.part.fate().ended {
+        if state.waiting.len() >= self.queue.room || self.part.outcome().ended {
             return;
         }
         state.waiting.push_back((self.part.clone(), file));
@@ -100,7 +100,7 @@ impl WriteBehind {
     /// Lets go of the files that wait, and takes no more. Does not wait for the one that is being synced.
     pub fn cancel(&self) {
         let mut state = self.queue.state();
-        self.part.fate().ended = true;
+        self.part.outcome().ended = true;
         state.waiting.retain(|(part, _)| !Arc::ptr_eq(part, &self.part));
     }
 
@@ -110,9 +110,9 @@ impl WriteBehind {
         self.cancel();
         let mut state = self.queue.state();
         while state.at.as_ref().is_some_and(|part| Arc::ptr_eq(part, &self.part)) {
-            state = self.queue.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        self.part.fate().error.take().map_or(Ok(()), Err)
+        self.part.outcome().error.take().map_or(Ok(()), Err)
     }
 }
 
@@ -126,7 +126,7 @@ impl SyncQueue {
         while let Some((part, file)) = self.next() {
             let file = File::from(file);
             if let Err(error) = (self.sync)(&file) {
-                part.fate().error.get_or_insert(error);
+                part.outcome().error.get_or_insert(error);
             }
         }
     }
@@ -137,13 +137,13 @@ impl SyncQueue {
         let next = state.waiting.pop_front();
         state.at = next.as_ref().map(|(part, _)| part.clone());
         state.working = next.is_some();
-        self.news.notify_all();
+        self.changed.notify_all();
         next
     }
 }
 
 impl PullSyncResult {
-    fn fate(&self) -> MutexGuard<'_, SyncOutcome> {
+    fn outcome(&self) -> MutexGuard<'_, SyncOutcome> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

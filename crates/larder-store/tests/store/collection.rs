@@ -9,7 +9,7 @@ use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions,
 use crate::help::*;
 
 /// All images as they are, unused and old.
-fn scene(store: &Store) -> GcSnapshot {
+fn snapshot(store: &Store) -> GcSnapshot {
     let subject = |image: larder::backend::Image| GcImage {
         id: image.id,
         handler: String::new(),
@@ -49,7 +49,7 @@ fn a_plan_promises_what_the_store_then_frees() {
     commit(&scratch.store, "b", &["one", "two"]);
     commit(&scratch.store, "c", &["one", "two", "three"]);
     commit(&scratch.store, "d", &["two", "four", "two"]);
-    let plan = plan(&scene(&scratch.store), &policy(), GcGoal::AllUnused);
+    let plan = plan(&snapshot(&scratch.store), &policy(), GcGoal::AllUnused);
     assert_eq!(plan.removals.len(), 4);
     for removal in plan.removals {
         let before = images_take(&scratch);
@@ -66,11 +66,11 @@ fn a_plan_promises_what_the_store_then_frees() {
 fn a_layer_that_a_lease_holds_is_not_promised() {
     let scratch = TempStore::new();
     commit(&scratch.store, "a", &["one", "two"]);
-    let before = plan(&scene(&scratch.store), &policy(), GcGoal::AllUnused);
+    let before = plan(&snapshot(&scratch.store), &policy(), GcGoal::AllUnused);
     let leased = LeaseResources { layers: vec![key("one")], ..LeaseResources::default() };
     let lease = LeaseRecord::granted("l", LeaseKind::Requested, leased, Duration::MAX, &noon().into());
     scratch.store.lease(&lease).unwrap();
-    let after = plan(&scene(&scratch.store), &policy(), GcGoal::AllUnused);
+    let after = plan(&snapshot(&scratch.store), &policy(), GcGoal::AllUnused);
     assert!(after.expected_freed.bytes < before.expected_freed.bytes && after.expected_freed.bytes > 0);
     let removed = scratch.store.remove("a", &RemoveOptions::default()).unwrap().unwrap();
     assert_eq!(after.expected_freed.bytes, removed.freed.bytes);

@@ -163,7 +163,7 @@ struct ChangeBatch<'a> {
     records: BTreeMap<ImageId, ImagePulledRecord>,
     /// Intents to remove.
     closed: BTreeSet<ImageName>,
-    gone: BTreeSet<ImageId>,
+    removed: BTreeSet<ImageId>,
     /// Intents of dead processes to rewrite.
     renewed: Vec<ImagePullIntent>,
     /// Images of successful pulls.
@@ -179,7 +179,7 @@ impl<'a> ChangeBatch<'a> {
             intents: BTreeSet::new(),
             records: BTreeMap::new(),
             closed: BTreeSet::new(),
-            gone: BTreeSet::new(),
+            removed: BTreeSet::new(),
             renewed: Vec::new(),
             ended: Vec::new(),
             released_locks: Vec::new(),
@@ -225,7 +225,7 @@ impl<'a> ChangeBatch<'a> {
             let updated = self.records.get(&image_ref).map_or(last_updated, |new| new.last_updated);
             if !kept.contains(&image_ref) && updated < Some(before) {
                 self.records.remove(&image_ref);
-                self.gone.insert(image_ref);
+                self.removed.insert(image_ref);
             }
         }
         Ok(())
@@ -262,7 +262,7 @@ impl<'a> ChangeBatch<'a> {
         if let Some(record) = self.records.get(image_ref) {
             return Some(record.clone());
         }
-        if self.gone.contains(image_ref) {
+        if self.removed.contains(image_ref) {
             return None;
         }
         self.context.dir.record(image_ref).unwrap_or_else(|error| {
@@ -284,7 +284,7 @@ impl<'a> ChangeBatch<'a> {
         if merge(&mut record, name, access) || is_new {
             record.last_updated = Some(now);
             record.image_ref = image_ref.clone();
-            self.gone.remove(image_ref);
+            self.removed.remove(image_ref);
             self.records.insert(image_ref.clone(), record);
         }
     }
@@ -314,8 +314,16 @@ impl<'a> ChangeBatch<'a> {
     }
 
     fn write(self, held: &mut ProcessIntents) -> io::Result<()> {
-        let ChangeBatch { context, intents, records, closed, gone, renewed, ended, released_locks: let_go } =
-            self;
+        let ChangeBatch {
+            context,
+            intents,
+            records,
+            closed,
+            removed,
+            renewed,
+            ended,
+            released_locks: let_go,
+        } = self;
         let intent =
             |intent: ImagePullIntent| (RecordDirKind::Pulling, intent.image.to_string(), intent.encode());
         let record = |(image_ref, record): (&ImageId, &ImagePulledRecord)| {
@@ -347,11 +355,11 @@ impl<'a> ChangeBatch<'a> {
             !context.dir.is_pulled_by_other_process(image)
         });
         let closed: Vec<_> = closed.map(|image| (RecordDirKind::Pulling, String::from(image))).collect();
-        let gone = gone.into_iter().map(|image_ref| {
+        let removed = removed.into_iter().map(|image_ref| {
             context.memory.forget(&image_ref);
             (RecordDirKind::Pulled, String::from(image_ref))
         });
-        context.remove(closed.into_iter().chain(gone));
+        context.remove(closed.into_iter().chain(removed));
         Ok(())
     }
 }

@@ -22,7 +22,7 @@ fn a_second_daemon_on_the_same_state_is_refused() {
 
 #[test]
 fn ten_thousand_idle_clients_keep_no_other_client_out() {
-    if !may_open(10_100) {
+    if !can_open_files(10_100) {
         return;
     }
     let Some(machine) = MachineWithDaemon::serving() else { return };
@@ -43,7 +43,7 @@ fn ten_thousand_idle_clients_keep_no_other_client_out() {
 }
 
 /// Whether this process may have so many files open.
-fn may_open(files: u64) -> bool {
+fn can_open_files(files: u64) -> bool {
     let mut limit = getrlimit(Resource::Nofile);
     let enough = limit.maximum.is_none_or(|most| most >= files);
     assert!(enough || std::env::var_os("CI").is_none(), "with CI set, this needs {files} open files");
