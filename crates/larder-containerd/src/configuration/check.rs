@@ -15,13 +15,13 @@ const RESTART: &str = "systemctl restart containerd";
 /// One part of the set-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetupCheck {
-    /// What was looked at.
+    /// Part that was checked.
     pub name: &'static str,
-    /// Whether it is as it should be.
+    /// True if the part is as it should be.
     pub ok: bool,
-    /// What was found.
+    /// State of the part, as it was found.
     pub found: String,
-    /// What to do if it is not.
+    /// Next step if the part is not as it should be.
     pub next: Option<Hint>,
 }
 

@@ -38,7 +38,7 @@ fn script<'a>(old: &[&'a str], new: &[&'a str]) -> Vec<(char, &'a str)> {
     before.iter().map(same).chain(changed).chain(after.iter().map(same)).collect()
 }
 
-/// The same for what is between the lines that both begin and end with; takes memory for each pair of lines.
+/// Compares the lines between the common beginning and end; takes memory for each pair of lines.
 fn changes<'a>(old: &[&'a str], new: &[&'a str]) -> Vec<(char, &'a str)> {
     // The length of the longest common subsequence of the rests that begin at each pair of lines.
     let mut common = vec![vec![0_u32; new.len() + 1]; old.len() + 1];

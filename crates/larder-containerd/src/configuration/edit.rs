@@ -1,4 +1,4 @@
-//! What larder sets in containerd's configuration, and how it is taken back. Pure.
+//! Edits larder's part of containerd's configuration, and takes it back. Pure.
 //!
 //! Promises: what the edit does not name keeps its text, comments included; an edit of an edited document changes nothing; each
 //! line or table of the edit has a comment that names larder, and only these are taken back, unless they were changed since.
@@ -18,7 +18,7 @@ const CRI_V1: [&str; 2] = ["plugins", "io.containerd.grpc.v1.cri"];
 const CRI_IMAGES: [&str; 2] = ["plugins", "io.containerd.cri.v1.images"];
 const TRANSFER: [&str; 2] = ["plugins", "io.containerd.transfer.v1.local"];
 
-/// What the configuration of containerd names of larder.
+/// Snapshotter of larder as the configuration of containerd names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProxyPlugin {
     /// Path of larder's socket.
@@ -34,7 +34,7 @@ pub(super) enum EditProblem {
     Version1,
     /// Of a version that this containerd does not read.
     TooNew(i64),
-    /// What should be a table is something else.
+    /// A value should be a table and is something else.
     NoTable(String),
 }
 

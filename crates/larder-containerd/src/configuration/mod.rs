@@ -91,7 +91,7 @@ pub struct ConfigChange {
     files: Vec<ConfigFile>,
     /// The new text of each file.
     texts: Vec<String>,
-    /// What the change does not cover.
+    /// Notes about settings that the change does not cover.
     pub notes: Vec<String>,
     main: PathBuf,
 }
@@ -305,7 +305,7 @@ fn refused(problem: &EditProblem, main: &Path, version: ContainerdVersion) -> Co
     }
 }
 
-/// What a user should know of a configuration before larder is in it.
+/// Returns notes about a configuration before larder is in it.
 fn notes_on(document: &DocumentMut) -> Vec<String> {
     let mut notes = Vec::new();
     let disabled = document.get("disabled_plugins").and_then(Item::as_array);
