@@ -1,4 +1,4 @@
-//! What a caller adds to a layer.
+//! Entries that a caller adds to a layer.
 
 /// A point in time: seconds since 1970, possibly negative, and nanoseconds that count upwards from there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,7 +15,7 @@ pub struct ErofsEntry<'a> {
     /// As the archive names it: may be absolute, may contain `.` and `..`. The root is `/` or `.`. A last component with
     /// the prefix `.wh.` is a whiteout, `.wh..wh..opq` makes its directory opaque.
     pub path: &'a [u8],
-    /// What the path is.
+    /// Kind of the entry.
     pub kind: ErofsEntryKind<'a>,
     /// Permission, set-id and sticky bits; all others are ignored.
     pub mode: u32,
@@ -29,7 +29,7 @@ pub struct ErofsEntry<'a> {
     pub xattrs: &'a [(Vec<u8>, Vec<u8>)],
 }
 
-/// What an entry is.
+/// Kind of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErofsEntryKind<'a> {
     /// A file. [`ErofsWriter::write_data`](crate::ErofsWriter::write_data) then takes `size` bytes.

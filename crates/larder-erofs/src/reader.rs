@@ -52,7 +52,7 @@ pub struct ErofsReader<I> {
     uuid: [u8; 16],
 }
 
-/// What an inode is.
+/// Kind of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InodeKind {
     /// A file.
@@ -74,7 +74,7 @@ pub enum InodeKind {
 pub struct ErofsInode {
     /// Number of the inode: all names of a file have the same one.
     pub nid: u64,
-    /// What it is.
+    /// Kind of the inode.
     pub kind: InodeKind,
     /// Permission, set-id and sticky bits.
     pub mode: u32,
@@ -98,12 +98,12 @@ pub struct ErofsInode {
 }
 
 impl ErofsInode {
-    /// Whether it hides a name of the lower layers.
+    /// Returns true if the inode hides a name of the lower layers.
     pub fn is_whiteout(&self) -> bool {
         self.kind == InodeKind::CharDevice && self.rdev == (0, 0)
     }
 
-    /// Whether it is a directory.
+    /// Returns true for a directory.
     pub fn is_directory(&self) -> bool {
         self.kind == InodeKind::Directory
     }

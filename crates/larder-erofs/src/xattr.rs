@@ -133,7 +133,7 @@ fn is_acl(value: &[u8]) -> bool {
     *version == 2u32.to_le_bytes() && entries.len() % 8 == 0 && entries.chunks(8).all(is_known)
 }
 
-/// Whether it has the length of its version, 2 or 3.
+/// Returns true if the value has the length of its version, 2 or 3.
 fn is_capability(value: &[u8]) -> bool {
     matches!((value.len(), value.get(3)), (20, Some(2)) | (24, Some(3)))
 }

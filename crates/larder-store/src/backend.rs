@@ -62,7 +62,7 @@ impl StoreBackend {
         self.puller.store()
     }
 
-    /// What pulls and loads into the store.
+    /// Returns the puller, which pulls and loads into the store.
     pub fn puller(&self) -> &StorePuller {
         &self.puller
     }

@@ -109,11 +109,11 @@ pub struct Container {
     pub mounted_images: Vec<ImageId>,
     /// Why the runtime could not list its mounts this time, in its words: any image may be mounted into it.
     pub mounts_error: Option<String>,
-    /// Whether it is running now.
+    /// True while the container runs.
     pub running: bool,
     /// `NAMESPACE/NAME` of its pod, if labelled.
     pub pod: String,
-    /// Whether it is a mount of larder's own store, and its name is the directory.
+    /// True for a mount of larder's own store; its name is the directory.
     pub is_mount: bool,
 }
 
@@ -126,7 +126,7 @@ pub struct Sandbox {
     pub pod: String,
     /// Runtime handler it was started with, empty for the default.
     pub runtime_handler: String,
-    /// Whether it is ready.
+    /// True if the sandbox is ready.
     pub ready: bool,
     /// The image that it runs: its id or a name; empty if the runtime does not report it.
     pub image: ImageId,
@@ -161,7 +161,7 @@ pub struct RuntimeInfo {
 pub struct Condition {
     /// Such as `RuntimeReady` or `NetworkReady`.
     pub kind: String,
-    /// Whether it is true.
+    /// True if the condition holds.
     pub ok: bool,
     /// The reason, in CamelCase, if it is false.
     pub reason: String,
@@ -290,7 +290,7 @@ pub enum BackendError {
     Unreachable {
         /// The endpoint as given or discovered.
         endpoint: String,
-        /// What was found instead.
+        /// Failure found at the endpoint.
         problem: EndpointFailure,
     },
     /// The runtime answered with an error.
@@ -302,7 +302,7 @@ pub enum BackendError {
         kind: CallErrorKind,
         /// The next step, if the backend knows one. CRI has no such field.
         hint: Option<Hint>,
-        /// What the backend reported, if it reported more than the text.
+        /// Cause that the backend reported, if it reported more than the text.
         cause: Option<ErrorCause>,
     },
     /// The runtime's answer lacks a required field.
@@ -367,7 +367,7 @@ impl BackendError {
         }
     }
 
-    /// What the reader could try next.
+    /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Option<Hint> {
         match self {
             BackendError::Unreachable { problem, .. } => Some(problem.hint()),
@@ -392,7 +392,7 @@ pub enum CallErrorKind {
     SignatureInvalid,
     /// Not enough disk space. CRI has no such code.
     InsufficientSpace {
-        /// What garbage collection has to free for the call to succeed, in bytes; `None` if that is unknown or does not
+        /// Bytes that garbage collection has to free for the call to succeed; `None` if that is unknown or does not
         /// help.
         reclaim_bytes: Option<u64>,
     },
@@ -411,7 +411,7 @@ pub enum CallErrorKind {
 }
 
 impl CallErrorKind {
-    /// What garbage collection has to free for the call to succeed, in bytes; `None` where it does not help.
+    /// Returns the bytes that garbage collection has to free for the call to succeed; `None` where it does not help.
     pub fn reclaim_bytes(self) -> Option<u64> {
         match self {
             CallErrorKind::InsufficientSpace { reclaim_bytes } => reclaim_bytes,
@@ -439,26 +439,26 @@ pub enum EndpointFailure {
     },
     /// The server does not speak gRPC.
     NotGrpc {
-        /// What the transport reported.
+        /// Report of the transport.
         detail: String,
     },
     /// The gRPC server does not serve CRI v1.
     NotCri {
-        /// What the server reported.
+        /// Report of the server.
         detail: String,
     },
     /// Another larder serves this socket: it has the images of a runtime, or its own store, and is neither.
     Larder,
     /// An error of another kind of backend, with its own text and hint.
     Reported {
-        /// What is wrong.
+        /// Reason why it is invalid.
         problem: String,
-        /// What the reader could try next.
+        /// Next step that the reader could try.
         hint: Hint,
     },
     /// Any other connection error.
     ConnectionLost {
-        /// What the system reported.
+        /// Report of the system.
         detail: String,
     },
 }

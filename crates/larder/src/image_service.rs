@@ -80,9 +80,9 @@ impl ImageStats {
 /// The filesystem that holds images: usage from the runtime, statistics from the system.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageFilesystem {
-    /// What the runtime reports.
+    /// Usage that the runtime reports.
     pub usage: FilesystemUsage,
-    /// What the system reports; `None` when the mountpoint does not exist on this machine.
+    /// Usage that the system reports; `None` when the mountpoint does not exist on this machine.
     pub disk: Option<FsStats>,
 }
 

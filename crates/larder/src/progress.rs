@@ -74,7 +74,7 @@ impl RateWindow {
 pub struct PullDetail {
     /// The current step.
     pub step: PullStep,
-    /// What it waits for as a whole; layers have waits of their own.
+    /// Wait of the pull as a whole; layers have waits of their own.
     pub waiting: Option<PullWait>,
     /// Recent bytes per second, once known.
     pub rate: Option<u64>,
@@ -100,17 +100,17 @@ pub enum PullStep {
 pub struct LayerProgress {
     /// The layer, as the manifest names it: `sha256:...`.
     pub digest: LayerId,
-    /// What happens to it.
+    /// Present phase.
     pub phase: LayerPhase,
     /// Bytes fetched by this pull.
     pub bytes: ByteProgress,
     /// Recent bytes per second, once known.
     pub rate: Option<u64>,
-    /// What it waits for.
+    /// Present wait.
     pub waiting: Option<PullWait>,
 }
 
-/// What happens to a layer.
+/// Phase of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum LayerPhase {
@@ -129,7 +129,7 @@ pub enum LayerPhase {
     Done,
 }
 
-/// What something waits for. Prints as `rate limited by registry.example, 12s left`.
+/// Reason for a wait. Prints as `rate limited by registry.example, 12s left`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PullWait {
     /// The reason, without the time.

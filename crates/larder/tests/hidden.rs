@@ -31,7 +31,7 @@ impl HidingNode {
         HidingNode { backend: backend.clone(), hidden, manager: Arc::new(manager.build()) }
     }
 
-    /// What kubelet finds.
+    /// Returns the images that kubelet sees.
     fn visible(&self) -> Vec<String> {
         let images = self.backend.images().into_iter();
         images.filter(|image| !self.hidden.hides(image)).map(|image| image.id.to_string()).collect()

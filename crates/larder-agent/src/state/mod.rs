@@ -1,4 +1,4 @@
-//! What garbage collection remembers about one backend, in files of one directory.
+//! State of garbage collection about one backend, in files of one directory.
 
 mod dir;
 mod ensured_file;

@@ -25,7 +25,7 @@ pub(crate) struct LoadArgs {
     #[arg(value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
 
-    /// The same as FILE, as in docker load -i.
+    /// Alias of FILE, as in docker load -i.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) input: Vec<PathBuf>,
 
@@ -53,7 +53,7 @@ pub(crate) struct ExportArgs {
     /// Name or ID of the image.
     pub(crate) image: ImageName,
 
-    /// The same as --to.
+    /// Alias of --to.
     #[arg(value_name = "DIR", conflicts_with_all = ["to", "output", "format"])]
     pub(crate) dir: Option<PathBuf>,
 
@@ -61,8 +61,8 @@ pub(crate) struct ExportArgs {
     #[arg(short, long, value_name = "FILE", conflicts_with = "to")]
     pub(crate) output: Option<PathBuf>,
 
-    /// What to write: the files as a tar archive, the files as an EROFS filesystem, which Linux mounts, or the image as larder
-    /// save does.
+    /// Format to write: the files as a tar archive, the files as an EROFS filesystem, which Linux mounts, or the
+    /// image as larder save does.
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT", conflicts_with = "to")]
     pub(crate) format: ExportFormat,
 
@@ -75,7 +75,7 @@ pub(crate) struct ExportArgs {
     pub(crate) honored: HonoredArgs,
 }
 
-/// What an export writes.
+/// Format of an export.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExportFormat {
     /// All files as one tar archive, without layers.
@@ -131,7 +131,7 @@ pub(crate) struct MountArgs {
     pub(crate) honored: HonoredArgs,
 }
 
-/// What of an image could make its users root of this machine.
+/// Attributes of an image that could make its users root of this machine.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct HonoredArgs {
     /// Honor set-user-ID and set-group-ID bits and file capabilities of the image. Without this flag, they have no effect: any

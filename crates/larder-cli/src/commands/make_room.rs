@@ -48,7 +48,8 @@ pub(super) async fn retry(
     (pulls, EnsureResults { lost: retried.lost, ..ended })
 }
 
-/// What GC has to free for an image that the backend refused for lack of space, in bytes; `None` if GC does not help.
+/// Returns the bytes that GC has to free for an image that the backend refused for lack of space; `None` if GC does
+/// not help.
 fn reclaim_bytes(result: &EnsureResult) -> Option<u64> {
     match result {
         EnsureResult::Failed(error) => error.failure.as_ref()?.kind.reclaim_bytes(),

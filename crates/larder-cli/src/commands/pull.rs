@@ -122,7 +122,7 @@ fn report(
     outcome
 }
 
-/// What came of one image. The shape of `-o json`, with the fields of `larder ensure`.
+/// Result of one image. The shape of `-o json`, with the fields of `larder ensure`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PullResultRow {
@@ -186,7 +186,7 @@ fn show(args: &PullArgs, rows: &[PullResultRow], out: &Printer) {
     }
 }
 
-/// What to ask of the image manager, and whether some names were bad.
+/// Builds the requests for the image manager, and reports whether some names were bad.
 fn requests(images: &[ImageName], out: &Printer) -> (Vec<EnsureRequest>, CommandOutcome) {
     let mut outcome = CommandOutcome::Done;
     let mut requests = Vec::new();

@@ -1,4 +1,4 @@
-//! What kubelet and crictl do with an image service, done to `larder serve`: on its own store, and in front of a real
+//! Calls of kubelet and crictl to an image service, made to `larder serve`: on its own store, and in front of a real
 //! containerd.
 
 use std::io::Write as _;

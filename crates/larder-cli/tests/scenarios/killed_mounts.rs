@@ -69,7 +69,7 @@ impl MountMachine {
         self.start(&["mount", &image, &target.to_string_lossy()])
     }
 
-    /// What `larder mounts` lists as mounted.
+    /// Returns the directories that `larder mounts` lists as mounted.
     fn listed(&self) -> BTreeSet<PathBuf> {
         let mounts = self.larder(&["mounts", "-o", "json"]).expect(0).json();
         let mounted = mounts.as_array().unwrap().iter().filter(|mount| mount["mounted"] == true);

@@ -28,7 +28,7 @@ impl CriDaemon {
         CriDaemon::with(world, &[])
     }
 
-    /// The same, with more arguments.
+    /// Starts a daemon with more arguments.
     pub(crate) fn with(world: &RuntimeFixture, arguments: &[&str]) -> CriDaemon {
         let socket = PathBuf::from(world.path("larder.sock"));
         let serve = ["serve", "--socket", &socket.to_string_lossy()];
@@ -99,7 +99,7 @@ impl CriDaemon {
         self.get_as(path, "*/*")
     }
 
-    /// The same, in a format of these.
+    /// Requests a path in one of these formats.
     pub(crate) fn get_as(&self, path: &str, accept: &str) -> String {
         let mut stream = UnixStream::connect(&self.socket).unwrap();
         let request =

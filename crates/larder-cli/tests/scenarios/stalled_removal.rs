@@ -12,7 +12,7 @@ use crate::world::RuntimeFixture;
 use deletion_gate::DeletionGate;
 use runtime_gate::RuntimeGate;
 
-/// What holds removals of images until it is released.
+/// Means that holds removals of images until it is released.
 enum StalledRemoval {
     Runtime(RuntimeGate),
     Store(DeletionGate),

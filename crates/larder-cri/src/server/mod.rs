@@ -36,7 +36,7 @@ use crate::proto::runtime_service_server::RuntimeServiceServer;
 pub use deadline::{deadline_of, within};
 pub use runtime_proxy::{RuntimeProxy, known_method};
 
-/// What the daemon calls itself over CRI. A runtime of this name is refused as a backend.
+/// Name of the daemon over CRI. A runtime of this name is refused as a backend.
 pub const NAME: &str = "larder";
 
 /// The identity of the server.

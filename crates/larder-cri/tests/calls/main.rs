@@ -1,4 +1,4 @@
-//! What the client sends and how it reads answers, over a real socket to a scripted runtime.
+//! Requests of the client and its reading of answers, over a real socket to a scripted runtime.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

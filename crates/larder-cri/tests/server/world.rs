@@ -140,7 +140,7 @@ impl CriTestServer {
         CriBackend::new(Endpoint::at(self.socket()), CriConfig::default())
     }
 
-    /// The same for containers of another runtime, as with kubelet.
+    /// Connects a client with the containers of another runtime, as with kubelet.
     pub(crate) fn client_beside(&self, runtime: &Path) -> CriBackend {
         let image_endpoint = Some(Endpoint::at(self.socket()));
         let config = CriConfig { image_endpoint, list_streaming: true, ..CriConfig::default() };

@@ -15,7 +15,7 @@ pub struct ErofsDirectoryEntry {
     pub name: Vec<u8>,
     /// Number of its inode.
     pub nid: u64,
-    /// What the inode is; [`ErofsReader::inode`] does not check it.
+    /// Kind of the inode; [`ErofsReader::inode`] does not check it.
     pub kind: InodeKind,
 }
 

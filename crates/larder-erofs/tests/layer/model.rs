@@ -1,4 +1,4 @@
-//! What a sequence of entries must become, in the simplest way: a map of paths, from which replaced ones are really removed.
+//! Model of a layer: a map of paths, from which replaced ones are really removed.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub(crate) struct Model {
     links: usize,
 }
 
-/// What a path is in the end.
+/// Final state of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ModelView {
     kind: &'static str,
@@ -235,7 +235,7 @@ impl Model {
     }
 }
 
-/// What was read, in the same form.
+/// Converts the paths that were read to the form of the model.
 pub(crate) fn view_of_layer(tree: &ReadTree) -> BTreeMap<Vec<u8>, ModelView> {
     let mut first = BTreeMap::new();
     let mut views = BTreeMap::new();

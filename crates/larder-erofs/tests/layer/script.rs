@@ -4,7 +4,7 @@ use larder_erofs::{
     ErofsEntry, ErofsEntryKind, ErofsError, ErofsOptions, ErofsSummary, ErofsTime, ErofsWriter,
 };
 
-/// What an entry makes.
+/// Entry that a script makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ScriptKind {
     File(Vec<u8>),

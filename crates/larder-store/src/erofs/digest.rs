@@ -31,7 +31,7 @@ pub struct ErofsFile {
 }
 
 impl ErofsFile {
-    /// That of an image whose record is lost. No file has it.
+    /// Returns the file of a layer whose record is lost. No file has it.
     pub(crate) fn unknown() -> ErofsFile {
         ErofsFile { bytes: 0, implied_bytes: 0, sha256_of_mib: String::new() }
     }
@@ -107,7 +107,7 @@ pub(crate) enum ImageCheck {
     Disk,
 }
 
-/// What is wrong with an image file, if anything.
+/// Returns the damage of an EROFS file, if any.
 pub(crate) fn check_image(
     path: &Path,
     expected: &ErofsFile,

@@ -94,7 +94,7 @@ fn unreadable<T: serde::de::DeserializeOwned>(
     })
 }
 
-/// What does not agree, if anything.
+/// Returns the first difference between names and images, if any.
 fn first_difference(source: &impl DbRead) -> DbResult<Option<String>> {
     let mut names = BTreeMap::new();
     source.visit(NAMES, "", &mut |name, id| {

@@ -1,9 +1,9 @@
 //! Rebuilds a lost or damaged database from the files on disk.
 //!
 //! Each layer has a copy of its record at the end of its file, each image has one in `images`, each mount has one in its directory.
-//! What an image, a mount or a lease refers to is never dropped: a layer that does not match its digest is recorded as
-//! damaged, an image without all of its content as incomplete, so that a pull fetches just that. Leases, mounts and the
-//! learned unpack ratio are taken from what can still be read of the old database.
+//! Content that an image, a mount or a lease refers to is never dropped: a layer that does not match its digest is
+//! recorded as damaged, an image without all of its content as incomplete, so that a pull fetches just that. Leases,
+//! mounts and the learned unpack ratio are taken from what can still be read of the old database.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,7 +36,7 @@ use crate::store::{
 };
 use larder::reference::Digest;
 
-/// What was found.
+/// Result of a rebuild.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RebuildReport {
     /// Complete images.
@@ -47,7 +47,7 @@ pub struct RebuildReport {
     pub layers: u64,
     /// Damaged layers, and why: `layers/abc...: EROFS: content differs`. A pull replaces them.
     pub damaged: Vec<String>,
-    /// What was left out, and why: `images/sha256-abc....json: ...`.
+    /// Files that were left out, and why: `images/sha256-abc....json: ...`.
     pub left_out: Vec<String>,
     /// Path of the old database, if there was one.
     pub old: Option<PathBuf>,
@@ -69,7 +69,7 @@ impl fmt::Display for RebuildReport {
     }
 }
 
-/// What is compared of the layers' files.
+/// Extent of the check of the layers' files.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RebuildLayerCheck {
     /// Sizes and records: the index of a store that is needed now was damaged, not its layers.
@@ -79,7 +79,7 @@ pub(crate) enum RebuildLayerCheck {
 }
 
 impl RebuildLayerCheck {
-    /// What is wrong with a layer, if anything.
+    /// Returns the damage of a layer, if any.
     fn check(self, record: &LayerRecord, layer: &Path) -> Option<String> {
         let check = match self {
             RebuildLayerCheck::Size => ImageCheck::Size,

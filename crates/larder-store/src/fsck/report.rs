@@ -40,9 +40,9 @@ impl FsckReport {
 /// A problem and its repair state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FsckProblem {
-    /// What it is.
+    /// Damage that was found.
     pub found: StoreDamage,
-    /// Whether it was repaired, or recorded so that a pull repairs it.
+    /// True if the damage was repaired, or recorded so that a pull repairs it.
     pub repaired: bool,
 }
 
@@ -62,7 +62,7 @@ pub enum StoreDamage {
     Record {
         /// Its key.
         key: String,
-        /// What is wrong with it.
+        /// Reason why it is invalid.
         reason: String,
     },
     /// The indexes of the database do not agree with its images.
@@ -98,7 +98,7 @@ pub enum StoreDamage {
     LayerDamaged {
         /// The layer.
         key: LayerKey,
-        /// What is wrong: `EROFS: content differs`.
+        /// Damage: `EROFS: content differs`.
         damage: String,
     },
     /// A layer is damaged and cannot be removed while it is in use.
@@ -106,7 +106,7 @@ pub enum StoreDamage {
     LayerDamagedInUse {
         /// The layer.
         key: LayerKey,
-        /// What is wrong.
+        /// Damage of the file.
         damage: String,
     },
     /// Damage of a layer that snapshots of containerd have, and no image: no pull is known that replaces it.
@@ -132,13 +132,13 @@ pub enum StoreDamage {
     /// A file or directory that no record refers to.
     #[error("leftover {}", path.display())]
     Leftover {
-        /// What it is.
+        /// Path of the file.
         path: PathBuf,
     },
 }
 
 impl StoreDamage {
-    /// What the reader could try next.
+    /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Hint {
         match self {
             StoreDamage::LayerDamagedInUse { .. } => {
@@ -164,7 +164,7 @@ pub struct IncompleteImage {
     pub image: Digest,
     /// The names of that image, to pull it by; may be empty.
     pub names: Vec<String>,
-    /// What it lacks.
+    /// Content that the image lacks.
     pub lacks: MissingContent,
 }
 

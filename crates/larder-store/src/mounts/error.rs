@@ -19,7 +19,7 @@ pub enum MountError {
     Target {
         /// As given.
         target: PathBuf,
-        /// What is wrong with it.
+        /// Error of the system.
         #[source]
         cause: io::Error,
     },
@@ -98,7 +98,7 @@ pub enum MountError {
 }
 
 impl MountError {
-    /// What the reader could try next.
+    /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Option<Hint> {
         Some(match self {
             MountError::Store(error) => return error.hint(),

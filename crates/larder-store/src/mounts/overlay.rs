@@ -139,7 +139,7 @@ fn refused(target: &Path, cause: Errno, messages: String) -> MountError {
     MountError::Refused { target: target.to_owned(), messages, cause: cause.into() }
 }
 
-/// What the kernel says beside the error, on one line.
+/// Returns the kernel's messages beside the error, on one line.
 fn messages(fs: &OwnedFd) -> String {
     let mut lines = Vec::new();
     let mut buffer = [0; 512];

@@ -85,7 +85,8 @@ impl PullError {
         }
     }
 
-    /// What garbage collection has to free for the pull to succeed, in bytes; `None` if that is unknown or does not help.
+    /// Returns the bytes that garbage collection has to free for the pull to succeed; `None` if that is unknown or
+    /// does not help.
     pub(crate) fn reclaim_bytes(&self) -> Option<u64> {
         match self {
             PullError::InsufficientSpace(error) => error.reclaim_bytes(),

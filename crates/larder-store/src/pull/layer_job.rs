@@ -66,7 +66,7 @@ enum LayerState<C, W, U, L> {
 /// The layer in the store, as it relates to this image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PresentCheck {
-    /// Whether it has the right content on top of the layers below.
+    /// True if the layer has the right content on top of the layers below.
     fits: bool,
     /// Whether the repository has proved to have its blob.
     is_proved: bool,

@@ -32,7 +32,7 @@ pub(super) struct PullProgress {
 /// One layer, at its position in the image.
 struct LayerPullProgress {
     digest: Digest,
-    /// Whether it was present before the pull. Then it is not shown.
+    /// True if the layer was present before the pull. Then it is not shown.
     present: bool,
     /// Of what this pull fetches itself.
     size: Option<u64>,
@@ -138,7 +138,7 @@ impl PullProgress {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Whether it waits for the registry, and not only for the disk or for other pulls.
+    /// Returns true if the pull waits for the registry, and not only for the disk or for other pulls.
     pub(super) fn awaits_registry(&self, now: Instant) -> bool {
         let detail = self.detail(now);
         let is_fetching = |layer: &LayerProgress| layer.phase == LayerPhase::Fetching;

@@ -33,7 +33,7 @@ impl Store {
         self.adopt(chain, || self.layer_of_chain(chain), new, now)
     }
 
-    /// The same of a layer that was fetched for this snapshot; `None` if it has been reclaimed since.
+    /// Adopts a layer that was fetched for this snapshot; `None` if it has been reclaimed since.
     pub fn adopt_fetched(
         &self,
         fetched: &FetchedLayer,

@@ -179,8 +179,8 @@ impl Store {
         Ok(changed)
     }
 
-    /// What a snapshot takes on disk, without its parents. What an active one has written is counted now; a view has nothing
-    /// of its own.
+    /// Returns the disk usage of a snapshot, without its parents. What an active one has written is counted now; a
+    /// view has nothing of its own.
     pub fn snapshot_usage(&self, key: &str) -> Result<DiskSpace, SnapshotError> {
         let snapshot = self.snapshot(key)?;
         if snapshot.kind != SnapshotKind::Active {
@@ -198,7 +198,7 @@ impl Store {
     }
 }
 
-/// What becomes of a change that containerd may be refused.
+/// Outcome of a change that containerd may be refused.
 type Decision<T> = DbResult<Result<T, SnapshotError>>;
 
 impl OpenStore {

@@ -29,7 +29,7 @@ const MARGIN: f64 = 0.1;
 /// The least that a layer becomes, as a part of what the ratio says; never less than what is fetched of it.
 const LEAST: f64 = 0.5;
 
-/// What a pull would take on disk.
+/// Disk usage of a pull, estimated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpaceEstimate {
     /// If its layers grow as those before them did.
@@ -71,7 +71,7 @@ pub(super) fn learn(before: Option<UnpackRatio>, fetched: u64, became: DiskSpace
     })
 }
 
-/// What a pull would take: `missing` are the sizes of the layers that are not here, in bytes as fetched.
+/// Estimates the disk usage of a pull: `missing` are the sizes of the missing layers, in bytes as fetched.
 pub(crate) fn estimate(ratio: UnpackRatio, missing: &[u64]) -> SpaceEstimate {
     let (likely_ratio, least_ratio) = (scaled(ratio, 1.0 + MARGIN), scaled(ratio, LEAST));
     let (mut likely, mut least) = (DiskSpace::default(), DiskSpace::default());
@@ -89,7 +89,7 @@ fn scaled(ratio: UnpackRatio, by: f64) -> UnpackRatio {
     UnpackRatio { bytes: ratio.bytes * by, inodes: ratio.inodes * by }
 }
 
-/// What a layer becomes. It has a few directories and files of the store's own.
+/// Estimates the size of an unpacked layer. It has a few directories and files of the store's own.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -124,29 +124,29 @@ fn fits(need: u64, free: u64, reserve: u64) -> bool {
 /// Not enough disk space for a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InsufficientSpace {
-    /// What the pull is estimated to take.
+    /// Estimated disk usage of the pull.
     pub need: SpaceEstimate,
-    /// What is free.
+    /// Free space.
     pub free: DiskSpace,
     /// The part of it that must remain free.
     pub reserve: DiskSpace,
-    /// What removing all unused images would free.
+    /// Space that removing all unused images would free.
     pub reclaimable: DiskSpace,
 }
 
 impl InsufficientSpace {
-    /// Whether it is inodes that are short, and not bytes.
+    /// Returns true if inodes are short, and not bytes.
     fn lacks_inodes_only(&self) -> bool {
         fits(self.need.least.bytes, self.free.bytes, self.reserve.bytes)
     }
 
-    /// Whether it would be admitted once everything reclaimable is gone.
+    /// Returns true if the pull would be admitted once everything reclaimable is removed.
     pub(crate) fn fits_after_gc(&self) -> bool {
         admit(self.need, self.free + self.reclaimable, self.reserve, DiskSpace::default()).is_ok()
     }
 
-    /// What garbage collection has to free, in bytes: for what the pull likely takes, if removing images can free as
-    /// much. `None` if it cannot free enough, or if only inodes are short.
+    /// Returns the bytes that garbage collection has to free: for the likely size of the pull, if removing images can
+    /// free as much. `None` if it cannot free enough, or if only inodes are short.
     pub(crate) fn reclaim_bytes(&self) -> Option<u64> {
         if !self.fits_after_gc() || self.lacks_inodes_only() {
             return None;
@@ -155,7 +155,7 @@ impl InsufficientSpace {
         Some(missing(self.need.least.bytes).max(missing(self.need.likely.bytes).min(self.reclaimable.bytes)))
     }
 
-    /// What the reader could try next.
+    /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Hint {
         if let Some(bytes) = self.reclaim_bytes() {
             let free = format!("{}MB", bytes.div_ceil(1_000_000));

@@ -46,7 +46,7 @@ pub(crate) const MOUNTS: DbTable = DbTable("mounts");
 pub(crate) const SNAPSHOTS: DbTable = DbTable("snapshots");
 /// `PARENT/CHILD`, by number, to nothing: which snapshots are based on a snapshot.
 pub(crate) const SNAPSHOT_CHILDREN: DbTable = DbTable("snapshot-children");
-/// What is known of the store as a whole.
+/// Records about the store as a whole.
 pub(crate) const META: DbTable = DbTable("meta");
 
 /// Disk space of the log in bytes, whatever is in it: as much as the removal of an image with a hundred layers writes.
@@ -65,7 +65,7 @@ pub enum DbError {
     /// The file is missing, or not as it was written.
     #[error("damaged: {detail}")]
     Damaged {
-        /// What is wrong with it.
+        /// Description of the damage.
         detail: String,
     },
     /// SQLite refused a step for another reason.
@@ -76,14 +76,14 @@ pub enum DbError {
     Record {
         /// Its key.
         key: String,
-        /// What is wrong with it.
+        /// Error of the parser.
         #[source]
         cause: serde_json::Error,
     },
 }
 
 impl DbError {
-    /// What the reader could try next.
+    /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Option<Hint> {
         Some(match self {
             DbError::Io(cause) => return super::error::hint_of_io(cause),
@@ -142,7 +142,7 @@ pub(crate) type DbResult<T> = Result<T, DbError>;
 pub(crate) enum TransactionAbort {
     /// The database failed.
     Failed(DbError),
-    /// What was asked cannot be done.
+    /// The requested change is not possible.
     Refused(StoreError),
 }
 
@@ -349,7 +349,7 @@ pub(crate) fn log_of(path: &Path) -> PathBuf {
     log.into()
 }
 
-/// What can be read, inside and outside of a write.
+/// Reads of the database, inside and outside of a write.
 pub(crate) trait DbRead {
     /// The raw value of this key.
     fn value(&self, table: DbTable, key: &str) -> DbResult<Option<Vec<u8>>>;
@@ -383,7 +383,7 @@ pub(crate) trait DbRead {
         Ok(records)
     }
 
-    /// What comes after the prefix in each key that has it.
+    /// Returns the rest after the prefix of each key that has it.
     fn endings(&self, table: DbTable, prefix: &str) -> DbResult<Vec<String>> {
         let mut endings = Vec::new();
         self.visit(table, prefix, &mut |key, _| {

@@ -54,7 +54,7 @@ pub enum StoreOpenError {
     Database {
         /// The database file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error of the database.
         #[source]
         cause: DbError,
     },
@@ -73,7 +73,7 @@ pub enum StoreOpenError {
         doing: &'static str,
         /// The store's directory.
         root: PathBuf,
-        /// What the disk said, with the path.
+        /// Error of the disk, with the path.
         #[source]
         cause: io::Error,
     },
@@ -94,7 +94,7 @@ impl StoreOpenError {
         matches!(self, StoreOpenError::Database { cause, .. } if cause.is_damage())
     }
 
-    /// What the reader could try next.
+    /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Option<Hint> {
         Some(match self {
             StoreOpenError::InUse { .. } => {
@@ -133,7 +133,7 @@ pub enum StoreError {
     Io {
         /// Such as `commit the image`.
         operation: &'static str,
-        /// What the disk said, with the path.
+        /// Error of the disk, with the path.
         #[source]
         cause: io::Error,
     },
@@ -142,7 +142,7 @@ pub enum StoreError {
     Database {
         /// Such as `list images`.
         operation: &'static str,
-        /// What is wrong with it.
+        /// Error of the database.
         #[source]
         cause: DbError,
     },
@@ -187,7 +187,7 @@ pub enum StoreError {
     Config {
         /// Digest of the config.
         id: Digest,
-        /// What is wrong with it.
+        /// Error of the manifest.
         #[source]
         cause: Box<ManifestError>,
     },
@@ -222,7 +222,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// What the reader could try next.
+    /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Option<Hint> {
         Some(match self {
             StoreError::Io { cause, .. } => return hint_of_io(cause),
@@ -306,7 +306,7 @@ fn named_root(text: &'static str) -> Hint {
     Hint::from(text).setting("root", "DIR")
 }
 
-/// What to do where the database cannot be read.
+/// Returns the next step where the database cannot be read.
 pub(crate) fn rebuild() -> Hint {
     Hint::new().command(["fsck", "--rebuild"]).text(" rebuilds the database from the images on disk")
 }

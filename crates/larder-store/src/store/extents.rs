@@ -23,10 +23,10 @@ pub(super) struct SavedExtents {
     pub(super) boot: String,
     /// Size of the whole blob.
     pub(super) size: u64,
-    /// What survives a power cut.
+    /// Ranges that survive a power cut.
     #[serde(serialize_with = "serialize_ranges", deserialize_with = "deserialize_ranges")]
     pub(super) durable: ByteRanges,
-    /// What survives the end of the process.
+    /// Ranges that survive the end of the process.
     #[serde(serialize_with = "serialize_ranges", deserialize_with = "deserialize_ranges")]
     pub(super) present: ByteRanges,
 }
@@ -58,7 +58,7 @@ impl SavedExtents {
         (end.unwrap_or_default() <= saved.size).then_some(saved)
     }
 
-    /// What can be relied on in this run of the machine.
+    /// Returns the ranges that can be relied on in this run of the machine.
     pub(super) fn trusted(self, boot: &str) -> ByteRanges {
         if !boot.is_empty() && self.boot == boot { self.present } else { self.durable }
     }

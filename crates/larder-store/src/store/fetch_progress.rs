@@ -36,7 +36,7 @@ pub(crate) struct FetchProgress {
     /// `None`: another pull never takes the fetch over.
     source: Option<FetchSource>,
     minimum: MinimumRate,
-    /// Whether it waits for a slot.
+    /// True while the fetch waits for a slot.
     queued: AtomicBool,
     received: AtomicU64,
     unpacking: Mutex<Option<Arc<UnpackProgress>>>,
@@ -111,7 +111,8 @@ impl FetchProgress {
         self.unpacking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it was slower than the minimum over the last whole window; `None` before the end of the first one.
+    /// Returns true if the fetch was slower than the minimum over the last whole window; `None` before the end of the
+    /// first one.
     pub(crate) fn observe(&self, now: Instant) -> Option<bool> {
         let total = self.total();
         self.window().observe(now, total).map(|rate| rate < self.minimum.bytes_per_second)

@@ -7,7 +7,7 @@ use super::layer_file::read_record;
 use super::records::LayerRecord;
 use crate::erofs::digest::{ImageCheck, check_image};
 
-/// What is wrong with the file of a layer, if anything: `EROFS: content differs`.
+/// Returns the damage of a layer's file, if any: `EROFS: content differs`.
 pub(crate) fn check_layer_file(
     layer: &LayerRecord,
     path: &Path,

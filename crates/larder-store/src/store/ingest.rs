@@ -363,7 +363,8 @@ impl io::Read for IngestReader {
 }
 
 impl OpenStore {
-    /// What an earlier fetch left in a directory: what is durable, and what can be relied on.
+    /// Returns the ranges that an earlier fetch left in a directory: the durable ones, and those that can be relied
+    /// on.
     fn ingested(&self, dir: &Path, size: u64, boot: &str) -> io::Result<(ByteRanges, ByteRanges)> {
         if dir.is_dir() {
             if let Some(noted) = read_note(dir, size)? {

@@ -50,7 +50,7 @@ impl LayerHandle {
         &self.0.record.key
     }
 
-    /// What is known of it.
+    /// Returns the layer's record.
     pub fn record(&self) -> &LayerRecord {
         &self.0.record
     }
@@ -70,12 +70,12 @@ impl LayerHandle {
         open_layer(&self.0.path)
     }
 
-    /// Whether it still waits for a commit.
+    /// Returns true while the layer waits for a commit.
     pub fn is_fresh(&self) -> bool {
         self.0.uncommitted.load(Ordering::Acquire)
     }
 
-    /// What makes it durable; `None` if a dead process wrote it.
+    /// Returns the sync that makes the layer durable; `None` if a dead process wrote it.
     pub(super) fn written(&self) -> Option<&Arc<SharedSync>> {
         self.0.written.as_ref()
     }
@@ -114,7 +114,7 @@ pub(crate) struct PendingLayers {
     pub(super) claims: LayerClaims<LayerHandle>,
     /// Layers in their place that no commit has named.
     fresh: Mutex<HashMap<LayerKey, Weak<LayerHandleInner>>>,
-    /// Those of them without a handle.
+    /// Layers without a handle.
     pub(super) kept: ResumableLayers,
 }
 
@@ -123,7 +123,7 @@ impl PendingLayers {
         self.fresh.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the layers take that no commit has named.
+    /// Returns the disk usage of the layers that no commit has named.
     pub(super) fn usage(&self) -> DiskSpace {
         // Let go of the list first: the last handle of a layer may be dropped here, which needs it.
         let layers: Vec<_> = self.fresh().values().filter_map(Weak::upgrade).collect();

@@ -63,7 +63,7 @@ pub(crate) fn uid_and_name(user: &str) -> (Option<i64>, &str) {
     }
 }
 
-/// What an image takes on disk, whatever else needs the same layers.
+/// Returns the disk usage of an image, whatever else needs the same layers.
 pub(crate) fn disk_bytes(source: &impl DbRead, image: &ImageRecord) -> DbResult<u64> {
     let mut bytes = image.blob_bytes;
     for key in image.keys() {

@@ -57,7 +57,7 @@ impl Store {
     }
 }
 
-/// What to do where there is no store, or not the directories and the format that it has today.
+/// Treatment of a missing store, or of one without the directories and the format of today.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MissingStoreAction {
     /// Make one.
@@ -66,7 +66,7 @@ pub(crate) enum MissingStoreAction {
     Rebuild,
     /// Leave it so.
     Refuse,
-    /// The same, and leave a store as it is.
+    /// Leave a store as it is, and fail where it would have to change.
     RefuseChange,
 }
 

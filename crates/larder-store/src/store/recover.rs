@@ -109,7 +109,7 @@ impl OpenStore {
         Ok(())
     }
 
-    /// What is in the directory of half-fetched blobs and is none.
+    /// Removes entries of the directory of half-fetched blobs that are none.
     fn recover_ingests(&self) -> Result<(), StoreError> {
         let doing = "clean up interrupted fetches";
         let dir = self.layout.ingests();

@@ -185,7 +185,7 @@ fn remove_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
     delete_uses(writer, image)
 }
 
-/// What is needed by other than images: leases in force, mounts, snapshots, and pulls under way.
+/// Content that other users than images need: leases in force, mounts, snapshots, and pulls under way.
 struct ReferencedContent<'a> {
     layers: HashSet<LayerKey>,
     holds: &'a ReferenceCounts,

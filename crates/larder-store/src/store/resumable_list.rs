@@ -9,7 +9,7 @@ use super::records::{LayerKey, LayerRecord};
 use super::shared_sync::{SharedSync, has_failed};
 use crate::disk::DiskSpace;
 
-/// What a layer's own copy of its record holds.
+/// Content of a layer's own copy of its record.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LayerRecordFile {
     pub(super) record: LayerRecord,
@@ -54,14 +54,14 @@ impl ResumableLayers {
         self.layers().contains_key(key)
     }
 
-    /// What those take that `choose` names.
+    /// Returns the disk usage of the layers that `choose` selects.
     pub(super) fn usage_of(&self, choose: impl Fn(&LayerRecord) -> bool) -> DiskSpace {
         let layers = self.layers();
         let chosen = layers.values().map(|layer| &layer.record).filter(|layer| choose(layer));
         chosen.map(|layer| layer.usage).sum()
     }
 
-    /// Those that `choose` names.
+    /// Lists the layers that `choose` selects.
     pub(super) fn layers_that(&self, choose: impl Fn(&LayerRecord) -> bool) -> Vec<LayerRecord> {
         let layers = self.layers();
         layers.values().map(|layer| &layer.record).filter(|layer| choose(layer)).cloned().collect()

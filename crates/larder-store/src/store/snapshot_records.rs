@@ -45,7 +45,7 @@ pub struct SnapshotRecord {
     pub updated_ns: u64,
     /// Its files are this layer of the store; `None`: they are in its own directory.
     pub layer: Option<LayerKey>,
-    /// What a committed one takes on disk, without its parents.
+    /// Disk usage of a committed snapshot, without its parents.
     pub usage: DiskSpace,
 }
 

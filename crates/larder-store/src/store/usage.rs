@@ -107,7 +107,7 @@ struct LayerArchiveSize {
     compressed_bytes: u64,
 }
 
-/// What each layer takes that is there, in the order of keys.
+/// Lists the disk usage of each present layer, in the order of keys.
 pub(super) fn layers(source: &impl DbRead) -> DbResult<Vec<LayerUsage>> {
     let mut layers: Vec<LayerUsage> = source.all(LAYERS)?;
     layers.retain(|layer| layer.present);
@@ -120,7 +120,8 @@ fn find<'a>(layers: &'a [LayerUsage], key: &str) -> Option<&'a LayerUsage> {
     layers.get(at)
 }
 
-/// What needs layers beside images, as text: leases, mounts and snapshots. Pulls under way are not in the database.
+/// Returns the users of layers beside images, as text: leases, mounts and snapshots. Pulls under way are not in the
+/// database.
 pub(super) fn layer_holders(source: &impl DbRead) -> DbResult<HashMap<LayerKey, String>> {
     let mut held: HashMap<LayerKey, String> = HashMap::new();
     source.for_each(LEASES, |lease: LeaseRecord| {
@@ -164,8 +165,9 @@ fn each_users(source: &impl DbRead, prefix: &str, mut visit: impl FnMut(&str, &[
 }
 
 impl OpenStore {
-    /// What each image takes beside its layers, in whole blocks: config, manifests, the copy of its record. A blob that
-    /// several images have is private to none of them. What cannot be measured counts 0, so that it is not promised.
+    /// Returns the disk usage of each image beside its layers, in whole blocks: config, manifests, the copy of its
+    /// record. A blob that several images have is private to none of them. What cannot be measured counts 0, so that
+    /// it is not promised.
     pub(super) fn own_files(&self, source: &impl DbRead) -> DbResult<HashMap<String, DiskSpace>> {
         let mut own: HashMap<String, DiskSpace> = HashMap::new();
         each_users(source, "blob/", |blob, users| {
@@ -182,7 +184,7 @@ impl OpenStore {
     }
 }
 
-/// What a file takes, as far as that can be seen.
+/// Returns the disk usage of a file, as far as that can be measured.
 pub(super) fn taken(path: &Path) -> DiskSpace {
     measure_one(path).unwrap_or_default()
 }
@@ -269,7 +271,7 @@ impl Store {
         free_space(self.0.layout.root()).context("inspect the store's filesystem")
     }
 
-    /// What a fetched byte becomes on disk, as learned on this node.
+    /// Returns the ratio of bytes on disk to fetched bytes, as learned on this node.
     pub fn ratio(&self) -> Result<UnpackRatio, StoreError> {
         let doing = "look up the unpack ratio";
         let ratio = self.0.db.read(doing, |reader| reader.get::<UnpackRatio>(META, RATIO))?;

@@ -18,13 +18,13 @@ use super::stream::{BufferSource, TarStream, admit};
 use super::{EntryRefusal, UnpackError, UnpackOptions};
 use crate::disk::DiskSpace;
 
-/// What an entry takes on disk beside its content, at most a little more.
+/// Disk usage of an entry beside its content, at most a little more.
 const FILE_BYTES: u64 = 4096;
 
 /// A part of a sparse file that has data: offset and length.
 pub(super) type SparseExtent = (u64, u64);
 
-/// What an entry makes.
+/// Kind of an entry in a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LayerEntryKind {
     /// A file; its content follows.
@@ -81,7 +81,7 @@ pub(super) struct LayerArchive<'a, F> {
     options: &'a UnpackOptions,
 }
 
-/// What to do after looking at the bytes at hand.
+/// Next step after looking at the bytes at hand.
 enum TarParseStep {
     Entry(Box<LayerEntry>, usize, u64),
     Skip(usize),
@@ -118,7 +118,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         }
     }
 
-    /// The same, which copies all bytes that are no content of files to `frame`.
+    /// Copies all bytes that are no content of files to `frame`, too.
     pub(super) fn with_frame(mut self, frame: &'a mut dyn Write) -> Self {
         self.frame = Some(frame);
         self
@@ -449,7 +449,7 @@ fn resolve(
     })
 }
 
-/// What an entry is, and the size of its file.
+/// Returns the kind of an entry, and the size of its file.
 fn kind_of(
     parsed: &ParsedEntry<'_>,
     sparse: Option<(Vec<SparseExtent>, u64)>,

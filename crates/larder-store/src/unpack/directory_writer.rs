@@ -21,7 +21,7 @@ use super::{EntryRefusal, OverlayForm, UnpackError};
 /// Bytes of a file that are copied at once.
 const BUFFER: usize = 128 << 10;
 
-/// What is written beside plain files.
+/// Entries that are written beside plain files.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct DirectoryForm {
     /// Files get their owners and exact modes. Else they belong to this process, which can read and remove all of them.
@@ -30,7 +30,7 @@ pub(super) struct DirectoryForm {
     pub(super) overlay: Option<OverlayForm>,
 }
 
-/// What could not be written.
+/// Attributes that could not be written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct SkippedMetadata {
     /// Devices that this process may not make.

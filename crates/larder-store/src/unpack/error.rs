@@ -21,17 +21,17 @@ pub enum UnpackError {
     Digest {
         /// Which bytes.
         stage: LayerEncoding,
-        /// What the manifest or the config says.
+        /// Digest in the manifest or the config.
         expected: Digest,
-        /// What they have.
+        /// Digest of the bytes.
         found: String,
     },
     /// More or fewer compressed bytes than declared.
     #[error("layer size mismatch: expected {expected} compressed bytes, got {}{found}", if *.more { "at least " } else { "" })]
     Size {
-        /// What the manifest says.
+        /// Size in the manifest.
         expected: u64,
-        /// What there is.
+        /// Size of the bytes.
         found: u64,
         /// Whether there may be still more.
         more: bool,
@@ -39,7 +39,7 @@ pub enum UnpackError {
     /// The compressed stream is damaged, ends early, or continues after its end.
     #[error("the layer's {compression} stream is damaged at compressed byte {at}")]
     Decompress {
-        /// What it looks like from its first bytes.
+        /// Compression by the first bytes.
         compression: DetectedCompression,
         /// Compressed bytes that were read.
         at: u64,
@@ -55,7 +55,7 @@ pub enum UnpackError {
     Archive {
         /// Plain bytes before the entry.
         at: u64,
-        /// What is wrong.
+        /// Reason why it is invalid.
         problem: String,
     },
     /// A malicious or invalid entry.
@@ -69,7 +69,7 @@ pub enum UnpackError {
     /// Over one of [`super::UnpackLimits`].
     #[error("layer limit exceeded: more than {limit} {what}")]
     Limit {
-        /// What there is too much of.
+        /// Exceeded quantity.
         what: &'static str,
         /// The limit.
         limit: u64,
@@ -77,7 +77,7 @@ pub enum UnpackError {
     /// The local filesystem failed: no space, no permission, an I/O error.
     #[error("cannot {doing} {}", path.display())]
     File {
-        /// What was tried.
+        /// Operation that failed.
         doing: &'static str,
         /// With what.
         path: PathBuf,
@@ -210,7 +210,7 @@ impl UnpackError {
         matches!(self, UnpackError::File { .. } | UnpackError::Unsupported { .. } | UnpackError::Canceled)
     }
 
-    /// What the reader could try next.
+    /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Option<Hint> {
         let text = match self {
             UnpackError::Digest { stage: LayerEncoding::Compressed, .. } | UnpackError::Size { .. } => {

@@ -4,7 +4,7 @@ use larder::reference::Digest;
 
 use super::compression::DetectedCompression;
 
-/// What is known about a layer before it is read.
+/// Facts about a layer before it is read.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpectedLayer<'a> {
     /// Digest of the compressed bytes; `None` when the caller checks it.
@@ -26,7 +26,7 @@ pub struct UnpackedLayer {
     pub plain_bytes: u64,
     /// Entries of the archive, whiteouts included.
     pub entries: u64,
-    /// What needs the layers below.
+    /// Work that needs the layers below.
     pub pending: PendingLowerWork,
     /// Extended attributes that were left out: those of overlays, and those that links cannot have.
     pub skipped_xattrs: u64,

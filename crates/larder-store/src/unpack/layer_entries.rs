@@ -63,7 +63,7 @@ fn sparse_extents(layer: &LayerReader, file: &ErofsInode) -> io::Result<Option<V
 pub(super) struct EntryData<'a> {
     layer: &'a LayerReader,
     file: &'a ErofsInode,
-    /// What is left of them, the next one last.
+    /// Remaining extents, the next one last.
     extents: Vec<SparseExtent>,
 }
 

@@ -26,7 +26,7 @@ const MAX_SPARSE: u64 = 8 << 30;
 /// Bytes of memory for the names of files with several names: two million of usual length.
 const MAX_LINKS: usize = 256 << 20;
 
-/// What such a name takes beside its bytes.
+/// Bytes that such a name takes beside its text.
 const LINK_BYTES: usize = 64;
 
 /// Why the files could not be written.

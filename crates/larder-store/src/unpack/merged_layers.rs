@@ -29,7 +29,7 @@ pub struct MergedLayers {
     visible: usize,
 }
 
-/// What is at a path.
+/// Entry at a path.
 #[derive(Debug, Clone)]
 pub(super) struct MergedEntry {
     /// The layer that shows it: for a directory, the nearest of those that have it.
@@ -134,7 +134,7 @@ impl MergedLayers {
         Ok(levels.last().and_then(MergedDir::entry))
     }
 
-    /// What the layers of a directory show under a name in it. `None` where a whiteout hides it.
+    /// Returns the entry that the layers of a directory show under a name in it. `None` where a whiteout hides it.
     pub(super) fn look(&self, dir: &MergedDir, name: &[u8]) -> io::Result<Option<MergedName>> {
         let mut parts = Vec::new();
         for (layer, inode) in &dir.parts {

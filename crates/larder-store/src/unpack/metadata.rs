@@ -32,7 +32,7 @@ pub(super) fn steers_overlay(name: &[u8]) -> bool {
 /// Extended attributes: names and values.
 pub(super) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// What has attributes: an open file, or a name in an open directory that cannot be opened itself.
+/// Object with attributes: an open file, or a name in an open directory that cannot be opened itself.
 #[derive(Clone, Copy)]
 pub(super) enum XattrTarget<'a> {
     /// A file or directory.

@@ -125,7 +125,7 @@ impl Default for UnpackLimits {
     }
 }
 
-/// What one layer's unpacking has done so far; shared with the code that shows or cancels it.
+/// Progress of one layer's unpacking; shared with the code that shows or cancels it.
 #[derive(Debug, Default)]
 pub struct UnpackProgress {
     compressed: AtomicU64,
@@ -156,7 +156,7 @@ impl UnpackProgress {
         self.canceled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was canceled.
+    /// Returns true once the unpacking was canceled.
     pub(crate) fn is_canceled(&self) -> bool {
         self.canceled.load(Ordering::Relaxed)
     }

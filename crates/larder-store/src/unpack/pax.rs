@@ -2,7 +2,7 @@
 
 use super::metadata::FileTime;
 
-/// What tar-core does not say, or not strictly.
+/// PAX values that tar-core does not return, or not strictly.
 #[derive(Default)]
 pub(super) struct PaxValues {
     pub(super) mtime: Option<FileTime>,

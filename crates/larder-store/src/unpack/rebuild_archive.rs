@@ -40,7 +40,7 @@ pub enum RebuildError {
     Content {
         /// As the archive names it.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error of the system.
         cause: io::Error,
     },
     /// The bytes do not have the digest of the archive.
@@ -124,7 +124,7 @@ fn find_file(layer: &MergedLayers, path: &[u8]) -> io::Result<ErofsInode> {
     found.filter(is_file).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// What a name takes beside its bytes.
+/// Bytes that a name takes beside its text.
 const NAME_BYTES: usize = 64;
 /// Bytes of names in which [`first_replaced`] looks.
 const MAX_NAMES: usize = 64 << 20;

@@ -115,7 +115,7 @@ pub(crate) fn layer_of(
     stage(&disk, store.begin_layer().unwrap(), key, facts, &erofs(files)).unwrap()
 }
 
-/// What a layer of [`layer`] has as its name.
+/// Returns the name in a layer of [`layer`].
 pub(crate) fn name_in(layer: &LayerHandle) -> String {
     let files = layer.open().unwrap();
     let file = files.find(b"etc/name").unwrap().unwrap();

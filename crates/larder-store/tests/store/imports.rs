@@ -100,7 +100,8 @@ pub(crate) fn layout(name: &str, layers: &[&str]) -> ArchiveFiles {
     with_index(files, &[named(manifest, "io.containerd.image.name", name)])
 }
 
-/// What `docker save` wrote before it wrote OCI layouts. Every second layer is a link to the one before, if equal.
+/// Builds an archive as `docker save` wrote it before it wrote OCI layouts. Every second layer is a link to the one
+/// before, if equal.
 fn docker_archive(tags: &[&str], layers: &[&str]) -> Vec<u8> {
     let config = config("amd64", layers);
     let config_name = format!("{}.json", digest(&config).hex());

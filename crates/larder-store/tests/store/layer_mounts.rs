@@ -55,7 +55,7 @@ fn a_layer_that_is_cut_or_missing_is_found() {
     breaks_app(&scratch, |damage| matches!(damage, StoreDamage::LayerMissing { .. }));
 }
 
-/// Those that this kernel supports: mounts from files need Linux 6.12.
+/// Lists the kinds of mounts that this kernel supports: mounts from files need Linux 6.12.
 fn mount_kinds() -> Vec<LayerMountKind> {
     let mut kinds = vec![LayerMountKind::LoopDevice];
     if TempStore::new().store.erofs_mount().unwrap() == LayerMountKind::File {

@@ -1,4 +1,4 @@
-//! What each form of entry becomes, and how entries of one layer act on each other.
+//! Forms of entries, and how entries of one layer act on each other.
 
 use std::os::unix::fs::MetadataExt as _;
 

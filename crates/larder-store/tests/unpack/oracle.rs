@@ -1,4 +1,4 @@
-//! What an overlay of our layers shows equals what `umoci unpack` writes, path by path.
+//! An overlay of our layers shows what `umoci unpack` writes, path by path.
 //!
 //! `LARDER_ORACLE_IMAGES` may name a directory with more OCI layouts, one in each directory in it; all images in them are
 //! compared as well. umoci knows no zstd: the layout `NAME-zstd` is compared with what we make of `NAME`, its twin.

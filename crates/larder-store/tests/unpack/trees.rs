@@ -20,7 +20,7 @@ enum ModelFile {
     Whiteout,
 }
 
-/// What a path is; `None` for the looks of a whiteout, or of a directory that no entry describes.
+/// Expected entry at a path; `None` for the looks of a whiteout, or of a directory that no entry describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ModelEntry {
     thing: ModelFile,
@@ -69,7 +69,7 @@ fn text(path: &[u8]) -> String {
     path.iter().map(|name| names[usize::from(*name)]).collect::<Vec<_>>().join("/")
 }
 
-/// What a step does.
+/// Operation of a step.
 enum TreeOperation {
     Make(ModelFile),
     HardLink,
@@ -220,7 +220,7 @@ fn xattr(path: &Path, name: &str) -> Option<Vec<u8>> {
     Some(value[..length].to_vec())
 }
 
-/// The same tree, with each inode named for the first path that has it; directories have none.
+/// Returns the tree with each inode named for the first path that has it; directories have none.
 fn by_first_path(mut tree: ModelTree) -> ModelTree {
     let mut first = BTreeMap::new();
     for (number, node) in (1..).zip(tree.values_mut()) {

@@ -36,7 +36,7 @@ impl DockerConfig {
         self.entries.keys().filter(|location| matching::key_of(location).is_err()).count()
     }
 
-    /// Whether it refers to helper programs.
+    /// Returns true if the config refers to helper programs.
     pub(crate) fn uses_helpers(&self) -> bool {
         self.creds_store.is_some() || !self.cred_helpers.is_empty()
     }

@@ -25,7 +25,7 @@ use crate::reference::{ImageId, ImageName};
 use crate::threads::blocking;
 use state::HiddenState;
 
-/// What is done with the credentials of pulls ahead of kubelet.
+/// Treatment of the credentials of pulls ahead of kubelet.
 #[derive(Debug, Clone, Default)]
 pub enum PrefetchCredentials {
     /// They are used: no kubelet asks for images.

@@ -66,7 +66,7 @@ impl HiddenState {
         self.hidden.contains(&image.id) || self.may_be_hidden(image)
     }
 
-    /// Whether it could be an image that is not yet among the hidden ones.
+    /// Returns true if the image could be hidden and is not yet recorded as such.
     fn may_be_hidden(&self, image: &Image) -> bool {
         let mut names = image.repo_tags.iter().chain(&image.repo_digests);
         let is_of_pull = !self.repositories.is_empty()

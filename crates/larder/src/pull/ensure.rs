@@ -75,7 +75,7 @@ pub enum EnsurePlan {
     Present(ImageId),
     /// The image is pulled.
     Pull {
-        /// Whether it is present, and its pull record does not allow the use.
+        /// True if the image is present, and its pull record does not allow the use.
         access_denied: bool,
     },
     /// The policy forbids the pull that is necessary.
@@ -104,7 +104,7 @@ pub struct EnsuredImage {
     pub image_ref: ImageId,
     /// The text of the event when it was present; empty when it was pulled.
     pub message: String,
-    /// Whether it was present or was pulled.
+    /// Presence of the image before the request.
     pub outcome: ImagePresence,
 }
 

@@ -55,7 +55,7 @@ impl ImagePullCredentials {
         ImagePullCredentials { node_pods: true, ..ImagePullCredentials::default() }
     }
 
-    /// Whether it grants no access.
+    /// Returns true if the record grants no access.
     pub(crate) fn is_empty(&self) -> bool {
         !self.node_pods && self.secrets.is_empty() && self.service_accounts.is_empty()
     }
@@ -106,7 +106,7 @@ pub enum DocumentError {
 pub struct Decoded<T> {
     /// The document.
     pub document: T,
-    /// Whether it has the current version, and need not be rewritten.
+    /// True if the record has the current version, and need not be rewritten.
     pub current_version: bool,
 }
 

@@ -30,7 +30,7 @@ pub(in crate::config) struct Setting {
     pub(in crate::config) show: fn(&Config) -> Value,
     /// Whether a running daemon can change it.
     pub(in crate::config) reload: ReloadSupport,
-    /// Whether it is a field of kubelet's file.
+    /// True for a field of kubelet's file.
     pub(in crate::config) in_kubelet_file: bool,
     /// Kubelet's flag for it.
     pub(in crate::config) kubelet_flag: Option<&'static str>,

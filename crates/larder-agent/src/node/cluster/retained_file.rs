@@ -33,7 +33,7 @@ struct RetainedRecord {
     pinned: bool,
 }
 
-/// What the file has; nothing without a file.
+/// Reads the file; nothing without a file.
 pub(super) async fn read(path: PathBuf) -> io::Result<RetainedImages> {
     let read = move || match fs_err::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),

@@ -147,7 +147,7 @@ fn nothing_done(
     outcome.max(gathered.outcome())
 }
 
-/// What is known of images when nothing was tried: those with bad names fail whatever is tried.
+/// Returns the results when nothing was tried: images with bad names fail whatever is tried.
 fn untried(gathered: &EnsureInputs) -> Vec<EnsureResult> {
     let result = |job: &EnsureJob| match image_name::check(job.request.image.as_str()) {
         Ok(()) => EnsureResult::Unfinished,

@@ -100,7 +100,7 @@ impl EnsureSummary {
         EnsureSummary { images, events, progress: Vec::new(), bad_input, skipped, counts }
     }
 
-    /// The same, with what the pulls did.
+    /// Adds the progress of the pulls.
     #[must_use]
     pub(super) fn with_course(self, progress: Vec<ProgressChange>) -> Self {
         EnsureSummary { progress, ..self }

@@ -54,7 +54,7 @@ fn below(state: &mut u64, bound: u64) -> u64 {
 /// An image's name and id.
 type NamedImage = (String, ImageId);
 
-/// What all threads look at.
+/// State that all threads share.
 #[derive(Default)]
 struct SoakState {
     stop: AtomicBool,
@@ -263,7 +263,7 @@ fn work(worker: usize, seed: u64, shared: &SoakState, known: &[NamedImage], sock
     }
 }
 
-/// What the daemon holds of the machine.
+/// Resources of the machine that the daemon uses.
 #[derive(Debug, Clone, Copy)]
 struct ResourceUsage {
     files: usize,
@@ -284,7 +284,7 @@ impl ResourceUsage {
         ResourceUsage { files, threads: value("Threads:"), memory: value("RssAnon:") << 10 }
     }
 
-    /// What is left once idle threads and connections have gone.
+    /// Returns the resources in use once idle threads and connections are closed.
     fn settled(daemon: &CriDaemon) -> ResourceUsage {
         pause(Duration::from_secs(3));
         ResourceUsage::of(daemon)

@@ -44,7 +44,7 @@ impl fmt::Debug for ImportSource {
 pub(super) struct PresentLayers(HashMap<Digest, LayerKey>);
 
 impl PresentLayers {
-    /// Those that fit whatever is below them.
+    /// Lists the present layers that fit whatever is below them.
     pub(super) fn of(store: &Store) -> Result<PresentLayers, ImportError> {
         let records: Vec<LayerRecord> = store.0.db.read("list layers", |reader| reader.all(LAYERS))?;
         let fits = |record: &LayerRecord| is_known(record) && record.key == own_key(record);
@@ -103,7 +103,7 @@ enum EntryLocation {
     Known { size: u64 },
 }
 
-/// What was found.
+/// Entries of the archive.
 #[derive(Debug)]
 pub(super) struct ImportEntries {
     places: HashMap<String, EntryLocation>,

@@ -20,7 +20,7 @@ pub enum ImportError {
     /// The disk has not enough space to spool the stream.
     #[error(transparent)]
     InsufficientSpace(#[from] InsufficientSpace),
-    /// What was given cannot be read.
+    /// The given file cannot be read.
     #[error("cannot read {what}")]
     Read {
         /// A path, or `the archive`.
@@ -29,12 +29,12 @@ pub enum ImportError {
         #[source]
         cause: io::Error,
     },
-    /// What was given is no archive.
+    /// The given file is no archive.
     #[error("{}", damaged(*at, reason))]
     Archive {
         /// Where, counted in plain bytes.
         at: u64,
-        /// What is wrong there.
+        /// Reason why it is invalid.
         reason: String,
     },
     /// The archive has too many entries.
@@ -62,7 +62,7 @@ pub enum ImportError {
     Document {
         /// Name of the entry.
         name: String,
-        /// What is wrong with it.
+        /// Error of the parser.
         #[source]
         cause: serde_json::Error,
     },
@@ -71,7 +71,7 @@ pub enum ImportError {
     Manifest {
         /// Name of the entry.
         name: String,
-        /// What is wrong with it.
+        /// Error of the manifest.
         #[source]
         cause: ManifestError,
     },
@@ -88,7 +88,7 @@ pub enum ImportError {
     NoPlatform {
         /// The platform that was asked for.
         wanted: String,
-        /// Those that there are.
+        /// Platforms that the archive has.
         offered: Vec<String>,
     },
     /// An image in it has an invalid name.
@@ -96,7 +96,7 @@ pub enum ImportError {
     Name {
         /// As written.
         name: String,
-        /// What is wrong with it.
+        /// Error of the name.
         #[source]
         cause: larder::reference::ReferenceError,
     },
@@ -112,7 +112,7 @@ pub enum ImportError {
 const WRITE_AGAIN: &str = "create the archive again: it may be truncated or modified";
 
 impl ImportError {
-    /// What the reader could try next.
+    /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Option<Hint> {
         let text = match self {
             ImportError::Store(error) => return error.hint(),

@@ -126,7 +126,7 @@ impl ProviderProgram {
         }
     }
 
-    /// Whether it exists and only root and this user can replace it.
+    /// Returns an error unless the program exists and only root and this user can replace it.
     pub(crate) fn check(&self) -> Result<(), program::TrustError> {
         program::check_program(&self.path).map(drop)
     }
