@@ -214,7 +214,7 @@ impl CriBackend {
             }
             match tokio::time::timeout(self.config.request_timeout, work).await {
                 Ok(done) => done,
-                Err(_) => Err(status::late(self.endpoint(), self.config.request_timeout)),
+                Err(_) => Err(status::timed_out(self.endpoint(), self.config.request_timeout)),
             }
         }
     }

@@ -37,7 +37,7 @@ pub fn deadline() -> Status {
 }
 
 /// The error of calls that did not end within larder's own time limit. The text is kubelet's, so the hint has the socket.
-pub(crate) fn late(endpoint: &Endpoint, limit: Duration) -> BackendError {
+pub(crate) fn timed_out(endpoint: &Endpoint, limit: Duration) -> BackendError {
     let waited = go_format::duration(limit);
     let hint = Hint::from(format!("{endpoint} did not answer within {waited}: the runtime hangs, or "))
         .setting("timeout", "")

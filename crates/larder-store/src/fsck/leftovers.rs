@@ -50,7 +50,7 @@ impl OpenStore {
             self.db.read(doing, |reader| reader.endings(LAYERS, ""))?.into_iter().collect();
         let mut leftovers = Vec::new();
         for name in names_in(&self.layout.layers()).context(doing)? {
-            let arriving = LayerKey::parse(&name).is_some_and(|key| self.arrivals.has(&key));
+            let arriving = LayerKey::parse(&name).is_some_and(|key| self.pending_layers.has(&key));
             if !known.contains(&name) && !arriving {
                 leftovers.push(self.layout.layers().join(name));
             }

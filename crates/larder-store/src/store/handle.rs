@@ -29,7 +29,7 @@ pub(crate) struct OpenStore {
     pub(crate) layout: StoreLayout,
     pub(super) config: StoreConfig,
     pub(crate) holds: Arc<ReferenceCounts>,
-    pub(crate) arrivals: PendingLayers,
+    pub(crate) pending_layers: PendingLayers,
     /// Held while layers and blobs come to their place or leave it, together with what the database says of them.
     /// Looking at images does not need it.
     pub(super) gate: Mutex<()>,

@@ -44,7 +44,7 @@ struct IngestInner {
     boot: String,
     state: Mutex<IngestExtents>,
     /// Bytes were written, or the fetch was stopped.
-    news: Condvar,
+    changed: Condvar,
     _hold: ItemReference,
 }
 
@@ -96,7 +96,7 @@ impl Store {
             data: Mutex::new(Some(data)),
             boot,
             state: Mutex::new(state),
-            news: Condvar::new(),
+            changed: Condvar::new(),
             _hold: hold,
         };
         inside.note(false).context(doing)?;
@@ -142,7 +142,7 @@ impl IngestFile {
             let mut state = self.0.state();
             extents::add(&mut state.present, offset..end);
             state.unnoted += bytes.len() as u64;
-            self.0.news.notify_all();
+            self.0.changed.notify_all();
             state.unnoted >= NOTE_EVERY
         };
         if note {
@@ -190,7 +190,7 @@ impl IngestFile {
     /// Its kind must not be `Interrupted`, upon which readers try again.
     pub fn stop(&self, kind: io::ErrorKind, reason: impl Into<String>) {
         self.0.state().stopped.get_or_insert_with(|| (kind, reason.into()));
-        self.0.news.notify_all();
+        self.0.changed.notify_all();
     }
 
     /// Reverts [`stop`](IngestFile::stop), for another attempt.
@@ -243,7 +243,7 @@ impl IngestInner {
             if let Some((kind, reason)) = &state.stopped {
                 return Err(io::Error::new(*kind, reason.clone()));
             }
-            state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 

@@ -274,17 +274,17 @@ impl Store {
             }
             Ok::<_, StoreError>(None)
         };
-        self.0.arrivals.claims.claim(diff_id, &keys, progress, present)
+        self.0.pending_layers.claims.claim(diff_id, &keys, progress, present)
     }
 
     /// The layer of this key, if it is here.
     pub fn layer(&self, key: &LayerKey) -> Result<Option<LayerHandle>, StoreError> {
         let _gate = self.0.gate();
-        if let Some(layer) = self.0.arrivals.fresh().get(key).and_then(Weak::upgrade) {
+        if let Some(layer) = self.0.pending_layers.fresh().get(key).and_then(Weak::upgrade) {
             return Ok(Some(LayerHandle(layer)));
         }
         let hold = self.0.holds.hold(ReferencedItem::Layer(key.clone()));
-        match self.0.arrivals.kept.take(key) {
+        match self.0.pending_layers.kept.take(key) {
             Some(kept) if kept.is_lost() => {
                 self.0.discard(&self.0.layout.layer(key)).context("remove a layer with lost writes")?;
                 self.0.trash.kick();
@@ -331,7 +331,7 @@ impl OpenStore {
         let _gate = self.gate();
         let used = self.is_used(&key)?;
         let hold = self.holds.hold(ReferencedItem::Layer(key.clone()));
-        waiting = self.arrivals.fresh().get(&key).and_then(Weak::upgrade);
+        waiting = self.pending_layers.fresh().get(&key).and_then(Weak::upgrade);
         if let Some(layer) = &waiting {
             self.discard(from).context(doing)?;
             return Ok(LayerHandle(layer.clone()));
@@ -369,14 +369,14 @@ impl OpenStore {
         let lost = AtomicBool::new(false);
         let inner = LayerHandleInner { record, path, uncommitted, written, lost, _hold: hold, store };
         let layer = Arc::new(inner);
-        self.arrivals.fresh().insert(layer.record.key.clone(), Arc::downgrade(&layer));
+        self.pending_layers.fresh().insert(layer.record.key.clone(), Arc::downgrade(&layer));
         LayerHandle(layer)
     }
 
     /// Retains an uncommitted layer if a pull may resume with it, and removes it otherwise.
     fn abandon(&self, layer: &LayerHandleInner) -> io::Result<()> {
         let _gate = self.gate();
-        let mut fresh = self.arrivals.fresh();
+        let mut fresh = self.pending_layers.fresh();
         // Another one may have taken its place.
         if fresh.get(&layer.record.key).is_none_or(|listed| !std::ptr::eq(listed.as_ptr(), layer)) {
             return Ok(());
@@ -394,7 +394,7 @@ impl OpenStore {
         let leased = self.leased_archives().map_err(io::Error::other)?;
         if leased.contains(&layer.record.facts.digest) && !layer.is_lost() {
             let (record, written) = (layer.record.clone(), layer.written.clone());
-            self.arrivals.kept.put(UncommittedLayer { record, written });
+            self.pending_layers.kept.put(UncommittedLayer { record, written });
             return Ok(());
         }
         self.discard(&layer.path)?;
@@ -404,7 +404,7 @@ impl OpenStore {
 
     /// Takes layers off the list of those that wait for a commit.
     pub(super) fn forget_fresh<'a>(&self, layers: impl Iterator<Item = &'a LayerHandle>) {
-        let mut fresh = self.arrivals.fresh();
+        let mut fresh = self.pending_layers.fresh();
         for layer in layers {
             layer.set_committed();
             fresh.remove(layer.key());

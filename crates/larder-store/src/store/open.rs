@@ -155,7 +155,7 @@ impl LockedStoreDir {
             layout,
             config,
             holds: Arc::default(),
-            arrivals: super::layers::PendingLayers::default(),
+            pending_layers: super::layers::PendingLayers::default(),
             gate: Mutex::new(()),
             writes: Mutex::new(None),
             _lock: lock,

@@ -152,7 +152,7 @@ impl OpenStore {
                 downloads += measure(&self.layout.ingest(&archive)).context(doing)?;
             }
         }
-        let resumable = self.arrivals.kept.usage_of(|layer| self.takes_layer(&leased, layer));
+        let resumable = self.pending_layers.kept.usage_of(|layer| self.takes_layer(&leased, layer));
         let unused = self.db.read(doing, |reader| {
             let unused = unused(reader, &self.holds, |lease| self.is_in_force(rule, lease))?;
             let usage = |key: &super::records::LayerKey| -> DbResult<DiskSpace> {

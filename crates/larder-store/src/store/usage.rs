@@ -200,7 +200,7 @@ impl Store {
         let doing = "measure the store";
         let layout = &self.0.layout;
         // In this order: what is committed between the two is counted at least once.
-        let fresh = self.0.arrivals.usage();
+        let fresh = self.0.pending_layers.usage();
         let (layers, shared_layers) = self.0.db.read(doing, |reader| {
             let layers = layers(reader)?;
             let mut shared = DiskSpace::default();

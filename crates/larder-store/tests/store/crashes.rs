@@ -27,7 +27,7 @@ struct CrashScenario {
 const KEPT: &str = "docker.io/library/kept:latest";
 const APP: &str = "docker.io/library/app:latest";
 
-const LIVES: [CrashScenario; 4] = [
+const SCENARIOS: [CrashScenario; 4] = [
     CrashScenario {
         what: "a commit",
         prepare: |_| (),
@@ -102,11 +102,11 @@ fn assert_sound(store: &Store, what: &str) {
 }
 
 /// A disk with a store that has one image.
-fn prepared(life: &CrashScenario) -> FaultyDisk {
+fn prepared(scenario: &CrashScenario) -> FaultyDisk {
     let disk = FaultyDisk::new();
     let store = open_on(&disk);
     commit(&store, "kept", &["base", "kept"]);
-    (life.prepare)(&store);
+    (scenario.prepare)(&store);
     drop(store);
     disk
 }
@@ -118,16 +118,16 @@ fn copy_of(disk: &FaultyDisk) -> (FaultyDisk, Store) {
     (copy, store)
 }
 
-fn lose_power_everywhere(life: &CrashScenario) {
-    let prepared = prepared(life);
+fn lose_power_everywhere(scenario: &CrashScenario) {
+    let prepared = prepared(scenario);
     for survives in
         [UnsyncedData::Nothing, UnsyncedData::Everything, UnsyncedData::Some(1), UnsyncedData::Some(2)]
     {
         for step in 0.. {
-            let what = format!("{}, power lost at step {step}, {survives:?} survives", life.what);
+            let what = format!("{}, power lost at step {step}, {survives:?} survives", scenario.what);
             let (disk, store) = copy_of(&prepared);
             disk.arm(DiskFault::LosesPowerAt(step));
-            let done = (life.run)(&disk, &store).is_ok();
+            let done = (scenario.run)(&disk, &store).is_ok();
             let met = disk.has_failed();
             drop(store);
             let disk = disk.restarted(survives);
@@ -135,44 +135,44 @@ fn lose_power_everywhere(life: &CrashScenario) {
             assert_sound(&store, &what);
             let visible = tags(&store);
             if done {
-                assert_eq!(visible, life.after, "{what}: it said that it was done");
+                assert_eq!(visible, scenario.after, "{what}: it said that it was done");
             } else {
-                assert!(visible == life.after || visible == life.before, "{what}: {visible:?}");
-                (life.run)(&disk, &store).unwrap_or_else(|error| panic!("{what}: trying again: {error}"));
+                assert!(visible == scenario.after || visible == scenario.before, "{what}: {visible:?}");
+                (scenario.run)(&disk, &store).unwrap_or_else(|error| panic!("{what}: trying again: {error}"));
             }
             drop(store);
             let store = open_on(&disk);
-            assert_eq!(tags(&store), life.after, "{what}: after trying again");
+            assert_eq!(tags(&store), scenario.after, "{what}: after trying again");
             assert_sound(&store, &what);
             if !met {
                 assert!(step > 3, "{what}: something was done");
-                break; // every shorter life has been tried
+                break; // every shorter scenario has been tried
             }
         }
     }
 }
 
-fn fail_everywhere(life: &CrashScenario, kind: ErrorKind) {
-    let prepared = prepared(life);
+fn fail_everywhere(scenario: &CrashScenario, kind: ErrorKind) {
+    let prepared = prepared(scenario);
     for step in 0.. {
-        let what = format!("{}, {kind:?} at step {step}", life.what);
+        let what = format!("{}, {kind:?} at step {step}", scenario.what);
         let (disk, store) = copy_of(&prepared);
         disk.arm(DiskFault::FailsAt(step, kind));
-        let done = (life.run)(&disk, &store);
+        let done = (scenario.run)(&disk, &store);
         let met = disk.has_failed();
         disk.arm(DiskFault::None);
         // The store continues after the failure, without being reopened.
         let visible = tags(&store);
         if done.is_ok() {
-            assert_eq!(visible, life.after, "{what}");
+            assert_eq!(visible, scenario.after, "{what}");
         } else {
-            assert!(visible == life.after || visible == life.before, "{what}: {visible:?}");
-            (life.run)(&disk, &store).unwrap_or_else(|error| panic!("{what}: trying again: {error}"));
+            assert!(visible == scenario.after || visible == scenario.before, "{what}: {visible:?}");
+            (scenario.run)(&disk, &store).unwrap_or_else(|error| panic!("{what}: trying again: {error}"));
         }
-        assert_eq!(tags(&store), life.after, "{what}: after trying again");
+        assert_eq!(tags(&store), scenario.after, "{what}: after trying again");
         drop(store);
         let store = open_on(&disk.restarted(UnsyncedData::Everything));
-        assert_eq!(tags(&store), life.after, "{what}: after a restart");
+        assert_eq!(tags(&store), scenario.after, "{what}: after a restart");
         assert_sound(&store, &what);
         if !met {
             break;
@@ -182,27 +182,27 @@ fn fail_everywhere(life: &CrashScenario, kind: ErrorKind) {
 
 #[test]
 fn a_commit_survives_power_loss_at_any_step() {
-    lose_power_everywhere(&LIVES[0]);
+    lose_power_everywhere(&SCENARIOS[0]);
 }
 
 #[test]
 fn moving_a_tag_survives_power_loss_at_any_step() {
-    lose_power_everywhere(&LIVES[1]);
+    lose_power_everywhere(&SCENARIOS[1]);
 }
 
 #[test]
 fn a_removal_survives_power_loss_at_any_step() {
-    lose_power_everywhere(&LIVES[2]);
+    lose_power_everywhere(&SCENARIOS[2]);
 }
 
 #[test]
 fn a_load_survives_power_loss_at_any_step() {
-    lose_power_everywhere(&LIVES[3]);
+    lose_power_everywhere(&SCENARIOS[3]);
 }
 
 /// A disk on which a process died in the middle of everything.
 fn debris() -> FaultyDisk {
-    let (disk, store) = copy_of(&prepared(&LIVES[0]));
+    let (disk, store) = copy_of(&prepared(&SCENARIOS[0]));
     let left = [layer(&store, "lonely"), layer(&store, "other")];
     let staging = store.begin_layer().unwrap();
     commit(&store, "gone", &["gone"]);
@@ -244,15 +244,15 @@ fn a_recovery_survives_power_loss_at_any_step() {
 
 #[test]
 fn any_step_may_fail_without_space_and_be_retried() {
-    for life in &LIVES {
-        fail_everywhere(life, ErrorKind::StorageFull);
+    for scenario in &SCENARIOS {
+        fail_everywhere(scenario, ErrorKind::StorageFull);
     }
 }
 
 #[test]
 fn any_step_may_fail_for_an_error_of_the_disk_and_be_tried_again() {
-    for life in &LIVES {
-        fail_everywhere(life, ErrorKind::Other);
+    for scenario in &SCENARIOS {
+        fail_everywhere(scenario, ErrorKind::Other);
     }
 }
 
@@ -281,7 +281,7 @@ fn making_a_store_survives_power_loss_at_any_step() {
 #[test]
 fn a_full_disk_is_named_as_such() {
     let mut named = 0;
-    let prepared = prepared(&LIVES[0]);
+    let prepared = prepared(&SCENARIOS[0]);
     for step in 0..200 {
         let (disk, store) = copy_of(&prepared);
         let layers = [layer(&store, "base"), layer(&store, "app")];

@@ -13,16 +13,16 @@ use crate::imports::*;
 struct ActingReader<F> {
     archive: Cursor<Vec<u8>>,
     at_end: bool,
-    deed: Option<F>,
+    action: Option<F>,
 }
 
 impl<F: FnOnce()> Read for ActingReader<F> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let ended = self.archive.position() == self.archive.get_ref().len() as u64;
         if ended == self.at_end
-            && let Some(deed) = self.deed.take()
+            && let Some(action) = self.action.take()
         {
-            deed();
+            action();
         }
         self.archive.read(buffer)
     }
@@ -37,8 +37,8 @@ fn read_while_removing(
 ) -> (Result<Import, ImportError>, StoreRemoval) {
     let (sender, removed) = std::sync::mpsc::channel();
     let own = store.clone();
-    let deed = move || sender.send(own.remove(image, &RemoveOptions::default()).unwrap().unwrap()).unwrap();
-    let stream = ActingReader { archive: Cursor::new(archive), at_end, deed: Some(deed) };
+    let action = move || sender.send(own.remove(image, &RemoveOptions::default()).unwrap().unwrap()).unwrap();
+    let stream = ActingReader { archive: Cursor::new(archive), at_end, action: Some(action) };
     let import =
         store.read_import(ImportSource::Stream(Box::new(stream)), &amd64(), None, DiskSpace::default());
     (import, removed.recv().unwrap())

@@ -109,7 +109,7 @@ impl TreeStep {
         text(&self.path)
     }
 
-    fn deed(&self) -> TreeOperation {
+    fn operation(&self) -> TreeOperation {
         TreeOperation::Make(match self.thing {
             0..4 => ModelFile::File(
                 (0..self.size).map(|at| (at.wrapping_mul(self.mtime | 1) >> 7).to_le_bytes()[0]).collect(),
@@ -129,7 +129,7 @@ impl TreeStep {
             Some((parent, _)) => format!("{parent}/{name}"),
             None => name.to_owned(),
         };
-        let entry = match self.deed() {
+        let entry = match self.operation() {
             TreeOperation::Make(ModelFile::File(content)) => TarBuilderEntry::file(path, content),
             TreeOperation::Make(ModelFile::Link(target)) => TarBuilderEntry::symlink(path, target),
             TreeOperation::Make(ModelFile::Pipe) => TarBuilderEntry::fifo(path),
@@ -162,8 +162,8 @@ fn apply(tree: &mut ModelTree, step: &TreeStep, inode: u64) -> bool {
         return false;
     }
     let linked = tree.get(&target).filter(|node| !is_way(node)).cloned();
-    let deed = step.deed();
-    if matches!(deed, TreeOperation::HardLink)
+    let operation = step.operation();
+    if matches!(operation, TreeOperation::HardLink)
         && (linked.is_none() || target == path || target.starts_with(&below))
     {
         return false;
@@ -175,7 +175,7 @@ fn apply(tree: &mut ModelTree, step: &TreeStep, inode: u64) -> bool {
         }
     }
     let was = tree.get(&path).map(|node| node.thing.clone());
-    let made = match deed {
+    let made = match operation {
         TreeOperation::Make(ModelFile::Dir { .. }) => {
             let opaque = was.as_ref().is_some_and(|was| *was != ModelFile::Dir { opaque: false });
             ModelEntry { thing: ModelFile::Dir { opaque }, ..described(step, inode) }

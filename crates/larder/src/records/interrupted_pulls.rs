@@ -89,13 +89,13 @@ impl InterruptedPullResolver {
 
     async fn close(&self, image: &ImageName, seen: InterruptedPullResult) {
         match seen {
-            InterruptedPullResult::NewImage(id) => self.came(image, id).await,
+            InterruptedPullResult::NewImage(id) => self.record_new_image(image, id).await,
             InterruptedPullResult::Nothing => self.no_new_image(image),
             InterruptedPullResult::Unknown => {}
         }
     }
 
-    async fn came(&self, image: &ImageName, image_ref: ImageId) {
+    async fn record_new_image(&self, image: &ImageName, image_ref: ImageId) {
         let Some(writer) = self.writer.upgrade() else { return };
         let (image, now) = (image.clone(), SystemTime::now().into());
         let change = RecordChange::Pulled { image: image.clone(), image_ref, access: None, now };
