@@ -130,7 +130,7 @@ async fn a_container_uses_the_image_below_its_snapshot_whatever_its_name_means_n
     let reported = uses.retentions().await.unwrap();
     let images: Vec<&str> = reported.iter().map(|reported| reported.image.as_str()).collect();
     assert_eq!(images, [name.as_str(), ids[0].as_str()]);
-    let by = reported[1].by.to_string();
+    let by = reported[1].purpose.to_string();
     assert_eq!(by, "container demo of containerd namespace k8s.io");
     // Another container with the same ID, name of image and snapshot, but with the image that the name means now.
     containerd.ctr("k8s.io", &["containers", "rm", "demo"]).unwrap();

@@ -76,7 +76,7 @@ fn of_report(goal: GcGoal, report: &GcReport, policy: &GcPolicy) -> api::Collect
         freed_bytes: Some(swept.iter().map(|swept| swept.freed).sum()),
         available_change_bytes: swept.iter().map(|swept| swept.available_change).sum(),
         removals: done().map(|done| removed(&done.removal, done.freed)).collect(),
-        images: images.into_iter().map(|decision| image(decision, policy)).collect(),
+        images: images.into_iter().map(image).collect(),
         failed: errors.map(|(id, message)| api::FailedRemoval { id: id.into(), message }).collect(),
         skipped: swept.iter().flat_map(|swept| swept.skipped.iter().map(ToString::to_string)).collect(),
         gone: swept
@@ -160,7 +160,7 @@ fn removed(removal: &PlannedRemoval, freed: Option<DiskSpace>) -> api::Removal {
 }
 
 /// One image, and whether the round removes it. If a keep rule retains it, the matching name comes first.
-pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdict {
+pub(super) fn image(image: &ImageDecision) -> api::ImageVerdict {
     let (reason, why) = reason(&image.decision);
     let used_by = match &image.decision {
         GcDecision::Retain(RetainReason::InUse(uses)) => uses.iter().map(ToString::to_string).collect(),

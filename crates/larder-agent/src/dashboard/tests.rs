@@ -26,11 +26,13 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::Request;
 
+use larder_cri::server::CriImages as _;
+
 use super::{Dashboard, stream};
 use crate::backend::BackendHandle;
 use crate::config::{Config, DashboardServing};
 use crate::control::{ControlApi, DaemonAddresses, ServingProcess};
-use crate::node::cri_backend::CriImages;
+use crate::node::cri_images::NodeCriImages;
 use crate::node::pods::desired::DesiredKey;
 use crate::node::{Node, NodeDependencies, testing};
 use crate::serve::connections::Connections;
@@ -442,7 +444,7 @@ async fn every_surface_shows_the_same_reason_for_which_an_image_is_retained() {
     let listed = served.control.images(Request::new(request)).await.unwrap().into_inner().images;
     let page = served.json("images").await;
     let rows = page["rows"].as_array().unwrap();
-    let cri = CriImages::of(Arc::clone(&served.node)).list().await.unwrap();
+    let cri = NodeCriImages::of(Arc::clone(&served.node)).list().await.unwrap();
     for (name, word) in RETAINED {
         let listed = listed.iter().find(|image| image.repo_tags == [name]).unwrap();
         assert_eq!(convert::image_state(listed.details.as_ref().unwrap()), word, "{name} in the list");

@@ -26,14 +26,14 @@ impl CriPins {
 
     /// The pin that an image has for this reason by the settings. A lease pins nothing unless `larder lease` took it in
     /// larder's own store: CRI's `PullImage` takes one for each image, and would block kubelet's own removal.
-    fn pin(&self, config: &Config, image: &ImageId, reason: &RetentionPurpose) -> Option<ImagePin> {
+    fn pin(config: &Config, image: &ImageId, reason: &RetentionPurpose) -> Option<ImagePin> {
         let settings = &config.cri_pins;
         match reason {
             RetentionPurpose::Kept(kept) if settings.kept => Some(rule_pin(config, kept)),
             RetentionPurpose::Desired { by, is_pinned: true, .. } if settings.kept => Some(desired_pin(by)),
             RetentionPurpose::Mount { target, .. } if settings.mounted => Some(ImagePin {
                 reason: format!("mounted at {target}"),
-                hint: Hint::new().command(["umount", target.as_str()]).text(" ends the mount"),
+                hint: Hint::new().command(["umount".to_owned(), target.clone()]).text(" ends the mount"),
             }),
             RetentionPurpose::Lease(lease)
                 if settings.leased && lease.is_durable && lease.purpose == LeasePurpose::Request =>
@@ -64,7 +64,7 @@ impl ImagePinSource for CriPins {
         let retentions = collector.retentions(images, scope).await;
         let retentions = retentions.map_err(RetentionError::into_backend_error)?;
         let pin = |(image, reasons): (ImageId, Vec<RetentionPurpose>)| {
-            let pin = reasons.iter().find_map(|reason| self.pin(&config, &image, reason))?;
+            let pin = reasons.iter().find_map(|reason| Self::pin(&config, &image, reason))?;
             Some((image, pin))
         };
         Ok(retentions.into_iter().filter_map(pin).collect())

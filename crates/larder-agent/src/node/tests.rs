@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use larder::gc::{FsStatsProvider, OtherFilesystem};
+use larder::gc::{FsStatsProvider, GcGoal, OtherFilesystem};
 use larder::image_service::{FilesystemError, FsStats};
 use larder::records::Verification;
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};

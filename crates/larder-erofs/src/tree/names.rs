@@ -212,13 +212,12 @@ impl<S: ErofsScratch> SpilledNames<S> {
         self.pages.resize_with(PAGES, || None);
         let place = &mut self.pages[number % PAGES];
         let found = place.take().filter(|(found, _)| *found == number);
-        let page = match found {
-            Some((_, page)) => page,
-            None => {
-                let mut page = Box::new([0; PAGE]);
-                self.scratch.read_exact_at(&mut page[..], (number * PAGE) as u64)?;
-                page
-            }
+        let page = if let Some((_, page)) = found {
+            page
+        } else {
+            let mut page = Box::new([0; PAGE]);
+            self.scratch.read_exact_at(&mut page[..], (number * PAGE) as u64)?;
+            page
         };
         Ok(&place.insert((number, page)).1)
     }
@@ -255,7 +254,7 @@ mod tests {
     fn an_error_of_the_file_is_kept() {
         let mut arena = NameArena::new(Vec::new());
         let name = arena.add(b"name");
-        arena.add_text(&[0; 2 * CHUNK]);
+        arena.add_text(&vec![0; 2 * CHUNK]);
         arena.spill().unwrap();
         arena.spilled.get_mut().scratch.clear();
         assert_eq!(*arena.name(name), []);

@@ -57,7 +57,8 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         file: &ErofsInode,
     ) -> Result<(), ErofsError> {
         let xattrs = lower.xattrs(file)?;
-        let (mut extents, mut target) = (Vec::new(), Vec::new());
+        let mut extents = Vec::new();
+        let target;
         let (major, minor) = file.rdev;
         let kind = match file.kind {
             InodeKind::File => {

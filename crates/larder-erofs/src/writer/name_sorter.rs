@@ -88,9 +88,9 @@ mod tests {
         tree.spill_names().unwrap();
         let mut sorter = NameSorter { run: 1000, ..NameSorter::new(&tree) };
         sorter.sort(&mut nodes);
-        let mut sorted = names;
-        sorted.sort();
+        let mut expected = names;
+        expected.sort();
         let found: Vec<_> = nodes.iter().map(|node| tree.name(tree.node(*node)).into_owned()).collect();
-        assert!(found.iter().eq(sorted.iter().map(|name| name.as_bytes())));
+        assert!(found.iter().eq(expected.iter().map(String::as_bytes)));
     }
 }

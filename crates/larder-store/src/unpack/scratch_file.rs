@@ -28,13 +28,12 @@ impl ScratchFile {
     }
 
     fn open(&mut self) -> io::Result<&File> {
-        let file = match self.file.take() {
-            Some(file) => file,
-            None => {
-                let mut options = fs_err::OpenOptions::new();
-                options.read(true).write(true).create_new(!self.exists).mode(0o600);
-                options.open(&self.path)?.into_parts().0
-            }
+        let file = if let Some(file) = self.file.take() {
+            file
+        } else {
+            let mut options = fs_err::OpenOptions::new();
+            options.read(true).write(true).create_new(!self.exists).mode(0o600);
+            options.open(&self.path)?.into_parts().0
         };
         self.exists = true;
         Ok(self.file.insert(file))

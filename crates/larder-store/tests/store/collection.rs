@@ -18,7 +18,7 @@ fn snapshot(store: &Store) -> GcSnapshot {
         pinned: image.pinned,
         first_seen: UnixMillis(0),
         last_used: None,
-        uses: Vec::new(),
+        retained_by: Vec::new(),
         failed: None,
     };
     let images = store.list().unwrap().into_iter().map(subject).collect();

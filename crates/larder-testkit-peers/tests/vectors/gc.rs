@@ -370,7 +370,7 @@ fn scenario(Scenario { policy, began_ms, gates, steps }: Scenario) -> Value {
     node.state().image_volumes = gates.image_volume;
     let shared = Arc::new(node.clone());
     let collector = Collector::builder(shared.clone())
-        .policy(policy.clone())
+        .policy(policy.policy())
         .disk(shared.clone())
         .clock(shared.clone())
         .events(shared.clone(), "node")

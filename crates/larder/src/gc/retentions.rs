@@ -25,8 +25,9 @@ impl Collector {
             return Ok(HashMap::new());
         }
         let policy = self.policy();
-        let sources = self.parts.sources.iter().filter(|source| source.scope() <= scope);
-        let set = RetentionSet::new(collect(sources).await?, images, GcStrategy::Larder);
+        let mut sources = self.parts.sources.clone();
+        sources.retain(|source| source.scope() <= scope);
+        let set = RetentionSet::new(collect(&sources).await?, images, GcStrategy::Larder);
         let mut kept = self.kept_images(&policy, images).await?;
         let retained = images.iter().map(|image| {
             let sources = set.of_image(&image.id, handler_of(image)).cloned();

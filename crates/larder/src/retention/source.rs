@@ -85,9 +85,7 @@ impl RetentionSource for BackendRetentions {
 }
 
 /// All reasons of these sources; fails with the first error.
-pub(crate) async fn collect(
-    sources: impl IntoIterator<Item = &Arc<dyn RetentionSource>>,
-) -> Result<Vec<Retention>, RetentionError> {
+pub(crate) async fn collect(sources: &[Arc<dyn RetentionSource>]) -> Result<Vec<Retention>, RetentionError> {
     let mut found = Vec::new();
     for source in sources {
         found.append(&mut source.retentions().await?);

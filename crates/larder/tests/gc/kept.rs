@@ -11,7 +11,7 @@ use larder::retention::{KeepRule, KeptBy, RetentionPurpose, Selector, SourceScop
 use crate::world::{FakeNode, OwnPolicy as _, id};
 
 async fn kept(collector: &Collector, images: &[Image]) -> HashMap<ImageId, KeptBy> {
-    let retentions = collector.retentions(images, SourceScope::Larder).await.unwrap();
+    let retentions = collector.retentions(images, SourceScope::Larder).await.expect("the sources answer");
     let kept = |(image, reasons): (ImageId, Vec<RetentionPurpose>)| {
         reasons.into_iter().find_map(|reason| match reason {
             RetentionPurpose::Kept(kept) => Some((image.clone(), kept)),

@@ -153,7 +153,7 @@ fn an_image_that_a_rule_cannot_judge_is_kept_outside_of_its_budget() {
     let mut seen = seen(&images);
     seen[1].labels = None;
     let rule = KeepRule::new(Selector::Label("keep".into(), None));
-    assert_eq!(kept(&[rule.clone()], &seen), [Some(0), Some(0), None]);
+    assert_eq!(kept(std::slice::from_ref(&rule), &seen), [Some(0), Some(0), None]);
     let budget = KeepRule { budget_bytes: Some(60), ..rule.clone() };
     assert_eq!(kept(&[budget], &seen), [Some(0), Some(0), None]);
     let over = KeepRule { ttl: Some(Duration::from_millis(5)), ..rule };
