@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt as _;
-use larder::backend::{Backend as _, Container, ContainerInventory, Image};
+use larder::backend::{Container, ContainerInventory, Image};
 use larder::retention::{KeepRule, Selector};
 use larder_api::convert;
 use larder_api::v1 as api;
