@@ -67,7 +67,7 @@ pub enum ErofsReadError {
     Damaged {
         /// Number of the inode.
         nid: u64,
-        /// What is wrong with it.
+        /// Damage of the layer.
         damage: LayerDamage,
     },
 }
@@ -78,7 +78,7 @@ impl ErofsReadError {
     }
 }
 
-/// What is wrong with a layer.
+/// Damage of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerDamage {

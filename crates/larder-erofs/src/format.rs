@@ -132,7 +132,7 @@ pub(crate) fn dirent_type(mode: u16) -> u8 {
     }
 }
 
-/// What the superblock says.
+/// Contents of the superblock.
 pub(crate) struct Superblock {
     pub(crate) blocks: u32,
     pub(crate) inodes: u64,

@@ -1,4 +1,4 @@
-//! What has which name, in little memory: 12 bytes for an entry, its name, and about 6 bytes to find it; 32 more for a
+//! Maps names to nodes in little memory: 12 bytes for an entry, its name, and about 6 bytes to find it; 32 more for a
 //! directory. Names, links and attributes of directories can be moved to a temporary file.
 //!
 //! Nodes are never removed. A node of a name that is used again changes what it is. A directory that something replaced is
@@ -34,7 +34,7 @@ const MAX_PATH: usize = 4096;
 /// Numbers that do not fit beside the other fields. Far more than fit into memory.
 const MAX_DIRECTORIES: usize = 1 << 28;
 
-/// What a name stands for.
+/// Node that a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NodeKind {
     File,
@@ -89,7 +89,7 @@ impl TreeNode {
     }
 }
 
-/// What a directory's inode will say.
+/// Attributes of a directory's inode.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TreeDirectory {
     mtime: i64,
@@ -128,7 +128,7 @@ impl TreeDirectory {
         self.mode_and_flags & 0o7777
     }
 
-    /// Whether it hides what lower layers have in it.
+    /// Returns true if the directory hides the entries of lower layers in it.
     pub(crate) fn is_opaque(&self) -> bool {
         self.mode_and_flags & OPAQUE != 0
     }

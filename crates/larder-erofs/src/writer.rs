@@ -1,7 +1,7 @@
 //! Applies entries in the order in which they come.
 //!
-//! What an entry replaces stays hidden for lower layers: a directory in the place of a file, a link or a whiteout is opaque.
-//! A whiteout hides what lower layers have under a name; what this layer itself has there stays.
+//! An entry keeps hiding the name that it replaces from lower layers: a directory in the place of a file, a link or a
+//! whiteout is opaque. A whiteout hides what lower layers have under a name; what this layer itself has there stays.
 
 mod data;
 mod directories;
@@ -45,7 +45,7 @@ impl Default for ErofsOptions {
     }
 }
 
-/// What a layer became.
+/// Result of writing a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ErofsSummary {
@@ -55,7 +55,7 @@ pub struct ErofsSummary {
     pub metadata_size: u64,
     /// Inodes that have a name.
     pub inodes: u64,
-    /// Whether it hides anything of lower layers: it has a whiteout, or an opaque directory.
+    /// True if the layer hides names of lower layers: it has a whiteout, or an opaque directory.
     pub hides_lowers: bool,
     /// Extended attributes that were left out.
     pub skipped_xattrs: u64,
@@ -112,7 +112,8 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         })
     }
 
-    /// Whether it hides anything of lower layers so far, as [`ErofsSummary::hides_lowers`] says in the end.
+    /// Returns true if the layer hides names of lower layers so far; [`ErofsSummary::hides_lowers`] has the final
+    /// answer.
     pub fn hides_lowers(&self) -> bool {
         self.hides_lowers
     }
@@ -339,7 +340,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     }
 }
 
-/// What no entry may have, wherever it is.
+/// Rejects entries that are invalid wherever they are.
 fn check(entry: &ErofsEntry<'_>) -> Result<(), EntryProblem> {
     let link = match entry.kind {
         ErofsEntryKind::Symlink { target } if target.is_empty() || target.len() > MAX_SYMLINK => {

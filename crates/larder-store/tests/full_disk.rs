@@ -46,7 +46,7 @@ impl SmallDisk {
         self.0.path()
     }
 
-    /// What is free; what was deleted or written a moment ago counts.
+    /// Returns the free space, including bytes that were deleted or written a moment ago.
     fn free(&self) -> DiskSpace {
         self.0.free().unwrap().0
     }
@@ -121,7 +121,7 @@ impl SmallDiskImage {
         self.bring_beside(store, how, name, DiskSpace::default())
     }
 
-    /// The same, with a reserve.
+    /// Adds an image beside a reserve.
     fn bring_beside(
         &self,
         store: &Store,

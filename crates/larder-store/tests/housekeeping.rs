@@ -55,7 +55,7 @@ fn node() -> (TempDir, Store, FaultRegistry) {
     (dir, store, registry)
 }
 
-/// What is seen of the pull once `enough` of it is.
+/// Returns the details of the pull once `enough` of it is visible.
 async fn seen(registry: &FaultRegistry, store: &Store, enough: impl Fn(&PullDetail) -> bool) -> PullDetail {
     seen_with(StorePullConfig::default(), registry, store, enough).await
 }

@@ -67,7 +67,7 @@ impl OverbookedDisk {
         self.tmpfs.0.path().join("filler")
     }
 
-    /// What was written, but is not on the disk yet, gets no place on it.
+    /// Writes that are not on the disk yet get no place on it.
     fn fill(&self) {
         let trimmed = Command::new("fstrim").arg(self.disk.path()).status().unwrap();
         assert!(trimmed.success());

@@ -26,7 +26,7 @@ use tokio::time::advance;
 const APP: &str = "registry.example/app:v1";
 const LEASE: Duration = Duration::from_secs(60);
 
-/// What was counted.
+/// Counted metrics.
 #[derive(Default)]
 struct CountingMetrics {
     ensures: AtomicUsize,

@@ -54,7 +54,7 @@ pub(super) fn start(node: &Arc<Node>, request: api::EnsureRequest) -> Result<Ens
     Ok(EnsureUpdateStream::new(receiver, news, work))
 }
 
-/// What was asked for, as the manager takes it.
+/// Converts a request for the manager.
 pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>, Error> {
     let api::EnsureRequest { images, pod, secrets, run, .. } = request;
     if images.len() > MAX_IMAGES {
@@ -83,7 +83,7 @@ pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>
     Ok(requests.collect())
 }
 
-/// What each image's request holds for itself, in bytes.
+/// Returns the bytes that each image's request holds for itself.
 fn held_by_each(pod: Option<&api::PodReference>, secrets: &[api::PullSecret]) -> usize {
     let annotations = pod.iter().flat_map(|pod| &pod.annotations).map(|(key, value)| key.len() + value.len());
     annotations.sum::<usize>() + secrets.iter().map(|secret| secret.document.len()).sum::<usize>()
@@ -134,7 +134,7 @@ async fn run(
     }
 }
 
-/// What events about the request of this number are about.
+/// Returns the object of events about the request of this number.
 fn target(requests: &[EnsureRequest], index: u32) -> Option<ObjectRef> {
     requests.get(usize::try_from(index).ok()?)?.target.clone()
 }

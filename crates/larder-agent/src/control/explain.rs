@@ -19,7 +19,7 @@ use super::images::absent;
 use super::{gc, report};
 use crate::error::Error;
 
-/// What there is to say of an image, and the disk usage of all its layers if that is known.
+/// Explains an image, with the disk usage of all its layers if that is known.
 pub(super) async fn explain(
     name: &str,
     backend: &dyn Backend,
@@ -89,7 +89,7 @@ fn under_pressure(now: &GcDecision, last: &GcDecision) -> String {
     }
 }
 
-/// What its layers take that other images have as well.
+/// Returns the bytes of its layers that other images have as well.
 fn shared(snapshot: &GcSnapshot, id: &ImageId) -> Option<u64> {
     let mine = &snapshot.layers.layers_of(id)?.layers;
     let others = snapshot.images.iter().filter(|image| image.id != *id);

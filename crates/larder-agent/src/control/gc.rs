@@ -11,7 +11,7 @@ use larder_api::v1::{CollectRequest, Collection, SpaceHolder, UsageByState};
 use super::report::{self, usage_by_state};
 use crate::error::Error;
 
-/// What a round does with larder's own leases.
+/// Treatment of larder's own leases by a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LeasePolicy {
     /// Retains leased images.
@@ -21,7 +21,7 @@ pub(super) enum LeasePolicy {
 }
 
 impl LeasePolicy {
-    /// That of a request. Only a request for all unused images may end leases.
+    /// Returns the policy of a request. Only a request for all unused images may end leases.
     pub(super) fn of(request: &CollectRequest) -> Result<LeasePolicy, Error> {
         match (request.force_leases, request.goal) {
             (false, _) => Ok(LeasePolicy::Respect),
@@ -32,7 +32,7 @@ impl LeasePolicy {
     }
 }
 
-/// What a round would do. Records which images are present.
+/// Plans a round without running it. Records which images are present.
 pub(super) async fn dry_run(
     collector: &Collector,
     policy: &GcPolicy,
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// What a failed pull left; some of it nothing can use any more.
+    /// Remains of a failed pull; some of it nothing can use any more.
     struct Leftovers;
 
     #[async_trait::async_trait]

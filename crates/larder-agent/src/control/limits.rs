@@ -1,4 +1,4 @@
-//! What a request for collection asks for, and the policy that it makes.
+//! Goal and policy of a request for collection.
 
 use std::time::Duration;
 

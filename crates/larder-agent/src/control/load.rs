@@ -131,7 +131,7 @@ async fn next(
     }
 }
 
-/// What has arrived, as the store reads it on a thread that may block.
+/// Bytes received so far, as the store reads them on a thread that may block.
 struct UploadReader {
     pieces: mpsc::Receiver<io::Result<Vec<u8>>>,
     piece: Vec<u8>,
@@ -174,7 +174,7 @@ pub fn base_name(text: &str) -> Result<Reference, Error> {
     Ok(name)
 }
 
-/// What cannot be read is bad input; a full disk, say, is not.
+/// Converts the error: unreadable content is bad input; a full disk, say, is not.
 fn failed(error: &PullError) -> Error {
     // What a registry would be asked about: here it is the file.
     if let PullError::Unpack { cause, .. } = error

@@ -93,7 +93,7 @@ type ControlResult<T> = Result<Response<T>, Status>;
 type EventStream = Pin<Box<dyn Stream<Item = Result<api::EventsResponse, Status>> + Send>>;
 
 impl ControlApi {
-    /// What this process serves of a node.
+    /// Builds the API of this process for a node.
     pub(crate) fn new(
         node: Arc<Node>,
         process: ServingProcess,

@@ -1,4 +1,4 @@
-//! What an ensure would do with images, decided as the image manager does. Takes no lease, writes no record, emits no event.
+//! Plans an ensure, decided as the image manager does. Takes no lease, writes no record, emits no event.
 
 use larder::backend::ImageSpec;
 use larder::credentials::LazyCredentialLookup;

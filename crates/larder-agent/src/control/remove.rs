@@ -184,7 +184,7 @@ fn refuse_desired(
     Some(Error::failed(reason).hint(hint).hint(force_pinned()))
 }
 
-/// What was removed, as the answer has it.
+/// Converts the removed image or names to the answer.
 fn removed(
     image: &Image,
     scope: &RemovalScope,
@@ -298,7 +298,7 @@ struct RemovalRequest<'a> {
     selected: Selection,
 }
 
-/// Whether it is an engine of Docker: it drops single tags, and refuses what a container has, forced or not.
+/// Returns true for an engine of Docker: it drops single tags, and refuses the image of a container, forced or not.
 async fn is_docker(backend: &Arc<dyn Backend>) -> bool {
     backend.info().await.is_ok_and(|info| info.name == "docker")
 }
@@ -357,7 +357,7 @@ fn kept_note(text: &str, image: &Image, node: &Node) -> String {
     })
 }
 
-/// What dead processes left is still there.
+/// Describes the remains of dead processes that are still there.
 fn unswept(root: &Path, error: &StoreError) -> String {
     let hint = error.hint().unwrap_or_else(|| "the next removal retries".into());
     format!("cannot delete leftovers in {}: {}; {hint}", root.display(), error_chain(error))

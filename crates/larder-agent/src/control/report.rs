@@ -15,7 +15,7 @@ use larder_api::convert;
 use larder_api::v1::{self as api, CollectionGoal, VerdictReason};
 use tokio::time::Instant;
 
-/// What a round would do.
+/// Reports a plan.
 pub(super) fn of_dry_run(goal: GcGoal, run: &DryRun, policy: &GcPolicy) -> api::Collection {
     let round = of_report(goal, &run.report, policy);
     let Some(plan) = run.plan() else { return round };
@@ -33,7 +33,7 @@ pub(super) fn of_dry_run(goal: GcGoal, run: &DryRun, policy: &GcPolicy) -> api::
     }
 }
 
-/// What a round did.
+/// Reports a round.
 pub(super) fn of_round(goal: GcGoal, round: &GcRoundResult, policy: &GcPolicy) -> api::Collection {
     api::Collection { reached: round.error.is_none(), ..of_report(goal, &round.report, policy) }
 }

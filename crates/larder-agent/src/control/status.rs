@@ -1,4 +1,4 @@
-//! What the daemon is, does, and is connected to.
+//! Status of the daemon: its process, its work and its connections.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ use crate::node::health::BackendHealth;
 use crate::serve::connections::Connections;
 use larder_api::convert::{self, millis};
 
-/// What the process is, does, and is connected to.
+/// Returns the present status of the process, its work and its connections.
 pub(super) async fn now(
     node: &Node,
     connections: &Connections,
@@ -183,7 +183,7 @@ fn gc_status(node: &Node, now: Instant) -> api::GcStatus {
     }
 }
 
-/// What a round did, in a sentence, after its error if it has one.
+/// Describes a round in a sentence, after its error if it has one.
 fn did(GcRoundResult { report, error }: &GcRoundResult) -> String {
     let mut parts: Vec<String> = error.iter().map(ToString::to_string).collect();
     let removed = report.removed().count();

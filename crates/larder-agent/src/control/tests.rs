@@ -408,7 +408,7 @@ async fn a_command_that_is_done_waits_for_joined_calls_and_not_for_idle_connecti
     drop((idle, busy));
 }
 
-/// What is answered to a plain request on this connection.
+/// Returns the answer to a plain request on this connection.
 async fn answer_of(mut stream: UnixStream) -> String {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();

@@ -184,7 +184,7 @@ mod docker {
     use larder_api::v1 as api;
     use larder_docker::{EngineUsage, LayerStoreShare};
 
-    /// What an engine knows of its disk usage.
+    /// Converts an engine's account of its disk usage.
     pub(super) fn of_engine(usage: &EngineUsage) -> api::DockerUsage {
         let reported = usage.engine.as_ref();
         api::DockerUsage {

@@ -71,12 +71,12 @@ pub use open::{NodeOptions, StateDirAccess};
 /// How long metrics and the status wait for a measurement of the filesystems.
 const MEASURE_WITHIN: Duration = Duration::from_secs(2);
 
-/// What a node is built from.
+/// Dependencies of a node.
 pub(crate) struct NodeDependencies {
     /// A description of the backend, for operators.
     pub(crate) description: String,
     pub(crate) backend: Arc<dyn Backend>,
-    /// The same in its concrete type.
+    /// Backend in its concrete type.
     pub(crate) handle: Option<BackendHandle>,
     /// Publishes the images of the store to a containerd.
     pub(crate) publisher: Option<Arc<StorePublisher>>,
@@ -94,7 +94,7 @@ pub(crate) struct NodeDependencies {
     pub(crate) metrics: Arc<NodeMetrics>,
     /// Whether events are logged.
     pub(crate) logs_events: bool,
-    /// What is done with the credentials of pulls ahead of kubelet.
+    /// Treatment of the credentials of pulls ahead of kubelet.
     pub(crate) prefetch_credentials: PrefetchCredentials,
     /// How long an image that was just ensured is leased.
     pub(crate) ensured_lease: Duration,
@@ -136,7 +136,7 @@ pub struct Node {
     pub(crate) pod_pulls: Arc<PodPulls>,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) object: ObjectRef,
-    /// What pods of the cluster, static pods and the prefetch list use.
+    /// Uses of images by pods of the cluster, static pods and the prefetch list.
     pub(crate) desired_uses: DesiredUses,
     /// The Kubernetes cluster, if the daemon takes part in one.
     pub(crate) cluster: Option<Arc<NodeCluster>>,
@@ -313,7 +313,7 @@ impl Node {
         health::check_now(&self.checked_backend(), &self.health, &self.object, &*self.sink).await;
     }
 
-    /// What health checks look at.
+    /// Returns the backend that health checks look at.
     fn checked_backend(&self) -> CheckedBackend<'_> {
         let runtime = self.handle.as_ref().and_then(BackendHandle::runtime);
         CheckedBackend { backend: &*self.backend, runtime, description: &self.description }

@@ -26,9 +26,9 @@ use crate::state::StateDir;
 pub struct NodeOptions {
     /// Whether a store that does not exist is created.
     pub store: OpenMode,
-    /// What a runtime that is not there yet means.
+    /// Treatment of a runtime that does not answer yet.
     pub runtime: RuntimeRequirement,
-    /// What of the state directory is needed.
+    /// Needed access to the state directory.
     pub state: StateDirAccess,
     /// Whether events are logged: those of a command are sent to its caller alone.
     pub logs_events: bool,
@@ -40,7 +40,7 @@ pub struct NodeOptions {
     pub verbosity: tracing::Level,
 }
 
-/// What of the state directory a node needs. larder's own store has it in any case.
+/// Access to the state directory that a node needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateDirAccess {
     /// Nothing: the node lists and inspects.

@@ -53,7 +53,7 @@ impl Node {
         );
     }
 
-    /// What the node itself wants.
+    /// Ensures the images that the node itself desires.
     async fn want(&self, first: FirstScan) {
         tokio::join!(
             self.look_after_static_pods(first.clone()),
@@ -63,7 +63,7 @@ impl Node {
         );
     }
 
-    /// Those of the cluster.
+    /// Ensures the images of pods that are bound to the node.
     #[cfg(feature = "kube")]
     async fn ensure_bound_pods(&self, first: FirstScan) {
         let Some(cluster) = &self.cluster else { return };
@@ -108,7 +108,7 @@ impl Node {
     #[expect(clippy::unused_async, reason = "as with the feature")]
     async fn ensure_bound_pods(&self, _: FirstScan) {}
 
-    /// Those that the cluster wants on its nodes.
+    /// Ensures the images of image sets.
     #[cfg(feature = "kube")]
     async fn ensure_image_sets(&self, first: FirstScan) {
         let file = self.state.is_locked().then(|| self.state.image_sets());
@@ -177,7 +177,7 @@ impl Node {
         }
     }
 
-    /// Those at the path of the settings, whichever that is.
+    /// Ensures the images of static pods at the path of the settings, whichever that is.
     async fn look_after_static_pods(&self, first: FirstScan) {
         let path = |config: &Config| config.static_pod_path.clone();
         let mut first = Some(first);

@@ -27,7 +27,7 @@ pub(crate) fn node(
     Node::build(parts(backend, dir, disk, change))
 }
 
-/// What such a node is built from.
+/// Returns the dependencies of a node in tests.
 pub(crate) fn parts(
     backend: &FakeBackend,
     dir: &Path,

@@ -160,7 +160,8 @@ where
     Box::pin(async move { Ok(within(limit, call).await) })
 }
 
-/// What the method of this path takes: a stream, where one loads images, and one message everywhere else.
+/// Returns the kind of request that the method of this path has: a stream, where one loads images, and one message
+/// everywhere else.
 pub(super) fn takes(path: &str) -> RequestKind {
     match path.strip_prefix('/').and_then(|path| path.strip_prefix(control_server::SERVICE_NAME)) {
         Some("/Load") => RequestKind::Stream,

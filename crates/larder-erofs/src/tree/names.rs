@@ -112,13 +112,13 @@ impl<S: ErofsScratch> NameArena<S> {
         self.read(at + 1, length.into())
     }
 
-    /// What [`NameArena::add_symlink`] stored.
+    /// Returns the target that [`NameArena::add_symlink`] stored.
     pub(super) fn link(&self, at: u32) -> Cow<'_, [u8]> {
         let length = self.name(at).len();
         self.text_at(at as usize + 1 + length)
     }
 
-    /// What [`NameArena::add_text`] stored.
+    /// Returns the text that [`NameArena::add_text`] stored.
     pub(super) fn text(&self, at: u32) -> Cow<'_, [u8]> {
         self.text_at(at as usize)
     }

@@ -13,19 +13,20 @@ use super::ErofsWriter;
 /// Bytes of a file that are read at once.
 const BUFFER: usize = 128 << 10;
 
-/// What an overlay shows at a path, as far as this layer decides it.
+/// Entry that an overlay shows at a path, as far as this layer decides it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverlayView {
-    /// What this layer has there, possibly a hard link that is not resolved yet.
+    /// The entry of this layer, possibly a hard link that is not resolved yet.
     Own,
-    /// What the layers below have there.
+    /// The entry of the layers below.
     Lower,
     /// Nothing: this layer hides what the layers below have there.
     Hidden,
 }
 
 impl<O: ErofsOutput> ErofsWriter<O> {
-    /// What an overlay of this layer shows at a path. Links in the path are not followed: below one, nothing is shown.
+    /// Returns the entry that an overlay of this layer shows at a path. Links in the path are not followed: below
+    /// one, nothing is shown.
     pub fn view(&self, path: &[u8]) -> OverlayView {
         let (parent, name) = split(path);
         let (mut at, mut is_opaque) = (ROOT, self.tree.directory(ROOT).is_opaque());

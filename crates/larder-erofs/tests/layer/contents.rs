@@ -1,4 +1,4 @@
-//! What single entries become.
+//! Contents of a layer for single entries.
 
 use larder_erofs::{EntryProblem, ErofsError, ErofsOptions, ErofsReader, ErofsWriter};
 

@@ -25,7 +25,7 @@ pub(crate) struct ReadNode {
 
 const MAX_CONTENT: u64 = 64 << 20;
 
-/// What a layer has, by path; the root is the empty path.
+/// Contents of a layer, by path; the root is the empty path.
 pub(crate) type ReadTree = BTreeMap<Vec<u8>, ReadNode>;
 
 pub(crate) struct Reader<'a> {

@@ -1,4 +1,4 @@
-//! What a layer cannot hold is an error that names the entry.
+//! An entry that a layer cannot hold is an error that names it.
 
 use std::io;
 

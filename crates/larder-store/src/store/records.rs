@@ -125,7 +125,7 @@ impl ImageRecord {
     }
 }
 
-/// What is known of a layer once it is unpacked.
+/// Facts about a layer that its unpacking has found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerMetadata {
     /// Digest of the plain archive.
@@ -145,14 +145,14 @@ pub struct LayerMetadata {
 pub struct LayerRecord {
     /// Names its file.
     pub key: LayerKey,
-    /// What came out of unpacking it.
+    /// Facts from unpacking the layer.
     pub facts: LayerMetadata,
     /// Size and digest of its file, but for the copy of this record at its end. With implied directories, a layer that is
     /// kept under its diff ID fitted the layers that it was unpacked on; whether it fits others must be checked.
     pub erofs: ErofsFile,
-    /// What its file takes on disk.
+    /// Disk usage of the layer's file.
     pub usage: DiskSpace,
-    /// Whether it is there. False once it was found missing.
+    /// True if the file exists. False once it was found missing.
     pub present: bool,
     /// `fsck` found it damaged. It is retained until the next pull or load of an image with it replaces it.
     pub damaged: bool,
@@ -164,13 +164,13 @@ impl LayerRecord {
         self.erofs.implied_bytes == 0
     }
 
-    /// Whether it need not be fetched.
+    /// Returns true if the layer need not be fetched.
     pub(crate) fn is_whole(&self) -> bool {
         self.present && !self.damaged
     }
 }
 
-/// What a lease protects.
+/// Content that a lease protects.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LeaseResources {
     /// IDs of images that GC must not remove.
@@ -211,7 +211,7 @@ pub struct LeaseRecord {
     pub id: String,
     /// Why.
     pub kind: LeaseKind,
-    /// What for.
+    /// Content of the lease.
     pub leased: LeaseResources,
     /// All clocks when it was granted.
     pub granted_at: SavedClockReading,
@@ -254,7 +254,7 @@ pub struct MountRecord {
     pub name: ImageName,
     /// Where it is mounted, absolute.
     pub target: PathBuf,
-    /// Whether it takes writes, into a directory of its own.
+    /// True if the mount takes writes, into a directory of its own.
     pub writable: bool,
     /// Its layers, lowest first, kept as long as the mount is.
     pub layers: Vec<LayerKey>,
@@ -262,12 +262,12 @@ pub struct MountRecord {
     pub mounted_at: u64,
     /// The mount namespace and run of the machine in which it was mounted: only there can one see whether it still is.
     pub seen_from: String,
-    /// Whether it is, as far as was seen. False for a writable mount that is gone, whose files are kept until
-    /// `umount`.
+    /// True while it is mounted, as far as was seen. False for a writable mount that is gone, whose files are kept
+    /// until `umount`.
     pub mounted: bool,
 }
 
-/// What a compressed byte became on this node so far, for estimates.
+/// Ratio of unpacked to compressed bytes on this node so far, for estimates.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct UnpackRatio {
     /// Bytes on disk for each byte fetched.

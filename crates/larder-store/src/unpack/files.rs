@@ -22,8 +22,8 @@ use super::{OverlayForm, UnpackError, UnpackOptions};
 const MAX_LINK_PATHS: usize = 256 << 20;
 const LINK_BYTES: usize = 64;
 
-/// What [`extract_files`] writes beside plain files. With none of it, a user who can reach the files cannot become root by
-/// them.
+/// Entries that [`extract_files`] writes beside plain files. With none of it, a user who can reach the files cannot
+/// become root by them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExtractOptions {
     /// Set-user-ID and set-group-ID bits, and file capabilities. Without root, they are left out all the same.
@@ -32,7 +32,7 @@ pub struct ExtractOptions {
     pub dev: bool,
 }
 
-/// What [`extract_files`] left out.
+/// Entries that [`extract_files`] left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SkippedFiles {
     /// Devices, as wanted or since this process may not make them.

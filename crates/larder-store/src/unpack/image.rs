@@ -304,7 +304,7 @@ pub(super) fn image_error(image: &Path, error: ErofsError) -> UnpackError {
     }
 }
 
-/// What a directory does not take either.
+/// Returns the refusal for an entry that a directory does not take either.
 fn refusal_of(problem: EntryProblem) -> Option<EntryRefusal> {
     Some(match problem {
         EntryProblem::ZeroByte => EntryRefusal::ZeroByte,

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
-/// What the names of one layer may take, and those of all layers together.
+/// Limit of the names of one layer, and of those of all layers together, in bytes.
 const LIMIT: usize = 48 << 20;
 
-/// That of this process.
+/// Memory of this process.
 static OF_PROCESS: LazyLock<ImageMemory> = LazyLock::new(|| ImageMemory::new(LIMIT));
 
 /// Memory that images share. Clones are one.
@@ -22,7 +22,7 @@ impl ImageMemory {
         ImageMemory { limit, used: Arc::default() }
     }
 
-    /// What one image has of it: nothing yet.
+    /// Returns a share for one layer, still empty.
     pub(super) fn share(&self) -> ImageMemoryShare {
         ImageMemoryShare { of: self.clone(), bytes: 0 }
     }
@@ -35,7 +35,7 @@ impl Default for ImageMemory {
     }
 }
 
-/// What one image has of the shared memory; given back when this is dropped.
+/// Share of one layer in the memory; returned when this is dropped.
 #[derive(Debug)]
 pub(super) struct ImageMemoryShare {
     of: ImageMemory,

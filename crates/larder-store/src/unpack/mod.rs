@@ -83,7 +83,7 @@ pub fn unpack_layer(
     Ok((UnpackedLayer { compression: read.compression, compressed_bytes: read.bytes, ..unpacked }, image))
 }
 
-/// What the half that reads compressed bytes found.
+/// Findings of the half that reads compressed bytes.
 struct CompressedSummary {
     compression: DetectedCompression,
     bytes: u64,

@@ -1,4 +1,4 @@
-//! What holds the disk.
+//! Usage of the disk, by kind.
 
 use std::path::Path;
 use std::process::Command;

@@ -49,7 +49,7 @@ fn step() -> impl Strategy<Value = StoreStep> {
     ]
 }
 
-/// What the store should be.
+/// Expected state of the store.
 #[derive(Debug, Default)]
 struct StoreModel {
     /// Tags of each image.
@@ -67,7 +67,7 @@ impl StoreModel {
         self.images.keys().flatten().chain(leased).chain(&self.held).copied().collect()
     }
 
-    /// Those of these layers that are not needed are removed.
+    /// Removes the layers of this set that are not needed.
     fn drop_unneeded(&mut self, of: &LayerSet) {
         let needed = self.needed();
         self.present.retain(|layer, _| needed.contains(layer) || !of.contains(layer));

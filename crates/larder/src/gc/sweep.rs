@@ -55,7 +55,8 @@ pub struct SweepReport {
     pub wanted: i64,
     /// Whether the goal was reached.
     pub reached: bool,
-    /// Whether it stopped because removals freed much less than planned: their files may be open in other processes.
+    /// True if the sweep stopped because removals freed much less than planned: their files may be open in other
+    /// processes.
     pub lagging: bool,
     /// The last measurement of the filesystem.
     pub disk: Option<FsStats>,

@@ -39,7 +39,7 @@ pub enum RetentionPurpose {
         name: String,
         /// `NAMESPACE/NAME` of its pod, empty if not known.
         pod: String,
-        /// Whether it is running now.
+        /// True while the container runs.
         running: bool,
     },
     /// A container mounts it as a volume.
@@ -50,14 +50,14 @@ pub enum RetentionPurpose {
         name: String,
         /// `NAMESPACE/NAME` of its pod, empty if not known.
         pod: String,
-        /// Whether it is running now.
+        /// True while the container runs.
         running: bool,
     },
     /// A mount of larder's own store.
     Mount {
         /// Where it is mounted.
         target: String,
-        /// Whether it is mounted now. The files of a writable mount are retained until `umount`.
+        /// True while the image is mounted. The files of a writable mount are retained until `umount`.
         mounted: bool,
     },
     /// A container that CRI does not list, such as one of `ctr run`.
@@ -96,7 +96,8 @@ pub struct Lease {
     pub purpose: LeasePurpose,
     /// Time until it expires.
     pub left: Duration,
-    /// Whether it is on disk. Otherwise it ends with the process.
+    /// True if the reason is recorded on disk. Otherwise it ends with the process. Otherwise it ends with the
+    /// process.
     pub is_durable: bool,
 }
 

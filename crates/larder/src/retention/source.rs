@@ -17,13 +17,13 @@ pub trait RetentionSource: Send + Sync {
     /// All current reasons. Must fail rather than return an incomplete list.
     async fn retentions(&self) -> Result<Vec<Retention>, RetentionError>;
 
-    /// What it asks.
+    /// Returns the scope of the source's queries.
     fn scope(&self) -> SourceScope {
         SourceScope::Larder
     }
 }
 
-/// What a source of retention asks, the quickest first.
+/// Scope of a source's queries, the quickest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SourceScope {
     /// Larder's own state.

@@ -85,7 +85,7 @@ impl PlanCase {
         DiskSpace { bytes: self.layers[layer].0, inodes: self.layers[layer].1 }
     }
 
-    /// What removing exactly these images frees.
+    /// Returns the space that removing exactly these images frees.
     fn frees(&self, gone: &BTreeSet<usize>) -> DiskSpace {
         let stays = |layer: usize| {
             let held = |(at, image): (usize, &GeneratedImage)| {

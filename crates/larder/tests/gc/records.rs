@@ -93,7 +93,7 @@ async fn an_unwritable_directory_does_not_stop_rounds() {
     assert_eq!(collector.records().iter().count(), 1);
 }
 
-/// What each round reports of the images that it retains.
+/// Calls of each round for the images that it retains.
 #[derive(Default)]
 struct HookCalls(Mutex<Vec<Vec<ImageId>>>);
 

@@ -25,7 +25,7 @@ fn world(other: u64, sizes: &[u64]) -> FakeNode {
     world
 }
 
-/// What a round removes by each rule, and whether it reached the goal.
+/// Returns the number of images that a round removes by each rule.
 async fn removed(other: u64, sizes: &[u64], rule: WhenUnreachable) -> usize {
     let world = world(other, sizes);
     let collector = world.collector().policy(policy(rule)).build();

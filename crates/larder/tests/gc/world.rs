@@ -46,7 +46,7 @@ impl SeededRandom {
 #[derive(Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each switches one behavior of the fake")]
 pub(crate) struct FakeNodeState {
-    /// What the registry has: layers of each image. Its id is its name with `sha256:` before it.
+    /// Images of the registry: the layers of each one. Its id is its name with `sha256:` before it.
     pub(crate) registry: BTreeMap<String, Vec<String>>,
     pub(crate) layer_sizes: BTreeMap<String, u64>,
     /// Names of images that are present.
@@ -73,7 +73,7 @@ pub(crate) struct FakeNodeState {
     /// Space that is freed later, and when.
     later: Vec<(Instant, u64)>,
     frees_after: Duration,
-    /// The same for inodes alone.
+    /// Inodes that come into use later.
     inodes_later: Vec<(Instant, u64)>,
     pub(crate) frees_inodes_after: Duration,
     /// Whether the backend counts the files of a removal.
@@ -159,7 +159,7 @@ impl FakeNode {
         state.registry.insert(name.to_owned(), layers);
     }
 
-    /// The same, and pulls it.
+    /// Adds an image to the registry, and pulls it.
     pub(crate) fn have(&self, name: &str, layers: &[(&str, u64)]) {
         self.publish(name, layers);
         self.state().present.insert(name.to_owned());

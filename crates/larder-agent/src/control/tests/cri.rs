@@ -26,7 +26,7 @@ fn caller(served: &TestDaemon) -> CriBackend {
     CriBackend::new(Endpoint::at(served.dir.path().join("s")), CriConfig::default())
 }
 
-/// What `crictl ps -a` and `crictl rmi --prune` ask for.
+/// Lists containers as `crictl ps -a` and `crictl rmi --prune` do.
 async fn containers(served: &TestDaemon) -> Result<Vec<String>, BackendError> {
     let inventory = caller(served).container_inventory().await?;
     Ok(inventory.containers.into_iter().map(|container| container.id).collect())

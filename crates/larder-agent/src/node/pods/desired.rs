@@ -26,7 +26,7 @@ const RETRY: Duration = Duration::from_secs(10);
 /// Identifies a desired image: two sources may desire the same one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DesiredKey {
-    /// What desires it, such as `static pod kube-system/proxy`.
+    /// Name of the owner, such as `static pod kube-system/proxy`.
     pub(crate) owner: String,
     /// Which container or volume of it.
     pub(crate) part: String,
@@ -99,7 +99,7 @@ impl DesiredUses {
         self.map().retain(|key, _| key.owner != owner || keys.contains(key));
     }
 
-    /// The same as [`keep`](DesiredUses::keep), if the image is still desired.
+    /// Keeps the image like [`keep`](DesiredUses::keep), if it is still desired.
     fn hold(&self, key: DesiredKey, wanted: &AtomicBool, id: ImageId) {
         let mut held = self.map();
         if wanted.load(Ordering::Relaxed) {
@@ -241,7 +241,7 @@ impl Drop for DesiredImages {
     }
 }
 
-/// What is done at each step of a desired image.
+/// Actions at each step of a desired image.
 struct DesiredImageObserver<H, E, F, M> {
     /// Retains the image.
     hold: H,

@@ -28,7 +28,7 @@ const LONGEST: SignedDuration = SignedDuration::from_secs(600);
 /// Who wants what is prefetched.
 const OWNER: &str = "the prefetch list";
 
-/// What prefetching works with.
+/// Context of prefetching.
 #[derive(Clone)]
 pub(in crate::node) struct PrefetchContext {
     pub(in crate::node) manager: Arc<ImageManager>,
