@@ -64,7 +64,7 @@ fn assert_is_the_fixture(root: &Path) {
     );
     let app = store.image("app").unwrap().unwrap();
     assert_eq!((app.user.as_str(), app.pulled_at, app.layers.len()), ("1000:1000", 1_800_000_000, 1));
-    assert_eq!(app.id.hex(), "e247200bdd569d7c4d9dee1bc30849c428dfcab615de6059b63addb8f5a60a14");
+    assert_eq!(app.id.hex(), "450d8423ab7e677f430f966def42eb87bb00c132be9aa623e91768540a407d45");
     let leases = store.leases(&noon().into()).unwrap();
     assert_eq!((leases.len(), leases[0].id.as_str()), (1, "held/1"));
     assert_eq!(leases[0].leased.images, std::slice::from_ref(&app.id));
