@@ -306,7 +306,7 @@ impl WorkSlot {
         loop {
             tokio::select! {
                 () = self.recall.notified() => return,
-                now = checks.tick() => if let Some(is_slow) = is_slow(now) {
+                _ = checks.tick() => if let Some(is_slow) = is_slow(Instant::now()) {
                     self.set_slow(is_slow);
                     if is_slow && self.is_wanted() {
                         return;
@@ -578,11 +578,11 @@ mod tests {
         let other = async {
             let granted = scheduler.acquire(&waiting).await;
             time::sleep(Duration::from_secs(30)).await;
-            assert!(!is_recalled(&granted), "slow work takes no granted from work that may be faster");
+            assert!(!is_recalled(&granted), "slow work takes no slot from work that may be faster");
             start.elapsed()
         };
         tokio::select! {
-            _never = give_way => panic!("the granted is in use by the other layer"),
+            _never = give_way => panic!("the slot is in use by the other layer"),
             () = gives_way_at(&fast_slot, 1 << 20) => panic!("it is fast"),
             elapsed = other => {
                 let waited = elapsed.as_secs() - 30;
