@@ -417,7 +417,7 @@ const RETAINED: [(&str, &str); 7] = [
 
 #[tokio::test]
 async fn every_surface_shows_the_same_reason_for_which_an_image_is_retained() {
-    let served = serve(|_| {}).await;
+    let served = serve(|config| config.gc.minimum_age = Duration::ZERO).await;
     for (name, word) in RETAINED {
         let pinned = word == "pinned";
         served.backend.add_image(name, Image { pinned, ..image(format!("sha256:{name}"), 100) });

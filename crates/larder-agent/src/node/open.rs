@@ -246,7 +246,7 @@ mod tests {
         let mut config = config.unwrap();
         let opened = prefetch_credentials(&config, false, &state).unwrap();
         assert!(matches!(opened, PrefetchCredentials::Withhold(None)), "{opened:?}");
-        let document = r#"{"version":2,"hidden":["sha256:1"],"pulls":{},"isLost":false,"visible":[]}"#;
+        let document = r#"{"version":1,"hidden":["sha256:1"],"pulls":{},"isLost":false,"visible":[]}"#;
         fs_err::write(state.hidden(), document).unwrap();
         let opened = prefetch_credentials(&config, false, &state).unwrap();
         assert!(matches!(opened, PrefetchCredentials::Withhold(Some(_))), "{opened:?}");

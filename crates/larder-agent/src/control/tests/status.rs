@@ -22,7 +22,7 @@ async fn status(served: &TestDaemon) -> api::StatusResponse {
 #[tokio::test(start_paused = true)]
 async fn the_status_has_the_images_of_the_node_status() {
     let served = TestDaemon::on(ServingProcess::Daemon(DaemonAddresses::default()), |backend, dir| {
-        let document = r#"{"version":2,"hidden":["sha256:d:1"],"pulls":{},"isLost":false,"visible":[]}"#;
+        let document = r#"{"version":1,"hidden":["sha256:d:1"],"pulls":{},"isLost":false,"visible":[]}"#;
         let file = dir.join("hidden.json");
         fs_err::write(&file, document).unwrap();
         let hidden = Arc::new(HiddenImages::open(&file).unwrap());

@@ -75,7 +75,7 @@ fn node(backend: &FakeBackend, dir: &tempfile::TempDir) -> Node {
     let provider = Arc::new(Plugins::new(vec![plugin]).with_run_observer(&runs));
     let always = Verification::parse("AlwaysVerify", []).unwrap();
     let hidden = dir.path().join("hidden.json");
-    fs_err::write(&hidden, r#"{"version":2,"hidden":["sha256:7"],"pulls":{},"isLost":false,"visible":[]}"#)
+    fs_err::write(&hidden, r#"{"version":1,"hidden":["sha256:7"],"pulls":{},"isLost":false,"visible":[]}"#)
         .unwrap();
     let hidden = Arc::new(HiddenImages::open(&hidden).unwrap());
     Node::build(NodeDependencies {
