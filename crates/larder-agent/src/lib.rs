@@ -1,7 +1,7 @@
 //! The node agent: keeps the container images of one node, as the daemon `larder serve` or inside another program.
 //!
 //! ```text
-//! config::load -> Node::open -> control::Service -> client::Client (in process)
+//! config::load -> Node::open -> control::ControlApi -> client::Client (in process)
 //!                           \-> serve::Daemon (socket: CRI, control API, HTTP; background work)
 //! ```
 //!
