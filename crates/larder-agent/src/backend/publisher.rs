@@ -369,10 +369,15 @@ impl StoreHook for StorePublisher {
         self.withdraw(&published, &withdrawn_names(&published, options)).await?;
         let removed = removal.await;
         // It may have other names, and containerd its ID for one that is gone.
-        if !matches!(removed, Ok(Removed::Image { .. }))
-            && let Some(left) = self.published(&ImageName::from(published.id.as_str())).await?
-        {
-            self.publish_again(&left).await;
+        if !matches!(removed, Ok(Removed::Image { .. })) {
+            match self.published(&ImageName::from(published.id.as_str())).await {
+                Ok(Some(left)) => self.publish_again(&left).await,
+                Ok(None) => {}
+                // The outcome of the removal counts; the images are compared with containerd's later.
+                Err(error) => {
+                    tracing::warn!(%error, "cannot read the record of an image to publish it again")
+                }
+            }
         }
         removed
     }

@@ -78,6 +78,15 @@ pub enum MountError {
         /// A process in that namespace, if known.
         process: Option<u32>,
     },
+    /// The files of a layer cannot be extracted, where EROFS cannot be mounted.
+    #[error("cannot extract layer {key}")]
+    Extract {
+        /// The layer.
+        key: LayerKey,
+        /// What failed.
+        #[source]
+        cause: io::Error,
+    },
     /// An image is mounted there already.
     #[error("an image is already mounted at {}", target.display())]
     Taken {
@@ -116,6 +125,12 @@ impl MountError {
                     "the kernel needs overlayfs: modprobe overlay".into()
                 }
                 _ => "check the kernel log: dmesg".into(),
+            },
+            MountError::Extract { cause, .. } => match cause.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    Hint::from("free disk space with ").command(["gc"])
+                }
+                _ => Hint::new().command(["fsck", "--repair"]).text(" checks the layer"),
             },
             MountError::Layer { .. } => {
                 "the kernel needs EROFS, and loop devices before Linux 6.12: modprobe erofs loop; see dmesg".into()

@@ -20,12 +20,14 @@ use crate::erofs::digest::ImageCheck;
 use crate::store::db::{DbRead as _, MOUNTS};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::image_check::check_layer_file;
-use crate::store::layout::names_in;
+use crate::store::layout::{FOR_USERS, names_in};
 use crate::store::snapshot_records::mountable_layers;
 use crate::store::{LayerHandle, LayerKey, LayerRecord, MountRecord, OpenStore, StoreError};
-use crate::unpack::{OverlayForm, extract_layer};
+use crate::unpack::{OverlayForm, UnpackError, extract_layer};
 
 const CREATE: &str = "create a directory to mount a layer at";
+/// The files of an extracted layer, in its wrapper.
+const EXTRACTED_FILES: &str = "fs";
 
 impl OpenStore {
     /// The lower directories of layers, in their order; mounts those that are not mounted. The record of a mount, or of a
@@ -45,12 +47,9 @@ impl OpenStore {
     }
 
     fn lower_of(&self, layer: &LayerHandle, table: &MountTable) -> Result<PathBuf, MountError> {
-        let (target, extracted) = (self.layout.lower(layer.key()), self.layout.extracted_layer(layer.key()));
+        let target = self.layout.lower(layer.key());
         if table.has_layer(&target) {
             return Ok(target);
-        }
-        if extracted.exists() {
-            return Ok(extracted);
         }
         let failed = |cause| MountError::Layer { key: layer.key().clone(), cause };
         if let Some(mount) = self.mount_layer(layer.path()).map_err(failed)? {
@@ -58,22 +57,28 @@ impl OpenStore {
             mount.attach(&target).map_err(failed)?;
             return Ok(target);
         }
-        self.extract(layer, &extracted).map_err(failed)?;
-        Ok(extracted)
+        let wrapper = self.layout.extracted_layer(layer.key(), in_user_namespace());
+        if !wrapper.exists() {
+            let failed = |cause| MountError::Extract { key: layer.key().clone(), cause };
+            self.extract(layer, &wrapper).map_err(failed)?;
+        }
+        Ok(wrapper.join(EXTRACTED_FILES))
     }
 
-    /// Extracts a layer to a directory, which is complete and durable when it appears.
+    /// Extracts a layer to a directory in a wrapper, which is complete and durable when it appears.
     fn extract(&self, layer: &LayerHandle, to: &Path) -> io::Result<()> {
         if let Some(damage) = check_layer_file(layer.record(), layer.path(), ImageCheck::Content)? {
             return Err(io::Error::new(io::ErrorKind::InvalidData, damage));
         }
         ensure_dir(&*self.disk, &self.layout.extracted())?;
         let staged = self.layout.new_staging();
+        let files_dir = staged.join(EXTRACTED_FILES);
         self.disk.create_dir(&staged)?;
+        self.disk.create_dir(&files_dir)?;
         let writes = self.disk.open_sync(self.layout.root())?;
         let overlay = if in_user_namespace() { OverlayForm::User } else { OverlayForm::Trusted };
         let extracted = layer.open().and_then(|files| {
-            extract_layer(&files, &staged, overlay).map_err(io::Error::other)?;
+            extract_layer(&files, &files_dir, overlay).map_err(UnpackError::into_io)?;
             writes.sync()?;
             self.disk.rename(&staged, to)?;
             self.disk.sync_dir(&self.layout.extracted())
@@ -121,9 +126,12 @@ impl OpenStore {
                 tracing::warn!(%error, "cannot unmount an unused layer");
             }
         }
-        for name in extracted_names.iter().filter(|name| !used.contains(name.as_str())) {
-            self.discard(&extracted.join(name)).context(doing)?;
-            self.trash.kick();
+        for name in extracted_names.iter().filter(|name| !used.contains(name.trim_end_matches(FOR_USERS))) {
+            // A failure is tried again by the next release, and must not keep the store from being opened.
+            match self.discard(&extracted.join(name)) {
+                Ok(()) => self.trash.kick(),
+                Err(error) => tracing::warn!(%error, "cannot remove an unused extracted layer"),
+            }
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Merges unpacked layers with the layers below them, and checks whether layers of the store fit there.
 
+use std::io;
 use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
@@ -10,6 +11,8 @@ use super::fetch_layer::{LayerSource, StagedLayer};
 use super::plan::PlannedLayer;
 use super::pull_tasks::PullTaskHandle;
 use super::spans::merge_span;
+use crate::erofs::digest::ImageCheck;
+use crate::store::image_check::check_layer_file;
 use crate::store::{LayerHandle, LayerKey, LayerMetadata};
 use crate::unpack::{MergedLayers, UnpackError, UnpackedLayer, fits_lowers};
 
@@ -33,6 +36,9 @@ impl StorePuller {
                 Some(_) if file.needs_nearest_only() => 1,
                 Some(_) => lowers.len(),
             };
+            if unpacked.pending.cross_layer_links > 0 {
+                check_content(&lowers).map_err(failed)?;
+            }
             let lowers = open_lowers(&lowers, visible).map_err(failed)?;
             let file = file.finish(&lowers).map_err(failed)?;
             let id = if file.changed { &planned_layer.chain_id } else { &planned_layer.diff_id };
@@ -81,6 +87,18 @@ impl StorePuller {
 
 fn unpack_error(planned: &PlannedLayer, cause: UnpackError) -> PullError {
     PullError::Unpack { digest: planned.descriptor.digest.clone(), cause }
+}
+
+/// Fails if a layer is damaged: its bytes would be copied under a digest that covers the damage.
+fn check_content(layers: &[LayerHandle]) -> Result<(), UnpackError> {
+    for layer in layers {
+        let damage = check_layer_file(layer.record(), layer.path(), ImageCheck::Content);
+        if let Some(damage) = damage.map_err(|error| UnpackError::file("read", layer.path(), error))? {
+            let cause = io::Error::new(io::ErrorKind::InvalidData, damage);
+            return Err(UnpackError::file("copy files of", layer.path(), cause));
+        }
+    }
+    Ok(())
 }
 
 /// Opens the last `count` of the layers below.

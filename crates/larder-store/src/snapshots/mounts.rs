@@ -127,7 +127,7 @@ impl OpenStore {
         ensure_dir(&*self.disk, &self.layout.snapshot(id))
     }
 
-    /// Makes `fs` of a snapshot a link to its layer. A layer may have been fetched again in another format.
+    /// Makes `fs` of a snapshot a link to its layer. The path changes when a layer is mounted that was extracted before.
     fn link_snapshot(&self, snapshot: &SnapshotRecord, layer: &Path) -> Result<(), StoreError> {
         let doing = "link a snapshot to its layer";
         let link = self.layout.snapshot_fs(snapshot.id);

@@ -17,6 +17,9 @@ pub(crate) struct StoreLayout {
     next: AtomicU64,
 }
 
+/// End of the name of a layer that was extracted for overlays of a user namespace.
+pub(crate) const FOR_USERS: &str = ".user";
+
 /// The directories right below the root, made when the store is created.
 const DIRECTORIES: [&str; 8] =
     ["blobs", "images", "ingest", "layers", "mounts", "staging", "trash", "blobs/sha256"];
@@ -101,8 +104,10 @@ impl StoreLayout {
         self.root.join("extracted")
     }
 
-    pub(crate) fn extracted_layer(&self, key: &LayerKey) -> PathBuf {
-        self.extracted().join(key.as_str())
+    /// The wrapper of an extracted layer, which only larder changes, whatever the mode of the directory in it. Overlays of a
+    /// user namespace have marks of their own, and so a directory of their own.
+    pub(crate) fn extracted_layer(&self, key: &LayerKey, in_user_namespace: bool) -> PathBuf {
+        self.extracted().join(if in_user_namespace { format!("{key}{FOR_USERS}") } else { key.to_string() })
     }
 
     pub(crate) fn mounts(&self) -> PathBuf {

@@ -181,6 +181,14 @@ impl UnpackError {
         UnpackError::Refused { path: super::beneath::path_of(path).to_owned(), reason }
     }
 
+    /// The error of the system that it reports, or itself as one.
+    pub(crate) fn into_io(self) -> io::Error {
+        match self {
+            UnpackError::File { cause, .. } if cause.raw_os_error().is_some() => cause,
+            other => io::Error::other(other),
+        }
+    }
+
     /// Whether the disk is full: of bytes, inodes or quota.
     pub fn is_no_space(&self) -> bool {
         matches!(self, UnpackError::File { cause, .. } if matches!(

@@ -27,6 +27,8 @@ use crate::erofs::ErofsFile;
 
 /// Permissions of a directory that the archive only implied, unless a lower layer has it.
 const IMPLIED_MODE: u32 = 0o755;
+/// Paths and targets of hard links to files of lower layers, in bytes: all are in memory while the files are copied.
+const MAX_LINK_PATHS: usize = 16 << 20;
 
 /// An image with all its data, whose directories are not written yet.
 pub struct PendingLayer {
@@ -162,7 +164,16 @@ impl PendingLayer {
     /// Ends the data, and says what depends on the layers below.
     pub(super) fn pause(&mut self) -> Result<PendingLowerWork, UnpackError> {
         self.writer.resolve_links().map_err(|error| image_error(&self.path, error))?;
-        let cross_layer_links = self.writer.lower_links().count() as u64;
+        let (mut cross_layer_links, mut link_bytes) = (0, 0);
+        for link in self.writer.lower_links() {
+            cross_layer_links += 1;
+            link_bytes += link.path.len() + link.target.len();
+            if link_bytes > MAX_LINK_PATHS {
+                let reason =
+                    format!("paths of hard links to lower layers need more than {MAX_LINK_PATHS} bytes");
+                return Err(UnpackError::Unsupported { reason });
+            }
+        }
         self.writer.close_scratch();
         let paused = self.writer.output_mut().pause();
         paused.map_err(|error| UnpackError::file("write", &self.path, error))?;
@@ -291,7 +302,7 @@ impl std::fmt::Debug for PendingLayer {
     }
 }
 
-/// An error of the writer. What only an image cannot hold is left to a directory.
+/// Converts an error of the writer, and names the entry.
 pub(super) fn image_error(image: &Path, error: ErofsError) -> UnpackError {
     match error {
         ErofsError::Output(cause) => UnpackError::file("write", image, cause),
@@ -304,7 +315,7 @@ pub(super) fn image_error(image: &Path, error: ErofsError) -> UnpackError {
     }
 }
 
-/// Returns the refusal for an entry that a directory does not take either.
+/// Returns the refusal for an entry that no filesystem takes.
 fn refusal_of(problem: EntryProblem) -> Option<EntryRefusal> {
     Some(match problem {
         EntryProblem::ZeroByte => EntryRefusal::ZeroByte,

@@ -96,8 +96,7 @@ pub struct Lease {
     pub purpose: LeasePurpose,
     /// Time until it expires.
     pub left: Duration,
-    /// True if the reason is recorded on disk. Otherwise it ends with the process. Otherwise it ends with the
-    /// process.
+    /// True if the lease is recorded on disk. Otherwise it ends with the process.
     pub is_durable: bool,
 }
 

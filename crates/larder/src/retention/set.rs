@@ -49,7 +49,7 @@ impl RetentionSet {
     }
 }
 
-/// Adds a reason. Of leases for one purpose, as both the gate and a store report them, the longest counts; a source may report
+/// Adds a reason. Leases for one purpose, as both the gate and a store report them, are one: on disk if one of them is, until the last ends; a source may report
 /// one reason by ID and by name.
 fn add(
     known: &mut Vec<(Option<String>, RetentionPurpose)>,
@@ -62,12 +62,12 @@ fn add(
     };
     match known.iter_mut().find(|(with, known)| *with == handler && is_same(known)) {
         None => known.push((handler, purpose)),
-        Some((_, known))
-            if known.lease().map(|lease| lease.left) < purpose.lease().map(|lease| lease.left) =>
-        {
-            *known = purpose;
+        Some((_, known)) => {
+            if let (RetentionPurpose::Lease(known), Some(new)) = (known, purpose.lease()) {
+                known.left = known.left.max(new.left);
+                known.is_durable |= new.is_durable;
+            }
         }
-        Some(_) => {}
     }
 }
 
