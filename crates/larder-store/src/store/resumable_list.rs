@@ -12,6 +12,8 @@ use crate::disk::DiskSpace;
 /// Content of a layer's own copy of its record.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LayerRecordFile {
+    /// In the same object, so that a rebuild reads the copy as the record.
+    #[serde(flatten)]
     pub(super) record: LayerRecord,
     /// The run of the machine in which it was unpacked.
     pub(super) boot: String,
