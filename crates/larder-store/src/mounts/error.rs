@@ -115,12 +115,18 @@ impl MountError {
                 format!("create the directory: mkdir -p {}", target.display()).into()
             }
             MountError::Target { .. } => "the mount point must be a directory".into(),
-            MountError::Refused { cause, .. } | MountError::Unmount { cause, .. } => match cause.kind() {
-                io::ErrorKind::PermissionDenied => Hint::from(
+            MountError::Refused { cause, .. }
+            | MountError::Unmount { cause, .. }
+            | MountError::Extract { cause, .. }
+                if cause.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                Hint::from(
                     "mounting requires root; as another user, run unshare --user --map-root-user --mount, then, on a store \
                      that this user owns, ",
                 )
-                .command(["mount"]),
+                .command(["mount"])
+            }
+            MountError::Refused { cause, .. } | MountError::Unmount { cause, .. } => match cause.kind() {
                 io::ErrorKind::Unsupported | io::ErrorKind::NotFound => {
                     "the kernel needs overlayfs: modprobe overlay".into()
                 }
