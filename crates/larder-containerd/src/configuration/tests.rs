@@ -33,7 +33,7 @@ fn restored(text: &str) -> String {
 }
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/containerd_config/golden").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/configuration/golden").join(name)
 }
 
 #[test]
