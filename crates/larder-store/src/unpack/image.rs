@@ -123,6 +123,9 @@ impl PendingLayer {
             LayerEntryKind::File => ErofsEntryKind::File { size: entry.size },
             LayerEntryKind::Sparse(extents) => ErofsEntryKind::Sparse { size: entry.size, extents },
             LayerEntryKind::Directory => ErofsEntryKind::Directory,
+            LayerEntryKind::Symlink if entry.link.is_empty() => {
+                return Err(UnpackError::refused(&entry.path, EntryRefusal::EmptyLink));
+            }
             LayerEntryKind::Symlink => ErofsEntryKind::Symlink { target: &entry.link },
             LayerEntryKind::HardLink => ErofsEntryKind::HardLink { target: &entry.link },
             LayerEntryKind::Fifo => ErofsEntryKind::Fifo,

@@ -172,8 +172,9 @@ fn sparse_files_keep_their_holes() {
         assert_eq!(content.len(), 2_097_152, "{path}");
         assert_eq!((&content[..3], &content[1_048_576..1_048_579]), (&b"abc"[..], &b"XYZ"[..]), "{path}");
         assert_eq!(content.iter().filter(|byte| **byte != 0).count(), 6, "{path}");
-        assert!(layer.meta(path).blocks() * 512 < 100_000, "{path}");
     }
+    // EROFS reports blocks by size: the file of the layer shows that holes take none.
+    assert!(fs_err::metadata(layer.layer()).unwrap().len() < 200_000);
     assert_eq!(layer.read("after"), "after");
 }
 
@@ -209,7 +210,7 @@ fn sparse_files_of_gnu_tar_are_read_in_all_its_formats() {
         let layer = UnpackDir::new();
         layer.unpack(&tar.stdout).unwrap();
         assert_eq!(fs_err::read(layer.root().join("holes")).unwrap(), content, "{format:?}");
-        assert!(layer.meta("holes").blocks() * 512 < 1_000_000, "{format:?}");
+        assert!(fs_err::metadata(layer.layer()).unwrap().len() < 1_000_000, "{format:?}");
     }
 }
 
