@@ -375,7 +375,7 @@ impl StoreHook for StorePublisher {
                 Ok(None) => {}
                 // The outcome of the removal counts; the images are compared with containerd's later.
                 Err(error) => {
-                    tracing::warn!(%error, "cannot read the record of an image to publish it again")
+                    tracing::warn!(%error, "cannot read the record of an image to publish it again");
                 }
             }
         }
