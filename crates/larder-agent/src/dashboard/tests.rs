@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt as _;
-use larder::backend::{Container, ContainerInventory, Image};
+use larder::backend::{Container, ContainerInventory, FilesystemUsage, Filesystems, Image};
 use larder::retention::{KeepRule, Selector};
 use larder_api::convert;
 use larder_api::v1 as api;
@@ -458,6 +458,9 @@ async fn every_surface_shows_the_same_reason_for_which_an_image_is_retained() {
         let pins = ["pinned:1", "kept:1", "desired:1"];
         assert_eq!(is_pinned, pins.contains(&name), "{name} over CRI");
     }
+    let mountpoint = served.dir.path().to_owned();
+    let disk = FilesystemUsage { mountpoint, timestamp_ns: 1, used_bytes: Some(700), inodes_used: Some(7) };
+    served.backend.set_filesystems(Filesystems { image: vec![disk], container: Vec::new() });
     let usage = served.control.usage(Request::new(api::UsageRequest::default())).await.unwrap().into_inner();
     let by_state = usage.usage_by_state.unwrap();
     for (word, total) in [
