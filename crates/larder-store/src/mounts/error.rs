@@ -83,7 +83,7 @@ pub enum MountError {
     Extract {
         /// The layer.
         key: LayerKey,
-        /// What failed.
+        /// Error of the system or of the layer.
         #[source]
         cause: io::Error,
     },
