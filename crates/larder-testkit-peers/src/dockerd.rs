@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::containerd::unmount_below;
 use super::packages::{Package, program};
-use super::process::{PATIENCE, ServerProcess};
+use super::process::{ServerProcess, WAIT_LIMIT};
 use super::tls::Certificates;
 use super::{PeerError, PeerResult};
 
@@ -200,7 +200,7 @@ impl Dockerd {
         let doing = || format!("{method} {path} of dockerd");
         let exchange = || -> std::io::Result<String> {
             let mut stream = UnixStream::connect(self.socket())?;
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(WAIT_LIMIT))?;
             let length = body.len();
             write!(stream, "{method} {path} HTTP/1.0\r\nHost: docker\r\nContent-Type: {content_type}\r\n")?;
             write!(stream, "Content-Length: {length}\r\n\r\n")?;

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use super::process::PATIENCE;
+use super::process::WAIT_LIMIT;
 use super::{PeerError, PeerResult};
 
 /// The proxy. Dropping it cuts every connection and frees the port.
@@ -122,11 +122,11 @@ impl HoldingProxy {
         let (state, timeout) = self
             .shared
             .changed
-            .wait_timeout_while(state, PATIENCE, |state| state.repositories_held().len() < count)
+            .wait_timeout_while(state, WAIT_LIMIT, |state| state.repositories_held().len() < count)
             .unwrap_or_else(PoisonError::into_inner);
         assert!(
             !timeout.timed_out(),
-            "waited {PATIENCE:?} in vain for {count} repositories at the gate; held: {:?}; requests: {:?}",
+            "waited {WAIT_LIMIT:?} in vain for {count} repositories at the gate; held: {:?}; requests: {:?}",
             state.repositories_held(),
             state.seen
         );

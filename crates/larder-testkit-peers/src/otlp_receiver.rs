@@ -34,7 +34,7 @@ use tonic::codegen::Service as _;
 use tonic::codegen::http::{HeaderMap, Request, Response};
 use tonic::{Status, async_trait};
 
-use super::process::{PATIENCE, poll};
+use super::process::{WAIT_LIMIT, poll};
 use super::tls::Certificates;
 use super::{PeerError, PeerResult};
 
@@ -147,7 +147,7 @@ impl OtlpReceiver {
     /// If none comes.
     #[track_caller]
     pub fn trace_with(&self, name: &str) -> Trace {
-        let found = poll(PATIENCE, || {
+        let found = poll(WAIT_LIMIT, || {
             let spans = self.spans();
             let trace = spans.iter().find(|span| span.name == name)?.trace_id.clone();
             Some(Trace { spans: spans.into_iter().filter(|span| span.trace_id == trace).collect() })

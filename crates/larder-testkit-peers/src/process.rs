@@ -11,7 +11,7 @@ use super::{PeerError, PeerResult};
 
 /// How long a server may take to start, to stop, or to show what a test waits for. Real servers need
 /// milliseconds; the rest is for a machine that is busy with something else.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a server may take to end after SIGTERM before it is killed.
 const GRACE: Duration = Duration::from_secs(10);
@@ -51,12 +51,15 @@ pub fn pause(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Waits until `holds`, and fails the test with `what` when it does not within [`PATIENCE`].
+/// Waits until `condition` is true, and fails the test with `what` when it does not within [`WAIT_LIMIT`].
 ///
 /// # Panics
 /// When the wait was in vain.
-pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    assert!(poll(PATIENCE, || holds().then_some(())).is_some(), "waited {PATIENCE:?} in vain until {what}");
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    assert!(
+        poll(WAIT_LIMIT, || condition().then_some(())).is_some(),
+        "waited {WAIT_LIMIT:?} in vain until {what}"
+    );
 }
 
 /// A running server process. Dropping it ends exactly this process.
@@ -98,7 +101,7 @@ impl ServerProcess {
     /// Waits until `ready`, or until the server exits, which is an error that quotes its log.
     pub(crate) fn wait_ready(&mut self, mut ready: impl FnMut() -> bool) -> PeerResult<()> {
         let name = self.name;
-        let outcome = poll(PATIENCE, || match self.child.try_wait() {
+        let outcome = poll(WAIT_LIMIT, || match self.child.try_wait() {
             Ok(Some(status)) => Some(Err(format!("ended at once, {status}"))),
             Ok(None) => ready().then_some(Ok(())),
             Err(error) => Some(Err(error.to_string())),
@@ -106,7 +109,7 @@ impl ServerProcess {
         let problem = match outcome {
             Some(Ok(())) => return Ok(()),
             Some(Err(problem)) => problem,
-            None => format!("not ready after {PATIENCE:?}"),
+            None => format!("not ready after {WAIT_LIMIT:?}"),
         };
         Err(PeerError::new(format!("start {name}"), format!("{problem}; its log ends: {}", self.log_tail())))
     }

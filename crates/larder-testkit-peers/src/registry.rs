@@ -10,7 +10,7 @@ use larder_testkit::free_address;
 use tempfile::TempDir;
 
 use super::packages::{Package, program};
-use super::process::{PATIENCE, ServerProcess, poll};
+use super::process::{ServerProcess, WAIT_LIMIT, poll};
 use super::tls::{Certificates, certificates};
 use super::{PeerError, PeerResult};
 
@@ -228,7 +228,7 @@ impl RegistryProcess {
         }
         let marker = format!("{MARKER}{}", MARKERS.fetch_add(1, Ordering::SeqCst));
         if get(self.port, &marker).is_ok() {
-            poll(PATIENCE, || self.log_text().contains(&format!("{marker} ")).then_some(()));
+            poll(WAIT_LIMIT, || self.log_text().contains(&format!("{marker} ")).then_some(()));
         }
     }
 

@@ -258,8 +258,8 @@ async fn a_refusal_by_larder_is_a_backend_error() {
         PullConfig { over_rate: RateLimitAction::Refuse, registry_burst: 0, ..PullConfig::default() };
     let refused = node(refuse).pull(APP, None).await.await.unwrap();
     assert_eq!(refused, Err(error("pull QPS exceeded")));
-    let patience = Some(Duration::from_secs(90));
-    let slow = node(PullConfig { pull_timeout: patience, ..PullConfig::default() });
+    let pull_timeout = Some(Duration::from_secs(90));
+    let slow = node(PullConfig { pull_timeout, ..PullConfig::default() });
     slow.backend.hold_pulls();
     let late = slow.pull(APP, None).await.await.unwrap();
     let message = "pull timed out after 1m30s and was canceled";

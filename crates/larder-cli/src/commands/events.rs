@@ -40,11 +40,11 @@ pub(super) async fn run(args: &EventsArgs, session: &CommandSession) -> Result<C
         format: args.output,
         watched: args.watch,
         width: OBJECT.0,
-        held: Vec::new(),
+        buffered: Vec::new(),
         first: true,
     };
     let ended = follow(&mut stream, args, &daemon, &mut page, out).await;
-    page.end(out);
+    page.flush(out);
     ended
 }
 
@@ -63,7 +63,7 @@ async fn follow(
             () = pipe_closed() => return Ok(CommandOutcome::Done),
         };
         match next.map(|next| next.item) {
-            Some(Some(Item::Event(event))) => page.take(event, out),
+            Some(Some(Item::Event(event))) => page.add(event, out),
             // A start from the beginning misses nothing.
             Some(Some(Item::Missed(count))) if args.since > 0 || !page.is_empty() => {
                 out.warning(format_args!("{count} events are no longer available"));
@@ -86,8 +86,8 @@ pub(super) async fn pipe_closed() {
         let stdout = std::io::stdout();
         let mut watched = [PollFd::new(&stdout, PollFlags::empty())];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let gone = PollFlags::ERR | PollFlags::NVAL;
-        if poll(&mut watched, Some(&now)).is_ok() && watched[0].revents().intersects(gone) {
+        let closed = PollFlags::ERR | PollFlags::NVAL;
+        if poll(&mut watched, Some(&now)).is_ok() && watched[0].revents().intersects(closed) {
             return;
         }
     }
@@ -99,27 +99,27 @@ struct EventPrinter {
     watched: bool,
     /// Of the column of objects.
     width: usize,
-    held: Vec<Event>,
+    buffered: Vec<Event>,
     first: bool,
 }
 
 impl EventPrinter {
     fn is_empty(&self) -> bool {
-        self.first && self.held.is_empty()
+        self.first && self.buffered.is_empty()
     }
 
-    fn take(&mut self, event: Event, out: &Printer) {
+    fn add(&mut self, event: Event, out: &Printer) {
         let width = object(&event).chars().count() + GAP;
         self.width = self.width.max(width.min(OBJECT.1));
         if self.watched || self.format.data().is_some() {
             show(&event, self.format, self.width, &mut self.first, out);
         } else {
-            self.held.push(event);
+            self.buffered.push(event);
         }
     }
 
-    fn end(&mut self, out: &Printer) {
-        for event in std::mem::take(&mut self.held) {
+    fn flush(&mut self, out: &Printer) {
+        for event in std::mem::take(&mut self.buffered) {
             show(&event, self.format, self.width, &mut self.first, out);
         }
     }
@@ -201,15 +201,15 @@ mod tests {
             format: PrintFormat::Table,
             watched,
             width: OBJECT.0,
-            held: Vec::new(),
+            buffered: Vec::new(),
             first: true,
         };
         for pod in pods {
             let message = "Pulling".to_owned();
             let event = Event { object_kind: "pod".into(), name: (*pod).into(), message, ..Event::default() };
-            page.take(event, &out);
+            page.add(event, &out);
         }
-        page.end(&out);
+        page.flush(&out);
         paper.text().lines().skip(1).map(|line| line.find("Pulling").unwrap()).collect()
     }
 

@@ -17,15 +17,15 @@ use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn run(args: &LeaseArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     match (&args.action, &args.image, args.time) {
-        (Some(LeaseSubcommand::Rm(args)), ..) => end(&args.images, session).await,
+        (Some(LeaseSubcommand::Rm(args)), ..) => end_leases(&args.images, session).await,
         (Some(LeaseSubcommand::Ls(args)), ..) => list(args.output, session).await,
-        (None, Some(image), Some(Duration::ZERO)) => end(std::slice::from_ref(image), session).await,
-        (None, Some(image), Some(time)) => take(image, time, session).await,
+        (None, Some(image), Some(Duration::ZERO)) => end_leases(std::slice::from_ref(image), session).await,
+        (None, Some(image), Some(time)) => add_lease(image, time, session).await,
         (None, ..) => list(args.output, session).await,
     }
 }
 
-async fn take(
+async fn add_lease(
     image: &ImageName,
     time: Duration,
     session: &CommandSession,
@@ -38,7 +38,7 @@ async fn take(
     Ok(outcome)
 }
 
-async fn end(images: &[ImageName], session: &CommandSession) -> Result<CommandOutcome, Failure> {
+async fn end_leases(images: &[ImageName], session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let (names, mut outcome) = names_and_ids(images, out);
     if names.is_empty() {

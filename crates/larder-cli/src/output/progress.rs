@@ -103,9 +103,9 @@ impl LiveLines {
     fn show(&self, texts: &[String]) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if texts.is_empty() {
-            if let Some(gone) = lines.take() {
-                gone.finish_and_clear();
-                self.screen.remove(&gone);
+            if let Some(bar) = lines.take() {
+                bar.finish_and_clear();
+                self.screen.remove(&bar);
             }
             return;
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use larder_testkit_peers::fake_cri::Rpc;
-use larder_testkit_peers::process::{PATIENCE, poll};
+use larder_testkit_peers::process::{WAIT_LIMIT, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::world::CliFixture;
@@ -71,7 +71,7 @@ fn an_interrupted_bundle_leaves_no_file() {
     let file = dir.join("report.tar.gz");
     let mut bundle = world.command(&["bundle", "-o", &file.to_string_lossy()]).spawn().unwrap();
     let begun = || fs_err::read_dir(&dir).unwrap().next().map(|_| ());
-    poll(PATIENCE, begun).expect("a file for the archive");
+    poll(WAIT_LIMIT, begun).expect("a file for the archive");
     kill_process(Pid::from_child(&bundle), Signal::INT).unwrap();
     assert_eq!(bundle.wait().unwrap().code(), Some(130));
     assert!(begun().is_none(), "nothing is left");

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use larder_testkit_peers::process::{PATIENCE, poll};
+use larder_testkit_peers::process::{WAIT_LIMIT, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::world::{CliOutput, larder, unprivileged};
@@ -99,7 +99,7 @@ fn an_interrupt_ends_the_demo_and_removes_its_directory() {
     command.stdout(fs_err::File::create(&out).unwrap().into_file()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
     let pulling = || fs_err::read_to_string(&out).unwrap().contains("Pulling image").then_some(());
-    poll(PATIENCE, pulling).expect("it begins to pull");
+    poll(WAIT_LIMIT, pulling).expect("it begins to pull");
     assert_eq!(left_in(home.path()).len(), 1);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let run = CliOutput::of(child.wait_with_output().unwrap()).expect(130);

@@ -49,8 +49,8 @@ fn each_credential_is_shown_with_source_host_and_result() {
     let run = world.larder(&[&arguments[..], &["-o", "json"]].concat()).expect(0);
     assert!(!format!("{run:?}").contains("planted"), "{run:?}");
     let printed = run.json();
-    assert_eq!(printed["subjects"].as_array().unwrap().len(), 2, "{printed:#}");
-    let web = &printed["subjects"][0];
+    assert_eq!(printed["checks"].as_array().unwrap().len(), 2, "{printed:#}");
+    let web = &printed["checks"][0];
     assert_eq!((&web["object"], &web["accepted"]), (&json!("pod/web"), &json!(true)), "{printed:#}");
     assert_eq!(web["otherRegistries"], json!(["secret default/other has: quay.io"]));
     let summary = |subject: &Value| -> Vec<String> {
@@ -94,7 +94,7 @@ fn without_any_credential_the_anonymous_attempt_is_shown() {
     assert!(run.stdout.contains("\nanonymous "), "{run:?}");
     registry.require(FaultRegistryAuth::None);
     let run = world.larder(&["explain", "access", &image, "-o", "json"]).expect(0);
-    assert_eq!(run.json()["subjects"][0]["credentials"][0]["source"], Value::Null);
+    assert_eq!(run.json()["checks"][0]["credentials"][0]["source"], Value::Null);
     assert!(run.stderr.contains("note: tested by larder"), "the runtime's configuration may differ: {run:?}");
 }
 
@@ -144,12 +144,10 @@ fn pods_of_one_name_in_two_namespaces_are_two_callers() {
     world.file("pods.yaml", &(of("n1", "planted-right") + &of("n2", "planted-wrong")));
     let arguments = ["explain", "access", &image, "-f", "pods.yaml"];
     let printed = world.larder(&[&arguments[..], &["-o", "json"]].concat()).expect(1).json();
-    let subjects = printed["subjects"].as_array().unwrap();
-    let subjects: Vec<_> = subjects
-        .iter()
-        .map(|subject| (subject["namespace"].as_str(), subject["accepted"].as_bool()))
-        .collect();
-    assert_eq!(subjects, [(Some("n1"), Some(true)), (Some("n2"), Some(false))]);
+    let checks = printed["checks"].as_array().unwrap();
+    let checks: Vec<_> =
+        checks.iter().map(|subject| (subject["namespace"].as_str(), subject["accepted"].as_bool())).collect();
+    assert_eq!(checks, [(Some("n1"), Some(true)), (Some("n2"), Some(false))]);
     let run = world.larder(&arguments).expect(1);
     assert!(run.stdout.contains("for pod/web in namespace n2: not accessible"), "{run:?}");
 }
@@ -197,7 +195,7 @@ fn a_helper_that_fails_is_named_with_its_error_and_not_as_refused() {
     assert!(run.stdout.contains(&by_hand), "it can be copied: {run:?}");
     let printed =
         larder(&["explain", "access", &image, "--authfile", "auth.json", "-o", "json"]).expect(1).json();
-    assert_eq!(printed["subjects"][0]["failed"][0]["program"], "docker-credential-test", "{printed:#}");
+    assert_eq!(printed["checks"][0]["failed"][0]["program"], "docker-credential-test", "{printed:#}");
     let run = larder(&["--root", "images", "pull", &image, "--authfile", "auth.json"]).expect(1);
     assert!(
         run.stderr.contains("hint: no credentials sent to the registry: docker-credential-test failed"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder_cri::proto;
 use larder_testkit_peers::fake_cri::{CallCounts, Rpc};
-use larder_testkit_peers::process::{PATIENCE, poll, wait_until};
+use larder_testkit_peers::process::{WAIT_LIMIT, poll, wait_until};
 use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -98,7 +98,7 @@ fn a_second_signal_ends_at_once_what_the_first_could_not() {
     let world = crowded();
     let mut child = blocked(&world, &["ensure", "-f", "pod.yaml"]);
     let began = Instant::now();
-    let ended = poll(PATIENCE, || {
+    let ended = poll(WAIT_LIMIT, || {
         kill_process(Pid::from_child(&child), Signal::INT).unwrap();
         child.try_wait().unwrap()
     });
@@ -111,7 +111,7 @@ fn one_signal_is_enough_when_output_is_not_read() {
     let world = crowded();
     let mut child = blocked(&world, &["ensure", "-f", "pod.yaml"]);
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-    let ended = poll(PATIENCE, || child.try_wait().unwrap());
+    let ended = poll(WAIT_LIMIT, || child.try_wait().unwrap());
     assert_eq!(ended.unwrap().code(), Some(130));
 }
 

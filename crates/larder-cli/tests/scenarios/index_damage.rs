@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit_peers::process::{PATIENCE, poll};
+use larder_testkit_peers::process::{WAIT_LIMIT, poll};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, Package, require};
 use tempfile::TempDir;
 
@@ -239,7 +239,7 @@ impl ServedStore {
     fn start(home: &Path, store: &Path) -> ServedStore {
         let daemon = LarderProcess::start(ServedStore::command(home, store));
         let listens = || daemon.stderr().contains("CRI image service").then_some(());
-        assert!(poll(PATIENCE, listens).is_some(), "{}", daemon.stderr());
+        assert!(poll(WAIT_LIMIT, listens).is_some(), "{}", daemon.stderr());
         ServedStore { daemon, socket: home.join("larder.sock") }
     }
 }

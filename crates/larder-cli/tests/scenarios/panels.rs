@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use larder_testkit::free_address;
 use larder_testkit::kube_api::KubeApi;
-use larder_testkit_peers::process::{PATIENCE, poll, wait_until};
+use larder_testkit_peers::process::{WAIT_LIMIT, poll, wait_until};
 use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 use serde_json::{Value, json};
 
@@ -114,7 +114,7 @@ fn each_panel_of_the_dashboard_shows_what_daemons_do() {
         let is_shown = |values: &[f64]| {
             if counts { values.iter().any(|value| *value > 0.0) } else { !values.is_empty() }
         };
-        let shown = poll(PATIENCE, || is_shown(&values(&server, &expression)?).then_some(()));
+        let shown = poll(WAIT_LIMIT, || is_shown(&values(&server, &expression)?).then_some(()));
         let found = values(&server, &expression);
         assert!(shown.is_some(), "{title} shows {found:?}: {expression}\n{}", daemons[0].1.metrics());
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use larder_testkit::free_address;
-use larder_testkit_peers::process::{PATIENCE, poll, wait_until};
+use larder_testkit_peers::process::{WAIT_LIMIT, poll, wait_until};
 use larder_testkit_peers::{Availability, ImageBuilder, Package, require};
 use serde_json::Value;
 
@@ -143,7 +143,7 @@ fn prometheus_reads_the_metrics_of_a_daemon_that_pulls_and_collects() {
         }
 
         let server = PrometheusServer::scraping(&[metrics]);
-        let scraped = poll(PATIENCE, || {
+        let scraped = poll(WAIT_LIMIT, || {
             let target = server.api("targets")?["data"]["activeTargets"][0].clone();
             let has_failed = target["lastError"].as_str().is_some_and(|error| !error.is_empty());
             (target["health"] == "up" || has_failed).then_some(target)

@@ -8,7 +8,7 @@ use larder::backend::{Backend as _, BackendError, Image, ImageSpec, ProgressRepo
 use larder::credentials::Credential;
 use larder::reference::ImageId;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_testkit_peers::process::{PATIENCE, poll};
+use larder_testkit_peers::process::{WAIT_LIMIT, poll};
 use larder_testkit_peers::wire::RawConnection;
 use tokio::runtime::Runtime;
 
@@ -38,7 +38,7 @@ impl CriDaemon {
     /// One that was started, and will listen there.
     pub(crate) fn at(socket: PathBuf, mut running: LarderProcess) -> CriDaemon {
         let listens = || (running.is_finished() || UnixStream::connect(&socket).is_ok()).then_some(());
-        let up = poll(PATIENCE, listens).is_some() && !running.is_finished();
+        let up = poll(WAIT_LIMIT, listens).is_some() && !running.is_finished();
         assert!(up, "larder serve does not serve: {}", running.stderr());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -117,7 +117,7 @@ impl CriDaemon {
     /// Waits until its log has so many lines with this text.
     #[track_caller]
     pub(crate) fn wait_for_log(&self, text: &str, lines: usize) {
-        let found = poll(PATIENCE, || (self.logged(text) >= lines).then_some(()));
+        let found = poll(WAIT_LIMIT, || (self.logged(text) >= lines).then_some(()));
         assert!(found.is_some(), "waited for {lines} x {text:?} in:\n{}", self.running.stderr());
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder_testkit_peers::containerd::pods::pause_image;
-use larder_testkit_peers::process::{PATIENCE, poll, wait_until};
+use larder_testkit_peers::process::{WAIT_LIMIT, poll, wait_until};
 use larder_testkit_peers::{self as peers, Containerd, ContainerdOptions, Package, RegistryOptions, require};
 
 use crate::served::{CriDaemon, client_of};
@@ -267,7 +267,7 @@ fn a_pull_by_containerd_fetches_no_layer_that_the_store_has() {
     let (spec, progress) = (ImageSpec::named(fixture.image()), ProgressReporter::unwatched());
     let pull = || fixture.daemon().runtime.block_on(cri.pull(&spec, None, None, &progress));
     // containerd's connection was that to the daemon that was killed.
-    let pulled = poll(PATIENCE, || pull().ok()).expect("a pull");
+    let pulled = poll(WAIT_LIMIT, || pull().ok()).expect("a pull");
     assert_eq!(pulled.as_str(), layout.image_id);
     let requests = fixture.world.registry.requests();
     let fetched: Vec<_> = requests.iter().filter(|request| request.is_blob_fetch()).collect();
@@ -333,7 +333,7 @@ fn an_image_that_containerd_does_not_have_is_absent_and_not_removed_without_the_
     }
     fixture.start_larder();
     let status = || fixture.daemon().status(&fixture.image());
-    assert!(poll(PATIENCE, status).is_some(), "it is published when it is asked for");
+    assert!(poll(WAIT_LIMIT, status).is_some(), "it is published when it is asked for");
     let cri = client_of(fixture.containerd.socket());
     let found = fixture.daemon().runtime.block_on(cri.list()).unwrap();
     assert_eq!(found.len(), 1);

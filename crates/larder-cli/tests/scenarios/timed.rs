@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use larder_testkit_peers::process::{PATIENCE, poll};
+use larder_testkit_peers::process::{WAIT_LIMIT, poll};
 use tokio::time::Instant;
 
 use crate::world::RuntimeFixture;
@@ -37,7 +37,7 @@ impl<'a> TimedCommand<'a> {
     #[track_caller]
     pub(crate) fn assert_as_quick(&self) {
         let mut quickest = Duration::MAX;
-        let quick = poll(PATIENCE, || {
+        let quick = poll(WAIT_LIMIT, || {
             quickest = quickest.min(self.run());
             (quickest <= self.undisturbed + AT_MOST).then_some(())
         });

@@ -1,4 +1,4 @@
-//! Patience: with registries that ask for it, and with those that fail.
+//! Retries: with registries that ask to wait, and with those that fail.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! Runs the commands of the demo as a user's would be, and says what holds.
+//! Runs the commands of the demo as a user's would be, and prints the measured results.
 
 use larder::hint::Hint;
 use std::fmt;
@@ -86,20 +86,20 @@ impl DemoRunner {
         usage?.store.ok_or_else(|| self.failed("the backend is not a store"))
     }
 
-    /// Ends the demo unless this holds.
-    pub(super) fn check(&self, holds: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
+    /// Returns an error that ends the demo unless the condition is true.
+    pub(super) fn check(&self, condition: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
         if self.interrupt.is_interrupted() {
             return Err(Failure::interrupted());
         }
-        if holds { Ok(()) } else { Err(self.failed(what())) }
+        if condition { Ok(()) } else { Err(self.failed(what())) }
     }
 
-    /// Says what was measured and found to be so.
-    pub(super) fn holds(&self, text: impl fmt::Display) {
+    /// Prints a measured result.
+    pub(super) fn report_result(&self, text: impl fmt::Display) {
         self.out.line(format_args!("=> {text}"));
     }
 
-    /// Why this step does not hold.
+    /// Returns the failure of this step.
     pub(super) fn failed(&self, why: impl fmt::Display) -> Failure {
         Failure::failed(format!("step {} of the demo ({}) failed: {why}", self.step, self.title))
             .hint(Hint::new().command(["demo", "--keep"]).text(" keeps its directory"))

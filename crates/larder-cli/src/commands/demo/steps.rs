@@ -57,7 +57,7 @@ async fn offer(stage: &mut DemoRunner) -> Result<DemoRegistry, Failure> {
     fs_err::write("pod.yaml", &pod).map_err(|error| stage.failed(error))?;
     stage.show("cat pod.yaml", &pod);
     let DemoImages { images, base_size, layers: (count, sum), .. } = registry.content();
-    stage.holds(format_args!(
+    stage.report_result(format_args!(
         "{} images of {count} layers, {} compressed; one layer of {} is shared by all. \
          The registry limits each layer to 13MB/s, so that progress is visible",
         images.len(),
@@ -82,7 +82,7 @@ async fn pull(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), Fai
     stage.check((layers, bytes) == registry.content().layers, || {
         format!("the registry served {layers} layers of {bytes} bytes: {log:?}")
     })?;
-    stage.holds(format_args!(
+    stage.report_result(format_args!(
         "the registry served {layers} layers, {}: the shared layer once for three pulls",
         size::bytes(bytes as u64)
     ));
@@ -95,7 +95,7 @@ async fn pull_again(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(
     let log = registry.take_log();
     stage.check(log.is_empty(), || format!("the registry was asked for something: {log:?}"))?;
     let (blobs, _) = count(&log, DemoBlobKind::Layer);
-    stage.holds(format_args!("the registry saw {} requests and served {blobs} blobs", log.len()));
+    stage.report_result(format_args!("the registry saw {} requests and served {blobs} blobs", log.len()));
     Ok(())
 }
 
@@ -132,7 +132,7 @@ async fn disk_use(stage: &mut DemoRunner) -> Result<(), Failure> {
     })?;
     let counted_once = images.iter().all(|image| image.shared_bytes == shared) && each > said && shared > 0;
     stage.check(counted_once, || format!("{each} bytes of images, {said} on disk, {shared} shared"))?;
-    stage.holds(format_args!(
+    stage.report_result(format_args!(
         "{} if each image had its own layers, {} on disk: the shared {} are stored once",
         size::bytes(each),
         size::bytes(walked),
@@ -177,7 +177,7 @@ fn damage(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<DamagedFile
     let now = fs_err::read(&file).map_err(|error| stage.failed(error))?;
     let changed = now.iter().zip(&before).filter(|(now, before)| now != before).count();
     stage.check(changed == 1 && now.len() == before.len(), || format!("{changed} bytes changed"))?;
-    stage.holds(format_args!("{changed} byte of {} differs", size::bytes(now.len() as u64)));
+    stage.report_result(format_args!("{changed} byte of {} differs", size::bytes(now.len() as u64)));
     Ok(DamagedFile { path: file, name, before })
 }
 
@@ -186,7 +186,10 @@ async fn find(stage: &mut DemoRunner, damaged: &DamagedFile) -> Result<(), Failu
     let name = &damaged.name;
     let printed = stage.run("larder fsck", CommandOutcome::Failed).await?;
     stage.check(printed.contains(name.as_str()), || format!("{name} is not named"))?;
-    stage.holds(format_args!("{name} is named, and the exit code is {}", CommandOutcome::Failed.code()));
+    stage.report_result(format_args!(
+        "{name} is named, and the exit code is {}",
+        CommandOutcome::Failed.code()
+    ));
     Ok(())
 }
 
@@ -206,7 +209,7 @@ async fn repair(
     let DamagedFile { path, before, .. } = damaged;
     let now = fs_err::read(path).map_err(|error| stage.failed(error))?;
     stage.check(now == *before, || format!("{} is not as it was", path.display()))?;
-    stage.holds(format_args!(
+    stage.report_result(format_args!(
         "the registry served {layers} layer of {}, and the file is restored",
         size::bytes(bytes as u64)
     ));
@@ -233,7 +236,7 @@ async fn collect(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), 
     stage.run("larder fsck", CommandOutcome::Done).await?;
     let log = registry.take_log();
     stage.check(log.is_empty(), || format!("the registry was asked for something: {log:?}"))?;
-    stage.holds(format_args!(
+    stage.report_result(format_args!(
         "{} freed, the unshared layers of these images had {}; the kept image is undamaged. \
          By default GC spares images that are younger than two minutes or were pulled in the last ten",
         size::bytes(freed),

@@ -41,16 +41,16 @@ pub(super) async fn run(
     let credentials = credential_setup::gather(&args.credentials, TokenPolicy::Keep, [image], out)?;
     let (_, config) = session.config(&ImageAccess::read().of_store())?;
     let client = RegistryClient::new(config.registry.clone());
-    let mut access = AccessRecord { image: args.image.clone(), subjects: Vec::new() };
+    let mut access = AccessRecord { image: args.image.clone(), checks: Vec::new() };
     for job in &jobs {
-        access.subjects.push(subject(image, job, &credentials, &client).await?);
+        access.checks.push(check_access(image, job, &credentials, &client).await?);
     }
     match args.output.data() {
         Some(format) => output::data(out, format, &access),
         None => print(&access, out),
     }
     note_pulling_process(session).await;
-    if access.subjects.iter().any(|subject| !subject.accepted) {
+    if access.checks.iter().any(|check| !check.accepted) {
         outcome = outcome.max(CommandOutcome::Failed);
     }
     Ok(outcome)
@@ -91,12 +91,12 @@ fn ensure_args(args: &ExplainAccessArgs) -> EnsureArgs {
 struct AccessRecord {
     image: ImageName,
     /// Pods that use it, or `image` for the argument itself.
-    subjects: Vec<AccessSubject>,
+    checks: Vec<AccessCheck>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct AccessSubject {
+struct AccessCheck {
     object: String,
     /// `null` without a pod.
     namespace: Option<String>,
@@ -140,17 +140,17 @@ struct RegistryAnswer {
     answer: String,
 }
 
-async fn subject(
+async fn check_access(
     image: &str,
     job: &EnsureJob,
     credentials: &CredentialSetup,
     client: &RegistryClient,
-) -> Result<AccessSubject, Failure> {
+) -> Result<AccessCheck, Failure> {
     let request = &job.request;
     let found = find_credentials(job, credentials).await?;
     let tagged = reference::apply_default_tag(image).and_then(|image| Reference::parse(&image));
     let name = tagged.map_err(|error| Failure::bad_input(error.to_string()))?;
-    let mut subject = AccessSubject {
+    let mut check = AccessCheck {
         object: job.label.clone(),
         namespace: Some(request.pod.namespace.clone()).filter(|_| !request.pod.name.is_empty()),
         accepted: false,
@@ -161,20 +161,20 @@ async fn subject(
     let attempts: Vec<_> = if found.is_empty() { vec![None] } else { found.iter().map(Some).collect() };
     for credential in attempts {
         let mut hosts = Vec::new();
-        if !subject.accepted {
+        if !check.accepted {
             let session = client
                 .session(&name, credential)
                 .map_err(|error| Failure::bad_input(error_chain(&error)).hints(error.hint()))?;
             hosts = session.try_hosts().await.into_iter().map(RegistryAnswer::from).collect();
         }
-        subject.accepted |= hosts.iter().any(|host: &RegistryAnswer| host.accepted);
-        subject.credentials.push(TriedCredential {
+        check.accepted |= hosts.iter().any(|host: &RegistryAnswer| host.accepted);
+        check.credentials.push(TriedCredential {
             source: credential.map(|credential| place(credential, &credentials.candidates)),
             user: credential.map(|credential| credential.username.clone()).filter(|user| !user.is_empty()),
             hosts,
         });
     }
-    Ok(subject)
+    Ok(check)
 }
 
 /// The credentials for a job, in the order in which a pull tries them.
@@ -217,9 +217,9 @@ pub(in crate::commands) fn place(credential: &Credential, candidates: &UserCrede
 }
 
 fn print(access: &AccessRecord, out: &Printer) {
-    for subject in &access.subjects {
+    for check in &access.checks {
         let mut table = TextTable::new(["SOURCE", "USER", "HOST", "SENT", "ANSWER"]);
-        for found in &subject.credentials {
+        for found in &check.credentials {
             let place = found.source.clone().unwrap_or_else(|| "anonymous".to_owned());
             let user = found.user.clone().unwrap_or_default();
             for (number, host) in found.hosts.iter().enumerate() {
@@ -231,20 +231,20 @@ fn print(access: &AccessRecord, out: &Printer) {
                 table.row([place, user, String::new(), String::new(), "not tried".into()]);
             }
         }
-        let place = subject.namespace.as_ref().map(|namespace| format!(" in namespace {namespace}"));
+        let place = check.namespace.as_ref().map(|namespace| format!(" in namespace {namespace}"));
         let place = place.unwrap_or_default();
-        out.line(format_args!("{} for {}{place}: {}", access.image, subject.object, subject.verdict()));
+        out.line(format_args!("{} for {}{place}: {}", access.image, check.object, check.verdict()));
         out.table(&table);
-        for place in &subject.other_registries {
+        for place in &check.other_registries {
             out.line(format_args!("no credential for this image: {place}"));
         }
-        for FailedProgram { program, error } in &subject.failed {
+        for FailedProgram { program, error } in &check.failed {
             out.line(format_args!("no credential from {program}: {error}"));
         }
     }
 }
 
-impl AccessSubject {
+impl AccessCheck {
     /// Names the credential only if the host asked for one.
     fn verdict(&self) -> String {
         let accepted = self.credentials.iter().find_map(|found| Some((found, found.accepting_host()?)));

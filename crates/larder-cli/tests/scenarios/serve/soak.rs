@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter, RemoveOptions};
 use larder::reference::ImageId;
-use larder_testkit_peers::process::{PATIENCE, pause, poll, wait_until};
+use larder_testkit_peers::process::{WAIT_LIMIT, pause, poll, wait_until};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, RegistryOptions};
 use rustix::process::Signal;
 use tokio::time::Instant;
@@ -68,7 +68,7 @@ impl SoakState {
     fn disturb(&self, what: impl FnOnce()) {
         let mark = || *self.down.lock().unwrap() = Some(Instant::now() + AFTERMATH);
         // However long it takes.
-        *self.down.lock().unwrap() = Some(Instant::now() + PATIENCE * 4);
+        *self.down.lock().unwrap() = Some(Instant::now() + WAIT_LIMIT * 4);
         what();
         mark();
     }
@@ -297,7 +297,7 @@ impl ResourceUsage {
                 && now.threads <= self.threads + IDLE_THREADS
                 && now.memory <= self.memory + GROWTH
         };
-        let settled = poll(PATIENCE * 2, || Some(ResourceUsage::of(daemon)).filter(small));
+        let settled = poll(WAIT_LIMIT * 2, || Some(ResourceUsage::of(daemon)).filter(small));
         settled.unwrap_or_else(|| panic!("it had {self:?}, and keeps {:?}", ResourceUsage::of(daemon)))
     }
 }

@@ -11,7 +11,7 @@ use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_testkit::archive::{self, TarBuilder, TarBuilderEntry};
 use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::process::{PATIENCE, pause, wait_until};
+use larder_testkit_peers::process::{WAIT_LIMIT, pause, wait_until};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, Package, RegistryOptions, require};
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -67,7 +67,7 @@ impl NotifyDaemon {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("notify");
         let messages = UnixDatagram::bind(&path).unwrap();
-        messages.set_read_timeout(Some(PATIENCE)).unwrap();
+        messages.set_read_timeout(Some(WAIT_LIMIT)).unwrap();
         let mut command = larder_in(home.path());
         command.arg("--root").arg(home.path().join("store")).arg("serve");
         command.env("NOTIFY_SOCKET", &path).envs(variables.iter().copied());
@@ -192,7 +192,7 @@ fn clients_of_systemds_socket_wait_through_a_restart() {
     first.runtime.block_on(pull).unwrap().unwrap();
     let CriDaemon { running, runtime, .. } = first;
     running.finish().expect(0);
-    let config = CriConfig { connect_timeout: PATIENCE, ..CriConfig::default() };
+    let config = CriConfig { connect_timeout: WAIT_LIMIT, ..CriConfig::default() };
     let after = CriBackend::new(Endpoint::at(socket.clone()), config);
     let listed = runtime.spawn(async move { after.list().await });
     pause(Duration::from_millis(300));

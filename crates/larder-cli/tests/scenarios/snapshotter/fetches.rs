@@ -2,7 +2,7 @@
 
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder_testkit_peers::containerd::pods::pause_image;
-use larder_testkit_peers::process::{PATIENCE, poll};
+use larder_testkit_peers::process::{WAIT_LIMIT, poll};
 use larder_testkit_peers::registry::AccessLogLine;
 use larder_testkit_peers::{self as peers, ContainerdOptions};
 
@@ -21,7 +21,7 @@ impl SnapshotterFixture {
         let (spec, progress) = (ImageSpec::named(self.image()), ProgressReporter::unwatched());
         let pull = || self.daemon().runtime.block_on(cri.pull(&spec, None, None, &progress));
         // containerd's connection may be that to a daemon that was killed.
-        poll(PATIENCE, || pull().ok()).expect("a pull").as_str().to_owned()
+        poll(WAIT_LIMIT, || pull().ok()).expect("a pull").as_str().to_owned()
     }
 }
 

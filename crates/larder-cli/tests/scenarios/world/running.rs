@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use larder_testkit_peers::process::{PATIENCE, pause, poll};
+use larder_testkit_peers::process::{WAIT_LIMIT, pause, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::time::Instant;
@@ -58,7 +58,7 @@ impl LarderProcess {
 
     /// Waits until its standard output has `text`.
     pub(crate) fn wait_for_output(&mut self, text: &str) {
-        let found = poll(PATIENCE, || {
+        let found = poll(WAIT_LIMIT, || {
             let ended = self.child.try_wait().unwrap().is_some();
             (ended || self.read("stdout").contains(text)).then_some(())
         });
@@ -96,7 +96,7 @@ impl LarderProcess {
         // It does not wait between two looks, since much can happen there.
         let begun = Instant::now();
         while !holds() && !self.is_finished() {
-            assert!(begun.elapsed() < PATIENCE, "it neither does that nor ends");
+            assert!(begun.elapsed() < WAIT_LIMIT, "it neither does that nor ends");
             thread::yield_now();
         }
         let _ = self.child.kill();
@@ -113,9 +113,9 @@ impl LarderProcess {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Waits for its end, at most as long as a test has patience.
+    /// Waits for its end, at most twice the limit of a test.
     pub(crate) fn finish(mut self) -> LarderOutput {
-        let status = poll(PATIENCE * 2, || self.child.try_wait().unwrap());
+        let status = poll(WAIT_LIMIT * 2, || self.child.try_wait().unwrap());
         let (stdout, stderr) = (self.read("stdout"), self.read("stderr"));
         let status = status.unwrap_or_else(|| panic!("larder does not end\n{stdout}\n{stderr}"));
         LarderOutput { code: status.code().unwrap_or(-1), stdout, stderr }
