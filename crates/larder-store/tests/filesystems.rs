@@ -13,7 +13,7 @@ use larder_store::backend::StoreBackend;
 use larder_store::disk::{DiskSpace, measure};
 use larder_store::erofs::ErofsFile;
 use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{IMAGE, LayerKey, LayerMetadata, Store, StoreConfig, StoreRemoval};
+use larder_store::store::{LAYER_FILE, LayerKey, LayerMetadata, Store, StoreConfig, StoreRemoval};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::FaultRegistry;
 use larder_testkit_peers::process::poll;
@@ -139,7 +139,7 @@ fn a_layer_on_xfs_is_measured_when_its_file_is_closed_and_synced() {
     let disk = LoopDisk::new(kind, 256, &[]).unwrap();
     let store = open(&disk);
     let staging = store.begin_layer().unwrap();
-    let file = staging.dir().join(IMAGE);
+    let file = staging.dir().join(LAYER_FILE);
     fs_err::write(&file, vec![1; 9_000_000]).unwrap();
     let digest = Digest::sha256("layer");
     let (key, diff_id) = (LayerKey::from(&digest), digest.clone());

@@ -12,7 +12,7 @@ use larder::gc::ClockReading;
 use larder::reference::{Digest, Reference};
 use larder_store::fsck::FsckOptions;
 use larder_store::store::{
-    CommitLayer, IMAGE, ImageCommit, LayerHandle, LayerKey, LayerMetadata, LeaseKind, LeaseRecord,
+    CommitLayer, ImageCommit, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, LeaseKind, LeaseRecord,
     LeaseResources, Store, StoreConfig, StoreError,
 };
 use larder_store::unpack::{ExpectedLayer, MergedLayers, UnpackOptions, unpack_layer};
@@ -109,7 +109,7 @@ fn layer(store: &Store, name: &str) -> LayerHandle {
         plain_bytes: archive.len() as u64,
         files: FILES_OF_LAYER as u64,
     };
-    let file = staging.dir().join(IMAGE);
+    let file = staging.dir().join(LAYER_FILE);
     let (_, layer) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default()).unwrap();
     let finished = layer.finish(&MergedLayers::default()).unwrap();
     staging.finish(&key, facts, finished.file).unwrap()

@@ -13,7 +13,7 @@ use larder::hint::Hint;
 use larder::reference::Digest;
 use larder_agent::client::ArchiveDownload;
 use larder_api::v1::{ExportFormat as ArchiveFormat, ExportRequest};
-use larder_store::unpack::{ExtractOptions, SkippedFiles, UnpackError, extract_files, write_disk_image};
+use larder_store::unpack::{ExtractOptions, SkippedFiles, UnpackError, extract_files, write_erofs_disk};
 
 use crate::args::{ExportArgs, ExportFormat, SaveArgs};
 use crate::exit::CommandOutcome;
@@ -103,7 +103,7 @@ async fn to_disk_image(
     let id = id.ok_or_else(|| Failure::failed("the image has no digest"))?;
     let path = part.clone();
     let written =
-        download.read_with(interrupt.interrupted(), move |files| write_disk_image(files, &id, &path)).await?;
+        download.read_with(interrupt.interrupted(), move |files| write_erofs_disk(files, &id, &path)).await?;
     match written {
         None => Ok(CommandOutcome::Interrupted),
         Some(Err(error)) => Err(unpack_failure(&error)),

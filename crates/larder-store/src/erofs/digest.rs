@@ -1,7 +1,7 @@
-//! The digest of a layer's EROFS image.
+//! The digest of a layer's EROFS file.
 //!
 //! It is the SHA-256 of the SHA-256 digests of the file's pieces of one MiB, one after the other. Pieces are hashed while
-//! the image is written, and the few that are changed at its end once more. A digest of the whole file in one pass could
+//! the file is written, and the few that are changed at its end once more. A digest of the whole file in one pass could
 //! only begin when the first block is known, which is last; and cores share the work of checking a large layer.
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ const PIECE: usize = 1 << 20;
 /// Bytes that are read and hashed at once: they fit into a core's cache.
 const BUFFER: usize = 128 << 10;
 
-/// The size and digest of a layer's EROFS image.
+/// The size and digest of a layer's EROFS file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErofsFile {
     /// Length in bytes.
@@ -36,7 +36,7 @@ impl ErofsFile {
         ErofsFile { bytes: 0, implied_bytes: 0, sha256_of_mib: String::new() }
     }
 
-    /// Size and digest of the image at `path`.
+    /// Size and digest of the file at `path`.
     pub fn of(path: &Path) -> io::Result<ErofsFile> {
         let file = fs_err::File::open(path)?.into_parts().0;
         let bytes = file.metadata()?.len();
@@ -98,7 +98,7 @@ impl PieceHasher {
 
 /// How a check reads the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ImageCheck {
+pub(crate) enum LayerCheck {
     /// Compares its length only.
     Size,
     /// Reads every byte.
@@ -108,10 +108,10 @@ pub(crate) enum ImageCheck {
 }
 
 /// Returns the damage of an EROFS file, if any.
-pub(crate) fn check_image(
+pub(crate) fn check_erofs_file(
     path: &Path,
     expected: &ErofsFile,
-    check: ImageCheck,
+    check: LayerCheck,
 ) -> io::Result<Option<String>> {
     let file = match fs_err::File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some("missing".into())),
@@ -121,15 +121,15 @@ pub(crate) fn check_image(
         return Ok(Some("its digest is unknown".into()));
     }
     let bytes = file.metadata()?.len();
-    // The store has more behind the image.
+    // The store has more behind the filesystem.
     if bytes < expected.bytes {
         return Ok(Some(format!("size differs: {bytes} bytes, expected {}", expected.bytes)));
     }
-    if check == ImageCheck::Size {
+    if check == LayerCheck::Size {
         return Ok(None);
     }
     let file = file.into_parts().0;
-    if check == ImageCheck::Disk {
+    if check == LayerCheck::Disk {
         fadvise(&file, 0, None, Advice::DontNeed)?;
     }
     fadvise(&file, 0, None, Advice::Sequential)?;
@@ -144,7 +144,7 @@ fn hash_pieces(file: &File, bytes: u64) -> io::Result<Vec<[u8; 32]>> {
     (0..bytes.div_ceil(PIECE as u64)).map(|piece| hash_piece(file, piece * PIECE as u64, bytes)).collect()
 }
 
-/// The digest of the piece that begins at `offset`, of an image that has so many bytes.
+/// The digest of the piece that begins at `offset`, of a file that has so many bytes.
 fn hash_piece(file: &File, offset: u64, bytes: u64) -> io::Result<[u8; 32]> {
     let (mut hasher, mut buffer, mut done) = (Sha256::new(), vec![0; BUFFER], 0);
     let length = usize::try_from(bytes.saturating_sub(offset)).unwrap_or(PIECE).min(PIECE);
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn pieces_are_hashed_as_they_come_and_replaced_ones_again() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("image");
+        let path = dir.path().join("layer");
         let mut content = content();
         let mut hasher = PieceHasher::new();
         content.chunks(70_001).for_each(|bytes| hasher.update(bytes));
@@ -199,27 +199,27 @@ mod tests {
         let pieces: Vec<u8> = content.chunks(PIECE).flat_map(Sha256::digest).collect();
         let expected = larder::reference::Digest::sha256(pieces).hex().to_owned();
         assert_eq!(file, ErofsFile { bytes, implied_bytes: 0, sha256_of_mib: expected });
-        for check in [ImageCheck::Size, ImageCheck::Content, ImageCheck::Disk] {
-            assert_eq!(check_image(&path, &file, check).unwrap(), None);
+        for check in [LayerCheck::Size, LayerCheck::Content, LayerCheck::Disk] {
+            assert_eq!(check_erofs_file(&path, &file, check).unwrap(), None);
         }
     }
 
     #[test]
     fn each_kind_of_damage_is_found() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("image");
+        let path = dir.path().join("layer");
         let content = content();
         fs_err::write(&path, &content).unwrap();
         let file = ErofsFile::of(&path).unwrap();
         let mut wrong = content.clone();
         wrong[PIECE + 7] ^= 1;
         fs_err::write(&path, &wrong).unwrap();
-        let found = |check| check_image(&path, &file, check).unwrap();
-        assert_eq!(found(ImageCheck::Size), None);
-        assert_eq!(found(ImageCheck::Content).as_deref(), Some("content differs"));
+        let found = |check| check_erofs_file(&path, &file, check).unwrap();
+        assert_eq!(found(LayerCheck::Size), None);
+        assert_eq!(found(LayerCheck::Content).as_deref(), Some("content differs"));
         fs_err::write(&path, &content[1..]).unwrap();
-        assert!(found(ImageCheck::Size).is_some_and(|damage| damage.starts_with("size differs")));
+        assert!(found(LayerCheck::Size).is_some_and(|damage| damage.starts_with("size differs")));
         fs_err::remove_file(&path).unwrap();
-        assert_eq!(found(ImageCheck::Content).as_deref(), Some("missing"));
+        assert_eq!(found(LayerCheck::Content).as_deref(), Some("missing"));
     }
 }

@@ -4,9 +4,9 @@ use std::sync::{Mutex, PoisonError};
 
 use super::options::FsckOptions;
 use super::report::{FsckReport, StoreDamage};
-use crate::erofs::digest::ImageCheck;
+use crate::erofs::digest::LayerCheck;
 use crate::store::db::{DbRead as _, LAYERS, USES};
-use crate::store::image_check::check_layer_file;
+use crate::store::layer_check::check_layer_file;
 use crate::store::snapshot_records::each_snapshot_layer;
 use crate::store::{LayerKey, LayerRecord, OpenStore, StoreError};
 
@@ -73,7 +73,7 @@ impl OpenStore {
         if !path.exists() {
             return Some(StoreDamage::LayerMissing { key: key.clone() });
         }
-        let check = if options.contents { ImageCheck::Content } else { ImageCheck::Size };
+        let check = if options.contents { LayerCheck::Content } else { LayerCheck::Size };
         let key = key.clone();
         match check_layer_file(layer, &path, check) {
             Ok(damage) => damage.map(|damage| StoreDamage::LayerDamaged { key, damage }),

@@ -50,7 +50,7 @@ impl OpenStore {
             self.db.read(doing, |reader| reader.endings(LAYERS, ""))?.into_iter().collect();
         let mut leftovers = Vec::new();
         for name in names_in(&self.layout.layers()).context(doing)? {
-            let arriving = LayerKey::parse(&name).is_some_and(|key| self.pending_layers.has(&key));
+            let arriving = LayerKey::parse(&name).is_some_and(|key| self.uncommitted_layers.has(&key));
             if !known.contains(&name) && !arriving {
                 leftovers.push(self.layout.layers().join(name));
             }
@@ -71,8 +71,8 @@ impl OpenStore {
             }
             for hex in names_in(&dir).context(doing)? {
                 let digest = format!("{algorithm}:{hex}");
-                let held =
-                    Digest::parse(&digest).is_ok_and(|digest| self.holds.has(&ReferencedItem::Blob(digest)));
+                let held = Digest::parse(&digest)
+                    .is_ok_and(|digest| self.references.has(&ReferencedItem::Blob(digest)));
                 if !used.contains(digest.as_str()) && !held {
                     leftovers.push(dir.join(hex));
                 }

@@ -17,7 +17,7 @@ use super::names::write_names;
 use super::report::StoreDamage;
 use crate::disk::{Disk, RealDisk, measure};
 use crate::erofs::ErofsFile;
-use crate::erofs::digest::ImageCheck;
+use crate::erofs::digest::LayerCheck;
 use crate::mounts::mounted_of;
 use crate::snapshots::{find_snapshots, keep_lost_snapshots};
 use crate::store::blobs::{check_digest, read_blob};
@@ -25,7 +25,7 @@ use crate::store::db::{
     Db, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, META, MOUNTS, SNAPSHOTS, decode, log_of,
 };
 use crate::store::error::StoreOpenError;
-use crate::store::image_check::check_layer_file;
+use crate::store::layer_check::check_layer_file;
 use crate::store::layer_file::read_record;
 use crate::store::layout::{StoreLayout, names_in};
 use crate::store::open::{LockedStoreDir, MissingStoreAction};
@@ -82,8 +82,8 @@ impl RebuildLayerCheck {
     /// Returns the damage of a layer, if any.
     fn check(self, record: &LayerRecord, layer: &Path) -> Option<String> {
         let check = match self {
-            RebuildLayerCheck::Size => ImageCheck::Size,
-            RebuildLayerCheck::Content => ImageCheck::Content,
+            RebuildLayerCheck::Size => LayerCheck::Size,
+            RebuildLayerCheck::Content => LayerCheck::Content,
         };
         check_layer_file(record, layer, check).unwrap_or_else(|error| Some(error.to_string()))
     }

@@ -16,10 +16,10 @@ use super::overlay::in_user_namespace;
 use super::table::MountTable;
 use crate::disk::ensure_dir;
 use crate::erofs::detach;
-use crate::erofs::digest::ImageCheck;
+use crate::erofs::digest::LayerCheck;
 use crate::store::db::{DbRead as _, MOUNTS};
 use crate::store::error::StoreErrorContext as _;
-use crate::store::image_check::check_layer_file;
+use crate::store::layer_check::check_layer_file;
 use crate::store::layout::{FOR_USERS, names_in};
 use crate::store::snapshot_records::mountable_layers;
 use crate::store::{LayerHandle, LayerKey, LayerRecord, MountRecord, OpenStore, StoreError};
@@ -67,7 +67,7 @@ impl OpenStore {
 
     /// Extracts a layer to a directory in a wrapper, which is complete and durable when it appears.
     fn extract(&self, layer: &LayerHandle, to: &Path) -> io::Result<()> {
-        if let Some(damage) = check_layer_file(layer.record(), layer.path(), ImageCheck::Content)? {
+        if let Some(damage) = check_layer_file(layer.record(), layer.path(), LayerCheck::Content)? {
             return Err(io::Error::new(io::ErrorKind::InvalidData, damage));
         }
         ensure_dir(&*self.disk, &self.layout.extracted())?;

@@ -25,7 +25,7 @@ use super::spans::{FetchSpanFields, layer_span, unpack_span};
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::fetch_progress::{FetchProgress, FetchSource};
 use crate::store::import::{Import, ImportError};
-use crate::store::{ARCHIVE, IMAGE, IngestFile, LayerRecord, LayerStaging, Store, StoreError};
+use crate::store::{ARCHIVE_RECORD, IngestFile, LAYER_FILE, LayerRecord, LayerStaging, Store, StoreError};
 use crate::unpack::{
     ExpectedLayer, LayerDownload, PendingLayer, UnpackOptions, UnpackProgress, UnpackedLayer, unpack_layer,
 };
@@ -333,7 +333,7 @@ fn unpack(
 ) -> Result<StagedLayer, PullError> {
     let staging = store.begin_layer()?;
     // The record from which the archive can be rebuilt becomes a part of the layer's file.
-    let options = UnpackOptions { archive_record: Some(staging.dir().join(ARCHIVE)), ..options };
+    let options = UnpackOptions { archive_record: Some(staging.dir().join(ARCHIVE_RECORD)), ..options };
     let digest = &planned.descriptor.digest;
     let expected = ExpectedLayer {
         digest: Some(digest),
@@ -341,7 +341,7 @@ fn unpack(
         diff_id: &planned.diff_id,
     };
     let compressed = source.open(digest)?;
-    let (unpacked, file) = unpack_layer(compressed, &expected, &staging.dir().join(IMAGE), &options)
+    let (unpacked, file) = unpack_layer(compressed, &expected, &staging.dir().join(LAYER_FILE), &options)
         .map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?;
     Ok(StagedLayer { staging, unpacked, file, source })
 }

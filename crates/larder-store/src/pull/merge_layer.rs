@@ -11,8 +11,8 @@ use super::fetch_layer::{LayerSource, StagedLayer};
 use super::plan::PlannedLayer;
 use super::pull_tasks::PullTaskHandle;
 use super::spans::merge_span;
-use crate::erofs::digest::ImageCheck;
-use crate::store::image_check::check_layer_file;
+use crate::erofs::digest::LayerCheck;
+use crate::store::layer_check::check_layer_file;
 use crate::store::{LayerHandle, LayerKey, LayerMetadata};
 use crate::unpack::{MergedLayers, UnpackError, UnpackedLayer, fits_lowers};
 
@@ -92,7 +92,7 @@ fn unpack_error(planned: &PlannedLayer, cause: UnpackError) -> PullError {
 /// Fails if a layer is damaged: its bytes would be copied under a digest that covers the damage.
 fn check_content(layers: &[LayerHandle]) -> Result<(), UnpackError> {
     for layer in layers {
-        let damage = check_layer_file(layer.record(), layer.path(), ImageCheck::Content);
+        let damage = check_layer_file(layer.record(), layer.path(), LayerCheck::Content);
         if let Some(damage) = damage.map_err(|error| UnpackError::file("read", layer.path(), error))? {
             let cause = io::Error::new(io::ErrorKind::InvalidData, damage);
             return Err(UnpackError::file("copy files of", layer.path(), cause));

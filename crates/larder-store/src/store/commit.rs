@@ -19,14 +19,14 @@ use super::db::{
 };
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
-use super::image_check::check_layer_file;
+use super::layer_check::check_layer_file;
 use super::layers::LayerHandle;
 use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio, seconds};
 use super::references::ReferencedItem;
 use super::shared_sync::{SharedSync, sync_each};
 use crate::disk::{DiskSpace, SizeAccuracy, measure};
-use crate::erofs::digest::ImageCheck;
+use crate::erofs::digest::LayerCheck;
 use larder_registry::manifest::{ImageConfig, ManifestError};
 
 /// Key of the learned [`UnpackRatio`] in the table of what is known of the store as a whole.
@@ -110,7 +110,7 @@ impl OpenStore {
             let _gate = self.gate();
             blobs
                 .iter()
-                .map(|(digest, _)| self.holds.hold(ReferencedItem::Blob(digest.clone())))
+                .map(|(digest, _)| self.references.hold(ReferencedItem::Blob(digest.clone())))
                 .collect::<Vec<_>>()
         };
         for (digest, bytes) in blobs {
@@ -258,7 +258,7 @@ fn sync_layers(
 
 /// Compares a layer that a dead process wrote with its digest. Its write errors may have gone to another process.
 fn verify_on_disk(layer: &LayerHandle) -> Result<(), StoreError> {
-    let checked = check_layer_file(layer.record(), layer.path(), ImageCheck::Disk);
+    let checked = check_layer_file(layer.record(), layer.path(), LayerCheck::Disk);
     let whole = checked.is_ok_and(|damage| damage.is_none());
     if whole {
         return Ok(());

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::config::StoreConfig;
 use super::db::Db;
 use super::image_chains::ImageChains;
-use super::layers::PendingLayers;
+use super::layers::UncommittedLayers;
 use super::layout::StoreLayout;
 use super::lock::StoreLock;
 use super::references::ReferenceCounts;
@@ -28,8 +28,8 @@ pub(crate) struct OpenStore {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) layout: StoreLayout,
     pub(super) config: StoreConfig,
-    pub(crate) holds: Arc<ReferenceCounts>,
-    pub(crate) pending_layers: PendingLayers,
+    pub(crate) references: Arc<ReferenceCounts>,
+    pub(crate) uncommitted_layers: UncommittedLayers,
     /// Held while layers and blobs come to their place or leave it, together with what the database says of them.
     /// Looking at images does not need it.
     pub(super) gate: Mutex<()>,

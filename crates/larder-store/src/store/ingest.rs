@@ -68,7 +68,7 @@ impl Store {
         let doing = "create a file for a blob";
         let inner = &self.0;
         let hold = inner
-            .holds
+            .references
             .hold_alone(ReferencedItem::Ingest(digest.clone()))
             .ok_or_else(|| StoreError::Busy { digest: digest.clone() })?;
         let dir = inner.layout.ingest(digest);
@@ -379,7 +379,7 @@ impl OpenStore {
     pub(super) fn discard_ingests<'a>(&self, archives: impl IntoIterator<Item = &'a Digest>) {
         for digest in archives {
             let dir = self.layout.ingest(digest);
-            if self.holds.has(&ReferencedItem::Ingest(digest.clone())) || !dir.exists() {
+            if self.references.has(&ReferencedItem::Ingest(digest.clone())) || !dir.exists() {
                 continue;
             }
             if let Err(error) = self.discard(&dir) {

@@ -12,9 +12,9 @@ use std::path::Path;
 use crate::disk::DiskFile;
 
 /// Name of the layer's file while the layer is staged.
-pub const IMAGE: &str = "layer.erofs";
+pub const LAYER_FILE: &str = "layer.erofs";
 /// Name of the archive record while the layer is staged.
-pub const ARCHIVE: &str = "archive.v1";
+pub const ARCHIVE_RECORD: &str = "archive.v1";
 
 /// Begins the trailer; length and CRC32 of the record follow, each in 8 hexadecimal digits after a space, and a newline.
 const MAGIC: &str = "larder layer 1";

@@ -16,7 +16,7 @@ use super::db::{DbRead as _, DbSnapshot, LAYERS, MOUNTS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};
-use super::layer_file::{IMAGE, write_record};
+use super::layer_file::{LAYER_FILE, write_record};
 use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
@@ -109,7 +109,7 @@ impl Drop for LayerHandleInner {
 
 /// Layers being fetched, and layers without a commit.
 #[derive(Debug, Default)]
-pub(crate) struct PendingLayers {
+pub(crate) struct UncommittedLayers {
     /// In-flight fetches.
     pub(super) claims: LayerClaims<LayerHandle>,
     /// Layers in their place that no commit has named.
@@ -118,7 +118,7 @@ pub(crate) struct PendingLayers {
     pub(super) kept: ResumableLayers,
 }
 
-impl PendingLayers {
+impl UncommittedLayers {
     fn fresh(&self) -> MutexGuard<'_, HashMap<LayerKey, Weak<LayerHandleInner>>> {
         self.fresh.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -170,7 +170,7 @@ pub struct LayerStaging {
 }
 
 impl LayerStaging {
-    /// The directory. The layer's file belongs in [`IMAGE`].
+    /// The directory. The layer's file belongs in [`LAYER_FILE`].
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -199,7 +199,7 @@ impl LayerStaging {
         erofs: ErofsFile,
     ) -> Result<(PathBuf, LayerRecord), StoreError> {
         let doing = "record a layer";
-        let path = self.dir.join(IMAGE);
+        let path = self.dir.join(LAYER_FILE);
         let file = self.store.disk.open(&path, FileOpenMode::Existing).context(doing)?;
         let end = erofs.bytes;
         let mut record = LayerStaging::record(key, facts, erofs);
@@ -274,17 +274,17 @@ impl Store {
             }
             Ok::<_, StoreError>(None)
         };
-        self.0.pending_layers.claims.claim(diff_id, &keys, progress, present)
+        self.0.uncommitted_layers.claims.claim(diff_id, &keys, progress, present)
     }
 
     /// The layer of this key, if it is here.
     pub fn layer(&self, key: &LayerKey) -> Result<Option<LayerHandle>, StoreError> {
         let _gate = self.0.gate();
-        if let Some(layer) = self.0.pending_layers.fresh().get(key).and_then(Weak::upgrade) {
+        if let Some(layer) = self.0.uncommitted_layers.fresh().get(key).and_then(Weak::upgrade) {
             return Ok(Some(LayerHandle(layer)));
         }
-        let hold = self.0.holds.hold(ReferencedItem::Layer(key.clone()));
-        match self.0.pending_layers.kept.take(key) {
+        let hold = self.0.references.hold(ReferencedItem::Layer(key.clone()));
+        match self.0.uncommitted_layers.kept.take(key) {
             Some(kept) if kept.is_lost() => {
                 self.0.discard(&self.0.layout.layer(key)).context("remove a layer with lost writes")?;
                 self.0.trash.kick();
@@ -330,8 +330,8 @@ impl OpenStore {
         let waiting; // outlives the gate: the last handle of a layer needs it to go
         let _gate = self.gate();
         let used = self.is_used(&key)?;
-        let hold = self.holds.hold(ReferencedItem::Layer(key.clone()));
-        waiting = self.pending_layers.fresh().get(&key).and_then(Weak::upgrade);
+        let hold = self.references.hold(ReferencedItem::Layer(key.clone()));
+        waiting = self.uncommitted_layers.fresh().get(&key).and_then(Weak::upgrade);
         if let Some(layer) = &waiting {
             self.discard(from).context(doing)?;
             return Ok(LayerHandle(layer.clone()));
@@ -358,7 +358,7 @@ impl OpenStore {
             reader.for_each(MOUNTS, |mount: MountRecord| found |= mount.layers.contains(key))?;
             Ok(found)
         })?;
-        Ok(in_mount || self.holds.has(&ReferencedItem::Layer(key.clone())))
+        Ok(in_mount || self.references.has(&ReferencedItem::Layer(key.clone())))
     }
 
     /// The handle of a layer that waits for a commit.
@@ -369,14 +369,14 @@ impl OpenStore {
         let lost = AtomicBool::new(false);
         let inner = LayerHandleInner { record, path, uncommitted, written, lost, _hold: hold, store };
         let layer = Arc::new(inner);
-        self.pending_layers.fresh().insert(layer.record.key.clone(), Arc::downgrade(&layer));
+        self.uncommitted_layers.fresh().insert(layer.record.key.clone(), Arc::downgrade(&layer));
         LayerHandle(layer)
     }
 
     /// Retains an uncommitted layer if a pull may resume with it, and removes it otherwise.
     fn abandon(&self, layer: &LayerHandleInner) -> io::Result<()> {
         let _gate = self.gate();
-        let mut fresh = self.pending_layers.fresh();
+        let mut fresh = self.uncommitted_layers.fresh();
         // Another one may have taken its place.
         if fresh.get(&layer.record.key).is_none_or(|listed| !std::ptr::eq(listed.as_ptr(), layer)) {
             return Ok(());
@@ -394,7 +394,7 @@ impl OpenStore {
         let leased = self.leased_archives().map_err(io::Error::other)?;
         if leased.contains(&layer.record.facts.digest) && !layer.is_lost() {
             let (record, written) = (layer.record.clone(), layer.written.clone());
-            self.pending_layers.kept.put(UncommittedLayer { record, written });
+            self.uncommitted_layers.kept.put(UncommittedLayer { record, written });
             return Ok(());
         }
         self.discard(&layer.path)?;
@@ -404,7 +404,7 @@ impl OpenStore {
 
     /// Takes layers off the list of those that wait for a commit.
     pub(super) fn forget_fresh<'a>(&self, layers: impl Iterator<Item = &'a LayerHandle>) {
-        let mut fresh = self.pending_layers.fresh();
+        let mut fresh = self.uncommitted_layers.fresh();
         for layer in layers {
             layer.set_committed();
             fresh.remove(layer.key());

@@ -20,7 +20,7 @@ pub(crate) enum StoreLockError {
 }
 
 impl StoreLock {
-    pub(crate) fn take(path: &Path) -> Result<StoreLock, StoreLockError> {
+    pub(crate) fn acquire(path: &Path) -> Result<StoreLock, StoreLockError> {
         let mut options = fs_err::OpenOptions::new();
         // Who can open it can hold it.
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -67,11 +67,11 @@ mod tests {
     fn a_copy_of_the_descriptor_in_another_process_does_not_keep_the_lock() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
-        let Ok(lock) = StoreLock::take(&path) else { panic!("nothing has it") };
+        let Ok(lock) = StoreLock::acquire(&path) else { panic!("nothing has it") };
         let forked = lock.file.file().try_clone().unwrap();
-        assert!(matches!(StoreLock::take(&path), Err(StoreLockError::Held(_))));
+        assert!(matches!(StoreLock::acquire(&path), Err(StoreLockError::Held(_))));
         drop(lock);
-        assert!(StoreLock::take(&path).is_ok());
+        assert!(StoreLock::acquire(&path).is_ok());
         drop(forked);
     }
 }

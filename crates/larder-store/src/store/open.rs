@@ -111,7 +111,7 @@ impl LockedStoreDir {
         {
             return Err(no_store);
         }
-        let lock = StoreLock::take(&layout.lock()).map_err(|refused| match refused {
+        let lock = StoreLock::acquire(&layout.lock()).map_err(|refused| match refused {
             StoreLockError::Held(holder) => StoreOpenError::InUse { root: root.clone(), holder },
             StoreLockError::Io(cause) => failed("lock")(cause),
         })?;
@@ -154,8 +154,8 @@ impl LockedStoreDir {
             disk,
             layout,
             config,
-            holds: Arc::default(),
-            pending_layers: super::layers::PendingLayers::default(),
+            references: Arc::default(),
+            uncommitted_layers: super::layers::UncommittedLayers::default(),
             gate: Mutex::new(()),
             writes: Mutex::new(None),
             _lock: lock,

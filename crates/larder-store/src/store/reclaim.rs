@@ -60,7 +60,7 @@ impl ReclaimRule {
 impl Store {
     /// References the archives of a pull, so that its downloads and layers are not reclaimed while it runs.
     pub fn hold_archives(&self, archives: impl IntoIterator<Item = Digest>) -> ArchiveReferences {
-        let hold = |archive| self.0.holds.hold(ReferencedItem::Archive(archive));
+        let hold = |archive| self.0.references.hold(ReferencedItem::Archive(archive));
         ArchiveReferences { _held: archives.into_iter().map(hold).collect() }
     }
 
@@ -122,7 +122,7 @@ impl OpenStore {
     }
 
     fn is_in_flight(&self, archive: &Digest) -> bool {
-        self.holds.has(&ReferencedItem::Archive(archive.clone()))
+        self.references.has(&ReferencedItem::Archive(archive.clone()))
     }
 
     fn is_in_force(&self, rule: &ReclaimRule, lease: &LeaseRecord) -> bool {
@@ -147,14 +147,14 @@ impl OpenStore {
         let mut downloads = DiskSpace::ZERO;
         for archive in self.downloads()? {
             let in_use =
-                self.is_in_flight(&archive) || self.holds.has(&ReferencedItem::Ingest(archive.clone()));
+                self.is_in_flight(&archive) || self.references.has(&ReferencedItem::Ingest(archive.clone()));
             if !in_use && rule.takes_download(leased.contains(&archive), self.written(&archive)) {
                 downloads += measure(&self.layout.ingest(&archive)).context(doing)?;
             }
         }
-        let resumable = self.pending_layers.kept.usage_of(|layer| self.takes_layer(&leased, layer));
+        let resumable = self.uncommitted_layers.kept.usage_of(|layer| self.takes_layer(&leased, layer));
         let unused = self.db.read(doing, |reader| {
-            let unused = unused(reader, &self.holds, |lease| self.is_in_force(rule, lease))?;
+            let unused = unused(reader, &self.references, |lease| self.is_in_force(rule, lease))?;
             let usage = |key: &super::records::LayerKey| -> DbResult<DiskSpace> {
                 let layer = reader.get::<LayerRecord>(LAYERS, key.as_str())?;
                 Ok(layer.filter(|layer| layer.present).map_or(DiskSpace::ZERO, |layer| layer.usage))
@@ -186,7 +186,7 @@ impl OpenStore {
         let doing = "clean up interrupted fetches";
         for archive in self.downloads()? {
             // No fetch of it can start in between.
-            let Some(_hold) = self.holds.hold_alone(ReferencedItem::Ingest(archive.clone())) else {
+            let Some(_hold) = self.references.hold_alone(ReferencedItem::Ingest(archive.clone())) else {
                 continue;
             };
             if self.is_in_flight(&archive)

@@ -31,7 +31,7 @@ impl ReferenceCounts {
 
     pub(crate) fn hold(self: &Arc<Self>, item: ReferencedItem) -> ItemReference {
         *self.counts().entry(item.clone()).or_default() += 1;
-        ItemReference { holds: self.clone(), item }
+        ItemReference { references: self.clone(), item }
     }
 
     /// References it unless it is referenced already.
@@ -42,7 +42,7 @@ impl ReferenceCounts {
             return None;
         }
         *count = 1;
-        Some(ItemReference { holds: self.clone(), item })
+        Some(ItemReference { references: self.clone(), item })
     }
 
     pub(crate) fn has(&self, item: &ReferencedItem) -> bool {
@@ -53,13 +53,13 @@ impl ReferenceCounts {
 /// Holds one thing until dropped.
 #[derive(Debug)]
 pub(crate) struct ItemReference {
-    holds: Arc<ReferenceCounts>,
+    references: Arc<ReferenceCounts>,
     item: ReferencedItem,
 }
 
 impl Drop for ItemReference {
     fn drop(&mut self) {
-        let mut counts = self.holds.counts();
+        let mut counts = self.references.counts();
         if let Some(count) = counts.get_mut(&self.item) {
             *count -= 1;
             if *count == 0 {

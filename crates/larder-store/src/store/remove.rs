@@ -89,7 +89,7 @@ impl OpenStore {
             let Some(record) = find(writer, image)? else { return Ok(None) };
             refuse_used(writer, image, &record, options)?;
             remove_image(writer, &record)?;
-            let needed = ReferencedContent::beside_images(writer, &self.holds, |_| true)?;
+            let needed = ReferencedContent::beside_images(writer, &self.references, |_| true)?;
             let mut freed = FreedContent::default();
             for key in record.keys() {
                 freed.layer_unless_needed(writer, &needed, key)?;
@@ -117,13 +117,13 @@ impl OpenStore {
     pub(crate) fn sweep(&self) -> Result<DiskSpace, StoreError> {
         let doing = "remove unused layers";
         // A look first: a write costs a sync.
-        let layers = self.db.read(doing, |reader| unused(reader, &self.holds, |_| true))?;
+        let layers = self.db.read(doing, |reader| unused(reader, &self.references, |_| true))?;
         if layers.is_empty() {
             return Ok(DiskSpace::ZERO);
         }
         let _gate = self.gate();
         let freed = self.db.write(doing, |writer| {
-            let needed = ReferencedContent::beside_images(writer, &self.holds, |_| true)?;
+            let needed = ReferencedContent::beside_images(writer, &self.references, |_| true)?;
             let mut freed = FreedContent::default();
             for key in &layers {
                 freed.layer_unless_needed(writer, &needed, key)?;
@@ -188,13 +188,13 @@ fn remove_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
 /// Content that other users than images need: leases in force, mounts, snapshots, and pulls under way.
 struct ReferencedContent<'a> {
     layers: HashSet<LayerKey>,
-    holds: &'a ReferenceCounts,
+    references: &'a ReferenceCounts,
 }
 
 impl<'a> ReferencedContent<'a> {
     fn beside_images(
         source: &impl DbRead,
-        holds: &'a ReferenceCounts,
+        references: &'a ReferenceCounts,
         is_in_force: impl Fn(&LeaseRecord) -> bool,
     ) -> DbResult<ReferencedContent<'a>> {
         let mut layers = HashSet::new();
@@ -207,11 +207,11 @@ impl<'a> ReferencedContent<'a> {
         each_snapshot_layer(source, |key| {
             layers.insert(key);
         })?;
-        Ok(ReferencedContent { layers, holds })
+        Ok(ReferencedContent { layers, references })
     }
 
     fn layer(&self, key: &LayerKey) -> bool {
-        self.layers.contains(key) || self.holds.has(&ReferencedItem::Layer(key.clone()))
+        self.layers.contains(key) || self.references.has(&ReferencedItem::Layer(key.clone()))
     }
 }
 
@@ -249,7 +249,7 @@ impl FreedContent {
         needed: &ReferencedContent<'_>,
         digest: &Digest,
     ) -> DbResult<()> {
-        let held = needed.holds.has(&ReferencedItem::Blob(digest.clone()));
+        let held = needed.references.has(&ReferencedItem::Blob(digest.clone()));
         if !held && !writer.any(USES, &format!("blob/{digest}/"))? {
             self.blobs.push(digest.clone());
         }
@@ -260,7 +260,7 @@ impl FreedContent {
 /// Layers that nothing needs, as far as can be seen without keeping others from changing it.
 pub(super) fn unused(
     source: &impl DbRead,
-    holds: &ReferenceCounts,
+    references: &ReferenceCounts,
     is_in_force: impl Fn(&LeaseRecord) -> bool,
 ) -> DbResult<Vec<LayerKey>> {
     // Both tables are in the order of layers, so one walk through each is enough.
@@ -272,7 +272,7 @@ pub(super) fn unused(
         }
         Ok(true)
     })?;
-    let needed = ReferencedContent::beside_images(source, holds, is_in_force)?;
+    let needed = ReferencedContent::beside_images(source, references, is_in_force)?;
     let mut unused = source.endings(LAYERS, "")?;
     unused.retain(|key| used.binary_search(key).is_err());
     Ok(unused.iter().filter_map(|key| LayerKey::parse(key)).filter(|key| !needed.layer(key)).collect())

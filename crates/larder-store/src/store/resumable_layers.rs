@@ -34,7 +34,7 @@ impl OpenStore {
         freed: &mut DiskSpace,
     ) -> Result<(), StoreError> {
         let _gate = self.gate();
-        for layer in self.pending_layers.kept.layers_that(choose) {
+        for layer in self.uncommitted_layers.kept.layers_that(choose) {
             self.discard_layer(&layer.key).context("remove a resumable layer")?;
             *freed += layer.usage;
             self.trash.kick();
@@ -44,11 +44,11 @@ impl OpenStore {
 
     /// Moves a layer's directory to the trash, whichever pull it was retained for.
     pub(crate) fn discard_layer(&self, key: &LayerKey) -> io::Result<()> {
-        let kept = self.pending_layers.kept.take(key);
+        let kept = self.uncommitted_layers.kept.take(key);
         self.discard(&self.layout.layer(key)).inspect_err(|_| {
             // It is there still.
             if let Some(kept) = kept {
-                self.pending_layers.kept.put(kept);
+                self.uncommitted_layers.kept.put(kept);
             }
         })
     }
@@ -63,7 +63,7 @@ impl OpenStore {
         let wanted =
             record.key == key && boot == self.disk.boot_id() && leased.contains(&record.facts.digest);
         if wanted {
-            self.pending_layers.kept.put(UncommittedLayer { record, written: None });
+            self.uncommitted_layers.kept.put(UncommittedLayer { record, written: None });
         }
         wanted
     }

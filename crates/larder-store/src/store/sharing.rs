@@ -20,7 +20,7 @@ impl Store {
             let mut held = layer_holders(reader)?;
             for layer in layers(reader)? {
                 let pulled = || {
-                    let pulling = self.0.holds.has(&ReferencedItem::Layer(layer.key.clone()));
+                    let pulling = self.0.references.has(&ReferencedItem::Layer(layer.key.clone()));
                     pulling.then(|| "an in-flight pull".to_owned())
                 };
                 let held_by = held.remove(&layer.key).or_else(pulled);

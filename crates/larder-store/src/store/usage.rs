@@ -200,7 +200,7 @@ impl Store {
         let doing = "measure the store";
         let layout = &self.0.layout;
         // In this order: what is committed between the two is counted at least once.
-        let fresh = self.0.pending_layers.usage();
+        let fresh = self.0.uncommitted_layers.usage();
         let (layers, shared_layers) = self.0.db.read(doing, |reader| {
             let layers = layers(reader)?;
             let mut shared = DiskSpace::default();
@@ -239,7 +239,7 @@ impl Store {
             let layers = layers(reader)?;
             let held = layer_holders(reader)?;
             let is_held = |key: &LayerKey| {
-                held.contains_key(key) || self.0.holds.has(&ReferencedItem::Layer(key.clone()))
+                held.contains_key(key) || self.0.references.has(&ReferencedItem::Layer(key.clone()))
             };
             let mut images: Vec<ImageUsage> = Vec::new();
             let own = self.0.own_files(reader)?;

@@ -102,7 +102,7 @@ impl Write for LimitedFile {
     }
 }
 
-/// Removes the record at `path`, which an image has.
+/// Removes the record at `path`, which a layer's file has.
 pub(super) fn remove_record(path: &Path) -> io::Result<()> {
     match fs_err::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -110,8 +110,8 @@ pub(super) fn remove_record(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Copies the record at `path`, if there is one, to the end of an image.
-pub(super) fn append_record(image: &mut impl ErofsOutput, path: &Path) -> io::Result<()> {
+/// Copies the record at `path`, if there is one, to the end of a layer's file.
+pub(super) fn append_record(layer: &mut impl ErofsOutput, path: &Path) -> io::Result<()> {
     let mut record = match fs_err::File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         record => record?,
@@ -120,7 +120,7 @@ pub(super) fn append_record(image: &mut impl ErofsOutput, path: &Path) -> io::Re
     loop {
         match record.read(&mut buffer)? {
             0 => return Ok(()),
-            length => image.append(&buffer[..length])?,
+            length => layer.append(&buffer[..length])?,
         }
     }
 }

@@ -12,8 +12,8 @@ use larder_erofs::{ErofsOptions, ErofsWalkEntry};
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::directory_writer::{DirectoryForm, DirectoryWriter, SkippedMetadata};
-use super::image::{PendingLayer, uuid_of};
 use super::layer_entries::{EntryData, entry_of};
+use super::layer_writer::{PendingLayer, uuid_of};
 use super::merged_layers::{LayerReader, MergedLayers};
 use super::stream::{BufferSource, TarStream, from_reader};
 use super::{OverlayForm, UnpackError, UnpackOptions};
@@ -43,16 +43,16 @@ pub struct SkippedFiles {
     pub xattrs: u64,
 }
 
-/// Writes the files to a new EROFS image, which is the same for the same files and ID. It is not synced.
-pub fn write_disk_image(files: impl Read, id: &Digest, path: &Path) -> Result<(), UnpackError> {
+/// Writes the files to a new EROFS disk, which is the same for the same files and ID. It is not synced.
+pub fn write_erofs_disk(files: impl Read, id: &Digest, path: &Path) -> Result<(), UnpackError> {
     let options = UnpackOptions::default();
     let mut feed = from_reader(files);
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, id, &options), &options);
     let form = ErofsOptions { uuid: uuid_of(id), ..ErofsOptions::default() };
-    let (mut image, _) = PendingLayer::read(&mut archive, path, form, &options)?;
+    let (mut disk, _) = PendingLayer::read(&mut archive, path, form, &options)?;
     archive.read_rest()?;
-    image.pause()?;
-    image.finish(&MergedLayers::default()).map(drop)
+    disk.pause()?;
+    disk.finish(&MergedLayers::default()).map(drop)
 }
 
 /// Writes the files below a directory, which exists and is empty. No name leads out of it. Without root, the files belong to

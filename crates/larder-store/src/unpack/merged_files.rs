@@ -79,7 +79,7 @@ impl MergedArchive<'_> {
                 levels.pop();
                 continue;
             };
-            match at(&dir.path_of(&name), self.layers.look(dir, &name))? {
+            match at(&dir.path_of(&name), self.layers.lookup(dir, &name))? {
                 None => {}
                 Some(MergedName::Other(found)) => self.add(&found)?,
                 Some(MergedName::Directory(dir)) => levels.push(self.enter(dir)?),

@@ -107,7 +107,7 @@ impl MergedLayers {
                 continue;
             }
             let Some(level) = levels.last() else { return Ok(None) };
-            let found = match self.look(level, &part)? {
+            let found = match self.lookup(level, &part)? {
                 None => return Ok(None),
                 Some(MergedName::Directory(dir)) => {
                     levels.push(dir);
@@ -135,7 +135,7 @@ impl MergedLayers {
     }
 
     /// Returns the entry that the layers of a directory show under a name in it. `None` where a whiteout hides it.
-    pub(super) fn look(&self, dir: &MergedDir, name: &[u8]) -> io::Result<Option<MergedName>> {
+    pub(super) fn lookup(&self, dir: &MergedDir, name: &[u8]) -> io::Result<Option<MergedName>> {
         let mut parts = Vec::new();
         for (layer, inode) in &dir.parts {
             let reader = self.layer(*layer);

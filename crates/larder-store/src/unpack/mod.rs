@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! compressed bytes -> SHA-256 -> gzip | zstd | plain -> SHA-256 -> tar -> EROFS
-//!        source           decompress         stream       archive    image
+//!        source           decompress         stream       archive    layer_writer
 //! ```
 //!
 //! Read [`unpack_layer`] first. Everything here is blocking.
@@ -25,12 +25,12 @@ mod directory_writer;
 mod error;
 mod files;
 mod gzip;
-mod image;
-mod image_file;
-mod image_memory;
 mod implied_directories;
 mod layer;
 mod layer_entries;
+mod layer_memory;
+mod layer_output;
+mod layer_writer;
 mod merged_files;
 mod merged_layers;
 mod metadata;
@@ -51,11 +51,11 @@ use std::thread;
 pub use compression::DetectedCompression;
 pub use error::{EntryRefusal, LayerEncoding, UnpackError};
 pub(crate) use files::extract_layer;
-pub use files::{ExtractOptions, SkippedFiles, extract_files, write_disk_image};
-pub use image::{FinishedLayer, PendingLayer};
-pub use image_memory::ImageMemory;
+pub use files::{ExtractOptions, SkippedFiles, extract_files, write_erofs_disk};
 pub(crate) use implied_directories::{fits_lowers, read_implied};
 pub use layer::{ExpectedLayer, PendingLowerWork, UnpackedLayer};
+pub use layer_memory::LayerMemory;
+pub use layer_writer::{FinishedLayer, PendingLayer};
 pub use merged_files::{MergeError, write_merged_files};
 pub use merged_layers::{LayerReader, MergedLayers, open_layer};
 pub use options::{LayerDownload, OverlayForm, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads};
@@ -78,9 +78,9 @@ pub fn unpack_layer(
     path: &Path,
     options: &UnpackOptions,
 ) -> Result<(UnpackedLayer, PendingLayer), UnpackError> {
-    let (read, (unpacked, image)) =
-        read_layer(compressed, expected, options, |feed| image::write(feed, expected, path, options))?;
-    Ok((UnpackedLayer { compression: read.compression, compressed_bytes: read.bytes, ..unpacked }, image))
+    let (read, (unpacked, layer)) =
+        read_layer(compressed, expected, options, |feed| layer_writer::write(feed, expected, path, options))?;
+    Ok((UnpackedLayer { compression: read.compression, compressed_bytes: read.bytes, ..unpacked }, layer))
 }
 
 /// Findings of the half that reads compressed bytes.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::{fmt, io};
 
-use super::{ImageMemory, WriteBehind};
+use super::{LayerMemory, WriteBehind};
 use crate::disk::SpaceReserve;
 
 /// How layers are unpacked.
@@ -23,8 +23,8 @@ pub struct UnpackOptions {
     pub reserve: Option<SpaceReserve>,
     /// Waits until all compressed bytes are local, before memory is taken that other layers wait for. Default: they are.
     pub download: Option<LayerDownload>,
-    /// Memory for the names of images, which all share that are written at the same time. Default 48 MiB in this process.
-    pub image_memory: ImageMemory,
+    /// Memory for the names of layers, which all share that are written at the same time. Default 48 MiB in this process.
+    pub layer_memory: LayerMemory,
     /// A new file for what the archive has beside the content of files, so that it can be written again. The layer's file takes
     /// it over. Default: none.
     pub archive_record: Option<PathBuf>,
@@ -60,7 +60,7 @@ impl Default for UnpackOptions {
             write_behind: None,
             reserve: None,
             download: None,
-            image_memory: ImageMemory::default(),
+            layer_memory: LayerMemory::default(),
             archive_record: None,
         }
     }

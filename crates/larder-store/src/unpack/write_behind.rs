@@ -78,7 +78,7 @@ impl WriteBehind {
     pub(super) const PIECE: usize = 16 << 20;
 
     /// Takes a file that is complete, or has grown by a piece, if it is large and there is room.
-    pub(super) fn take(&self, file: OwnedFd, size: u64) {
+    pub(super) fn add(&self, file: OwnedFd, size: u64) {
         if size < LARGE {
             return;
         }
@@ -202,12 +202,12 @@ mod tests {
         let syncer = BackgroundSyncer::with(8, slow);
         let (ours, other) = (syncer.begin(), syncer.begin());
         let [(first, at), (second, waiting), (third, of_other)] = [(); 3].map(|()| slow_file());
-        ours.take(first, LARGE);
+        ours.add(first, LARGE);
         while syncer.0.state().at.is_none() {
             thread::yield_now();
         }
-        ours.take(second, LARGE);
-        other.take(third, LARGE);
+        ours.add(second, LARGE);
+        other.add(third, LARGE);
         let finished = finishing(&ours);
         while is_open(&waiting) {
             thread::yield_now();
@@ -225,8 +225,8 @@ mod tests {
     fn a_disk_error_is_returned_to_the_pull_of_its_file() {
         let syncer = BackgroundSyncer::with(8, slow);
         let (ours, other) = (syncer.begin(), syncer.begin());
-        ours.take(file(FAILS), LARGE);
-        other.take(file(1), LARGE);
+        ours.add(file(FAILS), LARGE);
+        other.add(file(1), LARGE);
         while syncer.0.state().working {
             thread::yield_now();
         }
@@ -239,17 +239,17 @@ mod tests {
         let syncer = BackgroundSyncer::with(3, slow);
         let parts = [(); 4].map(|()| syncer.begin());
         let (first, at) = slow_file();
-        parts[0].take(first, LARGE);
+        parts[0].add(first, LARGE);
         while syncer.0.state().at.is_none() {
             thread::yield_now();
         }
         for part in parts.iter().cycle().take(20) {
-            part.take(file(1), LARGE);
+            part.add(file(1), LARGE);
         }
         assert_eq!(syncer.0.state().waiting.len(), 3);
         parts[1].cancel();
         assert_eq!(syncer.0.state().waiting.len(), 2);
-        parts[1].take(file(1), LARGE);
+        parts[1].add(file(1), LARGE);
         assert_eq!(syncer.0.state().waiting.len(), 2, "it takes no more");
         drop(at);
         for part in &parts {

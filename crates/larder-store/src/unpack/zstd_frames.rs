@@ -48,8 +48,8 @@ impl WindowMemory {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the memory of a window; all of it for one that is larger. `None` once `is_canceled` holds.
-    fn take(&'static self, window: u64, is_canceled: impl Fn() -> bool) -> Option<WindowShare> {
+    /// Waits for the memory of a window; all of it for one that is larger. `None` once `is_canceled` returns true.
+    fn acquire(&'static self, window: u64, is_canceled: impl Fn() -> bool) -> Option<WindowShare> {
         let bytes = window.min(self.total);
         let mut taken = self.taken();
         while *taken + bytes > self.total {
@@ -117,7 +117,7 @@ impl<R: Read> ZstdReader<R> {
         if needed > 0 {
             // A slow registry must not hold what other layers wait for.
             self.source.wait_for_download()?;
-            let share = LARGE_WINDOWS.take(needed, || self.source.is_canceled());
+            let share = LARGE_WINDOWS.acquire(needed, || self.source.is_canceled());
             self.share = Some(share.ok_or_else(|| self.source.cancel())?);
         }
         let mut decoder = Decoder::new()?;
@@ -211,11 +211,11 @@ mod tests {
     #[test]
     fn windows_wait_until_they_fit_and_a_canceled_layer_does_not() {
         static MEMORY: WindowMemory = WindowMemory::new(100);
-        let first = MEMORY.take(60, || false).unwrap();
-        let second = MEMORY.take(40, || false).unwrap();
-        assert!(MEMORY.take(1, || true).is_none());
+        let first = MEMORY.acquire(60, || false).unwrap();
+        let second = MEMORY.acquire(40, || false).unwrap();
+        assert!(MEMORY.acquire(1, || true).is_none());
         drop(first);
-        let large = std::thread::spawn(|| MEMORY.take(1000, || false).unwrap().bytes);
+        let large = std::thread::spawn(|| MEMORY.acquire(1000, || false).unwrap().bytes);
         drop(second);
         assert_eq!(large.join().unwrap(), 100);
         assert_eq!(*MEMORY.taken(), 0);

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use larder_store::fsck::{FsckOptions, FsckReport, MissingContent, StoreDamage};
-use larder_store::store::{ClaimOutcome, IMAGE, LayerHandle, LayerKey, LayerMetadata, Store, StoreOpenError};
+use larder_store::store::{
+    ClaimOutcome, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, Store, StoreOpenError,
+};
 use larder_store::unpack::{ExpectedLayer, MergedLayers, UnpackOptions, unpack_layer};
 
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
@@ -37,7 +39,7 @@ pub(crate) fn unpacked_entries(
         plain_bytes: archive.len() as u64,
         files: 1,
     };
-    let file = staging.dir().join(IMAGE);
+    let file = staging.dir().join(LAYER_FILE);
     let (_, layer) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default()).unwrap();
     let layer = layer.finish(&MergedLayers::default()).unwrap();
     staging.finish(&LayerKey::from(&diff_id), facts, layer.file).unwrap()

@@ -10,8 +10,8 @@ use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsTime, ErofsWri
 use larder_store::disk::{Disk, FileOpenMode};
 use larder_store::erofs::ErofsFile;
 use larder_store::store::{
-    CommitLayer, IMAGE, ImageCommit, ImageRecord, LayerHandle, LayerKey, LayerMetadata, LayerStaging, Store,
-    StoreConfig,
+    CommitLayer, ImageCommit, ImageRecord, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, LayerStaging,
+    Store, StoreConfig,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -99,7 +99,7 @@ pub(crate) fn stage(
     facts: LayerMetadata,
     erofs: &[u8],
 ) -> Result<LayerHandle, Box<dyn std::error::Error>> {
-    let path = staging.dir().join(IMAGE);
+    let path = staging.dir().join(LAYER_FILE);
     disk.open(&path, FileOpenMode::CreateNew)?.write_all_at(erofs, 0)?;
     Ok(staging.finish(key, facts, ErofsFile::of(&path)?)?)
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use larder_erofs::{ErofsInode, InodeKind};
 use larder_store::unpack::{
-    EntryRefusal, ExpectedLayer, FinishedLayer, ImageMemory, LayerReader, MergedLayers, PendingLayer,
+    EntryRefusal, ExpectedLayer, FinishedLayer, LayerMemory, LayerReader, MergedLayers, PendingLayer,
     UnpackError, UnpackOptions, UnpackedLayer, open_layer, unpack_layer,
 };
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
@@ -212,7 +212,7 @@ fn unpacked(entries: Vec<TarBuilderEntry>) -> Result<UnpackedLayer, UnpackError>
     let archive = TarBuilder::new().extend(entries).finish();
     let diff_id = digest(&archive);
     let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
-    let path = dir.path().join("image");
+    let path = dir.path().join("layer");
     unpack_layer(&archive[..], &expected, &path, &UnpackOptions::default()).map(|(unpacked, _)| unpacked)
 }
 
@@ -237,8 +237,8 @@ fn attributes_that_a_layer_leaves_out_are_counted() {
 
 #[test]
 fn layers_that_wait_for_their_lowers_share_the_memory_for_names() {
-    let memory = ImageMemory::new(4 << 20);
-    let options = UnpackOptions { image_memory: memory, ..UnpackOptions::default() };
+    let memory = LayerMemory::new(4 << 20);
+    let options = UnpackOptions { layer_memory: memory, ..UnpackOptions::default() };
     let names =
         (0..20_000).map(|number| TarBuilderEntry::file(format!("a-name-of-some-length-{number}"), ""));
     let archive = TarBuilder::new().extend(names).finish();

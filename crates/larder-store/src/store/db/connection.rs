@@ -142,7 +142,7 @@ impl Totals {
         self.sum = self.sum.wrapping_add(crc);
     }
 
-    fn take(&mut self, crc: i64) {
+    fn subtract(&mut self, crc: i64) {
         self.rows = self.rows.wrapping_sub(1);
         self.sum = self.sum.wrapping_sub(crc);
     }
@@ -313,7 +313,7 @@ impl<'c> DbTransaction<'c> {
         self.put.borrow_mut().execute((table.0, key, value, crc))?;
         self.count(table, |totals| {
             if let Some((_, before)) = before {
-                totals.take(before);
+                totals.subtract(before);
             }
             totals.add(crc);
         })
@@ -323,7 +323,7 @@ impl<'c> DbTransaction<'c> {
     pub(crate) fn delete(&self, table: DbTable, key: &str) -> DbResult<()> {
         let Some((_, before)) = self.rows.row(table, key)? else { return Ok(()) };
         self.delete.borrow_mut().execute((table.0, key))?;
-        self.count(table, |totals| totals.take(before))
+        self.count(table, |totals| totals.subtract(before))
     }
 
     /// Removes every entry.

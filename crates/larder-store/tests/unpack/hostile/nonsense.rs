@@ -158,7 +158,7 @@ pub(super) fn nonsense() -> Vec<HostileArchive> {
                     let mut names = [0; 256];
                     let length = rustix::fs::llistxattr(layer.root().join(path), &mut names[..]).unwrap();
                     let names = String::from_utf8_lossy(&names[..length]).into_owned();
-                    // In an image they are escaped: an overlay then shows them, and does not follow them.
+                    // In a layer they are escaped: an overlay then shows them, and does not follow them.
                     assert!(!names.replace("trusted.overlay.overlay.", "").contains("overlay"), "{names}");
                 }
             }),

@@ -1,8 +1,8 @@
-//! Writes a layer as one EROFS image.
+//! Writes a layer as one EROFS file.
 //!
-//! The image takes all data as it comes. Its directories are written at the end, when the layers below are known: an overlay
+//! The file takes all data as it comes. Its directories are written at the end, when the layers below are known: an overlay
 //! shows the nearest layer's owner and mode of a directory, so those that the archive only implied get what the layer has
-//! that really contains them. Until then, the image is a [`PendingLayer`].
+//! that really contains them. Until then, the layer is a [`PendingLayer`].
 
 use std::path::{Path, PathBuf};
 
@@ -15,10 +15,10 @@ use larder_erofs::{
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::archive_record::{ArchiveRecordWriter, append_record, remove_record};
 use super::beneath::{path_of, split};
-use super::image_file::ImageFile;
-use super::image_memory::ImageMemoryShare;
 use super::implied_directories::{MAX_IMPLIED_PATHS, append_implied, directory_of};
 use super::layer::{PendingLowerWork, UnpackedLayer};
+use super::layer_memory::LayerMemoryShare;
+use super::layer_output::LayerOutput;
 use super::merged_layers::MergedLayers;
 use super::metadata::Xattrs;
 use super::stream::{BufferSource, TarStream};
@@ -30,22 +30,22 @@ const IMPLIED_MODE: u32 = 0o755;
 /// Paths and targets of hard links to files of lower layers, in bytes: all are in memory while the files are copied.
 const MAX_LINK_PATHS: usize = 16 << 20;
 
-/// An image with all its data, whose directories are not written yet.
+/// A layer with all its data, whose directories are not written yet.
 pub struct PendingLayer {
-    writer: ErofsWriter<ImageFile>,
+    writer: ErofsWriter<LayerOutput>,
     path: PathBuf,
     /// To be moved to its end.
     archive_record: Option<PathBuf>,
     max_directories: u32,
-    memory: ImageMemoryShare,
+    memory: LayerMemoryShare,
 }
 
-/// A complete image.
+/// A complete layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FinishedLayer {
     /// Size and digest of its file, which is not synced.
     pub file: ErofsFile,
-    /// The image now fits these lowers only: an owner, a mode or attributes came from them.
+    /// The layer now fits these lowers only: an owner, a mode or attributes came from them.
     pub changed: bool,
 }
 
@@ -64,20 +64,20 @@ pub(super) fn write(
         archive = archive.with_frame(record);
     }
     let form = ErofsOptions { uuid: uuid_of(expected.diff_id), ..ErofsOptions::default() };
-    let (mut image, entries) = PendingLayer::read(&mut archive, path, form, options)?;
+    let (mut layer, entries) = PendingLayer::read(&mut archive, path, form, options)?;
     let plain_bytes = archive.finish(expected.diff_id)?;
     record.map_or(Ok(()), ArchiveRecordWriter::finish)?;
-    let pending = image.pause()?;
+    let pending = layer.pause()?;
     let unpacked = UnpackedLayer {
         compression: DetectedCompression::None,
         compressed_bytes: 0,
         plain_bytes,
         entries,
         pending,
-        skipped_xattrs: image.writer.skipped_xattrs(),
-        hides_lowers: image.writer.hides_lowers(),
+        skipped_xattrs: layer.writer.skipped_xattrs(),
+        hides_lowers: layer.writer.hides_lowers(),
     };
-    Ok((unpacked, image))
+    Ok((unpacked, layer))
 }
 
 /// A UUID of its own for each layer, the same on every machine.
@@ -98,19 +98,19 @@ impl PendingLayer {
         form: ErofsOptions,
         options: &UnpackOptions,
     ) -> Result<(PendingLayer, u64), UnpackError> {
-        let file = ImageFile::create(path, options);
+        let file = LayerOutput::create(path, options);
         let file = file.map_err(|error| UnpackError::file("create", path, error))?;
-        let mut image = PendingLayer {
-            writer: ErofsWriter::new(file, form).map_err(|error| image_error(path, error))?,
+        let mut layer = PendingLayer {
+            writer: ErofsWriter::new(file, form).map_err(|error| writer_error(path, error))?,
             path: path.to_owned(),
             archive_record: options.archive_record.clone(),
             max_directories: options.limits.max_directories,
-            memory: options.image_memory.share(),
+            memory: options.layer_memory.share(),
         };
         while let Some(entry) = archive.next()? {
-            image.add(&entry, archive)?;
+            layer.add(&entry, archive)?;
         }
-        Ok((image, archive.entries()))
+        Ok((layer, archive.entries()))
     }
 
     fn add(
@@ -141,9 +141,9 @@ impl PendingLayer {
             mtime: ErofsTime { seconds: entry.mtime.seconds, nanos: entry.mtime.nanos },
             xattrs: &entry.xattrs,
         });
-        added.map_err(|error| image_error(&self.path, error))?;
+        added.map_err(|error| writer_error(&self.path, error))?;
         if !self.memory.resize(self.writer.tree_bytes()) {
-            self.writer.spill_names().map_err(|error| image_error(&self.path, error))?;
+            self.writer.spill_names().map_err(|error| writer_error(&self.path, error))?;
             self.memory.resize(self.writer.tree_bytes());
         }
         let limit = u64::from(self.max_directories);
@@ -159,14 +159,14 @@ impl PendingLayer {
             if length == 0 {
                 return Ok(());
             }
-            self.writer.write_data(piece).map_err(|error| image_error(&self.path, error))?;
+            self.writer.write_data(piece).map_err(|error| writer_error(&self.path, error))?;
             archive.consume(length);
         }
     }
 
     /// Ends the data, and says what depends on the layers below.
     pub(super) fn pause(&mut self) -> Result<PendingLowerWork, UnpackError> {
-        self.writer.resolve_links().map_err(|error| image_error(&self.path, error))?;
+        self.writer.resolve_links().map_err(|error| writer_error(&self.path, error))?;
         let (mut cross_layer_links, mut link_bytes) = (0, 0);
         for link in self.writer.lower_links() {
             cross_layer_links += 1;
@@ -211,7 +211,7 @@ impl PendingLayer {
                 changed |= self.describe(path, inode, xattrs)?;
             }
         }
-        let finished = self.writer.finish().map_err(|error| image_error(&self.path, error))?;
+        let finished = self.writer.finish().map_err(|error| writer_error(&self.path, error))?;
         let mut file = finished.0;
         let failed = |error| UnpackError::file("write", &self.path, error);
         if let Some(record) = &self.archive_record {
@@ -228,13 +228,13 @@ impl PendingLayer {
         let links: Vec<LowerLink> = self.writer.lower_links().collect();
         for link in &links {
             let target = self.writer.resolve_path(&link.target);
-            let target = target.map_err(|error| image_error(&self.path, error))?;
+            let target = target.map_err(|error| writer_error(&self.path, error))?;
             // A target that is itself such a link is resolved with it.
             if self.writer.view(&target) != OverlayView::Own {
                 self.copy_lower_file(link, &target, lowers)?;
             }
         }
-        self.writer.resolve_links().map_err(|error| image_error(&self.path, error))?;
+        self.writer.resolve_links().map_err(|error| writer_error(&self.path, error))?;
         match self.writer.lower_links().next() {
             Some(link) => Err(UnpackError::refused(&link.path, EntryRefusal::LinkTarget)),
             None => Ok(!links.is_empty()),
@@ -261,7 +261,7 @@ impl PendingLayer {
         if view != OverlayView::Own {
             let lower = lowers.layer(found.layer);
             let copied = self.writer.copy_file(path, lower, &found.inode);
-            copied.map_err(|error| image_error(&self.path, error))?;
+            copied.map_err(|error| writer_error(&self.path, error))?;
         }
         if view == OverlayView::Hidden {
             return Ok(());
@@ -275,7 +275,7 @@ impl PendingLayer {
             mtime: ErofsTime::default(),
             xattrs: &[],
         });
-        made.map_err(|error| image_error(&self.path, error))
+        made.map_err(|error| writer_error(&self.path, error))
     }
 
     /// Gives an implied directory the metadata of the one below. Returns whether it is not what it had; a time does not count.
@@ -293,7 +293,7 @@ impl PendingLayer {
             mtime: model.mtime,
             xattrs,
         });
-        described.map_err(|error| image_error(&self.path, error))?;
+        described.map_err(|error| writer_error(&self.path, error))?;
         let is_default = model.mode == IMPLIED_MODE && (model.uid, model.gid) == (0, 0) && xattrs.is_empty();
         Ok(!is_default)
     }
@@ -306,10 +306,10 @@ impl std::fmt::Debug for PendingLayer {
 }
 
 /// Converts an error of the writer, and names the entry.
-pub(super) fn image_error(image: &Path, error: ErofsError) -> UnpackError {
+pub(super) fn writer_error(layer: &Path, error: ErofsError) -> UnpackError {
     match error {
-        ErofsError::Output(cause) => UnpackError::file("write", image, cause),
-        ErofsError::LowerLayer(cause) => UnpackError::file("copy a file of a lower layer to", image, cause),
+        ErofsError::Output(cause) => UnpackError::file("write", layer, cause),
+        ErofsError::LowerLayer(cause) => UnpackError::file("copy a file of a lower layer to", layer, cause),
         ErofsError::Rejected { path, problem } => match refusal_of(problem) {
             Some(reason) => UnpackError::Refused { path, reason },
             None => UnpackError::Unsupported { reason: format!("{}: {problem}", path.display()) },

@@ -7,42 +7,42 @@ use std::sync::{Arc, LazyLock};
 const LIMIT: usize = 48 << 20;
 
 /// Memory of this process.
-static OF_PROCESS: LazyLock<ImageMemory> = LazyLock::new(|| ImageMemory::new(LIMIT));
+static OF_PROCESS: LazyLock<LayerMemory> = LazyLock::new(|| LayerMemory::new(LIMIT));
 
-/// Memory that images share. Clones are one.
+/// Memory that layers share. Clones are one.
 #[derive(Debug, Clone)]
-pub struct ImageMemory {
+pub struct LayerMemory {
     limit: usize,
     used: Arc<AtomicUsize>,
 }
 
-impl ImageMemory {
+impl LayerMemory {
     /// So many bytes.
-    pub fn new(limit: usize) -> ImageMemory {
-        ImageMemory { limit, used: Arc::default() }
+    pub fn new(limit: usize) -> LayerMemory {
+        LayerMemory { limit, used: Arc::default() }
     }
 
     /// Returns a share for one layer, still empty.
-    pub(super) fn share(&self) -> ImageMemoryShare {
-        ImageMemoryShare { of: self.clone(), bytes: 0 }
+    pub(super) fn share(&self) -> LayerMemoryShare {
+        LayerMemoryShare { of: self.clone(), bytes: 0 }
     }
 }
 
-impl Default for ImageMemory {
-    /// 48 MiB for all images of this process.
-    fn default() -> ImageMemory {
+impl Default for LayerMemory {
+    /// 48 MiB for all layers of this process.
+    fn default() -> LayerMemory {
         OF_PROCESS.clone()
     }
 }
 
 /// Share of one layer in the memory; returned when this is dropped.
 #[derive(Debug)]
-pub(super) struct ImageMemoryShare {
-    of: ImageMemory,
+pub(super) struct LayerMemoryShare {
+    of: LayerMemory,
     bytes: usize,
 }
 
-impl ImageMemoryShare {
+impl LayerMemoryShare {
     /// Changes to so many bytes. Returns false if it has grown and not all layers fit any more.
     pub(super) fn resize(&mut self, bytes: usize) -> bool {
         let more = bytes.saturating_sub(self.bytes);
@@ -53,7 +53,7 @@ impl ImageMemoryShare {
     }
 }
 
-impl Drop for ImageMemoryShare {
+impl Drop for LayerMemoryShare {
     fn drop(&mut self) {
         self.of.used.fetch_sub(self.bytes, Ordering::AcqRel);
     }
@@ -64,8 +64,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_share_the_memory_until_they_end() {
-        let memory = ImageMemory::new(100);
+    fn layers_share_the_memory_until_they_end() {
+        let memory = LayerMemory::new(100);
         let (mut one, mut other) = (memory.share(), memory.share());
         assert!(one.resize(60) && other.resize(40));
         assert!(!other.resize(41), "both together");

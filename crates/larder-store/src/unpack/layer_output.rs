@@ -1,4 +1,4 @@
-//! The file that an EROFS image is written to.
+//! The file that an EROFS layer is written to.
 
 use std::fs::File;
 use std::io;
@@ -21,9 +21,9 @@ use crate::erofs::digest::PieceHasher;
 const BUFFER: usize = 128 << 10;
 
 /// A new file, hashed while it is written.
-pub(super) struct ImageFile {
+pub(super) struct LayerOutput {
     path: PathBuf,
-    /// `None` while the image waits for the layers below: it may be one of many.
+    /// `None` while the layer waits for the layers below: it may be one of many.
     file: Option<File>,
     /// Bytes that follow those in the file.
     pending: Vec<u8>,
@@ -38,14 +38,14 @@ pub(super) struct ImageFile {
     scratch_files: u32,
 }
 
-impl ImageFile {
-    pub(super) fn create(path: &Path, options: &UnpackOptions) -> io::Result<ImageFile> {
+impl LayerOutput {
+    pub(super) fn create(path: &Path, options: &UnpackOptions) -> io::Result<LayerOutput> {
         if let Some(reserve) = &options.reserve {
             reserve.admit(DiskSpace { bytes: 0, inodes: 1 })?;
         }
         let mut mode = fs_err::OpenOptions::new();
         mode.read(true).write(true).create_new(true).mode(0o600);
-        Ok(ImageFile {
+        Ok(LayerOutput {
             path: path.to_owned(),
             file: Some(mode.open(path)?.into_parts().0),
             pending: Vec::new(),
@@ -85,12 +85,12 @@ impl ImageFile {
         self.unseen = 0;
         let file = self.file.as_ref().and_then(|file| file.as_fd().try_clone_to_owned().ok());
         if let Some((write_behind, file)) = self.write_behind.as_ref().zip(file) {
-            write_behind.take(file, self.written);
+            write_behind.add(file, self.written);
         }
     }
 
     /// Bytes up to the next multiple of [`BUFFER`].
-    fn room(&self) -> usize {
+    fn until_aligned(&self) -> usize {
         let end = self.written + self.pending.len() as u64;
         BUFFER - usize::try_from(end % BUFFER as u64).unwrap_or(0)
     }
@@ -119,12 +119,12 @@ impl ImageFile {
         self.flush()?;
         self.open()?;
         self.sync_early();
-        let ImageFile { file, hasher, written, .. } = self;
+        let LayerOutput { file, hasher, written, .. } = self;
         file.map_or_else(|| Err(io::ErrorKind::NotFound.into()), |file| hasher.finish(&file, written))
     }
 }
 
-impl ErofsOutput for ImageFile {
+impl ErofsOutput for LayerOutput {
     type Scratch = ScratchFile;
 
     fn scratch(&mut self) -> io::Result<ScratchFile> {
@@ -137,8 +137,8 @@ impl ErofsOutput for ImageFile {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.hasher.update(bytes);
         let mut rest = bytes;
-        while self.room() <= rest.len() {
-            let (head, tail) = rest.split_at(self.room());
+        while self.until_aligned() <= rest.len() {
+            let (head, tail) = rest.split_at(self.until_aligned());
             if self.pending.is_empty() {
                 self.write(head)?;
             } else {
@@ -168,26 +168,26 @@ mod tests {
     #[test]
     fn pieces_of_any_size_are_written_up_to_multiples_of_the_buffer() {
         let scratch = tempfile::tempdir().unwrap();
-        let path = scratch.path().join("image");
-        let mut image = ImageFile::create(&path, &UnpackOptions::default()).unwrap();
+        let path = scratch.path().join("layer");
+        let mut output = LayerOutput::create(&path, &UnpackOptions::default()).unwrap();
         let mut expected = Vec::new();
         for (number, size) in (1..).zip([1, 4096, BUFFER - 1, BUFFER, 3 * BUFFER + 5, 0, BUFFER / 2, 7]) {
             let piece = vec![number; size];
-            image.append(&piece).unwrap();
+            output.append(&piece).unwrap();
             expected.extend_from_slice(&piece);
-            assert_eq!(image.written % BUFFER as u64, 0, "after {number}");
-            assert!(image.written + BUFFER as u64 > expected.len() as u64);
+            assert_eq!(output.written % BUFFER as u64, 0, "after {number}");
+            assert!(output.written + BUFFER as u64 > expected.len() as u64);
         }
-        image.write_at(2, b"changed").unwrap();
+        output.write_at(2, b"changed").unwrap();
         expected[2..9].copy_from_slice(b"changed");
-        image.append(&vec![9; 2 * BUFFER]).unwrap();
+        output.append(&vec![9; 2 * BUFFER]).unwrap();
         expected.extend_from_slice(&vec![9; 2 * BUFFER]);
         assert_eq!(
-            image.written % BUFFER as u64,
+            output.written % BUFFER as u64,
             0,
             "a buffer that was written early is followed by a short one"
         );
-        image.finish().unwrap();
+        output.finish().unwrap();
         assert!(fs_err::read(&path).unwrap() == expected);
     }
 }
