@@ -11,7 +11,7 @@ use larder::backend::{
 use larder::credentials::{PullSecret, SecretCoordinates};
 use larder::events::{Event, EventReason, EventType};
 use larder::gc::filesystem_stats::used_percent;
-use larder::gc::{DiskSpace, FilesystemContent, OtherFilesystem, SpaceBesideImages};
+use larder::gc::{DiskSpace, FilesystemContent, OtherFilesystem, ReclaimableSpace};
 use larder::hint::{Hint, HintPart};
 use larder::pod::{ObjectKind, ObjectRef};
 use larder::pull::{
@@ -29,14 +29,14 @@ const SECRETS: [(&str, &str); 2] =
     [("kubernetes.io/dockerconfigjson", ".dockerconfigjson"), ("kubernetes.io/dockercfg", ".dockercfg")];
 
 /// The class of an image with this reason in the retention model; `None` if the reason is unknown.
-pub fn retention_class(reason: api::VerdictReason) -> Option<RetentionClass> {
+pub fn retention_class(reason: api::DecisionReason) -> Option<RetentionClass> {
     match reason {
-        api::VerdictReason::Unspecified => None,
-        api::VerdictReason::InUse => Some(RetentionClass::InUse),
-        api::VerdictReason::Pinned => Some(RetentionClass::Pinned),
-        api::VerdictReason::Kept => Some(RetentionClass::Kept),
-        api::VerdictReason::Leased => Some(RetentionClass::Leased),
-        api::VerdictReason::TooYoung | api::VerdictReason::ClockWentBack => Some(RetentionClass::TooYoung),
+        api::DecisionReason::Unspecified => None,
+        api::DecisionReason::InUse => Some(RetentionClass::InUse),
+        api::DecisionReason::Pinned => Some(RetentionClass::Pinned),
+        api::DecisionReason::Kept => Some(RetentionClass::Kept),
+        api::DecisionReason::Leased => Some(RetentionClass::Leased),
+        api::DecisionReason::TooYoung | api::DecisionReason::ClockWentBack => Some(RetentionClass::TooYoung),
         _ => Some(RetentionClass::Unused),
     }
 }
@@ -81,9 +81,9 @@ pub fn filesystem_content(content: FilesystemContent) -> api::FilesystemContent 
 }
 
 /// Space beside images as a message, with the sum.
-pub fn space_beside_images(space: &SpaceBesideImages) -> api::SpaceBesideImages {
+pub fn space_beside_images(space: &ReclaimableSpace) -> api::ReclaimableSpace {
     let of = |amount: DiskSpace| Some(api::DiskSpace { size_bytes: amount.bytes, inodes: amount.inodes });
-    api::SpaceBesideImages {
+    api::ReclaimableSpace {
         downloads: of(space.downloads),
         layers: of(space.layers),
         trash: of(space.trash),
@@ -93,12 +93,12 @@ pub fn space_beside_images(space: &SpaceBesideImages) -> api::SpaceBesideImages 
 }
 
 /// The space beside images in a message; the sum is not read.
-pub fn to_space_beside_images(space: &api::SpaceBesideImages) -> SpaceBesideImages {
+pub fn to_space_beside_images(space: &api::ReclaimableSpace) -> ReclaimableSpace {
     let of = |amount: Option<api::DiskSpace>| {
         let api::DiskSpace { size_bytes, inodes } = amount.unwrap_or_default();
         DiskSpace { bytes: size_bytes, inodes }
     };
-    SpaceBesideImages {
+    ReclaimableSpace {
         downloads: of(space.downloads),
         layers: of(space.layers),
         trash: of(space.trash),

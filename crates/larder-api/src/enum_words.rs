@@ -3,8 +3,8 @@
 use serde::{Deserialize as _, Deserializer, Serializer};
 
 use crate::v1::{
-    CollectionGoal, EventType, FilesystemContent, GcPhase, LayerPhase, PullPhase, PullStep, RemovalTrigger,
-    VerdictReason,
+    CollectionGoal, DecisionReason, EventType, FilesystemContent, GcPhase, LayerPhase, PullPhase, PullStep,
+    RemovalTrigger,
 };
 
 /// An enum of the API whose values print as words. Its numbers have no gaps.
@@ -32,26 +32,26 @@ impl EnumWord for CollectionGoal {
     }
 }
 
-impl EnumWord for VerdictReason {
+impl EnumWord for DecisionReason {
     fn word(self) -> &'static str {
         match self {
-            VerdictReason::Unspecified => "Other",
-            VerdictReason::Space => "Space",
-            VerdictReason::SharedLayer => "SharedLayer",
-            VerdictReason::TooOld => "TooOld",
-            VerdictReason::Unused => "Unused",
-            VerdictReason::ClockWentBack => "ClockWentBack",
-            VerdictReason::Failed => "Failed",
-            VerdictReason::FreesNothing => "FreesNothing",
-            VerdictReason::InUse => "InUse",
-            VerdictReason::InvalidId => "InvalidId",
-            VerdictReason::Kept => "Kept",
-            VerdictReason::NotNeeded => "NotNeeded",
-            VerdictReason::Pinned => "Pinned",
-            VerdictReason::TooYoung => "TooYoung",
-            VerdictReason::Unreachable => "Unreachable",
-            VerdictReason::Recent => "Recent",
-            VerdictReason::Leased => "Leased",
+            DecisionReason::Unspecified => "Other",
+            DecisionReason::Space => "Space",
+            DecisionReason::SharedLayer => "SharedLayer",
+            DecisionReason::TooOld => "TooOld",
+            DecisionReason::Unused => "Unused",
+            DecisionReason::ClockWentBack => "ClockWentBack",
+            DecisionReason::Failed => "Failed",
+            DecisionReason::FreesNothing => "FreesNothing",
+            DecisionReason::InUse => "InUse",
+            DecisionReason::InvalidId => "InvalidId",
+            DecisionReason::Kept => "Kept",
+            DecisionReason::NotNeeded => "NotNeeded",
+            DecisionReason::Pinned => "Pinned",
+            DecisionReason::TooYoung => "TooYoung",
+            DecisionReason::Unreachable => "Unreachable",
+            DecisionReason::Recent => "Recent",
+            DecisionReason::Leased => "Leased",
         }
     }
 }
@@ -186,7 +186,7 @@ mod tests {
             assert_eq!(E::from_word("no such word"), E::default());
         }
         check::<CollectionGoal>();
-        check::<VerdictReason>();
+        check::<DecisionReason>();
         check::<RemovalTrigger>();
         check::<PullPhase>();
         check::<PullStep>();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind};
-use larder::gc::{DiskSpace, ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
+use larder::gc::{DiskSpace, ReclaimOutcome, ReclaimTrigger, ReclaimableSpace, SpaceReclaimer};
 use larder::go_format;
 use larder::hint::Hint;
 use reqwest::Method;
@@ -56,8 +56,6 @@ impl SpaceReclaimer for BuildCachePruner {
         }
         let pruned = self.prune().await;
         let build_cache = pruned.map(|bytes| DiskSpace { bytes, inodes: 0 });
-        build_cache
-            .map(|build_cache| SpaceBesideImages { build_cache, ..SpaceBesideImages::default() })
-            .into()
+        build_cache.map(|build_cache| ReclaimableSpace { build_cache, ..ReclaimableSpace::default() }).into()
     }
 }

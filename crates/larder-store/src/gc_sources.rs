@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
 use larder::gc::{
     ClockReading, FsStatsProvider, LayerSource, LayerUsageIndex, ReclaimOutcome, ReclaimTrigger,
-    SpaceBesideImages, SpaceHolder, SpaceReclaimer, deleted_open_files,
+    ReclaimableSpace, SpaceHolder, SpaceReclaimer, deleted_open_files,
 };
 use larder::image_service::{FilesystemError, FsStats, local_disk};
 use larder::reference::{ImageId, LayerId};
@@ -49,7 +49,7 @@ impl RetentionSource for StoreBackend {
 
 #[async_trait]
 impl SpaceReclaimer for StoreBackend {
-    async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+    async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<ReclaimableSpace, BackendError> {
         self.ask(move |store| store.reclaimable(trigger, &ClockReading::now())).await
     }
 

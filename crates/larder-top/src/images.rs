@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use larder_api::convert::image_state;
-use larder_api::v1::{self as api, VerdictReason};
+use larder_api::v1::{self as api, DecisionReason};
 
 use crate::text;
 
@@ -117,7 +117,7 @@ impl ImageRow {
             [&repo_tags[..], &repo_digests[..], std::slice::from_ref(&id)].concat().join("\n").to_lowercase();
         ImageRow {
             state: image_state(&details),
-            kept: (details.reason() == VerdictReason::Kept).then(|| text::cell(&details.why)),
+            kept: (details.reason() == DecisionReason::Kept).then(|| text::cell(&details.why)),
             name: text::cell(&name),
             names: if repo_tags.is_empty() { repo_digests } else { repo_tags },
             size: size_bytes,

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use larder_api::v1::{self as api, VerdictReason};
+use larder_api::v1::{self as api, DecisionReason};
 use larder_top::{Answer, App, Call, Input, Moment, draw, update};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -83,12 +83,12 @@ impl View {
     }
 }
 
-fn image(name: &str, size: u64, unique: u64, state: VerdictReason, hours: u64) -> api::Image {
+fn image(name: &str, size: u64, unique: u64, state: DecisionReason, hours: u64) -> api::Image {
     let last_used = format!("2026-11-23T{:02}:00:00Z", 12 - hours);
     let mut details = api::ImageListDetails {
         unique_bytes: Some(unique),
         last_used: (hours > 0).then_some(last_used),
-        in_use: state == VerdictReason::InUse,
+        in_use: state == DecisionReason::InUse,
         ..api::ImageListDetails::default()
     };
     details.set_reason(state);
@@ -97,7 +97,7 @@ fn image(name: &str, size: u64, unique: u64, state: VerdictReason, hours: u64) -
         id: name.bytes().fold("sha256:".to_owned(), |id, byte| id + &format!("{byte:02x}")),
         repo_tags: vec![name.to_owned()],
         size_bytes: size,
-        pinned: state == VerdictReason::Pinned,
+        pinned: state == DecisionReason::Pinned,
         details: Some(details),
         ..api::Image::default()
     }
@@ -106,17 +106,17 @@ fn image(name: &str, size: u64, unique: u64, state: VerdictReason, hours: u64) -
 /// Images with a layer of their own each; the larger ones share another one.
 fn images() -> api::ImagesResponse {
     let mut images = vec![
-        image("registry.k8s.io/pause:3.10", 742_385, 742_385, VerdictReason::Pinned, 0),
-        image("docker.io/library/postgres:17.2", 438_000_000, 260_000_000, VerdictReason::InUse, 1),
+        image("registry.k8s.io/pause:3.10", 742_385, 742_385, DecisionReason::Pinned, 0),
+        image("docker.io/library/postgres:17.2", 438_000_000, 260_000_000, DecisionReason::InUse, 1),
         image(
             "registry.example:5000/shop/team/checkout-service:v1.27.3",
             212_000_000,
             34_000_000,
-            VerdictReason::Unused,
+            DecisionReason::Unused,
             11,
         ),
-        image("docker.io/library/busybox:1.36", 4_260_000, 4_260_000, VerdictReason::Kept, 3),
-        image("registry.example:5000/shop/cart:7", 198_000_000, 20_000_000, VerdictReason::Leased, 2),
+        image("docker.io/library/busybox:1.36", 4_260_000, 4_260_000, DecisionReason::Kept, 3),
+        image("registry.example:5000/shop/cart:7", 198_000_000, 20_000_000, DecisionReason::Leased, 2),
     ];
     let layer = |size_bytes| api::ImageLayer { size_bytes, ..api::ImageLayer::default() };
     let mut layers = vec![layer(178_000_000)];
@@ -317,7 +317,7 @@ fn windows_over_the_images() {
 #[test]
 fn the_question_about_an_image_with_many_names_shows_what_it_costs() {
     let mut view = view(status());
-    let mut image = image("registry.example/shop/web:0", 212_000_000, 34_000_000, VerdictReason::Kept, 3);
+    let mut image = image("registry.example/shop/web:0", 212_000_000, 34_000_000, DecisionReason::Kept, 3);
     image.repo_tags = (0..30).map(|number| format!("registry.example/shop/web:{number}")).collect();
     view.answer(Answer::Images(api::ImagesResponse { images: vec![image], ..Default::default() }));
     view.press(KeyCode::Char('x'));
@@ -530,7 +530,7 @@ fn ten_thousand_images_are_sorted_filtered_and_scrolled() {
     let mut view = view(status());
     let name = |number: u64| format!("registry.example/team-{}/service-{number:05}:v1", number % 50);
     let images =
-        (0..10_000).map(|number| image(&name(number), number * 1000, number, VerdictReason::Unused, 1));
+        (0..10_000).map(|number| image(&name(number), number * 1000, number, DecisionReason::Unused, 1));
     view.answer(Answer::Images(api::ImagesResponse { images: images.collect(), ..Default::default() }));
     assert!(view.screen().contains("service-09999"));
     view.press(KeyCode::End);
@@ -563,7 +563,7 @@ fn text_of_a_node_cannot_control_the_terminal() {
     removing.unwrap().names = vec![evil.into()];
     view.answer(Answer::Status(Box::new(status)));
     view.answer(Answer::Images(api::ImagesResponse {
-        images: vec![image(evil, 1, 1, VerdictReason::Unused, 1)],
+        images: vec![image(evil, 1, 1, DecisionReason::Unused, 1)],
         ..Default::default()
     }));
     view.answer(Answer::Failed { call: Call::History, message: evil.into(), hints: vec![evil.into()] });

@@ -327,19 +327,19 @@ mod tests {
     #[tokio::test]
     async fn a_reader_gets_kept_events_then_new_ones_and_the_count_of_missed_ones() {
         let ring = Arc::new(RingSink::new(2));
-        let mut early = ring.follow(0);
+        let mut follower = ring.follow(0);
         for message in ["a", "b", "c"] {
             ring.record(event(message));
         }
-        assert_eq!(said(early.next().await), "missed 1");
-        assert_eq!(said(early.next().await), "1 b");
+        assert_eq!(said(follower.next().await), "missed 1");
+        assert_eq!(said(follower.next().await), "1 b");
         let mut late = ring.follow(ring.next_number());
         assert_eq!(late.try_next(), None);
         let (item, ()) = tokio::join!(late.next(), async { ring.record(event("d")) });
         assert_eq!(said(item), "3 d");
-        assert_eq!(said(early.next().await), "2 c");
-        assert_eq!(said(early.next().await), "3 d");
-        assert_eq!(early.try_next(), None);
+        assert_eq!(said(follower.next().await), "2 c");
+        assert_eq!(said(follower.next().await), "3 d");
+        assert_eq!(follower.try_next(), None);
     }
 
     #[test]

@@ -31,7 +31,7 @@ const LEASE: Duration = Duration::from_secs(60);
 struct CountingMetrics {
     ensures: AtomicUsize,
     pulls: Mutex<Vec<(u64, Duration)>>,
-    came: Mutex<Vec<u64>>,
+    pulled_sizes: Mutex<Vec<u64>>,
 }
 
 impl PullMetrics for CountingMetrics {
@@ -44,7 +44,7 @@ impl PullMetrics for CountingMetrics {
     }
 
     fn image_downloaded(&self, size_bytes: u64) {
-        self.came.lock().expect("no test panics with it").push(size_bytes);
+        self.pulled_sizes.lock().expect("no test panics with it").push(size_bytes);
     }
 }
 
@@ -167,7 +167,7 @@ async fn callers_and_pods_share_one_pull() {
         "a caller with its own policy ensures nothing"
     );
     assert_eq!(*node.counted.pulls.lock().unwrap(), [(7, Duration::from_secs(2)); 3]);
-    assert_eq!(*node.counted.came.lock().unwrap(), [7], "it came once");
+    assert_eq!(*node.counted.pulled_sizes.lock().unwrap(), [7], "it came once");
     assert_eq!(node.events.snapshot().len(), 2, "only the pod has events");
 }
 
@@ -177,8 +177,8 @@ async fn a_caller_that_leaves_changes_nothing_for_the_others_and_the_last_one_ca
     node.backend.hold_pulls();
     let (first, second) = (node.pull(APP, None).await, node.pull(APP, None).await);
     let third = node.ensure(pod(None)).await;
-    for leaving in [first, third] {
-        leaving.abort();
+    for caller in [first, third] {
+        caller.abort();
         settle().await;
         assert_eq!(node.backend.counts().running, 1, "one caller still waits");
     }

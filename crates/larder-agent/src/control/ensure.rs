@@ -122,7 +122,7 @@ async fn run(
                     node.sink.record(Event::failed(object, error));
                 }
                 // If the receiver is gone, this task ends soon, too.
-                let _ = updates.send(verdict(index, ended));
+                let _ = updates.send(ensure_ended(index, ended));
             }
             _ = ticks.tick(), if progress.is_some() => {
                 let Some(progress) = &progress else { continue };
@@ -139,7 +139,7 @@ fn target(requests: &[EnsureRequest], index: u32) -> Option<ObjectRef> {
     requests.get(usize::try_from(index).ok()?)?.target.clone()
 }
 
-fn verdict(index: u32, ended: Result<EnsuredImage, EnsureError>) -> Update {
+fn ensure_ended(index: u32, ended: Result<EnsuredImage, EnsureError>) -> Update {
     match ended {
         Ok(EnsuredImage { image_ref, message, outcome }) => {
             let ensured =

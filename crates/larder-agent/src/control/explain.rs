@@ -47,7 +47,7 @@ pub(super) async fn explain(
     };
     let total = snapshot.layers.size_of(&image.id);
     let explanation = Explanation {
-        verdict: Some(report::image(&now)),
+        decision: Some(report::image(&now)),
         shared_bytes: shared(snapshot, &image.id),
         removable: matches!(last.decision, GcDecision::Remove(_)),
         under_pressure: under_pressure(&now.decision, &last.decision),

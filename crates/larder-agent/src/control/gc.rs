@@ -80,10 +80,10 @@ fn shortfall(report: &Collection) -> String {
 /// Why a round did not do all that it should: if the backend is lost, that is the cause.
 pub(crate) async fn failure_of(collector: &Collector, error: GcError) -> Error {
     if matches!(error, GcError::Uses(_) | GcError::Age { .. } | GcError::Space { .. })
-        && let Err(gone) = collector.backend_answers().await
-        && is_gone(&gone)
+        && let Err(error) = collector.backend_answers().await
+        && is_gone(&error)
     {
-        return gone.into();
+        return error.into();
     }
     failure(error)
 }
@@ -134,11 +134,11 @@ mod tests {
 
     use larder::backend::{BackendError, Container, ContainerInventory, EndpointFailure};
     use larder::gc::{
-        DiskSpace, FsStatsProvider, ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer,
+        DiskSpace, FsStatsProvider, ReclaimOutcome, ReclaimTrigger, ReclaimableSpace, SpaceReclaimer,
         WhenUnreachable,
     };
     use larder::image_service::FsStats;
-    use larder_api::v1::VerdictReason;
+    use larder_api::v1::DecisionReason;
     use larder_testkit::fake_backend::{FakeBackend, image};
 
     use super::*;
@@ -198,9 +198,9 @@ mod tests {
 
     #[async_trait::async_trait]
     impl SpaceReclaimer for Leftovers {
-        async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+        async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<ReclaimableSpace, BackendError> {
             let bytes = if trigger == ReclaimTrigger::Schedule { 10 } else { 100 };
-            Ok(SpaceBesideImages { trash: DiskSpace { bytes, inodes: 0 }, ..SpaceBesideImages::default() })
+            Ok(ReclaimableSpace { trash: DiskSpace { bytes, inodes: 0 }, ..ReclaimableSpace::default() })
         }
 
         async fn reclaim(&self, trigger: ReclaimTrigger) -> ReclaimOutcome {
@@ -253,7 +253,7 @@ mod tests {
             for report in [&planned, &done] {
                 assert!(!report.reached && report.removals.is_empty());
                 assert_eq!((report.when_unreachable.as_str(), report.reclaimable_bytes), (word, 10));
-                assert_eq!(report.images[0].reason(), VerdictReason::Unreachable);
+                assert_eq!(report.images[0].reason(), DecisionReason::Unreachable);
             }
             let error = done.error.unwrap();
             let hints = format!("{:?}", error.hints);

@@ -187,7 +187,7 @@ fn ordered(indices: &[u32], layers: &[MeasuredLayer], diff_ids: &[String]) -> Ve
 #[cfg(test)]
 mod tests {
     use larder::gc::DiskSpace;
-    use larder_api::v1::VerdictReason;
+    use larder_api::v1::DecisionReason;
     use larder_testkit::fake_backend::{BackendCall, BackendOp, FakeBackend, image};
 
     use super::*;
@@ -219,8 +219,11 @@ mod tests {
         let request = api::ImagesRequest { details: true, without_configs: true };
         let listed = list(&node, &request).await.unwrap();
         let details = |index: usize| listed.images[index].details.clone().unwrap();
-        assert_eq!((details(0).reason(), &*details(0).why), (VerdictReason::Unused, "unused"));
-        assert_eq!((details(1).reason(), &*details(1).why), (VerdictReason::Pinned, "pinned by the runtime"));
+        assert_eq!((details(0).reason(), &*details(0).why), (DecisionReason::Unused, "unused"));
+        assert_eq!(
+            (details(1).reason(), &*details(1).why),
+            (DecisionReason::Pinned, "pinned by the runtime")
+        );
         assert!(!details(0).in_use && listed.warnings.is_empty(), "{listed:?}");
         let inspected = |call: &BackendCall| matches!(call, BackendCall::Inspect { .. });
         assert!(!backend.calls().iter().any(inspected), "{:?}", backend.calls());

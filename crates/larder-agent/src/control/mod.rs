@@ -262,9 +262,9 @@ impl Control for ControlApi {
             explain::explain(image, &**backend, collector, &policy, records, self.node().hidden.as_deref());
         let (mut answer, total) = explained.await?;
         if self.node().store().is_some()
-            && let (Some(verdict), Some(total)) = (&mut answer.verdict, total)
+            && let (Some(decision), Some(total)) = (&mut answer.decision, total)
         {
-            verdict.size_bytes = total.bytes;
+            decision.size_bytes = total.bytes;
         }
         Ok(Response::new(answer))
     }

@@ -240,7 +240,9 @@ async fn refuse_last_names(
     names: &[String],
 ) -> Result<(), BackendError> {
     let Some(image) = backend.status(&ImageSpec::named(id)).await? else { return Ok(()) };
-    if !image.pinned || naming::all_names(&image).iter().any(|name| !names.iter().any(|gone| gone == name)) {
+    if !image.pinned
+        || naming::all_names(&image).iter().any(|name| !names.iter().any(|removed| removed == name))
+    {
         return Ok(());
     }
     Err(BackendError::call(CallErrorKind::FailedPrecondition, PINNED).with_hint(force_pinned()))

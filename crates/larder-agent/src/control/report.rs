@@ -12,7 +12,7 @@ use larder::image_service::FsStats;
 use larder::reference::ImageId;
 use larder::retention::{Lease, LeasePurpose, RetentionClass};
 use larder_api::convert;
-use larder_api::v1::{self as api, CollectionGoal, VerdictReason};
+use larder_api::v1::{self as api, CollectionGoal, DecisionReason};
 use tokio::time::Instant;
 
 /// Reports a plan.
@@ -79,9 +79,9 @@ fn of_report(goal: GcGoal, report: &GcReport, policy: &GcPolicy) -> api::Collect
         images: images.into_iter().map(image).collect(),
         failed: errors.map(|(id, message)| api::FailedRemoval { id: id.into(), message }).collect(),
         skipped: swept.iter().flat_map(|swept| swept.skipped.iter().map(ToString::to_string)).collect(),
-        gone: swept
+        already_removed: swept
             .iter()
-            .flat_map(|swept| swept.removed_by_others.iter().map(ToString::to_string))
+            .flat_map(|swept| swept.already_removed.iter().map(ToString::to_string))
             .collect(),
         warnings: report.warnings.iter().map(ToString::to_string).collect(),
         planned: goal == GcGoal::FailedPulls || !report.plans.is_empty(),
@@ -160,7 +160,7 @@ fn removed(removal: &PlannedRemoval, freed: Option<DiskSpace>) -> api::Removal {
 }
 
 /// One image, and whether the round removes it. If a keep rule retains it, the matching name comes first.
-pub(super) fn image(image: &ImageDecision) -> api::ImageVerdict {
+pub(super) fn image(image: &ImageDecision) -> api::ImageDecision {
     let (reason, why) = reason(&image.decision);
     let used_by = match &image.decision {
         GcDecision::Retain(RetainReason::InUse(uses)) => uses.iter().map(ToString::to_string).collect(),
@@ -175,7 +175,7 @@ pub(super) fn image(image: &ImageDecision) -> api::ImageVerdict {
     {
         names[..=meant].rotate_right(1);
     }
-    api::ImageVerdict {
+    api::ImageDecision {
         id: image.id.to_string(),
         names,
         size_bytes: image.size,
@@ -195,38 +195,38 @@ pub(super) fn time(stamp: UnixMillis) -> Option<String> {
 }
 
 /// The reason of a decision, and its text.
-pub(super) fn reason(decision: &GcDecision) -> (VerdictReason, String) {
+pub(super) fn reason(decision: &GcDecision) -> (DecisionReason, String) {
     match decision {
         GcDecision::Remove(why) => (reason_of(why), why.to_string()),
         GcDecision::Retain(stays) => (stays_of(stays), stays.to_string()),
     }
 }
 
-fn reason_of(why: &RemovalReason) -> VerdictReason {
+fn reason_of(why: &RemovalReason) -> DecisionReason {
     match why {
-        RemovalReason::TooOld { .. } => VerdictReason::TooOld,
-        RemovalReason::LeastRecentlyUsed { .. } | RemovalReason::Untagged { .. } => VerdictReason::Space,
-        RemovalReason::SharedLayer { .. } => VerdictReason::SharedLayer,
-        RemovalReason::Unused => VerdictReason::Unused,
-        _ => VerdictReason::Unspecified,
+        RemovalReason::TooOld { .. } => DecisionReason::TooOld,
+        RemovalReason::LeastRecentlyUsed { .. } | RemovalReason::Untagged { .. } => DecisionReason::Space,
+        RemovalReason::SharedLayer { .. } => DecisionReason::SharedLayer,
+        RemovalReason::Unused => DecisionReason::Unused,
+        _ => DecisionReason::Unspecified,
     }
 }
 
-fn stays_of(stays: &RetainReason) -> VerdictReason {
+fn stays_of(stays: &RetainReason) -> DecisionReason {
     match stays {
-        RetainReason::InUse(_) => VerdictReason::InUse,
-        RetainReason::Leased { .. } => VerdictReason::Leased,
-        RetainReason::Pinned => VerdictReason::Pinned,
-        RetainReason::Kept(_) => VerdictReason::Kept,
-        RetainReason::TooYoung { .. } => VerdictReason::TooYoung,
-        RetainReason::ClockWentBack => VerdictReason::ClockWentBack,
-        RetainReason::FreesNothing => VerdictReason::FreesNothing,
-        RetainReason::Unreachable(_) => VerdictReason::Unreachable,
-        RetainReason::Recent { .. } => VerdictReason::Recent,
-        RetainReason::NotNeeded => VerdictReason::NotNeeded,
-        RetainReason::InvalidId => VerdictReason::InvalidId,
-        RetainReason::Failed(_) => VerdictReason::Failed,
-        _ => VerdictReason::Unspecified,
+        RetainReason::InUse(_) => DecisionReason::InUse,
+        RetainReason::Leased { .. } => DecisionReason::Leased,
+        RetainReason::Pinned => DecisionReason::Pinned,
+        RetainReason::Kept(_) => DecisionReason::Kept,
+        RetainReason::TooYoung { .. } => DecisionReason::TooYoung,
+        RetainReason::ClockWentBack => DecisionReason::ClockWentBack,
+        RetainReason::FreesNothing => DecisionReason::FreesNothing,
+        RetainReason::Unreachable(_) => DecisionReason::Unreachable,
+        RetainReason::Recent { .. } => DecisionReason::Recent,
+        RetainReason::NotNeeded => DecisionReason::NotNeeded,
+        RetainReason::InvalidId => DecisionReason::InvalidId,
+        RetainReason::Failed(_) => DecisionReason::Failed,
+        _ => DecisionReason::Unspecified,
     }
 }
 

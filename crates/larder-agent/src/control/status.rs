@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use larder::backend::Image;
 use larder::gc::filesystem_stats::used_percent;
 use larder::gc::{
-    GcPolicy, GcRoundResult, GcStatus, ImageCache, NodeImage, SpaceBesideImages, images_for_node_status,
+    GcPolicy, GcRoundResult, GcStatus, ImageCache, NodeImage, ReclaimableSpace, images_for_node_status,
 };
 use larder::go_format;
 use larder::image_service::{FsStats, ImageStats};
@@ -193,7 +193,7 @@ fn did(GcRoundResult { report, error }: &GcRoundResult) -> String {
         let freed = go_format::bytes(u64::try_from(freed).unwrap_or(0));
         parts.push(format!("removed {removed} {images} and freed {freed}"));
     }
-    if report.reclaimed != SpaceBesideImages::default() {
+    if report.reclaimed != ReclaimableSpace::default() {
         parts.push(format!("reclaimed {}", report.reclaimed));
     }
     if parts.is_empty() { "nothing to remove".to_owned() } else { parts.join("; ") }

@@ -268,11 +268,11 @@ async fn rules_are_in_force_at_once_and_on_disk() {
     assert_eq!(client.keep(idle).await.unwrap().into_inner().warnings.len(), 1);
     let explain = api::ExplainRequest { image: "app:1".into(), limits: None };
     let why = client.explain(explain.clone()).await.unwrap().into_inner();
-    assert_eq!(why.verdict.unwrap().reason(), api::VerdictReason::Kept);
+    assert_eq!(why.decision.unwrap().reason(), api::DecisionReason::Kept);
     let none = api::KeepRequest { remove_all: true, ..Default::default() };
     assert!(client.keep(none).await.unwrap().into_inner().rules.is_empty());
     let why = client.explain(explain).await.unwrap().into_inner();
-    assert_ne!(why.verdict.unwrap().reason(), api::VerdictReason::Kept);
+    assert_ne!(why.decision.unwrap().reason(), api::DecisionReason::Kept);
 }
 
 #[tokio::test]

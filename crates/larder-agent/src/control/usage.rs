@@ -5,7 +5,7 @@ use std::sync::Arc;
 use larder::backend::BackendError;
 use larder::error_chain;
 use larder::gc::{
-    ClockReading, Collector, GcError, GcPolicy, ReclaimTrigger, RetentionBreakdown, SpaceBesideImages,
+    ClockReading, Collector, GcError, GcPolicy, ReclaimTrigger, ReclaimableSpace, RetentionBreakdown,
     usage_by_class,
 };
 use larder::image_service::{FilesystemError, FsStats, ImageService, local_disk};
@@ -110,7 +110,7 @@ fn filesystem_error(error: FilesystemError) -> Error {
     }
 }
 
-async fn of_store(store: Store) -> Result<(api::StoreUsage, SpaceBesideImages), Error> {
+async fn of_store(store: Store) -> Result<(api::StoreUsage, ReclaimableSpace), Error> {
     let failed = |error: StoreError| Error::failed(error_chain(&error));
     let measured = spawn_blocking(move || {
         let images = store.image_usages().map_err(failed)?;

@@ -122,7 +122,7 @@ fn pull(mut pull: api::Pull) -> api::Pull {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ExplanationDocument {
-    verdict: Option<api::ImageVerdict>,
+    decision: Option<api::ImageDecision>,
     shared_bytes: Option<u64>,
     removable: bool,
     under_pressure: String,
@@ -131,14 +131,14 @@ pub(super) struct ExplanationDocument {
 }
 
 pub(super) fn explanation(explained: api::Explanation) -> ExplanationDocument {
-    let verdict = |verdict: api::ImageVerdict| api::ImageVerdict {
-        names: truncate_list(verdict.names),
-        used_by: truncate_list(verdict.used_by),
-        why: cut(verdict.why, TEXT),
-        ..verdict
+    let decision = |decision: api::ImageDecision| api::ImageDecision {
+        names: truncate_list(decision.names),
+        used_by: truncate_list(decision.used_by),
+        why: cut(decision.why, TEXT),
+        ..decision
     };
     ExplanationDocument {
-        verdict: explained.verdict.map(verdict),
+        decision: explained.decision.map(decision),
         shared_bytes: explained.shared_bytes,
         removable: explained.removable,
         under_pressure: cut(explained.under_pressure, TEXT),

@@ -251,7 +251,7 @@ mod tests {
             details: Some(api::ImageListDetails {
                 last_used: number.is_multiple_of(2).then(|| format!("2026-01-01T00:00:{:02}Z", number % 60)),
                 unique_bytes: Some(1000 - number.min(1000)),
-                reason: if number == 4 { api::VerdictReason::InUse } else { api::VerdictReason::Unused }
+                reason: if number == 4 { api::DecisionReason::InUse } else { api::DecisionReason::Unused }
                     .into(),
                 ..api::ImageListDetails::default()
             }),

@@ -275,7 +275,7 @@ async fn markup_and_control_characters_stay_text() {
     let images: Value = serde_json::from_str(raw).unwrap();
     assert_eq!(images["rows"][0]["name"], evil, "JSON keeps the text");
     let explained = served.json("explain?image=sha256:1").await;
-    assert!(explained["verdict"]["why"].as_str().unwrap().contains("pinned"), "{explained}");
+    assert!(explained["decision"]["why"].as_str().unwrap().contains("pinned"), "{explained}");
     let mut stream = served.stream().await;
     let page = served.get("/dashboard/").await;
     assert!(!page.contains("onerror"), "the page has no data in it");
@@ -452,7 +452,7 @@ async fn every_surface_shows_the_same_reason_for_which_an_image_is_retained() {
         assert_eq!(row["state"], word, "{name} on the dashboard");
         let request = api::ExplainRequest { image: name.into(), ..Default::default() };
         let explained = served.control.explain(Request::new(request)).await.unwrap().into_inner();
-        let reason = explained.verdict.unwrap().reason();
+        let reason = explained.decision.unwrap().reason();
         assert_eq!(convert::retention_class(reason).unwrap().as_str(), word, "{name} explained");
         let is_pinned = cri.iter().find(|image| image.repo_tags == [name]).unwrap().pinned;
         let pins = ["pinned:1", "kept:1", "desired:1"];

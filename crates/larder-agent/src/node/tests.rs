@@ -146,8 +146,8 @@ async fn images_ensured_by_an_earlier_process_are_leased_as_configured() {
     first.note_ensured(&"sha256:a".into(), false).await;
     drop(first);
     for (lease, uses) in [(Duration::from_secs(60), 1), (Duration::ZERO, 0)] {
-        let scene = node(lease).collector().unwrap().snapshot(&GcPolicy::default()).await.unwrap();
-        assert_eq!(scene.images[0].retained_by.len(), uses, "{lease:?}");
+        let snapshot = node(lease).collector().unwrap().snapshot(&GcPolicy::default()).await.unwrap();
+        assert_eq!(snapshot.images[0].retained_by.len(), uses, "{lease:?}");
     }
 }
 

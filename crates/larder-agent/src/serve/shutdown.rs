@@ -30,9 +30,9 @@ const WITHIN: Duration = Duration::from_secs(5);
 const NO_ROOM: Duration = Duration::from_millis(100);
 
 /// Serves reads on new and waiting connections while the daemon stops, and refuses everything else, until dropped.
-pub(super) async fn serve_reads(listener: &UnixListener, came: Option<UnixStream>, reads: &ReadRouter) {
+pub(super) async fn serve_reads(listener: &UnixListener, accepted: Option<UnixStream>, reads: &ReadRouter) {
     let mut replies = JoinSet::new();
-    if let Some(stream) = came {
+    if let Some(stream) = accepted {
         replies.spawn(reads.clone().serve(stream));
     }
     loop {

@@ -36,7 +36,7 @@ pub(super) async fn run(args: &ExplainArgs, session: &CommandSession) -> Result<
 #[serde(rename_all = "camelCase")]
 struct ExplainRecord<'a> {
     #[serde(flatten)]
-    image: Option<&'a api::ImageVerdict>,
+    image: Option<&'a api::ImageDecision>,
     /// Layers that other images share; `null` if the backend reports no layers.
     shared_bytes: Option<u64>,
     /// Whether GC may remove it to remove all unused images.
@@ -51,7 +51,7 @@ struct ExplainRecord<'a> {
 impl ExplainRecord<'_> {
     fn new(explanation: &Explanation) -> ExplainRecord<'_> {
         ExplainRecord {
-            image: explanation.verdict.as_ref(),
+            image: explanation.decision.as_ref(),
             shared_bytes: explanation.shared_bytes,
             removable: explanation.removable,
             pulled_records: &explanation.pulled_records,

@@ -41,7 +41,7 @@ pub(super) async fn run(args: &FsckArgs, session: &CommandSession) -> Result<Com
     if args.repair && !report.refetch.is_empty() {
         report.refetch = refetch(&store, args, &report.refetch, out).await?;
     }
-    Ok(verdict(&report, out))
+    Ok(outcome(&report, out))
 }
 
 /// How long to wait for other processes of the store.
@@ -130,7 +130,7 @@ fn next_step(lacking: &IncompleteImage) -> Hint {
     }
 }
 
-fn verdict(report: &FsckReport, out: &Printer) -> CommandOutcome {
+fn outcome(report: &FsckReport, out: &Printer) -> CommandOutcome {
     if report.is_sound() {
         out.line("no damage found");
         return CommandOutcome::Done;

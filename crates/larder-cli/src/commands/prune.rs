@@ -1,7 +1,7 @@
 //! `larder prune`: removes dangling images, or with `-a` every unused image, after a question.
 
 use larder_api::v1::collect_request::Goal;
-use larder_api::v1::{CollectRequest, ImageVerdict};
+use larder_api::v1::{CollectRequest, ImageDecision};
 
 use super::gc;
 use crate::args::PruneArgs;
@@ -55,12 +55,12 @@ pub(super) async fn run(
 }
 
 /// Returns true for an image without a tag, as docker counts: a digest is no tag.
-fn is_dangling(image: &ImageVerdict) -> bool {
+fn is_dangling(image: &ImageDecision) -> bool {
     image.names.iter().all(|name| name.contains('@'))
 }
 
 /// Says why dangling images are retained.
-fn note_retained(images: &[ImageVerdict], out: &Printer) {
+fn note_retained(images: &[ImageDecision], out: &Printer) {
     for image in images.iter().filter(|image| is_dangling(image) && !image.remove) {
         out.info(format_args!("note: retained {}: {}", image.id, image.why));
     }

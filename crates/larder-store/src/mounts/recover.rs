@@ -97,23 +97,26 @@ mod tests {
     #[test]
     fn a_mount_is_a_use_until_its_end_is_certain() {
         let here = MountEvidence { in_table: true, elsewhere: false, written: false };
-        let gone = MountEvidence { in_table: false, ..here };
+        let ended = MountEvidence { in_table: false, ..here };
         assert_eq!(decide_recovery(true, here), MountRecovery::Retain);
         assert_eq!(
             decide_recovery(false, here),
             MountRecovery::MarkMounted,
             "it died between mounting and noting"
         );
-        assert_eq!(decide_recovery(true, gone), MountRecovery::Forget);
-        assert_eq!(decide_recovery(false, gone), MountRecovery::Forget, "it died before mounting");
+        assert_eq!(decide_recovery(true, ended), MountRecovery::Forget);
+        assert_eq!(decide_recovery(false, ended), MountRecovery::Forget, "it died before mounting");
         assert_eq!(
-            decide_recovery(true, MountEvidence { elsewhere: true, ..gone }),
+            decide_recovery(true, MountEvidence { elsewhere: true, ..ended }),
             MountRecovery::Retain,
             "another namespace"
         );
-        assert_eq!(decide_recovery(true, MountEvidence { written: true, ..gone }), MountRecovery::KeepWrites);
         assert_eq!(
-            decide_recovery(false, MountEvidence { written: true, ..gone }),
+            decide_recovery(true, MountEvidence { written: true, ..ended }),
+            MountRecovery::KeepWrites
+        );
+        assert_eq!(
+            decide_recovery(false, MountEvidence { written: true, ..ended }),
             MountRecovery::Retain,
             "still kept"
         );

@@ -232,7 +232,7 @@ impl StorePuller {
         let proved = self.proved_blobs(name, &documents).await?;
         // Before the claims: a resumable layer must not be reclaimed in between.
         let archives =
-            self.store.hold_archives(plan.layers.iter().map(|layer| layer.descriptor.digest.clone()));
+            self.store.reference_archives(plan.layers.iter().map(|layer| layer.descriptor.digest.clone()));
         let running = self.running.begin(&plan, progress);
         let claims = self.claim(&plan, source_of(&session)).await?;
         let missing = plan.to_fetch(&claims);

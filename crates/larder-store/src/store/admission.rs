@@ -1,4 +1,4 @@
-//! Admission: is there enough disk space for a pull? Pure: sizes in, a verdict out.
+//! Admission: is there enough disk space for a pull? Pure: sizes in, admission or refusal out.
 //!
 //! A manifest declares compressed sizes, not the size on disk. That is estimated with a [`UnpackRatio`] learned from
 //! earlier pulls on this node. While a layer is unpacked its compressed bytes are still on disk, so both count.

@@ -110,7 +110,7 @@ impl OpenStore {
             let _gate = self.gate();
             blobs
                 .iter()
-                .map(|(digest, _)| self.references.hold(ReferencedItem::Blob(digest.clone())))
+                .map(|(digest, _)| self.references.add(ReferencedItem::Blob(digest.clone())))
                 .collect::<Vec<_>>()
         };
         for (digest, bytes) in blobs {
@@ -177,7 +177,7 @@ impl OpenStore {
 
         let mut others = Vec::new();
         for name in record.names() {
-            others.extend(take_name(writer, name, &record.id)?);
+            others.extend(move_name(writer, name, &record.id)?);
         }
         put_image(writer, &mut record)?;
         put_uses(writer, &record)?;
@@ -336,7 +336,7 @@ fn merge(record: &mut ImageRecord, before: ImageRecord) {
 }
 
 /// Gives a name to an image; returns the image that had it before.
-pub(super) fn take_name(writer: &DbTransaction, name: &str, id: &Digest) -> DbResult<Option<ImageRecord>> {
+pub(super) fn move_name(writer: &DbTransaction, name: &str, id: &Digest) -> DbResult<Option<ImageRecord>> {
     let before = writer.value(NAMES, name)?;
     writer.put_raw(NAMES, name, id.as_str().as_bytes())?;
     let Some(before) = before.filter(|before| before != id.as_str().as_bytes()) else {

@@ -22,7 +22,7 @@ use rusqlite::{Connection, ErrorCode, ffi};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-pub(crate) use self::connection::{DbSnapshot, DbTransaction};
+pub(crate) use self::connection::{DbReadTransaction, DbTransaction};
 use super::error::StoreError;
 use crate::disk::{Disk, FileOpenMode};
 
@@ -265,12 +265,12 @@ impl Db {
     pub(crate) fn read<T>(
         &self,
         doing: &'static str,
-        run: impl FnOnce(&DbSnapshot) -> DbResult<T>,
+        run: impl FnOnce(&DbReadTransaction) -> DbResult<T>,
     ) -> Result<T, StoreError> {
         let read = || {
             let idle = self.readers().pop();
             let connection = idle.map_or_else(|| connection::connect(&self.path, self.cache_bytes), Ok)?;
-            let snapshot = DbSnapshot::begin(&connection)?;
+            let snapshot = DbReadTransaction::begin(&connection)?;
             let value = run(&snapshot)?;
             drop(snapshot);
             let mut readers = self.readers();
@@ -525,7 +525,7 @@ mod tests {
         transaction.put(META, "a", &7).unwrap();
         assert!(transaction.commit(&*db.disk, &db.path).unwrap());
         let reader = connection::connect(&db.path, 1 << 20).unwrap();
-        let snapshot = DbSnapshot::begin(&reader).unwrap();
+        let snapshot = DbReadTransaction::begin(&reader).unwrap();
         connection::empty_log(&*db.disk, &db.path, &writer).expect_err("it is read");
         assert!(fs_err::metadata(&log).unwrap().len() > 0);
         drop(snapshot);

@@ -143,8 +143,8 @@ impl OpenStore {
                 self.note_images(image.iter());
             }
         }
-        for gone in noted {
-            self.discard(&self.layout.image(&gone)).context(doing)?;
+        for id in noted {
+            self.discard(&self.layout.image(&id)).context(doing)?;
         }
         Ok(())
     }

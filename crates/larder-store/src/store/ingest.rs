@@ -69,7 +69,7 @@ impl Store {
         let inner = &self.0;
         let hold = inner
             .references
-            .hold_alone(ReferencedItem::Ingest(digest.clone()))
+            .add_exclusive(ReferencedItem::Ingest(digest.clone()))
             .ok_or_else(|| StoreError::Busy { digest: digest.clone() })?;
         let dir = inner.layout.ingest(digest);
         let boot = inner.disk.boot_id();

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use larder::reference::Digest;
 
 use super::claims::{self, Claimed, KeyedLayer, LayerClaims};
-use super::db::{DbRead as _, DbSnapshot, LAYERS, MOUNTS, encode};
+use super::db::{DbRead as _, DbReadTransaction, LAYERS, MOUNTS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};
@@ -283,7 +283,7 @@ impl Store {
         if let Some(layer) = self.0.uncommitted_layers.fresh().get(key).and_then(Weak::upgrade) {
             return Ok(Some(LayerHandle(layer)));
         }
-        let hold = self.0.references.hold(ReferencedItem::Layer(key.clone()));
+        let hold = self.0.references.add(ReferencedItem::Layer(key.clone()));
         match self.0.uncommitted_layers.kept.take(key) {
             Some(kept) if kept.is_lost() => {
                 self.0.discard(&self.0.layout.layer(key)).context("remove a layer with lost writes")?;
@@ -292,7 +292,7 @@ impl Store {
             Some(kept) => return Ok(Some(self.0.fresh(kept, hold))),
             None => {}
         }
-        let get = |reader: &DbSnapshot| reader.get::<LayerRecord>(LAYERS, key.as_str());
+        let get = |reader: &DbReadTransaction| reader.get::<LayerRecord>(LAYERS, key.as_str());
         let record = self.0.db.read("look up a layer", get)?.filter(|record| record.present);
         Ok(record.map(|record| self.0.committed(record, hold)))
     }
@@ -330,7 +330,7 @@ impl OpenStore {
         let waiting; // outlives the gate: the last handle of a layer needs it to go
         let _gate = self.gate();
         let used = self.is_used(&key)?;
-        let hold = self.references.hold(ReferencedItem::Layer(key.clone()));
+        let hold = self.references.add(ReferencedItem::Layer(key.clone()));
         waiting = self.uncommitted_layers.fresh().get(&key).and_then(Weak::upgrade);
         if let Some(layer) = &waiting {
             self.discard(from).context(doing)?;
@@ -386,7 +386,7 @@ impl OpenStore {
         // A commit that reported an error may have succeeded nevertheless: only the database knows. When it
         // cannot, the next start will.
         let key = layer.record.key.as_str();
-        let get = |reader: &DbSnapshot| reader.get::<LayerRecord>(LAYERS, key);
+        let get = |reader: &DbReadTransaction| reader.get::<LayerRecord>(LAYERS, key);
         let committed = self.db.read("look up a layer", get).map_err(io::Error::other)?;
         if committed.is_some_and(|layer| layer.present) {
             return Ok(());

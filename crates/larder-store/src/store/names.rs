@@ -3,7 +3,7 @@
 use larder::backend::RemoveOptions;
 use larder::reference::{DEFAULT_TAG, Digest, ImageName, Reference};
 
-use super::commit::{sort, take_name};
+use super::commit::{move_name, sort};
 use super::db::{DbRead as _, DbResult, DbTransaction, IMAGES, NAMES};
 use super::error::StoreError;
 use super::handle::{OpenStore, Store};
@@ -56,7 +56,7 @@ impl OpenStore {
             let Some(mut image) = found.filter(|image| image.complete) else { return Ok(None) };
             image.tags.push(name.clone());
             sort(&mut image.tags);
-            let other = take_name(writer, &name, id)?;
+            let other = move_name(writer, &name, id)?;
             put_image(writer, &mut image)?;
             Ok(Some((image, other)))
         })?;

@@ -1,13 +1,13 @@
 //! Reclaims what no image needs: downloads and layers of pulls that ended without an image, expired leases, and removed
 //! files.
 //!
-//! Two conditions retain a download or a resumable layer. A running pull holds its archives ([`Store::hold_archives`]),
+//! Two conditions retain a download or a resumable layer. A running pull holds its archives ([`Store::reference_archives`]),
 //! whatever the trigger. And until space is needed, the lease of an ended pull retains what the next attempt can use.
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
-use larder::gc::{ClockReading, ReclaimOutcome, ReclaimTrigger, SpaceBesideImages};
+use larder::gc::{ClockReading, ReclaimOutcome, ReclaimTrigger, ReclaimableSpace};
 use larder::reference::Digest;
 
 use super::db::{DbRead, DbResult, LAYERS, LEASES};
@@ -50,7 +50,7 @@ impl ReclaimRule {
     }
 
     /// Whether a download that no running pull needs is reclaimed; it was last written at `written`.
-    fn takes_download(&self, is_leased: bool, written: Option<SystemTime>) -> bool {
+    fn can_reclaim_download(&self, is_leased: bool, written: Option<SystemTime>) -> bool {
         let now = SystemTime::from(self.now.wall);
         let idle = |written| seconds(now).saturating_sub(seconds(written)) >= self.ingest_keep.as_secs();
         !is_leased && (self.needs_space() || written.is_none_or(idle))
@@ -59,8 +59,8 @@ impl ReclaimRule {
 
 impl Store {
     /// References the archives of a pull, so that its downloads and layers are not reclaimed while it runs.
-    pub fn hold_archives(&self, archives: impl IntoIterator<Item = Digest>) -> ArchiveReferences {
-        let hold = |archive| self.0.references.hold(ReferencedItem::Archive(archive));
+    pub fn reference_archives(&self, archives: impl IntoIterator<Item = Digest>) -> ArchiveReferences {
+        let hold = |archive| self.0.references.add(ReferencedItem::Archive(archive));
         ArchiveReferences { _held: archives.into_iter().map(hold).collect() }
     }
 
@@ -69,25 +69,25 @@ impl Store {
         &self,
         trigger: ReclaimTrigger,
         now: &ClockReading,
-    ) -> Result<SpaceBesideImages, StoreError> {
+    ) -> Result<ReclaimableSpace, StoreError> {
         self.0.reclaimable(&self.0.reclaim_rule(trigger, now))
     }
 
     /// Frees what no image and no running pull needs. The space is free when this returns. With
     /// [`ReclaimTrigger::Schedule`], what a later pull could resume with is retained.
     pub fn reclaim(&self, trigger: ReclaimTrigger, now: &ClockReading) -> ReclaimOutcome<StoreError> {
-        let mut freed = SpaceBesideImages::default();
+        let mut freed = ReclaimableSpace::default();
         let error = self.reclaim_in_steps(&self.0.reclaim_rule(trigger, now), &mut freed).err();
         ReclaimOutcome { freed, error }
     }
 
     /// Adds to `freed` what is free after each step.
-    fn reclaim_in_steps(&self, rule: &ReclaimRule, freed: &mut SpaceBesideImages) -> Result<(), StoreError> {
+    fn reclaim_in_steps(&self, rule: &ReclaimRule, freed: &mut ReclaimableSpace) -> Result<(), StoreError> {
         let trash = self.0.trash_usage()?;
         // First what needs no write to the database: that may fail on a full disk.
         self.empty_trash()?;
         freed.trash += trash;
-        let mut resumable = SpaceBesideImages::default();
+        let mut resumable = ReclaimableSpace::default();
         let discarded = self.0.discard_resumable(rule, &mut resumable);
         self.empty_trash()?;
         *freed += resumable;
@@ -104,7 +104,7 @@ impl Store {
     /// files are deleted.
     pub fn sweep(&self, now: &ClockReading) -> Result<(), StoreError> {
         let rule = &self.0.reclaim_rule(ReclaimTrigger::Schedule, now);
-        self.0.discard_resumable(rule, &mut SpaceBesideImages::default())?;
+        self.0.discard_resumable(rule, &mut ReclaimableSpace::default())?;
         self.0.end_leases(rule)?;
         self.0.sweep().map(drop)
     }
@@ -141,18 +141,18 @@ impl OpenStore {
         Ok(leased)
     }
 
-    fn reclaimable(&self, rule: &ReclaimRule) -> Result<SpaceBesideImages, StoreError> {
+    fn reclaimable(&self, rule: &ReclaimRule) -> Result<ReclaimableSpace, StoreError> {
         let doing = "measure reclaimable space";
         let leased = self.leased_by(rule)?;
         let mut downloads = DiskSpace::ZERO;
         for archive in self.downloads()? {
             let in_use =
                 self.is_in_flight(&archive) || self.references.has(&ReferencedItem::Ingest(archive.clone()));
-            if !in_use && rule.takes_download(leased.contains(&archive), self.written(&archive)) {
+            if !in_use && rule.can_reclaim_download(leased.contains(&archive), self.written(&archive)) {
                 downloads += measure(&self.layout.ingest(&archive)).context(doing)?;
             }
         }
-        let resumable = self.uncommitted_layers.kept.usage_of(|layer| self.takes_layer(&leased, layer));
+        let resumable = self.uncommitted_layers.kept.usage_of(|layer| self.can_reclaim_layer(&leased, layer));
         let unused = self.db.read(doing, |reader| {
             let unused = unused(reader, &self.references, |lease| self.is_in_force(rule, lease))?;
             let usage = |key: &super::records::LayerKey| -> DbResult<DiskSpace> {
@@ -162,17 +162,17 @@ impl OpenStore {
             unused.iter().map(usage).sum::<DbResult<DiskSpace>>()
         })?;
         let trash = self.trash_usage()?;
-        Ok(SpaceBesideImages { downloads, layers: resumable + unused, trash, ..SpaceBesideImages::default() })
+        Ok(ReclaimableSpace { downloads, layers: resumable + unused, trash, ..ReclaimableSpace::default() })
     }
 
     /// Moves downloads and resumable layers to the trash. Adds each to `freed`.
-    fn discard_resumable(&self, rule: &ReclaimRule, freed: &mut SpaceBesideImages) -> Result<(), StoreError> {
+    fn discard_resumable(&self, rule: &ReclaimRule, freed: &mut ReclaimableSpace) -> Result<(), StoreError> {
         let leased = self.leased_by(rule)?;
         self.discard_downloads(rule, &leased, &mut freed.downloads)?;
-        self.discard_resumable_layers(|layer| self.takes_layer(&leased, layer), &mut freed.layers)
+        self.discard_resumable_layers(|layer| self.can_reclaim_layer(&leased, layer), &mut freed.layers)
     }
 
-    fn takes_layer(&self, leased: &HashSet<Digest>, layer: &LayerRecord) -> bool {
+    fn can_reclaim_layer(&self, leased: &HashSet<Digest>, layer: &LayerRecord) -> bool {
         let archive = &layer.facts.digest;
         !leased.contains(archive) && !self.is_in_flight(archive)
     }
@@ -186,11 +186,11 @@ impl OpenStore {
         let doing = "clean up interrupted fetches";
         for archive in self.downloads()? {
             // No fetch of it can start in between.
-            let Some(_hold) = self.references.hold_alone(ReferencedItem::Ingest(archive.clone())) else {
+            let Some(_hold) = self.references.add_exclusive(ReferencedItem::Ingest(archive.clone())) else {
                 continue;
             };
             if self.is_in_flight(&archive)
-                || !rule.takes_download(leased.contains(&archive), self.written(&archive))
+                || !rule.can_reclaim_download(leased.contains(&archive), self.written(&archive))
             {
                 continue;
             }

@@ -67,17 +67,17 @@ impl OpenStore {
                 self.discard(&self.layout.layers().join(name)).context(doing)?;
             }
         }
-        let gone: Vec<LayerKey> = known.iter().filter_map(|key| LayerKey::parse(key)).collect();
-        self.note_missing(&gone)
+        let missing: Vec<LayerKey> = known.iter().filter_map(|key| LayerKey::parse(key)).collect();
+        self.note_missing(&missing)
     }
 
     /// Notes that layers are not there, and that the images which need them are not whole.
-    pub(crate) fn note_missing(&self, gone: &[LayerKey]) -> Result<(), StoreError> {
-        if gone.is_empty() {
+    pub(crate) fn note_missing(&self, missing: &[LayerKey]) -> Result<(), StoreError> {
+        if missing.is_empty() {
             return Ok(());
         }
         self.db.write("record missing layers", |writer| {
-            for key in gone {
+            for key in missing {
                 let Some(mut layer) = writer.get::<LayerRecord>(LAYERS, key.as_str())? else { continue };
                 if layer.present {
                     layer.present = false;

@@ -29,13 +29,13 @@ impl ReferenceCounts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn hold(self: &Arc<Self>, item: ReferencedItem) -> ItemReference {
+    pub(crate) fn add(self: &Arc<Self>, item: ReferencedItem) -> ItemReference {
         *self.counts().entry(item.clone()).or_default() += 1;
         ItemReference { references: self.clone(), item }
     }
 
     /// References it unless it is referenced already.
-    pub(crate) fn hold_alone(self: &Arc<Self>, item: ReferencedItem) -> Option<ItemReference> {
+    pub(crate) fn add_exclusive(self: &Arc<Self>, item: ReferencedItem) -> Option<ItemReference> {
         let mut counts = self.counts();
         let count = counts.entry(item.clone()).or_default();
         if *count > 0 {

@@ -9,27 +9,27 @@ use super::db::{DbRead as _, IMAGES};
 use super::error::StoreError;
 use super::handle::Store;
 use super::references::ReferencedItem;
-use super::usage::{each_layers_users, layer_holders, layers};
+use super::usage::{each_layers_users, layer_users_beside_images, layers};
 
 impl Store {
-    /// All images with their layers, those that lack one included, and what else holds a layer: leases, mounts, and pulls
+    /// All images with their layers, those that lack one included, and what else references a layer: leases, mounts, and pulls
     /// under way.
     pub fn layer_usage_index(&self) -> Result<LayerUsageIndex, StoreError> {
         self.0.db.read("look up which images share layers", |reader| {
             let mut sharing = LayerUsageIndex::unknown();
-            let mut held = layer_holders(reader)?;
+            let mut others = layer_users_beside_images(reader)?;
             for layer in layers(reader)? {
                 let pulled = || {
                     let pulling = self.0.references.has(&ReferencedItem::Layer(layer.key.clone()));
                     pulling.then(|| "an in-flight pull".to_owned())
                 };
-                let held_by = held.remove(&layer.key).or_else(pulled);
+                let referenced_by = others.remove(&layer.key).or_else(pulled);
                 let id = layer.key.as_str().into();
                 sharing.add(MeasuredLayer {
                     id,
                     amount: layer.usage,
                     estimated: self.estimates_sizes(),
-                    referenced_by: held_by,
+                    referenced_by,
                 });
             }
             let mut of: HashMap<String, Vec<LayerId>> = HashMap::new();

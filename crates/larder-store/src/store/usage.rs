@@ -122,7 +122,7 @@ fn find<'a>(layers: &'a [LayerUsage], key: &str) -> Option<&'a LayerUsage> {
 
 /// Returns the users of layers beside images, as text: leases, mounts and snapshots. Pulls under way are not in the
 /// database.
-pub(super) fn layer_holders(source: &impl DbRead) -> DbResult<HashMap<LayerKey, String>> {
+pub(super) fn layer_users_beside_images(source: &impl DbRead) -> DbResult<HashMap<LayerKey, String>> {
     let mut held: HashMap<LayerKey, String> = HashMap::new();
     source.for_each(LEASES, |lease: LeaseRecord| {
         for key in lease.leased.layers {
@@ -237,7 +237,7 @@ impl Store {
     pub fn image_usages(&self) -> Result<Vec<ImageUsage>, StoreError> {
         self.0.db.read("measure images", |reader| {
             let layers = layers(reader)?;
-            let held = layer_holders(reader)?;
+            let held = layer_users_beside_images(reader)?;
             let is_held = |key: &LayerKey| {
                 held.contains_key(key) || self.0.references.has(&ReferencedItem::Layer(key.clone()))
             };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use larder::backend::ProgressReporter;
-use larder::gc::{ReclaimTrigger, SpaceBesideImages};
+use larder::gc::{ReclaimTrigger, ReclaimableSpace};
 use larder::reference::Reference;
 use larder::scheduler::Scheduler;
 use larder_registry::{RegistryClient, RegistryConfig};
@@ -234,13 +234,13 @@ fn layers_are_kept_only_for_pulls() {
 }
 
 /// Reclaims, after a check that this is what was announced.
-fn reclaim(store: &Store, trigger: ReclaimTrigger, now: SystemTime) -> SpaceBesideImages {
+fn reclaim(store: &Store, trigger: ReclaimTrigger, now: SystemTime) -> ReclaimableSpace {
     let announced = store.reclaimable(trigger, &now.into()).unwrap();
     let outcome = store.reclaim(trigger, &now.into());
     assert!(outcome.error.is_none(), "{outcome:?}");
     let reclaimed = outcome.freed;
     assert_eq!(announced, reclaimed, "{trigger:?}");
-    assert_eq!(store.reclaimable(trigger, &now.into()).unwrap(), SpaceBesideImages::default(), "{trigger:?}");
+    assert_eq!(store.reclaimable(trigger, &now.into()).unwrap(), ReclaimableSpace::default(), "{trigger:?}");
     reclaimed
 }
 
@@ -263,7 +263,7 @@ fn leftovers() -> TempStore {
 #[test]
 fn until_space_is_needed_only_what_has_expired_is_reclaimed() {
     let scratch = leftovers();
-    assert_eq!(reclaim(&scratch.store, ReclaimTrigger::Schedule, noon()), SpaceBesideImages::default());
+    assert_eq!(reclaim(&scratch.store, ReclaimTrigger::Schedule, noon()), ReclaimableSpace::default());
     let later = SystemTime::now().max(noon()) + DAY;
     let reclaimed = reclaim(&scratch.store, ReclaimTrigger::Schedule, later);
     assert!((400_000..500_000).contains(&reclaimed.downloads.bytes), "{reclaimed:?}");
@@ -307,7 +307,7 @@ fn what_a_running_pull_needs_is_never_reclaimed() {
     let later = SystemTime::now().max(noon()) + DAY;
     for trigger in [ReclaimTrigger::Schedule, ReclaimTrigger::Pressure, ReclaimTrigger::Request] {
         let scratch = leftovers();
-        let running = scratch.store.hold_archives(["a", "b"].map(|name| facts(name).digest));
+        let running = scratch.store.reference_archives(["a", "b"].map(|name| facts(name).digest));
         reclaim(&scratch.store, trigger, later);
         assert_eq!(entries(&scratch.root().join("ingest")).len(), 1, "{trigger:?}");
         assert_eq!(entries(&scratch.root().join("layers")), [key("a").as_str()], "{trigger:?}");

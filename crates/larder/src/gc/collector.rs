@@ -17,7 +17,7 @@ use super::layers::LayerUsageIndex;
 use super::plan::{GcImage, GcSnapshot, is_due, keep_rule_inputs, plan};
 use super::policy::{GcPolicy, GcStrategy};
 use super::progress::{GcRoundProgress, RoundTracker};
-use super::reclaim::{ReclaimTrigger, SpaceBesideImages};
+use super::reclaim::{ReclaimTrigger, ReclaimableSpace};
 use super::remover::GcCounts;
 use super::report::{DryRun, GcReport, GcRoundResult};
 use super::round::Round;
@@ -186,13 +186,13 @@ impl Collector {
         goal: GcGoal,
         disk: Option<FsStats>,
         policy: &GcPolicy,
-    ) -> Result<SpaceBesideImages, GcError> {
-        let Some(reclaimer) = &self.parts.reclaim else { return Ok(SpaceBesideImages::default()) };
+    ) -> Result<ReclaimableSpace, GcError> {
+        let Some(reclaimer) = &self.parts.reclaim else { return Ok(ReclaimableSpace::default()) };
         match reclaimer.reclaimable(trigger(goal, disk, policy)).await {
             Err(error) if goal == GcGoal::FailedPulls => Err(GcError::Reclaim(error)),
             Err(error) => {
                 tracing::warn!("cannot determine reclaimable space beside images: {error}");
-                Ok(SpaceBesideImages::default())
+                Ok(ReclaimableSpace::default())
             }
             Ok(space) => Ok(space),
         }

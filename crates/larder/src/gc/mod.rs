@@ -59,7 +59,7 @@ pub use plan::{
 };
 pub use policy::{GcPolicy, GcStrategy, InodeThresholds, PolicyError, ThresholdKind, WhenUnreachable};
 pub use progress::{GcPhase, GcRoundProgress};
-pub use reclaim::{ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer};
+pub use reclaim::{ReclaimOutcome, ReclaimTrigger, ReclaimableSpace, SpaceReclaimer};
 pub use remover::GcCounts;
 pub use report::{DryRun, GcReport, GcRoundResult};
 pub use sweep::{RemovedImage, SweepReport};

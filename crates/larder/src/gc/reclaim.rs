@@ -22,7 +22,7 @@ pub enum ReclaimTrigger {
 
 /// Space beside images, by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SpaceBesideImages {
+pub struct ReclaimableSpace {
     /// Downloads of failed and interrupted pulls.
     pub downloads: DiskSpace,
     /// Layers without an image: of failed and interrupted pulls, or of expired leases.
@@ -38,9 +38,9 @@ pub struct SpaceBesideImages {
 pub trait SpaceReclaimer: Send + Sync {
     /// Returns the space that [`reclaim`](SpaceReclaimer::reclaim) would free now. By default unknown, which counts
     /// as nothing.
-    async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+    async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<ReclaimableSpace, BackendError> {
         let _ = trigger;
-        Ok(SpaceBesideImages::default())
+        Ok(ReclaimableSpace::default())
     }
 
     /// Frees what the trigger allows. Never frees what a running pull uses. Called by each round before any image is
@@ -52,19 +52,19 @@ pub trait SpaceReclaimer: Send + Sync {
 #[derive(Debug, Clone)]
 pub struct ReclaimOutcome<E = BackendError> {
     /// Freed, before the error if there was one.
-    pub freed: SpaceBesideImages,
+    pub freed: ReclaimableSpace,
     /// Why the rest was not freed.
     pub error: Option<E>,
 }
 
 impl<E> Default for ReclaimOutcome<E> {
     fn default() -> Self {
-        ReclaimOutcome { freed: SpaceBesideImages::default(), error: None }
+        ReclaimOutcome { freed: ReclaimableSpace::default(), error: None }
     }
 }
 
-impl<E> From<Result<SpaceBesideImages, E>> for ReclaimOutcome<E> {
-    fn from(reclaimed: Result<SpaceBesideImages, E>) -> Self {
+impl<E> From<Result<ReclaimableSpace, E>> for ReclaimOutcome<E> {
+    fn from(reclaimed: Result<ReclaimableSpace, E>) -> Self {
         match reclaimed {
             Ok(freed) => ReclaimOutcome { freed, error: None },
             Err(error) => ReclaimOutcome { error: Some(error), ..ReclaimOutcome::default() },
@@ -72,18 +72,18 @@ impl<E> From<Result<SpaceBesideImages, E>> for ReclaimOutcome<E> {
     }
 }
 
-impl SpaceBesideImages {
+impl ReclaimableSpace {
     /// The sum of all kinds.
     pub fn total(&self) -> DiskSpace {
         self.downloads + self.layers + self.trash + self.build_cache
     }
 }
 
-impl Add for SpaceBesideImages {
-    type Output = SpaceBesideImages;
+impl Add for ReclaimableSpace {
+    type Output = ReclaimableSpace;
 
-    fn add(self, other: SpaceBesideImages) -> SpaceBesideImages {
-        SpaceBesideImages {
+    fn add(self, other: ReclaimableSpace) -> ReclaimableSpace {
+        ReclaimableSpace {
             downloads: self.downloads + other.downloads,
             layers: self.layers + other.layers,
             trash: self.trash + other.trash,
@@ -92,14 +92,14 @@ impl Add for SpaceBesideImages {
     }
 }
 
-impl AddAssign for SpaceBesideImages {
-    fn add_assign(&mut self, other: SpaceBesideImages) {
+impl AddAssign for ReclaimableSpace {
+    fn add_assign(&mut self, other: ReclaimableSpace) {
         *self = *self + other;
     }
 }
 
 /// `156MB (downloads 150MB, layers without an image 6MB)`
-impl fmt::Display for SpaceBesideImages {
+impl fmt::Display for ReclaimableSpace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kinds = [
             ("downloads", self.downloads),

@@ -3,7 +3,7 @@
 use super::error::GcError;
 use super::open_files::SpaceHolder;
 use super::plan::{GcPlan, GcSnapshot};
-use super::reclaim::SpaceBesideImages;
+use super::reclaim::ReclaimableSpace;
 use super::sweep::{RemovedImage, SweepReport};
 use crate::image_service::FsStats;
 use crate::retention::KeepWarning;
@@ -16,7 +16,7 @@ pub struct GcReport {
     /// The result of each plan.
     pub swept: Vec<SweepReport>,
     /// Space that was reclaimed beside images, before any image was removed.
-    pub reclaimed: SpaceBesideImages,
+    pub reclaimed: ReclaimableSpace,
     /// The filesystem before anything was reclaimed or removed, if it was measured.
     pub before: Option<FsStats>,
     /// The last measurement of the filesystem.

@@ -44,9 +44,9 @@ pub struct SweepReport {
     /// Skipped because they are now in use or kept, by ID.
     pub skipped: Vec<ImageId>,
     /// Removed by another process before the sweep reached them, by ID.
-    pub removed_by_others: Vec<ImageId>,
+    pub already_removed: Vec<ImageId>,
     /// Bytes freed: of the removed files, if the backend counted them, else the change of the filesystem, without what
-    /// the images in `removed_by_others` were planned to free. Nominal with kubelet's strategy.
+    /// the images in `already_removed` were planned to free. Nominal with kubelet's strategy.
     pub freed: i64,
     /// Change of the available bytes of the filesystem, including what other writers changed during the sweep. `None` if
     /// it was not measured.
@@ -203,7 +203,7 @@ impl Sweep<'_> {
                 Span::current().record("larder.gc.outcome", "not found");
                 self.meter.add_by_another(&removal, self.goal.relevant_space()).await;
                 self.snapshot.forget(&removal.id, &removal.handler);
-                self.report.removed_by_others.push(removal.id);
+                self.report.already_removed.push(removal.id);
             }
             Ok(RemovalOutcome::InUse(reasons)) => {
                 Span::current().record("larder.gc.outcome", "in use");

@@ -62,7 +62,7 @@ impl EnsureLeases {
 
     /// Pulls and leases the image. Pulls again when a removal may have overtaken the pull: the image was removed after
     /// the pull, or the runtime found it present and then missed it.
-    pub(super) async fn pull(
+    pub(super) async fn pull_and_lease(
         &self,
         puller: &ImagePuller,
         job: &PullJob,

@@ -337,7 +337,7 @@ impl ImageManager {
         let entry = self.pull_tracker.track(&job.spec.image, Instant::now());
         let span = pull_span(&job);
         let pull = async move {
-            let result = leases.pull(&puller, &job, &entry).await;
+            let result = leases.pull_and_lease(&puller, &job, &entry).await;
             note_pulled(&Span::current(), &result);
             if let Some(metrics) = &metrics {
                 match &result.pulled {

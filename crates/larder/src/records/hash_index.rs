@@ -71,7 +71,7 @@ impl Default for FoldingHasher {
 }
 
 impl FoldingHasher {
-    fn take(&mut self, word: u64) {
+    fn add_word(&mut self, word: u64) {
         let product = u128::from(self.0 ^ word) * u128::from(FACTOR);
         let [low, high] = [product & u128::from(u64::MAX), product >> 64];
         self.0 = u64::try_from(low ^ high).unwrap_or_default();
@@ -82,16 +82,16 @@ impl Hasher for FoldingHasher {
     fn write(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<8>();
         for word in words {
-            self.take(u64::from_le_bytes(*word));
+            self.add_word(u64::from_le_bytes(*word));
         }
         let mut last = [0; 8];
         last[..rest.len()].copy_from_slice(rest);
-        self.take(u64::from_le_bytes(last) ^ ((bytes.len() as u64) << 56));
+        self.add_word(u64::from_le_bytes(last) ^ ((bytes.len() as u64) << 56));
     }
 
     fn finish(&self) -> u64 {
         let mut last = FoldingHasher(self.0);
-        last.take(*SEED);
+        last.add_word(*SEED);
         last.0
     }
 }

@@ -17,7 +17,7 @@ const REPORT_AFTER: Duration = Duration::from_secs(5);
 const GIVE_UP: Duration = Duration::from_secs(60);
 
 /// Locks a file, for as long as it is open. Fails after a minute.
-pub(super) fn take(file: &File, path: &Path, mut sleep: impl FnMut(Duration)) -> io::Result<()> {
+pub(super) fn lock_exclusive(file: &File, path: &Path, mut sleep: impl FnMut(Duration)) -> io::Result<()> {
     let (mut waited, mut wait, mut reported) = (Duration::ZERO, FIRST_WAIT, false);
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -80,7 +80,7 @@ mod tests {
         let (held, ours) = (create(&path), create(&path));
         flock(&held, FlockOperation::LockExclusive).unwrap();
         let mut slept = Duration::ZERO;
-        let error = take(&ours, &path, |wait| slept += wait).unwrap_err();
+        let error = lock_exclusive(&ours, &path, |wait| slept += wait).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(slept >= GIVE_UP && slept < GIVE_UP + LONGEST_WAIT * 2, "{slept:?}");
         let text = error.to_string();
@@ -101,7 +101,7 @@ mod tests {
                 held = None;
             }
         };
-        take(&ours, &path, sleep).unwrap();
+        lock_exclusive(&ours, &path, sleep).unwrap();
         assert_eq!(waits, 300);
     }
 

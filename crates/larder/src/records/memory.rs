@@ -66,8 +66,8 @@ impl RecordCache {
 
     pub(super) fn forget(&self, image_ref: &ImageId) {
         let mut all = self.write();
-        let gone = all.by_ref.remove(image_ref);
-        all.weight -= gone.map_or(0, |kept| kept.known.weight);
+        let removed = all.by_ref.remove(image_ref);
+        all.weight -= removed.map_or(0, |kept| kept.known.weight);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, CachedRecords> {

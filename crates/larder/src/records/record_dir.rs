@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 
 use super::document::{Decoded, DocumentError, ImagePullIntent, ImagePulledRecord, file_name};
-use super::lock::take;
+use super::lock::lock_exclusive;
 use super::pull_locks::{PullLock, PullLockFile};
 use crate::reference::{ImageId, ImageName};
 
@@ -130,7 +130,7 @@ impl RecordDir {
             clippy::disallowed_methods,
             reason = "this thread has nothing else to do; tests bring another sleep"
         )]
-        take(&lock, &path, std::thread::sleep)?;
+        lock_exclusive(&lock, &path, std::thread::sleep)?;
         Ok(RecordDirLock { _lock: lock })
     }
 

@@ -131,7 +131,7 @@ impl PlanCase {
                 referenced_by: held_by,
             });
         }
-        let mut subjects = Vec::new();
+        let mut images = Vec::new();
         for &image in order {
             let sketch = &self.images[image];
             if sketch.known {
@@ -139,7 +139,7 @@ impl PlanCase {
                 layers.add_image(name(image), of, DiskSpace::ZERO, None);
             }
             let lease = lease(60);
-            subjects.push(GcImage {
+            images.push(GcImage {
                 id: name(image).into(),
                 handler: String::new(),
                 names: Vec::new(),
@@ -174,7 +174,7 @@ impl PlanCase {
             now: UnixMillis(NOW),
             began: UnixMillis(0),
             watched: UnixMillis(0),
-            images: subjects,
+            images,
             layers,
             disk: Some(disk),
             reclaimed: DiskSpace::ZERO,
@@ -245,11 +245,11 @@ proptest! {
         }
 
         prop_assert_eq!(plan.decisions.len(), case.images.len());
-        for verdict in &plan.decisions {
-            let image = at(verdict.id.as_str());
-            prop_assert_eq!(matches!(verdict.decision, GcDecision::Remove(_)), gone.contains(&image));
-            prop_assert_eq!(verdict.alone, case.frees(&BTreeSet::from([image])));
-            if verdict.decision == GcDecision::Retain(RetainReason::FreesNothing) {
+        for decided in &plan.decisions {
+            let image = at(decided.id.as_str());
+            prop_assert_eq!(matches!(decided.decision, GcDecision::Remove(_)), gone.contains(&image));
+            prop_assert_eq!(decided.alone, case.frees(&BTreeSet::from([image])));
+            if decided.decision == GcDecision::Retain(RetainReason::FreesNothing) {
                 let all: BTreeSet<usize> = removable.iter().copied().collect();
                 let mut without = all.clone();
                 without.remove(&image);
@@ -426,12 +426,12 @@ fn images_below_the_maximum_age_are_reported() {
     };
     let (mut snapshot, policy) = case.snapshot(&[0]);
     snapshot.disk = Some(disk(1000, 1000));
-    let verdict = |maximum| {
+    let decision = |maximum| {
         let policy = GcPolicy { maximum_age: Duration::from_secs(maximum), ..policy.clone() };
         plan(&snapshot, &policy, GcGoal::Thresholds).decisions[0].decision.clone()
     };
-    assert!(matches!(verdict(2), GcDecision::Retain(RetainReason::TooYoung { .. })));
-    assert_eq!(verdict(0), GcDecision::Retain(RetainReason::NotNeeded));
+    assert!(matches!(decision(2), GcDecision::Retain(RetainReason::TooYoung { .. })));
+    assert_eq!(decision(0), GcDecision::Retain(RetainReason::NotNeeded));
 }
 
 #[test]
@@ -448,10 +448,10 @@ fn every_reason_reads_as_a_sentence() {
         bytes: 9,
         inodes: 0,
     };
-    let verdicts: Vec<String> =
+    let decisions: Vec<String> =
         case.plan(&[0, 1, 2, 3, 4]).decisions.iter().map(|image| image.decision.to_string()).collect();
     assert_eq!(
-        verdicts,
+        decisions,
         [
             "remove: one of 2 images removed together to free layer l1",
             "retain: leased (expires in 1m0s)",

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use larder::backend::BackendError;
 use larder::gc::{
     Collector, DiskSpace, GcError, GcGoal, GcIntervals, GcLoops, GcPolicy, GcRoundResult, GcStrategy,
-    ReclaimOutcome, ReclaimTrigger, SpaceBesideImages, SpaceReclaimer,
+    ReclaimOutcome, ReclaimTrigger, ReclaimableSpace, SpaceReclaimer,
 };
 
 use crate::world::{FakeNode, OwnPolicy as _, failure};
@@ -20,16 +20,16 @@ struct FakeDownloads {
 }
 
 impl FakeDownloads {
-    fn space(&self, trigger: ReclaimTrigger) -> SpaceBesideImages {
+    fn space(&self, trigger: ReclaimTrigger) -> ReclaimableSpace {
         let all = self.world.state().other;
         let bytes = if trigger == ReclaimTrigger::Schedule { all.min(self.expired) } else { all };
-        SpaceBesideImages { downloads: DiskSpace { bytes, inodes: 0 }, ..SpaceBesideImages::default() }
+        ReclaimableSpace { downloads: DiskSpace { bytes, inodes: 0 }, ..ReclaimableSpace::default() }
     }
 }
 
 #[async_trait]
 impl SpaceReclaimer for FakeDownloads {
-    async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<SpaceBesideImages, BackendError> {
+    async fn reclaimable(&self, trigger: ReclaimTrigger) -> Result<ReclaimableSpace, BackendError> {
         Ok(self.space(trigger))
     }
 

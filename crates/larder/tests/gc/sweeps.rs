@@ -236,7 +236,7 @@ async fn space_of_images_removed_by_other_processes_is_waited_for() {
     assert_eq!((world.removals(), start.elapsed().as_millis()), (vec!["i1".to_owned()], 700));
     let swept = &report.swept[0];
     assert_eq!(
-        (swept.removed_by_others.clone(), swept.freed),
+        (swept.already_removed.clone(), swept.freed),
         (vec![id("i0")], 90),
         "180 came free, and 90 are its own"
     );
@@ -255,7 +255,7 @@ async fn space_free_before_the_first_measure_is_not_counted_as_freed() {
     let report = collector.collect().await.unwrap();
     let swept = &report.swept[0];
     assert_eq!(
-        (swept.removed_by_others.clone(), world.removals()),
+        (swept.already_removed.clone(), world.removals()),
         (vec![id("i0")], vec!["i1".into(), "i2".into()])
     );
     assert_eq!(swept.freed, 180);
@@ -276,7 +276,7 @@ async fn images_removed_by_other_processes_do_not_count_as_removed_or_freed_by_t
     assert_eq!(world.removals(), ["i0", "i2"]);
     let swept = &report.swept[0];
     let done: Vec<_> = swept.removed.iter().map(|done| done.removal.id.clone()).collect();
-    assert_eq!((done, swept.removed_by_others.clone()), (vec![id("i0"), id("i2")], vec![id("i1")]));
+    assert_eq!((done, swept.already_removed.clone()), (vec![id("i0"), id("i2")], vec![id("i1")]));
     assert_eq!(swept.freed, 180, "270 came free, and 90 of them are not its own");
     assert_eq!(collector.counts().space, 2);
     assert_eq!(written.0.lock().unwrap().as_slice(), [id("i0"), id("i2")]);

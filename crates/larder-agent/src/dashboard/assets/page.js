@@ -262,17 +262,17 @@ async function explain(row) {
 }
 
 function explanation(explained) {
-  const verdict = explained.verdict ?? {};
+  const decision = explained.decision ?? {};
   const used = explained.millisecondsSinceLastUsed;
   return [
-    ['Names', (verdict.names ?? []).join(', ') || 'none'],
-    ['ID', verdict.id],
-    ['Now', `${verdict.remove ? 'would be removed' : 'retained'}: ${verdict.why}`],
+    ['Names', (decision.names ?? []).join(', ') || 'none'],
+    ['ID', decision.id],
+    ['Now', `${decision.remove ? 'would be removed' : 'retained'}: ${decision.why}`],
     ['Under pressure', explained.underPressure],
     ['If all unused images are removed', explained.removable ? 'removed' : 'retained'],
-    ['Used by', (verdict.usedBy ?? []).join(', ') || 'nothing'],
-    ['Size', bytes(verdict.sizeBytes)],
-    ['Freed by its removal', bytes(verdict.uniqueBytes)],
+    ['Used by', (decision.usedBy ?? []).join(', ') || 'nothing'],
+    ['Size', bytes(decision.sizeBytes)],
+    ['Freed by its removal', bytes(decision.uniqueBytes)],
     ['Shared with other images', bytes(explained.sharedBytes)],
     ['First seen', `${duration(explained.millisecondsSinceFirstSeen)} ago`],
     ['Last used', used === null || used === undefined ? 'never' : `${duration(used)} ago`],

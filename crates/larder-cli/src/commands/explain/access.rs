@@ -233,7 +233,7 @@ fn print(access: &AccessRecord, out: &Printer) {
         }
         let place = check.namespace.as_ref().map(|namespace| format!(" in namespace {namespace}"));
         let place = place.unwrap_or_default();
-        out.line(format_args!("{} for {}{place}: {}", access.image, check.object, check.verdict()));
+        out.line(format_args!("{} for {}{place}: {}", access.image, check.object, check.conclusion()));
         out.table(&table);
         for place in &check.other_registries {
             out.line(format_args!("no credential for this image: {place}"));
@@ -246,7 +246,7 @@ fn print(access: &AccessRecord, out: &Printer) {
 
 impl AccessCheck {
     /// Names the credential only if the host asked for one.
-    fn verdict(&self) -> String {
+    fn conclusion(&self) -> String {
         let accepted = self.credentials.iter().find_map(|found| Some((found, found.accepting_host()?)));
         match accepted {
             Some((TriedCredential { source: Some(place), .. }, host)) if host.sent => {

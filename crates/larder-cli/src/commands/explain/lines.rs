@@ -13,7 +13,7 @@ const HIDDEN: &str =
 
 /// The lines about an image that was requested by this name.
 pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
-    let Some(image) = &explanation.verdict else { return Vec::new() };
+    let Some(image) = &explanation.decision else { return Vec::new() };
     let head = requested_name(requested, &image.names);
     let mut lines = vec![head.unwrap_or(&image.id).clone()];
     let others = image.names.iter().filter(|name| Some(*name) != head);

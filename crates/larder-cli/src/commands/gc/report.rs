@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use larder::gc::SpaceBesideImages;
+use larder::gc::ReclaimableSpace;
 use larder::hint::Hint;
 use larder_api::EnumWord as _;
 use larder_api::convert::to_space_beside_images;
-use larder_api::v1::{Collection, CollectionGoal, FileSystem, ImageVerdict, VerdictReason};
+use larder_api::v1::{Collection, CollectionGoal, DecisionReason, FileSystem, ImageDecision};
 
 use crate::output::table::TextTable;
 use crate::output::{names, size};
@@ -92,7 +92,7 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Printer) {
             ));
         }
     }
-    for id in &report.gone {
+    for id in &report.already_removed {
         let named = report.images.iter().find(|image| image.id == *id);
         let name = named.map_or(id.clone(), |image| names::image_names(&image.names, id, wide));
         out.line(format_args!("skipped {name}: removed by another process"));
@@ -119,7 +119,7 @@ fn print_removal_hints(report: &Collection, out: &Printer) {
         _ => &["gc"],
     };
     let reasons: BTreeSet<_> =
-        report.images.iter().filter(|image| !image.remove).map(ImageVerdict::reason).collect();
+        report.images.iter().filter(|image| !image.remove).map(ImageDecision::reason).collect();
     reasons.into_iter().filter_map(|reason| removal_hint(reason, round)).for_each(|hint| out.hint(hint));
 }
 
@@ -127,9 +127,9 @@ fn print_removal_hints(report: &Collection, out: &Printer) {
 const ALL_UNUSED: [&str; 2] = ["gc", "--all-unused"];
 
 /// Returns the space that was or would be reclaimed beside images, if any.
-fn reclaimed(report: &Collection) -> Option<SpaceBesideImages> {
+fn reclaimed(report: &Collection) -> Option<ReclaimableSpace> {
     let reclaimed = report.reclaimed.as_ref().map(to_space_beside_images)?;
-    (reclaimed != SpaceBesideImages::default()).then_some(reclaimed)
+    (reclaimed != ReclaimableSpace::default()).then_some(reclaimed)
 }
 
 /// The disk usage after that, where no image is removed.
@@ -160,8 +160,8 @@ pub(in crate::commands) fn differs_from_plan(promised: u64, freed: u64) -> bool 
 const NOISE: u64 = 1 << 20;
 
 /// Prints how many images a removal of all unused ones retains, by reason, and how to remove them too.
-pub(in crate::commands) fn count_retained(images: &[ImageVerdict], out: &Printer) {
-    let mut counts: BTreeMap<VerdictReason, usize> = BTreeMap::new();
+pub(in crate::commands) fn count_retained(images: &[ImageDecision], out: &Printer) {
+    let mut counts: BTreeMap<DecisionReason, usize> = BTreeMap::new();
     for image in images.iter().filter(|image| !image.remove) {
         *counts.entry(image.reason()).or_default() += 1;
     }
@@ -178,11 +178,11 @@ pub(in crate::commands) fn count_retained(images: &[ImageVerdict], out: &Printer
 }
 
 /// How to remove unused images in spite of this reason, where a command does; `round` is the command of the round.
-fn removal_hint(reason: VerdictReason, round: &[&str]) -> Option<Hint> {
+fn removal_hint(reason: DecisionReason, round: &[&str]) -> Option<Hint> {
     let with =
         |flags: &[&str]| -> Vec<String> { round.iter().chain(flags).map(|&word| word.to_owned()).collect() };
     match reason {
-        VerdictReason::Leased => {
+        DecisionReason::Leased => {
             let hint = Hint::new().command(["lease", "rm", "IMAGE"]).text(" ends the leases on an image");
             // What a pull leased is younger than the minimum age as well.
             let force = || with(&["--force-leases", "--minimum-image-ttl-duration", "0"]);
@@ -192,7 +192,7 @@ fn removal_hint(reason: VerdictReason, round: &[&str]) -> Option<Hint> {
                 hint
             })
         }
-        VerdictReason::TooYoung => Some(
+        DecisionReason::TooYoung => Some(
             Hint::new()
                 .command(with(&["--minimum-image-ttl-duration", "0"]))
                 .text(" ignores the minimum age"),
@@ -202,20 +202,20 @@ fn removal_hint(reason: VerdictReason, round: &[&str]) -> Option<Hint> {
 }
 
 /// The reason to retain any number of images.
-fn retain_reason(reason: VerdictReason) -> &'static str {
+fn retain_reason(reason: DecisionReason) -> &'static str {
     match reason {
-        VerdictReason::InUse => "in use",
-        VerdictReason::Leased => "leased",
-        VerdictReason::Pinned => "pinned by the runtime",
-        VerdictReason::Kept => "kept by a rule",
-        VerdictReason::TooYoung => "younger than the minimum age (imageMinimumGCAge)",
-        VerdictReason::ClockWentBack => "last used in the future: the clock was set back",
-        VerdictReason::FreesNothing => "frees no space",
-        VerdictReason::Unreachable => "goal cannot be reached",
-        VerdictReason::Recent => "recently used (gc.keepBytes)",
-        VerdictReason::NotNeeded => "not needed to reach the goal",
-        VerdictReason::InvalidId => "no valid image ID",
-        VerdictReason::Failed => "removal failed",
+        DecisionReason::InUse => "in use",
+        DecisionReason::Leased => "leased",
+        DecisionReason::Pinned => "pinned by the runtime",
+        DecisionReason::Kept => "kept by a rule",
+        DecisionReason::TooYoung => "younger than the minimum age (imageMinimumGCAge)",
+        DecisionReason::ClockWentBack => "last used in the future: the clock was set back",
+        DecisionReason::FreesNothing => "frees no space",
+        DecisionReason::Unreachable => "goal cannot be reached",
+        DecisionReason::Recent => "recently used (gc.keepBytes)",
+        DecisionReason::NotNeeded => "not needed to reach the goal",
+        DecisionReason::InvalidId => "no valid image ID",
+        DecisionReason::Failed => "removal failed",
         other => other.word(),
     }
 }
@@ -229,7 +229,7 @@ fn print_removals(report: &Collection, wide: bool, out: &Printer) {
 fn print_retained(report: &Collection, wide: bool, out: &Printer) {
     let mut table = TextTable::new(["RETAINED", "REASON"]);
     let retained = report.images.iter().filter(|image| !image.remove);
-    let row = |image: &ImageVerdict| [names::image_names(&image.names, &image.id, wide), image.why.clone()];
+    let row = |image: &ImageDecision| [names::image_names(&image.names, &image.id, wide), image.why.clone()];
     let mut rows: Vec<_> = retained.map(row).collect();
     rows.sort();
     let any = !rows.is_empty();
@@ -361,8 +361,9 @@ mod tests {
 
     #[test]
     fn leases_and_the_minimum_age_have_hints_where_a_goal_is_missed() {
-        let image = |reason: VerdictReason| ImageVerdict { reason: reason.into(), ..ImageVerdict::default() };
-        let images = vec![image(VerdictReason::Leased), image(VerdictReason::TooYoung)];
+        let image =
+            |reason: DecisionReason| ImageDecision { reason: reason.into(), ..ImageDecision::default() };
+        let images = vec![image(DecisionReason::Leased), image(DecisionReason::TooYoung)];
         for (goal, reached, hints) in [
             (
                 CollectionGoal::Free,

@@ -231,11 +231,11 @@ impl<'c, T: Deref<Target = RowReader<'c>>> DbRead for T {
 }
 
 /// A look at the database as it was at one moment.
-pub(crate) struct DbSnapshot<'c>(RowReader<'c>);
+pub(crate) struct DbReadTransaction<'c>(RowReader<'c>);
 
-impl<'c> DbSnapshot<'c> {
-    pub(super) fn begin(connection: &'c Connection) -> DbResult<DbSnapshot<'c>> {
-        let snapshot = DbSnapshot(RowReader::new(connection)?);
+impl<'c> DbReadTransaction<'c> {
+    pub(super) fn begin(connection: &'c Connection) -> DbResult<DbReadTransaction<'c>> {
+        let snapshot = DbReadTransaction(RowReader::new(connection)?);
         connection.execute_batch("BEGIN")?;
         // It begins with what is read first.
         snapshot.0.row(TOTALS, IMAGES.0)?;
@@ -243,14 +243,14 @@ impl<'c> DbSnapshot<'c> {
     }
 }
 
-impl Drop for DbSnapshot<'_> {
+impl Drop for DbReadTransaction<'_> {
     fn drop(&mut self) {
         // After an error there may be no transaction any more; otherwise this cannot fail, since nothing was written.
         let _ = self.0.connection.execute_batch("ROLLBACK");
     }
 }
 
-impl<'c> Deref for DbSnapshot<'c> {
+impl<'c> Deref for DbReadTransaction<'c> {
     type Target = RowReader<'c>;
 
     fn deref(&self) -> &RowReader<'c> {

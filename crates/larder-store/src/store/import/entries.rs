@@ -54,7 +54,7 @@ impl PresentLayers {
     }
 
     /// The layer whose blob has this name, if the store has it still.
-    fn hold(&self, store: &Store, name: &str) -> Result<Option<LayerHandle>, ImportError> {
+    fn reference(&self, store: &Store, name: &str) -> Result<Option<LayerHandle>, ImportError> {
         let Some(digest) = digest_of_blob(name) else { return Ok(None) };
         let Some(key) = self.0.get(&digest) else { return Ok(None) };
         let layer = store.layer(key)?;
@@ -113,7 +113,7 @@ pub(super) struct ImportEntries {
     layers: Mutex<HashMap<Digest, String>>,
     /// Where a stream's entries wait; removed in the end.
     spool: Option<Spool>,
-    held: LayerReferences,
+    references: LayerReferences,
 }
 
 impl ImportEntries {
@@ -128,7 +128,7 @@ impl ImportEntries {
             archive: None,
             layers: Mutex::default(),
             spool: None,
-            held: LayerReferences { store: store.clone(), layers: Vec::new() },
+            references: LayerReferences { store: store.clone(), layers: Vec::new() },
         };
         match from {
             ImportSource::Path(path) if path.is_dir() => entries.add_dir(&path)?,
@@ -195,8 +195,8 @@ impl ImportEntries {
                 self.add_entry(entry, EntryLocation::Known { size })?;
                 continue;
             };
-            if let Some(layer) = known.hold(store, name)? {
-                self.held.layers.push(layer);
+            if let Some(layer) = known.reference(store, name)? {
+                self.references.layers.push(layer);
                 self.add_entry(entry, EntryLocation::Known { size })?;
                 continue;
             }

@@ -41,13 +41,13 @@ impl Spool {
     ) -> Result<PathBuf, ImportError> {
         const DOING: &str = "store a part of the archive";
         self.files += 1;
-        self.take(FILE, DiskSpace { bytes: size, inodes: 1 })?;
+        self.check_space(FILE, DiskSpace { bytes: size, inodes: 1 })?;
         let path = self.dir.join(self.files.to_string());
         let mut file = fs_err::File::create_new(&path).context(DOING)?;
         let mut left = size;
         walk.read_content(|piece| {
             let bytes = piece.len() as u64;
-            self.take(bytes, DiskSpace { bytes: left, inodes: 0 })?;
+            self.check_space(bytes, DiskSpace { bytes: left, inodes: 0 })?;
             left = left.saturating_sub(bytes);
             Ok(file.write_all(piece).context(DOING)?)
         })?;
@@ -55,7 +55,7 @@ impl Spool {
     }
 
     /// Counts what is about to be kept, and looks now and then whether what the entry still needs fits.
-    fn take(&mut self, bytes: u64, still: DiskSpace) -> Result<(), ImportError> {
+    fn check_space(&mut self, bytes: u64, still: DiskSpace) -> Result<(), ImportError> {
         self.since_look += bytes;
         if self.since_look < LOOK_EVERY {
             return Ok(());
