@@ -119,7 +119,7 @@ async fn run(
                 let Some((index, ended)) = ended else { return };
                 if let (Err(error), Some(object)) = (&ended, target(requests, index)) {
                     // Outside of any caller's scope: a caller reports it itself.
-                    node.sink.record(Event::failed(object, error));
+                    node.observability.sink().record(Event::failed(object, error));
                 }
                 // If the receiver is gone, this task ends soon, too.
                 let _ = updates.send(ensure_ended(index, ended));

@@ -54,7 +54,7 @@ pub(super) async fn load(
         loaded = import(store, ImportSource::Stream(Box::new(arriving)), name) => {
             let loaded = loaded?;
             for image in &loaded {
-                node.record(EventType::Normal, EventReason::Loaded, &said(image));
+                node.observability.record(EventType::Normal, EventReason::Loaded, loaded_message(image));
             }
             if let Some(hidden) = &node.hidden {
                 for image in &loaded {
@@ -107,7 +107,7 @@ async fn forward(
 }
 
 /// The event of one image.
-fn said(image: &api::LoadedImage) -> String {
+fn loaded_message(image: &api::LoadedImage) -> String {
     match image.repo_tags.as_slice() {
         [] => format!("Loaded image {}", image.id),
         names => format!("Loaded image {}", names.join(", ")),

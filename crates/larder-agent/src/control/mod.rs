@@ -108,7 +108,7 @@ impl ControlApi {
     /// How many images were removed since the start: what was listed before has changed.
     #[cfg(feature = "dashboard")]
     pub(crate) fn removals(&self) -> u64 {
-        self.node().metrics.removals()
+        self.node().observability.metrics().removals()
     }
 
     /// Loads an archive that arrives in pieces.
@@ -286,7 +286,8 @@ impl Control for ControlApi {
     }
 
     async fn events(&self, request: Request<api::EventsRequest>) -> ControlResult<Self::EventsStream> {
-        let stream = events::follow(&self.node().events, request.get_ref(), self.0.stop.clone());
+        let stream =
+            events::follow(self.node().observability.journal(), request.get_ref(), self.0.stop.clone());
         Ok(Response::new(Box::pin(stream)))
     }
 

@@ -51,7 +51,7 @@ pub(super) async fn now(
     });
     api::StatusResponse {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        uptime_seconds: now.saturating_duration_since(node.started).as_secs(),
+        uptime_seconds: node.observability.uptime().as_secs(),
         backend: node.description.clone(),
         backend_available,
         backend_message,
@@ -68,7 +68,7 @@ pub(super) async fn now(
         node_images: node_images(node, &images),
         images_listed: images.listed.map(convert::time),
         images_bytes: ImageStats::of(&images.images).total_storage_bytes,
-        next_event: node.events.next_number(),
+        next_event: node.observability.journal().next_number(),
         pid: i32::try_from(std::process::id()).unwrap_or_default(),
         mode: mode(node).to_owned(),
         containerd: containerd(node),

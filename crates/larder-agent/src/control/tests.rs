@@ -122,11 +122,11 @@ async fn each_image_of_a_call_has_its_events_and_one_end() {
         ]
     );
     assert_eq!(updates(&mut client, wants(&["a:1"])).await, ["Pulled", "0 ensured"], "and none of others");
-    let known = served.node.events.snapshot().into_iter().map(|event| event.message);
+    let known = served.node.observability.journal().snapshot().into_iter().map(|event| event.message);
     let failures: Vec<_> = known.filter(|message| message.starts_with("Error: ")).collect();
     assert_eq!(failures.len(), 2, "as kubelet says after each: {failures:?}");
     assert!(failures.contains(&"Error: ErrImagePull".to_owned()), "{failures:?}");
-    let known = served.node.events.snapshot();
+    let known = served.node.observability.journal().snapshot();
     let failed = known.iter().filter(|event| event.reason == EventReason::Failed).count();
     let format = crate::node::metrics::ExpositionFormat::Text;
     let page = crate::node::metrics::exposition(
@@ -179,7 +179,7 @@ async fn a_canceled_caller_leaves_the_queue_and_others_continue() {
     let first = one.ensure(wants(&["a:1", "b:1"])).await.unwrap();
     let mut second = two.ensure(wants(&["a:1"])).await.unwrap().into_inner();
     served.pulling(2).await;
-    while served.node.events.next_number() < 3 {
+    while served.node.observability.journal().next_number() < 3 {
         tokio::task::yield_now().await;
     }
     drop((first, one));
@@ -202,7 +202,7 @@ async fn a_caller_that_does_not_read_delays_no_other_caller() {
     }
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let unread = client.ensure(api::EnsureRequest { progress: true, ..wants(&many) }).await.unwrap();
-    while served.node.events.next_number() < 5000 {
+    while served.node.observability.journal().next_number() < 5000 {
         tokio::task::yield_now().await;
     }
     assert_eq!(updates(&mut served.client(), wants(&["i1:1"])).await, ["Pulled", "0 ensured"]);
@@ -348,7 +348,7 @@ async fn the_calls_of_a_pod_are_measured_together_and_are_one_event_that_names_t
         updates(three, request("a:1", &db)),
         updates(four, request("b:1", &db))
     );
-    let known = served.node.events.snapshot();
+    let known = served.node.observability.journal().snapshot();
     let own = format!("(pid {})", std::process::id());
     assert!(known.iter().all(|event| event.requester.ends_with(&own)), "{known:?}");
     let mut of_pods: Vec<_> =
@@ -552,7 +552,7 @@ async fn settings_that_require_a_restart_are_reported_until_they_are_reverted() 
         let reloaded = served.node.reload().unwrap();
         (reloaded.applied, reloaded.needs_restart)
     };
-    let events = || served.node.events.snapshot().len();
+    let events = || served.node.observability.journal().snapshot().len();
     assert_eq!(reload("listen: {mode: '0600'}"), (vec![], vec!["listen.mode"]));
     assert_eq!(events(), 0, "nothing is in force");
     assert_eq!(

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use larder::backend::{Backend, BackendError, EndpointFailure, RuntimeInfo};
-use larder::events::{Event, EventReason, EventSink, EventType};
-use larder::pod::ObjectRef;
+use larder::events::{EventReason, EventType};
 use larder_cri::CriBackend;
 use tokio::sync::watch;
 use tokio::time;
+
+use super::Observability;
 
 /// How often a backend that answers is asked again.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -50,12 +51,11 @@ impl BackendHealth {
 pub(crate) async fn watch_backend(
     backend: &CheckedBackend<'_>,
     health: &watch::Sender<BackendHealth>,
-    node: &ObjectRef,
-    events: &dyn EventSink,
+    observability: &Observability,
 ) {
     let mut retry = RETRY.0;
     loop {
-        let wait = if check_now(backend, health, node, events).await {
+        let wait = if check_now(backend, health, observability).await {
             retry = RETRY.0;
             PERIOD
         } else {
@@ -71,8 +71,7 @@ pub(crate) async fn watch_backend(
 pub(crate) async fn check_now(
     backend: &CheckedBackend<'_>,
     health: &watch::Sender<BackendHealth>,
-    node: &ObjectRef,
-    events: &dyn EventSink,
+    observability: &Observability,
 ) -> bool {
     // As kubelet at its start; afterwards a broken image service shows in its calls.
     let validate = !health.borrow().is_up();
@@ -87,8 +86,7 @@ pub(crate) async fn check_now(
         changed
     });
     if let Some((event_type, reason, message)) = change {
-        let (time, object, requester) = (SystemTime::now(), node.clone(), String::new());
-        events.record(Event { time, event_type, reason, object, message, requester });
+        observability.record(event_type, reason, message);
     }
     is_up
 }
@@ -167,12 +165,12 @@ fn health_transition_event(
 
 #[cfg(test)]
 mod tests {
-    use larder::events::RingSink;
     use larder_cri::{CriConfig, Endpoint};
     use larder_testkit::fake_backend::{BackendOp, FakeBackend, error};
     use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
     use tonic::Code;
 
+    use super::super::testing;
     use super::*;
 
     fn checked(backend: &FakeBackend) -> CheckedBackend<'_> {
@@ -203,11 +201,11 @@ mod tests {
 
     #[tokio::test]
     async fn the_image_service_is_validated_at_the_start_and_after_an_outage_only() {
-        let (fake, events, node) = (FakeCri::start(), RingSink::new(10), ObjectRef::node("n"));
+        let (fake, observability) = (FakeCri::start(), testing::observability());
         let runtime = CriBackend::new(fake.endpoint(), CriConfig::default());
         let checked = CheckedBackend { backend: &runtime, runtime: Some(&runtime), description: "a fake" };
         let health = watch::Sender::default();
-        let check = async || check_now(&checked, &health, &node, &events).await;
+        let check = async || check_now(&checked, &health, &observability).await;
         fake.fail_next(Rpc::ImageFsInfo, Code::Unimplemented, "unknown service runtime.v1.ImageService");
         assert!(!check().await, "its image plugin does not work");
         assert!(check().await);
@@ -239,38 +237,38 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_change_of_health_emits_one_event() {
-        let (backend, events) = (FakeBackend::new(), RingSink::new(10));
+        let (backend, observability) = (FakeBackend::new(), testing::observability());
         for _ in 0..4 {
             backend.fail_next(BackendOp::Info, error("gone"));
         }
         let health = watch::Sender::default();
         let mut watched = health.subscribe();
-        let node = ObjectRef::node("n");
         let checked = checked(&backend);
         tokio::select! {
-            () = watch_backend(&checked, &health, &node, &events) => {}
+            () = watch_backend(&checked, &health, &observability) => {}
             () = async {
                 assert!(watched.wait_for(|health| matches!(health, BackendHealth::Down { .. })).await.is_ok());
                 assert!(watched.wait_for(BackendHealth::is_up).await.is_ok());
                 time::sleep(PERIOD * 10).await;
             } => {}
         }
-        let reasons: Vec<_> = events.snapshot().into_iter().map(|event| event.reason).collect();
+        let reasons: Vec<_> =
+            observability.journal().snapshot().into_iter().map(|event| event.reason).collect();
         assert_eq!(reasons, [EventReason::BackendDown, EventReason::BackendUp]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_lost_backend_is_noticed_within_five_seconds_or_by_a_request() {
-        let (backend, events, node) = (FakeBackend::new(), RingSink::new(10), ObjectRef::node("n"));
+        let (backend, observability) = (FakeBackend::new(), testing::observability());
         let health = watch::Sender::default();
         let mut watched = health.subscribe();
         let checked = checked(&backend);
         tokio::select! {
-            () = watch_backend(&checked, &health, &node, &events) => {}
+            () = watch_backend(&checked, &health, &observability) => {}
             () = async {
                 assert!(watched.wait_for(BackendHealth::is_up).await.is_ok());
                 backend.set_down(Some(error("gone")));
-                assert!(!check_now(&checked, &health, &node, &events).await);
+                assert!(!check_now(&checked, &health, &observability).await);
                 assert!(!health.borrow().is_up());
                 backend.set_down(None);
                 assert!(watched.wait_for(BackendHealth::is_up).await.is_ok());
@@ -279,7 +277,11 @@ mod tests {
                 assert!(time::timeout(Duration::from_millis(5100), down).await.is_ok());
             } => {}
         }
-        let down = events.snapshot().into_iter().filter(|event| event.reason == EventReason::BackendDown);
+        let down = observability
+            .journal()
+            .snapshot()
+            .into_iter()
+            .filter(|event| event.reason == EventReason::BackendDown);
         assert_eq!(down.count(), 2);
     }
 }

@@ -15,6 +15,7 @@ pub(crate) mod event_log;
 pub(crate) mod health;
 pub(crate) mod leases;
 pub(crate) mod metrics;
+mod observability;
 mod open;
 mod other_collector;
 pub(crate) mod peer;
@@ -28,11 +29,10 @@ pub(crate) mod settings;
 pub(crate) mod testing;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use larder::backend::Backend;
 use larder::credentials::NodeKeyring;
-use larder::events::{Event, EventReason, EventSink, EventType, FanOutSink, LogSink, RingSink};
 use larder::gc::{
     Collector, CollectorBuilder, GcCounts, GcIntervals, GcLoops, GcPolicy, HistoryFile, OtherFilesystem,
     PostImageGcHook, UsageRecordFileStore,
@@ -40,27 +40,25 @@ use larder::gc::{
 use larder::hidden::{HiddenImages, PrefetchCredentials};
 use larder::hint::Hint;
 use larder::image_service::{FilesystemError, FsStats};
-use larder::pod::ObjectRef;
 use larder::pull::{ImageManager, PullConfig};
 use larder::records::{PullRecordStore, PullRecords};
 use larder::reference::ImageId;
 use larder::retention::{KeepRule, RemovalGate};
 use larder_store::backend::StoreBackend;
 use tokio::sync::{OnceCell, watch};
-use tokio::time::{self, Instant};
+use tokio::time;
 
 use crate::backend::BackendHandle;
 use crate::backend::publisher::{self, StorePublisher};
-use crate::control::caller::CallerEventSink;
 use crate::error::Error;
 use crate::state::{EnsureLeaseFile, KeepRuleFile, RecentEnsures, StateDir};
 #[cfg(feature = "kube")]
 pub use cluster::check_cluster;
 
 use cluster::NodeCluster;
-use event_log::{DedupEventSink, RequesterSink};
 use health::{BackendHealth, CheckedBackend};
-use metrics::{MeteredHistory, NodeMetrics};
+use metrics::MeteredHistory;
+use observability::{Observability, ObservabilitySettings};
 use other_collector::OtherCollector;
 use pod_pulls::PodPulls;
 use pods::desired::DesiredUses;
@@ -91,18 +89,12 @@ pub(crate) struct NodeDependencies {
     pub(crate) pull: PullConfig,
     /// The node's own credentials; requests bring theirs along.
     pub(crate) credentials: NodeKeyring,
-    pub(crate) metrics: Arc<NodeMetrics>,
-    /// Whether events are logged.
-    pub(crate) logs_events: bool,
+    pub(crate) observability: Observability,
     /// Treatment of the credentials of pulls ahead of kubelet.
     pub(crate) prefetch_credentials: PrefetchCredentials,
     /// How long an image that was just ensured is leased.
     pub(crate) ensured_lease: Duration,
     pub(crate) periods: GcIntervals,
-    /// How many events are kept.
-    pub(crate) events: usize,
-    /// The name of the node, which events are about.
-    pub(crate) name: String,
     /// The Kubernetes cluster, if the daemon takes part in one.
     pub(crate) cluster: Option<Arc<NodeCluster>>,
     pub(crate) settings: NodeSettings,
@@ -128,14 +120,10 @@ pub struct Node {
     pub(crate) gate: Arc<RemovalGate>,
     collector: Arc<Collector>,
     pub(crate) loops: GcLoops,
-    pub(crate) events: Arc<RingSink>,
     pub(crate) health: watch::Sender<BackendHealth>,
-    pub(crate) started: Instant,
-    pub(crate) metrics: Arc<NodeMetrics>,
+    pub(crate) observability: Arc<Observability>,
     /// Pull times of pods whose images are being requested.
     pub(crate) pod_pulls: Arc<PodPulls>,
-    pub(crate) sink: Arc<dyn EventSink>,
-    pub(crate) object: ObjectRef,
     /// Uses of images by pods of the cluster, static pods and the prefetch list.
     pub(crate) desired_uses: DesiredUses,
     /// The Kubernetes cluster, if the daemon takes part in one.
@@ -163,15 +151,14 @@ impl Node {
     pub(crate) fn build(parts: NodeDependencies) -> Node {
         let NodeDependencies { description, backend, handle, mut collector, state, policy, records, .. } =
             parts;
-        let (metrics, name) = (parts.metrics, parts.name);
-        let events = Arc::new(RingSink::new(parts.events));
-        let sink = sink_of(&events, &metrics, parts.logs_events);
+        let observability = Arc::new(parts.observability);
+        let (metrics, sink) = (observability.metrics(), observability.sink());
         let (gate, desired_uses) = (Arc::new(RemovalGate::default()), DesiredUses::default());
-        let pod_pulls = Arc::new(PodPulls::new(metrics.clone(), Arc::clone(&sink)));
+        let pod_pulls = Arc::new(PodPulls::new(metrics.clone(), Arc::clone(sink)));
         let mut manager = ImageManager::builder(Arc::clone(&backend))
             .config(parts.pull)
             .credentials(parts.credentials)
-            .events(Arc::clone(&sink))
+            .events(Arc::clone(sink))
             .metrics(metrics.clone())
             .times(pod_pulls.recorder())
             .prefetch_credentials(parts.prefetch_credentials.clone())
@@ -193,16 +180,14 @@ impl Node {
             .policy(policy)
             .gate(Arc::clone(&gate))
             .retention_source(Arc::new(desired_uses.clone()))
-            .events(Arc::clone(&sink), name.clone())
+            .events(Arc::clone(sink), observability.node().name.clone())
             .build();
         let collector = Arc::new(collector);
         Node {
             ensures: recent_ensures(&state, handle.as_ref(), parts.ensured_lease),
             loops: GcLoops::new(Arc::clone(&collector), parts.periods),
             manager: Arc::new(manager.build()),
-            object: ObjectRef::node(name),
             health: watch::Sender::default(),
-            started: Instant::now(),
             cluster: parts.cluster,
             settings: parts.settings,
             others: OtherCollector::default(),
@@ -212,10 +197,8 @@ impl Node {
             publisher: parts.publisher,
             gate,
             collector,
-            events,
-            metrics,
+            observability,
             pod_pulls,
-            sink,
             desired_uses,
             records,
             hidden: parts.prefetch_credentials.hidden().cloned(),
@@ -310,19 +293,13 @@ impl Node {
 
     /// Asks the backend whether it answers, and records the result.
     pub(crate) async fn check_health(&self) {
-        health::check_now(&self.checked_backend(), &self.health, &self.object, &*self.sink).await;
+        health::check_now(&self.checked_backend(), &self.health, &self.observability).await;
     }
 
     /// Returns the backend that health checks look at.
     fn checked_backend(&self) -> CheckedBackend<'_> {
         let runtime = self.handle.as_ref().and_then(BackendHandle::runtime);
         CheckedBackend { backend: &*self.backend, runtime, description: &self.description }
-    }
-
-    /// Records an event about the node.
-    pub(crate) fn record(&self, event_type: EventType, reason: EventReason, message: &str) {
-        let (time, object, message) = (SystemTime::now(), self.object.clone(), message.to_owned());
-        self.sink.record(Event { time, event_type, reason, object, message, requester: String::new() });
     }
 
     /// The filesystems of the backend, without those that cannot be measured within [`MEASURE_WITHIN`].
@@ -373,15 +350,6 @@ impl Node {
         }
         self.collector.flush().await;
     }
-}
-
-/// The receivers of events: the ring for `larder events`, the metrics, the call that caused the event, and the log.
-fn sink_of(events: &Arc<RingSink>, metrics: &Arc<NodeMetrics>, logs: bool) -> Arc<dyn EventSink> {
-    let mut sinks: Vec<Arc<dyn EventSink>> = vec![events.clone(), metrics.clone(), Arc::new(CallerEventSink)];
-    if logs {
-        sinks.insert(0, Arc::new(DedupEventSink::new(LogSink)));
-    }
-    Arc::new(RequesterSink(FanOutSink(sinks)))
 }
 
 /// The records of ensures for later GC processes, if the state directory is locked.

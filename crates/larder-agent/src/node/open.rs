@@ -14,7 +14,7 @@ use larder::records::{PullRecordStore, Verification};
 use super::cluster::NodeCluster;
 use super::metrics::NodeMetrics;
 use super::settings::NodeSettings;
-use super::{Node, NodeDependencies};
+use super::{Node, NodeDependencies, Observability, ObservabilitySettings};
 use crate::backend::publisher::{self, StorePublisher, UnknownContainers};
 use crate::backend::{OpenMode, RuntimeRequirement, docker, gc_wiring, open, providers};
 use crate::config::{Config, KubeletImageService, SettingsSources};
@@ -70,11 +70,16 @@ impl Node {
         let locked = state.is_locked();
         let records = if locked { opened(config.verification.as_ref(), &state)? } else { None };
         let prefetch_credentials = prefetch_credentials(&config, handle.store().is_some(), &state)?;
-        let metrics = Arc::new(NodeMetrics::default());
         let cluster = if options.joins_cluster { NodeCluster::open(&config)? } else { None };
+        let observability = Observability::build(ObservabilitySettings {
+            node_name: cluster.as_ref().map_or_else(host_name, |cluster| cluster.name().to_owned()),
+            event_ring_size: config.event_ring_size,
+            logs_events: options.logs_events,
+        });
+        let metrics = observability.metrics();
         let credentials = match credentials {
             Some(credentials) => credentials,
-            None => credentials_of(&config, cluster.as_deref(), &metrics)?,
+            None => credentials_of(&config, cluster.as_deref(), metrics)?,
         };
         let cache = docker::builder_cache(&handle).filter(|_| config.prune_build_cache);
         let publisher = handle.store().filter(|_| options.publishes);
@@ -109,14 +114,11 @@ impl Node {
             policy: config.policy(Vec::new()),
             records,
             credentials,
-            metrics,
             prefetch_credentials,
             pull: config.pull.clone(),
-            logs_events: options.logs_events,
             ensured_lease: config.ensured_lease,
             periods: config.gc_intervals,
-            events: config.event_ring_size,
-            name: cluster.as_ref().map_or_else(host_name, |cluster| cluster.name().to_owned()),
+            observability,
             cluster,
             settings: NodeSettings::new(sources, config, options.verbosity),
         });
@@ -138,7 +140,11 @@ impl Node {
         config: Config,
     ) -> Result<Node, NodeOpenError> {
         let state = StateDir::at(dir.to_owned()).lock()?;
-        let metrics = Arc::new(NodeMetrics::default());
+        let observability = Observability::build(ObservabilitySettings {
+            node_name: host_name(),
+            event_ring_size: config.event_ring_size,
+            logs_events: true,
+        });
         let node = Node::build(NodeDependencies {
             description: "a backend of the embedding program".to_owned(),
             collector: Collector::builder(Arc::clone(&backend)),
@@ -146,19 +152,16 @@ impl Node {
             publisher: None,
             records: opened(config.verification.as_ref(), &state)?,
             prefetch_credentials: prefetch_credentials(&config, false, &state)?,
-            credentials: credentials_of(&config, None, &metrics)?,
+            credentials: credentials_of(&config, None, observability.metrics())?,
             pull: config.pull.clone(),
-            logs_events: true,
             ensured_lease: config.ensured_lease,
             periods: config.gc_intervals,
-            events: config.event_ring_size,
-            name: host_name(),
             cluster: None,
             policy: config.policy(Vec::new()),
             settings: NodeSettings::new(sources, config, tracing::Level::WARN),
             backend,
             state,
-            metrics,
+            observability,
         });
         node.read_rules()?;
         Ok(node)

@@ -76,16 +76,16 @@ impl Node {
             Ok(ReloadReport { applied, needs_restart }) => {
                 if !applied.is_empty() {
                     let changed = format!("Changed: {}", applied.join(", "));
-                    self.record(EventType::Normal, EventReason::Reloaded, &changed);
+                    self.observability.record(EventType::Normal, EventReason::Reloaded, changed);
                 }
                 if !needs_restart.is_empty() {
                     tracing::warn!("these changes need a restart: {}", needs_restart.join(", "));
                 }
             }
-            Err(error) => self.record(
+            Err(error) => self.observability.record(
                 EventType::Warning,
                 EventReason::ReloadFailed,
-                &format!("The settings are unchanged: {}", error.line()),
+                format!("The settings are unchanged: {}", error.line()),
             ),
         }
         outcome
@@ -119,7 +119,7 @@ impl Node {
     /// Reports that the daemon started with the last good settings.
     pub(crate) fn report_degraded(&self) {
         if let Some(why) = self.degraded() {
-            self.record(EventType::Warning, EventReason::ReloadFailed, &why);
+            self.observability.record(EventType::Warning, EventReason::ReloadFailed, why);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use larder::backend::{BackendError, Image, ImageSpec};
-use larder::events::{Event, EventReason, EventType};
+use larder::events::{EventReason, EventType};
 use larder::gc::{DiskSpace, RemovalHistory as _, RemovalHistoryEntry, UnixMillis};
 use larder::go_format;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
@@ -56,9 +56,10 @@ impl CriPull<'_> {
         image: &ImageSpec,
         sandbox: Option<&SandboxConfig>,
     ) -> CriPull<'a> {
-        let object = sandbox
-            .filter(|sandbox| !sandbox.name.is_empty())
-            .map_or_else(|| node.object.clone(), |sandbox| ObjectRef::new(&pod_of(sandbox), ""));
+        let object = sandbox.filter(|sandbox| !sandbox.name.is_empty()).map_or_else(
+            || node.observability.node().clone(),
+            |sandbox| ObjectRef::new(&pod_of(sandbox), ""),
+        );
         let image = go_format::quote(image.image.as_str());
         CriPull { node, by: Peer::current(), image, object, start: Instant::now(), ended: false }
     }
@@ -92,8 +93,7 @@ impl CriPull<'_> {
     }
 
     fn record(&self, event_type: EventType, reason: EventReason, message: String) {
-        let (time, object, requester) = (SystemTime::now(), self.object.clone(), self.by.to_string());
-        self.node.sink.record(Event { time, event_type, reason, object, message, requester });
+        self.node.observability.record_about(self.object.clone(), event_type, reason, message);
     }
 }
 
@@ -117,13 +117,13 @@ impl Node {
         let names: Vec<String> = names.iter().map(|name| go_format::quote(name)).collect();
         let (by, names, id, api) = (Peer::current(), names.join(", "), &image.id, api.name());
         let message = format!("{by} removed {names} from image {id} over {api}");
-        self.record(EventType::Normal, EventReason::Untagged, &message);
+        self.observability.record(EventType::Normal, EventReason::Untagged, message);
     }
 
     /// Records a removal: as an event, and in the removal history.
     pub(crate) async fn record_removal(&self, api: RequestApi, image: &Image, freed: Option<DiskSpace>) {
         let by = Peer::current();
-        self.metrics.image_removed(api.word());
+        self.observability.metrics().image_removed(api.word());
         if api == RequestApi::Cri {
             self.others.removed(by.command(), SystemTime::now());
             self.loops.removed_by_another();
@@ -137,7 +137,7 @@ impl Node {
             image.id,
             api.name()
         );
-        self.record(EventType::Normal, EventReason::Removed, &message);
+        self.observability.record(EventType::Normal, EventReason::Removed, message);
         let Some(history) = self.history.clone() else { return };
         let entry = RemovalHistoryEntry {
             at: UnixMillis::from(SystemTime::now()),
@@ -162,7 +162,7 @@ impl Node {
     pub(crate) fn record_failed_removal(&self, api: RequestApi, image: &str, error: &str) {
         let (by, image, api) = (Peer::current(), go_format::quote(image), api.name());
         let message = format!("{by} failed to remove image {image} over {api}: {error}");
-        self.record(EventType::Warning, EventReason::RemovalFailed, &message);
+        self.observability.record(EventType::Warning, EventReason::RemovalFailed, message);
     }
 }
 

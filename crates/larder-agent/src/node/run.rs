@@ -42,7 +42,7 @@ impl Node {
         let first = self.desired_uses.begin_first_scan();
         let checked = self.checked_backend();
         tokio::join!(
-            health::watch_backend(&checked, &self.health, &self.object, &*self.sink),
+            health::watch_backend(&checked, &self.health, &self.observability),
             self.loops.run(),
             self.watch_files(),
             self.recover_with_retries(),
@@ -94,7 +94,8 @@ impl Node {
             |config| config.kubernetes.events,
             async |is_on| {
                 if is_on {
-                    cluster.send_events(self.events.follow(self.events.next_number()), collects).await;
+                    let journal = self.observability.journal();
+                    cluster.send_events(journal.follow(journal.next_number()), collects).await;
                 } else {
                     future::pending::<()>().await;
                 }
@@ -119,7 +120,7 @@ impl Node {
             held: self.desired_uses.clone(),
             collector: Some(Arc::clone(&self.collector)),
             file,
-            node: self.object.clone(),
+            node: self.observability.node().clone(),
         };
         let (sends_events, mut first) = (Arc::new(AtomicBool::new(false)), Some(first));
         // Turning events off and on does not release images.
@@ -181,7 +182,7 @@ impl Node {
     async fn look_after_static_pods(&self, first: FirstScan) {
         let path = |config: &Config| config.static_pod_path.clone();
         let mut first = Some(first);
-        let desired = self.desired_images().with_events(Arc::clone(&self.sink));
+        let desired = self.desired_images().with_events(Arc::clone(self.observability.sink()));
         let mut desired = desired.with_pod_pulls(Arc::clone(&self.pod_pulls));
         self.for_each_setting(path, async |path| {
             let first = first.take();
@@ -204,7 +205,7 @@ impl Node {
             gate: Arc::clone(&self.gate),
             held: self.desired_uses.clone(),
             collector: Some(Arc::clone(&self.collector)),
-            node: self.object.clone(),
+            node: self.observability.node().clone(),
         };
         self.for_each_setting(
             |config| config.prefetch.clone(),

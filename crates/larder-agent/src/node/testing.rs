@@ -11,7 +11,7 @@ use larder::pull::PullConfig;
 use larder_testkit::fake_backend::FakeBackend;
 
 use super::settings::NodeSettings;
-use super::{Node, NodeDependencies};
+use super::{Node, NodeDependencies, Observability, ObservabilitySettings};
 use crate::config::{self, Config, SettingsSource, SettingsSources};
 use crate::environment::DefaultPaths;
 use crate::state::StateDir;
@@ -25,6 +25,12 @@ pub(crate) fn node(
     change: impl FnOnce(&mut Config),
 ) -> Node {
     Node::build(parts(backend, dir, disk, change))
+}
+
+/// Returns events and metrics of a node, of which ten events are kept.
+pub(crate) fn observability() -> Observability {
+    let node_name = "node".to_owned();
+    Observability::build(ObservabilitySettings { node_name, event_ring_size: 10, logs_events: true })
 }
 
 /// Returns the dependencies of a node in tests.
@@ -56,13 +62,10 @@ pub(crate) fn parts(
             ..GcPolicy::default()
         },
         credentials: Credentials::default(),
-        metrics: Arc::default(),
         prefetch_credentials: PrefetchCredentials::default(),
         records: None,
         pull: PullConfig::default(),
-        events: 10,
-        name: "node".into(),
-        logs_events: true,
+        observability: observability(),
         ensured_lease: Duration::from_secs(600),
         periods: GcIntervals::default(),
         cluster: None,

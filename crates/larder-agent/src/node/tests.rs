@@ -8,6 +8,8 @@ use larder::image_service::{FilesystemError, FsStats};
 use larder::records::Verification;
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 
+use tokio::time::Instant;
+
 use super::*;
 use crate::config::{PrefetchItem, PrefetchRetention, PrefetchSchedule};
 use crate::node::testing;

@@ -105,7 +105,8 @@ impl Router {
         request: Request<LimitedBody>,
         answer: impl FnOnce(Request<LimitedBody>) -> RouterFuture,
     ) -> RouterFuture {
-        let count = CriCallCount::begin(Arc::clone(&self.plain.node().metrics), request.uri().path());
+        let count =
+            CriCallCount::begin(Arc::clone(self.plain.node().observability.metrics()), request.uri().path());
         let answer = answer(request);
         Box::pin(async move { Ok(count.ends_with(answer.await?)) })
     }

@@ -37,7 +37,14 @@ async fn pull(client: &CriBackend, name: &str) -> Result<larder::reference::Imag
 }
 
 fn events(served: &TestDaemon) -> Vec<(EventReason, String)> {
-    served.node.events.snapshot().into_iter().map(|event| (event.reason, event.message)).collect()
+    served
+        .node
+        .observability
+        .journal()
+        .snapshot()
+        .into_iter()
+        .map(|event| (event.reason, event.message))
+        .collect()
 }
 
 #[tokio::test]
@@ -171,7 +178,7 @@ async fn a_pull_for_a_pod_is_an_event_of_the_pod_and_a_failed_removal_is_one_of_
     client.pull(&ImageSpec::named("a:1"), None, Some(&sandbox), &progress).await.unwrap();
     served.backend.fail_next(BackendOp::Remove, error("disk on fire"));
     client.remove(&ImageSpec::named("a:1"), &RemoveOptions::default()).await.unwrap_err();
-    let [pulled, failed] = &served.node.events.snapshot()[..] else { panic!("two events") };
+    let [pulled, failed] = &served.node.observability.journal().snapshot()[..] else { panic!("two events") };
     assert_eq!((pulled.object.namespace.as_str(), pulled.object.name.as_str()), ("shop", "web"));
     assert_eq!((failed.reason, failed.object.name.as_str()), (EventReason::RemovalFailed, "node"));
     let own = format!("(pid {})", std::process::id());
@@ -251,7 +258,7 @@ async fn requests_that_their_caller_abandons_are_recorded() {
     let own = format!("(pid {})", std::process::id());
     let recorded = async |number| {
         let recorded = async {
-            while served.node.events.next_number() < number {
+            while served.node.observability.journal().next_number() < number {
                 time::sleep(Duration::from_millis(10)).await;
             }
         };
@@ -284,7 +291,7 @@ async fn failed_removals_over_the_control_api_are_events_with_their_caller() {
     served.backend.fail_next(BackendOp::Remove, error("busy"));
     let request = api::RemoveRequest { images: vec!["pinned:1".into(), "a:1".into()], ..Default::default() };
     served.client().remove(request).await.unwrap();
-    let found = served.node.events.snapshot();
+    let found = served.node.observability.journal().snapshot();
     let own = format!("(pid {})", std::process::id());
     assert_eq!(found.len(), 2, "{found:?}");
     for (event, cause) in found.iter().zip(["pinned by the runtime", "busy"]) {

@@ -66,7 +66,7 @@ pub(crate) fn exposition(
     format: ExpositionFormat,
 ) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::default();
-    node.metrics.register(&mut registry);
+    node.observability.metrics().register(&mut registry);
     register(&mut registry, node, connections);
     filesystems(&mut registry, disks);
     process(&mut registry);
@@ -130,7 +130,7 @@ fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
     gauge(registry, "larder_backend_up", u64::from(node.health.borrow().is_up()));
     gauge(registry, "larder_connections", connections.open() as u64);
     gauge(registry, "larder_inflight_calls", connections.calls().len() as u64);
-    timestamp(registry, "process_start_time_seconds", node.metrics.started);
+    timestamp(registry, "process_start_time_seconds", node.observability.metrics().started);
     traces(registry);
     kubernetes(registry, node);
     gauge(registry, "larder_settings_valid", u64::from(node.settings.reload_error().is_none()));

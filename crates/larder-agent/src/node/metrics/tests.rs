@@ -68,10 +68,11 @@ fn broken_provider() -> ProviderConfig {
 
 fn node(backend: &FakeBackend, dir: &tempfile::TempDir) -> Node {
     let disk: Arc<dyn FsStatsProvider> = Arc::new(TestFsStats(Arc::new(backend.clone())));
-    let metrics = Arc::new(NodeMetrics::default());
+    let parts = testing::parts(backend, dir.path(), Some(disk), |config| config.metrics.kubelet_names = true);
+    let metrics = parts.observability.metrics();
     metrics.providers_configured("sha256:0", ["broken"].into_iter());
     let plugin = Plugin::new(&broken_provider(), Arc::new(FailingProvider), Arc::new(NoServiceAccountClient));
-    let runs = Arc::clone(&metrics) as Arc<dyn PluginRunObserver>;
+    let runs = Arc::clone(metrics) as Arc<dyn PluginRunObserver>;
     let provider = Arc::new(Plugins::new(vec![plugin]).with_run_observer(&runs));
     let always = Verification::parse("AlwaysVerify", []).unwrap();
     let hidden = dir.path().join("hidden.json");
@@ -81,9 +82,8 @@ fn node(backend: &FakeBackend, dir: &tempfile::TempDir) -> Node {
     Node::build(NodeDependencies {
         prefetch_credentials: PrefetchCredentials::Hide(hidden),
         credentials: larder::credentials::NodeKeyring::new(NodeDockerConfig::none(), vec![provider]),
-        metrics,
         records: Some(Arc::new(PullRecordStore::open(&dir.path().join("records"), always).unwrap())),
-        ..testing::parts(backend, dir.path(), Some(disk), |config| config.metrics.kubelet_names = true)
+        ..parts
     })
 }
 
@@ -219,9 +219,9 @@ async fn each_documented_metric_is_served_and_changes() {
     node.manager.ensure(&request).await.unwrap();
     // The simulated clock does not wait for the thread that writes intents: this one is there before it moves.
     node.records.as_ref().unwrap().record_pull_intent(&"d:1".into()).await.unwrap();
-    node.metrics.cri_called("PullImage", "OK");
-    node.metrics.pod_pulled(Duration::from_secs(3));
-    node.metrics.operation_finished("pull_image", Duration::from_secs(3), true);
+    node.observability.metrics().cri_called("PullImage", "OK");
+    node.observability.metrics().pod_pulled(Duration::from_secs(3));
+    node.observability.metrics().operation_finished("pull_image", Duration::from_secs(3), true);
     backend.add_image("old:1", image("sha256:9", 50));
     let swept = node.collector.round(GcGoal::AllUnused, &node.collector.policy()).await;
     assert_eq!(swept.report.swept.len(), 1, "{swept:?}");
