@@ -105,6 +105,16 @@ where
     }
 }
 
+/// Attempts an operation until it returns true, with this first and longest back-off.
+pub async fn retry_until<F: Future<Output = bool>>(
+    (initial, max): (Duration, Duration),
+    operation: impl Fn() -> F,
+) {
+    let attempt = || async { operation().await.then_some(()).ok_or(()) };
+    // It ends with a success.
+    let _ = retry(&RetryPolicy::unlimited(initial, max), &(), |()| RetryAdvice::Backoff, attempt).await;
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;

@@ -66,7 +66,7 @@ impl BackendHandle {
     }
 
     /// The container runtime, if the backend is that.
-    pub fn runtime(&self) -> Option<&CriBackend> {
+    pub fn runtime(&self) -> Option<&Arc<CriBackend>> {
         match self {
             BackendHandle::Runtime(runtime) => Some(runtime),
             BackendHandle::Store(_) => None,

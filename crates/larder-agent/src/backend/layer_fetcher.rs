@@ -207,7 +207,7 @@ mod tests {
         }
 
         fn fetcher(&self) -> NodeLayerFetcher {
-            NodeLayerFetcher::new(self.node.store().unwrap().clone(), &self.node, true)
+            NodeLayerFetcher::new(self.node.storage.store().unwrap().clone(), &self.node, true)
         }
 
         fn require_login(&self) {
@@ -231,7 +231,15 @@ mod tests {
         let name = ImageName::from(fixture.name.to_string());
         let found = login(&fixture.registry).lookup(&name, &[], &Pod::default()).await.unwrap();
         let progress = ProgressReporter::unwatched();
-        fixture.node.store().unwrap().puller().pull(&fixture.name, found.first(), &progress).await.unwrap()
+        fixture
+            .node
+            .storage
+            .store()
+            .unwrap()
+            .puller()
+            .pull(&fixture.name, found.first(), &progress)
+            .await
+            .unwrap()
     }
 
     #[tokio::test]
@@ -260,7 +268,7 @@ mod tests {
         let fixture = FetcherFixture::new(|_| NodeKeyring::default());
         let spec = ImageSpec::named(fixture.name.to_string());
         fixture.node.manager.pull_directly(spec, None, None).await.unwrap();
-        let store = fixture.node.store().unwrap().store().clone();
+        let store = fixture.node.storage.store().unwrap().store().clone();
         let image = store.images().unwrap().pop().unwrap();
         fixture.registry.forget_requests();
         assert!(fixture.fetcher().is_one_accessible(&[image]).await);

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
@@ -18,14 +19,22 @@ use larder::backend::{
 use larder::hidden::HiddenImages;
 use larder::reference::{Digest, ImageId, ImageName};
 use larder::retention::{Retention, RetentionError, RetentionSource, SourceScope};
+use larder::retry::retry_until;
 use larder_containerd::{ContainerdUses, ForeignName, ImagePublisher, PublishedImage, SharedSnapshots};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_store::backend::{StoreBackend, StoreHook};
 use larder_store::store::{ImageRecord, Store, StoreError};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
+use tokio::time;
 
 use crate::config::Config;
+
+/// First and longest back-off after a failed publication.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// How often the images of the store are compared with those of the containerd that has them, too.
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The socket of the containerd to which these settings publish images, if there is one.
 pub(crate) fn socket(config: &Config) -> Option<&str> {
@@ -88,7 +97,7 @@ pub(crate) struct Comparison {
 type PublishedNames = HashMap<String, BTreeSet<String>>;
 
 /// Errors of images that cannot be published, by their IDs: each is a warning once.
-pub(crate) type PublishErrors = HashMap<String, String>;
+type PublishErrors = HashMap<String, String>;
 
 impl StorePublisher {
     /// A store with the containerd of these settings, if they name one.
@@ -168,9 +177,18 @@ impl StorePublisher {
         self.publisher.cri()
     }
 
+    /// Publishes what the store has and containerd lacks, soon after it starts and from time to time, until dropped.
+    pub(crate) async fn run(&self) {
+        let errors = AsyncMutex::new(PublishErrors::new());
+        loop {
+            retry_until(BACKOFF, || async { self.reconcile(&mut *errors.lock().await).await }).await;
+            time::sleep(PUBLISH_INTERVAL).await;
+        }
+    }
+
     /// Publishes the images that containerd does not have: those of other commands, those that could not be published, and those
     /// that it has lost. Returns whether it has all then.
-    pub(crate) async fn reconcile(&self, errors: &mut PublishErrors) -> bool {
+    async fn reconcile(&self, errors: &mut PublishErrors) -> bool {
         if let Err(error) = self.publisher.end_stale_leases().await {
             tracing::debug!("cannot end stale leases in containerd: {error}");
         }

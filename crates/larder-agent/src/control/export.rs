@@ -21,7 +21,7 @@ use tonic::Status;
 use super::find::{FoundImage, find};
 use super::{named, unanswered};
 use crate::error::Error;
-use crate::node::Node;
+use crate::node::Storage;
 
 /// How many archives are sent at once. Each has a thread.
 pub(super) const AT_ONCE: usize = 4;
@@ -35,11 +35,11 @@ pub(super) type ExportStream = Pin<Box<dyn Stream<Item = Result<api::ExportRespo
 
 /// Finds the images, and begins to write them.
 pub(super) async fn start(
-    node: &Node,
+    storage: &Storage,
     turns: Arc<Semaphore>,
     request: api::ExportRequest,
 ) -> Result<ExportStream, Status> {
-    let store = node.require_store()?.store().clone();
+    let store = storage.require_store()?.store().clone();
     let format = request.format();
     let is_one = format == ExportFormat::Files;
     if format == ExportFormat::Unspecified || request.images.is_empty() || is_one && request.images.len() > 1
@@ -51,7 +51,7 @@ pub(super) async fn start(
     };
     let mut wanted = Vec::with_capacity(request.images.len());
     for image in &request.images {
-        wanted.push(requested(&find(named(image)?, &*node.backend).await?));
+        wanted.push(requested(&find(named(image)?, &**storage.backend()).await?));
     }
     let begun = spawn_blocking(move || store.begin_export(&wanted)).await;
     let export = begun.map_err(|error| unanswered("the store", &error))?.map_err(|error| failed(&error))?;

@@ -47,7 +47,7 @@ struct WrappedConfig {
 
 /// All images. Details that cannot be determined are left out, with a warning.
 pub(super) async fn list(node: &Node, request: &api::ImagesRequest) -> Result<api::ImagesResponse, Error> {
-    let images = node.backend.list().await.map_err(Error::from)?;
+    let images = node.storage.backend().list().await.map_err(Error::from)?;
     let hides = |image: &Image| node.hidden.as_ref().is_some_and(|hidden| hidden.hides(image));
     let mut answer = api::ImagesResponse {
         images: images
@@ -64,7 +64,7 @@ pub(super) async fn list(node: &Node, request: &api::ImagesRequest) -> Result<ap
     let configured = if request.without_configs { &[][..] } else { &images };
     let timeout = || format!("timed out after {}s", DETAILS_WITHIN.as_secs());
     let ((configs, are_all), snapshot) = tokio::join!(
-        configs(configured, &*node.backend),
+        configs(configured, &**node.storage.backend()),
         time::timeout(DETAILS_WITHIN, collector.snapshot(&policy))
     );
     if !are_all {
@@ -77,7 +77,7 @@ pub(super) async fn list(node: &Node, request: &api::ImagesRequest) -> Result<ap
     }
     let snapshot = snapshot.ok();
     describe(&mut answer, snapshot.as_ref(), &configs, &policy);
-    if let Some(snapshot) = snapshot.filter(|_| node.store().is_some()) {
+    if let Some(snapshot) = snapshot.filter(|_| node.storage.store().is_some()) {
         for image in &mut answer.images {
             // As df and the removal of an image count it: with config and manifests in whole blocks.
             image.size_bytes = snapshot.layers.size_of(&image.id).map_or(image.size_bytes, |size| size.bytes);

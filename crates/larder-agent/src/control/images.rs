@@ -48,7 +48,7 @@ const TAGGED_LEASE: Duration = Duration::from_secs(60);
 /// Adds a name to an image. A removal of the image by GC is either over, and the image not found, or does not begin.
 pub(super) async fn tag(request: &TagRequest, node: &Node) -> Result<TagResponse, Error> {
     let TagRequest { source, target } = request;
-    let (target, backend) = (target_name(target)?, &*node.backend);
+    let (target, backend) = (target_name(target)?, &**node.storage.backend());
     let Some(names) = backend.names() else {
         return Err(Error::failed("cannot tag an image of a runtime: CRI has no call for it")
             .hint(format!("with containerd: ctr -n k8s.io images tag {source} {target}")));

@@ -37,7 +37,7 @@ pub(super) async fn load(
     turns: &Semaphore,
     mut pieces: impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin,
 ) -> Result<Vec<api::LoadedImage>, Status> {
-    let store = node.require_store()?;
+    let store = node.storage.require_store()?;
     let Ok(_turn) = turns.try_acquire() else {
         return Err(Status::resource_exhausted(format!(
             "limit of {AT_ONCE} concurrent archive loads reached"
@@ -70,7 +70,7 @@ pub(super) async fn load(
 
 /// Makes the images known to the containerd whose snapshots the store has. They stay in the store if that fails.
 async fn publish(node: &Node, loaded: &[api::LoadedImage]) -> Result<(), Error> {
-    let Some(publisher) = node.publisher() else { return Ok(()) };
+    let Some(publisher) = node.storage.publisher() else { return Ok(()) };
     for image in loaded {
         let outcome = publisher.publish(&ImageName::from(image.id.as_str())).await;
         outcome.map_err(|error| {
@@ -230,7 +230,7 @@ mod tests {
         config.root = dir.path().join("store");
         let store = open(&config, OpenMode::Create, RuntimeRequirement::Require).unwrap();
         assert!(matches!(store, BackendHandle::Store(_)));
-        Node::build(NodeDependencies { handle: Some(store), ..parts })
+        Node::build(NodeDependencies { storage: parts.storage.with_handle(store), ..parts })
     }
 
     #[tokio::test(start_paused = true)]

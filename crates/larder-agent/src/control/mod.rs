@@ -136,7 +136,7 @@ impl ControlApi {
         let policy = self.policy(request)?;
         let goal = limits::goal(request, &policy);
         if goal == GcGoal::FailedPulls {
-            self.node().require_store()?;
+            self.node().storage.require_store()?;
         }
         Ok((policy, goal))
     }
@@ -146,7 +146,7 @@ impl ControlApi {
         &self,
         call: impl FnOnce(&Store) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let store = self.node().require_store()?.store().clone();
+        let store = self.node().storage.require_store()?.store().clone();
         let called = spawn_blocking(move || call(&store)).await;
         called.map_err(|error| unanswered("the store", &error))?
     }
@@ -198,7 +198,7 @@ impl Control for ControlApi {
 
     async fn inspect(&self, request: Request<api::InspectRequest>) -> ControlResult<api::InspectResponse> {
         let request = request.into_inner();
-        let found = images::inspect(named(&request.image)?, &*self.node().backend).await?;
+        let found = images::inspect(named(&request.image)?, &**self.node().storage.backend()).await?;
         Ok(Response::new(api::InspectResponse {
             image: Some(convert::image(&found.image)),
             info: found.info,
@@ -216,7 +216,7 @@ impl Control for ControlApi {
         // A daemon deletes the files in the background; a pull that lacks space waits for that. A command's process ends.
         if self.0.process == ServingProcess::Command
             && answer.results.iter().any(is_removed)
-            && let Some(store) = self.node().store().map(|store| store.store().clone())
+            && let Some(store) = self.node().storage.store().map(|store| store.store().clone())
             && let Ok(Err(error)) = spawn_blocking(move || store.empty_trash()).await
         {
             answer.warnings.push(larder::error_chain(&error));
@@ -241,10 +241,10 @@ impl Control for ControlApi {
         let (policy, goal) = self.policy_and_goal(&request)?;
         if goal != GcGoal::FailedPulls {
             self.node().require_gc()?;
-            self.node().require_publisher()?;
+            self.node().storage.require_publisher()?;
         }
         if gc::LeasePolicy::of(&request)? == gc::LeasePolicy::End {
-            let images = self.node().backend.list().await.map_err(Error::from)?;
+            let images = self.node().storage.backend().list().await.map_err(Error::from)?;
             let leased: Vec<_> = self.node().leases(&images).await?.into_keys().collect();
             self.node().end_leases(&leased).await?;
         }
@@ -254,14 +254,20 @@ impl Control for ControlApi {
     async fn explain(&self, request: Request<api::ExplainRequest>) -> ControlResult<api::Explanation> {
         let request = request.into_inner();
         let policy = self.policy(&request.limits.unwrap_or_default())?;
-        let Node { backend, records, .. } = self.node();
+        let Node { storage, records, .. } = self.node();
         let collector = self.node().collector()?;
         let image = named(&request.image)?;
         let records = records.as_deref();
-        let explained =
-            explain::explain(image, &**backend, collector, &policy, records, self.node().hidden.as_deref());
+        let explained = explain::explain(
+            image,
+            &**storage.backend(),
+            collector,
+            &policy,
+            records,
+            self.node().hidden.as_deref(),
+        );
         let (mut answer, total) = explained.await?;
-        if self.node().store().is_some()
+        if storage.store().is_some()
             && let (Some(decision), Some(total)) = (&mut answer.decision, total)
         {
             decision.size_bytes = total.bytes;
@@ -282,7 +288,7 @@ impl Control for ControlApi {
     }
 
     async fn runtime(&self, _: Request<api::RuntimeRequest>) -> ControlResult<api::RuntimeResponse> {
-        Ok(Response::new(images::runtime(&*self.node().backend).await?))
+        Ok(Response::new(images::runtime(&**self.node().storage.backend()).await?))
     }
 
     async fn events(&self, request: Request<api::EventsRequest>) -> ControlResult<Self::EventsStream> {
@@ -294,7 +300,7 @@ impl Control for ControlApi {
     async fn status(&self, request: Request<api::StatusRequest>) -> ControlResult<api::StatusResponse> {
         let ControlApiInner { node, process, connections, .. } = &*self.0;
         if request.get_ref().look {
-            node.check_health().await;
+            node.storage.health().check().await;
         }
         Ok(Response::new(status::now(node, connections, process).await))
     }
@@ -319,15 +325,15 @@ impl Control for ControlApi {
 
     async fn export(&self, request: Request<api::ExportRequest>) -> ControlResult<Self::ExportStream> {
         let exports = Arc::clone(&self.0.exports);
-        Ok(Response::new(export::start(self.node(), exports, request.into_inner()).await?))
+        Ok(Response::new(export::start(&self.node().storage, exports, request.into_inner()).await?))
     }
 
     async fn mount(&self, request: Request<api::MountRequest>) -> ControlResult<api::MountResponse> {
         let api::MountRequest { image, target, writable, suid, dev } = request.into_inner();
         let options = MountOptions { writable, suid, dev };
         let target = absolute(&target)?;
-        self.node().require_store()?;
-        let image = match find::find(named(&image)?, &*self.node().backend).await {
+        self.node().storage.require_store()?;
+        let image = match find::find(named(&image)?, &**self.node().storage.backend()).await {
             Ok(found) => found.key().to_owned(),
             Err(error) if error.kind() == ErrorKind::NotFound => image, // a mount has its own next step for that
             Err(error) => return Err(error.into()),

@@ -36,7 +36,9 @@ async fn find_present(node: &Node, request: &EnsureRequest) -> Result<Option<(Im
     }
     let image = request.image.with_default_tag().map_err(|error| Error::bad_input(error.to_string()))?;
     let spec = ImageSpec { annotations: request.pod.annotations.clone(), ..ImageSpec::named(image) };
-    let Some(present) = node.backend.status(&spec).await.map_err(Error::from)? else { return Ok(None) };
+    let Some(present) = node.manager.backend().status(&spec).await.map_err(Error::from)? else {
+        return Ok(None);
+    };
     let Some(records) = &node.records else { return Ok(Some((present.id, true))) };
     let keyring = node.manager.credentials();
     let mut lookup = LazyCredentialLookup::new(keyring, &spec.image, &request.secrets, &request.pod);

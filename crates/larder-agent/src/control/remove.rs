@@ -39,7 +39,7 @@ pub(super) async fn remove(request: &RemoveRequest, node: &Arc<Node>) -> RemoveR
         return answer;
     }
     // A removal also deletes what dead processes left. The images are removed whether or not that works.
-    if let Some(store) = node.store().map(StoreBackend::store).cloned() {
+    if let Some(store) = node.storage.store().map(StoreBackend::store).cloned() {
         let swept = spawn_blocking(move || {
             store.sweep(&ClockReading::now()).map_err(|error| unswept(store.root(), &error))
         });
@@ -92,8 +92,8 @@ async fn remove_all(
     node: &Arc<Node>,
     answer: &mut RemoveResponse,
 ) -> Result<(), Error> {
-    node.require_publisher()?;
-    let (backend, is_store) = (&node.backend, node.store().is_some());
+    node.storage.require_publisher()?;
+    let (backend, is_store) = (node.storage.backend(), node.storage.store().is_some());
     let found = look_up(request, &**backend, answer).await?;
     // Mounts that stay after a forced removal are reported for the store only.
     let needs_reasons = is_store || !request.force;
@@ -254,7 +254,7 @@ async fn remove_from_backend(
     force: bool,
     node: &Node,
 ) -> Result<Removed, BackendError> {
-    let backend = node.backend.as_ref();
+    let backend = node.storage.backend().as_ref();
     let names = match scope {
         RemovalScope::Names(names) if backend.names().is_some() => Some(names),
         RemovalScope::Names(_) | RemovalScope::Image => None,
@@ -264,7 +264,7 @@ async fn remove_from_backend(
     }
     let options = RemoveOptions { names, force, ..RemoveOptions::default() };
     let removed = backend.remove(&ImageSpec::named(id), &options).await?;
-    if let Some(store) = node.store() {
+    if let Some(store) = node.storage.store() {
         // The space is free when the command is done.
         store.store().finish_deletion();
     }

@@ -64,12 +64,12 @@ async fn complete_names(rules: &mut [api::KeepRule], node: &Node) -> Vec<String>
             continue;
         }
         // Rules may be set while the runtime does not answer.
-        let Ok(images) = node.backend.list().await else { continue };
+        let Ok(images) = node.storage.backend().list().await else { continue };
         let matcher = KeepRule::new(Selector::Name(text.clone()));
         if images.iter().any(|image| matcher.parse_selector(&image.repo_tags).is_some()) {
             continue;
         }
-        match find_name(text, &images, &*node.backend).await {
+        match find_name(text, &images, &**node.storage.backend()).await {
             Ok(FoundImage { name: Some(name), .. }) => *text = name,
             Ok(FoundImage { image, name: None }) => {
                 rule.select = Some(Select::Digest(image.id.to_string()));
@@ -104,8 +104,8 @@ pub(super) async fn lease(
     if time.is_zero() {
         return end_lease(node, &request.image).await;
     }
-    if let Some(store) = node.store().cloned() {
-        let id = find(&request.image, &*node.backend).await?.image.id;
+    if let Some(store) = node.storage.store().cloned() {
+        let id = find(&request.image, &**node.storage.backend()).await?.image.id;
         let granted = spawn_blocking(move || grant(store.store(), id.as_str(), time)).await;
         return granted.map_err(|error| super::unanswered("the store", &error))?;
     }
@@ -113,7 +113,7 @@ pub(super) async fn lease(
         // It would end with the command.
         return Err(Error::failed(format!(
             "{}: leases on images of a runtime require a daemon, and none is running",
-            node.description
+            node.storage.description()
         ))
         .hint(
             Hint::new().command(["serve"]).text(", or ").command(["keep".to_owned(), request.image.clone()]),
@@ -121,7 +121,7 @@ pub(super) async fn lease(
     }
     loop {
         let check = Arc::clone(&node.gate).begin_presence_check();
-        let image = find(&request.image, &*node.backend).await?.image;
+        let image = find(&request.image, &**node.storage.backend()).await?.image;
         if check.lease(&image.id, LeasePurpose::Request, time).await {
             let ends = SystemTime::now().checked_add(time).map(convert::time);
             return Ok(LeaseResponse { id: image.id.to_string(), ends, ended: None });
@@ -131,7 +131,7 @@ pub(super) async fn lease(
 
 /// Ends the leases on an image.
 async fn end_lease(node: &Node, image: &str) -> Result<LeaseResponse, Error> {
-    let image = find(image, &*node.backend).await?.image;
+    let image = find(image, &**node.storage.backend()).await?.image;
     let id = image.id.clone();
     let ended = node.leases(&[image]).await?.contains_key(&id);
     node.end_leases(std::slice::from_ref(&id)).await?;
@@ -140,7 +140,7 @@ async fn end_lease(node: &Node, image: &str) -> Result<LeaseResponse, Error> {
 
 /// The leases, those that expire first before the others.
 pub(super) async fn leases(node: &Node) -> Result<api::LeasesResponse, Error> {
-    let images = node.backend.list().await?;
+    let images = node.storage.backend().list().await?;
     let leases = node.leases(&images).await?;
     let now = SystemTime::now();
     let mut listed: Vec<api::ImageLease> = images

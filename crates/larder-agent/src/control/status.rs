@@ -16,9 +16,9 @@ use tokio::time::Instant;
 
 use super::report::running_round;
 use super::{DaemonAddresses, ServingProcess};
-use crate::backend::publisher::{Comparison, StorePublisher};
-use crate::node::Node;
+use crate::backend::publisher::Comparison;
 use crate::node::health::BackendHealth;
+use crate::node::{Node, Storage};
 use crate::serve::connections::Connections;
 use larder_api::convert::{self, millis};
 
@@ -30,11 +30,11 @@ pub(super) async fn now(
 ) -> api::StatusResponse {
     let (configuration, disks) = (configuration(node).await, node.filesystems().await);
     let now = Instant::now();
-    let health = node.health.borrow().clone();
+    let health = node.storage.health().state().clone();
     let (backend_available, backend_message) = match &health {
         BackendHealth::Unknown => (true, "not checked yet".to_owned()),
         // Of a store, its format and that of its layers.
-        BackendHealth::Up(info) if node.store().is_some() => {
+        BackendHealth::Up(info) if node.storage.store().is_some() => {
             (true, format!("{} {}, {}", info.name, info.version, info.api_version))
         }
         BackendHealth::Up(info) => (true, format!("{} {}", info.name, info.version)),
@@ -52,7 +52,7 @@ pub(super) async fn now(
     api::StatusResponse {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         uptime_seconds: node.observability.uptime().as_secs(),
-        backend: node.description.clone(),
+        backend: node.storage.description().to_owned(),
         backend_available,
         backend_message,
         socket: addresses.socket.map(|socket| socket.display().to_string()),
@@ -75,14 +75,14 @@ pub(super) async fn now(
         disk: disks.image.map(|disk| disk_use(disk, &node.unchecked_collector().policy())),
         other_filesystems: disks.others.iter().map(convert::other_filesystem).collect(),
         warnings: node.warnings(),
-        registries: registries(node),
+        registries: registries(&node.storage),
         kubernetes: node.cluster.as_ref().map(|cluster| cluster.status()),
     }
 }
 
 /// Where images are.
 fn mode(node: &Node) -> &'static str {
-    match node.store() {
+    match node.storage.store() {
         Some(_) if node.settings.now().containerd.snapshotter => "snapshotter",
         Some(_) => "store",
         None => "runtime",
@@ -95,7 +95,8 @@ fn containerd(node: &Node) -> Option<api::ContainerdStatus> {
         return None;
     }
     let count = |images: usize| u32::try_from(images).unwrap_or(u32::MAX);
-    let last = node.publisher().map_or_else(Comparison::default, StorePublisher::last_comparison);
+    let last =
+        node.storage.publisher().map_or_else(Comparison::default, |publisher| publisher.last_comparison());
     Some(api::ContainerdStatus {
         socket: node.settings.now().containerd.socket.clone(),
         version: last.version,
@@ -151,7 +152,7 @@ async fn configuration(node: &Node) -> Option<String> {
 }
 
 /// The registries and mirrors of the store.
-fn registries(node: &Node) -> Vec<api::RegistryStatus> {
+fn registries(storage: &Storage) -> Vec<api::RegistryStatus> {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let registry = |load: RegistryLoad| api::RegistryStatus {
         connections: count(load.connections),
@@ -165,8 +166,7 @@ fn registries(node: &Node) -> Vec<api::RegistryStatus> {
         quota_limit: load.quota.and_then(|quota| quota.limit),
         host: load.host,
     };
-    let loads = node.store().map(|store| store.puller().client().loads());
-    loads.unwrap_or_default().into_iter().map(registry).collect()
+    storage.registry_loads().into_iter().map(registry).collect()
 }
 
 fn gc_status(node: &Node, now: Instant) -> api::GcStatus {

@@ -22,7 +22,7 @@ use crate::node::Node;
 
 /// The disk usage of images. `policy` says which images count as unused.
 pub(super) async fn usage(node: &Node, policy: &GcPolicy) -> Result<api::UsageResponse, Error> {
-    let (store, reclaimable_beside_images) = match node.store() {
+    let (store, reclaimable_beside_images) = match node.storage.store() {
         Some(store) => {
             let (usage, reclaimable) = of_store(store.store().clone()).await?;
             (Some(usage), Some(convert::space_beside_images(&reclaimable)))
@@ -31,7 +31,7 @@ pub(super) async fn usage(node: &Node, policy: &GcPolicy) -> Result<api::UsageRe
     };
     let mut usage = api::UsageResponse { store, reclaimable_beside_images, ..measure(node).await? };
     #[cfg(feature = "docker")]
-    if let Some(crate::backend::BackendHandle::Docker(engine)) = &node.handle {
+    if let Some(crate::backend::BackendHandle::Docker(engine)) = node.storage.handle() {
         let engine = docker::of_engine(&engine.usage().await?);
         if let (Some(filesystem), Some(images)) = (&mut usage.filesystem, &engine.images) {
             filesystem.images_bytes = Some(images.size_bytes);
@@ -64,10 +64,11 @@ async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> O
 }
 
 async fn measure(node: &Node) -> Result<api::UsageResponse, Error> {
-    let service = ImageService::new(Arc::clone(&node.backend));
+    let service = ImageService::new(Arc::clone(node.storage.backend()));
     let list = service.list().await?;
     // A process that does not publish the images does not ask containerd either.
-    let scope = if node.require_publisher().is_ok() { SourceScope::Runtime } else { SourceScope::Backend };
+    let scope =
+        if node.storage.require_publisher().is_ok() { SourceScope::Runtime } else { SourceScope::Backend };
     let retained = node.unchecked_collector().retentions(&list, scope).await;
     let retained = retained.map_err(RetentionError::into_backend_error)?;
     let found = service.image_filesystem(local_disk).await.map_err(filesystem_error)?;

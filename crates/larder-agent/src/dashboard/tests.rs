@@ -34,7 +34,7 @@ use crate::config::{Config, DashboardServing};
 use crate::control::{ControlApi, DaemonAddresses, ServingProcess};
 use crate::node::cri_images::NodeCriImages;
 use crate::node::pods::desired::DesiredKey;
-use crate::node::{Node, NodeDependencies, testing};
+use crate::node::{Node, NodeDependencies, Storage, testing};
 use crate::serve::connections::Connections;
 use crate::serve::http_handler::HttpHandler;
 
@@ -294,13 +294,10 @@ fn store_behind_a_proxy(backend: &FakeBackend, dir: &Path, proxy: String) -> Nod
     let store = Store::open(&dir.join("store"), StoreConfig::default()).unwrap();
     let client = RegistryClient::new(registry);
     let store = StoreBackend::new(StorePuller::new(store, client, StorePullConfig::default()));
-    let handle = BackendHandle::Store(store.clone());
-    NodeDependencies {
-        description: handle.description(),
-        backend: Arc::new(store),
-        handle: Some(handle),
-        ..testing::parts(backend, dir, None, |_| ())
-    }
+    let parts = testing::parts(backend, dir, None, |_| ());
+    let handle = BackendHandle::Store(store);
+    let (storage, _) = Storage::build(&parts.settings.now(), handle, false, None, &parts.observability);
+    NodeDependencies { storage, ..parts }
 }
 
 #[tokio::test]

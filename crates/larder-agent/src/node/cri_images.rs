@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use larder::backend::{
-    BackendError, CallErrorKind, Filesystems, Image, ImageDetails, ImageSpec, RuntimeInfo,
-};
+use larder::backend::{BackendError, Filesystems, Image, ImageDetails, ImageSpec, RuntimeInfo};
 use larder::credentials::Credential;
 use larder::detached::run_to_completion;
 use larder::pod::SandboxConfig;
@@ -15,7 +13,7 @@ use larder_cri::server::CriImages;
 
 use super::Node;
 use super::cri_pins::CriPins;
-use super::health::{BackendHealth, error_with_hint};
+use super::health::error_with_hint;
 use super::peer::Peer;
 use super::requests::{CriPull, RequestApi};
 
@@ -61,7 +59,7 @@ impl NodeCriImages {
 
     /// Whether the containerd to which images are published has an image: kubelet pulls it otherwise, and that publishes it.
     async fn can_run(&self, image: &Image) -> bool {
-        match self.node.publisher() {
+        match self.node.storage.publisher() {
             Some(publisher) => publisher.ensure_published(image).await,
             None => true,
         }
@@ -80,7 +78,7 @@ impl NodeCriImages {
 
     /// A pull whose image may have been hidden until now: containerd gets it before the caller uses it.
     async fn published(&self, pulled: Result<DirectPull, BackendError>) -> Result<DirectPull, BackendError> {
-        if let (Some(publisher), Ok(pulled)) = (self.node.publisher(), &pulled) {
+        if let (Some(publisher), Ok(pulled)) = (self.node.storage.publisher(), &pulled) {
             publisher.publish_shown(&pulled.image_ref).await?;
         }
         pulled
@@ -88,18 +86,7 @@ impl NodeCriImages {
 
     /// The manager, unless the backend hangs.
     fn manager(&self) -> Result<&ImageManager, BackendError> {
-        unusable(&self.node).map_or(Ok(&self.node.manager), Err)
-    }
-}
-
-/// The error of calls while the backend is known to hang, or is another larder.
-pub(crate) fn unusable(node: &Node) -> Option<BackendError> {
-    match &*node.health.borrow() {
-        BackendHealth::Down { why, unusable: true, .. } => {
-            let message = format!("the image backend is unavailable: {why}");
-            Some(BackendError::call(CallErrorKind::Unavailable, message))
-        }
-        _ => None,
+        self.node.storage.unusable().map_or(Ok(&self.node.manager), Err)
     }
 }
 
@@ -117,7 +104,7 @@ impl CriImages for NodeCriImages {
         };
         mark_pinned(&*self.pins, &mut images).await;
         images.retain(|image| !self.hides(image));
-        if let Some(publisher) = self.node.publisher() {
+        if let Some(publisher) = self.node.storage.publisher() {
             images.retain(|image| publisher.is_published(image));
         }
         Ok(images)

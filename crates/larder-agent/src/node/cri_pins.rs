@@ -59,7 +59,7 @@ impl ImagePinSource for CriPins {
         let unknown = |error| BackendError::caused_by(CallErrorKind::Other, error);
         let collector = self.node.collector().map_err(unknown)?;
         // Only larder's own store has mounts.
-        let has_mounts = settings.mounted && self.node.store().is_some();
+        let has_mounts = settings.mounted && self.node.storage.store().is_some();
         let scope = if has_mounts { SourceScope::Backend } else { SourceScope::Larder };
         let retentions = collector.retentions(images, scope).await;
         let retentions = retentions.map_err(RetentionError::into_backend_error)?;

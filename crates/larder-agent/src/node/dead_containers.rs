@@ -7,7 +7,6 @@ use tokio::task::spawn_blocking;
 use tokio::time;
 
 use super::Node;
-use crate::backend::BackendHandle;
 
 /// How often exited containers are looked for.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
@@ -19,7 +18,7 @@ const KUBELETS: [&str; 5] = ["kubelet", "k3s", "rke2", "kubelite", "k0s"];
 impl Node {
     /// Removes them for as long as the setting says so, until dropped.
     pub(super) async fn remove_dead_containers(&self) {
-        let Some(BackendHandle::Runtime(runtime)) = &self.handle else { return };
+        let Some(runtime) = self.storage.runtime() else { return };
         let mut logged = None;
         loop {
             time::sleep(CHECK_INTERVAL).await;

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use larder::backend::{Backend, BackendError, EndpointFailure, RuntimeInfo};
 use larder::events::{EventReason, EventType};
+use larder::retry::retry_until;
 use larder_cri::CriBackend;
 use tokio::sync::watch;
 use tokio::time;
@@ -13,7 +14,7 @@ use super::Observability;
 
 /// How often a backend that answers is asked again.
 const PERIOD: Duration = Duration::from_secs(5);
-/// How soon one that does not is asked again: at first, and at most.
+/// First and longest back-off of one that does not.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 /// How long it may take.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -47,62 +48,62 @@ impl BackendHealth {
     }
 }
 
-/// Looks after one backend until dropped.
-pub(crate) async fn watch_backend(
-    backend: &CheckedBackend<'_>,
-    health: &watch::Sender<BackendHealth>,
-    observability: &Observability,
-) {
-    let mut retry = RETRY.0;
-    loop {
-        let wait = if check_now(backend, health, observability).await {
-            retry = RETRY.0;
-            PERIOD
-        } else {
-            let wait = retry;
-            retry = (retry * 2).min(RETRY.1);
-            wait
-        };
-        time::sleep(wait).await;
-    }
-}
-
-/// Checks once, emits an event on a change, and returns whether the backend responds. Concurrent checks emit one event.
-pub(crate) async fn check_now(
-    backend: &CheckedBackend<'_>,
-    health: &watch::Sender<BackendHealth>,
-    observability: &Observability,
-) -> bool {
-    // As kubelet at its start; afterwards a broken image service shows in its calls.
-    let validate = !health.borrow().is_up();
-    let found = backend.look(validate).await;
-    let is_up = found.is_up();
-    let mut change = None;
-    health.send_if_modified(|known| {
-        change = health_transition_event(known, &found);
-        let found = found.since_before(known);
-        let changed = *known != found;
-        *known = found;
-        changed
-    });
-    if let Some((event_type, reason, message)) = change {
-        observability.record(event_type, reason, message);
-    }
-    is_up
-}
-
-/// The backend to check, and how operators know it.
-pub(crate) struct CheckedBackend<'a> {
-    pub(crate) backend: &'a dyn Backend,
+/// Checks a backend, and has the result of the last check.
+pub(crate) struct HealthMonitor {
+    backend: Arc<dyn Backend>,
     /// The runtime over CRI, whose image service is validated as well.
-    pub(crate) runtime: Option<&'a CriBackend>,
+    runtime: Option<Arc<CriBackend>>,
     /// A description of the backend.
-    pub(crate) description: &'a str,
+    description: String,
+    state: watch::Sender<BackendHealth>,
+    observability: Arc<Observability>,
 }
 
-impl CheckedBackend<'_> {
+impl HealthMonitor {
+    pub(super) fn new(
+        backend: Arc<dyn Backend>,
+        runtime: Option<Arc<CriBackend>>,
+        description: String,
+        observability: Arc<Observability>,
+    ) -> HealthMonitor {
+        HealthMonitor { backend, runtime, description, state: watch::Sender::default(), observability }
+    }
+
+    /// The result of the last check.
+    pub(crate) fn state(&self) -> watch::Ref<'_, BackendHealth> {
+        self.state.borrow()
+    }
+
+    /// Checks the backend periodically until dropped.
+    pub(super) async fn run(&self) {
+        loop {
+            retry_until(RETRY, || self.check()).await;
+            time::sleep(PERIOD).await;
+        }
+    }
+
+    /// Checks once, emits an event on a change, and returns whether the backend responds. Concurrent checks emit one event.
+    pub(crate) async fn check(&self) -> bool {
+        // As kubelet at its start; afterwards a broken image service shows in its calls.
+        let validate = !self.state().is_up();
+        let found = self.ask_backend(validate).await;
+        let is_up = found.is_up();
+        let mut change = None;
+        self.state.send_if_modified(|known| {
+            change = health_transition_event(known, &found);
+            let found = found.since_before(known);
+            let changed = *known != found;
+            *known = found;
+            changed
+        });
+        if let Some((event_type, reason, message)) = change {
+            self.observability.record(event_type, reason, message);
+        }
+        is_up
+    }
+
     /// Checks whether the backend responds and, if `validate` is set, whether its image service works.
-    async fn look(&self, validate: bool) -> BackendHealth {
+    async fn ask_backend(&self, validate: bool) -> BackendHealth {
         let (why, unusable) = match time::timeout(WITHIN, self.backend.info()).await {
             Ok(Ok(info)) => match self.problem(&info, validate).await {
                 None => return BackendHealth::Up(Arc::new(info)),
@@ -125,8 +126,14 @@ impl CheckedBackend<'_> {
         if let Some(condition) = not_ready {
             return Some(format!("{}: {}: {}", info.endpoint, condition.reason, condition.message));
         }
-        let runtime = self.runtime.filter(|_| validate)?;
+        let runtime = self.runtime.as_ref().filter(|_| validate)?;
         runtime.validate_image_service().await.err().map(|error| error_with_hint(&error))
+    }
+
+    /// Sets the result of the last check.
+    #[cfg(test)]
+    pub(crate) fn set(&self, health: BackendHealth) {
+        self.state.send_replace(health);
     }
 }
 
@@ -173,61 +180,68 @@ mod tests {
     use super::super::testing;
     use super::*;
 
-    fn checked(backend: &FakeBackend) -> CheckedBackend<'_> {
-        CheckedBackend { backend, runtime: None, description: "a fake" }
+    /// A monitor of a backend, and the events that it emits.
+    fn monitor(
+        backend: Arc<dyn Backend>,
+        runtime: Option<Arc<CriBackend>>,
+    ) -> (HealthMonitor, Arc<Observability>) {
+        let observability = Arc::new(testing::observability());
+        (HealthMonitor::new(backend, runtime, "a fake".to_owned(), Arc::clone(&observability)), observability)
+    }
+
+    fn runtime(endpoint: Endpoint) -> Arc<CriBackend> {
+        Arc::new(CriBackend::new(endpoint, CriConfig::default()))
     }
 
     #[tokio::test]
     async fn a_runtime_without_an_image_service_is_down_and_named() {
         let fake = FakeCri::start();
-        let runtime = CriBackend::new(fake.endpoint(), CriConfig::default());
-        let checked = CheckedBackend {
-            backend: &runtime,
-            runtime: Some(&runtime),
-            description: "the images of a fake",
-        };
-        assert!(checked.look(true).await.is_up());
+        let runtime = runtime(fake.endpoint());
+        let (monitor, _) = monitor(runtime.clone(), Some(runtime));
+        assert!(monitor.ask_backend(true).await.is_up());
         fake.refuse(Rpc::ImageFsInfo, Code::Unimplemented, "unknown service runtime.v1.ImageService");
-        let BackendHealth::Down { why, unusable, .. } = checked.look(true).await else { panic!("it is up") };
+        let BackendHealth::Down { why, unusable, .. } = monitor.ask_backend(true).await else {
+            panic!("it is up")
+        };
         let place = format!(
             "validate service connection: validate CRI v1 image API for endpoint \"{}\"",
             fake.endpoint()
         );
         assert!(why.starts_with(&place) && !unusable, "{why}");
         fake.change(|contents| contents.version.runtime_name = "larder".into());
-        let BackendHealth::Down { why, unusable, .. } = checked.look(true).await else { panic!("it is up") };
+        let BackendHealth::Down { why, unusable, .. } = monitor.ask_backend(true).await else {
+            panic!("it is up")
+        };
         assert!(why.contains("served by larder itself") && unusable, "{why}");
     }
 
     #[tokio::test]
     async fn the_image_service_is_validated_at_the_start_and_after_an_outage_only() {
-        let (fake, observability) = (FakeCri::start(), testing::observability());
-        let runtime = CriBackend::new(fake.endpoint(), CriConfig::default());
-        let checked = CheckedBackend { backend: &runtime, runtime: Some(&runtime), description: "a fake" };
-        let health = watch::Sender::default();
-        let check = async || check_now(&checked, &health, &observability).await;
+        let fake = FakeCri::start();
+        let runtime = runtime(fake.endpoint());
+        let (monitor, _) = monitor(runtime.clone(), Some(runtime));
         fake.fail_next(Rpc::ImageFsInfo, Code::Unimplemented, "unknown service runtime.v1.ImageService");
-        assert!(!check().await, "its image plugin does not work");
-        assert!(check().await);
+        assert!(!monitor.check().await, "its image plugin does not work");
+        assert!(monitor.check().await);
         fake.fail_next(Rpc::ImageFsInfo, Code::Unimplemented, "unknown service runtime.v1.ImageService");
-        assert!(check().await, "it was validated");
+        assert!(monitor.check().await, "it was validated");
     }
 
     #[tokio::test]
     async fn a_runtime_that_hangs_is_unusable() {
-        let down = async |runtime: &CriBackend| {
-            let checked = CheckedBackend { backend: runtime, runtime: None, description: "a fake" };
-            match checked.look(false).await {
+        let down = async |runtime: &Arc<CriBackend>| {
+            let (monitor, _) = monitor(runtime.clone(), None);
+            match monitor.ask_backend(false).await {
                 BackendHealth::Down { why, unusable, .. } => (why, unusable),
                 other => panic!("{other:?}"),
             }
         };
         let fake = FakeCri::start();
-        let connected = CriBackend::new(fake.endpoint(), CriConfig::default());
+        let connected = runtime(fake.endpoint());
         connected.info().await.unwrap();
         let dir = tempfile::tempdir().unwrap();
         let _stopped = std::os::unix::net::UnixListener::bind(dir.path().join("s")).unwrap();
-        let unconnected = CriBackend::new(Endpoint::at(dir.path().join("s")), CriConfig::default());
+        let unconnected = runtime(Endpoint::at(dir.path().join("s")));
         fake.hang_next(Rpc::Version);
         time::pause();
         assert_eq!(down(&connected).await, ("a fake: no answer within 10s".to_owned(), true));
@@ -237,15 +251,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_change_of_health_emits_one_event() {
-        let (backend, observability) = (FakeBackend::new(), testing::observability());
+        let backend = FakeBackend::new();
         for _ in 0..4 {
             backend.fail_next(BackendOp::Info, error("gone"));
         }
-        let health = watch::Sender::default();
-        let mut watched = health.subscribe();
-        let checked = checked(&backend);
+        let (monitor, observability) = monitor(Arc::new(backend), None);
+        let mut watched = monitor.state.subscribe();
         tokio::select! {
-            () = watch_backend(&checked, &health, &observability) => {}
+            () = monitor.run() => {}
             () = async {
                 assert!(watched.wait_for(|health| matches!(health, BackendHealth::Down { .. })).await.is_ok());
                 assert!(watched.wait_for(BackendHealth::is_up).await.is_ok());
@@ -259,17 +272,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_lost_backend_is_noticed_within_five_seconds_or_by_a_request() {
-        let (backend, observability) = (FakeBackend::new(), testing::observability());
-        let health = watch::Sender::default();
-        let mut watched = health.subscribe();
-        let checked = checked(&backend);
+        let backend = FakeBackend::new();
+        let (monitor, observability) = monitor(Arc::new(backend.clone()), None);
+        let mut watched = monitor.state.subscribe();
         tokio::select! {
-            () = watch_backend(&checked, &health, &observability) => {}
+            () = monitor.run() => {}
             () = async {
                 assert!(watched.wait_for(BackendHealth::is_up).await.is_ok());
                 backend.set_down(Some(error("gone")));
-                assert!(!check_now(&checked, &health, &observability).await);
-                assert!(!health.borrow().is_up());
+                assert!(!monitor.check().await);
+                assert!(!monitor.state().is_up());
                 backend.set_down(None);
                 assert!(watched.wait_for(BackendHealth::is_up).await.is_ok());
                 backend.set_down(Some(error("gone")));
@@ -277,11 +289,8 @@ mod tests {
                 assert!(time::timeout(Duration::from_millis(5100), down).await.is_ok());
             } => {}
         }
-        let down = observability
-            .journal()
-            .snapshot()
-            .into_iter()
-            .filter(|event| event.reason == EventReason::BackendDown);
+        let events = observability.journal().snapshot();
+        let down = events.into_iter().filter(|event| event.reason == EventReason::BackendDown);
         assert_eq!(down.count(), 2);
     }
 }

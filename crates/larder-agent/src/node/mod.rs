@@ -25,44 +25,42 @@ mod reload;
 pub(crate) mod requests;
 mod run;
 pub(crate) mod settings;
+mod storage;
 #[cfg(test)]
 pub(crate) mod testing;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use larder::backend::Backend;
 use larder::credentials::NodeKeyring;
 use larder::gc::{
     Collector, CollectorBuilder, GcCounts, GcIntervals, GcLoops, GcPolicy, HistoryFile, OtherFilesystem,
     PostImageGcHook, UsageRecordFileStore,
 };
 use larder::hidden::{HiddenImages, PrefetchCredentials};
-use larder::hint::Hint;
 use larder::image_service::{FilesystemError, FsStats};
 use larder::pull::{ImageManager, PullConfig};
 use larder::records::{PullRecordStore, PullRecords};
 use larder::reference::ImageId;
 use larder::retention::{KeepRule, RemovalGate};
 use larder_store::backend::StoreBackend;
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::OnceCell;
 use tokio::time;
 
-use crate::backend::BackendHandle;
-use crate::backend::publisher::{self, StorePublisher};
 use crate::error::Error;
 use crate::state::{EnsureLeaseFile, KeepRuleFile, RecentEnsures, StateDir};
 #[cfg(feature = "kube")]
 pub use cluster::check_cluster;
 
 use cluster::NodeCluster;
-use health::{BackendHealth, CheckedBackend};
 use metrics::MeteredHistory;
-use observability::{Observability, ObservabilitySettings};
+pub(crate) use observability::Observability;
+use observability::ObservabilitySettings;
 use other_collector::OtherCollector;
 use pod_pulls::PodPulls;
 use pods::desired::DesiredUses;
 use settings::NodeSettings;
+pub(crate) use storage::Storage;
 
 pub use open::{NodeOptions, StateDirAccess};
 
@@ -71,13 +69,7 @@ const MEASURE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Dependencies of a node.
 pub(crate) struct NodeDependencies {
-    /// A description of the backend, for operators.
-    pub(crate) description: String,
-    pub(crate) backend: Arc<dyn Backend>,
-    /// Backend in its concrete type.
-    pub(crate) handle: Option<BackendHandle>,
-    /// Publishes the images of the store to a containerd.
-    pub(crate) publisher: Option<Arc<StorePublisher>>,
+    pub(crate) storage: Storage,
     /// Knows how to ask the backend.
     pub(crate) collector: CollectorBuilder,
     /// The state directory, locked for as long as the node lives; without the lock nothing is read from or written to it.
@@ -89,7 +81,7 @@ pub(crate) struct NodeDependencies {
     pub(crate) pull: PullConfig,
     /// The node's own credentials; requests bring theirs along.
     pub(crate) credentials: NodeKeyring,
-    pub(crate) observability: Observability,
+    pub(crate) observability: Arc<Observability>,
     /// Treatment of the credentials of pulls ahead of kubelet.
     pub(crate) prefetch_credentials: PrefetchCredentials,
     /// How long an image that was just ensured is leased.
@@ -111,16 +103,11 @@ pub(crate) struct NodeFilesystems {
 
 /// One image backend, and everything that works on it.
 pub struct Node {
-    pub(crate) description: String,
-    /// The backend itself; pulls go through the manager, removals through the gate or the collector.
-    pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) handle: Option<BackendHandle>,
-    publisher: Option<Arc<StorePublisher>>,
+    pub(crate) storage: Arc<Storage>,
     pub(crate) manager: Arc<ImageManager>,
     pub(crate) gate: Arc<RemovalGate>,
     collector: Arc<Collector>,
     pub(crate) loops: GcLoops,
-    pub(crate) health: watch::Sender<BackendHealth>,
     pub(crate) observability: Arc<Observability>,
     /// Pull times of pods whose images are being requested.
     pub(crate) pod_pulls: Arc<PodPulls>,
@@ -149,13 +136,12 @@ pub struct Node {
 impl Node {
     /// Puts it together.
     pub(crate) fn build(parts: NodeDependencies) -> Node {
-        let NodeDependencies { description, backend, handle, mut collector, state, policy, records, .. } =
-            parts;
-        let observability = Arc::new(parts.observability);
+        let NodeDependencies { storage, mut collector, state, policy, records, observability, .. } = parts;
+        let backend = storage.backend();
         let (metrics, sink) = (observability.metrics(), observability.sink());
         let (gate, desired_uses) = (Arc::new(RemovalGate::default()), DesiredUses::default());
         let pod_pulls = Arc::new(PodPulls::new(metrics.clone(), Arc::clone(sink)));
-        let mut manager = ImageManager::builder(Arc::clone(&backend))
+        let mut manager = ImageManager::builder(Arc::clone(backend))
             .config(parts.pull)
             .credentials(parts.credentials)
             .events(Arc::clone(sink))
@@ -164,7 +150,7 @@ impl Node {
             .prefetch_credentials(parts.prefetch_credentials.clone())
             .lease(Arc::clone(&gate), parts.ensured_lease);
         if let Some(records) = &records {
-            records.resolve_interrupted_with(Arc::clone(&backend));
+            records.resolve_interrupted_with(Arc::clone(backend));
             records.await_recovery();
             manager = manager.records(Arc::clone(records) as Arc<dyn PullRecords>);
             collector = collector.hook(Arc::clone(records) as Arc<dyn PostImageGcHook>);
@@ -184,17 +170,13 @@ impl Node {
             .build();
         let collector = Arc::new(collector);
         Node {
-            ensures: recent_ensures(&state, handle.as_ref(), parts.ensured_lease),
+            ensures: recent_ensures(&state, storage.store(), parts.ensured_lease),
             loops: GcLoops::new(Arc::clone(&collector), parts.periods),
             manager: Arc::new(manager.build()),
-            health: watch::Sender::default(),
             cluster: parts.cluster,
             settings: parts.settings,
             others: OtherCollector::default(),
-            description,
-            backend,
-            handle,
-            publisher: parts.publisher,
+            storage: Arc::new(storage),
             gate,
             collector,
             observability,
@@ -252,35 +234,7 @@ impl Node {
 
     /// A description of the backend, for operators.
     pub fn description(&self) -> &str {
-        &self.description
-    }
-
-    /// larder's own store, if that is the backend.
-    pub(crate) fn store(&self) -> Option<&StoreBackend> {
-        self.handle.as_ref().and_then(BackendHandle::store)
-    }
-
-    /// Publishes the images of the store to a containerd, if the settings name one.
-    pub(crate) fn publisher(&self) -> Option<&StorePublisher> {
-        self.publisher.as_deref()
-    }
-
-    /// Fails where images are published to a containerd that only a daemon asks for its containers.
-    pub(crate) fn require_publisher(&self) -> Result<(), Error> {
-        let config = self.settings.now();
-        match publisher::socket(&config).filter(|_| self.store().is_some() && self.publisher.is_none()) {
-            Some(socket) => Err(Error::failed(publisher::daemon_required(socket))
-                .hint(Hint::from("start it with ").command(["serve"]).text(", or restart it"))),
-            None => Ok(()),
-        }
-    }
-
-    /// larder's own store, for calls that need it.
-    pub(crate) fn require_store(&self) -> Result<&StoreBackend, Error> {
-        self.store().ok_or_else(|| {
-            Error::failed(format!("requires larder's own store, but the backend is {}", self.description))
-                .hint(Hint::from("select a store with ").setting("root", "DIR").text(", or omit the backend"))
-        })
+        self.storage.description()
     }
 
     /// The state directory, for calls that need what is kept there.
@@ -289,17 +243,6 @@ impl Node {
             return Ok(&self.state);
         }
         Err(Error::failed("no GC state: the process was opened without a state directory"))
-    }
-
-    /// Asks the backend whether it answers, and records the result.
-    pub(crate) async fn check_health(&self) {
-        health::check_now(&self.checked_backend(), &self.health, &self.observability).await;
-    }
-
-    /// Returns the backend that health checks look at.
-    fn checked_backend(&self) -> CheckedBackend<'_> {
-        let runtime = self.handle.as_ref().and_then(BackendHandle::runtime);
-        CheckedBackend { backend: &*self.backend, runtime, description: &self.description }
     }
 
     /// The filesystems of the backend, without those that cannot be measured within [`MEASURE_WITHIN`].
@@ -316,14 +259,15 @@ impl Node {
 
     /// Whether the backend answers.
     pub async fn check_backend(&self) -> Result<(), Error> {
-        Ok(self.backend.info().await.map(drop)?)
+        Ok(self.storage.backend().info().await.map(drop)?)
     }
 
     /// Resolves pulls that an earlier process did not finish; `false` if the backend did not answer. Until this has
     /// succeeded, pods have no access to images that those pulls may have stored. Does nothing after a success.
     pub async fn recover(&self) -> bool {
         let Some(records) = &self.records else { return true };
-        let recover = async || if records.recover(&*self.backend).await { Ok(()) } else { Err(()) };
+        let recover =
+            async || if records.recover(&**self.storage.backend()).await { Ok(()) } else { Err(()) };
         self.recovered.get_or_try_init(recover).await.is_ok()
     }
 
@@ -332,7 +276,7 @@ impl Node {
     pub(crate) async fn note_ensured(&self, id: &ImageId, was_pulled: bool) {
         let Some(ensures) = &self.ensures else { return };
         // In a runtime, present images may be older than larder: their ages start with the first listing.
-        let is_known = self.store().is_some() || self.collector.has_detected();
+        let is_known = self.storage.store().is_some() || self.collector.has_detected();
         let was_leased = was_pulled && ensures.note_pulled(id);
         if was_pulled || (ensures.note(id) && is_known) {
             self.collector.note_ensured(id);
@@ -353,12 +297,8 @@ impl Node {
 }
 
 /// The records of ensures for later GC processes, if the state directory is locked.
-fn recent_ensures(
-    state: &StateDir,
-    handle: Option<&BackendHandle>,
-    lease: Duration,
-) -> Option<RecentEnsures> {
-    state.is_locked().then(|| match handle.and_then(BackendHandle::store) {
+fn recent_ensures(state: &StateDir, store: Option<&StoreBackend>, lease: Duration) -> Option<RecentEnsures> {
+    state.is_locked().then(|| match store {
         Some(store) => RecentEnsures::in_store(store.clone()),
         None => RecentEnsures::in_file(EnsureLeaseFile::at(state, lease)),
     })

@@ -7,16 +7,14 @@ use larder::backend::Backend;
 use larder::credentials::plugin::PluginRunObserver;
 use larder::credentials::{self, NodeDockerConfig, SearchPath};
 use larder::error_chain;
-use larder::gc::Collector;
 use larder::hidden::{HiddenImages, PrefetchCredentials};
 use larder::records::{PullRecordStore, Verification};
 
 use super::cluster::NodeCluster;
 use super::metrics::NodeMetrics;
 use super::settings::NodeSettings;
-use super::{Node, NodeDependencies, Observability, ObservabilitySettings};
-use crate::backend::publisher::{self, StorePublisher, UnknownContainers};
-use crate::backend::{OpenMode, RuntimeRequirement, docker, gc_wiring, open, providers};
+use super::{Node, NodeDependencies, Observability, ObservabilitySettings, Storage};
+use crate::backend::{OpenMode, RuntimeRequirement, open, providers};
 use crate::config::{Config, KubeletImageService, SettingsSources};
 use crate::error::{Error, NodeOpenError};
 use crate::state::StateDir;
@@ -60,7 +58,7 @@ impl Node {
         credentials: Option<credentials::NodeKeyring>,
         options: NodeOptions,
     ) -> Result<Node, NodeOpenError> {
-        let mut handle = open(&config, options.store, options.runtime)?;
+        let handle = open(&config, options.store, options.runtime)?;
         let state = StateDir::of(config.state.as_deref(), &handle.target())?;
         let state = match (options.state, handle.store()) {
             (StateDirAccess::None, None) => state,
@@ -71,44 +69,20 @@ impl Node {
         let records = if locked { opened(config.verification.as_ref(), &state)? } else { None };
         let prefetch_credentials = prefetch_credentials(&config, handle.store().is_some(), &state)?;
         let cluster = if options.joins_cluster { NodeCluster::open(&config)? } else { None };
-        let observability = Observability::build(ObservabilitySettings {
+        let observability = Arc::new(Observability::build(ObservabilitySettings {
             node_name: cluster.as_ref().map_or_else(host_name, |cluster| cluster.name().to_owned()),
             event_ring_size: config.event_ring_size,
             logs_events: options.logs_events,
-        });
+        }));
         let metrics = observability.metrics();
         let credentials = match credentials {
             Some(credentials) => credentials,
             None => credentials_of(&config, cluster.as_deref(), metrics)?,
         };
-        let cache = docker::builder_cache(&handle).filter(|_| config.prune_build_cache);
-        let publisher = handle.store().filter(|_| options.publishes);
         let hidden = prefetch_credentials.hidden();
-        let publisher = publisher.and_then(|store| StorePublisher::of(store, &config, hidden.cloned()));
-        let publisher = publisher.map(Arc::new);
-        if let Some(publisher) = &publisher {
-            handle.publish_with(Arc::clone(publisher));
-        }
-        for runtime in handle.runtime().into_iter().chain(publisher.as_ref().map(|publisher| publisher.cri()))
-        {
-            runtime.observe_with(metrics.clone());
-            metrics.runtime_configured();
-        }
-        let (backend, mut collector) = gc_wiring::backend_and_collector(&handle, publisher.as_deref());
-        if !options.publishes
-            && handle.store().is_some()
-            && let Some(socket) = publisher::socket(&config)
-        {
-            collector = collector.retention_source(Arc::new(UnknownContainers(socket.to_owned())));
-        }
-        if let Some(cache) = cache {
-            collector = collector.reclaimer(cache);
-        }
+        let (storage, collector) = Storage::build(&config, handle, options.publishes, hidden, &observability);
         let node = Node::build(NodeDependencies {
-            description: handle.description(),
-            backend,
-            handle: Some(handle),
-            publisher,
+            storage,
             collector,
             state,
             policy: config.policy(Vec::new()),
@@ -140,16 +114,15 @@ impl Node {
         config: Config,
     ) -> Result<Node, NodeOpenError> {
         let state = StateDir::at(dir.to_owned()).lock()?;
-        let observability = Observability::build(ObservabilitySettings {
+        let observability = Arc::new(Observability::build(ObservabilitySettings {
             node_name: host_name(),
             event_ring_size: config.event_ring_size,
             logs_events: true,
-        });
+        }));
+        let (storage, collector) = Storage::on_backend(backend, &observability);
         let node = Node::build(NodeDependencies {
-            description: "a backend of the embedding program".to_owned(),
-            collector: Collector::builder(Arc::clone(&backend)),
-            handle: None,
-            publisher: None,
+            storage,
+            collector,
             records: opened(config.verification.as_ref(), &state)?,
             prefetch_credentials: prefetch_credentials(&config, false, &state)?,
             credentials: credentials_of(&config, None, observability.metrics())?,
@@ -159,7 +132,6 @@ impl Node {
             cluster: None,
             policy: config.policy(Vec::new()),
             settings: NodeSettings::new(sources, config, tracing::Level::WARN),
-            backend,
             state,
             observability,
         });

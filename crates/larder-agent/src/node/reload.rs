@@ -9,8 +9,6 @@ use std::time::{Duration, SystemTime};
 
 use larder::config::Verification;
 use larder::events::{EventReason, EventType};
-use larder::go_format;
-use larder_registry::RegistryLoad;
 use tokio::task::spawn_blocking;
 use tokio::time;
 
@@ -134,18 +132,7 @@ impl Node {
     pub(crate) fn warnings(&self) -> Vec<String> {
         let others = self.others.warning(SystemTime::now());
         let of_settings = self.settings.now().warnings.clone();
-        self.degraded().into_iter().chain(others).chain(self.rate_limits()).chain(of_settings).collect()
-    }
-
-    /// The registries that requested a wait.
-    fn rate_limits(&self) -> Vec<String> {
-        let loads = self.store().map(|store| store.puller().client().loads()).unwrap_or_default();
-        let limited = loads.into_iter().filter(|load| !load.held_for.is_zero());
-        let text = |load: RegistryLoad| {
-            let left = go_format::duration(Duration::from_secs(load.held_for.as_secs()));
-            format!("registry {}: rate limited; requests of some repositories wait for {left}", load.host)
-        };
-        limited.map(text).collect()
+        self.degraded().into_iter().chain(others).chain(self.storage.warnings()).chain(of_settings).collect()
     }
 
     /// Fails while GC is off because the settings are invalid.

@@ -10,45 +10,31 @@ use std::{
     time::SystemTime,
 };
 
-use larder::retry::{RetryAdvice, RetryPolicy, retry};
-use tokio::time;
+use larder::retry::retry_until;
 
+use super::Node;
 #[cfg(feature = "kube")]
 use super::cluster::{ImageSetContext, end_image_sets, follow_image_sets, forget_image_sets, run_pods};
 use super::pods::desired::{DesiredImages, FirstScan};
 use super::pods::prefetch::{self, PrefetchContext};
 use super::pods::static_pods;
-use super::{Node, health};
-use crate::backend::publisher::PublishErrors;
 use crate::config::Config;
 
-/// First and longest back-off after a failed recovery of an earlier process's pulls, or a failed publication.
+/// First and longest back-off after a failed recovery of an earlier process's pulls.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-
-/// How often the images of the store are compared with those of the containerd that has them, too.
-const PUBLISH_INTERVAL: Duration = Duration::from_secs(30);
-
-/// Repeats an operation until it returns true.
-async fn retry_until<F: Future<Output = bool>>(operation: impl Fn() -> F) {
-    let policy = RetryPolicy::unlimited(BACKOFF.0, BACKOFF.1);
-    let attempt = || async { operation().await.then_some(()).ok_or(()) };
-    let _ = retry(&policy, &(), |()| RetryAdvice::Backoff, attempt).await; // it ends with a success
-}
 
 impl Node {
     /// Runs the background tasks until dropped.
     pub(crate) async fn run(self: &Arc<Node>) {
         // The first collection waits until it is known what has to stay.
         let first = self.desired_uses.begin_first_scan();
-        let checked = self.checked_backend();
         tokio::join!(
-            health::watch_backend(&checked, &self.health, &self.observability),
+            self.storage.run(),
             self.loops.run(),
             self.watch_files(),
             self.recover_with_retries(),
             self.want(first),
             self.remove_dead_containers(),
-            self.publish_images(),
             self.send_events(),
         );
     }
@@ -116,7 +102,7 @@ impl Node {
         let Some(cluster) = &self.cluster else { return forget_image_sets(file).await };
         let context = ImageSetContext {
             manager: Arc::clone(&self.manager),
-            backend: Arc::clone(&self.backend),
+            backend: Arc::clone(self.storage.backend()),
             held: self.desired_uses.clone(),
             collector: Some(Arc::clone(&self.collector)),
             file,
@@ -158,24 +144,14 @@ impl Node {
 
     /// No images yet, for one of the sources of this node.
     fn desired_images(&self) -> DesiredImages {
-        let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
+        let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(self.storage.backend()));
         DesiredImages::new(manager, backend, self.desired_uses.clone())
             .with_collector(Arc::clone(&self.collector))
     }
 
     /// A runtime may start later than larder: recovery is retried until the backend answers.
     async fn recover_with_retries(&self) {
-        retry_until(|| self.recover()).await;
-    }
-
-    /// Publishes what the store has and containerd lacks, soon after it starts and from time to time.
-    async fn publish_images(&self) {
-        let Some(publisher) = &self.publisher else { return };
-        let errors = tokio::sync::Mutex::new(PublishErrors::new());
-        loop {
-            retry_until(|| async { publisher.reconcile(&mut *errors.lock().await).await }).await;
-            time::sleep(PUBLISH_INTERVAL).await;
-        }
+        retry_until(BACKOFF, || self.recover()).await;
     }
 
     /// Ensures the images of static pods at the path of the settings, whichever that is.
@@ -201,7 +177,7 @@ impl Node {
         let mut first = Some(first);
         let context = PrefetchContext {
             manager: Arc::clone(&self.manager),
-            backend: Arc::clone(&self.backend),
+            backend: Arc::clone(self.storage.backend()),
             gate: Arc::clone(&self.gate),
             held: self.desired_uses.clone(),
             collector: Some(Arc::clone(&self.collector)),

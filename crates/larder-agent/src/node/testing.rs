@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::credentials::NodeKeyring as Credentials;
-use larder::gc::{Collector, FsStatsProvider, GcIntervals, GcPolicy, WhenUnreachable};
+use larder::gc::{FsStatsProvider, GcIntervals, GcPolicy, WhenUnreachable};
 use larder::hidden::PrefetchCredentials;
 use larder::pull::PullConfig;
 use larder_testkit::fake_backend::FakeBackend;
 
 use super::settings::NodeSettings;
-use super::{Node, NodeDependencies, Observability, ObservabilitySettings};
+use super::{Node, NodeDependencies, Observability, ObservabilitySettings, Storage};
 use crate::config::{self, Config, SettingsSource, SettingsSources};
 use crate::environment::DefaultPaths;
 use crate::state::StateDir;
@@ -40,21 +40,18 @@ pub(crate) fn parts(
     disk: Option<Arc<dyn FsStatsProvider>>,
     change: impl FnOnce(&mut Config),
 ) -> NodeDependencies {
-    let backend: Arc<FakeBackend> = Arc::new(backend.clone());
+    let observability = Arc::new(observability());
     let file = SettingsSource::File { path: dir.join("config.yaml"), required: false };
     let sources = SettingsSources { places: DefaultPaths::of(true, |_| None), layers: vec![file] };
     let mut config = config::load(&sources).expect("defaults are valid settings");
     change(&mut config);
-    let mut collector = Collector::builder(backend.clone());
+    let (storage, mut collector) = Storage::on_backend(Arc::new(backend.clone()), &observability);
     if let Some(disk) = disk {
         collector = collector.disk(disk);
     }
     NodeDependencies {
-        description: "a fake".into(),
+        storage,
         collector,
-        backend,
-        handle: None,
-        publisher: None,
         state: StateDir::at(dir.to_owned()).lock().expect("the test has a state directory of its own"),
         policy: GcPolicy {
             minimum_age: Duration::ZERO,
@@ -65,7 +62,7 @@ pub(crate) fn parts(
         prefetch_credentials: PrefetchCredentials::default(),
         records: None,
         pull: PullConfig::default(),
-        observability: observability(),
+        observability,
         ensured_lease: Duration::from_secs(600),
         periods: GcIntervals::default(),
         cluster: None,

@@ -55,7 +55,7 @@ impl CommandServer {
 
     fn listen(&self, stopped: watch::Receiver<bool>) -> Result<Option<JoinHandle<()>>, Error> {
         let node = &self.node;
-        let Some(handle) = node.handle.as_ref().filter(|_| node.state.is_locked()) else { return Ok(None) };
+        let Some(handle) = node.storage.handle().filter(|_| node.state.is_locked()) else { return Ok(None) };
         let socket = client::command_socket(&handle.target(), &node.state);
         let (path, directory) =
             short_path(&socket, MAX_PATH).map_err(|error| Error::failed(error.to_string()))?;

@@ -181,7 +181,7 @@ impl HttpHandler {
     }
 
     fn ready(&self) -> Response<Body> {
-        match &*self.node.health.borrow() {
+        match &*self.node.storage.health().state() {
             BackendHealth::Up(_) => match self.node.degraded() {
                 Some(why) => text(StatusCode::OK, &format!("degraded: {why}\n")),
                 None => text(StatusCode::OK, "ok\n"),

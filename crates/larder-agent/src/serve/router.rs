@@ -21,10 +21,9 @@ use super::http_handler::HttpHandler;
 use super::observed_body::{BodyObserver, observed};
 use super::request_memory::{LimitedBody, RequestKind};
 use super::responses::is_grpc;
-use crate::backend::BackendHandle;
 use crate::backend::layer_fetcher::NodeLayerFetcher;
 use crate::control;
-use crate::node::cri_images::{NodeCriImages, unusable};
+use crate::node::cri_images::NodeCriImages;
 use crate::traces::server_span::ServerSpan;
 use tracing::Instrument as _;
 
@@ -49,10 +48,8 @@ impl Router {
         let about = ServerVersion { name: NAME.into(), version: env!("CARGO_PKG_VERSION").into() };
         let node = plain.node();
         let (images, runtime) = services(Arc::new(NodeCriImages::of(Arc::clone(node))), about);
-        let backend = node.handle.as_ref().and_then(BackendHandle::runtime);
-        let containers = backend.map(|runtime| RuntimeProxy::new(runtime.runtime_channel()));
-        let store = node.handle.as_ref().and_then(BackendHandle::store);
-        let store = store.filter(|_| node.settings.now().containerd.snapshotter);
+        let containers = node.storage.runtime().map(|runtime| RuntimeProxy::new(runtime.runtime_channel()));
+        let store = node.storage.store().filter(|_| node.settings.now().containerd.snapshotter);
         let fetches_layers = node.settings.now().containerd.fetch_layers;
         let snapshots = store.map(|store| {
             let fetcher = NodeLayerFetcher::new(store.clone(), node, fetches_layers);
@@ -115,7 +112,7 @@ impl Router {
     fn containers(&self, request: Request<LimitedBody>) -> RouterFuture {
         let proxy = self.containers.clone().filter(|_| RuntimeProxy::takes(request.uri().path()));
         let Some(proxy) = proxy else { return call(&self.runtime, request) };
-        let (limit, unusable) = (deadline_of(request.headers()), unusable(self.plain.node()));
+        let (limit, unusable) = (deadline_of(request.headers()), self.plain.node().storage.unusable());
         Box::pin(async move {
             if let Some(error) = unusable {
                 return Ok(Status::unavailable(error.to_string()).into_http());

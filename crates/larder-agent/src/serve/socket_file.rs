@@ -18,7 +18,7 @@ impl SocketPathFile {
     /// Writes it, unless the socket has no path.
     pub(super) fn leave(node: &Node, socket: Option<&Path>) -> Result<Option<SocketPathFile>, Error> {
         let Some(socket) = socket else { return Ok(None) };
-        let file = match node.store() {
+        let file = match node.storage.store() {
             Some(store) => client::daemon_file(store.store().root()),
             None => node.state.daemon(),
         };

@@ -156,7 +156,7 @@ async fn calls_fail_at_once_while_the_backend_is_known_to_hang() {
     let served = TestDaemon::new();
     let client = caller(&served);
     let why = "unix:///run/r.sock: no answer within 10s".to_owned();
-    served.node.health.send_replace(BackendHealth::Down { since: SystemTime::now(), why, unusable: true });
+    served.node.storage.health().set(BackendHealth::Down { since: SystemTime::now(), why, unusable: true });
     let refused = client.list().await.unwrap_err();
     assert!(matches!(refused, BackendError::Call { kind: CallErrorKind::Unavailable, .. }), "{refused:?}");
     assert!(refused.to_string().contains("no answer within 10s"), "{refused}");
@@ -164,7 +164,7 @@ async fn calls_fail_at_once_while_the_backend_is_known_to_hang() {
     assert_eq!(served.backend.calls(), []);
     // One that refuses connections answers each call for itself.
     let why = EndpointFailure::Refused.to_string();
-    served.node.health.send_replace(BackendHealth::Down { since: SystemTime::now(), why, unusable: false });
+    served.node.storage.health().set(BackendHealth::Down { since: SystemTime::now(), why, unusable: false });
     client.list().await.unwrap();
 }
 
@@ -222,11 +222,12 @@ async fn containers_are_those_of_the_runtime_and_unknown_while_it_hangs() {
     let served = TestDaemon::on(ServingProcess::Daemon(DaemonAddresses::default()), |backend, dir| {
         let handle =
             BackendHandle::Runtime(Arc::new(CriBackend::new(runtime.endpoint(), CriConfig::default())));
-        NodeDependencies { handle: Some(handle), ..testing::parts(backend, dir, None, |_| ()) }
+        let parts = testing::parts(backend, dir, None, |_| ());
+        NodeDependencies { storage: parts.storage.with_handle(handle), ..parts }
     });
     assert_eq!(containers(&served).await.unwrap(), ["c1"]);
     let why = "no answer within 10s".to_owned();
-    served.node.health.send_replace(BackendHealth::Down { since: SystemTime::now(), why, unusable: true });
+    served.node.storage.health().set(BackendHealth::Down { since: SystemTime::now(), why, unusable: true });
     let refused = containers(&served).await.unwrap_err().to_string();
     assert!(refused.contains("no answer within 10s"), "{refused}");
 }

@@ -102,15 +102,13 @@ async fn a_registry_that_limits_the_rate_is_a_warning_of_the_status() {
         let store = Store::open(&dir.join("store"), StoreConfig::default()).unwrap();
         let client = RegistryClient::new(RegistryConfig { proxy: Proxy::None, ..RegistryConfig::default() });
         let store = StoreBackend::new(StorePuller::new(store, client, StorePullConfig::default()));
-        NodeDependencies {
-            handle: Some(BackendHandle::Store(store)),
-            ..testing::parts(backend, dir, None, |_| ())
-        }
+        let parts = testing::parts(backend, dir, None, |_| ());
+        NodeDependencies { storage: parts.storage.with_handle(BackendHandle::Store(store)), ..parts }
     });
     assert_eq!(status(&served).await.warnings, [""; 0]);
     assert_eq!(status(&served).await.registries, []);
     let image = ImageSpec::named(registry.image("shop/web:1"));
-    let store = served.node.store().unwrap();
+    let store = served.node.storage.store().unwrap();
     store.pull(&image, None, None, &ProgressReporter::unwatched()).await.unwrap_err();
     let api::StatusResponse { warnings, registries, .. } = status(&served).await;
     let [load] = &registries[..] else { panic!("{registries:?}") };

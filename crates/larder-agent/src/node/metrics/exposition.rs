@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::format::with_own_names;
 use super::process_stats::ProcessStats;
 use super::{ExpositionFormat, add};
-use crate::node::{Node, NodeFilesystems};
+use crate::node::{Node, NodeFilesystems, Storage};
 use crate::serve::connections::Connections;
 
 type IntegerGauge = Gauge<u64, AtomicU64>;
@@ -125,9 +125,9 @@ fn filesystems(registry: &mut Registry, disks: &NodeFilesystems) {
 fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
     pulls(registry, node);
     collection(registry, node);
-    registries(registry, node);
+    registries(registry, &node.storage);
     records(registry, node);
-    gauge(registry, "larder_backend_up", u64::from(node.health.borrow().is_up()));
+    gauge(registry, "larder_backend_up", u64::from(node.storage.health().state().is_up()));
     gauge(registry, "larder_connections", connections.open() as u64);
     gauge(registry, "larder_inflight_calls", connections.calls().len() as u64);
     timestamp(registry, "process_start_time_seconds", node.observability.metrics().started);
@@ -259,13 +259,15 @@ fn records(registry: &mut Registry, node: &Node) {
     gauge(registry, "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", percent);
 }
 
-fn registries(registry: &mut Registry, node: &Node) {
-    let Some(store) = node.store() else { return };
+fn registries(registry: &mut Registry, storage: &Storage) {
+    if storage.store().is_none() {
+        return;
+    }
     let counted = || Family::<RegistryLabel, prometheus_client::metrics::counter::Counter>::default();
     let measured = Family::<RegistryLabel, IntegerGauge>::default;
     let (requests, bytes, waits) = (counted(), counted(), counted());
     let (connections, waiting, held) = (measured(), measured(), measured());
-    for load in store.puller().client().loads() {
+    for load in storage.registry_loads() {
         let label = RegistryLabel { registry: load.host };
         requests.get_or_create(&label).inc_by(load.requests);
         bytes.get_or_create(&label).inc_by(load.bytes);

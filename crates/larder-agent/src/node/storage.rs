@@ -1,0 +1,195 @@
+//! Storage of the images of a node: the backend, its publication to a containerd, and its health.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder::backend::{Backend, BackendError, CallErrorKind};
+use larder::gc::{Collector, CollectorBuilder};
+use larder::go_format;
+use larder::hidden::HiddenImages;
+use larder::hint::Hint;
+use larder_cri::CriBackend;
+use larder_registry::RegistryLoad;
+use larder_store::backend::StoreBackend;
+
+use super::Observability;
+use super::health::{BackendHealth, HealthMonitor};
+use crate::backend::publisher::{self, StorePublisher, UnknownContainers};
+use crate::backend::{BackendHandle, docker, gc_wiring};
+use crate::config::Config;
+use crate::error::Error;
+
+/// The image backend of a node, its publication to a containerd, and its health.
+pub(crate) struct Storage {
+    description: String,
+    /// The backend itself; pulls go through the manager, removals through the gate or the collector.
+    backend: Arc<dyn Backend>,
+    /// Backend in its concrete type, if it is one of larder's.
+    handle: Option<BackendHandle>,
+    /// Publishes the images of the store to a containerd.
+    publisher: Option<Arc<StorePublisher>>,
+    /// Socket of the containerd that uses images of the store, where this process does not publish to it.
+    unpublished: Option<String>,
+    health: HealthMonitor,
+}
+
+impl Storage {
+    /// Storage in an opened backend, and a collector's builder that knows how to ask it. With `publishes`, images are
+    /// published to the containerd of the settings, except hidden ones.
+    pub(crate) fn build(
+        config: &Config,
+        mut handle: BackendHandle,
+        publishes: bool,
+        hidden: Option<&Arc<HiddenImages>>,
+        observability: &Arc<Observability>,
+    ) -> (Storage, CollectorBuilder) {
+        let publisher = handle.store().filter(|_| publishes);
+        let publisher = publisher.and_then(|store| StorePublisher::of(store, config, hidden.cloned()));
+        let publisher = publisher.map(Arc::new);
+        if let Some(publisher) = &publisher {
+            handle.publish_with(Arc::clone(publisher));
+        }
+        for runtime in handle
+            .runtime()
+            .map(Arc::as_ref)
+            .into_iter()
+            .chain(publisher.iter().map(|publisher| publisher.cri()))
+        {
+            runtime.observe_with(observability.metrics().clone());
+            observability.metrics().runtime_configured();
+        }
+        let (backend, mut collector) = gc_wiring::backend_and_collector(&handle, publisher.as_deref());
+        let unpublished =
+            publisher::socket(config).filter(|_| handle.store().is_some() && publisher.is_none());
+        if let Some(socket) = unpublished {
+            collector = collector.retention_source(Arc::new(UnknownContainers(socket.to_owned())));
+        }
+        if let Some(cache) = docker::builder_cache(&handle).filter(|_| config.prune_build_cache) {
+            collector = collector.reclaimer(cache);
+        }
+        let (description, unpublished) = (handle.description(), unpublished.map(str::to_owned));
+        let storage = Storage {
+            publisher,
+            unpublished,
+            ..Storage::of(description, backend, Some(handle), observability)
+        };
+        (storage, collector)
+    }
+
+    /// Storage in a backend of the embedding program, and a collector's builder that asks nothing else.
+    pub(crate) fn on_backend(
+        backend: Arc<dyn Backend>,
+        observability: &Arc<Observability>,
+    ) -> (Storage, CollectorBuilder) {
+        let collector = Collector::builder(Arc::clone(&backend));
+        (
+            Storage::of("a backend of the embedding program".to_owned(), backend, None, observability),
+            collector,
+        )
+    }
+
+    fn of(
+        description: String,
+        backend: Arc<dyn Backend>,
+        handle: Option<BackendHandle>,
+        observability: &Arc<Observability>,
+    ) -> Storage {
+        let runtime = handle.as_ref().and_then(BackendHandle::runtime).cloned();
+        let health =
+            HealthMonitor::new(Arc::clone(&backend), runtime, description.clone(), Arc::clone(observability));
+        Storage { description, backend, handle, publisher: None, unpublished: None, health }
+    }
+
+    /// A fake backend that is also known by this handle.
+    #[cfg(test)]
+    pub(crate) fn with_handle(self, handle: BackendHandle) -> Storage {
+        Storage { handle: Some(handle), ..self }
+    }
+
+    /// A description of the backend, for operators.
+    pub(crate) fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// The backend.
+    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    /// The backend in its concrete type; `None` for one of the embedding program.
+    pub(crate) fn handle(&self) -> Option<&BackendHandle> {
+        self.handle.as_ref()
+    }
+
+    /// larder's own store, if that is the backend.
+    pub(crate) fn store(&self) -> Option<&StoreBackend> {
+        self.handle.as_ref().and_then(BackendHandle::store)
+    }
+
+    /// The container runtime, if that is the backend.
+    pub(crate) fn runtime(&self) -> Option<&Arc<CriBackend>> {
+        self.handle.as_ref().and_then(BackendHandle::runtime)
+    }
+
+    /// Publishes the images of the store to a containerd, if the settings name one.
+    pub(crate) fn publisher(&self) -> Option<&Arc<StorePublisher>> {
+        self.publisher.as_ref()
+    }
+
+    /// larder's own store, for calls that need it.
+    pub(crate) fn require_store(&self) -> Result<&StoreBackend, Error> {
+        self.store().ok_or_else(|| {
+            Error::failed(format!("requires larder's own store, but the backend is {}", self.description))
+                .hint(Hint::from("select a store with ").setting("root", "DIR").text(", or omit the backend"))
+        })
+    }
+
+    /// Fails where images are published to a containerd that only a daemon asks for its containers.
+    pub(crate) fn require_publisher(&self) -> Result<(), Error> {
+        match &self.unpublished {
+            Some(socket) => Err(Error::failed(publisher::daemon_required(socket))
+                .hint(Hint::from("start it with ").command(["serve"]).text(", or restart it"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Health of the backend.
+    pub(crate) fn health(&self) -> &HealthMonitor {
+        &self.health
+    }
+
+    /// The error of calls while the backend is known to hang, or is another larder.
+    pub(crate) fn unusable(&self) -> Option<BackendError> {
+        match &*self.health.state() {
+            BackendHealth::Down { why, unusable: true, .. } => {
+                let message = format!("the image backend is unavailable: {why}");
+                Some(BackendError::call(CallErrorKind::Unavailable, message))
+            }
+            _ => None,
+        }
+    }
+
+    /// Load of the registries and mirrors that the store asks.
+    pub(crate) fn registry_loads(&self) -> Vec<RegistryLoad> {
+        self.store().map(|store| store.puller().client().loads()).unwrap_or_default()
+    }
+
+    /// Warnings about the registries that requested a wait.
+    pub(crate) fn warnings(&self) -> impl Iterator<Item = String> {
+        let limited = self.registry_loads().into_iter().filter(|load| !load.held_for.is_zero());
+        limited.map(|load| {
+            let left = go_format::duration(Duration::from_secs(load.held_for.as_secs()));
+            format!("registry {}: rate limited; requests of some repositories wait for {left}", load.host)
+        })
+    }
+
+    /// Checks the health of the backend, and publishes what containerd lacks, until dropped.
+    pub(super) async fn run(&self) {
+        let publish = async {
+            if let Some(publisher) = &self.publisher {
+                publisher.run().await;
+            }
+        };
+        tokio::join!(self.health.run(), publish);
+    }
+}
