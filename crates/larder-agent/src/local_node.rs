@@ -151,7 +151,7 @@ impl LocalNode {
         if let Some(problem) = policy.problems().first() {
             return Err(Error::bad_input(problem.to_string()));
         }
-        let collector = self.server.node().collector()?;
+        let collector = self.server.node().collection.collector()?;
         match collector.round(goal, policy).await.into_result() {
             Ok(report) => Ok(report),
             Err(error) => Err(control::gc::failure_of(collector, error).await),

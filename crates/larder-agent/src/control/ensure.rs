@@ -103,7 +103,7 @@ async fn run(
             if let Ok(ensured) = &ended {
                 // On disk before the answer: a process that collects after this one was killed must find it.
                 let was_pulled = matches!(ensured.outcome, ImagePresence::Pulled { .. });
-                node.note_ensured(&ensured.image_ref, was_pulled).await;
+                node.collection.note_ensured(&ensured.image_ref, was_pulled).await;
             }
             (index, ended)
         })

@@ -59,7 +59,7 @@ pub(super) async fn list(node: &Node, request: &api::ImagesRequest) -> Result<ap
     if !request.details || images.is_empty() {
         return Ok(answer);
     }
-    let collector = node.unchecked_collector();
+    let collector = node.collection.unchecked_collector();
     let policy = collector.policy();
     let configured = if request.without_configs { &[][..] } else { &images };
     let timeout = || format!("timed out after {}s", DETAILS_WITHIN.as_secs());

@@ -6,14 +6,14 @@ use std::time::Duration;
 use larder::backend::{Backend, BackendError, FilesystemUsage, ImageDetails, ImageSpec};
 use larder::hint::Hint;
 use larder::reference::Reference;
-use larder::retention::LeasePurpose;
+use larder::retention::{LeasePurpose, RemovalGate};
 use larder_api::is_gone;
 use larder_api::v1::{Condition, RuntimeResponse, TagRequest, TagResponse};
 
 use super::find::find;
 use crate::error::Error;
 use crate::image_name::{self, InvalidImageName};
-use crate::node::Node;
+use crate::node::Storage;
 
 /// One image with its details.
 pub(super) async fn inspect(name: &str, backend: &dyn Backend) -> Result<ImageDetails, Error> {
@@ -46,15 +46,19 @@ pub(super) fn absent(image: &str) -> Error {
 const TAGGED_LEASE: Duration = Duration::from_secs(60);
 
 /// Adds a name to an image. A removal of the image by GC is either over, and the image not found, or does not begin.
-pub(super) async fn tag(request: &TagRequest, node: &Node) -> Result<TagResponse, Error> {
+pub(super) async fn tag(
+    request: &TagRequest,
+    storage: &Storage,
+    gate: &Arc<RemovalGate>,
+) -> Result<TagResponse, Error> {
     let TagRequest { source, target } = request;
-    let (target, backend) = (target_name(target)?, &**node.storage.backend());
+    let (target, backend) = (target_name(target)?, &**storage.backend());
     let Some(names) = backend.names() else {
         return Err(Error::failed("cannot tag an image of a runtime: CRI has no call for it")
             .hint(format!("with containerd: ctr -n k8s.io images tag {source} {target}")));
     };
     let image = loop {
-        let check = Arc::clone(&node.gate).begin_presence_check();
+        let check = gate.begin_presence_check();
         let image = find(source, backend).await?.image;
         if check.lease(&image.id, LeasePurpose::Request, TAGGED_LEASE).await {
             break image;

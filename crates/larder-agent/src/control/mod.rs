@@ -128,7 +128,7 @@ impl ControlApi {
     fn policy(&self, request: &api::CollectRequest) -> Result<GcPolicy, Error> {
         let node = self.node();
         let config = node.settings.now();
-        limits::policy(&node.collector()?.policy(), request, |key| config.origin(key).to_string())
+        limits::policy(&node.collection.collector()?.policy(), request, |key| config.origin(key).to_string())
     }
 
     /// The policy and the goal of a request.
@@ -210,7 +210,7 @@ impl Control for ControlApi {
         for image in &request.images {
             named(image)?;
         }
-        let mut answer = remove::remove(&request, &self.0.node).await;
+        let mut answer = remove::remove(&request, &self.node().storage, &self.node().collection).await;
         let is_removed =
             |removed: &api::Removed| matches!(removed.result, Some(api::removed::Result::Removed(_)));
         // A daemon deletes the files in the background; a pull that lacks space waits for that. A command's process ends.
@@ -226,14 +226,16 @@ impl Control for ControlApi {
 
     async fn tag(&self, request: Request<api::TagRequest>) -> ControlResult<api::TagResponse> {
         named(&request.get_ref().source)?;
-        Ok(Response::new(images::tag(request.get_ref(), self.node()).await?))
+        Ok(Response::new(
+            images::tag(request.get_ref(), &self.node().storage, self.node().collection.gate()).await?,
+        ))
     }
 
     async fn plan(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {
         let request = request.into_inner();
         let (policy, goal) = self.policy_and_goal(&request)?;
         let leases = gc::LeasePolicy::of(&request)?;
-        Ok(Response::new(gc::dry_run(self.node().collector()?, &policy, goal, leases).await?))
+        Ok(Response::new(gc::dry_run(self.node().collection.collector()?, &policy, goal, leases).await?))
     }
 
     async fn collect(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {
@@ -245,17 +247,17 @@ impl Control for ControlApi {
         }
         if gc::LeasePolicy::of(&request)? == gc::LeasePolicy::End {
             let images = self.node().storage.backend().list().await.map_err(Error::from)?;
-            let leased: Vec<_> = self.node().leases(&images).await?.into_keys().collect();
-            self.node().end_leases(&leased).await?;
+            let leased: Vec<_> = self.node().collection.leases(&images).await?.into_keys().collect();
+            self.node().collection.end_leases(&leased).await?;
         }
-        Ok(Response::new(gc::run_round(self.node().collector()?, &policy, goal).await))
+        Ok(Response::new(gc::run_round(self.node().collection.collector()?, &policy, goal).await))
     }
 
     async fn explain(&self, request: Request<api::ExplainRequest>) -> ControlResult<api::Explanation> {
         let request = request.into_inner();
         let policy = self.policy(&request.limits.unwrap_or_default())?;
         let Node { storage, records, .. } = self.node();
-        let collector = self.node().collector()?;
+        let collector = self.node().collection.collector()?;
         let image = named(&request.image)?;
         let records = records.as_deref();
         let explained = explain::explain(
@@ -276,15 +278,15 @@ impl Control for ControlApi {
     }
 
     async fn history(&self, request: Request<api::HistoryRequest>) -> ControlResult<api::HistoryResponse> {
-        let journal = self.node().require_state_dir()?.history();
+        let journal = self.node().collection.require_state_dir()?.history();
         let newest = request.into_inner().newest;
         let read = spawn_blocking(move || history::read(&journal, newest)).await;
         Ok(Response::new(read.map_err(|error| unanswered("the journal", &error))??))
     }
 
     async fn usage(&self, _: Request<api::UsageRequest>) -> ControlResult<api::UsageResponse> {
-        let policy = self.node().collector()?.policy();
-        Ok(Response::new(usage::usage(self.node(), &policy).await?))
+        let policy = self.node().collection.collector()?.policy();
+        Ok(Response::new(usage::usage(&self.node().storage, &self.node().collection, &policy).await?))
     }
 
     async fn runtime(&self, _: Request<api::RuntimeRequest>) -> ControlResult<api::RuntimeResponse> {
@@ -312,11 +314,12 @@ impl Control for ControlApi {
     async fn lease(&self, request: Request<api::LeaseRequest>) -> ControlResult<api::LeaseResponse> {
         let request = request.into_inner();
         named(&request.image)?;
-        Ok(Response::new(retention::lease(self.node(), &self.0.process, &request).await?))
+        let ControlApiInner { node, process, .. } = &*self.0;
+        Ok(Response::new(retention::lease(&node.storage, &node.collection, process, &request).await?))
     }
 
     async fn leases(&self, _: Request<api::LeasesRequest>) -> ControlResult<api::LeasesResponse> {
-        Ok(Response::new(retention::leases(self.node()).await?))
+        Ok(Response::new(retention::leases(&self.node().storage, &self.node().collection).await?))
     }
 
     async fn load(&self, request: Request<Streaming<api::LoadRequest>>) -> ControlResult<api::LoadResponse> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use larder::backend::{Backend, BackendError, CallErrorKind, Image, ImageSpec, RemoveOptions, Removed};
 use larder::detached::run_to_completion;
 use larder::error_chain;
-use larder::gc::ClockReading;
+use larder::gc::{ClockReading, GcPolicy};
 use larder::hint::Hint;
 use larder::pull::ImagePin;
 use larder::reference::ImageId;
@@ -23,23 +23,27 @@ use tokio::task::spawn_blocking;
 use super::find::{FoundImage, find_name, is_same_name};
 use super::images::image_error;
 use crate::error::{Error, ErrorKind};
-use crate::node::Node;
+use crate::node::Storage;
+use crate::node::collection::{Collection, RequestApi};
 use crate::node::cri_pins::desired_pin;
 use crate::node::health::error_with_hint;
 use crate::node::peer::Peer;
-use crate::node::requests::RequestApi;
 use naming::{RemovalScope, Selection};
 
 /// Removes images and names one after the other; the texts were checked. Removals and failures are recorded. An unavailable
 /// backend ends it. Dropping the call ends it after the image that is being removed.
-pub(super) async fn remove(request: &RemoveRequest, node: &Arc<Node>) -> RemoveResponse {
+pub(super) async fn remove(
+    request: &RemoveRequest,
+    storage: &Arc<Storage>,
+    collection: &Arc<Collection>,
+) -> RemoveResponse {
     let mut answer = RemoveResponse::default();
-    if let Err(failure) = remove_all(request, node, &mut answer).await {
+    if let Err(failure) = remove_all(request, storage, collection, &mut answer).await {
         answer.error = Some(failure.into());
         return answer;
     }
     // A removal also deletes what dead processes left. The images are removed whether or not that works.
-    if let Some(store) = node.storage.store().map(StoreBackend::store).cloned() {
+    if let Some(store) = storage.store().map(StoreBackend::store).cloned() {
         let swept = spawn_blocking(move || {
             store.sweep(&ClockReading::now()).map_err(|error| unswept(store.root(), &error))
         });
@@ -89,21 +93,22 @@ async fn look_up<'a>(
 
 async fn remove_all(
     request: &RemoveRequest,
-    node: &Arc<Node>,
+    storage: &Arc<Storage>,
+    collection: &Arc<Collection>,
     answer: &mut RemoveResponse,
 ) -> Result<(), Error> {
-    node.storage.require_publisher()?;
-    let (backend, is_store) = (node.storage.backend(), node.storage.store().is_some());
+    storage.require_publisher()?;
+    let (backend, is_store) = (storage.backend(), storage.store().is_some());
     let found = look_up(request, &**backend, answer).await?;
     // Mounts that stay after a forced removal are reported for the store only.
     let needs_reasons = is_store || !request.force;
     let images: Vec<Image> =
         found.iter().filter(|_| needs_reasons).map(|request| request.image.clone()).collect();
-    let retained = node.unchecked_collector().retentions(&images, SourceScope::Runtime).await;
+    let retained = collection.unchecked_collector().retentions(&images, SourceScope::Runtime).await;
     let retained = retained.map_err(RetentionError::into_backend_error)?;
     for RemovalRequest { text, image, selected } in &found {
         let mut refuse = |refusal: Error| {
-            node.record_failed_removal(RequestApi::Control, text, refusal.message());
+            collection.record_failed_removal(RequestApi::Control, text, refusal.message());
             answer.refuse(refusal.about(text))
         };
         let scope = naming::scope(image, selected, backend.names().is_some(), request.force);
@@ -129,11 +134,11 @@ async fn remove_all(
             refuse(other_names(image, backend.names().is_some()))?;
             continue;
         };
-        match remove_one(text, image, scope.clone(), request.force, node).await {
+        match remove_one(text, image, scope.clone(), request.force, storage, collection).await {
             Ok(removal) => {
                 let mut result = removed(image, &scope, removal, text, &mounts);
                 if removal != Removed::Names && result.note.is_empty() {
-                    result.note = kept_note(text, image, node);
+                    result.note = keep_rule_note(text, image, &collection.unchecked_collector().policy());
                 }
                 answer.results.push(result);
             }
@@ -209,22 +214,26 @@ async fn remove_one(
     image: &Image,
     scope: RemovalScope,
     force: bool,
-    node: &Arc<Node>,
+    storage: &Arc<Storage>,
+    collection: &Arc<Collection>,
 ) -> Result<Removed, BackendError> {
-    let removing = node.gate.wait_begin_removal(&image.id).await;
-    let (text, image, node) = (text.to_owned(), image.clone(), Arc::clone(node));
+    let removing = collection.gate().wait_begin_removal(&image.id).await;
+    let (text, image) = (text.to_owned(), image.clone());
+    let (storage, collection) = (Arc::clone(storage), Arc::clone(collection));
     let names = match &scope {
         RemovalScope::Names(names) => names.clone(),
         RemovalScope::Image => Vec::new(),
     };
     let removal = async move {
-        let removal = remove_from_backend(&image.id, scope, force, &node).await;
+        let removal = remove_from_backend(&image.id, scope, force, &storage).await;
         drop(removing);
         match &removal {
-            Ok(Removed::Image { freed }) => node.record_removal(RequestApi::Control, &image, *freed).await,
-            Ok(Removed::Names) => node.record_untagged(RequestApi::Control, &image, &names),
+            Ok(Removed::Image { freed }) => {
+                collection.record_removal(RequestApi::Control, &image, *freed).await
+            }
+            Ok(Removed::Names) => collection.record_untagged(RequestApi::Control, &image, &names),
             Err(error) => {
-                node.record_failed_removal(RequestApi::Control, &text, &error_with_hint(error));
+                collection.record_failed_removal(RequestApi::Control, &text, &error_with_hint(error));
             }
         }
         removal
@@ -252,9 +261,9 @@ async fn remove_from_backend(
     id: &ImageId,
     scope: RemovalScope,
     force: bool,
-    node: &Node,
+    storage: &Storage,
 ) -> Result<Removed, BackendError> {
-    let backend = node.storage.backend().as_ref();
+    let backend = storage.backend().as_ref();
     let names = match scope {
         RemovalScope::Names(names) if backend.names().is_some() => Some(names),
         RemovalScope::Names(_) | RemovalScope::Image => None,
@@ -264,7 +273,7 @@ async fn remove_from_backend(
     }
     let options = RemoveOptions { names, force, ..RemoveOptions::default() };
     let removed = backend.remove(&ImageSpec::named(id), &options).await?;
-    if let Some(store) = node.storage.store() {
+    if let Some(store) = storage.store() {
         // The space is free when the command is done.
         store.store().finish_deletion();
     }
@@ -350,8 +359,7 @@ fn still_mounted(name: &str, mounts: &[&str]) -> String {
 }
 
 /// The rule for names by which GC retained the image that was removed by its name; empty without one.
-fn kept_note(text: &str, image: &Image, node: &Node) -> String {
-    let policy = node.unchecked_collector().policy();
+fn keep_rule_note(text: &str, image: &Image, policy: &GcPolicy) -> String {
     let names: Vec<String> = image.repo_tags.iter().chain(&image.repo_digests).cloned().collect();
     let rule = policy.keep.iter().find(|rule| rule.parse_selector(&names).is_some());
     rule.map_or_else(String::new, |rule| {
@@ -459,8 +467,12 @@ mod tests {
             sandboxes: Vec::new(),
         });
         let node = testing::node(&fake, dir.path(), None, |_| ());
-        let retained =
-            node.unchecked_collector().retentions(&fake.images(), SourceScope::Runtime).await.unwrap();
+        let retained = node
+            .collection
+            .unchecked_collector()
+            .retentions(&fake.images(), SourceScope::Runtime)
+            .await
+            .unwrap();
         assert_eq!(
             users(&retained[&ImageId::from("sha256:1")]),
             ["by-id", "by-name", "by-mount"]
@@ -475,16 +487,16 @@ mod tests {
         fake.add_image("sandbox:1", image("sha256:2", 1));
         let sandbox = Sandbox { pod: "ns/web".into(), image: "sandbox:1".into(), ..Sandbox::default() };
         fake.set_in_use(ContainerInventory { sandboxes: vec![sandbox], ..ContainerInventory::default() });
-        let node = Arc::new(testing::node(&fake, dir.path(), None, |_| ()));
+        let node = testing::node(&fake, dir.path(), None, |_| ());
         let mut request =
             RemoveRequest { images: vec!["pinned:1".into(), "sandbox:1".into()], ..RemoveRequest::default() };
-        let refused = remove(&request, &node).await;
+        let refused = remove(&request, &node.storage, &node.collection).await;
         let messages: Vec<String> = refused.results.into_iter().map(|result| format!("{result:?}")).collect();
         assert!(messages[0].contains("pinned:1: pinned by the runtime"), "{messages:?}");
         assert!(messages[1].contains("sandbox:1: in use by sandbox of pod ns/web"), "{messages:?}");
         assert_eq!(fake.images().len(), 2);
         request.force = true;
-        let removed = remove(&request, &node).await;
+        let removed = remove(&request, &node.storage, &node.collection).await;
         assert_eq!((removed.results.len(), fake.images().len()), (2, 0));
     }
 
@@ -493,18 +505,19 @@ mod tests {
         let (fake, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
         fake.add_image("a:1", image("sha256:1", 1));
         fake.add_image("b:1", image("sha256:2", 1));
-        let node = Arc::new(testing::node(&fake, dir.path(), None, |_| ()));
+        let node = testing::node(&fake, dir.path(), None, |_| ());
         let request = |images: &[&str]| RemoveRequest {
             images: images.iter().map(|&name| name.to_owned()).collect(),
             image_id: "sha256:1".into(),
             ..RemoveRequest::default()
         };
         for images in [&["b:1"][..], &["a:1", "b:1"]] {
-            let refused = format!("{:?}", remove(&request(images), &node).await.results);
+            let refused =
+                format!("{:?}", remove(&request(images), &node.storage, &node.collection).await.results);
             assert!(refused.contains("b:1: another image has this name now"), "{refused}");
             assert_eq!(fake.images().len(), 2, "{images:?}");
         }
-        remove(&request(&["a:1"]), &node).await;
+        remove(&request(&["a:1"]), &node.storage, &node.collection).await;
         let left: Vec<_> = fake.images().into_iter().map(|image| image.id).collect();
         assert_eq!(left, ["sha256:2"]);
     }
@@ -517,13 +530,13 @@ mod tests {
             fake.add_image(name, image(format!("sha256:{name}"), 1));
         }
         fake.hold_removals();
-        let node = Arc::new(testing::node(&fake, dir.path(), None, |_| ()));
+        let node = testing::node(&fake, dir.path(), None, |_| ());
         let request = RemoveRequest { images: vec!["a:1".into(), "b:1".into()], ..RemoveRequest::default() };
-        let removing = remove(&request, &node);
+        let removing = remove(&request, &node.storage, &node.collection);
         assert!(timeout(minute, removing).await.is_err(), "it gives up");
         fake.release_removals();
         assert!(
-            !Arc::clone(&node.gate)
+            !Arc::clone(node.collection.gate())
                 .begin_presence_check()
                 .lease("sha256:a:1", LeasePurpose::Ensure, minute)
                 .await

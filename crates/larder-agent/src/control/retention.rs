@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use larder::backend::Backend;
 use larder::error_chain;
 use larder::gc::{ClockReading, Collector, GcPolicy};
 use larder::hint::Hint;
@@ -18,13 +19,14 @@ use super::ServingProcess;
 use super::find::{FoundImage, SIMILAR, find, find_name};
 use super::images::absent;
 use crate::error::{Error, ErrorKind};
-use crate::node::Node;
+use crate::node::collection::Collection;
+use crate::node::{Node, Storage};
 use crate::quantity::LONGEST;
 use crate::state::KeepRuleFile;
 
 /// Changes the rules, on disk and in force, and lists them.
 pub(super) async fn keep(node: &Arc<Node>, mut request: KeepRequest) -> Result<api::KeepResponse, Error> {
-    let advice = complete_names(&mut request.add, node).await;
+    let advice = complete_names(&mut request.add, &**node.storage.backend()).await;
     let changing = Arc::clone(node);
     let changed = spawn_blocking(move || -> Result<_, Error> {
         let node = &changing;
@@ -39,14 +41,14 @@ pub(super) async fn keep(node: &Arc<Node>, mut request: KeepRequest) -> Result<a
                 place: place(index),
             })
             .collect();
-        let (rules, new) = change(&KeepRuleFile::at(node.require_state_dir()?), &request)?;
+        let (rules, new) = change(&KeepRuleFile::at(node.collection.require_state_dir()?), &request)?;
         let messages = rules.iter().map(convert::keep_rule).collect();
-        node.set_rules(rules);
+        node.collection.set_policy(config.policy(rules));
         Ok((messages, configured, new))
     });
     let changed = changed.await.map_err(|error| super::unanswered("the keep rules", &error))?;
     let (rules, configured, new) = changed?;
-    let mut warnings = if new == 0 { Vec::new() } else { idle(node.collector()?, new).await };
+    let mut warnings = if new == 0 { Vec::new() } else { idle(node.collection.collector()?, new).await };
     if let [warning, ..] = &warnings[..] {
         let named = warning.contains(SIMILAR);
         warnings.extend(advice.into_iter().filter(|advice| !named || !advice.starts_with(SIMILAR)));
@@ -56,7 +58,7 @@ pub(super) async fn keep(node: &Arc<Node>, mut request: KeepRequest) -> Result<a
 
 /// Replaces each part of a name that selects one present image by the name of that image. Returns what to do about those
 /// that select none, or several.
-async fn complete_names(rules: &mut [api::KeepRule], node: &Node) -> Vec<String> {
+async fn complete_names(rules: &mut [api::KeepRule], backend: &dyn Backend) -> Vec<String> {
     let mut advice = Vec::new();
     for rule in rules {
         let Some(Select::Name(text)) = &mut rule.select else { continue };
@@ -64,12 +66,12 @@ async fn complete_names(rules: &mut [api::KeepRule], node: &Node) -> Vec<String>
             continue;
         }
         // Rules may be set while the runtime does not answer.
-        let Ok(images) = node.storage.backend().list().await else { continue };
+        let Ok(images) = backend.list().await else { continue };
         let matcher = KeepRule::new(Selector::Name(text.clone()));
         if images.iter().any(|image| matcher.parse_selector(&image.repo_tags).is_some()) {
             continue;
         }
-        match find_name(text, &images, &**node.storage.backend()).await {
+        match find_name(text, &images, backend).await {
             Ok(FoundImage { name: Some(name), .. }) => *text = name,
             Ok(FoundImage { image, name: None }) => {
                 rule.select = Some(Select::Digest(image.id.to_string()));
@@ -90,7 +92,8 @@ fn similar(error: &Error) -> Option<String> {
 
 /// Takes or ends a lease: in larder's own store one that outlives the daemon, else one that ends with it.
 pub(super) async fn lease(
-    node: &Node,
+    storage: &Storage,
+    collection: &Collection,
     process: &ServingProcess,
     request: &api::LeaseRequest,
 ) -> Result<LeaseResponse, Error> {
@@ -102,10 +105,10 @@ pub(super) async fn lease(
         ));
     }
     if time.is_zero() {
-        return end_lease(node, &request.image).await;
+        return end_lease(storage, collection, &request.image).await;
     }
-    if let Some(store) = node.storage.store().cloned() {
-        let id = find(&request.image, &**node.storage.backend()).await?.image.id;
+    if let Some(store) = storage.store().cloned() {
+        let id = find(&request.image, &**storage.backend()).await?.image.id;
         let granted = spawn_blocking(move || grant(store.store(), id.as_str(), time)).await;
         return granted.map_err(|error| super::unanswered("the store", &error))?;
     }
@@ -113,15 +116,15 @@ pub(super) async fn lease(
         // It would end with the command.
         return Err(Error::failed(format!(
             "{}: leases on images of a runtime require a daemon, and none is running",
-            node.storage.description()
+            storage.description()
         ))
         .hint(
             Hint::new().command(["serve"]).text(", or ").command(["keep".to_owned(), request.image.clone()]),
         ));
     }
     loop {
-        let check = Arc::clone(&node.gate).begin_presence_check();
-        let image = find(&request.image, &**node.storage.backend()).await?.image;
+        let check = collection.gate().begin_presence_check();
+        let image = find(&request.image, &**storage.backend()).await?.image;
         if check.lease(&image.id, LeasePurpose::Request, time).await {
             let ends = SystemTime::now().checked_add(time).map(convert::time);
             return Ok(LeaseResponse { id: image.id.to_string(), ends, ended: None });
@@ -130,18 +133,18 @@ pub(super) async fn lease(
 }
 
 /// Ends the leases on an image.
-async fn end_lease(node: &Node, image: &str) -> Result<LeaseResponse, Error> {
-    let image = find(image, &**node.storage.backend()).await?.image;
+async fn end_lease(storage: &Storage, collection: &Collection, image: &str) -> Result<LeaseResponse, Error> {
+    let image = find(image, &**storage.backend()).await?.image;
     let id = image.id.clone();
-    let ended = node.leases(&[image]).await?.contains_key(&id);
-    node.end_leases(std::slice::from_ref(&id)).await?;
+    let ended = collection.leases(&[image]).await?.contains_key(&id);
+    collection.end_leases(std::slice::from_ref(&id)).await?;
     Ok(LeaseResponse { id: id.to_string(), ends: None, ended: Some(ended) })
 }
 
 /// The leases, those that expire first before the others.
-pub(super) async fn leases(node: &Node) -> Result<api::LeasesResponse, Error> {
-    let images = node.storage.backend().list().await?;
-    let leases = node.leases(&images).await?;
+pub(super) async fn leases(storage: &Storage, collection: &Collection) -> Result<api::LeasesResponse, Error> {
+    let images = storage.backend().list().await?;
+    let leases = collection.leases(&images).await?;
     let now = SystemTime::now();
     let mut listed: Vec<api::ImageLease> = images
         .into_iter()

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::report::running_round;
 use super::{DaemonAddresses, ServingProcess};
 use crate::backend::publisher::Comparison;
+use crate::node::collection::Collection;
 use crate::node::health::BackendHealth;
 use crate::node::{Node, Storage};
 use crate::serve::connections::Connections;
@@ -28,7 +29,7 @@ pub(super) async fn now(
     connections: &Connections,
     process: &ServingProcess,
 ) -> api::StatusResponse {
-    let (configuration, disks) = (configuration(node).await, node.filesystems().await);
+    let (configuration, disks) = (configuration(node).await, node.collection.filesystems().await);
     let now = Instant::now();
     let health = node.storage.health().state().clone();
     let (backend_available, backend_message) = match &health {
@@ -40,7 +41,7 @@ pub(super) async fn now(
         BackendHealth::Up(info) => (true, format!("{} {}", info.name, info.version)),
         BackendHealth::Down { why, .. } => (false, why.clone()),
     };
-    let images = node.loops.images().borrow().clone();
+    let images = node.collection.images().borrow().clone();
     let addresses = match process {
         ServingProcess::Daemon(addresses) => addresses.clone(),
         ServingProcess::Command => DaemonAddresses::default(),
@@ -59,7 +60,7 @@ pub(super) async fn now(
         dashboard: addresses.dashboard,
         state: node.state.path().display().to_string(),
         pulls: node.manager.pulls().iter().map(|pull| convert::pull(pull, now)).collect(),
-        gc: Some(gc_status(node, now)),
+        gc: Some(gc_status(&node.collection, now)),
         calls: calls.collect(),
         connections: u32::try_from(connections.open()).unwrap_or(u32::MAX),
         configuration,
@@ -72,7 +73,7 @@ pub(super) async fn now(
         pid: i32::try_from(std::process::id()).unwrap_or_default(),
         mode: mode(node).to_owned(),
         containerd: containerd(node),
-        disk: disks.image.map(|disk| disk_use(disk, &node.unchecked_collector().policy())),
+        disk: disks.image.map(|disk| disk_use(disk, &node.collection.unchecked_collector().policy())),
         other_filesystems: disks.others.iter().map(convert::other_filesystem).collect(),
         warnings: node.warnings(),
         registries: registries(&node.storage),
@@ -169,9 +170,9 @@ fn registries(storage: &Storage) -> Vec<api::RegistryStatus> {
     storage.registry_loads().into_iter().map(registry).collect()
 }
 
-fn gc_status(node: &Node, now: Instant) -> api::GcStatus {
-    let round = node.unchecked_collector().progress();
-    let status = node.loops.status();
+fn gc_status(collection: &Collection, now: Instant) -> api::GcStatus {
+    let round = collection.unchecked_collector().progress();
+    let status = collection.status();
     let status: &GcStatus = &status.borrow();
     api::GcStatus {
         round: round.map(|round| running_round(&round, now)),

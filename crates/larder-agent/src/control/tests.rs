@@ -530,17 +530,25 @@ async fn a_command_leases_no_image_of_a_runtime() {
     let served = TestDaemon::new();
     served.backend.add_image("a:1", image("sha256:1", 100));
     let request = api::LeaseRequest { image: "a:1".into(), seconds: 60 };
-    let refused = retention::lease(&served.node, &ServingProcess::Command, &request).await.unwrap_err();
+    let refused =
+        retention::lease(&served.node.storage, &served.node.collection, &ServingProcess::Command, &request)
+            .await
+            .unwrap_err();
     assert_eq!(
         refused.message(),
         "a fake: leases on images of a runtime require a daemon, and none is running"
     );
     assert_eq!(refused.next_steps()[0].to_string(), "larder serve, or larder keep a:1");
-    assert!(served.node.gate.active_leases().is_empty(), "the lease would end with the command");
-    retention::lease(&served.node, &ServingProcess::Daemon(DaemonAddresses::default()), &request)
-        .await
-        .unwrap();
-    assert_eq!(served.node.gate.active_leases().len(), 1);
+    assert!(served.node.collection.gate().active_leases().is_empty(), "the lease would end with the command");
+    retention::lease(
+        &served.node.storage,
+        &served.node.collection,
+        &ServingProcess::Daemon(DaemonAddresses::default()),
+        &request,
+    )
+    .await
+    .unwrap();
+    assert_eq!(served.node.collection.gate().active_leases().len(), 1);
 }
 
 #[tokio::test]

@@ -18,20 +18,26 @@ use tokio::task::spawn_blocking;
 
 use super::report::usage_by_state;
 use crate::error::Error;
-use crate::node::Node;
+use crate::node::Storage;
+use crate::node::collection::Collection;
 
 /// The disk usage of images. `policy` says which images count as unused.
-pub(super) async fn usage(node: &Node, policy: &GcPolicy) -> Result<api::UsageResponse, Error> {
-    let (store, reclaimable_beside_images) = match node.storage.store() {
+pub(super) async fn usage(
+    storage: &Storage,
+    collection: &Collection,
+    policy: &GcPolicy,
+) -> Result<api::UsageResponse, Error> {
+    let (store, reclaimable_beside_images) = match storage.store() {
         Some(store) => {
             let (usage, reclaimable) = of_store(store.store().clone()).await?;
             (Some(usage), Some(convert::space_beside_images(&reclaimable)))
         }
         None => (None, None),
     };
-    let mut usage = api::UsageResponse { store, reclaimable_beside_images, ..measure(node).await? };
+    let mut usage =
+        api::UsageResponse { store, reclaimable_beside_images, ..measure(storage, collection).await? };
     #[cfg(feature = "docker")]
-    if let Some(crate::backend::BackendHandle::Docker(engine)) = node.storage.handle() {
+    if let Some(crate::backend::BackendHandle::Docker(engine)) = storage.handle() {
         let engine = docker::of_engine(&engine.usage().await?);
         if let (Some(filesystem), Some(images)) = (&mut usage.filesystem, &engine.images) {
             filesystem.images_bytes = Some(images.size_bytes);
@@ -41,7 +47,7 @@ pub(super) async fn usage(node: &Node, policy: &GcPolicy) -> Result<api::UsageRe
         usage.docker = Some(engine);
     }
     let disk_is_here = usage.filesystem.as_ref().is_some_and(|filesystem| filesystem.size_bytes.is_some());
-    if let Some(held) = held(node.collector()?, policy, disk_is_here).await {
+    if let Some(held) = held(collection.collector()?, policy, disk_is_here).await {
         let beside_images = usage.reclaimable_beside_images.as_ref().and_then(|space| space.total);
         let beside_images = beside_images.unwrap_or_default().size_bytes;
         usage.reclaimable_bytes = Some(held.reclaimable.bytes.saturating_add(beside_images));
@@ -63,13 +69,12 @@ async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> O
     measured.await.inspect_err(warn).ok()
 }
 
-async fn measure(node: &Node) -> Result<api::UsageResponse, Error> {
-    let service = ImageService::new(Arc::clone(node.storage.backend()));
+async fn measure(storage: &Storage, collection: &Collection) -> Result<api::UsageResponse, Error> {
+    let service = ImageService::new(Arc::clone(storage.backend()));
     let list = service.list().await?;
     // A process that does not publish the images does not ask containerd either.
-    let scope =
-        if node.storage.require_publisher().is_ok() { SourceScope::Runtime } else { SourceScope::Backend };
-    let retained = node.unchecked_collector().retentions(&list, scope).await;
+    let scope = if storage.require_publisher().is_ok() { SourceScope::Runtime } else { SourceScope::Backend };
+    let retained = collection.unchecked_collector().retentions(&list, scope).await;
     let retained = retained.map_err(RetentionError::into_backend_error)?;
     let found = service.image_filesystem(local_disk).await.map_err(filesystem_error)?;
     let [mut total, mut used, mut unused] = [api::ImageTotal::default(); 3];

@@ -432,10 +432,11 @@ async fn every_surface_shows_the_same_reason_for_which_an_image_is_retained() {
         is_pinned: true,
     };
     served.node.desired_uses.keep(key, "sha256:desired:1".into());
-    served.node.set_rules(vec![KeepRule::new(Selector::Name("kept:*".into()))]);
+    let rules = vec![KeepRule::new(Selector::Name("kept:*".into()))];
+    served.node.collection.set_policy(served.node.settings.now().policy(rules));
     let lease = api::LeaseRequest { image: "leased:1".into(), seconds: 60 };
     served.control.lease(Request::new(lease)).await.unwrap();
-    served.node.note_ensured(&"sha256:ensured:1".into(), false).await;
+    served.node.collection.note_ensured(&"sha256:ensured:1".into(), false).await;
 
     let request = api::ImagesRequest { details: true, ..Default::default() };
     let listed = served.control.images(Request::new(request)).await.unwrap().into_inner().images;

@@ -12,10 +12,11 @@ use larder::reference::ImageId;
 use larder_cri::server::CriImages;
 
 use super::Node;
+use super::collection::RequestApi;
 use super::cri_pins::CriPins;
 use super::health::error_with_hint;
 use super::peer::Peer;
-use super::requests::{CriPull, RequestApi};
+use super::requests::CriPull;
 
 /// The images of a node for callers of CRI.
 ///
@@ -42,12 +43,12 @@ impl NodeCriImages {
         match removed {
             Ok(removal) => {
                 if let Some(found) = removal.image {
-                    self.node.record_removal(RequestApi::Cri, &found, removal.freed).await;
+                    self.node.collection.record_removal(RequestApi::Cri, &found, removal.freed).await;
                 }
                 Ok(())
             }
             Err(error) => {
-                self.node.record_failed_removal(
+                self.node.collection.record_failed_removal(
                     RequestApi::Cri,
                     image.image.as_str(),
                     &error_with_hint(&error),

@@ -57,7 +57,7 @@ impl ImagePinSource for CriPins {
         }
         // Without the collector it is unknown which images are retained.
         let unknown = |error| BackendError::caused_by(CallErrorKind::Other, error);
-        let collector = self.node.collector().map_err(unknown)?;
+        let collector = self.node.collection.collector().map_err(unknown)?;
         // Only larder's own store has mounts.
         let has_mounts = settings.mounted && self.node.storage.store().is_some();
         let scope = if has_mounts { SourceScope::Backend } else { SourceScope::Larder };

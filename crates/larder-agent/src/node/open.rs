@@ -11,6 +11,7 @@ use larder::hidden::{HiddenImages, PrefetchCredentials};
 use larder::records::{PullRecordStore, Verification};
 
 use super::cluster::NodeCluster;
+use super::collection::CollectionSettings;
 use super::metrics::NodeMetrics;
 use super::settings::NodeSettings;
 use super::{Node, NodeDependencies, Observability, ObservabilitySettings, Storage};
@@ -65,8 +66,8 @@ impl Node {
             (StateDirAccess::CurrentUser, None) => state.lock_beside_root()?,
             _ => state.lock()?,
         };
-        let locked = state.is_locked();
-        let records = if locked { opened(config.verification.as_ref(), &state)? } else { None };
+        let state = Arc::new(state);
+        let records = if state.is_locked() { opened(config.verification.as_ref(), &state)? } else { None };
         let prefetch_credentials = prefetch_credentials(&config, handle.store().is_some(), &state)?;
         let cluster = if options.joins_cluster { NodeCluster::open(&config)? } else { None };
         let observability = Arc::new(Observability::build(ObservabilitySettings {
@@ -84,19 +85,18 @@ impl Node {
         let node = Node::build(NodeDependencies {
             storage,
             collector,
+            collection: CollectionSettings::of(&config),
             state,
-            policy: config.policy(Vec::new()),
             records,
             credentials,
             prefetch_credentials,
             pull: config.pull.clone(),
             ensured_lease: config.ensured_lease,
-            periods: config.gc_intervals,
             observability,
             cluster,
             settings: NodeSettings::new(sources, config, options.verbosity),
         });
-        if locked && let Err(error) = node.read_rules() {
+        if let Err(error) = node.collection.collector() {
             // Images can still be used, and the rules be dropped.
             tracing::debug!("{error}");
         }
@@ -113,29 +113,29 @@ impl Node {
         sources: SettingsSources,
         config: Config,
     ) -> Result<Node, NodeOpenError> {
-        let state = StateDir::at(dir.to_owned()).lock()?;
+        let state = Arc::new(StateDir::at(dir.to_owned()).lock()?);
         let observability = Arc::new(Observability::build(ObservabilitySettings {
             node_name: host_name(),
             event_ring_size: config.event_ring_size,
             logs_events: true,
         }));
-        let (storage, collector) = Storage::on_backend(backend, &observability);
+        let description = "a backend of the embedding program";
+        let (storage, collector) = Storage::on_backend(description, backend, &observability);
         let node = Node::build(NodeDependencies {
             storage,
             collector,
+            collection: CollectionSettings::of(&config),
             records: opened(config.verification.as_ref(), &state)?,
             prefetch_credentials: prefetch_credentials(&config, false, &state)?,
             credentials: credentials_of(&config, None, observability.metrics())?,
             pull: config.pull.clone(),
             ensured_lease: config.ensured_lease,
-            periods: config.gc_intervals,
             cluster: None,
-            policy: config.policy(Vec::new()),
             settings: NodeSettings::new(sources, config, tracing::Level::WARN),
             state,
             observability,
         });
-        node.read_rules()?;
+        node.collection.collector()?;
         Ok(node)
     }
 }

@@ -5,7 +5,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use larder::config::Verification;
 use larder::events::{EventReason, EventType};
@@ -101,7 +101,7 @@ impl Node {
         if new.pull != old.pull {
             self.manager.set_config(&new.pull);
         }
-        self.collector.set_policy(new.policy(kept));
+        self.collection.set_policy(new.policy(kept));
         // A degraded start denies while the policy cannot be read, also where the gate turns out to be off.
         let without_gate = || old.degraded.is_some().then(Verification::never_verify);
         let verification = new.verification.clone().or_else(without_gate);
@@ -130,7 +130,7 @@ impl Node {
 
     /// Returns the problems beside errors of single calls.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        let others = self.others.warning(SystemTime::now());
+        let others = self.collection.warning();
         let of_settings = self.settings.now().warnings.clone();
         self.degraded().into_iter().chain(others).chain(self.storage.warnings()).chain(of_settings).collect()
     }

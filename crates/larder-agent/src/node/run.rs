@@ -3,12 +3,9 @@
 use std::collections::BTreeMap;
 use std::future;
 use std::sync::Arc;
-use std::time::Duration;
 #[cfg(feature = "kube")]
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    time::SystemTime,
-};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use larder::retry::retry_until;
 
@@ -30,7 +27,7 @@ impl Node {
         let first = self.desired_uses.begin_first_scan();
         tokio::join!(
             self.storage.run(),
-            self.loops.run(),
+            self.collection.run(),
             self.watch_files(),
             self.recover_with_retries(),
             self.want(first),
@@ -74,7 +71,7 @@ impl Node {
         let Some(cluster) = &self.cluster else { return };
         let collects = || {
             let is_on = self.settings.now().gc.is_enabled();
-            is_on && self.others.warning(SystemTime::now()).is_none()
+            is_on && self.collection.warning().is_none()
         };
         self.for_each_setting(
             |config| config.kubernetes.events,
@@ -104,7 +101,7 @@ impl Node {
             manager: Arc::clone(&self.manager),
             backend: Arc::clone(self.storage.backend()),
             held: self.desired_uses.clone(),
-            collector: Some(Arc::clone(&self.collector)),
+            collector: Some(Arc::clone(self.collection.unchecked_collector())),
             file,
             node: self.observability.node().clone(),
         };
@@ -146,7 +143,7 @@ impl Node {
     fn desired_images(&self) -> DesiredImages {
         let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(self.storage.backend()));
         DesiredImages::new(manager, backend, self.desired_uses.clone())
-            .with_collector(Arc::clone(&self.collector))
+            .with_collector(Arc::clone(self.collection.unchecked_collector()))
     }
 
     /// A runtime may start later than larder: recovery is retried until the backend answers.
@@ -178,9 +175,9 @@ impl Node {
         let context = PrefetchContext {
             manager: Arc::clone(&self.manager),
             backend: Arc::clone(self.storage.backend()),
-            gate: Arc::clone(&self.gate),
+            gate: Arc::clone(self.collection.gate()),
             held: self.desired_uses.clone(),
-            collector: Some(Arc::clone(&self.collector)),
+            collector: Some(Arc::clone(self.collection.unchecked_collector())),
             node: self.observability.node().clone(),
         };
         self.for_each_setting(

@@ -76,16 +76,14 @@ impl Storage {
         (storage, collector)
     }
 
-    /// Storage in a backend of the embedding program, and a collector's builder that asks nothing else.
+    /// Storage in a backend of another program, and a collector's builder that asks nothing else.
     pub(crate) fn on_backend(
+        description: &str,
         backend: Arc<dyn Backend>,
         observability: &Arc<Observability>,
     ) -> (Storage, CollectorBuilder) {
         let collector = Collector::builder(Arc::clone(&backend));
-        (
-            Storage::of("a backend of the embedding program".to_owned(), backend, None, observability),
-            collector,
-        )
+        (Storage::of(description.to_owned(), backend, None, observability), collector)
     }
 
     fn of(

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::credentials::NodeKeyring as Credentials;
-use larder::gc::{FsStatsProvider, GcIntervals, GcPolicy, WhenUnreachable};
+use larder::gc::{FsStatsProvider, GcPolicy, WhenUnreachable};
 use larder::hidden::PrefetchCredentials;
 use larder::pull::PullConfig;
 use larder_testkit::fake_backend::FakeBackend;
 
+use super::collection::CollectionSettings;
 use super::settings::NodeSettings;
 use super::{Node, NodeDependencies, Observability, ObservabilitySettings, Storage};
 use crate::config::{self, Config, SettingsSource, SettingsSources};
@@ -44,27 +45,29 @@ pub(crate) fn parts(
     let file = SettingsSource::File { path: dir.join("config.yaml"), required: false };
     let sources = SettingsSources { places: DefaultPaths::of(true, |_| None), layers: vec![file] };
     let mut config = config::load(&sources).expect("defaults are valid settings");
+    config.ensured_lease = Duration::from_secs(600);
     change(&mut config);
-    let (storage, mut collector) = Storage::on_backend(Arc::new(backend.clone()), &observability);
+    let policy = GcPolicy {
+        minimum_age: Duration::ZERO,
+        when_unreachable: WhenUnreachable::All,
+        ..GcPolicy::default()
+    };
+    let (storage, mut collector) = Storage::on_backend("a fake", Arc::new(backend.clone()), &observability);
     if let Some(disk) = disk {
         collector = collector.disk(disk);
     }
+    let state = StateDir::at(dir.to_owned()).lock();
     NodeDependencies {
         storage,
         collector,
-        state: StateDir::at(dir.to_owned()).lock().expect("the test has a state directory of its own"),
-        policy: GcPolicy {
-            minimum_age: Duration::ZERO,
-            when_unreachable: WhenUnreachable::All,
-            ..GcPolicy::default()
-        },
+        state: Arc::new(state.expect("the test has a state directory of its own")),
         credentials: Credentials::default(),
         prefetch_credentials: PrefetchCredentials::default(),
         records: None,
         pull: PullConfig::default(),
+        collection: CollectionSettings { policy, ..CollectionSettings::of(&config) },
         observability,
-        ensured_lease: Duration::from_secs(600),
-        periods: GcIntervals::default(),
+        ensured_lease: config.ensured_lease,
         cluster: None,
         settings: NodeSettings::new(sources, config, tracing::Level::WARN),
     }

@@ -1,15 +1,17 @@
 //! Background tasks of a node, on a full disk in simulated time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use larder::gc::{FsStatsProvider, GcGoal, OtherFilesystem};
+use larder::gc::{FsStatsProvider, GcGoal, GcPolicy, OtherFilesystem};
 use larder::image_service::{FilesystemError, FsStats};
 use larder::records::Verification;
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 
-use tokio::time::Instant;
+use tokio::time::{self, Instant};
 
+use super::collection::MEASURE_WITHIN;
 use super::*;
 use crate::config::{PrefetchItem, PrefetchRetention, PrefetchSchedule};
 use crate::node::testing;
@@ -56,7 +58,7 @@ async fn the_first_round_retains_images_of_static_pods_and_the_prefetch_list() {
         config.prefetch = vec![PrefetchItem { image: "prefetched:1".into(), when, jitter, hold }];
     });
     let node = Arc::new(node);
-    let mut status = node.loops.status();
+    let mut status = node.collection.status();
     tokio::select! {
         () = node.run() => unreachable!("the node runs until dropped"),
         ended = status.wait_for(|status| status.rounds > 0) => drop(ended.unwrap()),
@@ -105,9 +107,16 @@ async fn images_pulled_for_static_pods_and_by_prefetch_are_first_seen_at_their_p
             time::sleep(Duration::from_secs(1)).await;
         } => {}
     }
-    assert_eq!(node.loops.status().borrow().rounds, 1, "no round after the pulls");
+    assert_eq!(node.collection.status().borrow().rounds, 1, "no round after the pulls");
     for name in WANTED {
-        assert!(node.collector.records().get(&format!("sha256:{name}").into(), "").is_some(), "{name}");
+        assert!(
+            node.collection
+                .unchecked_collector()
+                .records()
+                .get(&format!("sha256:{name}").into(), "")
+                .is_some(),
+            "{name}"
+        );
     }
 }
 
@@ -139,16 +148,14 @@ async fn images_pulled_for_static_pods_and_by_prefetch_have_pull_records() {
 async fn images_ensured_by_an_earlier_process_are_leased_as_configured() {
     let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
     backend.add_image("a:1", image("sha256:a", 1));
-    let node = |lease| {
-        let mut parts = testing::parts(&backend, dir.path(), None, |_| ());
-        parts.ensured_lease = lease;
-        Node::build(parts)
-    };
+    let node = |lease| testing::node(&backend, dir.path(), None, |config| config.ensured_lease = lease);
     let first = node(Duration::from_secs(60));
-    first.note_ensured(&"sha256:a".into(), false).await;
+    first.collection.note_ensured(&"sha256:a".into(), false).await;
     drop(first);
     for (lease, uses) in [(Duration::from_secs(60), 1), (Duration::ZERO, 0)] {
-        let snapshot = node(lease).collector().unwrap().snapshot(&GcPolicy::default()).await.unwrap();
+        let node = node(lease);
+        let collector = node.collection.collector().unwrap();
+        let snapshot = collector.snapshot(&GcPolicy::default()).await.unwrap();
         assert_eq!(snapshot.images[0].retained_by.len(), uses, "{lease:?}");
     }
 }
@@ -157,9 +164,9 @@ async fn images_ensured_by_an_earlier_process_are_leased_as_configured() {
 async fn an_image_that_was_pulled_is_first_seen_at_its_pull() {
     let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
     let node = testing::node(&backend, dir.path(), None, |_| ());
-    node.note_ensured(&"sha256:present".into(), false).await;
-    node.note_ensured(&"sha256:pulled".into(), true).await;
-    let records = node.collector().unwrap().records();
+    node.collection.note_ensured(&"sha256:present".into(), false).await;
+    node.collection.note_ensured(&"sha256:pulled".into(), true).await;
+    let records = node.collection.collector().unwrap().records();
     assert!(records.get(&"sha256:pulled".into(), "").is_some());
     assert!(records.get(&"sha256:present".into(), "").is_none(), "it may be older than larder");
 }
@@ -173,9 +180,12 @@ async fn a_filesystem_that_hangs_takes_one_measurement_however_many_ask() {
     let (asked, policy) = (Instant::now(), GcPolicy::default());
     for _ in 0..3 {
         let (found, _, plan) = tokio::join!(
-            node.filesystems(),
-            node.filesystems(),
-            time::timeout(MEASURE_WITHIN, node.collector.dry_run(GcGoal::Thresholds, &policy, false)),
+            node.collection.filesystems(),
+            node.collection.filesystems(),
+            time::timeout(
+                MEASURE_WITHIN,
+                node.collection.unchecked_collector().dry_run(GcGoal::Thresholds, &policy, false)
+            ),
         );
         assert!(found.image.is_none() && found.others.is_empty() && plan.is_err());
     }

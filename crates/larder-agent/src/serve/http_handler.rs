@@ -165,7 +165,7 @@ impl HttpHandler {
         // The semaphore is never closed.
         let turn = Arc::clone(&self.measuring).acquire_owned().await.ok();
         let HttpHandler { node, connections, .. } = self.clone();
-        let disks = node.filesystems().await;
+        let disks = node.collection.filesystems().await;
         let exposed = spawn_blocking(move || {
             let _turn = turn;
             metrics::exposition(&node, &connections, &disks, format)

@@ -103,7 +103,7 @@ impl Daemon {
             verbosity,
         };
         let node = open_node(sources.clone(), config, options)?;
-        node.collector()?;
+        node.collection.collector()?;
         // Any client of the socket may send any of them.
         let signals = DaemonSignals::listen()?;
         let socket = BoundSocket::open(&socket::SocketOptions { socket, mode, group })?;

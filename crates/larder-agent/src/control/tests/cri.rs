@@ -196,7 +196,7 @@ async fn an_image_is_first_seen_at_its_pull_over_cri_or_for_an_ensure() {
     served.backend.add_image("present:1", image("sha256:3", 100));
     pull(&caller(&served), "a:1").await.unwrap();
     super::updates(&mut served.client(), super::wants(&["b:1", "present:1"])).await;
-    let records = served.node.collector().unwrap().records();
+    let records = served.node.collection.collector().unwrap().records();
     let is_seen = |id: &str| records.get(&id.into(), "").is_some();
     assert_eq!(["sha256:1", "sha256:2", "sha256:3"].map(is_seen), [true, true, false]);
 }
@@ -206,9 +206,9 @@ async fn a_round_waits_for_the_collector_that_removes_images_over_cri() {
     let served = TestDaemon::new();
     served.backend.add_image("a:1", image("sha256:1", 100));
     caller(&served).remove(&ImageSpec::named("a:1"), &RemoveOptions::default()).await.unwrap();
-    let (start, mut status) = (time::Instant::now(), served.node.loops.status());
+    let (start, mut status) = (time::Instant::now(), served.node.collection.status());
     tokio::select! {
-        () = served.node.loops.run() => unreachable!("it runs until dropped"),
+        () = served.node.collection.run() => unreachable!("it runs until dropped"),
         ended = status.wait_for(|status| status.rounds > 0) => drop(ended.unwrap()),
     }
     assert!(start.elapsed() >= Duration::from_secs(4), "{:?}", start.elapsed());

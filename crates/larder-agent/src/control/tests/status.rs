@@ -33,9 +33,9 @@ async fn the_status_has_the_images_of_the_node_status() {
         served.backend.add_image(name, image(format!("sha256:{name}"), size));
     }
     let node = Arc::clone(&served.node);
-    let mut listed = node.loops.images();
+    let mut listed = node.collection.images();
     let status = tokio::select! {
-        () = node.loops.run() => unreachable!("it runs until dropped"),
+        () = node.collection.run() => unreachable!("it runs until dropped"),
         status = async {
             listed.wait_for(|images| images.listed.is_some()).await.unwrap();
             status(&served).await

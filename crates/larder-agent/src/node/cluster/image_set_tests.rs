@@ -180,7 +180,7 @@ async fn a_wrong_image_that_is_tried_again_and_again_is_reported_once() {
 }
 
 async fn metrics_page(node: &Node) -> String {
-    let (connections, disks) = (Connections::default(), node.filesystems().await);
+    let (connections, disks) = (Connections::default(), node.collection.filesystems().await);
     exposition(node, &connections, &disks, ExpositionFormat::OpenMetrics).expect("a page")
 }
 

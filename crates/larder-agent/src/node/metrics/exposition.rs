@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use larder::hidden::HiddenImages;
 use larder::image_service::ImageStats;
 use larder::pull::PullPhase;
 use larder::records::MustPullCheckResult;
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 use super::format::with_own_names;
 use super::process_stats::ProcessStats;
 use super::{ExpositionFormat, add};
+use crate::node::collection::Collection;
 use crate::node::{Node, NodeFilesystems, Storage};
 use crate::serve::connections::Connections;
 
@@ -124,7 +126,7 @@ fn filesystems(registry: &mut Registry, disks: &NodeFilesystems) {
 /// Registers the current state.
 fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
     pulls(registry, node);
-    collection(registry, node);
+    collection(registry, &node.collection, node.hidden.as_deref());
     registries(registry, &node.storage);
     records(registry, node);
     gauge(registry, "larder_backend_up", u64::from(node.storage.health().state().is_up()));
@@ -211,20 +213,20 @@ fn pulls(registry: &mut Registry, node: &Node) {
     gauge(registry, "larder_pull_longest_stall_seconds", stall.as_secs());
 }
 
-fn collection(registry: &mut Registry, node: &Node) {
-    let counts = node.counts();
+fn collection(registry: &mut Registry, collection: &Collection, hidden: Option<&HiddenImages>) {
+    let counts = collection.unchecked_collector().counts();
     let removed = Family::<ReasonLabel, prometheus_client::metrics::counter::Counter>::default();
     removed.get_or_create(&ReasonLabel { reason: "age" }).inc_by(counts.age);
     removed.get_or_create(&ReasonLabel { reason: "space" }).inc_by(counts.space);
     add(registry, "kubelet_image_garbage_collected", removed);
-    let (status, images) = (node.loops.status(), node.loops.images());
+    let (status, images) = (collection.status(), collection.images());
     let (status, images) = (status.borrow(), images.borrow());
     counter(registry, "larder_gc_rounds", status.rounds);
     gauge(registry, "larder_gc_consecutive_failures", status.errors);
     if let Some(ended) = status.ended {
         timestamp(registry, "larder_gc_last_round_timestamp_seconds", ended);
     }
-    let policy = node.unchecked_collector().policy();
+    let policy = collection.unchecked_collector().policy();
     ratio(registry, "larder_gc_high_threshold_ratio", policy.high_threshold_percent);
     ratio(registry, "larder_gc_low_threshold_ratio", policy.low_threshold_percent);
     gauge(registry, "larder_images", images.images.len() as u64);
@@ -232,11 +234,11 @@ fn collection(registry: &mut Registry, node: &Node) {
     if let Some(listed) = images.listed {
         timestamp(registry, "larder_images_listed_timestamp_seconds", listed);
     }
-    if let Some(hidden) = &node.hidden {
+    if let Some(hidden) = hidden {
         let hidden = images.images.iter().filter(|image| hidden.hides(image));
         gauge(registry, "larder_images_hidden", hidden.count() as u64);
     }
-    gauge(registry, "larder_leases", node.gate.active_leases().len() as u64);
+    gauge(registry, "larder_leases", collection.gate().active_leases().len() as u64);
 }
 
 /// Pull records. Without them there are no samples, as in a kubelet with its gate off.

@@ -223,7 +223,8 @@ async fn each_documented_metric_is_served_and_changes() {
     node.observability.metrics().pod_pulled(Duration::from_secs(3));
     node.observability.metrics().operation_finished("pull_image", Duration::from_secs(3), true);
     backend.add_image("old:1", image("sha256:9", 50));
-    let swept = node.collector.round(GcGoal::AllUnused, &node.collector.policy()).await;
+    let collector = node.collection.unchecked_collector();
+    let swept = collector.round(GcGoal::AllUnused, &collector.policy()).await;
     assert_eq!(swept.report.swept.len(), 1, "{swept:?}");
     backend.add_image("hidden:1", image("sha256:7", 50));
     let page = tokio::select! {
@@ -234,7 +235,7 @@ async fn each_documented_metric_is_served_and_changes() {
                 tokio::task::yield_now().await; // the clock stands still
             }
             tokio::time::sleep(Duration::from_secs(60)).await;
-            let disks = node.filesystems().await;
+            let disks = node.collection.filesystems().await;
             exposition(&node, &connections, &disks, ExpositionFormat::OpenMetrics).unwrap()
         } => page,
     };

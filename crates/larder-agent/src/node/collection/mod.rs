@@ -1,0 +1,209 @@
+//! Garbage collection of a node: the collector and its rounds, leases, and the record of removals.
+
+mod leases;
+mod other_collector;
+mod removals;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use larder::gc::{
+    Collector, CollectorBuilder, GcIntervals, GcLoops, GcPolicy, GcStatus, HistoryFile, ImageCache,
+    OtherFilesystem, UsageRecordFileStore,
+};
+use larder::image_service::{FilesystemError, FsStats};
+use larder::retention::RemovalGate;
+use larder_store::backend::StoreBackend;
+use tokio::sync::watch;
+use tokio::time;
+
+use super::Observability;
+use super::metrics::MeteredHistory;
+use crate::config::Config;
+use crate::error::Error;
+use crate::state::{EnsureLeaseFile, KeepRuleFile, RecentEnsures, StateDir};
+use other_collector::OtherCollector;
+pub(crate) use removals::RequestApi;
+
+/// How long metrics and the status wait for a measurement of the filesystems.
+pub(crate) const MEASURE_WITHIN: Duration = Duration::from_secs(2);
+
+/// Settings of garbage collection.
+#[derive(Debug, Clone)]
+pub(crate) struct CollectionSettings {
+    /// The policy without the rules of `larder keep`.
+    pub(crate) policy: GcPolicy,
+    pub(crate) intervals: GcIntervals,
+    /// How long an image that was just ensured is leased.
+    pub(crate) ensured_lease: Duration,
+}
+
+impl CollectionSettings {
+    pub(crate) fn of(config: &Config) -> CollectionSettings {
+        CollectionSettings {
+            policy: config.gc.clone(),
+            intervals: config.gc_intervals,
+            ensured_lease: config.ensured_lease,
+        }
+    }
+}
+
+/// The filesystems of a backend as they are now.
+#[derive(Default)]
+pub(crate) struct NodeFilesystems {
+    /// The one that GC measures and frees; `None` if it cannot be measured.
+    pub(crate) image: Option<FsStats>,
+    /// The others that the runtime reports.
+    pub(crate) others: Vec<OtherFilesystem>,
+}
+
+/// Garbage collection of a node.
+pub(crate) struct Collection {
+    collector: Arc<Collector>,
+    gate: Arc<RemovalGate>,
+    loops: GcLoops,
+    /// Removals of another collector over CRI.
+    others: OtherCollector,
+    /// The removal history; `None` where no state is kept.
+    history: Option<Arc<HistoryFile>>,
+    /// Ensures for those who collect later; `None` where no state is kept.
+    ensures: Option<RecentEnsures>,
+    /// Whether ensured images are leased.
+    leases_ensures: bool,
+    /// Whether all images are larder's, so that it has seen the first use of each.
+    is_store: bool,
+    /// Why the keep rules are not known: nothing is planned or removed until they are.
+    unread_rules: Mutex<Option<Error>>,
+    observability: Arc<Observability>,
+    /// Dropped last: its lock outlives all that is written.
+    state: Arc<StateDir>,
+}
+
+impl Collection {
+    /// Reads the keep rules; if that fails, [`collector`](Collection::collector) returns the error. `builder` knows how to
+    /// ask the backend, and `store` is the backend if that is larder's own store.
+    pub(crate) fn build(
+        settings: CollectionSettings,
+        mut builder: CollectorBuilder,
+        store: Option<&StoreBackend>,
+        state: Arc<StateDir>,
+        observability: Arc<Observability>,
+    ) -> Collection {
+        let CollectionSettings { mut policy, intervals, ensured_lease } = settings;
+        let mut unread_rules = None;
+        let (mut history, mut ensures) = (None, None);
+        if state.is_locked() {
+            match KeepRuleFile::at(&state).read() {
+                Ok(rules) => policy.keep.extend(rules),
+                Err(error) => unread_rules = Some(error),
+            }
+            let file = Arc::new(HistoryFile::new(state.history()));
+            let metered =
+                MeteredHistory { history: Arc::clone(&file), metrics: Arc::clone(observability.metrics()) };
+            builder = builder
+                .records(Arc::new(UsageRecordFileStore::new(state.records())))
+                .history(Arc::new(metered))
+                .retention_source(Arc::new(EnsureLeaseFile::at(&state, ensured_lease)));
+            history = Some(file);
+            ensures = Some(match store {
+                Some(store) => RecentEnsures::in_store(store.clone()),
+                None => RecentEnsures::in_file(EnsureLeaseFile::at(&state, ensured_lease)),
+            });
+        }
+        let gate = Arc::new(RemovalGate::default());
+        let builder = builder
+            .policy(policy)
+            .gate(Arc::clone(&gate))
+            .events(Arc::clone(observability.sink()), observability.node().name.clone());
+        let collector = Arc::new(builder.build());
+        Collection {
+            loops: GcLoops::new(Arc::clone(&collector), intervals),
+            others: OtherCollector::default(),
+            leases_ensures: !ensured_lease.is_zero(),
+            is_store: store.is_some(),
+            unread_rules: Mutex::new(unread_rules),
+            collector,
+            gate,
+            history,
+            ensures,
+            observability,
+            state,
+        }
+    }
+
+    /// Runs rounds until dropped.
+    pub(crate) async fn run(&self) {
+        self.loops.run().await;
+    }
+
+    /// Replaces the policy by one with all keep rules.
+    pub(crate) fn set_policy(&self, policy: GcPolicy) {
+        self.collector.set_policy(policy);
+        *self.unread_rules() = None;
+    }
+
+    /// The collector; an error while it is not known what keep rules retain.
+    pub(crate) fn collector(&self) -> Result<&Collector, Error> {
+        match &*self.unread_rules() {
+            Some(error) => Err(error.clone()),
+            None => Ok(&self.collector),
+        }
+    }
+
+    /// The collector, for what removes nothing.
+    pub(crate) fn unchecked_collector(&self) -> &Arc<Collector> {
+        &self.collector
+    }
+
+    /// The gate that each removal passes.
+    pub(crate) fn gate(&self) -> &Arc<RemovalGate> {
+        &self.gate
+    }
+
+    /// Watches the status of the rounds.
+    pub(crate) fn status(&self) -> watch::Receiver<GcStatus> {
+        self.loops.status()
+    }
+
+    /// Watches the list of images.
+    pub(crate) fn images(&self) -> watch::Receiver<ImageCache> {
+        self.loops.images()
+    }
+
+    /// A warning about another collector beside this one.
+    pub(crate) fn warning(&self) -> Option<String> {
+        self.others.warning(SystemTime::now())
+    }
+
+    /// The state directory, for calls that need what is kept there.
+    pub(crate) fn require_state_dir(&self) -> Result<&StateDir, Error> {
+        if self.state.is_locked() {
+            return Ok(&self.state);
+        }
+        Err(Error::failed("no GC state: the process was opened without a state directory"))
+    }
+
+    /// The filesystems of the backend, without those that cannot be measured within [`MEASURE_WITHIN`].
+    pub(crate) async fn filesystems(&self) -> NodeFilesystems {
+        let (image, others) = tokio::join!(
+            time::timeout(MEASURE_WITHIN, self.collector.measure_filesystem()),
+            time::timeout(MEASURE_WITHIN, self.collector.measure_other_filesystems()),
+        );
+        let failed = |error: &FilesystemError| tracing::debug!("cannot measure a filesystem: {error}");
+        let image = image.ok().and_then(|image| image.inspect_err(failed).ok());
+        let others = others.ok().and_then(|others| others.inspect_err(failed).ok());
+        NodeFilesystems { image: image.filter(|disk| disk.capacity > 0), others: others.unwrap_or_default() }
+    }
+
+    /// Waits until everything that a later process depends on is on disk.
+    pub(super) async fn flush(&self) {
+        if let Some(ensures) = &self.ensures {
+            ensures.flush().await;
+        }
+        self.collector.flush().await;
+    }
+
+    fn unread_rules(&self) -> MutexGuard<'_, Option<Error>> {
+        self.unread_rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
