@@ -9,8 +9,7 @@ use async_trait::async_trait;
 use larder::credentials::Credential;
 use larder::error_chain;
 use larder::pod::Pod;
-use larder::pull::ImageManager;
-use larder::records::{ImagePulledRecord, PullRecordStore};
+use larder::records::ImagePulledRecord;
 use larder::reference::{Digest, ImageId, ImageName, Reference};
 use larder_snapshots::LayerFetcher;
 use larder_store::backend::StoreBackend;
@@ -18,7 +17,7 @@ use larder_store::pull::{FetchedImage, PullError};
 use larder_store::store::ImageRecord;
 use tokio::time::{Instant, timeout_at};
 
-use crate::node::Node;
+use crate::node::pulls::Pulls;
 
 /// containerd fetches an image by itself if its registry sends nothing for this time.
 const IDLE: Duration = Duration::from_secs(60);
@@ -32,23 +31,21 @@ const PROOF: Duration = Duration::from_secs(300);
 /// The store, with the credentials of the node.
 pub(crate) struct NodeLayerFetcher {
     store: StoreBackend,
-    manager: Arc<ImageManager>,
-    records: Option<Arc<PullRecordStore>>,
+    pulls: Arc<Pulls>,
     proofs: Mutex<AccessProofs>,
     is_enabled: bool,
 }
 
 impl NodeLayerFetcher {
-    /// Into the store of this node. `is_enabled`: layers are fetched for containerd.
-    pub(crate) fn new(store: StoreBackend, node: &Node, is_enabled: bool) -> NodeLayerFetcher {
-        let (manager, records) = (Arc::clone(&node.manager), node.records.clone());
-        NodeLayerFetcher { store, manager, records, proofs: Mutex::default(), is_enabled }
+    /// Into this store, with the node's credentials and pull records. `is_enabled`: layers are fetched for containerd.
+    pub(crate) fn new(store: StoreBackend, pulls: Arc<Pulls>, is_enabled: bool) -> NodeLayerFetcher {
+        NodeLayerFetcher { store, pulls, proofs: Mutex::default(), is_enabled }
     }
 
     /// No pod is known, so none of its secrets is used. None at all: anonymous.
     async fn credentials(&self, image: &Reference) -> Result<Vec<Option<Credential>>, String> {
         let name = ImageName::from(image.to_string());
-        let found = self.manager.credentials().lookup(&name, &[], &Pod::default()).await;
+        let found = self.pulls.manager().credentials().lookup(&name, &[], &Pod::default()).await;
         let found = found.map_err(|error| error_chain(&error))?;
         Ok(if found.is_empty() { vec![None] } else { found.into_iter().map(Some).collect() })
     }
@@ -124,7 +121,7 @@ impl LayerFetcher for NodeLayerFetcher {
 
     async fn is_one_accessible(&self, images: &[ImageRecord]) -> bool {
         for image in images {
-            if let Some(records) = &self.records
+            if let Some(records) = self.pulls.records()
                 && let Ok(Some(record)) = records.record(&ImageId::from(image.id.clone())).await
                 && allows_every_pod(&record)
             {
@@ -168,7 +165,7 @@ mod tests {
     use crate::backend::{OpenMode, RuntimeRequirement};
     use crate::config::{self, SettingsSources};
     use crate::environment::DefaultPaths;
-    use crate::node::{NodeOptions, StateDirAccess};
+    use crate::node::{Node, NodeOptions, StateDirAccess};
 
     const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
 
@@ -207,7 +204,11 @@ mod tests {
         }
 
         fn fetcher(&self) -> NodeLayerFetcher {
-            NodeLayerFetcher::new(self.node.storage.store().unwrap().clone(), &self.node, true)
+            NodeLayerFetcher::new(
+                self.node.storage.store().unwrap().clone(),
+                Arc::clone(&self.node.pulls),
+                true,
+            )
         }
 
         fn require_login(&self) {
@@ -267,7 +268,7 @@ mod tests {
     async fn an_image_that_was_pulled_anonymously_is_for_every_namespace() {
         let fixture = FetcherFixture::new(|_| NodeKeyring::default());
         let spec = ImageSpec::named(fixture.name.to_string());
-        fixture.node.manager.pull_directly(spec, None, None).await.unwrap();
+        fixture.node.pulls.manager().pull_directly(spec, None, None).await.unwrap();
         let store = fixture.node.storage.store().unwrap().store().clone();
         let image = store.images().unwrap().pop().unwrap();
         fixture.registry.forget_requests();

@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use futures_util::{Stream, stream};
 use larder::credentials::PullSecret;
-use larder::events::Event;
+use larder::events::{Event, EventSink};
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{EnsureError, EnsureRequest, EnsuredImage, ImagePresence};
 use larder::reference::ImageName;
@@ -27,8 +27,9 @@ use tracing::Instrument as _;
 
 use super::caller::CALLER;
 use crate::error::Error;
-use crate::node::Node;
+use crate::node::Observability;
 use crate::node::peer::Peer;
+use crate::node::pulls::Pulls;
 
 /// Interval of progress updates.
 const PROGRESS: Duration = Duration::from_millis(200);
@@ -38,20 +39,25 @@ const MAX_IMAGES: usize = 10_000;
 const MAX_REPEATED: usize = 64 << 20;
 
 /// Starts to ensure the images, and returns the stream of updates.
-pub(super) fn start(node: &Arc<Node>, request: api::EnsureRequest) -> Result<EnsureUpdateStream, Error> {
+pub(super) fn start(
+    pulls: &Arc<Pulls>,
+    observability: &Arc<Observability>,
+    request: api::EnsureRequest,
+) -> Result<EnsureUpdateStream, Error> {
     let progress = request.progress;
     let requests = requests(request)?;
-    let node = Arc::clone(node);
+    let (pulls, events) = (Arc::clone(pulls), Arc::clone(observability.sink()));
     let (updates, receiver) = mpsc::unbounded_channel();
-    let (pulls, news) = watch::channel(Vec::new());
+    let (progress_sender, progress_receiver) = watch::channel(Vec::new());
     let mut work = JoinSet::new();
-    let work_of_call = async move { run(&node, &requests, &updates, progress.then_some(pulls)).await };
+    let progress = progress.then_some(progress_sender);
+    let work_of_call = async move { run(&pulls, &*events, &requests, &updates, progress).await };
     // Its events name the process that called.
     match Peer::of_call() {
         Some(peer) => work.spawn(peer.scope(work_of_call).in_current_span()),
         None => work.spawn(work_of_call.in_current_span()),
     };
-    Ok(EnsureUpdateStream::new(receiver, news, work))
+    Ok(EnsureUpdateStream::new(receiver, progress_receiver, work))
 }
 
 /// Converts a request for the manager.
@@ -90,23 +96,16 @@ fn held_by_each(pod: Option<&api::PodReference>, secrets: &[api::PullSecret]) ->
 }
 
 async fn run(
-    node: &Node,
+    pulls: &Pulls,
+    events: &dyn EventSink,
     requests: &[EnsureRequest],
     updates: &mpsc::UnboundedSender<Update>,
     progress: Option<watch::Sender<Vec<api::Pull>>>,
 ) {
     // All of them are of one pod.
-    let _measured = requests.first().and_then(|request| node.pod_pulls.begin(&request.pod));
+    let _measured = requests.first().and_then(|request| pulls.pod_pulls().begin(&request.pod));
     let each = requests.iter().zip(0..).map(|(request, index)| {
-        CALLER.scope(updates.clone(), async move {
-            let ended = node.manager.ensure(request).await;
-            if let Ok(ensured) = &ended {
-                // On disk before the answer: a process that collects after this one was killed must find it.
-                let was_pulled = matches!(ensured.outcome, ImagePresence::Pulled { .. });
-                node.collection.note_ensured(&ensured.image_ref, was_pulled).await;
-            }
-            (index, ended)
-        })
+        CALLER.scope(updates.clone(), async move { (index, pulls.ensure(request).await) })
     });
     let mut running: FuturesUnordered<_> = each.collect();
     let images: HashSet<ImageName> =
@@ -119,7 +118,7 @@ async fn run(
                 let Some((index, ended)) = ended else { return };
                 if let (Err(error), Some(object)) = (&ended, target(requests, index)) {
                     // Outside of any caller's scope: a caller reports it itself.
-                    node.observability.sink().record(Event::failed(object, error));
+                    events.record(Event::failed(object, error));
                 }
                 // If the receiver is gone, this task ends soon, too.
                 let _ = updates.send(ensure_ended(index, ended));
@@ -127,7 +126,8 @@ async fn run(
             _ = ticks.tick(), if progress.is_some() => {
                 let Some(progress) = &progress else { continue };
                 let now = Instant::now();
-                let pulls = node.manager.pulls().into_iter().filter(|pull| images.contains(&pull.image));
+                let pulls = pulls.manager().pulls().into_iter();
+                let pulls = pulls.filter(|pull| images.contains(&pull.image));
                 progress.send_replace(pulls.map(|pull| convert::pull(&pull, now)).collect());
             }
         }
@@ -169,19 +169,19 @@ impl EnsureUpdateStream {
     /// `updates` are delivered in full and first; of the progress only the latest.
     fn new(
         updates: mpsc::UnboundedReceiver<Update>,
-        news: watch::Receiver<Vec<api::Pull>>,
+        progress: watch::Receiver<Vec<api::Pull>>,
         work: JoinSet<()>,
     ) -> EnsureUpdateStream {
-        let updates = stream::unfold((updates, news), |(mut updates, mut news)| async move {
+        let updates = stream::unfold((updates, progress), |(mut updates, mut progress)| async move {
             let update = tokio::select! {
                 biased;
                 update = updates.recv() => update?,
-                Ok(()) = news.changed() => {
-                    let pulls = news.borrow_and_update().clone();
+                Ok(()) = progress.changed() => {
+                    let pulls = progress.borrow_and_update().clone();
                     Update::Progress(api::Progress { pulls })
                 }
             };
-            Some((update, (updates, news)))
+            Some((update, (updates, progress)))
         });
         EnsureUpdateStream { updates: Box::pin(updates), _work: work }
     }

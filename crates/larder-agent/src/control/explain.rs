@@ -2,13 +2,10 @@
 
 use std::collections::HashSet;
 
-use larder::backend::Backend;
 use larder::credentials::{SecretCoordinates, ServiceAccountCoordinates};
 use larder::gc::{
-    Collector, DiskSpace, DryRun, GcDecision, GcError, GcGoal, GcPlan, GcPolicy, GcSnapshot, RetainReason,
-    plan,
+    Collector, DryRun, GcDecision, GcError, GcGoal, GcPlan, GcPolicy, GcSnapshot, RetainReason, plan,
 };
-use larder::hidden::HiddenImages;
 use larder::records::{ImagePullCredentials, PullRecordStore};
 use larder::reference::ImageId;
 use larder_api::convert::millis;
@@ -18,17 +15,18 @@ use super::find::find;
 use super::images::absent;
 use super::{gc, report};
 use crate::error::Error;
+use crate::node::Storage;
+use crate::node::pulls::Pulls;
 
-/// Explains an image, with the disk usage of all its layers if that is known.
+/// Explains an image.
 pub(super) async fn explain(
     name: &str,
-    backend: &dyn Backend,
+    storage: &Storage,
     collector: &Collector,
+    pulls: &Pulls,
     policy: &GcPolicy,
-    records: Option<&PullRecordStore>,
-    hidden: Option<&HiddenImages>,
-) -> Result<(Explanation, Option<DiskSpace>), Error> {
-    let image = find(name, backend).await?.image;
+) -> Result<Explanation, Error> {
+    let image = find(name, &**storage.backend()).await?.image;
     let run = match dry_run(collector, policy).await {
         Ok(run) => run,
         Err(error) => return Err(gc::failure_of(collector, error).await),
@@ -40,14 +38,20 @@ pub(super) async fn explain(
         return Err(absent(name));
     };
     let since = |stamp| millis(snapshot.now.since(stamp));
+    let records = pulls.records();
     let pulled_records = pulled_records(records, &image.id).await;
     let unrecorded_access = match records {
         Some(records) if pulled_records.is_empty() => Some(records.allows_unrecorded(&name.into()).await),
         _ => None,
     };
-    let total = snapshot.layers.size_of(&image.id);
-    let explanation = Explanation {
-        decision: Some(report::image(&now)),
+    let mut decision = report::image(&now);
+    if storage.store().is_some()
+        && let Some(total) = snapshot.layers.size_of(&image.id)
+    {
+        decision.size_bytes = total.bytes;
+    }
+    Ok(Explanation {
+        decision: Some(decision),
         shared_bytes: shared(snapshot, &image.id),
         removable: matches!(last.decision, GcDecision::Remove(_)),
         under_pressure: under_pressure(&now.decision, &last.decision),
@@ -55,9 +59,8 @@ pub(super) async fn explain(
         milliseconds_since_last_used: now.last_used.map(since),
         pulled_records,
         unrecorded_access,
-        hidden: hidden.is_some_and(|hidden| hidden.hides(&image)),
-    };
-    Ok((explanation, total))
+        hidden: pulls.hides(&image),
+    })
 }
 
 /// The next round, with unknown disk usage if the filesystem cannot be measured.

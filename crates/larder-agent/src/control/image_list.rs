@@ -17,7 +17,9 @@ use tokio::time;
 use super::gc::failure;
 use super::report;
 use crate::error::Error;
-use crate::node::Node;
+use crate::node::Storage;
+use crate::node::collection::Collection;
+use crate::node::pulls::Pulls;
 
 /// Number of concurrent calls.
 const CALLS_AT_ONCE: usize = 8;
@@ -46,25 +48,29 @@ struct WrappedConfig {
 }
 
 /// All images. Details that cannot be determined are left out, with a warning.
-pub(super) async fn list(node: &Node, request: &api::ImagesRequest) -> Result<api::ImagesResponse, Error> {
-    let images = node.storage.backend().list().await.map_err(Error::from)?;
-    let hides = |image: &Image| node.hidden.as_ref().is_some_and(|hidden| hidden.hides(image));
+pub(super) async fn list(
+    storage: &Storage,
+    collection: &Collection,
+    pulls: &Pulls,
+    request: &api::ImagesRequest,
+) -> Result<api::ImagesResponse, Error> {
+    let images = storage.backend().list().await.map_err(Error::from)?;
     let mut answer = api::ImagesResponse {
         images: images
             .iter()
-            .map(|image| api::Image { hidden: hides(image), ..convert::image(image) })
+            .map(|image| api::Image { hidden: pulls.hides(image), ..convert::image(image) })
             .collect(),
         ..api::ImagesResponse::default()
     };
     if !request.details || images.is_empty() {
         return Ok(answer);
     }
-    let collector = node.collection.unchecked_collector();
+    let collector = collection.unchecked_collector();
     let policy = collector.policy();
     let configured = if request.without_configs { &[][..] } else { &images };
     let timeout = || format!("timed out after {}s", DETAILS_WITHIN.as_secs());
     let ((configs, are_all), snapshot) = tokio::join!(
-        configs(configured, &**node.storage.backend()),
+        configs(configured, &**storage.backend()),
         time::timeout(DETAILS_WITHIN, collector.snapshot(&policy))
     );
     if !are_all {
@@ -77,7 +83,7 @@ pub(super) async fn list(node: &Node, request: &api::ImagesRequest) -> Result<ap
     }
     let snapshot = snapshot.ok();
     describe(&mut answer, snapshot.as_ref(), &configs, &policy);
-    if let Some(snapshot) = snapshot.filter(|_| node.storage.store().is_some()) {
+    if let Some(snapshot) = snapshot.filter(|_| storage.store().is_some()) {
         for image in &mut answer.images {
             // As df and the removal of an image count it: with config and manifests in whole blocks.
             image.size_bytes = snapshot.layers.size_of(&image.id).map_or(image.size_bytes, |size| size.bytes);
@@ -203,7 +209,13 @@ mod tests {
             backend.hang(op);
             let node = testing::node(&backend, dir.path(), None, |_| ());
             let request = api::ImagesRequest { details: true, ..Default::default() };
-            let listed = time::timeout(DETAILS_WITHIN * 2, list(&node, &request)).await.unwrap().unwrap();
+            let listed = time::timeout(
+                DETAILS_WITHIN * 2,
+                list(&node.storage, &node.collection, &node.pulls, &request),
+            )
+            .await
+            .unwrap()
+            .unwrap();
             assert_eq!(listed.images[0].id, "sha256:a");
             let [warning] = &listed.warnings[..] else { panic!("{:?}", listed.warnings) };
             assert!(warning.starts_with(unknown) && warning.ends_with(": timed out after 5s"), "{warning}");
@@ -217,7 +229,7 @@ mod tests {
         backend.add_image("b:1", Image { pinned: true, ..image("sha256:b", 2) });
         let node = testing::node(&backend, dir.path(), None, |_| ());
         let request = api::ImagesRequest { details: true, without_configs: true };
-        let listed = list(&node, &request).await.unwrap();
+        let listed = list(&node.storage, &node.collection, &node.pulls, &request).await.unwrap();
         let details = |index: usize| listed.images[index].details.clone().unwrap();
         assert_eq!((details(0).reason(), &*details(0).why), (DecisionReason::Unused, "unused"));
         assert_eq!(

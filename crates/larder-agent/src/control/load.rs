@@ -8,6 +8,7 @@ use futures_util::{Stream, StreamExt as _};
 use larder::error_chain;
 use larder::events::{EventReason, EventType};
 use larder::go_format;
+use larder::hidden::HiddenImages;
 use larder::reference::{ImageName, Reference};
 use larder_api::v1 as api;
 use larder_store::backend::StoreBackend;
@@ -20,7 +21,7 @@ use tonic::Status;
 
 use crate::error::Error;
 use crate::image_name;
-use crate::node::Node;
+use crate::node::{Observability, Storage};
 
 /// How many archives are loaded at once. Each has a thread.
 pub(super) const AT_ONCE: usize = 4;
@@ -33,11 +34,13 @@ const SILENCE: Duration = Duration::from_secs(600);
 
 /// Loads the stream; `turns` limits concurrent loads to [`AT_ONCE`].
 pub(super) async fn load(
-    node: &Node,
+    storage: &Storage,
+    hidden: Option<&HiddenImages>,
+    observability: &Observability,
     turns: &Semaphore,
     mut pieces: impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin,
 ) -> Result<Vec<api::LoadedImage>, Status> {
-    let store = node.storage.require_store()?;
+    let store = storage.require_store()?;
     let Ok(_turn) = turns.try_acquire() else {
         return Err(Status::resource_exhausted(format!(
             "limit of {AT_ONCE} concurrent archive loads reached"
@@ -54,14 +57,14 @@ pub(super) async fn load(
         loaded = import(store, ImportSource::Stream(Box::new(arriving)), name) => {
             let loaded = loaded?;
             for image in &loaded {
-                node.observability.record(EventType::Normal, EventReason::Loaded, loaded_message(image));
+                observability.record(EventType::Normal, EventReason::Loaded, loaded_message(image));
             }
-            if let Some(hidden) = &node.hidden {
+            if let Some(hidden) = hidden {
                 for image in &loaded {
                     hidden.show(&image.id.as_str().into()).await;
                 }
             }
-            publish(node, &loaded).await?;
+            publish(storage, &loaded).await?;
             Ok(loaded)
         }
         status = forward(&mut pieces, feed) => Err(status),
@@ -69,8 +72,8 @@ pub(super) async fn load(
 }
 
 /// Makes the images known to the containerd whose snapshots the store has. They stay in the store if that fails.
-async fn publish(node: &Node, loaded: &[api::LoadedImage]) -> Result<(), Error> {
-    let Some(publisher) = node.storage.publisher() else { return Ok(()) };
+async fn publish(storage: &Storage, loaded: &[api::LoadedImage]) -> Result<(), Error> {
+    let Some(publisher) = storage.publisher() else { return Ok(()) };
     for image in loaded {
         let outcome = publisher.publish(&ImageName::from(image.id.as_str())).await;
         outcome.map_err(|error| {
@@ -218,7 +221,7 @@ mod tests {
 
     use super::*;
     use crate::backend::{BackendHandle, OpenMode, RuntimeRequirement, open};
-    use crate::node::{NodeDependencies, testing};
+    use crate::node::{Node, NodeDependencies, testing};
 
     fn piece(bytes: usize) -> api::LoadRequest {
         api::LoadRequest { name: String::new(), piece: vec![0; bytes] }
@@ -238,14 +241,25 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (node, turns) = (node(&dir), Semaphore::new(1));
         let then = |last| stream::iter([Ok(piece(100)), last]).chain(stream::pending());
-        let busy = load(&node, &turns, then(Err(Status::resource_exhausted("busy")))).await.unwrap_err();
+        let busy = load(
+            &node.storage,
+            None,
+            &node.observability,
+            &turns,
+            then(Err(Status::resource_exhausted("busy"))),
+        )
+        .await
+        .unwrap_err();
         assert_eq!((busy.code(), busy.message()), (Code::ResourceExhausted, "busy"));
-        let large = load(&node, &turns, then(Ok(piece(MAX_PIECE + 1)))).await.unwrap_err();
+        let large = load(&node.storage, None, &node.observability, &turns, then(Ok(piece(MAX_PIECE + 1))))
+            .await
+            .unwrap_err();
         assert_eq!(large.code(), Code::InvalidArgument);
-        let waiting = load(&node, &turns, then(Ok(piece(100))));
+        let waiting = load(&node.storage, None, &node.observability, &turns, then(Ok(piece(100))));
         let (silent, ()) = tokio::join!(waiting, time::advance(SILENCE));
         assert_eq!(silent.unwrap_err().message(), "no archive data received within 10m0s");
-        let empty = load(&node, &turns, stream::empty()).await.unwrap_err();
+        let empty =
+            load(&node.storage, None, &node.observability, &turns, stream::empty()).await.unwrap_err();
         assert_eq!(empty.message(), "no data received");
     }
 
@@ -253,11 +267,11 @@ mod tests {
     async fn one_more_than_a_few_is_refused_and_not_kept_waiting() {
         let dir = tempfile::tempdir().unwrap();
         let (node, turns) = (node(&dir), Semaphore::new(1));
-        let first = load(&node, &turns, stream::pending());
+        let first = load(&node.storage, None, &node.observability, &turns, stream::pending());
         tokio::select! {
             biased;
             ended = first => panic!("{ended:?}"),
-            second = load(&node, &turns, stream::pending()) => {
+            second = load(&node.storage, None, &node.observability, &turns, stream::pending()) => {
                 assert_eq!(second.unwrap_err().code(), Code::ResourceExhausted);
             }
         }

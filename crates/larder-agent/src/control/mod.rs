@@ -116,7 +116,8 @@ impl ControlApi {
         &self,
         pieces: impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin,
     ) -> Result<api::LoadResponse, Status> {
-        let images = load::load(self.node(), &self.0.loads, pieces).await?;
+        let Node { storage, pulls, observability, .. } = self.node();
+        let images = load::load(storage, pulls.hidden(), observability, &self.0.loads, pieces).await?;
         Ok(api::LoadResponse { images })
     }
 
@@ -182,18 +183,22 @@ impl Control for ControlApi {
     type ExportStream = export::ExportStream;
 
     async fn ensure(&self, request: Request<api::EnsureRequest>) -> ControlResult<Self::EnsureStream> {
-        Ok(Response::new(ensure::start(&self.0.node, request.into_inner())?))
+        let node = self.node();
+        Ok(Response::new(ensure::start(&node.pulls, &node.observability, request.into_inner())?))
     }
 
     async fn plan_ensure(
         &self,
         request: Request<api::EnsureRequest>,
     ) -> ControlResult<api::PlanEnsureResponse> {
-        Ok(Response::new(plan_ensure::plan(self.node(), request.into_inner()).await?))
+        Ok(Response::new(plan_ensure::plan(&self.node().pulls, request.into_inner()).await?))
     }
 
     async fn images(&self, request: Request<api::ImagesRequest>) -> ControlResult<api::ImagesResponse> {
-        Ok(Response::new(image_list::list(self.node(), request.get_ref()).await?))
+        let node = self.node();
+        Ok(Response::new(
+            image_list::list(&node.storage, &node.collection, &node.pulls, request.get_ref()).await?,
+        ))
     }
 
     async fn inspect(&self, request: Request<api::InspectRequest>) -> ControlResult<api::InspectResponse> {
@@ -256,25 +261,10 @@ impl Control for ControlApi {
     async fn explain(&self, request: Request<api::ExplainRequest>) -> ControlResult<api::Explanation> {
         let request = request.into_inner();
         let policy = self.policy(&request.limits.unwrap_or_default())?;
-        let Node { storage, records, .. } = self.node();
-        let collector = self.node().collection.collector()?;
+        let Node { storage, collection, pulls, .. } = self.node();
         let image = named(&request.image)?;
-        let records = records.as_deref();
-        let explained = explain::explain(
-            image,
-            &**storage.backend(),
-            collector,
-            &policy,
-            records,
-            self.node().hidden.as_deref(),
-        );
-        let (mut answer, total) = explained.await?;
-        if storage.store().is_some()
-            && let (Some(decision), Some(total)) = (&mut answer.decision, total)
-        {
-            decision.size_bytes = total.bytes;
-        }
-        Ok(Response::new(answer))
+        let explained = explain::explain(image, storage, collection.collector()?, pulls, &policy);
+        Ok(Response::new(explained.await?))
     }
 
     async fn history(&self, request: Request<api::HistoryRequest>) -> ControlResult<api::HistoryResponse> {
@@ -378,10 +368,10 @@ impl Control for ControlApi {
         join::check(&node.settings.now(), process, &request.get_ref().settings)?;
         if *process == ServingProcess::Command {
             if let Some(theirs) = &request.get_ref().credential_programs {
-                join::check_programs(&node.manager.credentials().programs().await, &theirs.programs)?;
+                join::check_programs(&node.pulls.manager().credentials().programs().await, &theirs.programs)?;
             }
             // The command itself pulls nothing, perhaps.
-            node.recover().await;
+            node.pulls.recover().await;
         }
         Ok(Response::new(api::JoinResponse {}))
     }

@@ -10,13 +10,16 @@ use larder_api::v1::planned_image::Plan;
 
 use super::ensure;
 use crate::error::Error;
-use crate::node::Node;
+use crate::node::pulls::Pulls;
 
 /// The plan for each image of the request.
-pub(super) async fn plan(node: &Node, request: api::EnsureRequest) -> Result<api::PlanEnsureResponse, Error> {
+pub(super) async fn plan(
+    pulls: &Pulls,
+    request: api::EnsureRequest,
+) -> Result<api::PlanEnsureResponse, Error> {
     let mut images = Vec::new();
     for (request, index) in ensure::requests(request)?.iter().zip(0..) {
-        let present = find_present(node, request).await?;
+        let present = find_present(pulls, request).await?;
         let plan = match EnsurePlan::of(&request.image, &request.policy, present) {
             EnsurePlan::Present(id) => {
                 Plan::Present(api::Ensured { index, image_ref: id.to_string(), ..api::Ensured::default() })
@@ -30,17 +33,17 @@ pub(super) async fn plan(node: &Node, request: api::EnsureRequest) -> Result<api
 }
 
 /// The present image, where the policy looks for one, and whether its pull record allows this pod to use it.
-async fn find_present(node: &Node, request: &EnsureRequest) -> Result<Option<(ImageId, bool)>, Error> {
+async fn find_present(pulls: &Pulls, request: &EnsureRequest) -> Result<Option<(ImageId, bool)>, Error> {
     if !request.policy.checks_presence_first() {
         return Ok(None);
     }
     let image = request.image.with_default_tag().map_err(|error| Error::bad_input(error.to_string()))?;
     let spec = ImageSpec { annotations: request.pod.annotations.clone(), ..ImageSpec::named(image) };
-    let Some(present) = node.manager.backend().status(&spec).await.map_err(Error::from)? else {
+    let Some(present) = pulls.manager().backend().status(&spec).await.map_err(Error::from)? else {
         return Ok(None);
     };
-    let Some(records) = &node.records else { return Ok(Some((present.id, true))) };
-    let keyring = node.manager.credentials();
+    let Some(records) = pulls.records() else { return Ok(Some((present.id, true))) };
+    let keyring = pulls.manager().credentials();
     let mut lookup = LazyCredentialLookup::new(keyring, &spec.image, &request.secrets, &request.pod);
     let must_pull = records.would_require_pull(&request.image, &present.id, &mut lookup).await;
     let must_pull = must_pull.map_err(|error| Error::failed(format!("{}: {error}", request.image)))?;

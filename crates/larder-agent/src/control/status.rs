@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use larder::backend::Image;
 use larder::gc::filesystem_stats::used_percent;
 use larder::gc::{
     GcPolicy, GcRoundResult, GcStatus, ImageCache, NodeImage, ReclaimableSpace, images_for_node_status,
@@ -19,6 +18,7 @@ use super::{DaemonAddresses, ServingProcess};
 use crate::backend::publisher::Comparison;
 use crate::node::collection::Collection;
 use crate::node::health::BackendHealth;
+use crate::node::pulls::Pulls;
 use crate::node::{Node, Storage};
 use crate::serve::connections::Connections;
 use larder_api::convert::{self, millis};
@@ -30,7 +30,7 @@ pub(super) async fn now(
     process: &ServingProcess,
 ) -> api::StatusResponse {
     let (configuration, disks) = (configuration(node).await, node.collection.filesystems().await);
-    let now = Instant::now();
+    let (now, config) = (Instant::now(), node.settings.now());
     let health = node.storage.health().state().clone();
     let (backend_available, backend_message) = match &health {
         BackendHealth::Unknown => (true, "not checked yet".to_owned()),
@@ -59,14 +59,14 @@ pub(super) async fn now(
         socket: addresses.socket.map(|socket| socket.display().to_string()),
         dashboard: addresses.dashboard,
         state: node.state.path().display().to_string(),
-        pulls: node.manager.pulls().iter().map(|pull| convert::pull(pull, now)).collect(),
+        pulls: node.pulls.manager().pulls().iter().map(|pull| convert::pull(pull, now)).collect(),
         gc: Some(gc_status(&node.collection, now)),
         calls: calls.collect(),
         connections: u32::try_from(connections.open()).unwrap_or(u32::MAX),
         configuration,
         reload_error: node.settings.reload_error(),
         needs_restart: node.settings.pending().into_iter().map(str::to_owned).collect(),
-        node_images: node_images(node, &images),
+        node_images: node_images(&node.pulls, config.images.node_status_max_images, &images),
         images_listed: images.listed.map(convert::time),
         images_bytes: ImageStats::of(&images.images).total_storage_bytes,
         next_event: node.observability.journal().next_number(),
@@ -109,10 +109,8 @@ fn containerd(node: &Node) -> Option<api::ContainerdStatus> {
 }
 
 /// The images as kubelet reports them in the status of its node.
-fn node_images(node: &Node, images: &ImageCache) -> Vec<api::NodeImage> {
-    let most = node.settings.now().images.node_status_max_images;
-    let hides = |image: &Image| node.hidden.as_ref().is_some_and(|hidden| hidden.hides(image));
-    let visible = images.images.iter().filter(|image| !hides(image)).cloned().collect();
+fn node_images(pulls: &Pulls, most: i32, images: &ImageCache) -> Vec<api::NodeImage> {
+    let visible = images.images.iter().filter(|image| !pulls.hides(image)).cloned().collect();
     // A list that is at hand cannot fail.
     let reported = images_for_node_status(most, Ok(visible)).unwrap_or_default();
     let image = |image: NodeImage| api::NodeImage { names: image.names, size_bytes: image.size_bytes };

@@ -77,7 +77,7 @@ impl TestDaemon {
 
     /// Waits until so many pulls run.
     async fn pulling(&self, count: usize) {
-        while self.backend.held_pulls().len() != count || self.node.manager.pulls().len() != count {
+        while self.backend.held_pulls().len() != count || self.node.pulls.manager().pulls().len() != count {
             tokio::task::yield_now().await;
         }
     }

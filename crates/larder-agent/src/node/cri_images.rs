@@ -16,7 +16,7 @@ use super::collection::RequestApi;
 use super::cri_pins::CriPins;
 use super::health::error_with_hint;
 use super::peer::Peer;
-use super::requests::CriPull;
+use super::pulls::CriPull;
 
 /// The images of a node for callers of CRI.
 ///
@@ -66,11 +66,6 @@ impl NodeCriImages {
         }
     }
 
-    /// Whether kubelet has to pull the image with credentials of its own first.
-    fn hides(&self, image: &Image) -> bool {
-        self.node.hidden.as_ref().is_some_and(|hidden| hidden.hides(image))
-    }
-
     /// The image, pinned where a pin is on it.
     async fn with_pin(&self, mut image: Image) -> Image {
         mark_pinned(&*self.pins, std::slice::from_mut(&mut image)).await;
@@ -87,7 +82,7 @@ impl NodeCriImages {
 
     /// The manager, unless the backend hangs.
     fn manager(&self) -> Result<&ImageManager, BackendError> {
-        self.node.storage.unusable().map_or(Ok(&self.node.manager), Err)
+        self.node.storage.unusable().map_or(Ok(self.node.pulls.manager()), Err)
     }
 }
 
@@ -99,12 +94,12 @@ impl CriImages for NodeCriImages {
 
     async fn list(&self) -> Result<Vec<Image>, BackendError> {
         let backend = self.manager()?.backend();
-        let mut images = match &self.node.hidden {
+        let mut images = match self.node.pulls.hidden() {
             Some(hidden) => hidden.list(backend).await?,
             None => backend.list().await?,
         };
         mark_pinned(&*self.pins, &mut images).await;
-        images.retain(|image| !self.hides(image));
+        images.retain(|image| !self.node.pulls.hides(image));
         if let Some(publisher) = self.node.storage.publisher() {
             images.retain(|image| publisher.is_published(image));
         }
@@ -113,7 +108,7 @@ impl CriImages for NodeCriImages {
 
     async fn status(&self, image: &ImageSpec, intent: StatusIntent) -> Result<Option<Image>, BackendError> {
         let found = self.manager()?.status(image, intent).await?;
-        let Some(found) = found.filter(|image| !self.hides(image)) else { return Ok(None) };
+        let Some(found) = found.filter(|image| !self.node.pulls.hides(image)) else { return Ok(None) };
         if intent == StatusIntent::Use && !self.can_run(&found).await {
             return Ok(None);
         }
@@ -122,7 +117,7 @@ impl CriImages for NodeCriImages {
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
         let found = self.manager()?.inspect(image).await?;
-        let Some(found) = found.filter(|found| !self.hides(&found.image)) else { return Ok(None) };
+        let Some(found) = found.filter(|found| !self.node.pulls.hides(&found.image)) else { return Ok(None) };
         if !self.can_run(&found.image).await {
             return Ok(None);
         }
@@ -135,7 +130,7 @@ impl CriImages for NodeCriImages {
         credential: Option<Credential>,
         sandbox: Option<SandboxConfig>,
     ) -> Result<ImageId, BackendError> {
-        let request = CriPull::begin(&self.node, &image, sandbox.as_ref());
+        let request = CriPull::begin(&self.node.pulls, &image, sandbox.as_ref());
         let pulled = match self.manager() {
             Ok(manager) => self.published(manager.pull_directly(image, credential, sandbox).await).await,
             Err(error) => Err(error),

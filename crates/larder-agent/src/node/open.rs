@@ -4,20 +4,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder::backend::Backend;
-use larder::credentials::plugin::PluginRunObserver;
-use larder::credentials::{self, NodeDockerConfig, SearchPath};
-use larder::error_chain;
-use larder::hidden::{HiddenImages, PrefetchCredentials};
-use larder::records::{PullRecordStore, Verification};
+use larder::credentials::NodeKeyring;
 
 use super::cluster::NodeCluster;
 use super::collection::CollectionSettings;
-use super::metrics::NodeMetrics;
+use super::pulls::PullAccess;
 use super::settings::NodeSettings;
 use super::{Node, NodeDependencies, Observability, ObservabilitySettings, Storage};
-use crate::backend::{OpenMode, RuntimeRequirement, open, providers};
-use crate::config::{Config, KubeletImageService, SettingsSources};
-use crate::error::{Error, NodeOpenError};
+use crate::backend::{OpenMode, RuntimeRequirement, open};
+use crate::config::{Config, SettingsSources};
+use crate::error::NodeOpenError;
 use crate::state::StateDir;
 
 /// How a node is opened.
@@ -56,7 +52,7 @@ impl Node {
     pub fn open(
         sources: SettingsSources,
         config: Config,
-        credentials: Option<credentials::NodeKeyring>,
+        credentials: Option<NodeKeyring>,
         options: NodeOptions,
     ) -> Result<Node, NodeOpenError> {
         let handle = open(&config, options.store, options.runtime)?;
@@ -67,31 +63,23 @@ impl Node {
             _ => state.lock()?,
         };
         let state = Arc::new(state);
-        let records = if state.is_locked() { opened(config.verification.as_ref(), &state)? } else { None };
-        let prefetch_credentials = prefetch_credentials(&config, handle.store().is_some(), &state)?;
         let cluster = if options.joins_cluster { NodeCluster::open(&config)? } else { None };
         let observability = Arc::new(Observability::build(ObservabilitySettings {
             node_name: cluster.as_ref().map_or_else(host_name, |cluster| cluster.name().to_owned()),
             event_ring_size: config.event_ring_size,
             logs_events: options.logs_events,
         }));
-        let metrics = observability.metrics();
-        let credentials = match credentials {
-            Some(credentials) => credentials,
-            None => credentials_of(&config, cluster.as_deref(), metrics)?,
-        };
-        let hidden = prefetch_credentials.hidden();
+        let is_store = handle.store().is_some();
+        let access =
+            PullAccess::open(&config, &state, is_store, credentials, cluster.as_deref(), &observability)?;
+        let hidden = access.prefetch_credentials.hidden();
         let (storage, collector) = Storage::build(&config, handle, options.publishes, hidden, &observability);
         let node = Node::build(NodeDependencies {
             storage,
             collector,
             collection: CollectionSettings::of(&config),
             state,
-            records,
-            credentials,
-            prefetch_credentials,
-            pull: config.pull.clone(),
-            ensured_lease: config.ensured_lease,
+            access,
             observability,
             cluster,
             settings: NodeSettings::new(sources, config, options.verbosity),
@@ -119,17 +107,14 @@ impl Node {
             event_ring_size: config.event_ring_size,
             logs_events: true,
         }));
+        let access = PullAccess::open(&config, &state, false, None, None, &observability)?;
         let description = "a backend of the embedding program";
         let (storage, collector) = Storage::on_backend(description, backend, &observability);
         let node = Node::build(NodeDependencies {
             storage,
             collector,
             collection: CollectionSettings::of(&config),
-            records: opened(config.verification.as_ref(), &state)?,
-            prefetch_credentials: prefetch_credentials(&config, false, &state)?,
-            credentials: credentials_of(&config, None, observability.metrics())?,
-            pull: config.pull.clone(),
-            ensured_lease: config.ensured_lease,
+            access,
             cluster: None,
             settings: NodeSettings::new(sources, config, tracing::Level::WARN),
             state,
@@ -140,98 +125,6 @@ impl Node {
     }
 }
 
-/// The pull records of a state directory; `None` where kubelet's feature gate is off.
-fn opened(
-    verification: Option<&Verification>,
-    state: &StateDir,
-) -> Result<Option<Arc<PullRecordStore>>, Error> {
-    let Some(verification) = verification.cloned() else { return Ok(None) };
-    let opened = PullRecordStore::open(&state.pull_records(), verification);
-    let records = opened.map_err(|error| Error::failed(error_chain(&error)).hint(error.hint()))?;
-    Ok(Some(Arc::new(records)))
-}
-
-/// Images that are fetched ahead of kubelet with credentials are hidden where kubelet asks larder for images. It sees those
-/// of larder's own store in no other way. What was hidden with earlier settings stays so, unless there is no kubelet.
-fn prefetch_credentials(
-    config: &Config,
-    is_store: bool,
-    state: &StateDir,
-) -> Result<PrefetchCredentials, Error> {
-    if config.kubelet_images == KubeletImageService::None {
-        return Ok(PrefetchCredentials::Use);
-    }
-    if !state.is_locked() {
-        return Ok(PrefetchCredentials::Withhold(None));
-    }
-    let (hides, path) = (is_store || config.kubelet_images == KubeletImageService::Larder, state.hidden());
-    let failed = |error: std::io::Error| {
-        Error::failed(format!("cannot determine which images are hidden from kubelet: {error}"))
-            .hint("repair the file or its directory")
-    };
-    if !hides && !path.try_exists().map_err(failed)? {
-        return Ok(PrefetchCredentials::Withhold(None));
-    }
-    let hidden = Arc::new(HiddenImages::open(&path).map_err(failed)?);
-    Ok(if hides { PrefetchCredentials::Hide(hidden) } else { PrefetchCredentials::Withhold(Some(hidden)) })
-}
-
-/// The Docker configuration of the user that the process runs as, read again every five minutes, and the programs that
-/// give more: credential helpers and kubelet's credential providers.
-fn credentials_of(
-    config: &Config,
-    cluster: Option<&NodeCluster>,
-    metrics: &Arc<NodeMetrics>,
-) -> Result<credentials::NodeKeyring, Error> {
-    let files = NodeDockerConfig::search(SearchPath::user());
-    let mut credentials =
-        credentials::NodeKeyring::new(files, Vec::new()).with_tokens(config.credential_tokens);
-    if let Some(helpers) = providers::helpers(config.credential_tokens) {
-        credentials = credentials.with_helpers(helpers);
-    }
-    let configured = &config.credential_plugins;
-    if let (Some(file), Some(programs)) = (&configured.config, &configured.bin_dir) {
-        let accounts = cluster.and_then(NodeCluster::accounts);
-        let plugins = providers::plugins(file, programs, accounts)?;
-        metrics.providers_configured(plugins.config_hash(), plugins.names());
-        let runs = Arc::clone(metrics) as Arc<dyn PluginRunObserver>;
-        credentials = credentials.with_provider(Arc::new(plugins.with_run_observer(&runs)));
-    }
-    Ok(credentials)
-}
-
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use larder::backend::Image;
-    use larder_testkit::fake_backend::FakeBackend;
-
-    use super::*;
-    use crate::node::testing;
-
-    #[test]
-    fn images_that_were_hidden_stay_so_where_kubelet_does_not_use_larder() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut config = None;
-        let state =
-            testing::parts(&FakeBackend::new(), dir.path(), None, |own| config = Some(own.clone())).state;
-        let mut config = config.unwrap();
-        let opened = prefetch_credentials(&config, false, &state).unwrap();
-        assert!(matches!(opened, PrefetchCredentials::Withhold(None)), "{opened:?}");
-        let document = r#"{"version":1,"hidden":["sha256:1"],"pulls":{},"isLost":false,"visible":[]}"#;
-        fs_err::write(state.hidden(), document).unwrap();
-        let opened = prefetch_credentials(&config, false, &state).unwrap();
-        assert!(matches!(opened, PrefetchCredentials::Withhold(Some(_))), "{opened:?}");
-        let image = Image { id: "sha256:1".into(), ..Image::default() };
-        assert!(opened.hidden().unwrap().hides(&image));
-        config.kubelet_images = KubeletImageService::None;
-        for is_store in [false, true] {
-            let opened = prefetch_credentials(&config, is_store, &state).unwrap();
-            assert!(matches!(opened, PrefetchCredentials::Use), "{opened:?}");
-        }
-        assert!(state.hidden().exists(), "for a kubelet that is installed later");
-    }
 }

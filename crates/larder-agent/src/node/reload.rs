@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use larder::config::Verification;
 use larder::events::{EventReason, EventType};
 use tokio::task::spawn_blocking;
 use tokio::time;
@@ -97,17 +96,8 @@ impl Node {
         }
         let kept = KeepRuleFile::at(&self.state).read().map_err(ReloadError::KeepRules)?;
         let ConfigDiff { reloadable, .. } = config::diff(&old, &new);
-        // Another puller begins with a queue of its own.
-        if new.pull != old.pull {
-            self.manager.set_config(&new.pull);
-        }
+        self.pulls.apply(&old, &new);
         self.collection.set_policy(new.policy(kept));
-        // A degraded start denies while the policy cannot be read, also where the gate turns out to be off.
-        let without_gate = || old.degraded.is_some().then(Verification::never_verify);
-        let verification = new.verification.clone().or_else(without_gate);
-        if let (Some(records), Some(verification)) = (&self.records, verification) {
-            records.set_verification(verification);
-        }
         config::last_good::save(&self.settings.sources, &files);
         log::change(new.log.level.max(self.settings.log_level), log::LogLineFormat::of(new.log.format));
         self.settings.now.send_replace(Arc::new(new));

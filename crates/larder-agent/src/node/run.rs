@@ -5,9 +5,6 @@ use std::future;
 use std::sync::Arc;
 #[cfg(feature = "kube")]
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use larder::retry::retry_until;
 
 use super::Node;
 #[cfg(feature = "kube")]
@@ -16,9 +13,6 @@ use super::pods::desired::{DesiredImages, FirstScan};
 use super::pods::prefetch::{self, PrefetchContext};
 use super::pods::static_pods;
 use crate::config::Config;
-
-/// First and longest back-off after a failed recovery of an earlier process's pulls.
-const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 impl Node {
     /// Runs the background tasks until dropped.
@@ -29,7 +23,7 @@ impl Node {
             self.storage.run(),
             self.collection.run(),
             self.watch_files(),
-            self.recover_with_retries(),
+            self.pulls.run(),
             self.want(first),
             self.remove_dead_containers(),
             self.send_events(),
@@ -98,7 +92,7 @@ impl Node {
         let file = self.state.is_locked().then(|| self.state.image_sets());
         let Some(cluster) = &self.cluster else { return forget_image_sets(file).await };
         let context = ImageSetContext {
-            manager: Arc::clone(&self.manager),
+            manager: Arc::clone(self.pulls.manager()),
             backend: Arc::clone(self.storage.backend()),
             held: self.desired_uses.clone(),
             collector: Some(Arc::clone(self.collection.unchecked_collector())),
@@ -141,14 +135,9 @@ impl Node {
 
     /// No images yet, for one of the sources of this node.
     fn desired_images(&self) -> DesiredImages {
-        let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(self.storage.backend()));
+        let (manager, backend) = (Arc::clone(self.pulls.manager()), Arc::clone(self.storage.backend()));
         DesiredImages::new(manager, backend, self.desired_uses.clone())
             .with_collector(Arc::clone(self.collection.unchecked_collector()))
-    }
-
-    /// A runtime may start later than larder: recovery is retried until the backend answers.
-    async fn recover_with_retries(&self) {
-        retry_until(BACKOFF, || self.recover()).await;
     }
 
     /// Ensures the images of static pods at the path of the settings, whichever that is.
@@ -156,7 +145,7 @@ impl Node {
         let path = |config: &Config| config.static_pod_path.clone();
         let mut first = Some(first);
         let desired = self.desired_images().with_events(Arc::clone(self.observability.sink()));
-        let mut desired = desired.with_pod_pulls(Arc::clone(&self.pod_pulls));
+        let mut desired = desired.with_pod_pulls(Arc::clone(self.pulls.pod_pulls()));
         self.for_each_setting(path, async |path| {
             let first = first.take();
             if let Some(path) = path {
@@ -173,7 +162,7 @@ impl Node {
     async fn prefetch(&self, first: FirstScan) {
         let mut first = Some(first);
         let context = PrefetchContext {
-            manager: Arc::clone(&self.manager),
+            manager: Arc::clone(self.pulls.manager()),
             backend: Arc::clone(self.storage.backend()),
             gate: Arc::clone(self.collection.gate()),
             held: self.desired_uses.clone(),

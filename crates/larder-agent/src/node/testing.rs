@@ -4,13 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::credentials::NodeKeyring as Credentials;
 use larder::gc::{FsStatsProvider, GcPolicy, WhenUnreachable};
-use larder::hidden::PrefetchCredentials;
-use larder::pull::PullConfig;
 use larder_testkit::fake_backend::FakeBackend;
 
 use super::collection::CollectionSettings;
+use super::pulls::PullAccess;
 use super::settings::NodeSettings;
 use super::{Node, NodeDependencies, Observability, ObservabilitySettings, Storage};
 use crate::config::{self, Config, SettingsSource, SettingsSources};
@@ -61,13 +59,9 @@ pub(crate) fn parts(
         storage,
         collector,
         state: Arc::new(state.expect("the test has a state directory of its own")),
-        credentials: Credentials::default(),
-        prefetch_credentials: PrefetchCredentials::default(),
-        records: None,
-        pull: PullConfig::default(),
         collection: CollectionSettings { policy, ..CollectionSettings::of(&config) },
+        access: PullAccess::default(),
         observability,
-        ensured_lease: config.ensured_lease,
         cluster: None,
         settings: NodeSettings::new(sources, config, tracing::Level::WARN),
     }

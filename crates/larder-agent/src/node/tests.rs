@@ -6,9 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::gc::{FsStatsProvider, GcGoal, GcPolicy, OtherFilesystem};
 use larder::image_service::{FilesystemError, FsStats};
-use larder::records::Verification;
+use larder::records::{PullRecordStore, Verification};
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
-
 use tokio::time::{self, Instant};
 
 use super::collection::MEASURE_WITHIN;
@@ -83,7 +82,7 @@ fn node_that_pulls(dir: &tempfile::TempDir, records: bool) -> (FakeBackend, Arc<
         let (when, jitter, hold) = (PrefetchSchedule::Start, Duration::ZERO, PrefetchRetention::Nothing);
         config.prefetch = vec![PrefetchItem { image: "prefetched:1".into(), when, jitter, hold }];
     });
-    parts.records = records.then(|| {
+    parts.access.records = records.then(|| {
         let verification = Verification::of_unconfigured_kubelet();
         Arc::new(PullRecordStore::open(&dir.path().join("records"), verification).unwrap())
     });
@@ -124,7 +123,7 @@ async fn images_pulled_for_static_pods_and_by_prefetch_are_first_seen_at_their_p
 async fn images_pulled_for_static_pods_and_by_prefetch_have_pull_records() {
     let dir = tempfile::tempdir().unwrap();
     let (_backend, node) = node_that_pulls(&dir, true);
-    let records = node.records.clone().unwrap();
+    let records = node.pulls.records().unwrap();
     let recorded = async |name: &str| loop {
         match records.record(&format!("sha256:{name}").into()).await.unwrap() {
             Some(record) => return record,
@@ -218,9 +217,10 @@ async fn settings_that_turn_verification_off_end_the_denial_of_a_degraded_start(
         config.degraded = Some("config.yaml: broken".into());
     });
     let everyone = Verification::always_verify();
-    parts.records = Some(Arc::new(PullRecordStore::open(&dir.path().join("records"), everyone).unwrap()));
+    parts.access.records =
+        Some(Arc::new(PullRecordStore::open(&dir.path().join("records"), everyone).unwrap()));
     let node = Node::build(parts);
-    let records = node.records.clone().unwrap();
+    let records = node.pulls.records().unwrap();
     assert!(!records.allows_unrecorded(&"a:1".into()).await, "unreadable settings deny");
     let off = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nfeatureGates: {KubeletEnsureSecretPulledImages: false}\n";
     fs_err::write(dir.path().join("config.yaml"), off).unwrap();

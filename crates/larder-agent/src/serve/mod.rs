@@ -300,7 +300,7 @@ async fn drain(
         let age = larder::go_format::duration(Duration::from_secs(now.duration_since(call.since).as_secs()));
         tracing::warn!("canceled call after {age}: {}", call.path);
     }
-    for pull in node.manager.pulls() {
+    for pull in node.pulls.manager().pulls() {
         let age = larder::go_format::duration(Duration::from_secs(now.duration_since(pull.since).as_secs()));
         tracing::warn!("canceled pull after {age}: {}", pull.image);
     }

@@ -52,7 +52,7 @@ impl Router {
         let store = node.storage.store().filter(|_| node.settings.now().containerd.snapshotter);
         let fetches_layers = node.settings.now().containerd.fetch_layers;
         let snapshots = store.map(|store| {
-            let fetcher = NodeLayerFetcher::new(store.clone(), node, fetches_layers);
+            let fetcher = NodeLayerFetcher::new(store.clone(), Arc::clone(&node.pulls), fetches_layers);
             larder_snapshots::service(store.store().clone(), Some(Arc::new(fetcher)))
         });
         Router { plain, images, runtime, containers, control, snapshots }

@@ -14,6 +14,7 @@ use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault}
 
 use super::*;
 use crate::backend::BackendHandle;
+use crate::node::pulls::PullAccess;
 
 async fn status(served: &TestDaemon) -> api::StatusResponse {
     served.client().status(api::StatusRequest { look: false }).await.unwrap().into_inner()
@@ -27,7 +28,8 @@ async fn the_status_has_the_images_of_the_node_status() {
         fs_err::write(&file, document).unwrap();
         let hidden = Arc::new(HiddenImages::open(&file).unwrap());
         let parts = testing::parts(backend, dir, None, |config| config.images.node_status_max_images = 2);
-        NodeDependencies { prefetch_credentials: PrefetchCredentials::Hide(hidden), ..parts }
+        let prefetch_credentials = PrefetchCredentials::Hide(hidden);
+        NodeDependencies { access: PullAccess { prefetch_credentials, ..parts.access }, ..parts }
     });
     for (name, size) in [("a:1", 1), ("b:1", 3), ("c:1", 2), ("d:1", 4)] {
         served.backend.add_image(name, image(format!("sha256:{name}"), size));
@@ -82,10 +84,8 @@ async fn an_image_without_a_record_is_explained_by_the_policy() {
         let served = TestDaemon::on(ServingProcess::Daemon(DaemonAddresses::default()), |backend, dir| {
             let verification = Verification::parse(policy, []).unwrap();
             let records = PullRecordStore::open(&dir.join("records"), verification).unwrap();
-            NodeDependencies {
-                records: Some(Arc::new(records)),
-                ..testing::parts(backend, dir, None, |_| ())
-            }
+            let access = PullAccess { records: Some(Arc::new(records)), ..PullAccess::default() };
+            NodeDependencies { access, ..testing::parts(backend, dir, None, |_| ()) }
         });
         served.backend.add_image("a:1", image("sha256:1", 1));
         let request = api::ExplainRequest { image: "a:1".into(), ..Default::default() };

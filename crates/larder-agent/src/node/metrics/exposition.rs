@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder::hidden::HiddenImages;
 use larder::image_service::ImageStats;
-use larder::pull::PullPhase;
+use larder::pull::{ImageManager, PullPhase};
 use larder::records::MustPullCheckResult;
 use larder_api::{EnumWord as _, convert};
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -19,6 +19,7 @@ use super::format::with_own_names;
 use super::process_stats::ProcessStats;
 use super::{ExpositionFormat, add};
 use crate::node::collection::Collection;
+use crate::node::pulls::Pulls;
 use crate::node::{Node, NodeFilesystems, Storage};
 use crate::serve::connections::Connections;
 
@@ -125,10 +126,10 @@ fn filesystems(registry: &mut Registry, disks: &NodeFilesystems) {
 
 /// Registers the current state.
 fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
-    pulls(registry, node);
-    collection(registry, &node.collection, node.hidden.as_deref());
+    pulls(registry, node.pulls.manager());
+    collection(registry, &node.collection, node.pulls.hidden());
     registries(registry, &node.storage);
-    records(registry, node);
+    records(registry, &node.pulls);
     gauge(registry, "larder_backend_up", u64::from(node.storage.health().state().is_up()));
     gauge(registry, "larder_connections", connections.open() as u64);
     gauge(registry, "larder_inflight_calls", connections.calls().len() as u64);
@@ -196,9 +197,9 @@ fn kubernetes(registry: &mut Registry, node: &Node) {
     add(registry, "larder_kubernetes_events_dropped", dropped);
 }
 
-fn pulls(registry: &mut Registry, node: &Node) {
+fn pulls(registry: &mut Registry, manager: &ImageManager) {
     let now = Instant::now();
-    let pulls = node.manager.pulls();
+    let pulls = manager.pulls();
     let phases = Family::<PhaseLabel, IntegerGauge>::default();
     for phase in [PullPhase::Queued, PullPhase::Throttled, PullPhase::Pulling] {
         let count = pulls.iter().filter(|pull| pull.phase == phase).count();
@@ -209,7 +210,7 @@ fn pulls(registry: &mut Registry, node: &Node) {
     gauge(registry, "larder_pull_fetched_bytes", fetched);
     let oldest = pulls.iter().map(|pull| now.saturating_duration_since(pull.since)).max();
     gauge(registry, "larder_pull_oldest_age_seconds", oldest.unwrap_or_default().as_secs());
-    let stall = node.manager.longest_stall(now).unwrap_or_default();
+    let stall = manager.longest_stall(now).unwrap_or_default();
     gauge(registry, "larder_pull_longest_stall_seconds", stall.as_secs());
 }
 
@@ -242,8 +243,8 @@ fn collection(registry: &mut Registry, collection: &Collection, hidden: Option<&
 }
 
 /// Pull records. Without them there are no samples, as in a kubelet with its gate off.
-fn records(registry: &mut Registry, node: &Node) {
-    let Some(records) = &node.records else { return };
+fn records(registry: &mut Registry, pulls: &Pulls) {
+    let Some(records) = pulls.records() else { return };
     let checks = Family::<ResultLabel, prometheus_client::metrics::counter::Counter>::default();
     for result in MustPullCheckResult::ALL {
         checks.get_or_create(&ResultLabel { result: result.name() }).inc_by(records.checks(result));

@@ -20,6 +20,7 @@ use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 
 use super::metric_docs::{self, DOCUMENTED, MetricKind};
 use super::*;
+use crate::node::pulls::PullAccess;
 use crate::node::testing;
 use crate::node::{Node, NodeDependencies};
 use crate::serve::connections::Connections;
@@ -80,9 +81,11 @@ fn node(backend: &FakeBackend, dir: &tempfile::TempDir) -> Node {
         .unwrap();
     let hidden = Arc::new(HiddenImages::open(&hidden).unwrap());
     Node::build(NodeDependencies {
-        prefetch_credentials: PrefetchCredentials::Hide(hidden),
-        credentials: larder::credentials::NodeKeyring::new(NodeDockerConfig::none(), vec![provider]),
-        records: Some(Arc::new(PullRecordStore::open(&dir.path().join("records"), always).unwrap())),
+        access: PullAccess {
+            prefetch_credentials: PrefetchCredentials::Hide(hidden),
+            credentials: larder::credentials::NodeKeyring::new(NodeDockerConfig::none(), vec![provider]),
+            records: Some(Arc::new(PullRecordStore::open(&dir.path().join("records"), always).unwrap())),
+        },
         ..parts
     })
 }
@@ -210,15 +213,15 @@ async fn each_documented_metric_is_served_and_changes() {
             target: Some(larder::pod::ObjectRef::node("node")),
             ..EnsureRequest::new(image, PullPolicy::Always, Pod::default())
         };
-        node.manager.ensure(&request).await.map(drop)
+        node.pulls.manager().ensure(&request).await.map(drop)
     };
     assert!(ensure("a:1").await.is_ok());
     assert!(ensure("b:1").await.is_err());
     assert!(ensure("r.example/private:1").await.is_err());
     let request = EnsureRequest::new("a:1", PullPolicy::IfNotPresent, Pod::default());
-    node.manager.ensure(&request).await.unwrap();
+    node.pulls.manager().ensure(&request).await.unwrap();
     // The simulated clock does not wait for the thread that writes intents: this one is there before it moves.
-    node.records.as_ref().unwrap().record_pull_intent(&"d:1".into()).await.unwrap();
+    node.pulls.records().unwrap().record_pull_intent(&"d:1".into()).await.unwrap();
     node.observability.metrics().cri_called("PullImage", "OK");
     node.observability.metrics().pod_pulled(Duration::from_secs(3));
     node.observability.metrics().operation_finished("pull_image", Duration::from_secs(3), true);
@@ -231,7 +234,7 @@ async fn each_documented_metric_is_served_and_changes() {
         () = node.run() => unreachable!("the node runs until dropped"),
         _ = ensure("c:1") => unreachable!("this pull takes an hour"),
         page = async {
-            while node.manager.pulls().is_empty() {
+            while node.pulls.manager().pulls().is_empty() {
                 tokio::task::yield_now().await; // the clock stands still
             }
             tokio::time::sleep(Duration::from_secs(60)).await;

@@ -9,7 +9,7 @@ use larder::go_format;
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{PullTimeRecorder, PullTimes};
 
-use super::metrics::NodeMetrics;
+use crate::node::metrics::NodeMetrics;
 
 /// The pods whose images are being requested.
 pub(crate) struct PodPulls {
@@ -34,7 +34,7 @@ impl PodPulls {
     }
 
     /// Where the manager records its pulls.
-    pub(super) fn recorder(&self) -> Arc<dyn PullTimeRecorder> {
+    pub(in crate::node) fn recorder(&self) -> Arc<dyn PullTimeRecorder> {
         Arc::clone(&self.times) as Arc<dyn PullTimeRecorder>
     }
 

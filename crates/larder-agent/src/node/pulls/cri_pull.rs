@@ -1,4 +1,4 @@
-//! A pull over CRI: who requested it, and its result, as an event.
+//! A pull over CRI, as events and metrics.
 
 use larder::backend::{BackendError, ImageSpec};
 use larder::events::{EventReason, EventType};
@@ -7,13 +7,13 @@ use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::DirectPull;
 use tokio::time::Instant;
 
-use super::Node;
-use super::health::error_with_hint;
-use super::peer::Peer;
+use super::Pulls;
+use crate::node::health::error_with_hint;
+use crate::node::peer::Peer;
 
 /// A pull over CRI in progress. Dropped without an [end](CriPull::end), it was abandoned by its caller.
 pub(crate) struct CriPull<'a> {
-    node: &'a Node,
+    pulls: &'a Pulls,
     by: Peer,
     image: String,
     /// The pod, if the caller names one.
@@ -24,16 +24,16 @@ pub(crate) struct CriPull<'a> {
 
 impl CriPull<'_> {
     pub(crate) fn begin<'a>(
-        node: &'a Node,
+        pulls: &'a Pulls,
         image: &ImageSpec,
         sandbox: Option<&SandboxConfig>,
     ) -> CriPull<'a> {
         let object = sandbox.filter(|sandbox| !sandbox.name.is_empty()).map_or_else(
-            || node.observability.node().clone(),
+            || pulls.observability.node().clone(),
             |sandbox| ObjectRef::new(&pod_of(sandbox), ""),
         );
         let image = go_format::quote(image.image.as_str());
-        CriPull { node, by: Peer::current(), image, object, start: Instant::now(), ended: false }
+        CriPull { pulls, by: Peer::current(), image, object, start: Instant::now(), ended: false }
     }
 
     /// Records the result.
@@ -43,7 +43,7 @@ impl CriPull<'_> {
         let took = self.took();
         let (event_type, reason, message) = match pulled {
             Ok(pulled) => {
-                self.node.collection.note_ensured(&pulled.image_ref, true).await;
+                self.pulls.collection.note_ensured(&pulled.image_ref, true).await;
                 let size = pulled.size_bytes;
                 let message =
                     format!("{by} pulled image {image} over CRI in {took}. Image size: {size} bytes.");
@@ -65,7 +65,7 @@ impl CriPull<'_> {
     }
 
     fn record(&self, event_type: EventType, reason: EventReason, message: String) {
-        self.node.observability.record_about(self.object.clone(), event_type, reason, message);
+        self.pulls.observability.record_about(self.object.clone(), event_type, reason, message);
     }
 }
 
