@@ -247,7 +247,7 @@ impl Control for ControlApi {
         let request = request.into_inner();
         let (policy, goal) = self.policy_and_goal(&request)?;
         if goal != GcGoal::FailedPulls {
-            self.node().require_gc()?;
+            self.node().settings.require_gc()?;
             self.node().storage.require_publisher()?;
         }
         if gc::LeasePolicy::of(&request)? == gc::LeasePolicy::End {
@@ -298,7 +298,8 @@ impl Control for ControlApi {
     }
 
     async fn keep(&self, request: Request<api::KeepRequest>) -> ControlResult<api::KeepResponse> {
-        Ok(Response::new(retention::keep(&self.0.node, request.into_inner()).await?))
+        let Node { settings, storage, collection, .. } = self.node();
+        Ok(Response::new(retention::keep(settings, storage, collection, request.into_inner()).await?))
     }
 
     async fn lease(&self, request: Request<api::LeaseRequest>) -> ControlResult<api::LeaseResponse> {

@@ -19,20 +19,25 @@ use super::ServingProcess;
 use super::find::{FoundImage, SIMILAR, find, find_name};
 use super::images::absent;
 use crate::error::{Error, ErrorKind};
+use crate::node::Storage;
 use crate::node::collection::Collection;
-use crate::node::{Node, Storage};
+use crate::node::settings::NodeSettings;
 use crate::quantity::LONGEST;
 use crate::state::KeepRuleFile;
 
 /// Changes the rules, on disk and in force, and lists them.
-pub(super) async fn keep(node: &Arc<Node>, mut request: KeepRequest) -> Result<api::KeepResponse, Error> {
-    let advice = complete_names(&mut request.add, &**node.storage.backend()).await;
-    let changing = Arc::clone(node);
+pub(super) async fn keep(
+    settings: &Arc<NodeSettings>,
+    storage: &Storage,
+    collection: &Arc<Collection>,
+    mut request: KeepRequest,
+) -> Result<api::KeepResponse, Error> {
+    let advice = complete_names(&mut request.add, &**storage.backend()).await;
+    let (settings, changing) = (Arc::clone(settings), Arc::clone(collection));
     let changed = spawn_blocking(move || -> Result<_, Error> {
-        let node = &changing;
         // A reload, too, puts rules and settings together.
-        let _alone = node.settings.changing();
-        let config = node.settings.now();
+        let _alone = settings.changing();
+        let config = settings.now();
         let place = |index| config.origin_of_item("gc.keep", index).to_string();
         let configured = config.gc.keep.iter().enumerate();
         let configured = configured
@@ -41,14 +46,14 @@ pub(super) async fn keep(node: &Arc<Node>, mut request: KeepRequest) -> Result<a
                 place: place(index),
             })
             .collect();
-        let (rules, new) = change(&KeepRuleFile::at(node.collection.require_state_dir()?), &request)?;
+        let (rules, new) = change(&KeepRuleFile::at(changing.require_state_dir()?), &request)?;
         let messages = rules.iter().map(convert::keep_rule).collect();
-        node.collection.set_policy(config.policy(rules));
+        changing.set_policy(config.policy(rules));
         Ok((messages, configured, new))
     });
     let changed = changed.await.map_err(|error| super::unanswered("the keep rules", &error))?;
     let (rules, configured, new) = changed?;
-    let mut warnings = if new == 0 { Vec::new() } else { idle(node.collection.collector()?, new).await };
+    let mut warnings = if new == 0 { Vec::new() } else { idle(collection.collector()?, new).await };
     if let [warning, ..] = &warnings[..] {
         let named = warning.contains(SIMILAR);
         warnings.extend(advice.into_iter().filter(|advice| !named || !advice.starts_with(SIMILAR)));

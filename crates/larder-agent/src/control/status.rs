@@ -16,9 +16,12 @@ use tokio::time::Instant;
 use super::report::running_round;
 use super::{DaemonAddresses, ServingProcess};
 use crate::backend::publisher::Comparison;
+use crate::config::Config;
+use crate::node::cluster::NodeCluster;
 use crate::node::collection::Collection;
 use crate::node::health::BackendHealth;
 use crate::node::pulls::Pulls;
+use crate::node::settings::NodeSettings;
 use crate::node::{Node, Storage};
 use crate::serve::connections::Connections;
 use larder_api::convert::{self, millis};
@@ -29,7 +32,7 @@ pub(super) async fn now(
     connections: &Connections,
     process: &ServingProcess,
 ) -> api::StatusResponse {
-    let (configuration, disks) = (configuration(node).await, node.collection.filesystems().await);
+    let (configuration, disks) = (configuration(&node.settings).await, node.collection.filesystems().await);
     let (now, config) = (Instant::now(), node.settings.now());
     let health = node.storage.health().state().clone();
     let (backend_available, backend_message) = match &health {
@@ -71,35 +74,40 @@ pub(super) async fn now(
         images_bytes: ImageStats::of(&images.images).total_storage_bytes,
         next_event: node.observability.journal().next_number(),
         pid: i32::try_from(std::process::id()).unwrap_or_default(),
-        mode: mode(node).to_owned(),
-        containerd: containerd(node),
+        mode: mode(&node.storage, &config).to_owned(),
+        containerd: containerd(&node.storage, &config),
         disk: disks.image.map(|disk| disk_use(disk, &node.collection.unchecked_collector().policy())),
         other_filesystems: disks.others.iter().map(convert::other_filesystem).collect(),
-        warnings: node.warnings(),
+        warnings: warnings(node),
         registries: registries(&node.storage),
-        kubernetes: node.cluster.as_ref().map(|cluster| cluster.status()),
+        kubernetes: node.workloads.cluster().map(NodeCluster::status),
     }
 }
 
+/// The problems beside errors of single calls.
+fn warnings(node: &Node) -> Vec<String> {
+    let own = node.settings.degraded().into_iter().chain(node.collection.warning());
+    own.chain(node.storage.warnings()).chain(node.settings.now().warnings.iter().cloned()).collect()
+}
+
 /// Where images are.
-fn mode(node: &Node) -> &'static str {
-    match node.storage.store() {
-        Some(_) if node.settings.now().containerd.snapshotter => "snapshotter",
+fn mode(storage: &Storage, config: &Config) -> &'static str {
+    match storage.store() {
+        Some(_) if config.containerd.snapshotter => "snapshotter",
         Some(_) => "store",
         None => "runtime",
     }
 }
 
 /// The containerd that runs containers from the store.
-fn containerd(node: &Node) -> Option<api::ContainerdStatus> {
-    if mode(node) != "snapshotter" {
+fn containerd(storage: &Storage, config: &Config) -> Option<api::ContainerdStatus> {
+    if mode(storage, config) != "snapshotter" {
         return None;
     }
     let count = |images: usize| u32::try_from(images).unwrap_or(u32::MAX);
-    let last =
-        node.storage.publisher().map_or_else(Comparison::default, |publisher| publisher.last_comparison());
+    let last = storage.publisher().map_or_else(Comparison::default, |publisher| publisher.last_comparison());
     Some(api::ContainerdStatus {
-        socket: node.settings.now().containerd.socket.clone(),
+        socket: config.containerd.socket.clone(),
         version: last.version,
         published: count(last.published),
         pending: count(last.pending),
@@ -139,8 +147,8 @@ fn disk_use(disk: FsStats, policy: &GcPolicy) -> api::DiskUse {
 }
 
 /// The files that the settings come from.
-async fn configuration(node: &Node) -> Option<String> {
-    let mut files: Vec<PathBuf> = node.settings.files().into_iter().map(Path::to_owned).collect();
+async fn configuration(settings: &NodeSettings) -> Option<String> {
+    let mut files: Vec<PathBuf> = settings.files().into_iter().map(Path::to_owned).collect();
     let present = spawn_blocking(move || {
         files.retain(|file| file.exists());
         files

@@ -58,7 +58,7 @@ impl TestDaemon {
         let (shared, of) = (connections.clone(), process.clone());
         let control = service(ControlApi::new(Arc::clone(&node), of, shared, stopped.clone()));
         let (mut serving, shared) = (tokio::task::JoinSet::new(), connections.clone());
-        let router = Router::new(plain, control);
+        let router = Router::new(&node, plain, control);
         serving.spawn(async move {
             match process {
                 ServingProcess::Daemon(_) => shared.serve(listener, router, stopped).await,

@@ -431,7 +431,7 @@ async fn every_surface_shows_the_same_reason_for_which_an_image_is_retained() {
         policy: "IfNotPresent".into(),
         is_pinned: true,
     };
-    served.node.desired_uses.keep(key, "sha256:desired:1".into());
+    served.node.workloads.uses().keep(key, "sha256:desired:1".into());
     let rules = vec![KeepRule::new(Selector::Name("kept:*".into()))];
     served.node.collection.set_policy(served.node.settings.now().policy(rules));
     let lease = api::LeaseRequest { image: "leased:1".into(), seconds: 60 };
@@ -442,7 +442,7 @@ async fn every_surface_shows_the_same_reason_for_which_an_image_is_retained() {
     let listed = served.control.images(Request::new(request)).await.unwrap().into_inner().images;
     let page = served.json("images").await;
     let rows = page["rows"].as_array().unwrap();
-    let cri = NodeCriImages::of(Arc::clone(&served.node)).list().await.unwrap();
+    let cri = NodeCriImages::of(&served.node).list().await.unwrap();
     for (name, word) in RETAINED {
         let listed = listed.iter().find(|image| image.repo_tags == [name]).unwrap();
         assert_eq!(convert::image_state(listed.details.as_ref().unwrap()), word, "{name} in the list");

@@ -11,12 +11,12 @@ use larder::pull::{DirectPull, ImageManager, StatusIntent, mark_pinned};
 use larder::reference::ImageId;
 use larder_cri::server::CriImages;
 
-use super::Node;
-use super::collection::RequestApi;
+use super::collection::{Collection, RequestApi};
 use super::cri_pins::CriPins;
 use super::health::error_with_hint;
 use super::peer::Peer;
-use super::pulls::CriPull;
+use super::pulls::{CriPull, Pulls};
+use super::{Node, Storage};
 
 /// The images of a node for callers of CRI.
 ///
@@ -26,13 +26,20 @@ use super::pulls::CriPull;
 /// * While the backend is known to hang, calls fail at once instead of at their callers' deadlines.
 #[derive(Clone)]
 pub(crate) struct NodeCriImages {
-    node: Arc<Node>,
+    storage: Arc<Storage>,
+    collection: Arc<Collection>,
+    pulls: Arc<Pulls>,
     pins: Arc<CriPins>,
 }
 
 impl NodeCriImages {
-    pub(crate) fn of(node: Arc<Node>) -> NodeCriImages {
-        NodeCriImages { pins: Arc::new(CriPins::of(Arc::clone(&node))), node }
+    pub(crate) fn of(node: &Node) -> NodeCriImages {
+        NodeCriImages {
+            storage: Arc::clone(&node.storage),
+            collection: Arc::clone(&node.collection),
+            pulls: Arc::clone(&node.pulls),
+            pins: Arc::new(CriPins::of(node)),
+        }
     }
 
     async fn remove_and_record(&self, image: &ImageSpec) -> Result<(), BackendError> {
@@ -43,12 +50,12 @@ impl NodeCriImages {
         match removed {
             Ok(removal) => {
                 if let Some(found) = removal.image {
-                    self.node.collection.record_removal(RequestApi::Cri, &found, removal.freed).await;
+                    self.collection.record_removal(RequestApi::Cri, &found, removal.freed).await;
                 }
                 Ok(())
             }
             Err(error) => {
-                self.node.collection.record_failed_removal(
+                self.collection.record_failed_removal(
                     RequestApi::Cri,
                     image.image.as_str(),
                     &error_with_hint(&error),
@@ -60,7 +67,7 @@ impl NodeCriImages {
 
     /// Whether the containerd to which images are published has an image: kubelet pulls it otherwise, and that publishes it.
     async fn can_run(&self, image: &Image) -> bool {
-        match self.node.storage.publisher() {
+        match self.storage.publisher() {
             Some(publisher) => publisher.ensure_published(image).await,
             None => true,
         }
@@ -74,7 +81,7 @@ impl NodeCriImages {
 
     /// A pull whose image may have been hidden until now: containerd gets it before the caller uses it.
     async fn published(&self, pulled: Result<DirectPull, BackendError>) -> Result<DirectPull, BackendError> {
-        if let (Some(publisher), Ok(pulled)) = (self.node.storage.publisher(), &pulled) {
+        if let (Some(publisher), Ok(pulled)) = (self.storage.publisher(), &pulled) {
             publisher.publish_shown(&pulled.image_ref).await?;
         }
         pulled
@@ -82,7 +89,7 @@ impl NodeCriImages {
 
     /// The manager, unless the backend hangs.
     fn manager(&self) -> Result<&ImageManager, BackendError> {
-        self.node.storage.unusable().map_or(Ok(self.node.pulls.manager()), Err)
+        self.storage.unusable().map_or(Ok(self.pulls.manager()), Err)
     }
 }
 
@@ -94,13 +101,13 @@ impl CriImages for NodeCriImages {
 
     async fn list(&self) -> Result<Vec<Image>, BackendError> {
         let backend = self.manager()?.backend();
-        let mut images = match self.node.pulls.hidden() {
+        let mut images = match self.pulls.hidden() {
             Some(hidden) => hidden.list(backend).await?,
             None => backend.list().await?,
         };
         mark_pinned(&*self.pins, &mut images).await;
-        images.retain(|image| !self.node.pulls.hides(image));
-        if let Some(publisher) = self.node.storage.publisher() {
+        images.retain(|image| !self.pulls.hides(image));
+        if let Some(publisher) = self.storage.publisher() {
             images.retain(|image| publisher.is_published(image));
         }
         Ok(images)
@@ -108,7 +115,7 @@ impl CriImages for NodeCriImages {
 
     async fn status(&self, image: &ImageSpec, intent: StatusIntent) -> Result<Option<Image>, BackendError> {
         let found = self.manager()?.status(image, intent).await?;
-        let Some(found) = found.filter(|image| !self.node.pulls.hides(image)) else { return Ok(None) };
+        let Some(found) = found.filter(|image| !self.pulls.hides(image)) else { return Ok(None) };
         if intent == StatusIntent::Use && !self.can_run(&found).await {
             return Ok(None);
         }
@@ -117,7 +124,7 @@ impl CriImages for NodeCriImages {
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
         let found = self.manager()?.inspect(image).await?;
-        let Some(found) = found.filter(|found| !self.node.pulls.hides(&found.image)) else { return Ok(None) };
+        let Some(found) = found.filter(|found| !self.pulls.hides(&found.image)) else { return Ok(None) };
         if !self.can_run(&found.image).await {
             return Ok(None);
         }
@@ -130,7 +137,7 @@ impl CriImages for NodeCriImages {
         credential: Option<Credential>,
         sandbox: Option<SandboxConfig>,
     ) -> Result<ImageId, BackendError> {
-        let request = CriPull::begin(&self.node.pulls, &image, sandbox.as_ref());
+        let request = CriPull::begin(&self.pulls, &image, sandbox.as_ref());
         let pulled = match self.manager() {
             Ok(manager) => self.published(manager.pull_directly(image, credential, sandbox).await).await,
             Err(error) => Err(error),

@@ -12,16 +12,25 @@ use larder::reference::ImageId;
 use larder::retention::{KeptBy, LeasePurpose, RetentionError, RetentionPurpose, SourceScope};
 
 use super::Node;
+use super::collection::Collection;
+use super::settings::NodeSettings;
 use crate::config::Config;
 
 /// The pins of a node, by its settings.
 pub(crate) struct CriPins {
-    node: Arc<Node>,
+    collection: Arc<Collection>,
+    settings: Arc<NodeSettings>,
+    /// Only larder's own store has mounts.
+    is_store: bool,
 }
 
 impl CriPins {
-    pub(crate) fn of(node: Arc<Node>) -> CriPins {
-        CriPins { node }
+    pub(crate) fn of(node: &Node) -> CriPins {
+        CriPins {
+            collection: Arc::clone(&node.collection),
+            settings: Arc::clone(&node.settings),
+            is_store: node.storage.store().is_some(),
+        }
     }
 
     /// The pin that an image has for this reason by the settings. A lease pins nothing unless `larder lease` took it in
@@ -50,17 +59,16 @@ impl CriPins {
 #[async_trait]
 impl ImagePinSource for CriPins {
     async fn pins(&self, images: &[Image]) -> Result<HashMap<ImageId, ImagePin>, BackendError> {
-        let config = self.node.settings.now();
+        let config = self.settings.now();
         let settings = &config.cri_pins;
         if !settings.leased && !settings.kept && !settings.mounted {
             return Ok(HashMap::new());
         }
         // Without the collector it is unknown which images are retained.
         let unknown = |error| BackendError::caused_by(CallErrorKind::Other, error);
-        let collector = self.node.collection.collector().map_err(unknown)?;
-        // Only larder's own store has mounts.
-        let has_mounts = settings.mounted && self.node.storage.store().is_some();
-        let scope = if has_mounts { SourceScope::Backend } else { SourceScope::Larder };
+        let collector = self.collection.collector().map_err(unknown)?;
+        let scope =
+            if settings.mounted && self.is_store { SourceScope::Backend } else { SourceScope::Larder };
         let retentions = collector.retentions(images, scope).await;
         let retentions = retentions.map_err(RetentionError::into_backend_error)?;
         let pin = |(image, reasons): (ImageId, Vec<RetentionPurpose>)| {

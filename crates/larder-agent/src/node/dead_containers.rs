@@ -6,7 +6,8 @@ use larder_cri::{CriBackend, ExitedContainer};
 use tokio::task::spawn_blocking;
 use tokio::time;
 
-use super::Node;
+use super::Storage;
+use super::settings::NodeSettings;
 
 /// How often exited containers are looked for.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
@@ -15,36 +16,34 @@ const HOST_PIDS: &str = "pid:[4026531836]";
 /// Commands of kubelets, alone or as a part of a distribution; each is a prefix.
 const KUBELETS: [&str; 5] = ["kubelet", "k3s", "rke2", "kubelite", "k0s"];
 
-impl Node {
-    /// Removes them for as long as the setting says so, until dropped.
-    pub(super) async fn remove_dead_containers(&self) {
-        let Some(runtime) = self.storage.runtime() else { return };
-        let mut logged = None;
-        loop {
-            time::sleep(CHECK_INTERVAL).await;
-            let commands = async || spawn_blocking(host_commands).await.ok().flatten();
-            let reason = self.remove_old_containers(runtime, commands, SystemTime::now()).await;
-            if let Some(why) = reason.filter(|_| reason != logged) {
-                tracing::warn!("gc.exitedContainerAge has no effect: {why}");
-            }
-            logged = reason;
+/// Removes them for as long as the setting says so, until dropped.
+pub(super) async fn run(storage: &Storage, settings: &NodeSettings) {
+    let Some(runtime) = storage.runtime() else { return };
+    let mut logged = None;
+    loop {
+        time::sleep(CHECK_INTERVAL).await;
+        let commands = async || spawn_blocking(host_commands).await.ok().flatten();
+        let reason = remove_old_containers(runtime, settings, commands, SystemTime::now()).await;
+        if let Some(why) = reason.filter(|_| reason != logged) {
+            tracing::warn!("gc.exitedContainerAge has no effect: {why}");
         }
+        logged = reason;
     }
+}
 
-    /// Removes them once, if the setting says so. Returns why it has no effect.
-    async fn remove_old_containers(
-        &self,
-        runtime: &CriBackend,
-        commands: impl AsyncFnOnce() -> Option<Vec<String>>,
-        now: SystemTime,
-    ) -> Option<&'static str> {
-        let age = self.settings.now().exited_container_age?;
-        let reason = refusal_reason(self.settings.reads_kubelet_file(), commands().await.as_deref());
-        if reason.is_none() {
-            remove_exited(runtime, age, now).await;
-        }
-        reason
+/// Removes them once, if the setting says so. Returns why it has no effect.
+async fn remove_old_containers(
+    runtime: &CriBackend,
+    settings: &NodeSettings,
+    commands: impl AsyncFnOnce() -> Option<Vec<String>>,
+    now: SystemTime,
+) -> Option<&'static str> {
+    let age = settings.now().exited_container_age?;
+    let reason = refusal_reason(settings.reads_kubelet_file(), commands().await.as_deref());
+    if reason.is_none() {
+        remove_exited(runtime, age, now).await;
     }
+    reason
 }
 
 async fn remove_exited(runtime: &CriBackend, age: Duration, now: SystemTime) {
@@ -136,7 +135,7 @@ mod tests {
             });
             let commands = async || Some(vec![command.to_owned()]);
             let now = UNIX_EPOCH + Duration::from_secs(3602);
-            let reason = node.remove_old_containers(&runtime, commands, now).await;
+            let reason = remove_old_containers(&runtime, &node.settings, commands, now).await;
             let mut left = Vec::new();
             fake.change(|contents| left = contents.containers.iter().map(|one| one.id.clone()).collect());
             (reason, left.join(", "))

@@ -1,11 +1,12 @@
-//! A node: one image backend, and everything that works on it. Building one starts nothing.
+//! A node: one image backend, and the parts that work on it. Building one starts nothing.
 //!
 //! ```text
-//! Config -> open -> Node { manager, collector, gate, records, events, metrics } -> control service, CRI, run
+//! Config -> open -> Observability <- Storage <- Collection <- Pulls <- Workloads -> Node -> control service, CRI, run
 //! ```
 //!
-//! A daemon runs its node: health checks, garbage collection on a timer, static pods, prefetch, reloads. A
-//! command that works without a daemon opens one for as long as it lives, with the same settings.
+//! Each part has settings of its own and is built from the parts to its left; callers receive the parts that they need. A
+//! daemon runs its node: health checks, garbage collection on a timer, static pods, prefetch, reloads. A command that
+//! works without a daemon opens one for as long as it lives, with the same settings.
 
 pub(crate) mod cluster;
 pub(crate) mod collection;
@@ -26,6 +27,7 @@ pub(crate) mod settings;
 mod storage;
 #[cfg(test)]
 pub(crate) mod testing;
+mod workloads;
 
 use std::sync::Arc;
 
@@ -45,6 +47,7 @@ use pods::desired::DesiredUses;
 use pulls::{PullAccess, Pulls, PullsSettings};
 use settings::NodeSettings;
 pub(crate) use storage::Storage;
+use workloads::Workloads;
 
 pub use open::{NodeOptions, StateDirAccess};
 
@@ -60,20 +63,17 @@ pub(crate) struct NodeDependencies {
     pub(crate) observability: Arc<Observability>,
     /// The Kubernetes cluster, if the daemon takes part in one.
     pub(crate) cluster: Option<Arc<NodeCluster>>,
-    pub(crate) settings: NodeSettings,
+    pub(crate) settings: Arc<NodeSettings>,
 }
 
-/// One image backend, and everything that works on it.
+/// One image backend, and the parts that work on it.
 pub struct Node {
     pub(crate) storage: Arc<Storage>,
     pub(crate) pulls: Arc<Pulls>,
     pub(crate) collection: Arc<Collection>,
     pub(crate) observability: Arc<Observability>,
-    /// Uses of images by pods of the cluster, static pods and the prefetch list.
-    pub(crate) desired_uses: DesiredUses,
-    /// The Kubernetes cluster, if the daemon takes part in one.
-    pub(crate) cluster: Option<Arc<NodeCluster>>,
-    pub(crate) settings: NodeSettings,
+    pub(crate) workloads: Workloads,
+    pub(crate) settings: Arc<NodeSettings>,
     /// Dropped last: its lock outlives all that is written.
     pub(crate) state: Arc<StateDir>,
 }
@@ -93,23 +93,24 @@ impl Node {
             Arc::clone(&state),
             Arc::clone(&observability),
         ));
-        let pulls = Pulls::build(
+        let pulls = Arc::new(Pulls::build(
             PullsSettings::of(&config),
             access,
             storage.backend(),
             Arc::clone(&collection),
             Arc::clone(&observability),
-        );
-        Node {
-            cluster: parts.cluster,
-            settings: parts.settings,
-            storage: Arc::new(storage),
-            pulls: Arc::new(pulls),
-            collection,
-            observability,
+        ));
+        let workloads = Workloads::build(
+            Arc::clone(&parts.settings),
+            parts.cluster,
+            &state,
             desired_uses,
-            state,
-        }
+            Arc::clone(&pulls),
+            Arc::clone(&collection),
+            Arc::clone(&observability),
+        );
+        let (storage, settings) = (Arc::new(storage), parts.settings);
+        Node { storage, collection, observability, pulls, workloads, settings, state }
     }
 
     /// A description of the backend, for operators.

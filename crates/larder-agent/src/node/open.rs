@@ -82,7 +82,7 @@ impl Node {
             access,
             observability,
             cluster,
-            settings: NodeSettings::new(sources, config, options.verbosity),
+            settings: Arc::new(NodeSettings::new(sources, config, options.verbosity)),
         });
         if let Err(error) = node.collection.collector() {
             // Images can still be used, and the rules be dropped.
@@ -116,7 +116,7 @@ impl Node {
             collection: CollectionSettings::of(&config),
             access,
             cluster: None,
-            settings: NodeSettings::new(sources, config, tracing::Level::WARN),
+            settings: Arc::new(NodeSettings::new(sources, config, tracing::Level::WARN)),
             state,
             observability,
         });

@@ -1,28 +1,29 @@
 //! The settings in force, and where they come from.
 
-use std::path::Path;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 use tracing::Level;
 
-use super::reload::FileStamps;
 use crate::config::{self, Config, SettingChange, SettingsSource, SettingsSources};
+use crate::error::Error;
 
 /// The settings in force, and where they come from.
 pub(crate) struct NodeSettings {
     pub(crate) sources: SettingsSources,
-    pub(super) now: watch::Sender<Arc<Config>>,
+    now: watch::Sender<Arc<Config>>,
     /// The settings that the daemon was started with: some stay in force whatever is reloaded.
     started: Config,
     /// The minimum log level, as set by `-v`.
-    pub(super) log_level: Level,
+    log_level: Level,
     /// Held while settings or rules change.
     changing: Mutex<()>,
     /// Why the last reload changed nothing.
-    pub(super) last_error: Mutex<Option<String>>,
+    last_error: Mutex<Option<String>>,
     /// The files as they were last read or looked at.
-    pub(super) stamps: Mutex<Option<FileStamps>>,
+    stamps: Mutex<Option<FileStamps>>,
 }
 
 impl NodeSettings {
@@ -54,14 +55,76 @@ impl NodeSettings {
         self.now.borrow().clone()
     }
 
-    /// Notified on each change.
-    pub(crate) fn changes(&self) -> watch::Receiver<Arc<Config>> {
-        self.now.subscribe()
+    /// Works with a setting until it changes, and then with the new one.
+    pub(super) async fn for_each<T: PartialEq + Clone>(
+        &self,
+        setting: impl Fn(&Config) -> T,
+        mut work: impl AsyncFnMut(T),
+    ) {
+        let mut changes = self.now.subscribe();
+        loop {
+            let now = setting(&changes.borrow_and_update());
+            let changed = async {
+                // The sender lives as long as the settings.
+                let _ = changes.wait_for(|config| setting(config) != now).await;
+            };
+            tokio::select! {
+                () = work(now.clone()) => return,
+                () = changed => {}
+            }
+        }
     }
 
     /// Why the last reload changed nothing, if it failed.
     pub(crate) fn reload_error(&self) -> Option<String> {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts other settings in force.
+    pub(super) fn replace(&self, config: Config) {
+        self.now.send_replace(Arc::new(config));
+    }
+
+    /// The minimum log level, as set by `-v`.
+    pub(super) fn log_level(&self) -> Level {
+        self.log_level
+    }
+
+    /// Records why a reload changed nothing, or that it succeeded.
+    pub(super) fn note_reload(&self, error: Option<String>) {
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+    }
+
+    /// That the last good settings are in force instead of the present ones, and why.
+    pub(crate) fn degraded(&self) -> Option<String> {
+        let config = self.now();
+        let errors = config.degraded.as_ref()?;
+        Some(format!("The settings are invalid; the last good ones are in force and GC is off: {errors}"))
+    }
+
+    /// Fails while GC is off because the settings are invalid.
+    pub(crate) fn require_gc(&self) -> Result<(), Error> {
+        match self.degraded() {
+            Some(why) => {
+                Err(Error::failed(why).hint("fix the settings: larder reads them again within seconds"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the files of the settings have changed since this was last asked; at first, whether the settings were fixed
+    /// after a degraded start.
+    pub(super) fn have_files_changed(&self) -> bool {
+        let is_fixed = || self.now().degraded.is_some() && config::load(&self.sources).is_ok();
+        self.note_file_states().unwrap_or_else(is_fixed)
+    }
+
+    /// Remembers the files of the settings as they are. Whether they have changed since the last time; `None` at the first.
+    pub(super) fn note_file_states(&self) -> Option<bool> {
+        let now = stamps(&self.files());
+        let mut known = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = known.replace(now);
+        before.map(|before| known.as_ref() != Some(&before))
     }
 
     /// Whether a kubelet's file is among the sources.
@@ -85,4 +148,39 @@ impl NodeSettings {
 /// The keys of these changes.
 pub(super) fn keys(changes: Vec<SettingChange>) -> Vec<&'static str> {
     changes.into_iter().map(|change| change.key).collect()
+}
+
+/// Stamps that identify the states of some files.
+type FileStamps = Vec<(PathBuf, Option<(i64, i64, u64)>)>;
+
+/// Identifies a state of a file without reading it: its change time, which a `chmod` sets as well, and its length.
+fn stamps(files: &[&Path]) -> FileStamps {
+    let stamp = |path: &Path| {
+        let found = fs_err::metadata(path).ok()?;
+        Some((found.ctime(), found.ctime_nsec(), found.len()))
+    };
+    files.iter().map(|path| ((*path).to_owned(), stamp(path))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::time::Duration;
+
+    use larder_testkit_peers::process::poll;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_made_readable_has_changed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let before = stamps(&[file.path()]);
+        assert_eq!(before, stamps(&[file.path()]));
+        // The kernel's clock for these times is coarse.
+        let changed = poll(Duration::from_secs(10), || {
+            fs_err::set_permissions(file.path(), std::fs::Permissions::from_mode(0o600)).unwrap();
+            (stamps(&[file.path()]) != before).then_some(())
+        });
+        assert!(changed.is_some());
+    }
 }

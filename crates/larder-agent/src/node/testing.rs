@@ -63,6 +63,6 @@ pub(crate) fn parts(
         access: PullAccess::default(),
         observability,
         cluster: None,
-        settings: NodeSettings::new(sources, config, tracing::Level::WARN),
+        settings: Arc::new(NodeSettings::new(sources, config, tracing::Level::WARN)),
     }
 }

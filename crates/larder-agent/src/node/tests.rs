@@ -199,7 +199,7 @@ async fn settings_that_change_before_the_first_look_at_their_files_are_read() {
         config.degraded = Some("config.yaml: broken".into());
         config.gc = config.gc.clone().disabled();
     }));
-    assert!(node.degraded().is_some());
+    assert!(node.settings.degraded().is_some());
     let fixed =
         "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nimageGCHighThresholdPercent: 90\n";
     fs_err::write(dir.path().join("config.yaml"), fixed).unwrap();
@@ -207,7 +207,7 @@ async fn settings_that_change_before_the_first_look_at_their_files_are_read() {
         () = node.run() => unreachable!("the node runs until dropped"),
         () = time::sleep(Duration::from_secs(60)) => {}
     }
-    assert_eq!((node.degraded(), node.settings.now().gc.high_threshold_percent), (None, 90));
+    assert_eq!((node.settings.degraded(), node.settings.now().gc.high_threshold_percent), (None, 90));
 }
 
 #[tokio::test]

@@ -63,7 +63,7 @@ impl CommandServer {
             BoundSocket::bind(&SocketOptions { socket: path, mode: 0o600, group: None })?;
         let listener = UnixListener::from_std(listener).map_err(|error| Error::failed(error.to_string()))?;
         let plain = HttpHandler::new(Arc::clone(node), self.connections.clone());
-        let router = Router::new(plain, control::service(self.service.clone()));
+        let router = Router::new(node, plain, control::service(self.service.clone()));
         let connections = self.connections.clone();
         Ok(Some(tokio::spawn(async move {
             connections.serve_joined(listener, router, stopped, move || drop((own, directory))).await;

@@ -70,11 +70,6 @@ impl HttpHandler {
         HttpHandler { dashboard: dashboard.map(Arc::new), ..self }
     }
 
-    /// The node.
-    pub(super) fn node(&self) -> &Arc<Node> {
-        &self.node
-    }
-
     /// Serves on loopback until dropped; without a listener it only waits.
     pub(crate) async fn serve(&self, listener: Option<TcpListener>) {
         let Some(listener) = listener else { return future::pending().await };
@@ -182,7 +177,7 @@ impl HttpHandler {
 
     fn ready(&self) -> Response<Body> {
         match &*self.node.storage.health().state() {
-            BackendHealth::Up(_) => match self.node.degraded() {
+            BackendHealth::Up(_) => match self.node.settings.degraded() {
                 Some(why) => text(StatusCode::OK, &format!("degraded: {why}\n")),
                 None => text(StatusCode::OK, "ok\n"),
             },

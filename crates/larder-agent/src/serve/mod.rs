@@ -42,6 +42,7 @@ use crate::control::{self, ControlApi, DaemonAddresses, ServingProcess};
 use crate::dashboard::Dashboard;
 use crate::error::{Error, NodeOpenError};
 use crate::log;
+use crate::node::pulls::Pulls;
 use crate::node::{Node, NodeOptions, StateDirAccess};
 use crate::traces;
 use connections::Connections;
@@ -164,7 +165,7 @@ impl Daemon {
         let plain = HttpHandler::new(Arc::clone(&node), connections.clone());
         #[cfg(feature = "dashboard")]
         let plain = plain.with_dashboard(Dashboard::of(&node.settings.now(), &control));
-        let router = Router::new(plain.clone(), control::service(control));
+        let router = Router::new(&node, plain.clone(), control::service(control));
         let mut serving = pin!(connections.serve(listener, router, stopped));
         systemd::ready();
         tokio::select! {
@@ -181,12 +182,12 @@ impl Daemon {
         let began = Instant::now();
         stop.send_replace(true);
         tokio::select! {
-            () = drain(serving, &connections, &node, grace) => {}
+            () = drain(serving, &connections, &node.pulls, grace) => {}
             () = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {
                 tracing::warn!("second signal: canceling in-flight calls");
             }
         }
-        if let Some(cluster) = &node.cluster {
+        if let Some(cluster) = node.workloads.cluster() {
             cluster.wait_released().await;
         }
         let took = Duration::from_secs(began.elapsed().as_secs());
@@ -281,11 +282,11 @@ async fn reload_when_asked(node: &Arc<Node>, hangup: &mut Signal) {
     }
 }
 
-/// Lets what is under way end, within the time for it; then says who is late.
+/// Lets what is under way end, within the time for it; then reports calls and pulls that did not.
 async fn drain(
     serving: Pin<&mut impl Future<Output = ()>>,
     connections: &Connections,
-    node: &Node,
+    pulls: &Pulls,
     grace: Duration,
 ) {
     if time::timeout(grace, serving).await.is_ok() {
@@ -300,7 +301,7 @@ async fn drain(
         let age = larder::go_format::duration(Duration::from_secs(now.duration_since(call.since).as_secs()));
         tracing::warn!("canceled call after {age}: {}", call.path);
     }
-    for pull in node.pulls.manager().pulls() {
+    for pull in pulls.manager().pulls() {
         let age = larder::go_format::duration(Duration::from_secs(now.duration_since(pull.since).as_secs()));
         tracing::warn!("canceled pull after {age}: {}", pull.image);
     }

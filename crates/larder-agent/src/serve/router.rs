@@ -24,6 +24,8 @@ use super::responses::is_grpc;
 use crate::backend::layer_fetcher::NodeLayerFetcher;
 use crate::control;
 use crate::node::cri_images::NodeCriImages;
+use crate::node::metrics::NodeMetrics;
+use crate::node::{Node, Storage};
 use crate::traces::server_span::ServerSpan;
 use tracing::Instrument as _;
 
@@ -31,6 +33,8 @@ use tracing::Instrument as _;
 #[derive(Clone)]
 pub(crate) struct Router {
     plain: HttpHandler,
+    storage: Arc<Storage>,
+    metrics: Arc<NodeMetrics>,
     images: ImageServiceServer<CriService>,
     runtime: RuntimeServiceServer<CriService>,
     /// Where the backend is a runtime: what answers calls about containers.
@@ -44,10 +48,13 @@ type RouterFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallibl
 
 impl Router {
     /// Beside plain requests. Callers of CRI share the queue, the pulls in flight and the leases of the node.
-    pub(crate) fn new(plain: HttpHandler, control: ControlServer<control::ControlApi>) -> Router {
+    pub(crate) fn new(
+        node: &Node,
+        plain: HttpHandler,
+        control: ControlServer<control::ControlApi>,
+    ) -> Router {
         let about = ServerVersion { name: NAME.into(), version: env!("CARGO_PKG_VERSION").into() };
-        let node = plain.node();
-        let (images, runtime) = services(Arc::new(NodeCriImages::of(Arc::clone(node))), about);
+        let (images, runtime) = services(Arc::new(NodeCriImages::of(node)), about);
         let containers = node.storage.runtime().map(|runtime| RuntimeProxy::new(runtime.runtime_channel()));
         let store = node.storage.store().filter(|_| node.settings.now().containerd.snapshotter);
         let fetches_layers = node.settings.now().containerd.fetch_layers;
@@ -55,7 +62,8 @@ impl Router {
             let fetcher = NodeLayerFetcher::new(store.clone(), Arc::clone(&node.pulls), fetches_layers);
             larder_snapshots::service(store.store().clone(), Some(Arc::new(fetcher)))
         });
-        Router { plain, images, runtime, containers, control, snapshots }
+        let (storage, metrics) = (Arc::clone(&node.storage), Arc::clone(node.observability.metrics()));
+        Router { plain, storage, metrics, images, runtime, containers, control, snapshots }
     }
 
     /// Sends a request to the service that its path names.
@@ -102,8 +110,7 @@ impl Router {
         request: Request<LimitedBody>,
         answer: impl FnOnce(Request<LimitedBody>) -> RouterFuture,
     ) -> RouterFuture {
-        let count =
-            CriCallCount::begin(Arc::clone(self.plain.node().observability.metrics()), request.uri().path());
+        let count = CriCallCount::begin(Arc::clone(&self.metrics), request.uri().path());
         let answer = answer(request);
         Box::pin(async move { Ok(count.ends_with(answer.await?)) })
     }
@@ -112,7 +119,7 @@ impl Router {
     fn containers(&self, request: Request<LimitedBody>) -> RouterFuture {
         let proxy = self.containers.clone().filter(|_| RuntimeProxy::takes(request.uri().path()));
         let Some(proxy) = proxy else { return call(&self.runtime, request) };
-        let (limit, unusable) = (deadline_of(request.headers()), self.plain.node().storage.unusable());
+        let (limit, unusable) = (deadline_of(request.headers()), self.storage.unusable());
         Box::pin(async move {
             if let Some(error) = unusable {
                 return Ok(Status::unavailable(error.to_string()).into_http());

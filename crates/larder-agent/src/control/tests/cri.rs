@@ -314,7 +314,7 @@ async fn images_that_a_set_pins_are_removed_by_force_only() {
         policy: "IfNotPresent".into(),
         is_pinned: true,
     };
-    served.node.desired_uses.keep(key, "sha256:1".into());
+    served.node.workloads.uses().keep(key, "sha256:1".into());
     let over_cri = caller(&served)
         .remove(&ImageSpec::named(&names[0]), &RemoveOptions::default())
         .await

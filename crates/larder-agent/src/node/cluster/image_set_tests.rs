@@ -216,11 +216,11 @@ async fn images_of_sets_stay_in_use_while_events_are_turned_off_and_on_but_not_w
     let (file, mut text) = (directory.path().join("image-sets.json"), Vec::new());
     let scenario = async {
         let used = ["ImageSet keep: sha256:r.example/a:1"];
-        until_uses(&node.desired_uses, &used).await;
+        until_uses(node.workloads.uses(), &used).await;
         let change = |change: fn(&mut Config)| {
             let mut config = Config::clone(&node.settings.now());
             change(&mut config);
-            node.settings.now.send_replace(Arc::new(config));
+            node.settings.replace(config);
         };
         for events in [false, true] {
             change(if events {
@@ -229,7 +229,7 @@ async fn images_of_sets_stay_in_use_while_events_are_turned_off_and_on_but_not_w
                 |config| config.kubernetes.events = false
             });
             for _ in 0..20 {
-                assert_eq!(texts(node.desired_uses.retentions().await.expect("they are known")), used);
+                assert_eq!(texts(node.workloads.uses().retentions().await.expect("they are known")), used);
                 time::sleep(Duration::from_millis(10)).await;
             }
         }
@@ -248,7 +248,7 @@ async fn images_of_sets_stay_in_use_while_events_are_turned_off_and_on_but_not_w
         }
         text = fs_err::read(&file).expect("a file");
         change(|config| config.kubernetes.image_sets = false);
-        until_uses(&node.desired_uses, &[]).await;
+        until_uses(node.workloads.uses(), &[]).await;
         while file.exists() || !samples(&node).await.is_empty() {
             time::sleep(Duration::from_millis(20)).await;
         }
@@ -277,7 +277,6 @@ async fn run_until(node: &Arc<Node>, ended: impl Future<Output = ()>) {
 fn context(backend: &FakeBackend, held: &DesiredUses) -> ImageSetContext {
     ImageSetContext {
         manager: Arc::new(ImageManager::builder(Arc::new(backend.clone())).build()),
-        backend: Arc::new(backend.clone()),
         held: held.clone(),
         collector: None,
         file: None,

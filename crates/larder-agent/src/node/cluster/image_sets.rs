@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use larder::backend::{Backend, ImageSpec};
+use larder::backend::ImageSpec;
 use larder::gc::Collector;
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{EnsureRequest, ImageManager, Priority, PullPolicy};
@@ -30,7 +30,6 @@ use crate::node::pods::desired::{DesiredKey, DesiredUses, FirstScan, note_if_pul
 #[derive(Clone)]
 pub(in crate::node) struct ImageSetContext {
     pub(in crate::node) manager: Arc<ImageManager>,
-    pub(in crate::node) backend: Arc<dyn Backend>,
     pub(in crate::node) held: DesiredUses,
     pub(in crate::node) collector: Option<Arc<Collector>>,
     /// Where it is written what is retained.
@@ -217,7 +216,7 @@ impl SetImages for NodeSetImages {
     async fn find(&self, image: &WantedImage) -> Result<Option<ImageId>, String> {
         // An invalid name fails when it is pulled.
         let Ok(name) = image.image.with_default_tag() else { return Ok(None) };
-        let found = self.context.backend.status(&ImageSpec::named(&name)).await;
+        let found = self.context.manager.backend().status(&ImageSpec::named(&name)).await;
         found.map(|found| found.map(|image| image.id)).map_err(|error| error.to_string())
     }
 

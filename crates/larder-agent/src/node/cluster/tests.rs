@@ -72,7 +72,7 @@ impl TestNode {
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let held = DesiredUses::default();
         let first = held.begin_first_scan();
-        let desired = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
+        let desired = DesiredImages::new(manager, held.clone());
         let cluster =
             Arc::new(NodeCluster::of_test_with(Some(ClusterIdentity::new(cluster, "pods of node n1")), None));
         let own = Arc::clone(&cluster);

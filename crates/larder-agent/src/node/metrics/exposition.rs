@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::format::with_own_names;
 use super::process_stats::ProcessStats;
 use super::{ExpositionFormat, add};
+use crate::node::cluster::NodeCluster;
 use crate::node::collection::Collection;
 use crate::node::pulls::Pulls;
 use crate::node::{Node, NodeFilesystems, Storage};
@@ -135,7 +136,7 @@ fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
     gauge(registry, "larder_inflight_calls", connections.calls().len() as u64);
     timestamp(registry, "process_start_time_seconds", node.observability.metrics().started);
     traces(registry);
-    kubernetes(registry, node);
+    kubernetes(registry, node.workloads.cluster());
     gauge(registry, "larder_settings_valid", u64::from(node.settings.reload_error().is_none()));
 }
 
@@ -171,8 +172,9 @@ fn traces(registry: &mut Registry) {
 }
 
 /// Of each identity that the node has in a cluster.
-fn kubernetes(registry: &mut Registry, node: &Node) {
-    let Some(status) = node.cluster.as_ref().map(|cluster| cluster.status()) else { return };
+fn kubernetes(registry: &mut Registry, cluster: Option<&NodeCluster>) {
+    let Some(cluster) = cluster else { return };
+    let status = cluster.status();
     let connected = Family::<IdentityLabel, IntegerGauge>::default();
     for (identity, connection) in [("node", status.node_identity), ("larder", status.own_identity)] {
         if let Some(connection) = connection {
@@ -182,11 +184,11 @@ fn kubernetes(registry: &mut Registry, node: &Node) {
     add(registry, "larder_kubernetes_connected", connected);
     gauge(registry, "larder_kubernetes_pods", status.pods.into());
     let images = Family::<StateLabel, IntegerGauge>::default();
-    for (state, count) in node.cluster.iter().flat_map(|cluster| cluster.image_counts()) {
+    for (state, count) in cluster.image_counts() {
         images.get_or_create(&StateLabel { state }).set(count);
     }
     add(registry, "larder_kubernetes_image_set_images", images);
-    let Some(counts) = node.cluster.as_ref().map(|cluster| cluster.event_counts()) else { return };
+    let counts = cluster.event_counts();
     counter(registry, "larder_kubernetes_events_sent", counts.sent);
     let dropped = Family::<ReasonLabel, prometheus_client::metrics::counter::Counter>::default();
     let reasons =

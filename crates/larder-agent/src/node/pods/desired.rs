@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{self, Instant};
 
-use crate::node::pod_pulls::{PodPullRequest, PodPulls};
+use crate::node::pulls::pod_pulls::{PodPullRequest, PodPulls};
 
 /// How often it is checked whether an image is still present.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
@@ -136,7 +136,6 @@ fn retention((key, id): (&DesiredKey, &ImageId)) -> Retention {
 /// The images that are ensured now. Dropping it stops that, and releases them.
 pub(crate) struct DesiredImages {
     manager: Arc<ImageManager>,
-    backend: Arc<dyn Backend>,
     held: DesiredUses,
     events: Option<Arc<dyn EventSink>>,
     collector: Option<Arc<Collector>>,
@@ -152,14 +151,9 @@ struct DesiredImageTask {
 
 impl DesiredImages {
     /// No desired images yet.
-    pub(crate) fn new(
-        manager: Arc<ImageManager>,
-        backend: Arc<dyn Backend>,
-        held: DesiredUses,
-    ) -> DesiredImages {
+    pub(crate) fn new(manager: Arc<ImageManager>, held: DesiredUses) -> DesiredImages {
         DesiredImages {
             manager,
-            backend,
             held,
             events: None,
             collector: None,
@@ -206,7 +200,7 @@ impl DesiredImages {
                 continue;
             }
             tracing::info!("{}: desired by {}", key.image, key.owner);
-            let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
+            let manager = Arc::clone(&self.manager);
             let is_wanted = Arc::new(AtomicBool::new(true));
             let (uses, own, still) = (self.held.clone(), key.clone(), Arc::clone(&is_wanted));
             let collector = self.collector.clone();
@@ -217,7 +211,7 @@ impl DesiredImages {
                     hold(&ensured.image_ref);
                     note_if_pulled(collector.as_deref(), ensured);
                 };
-                hold_present(&*backend, &request.image, hold).await;
+                hold_present(manager.backend(), &request.image, hold).await;
                 drop(first);
                 let failed = |error: &EnsureError| {
                     if let (Some(events), Some(target)) = (&events, &request.target) {
@@ -226,7 +220,7 @@ impl DesiredImages {
                 };
                 let measure = || pulls.as_ref().and_then(|pulls| pulls.begin(&request.pod));
                 let observer = DesiredImageObserver { hold, ensured, failed, measure };
-                maintain_image(&manager, &*backend, &request, &observer, &own).await;
+                maintain_image(&manager, &request, &observer, &own).await;
             });
             self.running.insert(key, DesiredImageTask { task, wanted: is_wanted });
         }
@@ -257,7 +251,6 @@ struct DesiredImageObserver<H, E, F, M> {
 /// can never be pulled.
 async fn maintain_image(
     manager: &ImageManager,
-    backend: &dyn Backend,
     request: &EnsureRequest,
     observer: &DesiredImageObserver<
         impl Fn(&ImageId),
@@ -273,7 +266,7 @@ async fn maintain_image(
             Ok(ensured) => {
                 (observer.ensured)(&ensured);
                 drop(measured.take());
-                while_present(backend, &ensured.image_ref).await;
+                while_present(manager.backend(), &ensured.image_ref).await;
                 tracing::warn!("{}: missing, but desired by {}", key.image, key.owner);
                 measured = (observer.measure)();
             }
@@ -283,7 +276,7 @@ async fn maintain_image(
                     return;
                 }
                 // An image that could not be refreshed is desired all the same.
-                hold_present(backend, &request.image, &observer.hold).await;
+                hold_present(manager.backend(), &request.image, &observer.hold).await;
                 time::sleep(error.retry_in.unwrap_or(RETRY).min(RETRY)).await;
             }
         }
@@ -350,7 +343,7 @@ mod tests {
         let builder = ImageManager::builder(Arc::new(backend.clone()));
         let manager = Arc::new(builder.prefetch_credentials(PrefetchCredentials::Withhold(None)).build());
         let held = DesiredUses::default();
-        let mut images = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
+        let mut images = DesiredImages::new(manager, held.clone());
         let (key, request) = desired("pod x/a", "r.example/a:1");
         let config = r#"{"auths":{"r.example":{"username":"bob","password":"p"}}}"#;
         let secret = PullSecret {
@@ -375,7 +368,7 @@ mod tests {
         backend.offer("b:1", image("sha256:b", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let held = DesiredUses::default();
-        let mut images = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
+        let mut images = DesiredImages::new(manager, held.clone());
         images.set(BTreeMap::from([desired("pod x/a", "a:1"), desired("pod x/b", "b:1")]), None);
         time::sleep(Duration::from_secs(5)).await;
         assert_eq!(held_by(&held).await, ["pod x/b: sha256:b"], "the other one failed");
@@ -397,8 +390,7 @@ mod tests {
         backend.offer("a:1", image("sha256:a", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let events = Arc::new(RingSink::new(10));
-        let mut images = DesiredImages::new(manager, Arc::new(backend), DesiredUses::default())
-            .with_events(events.clone());
+        let mut images = DesiredImages::new(manager, DesiredUses::default()).with_events(events.clone());
         let pod = Pod { name: "proxy".into(), namespace: "kube-system".into(), ..Pod::default() };
         let target = Some(ObjectRef::new(&pod, "spec.containers{app}"));
         let of_pod = |(key, request): (DesiredKey, EnsureRequest)| {
@@ -426,8 +418,8 @@ mod tests {
         let pulls = Arc::new(PodPulls::new(Arc::default(), events.clone()));
         let manager =
             Arc::new(ImageManager::builder(Arc::new(backend.clone())).times(pulls.recorder()).build());
-        let mut images = DesiredImages::new(manager, Arc::new(backend), DesiredUses::default())
-            .with_pod_pulls(Arc::clone(&pulls));
+        let mut images =
+            DesiredImages::new(manager, DesiredUses::default()).with_pod_pulls(Arc::clone(&pulls));
         let pod = Pod { uid: "u".into(), name: "proxy".into(), ..Pod::default() };
         let of_pod = |(key, request): (DesiredKey, EnsureRequest)| {
             (key, EnsureRequest { pod: pod.clone(), ..request })
@@ -452,7 +444,7 @@ mod tests {
         backend.add_image("a:latest", image("sha256:a", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let held = DesiredUses::default();
-        let mut images = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
+        let mut images = DesiredImages::new(manager, held.clone());
         let (key, _) = desired("pod x/a", "a");
         let request = EnsureRequest::new("a", PullPolicy::Always, Pod::default());
         images.set(BTreeMap::from([(key, request)]), None);
@@ -466,7 +458,7 @@ mod tests {
         backend.add_image("a:1", image("sha256:a", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let held = DesiredUses::default();
-        let mut images = DesiredImages::new(manager, Arc::new(backend), held.clone());
+        let mut images = DesiredImages::new(manager, held.clone());
         let first = held.begin_first_scan();
         images.set(BTreeMap::from([desired("pod x/a", "a:1")]), Some(&first));
         drop(first);

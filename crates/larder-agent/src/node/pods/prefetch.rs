@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures_util::future;
 use jiff::{SignedDuration, ToSpan as _, Zoned};
-use larder::backend::Backend;
 use larder::gc::Collector;
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, ImageManager, Priority, PullPolicy};
@@ -32,7 +31,6 @@ const OWNER: &str = "the prefetch list";
 #[derive(Clone)]
 pub(in crate::node) struct PrefetchContext {
     pub(in crate::node) manager: Arc<ImageManager>,
-    pub(in crate::node) backend: Arc<dyn Backend>,
     pub(in crate::node) gate: Arc<RemovalGate>,
     pub(in crate::node) held: DesiredUses,
     pub(in crate::node) collector: Option<Arc<Collector>>,
@@ -113,7 +111,7 @@ async fn one(entry: &PrefetchItem, context: &PrefetchContext) -> Result<(), Ensu
 
 /// Holds what is here.
 async fn hold(entry: &PrefetchItem, context: &PrefetchContext) {
-    hold_present(&*context.backend, &entry.image, |id| {
+    hold_present(context.manager.backend(), &entry.image, |id| {
         context.held.keep(key(entry), id.clone());
     })
     .await;
@@ -216,7 +214,6 @@ mod tests {
         backend.offer("a:1", image("sha256:a", 1));
         let context = PrefetchContext {
             manager: Arc::new(ImageManager::builder(Arc::new(backend.clone())).build()),
-            backend: Arc::new(backend),
             gate: Arc::new(RemovalGate::default()),
             held: DesiredUses::default(),
             collector: None,
@@ -257,7 +254,6 @@ mod tests {
         backend.add_image("b:1", image("sha256:b", 1));
         let context = PrefetchContext {
             manager: Arc::new(ImageManager::builder(Arc::new(backend.clone())).build()),
-            backend: Arc::new(backend.clone()),
             gate: Arc::new(RemovalGate::default()),
             held: DesiredUses::default(),
             collector: None,

@@ -239,7 +239,7 @@ spec:
         backend.offer("a:1", image("sha256:a", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let held = DesiredUses::default();
-        let mut desired = DesiredImages::new(manager, Arc::new(backend), held.clone());
+        let mut desired = DesiredImages::new(manager, held.clone());
         let until = async |count: usize| {
             while held.retentions().await.unwrap().len() != count {
                 time::sleep(Duration::from_millis(5)).await;
@@ -266,7 +266,7 @@ spec:
         backend.offer("a:1", image("sha256:a", 1));
         let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
         let held = DesiredUses::default();
-        let mut desired = DesiredImages::new(manager, Arc::new(backend), held.clone());
+        let mut desired = DesiredImages::new(manager, held.clone());
         desired.set(read(&place).wanted.unwrap(), None);
         while held.retentions().await.unwrap().is_empty() {
             time::sleep(Duration::from_millis(5)).await;
