@@ -17,13 +17,6 @@ use crate::backend::{StoreBackend, backend_error};
 use crate::store::{Store, StoreError};
 use larder_registry::manifest::ImageConfig;
 
-#[async_trait]
-impl LayerSource for StoreBackend {
-    async fn layers(&self, _: &[Image]) -> Result<LayerUsageIndex, BackendError> {
-        self.ask(Store::layer_usage_index).await
-    }
-}
-
 impl StoreBackend {
     /// The layers that containerd's snapshots have, each with the chain ID of the snapshot.
     pub async fn layer_snapshots(&self) -> Result<Vec<(LayerId, String)>, BackendError> {

@@ -22,12 +22,12 @@ pub struct RetryPolicy {
 
 impl RetryPolicy {
     /// A policy without a limit of attempts, whose back-off is not spread.
-    pub fn unlimited(initial: Duration, max: Duration) -> RetryPolicy {
+    pub const fn unlimited(initial: Duration, max: Duration) -> RetryPolicy {
         RetryPolicy { attempts: None, initial, max, spread: false }
     }
 
     /// A policy of a number of attempts with the same wait in between.
-    pub fn fixed(attempts: u32, wait: Duration) -> RetryPolicy {
+    pub const fn fixed(attempts: u32, wait: Duration) -> RetryPolicy {
         RetryPolicy { attempts: Some(attempts), initial: wait, max: wait, spread: false }
     }
 

@@ -115,11 +115,6 @@ impl GcLoops {
         }
     }
 
-    /// Starts a round soon, as the timer does.
-    pub fn collect_now(&self) {
-        self.kick.notify_one();
-    }
-
     /// Notes that another collector, such as kubelet's, has removed an image. A round that runs starts over when the other
     /// one is done: the other frees space, too, and two rounds for one shortage free it twice.
     pub fn removed_by_another(&self) {
@@ -242,7 +237,7 @@ impl GcLoops {
             let is_due = disk.capacity > 0 && is_due(disk, &policy) && self.may_start(&policy).await;
             let round_began = status.borrow().running || status.borrow().rounds > rounds;
             if is_due && !round_began {
-                self.collect_now();
+                self.kick.notify_one();
                 if status.wait_for(|status| status.rounds > rounds && !status.running).await.is_err() {
                     return;
                 }

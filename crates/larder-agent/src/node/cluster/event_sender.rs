@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use larder::events::{Event, EventFollower, EventReason, EventStreamItem, EventType};
 use larder::pod::ObjectKind;
-use larder_kube::{Cluster, EventRateLimit, NodeEvent, NodeEvents};
-use tokio::time::{self, Instant};
+use larder::retry::{RetryAdvice, RetryPolicy, retry};
+use larder_kube::{Cluster, ClusterError, EventRateLimit, NodeEvent, NodeEvents};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 use super::EventCounts;
 
-/// How soon an event is sent again while the API server does not answer, and how often: as in client-go.
-const RETRY: Duration = Duration::from_secs(10);
-const TRIES: usize = 12;
+/// Attempts to send an event while the API server does not answer, and the wait in between: as in client-go.
+const RETRIES: RetryPolicy = RetryPolicy::fixed(12, Duration::from_secs(10));
 
 /// Counts of events about the node.
 #[derive(Default)]
@@ -73,16 +74,12 @@ async fn send(sender: &mut NodeEvents, event: &Event) -> bool {
         reason: event.reason.to_string(),
         note: event.message.clone(),
     };
-    for _ in 0..TRIES {
-        let Err(error) = sender.send(&event).await else {
-            return true;
-        };
-        if !error.is_temporary() {
-            return false;
-        }
-        time::sleep(RETRY).await;
-    }
-    false
+    let advice = |error: &ClusterError| {
+        if error.is_temporary() { RetryAdvice::Backoff } else { RetryAdvice::GiveUp }
+    };
+    let sender = Mutex::new(sender);
+    let attempt = || async { sender.lock().await.send(&event).await };
+    retry(&RETRIES, &(), advice, attempt).await.is_ok()
 }
 
 /// Whether the cluster is to know of it. kubelet reports pulls of pods itself, and its own collections with the same reasons.
