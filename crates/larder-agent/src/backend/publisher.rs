@@ -306,13 +306,13 @@ impl StorePublisher {
         self.names_published().remove(image.id.as_str());
         let withdrawn = self.publisher.withdraw(image, names).await;
         if withdrawn.is_err() {
-            self.publish_again(image).await;
+            self.republish(image).await;
         }
         withdrawn
     }
 
     /// Publishes an image again of which not all was removed.
-    async fn publish_again(&self, image: &PublishedImage) {
+    async fn republish(&self, image: &PublishedImage) {
         if let Err(error) = self.publish_locked(image, ForeignName::Keep).await {
             tracing::warn!(image = %image.id, "cannot publish an image again that was not removed: {error}");
         }
@@ -389,7 +389,7 @@ impl StoreHook for StorePublisher {
         // It may have other names, and containerd its ID for one that is gone.
         if !matches!(removed, Ok(Removed::Image { .. })) {
             match self.published(&ImageName::from(published.id.as_str())).await {
-                Ok(Some(left)) => self.publish_again(&left).await,
+                Ok(Some(left)) => self.republish(&left).await,
                 Ok(None) => {}
                 // The outcome of the removal counts; the images are compared with containerd's later.
                 Err(error) => {

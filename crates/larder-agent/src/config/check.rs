@@ -288,7 +288,7 @@ impl ConfigCheck<'_> {
             }
             SettingOrigin::Flag(name) | SettingOrigin::Variable(name) => ((*name).to_owned(), 0),
         };
-        self.errors.push(InputPlace::file(file).holds(problem.at_line(line)));
+        self.errors.push(InputPlace::file(file).locate(problem.at_line(line)));
     }
 }
 

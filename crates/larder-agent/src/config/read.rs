@@ -179,7 +179,7 @@ impl ConfigReader {
                 }
                 self.files.insert(path.to_owned(), text);
             }
-            Err(problem) => self.errors.push(InputPlace::file(path.display().to_string()).holds(problem)),
+            Err(problem) => self.errors.push(InputPlace::file(path.display().to_string()).locate(problem)),
         }
     }
 
@@ -202,7 +202,7 @@ impl ConfigReader {
         }
         problems.sort_by_key(InputProblem::line);
         let place = InputPlace::file(path.display().to_string());
-        self.errors.extend(problems.into_iter().map(|problem| place.holds(problem)));
+        self.errors.extend(problems.into_iter().map(|problem| place.locate(problem)));
     }
 
     fn take_settings(
@@ -279,7 +279,7 @@ impl ConfigReader {
     fn take_given(&mut self, by: &SettingOrigin, setting: &'static Setting, node: &YamlNode) {
         let problems = self.take_value(setting, &NodeCursor::given(node, setting.key), by.clone());
         let place = InputPlace::file(by.to_string());
-        self.errors.extend(problems.into_iter().map(|problem| place.holds(problem)));
+        self.errors.extend(problems.into_iter().map(|problem| place.locate(problem)));
     }
 
     /// Checks what was read as a whole.

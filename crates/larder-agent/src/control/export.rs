@@ -36,7 +36,7 @@ pub(super) type ExportStream = Pin<Box<dyn Stream<Item = Result<api::ExportRespo
 /// Finds the images, and begins to write them.
 pub(super) async fn start(
     storage: &Storage,
-    turns: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     request: api::ExportRequest,
 ) -> Result<ExportStream, Status> {
     let store = storage.require_store()?.store().clone();
@@ -46,7 +46,7 @@ pub(super) async fn start(
     {
         return Err(Error::bad_input("name images and a format; the files are those of one image").into());
     }
-    let Ok(turn) = turns.try_acquire_owned() else {
+    let Ok(slot) = slots.try_acquire_owned() else {
         return Err(Status::resource_exhausted(format!("limit of {AT_ONCE} concurrent exports reached")));
     };
     let mut wanted = Vec::with_capacity(request.images.len());
@@ -61,7 +61,7 @@ pub(super) async fn start(
     let pieces = PieceSender { to: pieces, runtime: Handle::current() };
     spawn_blocking(move || {
         write(&export, format, &pieces);
-        drop(turn);
+        drop(slot);
     });
     let rest = stream::unfold(arriving, |mut arriving| async { Some((arriving.recv().await?, arriving)) });
     Ok(Box::pin(stream::StreamExt::chain(stream::iter([first]), rest)))
@@ -73,7 +73,7 @@ fn requested(found: &FoundImage) -> ExportRequest {
     ExportRequest { image: ImageName::from(found.key()), tag: found.name.as_ref().filter(is_tag).cloned() }
 }
 
-/// How long the client may take for one piece. It holds the layers and a turn until then.
+/// How long the client may take for one piece. It holds the layers and a slot until then.
 const SEND_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Hands pieces to the client, from a thread that may block.

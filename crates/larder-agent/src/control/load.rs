@@ -12,7 +12,7 @@ use larder::hidden::HiddenImages;
 use larder::reference::{ImageName, Reference};
 use larder_api::v1 as api;
 use larder_store::backend::StoreBackend;
-use larder_store::pull::{LoadedImage as Brought, PullError};
+use larder_store::pull::{LoadedImage as StoredImage, PullError};
 use larder_store::store::import::{ImportError, ImportSource};
 use larder_store::unpack::UnpackError;
 use tokio::sync::{Semaphore, mpsc};
@@ -32,16 +32,16 @@ const MAX_PIECE: usize = 1 << 20;
 /// Timeout of the next chunk; the program that writes the archive may start slowly.
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// Loads the stream; `turns` limits concurrent loads to [`AT_ONCE`].
+/// Loads the stream; `slots` limits concurrent loads to [`AT_ONCE`].
 pub(super) async fn load(
     storage: &Storage,
     hidden: Option<&HiddenImages>,
     observability: &Observability,
-    turns: &Semaphore,
+    slots: &Semaphore,
     mut pieces: impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin,
 ) -> Result<Vec<api::LoadedImage>, Status> {
     let store = storage.require_store()?;
-    let Ok(_turn) = turns.try_acquire() else {
+    let Ok(_slot) = slots.try_acquire() else {
         return Err(Status::resource_exhausted(format!(
             "limit of {AT_ONCE} concurrent archive loads reached"
         )));
@@ -162,8 +162,8 @@ async fn import(
     from: ImportSource,
     base_name: Option<Reference>,
 ) -> Result<Vec<api::LoadedImage>, Error> {
-    let brought = store.puller().load(from, base_name).await.map_err(|error| failed(&error))?;
-    Ok(brought.into_iter().map(loaded_image).collect())
+    let loaded = store.puller().load(from, base_name).await.map_err(|error| failed(&error))?;
+    Ok(loaded.into_iter().map(loaded_image).collect())
 }
 
 /// The repository, or the name, for images that have none. The error names the text, not where it was given.
@@ -209,7 +209,7 @@ fn is_damage(cause: &UnpackError) -> bool {
     )
 }
 
-fn loaded_image(Brought { image, tags, digests, bare_tags, .. }: Brought) -> api::LoadedImage {
+fn loaded_image(StoredImage { image, tags, digests, bare_tags, .. }: StoredImage) -> api::LoadedImage {
     api::LoadedImage { id: image.id.to_string(), repo_tags: tags, repo_digests: digests, bare_tags }
 }
 
@@ -239,42 +239,42 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_broken_stream_is_reported_with_its_cause() {
         let dir = tempfile::tempdir().unwrap();
-        let (node, turns) = (node(&dir), Semaphore::new(1));
+        let (node, slots) = (node(&dir), Semaphore::new(1));
         let then = |last| stream::iter([Ok(piece(100)), last]).chain(stream::pending());
         let busy = load(
             &node.storage,
             None,
             &node.observability,
-            &turns,
+            &slots,
             then(Err(Status::resource_exhausted("busy"))),
         )
         .await
         .unwrap_err();
         assert_eq!((busy.code(), busy.message()), (Code::ResourceExhausted, "busy"));
-        let large = load(&node.storage, None, &node.observability, &turns, then(Ok(piece(MAX_PIECE + 1))))
+        let large = load(&node.storage, None, &node.observability, &slots, then(Ok(piece(MAX_PIECE + 1))))
             .await
             .unwrap_err();
         assert_eq!(large.code(), Code::InvalidArgument);
-        let waiting = load(&node.storage, None, &node.observability, &turns, then(Ok(piece(100))));
+        let waiting = load(&node.storage, None, &node.observability, &slots, then(Ok(piece(100))));
         let (silent, ()) = tokio::join!(waiting, time::advance(SILENCE));
         assert_eq!(silent.unwrap_err().message(), "no archive data received within 10m0s");
         let empty =
-            load(&node.storage, None, &node.observability, &turns, stream::empty()).await.unwrap_err();
+            load(&node.storage, None, &node.observability, &slots, stream::empty()).await.unwrap_err();
         assert_eq!(empty.message(), "no data received");
     }
 
     #[tokio::test]
     async fn one_more_than_a_few_is_refused_and_not_kept_waiting() {
         let dir = tempfile::tempdir().unwrap();
-        let (node, turns) = (node(&dir), Semaphore::new(1));
-        let first = load(&node.storage, None, &node.observability, &turns, stream::pending());
+        let (node, slots) = (node(&dir), Semaphore::new(1));
+        let first = load(&node.storage, None, &node.observability, &slots, stream::pending());
         tokio::select! {
             biased;
             ended = first => panic!("{ended:?}"),
-            second = load(&node.storage, None, &node.observability, &turns, stream::pending()) => {
+            second = load(&node.storage, None, &node.observability, &slots, stream::pending()) => {
                 assert_eq!(second.unwrap_err().code(), Code::ResourceExhausted);
             }
         }
-        assert_eq!(turns.available_permits(), 1);
+        assert_eq!(slots.available_permits(), 1);
     }
 }

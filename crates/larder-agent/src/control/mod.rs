@@ -57,9 +57,9 @@ struct ControlApiInner {
     connections: Connections,
     /// Signals that the process stops.
     stop: watch::Receiver<bool>,
-    /// Turns of loads.
+    /// Slots of loads.
     loads: Semaphore,
-    /// Turns of exports.
+    /// Slots of exports.
     exports: Arc<Semaphore>,
 }
 

@@ -62,7 +62,7 @@ pub(crate) struct Dashboard {
     joined: Notify,
     streams: Arc<Semaphore>,
     requests: Semaphore,
-    turns: Semaphore,
+    slots: Semaphore,
 }
 
 impl Dashboard {
@@ -77,7 +77,7 @@ impl Dashboard {
             joined: Notify::new(),
             streams: Arc::new(Semaphore::new(stream::AT_ONCE)),
             requests: Semaphore::new(REQUESTS),
-            turns: Semaphore::new(REQUESTS_UNDER_WAY),
+            slots: Semaphore::new(REQUESTS_UNDER_WAY),
         })
     }
 
@@ -152,7 +152,7 @@ impl Dashboard {
             return text(StatusCode::SERVICE_UNAVAILABLE, "too many requests at once\n");
         };
         // The semaphore is never closed.
-        let _turn = self.turns.acquire().await.ok();
+        let _slot = self.slots.acquire().await.ok();
         let query = Query::of(uri.query().unwrap_or_default());
         let answer = match path {
             "/api/status" => self.status().await.map(|status| self.document(status)),

@@ -88,7 +88,7 @@ fn read_directory(
         let deeper = if recursive { "" } else { ", or use -R for subdirectories" };
         let problem = InputProblem::new("no .yaml, .yml or .json file in the directory")
             .hint(format!("name a directory with manifests{deeper}"));
-        problems.push(InputPlace::file(path.display().to_string()).holds(problem));
+        problems.push(InputPlace::file(path.display().to_string()).locate(problem));
     }
     let files = found.iter().map(|path| read_file(path));
     problems.into_iter().map(Err).chain(files).collect()
@@ -124,7 +124,7 @@ fn read_file(path: &Path) -> Result<ManifestFile, LocatedProblem> {
     if name.contains("://") {
         let problem = InputProblem::new("not a file")
             .hint(piped(format!("larder fetches no manifests: curl {name} | ")));
-        return Err(InputPlace::file(name).holds(problem));
+        return Err(InputPlace::file(name).locate(problem));
     }
     read(&name, || fs_err::File::open(path))
 }
@@ -136,12 +136,12 @@ fn read<R: Read>(name: &str, open: impl FnOnce() -> io::Result<R>) -> Result<Man
         Err(error) if is_utf16(error.as_bytes()) => {
             let problem = InputProblem::new("not valid UTF-8: this is UTF-16")
                 .hint(piped(format!("iconv -f UTF-16 -t UTF-8 {name} | ")));
-            Err(InputPlace::file(name).holds(problem))
+            Err(InputPlace::file(name).locate(problem))
         }
         Err(error) => {
             let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = good.split(|byte| *byte == b'\n').count();
-            Err(InputPlace::file(name).holds(InputProblem::new(format!("not valid UTF-8 (line {line})"))))
+            Err(InputPlace::file(name).locate(InputProblem::new(format!("not valid UTF-8 (line {line})"))))
         }
     }
 }
@@ -171,5 +171,5 @@ fn unreadable(name: &str, error: &io::Error) -> LocatedProblem {
         }
         _ => InputProblem::new(error.to_string()),
     };
-    InputPlace::file(name).holds(problem)
+    InputPlace::file(name).locate(problem)
 }

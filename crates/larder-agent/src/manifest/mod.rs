@@ -68,7 +68,7 @@ impl Manifests {
     fn read_text(&mut self, name: &str, text: &str, namespace: &str) {
         let pieces = split::split(text);
         if pieces.is_empty() {
-            self.problems.push(InputPlace::file(name).holds(InputProblem::new("no document in it")));
+            self.problems.push(InputPlace::file(name).locate(InputProblem::new("no document in it")));
         }
         let texts: Vec<_> = pieces.iter().map(|piece| piece.text).collect();
         for (index, (piece, parsed)) in pieces.iter().zip(tree::parse_all(&texts)).enumerate() {
@@ -80,7 +80,7 @@ impl Manifests {
             };
             match parsed {
                 Ok(node) => self.read_object(&NodeCursor::root(&node), None, &place, namespace),
-                Err(problem) => self.problems.push(place.holds(problem)),
+                Err(problem) => self.problems.push(place.locate(problem)),
             }
         }
     }
@@ -95,7 +95,7 @@ impl Manifests {
     ) {
         let (api_version, kind) = match type_of(at, inherited) {
             Ok(found) => found,
-            Err(problem) => return self.problems.push(place.holds(problem)),
+            Err(problem) => return self.problems.push(place.locate(problem)),
         };
         let place = InputPlace { what: kind.to_owned(), ..place.clone() };
         let found = match kind_of(api_version, kind) {
@@ -106,7 +106,7 @@ impl Manifests {
             ManifestKind::Unknown => {
                 let problem = at.problem(format!("{api_version} has no kind {}", go_format::quote(kind)));
                 let meant = kinds::meant(api_version, kind);
-                return self.problems.push(place.holds(problem.hints(meant)));
+                return self.problems.push(place.locate(problem.hints(meant)));
             }
             ManifestKind::List => return self.read_list(at, api_version, kind, &place, namespace),
             ManifestKind::Other => return self.skip(api_version, kind, &place),
@@ -129,7 +129,7 @@ impl Manifests {
             },
             _ => self.take_pod(at, &identity, &place, &mut problems),
         }
-        self.problems.extend(problems.into_iter().map(|problem| place.holds(problem)));
+        self.problems.extend(problems.into_iter().map(|problem| place.locate(problem)));
     }
 
     fn skip(&mut self, api_version: &str, kind: &str, place: &InputPlace) {
@@ -186,7 +186,7 @@ impl Manifests {
         let items = at.field("items").and_then(|items| items.map_or(Ok(Vec::new()), |items| items.items()));
         let items = match items {
             Ok(items) => items,
-            Err(problem) => return self.problems.push(place.holds(problem)),
+            Err(problem) => return self.problems.push(place.locate(problem)),
         };
         let inherited = item_kind(kind).map(|item| (api_version, item));
         for item in items {

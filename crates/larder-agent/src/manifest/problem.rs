@@ -80,8 +80,8 @@ impl InputPlace {
         InputPlace { file: name.into(), ..InputPlace::default() }
     }
 
-    /// A problem here.
-    pub fn holds(&self, problem: InputProblem) -> LocatedProblem {
+    /// Returns the problem with this place.
+    pub fn locate(&self, problem: InputProblem) -> LocatedProblem {
         LocatedProblem { place: self.clone(), problem: Box::new(problem) }
     }
 
@@ -170,16 +170,16 @@ mod tests {
         };
         let problem = InputProblem::new("\"Busybox\": repository name must be lowercase");
         assert_eq!(
-            place.holds(problem.clone().at_line(3).at_field("spec.containers[0].image")).to_string(),
+            place.locate(problem.clone().at_line(3).at_field("spec.containers[0].image")).to_string(),
             "app.yaml:13: document 2 (Pod default/web): spec.containers[0].image: \
              \"Busybox\": repository name must be lowercase"
         );
         assert_eq!(
-            place.holds(problem).to_string(),
+            place.locate(problem).to_string(),
             "app.yaml: document 2 (Pod default/web): \"Busybox\": repository name must be lowercase"
         );
         assert_eq!(
-            InputPlace::file("app.yaml").holds(InputProblem::new("is empty")).to_string(),
+            InputPlace::file("app.yaml").locate(InputProblem::new("is empty")).to_string(),
             "app.yaml: is empty"
         );
     }

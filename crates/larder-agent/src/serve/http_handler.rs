@@ -30,7 +30,7 @@ use crate::node::metrics::{self, ExpositionFormat};
 pub(crate) struct HttpHandler {
     node: Arc<Node>,
     connections: Connections,
-    /// The turn of one page of metrics: while a disk hangs, more would take a thread each.
+    /// Slot of one page of metrics: while a disk hangs, more would take a thread each.
     measuring: Arc<Semaphore>,
     /// Requests for metrics, waiting ones included.
     scrapes: Arc<Semaphore>,
@@ -158,11 +158,11 @@ impl HttpHandler {
             return text(StatusCode::SERVICE_UNAVAILABLE, "too many requests for metrics at once\n");
         };
         // The semaphore is never closed.
-        let turn = Arc::clone(&self.measuring).acquire_owned().await.ok();
+        let slot = Arc::clone(&self.measuring).acquire_owned().await.ok();
         let HttpHandler { node, connections, .. } = self.clone();
         let disks = node.collection.filesystems().await;
         let exposed = spawn_blocking(move || {
-            let _turn = turn;
+            let _slot = slot;
             metrics::exposition(&node, &connections, &disks, format)
         });
         let failed = |error: &dyn fmt::Display| {

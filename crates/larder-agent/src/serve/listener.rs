@@ -21,7 +21,7 @@ use tokio::time;
 use super::connections::{CallEntry, ConnectionEntry, Connections, stop_requested};
 use super::observed_body::{BodyObserver, observed};
 use super::request_memory::{LimitedBody, MemoryReservation};
-use super::router::{Router, is_read, takes};
+use super::router::{Router, is_read, request_kind};
 use super::shutdown::{self, ReadRouter};
 use crate::node::peer::Peer;
 
@@ -153,8 +153,9 @@ impl Connections {
                 Err(shutdown::refusal(&request))
             } else {
                 let path = request.uri().path();
-                let (call, share, takes) = (self.begin(entry.id, path), self.0.memory.share(), takes(path));
-                let request = request.map(|body| LimitedBody::new(body, takes, share.clone()));
+                let (call, share, kind) =
+                    (self.begin(entry.id, path), self.0.memory.share(), request_kind(path));
+                let request = request.map(|body| LimitedBody::new(body, kind, share.clone()));
                 Ok((peer.clone().scope(router.answer(request)), call, share))
             };
             async move {

@@ -21,7 +21,7 @@ const FIRST_PARTS: usize = 16 << 20;
 /// Limit of the rest of all requests, in bytes: that of three of the largest.
 const REST: usize = 48 << 20;
 
-/// Memory left for all requests.
+/// Memory for all requests.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestMemoryLimit(Arc<FreeRequestMemory>);
 
@@ -40,8 +40,8 @@ impl Default for RequestMemoryLimit {
 impl RequestMemoryLimit {
     /// The share of one request, which has nothing yet.
     pub(super) fn share(&self) -> MemoryReservation {
-        let taken = ReservedBytes { left: Arc::clone(&self.0), bytes: AtomicUsize::new(0) };
-        MemoryReservation(Arc::new(taken))
+        let reserved = ReservedBytes { free: Arc::clone(&self.0), bytes: AtomicUsize::new(0) };
+        MemoryReservation(Arc::new(reserved))
     }
 }
 
@@ -51,35 +51,35 @@ pub(super) struct MemoryReservation(Arc<ReservedBytes>);
 
 #[derive(Debug)]
 struct ReservedBytes {
-    left: Arc<FreeRequestMemory>,
+    free: Arc<FreeRequestMemory>,
     bytes: AtomicUsize,
 }
 
 impl MemoryReservation {
     /// Reserves more; `false` if the limit is reached. Called by one task: the data of a request arrives in order.
-    fn take(&self, bytes: usize) -> bool {
-        let ReservedBytes { left, bytes: taken } = &*self.0;
-        let before = taken.load(Ordering::Relaxed);
+    fn reserve(&self, bytes: usize) -> bool {
+        let ReservedBytes { free, bytes: reserved } = &*self.0;
+        let before = reserved.load(Ordering::Relaxed);
         let after = before.saturating_add(bytes);
         let (first, rest) = (first_of(after) - first_of(before), rest_of(after) - rest_of(before));
-        if !take(&left.first_parts, first) {
+        if !reserve(&free.first_parts, first) {
             return false;
         }
-        if !take(&left.rest, rest) {
-            left.first_parts.fetch_add(first, Ordering::Relaxed);
+        if !reserve(&free.rest, rest) {
+            free.first_parts.fetch_add(first, Ordering::Relaxed);
             return false;
         }
-        taken.store(after, Ordering::Relaxed);
+        reserved.store(after, Ordering::Relaxed);
         true
     }
 }
 
 impl ReservedBytes {
-    /// Gives back what was taken.
-    fn give_back(&self) {
+    /// Releases all bytes.
+    fn release(&self) {
         let bytes = self.bytes.swap(0, Ordering::Relaxed);
-        self.left.first_parts.fetch_add(first_of(bytes), Ordering::Relaxed);
-        self.left.rest.fetch_add(rest_of(bytes), Ordering::Relaxed);
+        self.free.first_parts.fetch_add(first_of(bytes), Ordering::Relaxed);
+        self.free.rest.fetch_add(rest_of(bytes), Ordering::Relaxed);
     }
 }
 
@@ -91,13 +91,13 @@ fn rest_of(bytes: usize) -> usize {
     bytes.saturating_sub(FIRST)
 }
 
-fn take(left: &AtomicUsize, bytes: usize) -> bool {
-    left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
+fn reserve(free: &AtomicUsize, bytes: usize) -> bool {
+    free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(bytes)).is_ok()
 }
 
 impl Drop for ReservedBytes {
     fn drop(&mut self) {
-        self.give_back();
+        self.release();
     }
 }
 
@@ -113,42 +113,43 @@ pub(super) enum RequestKind {
 /// Where one message of gRPC ends and the next begins: each has a head of five bytes, the last four its length.
 #[derive(Debug)]
 struct GrpcFrameReader {
-    takes: RequestKind,
+    kind: RequestKind,
     head: Vec<u8>,
-    left: usize,
+    /// Bytes of the message that have not arrived.
+    missing: usize,
 }
 
 impl GrpcFrameReader {
-    fn of(takes: RequestKind) -> GrpcFrameReader {
-        GrpcFrameReader { takes, head: Vec::new(), left: 0 }
+    fn of(kind: RequestKind) -> GrpcFrameReader {
+        GrpcFrameReader { kind, head: Vec::new(), missing: 0 }
     }
 
-    /// Takes room for what came; false where there is none.
-    fn take(&mut self, mut data: &[u8], share: &MemoryReservation) -> bool {
+    /// Reserves memory for data that arrived; `false` if the limit is reached.
+    fn reserve(&mut self, mut data: &[u8], share: &MemoryReservation) -> bool {
         while let [byte, rest @ ..] = data {
-            if self.left == 0 {
-                if self.head.is_empty() && self.takes == RequestKind::Stream {
-                    share.0.give_back();
+            if self.missing == 0 {
+                if self.head.is_empty() && self.kind == RequestKind::Stream {
+                    share.0.release();
                 }
                 self.head.push(*byte);
                 data = rest;
                 if let [_, a, b, c, d] = self.head[..] {
-                    self.left = u32::from_be_bytes([a, b, c, d]) as usize;
+                    self.missing = u32::from_be_bytes([a, b, c, d]) as usize;
                     self.head.clear();
                 }
                 continue;
             }
-            let now = self.left.min(data.len());
-            if !share.take(now) {
+            let now = self.missing.min(data.len());
+            if !share.reserve(now) {
                 return false;
             }
-            (self.left, data) = (self.left - now, &data[now..]);
+            (self.missing, data) = (self.missing - now, &data[now..]);
         }
         true
     }
 }
 
-/// The body of a request, as far as there is room for it.
+/// The body of a request, within the limit of memory.
 pub(super) struct LimitedBody {
     body: Incoming,
     framing: GrpcFrameReader,
@@ -156,8 +157,8 @@ pub(super) struct LimitedBody {
 }
 
 impl LimitedBody {
-    pub(super) fn new(body: Incoming, takes: RequestKind, share: MemoryReservation) -> LimitedBody {
-        LimitedBody { body, framing: GrpcFrameReader::of(takes), share }
+    pub(super) fn new(body: Incoming, kind: RequestKind, share: MemoryReservation) -> LimitedBody {
+        LimitedBody { body, framing: GrpcFrameReader::of(kind), share }
     }
 }
 
@@ -173,7 +174,7 @@ impl hyper::body::Body for LimitedBody {
         let frame = Pin::new(&mut this.body).poll_frame(context);
         if let Poll::Ready(Some(Ok(frame))) = &frame
             && let Some(data) = frame.data_ref()
-            && !this.framing.take(data, &this.share)
+            && !this.framing.reserve(data, &this.share)
         {
             let full = Status::resource_exhausted(
                 "too many concurrent large requests: retry, or send less in one call",
@@ -200,16 +201,16 @@ mod tests {
     fn giants_share_a_bound_and_do_not_keep_out_what_is_of_usual_size() {
         let intake = RequestMemoryLimit::default();
         let giants: Vec<_> = (0..3).map(|_| intake.share()).collect();
-        assert!(giants.iter().all(|giant| giant.take(16 << 20)));
+        assert!(giants.iter().all(|giant| giant.reserve(16 << 20)));
         let another = intake.share();
-        assert!(another.take(FIRST));
-        assert!(another.take(3 * FIRST), "each giant left its first part");
-        assert!(!another.take(1));
+        assert!(another.reserve(FIRST));
+        assert!(another.reserve(3 * FIRST), "each giant left its first part");
+        assert!(!another.reserve(1));
         let usual: Vec<_> = (0..FIRST_PARTS / FIRST - 4).map(|_| intake.share()).collect();
-        assert!(usual.iter().all(|usual| usual.take(FIRST)));
-        assert!(!intake.share().take(1));
+        assert!(usual.iter().all(|usual| usual.reserve(FIRST)));
+        assert!(!intake.share().reserve(1));
         drop((giants, usual));
-        assert!(another.take(16 << 20) && intake.share().take(1));
+        assert!(another.reserve(16 << 20) && intake.share().reserve(1));
     }
 
     fn message(bytes: usize) -> Vec<u8> {
@@ -221,10 +222,10 @@ mod tests {
     fn the_one_message_of_a_call_counts_whatever_follows() {
         let (intake, mut framing) = (RequestMemoryLimit::default(), GrpcFrameReader::of(RequestKind::One));
         let share = intake.share();
-        assert!(framing.take(&[message(3 * FIRST), message(0), message(1)].concat(), &share));
+        assert!(framing.reserve(&[message(3 * FIRST), message(0), message(1)].concat(), &share));
         assert_eq!(share.0.bytes.load(Ordering::Relaxed), 3 * FIRST + 1);
         assert!(
-            !framing.take(&message(REST + FIRST), &share),
+            !framing.reserve(&message(REST + FIRST), &share),
             "data without an owner counts until it is dropped"
         );
     }
@@ -236,25 +237,28 @@ mod tests {
             let intake = RequestMemoryLimit::default();
             let (share, mut framing) = (intake.share(), GrpcFrameReader::of(RequestKind::Stream));
             for _ in 0..3 {
-                assert!(all.chunks(cut).all(|data| framing.take(data, &share)), "more than there is, in all");
+                assert!(
+                    all.chunks(cut).all(|data| framing.reserve(data, &share)),
+                    "more than there is, in all"
+                );
             }
             assert_eq!(share.0.bytes.load(Ordering::Relaxed), 5);
         }
         let (intake, mut framing) = (RequestMemoryLimit::default(), GrpcFrameReader::of(RequestKind::Stream));
         let share = intake.share();
-        assert!(!framing.take(&message(REST + FIRST + 1), &share), "a single one that is too large");
+        assert!(!framing.reserve(&message(REST + FIRST + 1), &share), "a single one that is too large");
     }
 
     #[test]
     fn all_is_given_back_with_the_last_clone() {
         let intake = RequestMemoryLimit::default();
         let share = intake.share();
-        assert!(share.take(1) && share.take(REST));
-        assert!(!share.take(FIRST_PARTS), "what is refused takes nothing");
+        assert!(share.reserve(1) && share.reserve(REST));
+        assert!(!share.reserve(FIRST_PARTS), "what is refused takes nothing");
         let clone = share.clone();
         drop(share);
-        assert!(!intake.share().take(REST + FIRST));
+        assert!(!intake.share().reserve(REST + FIRST));
         drop(clone);
-        assert!(intake.share().take(REST + FIRST));
+        assert!(intake.share().reserve(REST + FIRST));
     }
 }

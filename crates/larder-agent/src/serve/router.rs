@@ -167,7 +167,7 @@ where
 
 /// Returns the kind of request that the method of this path has: a stream, where one loads images, and one message
 /// everywhere else.
-pub(super) fn takes(path: &str) -> RequestKind {
+pub(super) fn request_kind(path: &str) -> RequestKind {
     match path.strip_prefix('/').and_then(|path| path.strip_prefix(control_server::SERVICE_NAME)) {
         Some("/Load") => RequestKind::Stream,
         _ => RequestKind::One,

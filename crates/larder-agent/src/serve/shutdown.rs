@@ -19,7 +19,7 @@ use tonic::codegen::http::{Request, Response, StatusCode};
 
 use super::request_memory::{LimitedBody, RequestMemoryLimit};
 use super::responses::{is_grpc, text};
-use super::router::{Router, is_read, takes};
+use super::router::{Router, is_read, request_kind};
 use crate::Error;
 
 /// Limit of concurrent connections.
@@ -80,7 +80,7 @@ impl ReadRouter {
             return Ok(refusal(&request));
         }
         let share = self.memory.share();
-        let kind = takes(request.uri().path());
+        let kind = request_kind(request.uri().path());
         self.router.answer(request.map(|body| LimitedBody::new(body, kind, share))).await
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn names_and_ids<'a>(arguments: &'a [ImageName], out: &Printer) -> (V
             Ok(()) => names.push(name.as_str()),
             Err(bad) => {
                 let problem =
-                    InputPlace::file("argument").holds(InputProblem::new(bad.message).hints(bad.hints));
+                    InputPlace::file("argument").locate(InputProblem::new(bad.message).hints(bad.hints));
                 out.error(&problem, problem.hints());
                 outcome = CommandOutcome::BadInput;
             }

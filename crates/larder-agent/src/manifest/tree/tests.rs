@@ -13,7 +13,7 @@ fn fields_know_their_path_and_line() {
     let node = parse("a:\n  b:\n    - c: 1.25\n").unwrap();
     let c = NodeCursor::root(&node).descend(&["a", "b"]).unwrap().unwrap().items().unwrap()[0].field("c");
     let problem = c.unwrap().unwrap().text().expect_err("a number is not a string");
-    let located = InputPlace { document: 1, ..InputPlace::file("f") }.holds(problem);
+    let located = InputPlace { document: 1, ..InputPlace::file("f") }.locate(problem);
     assert_eq!(located.to_string(), "f:3: document 1: a.b[0].c: must be a string, is the number 1.25");
 }
 
@@ -26,7 +26,7 @@ fn json_is_read_even_where_yaml_would_not() {
 #[test]
 fn broken_yaml_is_reported_with_its_line_and_without_its_content() {
     let problem = parse("data:\n  password: [hunter2\n").expect_err("the list has no end");
-    let located = InputPlace { document: 1, ..InputPlace::file("f") }.holds(problem).to_string();
+    let located = InputPlace { document: 1, ..InputPlace::file("f") }.locate(problem).to_string();
     assert!(located.starts_with("f:2: ") || located.starts_with("f:3: "), "{located}");
     assert!(!located.contains("hunter2"), "{located}");
 }

@@ -64,7 +64,7 @@ pub(in crate::node) async fn run_prefetch(
         let entry = &list[index];
         until_quiet(&context.manager).await;
         let outcome = one(entry, &context).await;
-        due[index] = again(entry, &outcome, &Zoned::now(), random());
+        due[index] = next_due(entry, &outcome, &Zoned::now(), random());
     }
 }
 
@@ -129,7 +129,12 @@ fn key(entry: &PrefetchItem) -> DesiredKey {
 }
 
 /// When an image is due again, after it ended like this; `None` is never. `random` is from 0 up to 1.
-fn again(entry: &PrefetchItem, outcome: &Result<(), EnsureError>, now: &Zoned, random: f64) -> Option<Zoned> {
+fn next_due(
+    entry: &PrefetchItem,
+    outcome: &Result<(), EnsureError>,
+    now: &Zoned,
+    random: f64,
+) -> Option<Zoned> {
     let next = match (outcome, entry.when) {
         (Err(error), _) if error.reason == EnsureReason::InvalidImageName => return None,
         (Err(_), _) => return now.checked_add(RETRY).ok(),
@@ -200,7 +205,7 @@ mod tests {
         ];
         for (when, outcome, random, due) in cases {
             assert_eq!(
-                again(&entry(when, PrefetchRetention::Keep), &outcome, &now, random),
+                next_due(&entry(when, PrefetchRetention::Keep), &outcome, &now, random),
                 due.map(utc),
                 "{when:?} {outcome:?}"
             );

@@ -171,12 +171,12 @@ impl EnsureInputs {
             let problem =
                 InputProblem::new(format!("type {} is not a pull secret", secret.kind)).at_field("type");
             let wanted = "use type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg";
-            self.problems.push(place.holds(problem.hint(wanted)));
+            self.problems.push(place.locate(problem.hint(wanted)));
         }
         if !args.secret.is_empty() && given.secrets.iter().next().is_none() && self.problems.is_empty() {
             let files: Vec<_> = args.secret.iter().map(|file| file.display().to_string()).collect();
             self.problems
-                .push(InputPlace::file(files.join(", ")).holds(InputProblem::new("contains no Secret")));
+                .push(InputPlace::file(files.join(", ")).locate(InputProblem::new("contains no Secret")));
         }
     }
 
@@ -192,7 +192,7 @@ impl EnsureInputs {
             }
             if unusable {
                 let problem = InputProblem::new(format!("skipped {image}: --secret is invalid, see above"));
-                self.problems.push(InputPlace::file("argument").holds(problem));
+                self.problems.push(InputPlace::file("argument").locate(problem));
                 continue;
             }
             let pod = Pod { uid: argument_uid(image), namespace: args.namespace.clone(), ..Pod::default() };
@@ -233,7 +233,7 @@ fn secrets_of(
             Some(SecretEntry::Broken(place)) => {
                 let problem = wanted.problem(format!("the pull secret {name} is invalid ({place})"));
                 problems
-                    .push(workload.place.holds(problem.hint("fix the secret, or remove it from the pod")));
+                    .push(workload.place.locate(problem.hint("fix the secret, or remove it from the pod")));
             }
             None => {
                 warnings.push(format!("{subject} not found, pulling without it; add it with --secret FILE"));
@@ -246,7 +246,7 @@ fn secrets_of(
 /// Checks an image that was given as an argument.
 pub(in crate::commands) fn check_argument(image: &str) -> Result<(), LocatedProblem> {
     image_name::check(image)
-        .map_err(|bad| InputPlace::file("argument").holds(InputProblem::new(bad.message).hints(bad.hints)))
+        .map_err(|bad| InputPlace::file("argument").locate(InputProblem::new(bad.message).hints(bad.hints)))
 }
 
 fn job(workload: &Workload, want: &ImageRequirement, secrets: &[PullSecret], args: &EnsureArgs) -> EnsureJob {
