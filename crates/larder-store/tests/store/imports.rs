@@ -421,6 +421,24 @@ fn strange_inputs_are_refused_and_leave_nothing() {
 }
 
 #[test]
+fn a_truncated_archive_and_the_files_of_an_image_are_reported_as_such() {
+    let scratch = TempStore::new();
+    let whole = tar_of(&layout(APP, &["a"]));
+    let root = tar_of(&[("etc/passwd".into(), b"root".to_vec()), ("usr/bin/tool".into(), b"#!".to_vec())]);
+    for (bytes, expected, next) in [
+        (&whole[..3000], "the archive is truncated: it ends at byte 3000, within blobs/", "larder save"),
+        (&root[..], "the files of a root filesystem, such as etc/passwd", "export only the files"),
+    ] {
+        let file = write_file(&scratch, bytes);
+        for from in [stream(bytes.to_vec()), ImportSource::Path(file)] {
+            let error = read(&scratch.store, from).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+            assert!(error.hint().unwrap().to_string().contains(next), "{error:?}");
+        }
+    }
+}
+
+#[test]
 fn links_in_circles_and_out_of_the_archive_lead_nowhere() {
     let scratch = TempStore::new();
     let link = |builder: &mut tar::Builder<Vec<u8>>, name: &str, target: &str, kind| {

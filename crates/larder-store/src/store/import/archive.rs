@@ -55,6 +55,8 @@ pub(super) struct TarScanner<R> {
     content: u64,
     padding: u64,
     entries: usize,
+    /// Name of the entry.
+    name: Option<String>,
     skip: SkipBytes<R>,
 }
 
@@ -75,6 +77,7 @@ impl<R: Read> TarScanner<R> {
             content: 0,
             padding: 0,
             entries: 0,
+            name: None,
             skip,
         }
     }
@@ -92,7 +95,11 @@ impl<R: Read> TarScanner<R> {
                         return if self.entries > 0 { Ok(None) } else { Err(damaged(0, &"empty input")) };
                     }
                     if self.end - self.start < min_bytes && !self.fill(min_bytes)? {
-                        return Err(damaged(self.at, &"unexpected end of archive in a header"));
+                        if self.entries == 0 {
+                            return Err(damaged(0, &"no header"));
+                        }
+                        let at = self.at + (self.end - self.start) as u64;
+                        return Err(ImportError::Truncated { at, entry: None });
                     }
                 }
                 Ok(ParseEvent::Entry { consumed, entry }) => {
@@ -102,6 +109,7 @@ impl<R: Read> TarScanner<R> {
                     self.content = size;
                     self.padding = size.next_multiple_of(HEADER_SIZE as u64) - size;
                     self.count()?;
+                    self.name.clone_from(&found.name);
                     return Ok(Some(found));
                 }
                 Ok(ParseEvent::GlobalExtensions { consumed, .. }) => {
@@ -158,7 +166,7 @@ impl<R: Read> TarScanner<R> {
     }
 
     fn cut(&self) -> ImportError {
-        ImportError::Archive { at: self.at, reason: "unexpected end of archive in a file".into() }
+        ImportError::Truncated { at: self.at, entry: self.name.clone() }
     }
 
     /// Reads until `wanted` bytes are there; false when the archive ends before.
@@ -292,7 +300,12 @@ mod tests {
             let whole_files = usize::from(end >= 2512) + usize::from(end >= 5072);
             match all(&bytes[..end]) {
                 Ok(found) => assert_eq!(found.len(), whole_files, "{end}"),
-                Err(ImportError::Archive { at, .. }) => assert!(at <= end as u64, "{end}"),
+                Err(ImportError::Archive { at: 0, .. }) => assert!(end < 512, "{end}"),
+                Err(ImportError::Truncated { at, entry }) => {
+                    assert!(at <= end as u64, "{end}");
+                    let name = if end < 2560 { "a" } else { "b" };
+                    assert!(entry.is_none_or(|entry| entry == name), "{end}");
+                }
                 Err(other) => panic!("{end}: {other}"),
             }
         }

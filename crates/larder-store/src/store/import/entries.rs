@@ -169,8 +169,7 @@ impl ImportEntries {
         });
         while let Some(entry) = walk.next()? {
             if entry.at.saturating_add(entry.size) > size {
-                let reason = "unexpected end of archive in a file".to_owned();
-                return Err(ImportError::Archive { at: size, reason });
+                return Err(ImportError::Truncated { at: size, entry: entry.name });
             }
             let place = EntryLocation::Part { at: entry.at, size: entry.size };
             self.add_entry(entry, place)?;
@@ -238,6 +237,14 @@ impl ImportEntries {
 
     pub(super) fn has(&self, name: &str) -> bool {
         self.places.contains_key(name)
+    }
+
+    /// Returns the name of an entry that root filesystems have, and no archive of images.
+    pub(super) fn root_file(&self) -> Option<&String> {
+        let is_of_root = |name: &&String| {
+            ["bin/", "etc/", "lib/", "sbin/", "usr/"].iter().any(|dir| name.starts_with(dir))
+        };
+        self.places.keys().filter(is_of_root).min()
     }
 
     /// Where the bytes of this name are, and the name that they have themselves.

@@ -43,6 +43,20 @@ pub enum ImportError {
     /// There is neither an OCI layout nor a docker archive in it.
     #[error("no images found: not an OCI layout, and not the output of docker save")]
     NoImages,
+    /// It has the files of a root filesystem, as `larder export` and `docker export` write them.
+    #[error("no images found: these are the files of a root filesystem, such as {entry}")]
+    Files {
+        /// The name of an entry.
+        entry: String,
+    },
+    /// The input ends before the archive does.
+    #[error("the archive is truncated: it ends at byte {at}{}", within(.entry.as_deref()))]
+    Truncated {
+        /// Where, counted in plain bytes.
+        at: u64,
+        /// The entry whose content is incomplete.
+        entry: Option<String>,
+    },
     /// Something that it names is not in it.
     #[error("{name} not found in the archive or layout")]
     Missing {
@@ -115,6 +129,16 @@ impl ImportError {
     /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Option<Hint> {
         let text = match self {
+            ImportError::Truncated { .. } => {
+                let text = "copy it again, or create it again: ";
+                return Some(save_command(text).text(" and docker save -o FILE IMAGE write whole archives"));
+            }
+            ImportError::Files { .. } => {
+                let text = "an image has a configuration, too: ";
+                return Some(
+                    save_command(text).text(" or docker save writes both, and export only the files"),
+                );
+            }
             ImportError::Store(error) => return error.hint(),
             ImportError::InsufficientSpace(error) => return Some(error.hint()),
             ImportError::Read { cause, .. } => match cause.kind() {
@@ -151,6 +175,14 @@ fn damaged(at: u64, reason: &str) -> String {
         0 => "not an image archive".to_owned(),
         at => format!("the archive is damaged at byte {at}: {reason}"),
     }
+}
+
+fn save_command(text: &'static str) -> Hint {
+    Hint::from(text).command(["save", "-o", "FILE", "IMAGE"])
+}
+
+fn within(entry: Option<&str>) -> String {
+    entry.map_or_else(String::new, |entry| format!(", within {entry}"))
 }
 
 /// An error of reading `what`.

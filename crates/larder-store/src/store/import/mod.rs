@@ -61,7 +61,8 @@ impl Store {
         } else if entries.has("manifest.json") {
             docker::images(&entries)?
         } else {
-            return Err(ImportError::NoImages);
+            let entry = entries.root_file().cloned();
+            return Err(entry.map_or(ImportError::NoImages, |entry| ImportError::Files { entry }));
         };
         if images.is_empty() {
             return Err(ImportError::NoImages);
