@@ -110,6 +110,18 @@ impl StoreOpenError {
                 .command(["pull", "IMAGE"])
                 .text(" creates one there; for another store, pass ")
                 .setting("root", "DIR"),
+            // Each version of larder writes a whole line that begins so.
+            StoreOpenError::Format { root, found }
+                if !found.starts_with("larder ") || *found == format!("{TITLE} {FORMAT}") =>
+            {
+                Hint::from(format!(
+                    "the file that names the format is empty or damaged; if this version wrote the store, restore it: \
+                     echo {TITLE} {FORMAT} > {}; then ",
+                    root.join("format").display()
+                ))
+                .command(["fsck"])
+                .text(" checks the store")
+            }
             StoreOpenError::Format { .. } => named_root(
                 "use the version of larder that wrote it; to pull its images again, remove the directory, or pass ",
             ),
