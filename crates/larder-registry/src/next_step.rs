@@ -15,6 +15,8 @@ pub(crate) struct FetchContext {
     pub(crate) credential: Option<CredentialLocation>,
     /// The configuration of the registry's hosts.
     pub(crate) hosts: Option<HostsConfig>,
+    /// Whether the registry was asked without TLS.
+    pub(crate) plain_http: bool,
     /// Tags of the repository that are similar to one that does not exist.
     pub(crate) nearest_tags: Vec<String>,
 }
@@ -29,10 +31,14 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
         FetchErrorKind::NotFound(_) if !context.nearest_tags.is_empty() => {
             format!("the nearest tags of {repository} are {}", context.nearest_tags.join(", ")).into()
         }
-        FetchErrorKind::NotFound(_) => format!(
-            "check the name and the tag, and that it was pushed: skopeo list-tags docker://{repository} lists its tags"
-        )
-        .into(),
+        FetchErrorKind::NotFound(_) => {
+            let insecure = if context.plain_http { "--tls-verify=false " } else { "" };
+            format!(
+                "check the name and the tag, and that it was pushed: skopeo list-tags {insecure}docker://{repository} \
+                 lists its tags"
+            )
+            .into()
+        }
         FetchErrorKind::RateLimited { .. } => {
             "wait, log in (many registries have a higher limit for users), or configure a mirror".into()
         }
@@ -154,6 +160,17 @@ mod tests {
             FetchContext { nearest_tags: vec!["1.36".into(), "1.37".into()], ..FetchContext::default() };
         let kind = FetchErrorKind::NotFound(ErrorResponse::new(404, "manifest unknown"));
         assert_eq!(hint(kind, context), "the nearest tags of registry.example:5000/team/app are 1.36, 1.37");
+    }
+
+    #[test]
+    fn the_tags_of_a_registry_without_tls_are_listed_without_it() {
+        for (plain_http, command) in
+            [(true, "skopeo list-tags --tls-verify=false docker://"), (false, "skopeo list-tags docker://")]
+        {
+            let kind = FetchErrorKind::NotFound(ErrorResponse::new(404, "manifest unknown"));
+            let text = hint(kind, FetchContext { plain_http, ..FetchContext::default() });
+            assert!(text.contains(command), "{text}");
+        }
     }
 
     #[test]

@@ -450,12 +450,13 @@ impl RepositorySession {
 
     /// Returns the input of the text and next step of an error at this host.
     fn context(&self, host: &str, earlier: Vec<(String, String)>) -> FetchContext {
-        let gets_credential =
-            self.links.iter().find(|link| link.host.name() == host).is_none_or(|link| link.host.is_registry);
+        let asked = self.links.iter().find(|link| link.host.name() == host);
+        let gets_credential = asked.is_none_or(|link| link.host.is_registry);
         FetchContext {
             earlier,
             credential: self.credential.clone().filter(|_| gets_credential),
             hosts: Some(HostsConfig::of(self.image.registry(), &self.shared.config)),
+            plain_http: asked.is_some_and(|link| link.host.is_registry && link.host.base.scheme() == "http"),
             nearest_tags: Vec::new(),
         }
     }

@@ -28,6 +28,7 @@ fn an_unknown_tag_lists_the_nearest_tags_of_the_repository() {
 
     let none = hints_of(&world, &registry.image("nothing:1"), 1);
     assert!(!none.contains("nearest"), "{none}");
+    assert!(none.contains("skopeo list-tags --tls-verify=false docker://127.0.0.1:"), "{none}");
 }
 
 #[test]
