@@ -31,7 +31,7 @@ use crate::output::PrintFormat;
     after_help = "Examples:
   larder gc --dry-run       the plan with the reasons; removes nothing
   larder gc --free 10GiB    free 10GiB and a margin
-  larder gc --all-unused    remove every image that GC does not retain
+  larder gc --all-unused    remove every image that GC does not retain; asks first
 
 Exit code: 0 goal reached, 1 a removal failed or not enough reclaimable space,
 2 invalid input (nothing removed), 3 backend unreachable."
@@ -60,13 +60,13 @@ pub(crate) struct GcArgs {
     #[arg(long, conflicts_with_all = ["free", "all_unused"])]
     pub(crate) failed_pulls: bool,
 
-    /// With --all-unused: end the leases of larder first; asks. Not those of running pulls or of the runtime.
+    /// With --all-unused: end the leases of larder first. Not those of running pulls or of the runtime.
     #[arg(long, requires = "all_unused")]
     pub(crate) force_leases: bool,
 
-    /// Do not ask. On a terminal, --all-unused asks first, as larder prune -a does.
-    #[arg(short, long, visible_short_alias = 'f', visible_alias = "force")]
-    pub(crate) yes: bool,
+    /// Do not ask. --all-unused asks first, as larder prune does; without a terminal it requires this flag.
+    #[arg(short, long, visible_short_alias = 'y', visible_alias = "yes")]
+    pub(crate) force: bool,
 
     /// Output format; wide adds the reason for each retained image.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
@@ -261,7 +261,7 @@ pub(crate) struct PruneArgs {
     #[arg(short, long)]
     pub(crate) all: bool,
 
-    /// Do not ask.
+    /// Do not ask. Without a terminal, this flag is required.
     #[arg(short, long, visible_short_alias = 'y', visible_alias = "yes")]
     pub(crate) force: bool,
 }

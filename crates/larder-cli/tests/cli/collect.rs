@@ -41,7 +41,7 @@ fn all_unused_removes_images_without_a_keep_rule_and_records_them() {
     world.larder(&["unkeep", "1"]).expect(0);
     let added = world.larder(&["keep", "r.example/shop/web:*", "-o", "json"]).expect(0).json();
     assert_eq!((&added["select"], &added["from"]), (&json!({"name": "r.example/shop/web:*"}), &json!(null)));
-    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
+    let all = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0", "-o", "json"];
     let planned = world.larder(&[&all[..], &["--dry-run"]].concat()).expect(0).json();
     let done = world.larder(&all).expect(0).json();
     for report in [&planned, &done] {
@@ -62,7 +62,7 @@ fn all_unused_removes_images_without_a_keep_rule_and_records_them() {
 #[test]
 fn log_filters_choose_targets_and_invalid_ones_are_refused() {
     let world = world();
-    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-v"];
+    let all = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0", "-v"];
     let run =
         CliOutput::of(world.command(&all).env("LARDER_LOG", "larder::gc=loud").output().unwrap()).expect(2);
     assert_eq!(
@@ -91,7 +91,7 @@ fn each_removed_name_of_an_image_is_reported() {
     world.end_leases();
     world.larder(&["keep", web]).expect(0);
     let (short, wide) = (format!("{api} (+1 name)"), format!("{api}, {keepme}"));
-    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0"];
+    let all = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0"];
     let has = |run: &CliOutput, text: &str| run.stdout.lines().any(|line| line.starts_with(text));
     let run = world.larder(&[&all[..], &["--dry-run"]].concat()).expect(0);
     assert!(has(&run, &short), "{run:?}");
@@ -148,7 +148,7 @@ fn an_image_that_a_command_ensured_is_retained_by_the_next_gc() {
     let world = CliFixture::offering(&NAMES);
     world.larder(&["ensure", NAMES[0]]).expect(0);
     world.larder(&["pull", NAMES[1]]).expect(0);
-    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
+    let all = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0", "-o", "json"];
     for more in [&["--dry-run"][..], &[]] {
         let report = world.larder(&[&all[..], more].concat()).expect(0).json();
         assert_eq!(report["removals"], json!([]), "{report}");
@@ -168,12 +168,12 @@ fn an_image_that_a_command_ensured_is_retained_by_the_next_gc() {
 fn a_list_of_ensured_images_that_cannot_be_read_removes_nothing() {
     let world = world();
     let file = world.file("state/ensured.json", "{");
-    let run = world.larder(&["gc", "--all-unused", "--minimum-image-ttl-duration=0"]).expect(1);
+    let run = world.larder(&["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0"]).expect(1);
     assert!(run.stderr.contains("removed nothing") && run.stderr.contains("ensured.json"), "{run:?}");
     let run = world.larder(&["ensure", NAMES[0]]).expect(0);
     assert!(run.stderr.contains("GC may remove ensured images before they are used"), "{run:?}");
     fs_err::remove_file(file).unwrap();
-    world.larder(&["gc", "--all-unused", "--minimum-image-ttl-duration=0"]).expect(0);
+    world.larder(&["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0"]).expect(0);
     assert_eq!(world.larder(&["images", "-q"]).expect(0).stdout.lines().count(), 0);
 }
 
@@ -206,7 +206,7 @@ fn images_retained_by_all_unused_are_counted_by_reason() {
 fn an_image_with_unknown_labels_is_kept_by_a_label_rule() {
     let world = world();
     world.larder(&["keep", "--label", "team=infra"]).expect(0);
-    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
+    let all = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0", "-o", "json"];
     let run = world.larder(&all).expect(0);
     assert_eq!(run.json()["removals"], json!([]), "the runtime returns no labels");
     assert!(run.json()["images"].to_string().contains("labels unknown"), "{run:?}");
@@ -218,22 +218,22 @@ fn broken_records_are_moved_aside_and_said_once() {
     world.larder(&["gc", "--all-unused", "--dry-run"]).expect(0);
     let records = world.home.path().join("state/records.json");
     fs_err::write(&records, "{ broken").unwrap();
-    let run = world.larder(&["gc", "--all-unused"]).expect(0);
+    let run = world.larder(&["gc", "--all-unused", "--force"]).expect(0);
     assert!(run.stderr.contains("records.json.broken-1"), "{run:?}");
     assert!(run.stdout.contains("removed nothing"), "an image without its age counts as new: {run:?}");
-    assert!(!world.larder(&["gc", "--all-unused"]).expect(0).stderr.contains("broken"));
+    assert!(!world.larder(&["gc", "--all-unused", "--force"]).expect(0).stderr.contains("broken"));
 }
 
 #[test]
 fn keep_rules_that_cannot_be_read_remove_nothing() {
     let world = world();
     let keep = world.file("state/keep.json", r#"{"version":9,"rules":[]}"#);
-    let run = world.larder(&["gc", "--all-unused", "--minimum-image-ttl-duration=0"]).expect(2);
+    let run = world.larder(&["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0"]).expect(2);
     assert!(run.stderr.contains("unkeep --all"), "{run:?}");
     assert!(keep.exists());
     assert_eq!(world.larder(&["images", "-q"]).expect(0).stdout.lines().count(), 2);
     world.larder(&["unkeep", "--all"]).expect(0);
-    world.larder(&["gc", "--all-unused"]).expect(0);
+    world.larder(&["gc", "--all-unused", "--force"]).expect(0);
 }
 
 #[test]

@@ -321,7 +321,7 @@ fn a_misspelt_kind_is_bad_input_and_a_strange_one_is_not() {
 #[test]
 fn an_image_reported_as_present_outlives_a_collection_of_another_process() {
     const NAME: &str = "r.example/shop/web:1";
-    const ALL: [&str; 3] = ["gc", "--all-unused", "--minimum-image-ttl-duration=0"];
+    const ALL: [&str; 4] = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0"];
     let present = |world: &CliFixture| {
         let mut names = 0;
         world.cri.change(|contents| names = contents.images.len());

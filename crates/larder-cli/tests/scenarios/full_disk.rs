@@ -55,7 +55,8 @@ fn images_are_saved_and_removed_on_a_full_disk() {
         let archive = home.path().join("app-0.tar").to_string_lossy().into_owned();
         larder(&["save", "-o", &archive, "registry.example/app-0:image"]).expect(0);
         larder(&["rm", "registry.example/app-0:image"]).expect(0);
-        let collected = larder(&["gc", "--all-unused", "--minimum-image-ttl-duration", "0"]).expect(0);
+        let collected =
+            larder(&["gc", "--all-unused", "--force", "--minimum-image-ttl-duration", "0"]).expect(0);
         assert!(collected.stdout.contains("removed 2 images"), "inodes: {inodes}: {collected:?}");
         assert_eq!(larder(&["images", "-q"]).expect(0).stdout, "");
         larder(&["fsck"]).expect(0);

@@ -86,6 +86,11 @@ fn collection_of_all_unused_images_asks_on_a_terminal_as_prune_does() {
     let web = world.registry.image("shop/web:1");
     ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     world.larder_with(&settings, &["pull", "-q", &web]).expect(0);
+    for command in [&["gc", "--all-unused"][..], &["gc", "--all-unused", "-o", "json"], &["prune", "-a"]] {
+        let run = world.larder_with(&settings, command).expect(2);
+        assert!(run.stderr.contains("not a terminal") && run.stderr.contains("add --force"), "{run:?}");
+        assert_eq!(world.images(), [web.as_str()], "{command:?}: the question has no answer");
+    }
     let questions = [&["gc", "--all-unused"][..], &["prune", "-a"]].map(|command| {
         let (shown, code) = on_a_terminal(&larder(command), "n\n");
         assert!(code == 1 && shown.contains("removed nothing"), "{command:?}: {code}: {shown}");

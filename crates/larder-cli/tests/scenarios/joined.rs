@@ -170,7 +170,7 @@ fn an_ensured_image_is_not_removed_by_a_concurrent_round() {
         let running: Vec<LarderProcess> = (0..16)
             .map(|number| match number % 2 {
                 0 => world.start_larder(&["ensure", &names[number / 2 % 4]]),
-                _ => world.start_larder(&["gc", "--all-unused", "--minimum-image-ttl-duration=0"]),
+                _ => world.start_larder(&["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0"]),
             })
             .collect();
         for running in running {

@@ -73,7 +73,7 @@ fn use_daemon(world: &RuntimeFixture, daemon: &CriDaemon) {
         world.larder(&["--daemon", &socket, "ensure", "-f", &manifest]).expect(0);
     }
     world.larder(&["--daemon", &socket, "rm", &db]).expect(0);
-    let gc = ["--daemon", &socket, "gc", "--all-unused", "--minimum-image-ttl-duration", "0"];
+    let gc = ["--daemon", &socket, "gc", "--all-unused", "--force", "--minimum-image-ttl-duration", "0"];
     world.larder(&gc).expect(0);
 }
 

@@ -209,7 +209,7 @@ fn an_image_that_is_pulled_through_larder_runs_in_containerd_without_a_layer_the
         fixture.containerd.ctr("k8s.io", &["snapshots", "--snapshotter", "larder", "ls"]).is_ok()
     });
     let socket = fixture.world.path("larder.sock");
-    let collected = fixture.world.larder(&["--daemon", &socket, "gc", "--all-unused"]);
+    let collected = fixture.world.larder(&["--daemon", &socket, "gc", "--all-unused", "--force"]);
     assert_eq!(collected.code, 0, "{}", collected.stderr);
     let refused = fixture.world.larder(&["--daemon", &socket, "rm", &fixture.image()]);
     let reason = format!("in use by container {} of containerd namespace k8s.io", fixture.id("first"));
@@ -325,9 +325,11 @@ fn an_image_that_containerd_does_not_have_is_absent_and_not_removed_without_the_
 
     fixture.kill_larder();
     let settings = fixture.world.path("config.yaml");
-    for command in
-        [&["gc", "--all-unused"][..], &["rm", &fixture.image()], &["rm", "--force", &fixture.image()]]
-    {
+    for command in [
+        &["gc", "--all-unused", "--force"][..],
+        &["rm", &fixture.image()],
+        &["rm", "--force", &fixture.image()],
+    ] {
         let refused = fixture.world.larder_with(&settings, command);
         assert!(refused.code == 1 && refused.stderr.contains("only the daemon removes them"), "{refused:?}");
     }

@@ -120,7 +120,7 @@ fn every_other_command_answers_as_quickly_while_a_removal_hangs() {
         let commands = commands.map(larder);
         let timed = commands.map(|arguments| TimedCommand::new(&world, arguments));
         gate.hold();
-        let all = ["gc", "--all-unused", "--minimum-image-ttl-duration", "0s", "-o", "json"];
+        let all = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration", "0s", "-o", "json"];
         let round = larder(&all);
         let round: Vec<&str> = round.iter().map(String::as_str).collect();
         let mut round = world.start_larder(&round);

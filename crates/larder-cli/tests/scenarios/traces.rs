@@ -347,7 +347,7 @@ fn a_collection_shows_what_it_measured_planned_and_removed() {
     world.end_leases();
     let daemon = serve(&world, &[], &["--config", &settings]);
     let socket = daemon.socket.to_string_lossy().into_owned();
-    let gc = ["--daemon", &socket, "gc", "--all-unused", "--minimum-image-ttl-duration", "0"];
+    let gc = ["--daemon", &socket, "gc", "--all-unused", "--force", "--minimum-image-ttl-duration", "0"];
     world.larder(&gc).expect(0);
     // The span of the call is the last one to end.
     let trace = collector.trace_with("larder.control.v1.Control/Collect");

@@ -227,7 +227,7 @@ async fn collect(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), 
     let before = walked(stage)?;
     stage.run(&format!("larder keep {kept}"), CommandOutcome::Done).await?;
     stage.run(&format!("larder explain {removed}"), CommandOutcome::Done).await?;
-    stage.run("larder gc --all-unused --yes --minimum-image-ttl-duration 0", CommandOutcome::Done).await?;
+    stage.run("larder gc --all-unused --force --minimum-image-ttl-duration 0", CommandOutcome::Done).await?;
     let freed = before.saturating_sub(walked(stage)?);
     stage.check(freed.abs_diff(unique) <= DATABASE_SLACK, || {
         format!("{freed} bytes came free, the images alone had {unique}")

@@ -42,9 +42,8 @@ pub(super) async fn run(
         return Ok(CommandOutcome::Done);
     };
     let mut request = args.request();
-    // Without a terminal it is the round of a timer or script; leases are ended only on request.
-    let asks = args.force_leases || (args.all_unused && confirm::can_ask());
-    if asks && !args.dry_run && !args.yes {
+    // The other goals are limited, and suit timers.
+    if args.all_unused && !args.dry_run && !args.force {
         let plan = client.ask(async |mut calls| calls.plan(request).await).await?;
         match confirm_round(request, &plan, &client, &interrupt.handle(), &session.out).await? {
             Some(confirmed) => request = confirmed,

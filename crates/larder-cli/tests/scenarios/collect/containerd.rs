@@ -159,7 +159,7 @@ fn what_others_use_in_containerd_is_neither_promised_nor_removed() {
     end_leases(&home.join("state"));
     wait_until("the second lease has expired", || leased_at.elapsed() > life);
 
-    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
+    let all = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0", "-o", "json"];
     let planned = on(&containerd, home, &[&all[..], &["--dry-run"]].concat()).expect(0).json();
     let why = why_retained(&planned, &used);
     assert!(why.contains("in use by container demo of containerd namespace k8s.io\""), "{why}");

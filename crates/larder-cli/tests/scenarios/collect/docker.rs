@@ -151,7 +151,7 @@ fn images_without_a_name_are_removed_first_and_keep_rules_apply() {
     for text in ["first", "second"] {
         world.docker().import(&archive(text), "built", "latest").unwrap();
     }
-    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
+    let all = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0", "-o", "json"];
     let fresh = world.larder(&[&all[..], &["--dry-run"]].concat()).expect(0).json();
     let goes: Vec<String> = removals(&fresh).into_iter().map(|(id, _)| id).collect();
     assert_eq!(goes.len(), 2, "what was built may go: {fresh}");

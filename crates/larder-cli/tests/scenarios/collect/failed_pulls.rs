@@ -133,7 +133,7 @@ fn what_failed_pulls_left_is_removed_on_demand_and_no_image() {
     assert!(again.contains("removed nothing"), "{again}");
 
     node.interrupt_pull();
-    let all = node.json(&["gc", "--all-unused", "--minimum-image-ttl-duration=0"]);
+    let all = node.json(&["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0"]);
     assert!(total(&all["reclaimed"]) > 24 * MIB, "{all}");
     assert_eq!((node.reclaimable(), node.images()), ((0, 0), 0));
 }

@@ -233,7 +233,7 @@ fn gc<'a>(more: &[&'a str]) -> Vec<&'a str> {
 /// journal: order and ages are kept.
 #[track_caller]
 fn killed_rounds_change_nothing(journal: &Path, load: impl Fn(), command: impl Fn(&[&str]) -> Command) {
-    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
+    let all = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0", "-o", "json"];
     let plan = || {
         let run = LarderProcess::start(command(&[&all[..], &["--dry-run"]].concat())).finish();
         ages(&run.expect(0).json())

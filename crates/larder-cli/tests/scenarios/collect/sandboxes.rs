@@ -9,7 +9,7 @@ use super::MountedDisk;
 use super::containerd::{larder_on, on};
 use crate::world::{LarderProcess, end_leases};
 
-const GC_ALL: [&str; 5] = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
+const GC_ALL: [&str; 6] = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0", "-o", "json"];
 
 #[test]
 fn the_image_of_a_running_sandbox_and_the_configured_one_survive_gc_all_unused() {

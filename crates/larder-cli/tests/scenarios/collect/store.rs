@@ -82,7 +82,7 @@ fn whatever_layers_images_share_each_removal_frees_what_was_promised() {
         for kept in 0..2 {
             disk.larder(&["keep", &format!("registry.example/random-{kept}:*")]).expect(0);
         }
-        let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
+        let all = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0", "-o", "json"];
         let planned = disk.larder(&[&all[..], &["--dry-run"]].concat()).expect(0).json();
         disk.empty_trash();
         let (before, _) = disk.free();

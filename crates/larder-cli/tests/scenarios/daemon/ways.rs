@@ -109,8 +109,8 @@ fn every_command_prints_the_same_with_and_without_a_daemon() {
         &["keep"],
         &["lease", &api, "1h"],
         &["lease", &absent, "1h"],
-        &[&["gc", "--all-unused"][..], &now].concat(),
-        &[&["gc", "--all-unused", "-o", "json"][..], &now].concat(),
+        &[&["gc", "--all-unused", "--force"][..], &now].concat(),
+        &[&["gc", "--all-unused", "--force", "-o", "json"][..], &now].concat(),
         &["lease", &api, "0"],
         &["gc", "log"],
         &["mounts"],
@@ -365,7 +365,7 @@ fn an_image_that_gets_a_name_is_not_removed_by_gc_and_a_removed_name_is_an_event
     machine.larder(&["pull", &web]).expect(0);
     machine.larder(&["lease", "rm", &web]).expect(0);
     machine.larder(&["tag", &web, "again:1"]).expect(0);
-    machine.larder(&["gc", "--all-unused", "--minimum-image-ttl-duration", "0"]).expect(0);
+    machine.larder(&["gc", "--all-unused", "--force", "--minimum-image-ttl-duration", "0"]).expect(0);
     assert_eq!(machine.larder(&["images"]).expect(0).lines_with(&["again"]), 1);
     machine.larder(&["rm", "again:1"]).expect(0);
     let events = machine.larder(&["events"]).expect(0);

@@ -28,7 +28,7 @@ fn other_settings_are_refused_with_the_difference() {
     }
     assert!(refused.stderr.contains("hint: rerun after the other command ends"), "{refused:?}");
     let keep = settings_file(&world, "keep.yaml", "gc:\n  keep:\n    - name: shop/*\n");
-    let refused = world.larder_with(&keep, &["gc", "--all-unused"]).expect(1);
+    let refused = world.larder_with(&keep, &["gc", "--all-unused", "--force"]).expect(1);
     assert!(refused.stderr.contains("gc.keep is [{\"name\":\"shop/*\"}]"), "{refused:?}");
     let flags = ["pull", "--max-parallel-image-pulls", "1", &image];
     let refused = world.larder(&flags).expect(1);
@@ -99,7 +99,7 @@ fn one_shot_commands_honour_the_settings_of_the_daemon() {
         assert_eq!(used.lines_with(&["kept by a rule", " 1 "]), 1, "{used:?}");
         let explained = world.larder_with(&settings, &["explain", &base]).expect(0);
         assert!(explained.stdout.contains(&name), "{explained:?}");
-        let flags = ["gc", "--all-unused", "--minimum-image-ttl-duration=0"];
+        let flags = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0"];
         world.larder_with(&settings, &flags).expect(0);
         assert_eq!(world.images(), [base.as_str()]);
         assert!(!world.images().contains(&app));
@@ -117,8 +117,14 @@ fn invalid_settings_end_a_command_before_any_effect() {
     let app = present(&world, 1, "shop/app:1");
     world.end_leases();
     let settings = settings_file(&world, "config.yaml", "gc:\n  keep:\n    - nam: 'shop/*'\n");
-    let commands =
-        [&["gc", "--all-unused"][..], &["df"], &["explain", &app], &["keep"], &["images"], &["status"]];
+    let commands = [
+        &["gc", "--all-unused", "--force"][..],
+        &["df"],
+        &["explain", &app],
+        &["keep"],
+        &["images"],
+        &["status"],
+    ];
     for command in commands {
         let refused = world.larder_with(&settings, command).expect(2);
         assert!(refused.stderr.contains(&format!("{settings}:5: ")), "{refused:?}");

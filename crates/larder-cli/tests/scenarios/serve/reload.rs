@@ -77,7 +77,7 @@ fn a_start_with_invalid_settings_uses_the_last_good_ones_and_collects_nothing() 
     let reported = status(&world, &daemon);
     assert!(reported["warnings"][0].as_str().is_some_and(|text| text.contains("GC is off")), "{reported}");
     let socket = daemon.socket.to_string_lossy().into_owned();
-    let gc = ["--daemon", &socket, "gc", "--all-unused", "--minimum-image-ttl-duration", "0"];
+    let gc = ["--daemon", &socket, "gc", "--all-unused", "--force", "--minimum-image-ttl-duration", "0"];
     let refused = world.larder(&gc).expect(1);
     assert!(refused.stderr.contains("GC is off"), "{refused:?}");
 
@@ -135,7 +135,7 @@ fn a_log_line_names_its_pull_layer_and_round() {
     let config = world.file("config.yaml", &config);
     let daemon = CriDaemon::with(&world, &["--config", &config]);
     daemon.pull(&image).unwrap();
-    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration", "0"];
+    let all = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration", "0"];
     world.larder(&[&["--daemon", &daemon.socket.to_string_lossy()], &all[..]].concat()).expect(0);
     let log = daemon.stop().expect(0).stderr;
     let line = |message: &str| -> serde_json::Value {

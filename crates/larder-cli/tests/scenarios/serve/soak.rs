@@ -159,7 +159,7 @@ fn live(mut world: RuntimeFixture) {
                 _ => {
                     let start = Instant::now();
                     let at = ["--daemon", &daemon.socket.to_string_lossy()];
-                    let gc = ["gc", "--all-unused", "--minimum-image-ttl-duration", "0"];
+                    let gc = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration", "0"];
                     let run = world.larder(&[&at[..], &gc].concat());
                     if run.code != 0 {
                         shared.excuse(&format!("{run:?}"), start);

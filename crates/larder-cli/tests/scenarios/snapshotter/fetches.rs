@@ -49,7 +49,7 @@ fn layers_of_a_pull_by_containerd_are_fetched_once_by_larder() {
     let root = fixture.run("first");
     assert_eq!(fs_err::read(root.join("srv/data2")).unwrap().len(), 200_000);
     let socket = fixture.world.path("larder.sock");
-    let collected = fixture.world.larder(&["--daemon", &socket, "gc", "--all-unused"]);
+    let collected = fixture.world.larder(&["--daemon", &socket, "gc", "--all-unused", "--force"]);
     assert_eq!(collected.code, 0, "{}", collected.stderr);
     assert_eq!(fs_err::read(root.join("srv/data1")).unwrap().len(), 200_000);
     fixture.stop("first");

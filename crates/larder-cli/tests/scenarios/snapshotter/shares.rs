@@ -49,7 +49,16 @@ fn what_containerd_retains_is_not_promised() {
     let (unused, _) = pull("unused:1", 4);
 
     let socket = fixture.world.path("larder.sock");
-    let all = ["--daemon", &socket, "gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
+    let all = [
+        "--daemon",
+        &socket,
+        "gc",
+        "--all-unused",
+        "--force",
+        "--minimum-image-ttl-duration=0",
+        "-o",
+        "json",
+    ];
     let planned = fixture.world.larder(&[&all[..], &["--dry-run"]].concat()).expect(0).json();
     let done = fixture.world.larder(&all).expect(0).json();
     let layer = LAYER_SIZE as u64;
