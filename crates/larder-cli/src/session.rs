@@ -10,6 +10,7 @@
 mod access;
 mod exclusive;
 mod failures;
+mod wait_notes;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder::go_format;
+use larder::retry::{RetryAdvice, RetryPolicy, retry};
 use larder_agent::NodeOpenError;
 use larder_agent::backend::{BackendTarget, RuntimeRequirement};
 use larder_agent::client::{self, Client, ControlServerAddress, is_listening, socket_path};
@@ -26,7 +28,6 @@ use larder_agent::node::{Node, NodeOptions, StateDirAccess};
 use larder_agent::serve::CommandServer;
 use larder_agent::state::StateDir;
 use tokio::sync::Mutex;
-use tokio::time::{self, Instant};
 
 use crate::args::{GlobalFlags, verbosity_level};
 use crate::credential_setup::usual_programs;
@@ -38,6 +39,7 @@ pub(crate) use access::{DaemonUse, ImageAccess, ImageScope, PullSettings};
 pub(crate) use exclusive::StoreWait;
 
 use access::LocalSettings;
+use wait_notes::WaitNotes;
 
 /// Names the socket of a daemon, as `--daemon` does.
 const DAEMON_VARIABLE: &str = "LARDER_DAEMON";
@@ -78,6 +80,26 @@ enum ImageServer {
     Command(PathBuf, LocalSettings),
     /// None: a node with these settings has to be opened.
     None(LocalSettings),
+}
+
+/// Why images could not be opened in one attempt.
+enum OpenFailure {
+    /// Another process has them open, and does not serve them now.
+    Busy(Failure),
+    /// Another attempt would fail in the same way.
+    Failed(NodeOpenError),
+}
+
+impl From<NodeOpenError> for OpenFailure {
+    fn from(error: NodeOpenError) -> Self {
+        OpenFailure::Failed(error)
+    }
+}
+
+impl From<Failure> for OpenFailure {
+    fn from(failure: Failure) -> Self {
+        OpenFailure::Failed(failure.into())
+    }
 }
 
 /// The daemon that flags or variables select.
@@ -125,25 +147,17 @@ impl CommandSession {
     /// process that has them open without serving them, and for a backend as long as `access` says.
     pub(crate) async fn open(&self, access: &ImageAccess) -> Result<Client, NodeOpenError> {
         let Some(within) = access.backend_within else { return self.open_images(access).await };
-        let started = Instant::now();
-        let mut noted = false;
-        loop {
-            let error = match self.open_answering(access).await {
-                Ok(client) => return Ok(client),
-                Err(error) if error.error().kind() != ErrorKind::Unavailable => return Err(error),
-                Err(error) => error,
-            };
-            if started.elapsed() + BACKEND_RETRY > within {
-                return Err(error);
-            }
-            if !noted {
-                noted = true;
-                let within = go_format::duration(within);
-                let message = error.error().message();
-                self.out.info(format_args!("note: waiting up to {within} for the runtime: {message}"));
-            }
-            time::sleep(BACKEND_RETRY).await;
-        }
+        let text = |error: &NodeOpenError| {
+            let (within, message) = (go_format::duration(within), error.error().message());
+            format!("waiting up to {within} for the runtime: {message}")
+        };
+        let notes = WaitNotes::new(&self.out, Duration::ZERO, false, text);
+        let advice = |error: &NodeOpenError| match error.error().kind() {
+            ErrorKind::Unavailable if notes.elapsed() + BACKEND_RETRY <= within => RetryAdvice::Backoff,
+            _ => RetryAdvice::GiveUp,
+        };
+        let policy = RetryPolicy::unlimited(BACKEND_RETRY, BACKEND_RETRY);
+        retry(&policy, &notes, advice, || self.open_answering(access)).await
     }
 
     /// Opens images to list them. Returns `None`, after a note, where nothing has been pulled yet into the default store.
@@ -195,40 +209,37 @@ impl CommandSession {
 
     /// Opens the images, and waits for a process that has them open without serving them.
     async fn open_images(&self, access: &ImageAccess) -> Result<Client, NodeOpenError> {
-        let started = Instant::now();
-        let (mut noted, mut wait) = (false, OPEN_RETRY);
-        loop {
-            let busy = match Box::pin(self.try_open(access)).await? {
-                Ok(client) => return Ok(client),
-                Err(busy) => busy,
-            };
-            let within = self.connection.timeout.unwrap_or(OPEN_WITHIN);
-            if started.elapsed() > within {
+        let within = self.connection.timeout.unwrap_or(OPEN_WITHIN);
+        let text = |failure: &OpenFailure| match failure {
+            OpenFailure::Busy(busy) => format!("waiting: {}", busy.message()),
+            OpenFailure::Failed(_) => String::new(), // is not retried
+        };
+        let notes = WaitNotes::new(&self.out, NOTE_WAIT_AFTER, false, text);
+        let advice = |failure: &OpenFailure| match failure {
+            OpenFailure::Busy(_) if notes.elapsed() <= within => RetryAdvice::Backoff,
+            _ => RetryAdvice::GiveUp,
+        };
+        let policy = RetryPolicy::unlimited(OPEN_RETRY, OPEN_RETRY_MAX);
+        let opened = retry(&policy, &notes, advice, || Box::pin(self.try_open(access))).await;
+        opened.map_err(|failure| match failure {
+            OpenFailure::Busy(busy) => {
                 let waited = go_format::duration(within);
-                return Err(NodeOpenError::InUse(
-                    busy.hint(format!("waited {waited}; --timeout changes that")),
-                ));
+                NodeOpenError::InUse(busy.hint(format!("waited {waited}; --timeout changes that")))
             }
-            if !noted && started.elapsed() > NOTE_WAIT_AFTER {
-                noted = true;
-                self.out.info(format_args!("note: waiting: {}", busy.message()));
-            }
-            time::sleep(wait).await;
-            wait = (wait * 2).min(OPEN_RETRY_MAX);
-        }
+            OpenFailure::Failed(error) => error,
+        })
     }
 
-    /// The inner error says that another process has the images open and does not serve them now.
-    async fn try_open(&self, access: &ImageAccess) -> Result<Result<Client, Failure>, NodeOpenError> {
+    async fn try_open(&self, access: &ImageAccess) -> Result<Client, OpenFailure> {
         if let Some(server) = &*self.server.lock().await {
-            return Ok(Ok(server.client()));
+            return Ok(server.client());
         }
         match self.find_server(access).await? {
             ImageServer::Daemon(socket) => {
                 tracing::info!("using the daemon at {}", socket.display());
                 let client = self.client(ControlServerAddress::Daemon(socket));
                 self.warn_of_ignored_settings(&client, access).await;
-                Ok(Ok(client))
+                Ok(client)
             }
             ImageServer::Command(socket, settings) => self.join(socket, settings, access).await,
             ImageServer::None(settings) => {
@@ -281,13 +292,13 @@ impl CommandSession {
         })
     }
 
-    /// Works through a command that has the images open, if its settings agree. The inner error is that of `try_open`.
+    /// Works through a command that has the images open, if its settings agree.
     async fn join(
         &self,
         socket: PathBuf,
         settings: LocalSettings,
         access: &ImageAccess,
-    ) -> Result<Result<Client, Failure>, NodeOpenError> {
+    ) -> Result<Client, OpenFailure> {
         let LocalSettings { config, target, .. } = settings;
         if access.state == StateDirAccess::Exclusive {
             StateDir::of(config.state.as_deref(), &target)?.without_root_state()?;
@@ -301,20 +312,16 @@ impl CommandSession {
             Ok(()) => {
                 tracing::info!("using another larder command");
                 self.joined.store(true, Ordering::Relaxed);
-                Ok(Ok(client))
+                Ok(client)
             }
             // It has ended since it was found.
-            Err(error) if error.kind() == ErrorKind::Unavailable => Ok(Err(error)),
+            Err(error) if error.kind() == ErrorKind::Unavailable => Err(OpenFailure::Busy(error)),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Opens a node in this process, and serves it to commands that start later. The inner error is that of `try_open`.
-    async fn open_here(
-        &self,
-        settings: LocalSettings,
-        access: &ImageAccess,
-    ) -> Result<Result<Client, Failure>, NodeOpenError> {
+    /// Opens a node in this process, and serves it to commands that start later.
+    async fn open_here(&self, settings: LocalSettings, access: &ImageAccess) -> Result<Client, OpenFailure> {
         let LocalSettings { sources, config, target } = settings;
         let options = NodeOptions {
             store: access.store,
@@ -338,16 +345,16 @@ impl CommandSession {
                 }
                 let client = server.client();
                 *self.server.lock().await = Some(server);
-                Ok(Ok(client))
+                Ok(client)
             }
             // A daemon that `--daemon none` excludes does not end soon: waiting for it is useless.
             Err(NodeOpenError::InUse(error))
                 if matches!(self.server_of(&target), Ok(Some(ControlServerAddress::Daemon(_))) | Err(_)) =>
             {
-                Err(NodeOpenError::InUse(error))
+                Err(NodeOpenError::InUse(error).into())
             }
-            Err(NodeOpenError::InUse(error)) => Ok(Err(error)),
-            Err(error) => Err(error),
+            Err(NodeOpenError::InUse(error)) => Err(OpenFailure::Busy(error)),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -91,7 +91,7 @@ pub(super) fn refusal<B>(request: &Request<B>) -> Response<Body> {
         return text(StatusCode::SERVICE_UNAVAILABLE, "larder is shutting down\n");
     }
     let failure = Error::unreachable("larder is shutting down and accepts no new calls").hint(
-        Hint::from("retry after it starts; to start it: systemctl start larder, or ").command(["serve"]),
+        Hint::from("retry after it starts: by its systemd unit, if it has one, or ").command(["serve"]),
     );
     Status::from(failure).into_http()
 }

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use larder::go_format;
 use larder::hint::Hint;
+use larder::retry::{RetryAdvice, RetryPolicy, retry};
 use larder_agent::NodeOpenError;
 use larder_agent::backend::target_of;
 use larder_agent::client::{ControlServerAddress, find_server};
 use larder_agent::config::Config;
-use tokio::time::{self, Instant};
 
+use super::failures::DaemonProcess;
+use super::wait_notes::WaitNotes;
 use super::{CommandSession, OPEN_RETRY, OPEN_RETRY_MAX, OPEN_WITHIN};
 use crate::failure::Failure;
 
@@ -38,21 +40,22 @@ impl StoreWait {
 /// Another process that has the store, as a message says it.
 struct StoreUser {
     message: String,
-    is_daemon: bool,
+    /// The process, if it is a daemon.
+    daemon: Option<DaemonProcess>,
 }
 
 impl StoreUser {
-    fn of(config: &Config, name: &str, is_daemon: bool) -> StoreUser {
+    fn of(config: &Config, name: &str, daemon: Option<DaemonProcess>) -> StoreUser {
         let message = format!("the store {} is in use by {name}", config.root.display());
-        StoreUser { message, is_daemon }
+        StoreUser { message, daemon }
     }
 
     fn refusal(&self, waited: Duration) -> Failure {
         let failure = Failure::unreachable(format!("fsck requires exclusive access: {}", self.message));
-        if self.is_daemon {
-            return failure.hint(
-                "stop the daemon (systemctl stop larder), rerun the command, then start the daemon again",
-            );
+        if let Some(daemon) = &self.daemon {
+            let stop = daemon.stop_command().map_or_else(String::new, |stop| format!(" ({stop})"));
+            return failure
+                .hint(format!("stop the daemon{stop}, rerun the command, then start the daemon again"));
         }
         let hint = if waited.is_zero() {
             Hint::new()
@@ -60,6 +63,20 @@ impl StoreUser {
             Hint::from(format!("waited {} (--timeout); ", go_format::duration(waited)))
         };
         failure.hint(hint.command(["fsck", "--wait"]).text(" waits until the store is free"))
+    }
+}
+
+/// Why a store could not be opened in one attempt.
+enum AloneFailure {
+    /// Another process has it.
+    Busy(StoreUser),
+    /// Another attempt would fail in the same way.
+    Failed(Failure),
+}
+
+impl From<Failure> for AloneFailure {
+    fn from(failure: Failure) -> Self {
+        AloneFailure::Failed(failure)
     }
 }
 
@@ -71,40 +88,53 @@ impl CommandSession {
         config: &Config,
         open: impl Fn() -> Result<T, NodeOpenError>,
     ) -> Result<T, Failure> {
-        let (started, mut retry, mut printed) = (Instant::now(), OPEN_RETRY, String::new());
-        loop {
-            let user = match self.store_user(config).await? {
-                Some(daemon) if daemon.is_daemon => daemon,
-                named => match open() {
-                    Err(NodeOpenError::InUse(error)) => named.unwrap_or_else(|| StoreUser {
-                        message: error.message().to_owned(),
-                        is_daemon: false,
-                    }),
-                    opened => return Ok(opened?),
-                },
-            };
-            if let Some(limit) = wait.limit(user.is_daemon, self.connection.timeout)
-                && started.elapsed() >= limit
-            {
-                return Err(user.refusal(limit));
+        let text = |failure: &AloneFailure| match failure {
+            AloneFailure::Busy(user) => format!("waiting: {} (Ctrl-C ends the wait)", user.message),
+            AloneFailure::Failed(_) => String::new(), // is not retried
+        };
+        let notes = WaitNotes::new(&self.out, Duration::ZERO, true, text);
+        let limit = |user: &StoreUser| wait.limit(user.daemon.is_some(), self.connection.timeout);
+        let advice = |failure: &AloneFailure| match failure {
+            AloneFailure::Busy(user) if limit(user).is_none_or(|limit| notes.elapsed() < limit) => {
+                RetryAdvice::Backoff
             }
-            if printed != user.message {
-                self.out.info(format_args!("note: waiting: {} (Ctrl-C ends the wait)", user.message));
-                printed = user.message;
-            }
-            time::sleep(retry).await;
-            retry = (retry * 2).min(OPEN_RETRY_MAX);
-        }
+            _ => RetryAdvice::GiveUp,
+        };
+        let policy = RetryPolicy::unlimited(OPEN_RETRY, OPEN_RETRY_MAX);
+        let opened = retry(&policy, &notes, advice, || self.try_open_alone(config, &open)).await;
+        opened.map_err(|failure| match failure {
+            AloneFailure::Busy(user) => user.refusal(limit(&user).unwrap_or_default()),
+            AloneFailure::Failed(failure) => failure,
+        })
+    }
+
+    async fn try_open_alone<T>(
+        &self,
+        config: &Config,
+        open: &impl Fn() -> Result<T, NodeOpenError>,
+    ) -> Result<T, AloneFailure> {
+        let named = match self.store_user(config).await? {
+            Some(user) if user.daemon.is_some() => return Err(AloneFailure::Busy(user)),
+            named => named,
+        };
+        open().map_err(|error| match error {
+            NodeOpenError::InUse(error) => AloneFailure::Busy(
+                named.unwrap_or_else(|| StoreUser { message: error.message().to_owned(), daemon: None }),
+            ),
+            error => AloneFailure::Failed(error.into()),
+        })
     }
 
     /// The process that serves the store, if one does.
     async fn store_user(&self, config: &Config) -> Result<Option<StoreUser>, Failure> {
         Ok(match find_server(&target_of(config)?, config.state.as_deref())? {
             Some(ControlServerAddress::Daemon(socket)) => {
-                Some(StoreUser::of(config, &format!("the daemon at {}", socket.display()), true))
+                let name = format!("the daemon at {}", socket.display());
+                let daemon = self.daemon_process(socket).await;
+                Some(StoreUser::of(config, &name, Some(daemon)))
             }
             Some(ControlServerAddress::Command(socket)) => {
-                self.process_of(socket).await.map(|name| StoreUser::of(config, &name, false))
+                self.process_of(socket).await.map(|name| StoreUser::of(config, &name, None))
             }
             None => None,
         })

@@ -1,6 +1,6 @@
 //! Failures to reach images, and which flag or variable led there.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use larder::hint::Hint;
 use larder_agent::NodeOpenError;
@@ -15,7 +15,46 @@ use crate::args::settings::{BACKEND_VARIABLE, IMAGE_VARIABLE, RUNTIME_VARIABLE};
 use crate::exit::CommandOutcome;
 use crate::failure::{ErrorKind, ExitReport as _, Failure};
 
+/// The process of a daemon; unknown if it has ended or does not answer.
+pub(super) struct DaemonProcess {
+    pid: Option<i32>,
+}
+
+impl DaemonProcess {
+    /// Returns the command that stops the daemon: that of its systemd unit, if it runs in one.
+    pub(super) fn stop_command(&self) -> Option<String> {
+        let pid = self.pid?;
+        let unit = unit_of(&Path::new("/proc").join(pid.to_string()));
+        Some(unit.map_or_else(|| format!("kill {pid}"), |unit| format!("systemctl {unit}")))
+    }
+}
+
+/// Returns `stop UNIT`, or `--user stop UNIT`, for a process that systemd has started as a service.
+fn unit_of(process: &Path) -> Option<String> {
+    let read = |path: PathBuf| fs_err::read_to_string(path).ok();
+    // `PID (COMMAND) STATE PARENT ...`, where the command may contain anything.
+    let stat = read(process.join("stat"))?;
+    let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.to_owned();
+    // Services of another manager, and processes that a service started, are not stopped by a unit of their own.
+    let manager = read(process.parent()?.join(parent).join("comm"))?;
+    if manager.trim_end() != "systemd" {
+        return None;
+    }
+    let cgroup = read(process.join("cgroup"))?;
+    let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let unit = path.rsplit('/').next().filter(|name| name.ends_with(".service"))?;
+    let user = if path.contains("/user@") { "--user " } else { "" };
+    Some(format!("{user}stop {unit}"))
+}
+
 impl CommandSession {
+    /// Returns the process of the daemon at this socket.
+    pub(super) async fn daemon_process(&self, socket: PathBuf) -> DaemonProcess {
+        let client = self.client(ControlServerAddress::Daemon(socket));
+        let status = client.ask(async |mut calls| calls.status(StatusRequest { look: false }).await).await;
+        DaemonProcess { pid: status.ok().map(|status| status.pid) }
+    }
+
     /// No daemon serves the images: `command` has them open, or the settings have this error.
     pub(super) async fn no_daemon(
         &self,
@@ -91,5 +130,34 @@ impl CommandSession {
             Some(name) => failure.hint(format!("the socket is set by {name}")),
             None => failure,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_of_systemd_is_stopped_by_its_unit_and_another_one_by_its_pid() {
+        let proc = tempfile::tempdir().unwrap();
+        let process = |manager: &str, cgroup: &str| {
+            for (path, text) in
+                [("7/stat", "7 (a) b) S 1 7 7 0"), ("7/cgroup", cgroup), ("1/comm", &format!("{manager}\n"))]
+            {
+                let path = proc.path().join(path);
+                fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+                fs_err::write(path, text).unwrap();
+            }
+            unit_of(&proc.path().join("7"))
+        };
+        let unit = |cgroup| process("systemd", cgroup);
+        assert_eq!(unit("0::/system.slice/larder.service\n").unwrap(), "stop larder.service");
+        let of_user = "0::/user.slice/user-1.slice/user@1.service/app.slice/larder.service\n";
+        assert_eq!(unit(of_user).unwrap(), "--user stop larder.service");
+        assert_eq!(unit("0::/user.slice/user-1.slice/session-2.scope\n"), None);
+        assert_eq!(unit("0::/\n"), None);
+        assert_eq!(process("bash", "0::/system.slice/cron.service\n"), None);
+        let unknown = DaemonProcess { pid: None };
+        assert_eq!(unknown.stop_command(), None);
     }
 }
