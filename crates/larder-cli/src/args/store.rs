@@ -53,7 +53,8 @@ pub(crate) struct ExportArgs {
     /// Name or ID of the image.
     pub(crate) image: ImageName,
 
-    /// Alias of --to.
+    /// Alias of --to. A name with the suffix of an archive (.tar, .erofs, ...) that does not exist is refused: write a
+    /// file with -o.
     #[arg(value_name = "DIR", conflicts_with_all = ["to", "output", "format"])]
     pub(crate) dir: Option<PathBuf>,
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use larder::error_chain;
 use larder::hint::Hint;
-use larder::reference::Digest;
+use larder::reference::{Digest, ImageName};
 use larder_agent::client::ArchiveDownload;
 use larder_api::v1::{ExportFormat as ArchiveFormat, ExportRequest};
 use larder_store::unpack::{ExtractOptions, SkippedFiles, UnpackError, extract_files, write_erofs_disk};
@@ -27,6 +27,8 @@ pub(super) async fn run(
     session: &CommandSession,
     interrupt: InterruptSignals,
 ) -> Result<CommandOutcome, Failure> {
+    check_order("export", &args.image, args.dir.as_deref())?;
+    check_suffix(args)?;
     let images = vec![args.image.clone().into()];
     let format = if args.format == ExportFormat::Oci { ArchiveFormat::Oci } else { ArchiveFormat::Files };
     let request = ExportRequest { images, format: format.into() };
@@ -53,6 +55,56 @@ pub(super) async fn save(
     let images = args.images.iter().cloned().map(Into::into).collect();
     let request = ExportRequest { images, format: ArchiveFormat::Oci.into() };
     to_archive(Output::of(args.output.as_deref())?, request, session, &interrupt.handle()).await
+}
+
+/// Fails where a file is named, as for `docker save`, and a directory would be written, or an archive where the name says
+/// EROFS.
+fn check_suffix(args: &ExportArgs) -> Result<(), Failure> {
+    let image = args.image.to_string();
+    let export = |more: &[&str]| {
+        let words = ["export", &image].into_iter().chain(more.iter().copied());
+        Hint::new().command(words.map(str::to_owned).collect::<Vec<_>>())
+    };
+    let suffix = |file: &Path| file.extension().and_then(|suffix| suffix.to_str()).map(str::to_lowercase);
+    if let Some(dir) = args.dir.as_deref().filter(|dir| !dir.exists()) {
+        let shown = dir.display().to_string();
+        let hint = match suffix(dir).as_deref() {
+            Some("tar") => export(&["-o", &shown]).text(" writes an archive"),
+            Some("erofs") => export(&["-o", &shown, "--format", "erofs"]).text(" writes an EROFS filesystem"),
+            Some("tgz" | "gz" | "zst" | "xz" | "bz2") => {
+                export(&["-o", "-"]).text(format!(" writes an archive; compress it with | gzip > {shown}"))
+            }
+            _ => return Ok(()),
+        };
+        return Err(Failure::bad_input(format!(
+            "{shown}: is the name of a file; export writes a directory here"
+        ))
+        .hint(hint)
+        .hint(export(&["--to", &shown]).text(" writes a directory of this name")));
+    }
+    match args.output.as_deref() {
+        Some(file)
+            if args.format != ExportFormat::Erofs && suffix(file).is_some_and(|suffix| suffix == "erofs") =>
+        {
+            let shown = file.display().to_string();
+            Err(Failure::bad_input(format!("{shown}: the name says EROFS, and the format is an archive"))
+                .hint(export(&["-o", &shown, "--format", "erofs"])))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Fails where a path stands for the image, as when image and directory were swapped. A path is no image's name.
+pub(super) fn check_order(command: &str, image: &ImageName, dir: Option<&Path>) -> Result<(), Failure> {
+    let text = image.as_str();
+    let is_path = ["/", "./", "../", "~"].iter().any(|start| text.starts_with(start)) || text == ".";
+    let is_swapped = || dir.is_some_and(|dir| !dir.exists() && dir.is_relative() && Path::new(text).is_dir());
+    if !is_path && !is_swapped() {
+        return Ok(());
+    }
+    let other = dir.map_or_else(|| "IMAGE".to_owned(), |dir| dir.display().to_string());
+    Err(Failure::bad_input(format!("{text}: is a path, and an image is expected"))
+        .hint(Hint::from("the image stands first: ").command([command.to_owned(), other, text.to_owned()])))
 }
 
 async fn begin(session: &CommandSession, request: ExportRequest) -> Result<ArchiveDownload, Failure> {

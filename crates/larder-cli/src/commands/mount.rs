@@ -8,6 +8,7 @@ use larder_agent::image_name::digits_of_id;
 use larder_api::v1::{Mount, MountRequest, MountsRequest, StatusRequest, UnmountRequest};
 use larder_store::mounts::is_seen_at;
 
+use super::export;
 use crate::args::{MountArgs, MountsArgs, UmountArgs};
 use crate::exit::CommandOutcome;
 use crate::failure::{ExitReport as _, Failure};
@@ -16,6 +17,7 @@ use crate::output::table::TextTable;
 use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn mount(args: &MountArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
+    export::check_order("mount", &args.image, Some(&args.dir))?;
     let target = text(&absolute(&args.dir)?)?;
     let client = session.open(&ImageAccess::write().of_store()).await?;
     let request = MountRequest {

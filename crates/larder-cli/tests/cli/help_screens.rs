@@ -57,6 +57,30 @@ fn global_options_are_printed_once() {
 }
 
 #[test]
+fn swapped_arguments_and_names_of_files_get_the_command_that_was_meant() {
+    let world = CliFixture::new();
+    let file = world.file("dir/file", "").display().to_string();
+    let dir = file.trim_end_matches("/file");
+    for (arguments, error, hint) in [
+        (&["mount", dir, "app:1"][..], "is a path", format!("larder mount app:1 {dir}")),
+        (&["mount", "./mnt", "app:1"], "is a path", "larder mount app:1 ./mnt".into()),
+        (&["export", dir, "app:1"], "is a path", format!("larder export app:1 {dir}")),
+        (&["export", "app:1", "out.tar"], "the name of a file", "larder export app:1 -o out.tar".into()),
+        (&["export", "app:1", "out.tgz"], "the name of a file", "larder export app:1 -o - writes".into()),
+        (
+            &["export", "app:1", "out.erofs"],
+            "the name of a file",
+            "larder export app:1 -o out.erofs --format erofs".into(),
+        ),
+        (&["export", "app:1", "-o", "out.erofs"], "the name says EROFS", "--format erofs".into()),
+    ] {
+        let run = world.larder(arguments).expect(2);
+        assert!(run.stderr.contains(error) && run.stderr.contains(&hint), "{arguments:?}: {}", run.stderr);
+    }
+    assert!(!world.home.path().join("out.tar").exists());
+}
+
+#[test]
 fn habits_are_answered_with_larders_way() {
     let world = CliFixture::new();
     for (arguments, part) in [
