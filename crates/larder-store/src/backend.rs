@@ -125,6 +125,11 @@ impl Backend for StoreBackend {
         self.ask(move |store| store.image_summary(&name)).await
     }
 
+    async fn usable_status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        let name = image.image.clone();
+        self.ask(move |store| store.usable_image_summary(&name)).await
+    }
+
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
         let name = image.image.clone();
         self.ask(move |store| {

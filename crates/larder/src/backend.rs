@@ -184,6 +184,12 @@ pub trait Backend: Send + Sync {
     /// The image; `None` when it is absent, which is not an error.
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError>;
 
+    /// Like [`status`](Backend::status), but `None` also for an image that no container should start from, because the
+    /// backend knows that its content is damaged: a pull replaces it.
+    async fn usable_status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        self.status(image).await
+    }
+
     /// Like [`status`](Backend::status), with the backend's verbose details.
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError>;
 

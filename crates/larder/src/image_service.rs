@@ -142,9 +142,9 @@ impl ImageService {
         Err(errors.into_iter().collect())
     }
 
-    /// The id of a present image, `None` when it is absent.
+    /// The id of a present image, `None` when it is absent or known to be damaged.
     pub async fn image_ref(&self, image: &ImageSpec) -> Result<Option<ImageId>, BackendError> {
-        Ok(self.backend.status(image).await?.map(|image| image.id))
+        Ok(self.backend.usable_status(image).await?.map(|image| image.id))
     }
 
     /// The size of an image in bytes, as the runtime counts it; 0 when it is absent.

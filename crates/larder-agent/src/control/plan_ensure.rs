@@ -39,7 +39,7 @@ async fn find_present(pulls: &Pulls, request: &EnsureRequest) -> Result<Option<(
     }
     let image = request.image.with_default_tag().map_err(|error| Error::bad_input(error.to_string()))?;
     let spec = ImageSpec { annotations: request.pod.annotations.clone(), ..ImageSpec::named(image) };
-    let Some(present) = pulls.manager().backend().status(&spec).await.map_err(Error::from)? else {
+    let Some(present) = pulls.manager().backend().usable_status(&spec).await.map_err(Error::from)? else {
         return Ok(None);
     };
     let Some(records) = pulls.records() else { return Ok(Some((present.id, true))) };

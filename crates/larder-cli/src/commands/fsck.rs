@@ -8,7 +8,7 @@ use larder::credentials::TokenPolicy;
 use larder::hint::Hint;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullPolicy};
-use larder_store::fsck::{FsckReport, IncompleteImage};
+use larder_store::fsck::{FsckReport, IncompleteImage, RepairState};
 
 use super::pull_failure;
 use crate::args::FsckArgs;
@@ -58,7 +58,7 @@ fn print(report: &FsckReport, out: &Printer) {
     for problem in &report.problems {
         out.line(problem);
         let hint = problem.found.hint();
-        if !problem.repaired && !hints.contains(&hint) {
+        if problem.repair == RepairState::Open && !hints.contains(&hint) {
             hints.push(hint);
         }
     }
@@ -132,7 +132,7 @@ fn next_step(lacking: &IncompleteImage) -> Hint {
 
 fn outcome(report: &FsckReport, out: &Printer) -> CommandOutcome {
     if report.is_sound() {
-        out.line("no damage found");
+        out.line(if report.has_repairs() { "no damage left" } else { "no damage found" });
         return CommandOutcome::Done;
     }
     for lacking in &report.refetch {

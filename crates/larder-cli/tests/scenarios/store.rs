@@ -171,7 +171,10 @@ fn a_repair_that_fetches_nothing_takes_nothing_away() {
         let run = machine.larder(&["fsck", "--repair"]).expect(1);
         assert!(run.stderr.contains("cannot pull") && run.stderr.contains("hint: "), "{without}: {run:?}");
         assert_eq!(fs_err::read_to_string(&damaged).unwrap(), "damaged", "{without}");
+        assert!(run.stdout.contains("(marked as damaged; the next pull or load"), "{without}: {run:?}");
         assert_ne!(machine.larder(&["images", "-q"]).expect(0).stdout, "", "{without}");
+        let ensured = machine.larder(&["ensure", &name]).expect(1);
+        assert!(!ensured.stdout.contains("Present"), "a damaged image is pulled again: {ensured:?}");
         machine.registry.stop();
     }
     machine.registry.start_again().unwrap();

@@ -2,7 +2,7 @@
 
 use larder::reference::Digest;
 
-use super::report::{FsckReport, StoreDamage};
+use super::report::{FsckReport, RepairState, StoreDamage};
 use crate::store::blobs::{check_digest, read_blob};
 use crate::store::db::{DbRead as _, IMAGES};
 use crate::store::error::StoreErrorContext as _;
@@ -19,7 +19,7 @@ impl OpenStore {
                 if let Some(damage) = self.check_blob(digest, image, repair)? {
                     // What is missing from an image that is noted as incomplete is in the list of what to fetch.
                     if image.complete || matches!(damage, StoreDamage::BlobDamaged { .. }) {
-                        report.add(damage, repair);
+                        report.add(damage, RepairState::when(repair, RepairState::AwaitsPull));
                     }
                     broken = true;
                 }

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::options::FsckOptions;
-use super::report::{FsckReport, StoreDamage};
+use super::report::{FsckReport, RepairState, StoreDamage};
 use crate::erofs::digest::LayerCheck;
 use crate::store::db::{DbRead as _, LAYERS, USES};
 use crate::store::layer_check::check_layer_file;
@@ -98,7 +98,7 @@ impl OpenStore {
         }
         match damage {
             StoreDamage::LayerUnchecked { .. } => {
-                report.add(damage, false);
+                report.add(damage, RepairState::Open);
                 return Ok(());
             }
             StoreDamage::LayerMissing { .. } if self.layout.layer(key).exists() => return Ok(()),
@@ -106,7 +106,7 @@ impl OpenStore {
         }
         match damage {
             StoreDamage::LayerDamaged { key, damage } if self.is_used(&key)? => {
-                report.add(StoreDamage::LayerDamagedInUse { key, damage }, false);
+                report.add(StoreDamage::LayerDamagedInUse { key, damage }, RepairState::Open);
                 drop(gate);
                 return Ok(());
             }
@@ -115,9 +115,9 @@ impl OpenStore {
             _ => {}
         }
         if self.is_of_snapshots_only(key)? {
-            report.add(StoreDamage::SnapshotLayer { damage: Box::new(damage) }, false);
+            report.add(StoreDamage::SnapshotLayer { damage: Box::new(damage) }, RepairState::Open);
         } else {
-            report.add(damage, repair);
+            report.add(damage, RepairState::when(repair, RepairState::AwaitsPull));
         }
         drop(gate);
         Ok(())

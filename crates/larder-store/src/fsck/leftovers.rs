@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use larder::reference::Digest;
 
-use super::report::{FsckReport, StoreDamage};
+use super::report::{FsckReport, RepairState, StoreDamage};
 use crate::store::db::{DbRead as _, LAYERS, MOUNTS, USES};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::{digest_of_name, names_in};
@@ -35,11 +35,11 @@ impl OpenStore {
             if repair {
                 self.discard(&path).context("remove a leftover")?;
             }
-            report.add(StoreDamage::Leftover { path }, repair);
+            report.add(StoreDamage::Leftover { path }, RepairState::when(repair, RepairState::Repaired));
         }
         for name in names_in(&self.layout.lost_snapshots()).context(doing)? {
             let path = self.layout.lost_snapshots().join(name);
-            report.add(StoreDamage::LostSnapshot { path }, false);
+            report.add(StoreDamage::LostSnapshot { path }, RepairState::Open);
         }
         Ok(())
     }

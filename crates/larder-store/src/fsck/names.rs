@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::report::{FsckReport, StoreDamage};
+use super::report::{FsckReport, RepairState, StoreDamage};
 use crate::snapshots::{find_snapshots, keep_lost_snapshots};
 use crate::store::commit::{for_uses, put_uses};
 use crate::store::db::{
@@ -35,7 +35,7 @@ impl OpenStore {
             if repair {
                 self.restore_record(table, &key)?;
             }
-            report.add(StoreDamage::Record { key, reason }, repair);
+            report.add(StoreDamage::Record { key, reason }, RepairState::when(repair, RepairState::Repaired));
         }
         if lost_snapshots {
             let known: Vec<SnapshotRecord> = self.db.read(doing, |reader| reader.all(SNAPSHOTS))?;
@@ -76,7 +76,7 @@ impl OpenStore {
         if repair {
             self.db.write("rebuild the database's names", |writer| Ok(write_names(writer)?))?;
         }
-        report.add(StoreDamage::Index { detail }, repair);
+        report.add(StoreDamage::Index { detail }, RepairState::when(repair, RepairState::Repaired));
         Ok(())
     }
 }

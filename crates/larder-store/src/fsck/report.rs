@@ -27,13 +27,19 @@ pub struct FsckReport {
 impl FsckReport {
     /// Whether the store has no unrepaired problem and nothing must be fetched. Leftovers only take space.
     pub fn is_sound(&self) -> bool {
-        let harmless =
-            |problem: &FsckProblem| problem.repaired || matches!(problem.found, StoreDamage::Leftover { .. });
+        let harmless = |problem: &FsckProblem| {
+            problem.repair != RepairState::Open || matches!(problem.found, StoreDamage::Leftover { .. })
+        };
         self.refetch.is_empty() && self.problems.iter().all(harmless)
     }
 
-    pub(super) fn add(&mut self, found: StoreDamage, repaired: bool) {
-        self.problems.push(FsckProblem { found, repaired });
+    /// Returns true when the check changed the store.
+    pub fn has_repairs(&self) -> bool {
+        self.problems.iter().any(|problem| problem.repair != RepairState::Open)
+    }
+
+    pub(super) fn add(&mut self, found: StoreDamage, repair: RepairState) {
+        self.problems.push(FsckProblem { found, repair });
     }
 }
 
@@ -42,14 +48,45 @@ impl FsckReport {
 pub struct FsckProblem {
     /// Damage that was found.
     pub found: StoreDamage,
-    /// True if the damage was repaired, or recorded so that a pull repairs it.
-    pub repaired: bool,
+    /// State of its repair.
+    pub repair: RepairState,
+}
+
+/// The state of the repair of a problem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RepairState {
+    /// Nothing was changed.
+    Open,
+    /// The damage was repaired with what the store has.
+    Repaired,
+    /// The damage is recorded. The next pull or load of the image brings the content.
+    AwaitsPull,
+}
+
+impl RepairState {
+    /// Returns `state` if the check repairs, else that nothing was changed.
+    pub(super) fn when(repairs: bool, state: RepairState) -> RepairState {
+        if repairs { state } else { RepairState::Open }
+    }
 }
 
 impl fmt::Display for FsckProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.found.fmt(f)?;
-        if self.repaired { f.write_str(" (repaired)") } else { Ok(()) }
+        match (self.repair, &self.found) {
+            (RepairState::Open, _) => Ok(()),
+            (RepairState::Repaired, StoreDamage::Leftover { .. }) => f.write_str(" (removed)"),
+            (RepairState::Repaired, _) => f.write_str(" (repaired)"),
+            (RepairState::AwaitsPull, StoreDamage::BlobDamaged { .. }) => {
+                f.write_str(" (removed; the next pull or load of the image brings it back)")
+            }
+            (RepairState::AwaitsPull, StoreDamage::LayerDamaged { .. }) => {
+                f.write_str(" (marked as damaged; the next pull or load of its image replaces it)")
+            }
+            (RepairState::AwaitsPull, _) => {
+                f.write_str(" (marked as missing; the next pull or load of its image brings it back)")
+            }
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use larder::hint::Hint;
+use larder::reference::ImageName;
 
 use crate::store::{LayerKey, StoreError};
 
@@ -14,6 +15,20 @@ pub enum MountError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// This process may not mount.
+    #[error("mounting requires root")]
+    Unprivileged {
+        /// The image.
+        image: ImageName,
+    },
+    /// `fsck` found a layer damaged.
+    #[error("layer {key} is damaged")]
+    Damaged {
+        /// The layer.
+        key: LayerKey,
+        /// The image.
+        image: ImageName,
+    },
     /// The target is no directory.
     #[error("cannot mount at {}", target.display())]
     Target {
@@ -111,6 +126,11 @@ impl MountError {
     pub fn hint(&self) -> Option<Hint> {
         Some(match self {
             MountError::Store(error) => return error.hint(),
+            MountError::Unprivileged { image } => without_root(image),
+            MountError::Damaged { image, .. } => Hint::new()
+                .command(["pull", image.as_str()].map(str::to_owned))
+                .text(" replaces it; without a registry, ")
+                .command(["load", "FILE"].map(str::to_owned)),
             MountError::Target { target, cause } if cause.kind() == io::ErrorKind::NotFound => {
                 format!("create the directory: mkdir -p {}", target.display()).into()
             }
@@ -165,6 +185,14 @@ impl MountError {
             MountError::Table(_) => "check that /proc is mounted".into(),
         })
     }
+}
+
+/// The ways to the files of an image for a user who may not mount.
+fn without_root(image: &ImageName) -> Hint {
+    Hint::new()
+        .command(["export", image.as_str(), "--to", "DIR"].map(str::to_owned))
+        .text(" writes the files without root; in unshare --user --map-root-user --mount, a user can mount images of a store ")
+        .text("that belongs to that user")
 }
 
 fn of_process(process: Option<u32>) -> String {

@@ -30,7 +30,7 @@ pub(crate) use layers::visible_lowers;
 use larder::reference::ImageName;
 
 use self::other_namespaces::MountLocation;
-use self::overlay::OverlaySpec;
+use self::overlay::{OverlaySpec, may_mount};
 use self::table::MountTable;
 use crate::disk::{FileOpenMode, ensure_dir};
 use crate::store::db::{DbRead as _, MOUNTS, encode};
@@ -67,8 +67,15 @@ impl Store {
         let Some(found) = self.image(&image)? else {
             return Err(StoreError::NoImage { image }.into());
         };
+        // Before a layer is extracted for a mount that the kernel refuses.
+        if !may_mount() {
+            return Err(MountError::Unprivileged { image });
+        }
         // Held until the record protects them.
         let layers = self.layers_of(&found)?;
+        if let Some(layer) = layers.iter().find(|layer| layer.record().damaged) {
+            return Err(MountError::Damaged { key: layer.key().clone(), image });
+        }
         let record = MountRecord {
             id: String::new(),
             image: found.id,

@@ -15,6 +15,7 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
 };
+use rustix::thread::{CapabilitySet, capabilities};
 
 use super::{MountError, table};
 
@@ -211,6 +212,11 @@ pub(super) fn in_user_namespace() -> bool {
     // If unknown, the kernel decides.
     let map = fs_err::read_to_string("/proc/self/uid_map").unwrap_or_default();
     !map.is_empty() && map.split_whitespace().ne(["0", "0", "4294967295"])
+}
+
+/// Returns true when this process has the capability that mounts need. If unknown, the kernel decides.
+pub(super) fn may_mount() -> bool {
+    capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 /// Unmounts what is on top at `target`.

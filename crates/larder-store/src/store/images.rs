@@ -9,7 +9,7 @@ use super::db::{DbRead, DbResult, IMAGES, NAMES, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::layout::{digest_of_name, names_in};
-use super::listing::ImageListing;
+use super::listing::{ImageListing, has_damaged_layer};
 use super::records::ImageRecord;
 use crate::disk::replace;
 
@@ -44,6 +44,21 @@ impl Store {
             let Some(id) = find_id(reader, &image)? else { return Ok(None) };
             let listed = reader.get::<ImageListing>(IMAGES, &id)?.filter(|listed| listed.complete);
             Ok(listed.map(ImageListing::into_image))
+        })
+    }
+
+    /// Like [`image_summary`](Store::image_summary), but `None` for an image with a layer that `fsck` marked as damaged: it
+    /// must not be used before a pull has replaced the layer.
+    pub fn usable_image_summary(
+        &self,
+        image: impl Into<ImageName>,
+    ) -> Result<Option<backend::Image>, StoreError> {
+        let image = image.into();
+        self.0.db.read("look up an image", |reader| {
+            let Some(id) = find_id(reader, &image)? else { return Ok(None) };
+            let listed = reader.get::<ImageListing>(IMAGES, &id)?.filter(|listed| listed.complete);
+            let Some(listed) = listed else { return Ok(None) };
+            Ok(if has_damaged_layer(reader, &id)? { None } else { Some(listed.into_image()) })
         })
     }
 

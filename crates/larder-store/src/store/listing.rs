@@ -5,7 +5,7 @@ use larder::reference::Digest;
 use serde::Deserialize;
 
 use super::db::{DbRead, DbResult, DbTransaction, IMAGES, LAYERS};
-use super::records::{ImageRecord, LayerRecord};
+use super::records::{ImageRecord, LayerKey, LayerRecord};
 
 /// Fields of an [`ImageRecord`] that lists show.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -52,6 +52,35 @@ impl ImageListing {
             spec: None,
         }
     }
+}
+
+/// The layers of an [`ImageRecord`].
+#[derive(Deserialize)]
+struct ListedLayers {
+    layers: Vec<ListedLayer>,
+}
+
+#[derive(Deserialize)]
+struct ListedLayer {
+    key: LayerKey,
+}
+
+/// The state of a [`LayerRecord`].
+#[derive(Deserialize)]
+struct LayerState {
+    damaged: bool,
+}
+
+/// Returns true when `fsck` has marked a layer of this image as damaged.
+pub(crate) fn has_damaged_layer(source: &impl DbRead, id: &str) -> DbResult<bool> {
+    let Some(ListedLayers { layers }) = source.get(IMAGES, id)? else { return Ok(false) };
+    for layer in &layers {
+        let state = source.get::<LayerState>(LAYERS, layer.key.as_str())?;
+        if state.is_some_and(|state| state.damaged) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The user of a config as CRI reports it: a number, or else a name.

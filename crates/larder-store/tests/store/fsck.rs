@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use larder_store::fsck::{FsckOptions, FsckReport, MissingContent, StoreDamage};
+use larder_store::fsck::{FsckOptions, FsckReport, MissingContent, RepairState, StoreDamage};
+use larder_store::mounts::{MountError, MountOptions};
 use larder_store::store::{
     ClaimOutcome, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, Store, StoreOpenError,
 };
@@ -11,6 +12,7 @@ use larder_store::unpack::{ExpectedLayer, MergedLayers, UnpackOptions, unpack_la
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 
 use crate::help::*;
+use crate::mounting::can_mount;
 
 /// An image of one layer that was really unpacked.
 pub(crate) fn unpacked(store: &Store, name: &str, files: &[(&str, &str)]) {
@@ -71,12 +73,15 @@ pub(crate) fn breaks_app(scratch: &TempStore, what: impl Fn(&StoreDamage) -> boo
     let store = &scratch.store;
     let report = check(store);
     assert_eq!(report.problems.len(), 1, "{report:?}");
-    assert!(what(&report.problems[0].found) && !report.problems[0].repaired, "{report:?}");
+    assert!(what(&report.problems[0].found) && report.problems[0].repair == RepairState::Open, "{report:?}");
     assert!(!report.is_sound());
     assert_eq!(tags(store).len(), 2, "checking changes nothing");
 
     let report = repair(store);
-    assert!(what(&report.problems[0].found) && report.problems[0].repaired, "{report:?}");
+    assert!(
+        what(&report.problems[0].found) && report.problems[0].repair == RepairState::AwaitsPull,
+        "{report:?}"
+    );
     assert_eq!(report.refetch.len(), 1, "{report:?}");
     assert_eq!(report.refetch[0].names[0], "docker.io/library/app:latest");
     if matches!(report.problems[0].found, StoreDamage::LayerDamaged { .. }) {
@@ -193,9 +198,9 @@ fn a_damaged_layer_in_use_is_retained() {
     damage_layer(&path);
     let report = repair(&scratch.store);
     assert!(matches!(report.problems[0].found, StoreDamage::LayerDamagedInUse { .. }), "{report:?}");
-    assert!(!report.problems[0].repaired && path.exists());
+    assert!(report.problems[0].repair == RepairState::Open && path.exists());
     drop(held);
-    assert!(repair(&scratch.store).problems[0].repaired);
+    assert_eq!(repair(&scratch.store).problems[0].repair, RepairState::AwaitsPull);
 
     // It is in use again before its replacement is fetched: it is not removed.
     let held = scratch.store.layer(&key).unwrap();
@@ -225,6 +230,34 @@ fn a_damaged_layer_is_fetched_again_by_a_pull_and_survives_a_restart() {
     fs_err::remove_file(layer_dir(&scratch.store, "app")).unwrap();
     unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     assert!(matches!(claimed(&scratch.store), ClaimOutcome::Present(_)));
+}
+
+#[test]
+fn an_image_with_a_damaged_layer_is_listed_and_neither_usable_nor_mounted() {
+    let scratch = two_images();
+    let store = &scratch.store;
+    let usable = || store.usable_image_summary("app").unwrap();
+    damage_layer(&layer_dir(store, "app"));
+    check(store);
+    assert_eq!(usable(), store.image_summary("app").unwrap(), "a check changes nothing");
+    let report = repair(store);
+    let shown = report.problems[0].to_string();
+    assert!(
+        shown.ends_with("(marked as damaged; the next pull or load of its image replaces it)"),
+        "{shown}"
+    );
+    assert_eq!(usable(), None);
+    assert!(store.usable_image_summary("web").unwrap().is_some());
+    assert!(store.image_summary("app").unwrap().is_some(), "GC and rm can remove it");
+    let target = scratch.dir.path().join("mnt");
+    fs_err::create_dir(&target).unwrap();
+    if can_mount() {
+        let refused = store.mount("app", &target, MountOptions::default(), noon()).unwrap_err();
+        assert!(matches!(refused, MountError::Damaged { .. }), "{refused}");
+        assert!(refused.hint().unwrap().to_string().starts_with("larder pull app "), "{refused:?}");
+    }
+    unpacked(store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
+    assert!(usable().is_some());
 }
 
 /// Everything but the bytes of the old database, which is gone.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder_store::disk::{Disk as _, FileOpenMode};
-use larder_store::fsck::{FsckReport, StoreDamage};
+use larder_store::fsck::{FsckReport, RepairState, StoreDamage};
 use larder_store::snapshots::{NewSnapshot, SnapshotError, SnapshotMount};
 use larder_store::store::{RemoveOptions, SnapshotKind, Store};
 use larder_testkit_peers::faulty_disk::{FaultyDisk, UnsyncedData};
@@ -155,7 +155,11 @@ fn a_damaged_layer_of_a_committed_snapshot_is_replaced_by_a_pull() {
     damage_layer(&path);
     let found = |report: FsckReport| report.problems.into_iter().next().unwrap();
     let problem = found(repair(&temp.store));
-    assert!(problem.repaired && matches!(problem.found, StoreDamage::LayerDamaged { .. }), "{problem:?}");
+    assert!(
+        problem.repair == RepairState::AwaitsPull
+            && matches!(problem.found, StoreDamage::LayerDamaged { .. }),
+        "{problem:?}"
+    );
     let again = || unpacked(&temp.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     again();
     assert!(!is_damaged(&path) && check(&temp.store).is_sound());
@@ -171,7 +175,7 @@ fn a_damaged_layer_of_a_committed_snapshot_is_replaced_by_a_pull() {
     again();
     assert!(is_damaged(&path), "in use");
     temp.store.remove_snapshot("k8s.io/9/c").unwrap();
-    assert!(found(repair(&temp.store)).repaired);
+    assert_eq!(found(repair(&temp.store)).repair, RepairState::AwaitsPull);
     again();
     assert!(check(&temp.store).is_sound());
 }
@@ -185,7 +189,10 @@ fn a_damaged_layer_that_only_a_snapshot_has_is_not_reported_as_repaired() {
     damage_layer(&path);
     for report in [check(&temp.store), repair(&temp.store)] {
         let [problem] = report.problems.as_slice() else { panic!("{report:?}") };
-        assert!(!problem.repaired && !report.is_sound(), "nothing can fetch it: {problem:?}");
+        assert!(
+            problem.repair == RepairState::Open && !report.is_sound(),
+            "nothing can fetch it: {problem:?}"
+        );
         assert!(problem.found.hint().to_string().contains("pull the image again"), "{problem:?}");
     }
 }

@@ -79,7 +79,7 @@ impl ImageManager {
     ) -> Result<Option<Image>, BackendError> {
         match intent {
             StatusIntent::Use => {
-                self.leases.lease_found(|| self.backend().status(image), |found| &found.id).await
+                self.leases.lease_found(|| self.backend().usable_status(image), |found| &found.id).await
             }
             StatusIntent::Show => self.backend().status(image).await,
         }

@@ -216,7 +216,7 @@ impl SetImages for NodeSetImages {
     async fn find(&self, image: &WantedImage) -> Result<Option<ImageId>, String> {
         // An invalid name fails when it is pulled.
         let Ok(name) = image.image.with_default_tag() else { return Ok(None) };
-        let found = self.context.manager.backend().status(&ImageSpec::named(&name)).await;
+        let found = self.context.manager.backend().usable_status(&ImageSpec::named(&name)).await;
         found.map(|found| found.map(|image| image.id)).map_err(|error| error.to_string())
     }
 
