@@ -31,7 +31,7 @@ use crate::output::PrintFormat;
     after_help = "Examples:
   larder gc --dry-run       the plan with the reasons; removes nothing
   larder gc --free 10GiB    free 10GiB and a margin
-  larder gc --all-unused    remove every image that GC does not retain; asks first
+  larder gc --all-unused    remove every image that GC does not retain
 
 Exit code: 0 goal reached, 1 a removal failed or not enough reclaimable space,
 2 invalid input (nothing removed), 3 backend unreachable."
@@ -64,7 +64,7 @@ pub(crate) struct GcArgs {
     #[arg(long, requires = "all_unused")]
     pub(crate) force_leases: bool,
 
-    /// Do not ask. --all-unused asks first, as larder prune does; without a terminal it requires this flag.
+    /// Do not ask, as --all-unused does. Scripts need it.
     #[arg(short, long, visible_short_alias = 'y', visible_alias = "yes")]
     pub(crate) force: bool,
 

@@ -25,6 +25,7 @@ use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio, seconds};
 use super::references::ReferencedItem;
 use super::shared_sync::{SharedSync, sync_each};
+use super::usage::taken;
 use crate::disk::{DiskSpace, SizeAccuracy, measure};
 use crate::erofs::digest::LayerCheck;
 use larder_registry::manifest::{ImageConfig, ManifestError};
@@ -184,10 +185,10 @@ impl OpenStore {
         Ok((record, others))
     }
 
-    /// A missing manifest cannot be measured; fsck reports it.
+    /// Returns the allocated bytes of config and manifests, which must be synced. A missing manifest cannot be measured;
+    /// fsck reports it.
     fn blob_bytes(&self, record: &ImageRecord) -> u64 {
-        let found = record.blobs().filter_map(|digest| fs_err::metadata(self.layout.blob(digest)).ok());
-        found.map(|metadata| metadata.len()).sum()
+        record.blobs().map(|digest| taken(&self.layout.blob(digest)).bytes).sum()
     }
 
     /// The records of the fresh ones of these layers, with their sizes. The layers must be synced.

@@ -4,8 +4,11 @@ use larder::backend;
 use larder::reference::Digest;
 use serde::Deserialize;
 
-use super::db::{DbRead, DbResult, DbTransaction, IMAGES, LAYERS};
+use super::db::{DbRead, DbResult, DbTransaction, IMAGES, LAYERS, encode};
 use super::records::{ImageRecord, LayerKey, LayerRecord};
+
+/// Bytes of a block of the filesystem, as nearly all have them.
+const BLOCK: u64 = 4096;
 
 /// Fields of an [`ImageRecord`] that lists show.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -14,7 +17,6 @@ pub(crate) struct ImageListing {
     pub(crate) tags: Vec<String>,
     pub(crate) digests: Vec<String>,
     pub(crate) disk_bytes: u64,
-    pub(crate) blob_bytes: u64,
     pub(crate) user: String,
     pub(crate) pinned: bool,
     pub(crate) pulled_at: u64,
@@ -28,7 +30,6 @@ impl From<&ImageRecord> for ImageListing {
             tags: image.tags.clone(),
             digests: image.digests.clone(),
             disk_bytes: image.disk_bytes,
-            blob_bytes: image.blob_bytes,
             user: image.user.clone(),
             pinned: image.pinned,
             pulled_at: image.pulled_at,
@@ -92,9 +93,11 @@ pub(crate) fn uid_and_name(user: &str) -> (Option<i64>, &str) {
     }
 }
 
-/// Returns the disk usage of an image, whatever else needs the same layers.
+/// Returns the disk usage of an image, whatever else needs the same files. It is that of `image_usages`, which measures the
+/// copy of the record: here it may not be written yet.
 pub(crate) fn disk_bytes(source: &impl DbRead, image: &ImageRecord) -> DbResult<u64> {
-    let mut bytes = image.blob_bytes;
+    let copy = encode(image.id.as_str(), &ImageRecord { disk_bytes: 0, ..image.clone() })?.len() as u64;
+    let mut bytes = image.blob_bytes.saturating_add(copy.next_multiple_of(BLOCK));
     for key in image.keys() {
         let layer = source.get::<LayerRecord>(LAYERS, key.as_str())?;
         bytes = bytes.saturating_add(layer.map_or(0, |layer| layer.usage.bytes));

@@ -74,9 +74,9 @@ pub struct ImageRecord {
     pub manifests: Vec<Digest>,
     /// Its layers, lowest first.
     pub layers: Vec<ImageLayer>,
-    /// Size of config and manifests.
+    /// Allocated bytes of config and manifests.
     pub blob_bytes: u64,
-    /// Size of its layers, config and manifests on disk, whatever else needs the same layers.
+    /// Allocated bytes of its layers, config, manifests and the copy of this record, whatever else needs the same files.
     pub disk_bytes: u64,
     /// The user that its config names: empty, `uid`, `name`, `uid:gid` or `name:group`.
     pub user: String,

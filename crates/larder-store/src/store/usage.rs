@@ -61,7 +61,7 @@ pub struct ImageUsage {
     pub own: DiskSpace,
     /// Total disk usage: the sum of the two below.
     pub total: DiskSpace,
-    /// Of it, layers that other images, leases, mounts or pulls under way also need.
+    /// Of it, what other images, leases, mounts or pulls under way also need.
     pub shared: DiskSpace,
     /// Of it, what removing just this image frees.
     pub unique: DiskSpace,
@@ -70,8 +70,8 @@ pub struct ImageUsage {
 }
 
 impl ImageUsage {
-    /// With the files that it has beside its layers, and no layers yet.
-    fn of(image: ImageListing, own: DiskSpace) -> ImageUsage {
+    /// With the files that it has beside its layers, alone and with other images, and no layers yet.
+    fn of(image: ImageListing, own: DiskSpace, shared: DiskSpace) -> ImageUsage {
         ImageUsage {
             id: image.id,
             tags: image.tags,
@@ -79,10 +79,10 @@ impl ImageUsage {
             pinned: image.pinned,
             pulled_at: image.pulled_at,
             own,
-            total: own,
-            shared: DiskSpace::default(),
+            total: own + shared,
+            shared,
             unique: own,
-            compressed_bytes: image.blob_bytes,
+            compressed_bytes: 0,
         }
     }
 
@@ -182,6 +182,20 @@ impl OpenStore {
         }
         Ok(own)
     }
+
+    /// Returns the disk usage of the manifests that each image has together with others.
+    fn shared_files(&self, source: &impl DbRead) -> DbResult<HashMap<String, DiskSpace>> {
+        let mut shared: HashMap<String, DiskSpace> = HashMap::new();
+        each_users(source, "blob/", |blob, users| {
+            if let (true, Ok(digest)) = (users.len() > 1, Digest::parse(blob)) {
+                let space = taken(&self.layout.blob(&digest));
+                for image in users {
+                    *shared.entry(image.clone()).or_default() += space;
+                }
+            }
+        })?;
+        Ok(shared)
+    }
 }
 
 /// Returns the disk usage of a file, as far as that can be measured.
@@ -242,10 +256,13 @@ impl Store {
                 held.contains_key(key) || self.0.references.has(&ReferencedItem::Layer(key.clone()))
             };
             let mut images: Vec<ImageUsage> = Vec::new();
-            let own = self.0.own_files(reader)?;
+            let (own, shared) = (self.0.own_files(reader)?, self.0.shared_files(reader)?);
+            let space_of = |files: &HashMap<String, DiskSpace>, image: &ImageListing| {
+                files.get(image.id.as_str()).copied().unwrap_or_default()
+            };
             reader.for_each(IMAGES, |image: ImageListing| {
-                let own = own.get(image.id.as_str()).copied().unwrap_or_default();
-                images.push(ImageUsage::of(image, own));
+                let (own, shared) = (space_of(&own, &image), space_of(&shared, &image));
+                images.push(ImageUsage::of(image, own, shared));
             })?;
             each_layers_users(reader, |key, users| {
                 let Some(layer) = find(&layers, key) else { return };

@@ -46,6 +46,10 @@ fn the_sum_agrees_with_du() {
     drop(fresh);
 }
 
+/// Most bytes by which the size in a list differs from the measured disk usage, on a filesystem with other blocks: the list
+/// takes those of the record's copy as 4096 bytes.
+const SIZE_SLACK: u64 = 4096;
+
 #[test]
 fn shared_and_unique_add_up() {
     let scratch = TempStore::new();
@@ -58,10 +62,9 @@ fn shared_and_unique_add_up() {
         assert_eq!(usage.shared.bytes == 0, alone, "{usage:?}");
         assert!(usage.unique.bytes > 0);
         let image = scratch.store.image(usage.id.as_str()).unwrap().unwrap();
-        assert_eq!(usage.compressed_bytes, image.blob_bytes + 1000 * image.layers.len() as u64);
-        // A list shows the length of config and manifests; on disk they take whole blocks.
+        assert_eq!(usage.compressed_bytes, 1000 * image.layers.len() as u64);
         let size = scratch.store.to_image(&image).size;
-        assert!(usage.total.bytes.abs_diff(size) <= 3 * 4096, "{usage:?}, listed with {size}");
+        assert!(usage.total.bytes.abs_diff(size) <= SIZE_SLACK, "{usage:?}, listed with {size}");
     }
 }
 
