@@ -60,6 +60,7 @@ pub(super) async fn explain(
         pulled_records,
         unrecorded_access,
         hidden: pulls.hides(&image),
+        mounts: Vec::new(),
     })
 }
 

@@ -264,7 +264,15 @@ impl Control for ControlApi {
         let Node { storage, collection, pulls, .. } = self.node();
         let image = named(&request.image)?;
         let explained = explain::explain(image, storage, collection.collector()?, pulls, &policy);
-        Ok(Response::new(explained.await?))
+        let mut answer = explained.await?;
+        if storage.store().is_some()
+            && let Some(decision) = &answer.decision
+        {
+            let mut mounts = self.store(mounts::mounts_of).await?;
+            mounts.retain(|mount| mount.image_id == decision.id);
+            answer.mounts = mounts;
+        }
+        Ok(Response::new(answer))
     }
 
     async fn history(&self, request: Request<api::HistoryRequest>) -> ControlResult<api::HistoryResponse> {

@@ -25,27 +25,30 @@ pub(super) fn mount_of(
             _ => failure,
         }
     })?;
-    Ok(shown(&mount))
+    Ok(shown(&mount, 0))
 }
 
 /// Ends a mount of this store. May block.
 pub(super) fn umount_of(store: &Store, target: &Path, force: bool) -> Result<Mount, Error> {
-    store.umount_with(target, force).map(|mount| shown(&mount)).map_err(|error| failed(&error))
+    store.umount_with(target, force).map(|mount| shown(&mount, 0)).map_err(|error| failed(&error))
 }
 
-/// The mounts of this store.
+/// Lists the mounts of this store with the bytes written to each. May block.
 pub(super) fn mounts_of(store: &Store) -> Result<Vec<Mount>, Error> {
     let mounts = store.mounts().map_err(|error| Error::failed(error_chain(&error)))?;
-    Ok(mounts.iter().map(shown).collect())
+    // A mount that ended since has nothing any more.
+    let written = |mount: &MountRecord| store.written_to(mount).map_or(0, |space| space.bytes);
+    Ok(mounts.iter().map(|mount| shown(mount, written(mount))).collect())
 }
 
-fn shown(mount: &MountRecord) -> Mount {
+fn shown(mount: &MountRecord, written_bytes: u64) -> Mount {
     Mount {
         target: mount.target.display().to_string(),
         image: mount.name.to_string(),
         image_id: mount.image.to_string(),
         writable: mount.writable,
         mounted: mount.mounted,
+        written_bytes,
     }
 }
 

@@ -159,6 +159,7 @@ fn store_usage(
         downloads: space(usage.ingest),
         unpacking: space(usage.staging),
         mounts: space(usage.mounts),
+        extracted: space(usage.extracted),
         trash: space(usage.trash),
         database: space(usage.database),
         total: space(usage.total()),

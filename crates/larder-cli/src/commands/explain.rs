@@ -46,6 +46,8 @@ struct ExplainRecord<'a> {
     /// Without a record: whether every pod may use it; `null` with one, or where no records are kept.
     unrecorded_access: Option<bool>,
     hidden: bool,
+    /// Mounts of it from larder's own store.
+    mounts: &'a [api::Mount],
 }
 
 impl ExplainRecord<'_> {
@@ -57,6 +59,7 @@ impl ExplainRecord<'_> {
             pulled_records: &explanation.pulled_records,
             unrecorded_access: explanation.unrecorded_access,
             hidden: explanation.hidden,
+            mounts: &explanation.mounts,
         }
     }
 }

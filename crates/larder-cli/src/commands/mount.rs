@@ -12,8 +12,8 @@ use super::export;
 use crate::args::{MountArgs, MountsArgs, UmountArgs};
 use crate::exit::CommandOutcome;
 use crate::failure::{ExitReport as _, Failure};
-use crate::output;
 use crate::output::table::TextTable;
+use crate::output::{self, size};
 use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn mount(args: &MountArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
@@ -131,7 +131,7 @@ fn text(path: &Path) -> Result<String, Failure> {
 }
 
 fn table(mounts: &[Mount]) -> TextTable {
-    let mut table = TextTable::new(["TARGET", "IMAGE", "IMAGE ID", "MODE", "STATE"]);
+    let mut table = TextTable::new(["TARGET", "IMAGE", "IMAGE ID", "MODE", "STATE", "WRITTEN"]);
     for mount in mounts {
         let id = mount.image_id.split_once(':').map_or(mount.image_id.as_str(), |(_, digits)| digits);
         table.row([
@@ -140,6 +140,7 @@ fn table(mounts: &[Mount]) -> TextTable {
             id.chars().take(13).collect(),
             if mount.writable { "read-write" } else { "read-only" }.into(),
             if mount.mounted { "mounted" } else { "unmounted" }.into(),
+            if mount.writable { size::bytes(mount.written_bytes) } else { String::new() },
         ]);
     }
     table

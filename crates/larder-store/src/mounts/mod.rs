@@ -32,7 +32,7 @@ use larder::reference::ImageName;
 use self::other_namespaces::MountLocation;
 use self::overlay::{OverlaySpec, may_mount};
 use self::table::MountTable;
-use crate::disk::{FileOpenMode, ensure_dir};
+use crate::disk::{DiskSpace, FileOpenMode, ensure_dir, measure};
 use crate::store::db::{DbRead as _, MOUNTS, encode};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::names_in;
@@ -106,6 +106,14 @@ impl Store {
     /// The mounts, ordered by ID, including writable mounts that a reboot ended (`mounted` is false).
     pub fn mounts(&self) -> Result<Vec<MountRecord>, StoreError> {
         self.0.db.read("list mounts", |reader| reader.all(MOUNTS))
+    }
+
+    /// Measures the files that were written to a mount, which its unmount frees; nothing for a read-only mount.
+    pub fn written_to(&self, mount: &MountRecord) -> Result<DiskSpace, StoreError> {
+        if !mount.writable {
+            return Ok(DiskSpace::default());
+        }
+        measure(&self.0.layout.mount(&mount.id)).context("measure the files of a mount")
     }
 
     /// Unmounts the image at `target` and removes the files written to it. If another mount namespace has the mount too, this

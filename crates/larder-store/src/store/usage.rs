@@ -31,8 +31,10 @@ pub struct StoreUsage {
     pub staging: DiskSpace,
     /// Removed files that wait to be deleted.
     pub trash: DiskSpace,
-    /// Files written to writable mounts and to containerd's snapshots, and layers extracted for mounts.
+    /// Files written to writable mounts and to containerd's snapshots.
     pub mounts: DiskSpace,
+    /// Layers extracted for mounts, where EROFS cannot be mounted.
+    pub extracted: DiskSpace,
     /// The database, and the store's own directories.
     pub database: DiskSpace,
 }
@@ -40,7 +42,8 @@ pub struct StoreUsage {
 impl StoreUsage {
     /// The sum, equal to `du` of the store.
     pub fn total(&self) -> DiskSpace {
-        self.layers + self.blobs + self.ingest + self.staging + self.trash + self.mounts + self.database
+        let files = self.layers + self.blobs + self.ingest + self.staging + self.trash;
+        files + self.mounts + self.extracted + self.database
     }
 }
 
@@ -235,9 +238,8 @@ impl Store {
             ingest: measured(&layout.ingests())?,
             staging: measured(&layout.staging())?,
             trash: measured(&layout.trash())?,
-            mounts: measured(&layout.mounts())?
-                + measured(&layout.snapshots())?
-                + measured(&layout.extracted())?,
+            mounts: measured(&layout.mounts())? + measured(&layout.snapshots())?,
+            extracted: measured(&layout.extracted())?,
             database: measured(&layout.database())?
                 + taken(&log_of(&layout.database()))
                 + measured(&layout.lock())?

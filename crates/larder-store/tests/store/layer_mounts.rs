@@ -125,7 +125,7 @@ fn layers_that_cannot_be_mounted_are_extracted_until_their_last_use() {
     let layers = [unpacked_entries(&store, lower), unpacked_entries(&store, upper)];
     store.commit(&image(&["app"], &layers), noon()).unwrap();
     drop(layers);
-    let before = store.usage().unwrap().mounts;
+    let before = store.usage().unwrap().extracted;
     let scratch = TempStore { store, dir };
     let [one, two] = ["one", "two"].map(|name| MountTarget::new(&scratch, name));
     mount(&scratch.store, &one);
@@ -140,7 +140,7 @@ fn layers_that_cannot_be_mounted_are_extracted_until_their_last_use() {
     let meta = fs_err::metadata(one.0.join("etc/kept")).unwrap();
     assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid(), meta.nlink()), (0o4755, 7, 8, 2));
     assert_eq!(fs_err::metadata(&one.0).unwrap().mode() & 0o7777, 0o711);
-    assert!(store.usage().unwrap().mounts.inodes > before.inodes + 8, "extracted layers count");
+    assert!(store.usage().unwrap().extracted.inodes > before.inodes + 8, "extracted layers count");
     let root = store.root().to_owned();
     drop(store);
     let store = Store::open(&root, config()).unwrap();

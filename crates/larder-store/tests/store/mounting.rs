@@ -148,6 +148,10 @@ fn a_writable_mount_keeps_its_files_apart_and_drops_them_in_the_end() {
     let layer = scratch.store.layer(&record.layers[1].key).unwrap().unwrap();
     assert_eq!(name_in(&layer), "b", "layers are never written to");
     assert!(scratch.store.usage().unwrap().mounts.inodes > 4);
+    fs_err::write(one.0.join("large"), vec![1; 100_000]).unwrap();
+    let mounts = scratch.store.mounts().unwrap();
+    let [large, small] = [&mounts[0], &mounts[1]].map(|mount| scratch.store.written_to(mount).unwrap().bytes);
+    assert!(large >= 100_000 && small < 100_000, "{large} and {small} bytes written");
     scratch.store.umount(&one.0).unwrap();
     scratch.store.umount(&two.0).unwrap();
     assert!(entries(&scratch.root().join("mounts")).is_empty());

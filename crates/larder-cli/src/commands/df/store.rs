@@ -36,6 +36,7 @@ pub(super) fn disk_table(disk: &StoreDiskUsage, estimated: bool, wide: bool) -> 
         ("resumable downloads", disk.downloads),
         ("layers being unpacked", disk.unpacking),
         ("files written to mounts", disk.mounts),
+        ("layers extracted for mounts", disk.extracted),
         ("trash, being deleted", disk.trash),
     ];
     let mut rest = disk.database.unwrap_or_default();

@@ -25,6 +25,10 @@ pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
         lines.push(format!("  under pressure: {}", explanation.under_pressure));
     }
     lines.extend(image.used_by.iter().map(|by| format!("  used by:    {by}")));
+    let written = image_mounts_written(explanation);
+    lines.extend(written.map(|(target, bytes)| {
+        format!("  written:    {} to the mount {target}, which larder umount frees", go_format::bytes(bytes))
+    }));
     let ago = |milliseconds: u64, time: &Option<String>| {
         let since = go_format::duration(Duration::from_secs(milliseconds / 1000));
         format!("{since} ago ({})", time.as_deref().unwrap_or_default())
@@ -44,6 +48,12 @@ pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
     let frees = go_format::bytes(image.unique_bytes);
     lines.push(format!("  removal frees: {frees}{}", shared.unwrap_or_default()));
     lines
+}
+
+/// Returns the writable mounts of the image, and the bytes written to each.
+fn image_mounts_written(explanation: &Explanation) -> impl Iterator<Item = (&str, u64)> {
+    let mounts = explanation.mounts.iter().filter(|mount| mount.writable);
+    mounts.map(|mount| (mount.target.as_str(), mount.written_bytes))
 }
 
 /// The requested name as the image has it, else its first one.
