@@ -14,6 +14,7 @@ missing_packages() {
         xfsprogs) program=mkfs.xfs ;;
         btrfs-progs) program=mkfs.btrfs ;;
         erofs-utils) program=fsck.erofs ;;
+        libarchive-tools) program=bsdtar ;;
         qemu-user-static) program=qemu-aarch64-static ;;
         chromium-driver) program=chromedriver ;;
         *) program=$package ;;

@@ -22,6 +22,10 @@ pub enum Package {
     Openssl,
     /// Unpacks images: what ours are compared with.
     Umoci,
+    /// Reads archives, with `bsdtar`.
+    Libarchive,
+    /// Reads archives as small systems do.
+    Busybox,
     /// Lets system calls fail.
     Strace,
     /// Checks units, and hands sockets over; no server of it runs.
@@ -59,6 +63,8 @@ impl Package {
             Package::Skopeo => "skopeo",
             Package::Openssl => "openssl",
             Package::Umoci => "umoci",
+            Package::Libarchive => "libarchive-tools",
+            Package::Busybox => "busybox",
             Package::Strace => "strace",
             Package::Systemd => "systemd",
             Package::ErofsUtils => "erofs-utils",
@@ -75,6 +81,7 @@ impl Package {
             Package::DockerIo => "dockerd",
             Package::Systemd => "systemd-analyze",
             Package::ErofsUtils => "fsck.erofs",
+            Package::Libarchive => "bsdtar",
             other => other.name(),
         })
     }

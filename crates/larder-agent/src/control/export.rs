@@ -12,6 +12,7 @@ use larder::reference::{ImageName, Reference};
 use larder_api::v1 as api;
 use larder_api::v1::ExportFormat;
 use larder_store::export::{ExportError, ExportRequest, ImageExport};
+use larder_store::unpack::HoleEncoding;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::spawn_blocking;
@@ -41,6 +42,7 @@ pub(super) async fn start(
 ) -> Result<ExportStream, Status> {
     let store = storage.require_store()?.store().clone();
     let format = request.format();
+    let holes = if request.sparse { HoleEncoding::Sparse } else { HoleEncoding::Zeros };
     let is_one = format == ExportFormat::Files;
     if format == ExportFormat::Unspecified || request.images.is_empty() || is_one && request.images.len() > 1
     {
@@ -60,7 +62,7 @@ pub(super) async fn start(
     let first = Ok(api::ExportResponse { image_ids: ids, ..Default::default() });
     let pieces = PieceSender { to: pieces, runtime: Handle::current() };
     spawn_blocking(move || {
-        write(&export, format, &pieces);
+        write(&export, format, holes, &pieces);
         drop(slot);
     });
     let rest = stream::unfold(arriving, |mut arriving| async { Some((arriving.recv().await?, arriving)) });
@@ -95,10 +97,10 @@ impl PieceSender {
     }
 }
 
-fn write(export: &ImageExport, format: ExportFormat, to: &PieceSender) {
+fn write(export: &ImageExport, format: ExportFormat, holes: HoleEncoding, to: &PieceSender) {
     let mut out = BufWriter::with_capacity(PIECE, PieceWriter(to.clone()));
     let written = match format {
-        ExportFormat::Files => export.write_files(&mut out),
+        ExportFormat::Files => export.write_files(holes, &mut out),
         _ => export.write_oci(&mut out),
     };
     let ended = match written {

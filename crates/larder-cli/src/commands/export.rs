@@ -31,7 +31,9 @@ pub(super) async fn run(
     check_suffix(args)?;
     let images = vec![args.image.clone().into()];
     let format = if args.format == ExportFormat::Oci { ArchiveFormat::Oci } else { ArchiveFormat::Files };
-    let request = ExportRequest { images, format: format.into() };
+    // What reads the archive here knows sparse files.
+    let sparse = args.to.is_some() || args.dir.is_some() || args.format == ExportFormat::Erofs;
+    let request = ExportRequest { images, format: format.into(), sparse };
     let interrupt = interrupt.handle();
     if let Some(dir) = args.to.as_ref().or(args.dir.as_ref()) {
         let wanted = ExtractOptions { suid: args.honored.suid, dev: args.honored.dev };
@@ -53,7 +55,7 @@ pub(super) async fn save(
     interrupt: InterruptSignals,
 ) -> Result<CommandOutcome, Failure> {
     let images = args.images.iter().cloned().map(Into::into).collect();
-    let request = ExportRequest { images, format: ArchiveFormat::Oci.into() };
+    let request = ExportRequest { images, format: ArchiveFormat::Oci.into(), sparse: false };
     to_archive(Output::of(args.output.as_deref())?, request, session, &interrupt.handle()).await
 }
 

@@ -18,7 +18,7 @@ pub use error::ExportError;
 
 use crate::store::error::StoreErrorContext as _;
 use crate::store::{ImageRecord, LayerHandle, Store, StoreError};
-use crate::unpack::{MergedLayers, rebuild_archive, write_merged_files};
+use crate::unpack::{HoleEncoding, MergedLayers, rebuild_archive, write_merged_files};
 
 /// An image to export.
 #[derive(Debug, Clone)]
@@ -101,11 +101,11 @@ impl ImageExport {
     }
 
     /// Writes the files of the first image as a tar archive, as a container would see them.
-    pub fn write_files(&self, out: &mut dyn Write) -> Result<(), ExportError> {
+    pub fn write_files(&self, holes: HoleEncoding, out: &mut dyn Write) -> Result<(), ExportError> {
         let Some(image) = self.images.first() else { return Ok(()) };
         let layers = image.layers.iter().rev().map(LayerHandle::open);
         let layers = layers.collect::<io::Result<_>>().and_then(MergedLayers::new).context("open a layer")?;
-        write_merged_files(&layers, out).map_err(ExportError::from)
+        write_merged_files(&layers, holes, out).map_err(ExportError::from)
     }
 }
 

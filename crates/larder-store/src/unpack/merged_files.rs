@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tar_core::builder::EntryBuilder;
 use tar_core::{EntryType, HEADER_SIZE, SparseEntry};
 
-use super::archive::{LayerEntry, LayerEntryKind};
+use super::archive::{LayerEntry, LayerEntryKind, SparseExtent};
 use super::beneath::path_of;
 use super::layer_entries::{EntryData, entry_of};
 use super::merged_layers::{MergedDir, MergedEntry, MergedLayers, MergedName};
@@ -20,14 +20,27 @@ const BUFFER: usize = 128 << 10;
 /// Parts of a sparse file, at most; one with more is written with its holes as zeros.
 const MAX_EXTENTS: usize = 1000;
 
-/// More data than this in a sparse file does not fit into a header.
-const MAX_SPARSE: u64 = 8 << 30;
+/// The data of a sparse file and its map, which takes less than the rest, do not fit into a header from 8 GiB on.
+const MAX_SPARSE: u64 = (8 << 30) - (1 << 20);
+
+/// Bytes of holes that an archive has as zeros.
+const MAX_ZEROS: u64 = 1 << 30;
 
 /// Bytes of memory for the names of files with several names: two million of usual length.
 const MAX_LINKS: usize = 256 << 20;
 
 /// Bytes that such a name takes beside its text.
 const LINK_BYTES: usize = 64;
+
+/// How an archive has the holes of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HoleEncoding {
+    /// As zeros, up to 1 GiB in all files, so that readers that know no sparse files (busybox) restore them. Other files are
+    /// as with [`HoleEncoding::Sparse`].
+    Zeros,
+    /// In GNU tar's sparse format 1.0.
+    Sparse,
+}
 
 /// Why the files could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -51,10 +64,15 @@ pub enum MergeError {
 }
 
 /// Writes the files of these layers to `out`.
-pub fn write_merged_files(layers: &MergedLayers, out: &mut dyn Write) -> Result<(), MergeError> {
-    let (links, entered) = (HashMap::new(), HashSet::new());
+pub fn write_merged_files(
+    layers: &MergedLayers,
+    holes: HoleEncoding,
+    out: &mut dyn Write,
+) -> Result<(), MergeError> {
+    let zeros_left = if holes == HoleEncoding::Zeros { MAX_ZEROS } else { 0 };
+    let (links, entered, buffer) = (HashMap::new(), HashSet::new(), vec![0; BUFFER]);
     let mut archive =
-        MergedArchive { layers, links, links_left: MAX_LINKS, entered, buffer: vec![0; BUFFER], out };
+        MergedArchive { layers, links, links_left: MAX_LINKS, zeros_left, entered, buffer, out };
     archive.write_all()
 }
 
@@ -64,6 +82,8 @@ struct MergedArchive<'a> {
     links: HashMap<(usize, u64), Vec<u8>>,
     /// Bytes of memory that `links` may still take.
     links_left: usize,
+    /// Bytes of holes that the archive may still have as zeros.
+    zeros_left: u64,
     /// Directories by layer and inode. A damaged layer could have one in itself.
     entered: HashSet<(usize, u64)>,
     buffer: Vec<u8>,
@@ -133,19 +153,11 @@ impl MergedArchive<'_> {
         let mut header = at(&found.path, header_of(&entry))?;
         header.entry_type(EntryType::Regular);
         let mut data = entry.size;
-        if let LayerEntryKind::Sparse(extents) = &entry.kind {
-            let sum = extents.iter().map(|(_, length)| length).sum();
-            if extents.len() <= MAX_EXTENTS && sum < MAX_SPARSE {
-                data = sum;
-                at(&found.path, header.size(data).map_err(io::Error::other))?;
-                let extents: Vec<SparseEntry> =
-                    extents.iter().map(|&(offset, length)| SparseEntry { offset, length }).collect();
-                header.sparse(&extents, entry.size);
-            } else {
-                entry.kind = LayerEntryKind::File;
-            }
-        }
-        if entry.kind == LayerEntryKind::File {
+        if let Some(extents) = self.sparse_map(&mut entry) {
+            data = extents.iter().map(|extent| extent.length).sum();
+            at(&found.path, header.size(data).map_err(io::Error::other))?;
+            header.sparse(&extents, entry.size);
+        } else {
             at(&found.path, header.size(data).map_err(io::Error::other))?;
         }
         self.write(&header.finish_bytes())?;
@@ -160,6 +172,30 @@ impl MergedArchive<'_> {
         let padding = usize::try_from(data.wrapping_neg() % HEADER_SIZE as u64).unwrap_or(0);
         self.write(&[0; HEADER_SIZE][..padding])
     }
+
+    /// Decides how the archive has a file. `None` for one without holes, or with its holes as zeros.
+    fn sparse_map(&mut self, entry: &mut LayerEntry) -> Option<Vec<SparseEntry>> {
+        let LayerEntryKind::Sparse(extents) = &entry.kind else { return None };
+        let data: u64 = extents.iter().map(|(_, length)| length).sum();
+        let left = self.zeros_left.checked_sub(entry.size.saturating_sub(data));
+        if left.is_none() && extents.len() <= MAX_EXTENTS && data < MAX_SPARSE {
+            return Some(closed_map(extents, entry.size));
+        }
+        self.zeros_left = left.unwrap_or(0);
+        entry.kind = LayerEntryKind::File;
+        None
+    }
+}
+
+/// The map of a sparse file. Readers take its last entry for the end of the file, so that one that ends with a hole has an empty
+/// entry there.
+fn closed_map(extents: &[SparseExtent], size: u64) -> Vec<SparseEntry> {
+    let mut map: Vec<SparseEntry> =
+        extents.iter().map(|&(offset, length)| SparseEntry { offset, length }).collect();
+    if map.last().is_none_or(|last| last.offset + last.length < size) {
+        map.push(SparseEntry { offset: size, length: 0 });
+    }
+    map
 }
 
 fn header_of_special(entry: &LayerEntry) -> io::Result<Vec<u8>> {

@@ -56,7 +56,7 @@ pub(crate) use implied_directories::{fits_lowers, read_implied};
 pub use layer::{ExpectedLayer, PendingLowerWork, UnpackedLayer};
 pub use layer_memory::LayerMemory;
 pub use layer_writer::{FinishedLayer, PendingLayer};
-pub use merged_files::{MergeError, write_merged_files};
+pub use merged_files::{HoleEncoding, MergeError, write_merged_files};
 pub use merged_layers::{LayerReader, MergedLayers, open_layer};
 pub use options::{LayerDownload, OverlayForm, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads};
 pub use rebuild_archive::{RebuildError, rebuild_archive};

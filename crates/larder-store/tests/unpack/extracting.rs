@@ -1,7 +1,7 @@
 //! Files that are extracted into a directory.
 
 use larder_store::unpack::{
-    ExtractOptions, MergedLayers, UnpackOptions, extract_files, open_layer, write_merged_files,
+    ExtractOptions, HoleEncoding, MergedLayers, UnpackOptions, extract_files, open_layer, write_merged_files,
 };
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
 
@@ -12,7 +12,7 @@ use crate::support::UnpackDir;
 fn merged(layers: &[UnpackDir]) -> Vec<u8> {
     let layers = layers.iter().rev().map(|layer| open_layer(&layer.layer()).unwrap()).collect();
     let mut archive = Vec::new();
-    write_merged_files(&MergedLayers::new(layers).unwrap(), &mut archive).unwrap();
+    write_merged_files(&MergedLayers::new(layers).unwrap(), HoleEncoding::Sparse, &mut archive).unwrap();
     archive
 }
 
