@@ -59,6 +59,12 @@ pub(crate) fn mark_opaque(encoded: &mut Vec<u8>) -> Result<(), EntryProblem> {
     push(encoded, TRUSTED, b"overlay.opaque", b"y")
 }
 
+/// Adds the mark of a directory with whiteouts. Where only one layer has a directory, overlayfs lists it as it is, whiteouts
+/// included, unless it has this attribute, whose value may be empty. mkfs.erofs sets it likewise.
+pub(crate) fn mark_whiteouts(encoded: &mut Vec<u8>) -> Result<(), EntryProblem> {
+    push(encoded, TRUSTED, b"overlay.origin", b"")
+}
+
 /// Full names and values of encoded attributes. `None` if they are damaged.
 pub(crate) fn decode_xattrs(encoded: &[u8]) -> Option<Xattrs> {
     // Attributes that inodes share would be listed in the header.

@@ -9,7 +9,7 @@ use crate::error::{EntryProblem, ErofsError};
 use crate::format::{BLOCK, DIRENT, DataLayout, INODE, Inode, dirent_type, file_type};
 use crate::output::ErofsScratch;
 use crate::tree::{DirId, NameTree, NodeId, NodeKind, TreeDirectory};
-use crate::xattr::mark_opaque;
+use crate::xattr::{mark_opaque, mark_whiteouts};
 
 use super::name_sorter::NameSorter;
 use super::type_of;
@@ -101,10 +101,12 @@ impl<'a, S: ErofsScratch> DirectoryListing<'a, S> {
         directory: &TreeDirectory,
     ) -> Result<DirectoryLayout, ErofsError> {
         let mut xattrs = self.tree.directory_xattrs(directory).into_owned();
+        let rejected = |problem: EntryProblem| ErofsError::rejected(&self.tree.path(dir), problem);
         if directory.is_opaque() {
-            let marked = mark_opaque(&mut xattrs);
-            let rejected = |problem: EntryProblem| ErofsError::rejected(&self.tree.path(dir), problem);
-            marked.map_err(rejected)?;
+            mark_opaque(&mut xattrs).map_err(rejected)?;
+        }
+        if self.has_whiteouts(dir) {
+            mark_whiteouts(&mut xattrs).map_err(rejected)?;
         }
         let (full, rest) = self
             .blocks(dir)
@@ -151,6 +153,11 @@ impl<'a, S: ErofsScratch> DirectoryListing<'a, S> {
             entries.extend(names);
             entries
         })
+    }
+
+    fn has_whiteouts(&self, dir: DirId) -> bool {
+        let names = &self.order[self.range(dir as usize)];
+        names.iter().any(|node| self.tree.node(*node).kind() == NodeKind::Whiteout)
     }
 
     fn range(&self, dir: usize) -> std::ops::Range<usize> {

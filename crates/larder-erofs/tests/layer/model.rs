@@ -1,6 +1,6 @@
 //! Model of a layer: a map of paths, from which replaced ones are really removed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use larder_erofs::ErofsTime;
 
@@ -123,6 +123,7 @@ impl Model {
     pub(crate) fn view(&self) -> BTreeMap<Vec<u8>, ModelView> {
         let mut first = BTreeMap::new();
         let mut views = BTreeMap::new();
+        let mut with_whiteouts = BTreeSet::new();
         let mut nodes: Vec<_> = self.nodes.iter().map(|(path, node)| (path.join(&b'/'), node)).collect();
         nodes.sort_by(|one, other| one.0.cmp(&other.0));
         for (path, node) in nodes {
@@ -136,7 +137,15 @@ impl Model {
                 ModelNode::Leaf(leaf) => first.entry(*leaf).or_insert_with(|| path.clone()).clone(),
                 _ => path.clone(),
             };
+            if matches!(node, ModelNode::Whiteout) {
+                let parent = path.iter().rposition(|byte| *byte == b'/').map_or(&b""[..], |end| &path[..end]);
+                with_whiteouts.insert(parent.to_vec());
+            }
             views.insert(path, view);
+        }
+        for path in with_whiteouts {
+            let dir: Option<&mut ModelView> = views.get_mut(&path);
+            dir.unwrap().xattrs.insert(b"trusted.overlay.origin".to_vec(), Vec::new());
         }
         views
     }

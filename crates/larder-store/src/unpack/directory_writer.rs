@@ -58,6 +58,14 @@ struct OpenDirectory {
     opaque: bool,
     /// It has whiteouts that are marked files.
     marked: bool,
+    /// It has whiteouts of any kind.
+    whiteouts: bool,
+}
+
+impl OpenDirectory {
+    fn new(path: Vec<u8>, entry: Option<LayerEntry>) -> OpenDirectory {
+        OpenDirectory { path, entry, opaque: false, marked: false, whiteouts: false }
+    }
 }
 
 impl DirectoryWriter {
@@ -67,7 +75,7 @@ impl DirectoryWriter {
         let failed = |errno| UnpackError::file("open", dir, errno);
         let root = open(rustix::fs::CWD, dir).map_err(failed)?;
         let current = open(root.as_fd(), Path::new(".")).map_err(failed)?;
-        let directories = vec![OpenDirectory { path: Vec::new(), entry: None, opaque: false, marked: false }];
+        let directories = vec![OpenDirectory::new(Vec::new(), None)];
         let (buffer, skipped) = (vec![0; BUFFER], SkippedMetadata::default());
         Ok(DirectoryWriter { root, form, directories, current, buffer, skipped })
     }
@@ -148,20 +156,23 @@ impl DirectoryWriter {
         mkdirat(&self.current, path_of(name), Mode::RWXU).map_err(|errno| failed("create", entry, errno))?;
         self.current = openat(&self.current, path_of(name), DIRECTORY, Mode::empty())
             .map_err(|errno| failed("open", entry, errno))?;
-        let (path, entry) = (path.to_vec(), Some(entry.clone()));
-        self.directories.push(OpenDirectory { path, entry, opaque: false, marked: false });
+        self.directories.push(OpenDirectory::new(path.to_vec(), Some(entry.clone())));
         Ok(())
     }
 
     /// Owner, attributes, mode and time of a directory.
     fn complete(&mut self, directory: OpenDirectory) -> Result<(), UnpackError> {
-        let OpenDirectory { path, entry, opaque, marked } = directory;
+        let OpenDirectory { path, entry, opaque, marked, whiteouts } = directory;
         let own = self.open(&path)?;
         if let (true, Some(overlay)) = (opaque || marked, self.form.overlay) {
             let value: &[u8] = if opaque { b"y" } else { b"x" };
             let set = set_xattr(XattrTarget::Open(own.as_fd()), overlay.xattr("opaque").as_bytes(), value);
             let set = set.and_then(|is_set| if is_set { Ok(()) } else { Err(Errno::PERM) });
             set.map_err(|errno| UnpackError::file("mark the directory", path_of(&path), errno))?;
+        }
+        if let (true, Some(overlay)) = (whiteouts, self.form.overlay) {
+            // Without it, the whiteouts hide what they hide, and only a list of the directory shows them.
+            let _ = set_xattr(XattrTarget::Open(own.as_fd()), overlay.xattr("origin").as_bytes(), b"");
         }
         entry.map_or(Ok(()), |entry| self.describe(own.as_fd(), &entry, 0o700))
     }
@@ -268,6 +279,9 @@ impl DirectoryWriter {
     /// Hides a name of the layers below: a device 0:0, or a marked empty file, which the kernel understands from 6.7 on.
     fn whiteout(&mut self, name: &[u8], entry: &LayerEntry) -> Result<(), UnpackError> {
         let make_failed = |errno| failed("create the whiteout", entry, errno);
+        if let Some(directory) = self.directories.last_mut() {
+            directory.whiteouts = true;
+        }
         let kind = FileType::CharacterDevice;
         match mknodat(&self.current, path_of(name), kind, Mode::empty(), makedev(0, 0)) {
             // Kernels before 5.8 allow it to root only.

@@ -154,6 +154,38 @@ fn layers_that_cannot_be_mounted_are_extracted_until_their_last_use() {
     drop(dir);
 }
 
+/// Overlayfs lists a directory that only one layer has as it is in the layer.
+#[test]
+fn a_mount_does_not_list_the_whiteouts_of_a_directory_that_only_one_layer_has() {
+    if !can_mount() {
+        return;
+    }
+    let mut kinds: Vec<_> = mount_kinds().into_iter().map(Some).collect();
+    kinds.push(Some(LayerMountKind::Extracted));
+    for kind in kinds {
+        let dir = tempfile::tempdir().unwrap();
+        let store =
+            Store::open(&dir.path().join("store"), StoreConfig { erofs_mount: kind, ..config() }).unwrap();
+        let lower = [TarBuilderEntry::file("both/gone", "1"), TarBuilderEntry::file("both/kept", "2")];
+        let names = ["only/.wh.gone", "only/kept", "only/below/.wh.gone", "both/.wh.gone", ".wh.gone"];
+        let upper = names.map(|name| TarBuilderEntry::file(name, ""));
+        let layers = [unpacked_entries(&store, lower), unpacked_entries(&store, upper)];
+        store.commit(&image(&["app"], &layers), noon()).unwrap();
+        store.commit(&image(&["alone"], &layers[1..]), noon()).unwrap();
+        let scratch = TempStore { store, dir };
+        for (image, names_in_both) in [("app", vec!["kept".to_owned()]), ("alone", vec![])] {
+            let target = MountTarget::new(&scratch, image);
+            scratch.store.mount(image, &target.0, MountOptions::default(), noon()).unwrap();
+            let names = |path: &str| entries(&target.0.join(path));
+            assert_eq!(names(""), ["both", "only"], "{image} {kind:?}");
+            assert_eq!(names("only"), ["below", "kept"], "{image} {kind:?}");
+            assert_eq!(names("only/below"), [""; 0], "{image} {kind:?}");
+            assert_eq!(names("both"), names_in_both, "{image} {kind:?}");
+            scratch.store.umount(&target.0).unwrap();
+        }
+    }
+}
+
 #[test]
 fn mounts_that_a_dead_process_left_behind_are_removed() {
     if !can_mount() {
