@@ -37,11 +37,14 @@ pub struct ErofsOptions {
     pub max_name_bytes: usize,
     /// The UUID of the filesystem. Overlay mounts log a warning when two of their layers have the same one. Default zero.
     pub uuid: [u8; 16],
+    /// Names with the prefix `.wh.` and devices 0:0 hide names of lower layers. False for a filesystem that stands alone, in
+    /// which they are files like others. Default true.
+    pub whiteouts: bool,
 }
 
 impl Default for ErofsOptions {
     fn default() -> Self {
-        ErofsOptions { max_name_bytes: 32 << 20, uuid: [0; 16] }
+        ErofsOptions { max_name_bytes: 32 << 20, uuid: [0; 16], whiteouts: true }
     }
 }
 
@@ -177,14 +180,16 @@ impl<O: ErofsOutput> ErofsWriter<O> {
             };
         }
         // What an old union filesystem kept for itself.
-        if parts(&path).any(|part| part.starts_with(b".wh..wh.") && part != b".wh..wh..opq") {
+        if self.options.whiteouts
+            && parts(&path).any(|part| part.starts_with(b".wh..wh.") && part != b".wh..wh..opq")
+        {
             self.file = OpenFile::ignored(entry);
             return Ok(());
         }
         let (parent, name) = split(&path);
         let dir = self.parent(parent, entry.mtime).map_err(rejected)?;
         let place = EntryPlace { dir, name, path: entry.path };
-        match name.strip_prefix(b".wh.") {
+        match name.strip_prefix(b".wh.").filter(|_| self.options.whiteouts) {
             Some(b".wh..opq") => self.mark_opaque(dir),
             Some(b"" | b"." | b"..") => return Err(rejected(EntryProblem::Whiteout)),
             Some(hidden) => self.whiteout(EntryPlace { name: hidden, ..place })?,
@@ -206,7 +211,9 @@ impl<O: ErofsOutput> ErofsWriter<O> {
             ErofsEntryKind::Symlink { target } => self.symlink(place, entry, target),
             ErofsEntryKind::HardLink { target } => self.hard_link(place, target),
             ErofsEntryKind::Fifo => self.special(place, entry, NodeKind::Fifo, (0, 0)),
-            ErofsEntryKind::CharDevice { major: 0, minor: 0 } => self.whiteout(place),
+            ErofsEntryKind::CharDevice { major: 0, minor: 0 } if self.options.whiteouts => {
+                self.whiteout(place)
+            }
             ErofsEntryKind::CharDevice { major, minor } => {
                 self.special(place, entry, NodeKind::CharDevice, (major, minor))
             }

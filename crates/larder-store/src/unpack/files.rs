@@ -48,7 +48,7 @@ pub fn write_erofs_disk(files: impl Read, id: &Digest, path: &Path) -> Result<()
     let options = UnpackOptions::default();
     let mut feed = from_reader(files);
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, id, &options), &options);
-    let form = ErofsOptions { uuid: uuid_of(id), ..ErofsOptions::default() };
+    let form = ErofsOptions { uuid: uuid_of(id), whiteouts: false, ..ErofsOptions::default() };
     let (mut disk, _) = PendingLayer::read(&mut archive, path, form, &options)?;
     archive.read_rest()?;
     disk.pause()?;
