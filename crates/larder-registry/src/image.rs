@@ -55,7 +55,7 @@ impl RepositorySession {
             ManifestOrIndex::Index(index) => index,
         };
         let mut offered = index.platforms();
-        let mut fetched = 0;
+        let (mut fetched, mut other_content) = (0, None);
         let mut stack = Vec::new();
         push_candidates(&mut stack, index, platform, 1);
         while let Some(PendingManifest { descriptor, matches, depth }) = stack.pop() {
@@ -63,7 +63,13 @@ impl RepositorySession {
             if depth > MAX_DEPTH || fetched > MAX_DOCUMENTS {
                 return Err(self.unusable(&descriptor, &target.host, ManifestError::TooDeep));
             }
-            let found = self.manifest(&descriptor).await?;
+            let found = match self.manifest(&descriptor).await {
+                Err(error) if is_other_content(&error) => {
+                    other_content.get_or_insert(error);
+                    continue;
+                }
+                found => found?,
+            };
             match &found.document {
                 ManifestOrIndex::Index(index) => {
                     offered.extend(index.platforms());
@@ -79,6 +85,9 @@ impl RepositorySession {
                     offered.push(built_for.to_string());
                 }
             }
+        }
+        if let (true, Some(error)) = (offered.is_empty(), other_content) {
+            return Err(error);
         }
         offered.dedup();
         let error = ManifestError::NoPlatform { wanted: platform.wanted().to_string(), offered };
@@ -110,6 +119,10 @@ impl RepositorySession {
         let what = FetchTarget::Manifest(descriptor.digest.to_string());
         self.error(what, host.to_owned(), FetchErrorKind::Manifest(error), Vec::new())
     }
+}
+
+fn is_other_content(error: &FetchError) -> bool {
+    matches!(&*error.kind, FetchErrorKind::Manifest(cause) if cause.is_other_content())
 }
 
 /// An entry of an index that is to be fetched.

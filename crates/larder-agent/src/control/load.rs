@@ -12,8 +12,8 @@ use larder::hidden::HiddenImages;
 use larder::reference::{ImageName, Reference};
 use larder_api::v1 as api;
 use larder_store::backend::StoreBackend;
-use larder_store::pull::{LoadedImage as StoredImage, PullError};
-use larder_store::store::import::{ImportError, ImportSource};
+use larder_store::pull::{LoadOutcome, LoadedImage, PullError};
+use larder_store::store::import::{ImportError, ImportSource, LeftOutManifest};
 use larder_store::unpack::UnpackError;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time;
@@ -39,7 +39,7 @@ pub(super) async fn load(
     observability: &Observability,
     slots: &Semaphore,
     mut pieces: impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin,
-) -> Result<Vec<api::LoadedImage>, Status> {
+) -> Result<api::LoadResponse, Status> {
     let store = storage.require_store()?;
     let Ok(_slot) = slots.try_acquire() else {
         return Err(Status::resource_exhausted(format!(
@@ -56,15 +56,15 @@ pub(super) async fn load(
     tokio::select! {
         loaded = import(store, ImportSource::Stream(Box::new(arriving)), name) => {
             let loaded = loaded?;
-            for image in &loaded {
+            for image in &loaded.images {
                 observability.record(EventType::Normal, EventReason::Loaded, loaded_message(image));
             }
             if let Some(hidden) = hidden {
-                for image in &loaded {
+                for image in &loaded.images {
                     hidden.show(&image.id.as_str().into()).await;
                 }
             }
-            publish(storage, &loaded).await?;
+            publish(storage, &loaded.images).await?;
             Ok(loaded)
         }
         status = forward(&mut pieces, feed) => Err(status),
@@ -161,9 +161,17 @@ async fn import(
     store: &StoreBackend,
     from: ImportSource,
     base_name: Option<Reference>,
-) -> Result<Vec<api::LoadedImage>, Error> {
-    let loaded = store.puller().load(from, base_name).await.map_err(|error| failed(&error))?;
-    Ok(loaded.into_iter().map(loaded_image).collect())
+) -> Result<api::LoadResponse, Error> {
+    let LoadOutcome { images, left_out } =
+        store.puller().load(from, base_name).await.map_err(|error| failed(&error))?;
+    let left_out = left_out.into_iter().map(|LeftOutManifest { digest, reason }| api::LeftOutManifest {
+        digest: digest.to_string(),
+        reason,
+    });
+    Ok(api::LoadResponse {
+        images: images.into_iter().map(loaded_image).collect(),
+        left_out: left_out.collect(),
+    })
 }
 
 /// The repository, or the name, for images that have none. The error names the text, not where it was given.
@@ -209,7 +217,7 @@ fn is_damage(cause: &UnpackError) -> bool {
     )
 }
 
-fn loaded_image(StoredImage { image, tags, digests, bare_tags, .. }: StoredImage) -> api::LoadedImage {
+fn loaded_image(LoadedImage { image, tags, digests, bare_tags }: LoadedImage) -> api::LoadedImage {
     api::LoadedImage { id: image.id.to_string(), repo_tags: tags, repo_digests: digests, bare_tags }
 }
 

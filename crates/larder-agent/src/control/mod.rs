@@ -117,8 +117,7 @@ impl ControlApi {
         pieces: impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin,
     ) -> Result<api::LoadResponse, Status> {
         let Node { storage, pulls, observability, .. } = self.node();
-        let images = load::load(storage, pulls.hidden(), observability, &self.0.loads, pieces).await?;
-        Ok(api::LoadResponse { images })
+        load::load(storage, pulls.hidden(), observability, &self.0.loads, pieces).await
     }
 
     fn node(&self) -> &Node {

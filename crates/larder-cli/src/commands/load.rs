@@ -7,7 +7,7 @@ use larder::hint::Hint;
 use larder::reference::{ImageId, Reference};
 use larder_agent::client::{ArchiveUpload, Client};
 use larder_agent::control::base_name;
-use larder_api::v1::LoadedImage;
+use larder_api::v1::{LeftOutManifest, LoadResponse, LoadedImage};
 use serde::Serialize;
 
 use crate::args::LoadArgs;
@@ -34,7 +34,10 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     let mut loaded = Vec::new();
     for file in &files {
         match send(&client, file, name).await {
-            Ok(images) => {
+            Ok(LoadResponse { images, left_out }) => {
+                for LeftOutManifest { digest, reason } in left_out {
+                    out.info(format_args!("note: {}: left out {digest}: {reason}", file.display()));
+                }
                 print_name_notes(file, base.as_ref(), &images, out);
                 loaded.extend(images.into_iter().map(LoadRecord::from));
             }
@@ -57,11 +60,11 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     Ok(outcome)
 }
 
-async fn send(client: &Client, file: &Path, name: Option<&str>) -> Result<Vec<LoadedImage>, Failure> {
+async fn send(client: &Client, file: &Path, name: Option<&str>) -> Result<LoadResponse, Failure> {
     let (upload, read_error) = ArchiveUpload::of(file, name.unwrap_or_default());
     let answer = client.wait(async |mut calls| calls.load(upload).await).await;
     // After a read error, the answer is about a truncated archive.
-    read_error.take().map_or(answer.map(|answer| answer.images), |error| {
+    read_error.take().map_or(answer, |error| {
         Err(match error.kind() {
             io::ErrorKind::NotFound => Failure::bad_input("no such file or directory")
                 .hint("pass an archive, a directory with an OCI layout, or - for standard input"),

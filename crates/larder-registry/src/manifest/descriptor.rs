@@ -22,8 +22,8 @@ pub struct Descriptor {
     pub digest: Digest,
     /// Size of the content in bytes, exactly.
     pub size: u64,
-    /// The platform; in indexes.
-    #[serde(default)]
+    /// The platform; in indexes. `None` as well if it names neither a system nor an architecture.
+    #[serde(default, deserialize_with = "named_platform")]
     pub platform: Option<Platform>,
     /// Annotations.
     #[serde(default, deserialize_with = "bounded::texts::<MAX_ANNOTATIONS, _>")]
@@ -51,12 +51,23 @@ impl Descriptor {
         MediaType::of(&self.media_type)
     }
 
+    /// Returns true if the content may be a manifest or an index: it is said to be, or nothing is said.
+    pub fn may_be_manifest(&self) -> bool {
+        self.media_type.is_empty() || self.kind().is_manifest()
+    }
+
     /// Returns true for metadata of an image (a signature, an attestation), which builders put into the same
     /// index.
     pub fn is_attestation(&self) -> bool {
         self.annotations.contains_key("vnd.docker.reference.type")
             || self.platform.as_ref().is_some_and(|platform| platform.os == "unknown")
     }
+}
+
+/// Go programs write a platform of empty fields where they mean none.
+fn named_platform<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Platform>, D::Error> {
+    let platform = Option::<Platform>::deserialize(from)?;
+    Ok(platform.filter(|platform| !(platform.os.is_empty() && platform.architecture.is_empty())))
 }
 
 fn digest<'de, D: Deserializer<'de>>(from: D) -> Result<Digest, D::Error> {

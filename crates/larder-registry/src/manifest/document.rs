@@ -178,7 +178,7 @@ impl ImageIndex {
         let mut ranked: Vec<_> = self
             .manifests
             .iter()
-            .filter(|entry| entry.kind().is_manifest() && !entry.is_attestation())
+            .filter(|entry| entry.may_be_manifest() && !entry.is_attestation())
             .filter_map(|entry| match &entry.platform {
                 Some(offered) => {
                     Some((platform.rank(offered)?, ManifestCandidate { descriptor: entry, matches: true }))

@@ -74,6 +74,18 @@ pub enum ManifestError {
 }
 
 impl ManifestError {
+    /// Returns true if the document is valid and describes other content than an image of layers that can be unpacked, such
+    /// as a signature, an SBOM or a chart. An index may list such documents beside images.
+    pub fn is_other_content(&self) -> bool {
+        matches!(
+            self,
+            ManifestError::NotAnImage(_)
+                | ManifestError::UnknownLayer { .. }
+                | ManifestError::UnknownType(_)
+                | ManifestError::ForeignLayer { .. }
+        )
+    }
+
     /// The next step for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {

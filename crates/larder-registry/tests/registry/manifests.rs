@@ -96,6 +96,40 @@ async fn an_entry_without_platform_has_that_of_its_config() {
 }
 
 #[tokio::test]
+async fn an_index_may_list_other_content_before_the_image() {
+    let registry = FaultRegistry::start();
+    let image = registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+    let size = registry_size(&registry, "shop/web:1").await;
+    let config =
+        json!({"mediaType": "application/vnd.oci.image.config.v1+json", "digest": image.config, "size": 2});
+    let empty = json!({"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest(b"{}"), "size": 2});
+    let other = |config: &serde_json::Value, layer: &str| {
+        json!({"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": config, "layers": [
+            {"mediaType": layer, "digest": digest(b"x"), "size": 1}]})
+        .to_string()
+    };
+    let others =
+        [other(&config, "application/vnd.dev.cosign.simplesigning.v1+json"), other(&empty, "text/spdx+json")];
+    let mut entries: Vec<_> = others
+        .iter()
+        .map(|other| {
+            let digest = registry.put_manifest("shop/web", &digest(other.as_bytes())[7..20], OCI_MANIFEST, other.clone());
+            json!({"mediaType": OCI_MANIFEST, "digest": digest, "size": other.len(), "platform": {"os": "", "architecture": ""}})
+        })
+        .collect();
+    let put = |tag: &str, entries: &[serde_json::Value]| {
+        let index = json!({"schemaVersion": 2, "manifests": entries});
+        registry.put_manifest("shop/web", tag, OCI_INDEX, index.to_string());
+        session(quick(), &registry.image(&format!("shop/web:{tag}")))
+    };
+    let error = put("others", &entries).documents(&PlatformMatcher::host()).await.unwrap_err();
+    assert!(error.to_string().contains("unsupported media type"), "{error}");
+    entries.push(json!({"mediaType": OCI_MANIFEST, "digest": image.manifest, "size": size}));
+    let documents = put("all", &entries).documents(&PlatformMatcher::host()).await.unwrap();
+    assert_eq!(documents.manifest.descriptor.digest.as_str(), image.manifest);
+}
+
+#[tokio::test]
 async fn manifests_that_cannot_be_used_are_refused_by_name() {
     let registry = FaultRegistry::start();
     let put = |tag: &str, media_type: &str, content: String| {

@@ -12,7 +12,7 @@ use super::{PullError, StorePuller, reclaimable};
 use crate::store::admission::InsufficientSpace;
 use crate::store::commit::names_of;
 use crate::store::fetch_progress::FetchSource;
-use crate::store::import::{Import, ImportError, ImportImage, ImportSource};
+use crate::store::import::{Import, ImportError, ImportImage, ImportSource, LeftOutManifest};
 use crate::store::{ImageCommit, ImageRecord, Store};
 
 /// An image that is present now.
@@ -28,6 +28,15 @@ pub struct LoadedImage {
     pub bare_tags: Vec<String>,
 }
 
+/// Images of an archive that are present now.
+#[derive(Debug, Clone)]
+pub struct LoadOutcome {
+    /// The images.
+    pub images: Vec<LoadedImage>,
+    /// Manifests that the archive has beside them.
+    pub left_out: Vec<LeftOutManifest>,
+}
+
 impl StorePuller {
     /// Makes the images of `from` present: an OCI layout in a directory or an archive, or the output of `docker save`. An
     /// image whose names are but tags, or that has none, is one of the repository `base_name`; with a tag, it is the name
@@ -36,7 +45,7 @@ impl StorePuller {
         &self,
         from: ImportSource,
         base_name: Option<Reference>,
-    ) -> Result<Vec<LoadedImage>, PullError> {
+    ) -> Result<LoadOutcome, PullError> {
         let (store, platform, reserve) =
             (self.store.clone(), self.config.platform.clone(), self.config.reserve);
         let read = blocking(move || {
@@ -45,10 +54,11 @@ impl StorePuller {
         });
         let import = self.reclaim_if_full(read.await?).await?;
         let import = Arc::new(import);
-        let loaded = self.load_images(&import).await;
+        let left_out = import.left_out.clone();
+        let images = self.load_images(&import).await;
         // Dropping the import may remove unused layers and spooled files: blocking disk work.
         blocking(move || drop(import)).await?;
-        loaded
+        Ok(LoadOutcome { images: images?, left_out })
     }
 
     async fn load_images(&self, import: &Arc<Import>) -> Result<Vec<LoadedImage>, PullError> {

@@ -41,7 +41,7 @@ use tokio::sync::Semaphore;
 
 pub use error::PullError;
 pub use fetched_image::{FetchedImage, FetchedLayer};
-pub use load::LoadedImage;
+pub use load::{LoadOutcome, LoadedImage};
 pub(crate) use plan::chain_id;
 
 use crate::disk::{DiskSpace, SpaceReserve};

@@ -323,6 +323,126 @@ fn the_image_of_the_wanted_platform_is_taken() {
 }
 
 #[test]
+fn the_config_decides_where_no_index_declares_a_platform() {
+    let scratch = TempStore::new();
+    let mut files = ArchiveFiles::new();
+    let entries = ["arm64", "amd64"].map(|arch| {
+        let mut entry = manifest(&mut files, arch, &["a", arch]);
+        entry["platform"] = json!({ "os": "", "architecture": "" });
+        entry
+    });
+    let index = json!({ "schemaVersion": 2, "manifests": entries }).to_string().into_bytes();
+    let size = index.len();
+    let index = descriptor("index.v1+json", &blob(&mut files, index), size);
+    for top in [vec![named(index, "io.containerd.image.name", APP)], entries.to_vec()] {
+        let names: &[&str] = if top.len() == 1 { &[APP] } else { &[] };
+        let import = read(&scratch.store, stream(tar_of(&with_index(files.clone(), &top)))).unwrap();
+        assert_image(&import, names, &["a", "amd64"]);
+        assert_eq!(import.left_out.len(), top.len() - 1, "{:?}", import.left_out);
+    }
+    let foreign = with_index(files, &entries[..1]);
+    let docker = docker_archive(&[APP], &["a"]);
+    let arm = PlatformMatcher::for_platform(&Platform::new("linux", "s390x"));
+    for (archive, platform) in [(tar_of(&foreign), amd64()), (docker, arm)] {
+        let error =
+            scratch.store.read_import(stream(archive), &platform, None, DiskSpace::default()).unwrap_err();
+        assert!(matches!(error, ImportError::NoPlatform { .. }) && error.hint().is_some(), "{error}");
+    }
+}
+
+#[test]
+fn other_content_beside_an_image_is_left_out_and_listed() {
+    let scratch = TempStore::new();
+    let mut files = ArchiveFiles::new();
+    let other = |files: &mut ArchiveFiles, config: &str, layer: &str| {
+        let config = descriptor(config, &blob(files, b"{}".to_vec()), 2);
+        let layer = json!({ "mediaType": layer, "digest": blob(files, b"s".to_vec()).as_str(), "size": 1 });
+        let manifest = json!({ "schemaVersion": 2, "config": config, "layers": [layer] }).to_string();
+        let size = manifest.len();
+        descriptor("manifest.v1+json", &blob(files, manifest.into_bytes()), size)
+    };
+    let mut attestation = manifest(&mut files, "amd64", &["b"]);
+    attestation["platform"] = json!({ "os": "unknown", "architecture": "unknown" });
+    let others = [
+        other(&mut files, "config.v1+json", "application/vnd.dev.cosign.simplesigning.v1+json"),
+        other(&mut files, "empty.v1+json", "text/spdx+json"),
+        descriptor("layer.v1.tar", &digest("x"), 1),
+        attestation,
+    ];
+    let image = named(manifest(&mut files, "amd64", &["a"]), "io.containerd.image.name", APP);
+    let nested = [&others[..2], std::slice::from_ref(&image)].concat();
+    let nested = json!({ "schemaVersion": 2, "manifests": nested }).to_string().into_bytes();
+    let size = nested.len();
+    let nested = descriptor("index.v1+json", &blob(&mut files, nested), size);
+    for (image, left_out) in [(image, 4), (named(nested, "io.containerd.image.name", APP), 4)] {
+        let top = [&others[..], &[image]].concat();
+        let import = read(&scratch.store, stream(tar_of(&with_index(files.clone(), &top)))).unwrap();
+        assert_image(&import, &[APP], &["a"]);
+        assert_eq!(import.left_out.len(), left_out);
+        assert_eq!(import.left_out[0].digest.as_str(), others[0]["digest"]);
+        assert!(import.left_out[0].reason.contains("simplesigning"), "{:?}", import.left_out);
+    }
+    let error = read(&scratch.store, stream(tar_of(&with_index(files, &others)))).unwrap_err();
+    assert!(error.to_string().contains("invalid document"), "{error}");
+}
+
+#[test]
+fn archives_are_read_as_go_programs_read_them() {
+    let scratch = TempStore::new();
+    let archive = |list: Value| {
+        tar_of(&[
+            ("manifest.json".to_owned(), list.to_string().into_bytes()),
+            ("config.json".to_owned(), config("amd64", &["a"])),
+            ("layer.tar".to_owned(), plain("a")),
+        ])
+    };
+    for (names, list) in [
+        (&[APP][..], json!([{ "config": "config.json", "repoTags": [APP], "LAYERS": ["layer.tar"] }])),
+        (
+            &[APP],
+            json!([{ "Config": "config.json", "RepoTags": ["", APP], "Layers": ["layer.tar"], "Parent": {} }]),
+        ),
+        (&[], json!([{ "Config": "config.json", "RepoTags": null, "Layers": ["layer.tar"] }])),
+    ] {
+        assert_image(&read(&scratch.store, stream(archive(list))).unwrap(), names, &["a"]);
+    }
+    let error = read(&scratch.store, stream(archive(Value::Null))).unwrap_err();
+    assert!(matches!(error, ImportError::NoImages), "{error}");
+    let mut files = ArchiveFiles::new();
+    let mut image = manifest(&mut files, "amd64", &["a"]);
+    image["mediaType"] = "".into();
+    image["annotations"] =
+        json!({ "org.opencontainers.image.ref.name": "", "io.containerd.image.name": null });
+    assert_image(&read(&scratch.store, stream(tar_of(&with_index(files, &[image])))).unwrap(), &[], &["a"]);
+}
+
+#[test]
+fn links_to_layers_may_lack_the_way_up() {
+    let scratch = TempStore::new();
+    for target in ["../id0/layer.tar", "id0/layer.tar"] {
+        let list = json!([{ "Config": "config.json", "RepoTags": [APP], "Layers": ["id0/layer.tar", "id1/layer.tar"] }]);
+        let mut archive = tar_of(&[
+            ("manifest.json".to_owned(), list.to_string().into_bytes()),
+            ("config.json".to_owned(), config("amd64", &["a", "a"])),
+            ("id0/layer.tar".to_owned(), plain("a")),
+        ]);
+        archive.truncate(archive.len() - 1024);
+        let mut builder = tar::Builder::new(archive);
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        builder.append_link(&mut header, "id1/layer.tar", target).unwrap();
+        let archive = builder.into_inner().unwrap();
+        assert_image(&read(&scratch.store, stream(archive)).unwrap(), &[APP], &["a", "a"]);
+    }
+    // In a directory: links that stay in it.
+    let dir = write_dir(&scratch, &layout(APP, &["a"]));
+    fs_err::rename(dir.join("index.json"), dir.join("blobs/real")).unwrap();
+    std::os::unix::fs::symlink("blobs/real", dir.join("index.json")).unwrap();
+    assert_image(&read(&scratch.store, ImportSource::Path(dir)).unwrap(), &[APP], &["a"]);
+}
+
+#[test]
 fn layers_that_the_store_has_are_not_kept_again() {
     let scratch = TempStore::new();
     let store = &scratch.store;

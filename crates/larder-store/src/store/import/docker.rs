@@ -2,18 +2,20 @@
 //! have it, so one is generated, always the same for the same image.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::Read;
 
 use larder::reference::{Digest, Reference};
-use serde::Deserialize;
+use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::json;
 
 use super::archive::normalize_entry_name;
 use super::entries::{FileCompression, ImportEntries, detect_compression, digest_of_blob};
 use super::error::{ImportError, read};
+use super::found_images::{FoundImages, PlatformSearch};
 use super::image::ImportImage;
 use crate::store::blobs::{BlobHasher, check_digest};
-use larder_registry::manifest::{ImageConfig, ManifestOrIndex};
+use larder_registry::manifest::{ImageConfig, ManifestOrIndex, PlatformMatcher};
 
 const MANIFEST: &str = "manifest.json";
 
@@ -25,20 +27,51 @@ const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
 /// One image of `manifest.json`.
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
+#[derive(Default)]
 struct DockerArchiveImage {
     config: String,
-    #[serde(default)]
     repo_tags: Option<Vec<String>>,
-    #[serde(default)]
     layers: Option<Vec<String>>,
+}
+
+/// As Go programs read it: keys in any case, and `null` where nothing is.
+impl<'de> Deserialize<'de> for DockerArchiveImage {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(DockerArchiveVisitor)
+    }
+}
+
+struct DockerArchiveVisitor;
+
+impl<'de> Visitor<'de> for DockerArchiveVisitor {
+    type Value = DockerArchiveImage;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an image with Config, RepoTags and Layers")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<DockerArchiveImage, A::Error> {
+        let mut image = DockerArchiveImage::default();
+        while let Some(key) = fields.next_key::<String>()? {
+            match key.to_ascii_lowercase().as_str() {
+                "config" => image.config = fields.next_value::<Option<String>>()?.unwrap_or_default(),
+                "repotags" => image.repo_tags = fields.next_value()?,
+                "layers" => image.layers = fields.next_value()?,
+                _ => drop(fields.next_value::<IgnoredAny>()?),
+            }
+        }
+        if image.config.is_empty() {
+            return Err(A::Error::missing_field("Config"));
+        }
+        Ok(image)
+    }
 }
 
 fn saved(entries: &ImportEntries) -> Result<Vec<DockerArchiveImage>, ImportError> {
     let raw = entries.document(MANIFEST)?;
     let document = |cause| ImportError::Document { name: MANIFEST.to_owned(), cause };
-    let saved: Vec<DockerArchiveImage> = serde_json::from_slice(&raw).map_err(document)?;
+    let saved: Option<Vec<DockerArchiveImage>> = serde_json::from_slice(&raw).map_err(document)?;
+    let saved = saved.unwrap_or_default();
     if saved.len() > MAX_IMAGES {
         return Err(ImportError::TooManyEntries);
     }
@@ -60,15 +93,29 @@ pub(super) fn names_by_config(
     Ok(names)
 }
 
-pub(super) fn images(entries: &ImportEntries) -> Result<Vec<ImportImage>, ImportError> {
-    saved(entries)?.iter().map(|saved| image(entries, saved)).collect()
+pub(super) fn images(
+    entries: &ImportEntries,
+    platform: &PlatformMatcher,
+) -> Result<FoundImages, ImportError> {
+    let mut found = FoundImages::default();
+    for saved in saved(entries)? {
+        let image = image(entries, &saved)?;
+        let mut search = PlatformSearch::new(platform);
+        if search.accepts(&image, false) {
+            found.images.push(image);
+        } else {
+            let digest = image.config.0.clone();
+            found.leave_out(&digest, search.end())?;
+        }
+    }
+    Ok(found)
 }
 
 fn names_of(image: &DockerArchiveImage) -> Result<Vec<Reference>, ImportError> {
     let parse = |name: &String| {
         Reference::parse(name).map_err(|cause| ImportError::Name { name: name.clone(), cause })
     };
-    image.repo_tags.iter().flatten().map(parse).collect()
+    image.repo_tags.iter().flatten().filter(|name| !name.is_empty()).map(parse).collect()
 }
 
 fn image(entries: &ImportEntries, saved: &DockerArchiveImage) -> Result<ImportImage, ImportError> {

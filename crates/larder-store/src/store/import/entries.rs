@@ -97,8 +97,8 @@ enum EntryLocation {
     File(PathBuf),
     /// A part of the archive.
     Part { at: u64, size: u64 },
-    /// Another entry has them.
-    Link(String),
+    /// Another entry has them: the first of these that is there.
+    Link(Vec<String>),
     /// Nowhere: the store has this layer.
     Known { size: u64 },
 }
@@ -212,15 +212,16 @@ impl ImportEntries {
         let place = match entry.kind {
             TarEntryKind::File => place,
             TarEntryKind::HardLink(target) => match normalize_entry_name(&target) {
-                Some(target) => EntryLocation::Link(target),
+                Some(target) => EntryLocation::Link(vec![target]),
                 None => return Ok(()),
             },
             TarEntryKind::Symlink(target) if !target.starts_with('/') => {
+                // Some writers of `docker save` archives leave out the `../` before the target.
                 let dir = name.rsplit_once('/').map_or("", |(dir, _)| dir);
-                match normalize_entry_name(&format!("{dir}/{target}")) {
-                    Some(target) => EntryLocation::Link(target),
-                    None => return Ok(()),
-                }
+                let targets = [format!("{dir}/{target}"), target];
+                EntryLocation::Link(
+                    targets.iter().filter_map(|target| normalize_entry_name(target)).collect(),
+                )
             }
             TarEntryKind::Symlink(_) | TarEntryKind::Other => return Ok(()),
         };
@@ -252,7 +253,10 @@ impl ImportEntries {
         let mut at = name;
         for _ in 0..MAX_LINKS {
             match self.places.get(at) {
-                Some(EntryLocation::Link(target)) => at = target,
+                Some(EntryLocation::Link(targets)) => {
+                    let Some(target) = targets.iter().find(|target| self.has(target)) else { break };
+                    at = target;
+                }
                 Some(place) => return Ok((at, place)),
                 None => break,
             }
@@ -388,7 +392,9 @@ impl Read for ArchiveSection {
 }
 
 /// The files in a directory by their names in it, two levels deep: no layout, and nothing that `docker save` wrote, has more.
+/// A symbolic link counts as the file that it leads to, unless that is outside of the directory.
 pub fn files_of(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+    let real_root = fs_err::canonicalize(root)?;
     let mut files = Vec::new();
     let mut waiting = vec![(root.to_owned(), String::new(), 0)];
     while let Some((dir, prefix, depth)) = waiting.pop() {
@@ -401,6 +407,10 @@ pub fn files_of(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
                 waiting.push((path, format!("{name}/"), depth + 1));
             } else if metadata.is_file() {
                 files.push((name, path));
+            } else if metadata.is_symlink() {
+                let target = fs_err::canonicalize(path).ok();
+                let inside = target.filter(|target| target.starts_with(&real_root) && target.is_file());
+                files.extend(inside.map(|target| (name, target)));
             }
             if files.len() > MAX_ENTRIES {
                 return Ok(files);

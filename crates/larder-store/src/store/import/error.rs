@@ -97,6 +97,12 @@ pub enum ImportError {
         /// The digest that it should have.
         wanted: Digest,
     },
+    /// An entry of the index is no manifest of an image.
+    #[error("not a container image: media type {media_type:?}")]
+    OtherContent {
+        /// Its media type, as written.
+        media_type: String,
+    },
     /// All images in it are for other platforms.
     #[error("no image for platform {wanted}; available: {}", offered.join(", "))]
     NoPlatform {
@@ -126,6 +132,15 @@ pub enum ImportError {
 const WRITE_AGAIN: &str = "create the archive again: it may be truncated or modified";
 
 impl ImportError {
+    /// Returns true if the archive is in order, and has other content than an image there.
+    pub(super) fn is_other_content(&self) -> bool {
+        match self {
+            ImportError::OtherContent { .. } => true,
+            ImportError::Manifest { cause, .. } => cause.is_other_content(),
+            _ => false,
+        }
+    }
+
     /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Option<Hint> {
         let text = match self {
@@ -163,7 +178,9 @@ impl ImportError {
             ImportError::OneName { .. } => {
                 "pass a repository without a tag if the images have tags; otherwise put each image into its own file"
             }
-            ImportError::TooManyEntries | ImportError::TooLarge { .. } => return None,
+            ImportError::OtherContent { .. } | ImportError::TooManyEntries | ImportError::TooLarge { .. } => {
+                return None;
+            }
         };
         Some(text.into())
     }

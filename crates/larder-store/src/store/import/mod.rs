@@ -16,6 +16,7 @@ mod archive;
 mod docker;
 mod entries;
 mod error;
+mod found_images;
 mod image;
 mod naming;
 mod oci;
@@ -28,6 +29,7 @@ use larder::reference::{Digest, Reference};
 
 pub use entries::{ImportSource, files_of};
 pub use error::ImportError;
+pub use found_images::LeftOutManifest;
 pub use image::ImportImage;
 
 use self::entries::{ImportEntries, PresentLayers};
@@ -40,11 +42,14 @@ use larder_registry::manifest::PlatformMatcher;
 pub struct Import {
     /// The images, in the order in which they were written.
     pub images: Vec<ImportImage>,
+    /// Manifests beside them that are not loaded.
+    pub left_out: Vec<LeftOutManifest>,
     entries: Arc<ImportEntries>,
 }
 
 impl Store {
-    /// Finds the images in `from`. Of an image for several platforms the one for `platform` is taken. An image whose
+    /// Finds the images in `from`, but for those that are for other platforms than `platform`. Where no index declares the
+    /// platform of an image, its config decides. Of an image for several platforms the best one is taken. An image whose
     /// names are but tags, as OCI layouts may have, or that has none, is one of the repository `base_name`; with a tag,
     /// it is the name itself. What has to be kept of a stream leaves `reserve` free on the disk.
     pub fn read_import(
@@ -56,19 +61,17 @@ impl Store {
     ) -> Result<Import, ImportError> {
         let known = PresentLayers::of(self)?;
         let entries = ImportEntries::read(self, from, &known, reserve)?;
-        let mut images = if entries.has("index.json") {
+        let found = if entries.has("index.json") {
             oci::images(&entries, platform)?
         } else if entries.has("manifest.json") {
-            docker::images(&entries)?
+            docker::images(&entries, platform)?
         } else {
             let entry = entries.root_file().cloned();
             return Err(entry.map_or(ImportError::NoImages, |entry| ImportError::Files { entry }));
         };
-        if images.is_empty() {
-            return Err(ImportError::NoImages);
-        }
+        let (mut images, left_out) = found.finish(platform)?;
         naming::name(&mut images, base_name)?;
-        Ok(Import { images, entries: Arc::new(entries) })
+        Ok(Import { images, left_out, entries: Arc::new(entries) })
     }
 }
 

@@ -6,9 +6,10 @@ use larder::reference::{Digest, Reference};
 use super::docker;
 use super::entries::ImportEntries;
 use super::error::ImportError;
+use super::found_images::{FoundImages, PlatformSearch};
 use super::image::ImportImage;
 use larder_registry::manifest::{
-    Descriptor, ImageConfig, ImageIndex, ImageManifest, MAX_DEPTH, ManifestOrIndex, PlatformMatcher,
+    Descriptor, ImageConfig, ImageManifest, ManifestCandidate, ManifestOrIndex, PlatformMatcher,
 };
 
 /// Annotation with a full name.
@@ -19,7 +20,7 @@ const REF_NAME: &str = "org.opencontainers.image.ref.name";
 pub(super) fn images(
     entries: &ImportEntries,
     platform: &PlatformMatcher,
-) -> Result<Vec<ImportImage>, ImportError> {
+) -> Result<FoundImages, ImportError> {
     const INDEX: &str = "index.json";
     let raw = entries.document(INDEX)?;
     let used = |cause| ImportError::Manifest { name: INDEX.to_owned(), cause };
@@ -27,70 +28,88 @@ pub(super) fn images(
         return Err(ImportError::NoImages);
     };
     let more_names = docker::names_by_config(entries)?;
-    let mut images: Vec<ImportImage> = Vec::new();
-    for descriptor in wanted(&index, platform)? {
-        let mut image = image(entries, descriptor, platform)?;
+    let mut found = FoundImages::default();
+    for descriptor in &index.manifests {
+        let mut image = match find_image(entries, descriptor, platform) {
+            Ok(image) => image,
+            Err(error) => {
+                found.leave_out(&descriptor.digest, error)?;
+                continue;
+            }
+        };
         name(&mut image, descriptor)?;
         image.names.extend(more_names.get(&image.config.0).cloned().unwrap_or_default());
-        match images.iter_mut().find(|other| other.manifests == image.manifests) {
+        match found.images.iter_mut().find(|other| other.manifests == image.manifests) {
             Some(other) => {
                 other.names.extend(image.names);
                 other.bare_tags.extend(image.bare_tags);
             }
-            None => images.push(image),
+            None => found.images.push(image),
         }
     }
-    Ok(images)
+    Ok(found)
 }
 
 /// Its media type need not be written in it.
 const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-/// The images of a layout: all but those that say they are for another platform.
-fn wanted<'a>(index: &'a ImageIndex, platform: &PlatformMatcher) -> Result<Vec<&'a Descriptor>, ImportError> {
-    let images = index.manifests.iter().filter(|entry| entry.kind().is_manifest() && !entry.is_attestation());
-    let fits =
-        |entry: &&Descriptor| entry.platform.as_ref().is_none_or(|offered| platform.rank(offered).is_some());
-    let wanted: Vec<&Descriptor> = images.clone().filter(fits).collect();
-    if wanted.is_empty() && images.count() > 0 {
-        return Err(no_platform(index, platform));
-    }
-    Ok(wanted)
-}
-
-fn no_platform(index: &ImageIndex, platform: &PlatformMatcher) -> ImportError {
-    ImportError::NoPlatform { wanted: platform.wanted().to_string(), offered: index.platforms() }
-}
-
-/// Follows a descriptor to an image.
-fn image(
+/// Follows a descriptor to the image for the platform, as a pull follows a name.
+fn find_image(
     entries: &ImportEntries,
     descriptor: &Descriptor,
     platform: &PlatformMatcher,
 ) -> Result<ImportImage, ImportError> {
-    let mut manifests: Vec<(Digest, Vec<u8>)> = Vec::new();
-    let mut next = descriptor.clone();
-    for _ in 0..MAX_DEPTH {
-        let raw = entries.blob(&next.digest)?;
-        let used = |cause| ImportError::Manifest { name: next.digest.to_string(), cause };
-        let document = ManifestOrIndex::parse(&raw, &next.media_type).map_err(used)?;
-        manifests.push((next.digest.clone(), raw));
-        match document {
-            ManifestOrIndex::Manifest(manifest) => return finish(entries, manifests, *manifest),
-            ManifestOrIndex::Index(index) => {
-                // An archive may hold but some of the platforms that its index lists.
-                let candidates = index.candidates(platform);
-                let here = candidates
-                    .iter()
-                    .find(|candidate| entries.has(&super::entries::blob_name(&candidate.descriptor.digest)));
-                next = match here.or(candidates.first()) {
-                    Some(candidate) => candidate.descriptor.clone(),
-                    None => return Err(no_platform(&index, platform)),
-                };
-            }
-        }
+    if descriptor.is_attestation() || !descriptor.may_be_manifest() {
+        return Err(ImportError::OtherContent { media_type: descriptor.media_type.clone() });
     }
-    Err(ImportError::NoImages)
+    let mut search = PlatformSearch::new(platform);
+    let matches = match &descriptor.platform {
+        Some(offered) if platform.rank(offered).is_none() => return Err(search.no_platform(offered)),
+        offered => offered.is_some(),
+    };
+    let first = ManifestCandidate { descriptor, matches };
+    follow(entries, first, &mut Vec::new(), &mut search)?.ok_or_else(|| search.end())
+}
+
+/// Reads a manifest, or an index and what it lists, until an image fits. `parents` are the documents that lead there.
+fn follow(
+    entries: &ImportEntries,
+    next: ManifestCandidate<'_>,
+    parents: &mut Vec<(Digest, Vec<u8>)>,
+    search: &mut PlatformSearch<'_>,
+) -> Result<Option<ImportImage>, ImportError> {
+    let ManifestCandidate { descriptor, matches } = next;
+    let used = |cause| ImportError::Manifest { name: descriptor.digest.to_string(), cause };
+    search.count(parents.len()).map_err(used)?;
+    let raw = match entries.blob(&descriptor.digest) {
+        // An archive may hold but some of the platforms that its index lists.
+        Err(error @ ImportError::Missing { .. }) => return Ok(search.failed(error)),
+        raw => raw?,
+    };
+    let document = match ManifestOrIndex::parse(&raw, &descriptor.media_type) {
+        Err(cause) if cause.is_other_content() => return Ok(search.failed(used(cause))),
+        document => document.map_err(used)?,
+    };
+    parents.push((descriptor.digest.clone(), raw));
+    let found = match document {
+        ManifestOrIndex::Manifest(manifest) => {
+            let image = finish(entries, parents.clone(), *manifest)?;
+            search.accepts(&image, matches).then_some(image)
+        }
+        ManifestOrIndex::Index(index) => {
+            search.offer(&index);
+            let mut found = None;
+            for candidate in index.candidates(search.platform) {
+                found = follow(entries, candidate, parents, search)?;
+                if found.is_some() {
+                    break;
+                }
+            }
+            found
+        }
+    };
+    parents.pop();
+    Ok(found)
 }
 
 fn finish(
@@ -120,7 +139,8 @@ fn finish(
 
 /// Gives an image the name, or the tag, that its entry of the index has.
 fn name(image: &mut ImportImage, descriptor: &Descriptor) -> Result<(), ImportError> {
-    let (full, name) = (descriptor.annotations.get(FULL_NAME), descriptor.annotations.get(REF_NAME));
+    let annotation = |key| descriptor.annotations.get(key).filter(|name| !name.is_empty());
+    let (full, name) = (annotation(FULL_NAME), annotation(REF_NAME));
     match (full, name) {
         (None, Some(tag)) if !tag.contains(['/', ':']) => image.bare_tags.push(tag.clone()),
         (Some(name), _) | (None, Some(name)) => {

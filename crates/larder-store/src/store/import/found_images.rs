@@ -1,0 +1,128 @@
+//! The images of an archive, and what it has beside them: content of other kinds, and images for other platforms.
+
+use larder::reference::Digest;
+use larder_registry::manifest::{ImageIndex, MAX_DEPTH, ManifestError, Platform, PlatformMatcher};
+
+use super::error::ImportError;
+use super::image::ImportImage;
+
+/// Most documents that are read to find one image.
+const MAX_DOCUMENTS: usize = 32;
+
+/// A manifest of an archive that is not loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOutManifest {
+    /// Its digest; that of the config where the archive has no manifests.
+    pub digest: Digest,
+    /// Why it is left out.
+    pub reason: String,
+}
+
+/// Images of an archive.
+#[derive(Debug, Default)]
+pub(super) struct FoundImages {
+    pub(super) images: Vec<ImportImage>,
+    pub(super) left_out: Vec<LeftOutManifest>,
+    /// The error of the first manifest that was left out, for an archive without an image.
+    first_error: Option<ImportError>,
+    /// Platforms of the images that were left out.
+    offered: Vec<String>,
+}
+
+impl FoundImages {
+    /// Leaves a manifest out if `error` says that the archive is in order, and has no image for this platform there.
+    pub(super) fn leave_out(&mut self, digest: &Digest, error: ImportError) -> Result<(), ImportError> {
+        let reason = match &error {
+            ImportError::NoPlatform { offered, .. } => {
+                self.offered.extend(offered.iter().cloned());
+                format!("for platform {}", offered.join(", "))
+            }
+            ImportError::Manifest { cause, .. } if cause.is_other_content() => cause.to_string(),
+            error if error.is_other_content() => error.to_string(),
+            _ => return Err(error),
+        };
+        self.left_out.push(LeftOutManifest { digest: digest.clone(), reason });
+        self.first_error.get_or_insert(error);
+        Ok(())
+    }
+
+    /// The images, unless there is none.
+    pub(super) fn finish(
+        self,
+        platform: &PlatformMatcher,
+    ) -> Result<(Vec<ImportImage>, Vec<LeftOutManifest>), ImportError> {
+        let FoundImages { images, left_out, first_error, mut offered } = self;
+        if !images.is_empty() {
+            return Ok((images, left_out));
+        }
+        offered.dedup();
+        Err(match first_error {
+            _ if !offered.is_empty() => {
+                ImportError::NoPlatform { wanted: platform.wanted().to_string(), offered }
+            }
+            Some(error) => error,
+            None => ImportError::NoImages,
+        })
+    }
+}
+
+/// The search for the image of one name.
+pub(super) struct PlatformSearch<'a> {
+    pub(super) platform: &'a PlatformMatcher,
+    documents: usize,
+    offered: Vec<String>,
+    first_error: Option<ImportError>,
+}
+
+impl<'a> PlatformSearch<'a> {
+    pub(super) fn new(platform: &'a PlatformMatcher) -> PlatformSearch<'a> {
+        PlatformSearch { platform, documents: 0, offered: Vec::new(), first_error: None }
+    }
+
+    /// Counts a document that so many indexes lead to.
+    pub(super) fn count(&mut self, depth: usize) -> Result<(), ManifestError> {
+        self.documents += 1;
+        if depth > MAX_DEPTH || self.documents > MAX_DOCUMENTS { Err(ManifestError::TooDeep) } else { Ok(()) }
+    }
+
+    /// Notes the platforms of an index.
+    pub(super) fn offer(&mut self, index: &ImageIndex) {
+        self.offered.extend(index.platforms());
+    }
+
+    /// Returns true if the image is for the platform: an index says so, or else its config, or nothing does.
+    pub(super) fn accepts(&mut self, image: &ImportImage, matches: bool) -> bool {
+        let built_for = &image.parsed_config.platform;
+        let accepted = matches || built_for.os.is_empty() || self.platform.rank(built_for).is_some();
+        if !accepted {
+            self.offered.push(built_for.to_string());
+        }
+        accepted
+    }
+
+    /// Notes why a candidate cannot be used. Returns that it is no image.
+    pub(super) fn failed(&mut self, error: ImportError) -> Option<ImportImage> {
+        self.first_error.get_or_insert(error);
+        None
+    }
+
+    /// The error for an image of this platform only.
+    pub(super) fn no_platform(&mut self, offered: &Platform) -> ImportError {
+        self.offered.push(offered.to_string());
+        ImportError::NoPlatform {
+            wanted: self.platform.wanted().to_string(),
+            offered: std::mem::take(&mut self.offered),
+        }
+    }
+
+    /// Why there is no image.
+    pub(super) fn end(self) -> ImportError {
+        let PlatformSearch { platform, mut offered, first_error, .. } = self;
+        offered.dedup();
+        match first_error {
+            Some(error @ ImportError::Missing { .. }) => error,
+            Some(error) if offered.is_empty() => error,
+            _ => ImportError::NoPlatform { wanted: platform.wanted().to_string(), offered },
+        }
+    }
+}
