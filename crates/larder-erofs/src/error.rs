@@ -177,12 +177,6 @@ pub enum EntryProblem {
     /// A device number that Linux cannot have.
     #[error("device number out of range")]
     Device,
-    /// An attribute without a name; an access control list or file capabilities that the kernel cannot read.
-    #[error("invalid extended attribute")]
-    Xattr,
-    /// A name over 255 bytes, a value over 65535, or over 256 KiB in total; 2.8 KiB of the root directory.
-    #[error("extended attributes too large")]
-    XattrSpace,
     /// Extents out of order, or outside of the file.
     #[error("invalid map of a sparse file")]
     SparseMap,

@@ -28,6 +28,7 @@
 
 mod chunked;
 mod entry;
+mod entry_rules;
 mod error;
 mod format;
 mod input;

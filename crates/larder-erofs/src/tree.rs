@@ -14,6 +14,7 @@ use std::io;
 
 use crate::chunked::ChunkedVec;
 use crate::entry::ErofsTime;
+use crate::entry_rules::check_name;
 use crate::error::EntryProblem;
 use crate::output::ErofsScratch;
 
@@ -28,7 +29,6 @@ pub(crate) type NodeId = u32;
 pub(crate) const ROOT: DirId = 0;
 const NONE: u32 = u32::MAX;
 
-const MAX_NAME: usize = 255;
 /// Bytes of the path of a directory.
 const MAX_PATH: usize = 4096;
 /// Numbers that do not fit beside the other fields. Far more than fit into memory.
@@ -380,9 +380,4 @@ impl<S: ErofsScratch> NameTree<S> {
         }
         self.last_xattrs.1
     }
-}
-
-/// Whether a directory can have this name.
-pub(crate) fn check_name(name: &[u8]) -> Result<(), EntryProblem> {
-    if name.len() > MAX_NAME { Err(EntryProblem::NameTooLong) } else { Ok(()) }
 }

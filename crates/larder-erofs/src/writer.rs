@@ -12,21 +12,19 @@ mod name_sorter;
 mod walk;
 
 use crate::entry::{ErofsEntry, ErofsEntryKind, ErofsTime};
+use crate::entry_rules::{check_entry, check_name};
 use crate::error::{EntryProblem, ErofsError};
 use crate::format::{BLOCK, DataLayout, INODE, Inode, device_number, file_type};
 use crate::metadata_blocks::MetadataBlocks;
 use crate::output::{Appender, ErofsOutput};
 use crate::paths::{clean, parts, split};
-use crate::tree::{DirId, NameTree, NodeKind, ROOT, check_name};
+use crate::tree::{DirId, NameTree, NodeKind, ROOT};
 use crate::xattr::encode_xattrs;
 
 use data::OpenFile;
 pub use links::LowerLink;
 use links::PendingLink;
 pub use lower_files::OverlayView;
-
-/// Longest text of a symbolic link.
-const MAX_SYMLINK: usize = 4095;
 
 /// How a layer is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,7 +155,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         if let Some(file) = &self.file {
             return Err(file.incomplete());
         }
-        check(entry).map_err(|problem| ErofsError::rejected(entry.path, problem))?;
+        check_entry(entry).map_err(|problem| ErofsError::rejected(entry.path, problem))?;
         if self.tree.is_full() {
             return Err(ErofsError::TooManyNames { path: crate::error::path_of(entry.path) });
         }
@@ -257,7 +255,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     }
 
     fn describe_directory(&mut self, dir: DirId, entry: &ErofsEntry<'_>) -> Result<(), ErofsError> {
-        let xattrs = self.xattrs(entry, file_type::DIRECTORY)?;
+        let xattrs = self.xattrs(entry, file_type::DIRECTORY);
         let owner = (entry.uid, entry.gid);
         self.tree.describe_directory(dir, mode_bits(entry.mode), owner, entry.mtime, xattrs);
         Ok(())
@@ -290,7 +288,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         entry: &ErofsEntry<'_>,
         target: &[u8],
     ) -> Result<(), ErofsError> {
-        let xattrs = self.xattrs(entry, file_type::SYMLINK)?;
+        let xattrs = self.xattrs(entry, file_type::SYMLINK);
         let mut inode = inode_of(entry, file_type::SYMLINK | 0o777);
         inode.size = target.len() as u64;
         // Kernels before 6.12 want the text in the block where the inode ends.
@@ -315,7 +313,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         (major, minor): (u32, u32),
     ) -> Result<(), ErofsError> {
         let file_type = type_of(kind);
-        let xattrs = self.xattrs(entry, file_type)?;
+        let xattrs = self.xattrs(entry, file_type);
         let mut inode = inode_of(entry, file_type | mode_bits(entry.mode));
         inode.place = device_number(major, minor)
             .ok_or_else(|| ErofsError::rejected(entry.path, EntryProblem::Device))?;
@@ -324,14 +322,13 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         Ok(())
     }
 
-    fn xattrs(&mut self, entry: &ErofsEntry<'_>, file_type: u16) -> Result<Vec<u8>, ErofsError> {
+    fn xattrs(&mut self, entry: &ErofsEntry<'_>, file_type: u16) -> Vec<u8> {
         if entry.xattrs.is_empty() {
-            return Ok(Vec::new());
+            return Vec::new();
         }
-        let encoded = encode_xattrs(entry.xattrs, file_type);
-        let (encoded, skipped) = encoded.map_err(|problem| ErofsError::rejected(entry.path, problem))?;
+        let (encoded, skipped) = encode_xattrs(entry.xattrs, file_type);
         self.skipped_xattrs += skipped;
-        Ok(encoded)
+        encoded
     }
 
     /// Stores an inode with its attributes and the tail of its data.
@@ -345,27 +342,6 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         self.blocks.write(&mut long, &record)?;
         Ok(long.slot)
     }
-}
-
-/// Rejects entries that are invalid wherever they are.
-fn check(entry: &ErofsEntry<'_>) -> Result<(), EntryProblem> {
-    let link = match entry.kind {
-        ErofsEntryKind::Symlink { target } if target.is_empty() || target.len() > MAX_SYMLINK => {
-            return Err(EntryProblem::SymlinkTarget);
-        }
-        ErofsEntryKind::Symlink { target } | ErofsEntryKind::HardLink { target } => target,
-        _ => b"",
-    };
-    if entry.path.contains(&0) || link.contains(&0) {
-        return Err(EntryProblem::ZeroByte);
-    }
-    if entry.uid == u32::MAX || entry.gid == u32::MAX {
-        return Err(EntryProblem::Owner);
-    }
-    if entry.mtime.nanos >= 1_000_000_000 {
-        return Err(EntryProblem::Time);
-    }
-    Ok(())
 }
 
 fn mode_bits(mode: u32) -> u16 {

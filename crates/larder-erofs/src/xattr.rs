@@ -2,67 +2,75 @@
 //!
 //! Attributes that steer overlay mounts are not the archive's to set: `trusted.overlay.NAME` becomes
 //! `trusted.overlay.overlay.NAME`, which an overlay shows under the original name, and `user.overlay.NAME` is left out.
-//! Left out are also those that a Linux filesystem does not accept: of unknown namespaces, `user.` attributes of anything but
-//! files and directories, access control lists of symbolic links, default ones of anything but directories.
+//! `entry_rules.rs` says which others are kept.
 
-use std::collections::BTreeMap;
-
-use crate::error::EntryProblem;
-use crate::format::file_type;
+use crate::entry_rules::{XattrKey, kept_xattrs};
 
 /// Full names and values of an inode's attributes.
 pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-const USER: u8 = 1;
-const ACL_ACCESS: u8 = 2;
-const ACL_DEFAULT: u8 = 3;
-const TRUSTED: u8 = 4;
-const SECURITY: u8 = 6;
+/// A namespace, by its number in the format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum XattrIndex {
+    User = 1,
+    AclAccess = 2,
+    AclDefault = 3,
+    Trusted = 4,
+    Security = 6,
+}
 
-/// Files with an invalid one cannot be executed, nor copied by an overlay; setxattr(2) rejects it.
-const CAPABILITY: &[u8] = b"security.capability";
-/// The name of the overlay's own attributes behind `trusted.`.
-const OVERLAY: &[u8] = b"overlay.";
+impl XattrIndex {
+    const ALL: [XattrIndex; 5] = [
+        XattrIndex::User,
+        XattrIndex::AclAccess,
+        XattrIndex::AclDefault,
+        XattrIndex::Trusted,
+        XattrIndex::Security,
+    ];
+
+    /// The beginning of the full name; all of it for access control lists.
+    pub(crate) fn prefix(self) -> &'static [u8] {
+        match self {
+            XattrIndex::User => b"user.",
+            XattrIndex::AclAccess => b"system.posix_acl_access",
+            XattrIndex::AclDefault => b"system.posix_acl_default",
+            XattrIndex::Trusted => b"trusted.",
+            XattrIndex::Security => b"security.",
+        }
+    }
+}
+
 /// The mark of an opaque directory, whose value is `y`.
 pub(crate) const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 /// Before the attributes: a hash, the number of shared ones, and so on; all zero.
 const HEADER: usize = 12;
-/// The inode counts units of 4 bytes in 16 bits.
-const MAX_BYTES: usize = HEADER + 4 * (u16::MAX as usize - 1);
+/// Before the name and the value of each.
+const ENTRY: usize = 4;
 
-/// The attributes of an entry, encoded; empty if there are none. And the number of those that were left out.
-pub(crate) fn encode_xattrs(
-    xattrs: &[(Vec<u8>, Vec<u8>)],
-    mode: u16,
-) -> Result<(Vec<u8>, u64), EntryProblem> {
-    let mut skipped = 0;
-    let mut accepted = BTreeMap::new();
-    for (name, value) in xattrs {
-        match accept(name, mode)? {
-            None => skipped += 1,
-            Some((ACL_ACCESS | ACL_DEFAULT, _)) if !is_acl(value) => return Err(EntryProblem::Xattr),
-            Some(_) if name == CAPABILITY && !is_capability(value) => return Err(EntryProblem::Xattr),
-            Some(key) => {
-                accepted.insert(key, value);
-            }
-        }
-    }
+/// The attributes of an entry that are kept, encoded; empty if there are none. And the number of those that were left out.
+pub(crate) fn encode_xattrs(xattrs: &[(Vec<u8>, Vec<u8>)], mode: u16) -> (Vec<u8>, u64) {
+    let (kept, skipped) = kept_xattrs(xattrs, mode);
     let mut encoded = Vec::new();
-    for ((index, name), value) in accepted {
-        push(&mut encoded, index, &name, value)?;
+    for (key, value) in &kept {
+        push(&mut encoded, key, value);
     }
-    Ok((encoded, skipped))
+    (encoded, skipped)
+}
+
+/// Bytes that an attribute takes.
+pub(crate) fn encoded_size(name: &[u8], value: &[u8]) -> usize {
+    (ENTRY + name.len() + value.len()).next_multiple_of(4)
 }
 
 /// Adds the mark of an opaque directory.
-pub(crate) fn mark_opaque(encoded: &mut Vec<u8>) -> Result<(), EntryProblem> {
-    push(encoded, TRUSTED, b"overlay.opaque", b"y")
+pub(crate) fn mark_opaque(encoded: &mut Vec<u8>) {
+    push(encoded, &(XattrIndex::Trusted, b"overlay.opaque".to_vec()), b"y");
 }
 
 /// Adds the mark of a directory with whiteouts. Where only one layer has a directory, overlayfs lists it as it is, whiteouts
 /// included, unless it has this attribute, whose value may be empty. mkfs.erofs sets it likewise.
-pub(crate) fn mark_whiteouts(encoded: &mut Vec<u8>) -> Result<(), EntryProblem> {
-    push(encoded, TRUSTED, b"overlay.origin", b"")
+pub(crate) fn mark_whiteouts(encoded: &mut Vec<u8>) {
+    push(encoded, &(XattrIndex::Trusted, b"overlay.origin".to_vec()), b"");
 }
 
 /// Full names and values of encoded attributes. `None` if they are damaged.
@@ -77,20 +85,13 @@ pub(crate) fn decode_xattrs(encoded: &[u8]) -> Option<Xattrs> {
         let (entry, behind) = rest.split_first_chunk::<4>()?;
         let (name_len, value_len) =
             (usize::from(entry[0]), usize::from(u16::from_le_bytes([entry[2], entry[3]])));
-        let prefix: &[u8] = match entry[1] {
-            USER => b"user.",
-            ACL_ACCESS => b"system.posix_acl_access",
-            ACL_DEFAULT => b"system.posix_acl_default",
-            TRUSTED => b"trusted.",
-            SECURITY => b"security.",
-            _ => return None,
-        };
+        let index = XattrIndex::ALL.into_iter().find(|index| *index as u8 == entry[1])?;
         let (name, value) = behind.get(..name_len + value_len)?.split_at(name_len);
-        let is_acl = matches!(entry[1], ACL_ACCESS | ACL_DEFAULT);
+        let is_acl = matches!(index, XattrIndex::AclAccess | XattrIndex::AclDefault);
         if is_acl != name.is_empty() || name.contains(&0) {
             return None;
         }
-        xattrs.push(([prefix, name].concat(), value.to_vec()));
+        xattrs.push(([index.prefix(), name].concat(), value.to_vec()));
         rest = behind.get((name_len + value_len).next_multiple_of(4)..)?;
     }
     Some(xattrs)
@@ -107,53 +108,14 @@ pub(crate) fn unescape(name: &mut Vec<u8>) -> bool {
     !name.starts_with(OWN)
 }
 
-/// Namespace and rest of the name.
-fn accept(name: &[u8], mode: u16) -> Result<Option<(u8, Vec<u8>)>, EntryProblem> {
-    let kind = mode & file_type::MASK;
-    let is_directory = kind == file_type::DIRECTORY;
-    match name {
-        b"system.posix_acl_access" => {
-            return Ok((kind != file_type::SYMLINK).then(|| (ACL_ACCESS, Vec::new())));
-        }
-        b"system.posix_acl_default" => return Ok(is_directory.then(|| (ACL_DEFAULT, Vec::new()))),
-        _ => {}
-    }
-    let namespaces = [(USER, &b"user."[..]), (TRUSTED, b"trusted."), (SECURITY, b"security.")];
-    let found = namespaces.iter().find_map(|(index, prefix)| Some((*index, name.strip_prefix(*prefix)?)));
-    let Some((index, rest)) = found else { return Ok(None) };
-    if rest.is_empty() || rest.contains(&0) {
-        return Err(EntryProblem::Xattr);
-    }
-    let overlay = rest.starts_with(OVERLAY);
-    Ok(match index {
-        USER if overlay || !(is_directory || kind == file_type::FILE) => None,
-        TRUSTED if overlay => Some((index, [OVERLAY, rest].concat())),
-        _ => Some((index, rest.to_vec())),
-    })
-}
-
-/// Whether the kernel can read it: version 2, then entries of 8 bytes with known tags.
-fn is_acl(value: &[u8]) -> bool {
-    let Some((version, entries)) = value.split_first_chunk::<4>() else { return false };
-    let is_known = |entry: &[u8]| matches!((entry[0], entry[1]), (1 | 2 | 4 | 8 | 16 | 32, 0));
-    *version == 2u32.to_le_bytes() && entries.len() % 8 == 0 && entries.chunks(8).all(is_known)
-}
-
-/// Returns true if the value has the length of its version, 2 or 3.
-fn is_capability(value: &[u8]) -> bool {
-    matches!((value.len(), value.get(3)), (20, Some(2)) | (24, Some(3)))
-}
-
-fn push(encoded: &mut Vec<u8>, index: u8, name: &[u8], value: &[u8]) -> Result<(), EntryProblem> {
-    let name_len = u8::try_from(name.len()).map_err(|_| EntryProblem::XattrSpace)?;
-    let value_len = u16::try_from(value.len()).map_err(|_| EntryProblem::XattrSpace)?;
+/// Adds an attribute, whose lengths the rules for entries have checked.
+fn push(encoded: &mut Vec<u8>, (index, name): &XattrKey, value: &[u8]) {
     if encoded.is_empty() {
         encoded.resize(HEADER, 0);
     }
-    encoded.extend([name_len, index]);
-    encoded.extend(value_len.to_le_bytes());
+    encoded.extend([u8::try_from(name.len()).unwrap_or(0), *index as u8]);
+    encoded.extend(u16::try_from(value.len()).unwrap_or(0).to_le_bytes());
     encoded.extend_from_slice(name);
     encoded.extend_from_slice(value);
     encoded.resize(encoded.len().next_multiple_of(4), 0);
-    if encoded.len() > MAX_BYTES { Err(EntryProblem::XattrSpace) } else { Ok(()) }
 }

@@ -88,7 +88,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
             Some(extents) => ChunkLayout::choose(size, extents).map_err(rejected)?,
             None => None,
         };
-        let xattrs = self.xattrs(entry, file_type::FILE)?;
+        let xattrs = self.xattrs(entry, file_type::FILE);
         let mut inode = inode_of(entry, file_type::FILE | mode_bits(entry.mode));
         inode.size = size;
         let tail = size % BLOCK as u64;

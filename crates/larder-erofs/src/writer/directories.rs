@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use crate::error::{EntryProblem, ErofsError};
+use crate::error::ErofsError;
 use crate::format::{BLOCK, DIRENT, DataLayout, INODE, Inode, dirent_type, file_type};
 use crate::output::ErofsScratch;
 use crate::tree::{DirId, NameTree, NodeId, NodeKind, TreeDirectory};
@@ -101,12 +101,11 @@ impl<'a, S: ErofsScratch> DirectoryListing<'a, S> {
         directory: &TreeDirectory,
     ) -> Result<DirectoryLayout, ErofsError> {
         let mut xattrs = self.tree.directory_xattrs(directory).into_owned();
-        let rejected = |problem: EntryProblem| ErofsError::rejected(&self.tree.path(dir), problem);
         if directory.is_opaque() {
-            mark_opaque(&mut xattrs).map_err(rejected)?;
+            mark_opaque(&mut xattrs);
         }
         if self.has_whiteouts(dir) {
-            mark_whiteouts(&mut xattrs).map_err(rejected)?;
+            mark_whiteouts(&mut xattrs);
         }
         let (full, rest) = self
             .blocks(dir)

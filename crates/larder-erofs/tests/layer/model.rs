@@ -273,6 +273,12 @@ pub(crate) fn view_of_layer(tree: &ReadTree) -> BTreeMap<Vec<u8>, ModelView> {
     views
 }
 
+/// Scripts have valid attributes of these names only.
+fn kept_xattrs(entry: &ScriptEntry) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let kept = [&b"security.y"[..], b"security.x", b"trusted.long.name.of.an.attribute"];
+    entry.xattrs.iter().filter(|(name, _)| kept.contains(&&name[..])).cloned().collect()
+}
+
 fn view_of_whiteout() -> ModelView {
     ModelView {
         kind: "char device",
@@ -287,7 +293,7 @@ fn view_of_whiteout() -> ModelView {
 
 fn view_of_dir(entry: Option<&ScriptEntry>, mtime: ErofsTime, opaque: bool) -> ModelView {
     let mtime = entry.map_or(mtime, |entry| entry.mtime);
-    let mut xattrs = entry.map_or_else(BTreeMap::new, |entry| entry.xattrs.iter().cloned().collect());
+    let mut xattrs = entry.map_or_else(BTreeMap::new, kept_xattrs);
     if opaque {
         xattrs.insert(b"trusted.overlay.opaque".to_vec(), b"y".to_vec());
     }
@@ -327,7 +333,7 @@ fn view_of_leaf(entry: &ScriptEntry) -> ModelView {
         owner: (entry.uid, entry.gid),
         mtime: (entry.mtime.seconds, entry.mtime.nanos),
         content,
-        xattrs: entry.xattrs.iter().cloned().collect(),
+        xattrs: kept_xattrs(entry),
         same_as: Vec::new(),
     }
 }

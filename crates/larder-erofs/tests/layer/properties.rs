@@ -71,12 +71,32 @@ fn kind() -> impl Strategy<Value = ScriptKind> {
     ]
 }
 
+/// Attributes that a kernel would refuse, which a layer does not have.
+fn invalid_xattr() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
+    let acl = |tags: &[u8]| {
+        let entries = tags.iter().flat_map(|tag| [*tag, 0, 6, 0, 255, 255, 255, 255]);
+        2u32.to_le_bytes().into_iter().chain(entries).collect()
+    };
+    let invalid = vec![
+        ("security.capability", Vec::new()),
+        ("security.capability", vec![1, 0, 0, 2, 0, 0, 0, 0]),
+        ("system.posix_acl_access", acl(&[])),
+        ("system.posix_acl_access", acl(&[1, 4, 4, 32])),
+        ("user.", vec![1]),
+        ("user.overlay.opaque", b"y".to_vec()),
+        ("user.large", noise(65_536, 1)),
+        ("unknown.name", Vec::new()),
+    ];
+    prop::sample::select(invalid).prop_map(|(name, value)| (name.as_bytes().to_vec(), value))
+}
+
 fn xattrs() -> impl Strategy<Value = Vec<(Vec<u8>, Vec<u8>)>> {
     let names = vec!["security.y", "security.x", "trusted.long.name.of.an.attribute"];
     let value = prop_oneof![8 => 0usize..40, 1 => 0usize..5000].prop_map(|length| noise(length, 7));
     let one =
         (prop::sample::select(names), value).prop_map(|(name, value)| (name.as_bytes().to_vec(), value));
-    prop_oneof![5 => Just(Vec::new()), 1 => vec(one, 1..4)]
+    let invalid = vec(invalid_xattr(), 1..3);
+    prop_oneof![5 => Just(Vec::new()), 1 => vec(one, 1..4), 1 => invalid]
 }
 
 pub(crate) fn script_entry() -> impl Strategy<Value = ScriptEntry> {

@@ -39,11 +39,6 @@ fn contradictions_are_rejected() {
         (vec![file("a", "").owner(u32::MAX, 0)], EntryProblem::Owner),
         (vec![file("a", "").mtime(0, 1_000_000_000)], EntryProblem::Time),
         (vec![entry("a", ScriptKind::BlockDevice(4096, 0))], EntryProblem::Device),
-        (vec![file("a", "").xattr("user.", "")], EntryProblem::Xattr),
-        (vec![file("a", "").xattr("system.posix_acl_access", "short")], EntryProblem::Xattr),
-        (vec![file("a", "").xattr("security.capability", "12345")], EntryProblem::Xattr),
-        (vec![file("a", "").xattr("user.x", noise(65_536, 1))], EntryProblem::XattrSpace),
-        (vec![file("a", "").xattr(&format!("user.{}", "n".repeat(256)), "")], EntryProblem::XattrSpace),
         (vec![entry("a", ScriptKind::Sparse(5, vec![(3, vec![0; 3])]))], EntryProblem::SparseMap),
     ];
     for (entries, expected) in cases {

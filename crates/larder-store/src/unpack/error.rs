@@ -146,6 +146,12 @@ pub enum EntryRefusal {
     /// A symbolic link to nothing.
     #[error("a symbolic link without a target")]
     EmptyLink,
+    /// A link whose target is longer than this, in bytes.
+    #[error("its link target is longer than {0} bytes")]
+    LinkTooLong(u32),
+    /// A device number that Linux does not have.
+    #[error("its device number is out of range: major up to 4095, minor up to 1048575")]
+    Device,
     /// A hard link to a directory.
     #[error("a hard link to a directory")]
     LinkToDirectory,

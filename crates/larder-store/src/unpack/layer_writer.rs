@@ -25,6 +25,8 @@ use super::stream::{BufferSource, TarStream};
 use super::{DetectedCompression, EntryRefusal, ExpectedLayer, UnpackError, UnpackOptions};
 use crate::erofs::ErofsFile;
 
+/// Longest text of a symbolic link, in bytes.
+const MAX_SYMLINK: u32 = 4095;
 /// Permissions of a directory that the archive only implied, unless a lower layer has it.
 const IMPLIED_MODE: u32 = 0o755;
 /// Paths and targets of hard links to files of lower layers, in bytes: all are in memory while the files are copied.
@@ -334,6 +336,8 @@ fn refusal_of(problem: EntryProblem) -> Option<EntryRefusal> {
         EntryProblem::LinkChain => EntryRefusal::LinkChain,
         EntryProblem::Owner => EntryRefusal::Owner,
         EntryProblem::SparseMap => EntryRefusal::SparseMap,
+        EntryProblem::SymlinkTarget => EntryRefusal::LinkTooLong(MAX_SYMLINK),
+        EntryProblem::Device => EntryRefusal::Device,
         _ => return None,
     })
 }
