@@ -6,16 +6,18 @@
 //! one that spans two buffers is copied first.
 
 use std::io::Write;
+use std::path::PathBuf;
 
 use tar_core::parse::{Limits as TarLimits, ParseError, ParseEvent, ParsedEntry, Parser};
-use tar_core::{EntryType, HEADER_SIZE};
+use tar_core::{EntryType, HEADER_SIZE, Header, PaxExtensions};
 
 use larder::reference::Digest;
 
+use super::error::named;
 use super::metadata::FileTime;
 use super::pax::{PaxValues, strict_pax};
 use super::stream::{BufferSource, TarStream, admit};
-use super::{EntryRefusal, UnpackError, UnpackOptions};
+use super::{EntryRefusal, UnpackError, UnpackLimits, UnpackOptions};
 use crate::disk::DiskSpace;
 
 /// Disk usage of an entry beside its content, at most a little more.
@@ -94,11 +96,14 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         let limits = &options.limits;
         let mut parser = Parser::new(TarLimits {
             max_metadata_size: limits.max_metadata,
-            max_path_len: Some(limits.max_path),
+            // `check_lengths` below names the entry.
+            max_path_len: None,
             ..TarLimits::default()
         });
         // Negative times are legal; `strict_pax` below is strict about everything else.
         parser.set_ignore_pax_errors(true);
+        // An extended header without a path leaves that of the header.
+        parser.set_allow_empty_path(true);
         LayerArchive {
             plain,
             parser,
@@ -222,7 +227,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
     /// Looks at the bytes at hand.
     fn step(&mut self) -> Result<TarParseStep, UnpackError> {
         let at = self.at;
-        let LayerArchive { parser, carry, carried, plain, .. } = self;
+        let LayerArchive { parser, carry, carried, plain, options, .. } = self;
         let input = if *carried < carry.len() { &carry[*carried..] } else { plain.fill()? };
         if input.is_empty() {
             return Ok(TarParseStep::End(0));
@@ -236,7 +241,9 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
             Ok(ParseEvent::GlobalExtensions { consumed, .. }) => TarParseStep::Skip(consumed),
             Ok(ParseEvent::Entry { consumed, entry }) => {
                 let size = content_size(&entry, None, at)?;
-                TarParseStep::Entry(Box::new(resolve(&entry, None, size, at)?), consumed, size)
+                let entry = resolve(&entry, None, size, at)?;
+                check_lengths(&entry, &options.limits)?;
+                TarParseStep::Entry(Box::new(entry), consumed, size)
             }
             Ok(ParseEvent::SparseEntry { consumed, entry, sparse_map, real_size }) => {
                 // The newest format has its map before the data and counts it in the size; the old one has it apart.
@@ -245,10 +252,11 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
                 let map_bytes = if old_format { 0 } else { (consumed - header - HEADER_SIZE) as u64 };
                 let size = content_size(&entry, Some(map_bytes), at)?;
                 let extents = sparse_map.iter().map(|part| (part.offset, part.length)).collect();
-                let sparse = Some((extents, real_size));
-                TarParseStep::Entry(Box::new(resolve(&entry, sparse, size, at)?), consumed, size)
+                let entry = resolve(&entry, Some((extents, real_size)), size, at)?;
+                check_lengths(&entry, &options.limits)?;
+                TarParseStep::Entry(Box::new(entry), consumed, size)
             }
-            Err(error) => return Err(parse_error(at, &error, self.options)),
+            Err(error) => return Err(parse_error(at, input, &error, options)),
         };
         Ok(step)
     }
@@ -256,9 +264,11 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
     /// Puts at least `needed` bytes together, or as many as there are.
     fn gather(&mut self, needed: usize) -> Result<(), UnpackError> {
         if needed > self.max_carry {
+            let limit = u64::from(self.options.limits.max_metadata);
             return Err(UnpackError::Limit {
+                entry: name_at(self.fill()?),
                 what: "bytes of extended headers in one entry",
-                limit: u64::from(self.options.limits.max_metadata),
+                limit,
             });
         }
         self.carry.drain(..self.carried);
@@ -329,7 +339,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         self.check_entries()?;
         self.total_size = self.total_size.saturating_add(entry.size);
         if self.total_size > self.max_size {
-            return Err(UnpackError::Limit { what: "bytes of file content", limit: self.max_size });
+            return Err(UnpackError::over(self.max_size, "bytes of file content"));
         }
         if self.options.progress.is_canceled() {
             return Err(UnpackError::Canceled);
@@ -340,7 +350,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
 
     fn check_entries(&self) -> Result<(), UnpackError> {
         if self.entries > self.max_entries {
-            return Err(UnpackError::Limit { what: "entries", limit: self.max_entries });
+            return Err(UnpackError::over(self.max_entries, "entries"));
         }
         Ok(())
     }
@@ -351,29 +361,76 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
 }
 
 fn archive_error(at: u64, problem: impl Into<String>) -> UnpackError {
-    UnpackError::Archive { at, problem: problem.into() }
+    UnpackError::Archive { at, entry: None, problem: problem.into() }
 }
 
-fn parse_error(at: u64, error: &ParseError, options: &UnpackOptions) -> UnpackError {
+/// Converts an error of the parser in the headers at the beginning of `input`.
+fn parse_error(at: u64, input: &[u8], error: &ParseError, options: &UnpackOptions) -> UnpackError {
+    let entry = name_at(input);
     match error {
-        ParseError::PathTooLong { limit, .. } => {
-            UnpackError::Limit { what: "bytes in the path of an entry", limit: u64::from(*limit) }
-        }
         ParseError::MetadataTooLarge { .. } | ParseError::TooManyPendingEntries { .. } => {
-            UnpackError::Limit {
-                what: "bytes of extended headers in one entry",
-                limit: u64::from(options.limits.max_metadata),
-            }
+            let limit = u64::from(options.limits.max_metadata);
+            UnpackError::Limit { entry, what: "bytes of extended headers in one entry", limit }
         }
         ParseError::TooManySparseEntries { limit, .. } => {
-            UnpackError::Limit { what: "segments in a sparse file", limit: *limit as u64 }
+            UnpackError::Limit { entry, what: "segments in a sparse file", limit: *limit as u64 }
         }
-        other => archive_error(at, other.to_string()),
+        other => UnpackError::Archive { at, entry, problem: other.to_string() },
     }
 }
 
-fn malformed(at: u64) -> UnpackError {
-    archive_error(at, "malformed extended header")
+/// The name of the entry whose headers begin here, for an error about them: by its extended headers, or else by its own.
+fn name_at(mut input: &[u8]) -> Option<PathBuf> {
+    let mut long = None;
+    loop {
+        let (header, rest) = input.split_first_chunk::<HEADER_SIZE>()?;
+        let header = Header::from_bytes(header);
+        header.verify_checksum().ok()?;
+        let kind = header.entry_type();
+        if !matches!(kind, EntryType::GnuLongName | EntryType::GnuLongLink | EntryType::XHeader) {
+            return long.or_else(|| header_path(header)).map(|path| named(&path));
+        }
+        let size = usize::try_from(header.entry_size().ok()?).ok()?;
+        let data = &rest[..size.min(rest.len())];
+        match kind {
+            EntryType::GnuLongName => long = data.split(|byte| *byte == 0).next().map(<[u8]>::to_vec),
+            EntryType::XHeader => {
+                let paths = PaxExtensions::new(data).flatten().filter(|record| record.key_bytes() == b"path");
+                long = paths.last().map(|record| record.value_bytes().to_vec()).or(long);
+            }
+            _ => {}
+        }
+        long = long.filter(|path| !path.is_empty());
+        let Some(next) = rest.get(size.checked_next_multiple_of(HEADER_SIZE)?..) else {
+            return long.map(|path| named(&path));
+        };
+        input = next;
+    }
+}
+
+/// The path in a header without its extensions.
+fn header_path(header: &Header) -> Option<Vec<u8>> {
+    let name = header.path_bytes();
+    let prefix = header.prefix().filter(|prefix| !prefix.is_empty());
+    let path = prefix.map_or_else(|| name.to_vec(), |prefix| [prefix, name].join(&b'/'));
+    (!path.is_empty()).then_some(path)
+}
+
+/// Refuses paths and link targets that no path can be.
+fn check_lengths(entry: &LayerEntry, limits: &UnpackLimits) -> Result<(), UnpackError> {
+    let limit = limits.max_path;
+    if entry.path.len() > limit as usize {
+        let (entry, what) = (Some(named(&entry.path)), "bytes in the path of an entry");
+        return Err(UnpackError::Limit { entry, what, limit: u64::from(limit) });
+    }
+    if entry.link.len() > limit as usize {
+        return Err(UnpackError::refused(&entry.path, EntryRefusal::LinkTooLong(limit)));
+    }
+    Ok(())
+}
+
+fn malformed(at: u64, path: &[u8]) -> UnpackError {
+    UnpackError::Archive { at, entry: Some(named(path)), problem: "malformed extended header".to_owned() }
 }
 
 fn padding(content: u64) -> u64 {
@@ -396,7 +453,7 @@ fn content_size(entry: &ParsedEntry<'_>, sparse: Option<u64>, at: u64) -> Result
     }
     // A size in the extended header replaces the reduced one, map and all.
     let from_pax = match entry.pax {
-        Some(pax) => strict_pax(pax).ok_or_else(|| malformed(at))?.size,
+        Some(pax) => strict_pax(pax).ok_or_else(|| malformed(at, &entry.path))?.size,
         None => None,
     };
     match (from_pax, sparse) {
@@ -420,14 +477,15 @@ fn resolve(
     at: u64,
 ) -> Result<LayerEntry, UnpackError> {
     let refuse = |reason| UnpackError::refused(&parsed.path, reason);
-    let path = parsed.path.to_vec();
-    let link = parsed.link_target.as_deref().unwrap_or_default().to_vec();
+    let path = if parsed.path.is_empty() { header_path(parsed.header) } else { Some(parsed.path.to_vec()) };
+    let path = path.ok_or_else(|| archive_error(at, "an entry without a name"))?;
+    let link = parsed.link_target.as_deref().unwrap_or_else(|| parsed.header.link_name_bytes()).to_vec();
     if path.contains(&0) || link.contains(&0) {
         return Err(refuse(EntryRefusal::ZeroByte));
     }
     let (kind, size) = kind_of(parsed, sparse, content).map_err(refuse)?;
     let pax = match parsed.pax {
-        Some(pax) => strict_pax(pax).ok_or_else(|| malformed(at))?,
+        Some(pax) => strict_pax(pax).ok_or_else(|| malformed(at, &path))?,
         None => PaxValues::default(),
     };
     // 4294967295 is no owner: to chown(2) it means "leave it".

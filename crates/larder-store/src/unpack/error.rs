@@ -51,10 +51,12 @@ pub enum UnpackError {
     #[error("unsupported layer compression {0}: layers must be gzip, zstd or uncompressed tar")]
     ForeignCompression(&'static str),
     /// Not a tar archive, or a damaged one.
-    #[error("the layer's tar archive is damaged at byte {at}: {problem}")]
+    #[error("the layer's tar archive is damaged at byte {at}{}: {problem}", entry_of(entry.as_deref()))]
     Archive {
         /// Plain bytes before the entry.
         at: u64,
+        /// The entry, if its name can be read.
+        entry: Option<PathBuf>,
         /// Reason why it is invalid.
         problem: String,
     },
@@ -67,8 +69,10 @@ pub enum UnpackError {
         reason: EntryRefusal,
     },
     /// Over one of [`super::UnpackLimits`].
-    #[error("layer limit exceeded: more than {limit} {what}")]
+    #[error("layer limit exceeded{}: more than {limit} {what}", entry_of(entry.as_deref()))]
     Limit {
+        /// The entry, if one alone exceeds it.
+        entry: Option<PathBuf>,
         /// Exceeded quantity.
         what: &'static str,
         /// The limit.
@@ -98,6 +102,14 @@ pub enum UnpackError {
     #[doc(hidden)]
     #[error("the layer ended early")]
     Hangup,
+}
+
+/// Bytes of the name of an entry in a message.
+const MAX_NAMED: usize = 512;
+
+/// `, entry "etc/passwd"`, or nothing.
+fn entry_of(entry: Option<&Path>) -> String {
+    entry.map_or_else(String::new, |entry| format!(", entry {entry:?}"))
 }
 
 /// Which of a layer's two forms.
@@ -178,13 +190,28 @@ pub enum EntryRefusal {
     Size,
 }
 
+/// The path of an entry in an error, possibly cut.
+pub(super) fn named(path: &[u8]) -> PathBuf {
+    let path = super::beneath::path_of(path);
+    if path.as_os_str().len() <= MAX_NAMED {
+        return path.to_owned();
+    }
+    let cut = path.as_os_str().as_encoded_bytes()[..MAX_NAMED].to_vec();
+    PathBuf::from(format!("{}...", String::from_utf8_lossy(&cut)))
+}
+
 impl UnpackError {
     pub(crate) fn file(doing: &'static str, path: impl AsRef<Path>, cause: impl Into<io::Error>) -> Self {
         UnpackError::File { doing, path: path.as_ref().to_owned(), cause: cause.into() }
     }
 
     pub(super) fn refused(path: &[u8], reason: EntryRefusal) -> Self {
-        UnpackError::Refused { path: super::beneath::path_of(path).to_owned(), reason }
+        UnpackError::Refused { path: named(path), reason }
+    }
+
+    /// More than `limit` of something in the whole layer.
+    pub(super) fn over(limit: u64, what: &'static str) -> Self {
+        UnpackError::Limit { entry: None, what, limit }
     }
 
     /// The error of the system that it reports, or itself as one.

@@ -130,7 +130,7 @@ pub(crate) fn extract_layer(
         } else if may_be_linked {
             let limit = MAX_LINK_PATHS as u64;
             let rest = left.checked_sub(entry.path.len() + LINK_BYTES);
-            left = rest.ok_or(UnpackError::Limit { what: "bytes of paths with several names", limit })?;
+            left = rest.ok_or(UnpackError::over(limit, "bytes of paths with several names"))?;
             first_paths.insert(inode.nid, entry.path.clone());
         }
         if entry.path.is_empty() {

@@ -150,7 +150,7 @@ impl PendingLayer {
         }
         let limit = u64::from(self.max_directories);
         if self.writer.directory_count() as u64 > limit {
-            return Err(UnpackError::Limit { what: "directories", limit });
+            return Err(UnpackError::over(limit, "directories"));
         }
         if !matches!(entry.kind, LayerEntryKind::File | LayerEntryKind::Sparse(_)) {
             return Ok(());

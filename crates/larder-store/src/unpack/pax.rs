@@ -20,6 +20,8 @@ pub(super) fn strict_pax(mut records: &[u8]) -> Option<PaxValues> {
         let equals = record.iter().position(|byte| *byte == b'=')?;
         let (key, value) = (&record[..equals], &record[equals + 1..]);
         match key {
+            // As Go does: the header's value stays.
+            _ if value.is_empty() => {}
             b"mtime" => values.mtime = Some(pax_time(value)?),
             b"size" => values.size = Some(number(value)?),
             b"uid" | b"gid" => {

@@ -192,7 +192,7 @@ impl<'a, F: BufferSource> TarStream<'a, F> {
         self.total += fresh.len() as u64;
         let limit = self.options.limits.max_plain_bytes;
         if self.total > limit {
-            return Err(UnpackError::Limit { what: "plain bytes", limit });
+            return Err(UnpackError::over(limit, "plain bytes"));
         }
         admit(self.options, DiskSpace { bytes: fresh.len() as u64, inodes: 0 })?;
         self.hasher.update(fresh);

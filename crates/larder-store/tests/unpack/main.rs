@@ -8,6 +8,7 @@ mod forms;
 mod hostile;
 mod lowers;
 mod oracle;
+mod round_trip;
 mod support;
 mod threads;
 mod trees;
