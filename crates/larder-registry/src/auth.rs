@@ -16,6 +16,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use tokio::task::JoinHandle;
 use tokio::time::{self, Instant};
 
+use super::address_class::AddressClass;
 use super::attempts::{AttemptContext, NoticeClock, retry_policy};
 use super::body::read_small;
 use super::challenge::{self, AuthChallenge};
@@ -141,8 +142,8 @@ struct AuthorizerState {
     /// Counts the values sent. A rejection of an older value is ignored.
     generation: u64,
     shown: Option<AuthorizationHeader>,
-    /// How tokens are requested, once known.
-    challenge: Option<AuthChallenge>,
+    /// How tokens are requested, once known, and the class of the server that demanded it.
+    challenge: Option<(AuthChallenge, AddressClass)>,
     /// The last failed renewal, for the requests that waited for it.
     failed: Option<(Instant, AuthorizationError)>,
 }
@@ -216,8 +217,8 @@ impl HostAuthorizer {
             .as_ref()
             .and_then(|shown| shown.expires)
             .is_some_and(|expires| expires <= Instant::now());
-        if expired && let Some(challenge) = state.challenge.clone() {
-            self.renew(&mut state, &challenge, context).await?;
+        if expired && let Some((challenge, server)) = state.challenge.clone() {
+            self.renew(&mut state, &challenge, server, context).await?;
         }
         Ok(state.pass())
     }
@@ -227,6 +228,7 @@ impl HostAuthorizer {
         &self,
         sent: &RequestAuthorization,
         reply: &HeaderMap,
+        server: AddressClass,
         answer: ErrorResponse,
         context: AuthorizationContext<'_>,
     ) -> Result<RequestAuthorization, AuthorizationError> {
@@ -247,7 +249,7 @@ impl HostAuthorizer {
             .collect();
         let of = |scheme: &str| challenges.iter().find(|challenge| challenge.scheme == scheme);
         if let Some(challenge) = of("bearer") {
-            self.renew(&mut state, challenge, context).await?;
+            self.renew(&mut state, challenge, server, context).await?;
             return Ok(state.pass());
         }
         let login = self.credential.as_ref().and_then(token::basic);
@@ -281,24 +283,14 @@ impl HostAuthorizer {
         self.credential.is_some()
     }
 
-    /// Secrets that must be masked in texts of a response.
-    pub(crate) fn secrets(&self) -> Vec<&str> {
-        self.credential.as_ref().map_or_else(Vec::new, |credential| {
-            vec![
-                credential.password.reveal(),
-                credential.identity_token.reveal(),
-                credential.registry_token.reveal(),
-            ]
-        })
-    }
-
     async fn renew(
         &self,
         state: &mut AuthorizerState,
         challenge: &AuthChallenge,
+        named_by: AddressClass,
         context: AuthorizationContext<'_>,
     ) -> Result<(), AuthorizationError> {
-        let renewed = self.request_token(state, challenge, context).await;
+        let renewed = self.request_token(state, challenge, named_by, context).await;
         state.failed = renewed.as_ref().err().map(|error| (Instant::now(), error.for_waiter()));
         renewed
     }
@@ -307,6 +299,7 @@ impl HostAuthorizer {
         &self,
         state: &mut AuthorizerState,
         challenge: &AuthChallenge,
+        named_by: AddressClass,
         context: AuthorizationContext<'_>,
     ) -> Result<(), AuthorizationError> {
         let credential = self.credential.as_ref();
@@ -320,7 +313,7 @@ impl HostAuthorizer {
         let server = authority(&request.url);
         context.watcher.notify(FetchNotice::Waiting(FetchWait::Token { host: server.clone() }));
         let first = state.generation == 0;
-        let token = self.fetch(&request, &server, first, context).await;
+        let token = self.fetch(&request, named_by, first, context).await;
         context.watcher.notify(FetchNotice::Resumed);
         let token = token.map_err(|kind| AuthorizationError { host: server.clone(), kind, token: true })?;
         let value = token::bearer(&token.value).ok_or_else(|| AuthorizationError {
@@ -329,7 +322,8 @@ impl HostAuthorizer {
             token: true,
         })?;
         let expires = Instant::now() + token.life.saturating_sub((token.life / 10).min(MARGIN));
-        state.show(AuthorizationHeader { value, expires: Some(expires) }, Some(challenge.clone()));
+        state
+            .show(AuthorizationHeader { value, expires: Some(expires) }, Some((challenge.clone(), named_by)));
         Ok(())
     }
 
@@ -337,21 +331,24 @@ impl HostAuthorizer {
     async fn fetch(
         &self,
         request: &TokenHttpRequest,
-        server: &str,
+        named_by: AddressClass,
         first: bool,
         context: AuthorizationContext<'_>,
     ) -> Result<token::BearerToken, FetchErrorKind> {
         let longest_hold = context.config.longest_hold;
         let attempts = AttemptContext { has_fallback: false, is_first_contact: first, longest_hold };
         let advice = |failure: &FetchErrorKind| attempts.advice(failure, false);
-        let clock = NoticeClock { watcher: context.watcher, host: server.to_owned() };
-        retry(&retry_policy(context.config, false), &clock, advice, || self.fetch_once(request, context))
-            .await
+        let clock = NoticeClock { watcher: context.watcher, host: authority(&request.url) };
+        retry(&retry_policy(context.config, false), &clock, advice, || {
+            self.fetch_once(request, named_by, context)
+        })
+        .await
     }
 
     async fn fetch_once(
         &self,
         request: &TokenHttpRequest,
+        named_by: AddressClass,
         context: AuthorizationContext<'_>,
     ) -> Result<token::BearerToken, FetchErrorKind> {
         let same_host = request.url.origin() == context.host.base.origin();
@@ -363,6 +360,7 @@ impl HostAuthorizer {
         let outgoing = HttpRequest {
             method: request.method.clone(),
             url: request.url.clone(),
+            named_by: (!same_host).then_some(named_by),
             headers,
             authorization: request.authorization.as_ref(),
             own_headers: if same_host { &context.host.headers } else { &[] },
@@ -377,8 +375,9 @@ impl HostAuthorizer {
         if status == 200 {
             return token::read_reply(&body).map_err(FetchErrorKind::BadReply);
         }
-        let answer = ErrorResponse::read(status, &body, &self.secrets());
         let has_credential = request.authorization.is_some() || request.body.is_some();
+        let was_sent_secret = has_credential || (same_host && !context.host.headers.is_empty());
+        let answer = ErrorResponse::read(status, &body, was_sent_secret);
         Err(match status {
             400 | 401 if has_credential => FetchErrorKind::CredentialRejected(answer),
             // Token servers refuse logins in each of these ways.
@@ -398,7 +397,7 @@ impl RequestAuthorization {
 }
 
 impl AuthorizerState {
-    fn show(&mut self, shown: AuthorizationHeader, challenge: Option<AuthChallenge>) {
+    fn show(&mut self, shown: AuthorizationHeader, challenge: Option<(AuthChallenge, AddressClass)>) {
         self.generation += 1;
         self.shown = Some(shown);
         self.challenge = challenge;

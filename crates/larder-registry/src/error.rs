@@ -271,15 +271,49 @@ impl ErrorResponse {
     }
 
     /// Reads the message of a body: the `errors` of the distribution protocol, or the fields of token servers. Other
-    /// bodies (a proxy's web page) have none. Masks `secrets`, in case the server echoes them.
-    pub(crate) fn read(status: u16, body: &[u8], secrets: &[&str]) -> ErrorResponse {
-        let message = errors_of(body).unwrap_or_default();
-        let struck = secrets
-            .iter()
-            .filter(|secret| secret.len() > 2)
-            .fold(message, |message, secret| message.replace(secret, "****"));
-        ErrorResponse::new(status, &struck)
+    /// bodies (a proxy's web page) have none. A server that was sent a secret can repeat it in any encoding: of its text
+    /// only known error codes are kept.
+    pub(crate) fn read(status: u16, body: &[u8], was_sent_secret: bool) -> ErrorResponse {
+        let message = if was_sent_secret { codes_of(body) } else { errors_of(body) };
+        ErrorResponse::new(status, &message.unwrap_or_default())
     }
+}
+
+/// Error codes of the distribution protocol, of older registries, and of OAuth 2.0.
+const ERROR_CODES: [&str; 24] = [
+    "BLOB_UNKNOWN",
+    "BLOB_UPLOAD_INVALID",
+    "BLOB_UPLOAD_UNKNOWN",
+    "DENIED",
+    "DIGEST_INVALID",
+    "MANIFEST_BLOB_UNKNOWN",
+    "MANIFEST_INVALID",
+    "MANIFEST_UNKNOWN",
+    "MANIFEST_UNVERIFIED",
+    "NAME_INVALID",
+    "NAME_UNKNOWN",
+    "RANGE_INVALID",
+    "SIZE_INVALID",
+    "TAG_INVALID",
+    "TOOMANYREQUESTS",
+    "UNAUTHORIZED",
+    "UNAVAILABLE",
+    "UNKNOWN",
+    "UNSUPPORTED",
+    "access_denied",
+    "invalid_client",
+    "invalid_grant",
+    "invalid_request",
+    "unauthorized_client",
+];
+
+/// The known error codes of a body.
+fn codes_of(body: &[u8]) -> Option<String> {
+    let value: serde_json::Value = serde_json::from_slice(body).ok()?;
+    let errors = value.get("errors").and_then(|errors| errors.as_array()).map_or(&[][..], Vec::as_slice);
+    let codes = errors.iter().take(3).map(|error| error.get("code")).chain([value.get("error")]);
+    let known = codes.flatten().filter_map(|code| ERROR_CODES.iter().find(|known| code == **known));
+    Some(known.copied().collect::<Vec<_>>().join(", "))
 }
 
 fn errors_of(body: &[u8]) -> Option<String> {
@@ -335,7 +369,7 @@ mod tests {
             repository: "docker.io/library/nope".into(),
             target: FetchTarget::Manifest("1".into()),
             host: "registry-1.docker.io".into(),
-            kind: Box::new(FetchErrorKind::NotFound(ErrorResponse::read(404, body, &[]))),
+            kind: Box::new(FetchErrorKind::NotFound(ErrorResponse::read(404, body, false))),
             context: Box::new(FetchContext {
                 earlier: vec![("mirror.example".into(), "connection refused".into())],
                 ..FetchContext::default()
@@ -350,15 +384,22 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_the_server_echoes_is_struck_out() {
-        let answer = ErrorResponse::read(403, br#"{"message":"bad token s3cret!"}"#, &["s3cret!"]);
-        assert_eq!(answer.to_string(), "403 Forbidden (bad token ****)");
+    fn of_a_server_that_was_sent_a_secret_only_known_codes_are_repeated() {
+        for (body, text) in [
+            (r#"{"message":"bad token s3cret!"}"#, "403 Forbidden"),
+            (r#"{"errors":[{"code":"DENIED","message":"czNjcmV0IQ=="}]}"#, "403 Forbidden (DENIED)"),
+            (r#"{"errors":[{"code":"s3cret!"},{"code":"UNKNOWN"}]}"#, "403 Forbidden (UNKNOWN)"),
+            (r#"{"error":"invalid_grant","error_description":"s3cret!"}"#, "403 Forbidden (invalid_grant)"),
+            (r#"{"error":"s3cret!"}"#, "403 Forbidden"),
+        ] {
+            assert_eq!(ErrorResponse::read(403, body.as_bytes(), true).to_string(), text, "{body}");
+        }
     }
 
     #[test]
     fn web_pages_are_not_repeated_and_long_texts_are_cut() {
-        assert_eq!(ErrorResponse::read(502, b"<html>nginx</html>", &[]).to_string(), "502 Bad Gateway");
+        assert_eq!(ErrorResponse::read(502, b"<html>nginx</html>", false).to_string(), "502 Bad Gateway");
         let long = format!(r#"{{"message":"{}"}}"#, "x".repeat(10_000));
-        assert!(ErrorResponse::read(500, long.as_bytes(), &[]).message.len() < 400);
+        assert!(ErrorResponse::read(500, long.as_bytes(), false).message.len() < 400);
     }
 }

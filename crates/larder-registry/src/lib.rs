@@ -16,6 +16,7 @@
 //! text contains a secret or a signed URL.
 
 mod access_check;
+mod address_class;
 mod attempts;
 mod auth;
 mod body;

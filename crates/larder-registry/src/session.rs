@@ -17,17 +17,17 @@ use reqwest::{Method, Response, StatusCode, Url};
 use tokio::time::Instant;
 
 use super::attempts::{AttemptContext, NoticeClock, retry_policy};
-use super::auth::{AuthorizationContext, AuthorizationError, HostAuthorizer, RequestAuthorization};
+use super::auth::{AuthorizationContext, AuthorizationError, HostAuthorizer};
 use super::body::{BlobBody, read_small};
 use super::budget::{ConnectionPermit, HostBudget, RateLimitScope, RequestSize};
 use super::client::RegistryClientInner;
 use super::error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
 use super::fetch_notice::{FetchNotice, FetchWatcher};
-use super::hosts::{HostsConfig, RegistryHost};
+use super::hosts::{HostsConfig, RegistryHost, authority};
 use super::next_step::FetchContext;
 use super::rate_limit::{reported_quota, requested_wait};
 use super::response::{is_undecided, part_of, refusal};
-use super::transport::{HttpRequest, HttpResponse};
+use super::transport::{HttpRequest, HttpResponse, class_of};
 use super::verify;
 use crate::manifest::{ACCEPTED_MANIFESTS, Descriptor, MAX_BYTES, ManifestOrIndex};
 
@@ -344,6 +344,7 @@ impl RepositorySession {
             let outgoing = HttpRequest {
                 method: method.clone(),
                 url: url.clone(),
+                named_by: None,
                 headers: headers.clone(),
                 authorization: pass.value.as_ref(),
                 own_headers: &link.host.headers,
@@ -358,10 +359,10 @@ impl RepositorySession {
                 return Ok((reply, permit));
             }
             let redirected = reply.redirected;
-            let fields = reply.response.headers().clone();
-            let answer = self.read_refusal(link, reply.response, &pass).await;
+            let (fields, server) = (reply.response.headers().clone(), class_of(&reply.response));
+            let answer = self.read_refusal(link, reply).await;
             if status == StatusCode::UNAUTHORIZED && !redirected && !renewed {
-                pass = link.auth.handle_unauthorized(&pass, &fields, answer, context).await?;
+                pass = link.auth.handle_unauthorized(&pass, &fields, server, answer, context).await?;
                 renewed = true;
                 continue;
             }
@@ -386,19 +387,16 @@ impl RepositorySession {
         })
     }
 
-    /// Reads an error response and masks the secrets of the request.
-    async fn read_refusal(
-        &self,
-        link: &SessionHost,
-        response: Response,
-        shown: &RequestAuthorization,
-    ) -> ErrorResponse {
-        let status = response.status().as_u16();
-        let body = read_small(response, MAX_REFUSAL, &self.shared.config).await.unwrap_or_default();
-        let mut secrets = link.auth.secrets();
-        let shown = shown.value.as_ref().and_then(|value| value.to_str().ok());
-        secrets.extend(shown.and_then(|shown| shown.split(' ').next_back()));
-        ErrorResponse::read(status, &body, &secrets)
+    /// Reads an error response. The text of a server that the registry redirects to may be anybody's and is not repeated.
+    async fn read_refusal(&self, link: &SessionHost, reply: HttpResponse) -> ErrorResponse {
+        let status = reply.response.status().as_u16();
+        if reply.redirected {
+            let storage = authority(reply.response.url());
+            return ErrorResponse::new(status, &format!("from {storage}, where the registry redirects to"));
+        }
+        let body = read_small(reply.response, MAX_REFUSAL, &self.shared.config).await.unwrap_or_default();
+        let was_sent_secret = link.auth.has_credential() || !link.host.headers.is_empty();
+        ErrorResponse::read(status, &body, was_sent_secret)
     }
 
     /// Applies the rate limit of a response, and returns the requested wait.

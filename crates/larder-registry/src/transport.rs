@@ -1,8 +1,8 @@
 //! One HTTP exchange with a host, including redirects.
 //!
 //! Promises: credentials and a host's configured header fields go to that host only and never along a redirect to another;
-//! redirects are bounded, and never lead from TLS to plain HTTP on another host; no error text contains a URL, which may
-//! carry a signature.
+//! redirects are bounded, and never lead from TLS to plain HTTP on another host, nor into a network of the node that the
+//! host is not part of; no error text contains a URL, which may carry a signature.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -16,6 +16,7 @@ use tokio::time;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
+use super::address_class::{AddressClass, GuardedResolver, InternalAddress};
 use super::config::{Proxy, RegistryConfig};
 use super::error::{FetchErrorKind, printable};
 use super::hosts::{authority, is_loopback};
@@ -66,6 +67,8 @@ const MAX_CLIENTS: usize = 64;
 pub(crate) struct HttpRequest<'a> {
     pub(crate) method: Method,
     pub(crate) url: Url,
+    /// The class of the server that named this URL; `None` for a URL of the settings.
+    pub(crate) named_by: Option<AddressClass>,
     /// Sent to every host of the redirect chain.
     pub(crate) headers: HeaderMap,
     /// Sent to the URL's own scheme, host and port only.
@@ -97,6 +100,8 @@ struct HttpClientKey {
     /// `None` for plain HTTP.
     tls: Option<TlsSettings>,
     loopback: bool,
+    /// As [`HttpRequest::named_by`].
+    named_by: Option<AddressClass>,
 }
 
 impl HttpTransport {
@@ -110,6 +115,7 @@ impl HttpTransport {
         let default_tls = outgoing.tls.default_tls();
         let mut url = outgoing.url.clone();
         let mut redirected = false;
+        let mut named_by = outgoing.named_by;
         for _ in 0..=MAX_REDIRECTS {
             let tls = if redirected { &default_tls } else { outgoing.tls };
             let mut request = Request::new(outgoing.method.clone(), url.clone());
@@ -126,7 +132,7 @@ impl HttpTransport {
                 *request.body_mut() = Some(body.clone().into());
             }
             let span = request_span(&request, redirected);
-            let exchange = self.exchange(request, tls).instrument(span.clone());
+            let exchange = self.exchange(request, tls, named_by).instrument(span.clone());
             let response = exchange.await.map_err(|kind| along(kind, redirected, &url));
             note_outcome(&span, &response);
             let response = response?;
@@ -136,18 +142,30 @@ impl HttpTransport {
             let next = next_url(&url, &response)?;
             // A redirect back to the first origin does not restore its credentials.
             redirected |= next.origin() != origin;
+            if next.origin() != url.origin() {
+                // The first host of the chain decides: one that it leads to gives no further rights.
+                named_by = named_by.or_else(|| Some(class_of(&response)));
+            }
             url = next;
         }
         Err(FetchErrorKind::BadReply(format!("more than {MAX_REDIRECTS} redirects")))
     }
 
-    async fn exchange(&self, mut request: Request, tls: &TlsSettings) -> Result<Response, FetchErrorKind> {
+    async fn exchange(
+        &self,
+        mut request: Request,
+        tls: &TlsSettings,
+        named_by: Option<AddressClass>,
+    ) -> Result<Response, FetchErrorKind> {
+        if let Some(server) = named_by {
+            server.check(request.url()).map_err(|internal| FetchErrorKind::BadReply(internal.to_string()))?;
+        }
         for (name, value) in trace_context::headers_for_others() {
             if let Ok(value) = HeaderValue::from_str(&value) {
                 request.headers_mut().insert(name, value);
             }
         }
-        let client = self.client(request.url(), tls)?;
+        let client = self.client(request.url(), tls, named_by)?;
         let limit = self.config.header_timeout;
         match time::timeout(limit, client.execute(request)).await {
             Ok(done) => done.map_err(|error| explain(error, self.config.connect_timeout)),
@@ -155,9 +173,14 @@ impl HttpTransport {
         }
     }
 
-    fn client(&self, url: &Url, tls: &TlsSettings) -> Result<Client, FetchErrorKind> {
-        let key =
-            HttpClientKey { tls: (url.scheme() == "https").then(|| tls.clone()), loopback: is_loopback(url) };
+    fn client(
+        &self,
+        url: &Url,
+        tls: &TlsSettings,
+        named_by: Option<AddressClass>,
+    ) -> Result<Client, FetchErrorKind> {
+        let tls = (url.scheme() == "https").then(|| tls.clone());
+        let key = HttpClientKey { tls, loopback: is_loopback(url), named_by };
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = clients.get(&key) {
             return Ok(client.clone());
@@ -187,6 +210,10 @@ impl HttpTransport {
             .connect_timeout(self.config.connect_timeout)
             .pool_idle_timeout(Duration::from_secs(15))
             .pool_max_idle_per_host(self.config.connections);
+        let builder = match key.named_by {
+            Some(server) => builder.dns_resolver(Arc::new(GuardedResolver(server))),
+            None => builder,
+        };
         let builder = match &self.config.proxy {
             _ if key.loopback => builder.no_proxy(),
             Proxy::None => builder.no_proxy(),
@@ -199,6 +226,11 @@ impl HttpTransport {
         };
         builder.build().map_err(|error| explain(error, self.config.connect_timeout))
     }
+}
+
+/// The class of the server that sent a response; that of a proxy, where one is between.
+pub(crate) fn class_of(response: &Response) -> AddressClass {
+    response.remote_addr().map(|address| AddressClass::of(address.ip())).unwrap_or_default()
 }
 
 /// The span of one exchange, until the headers of the response; named as containerd names it. The path of a redirect
@@ -288,6 +320,9 @@ pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> Fetch
     let mut texts: Vec<String> = Vec::new();
     let mut cause = error.source();
     while let Some(error) = cause {
+        if error.is::<InternalAddress>() {
+            return FetchErrorKind::BadReply(error.to_string());
+        }
         is_tls |= is_of_tls(error);
         let text = error.to_string();
         // Said by the "dns error" around it.

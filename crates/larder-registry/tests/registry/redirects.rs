@@ -102,6 +102,34 @@ async fn a_redirect_to_a_dead_host_is_retried_and_then_names_the_host() {
 }
 
 #[tokio::test]
+async fn a_redirect_into_the_nodes_own_network_is_refused() {
+    for target in
+        ["http://169.254.169.254/latest/meta-data/", "https://[fe80::1]/x", "http://[::ffff:a9fe:a9fe]/x"]
+    {
+        let registry = FaultRegistry::start();
+        let (_, blob) = put_blob(&registry, 1000);
+        registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Redirect(target.to_owned()));
+        let session = session(quick(), &registry.image("a/b"));
+        let error = fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("an address of the node's own network"), "{target}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn the_text_of_a_redirect_target_is_not_repeated() {
+    let (registry, storage) = (FaultRegistry::start(), FaultRegistry::start());
+    let (_, blob) = put_blob(&registry, 1000);
+    let text = r#"{"errors":[{"code":"DENIED","message":"instance role: admin"}]}"#;
+    storage.fault(FaultTrigger::path("/x"), ResponseFault::Status(404, Vec::new(), text.into()));
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Redirect(format!("{}/x", storage.url())));
+    let session = session(quick(), &registry.image("a/b"));
+    let error = fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains(&storage.address()) && !text.contains("admin"), "{text}");
+}
+
+#[tokio::test]
 async fn redirects_without_end_or_to_nonsense_are_refused() {
     for (target, text) in [
         ("/v2/a/b/blobs/loop", "more than 5 redirects"),
