@@ -23,8 +23,8 @@ pub struct FetchAttempt {
 }
 
 impl RepositorySession {
-    /// Requests the image's manifest from the hosts in order, up to the first that accepts. One `HEAD` request per host;
-    /// fetches nothing.
+    /// Requests the image's manifest from the hosts in order, up to the first that accepts: by `HEAD`, and by `GET` for the
+    /// message of a host that refuses.
     pub async fn try_hosts(&self) -> Vec<FetchAttempt> {
         let mut attempts = Vec::new();
         for link in self.links().iter().filter(|link| self.serves_image(link)) {
@@ -44,7 +44,13 @@ impl RepositorySession {
     }
 
     async fn try_host(&self, link: &SessionHost) -> FetchAttempt {
-        let result = self.head(link).await;
+        let result = match self.request_manifest(link, Method::HEAD).await {
+            // An answer to HEAD has no message.
+            Err(failed) if !failed.token && lacks_message(&failed.kind) => {
+                self.request_manifest(link, Method::GET).await
+            }
+            result => result,
+        };
         let token_requested = matches!(&result, Err(failed) if failed.token) && link.auth.has_credential();
         let authenticated = link.auth.has_authenticated().await || token_requested;
         let host = link.host.name();
@@ -63,7 +69,7 @@ impl RepositorySession {
         }
     }
 
-    async fn head(&self, link: &SessionHost) -> Result<StatusCode, RequestError> {
+    async fn request_manifest(&self, link: &SessionHost, method: Method) -> Result<StatusCode, RequestError> {
         let failed = |kind| RequestError { host: link.host.name(), kind, token: false };
         let reference = match self.image().digest() {
             Some(digest) => digest.as_str(),
@@ -71,9 +77,13 @@ impl RepositorySession {
         };
         let headers = accepting_manifests().map_err(failed)?;
         let url = self.url(link, "manifests", reference);
-        let (reply, _permit) = self.request(link, Method::HEAD, url, headers, RequestSize::Small).await?;
+        let (reply, _permit) = self.request(link, method, url, headers, RequestSize::Small).await?;
         Ok(reply.response.status())
     }
+}
+
+fn lacks_message(kind: &FetchErrorKind) -> bool {
+    kind.answer().is_some_and(|answer| answer.message.is_empty())
 }
 
 /// The host's own message if there is one.

@@ -263,6 +263,20 @@ impl HostAuthorizer {
         }
     }
 
+    /// Renews the bearer token that was sent, for a host that refused it without a challenge. `None` if there was none.
+    pub(crate) async fn renew_token(
+        &self,
+        sent: &RequestAuthorization,
+        context: AuthorizationContext<'_>,
+    ) -> Result<Option<RequestAuthorization>, AuthorizationError> {
+        let mut state = self.locked_state().await?;
+        if sent.value.is_some() && state.generation == sent.generation {
+            let Some((challenge, server)) = state.challenge.clone() else { return Ok(None) };
+            self.renew(&mut state, &challenge, server, context).await?;
+        }
+        Ok(sent.value.is_some().then(|| state.pass()))
+    }
+
     /// Waits for a renewal under way; its failure is that of all who waited, or each would repeat all its attempts.
     async fn locked_state(&self) -> Result<MutexGuard<'_, AuthorizerState>, AuthorizationError> {
         let began = Instant::now();

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use larder::credentials::Credential;
 use larder::reference::Reference;
+use reqwest::header::HeaderMap;
 use tokio::time::Instant;
 
 use super::auth::RegistryAuthCache;
@@ -16,6 +17,7 @@ use super::error::{FetchError, FetchErrorKind, FetchTarget};
 use super::hosts::{RegistryHost, UnknownKey, hosts_of, names_registry};
 use super::session::{RepositorySession, SessionHost};
 use super::transport::HttpTransport;
+use super::warnings::RegistryWarnings;
 
 /// A client for registries. Clones share connections, tokens and budgets.
 #[derive(Debug, Clone)]
@@ -29,6 +31,7 @@ pub(crate) struct RegistryClientInner {
     budgets: Mutex<HostBudgets>,
     /// Unknown keys that were logged already: files are read for each pull.
     reported: Mutex<HashSet<UnknownKey>>,
+    warnings: RegistryWarnings,
 }
 
 impl RegistryClient {
@@ -42,6 +45,7 @@ impl RegistryClient {
             auth: RegistryAuthCache::default(),
             budgets: Mutex::default(),
             reported: Mutex::default(),
+            warnings: RegistryWarnings::default(),
         }))
     }
 
@@ -102,6 +106,13 @@ impl RegistryClientInner {
             kind: Box::new(FetchErrorKind::Hosts(error)),
             context: Box::default(),
         })
+    }
+
+    /// Logs the warnings of a registry, each once per process.
+    pub(crate) fn note_warnings(&self, host: &str, headers: &HeaderMap) {
+        for warning in self.warnings.new_ones(host, headers) {
+            tracing::warn!(host, "the registry warns: {warning}");
+        }
     }
 
     /// Logs an unknown key, once per process.

@@ -271,10 +271,11 @@ impl ErrorResponse {
     }
 
     /// Reads the message of a body: the `errors` of the distribution protocol, or the fields of token servers. Other
-    /// bodies (a proxy's web page) have none. A server that was sent a secret can repeat it in any encoding: of its text
+    /// bodies (a proxy's web page) have none, but for plain text. A server that was sent a secret can repeat it in any encoding: of its text
     /// only known error codes are kept.
     pub(crate) fn read(status: u16, body: &[u8], was_sent_secret: bool) -> ErrorResponse {
-        let message = if was_sent_secret { codes_of(body) } else { errors_of(body) };
+        let message =
+            if was_sent_secret { codes_of(body) } else { errors_of(body).or_else(|| plain_text(body)) };
         ErrorResponse::new(status, &message.unwrap_or_default())
     }
 }
@@ -314,6 +315,12 @@ fn codes_of(body: &[u8]) -> Option<String> {
     let codes = errors.iter().take(3).map(|error| error.get("code")).chain([value.get("error")]);
     let known = codes.flatten().filter_map(|code| ERROR_CODES.iter().find(|known| code == **known));
     Some(known.copied().collect::<Vec<_>>().join(", "))
+}
+
+/// A body that is a plain text: registries behind a firewall say why they refuse. Not a web page.
+fn plain_text(body: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(body).ok()?.trim();
+    (!text.starts_with(['<', '{', '['])).then(|| text.to_owned())
 }
 
 fn errors_of(body: &[u8]) -> Option<String> {
@@ -399,6 +406,10 @@ mod tests {
     #[test]
     fn web_pages_are_not_repeated_and_long_texts_are_cut() {
         assert_eq!(ErrorResponse::read(502, b"<html>nginx</html>", false).to_string(), "502 Bad Gateway");
+        let plain = b"your address\x1b[2J is not allowed\n";
+        let expected = "403 Forbidden (your address [2J is not allowed)";
+        assert_eq!(ErrorResponse::read(403, plain, false).to_string(), expected);
+        assert_eq!(ErrorResponse::read(403, plain, true).to_string(), "403 Forbidden");
         let long = format!(r#"{{"message":"{}"}}"#, "x".repeat(10_000));
         assert!(ErrorResponse::read(500, long.as_bytes(), false).message.len() < 400);
     }

@@ -43,6 +43,7 @@ mod tls;
 mod token;
 mod transport;
 mod verify;
+mod warnings;
 
 pub use access_check::FetchAttempt;
 pub use body::BlobBody;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_ENCODING, CONTENT_RANGE, HeaderValue};
+use reqwest::header::{CONTENT_ENCODING, CONTENT_RANGE};
 use reqwest::{Response, StatusCode};
 
 use super::body::BlobRange;
@@ -44,10 +44,6 @@ pub(crate) fn part_of(
     size: u64,
 ) -> Result<BlobRange, FetchErrorKind> {
     let (bad, bad_range) = (FetchErrorKind::BadReply, FetchErrorKind::BadRange);
-    let encoding = response.headers().get(CONTENT_ENCODING).map(HeaderValue::as_bytes);
-    if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
-        return Err(bad("unrequested Content-Encoding".into()));
-    }
     match (response.status(), asked) {
         (StatusCode::PARTIAL_CONTENT, Some((offset, end))) => {
             let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
@@ -63,14 +59,22 @@ pub(crate) fn part_of(
             Err(bad("partial response to a request without a range".into()))
         }
         _ => match response.content_length() {
-            Some(length) if length != size => Err(wrong_length(length, size)),
+            Some(length) if length != size => Err(wrong_length(length, size, response)),
             _ => Ok(BlobRange { start: 0, end: size, ranged: false }),
         },
     }
 }
 
-fn wrong_length(length: u64, size: u64) -> FetchErrorKind {
-    FetchErrorKind::BadReply(format!("Content-Length is {length}, the manifest says {size}"))
+/// Some servers declare the compression of a layer as an encoding of the response, and send the bytes as they are: only bytes
+/// that do not fit are refused.
+fn wrong_length(length: u64, size: u64, response: &Response) -> FetchErrorKind {
+    let encoded = match response.headers().get(CONTENT_ENCODING) {
+        Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {
+            " and the response has a Content-Encoding that was not requested"
+        }
+        _ => "",
+    };
+    FetchErrorKind::BadReply(format!("Content-Length is {length}, the manifest says {size}{encoded}"))
 }
 
 impl ManifestOrIndex {

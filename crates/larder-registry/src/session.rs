@@ -55,6 +55,13 @@ pub(crate) struct SessionHost {
     pub(crate) namespace: Option<String>,
 }
 
+impl SessionHost {
+    /// Whether the host may have been sent a secret, which its texts could repeat.
+    fn was_sent_secret(&self) -> bool {
+        self.auth.has_credential() || !self.host.headers.is_empty()
+    }
+}
+
 /// The target of an image name.
 #[derive(Debug, Clone)]
 pub struct ResolvedManifest {
@@ -355,6 +362,9 @@ impl RepositorySession {
             link.budget.reached();
             let after = self.note_limits(link, &reply.response);
             let status = reply.response.status();
+            if !reply.redirected && !link.was_sent_secret() {
+                self.shared.note_warnings(&link.host.name(), reply.response.headers());
+            }
             if matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
                 return Ok((reply, permit));
             }
@@ -364,6 +374,15 @@ impl RepositorySession {
             if status == StatusCode::UNAUTHORIZED && !redirected && !renewed {
                 pass = link.auth.handle_unauthorized(&pass, &fields, server, answer, context).await?;
                 renewed = true;
+                continue;
+            }
+            // Amazon's public registry answers so when a token has expired.
+            if status == StatusCode::BAD_REQUEST
+                && !redirected
+                && !renewed
+                && let Some(fresh) = link.auth.renew_token(&pass, context).await?
+            {
+                (pass, renewed) = (fresh, true);
                 continue;
             }
             if status == StatusCode::UNAUTHORIZED && !redirected && pass.is_login() {
@@ -395,8 +414,7 @@ impl RepositorySession {
             return ErrorResponse::new(status, &format!("from {storage}, where the registry redirects to"));
         }
         let body = read_small(reply.response, MAX_REFUSAL, &self.shared.config).await.unwrap_or_default();
-        let was_sent_secret = link.auth.has_credential() || !link.host.headers.is_empty();
-        ErrorResponse::read(status, &body, was_sent_secret)
+        ErrorResponse::read(status, &body, link.was_sent_secret())
     }
 
     /// Applies the rate limit of a response, and returns the requested wait.

@@ -56,7 +56,8 @@ pub(crate) fn request(
         "" => String::new(),
         repository => format!("repository:{repository}:pull"),
     };
-    let scope = challenge.param("scope").filter(|scope| !scope.is_empty()).unwrap_or(&default_scope);
+    let scope = scope_with_own(challenge.param("scope").unwrap_or_default(), repository, &default_scope);
+    let scope = scope.as_str();
 
     if let Some(credential) = credential.filter(|credential| !credential.identity_token.is_empty()) {
         let body = Some(refresh_form(&credential.identity_token, scope, service));
@@ -74,6 +75,18 @@ pub(crate) fn request(
     }
     let authorization = credential.and_then(basic);
     Ok(TokenHttpRequest { method: Method::GET, url, authorization, body: None })
+}
+
+/// The scope of a challenge, and the repository's own if it is another one: some registries have a placeholder there, such as
+/// `repository:user/image:pull`, and a token for it opens nothing.
+fn scope_with_own(challenge: &str, repository: &str, own: &str) -> String {
+    let resource = format!("repository:{repository}:");
+    let has_own = repository.is_empty() || challenge.split(' ').any(|scope| scope.starts_with(&resource));
+    match (challenge, has_own) {
+        ("", _) => own.to_owned(),
+        (challenge, true) => challenge.to_owned(),
+        (challenge, false) => format!("{challenge} {own}"),
+    }
 }
 
 /// The form that exchanges an identity token for a bearer token.
@@ -190,6 +203,26 @@ mod tests {
         let no_scope =
             asked("Bearer realm=\"https://auth.example/\"", "https://reg.example/v2", None).unwrap();
         assert_eq!(no_scope.url.query(), Some("scope=repository%3Ateam%2Fapp%3Apull"));
+    }
+
+    #[test]
+    fn a_placeholder_scope_does_not_replace_that_of_the_repository() {
+        for (scope, sent) in [
+            (
+                "repository:user/image:pull",
+                "scope=repository%3Auser%2Fimage%3Apull&scope=repository%3Ateam%2Fapp%3Apull",
+            ),
+            ("repository:team/app:pull,push", "scope=repository%3Ateam%2Fapp%3Apull%2Cpush"),
+            ("", "scope=repository%3Ateam%2Fapp%3Apull"),
+        ] {
+            let header = format!("Bearer realm=\"https://auth.example/\",scope=\"{scope}\"");
+            let request = asked(&header, "https://reg.example/v2", None).unwrap();
+            assert_eq!(request.url.query(), Some(sent));
+        }
+        let challenge =
+            &challenge::parse("Bearer realm=\"https://auth.example/\",scope=\"registry:catalog:*\"")[0];
+        let login = request(challenge, &Url::parse("https://reg.example/v2").unwrap(), "", None).unwrap();
+        assert_eq!(login.url.query(), Some("scope=registry%3Acatalog%3A*"));
     }
 
     #[test]

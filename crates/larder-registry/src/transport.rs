@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use larder::trace_context;
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION, REFERER};
 use reqwest::{Client, Method, Request, Response, Url};
 use tokio::time;
 use tracing::field::Empty;
@@ -116,6 +116,7 @@ impl HttpTransport {
         let mut url = outgoing.url.clone();
         let mut redirected = false;
         let mut named_by = outgoing.named_by;
+        let mut referer = None;
         for _ in 0..=MAX_REDIRECTS {
             let tls = if redirected { &default_tls } else { outgoing.tls };
             let mut request = Request::new(outgoing.method.clone(), url.clone());
@@ -127,6 +128,9 @@ impl HttpTransport {
                 if let Some(value) = outgoing.authorization {
                     request.headers_mut().insert(AUTHORIZATION, value.clone());
                 }
+            }
+            if let Some(referer) = referer.take() {
+                request.headers_mut().entry(REFERER).or_insert(referer);
             }
             if let Some(body) = &outgoing.body {
                 *request.body_mut() = Some(body.clone().into());
@@ -140,6 +144,7 @@ impl HttpTransport {
                 return Ok(HttpResponse { response, redirected });
             }
             let next = next_url(&url, &response)?;
+            referer = referer_of(&url, &next, redirected);
             // A redirect back to the first origin does not restore its credentials.
             redirected |= next.origin() != origin;
             if next.origin() != url.origin() {
@@ -294,6 +299,21 @@ fn next_url(from: &Url, response: &Response) -> Result<Url, FetchErrorKind> {
     Ok(next)
 }
 
+/// The `Referer` of a redirect, as Go's client sends it and some storage hosts require it: never from TLS to plain HTTP, without
+/// a user, and without the query of a URL that another redirect led to, which may be signed.
+fn referer_of(from: &Url, to: &Url, redirected: bool) -> Option<HeaderValue> {
+    if from.scheme() == "https" && to.scheme() == "http" {
+        return None;
+    }
+    let mut referer = from.clone();
+    referer.set_fragment(None);
+    referer.set_username("").and_then(|()| referer.set_password(None)).ok()?;
+    if redirected {
+        referer.set_query(None);
+    }
+    HeaderValue::from_str(referer.as_str()).ok()
+}
+
 /// Adds the redirect target to an error that it caused.
 fn along(kind: FetchErrorKind, redirected: bool, url: &Url) -> FetchErrorKind {
     match kind {
@@ -348,4 +368,29 @@ fn is_of_tls(error: &(dyn Error + 'static)) -> bool {
     }
     let carried = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
     carried.is_some_and(|inner| is_of_tls(inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_referer_has_no_user_and_no_signature_and_is_not_sent_without_tls() {
+        for (from, to, redirected, referer) in [
+            (
+                "https://reg.example/v2/a/blobs/x?ns=b",
+                "https://cdn.example/x",
+                false,
+                Some("https://reg.example/v2/a/blobs/x?ns=b"),
+            ),
+            ("https://u:p@reg.example/v2/", "https://cdn.example/x", false, Some("https://reg.example/v2/")),
+            ("https://cdn.example/x?sig=y", "https://other.example/x", true, Some("https://cdn.example/x")),
+            ("http://reg.example/v2/", "http://cdn.example/x", false, Some("http://reg.example/v2/")),
+            ("https://127.0.0.1/v2/", "http://127.0.0.1/x", false, None),
+        ] {
+            let [from, to] = [from, to].map(|url| Url::parse(url).unwrap());
+            let sent = referer_of(&from, &to, redirected);
+            assert_eq!(sent.as_ref().and_then(|value| value.to_str().ok()), referer, "{from}");
+        }
+    }
 }

@@ -269,3 +269,29 @@ async fn a_token_server_in_the_nodes_own_network_is_not_asked() {
         assert!(error.contains("an address of the node's own network"), "{error}");
     }
 }
+
+#[tokio::test]
+async fn a_token_that_is_refused_as_a_bad_request_is_renewed_once() {
+    let registry = registry(token(None));
+    let client = RegistryClient::new(quick());
+    pull_with(&client, &registry, None).await.unwrap();
+    let expired = ResponseFault::Status(400, Vec::new(), "Your Authorization Token has expired.".into());
+    registry.fault(FaultTrigger::path("/manifests/").once(), expired.clone());
+    pull_with(&client, &registry, None).await.unwrap();
+    assert_eq!(registry.requests_for("/token").len(), 2);
+    registry.fault(FaultTrigger::path("/manifests/"), expired);
+    let error = pull_with(&client, &registry, None).await.unwrap_err();
+    assert!(error.contains("400 Bad Request (Your Authorization Token has expired.)"), "{error}");
+    assert_eq!(registry.requests_for("/token").len(), 3);
+}
+
+#[tokio::test]
+async fn a_refusal_is_reported_with_the_registry_s_message() {
+    let registry = registry(FaultRegistryAuth::None);
+    let refusal = ResponseFault::Status(403, Vec::new(), "this address is not allowed".into());
+    registry.fault(FaultTrigger::path("/manifests/"), refusal);
+    let session = session(quick(), &registry.image("shop/web:1"));
+    let attempts = session.try_hosts().await;
+    assert_eq!(attempts[0].answer, "403 Forbidden (this address is not allowed)");
+    assert_eq!((attempts[0].status, attempts[0].accepted), (Some(403), false));
+}

@@ -1,5 +1,6 @@
 //! Blobs in ranges, broken and resumed; each test counts what was downloaded again.
 
+use larder::reference::Digest;
 use larder_registry::manifest::Descriptor;
 use larder_registry::{
     BlobError, BlobSink, ByteRanges, FetchErrorKind, FetchNotice, RegistryClient, fetch_blob,
@@ -444,4 +445,24 @@ async fn a_blob_that_the_registry_does_not_serve_is_not_proved() {
     let (_, blob) = put_blob(&registry, 50_000);
     let other = Descriptor::new(LAYER, blob.digest, 49_999);
     session(quick(), &registry.image("a/b")).check_blob(&other).await.expect_err("another length");
+}
+
+/// Some servers declare the compression of a layer so, and send its bytes as they are.
+#[tokio::test]
+async fn a_content_encoding_is_refused_only_if_the_bytes_do_not_fit() {
+    let registry = FaultRegistry::start();
+    let text = "a layer";
+    let digest = registry.put_blob(text);
+    let blob = Descriptor::new(LAYER, Digest::parse(&digest).unwrap(), text.len() as u64);
+    let session = session(quick(), &registry.image("a/b"));
+    let encoded = |body: &str| {
+        ResponseFault::Status(200, vec![("Content-Encoding".into(), "gzip".into())], body.into())
+    };
+    registry.fault(FaultTrigger::path("/blobs/").once(), encoded(text));
+    let sink = MemorySink::new();
+    fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
+    assert_eq!(sink.content(), text.as_bytes());
+    registry.fault(FaultTrigger::path("/blobs/"), encoded("another length"));
+    let error = session.open_blob(&blob, 0, None).await.unwrap_err();
+    assert!(error.to_string().contains("Content-Encoding that was not requested"), "{error}");
 }

@@ -156,3 +156,17 @@ async fn a_user_in_a_redirect_s_url_is_not_sent() {
     fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap();
     assert!(registry.requests().iter().all(|request| request.authorization.is_none()));
 }
+
+#[tokio::test]
+async fn a_redirect_names_the_registry_as_its_referer() {
+    let registry = FaultRegistry::start();
+    let storage = FaultRegistry::start();
+    let (_, blob) = put_blob(&storage, 1000);
+    let target = format!("{}/v2/x/blobs/{}?sig=signed", storage.url(), blob.digest);
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Redirect(target));
+    let session = session(quick(), &registry.image("a/b"));
+    fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap();
+    let referer = format!("{}/v2/a/b/blobs/{}", registry.url(), blob.digest);
+    assert_eq!(storage.requests()[0].header("referer"), Some(referer.as_str()));
+    assert_eq!(registry.requests()[0].header("referer"), None);
+}
