@@ -3,7 +3,7 @@
 use larder::credentials::CredentialLocation;
 use larder::hint::Hint;
 
-use super::error::{FetchError, FetchErrorKind, is_refused};
+use super::error::{FetchError, FetchErrorKind, FetchTarget, is_refused};
 use super::hosts::HostsConfig;
 
 /// Input of an error's text and next step beside the cause.
@@ -28,6 +28,9 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
     Some(match &**kind {
         FetchErrorKind::Denied(_) => denied(registry, context.credential.as_ref()),
         FetchErrorKind::CredentialRejected(_) => rejected(registry, context.credential.as_ref()),
+        FetchErrorKind::NotFound(_) if names_digest(&error.target) => {
+            "the registry does not have this content, or no longer: push the image again, or pull one of its tags".into()
+        }
         FetchErrorKind::NotFound(_) if !context.nearest_tags.is_empty() => {
             format!("the nearest tags of {repository} are {}", context.nearest_tags.join(", ")).into()
         }
@@ -72,6 +75,15 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
         | FetchErrorKind::BadReply(_)
         | FetchErrorKind::BadRange(_) => return None,
     })
+}
+
+/// Whether a request named its target by a digest, and not by a tag that could be wrong.
+fn names_digest(target: &FetchTarget) -> bool {
+    match target {
+        FetchTarget::Manifest(reference) => reference.contains(':'),
+        FetchTarget::Config(_) | FetchTarget::Blob(_) => true,
+        _ => false,
+    }
 }
 
 fn denied(registry: String, credential: Option<&CredentialLocation>) -> Hint {
@@ -124,13 +136,17 @@ fn with_mirrors(text: &str, hosts: Option<&HostsConfig>) -> Hint {
 
 #[cfg(test)]
 mod tests {
-    use super::super::error::{ErrorResponse, FetchTarget};
+    use super::super::error::ErrorResponse;
     use super::*;
 
     fn hint(kind: FetchErrorKind, context: FetchContext) -> String {
+        hint_of(FetchTarget::Manifest("1".into()), kind, context)
+    }
+
+    fn hint_of(target: FetchTarget, kind: FetchErrorKind, context: FetchContext) -> String {
         let error = FetchError {
             repository: "registry.example:5000/team/app".into(),
-            target: FetchTarget::Manifest("1".into()),
+            target,
             host: "registry.example:5000".into(),
             kind: Box::new(kind),
             context: Box::new(context),
@@ -152,6 +168,16 @@ mod tests {
         assert!(helper.contains("larder login registry.example:5000"), "{helper}");
         let provider = hint(rejected(), sent(CredentialLocation::Provider("ecr".into())));
         assert!(provider.contains("credential provider ecr") && !provider.contains("login"), "{provider}");
+    }
+
+    #[test]
+    fn a_missing_digest_is_not_taken_for_a_wrong_tag() {
+        let digest = larder::reference::Digest::sha256(b"");
+        for target in [FetchTarget::Manifest(digest.to_string()), FetchTarget::Blob(digest)] {
+            let missing = FetchErrorKind::NotFound(ErrorResponse::new(404, "manifest unknown"));
+            let text = hint_of(target, missing, FetchContext::default());
+            assert!(text.contains("does not have this content") && !text.contains("list-tags"), "{text}");
+        }
     }
 
     #[test]

@@ -151,10 +151,19 @@ fn full_name(name: &Reference) -> String {
 
 /// There is no such image; perhaps another name was meant.
 pub(super) fn unknown(text: &str, images: &[Image]) -> Error {
+    if names_content(text) {
+        return absent(text);
+    }
     match nearest_names(text, images.iter().flat_map(|image| &image.repo_tags)).as_slice() {
         [] => absent(text),
         near => absent(text).hint(format!("{SIMILAR}: {}", near.join(", "))),
     }
+}
+
+/// Whether a text is a digest, or has one: no similar name is meant by it.
+fn names_content(text: &str) -> bool {
+    let is_id = digits_of_id(text).is_some_and(|digits| digits.len() == 64);
+    is_id || Reference::parse(text).is_ok_and(|name| name.digest().is_some())
 }
 
 fn ambiguous(text: &str, found: &[FoundImage]) -> Error {
@@ -265,6 +274,13 @@ mod tests {
         for text in ["r.example/shop/wob:1", "shop/wob:1", "wob:1", "wob"] {
             let steps = format!("{:?}", unknown(text, &images).next_steps());
             assert!(steps.contains("similar images: r.example/shop/web:1"), "{text}: {steps}");
+        }
+        let digest = "0".repeat(64);
+        for text in
+            [format!("r.example/shop/web@sha256:{digest}"), format!("sha256:{digest}"), digest.clone()]
+        {
+            let steps = format!("{:?}", unknown(&text, &images).next_steps());
+            assert!(!steps.contains("similar"), "{text}: {steps}");
         }
     }
 }

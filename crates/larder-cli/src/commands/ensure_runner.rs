@@ -283,7 +283,12 @@ pub(super) async fn point_at_similar(
     out: &Printer,
 ) {
     let is_failed = |(_, result): &(_, &EnsureResult)| matches!(result, EnsureResult::Failed(error) if !error.access_denied && error.reason != EnsureReason::InvalidImageName);
-    let failed: BTreeSet<&str> = results.filter(is_failed).map(|(image, _)| image.as_str()).collect();
+    // No similar name is meant by a digest.
+    let failed: BTreeSet<&str> = results
+        .filter(is_failed)
+        .map(|(image, _)| image.as_str())
+        .filter(|image| !image.contains('@'))
+        .collect();
     if failed.is_empty() {
         return;
     }
