@@ -1,6 +1,6 @@
 //! Looks up images: by name, by ID, or all of them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use larder::backend;
 use larder::reference::{Digest, ImageName};
@@ -15,6 +15,8 @@ use crate::disk::replace;
 
 /// Fewest digits of an id that stand for the whole of it.
 const SHORTEST_ID: usize = 4;
+/// Images of a repository that are searched for a manifest.
+const MAX_OF_REPOSITORY: usize = 1000;
 
 impl Store {
     /// Finds an image by name, ID, or unique ID prefix. `None` if there is none or it is incomplete.
@@ -99,6 +101,9 @@ fn find_id(source: &impl DbRead, image: &ImageName) -> DbResult<Option<String>> 
     {
         return Ok(Some(String::from_utf8_lossy(&id).into_owned()));
     }
+    if let Some(id) = by_manifest(source, image)? {
+        return Ok(Some(id));
+    }
     by_digits(source, image.as_str().strip_prefix("sha256:").unwrap_or(image.as_str()))
 }
 
@@ -109,6 +114,28 @@ fn full_name(image: &ImageName) -> Option<String> {
         (Some(digest), _) => format!("{}@{digest}", reference.name()),
         (None, tag) => format!("{}:{}", reference.name(), tag.unwrap_or_default()),
     })
+}
+
+/// The ID of an image of the repository that has the manifest of this digest: an image of an index has the name with the digest
+/// of the index, and the manifest of its platform names it as well.
+fn by_manifest(source: &impl DbRead, image: &ImageName) -> DbResult<Option<String>> {
+    let Ok(reference) = image.reference() else { return Ok(None) };
+    let Some(digest) = reference.digest() else { return Ok(None) };
+    let mut ids = BTreeSet::new();
+    for separator in [':', '@'] {
+        let prefix = format!("{}{separator}", reference.name());
+        source.visit(NAMES, &prefix, &mut |_, id| {
+            ids.insert(String::from_utf8_lossy(id).into_owned());
+            Ok(ids.len() < MAX_OF_REPOSITORY)
+        })?;
+    }
+    for id in ids {
+        let found = source.get::<ImageRecord>(IMAGES, &id)?;
+        if found.is_some_and(|image| image.manifests.contains(digest)) {
+            return Ok(Some(id));
+        }
+    }
+    Ok(None)
 }
 
 /// The id of the one image whose id starts with these digits.

@@ -106,6 +106,22 @@ fn a_layer_outlives_its_handles_once_it_is_committed() {
 }
 
 #[test]
+fn an_image_of_an_index_is_found_by_the_manifest_of_its_platform() {
+    let scratch = TempStore::new();
+    let store = &scratch.store;
+    let mut commit = image(&["r.example/app:1"], &[layer(store, "a")]);
+    let (platform, index) = (commit.manifests[0].0.clone(), b"an index".to_vec());
+    commit.manifests.insert(0, (digest(&index), index));
+    let id = store.commit(&commit, noon()).unwrap().id;
+    for name in [format!("r.example/app@{}", digest("an index")), format!("r.example/app@{platform}")] {
+        assert_eq!(store.image(name.as_str()).unwrap().map(|image| image.id), Some(id.clone()), "{name}");
+    }
+    for name in [format!("r.example/ap@{platform}"), format!("r.example/app@{}", digest("another"))] {
+        assert!(store.image(name.as_str()).unwrap().is_none(), "{name}");
+    }
+}
+
+#[test]
 fn bytes_with_another_digest_are_refused() {
     let scratch = TempStore::new();
     let mut commit = image(&[APP], &[layer(&scratch.store, "a")]);
